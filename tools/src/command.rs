@@ -31,6 +31,9 @@ pub enum CommandError {
         /// What is wrong.
         reason: String,
     },
+    /// Arguments that do not go together; this says which.
+    #[error("{0}")]
+    Usage(String),
     /// Anything else; this says what.
     #[error("{0}")]
     Failed(String),
@@ -48,7 +51,7 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(value).map_err(|error| error.to_string())
 }
 
-/// The exit status of an outcome; of a command that could not do its work, `failed`. A reader of our output that goes
+/// The exit status of an outcome; of a command that could not do its work, `failed`, of wrong usage 2. A reader of our output that goes
 /// away early is no failure and no news.
 pub fn exit(outcome: Outcome, failed: u8) -> ExitCode {
     match outcome {
@@ -58,7 +61,7 @@ pub fn exit(outcome: Outcome, failed: u8) -> ExitCode {
         Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rpcrdma: {error}");
-            ExitCode::from(failed)
+            ExitCode::from(if matches!(error, CommandError::Usage(_)) { 2 } else { failed })
         }
     }
 }

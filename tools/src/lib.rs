@@ -22,3 +22,7 @@ pub mod tcp;
 #[cfg(feature = "top")]
 pub mod top;
 pub mod topo;
+#[cfg(feature = "tune")]
+pub mod tune;
+#[cfg(any(feature = "top", feature = "tune"))]
+mod units;

@@ -8,6 +8,8 @@ use clap::{Parser, Subcommand};
 use rpcrdma_tools::exporter;
 #[cfg(feature = "top")]
 use rpcrdma_tools::top;
+#[cfg(feature = "tune")]
+use rpcrdma_tools::tune;
 use rpcrdma_tools::{command, decode, doctor, ping, topo};
 
 /// Tools for ONC RPC over RDMA.
@@ -30,6 +32,8 @@ enum Command {
     #[cfg(feature = "top")]
     Top(top::Args),
     Topo(topo::Args),
+    #[cfg(feature = "tune")]
+    Tune(tune::Args),
 }
 
 /// Exit status of a command that could not do its work, and of wrong usage.
@@ -57,5 +61,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "top")]
         Command::Top(args) => command::exit(top::run(&args), USUAL.0),
         Command::Topo(args) => command::exit(topo::run(&args), USUAL.0),
+        #[cfg(feature = "tune")]
+        Command::Tune(args) => command::exit(tune::run(&args), USUAL.0),
     }
 }

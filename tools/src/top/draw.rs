@@ -10,7 +10,7 @@ use ratatui::widgets::Paragraph;
 
 use super::model::View;
 use super::tables::{self, DETAIL, Table};
-use super::units::span;
+use crate::units::span;
 
 /// What of it the table shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

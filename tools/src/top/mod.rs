@@ -4,7 +4,6 @@
 //! | --- | --- |
 //! | `model` | what two snapshots say of the time between them |
 //! | `tables` | that, as text of a given width |
-//! | `units` | numbers for narrow columns |
 //! | `draw` | what is on the screen |
 //! | `terminal` | the screen itself, its keys and its end |
 
@@ -12,14 +11,13 @@ mod draw;
 mod model;
 mod tables;
 mod terminal;
-mod units;
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::command::{CommandError, Ended, Outcome, seconds};
-use crate::feed;
+use crate::{feed, units};
 use model::{Model, View};
 use tables::Table;
 

@@ -2,7 +2,7 @@
 //! first, and those that do not fit are left out.
 
 use super::model::{ConnectionRow, Figure, ProcedureRow, ShardRow, View};
-use super::units::{bytes, count, percent, span, time};
+use crate::units::{bytes, count, percent, span, time};
 
 /// What is between two columns.
 const GAP: usize = 1;

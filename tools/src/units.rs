@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 /// A count or a rate: three digits and a unit.
-pub(super) fn count(value: f64) -> String {
+pub(crate) fn count(value: f64) -> String {
     scaled(value, &["", "k", "M", "G", "T", "P", "E"], 1000.0)
 }
 
 /// Bytes, in units of 1024.
-pub(super) fn bytes(value: f64) -> String {
+pub(crate) fn bytes(value: f64) -> String {
     scaled(value, &["", "K", "M", "G", "T", "P", "E"], 1024.0)
 }
 
 /// Nanoseconds, as a time.
-pub(super) fn time(nanoseconds: f64) -> String {
+pub(crate) fn time(nanoseconds: f64) -> String {
     match nanoseconds {
         short if short < 1e9 => scaled(short, &["ns", "µs", "ms"], 1000.0),
         long => span(long as u64),
@@ -21,7 +21,7 @@ pub(super) fn time(nanoseconds: f64) -> String {
 }
 
 /// Nanoseconds of a longer time: its two greatest units.
-pub(super) fn span(nanoseconds: u64) -> String {
+pub(crate) fn span(nanoseconds: u64) -> String {
     let seconds = Duration::from_nanos(nanoseconds).as_secs();
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -33,7 +33,7 @@ pub(super) fn span(nanoseconds: u64) -> String {
 }
 
 /// A part of a whole.
-pub(super) fn percent(part: f64) -> String {
+pub(crate) fn percent(part: f64) -> String {
     let percent = part * 100.0;
     let digits = usize::from(percent > 0.0 && percent < 9.95);
     format!("{percent:.digits$}%")

@@ -1,0 +1,92 @@
+//! `rpcrdma tune` with the real `rpcperf`, on the software fabric: on a machine with one knob that is bad on purpose it
+//! finds that knob. No figure is judged, but for one that is many times the others.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use clap::Parser;
+use rpcrdma_tools::command::Ended;
+use rpcrdma_tools::tune;
+use serde_json::Value;
+
+const RPCPERF: &str = env!("CARGO_BIN_EXE_rpcperf_tuned");
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: tune::Args,
+}
+
+/// Each run spins on two cores: side by side they would starve each other.
+fn alone() -> MutexGuard<'static, ()> {
+    static CORES: Mutex<()> = Mutex::new(());
+    CORES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tunes with this program, in few and short runs; what it says as JSON.
+fn tuned(program: &Path, folder: &Path, arguments: &str) -> Value {
+    let _cores = alone();
+    let result = folder.join("result.json");
+    let fixed = ["tune", "--pairs", "9"];
+    let paths = ["--rpcperf".as_ref(), program.as_os_str(), "--json".as_ref(), result.as_os_str()];
+    let words = fixed.iter().map(AsRef::as_ref).chain(paths).chain(arguments.split_whitespace().map(AsRef::as_ref));
+    let args = Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).args;
+    let ended = tune::run(&args).unwrap_or_else(|error| panic!("{arguments}: {error}"));
+    assert_eq!(ended, Ended::Well);
+    serde_json::from_str(&fs::read_to_string(&result).expect("the result")).expect("JSON")
+}
+
+/// Calls are answered 50 ms later, unless one Send in 4 is signalled: longer than any other process keeps a core.
+#[test]
+fn the_knob_that_is_bad_on_purpose_is_found() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let program = folder.path().join("rpcperf");
+    let text = format!(
+        "#!/bin/sh\ncase \" $* \" in\n*' --version '* | *' --signal-every 4 '*) exec '{RPCPERF}' \"$@\" ;;\n\
+         *) exec '{RPCPERF}' \"$@\" --defer 50000 ;;\nesac\n"
+    );
+    fs::write(&program, text).expect("a file");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let said = tuned(
+        &program,
+        folder.path(),
+        "--aim calls --repeats 2 --seconds 0.5 --combine 1 --start idle=event --knob signal_every=4,64 --knob batch=off \
+         -- -t 64",
+    );
+    assert_eq!((&said["best"], &said["proven"]), (&"signal_every=4 idle=event".into(), &true.into()), "{said:#}");
+    assert!(said["duel"]["ratio"].as_f64() > Some(2.0), "{said:#}");
+    assert!(said["rpcperf"].as_str().is_some_and(|version| version.starts_with("rpcperf ")), "{said:#}");
+    assert_eq!(said["candidates"].as_array().map(Vec::len), Some(3), "{said:#}");
+    let server = said["recommended"]["server"].as_str().expect("text");
+    assert!(server.contains("credits: 128, signal_every: 4, idle: IdlePolicy::Event, ..Config::default()"), "{server}");
+}
+
+/// Each aim finds its figure in what `rpcperf` says, and `rpcperf` has an option for each knob. Of the one candidate it
+/// says that it cannot be, so that nothing is compared.
+#[test]
+fn every_aim_has_a_figure() {
+    let folder = tempfile::tempdir().expect("a directory");
+    for (arguments, of) in [
+        (
+            "--aim calls --start credits=32 --start batch=off --start coalesce_grants=off --start signal_every=4 \
+             --start idle=event --start small_buffers=2000 --start message_buffers=300 --start workers=1",
+            "rps",
+        ),
+        ("--aim bytes --start shards=2 --start idle=adaptive --start bulk_buffers=64K:8+1M:2", "bytes_per_s"),
+        ("--aim p99 --rate 2000", "p99"),
+        ("--aim cpu", "cpu"),
+        ("--aim cpu --rate 2000 soft:rpcrdma-tests-tune", "cpu"),
+    ] {
+        let said = tuned(
+            Path::new(RPCPERF),
+            folder.path(),
+            &format!("{arguments} --repeats 1 --seconds 0.2 --knob inline=1024"),
+        );
+        assert!(said["start"]["figure"].as_f64() > Some(0.0), "{of}: {said:#}");
+        assert_eq!((&said["start"]["runs"], &said["duel"]), (&1.into(), &Value::Null), "{said:#}");
+        let failed = said["candidates"][0]["failed"].as_str().expect("text");
+        assert!(failed.contains("4096"), "{failed}");
+    }
+}

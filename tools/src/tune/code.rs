@@ -1,0 +1,170 @@
+//! Settings as a program has them: expressions of Rust, with names of `rpcrdma`, `rpcrdma::server` and
+//! `rpcrdma::client`.
+
+use super::knob::{Knob, class};
+use super::settings::Settings;
+
+/// What a program is to have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Code<'a> {
+    pub(super) settings: &'a Settings,
+    /// The credit limit that was in force, if the settings have none.
+    pub(super) credits: Option<u32>,
+    /// The client's, the server's, others'.
+    pub(super) cores: &'a [usize],
+}
+
+impl Code<'_> {
+    /// The server.
+    pub(super) fn server(&self) -> String {
+        let shards = self.settings.number(Knob::Shards);
+        let workers = self.settings.number(Knob::Workers);
+        let free = self.cores.get(1..).unwrap_or_default();
+        let mut lines = vec!["ServerConfig {".to_owned()];
+        lines.push(format!("    shard: Config {{ {}..Config::default() }},", self.fields(true)));
+        lines.push(format!("    shards: {shards},"));
+        if let Some(cores) = free.get(..shards) {
+            lines.push(format!("    cores: Some(vec!{cores:?}),"));
+        }
+        if workers > 0 {
+            let cores = free.get(shards..).and_then(|left| left.get(..workers));
+            let cores = cores.map_or_else(String::new, |cores| format!("cores: Some(vec!{cores:?}), "));
+            let idle = self.idle();
+            lines.push(format!(
+                "    workers: Some(WorkerConfig {{ count: {workers}, {cores}idle: {idle}, ..WorkerConfig::default() }}),"
+            ));
+        }
+        lines.push("    ..ServerConfig::default()\n}".to_owned());
+        lines.join("\n")
+    }
+
+    /// The shard of a client, made of that of `ClientConfig::new`, which is `shard`.
+    pub(super) fn client(&self) -> String {
+        let core = self.cores.first().map_or_else(String::new, |core| format!("core: Some({core}), "));
+        format!("Config {{ {core}{}..shard }}", self.fields(false))
+    }
+
+    fn idle(&self) -> &'static str {
+        match self.settings.get(Knob::Idle) {
+            Some("adaptive") => "IdlePolicy::default()",
+            Some("event") => "IdlePolicy::Event",
+            _ => "IdlePolicy::Poll",
+        }
+    }
+
+    /// The fields of `Config` that are not as they are anyway, and those that are otherwise in `rpcperf`.
+    fn fields(&self, of_server: bool) -> String {
+        let mut text = String::new();
+        for knob in Knob::all() {
+            let value = match knob {
+                Knob::Shards | Knob::Workers => None,
+                Knob::BulkBuffers if !of_server => None,
+                Knob::Idle => Some(self.idle().to_owned()),
+                Knob::Credits => self
+                    .settings
+                    .get(knob)
+                    .map(str::to_owned)
+                    .or_else(|| self.credits.map(|credits| credits.to_string())),
+                Knob::Batch | Knob::CoalesceGrants => {
+                    self.settings.get(knob).filter(|value| *value == "off").map(|_| "false".to_owned())
+                }
+                Knob::BulkBuffers => self.settings.get(knob).map(|value| {
+                    let classes: Vec<(usize, usize)> = value.split('+').filter_map(class).collect();
+                    format!("vec!{classes:?}")
+                }),
+                _ => self.settings.get(knob).filter(|value| knob.default() != Some(*value)).map(str::to_owned),
+            };
+            if let Some(value) = value {
+                text += &format!("{knob}: {value}, ");
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rpcrdma::client::ClientConfig;
+    use rpcrdma::server::{ServerConfig, WorkerConfig};
+    use rpcrdma::{Config, IdlePolicy};
+
+    use super::*;
+
+    /// The expression, and what it is made of.
+    macro_rules! told {
+        ($expression:expr) => {
+            ($expression, stringify!($expression))
+        };
+    }
+
+    fn same(code: &str, text: &str) {
+        let squeezed = |text: &str| text.split_whitespace().collect::<String>();
+        assert_eq!(squeezed(code), squeezed(text));
+    }
+
+    /// Compiled, and equal to what is printed: the fields are there, and the values are of their types.
+    #[test]
+    fn the_code_is_code() {
+        let every = "credits=128 batch=off coalesce_grants=off signal_every=4 receive_size=8192 idle=event \
+                     small_buffers=512 message_buffers=300 bulk_buffers=64K:4+1M:2 shards=2 workers=1";
+        let settings: Settings = every.parse().unwrap();
+        assert_eq!(settings.to_string().split(' ').count(), Knob::all().count(), "every knob is in it");
+        let code = Code { settings: &settings, credits: Some(64), cores: &[0, 1, 2, 3] };
+        #[rustfmt::skip]
+        let (server, text) = told!(ServerConfig {
+            shard: Config {
+                credits: 128, batch: false, coalesce_grants: false, signal_every: 4, receive_size: 8192,
+                idle: IdlePolicy::Event, small_buffers: 512, message_buffers: 300,
+                bulk_buffers: vec![(65536, 4), (1048576, 2)], ..Config::default()
+            },
+            shards: 2,
+            cores: Some(vec![1, 2]),
+            workers: Some(WorkerConfig {
+                count: 1, cores: Some(vec![3]), idle: IdlePolicy::Event, ..WorkerConfig::default()
+            }),
+            ..ServerConfig::default()
+        });
+        same(&code.server(), text);
+        assert_eq!((server.shards, server.shard.credits), (2, 128));
+        let shard = ClientConfig::new(1, 1).shard;
+        #[rustfmt::skip]
+        let (client, text) = told!(Config {
+            core: Some(0), credits: 128, batch: false, coalesce_grants: false, signal_every: 4, receive_size: 8192,
+            idle: IdlePolicy::Event, small_buffers: 512, message_buffers: 300, ..shard
+        });
+        same(&code.client(), text);
+        assert_eq!(client.core, Some(0));
+    }
+
+    #[test]
+    fn what_is_so_anyway_is_not_said() {
+        let settings = Settings::default();
+        let code = Code { settings: &settings, credits: Some(64), cores: &[] };
+        #[rustfmt::skip]
+        let (server, text) = told!(ServerConfig {
+            shard: Config { credits: 64, idle: IdlePolicy::Poll, ..Config::default() },
+            shards: 1,
+            ..ServerConfig::default()
+        });
+        same(&code.server(), text);
+        assert_eq!(server.cores, None);
+        let adaptive: Settings = "idle=adaptive workers=2".parse().unwrap();
+        let code = Code { settings: &adaptive, credits: None, cores: &[0, 1] }.server();
+        assert!(
+            code.contains("count: 2, idle: IdlePolicy::default(), ..") && code.contains("cores: Some(vec![1]),"),
+            "{code}"
+        );
+    }
+
+    /// What `rpcperf` does without an option is what a program does that says nothing of the field.
+    #[test]
+    fn the_usual_values_are_the_engines() {
+        let (config, server) = (Config::default(), ServerConfig::default());
+        let number = |knob: Knob| knob.default().and_then(|value| value.parse::<usize>().ok()).unwrap();
+        assert_eq!(number(Knob::SignalEvery), config.signal_every as usize);
+        assert_eq!(number(Knob::ReceiveSize), config.receive_size);
+        assert_eq!((number(Knob::Shards), number(Knob::Workers)), (server.shards, 0));
+        assert!(config.batch && config.coalesce_grants && server.workers.is_none());
+        assert_eq!((Knob::Batch.default(), Knob::CoalesceGrants.default()), (Some("on"), Some("on")));
+    }
+}

@@ -1,0 +1,317 @@
+//! `rpcrdma tune`: finds settings by measuring them, and says how sure that is.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `aim` | what is wanted, and which of two figures is better |
+//! | `knob` | what can be turned, and its options of `rpcperf` |
+//! | `settings` | a candidate |
+//! | `space` | candidates around a start, and what makes no sense |
+//! | `search` | leagues, halving, combinations, the duel, and why so |
+//! | `paired` | what pairs of runs prove |
+//! | `rpcperf` | a run of a candidate |
+//! | `process` | a program in a group that ends with it, within a time |
+//! | `state` | the runs in a file, for a tuning that goes on later |
+//! | `progress` | how far it is, on a terminal |
+//! | `report` | what is told in the end |
+//! | `code` | settings as expressions of Rust |
+//! | `error` | why there is no result |
+
+mod aim;
+mod code;
+mod error;
+mod knob;
+mod paired;
+mod process;
+mod progress;
+mod report;
+mod rpcperf;
+mod search;
+mod settings;
+mod space;
+mod state;
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rpcrdma_host::CoreList;
+use rustix::thread::{CpuSet, sched_getaffinity};
+use serde_json::{Map, Value, json};
+
+use crate::command::{CommandError, Ended, Outcome, seconds};
+use crate::target::Target;
+pub use aim::Aim;
+use error::TuneError;
+use progress::Shown;
+use report::Report;
+use rpcperf::{Rpcperf, Test};
+use search::{Plan, search};
+use space::Space;
+use state::{Recorded, State};
+
+/// The layout of state files: one that changes how a search goes makes a new one, too.
+const SCHEMA: u32 = 1;
+/// What a run may take longer than it measures, unless it is told: a server starts, and memory is taken.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Finds settings by measuring them
+///
+/// Runs `rpcperf` with a server of its own, over and over: each knob by itself turned to each of its values, against the
+/// start; the worse half of the values goes, round by round; what wins is tried together. Runs of all that is compared
+/// take turns in random order, so that a noisy host does not decide. In the end the best is run against the start once
+/// more, in pairs, and only if these prove it better (the sign test, 95 %) it is recommended: as options of
+/// rpcperf, and as code.
+///
+/// Knobs are named as the fields of Config and ServerConfig: credits, batch (on, off), coalesce_grants (on, off),
+/// signal_every, receive_size (the inline threshold), idle (poll, adaptive, event), small_buffers, message_buffers,
+/// bulk_buffers (BYTES:N+BYTES:N), shards, workers. Without --knob usual values of most of them are tried. Threads that
+/// poll and have no core are left out.
+///
+/// What follows -- is the load, in rpcperf's words: without it calls of 64 bytes, -t 64; for bytes, reads of 64 KiB, -t 4;
+/// at a rate -t 16.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  rpcrdma tune --aim calls --cores 2,3                                 # on the software fabric
+  rpcrdma tune --aim p99 --rate 200000 verbs:10.0.0.1:20049 --cores 2-5 --state t.state -- -s 4K -q 4 -t 8
+  rpcrdma tune --aim bytes --knob credits=16,64 --knob bulk_buffers=64K:16,1M:8 -- --op write -s 64K
+  rpcrdma tune --aim cpu --rate 50000 --start idle=event --json -
+
+Exit status: 0 done, whether something better was found or not; 1 interrupted, or the start does not run; 2 wrong usage.")]
+pub struct Args {
+    /// What is wanted
+    #[arg(long, value_enum)]
+    pub aim: Aim,
+
+    /// Calls per second, for the aims p99 and cpu
+    #[arg(long, value_name = "PER-SECOND", value_parser = positive, required_if_eq("aim", "p99"))]
+    pub rate: Option<f64>,
+
+    /// Where both ends meet: soft:NAME, iwarp:HOST:PORT, verbs:HOST:PORT [default: the software fabric]
+    pub address: Option<Target>,
+
+    /// An `rpcperf serve` listens at ADDRESS already: only what a client has by itself is turned
+    #[arg(long, requires = "address")]
+    pub remote: bool,
+
+    /// Cores: the client's, the server's, then those of further shards and of workers, e.g. 2,3 or 2-5
+    #[arg(long, value_name = "LIST", value_parser = cores)]
+    pub cores: Option<Cores>,
+
+    /// Values to try of a knob; again for another knob
+    #[arg(long = "knob", value_name = "NAME=VALUE,…")]
+    pub knobs: Vec<String>,
+
+    /// A knob's value at the start, which all else is compared with; again for another knob
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub start: Vec<String>,
+
+    /// Seconds that each run measures
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = positive)]
+    pub seconds: f64,
+
+    /// Runs of each candidate in a round
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
+    pub repeats: u16,
+
+    /// Pairs of runs by which the best is compared with the start in the end
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(paired::FEWEST as i64..=200))]
+    pub pairs: u16,
+
+    /// Knobs that are turned together, at most
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=6))]
+    pub combine: u16,
+
+    /// Searches, each from what the last one has found, as long as it finds something
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=10))]
+    pub sweeps: u16,
+
+    /// Of the random order of runs
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+
+    /// Seconds after which a run has failed [default: 30, and what it measures]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub limit: Option<Duration>,
+
+    /// The program [default: the one beside this]
+    #[arg(long, value_name = "PATH")]
+    pub rpcperf: Option<PathBuf>,
+
+    /// Keeps each run in this file: the same command goes on from there, whatever has ended it
+    #[arg(long, value_name = "FILE")]
+    pub state: Option<PathBuf>,
+
+    /// Writes JSON as well; to standard output with -, and nothing else there
+    ///
+    /// Keys: aim, rpcperf, start, candidates (settings, sweep, stage, runs, figure, ratio, failed, stayed), left_out,
+    /// best, duel (pairs, better, ratio, interval, confidence; null if nothing is better), proven, recommended (settings,
+    /// arguments, server, client).
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+
+    /// Options of rpcperf that say what is called, how much at a time, over which device
+    #[arg(last = true, value_name = "LOAD", allow_hyphen_values = true)]
+    pub load: Vec<String>,
+}
+
+/// Cores in the order that they are given away in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cores(Vec<usize>);
+
+fn cores(text: &str) -> Result<Cores, String> {
+    let mut all = Vec::new();
+    for part in text.split(',') {
+        let cores: CoreList = part.parse()?;
+        if cores.is_empty() || cores.iter().any(|core| all.contains(&core)) {
+            return Err(format!("{part:?}: wanted each core once, e.g. 2,3 or 2-5"));
+        }
+        all.extend(cores.iter());
+    }
+    Ok(Cores(all))
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|n: &f64| n.is_finite() && *n > 0.0).ok_or_else(|| "wanted a number above 0".to_owned())
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// There is no rpcperf, the start does not run, the state file is of something else, or a signal came.
+pub fn run(args: &Args) -> Outcome {
+    let allowed = sched_getaffinity(None).map_err(io::Error::from)?;
+    let space = args.space(&allowed)?;
+    let test = args.test()?;
+    let mut json = args.json.as_deref().filter(|path| *path != Path::new("-")).map(writable).transpose()?;
+    let limit = args.limit.unwrap_or(PATIENCE + Duration::from_secs_f64(args.seconds));
+    let mut rpcperf = Rpcperf::new(args.rpcperf.as_deref(), test.clone(), limit)?;
+    let version = rpcperf.version()?;
+    let state = args.state.as_deref().map(|path| State::open(path, &args.head(&space, &version)));
+    let mut machine = Shown::new(Recorded::new(state.transpose()?, rpcperf));
+    let found = search(&space, args.aim, args.plan(), &mut machine);
+    let kept = machine.inner().runs();
+    drop(machine);
+    let found = found.map_err(|error| explained(error, kept, args.state.as_deref()))?;
+    let report = Report { test: &test, start: space.start(), found: &found, version: &version };
+    match (&mut json, &args.json) {
+        (None, Some(_)) => writeln!(io::stdout().lock(), "{:#}", report.json())?,
+        (file, _) => {
+            if let Some(file) = file {
+                let failed = |error: io::Error| CommandError::Failed(format!("--json: {error}"));
+                file.set_len(0).and_then(|()| writeln!(file, "{:#}", report.json())).map_err(failed)?;
+            }
+            io::stdout().lock().write_all(report.text().as_bytes())?;
+        }
+    }
+    Ok(Ended::Well)
+}
+
+/// A file for the result: better to be told before hours of runs than after.
+fn writable(path: &Path) -> Result<File, CommandError> {
+    let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+    file.map_err(|error| CommandError::Failed(format!("--json {}: {error}", path.display())))
+}
+
+/// An error, with what there is to be done now.
+fn explained(error: TuneError, kept: Option<usize>, state: Option<&Path>) -> CommandError {
+    match (&error, kept, state) {
+        (TuneError::Interrupted | TuneError::Start { .. }, Some(runs), Some(path)) => CommandError::Failed(format!(
+            "{error}; {runs} runs are kept in {}: the same command goes on from there",
+            path.display()
+        )),
+        (TuneError::Interrupted, ..) => {
+            CommandError::Failed(format!("{error}; its runs are lost: with --state FILE a tuning can go on"))
+        }
+        _ => error.into(),
+    }
+}
+
+impl Args {
+    /// What is searched.
+    fn space(&self, allowed: &CpuSet) -> Result<Space, TuneError> {
+        let cores = self.cores.as_ref().map(|Cores(cores)| cores.as_slice());
+        if let Some(core) =
+            cores.unwrap_or_default().iter().find(|core| **core >= CpuSet::MAX_CPU || !allowed.is_set(**core))
+        {
+            return Err(TuneError::Usage(format!(
+                "--cores: {core} is none of the cores that this process may use; see Cpus_allowed_list in /proc/self/status"
+            )));
+        }
+        let count = cores.map_or(allowed.count() as usize, <[_]>::len);
+        Space::new(self.aim, &self.start, &self.knobs, Some(count), self.remote)
+    }
+
+    /// What is run.
+    fn test(&self) -> Result<Test, TuneError> {
+        if self.rate.is_some() && matches!(self.aim, Aim::Calls | Aim::Bytes) {
+            let aim = self.aim.name();
+            return Err(TuneError::Usage(format!("--rate: with --aim {aim} calls are made as fast as they go")));
+        }
+        let usual = || self.aim.usual_load(self.rate).iter().map(|&word| word.to_owned()).collect();
+        let test = Test {
+            aim: self.aim,
+            rate: self.rate,
+            address: self.address.as_ref().map(|address| address.text().to_owned()),
+            remote: self.remote,
+            cores: self.cores.as_ref().map(|Cores(cores)| cores.clone()),
+            seconds: self.seconds,
+            load: if self.load.is_empty() { usual() } else { self.load.clone() },
+        };
+        test.check()?;
+        Ok(test)
+    }
+
+    fn plan(&self) -> Plan {
+        Plan {
+            repeats: self.repeats.into(),
+            pairs: self.pairs.into(),
+            combine: self.combine.into(),
+            sweeps: self.sweeps.into(),
+            seed: self.seed,
+        }
+    }
+
+    /// What runs must have in common with those of a state file, for these to count.
+    fn head(&self, space: &Space, version: &str) -> Map<String, Value> {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let head = json!({
+            "rpcrdma_tune": SCHEMA,
+            "version": env!("CARGO_PKG_VERSION"),
+            "rpcperf": version,
+            "host": host.trim(),
+            "aim": self.aim.name(),
+            "rate": self.rate,
+            "address": self.address.as_ref().map(Target::text),
+            "remote": self.remote,
+            "cores": self.cores.as_ref().map(|Cores(cores)| cores),
+            "start": space.start().to_string(),
+            "knobs": space.declared(),
+            "load": self.load,
+            "seconds": self.seconds,
+            "repeats": self.repeats,
+            "pairs": self.pairs,
+            "combine": self.combine,
+            "sweeps": self.sweeps,
+            "seed": self.seed,
+        });
+        match head {
+            Value::Object(head) => head,
+            _ => Map::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_keep_their_order() {
+        assert_eq!(cores("5,2-4").unwrap(), Cores(vec![5, 2, 3, 4]));
+        for wrong in ["", "2,2", "2-4,3", "x", "1,"] {
+            assert!(cores(wrong).is_err(), "{wrong}");
+        }
+    }
+}

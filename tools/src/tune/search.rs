@@ -1,0 +1,453 @@
+//! The search: leagues of each knob's values, then what won them taken together, then a duel with the start.
+//!
+//! *One knob at a time.* From the start each knob by itself is turned to each of its values. A grid has the product of
+//! all numbers of values as candidates, this their sum; knobs of this engine act on different costs and mostly do not
+//! see each other. The values of one knob are a league of their own, so that a knob with five good values does not drive
+//! out another one's only good value.
+//!
+//! *Successive halving.* In each round each candidate is run some times more, then the worse half of each league goes,
+//! until one is left: most runs go to those that are hard to tell apart.
+//!
+//! *Interleaved.* A pass runs each candidate once, in random order, with a run of the start among each [`BLOCK`] of
+//! them. A candidate's gain is against the start's runs in its block and in those beside it, a few runs away: what the
+//! host does for longer than that is done to both. Of these three the median counts, and so it does of the gains: no run
+//! that the host spoiled decides, be it the candidate's or the start's.
+//!
+//! *Together.* The winners that gain anything, [`Plan::combine`] of them at most, are tried in every combination, again
+//! by halving, with new runs. That finds no pair of knobs that only help together; another sweep, from what was found,
+//! finds some.
+//!
+//! *One knob less.* Of the best combination each knob by itself is put back: if that costs no more than the standard error
+//! of the difference, it stays so. What gains nothing is not turned.
+//!
+//! *The duel.* Whoever was the best of many was lucky, too: what is said of it in the end comes only of runs that were
+//! made afterwards, in pairs with the start.
+
+use fastrand::Rng;
+
+use super::TuneError;
+use super::aim::Aim;
+use super::paired::{Difference, median, standard_error};
+use super::settings::Settings;
+use super::space::{Candidates, Space};
+
+/// Candidates to one run of the start.
+const BLOCK: usize = 3;
+/// Runs of the start that a candidate is compared with.
+const REFERENCES: usize = 3;
+
+/// Runs of a candidate in a row that fail, until it is out: a host that stands still for a moment fails one.
+const TRIES: usize = 2;
+/// The same of the start, after which the tuning ends.
+const TRIES_OF_START: usize = 3;
+
+/// What runs a candidate.
+pub(super) trait Machine {
+    /// One run: its figure, or why there is none, which is the candidate's fault.
+    ///
+    /// # Errors
+    /// The tuning cannot go on.
+    fn run(&mut self, settings: &Settings) -> Result<Result<Measured, String>, TuneError>;
+
+    /// What comes now, and how many runs are left at most, with it.
+    fn begin(&mut self, _what: &str, _runs_left: usize) {}
+}
+
+/// What one run has measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Measured {
+    pub(super) figure: f64,
+    /// The credit limit, which `rpcperf` makes fit the load.
+    pub(super) credits: Option<u32>,
+    /// Not of a debug build.
+    pub(super) optimized: bool,
+}
+
+/// How much is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// Passes of a round.
+    pub(super) repeats: usize,
+    /// Pairs of the duel.
+    pub(super) pairs: usize,
+    /// Winners that are tried together, at most.
+    pub(super) combine: usize,
+    /// Searches, each from what the last one has found.
+    pub(super) sweeps: usize,
+    pub(super) seed: u64,
+}
+
+/// Why a candidate is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// One knob of the start is turned.
+    Alone,
+    /// Winners are turned together.
+    Together,
+    /// One of these is put back; or, to compare with, none.
+    Less,
+}
+
+impl Stage {
+    /// All, in their order.
+    pub(super) const ALL: [Self; 3] = [Self::Alone, Self::Together, Self::Less];
+
+    /// In words.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Alone => "one knob at a time",
+            Self::Together => "winners together",
+            Self::Less => "one knob less",
+        }
+    }
+}
+
+/// A candidate and what is known of it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Trial {
+    pub(super) settings: Settings,
+    /// Searches before this one.
+    pub(super) sweep: usize,
+    pub(super) stage: Stage,
+    pub(super) figures: Vec<f64>,
+    /// Against the start of its sweep.
+    pub(super) gains: Vec<f64>,
+    pub(super) failed: Option<String>,
+    /// It lost no round.
+    pub(super) stayed: bool,
+}
+
+impl Trial {
+    /// Its gain: the median.
+    pub(super) fn gain(&self) -> f64 {
+        median(&self.gains).filter(|_| self.failed.is_none()).unwrap_or(f64::NEG_INFINITY)
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    pub(super) trials: Vec<Trial>,
+    pub(super) left_out: Vec<(Settings, String)>,
+    /// All runs of the start.
+    pub(super) start: Vec<Measured>,
+    /// The best that was found; the start, if nothing was better.
+    pub(super) best: Settings,
+    /// The runs of it in the duel.
+    pub(super) of_best: Vec<Measured>,
+    /// What the duel says; `None` if the best is the start.
+    pub(super) duel: Option<Difference>,
+}
+
+impl Found {
+    /// The best is proven better than the start.
+    pub(super) fn is_proven(&self) -> bool {
+        self.duel.is_some_and(|duel| duel.is_gain())
+    }
+
+    /// What to take: the best if it is proven, or else the start.
+    pub(super) fn recommended<'a>(&'a self, start: &'a Settings) -> &'a Settings {
+        if self.is_proven() { &self.best } else { start }
+    }
+}
+
+/// Searches a space.
+///
+/// # Errors
+/// A run of what candidates are compared with failed, or the machine cannot go on.
+pub(super) fn search(space: &Space, aim: Aim, plan: Plan, machine: &mut dyn Machine) -> Result<Found, TuneError> {
+    let found = Found {
+        trials: Vec::new(),
+        left_out: Vec::new(),
+        start: Vec::new(),
+        best: space.start().clone(),
+        of_best: Vec::new(),
+        duel: None,
+    };
+    let mut search = Search {
+        space,
+        aim,
+        plan,
+        machine,
+        random: Rng::with_seed(plan.seed),
+        found,
+        sweep: 0,
+        references: Vec::new(),
+    };
+    for sweep in 0..plan.sweeps {
+        search.sweep = sweep;
+        search.references.clear();
+        let from = search.found.best.clone();
+        search.found.best = search.sweep(&from)?;
+        if search.found.best == from {
+            break;
+        }
+    }
+    search.duel()?;
+    Ok(search.found)
+}
+
+/// The state of a search.
+struct Search<'a> {
+    space: &'a Space,
+    aim: Aim,
+    plan: Plan,
+    machine: &'a mut dyn Machine,
+    random: Rng,
+    found: Found,
+    sweep: usize,
+    /// What candidates of this sweep are compared with, in the order of blocks.
+    references: Vec<f64>,
+}
+
+impl Search<'_> {
+    /// The best around these settings.
+    fn sweep(&mut self, from: &Settings) -> Result<Settings, TuneError> {
+        let Candidates { of_knob, left_out } = self.space.around(from);
+        self.leave_out(left_out);
+        let leagues: Vec<Vec<usize>> = of_knob.into_iter().map(|all| self.enter(all, Stage::Alone)).collect();
+        let ahead = self.plan.after_leagues(leagues.len());
+        let winners = self.halve(from, leagues, Stage::Alone, ahead)?;
+        let winners: Vec<Settings> =
+            winners.into_iter().take(self.plan.combine).map(|at| self.settings(at).clone()).collect();
+        if winners.len() < 2 {
+            return Ok(winners.into_iter().next().unwrap_or_else(|| from.clone()));
+        }
+        let Candidates { of_knob, left_out } = self.space.together(from, &winners);
+        self.leave_out(left_out);
+        let together = of_knob.into_iter().map(|all| self.enter(all, Stage::Together)).collect();
+        let ahead = self.plan.after_combinations(winners.len());
+        match self.halve(from, together, Stage::Together, ahead)?.first() {
+            Some(&best) => self.simplest(from, best),
+            None => Ok(from.clone()),
+        }
+    }
+
+    /// Puts back knobs that are not worth turning, one after another.
+    fn simplest(&mut self, from: &Settings, best: usize) -> Result<Settings, TuneError> {
+        let mut best = self.settings(best).clone();
+        loop {
+            let turned = best.turned(from);
+            if turned.len() < 2 {
+                return Ok(best);
+            }
+            let less = turned.iter().map(|&knob| best.put_back(knob, from));
+            let less = less.filter(|settings| self.space.allows(settings));
+            let all = self.enter(std::iter::once(best.clone()).chain(less).collect(), Stage::Less);
+            self.machine.begin(Stage::Less.name(), self.plan.after_combinations(turned.len()));
+            for _ in 0..2 * self.plan.repeats {
+                self.pass(from, &all)?;
+            }
+            let trials = &mut self.found.trials;
+            let whole = all[0];
+            let costs_nothing = |at: &usize| {
+                let (one, other) = (&trials[whole], &trials[*at]);
+                let error = standard_error(&one.gains).hypot(standard_error(&other.gains));
+                other.failed.is_none() && one.gain() - other.gain() <= error
+            };
+            let less = all[1..].iter().copied().filter(costs_nothing);
+            let chosen = less.max_by(|&one, &other| trials[one].gain().total_cmp(&trials[other].gain()));
+            let kept = chosen.unwrap_or(whole);
+            for at in all {
+                trials[at].stayed &= at == kept;
+            }
+            if trials[kept].gain() <= 0.0 {
+                return Ok(from.clone());
+            }
+            best = trials[kept].settings.clone();
+            if chosen.is_none() {
+                return Ok(best);
+            }
+        }
+    }
+
+    fn settings(&self, at: usize) -> &Settings {
+        &self.found.trials[at].settings
+    }
+
+    fn enter(&mut self, all: Vec<Settings>, stage: Stage) -> Vec<usize> {
+        let first = self.found.trials.len();
+        let sweep = self.sweep;
+        self.found.trials.extend(all.into_iter().map(|settings| Trial {
+            settings,
+            sweep,
+            stage,
+            figures: Vec::new(),
+            gains: Vec::new(),
+            failed: None,
+            stayed: true,
+        }));
+        (first..self.found.trials.len()).collect()
+    }
+
+    fn leave_out(&mut self, more: Vec<(Settings, String)>) {
+        for one in more {
+            if !self.found.left_out.contains(&one) {
+                self.found.left_out.push(one);
+            }
+        }
+    }
+
+    /// Runs leagues until one is left of each: those that gain anything, the best first. What follows takes `ahead` runs
+    /// at most.
+    fn halve(
+        &mut self,
+        from: &Settings,
+        mut leagues: Vec<Vec<usize>>,
+        stage: Stage,
+        ahead: usize,
+    ) -> Result<Vec<usize>, TuneError> {
+        let mut all: Vec<usize> = leagues.concat();
+        loop {
+            let lengths = leagues.iter().map(Vec::len).collect();
+            self.machine.begin(stage.name(), self.plan.rounds(lengths, all.len()) + ahead);
+            for _ in 0..self.plan.repeats {
+                self.pass(from, &all)?;
+            }
+            let trials = &mut self.found.trials;
+            for league in &mut leagues {
+                league.retain(|&at| trials[at].failed.is_none());
+                // Stable: of equal ones what was declared first.
+                league.sort_by(|&one, &other| trials[other].gain().total_cmp(&trials[one].gain()));
+                let half = league.len().div_ceil(2);
+                league.drain(half..).for_each(|at| trials[at].stayed = false);
+            }
+            all = leagues.iter().filter(|league| league.len() > 1).flatten().copied().collect();
+            if all.is_empty() {
+                let mut winners = leagues.concat();
+                winners.retain(|&at| trials[at].gain() > 0.0);
+                winners.sort_by(|&one, &other| trials[other].gain().total_cmp(&trials[one].gain()));
+                return Ok(winners);
+            }
+        }
+    }
+
+    /// Runs each of these once, unless it has failed, and the start among each few of them.
+    fn pass(&mut self, from: &Settings, these: &[usize]) -> Result<(), TuneError> {
+        let mut order: Vec<usize> = these.to_vec();
+        order.retain(|&at| self.found.trials[at].failed.is_none());
+        self.random.shuffle(&mut order);
+        let mut figures = Vec::with_capacity(order.len());
+        for block in order.chunks(BLOCK) {
+            let place = self.random.usize(0..=block.len());
+            for turn in 0..=block.len() {
+                if turn == place {
+                    let figure = self.run_start(from)?;
+                    self.references.push(figure);
+                }
+                let Some(&at) = block.get(turn) else { continue };
+                let settings = self.settings(at).clone();
+                match self.run(&settings, TRIES)? {
+                    // The block's reference is the next one, or was the last one.
+                    Ok(measured) => {
+                        figures.push((at, measured.figure, self.references.len() - usize::from(turn > place)))
+                    }
+                    Err(why) => {
+                        let trial = &mut self.found.trials[at];
+                        (trial.failed, trial.stayed) = (Some(why), false);
+                    }
+                }
+            }
+        }
+        for (at, figure, block) in figures {
+            let first = block.saturating_sub(1).min(self.references.len().saturating_sub(REFERENCES));
+            let near = &self.references[first..self.references.len().min(first + REFERENCES)];
+            let gain = median(near).map_or(0.0, |reference| self.aim.gain(figure, reference));
+            let trial = &mut self.found.trials[at];
+            trial.figures.push(figure);
+            trial.gains.push(gain);
+        }
+        Ok(())
+    }
+
+    /// A run that has succeeded, or why the last of so many has not.
+    fn run(&mut self, settings: &Settings, tries: usize) -> Result<Result<Measured, String>, TuneError> {
+        let mut outcome = self.machine.run(settings)?;
+        for _ in 1..tries {
+            if outcome.is_ok() {
+                break;
+            }
+            outcome = self.machine.run(settings)?;
+        }
+        Ok(outcome)
+    }
+
+    /// A run of what candidates are compared with.
+    fn run_start(&mut self, from: &Settings) -> Result<f64, TuneError> {
+        let measured = self.run(from, TRIES_OF_START)?;
+        let measured = measured.map_err(|why| TuneError::Start { settings: from.to_string(), reason: why })?;
+        if from == self.space.start() {
+            self.found.start.push(measured);
+        }
+        Ok(measured.figure)
+    }
+
+    /// Pairs of the start and the best, in random order.
+    fn duel(&mut self) -> Result<(), TuneError> {
+        let start = self.space.start().clone();
+        let best = self.found.best.clone();
+        self.machine.begin("the duel", if best == start { 0 } else { 2 * self.plan.pairs });
+        let mut gains = Vec::with_capacity(self.plan.pairs);
+        for _ in 0..if best == start { 0 } else { self.plan.pairs } {
+            let (before, of_best, after) = if self.random.bool() {
+                (Some(self.run_start(&start)?), self.run(&best, TRIES)?, None)
+            } else {
+                let of_best = self.run(&best, TRIES)?;
+                (None, of_best, Some(self.run_start(&start)?))
+            };
+            match of_best {
+                Ok(measured) => {
+                    self.found.of_best.push(measured);
+                    let figure = before.or(after).unwrap_or(measured.figure);
+                    gains.push(self.aim.gain(measured.figure, figure));
+                }
+                Err(why) => {
+                    // What fails now and then is no configuration to recommend.
+                    for trial in self.found.trials.iter_mut().filter(|trial| trial.settings == best) {
+                        trial.failed = Some(why.clone());
+                    }
+                    return Ok(());
+                }
+            }
+        }
+        self.found.duel = Difference::of(&gains);
+        Ok(())
+    }
+}
+
+impl Plan {
+    /// Runs of one pass of so many candidates.
+    fn pass(candidates: usize) -> usize {
+        candidates + candidates.div_ceil(BLOCK)
+    }
+
+    /// Runs until leagues of these lengths have one candidate each, with a first round of so many candidates.
+    fn rounds(&self, mut lengths: Vec<usize>, first: usize) -> usize {
+        let mut runs = self.repeats * Self::pass(first);
+        loop {
+            lengths.iter_mut().for_each(|length| *length = length.div_ceil(2));
+            let contested = lengths.iter().filter(|length| **length > 1).sum();
+            if contested == 0 {
+                return runs;
+            }
+            runs += self.repeats * Self::pass(contested);
+        }
+    }
+
+    /// Runs after the leagues of so many knobs, at most.
+    fn after_leagues(&self, knobs: usize) -> usize {
+        let winners = knobs.min(self.combine);
+        let together = (1 << winners) - 1;
+        let combinations = if winners < 2 { 0 } else { self.rounds(vec![together], together) };
+        combinations + self.after_combinations(winners)
+    }
+
+    /// Runs after so many winners were tried together, at most.
+    fn after_combinations(&self, winners: usize) -> usize {
+        let less: usize = (2..=winners).map(|turned| 2 * self.repeats * Self::pass(turned + 1)).sum();
+        less + 2 * self.pairs
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,268 @@
+//! What may be turned, and to what: the declared space, without what makes no sense in it.
+
+use std::collections::BTreeMap;
+
+use super::TuneError;
+use super::aim::Aim;
+use super::knob::Knob;
+use super::settings::{Settings, setting};
+
+/// Values to try of each knob, and where they are tried.
+#[derive(Clone, Debug)]
+pub(super) struct Space {
+    start: Settings,
+    values: BTreeMap<Knob, Vec<String>>,
+    /// Cores for the client, shards and workers; `None`: not told.
+    cores: Option<usize>,
+    /// The server is elsewhere, and as it is.
+    remote: bool,
+}
+
+/// Candidates, and what was left out, with the reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Candidates {
+    /// By the knob that is turned.
+    pub(super) of_knob: Vec<Vec<Settings>>,
+    pub(super) left_out: Vec<(Settings, String)>,
+}
+
+/// What is tried where nothing is declared. A knob's usual value is among them where a start may have another.
+fn usual(aim: Aim) -> &'static [(Knob, &'static [&'static str])] {
+    const CALLS: &[(Knob, &[&str])] = &[
+        (Knob::Credits, &["16", "64", "256"]),
+        (Knob::Batch, &["on", "off"]),
+        (Knob::SignalEvery, &["1", "16", "64"]),
+        (Knob::ReceiveSize, &["4096", "8192"]),
+        (Knob::Idle, &["poll", "adaptive", "event"]),
+        (Knob::SmallBuffers, &["512", "4096"]),
+        (Knob::MessageBuffers, &["256", "2048"]),
+        (Knob::Shards, &["1", "2"]),
+        (Knob::Workers, &["0", "1", "2"]),
+    ];
+    const BYTES: &[(Knob, &[&str])] = &[
+        (Knob::Credits, &["16", "64", "256"]),
+        (Knob::Batch, &["on", "off"]),
+        (Knob::SignalEvery, &["1", "16", "64"]),
+        (Knob::ReceiveSize, &["4096", "16384"]),
+        (Knob::Idle, &["poll", "adaptive", "event"]),
+        (Knob::MessageBuffers, &["256", "2048"]),
+        (Knob::BulkBuffers, &["64K:16+1M:4", "64K:64+1M:16"]),
+        (Knob::Shards, &["1", "2"]),
+        (Knob::Workers, &["0", "1", "2"]),
+    ];
+    match aim {
+        Aim::Bytes => BYTES,
+        Aim::Calls | Aim::P99 | Aim::Cpu => CALLS,
+    }
+}
+
+impl Space {
+    /// The space around `start`: the values that were declared, as `NAME=VALUE,VALUE…` each; or else the usual ones for
+    /// the aim.
+    ///
+    /// # Errors
+    /// A knob or a value that there is not, a knob that is declared twice, or cannot be turned here.
+    pub(super) fn new(
+        aim: Aim,
+        start: &[String],
+        declared: &[String],
+        cores: Option<usize>,
+        remote: bool,
+    ) -> Result<Self, TuneError> {
+        let mut space = Self { start: Settings::default(), values: BTreeMap::new(), cores, remote };
+        let elsewhere = |knob: Knob| {
+            TuneError::Usage(format!(
+                "{knob}: with --remote the server is as it is, and this is its, or both ends', to turn"
+            ))
+        };
+        let mut started = Vec::new();
+        for text in start {
+            let (knob, value) = setting(text)?;
+            if remote && knob.wants_server() {
+                return Err(elsewhere(knob));
+            }
+            if started.contains(&knob) {
+                return Err(TuneError::Usage(format!("--start {knob}: it is given twice")));
+            }
+            started.push(knob);
+            space.start = space.start.with(knob, &value);
+        }
+        for text in declared {
+            let (name, list) = text.split_once('=').ok_or_else(|| {
+                TuneError::Usage(format!("{text:?}: wanted NAME=VALUE,VALUE…, e.g. credits=16,64,256"))
+            })?;
+            let knob: Knob = name.parse()?;
+            if remote && knob.wants_server() {
+                return Err(elsewhere(knob));
+            }
+            let values = list.split(',').map(|value| knob.value(value)).collect::<Result<Vec<_>, _>>()?;
+            if space.values.insert(knob, values).is_some() {
+                return Err(TuneError::Usage(format!("--knob {knob}: it is given twice")));
+            }
+        }
+        if declared.is_empty() {
+            let usual = usual(aim).iter().filter(|(knob, _)| !(remote && knob.wants_server()));
+            for (knob, values) in usual {
+                space.values.insert(*knob, values.iter().map(|value| (*value).to_owned()).collect());
+            }
+        }
+        Ok(space)
+    }
+
+    /// Where the search starts, and what its result is compared with.
+    pub(super) fn start(&self) -> &Settings {
+        &self.start
+    }
+
+    /// Each knob by itself turned to each of its values, from these settings.
+    pub(super) fn around(&self, from: &Settings) -> Candidates {
+        let mut all = Candidates::default();
+        for (&knob, values) in &self.values {
+            let mut of_knob: Vec<Settings> = Vec::new();
+            for settings in values.iter().map(|value| from.with(knob, value)) {
+                if settings == *from || of_knob.contains(&settings) {
+                    continue;
+                }
+                match self.objection(&settings) {
+                    None => of_knob.push(settings),
+                    Some(why) => all.left_out.push((settings, why)),
+                }
+            }
+            if !of_knob.is_empty() {
+                all.of_knob.push(of_knob);
+            }
+        }
+        all
+    }
+
+    /// Every choice of these, which are `from` with one knob turned each, taken together.
+    pub(super) fn together(&self, from: &Settings, turned: &[Settings]) -> Candidates {
+        let mut all = Candidates::default();
+        let mut together = Vec::new();
+        for choice in 1..1_u32 << turned.len() {
+            let chosen =
+                turned.iter().enumerate().filter(|(at, _)| choice >> at & 1 == 1).map(|(_, settings)| settings);
+            let settings = chosen.fold(from.clone(), |all, one| {
+                let knobs = one.turned(from);
+                knobs
+                    .into_iter()
+                    .fold(all, |all, knob| one.get(knob).map_or(all.clone(), |value| all.with(knob, value)))
+            });
+            match self.objection(&settings) {
+                None => together.push(settings),
+                Some(why) => all.left_out.push((settings, why)),
+            }
+        }
+        all.of_knob.push(together);
+        all
+    }
+
+    /// Whether these settings make sense here.
+    pub(super) fn allows(&self, settings: &Settings) -> bool {
+        self.objection(settings).is_none()
+    }
+
+    /// Why these settings make no sense here: more threads that poll than cores. Two may always, as both ends are there
+    /// in any case, and as many as the start has.
+    fn objection(&self, settings: &Settings) -> Option<String> {
+        let polling = |settings: &Settings| match settings.get(Knob::Idle) {
+            Some("poll") => 1 + settings.number(Knob::Shards) + settings.number(Knob::Workers),
+            _ => 0,
+        };
+        let (cores, threads) = (self.cores.filter(|_| !self.remote)?, polling(settings));
+        (threads > cores.max(2).max(polling(&self.start))).then(|| {
+            format!("{threads} threads would poll, on {cores} cores: give more by --cores, or --start idle=event")
+        })
+    }
+
+    /// The declaration, for the head of a state file.
+    pub(super) fn declared(&self) -> BTreeMap<&'static str, Vec<String>> {
+        self.values.iter().map(|(knob, values)| (knob.name(), values.clone())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn space(start: &[&str], declared: &[&str], cores: usize) -> Result<Space, TuneError> {
+        let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        Space::new(Aim::Calls, &owned(start), &owned(declared), Some(cores), false)
+    }
+
+    fn texts(candidates: &Candidates) -> Vec<Vec<String>> {
+        let texts = |all: &Vec<Settings>| all.iter().map(ToString::to_string).collect();
+        candidates.of_knob.iter().map(texts).collect()
+    }
+
+    #[test]
+    fn one_knob_at_a_time() {
+        let space = space(&["batch=off"], &["credits=16,64,16", "batch=on,off", "idle=poll"], 2).unwrap();
+        let all = space.around(space.start());
+        assert_eq!(texts(&all), [vec!["credits=16 batch=off", "credits=64 batch=off"], vec!["default"]]);
+        assert!(all.left_out.is_empty());
+    }
+
+    #[test]
+    fn winners_are_taken_together() {
+        let space = space(&[], &["credits=16", "batch=off", "workers=1"], 2).unwrap();
+        let from = space.start().clone();
+        let turned = ["credits=16", "batch=off", "workers=1"].map(|text| text.parse().unwrap());
+        let all = space.together(&from, &turned);
+        assert_eq!(texts(&all), [["credits=16", "batch=off", "credits=16 batch=off"]]);
+        assert_eq!(all.left_out.len(), 4);
+        assert!(all.left_out[0].1.contains("3 threads would poll, on 2 cores"), "{all:?}");
+    }
+
+    #[test]
+    fn threads_that_sleep_may_share_cores() {
+        let polling = space(&[], &["shards=2", "workers=1"], 2).unwrap();
+        assert_eq!(polling.around(polling.start()).left_out.len(), 2);
+        let sleeping = space(&["idle=event"], &["shards=2", "workers=1"], 2).unwrap();
+        assert_eq!(sleeping.around(sleeping.start()).left_out, []);
+        let asked_for = space(&["workers=1"], &["credits=16", "workers=0,2"], 2).unwrap();
+        let all = asked_for.around(asked_for.start());
+        assert_eq!(texts(&all), [["credits=16 workers=1"], ["default"]]);
+        assert!(all.left_out[0].1.contains("4 threads would poll"), "{all:?}");
+        let alone = space(&[], &["credits=16", "shards=2"], 1).unwrap();
+        assert_eq!(alone.around(alone.start()).left_out.len(), 1);
+        let roomy = space(&[], &["shards=2", "workers=1"], 3).unwrap();
+        assert_eq!(roomy.around(roomy.start()).left_out, []);
+    }
+
+    #[test]
+    fn the_usual_values_are_values() {
+        for aim in [Aim::Calls, Aim::Bytes, Aim::P99, Aim::Cpu] {
+            for (knob, values) in usual(aim) {
+                for value in *values {
+                    assert_eq!(knob.value(value).unwrap(), *value);
+                }
+            }
+            let space = Space::new(aim, &[], &[], Some(8), false).unwrap();
+            let there = Space::new(aim, &[], &[], Some(8), true).unwrap();
+            assert!(space.around(space.start()).of_knob.len() > there.around(there.start()).of_knob.len());
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (start, declared, words) in [
+            (&["credits"][..], &[][..], "NAME=VALUE"),
+            (&["credits=64", "credits=16"], &[], "--start credits: it is given twice"),
+            (&[], &["credits"], "e.g. credits=16,64,256"),
+            (&[], &["credits=16", "credits=64"], "--knob credits: it is given twice"),
+            (&[], &["credits=1"], "credits=1: wanted a number from 4 to 32767"),
+            (&[], &["colour=red"], "is no knob: there are credits,"),
+        ] {
+            let error = space(start, declared, 2).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        let there = |start: &str, declared: &str| {
+            let list = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            Space::new(Aim::Calls, &list(start), &list(declared), None, true)
+        };
+        assert!(there("workers=1", "").unwrap_err().to_string().contains("workers: with --remote"));
+        assert!(there("", "inline=8192").unwrap_err().to_string().contains("receive_size: with --remote"));
+        assert!(there("credits=128", "batch=on,off").is_ok());
+    }
+}

@@ -1,0 +1,262 @@
+//! What was run, in a file: a tuning that ended early goes on from there.
+//!
+//! Lines of JSON: a head, then one for each run. The search is the same for the same seed and the same outcomes, so it
+//! needs no state of its own: it is run again, and gets what the file has until that ends.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::TuneError;
+use super::search::{Machine, Measured};
+use super::settings::Settings;
+
+/// One run.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Run {
+    settings: String,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Outcome {
+    Failed { failed: String },
+    Measured { figure: f64, credits: Option<u32>, optimized: bool },
+}
+
+/// A state file that is open, by this process alone.
+#[derive(Debug)]
+pub(super) struct State {
+    path: PathBuf,
+    file: File,
+    recorded: VecDeque<Run>,
+    runs: usize,
+}
+
+impl State {
+    /// Opens it, or makes one; `head` is what runs must have in common. A line that is not whole is forgotten: it was
+    /// being written when its tuning was ended. So are failures at the end: they may be why it was ended, and are for
+    /// another try.
+    ///
+    /// # Errors
+    /// It has another head, something else in it, or is used by another process; or files cannot be written there.
+    pub(super) fn open(path: &Path, head: &Map<String, Value>) -> Result<Self, TuneError> {
+        let wrong = |reason: String| TuneError::State { path: path.display().to_string(), reason };
+        let failed = |error: std::io::Error| wrong(error.to_string());
+        let mut file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(failed)?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => return Err(wrong("another rpcrdma tune is using it".to_owned())),
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+            Ok(()) => {}
+        }
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(failed)?;
+        let (recorded, length) = recorded(&text, head).map_err(wrong)?;
+        file.set_len(length as u64).map_err(failed)?;
+        file.seek(SeekFrom::End(0)).map_err(failed)?;
+        let runs = recorded.len();
+        let mut state = Self { path: path.to_owned(), file, recorded, runs };
+        if length == 0 {
+            state.append(&Value::Object(head.clone()))?;
+        }
+        Ok(state)
+    }
+
+    fn wrong(&self, reason: impl ToString) -> TuneError {
+        TuneError::State { path: self.path.display().to_string(), reason: reason.to_string() }
+    }
+
+    fn append(&mut self, line: &Value) -> Result<(), TuneError> {
+        let text = format!("{line}\n");
+        let written = self.file.write_all(text.as_bytes()).and_then(|()| self.file.sync_data());
+        written.map_err(|error| self.wrong(error))
+    }
+}
+
+/// The runs in the text of a state file, and how much of it they and the head are, in bytes.
+fn recorded(text: &str, head: &Map<String, Value>) -> Result<(VecDeque<Run>, usize), String> {
+    let mut lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    let Some(first) = lines.next() else { return Ok((VecDeque::new(), 0)) };
+    let theirs: Map<String, Value> =
+        serde_json::from_str(first).map_err(|_| "this is no state file of rpcrdma tune".to_owned())?;
+    if let Some(key) = head.keys().chain(theirs.keys()).find(|key| head.get(*key) != theirs.get(*key)) {
+        let text = |of: &Map<String, Value>| of.get(key).map_or_else(|| "nothing".to_owned(), Value::to_string);
+        return Err(format!(
+            "it is of another tuning: {key} was {}, and is {} now; tune with the same options, or with another file",
+            text(&theirs),
+            text(head)
+        ));
+    }
+    let (mut runs, mut length, mut end) = (VecDeque::new(), first.len(), first.len());
+    let mut kept = 0;
+    for (at, line) in lines.enumerate() {
+        let run: Run =
+            serde_json::from_str(line).map_err(|error| format!("line {}: {error}; tune with another file", at + 2))?;
+        end += line.len();
+        if matches!(run.outcome, Outcome::Measured { .. }) {
+            (kept, length) = (at + 1, end);
+        }
+        runs.push_back(run);
+    }
+    runs.truncate(kept);
+    Ok((runs, length))
+}
+
+/// A machine whose runs are kept, and not made again.
+pub(super) struct Recorded<M> {
+    state: Option<State>,
+    inner: M,
+}
+
+impl<M: Machine> Recorded<M> {
+    /// With a state file, or without.
+    pub(super) fn new(state: Option<State>, inner: M) -> Self {
+        Self { state, inner }
+    }
+
+    /// Runs in the file; `None` without one.
+    pub(super) fn runs(&self) -> Option<usize> {
+        self.state.as_ref().map(|state| state.runs)
+    }
+}
+
+impl<M: Machine> Machine for Recorded<M> {
+    fn run(&mut self, settings: &Settings) -> Result<Result<Measured, String>, TuneError> {
+        let Some(state) = &mut self.state else { return self.inner.run(settings) };
+        if let Some(run) = state.recorded.pop_front() {
+            if run.settings != settings.to_string() {
+                let reason =
+                    format!("it has a run of {} where one of {settings} is due; tune with another file", run.settings);
+                return Err(state.wrong(reason));
+            }
+            return Ok(run.outcome.into());
+        }
+        let outcome = match self.inner.run(settings)? {
+            Ok(Measured { figure, credits, optimized }) => Outcome::Measured { figure, credits, optimized },
+            Err(failed) => Outcome::Failed { failed },
+        };
+        let line = serde_json::to_value(Run { settings: settings.to_string(), outcome }).map_err(|e| state.wrong(e))?;
+        state.append(&line)?;
+        state.runs += 1;
+        // As it will be read: digits that the text has not must not decide either.
+        let read: Run = serde_json::from_str(&line.to_string()).map_err(|error| state.wrong(error))?;
+        Ok(read.outcome.into())
+    }
+
+    fn begin(&mut self, what: &str, runs_left: usize) {
+        self.inner.begin(what, runs_left);
+    }
+}
+
+impl From<Outcome> for Result<Measured, String> {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Measured { figure, credits, optimized } => Ok(Measured { figure, credits, optimized }),
+            Outcome::Failed { failed } => Err(failed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::tune::aim::Aim;
+    use crate::tune::search::{Plan, search};
+    use crate::tune::space::Space;
+
+    /// Interrupted after some runs.
+    struct Mortal {
+        life: usize,
+        runs: usize,
+    }
+
+    impl Machine for Mortal {
+        fn run(&mut self, settings: &Settings) -> Result<Result<Measured, String>, TuneError> {
+            if self.runs == self.life {
+                return Err(TuneError::Interrupted);
+            }
+            self.runs += 1;
+            if settings.to_string() == "workers=1" {
+                return Ok(Err("it\nbroke".to_owned()));
+            }
+            // Of so many digits that not all of them survive.
+            let figure = (1.0 / 3.0 + settings.number(crate::tune::knob::Knob::Credits) as f64).sqrt();
+            Ok(Ok(Measured { figure, credits: Some(64), optimized: true }))
+        }
+    }
+
+    fn head(aim: &str) -> Map<String, Value> {
+        json!({"tune": 1, "aim": aim}).as_object().cloned().unwrap()
+    }
+
+    fn tune(path: &Path, life: usize) -> (Result<String, TuneError>, usize) {
+        let declared = ["credits=16,64", "workers=1"].map(str::to_owned);
+        let space = Space::new(Aim::Calls, &[], &declared, None, false).unwrap();
+        let plan = Plan { repeats: 2, pairs: 6, combine: 2, sweeps: 1, seed: 1 };
+        let state = State::open(path, &head("calls")).unwrap();
+        let mut machine = Recorded::new(Some(state), Mortal { life, runs: 0 });
+        let found = search(&space, Aim::Calls, plan, &mut machine);
+        (found.map(|found| format!("{found:?}")), machine.inner.runs)
+    }
+
+    #[test]
+    fn a_tuning_goes_on_where_it_was_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let (whole, all) = tune(&folder.path().join("whole"), usize::MAX);
+        let whole = whole.unwrap();
+        let path = folder.path().join("state");
+        let (mut lives, mut runs) = (0, 0);
+        let result = loop {
+            lives += 1;
+            let (result, made) = tune(&path, 7);
+            runs += made;
+            // A line that was being written when the process was killed.
+            let mut text = fs::read_to_string(&path).unwrap();
+            text.push_str("{\"settings\":\"cred");
+            fs::write(&path, text).unwrap();
+            match result {
+                Err(TuneError::Interrupted) => {}
+                result => break result.unwrap(),
+            }
+        };
+        assert_eq!(result, whole);
+        // Failures at the end of a life are tried again.
+        assert!(
+            lives >= all.div_ceil(7) && (all..all + lives).contains(&runs),
+            "{runs} runs in {lives} lives, not {all}"
+        );
+        let (result, runs) = tune(&path, 0);
+        assert_eq!((result.unwrap(), runs), (whole, 0));
+    }
+
+    #[test]
+    fn another_tuning_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        drop(State::open(&path, &head("calls")).unwrap());
+        let error = State::open(&path, &head("bytes")).unwrap_err().to_string();
+        assert!(error.contains("aim was \"calls\", and is \"bytes\" now"), "{error}");
+        let held = State::open(&path, &head("calls")).unwrap();
+        assert!(State::open(&path, &head("calls")).unwrap_err().to_string().contains("another rpcrdma tune"));
+        drop(held);
+        fs::write(&path, "no JSON\n").unwrap();
+        assert!(State::open(&path, &head("calls")).unwrap_err().to_string().contains("no state file"));
+        fs::write(&path, format!("{}\n{{}}\n", Value::Object(head("calls")))).unwrap();
+        assert!(State::open(&path, &head("calls")).unwrap_err().to_string().contains("line 2"));
+        assert!(State::open(folder.path(), &head("calls")).unwrap_err().to_string().starts_with("--state "));
+        let run = "{\"settings\":\"shards=7\",\"figure\":1.0,\"credits\":null,\"optimized\":true}";
+        fs::write(&path, format!("{}\n{run}\n", Value::Object(head("calls")))).unwrap();
+        assert!(tune(&path, 9).0.unwrap_err().to_string().contains("has a run of shards=7 where one of"));
+    }
+}

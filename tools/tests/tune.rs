@@ -1,0 +1,217 @@
+//! `rpcrdma tune` as its users run it, with an `rpcperf` that is made up: a script whose figures are planted.
+
+mod tool;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A machine on which 64 credits are bad, and event loops worse; its runs are noted in `runs` beside it. A last digit
+/// that differs from run to run is its noise.
+const PLANTED: &str = r#"
+figure=1000
+for word in "$@"; do
+    case $word in
+        --credits) ;;
+        256) figure=2000 ;;
+        event) figure=100 ;;
+        --no-batch) echo "rpcperf: no batch today" >&2; exit 1 ;;
+    esac
+done
+runs=$(wc -l <"$dir/runs")
+printf '{"results": [{"rps": %d.%d}], "test_info": {"credits": 64, "optimized_build": true}}\n' $figure $((runs % 7))
+"#;
+
+/// A script that answers for `rpcperf`, in a directory of its own.
+struct Fake {
+    folder: TempDir,
+}
+
+impl Fake {
+    fn new(body: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a directory");
+        let text = format!(
+            "#!/bin/sh\ndir=$(dirname \"$0\")\nif [ \"$1\" = --version ]; then echo 'rpcperf 0.0.0'; exit; fi\n\
+             echo \"$@\" >>\"$dir/runs\"\n{body}\n"
+        );
+        let fake = Self { folder };
+        fs::write(fake.path("rpcperf"), text).expect("a file");
+        fs::set_permissions(fake.path("rpcperf"), fs::Permissions::from_mode(0o755)).expect("it is ours");
+        fake
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn arguments(&self, arguments: &[&str]) -> Vec<String> {
+        let program = self.path("rpcperf").display().to_string();
+        let words = ["--rpcperf", &program, "--aim", "calls", "--repeats", "2", "--pairs", "6"];
+        words.iter().chain(arguments).map(|&word| word.to_owned()).collect()
+    }
+
+    /// Exit status, standard output, standard error.
+    fn tune(&self, arguments: &[&str]) -> (i32, String, String) {
+        let arguments = self.arguments(arguments);
+        tool::rpcrdma("tune", &arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// The command lines that it was run with.
+    fn runs(&self) -> Vec<String> {
+        fs::read_to_string(self.path("runs")).unwrap_or_default().lines().map(str::to_owned).collect()
+    }
+}
+
+const KNOBS: &[&str] = &["--knob", "credits=16,256", "--knob", "batch=off", "--knob", "idle=adaptive,event"];
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[test]
+fn the_planted_knob_is_found() {
+    let fake = Fake::new(PLANTED);
+    let file = fake.path("result.json");
+    let result = file.to_str().expect("text");
+    let (status, out, errors) = fake.tune(&[KNOBS, &["--json", result, "--", "-t", "8"]].concat());
+    assert_eq!((status, errors.as_str()), (0, ""), "no progress where there is no terminal");
+    for words in [
+        "aim: calls (calls/s), more is better\nrpcperf 0.0.0: rpcperf rate --loopback -D 0.5 -t 8\n",
+        "  credits=256\n",
+        "batch=off: no batch today\n",
+        "recommended: credits=256\n",
+        "times the start's calls/s, from ",
+        "\nrpcperf rate --loopback -D 0.5 -t 8 --credits 256\n",
+        "shard: Config { credits: 256, idle: IdlePolicy::Poll, ..Config::default() },",
+    ] {
+        assert!(out.contains(words), "{words:?} is not in: {out}");
+    }
+    let said = json(&fs::read_to_string(&file).expect("the result"));
+    assert_eq!((&said["proven"], &said["best"]), (&true.into(), &"credits=256".into()));
+    assert!(said["duel"]["interval"][0].as_f64() > Some(1.9) && said["duel"]["interval"][1].as_f64() < Some(2.1));
+    assert_eq!(said["recommended"]["settings"], "credits=256");
+    let failed: Vec<_> =
+        said["candidates"].as_array().expect("an array").iter().filter(|one| !one["failed"].is_null()).collect();
+    assert!(failed.len() == 1 && failed[0]["settings"] == "batch=off", "{said}");
+    let runs = fake.runs();
+    assert!(runs.iter().all(|line| line.starts_with("rate --loopback -D 0.5 -t 8 ") && line.ends_with("--json -")));
+    assert_eq!(runs.iter().filter(|line| line.contains("--no-batch")).count(), 2, "what has failed twice is out");
+}
+
+#[test]
+fn standard_output_is_json_alone() {
+    let fake = Fake::new(PLANTED);
+    let (status, out, _) = fake.tune(&["--knob", "idle=event", "--json", "-"]);
+    let said = json(&out);
+    assert_eq!((status, &said["proven"], &said["best"]), (0, &false.into(), &"default".into()));
+    assert_eq!((&said["duel"], &said["recommended"]["settings"]), (&Value::Null, &"default".into()));
+}
+
+#[test]
+fn what_is_interrupted_goes_on() {
+    // Without noise: the run that is made again must not be another.
+    let planted = PLANTED.replace("runs % 7", "0");
+    let whole = Fake::new(&planted);
+    let (_, expected, _) = whole.tune(KNOBS);
+    let all = whole.runs().len();
+
+    // The ninth run says that it is there, and waits to be interrupted, with a child; both hold the pipe open.
+    let waits = "if [ -p \"$dir/there\" ] && [ $(wc -l <\"$dir/runs\") = 9 ]; then\n\
+                 exec 3>\"$dir/there\"; echo there >&3; sleep 600 & wait; echo late >&3; fi\n";
+    let fake = Fake::new(&format!("{waits}{planted}"));
+    let made = Command::new("mkfifo").arg(fake.path("there")).status().expect("mkfifo");
+    assert!(made.success());
+    let state = fake.path("state").display().to_string();
+    let arguments = fake.arguments(&[KNOBS, &["--state", &state]].concat());
+    let tune = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
+        .arg("tune")
+        .args(&arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut there = BufReader::new(fs::File::open(fake.path("there")).expect("the pipe"));
+    let mut line = String::new();
+    there.read_line(&mut line).expect("the ninth run");
+    let kill = Command::new("kill").args(["-INT", &tune.id().to_string()]).status().expect("kill");
+    assert!(kill.success());
+    let output = tune.wait_with_output().expect("it ends");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(1), &[][..]), "{errors}");
+    assert!(errors.contains(&format!("interrupted; 8 runs are kept in {state}: the same command goes on")), "{errors}");
+    // The end of the pipe: nobody holds it any more.
+    let rest = there.read_to_string(&mut line).map(|_| line);
+    assert_eq!(rest.expect("text"), "there\n", "a run outlives its tuning");
+
+    fs::remove_file(fake.path("there")).expect("it is there");
+    let (status, out, errors) = fake.tune(&[KNOBS, &["--state", &state]].concat());
+    assert_eq!((status, errors.as_str()), (0, ""));
+    assert_eq!(fake.runs().len(), all + 1, "only the run that was interrupted is made again");
+    assert_eq!(out, expected);
+    // All of it is known by now.
+    assert_eq!(fake.tune(&[KNOBS, &["--state", &state]].concat()).1, out);
+    assert_eq!(fake.runs().len(), all + 1);
+
+    let (status, out, errors) = fake.tune(&["--knob", "credits=16", "--state", &state]);
+    assert_eq!((status, out.as_str()), (1, ""));
+    assert!(errors.contains("it is of another tuning: knobs was"), "{errors}");
+}
+
+#[test]
+fn a_run_that_hangs_is_a_candidate_that_failed() {
+    let fake = Fake::new(&format!("case \"$*\" in *event*) sleep 600;; esac\n{PLANTED}"));
+    let (status, out, errors) = fake.tune(&["--knob", "idle=event", "--limit", "2"]);
+    assert_eq!((status, errors.as_str()), (0, ""));
+    assert!(out.contains("idle=event: no end after 2 s, which --limit allows\n"), "{out}");
+}
+
+#[test]
+fn a_start_that_fails_ends_it() {
+    for (body, words) in [
+        ("echo 'rpcperf: no such core' >&2; exit 2", "(default): no such core\n"),
+        ("exit 3", "it ended with exit status: 3, and said nothing"),
+        ("echo '{}'", "no figure for calls"),
+        ("echo hello", "no JSON"),
+    ] {
+        let fake = Fake::new(body);
+        let (status, out, errors) = fake.tune(KNOBS);
+        assert_eq!((status, out.as_str()), (1, ""));
+        assert!(errors.contains(words), "{words:?} is not in: {errors}");
+    }
+    let nowhere = ["--aim", "calls", "--rpcperf", "/nowhere/at/all"];
+    let (status, _, errors) = tool::rpcrdma("tune", &nowhere);
+    assert!(status == 1 && errors.contains("cargo build --release -p rpcrdma-bench"), "{errors}");
+    let (status, _, errors) = tool::rpcrdma("tune", &["--aim", "calls", "--rpcperf", "/bin/true"]);
+    assert!(status == 1 && errors.contains("this is no rpcperf"), "{errors}");
+}
+
+#[test]
+fn wrong_usage_is_explained() {
+    for (arguments, words) in [
+        (&[][..], "--aim"),
+        (&["--aim", "speed"], "possible values: calls, bytes, p99, cpu"),
+        (&["--aim", "p99"], "--rate"),
+        (&["--aim", "calls", "--rate", "5"], "--rate: with --aim calls"),
+        (&["--aim", "calls", "--knob", "credits=1"], "credits=1: wanted a number from 4"),
+        (&["--aim", "calls", "--knob", "speed=1"], "there are credits, batch,"),
+        (&["--aim", "calls", "--start", "batch=maybe"], "batch=maybe: wanted on or off"),
+        (&["--aim", "calls", "--cores", "8191"], "8191 is none of the cores"),
+        (&["--aim", "calls", "--cores", "0,0"], "each core once"),
+        (&["--aim", "calls", "--remote"], "<ADDRESS>"),
+        (&["--aim", "calls", "--remote", "soft:x", "--knob", "workers=1"], "workers: with --remote"),
+        (&["--aim", "calls", "--pairs", "5"], "6..=200"),
+        (&["--aim", "calls", "tcp:x"], "tcp:x"),
+        (&["--aim", "calls", "--", "--json", "x"], "not part of it"),
+        (&["--aim", "calls", "--", "--credits", "64"], "--start credits=VALUE"),
+    ] {
+        let (status, out, errors) = tool::rpcrdma("tune", arguments);
+        assert_eq!((status, out.as_str()), (2, ""), "{arguments:?}: {errors}");
+        assert!(errors.contains(words), "{words:?} is not in: {errors}");
+    }
+}
