@@ -21,12 +21,18 @@ pub(crate) struct Idler {
     yields: bool,
     empty: u32,
     armed: bool,
+    longest: Duration,
 }
 
 impl Idler {
     /// `yields`: both sides share a core.
     pub(crate) fn new(policy: Idle, yields: bool) -> Self {
-        Self { policy, yields, empty: 0, armed: false }
+        Self { policy, yields, empty: 0, armed: false, longest: LONGEST_SLEEP }
+    }
+
+    /// There is something to do in so long, at the latest: from now on no sleep is longer.
+    pub(crate) fn due_in(&mut self, next: Option<Duration>) {
+        self.longest = next.map_or(LONGEST_SLEEP, |next| next.min(LONGEST_SLEEP));
     }
 
     /// A poll brought something.
@@ -59,7 +65,7 @@ impl Idler {
     #[cold]
     fn sleep<F: Fabric>(&mut self, fabric: &mut F, spins: u32) -> bool {
         if self.armed {
-            fabric.wait(Some(LONGEST_SLEEP));
+            fabric.wait(Some(self.longest));
             // Woken for nothing, it sleeps again without spinning.
             self.empty = spins;
         } else {

@@ -1,6 +1,8 @@
 //! The loop that measures round trips.
 #![forbid(unsafe_code)]
 
+use std::time::Duration;
+
 use crate::clock::Clock;
 use crate::failure::Failure;
 use crate::progress::Progress;
@@ -57,6 +59,10 @@ pub(crate) fn measure(
             } else if free.len() == depth as usize && !length.goes_on(started, now - origin) {
                 break;
             }
+        }
+        if let Some(ns) = interval_ns {
+            let due = origin + (started as f64 * ns) as u64;
+            target.due_in((!free.is_empty()).then(|| Duration::from_nanos(due.saturating_sub(now))));
         }
         target.poll(&mut done_now)?;
         if done_now.is_empty() {
@@ -127,7 +133,7 @@ mod tests {
             }
             fn start(&mut self, token: u32) -> Result<(), Failure> {
                 if self.0.started == 100 {
-                    std::thread::sleep(std::time::Duration::from_millis(30));
+                    std::thread::sleep(Duration::from_millis(30));
                 }
                 self.0.start(token)
             }
@@ -146,6 +152,41 @@ mod tests {
         let late = out.samples.histogram().count_between(1_000_000, 60_000_000_000);
         assert!(late >= 250, "{late}");
         assert!(out.samples.max() >= 29_000_000);
+    }
+
+    #[test]
+    fn an_open_loop_sleeps_until_the_next_one_is_due() {
+        /// Notes how long it may sleep.
+        struct Sleeper(Fake, Vec<Option<Duration>>);
+        impl Target for Sleeper {
+            fn depth(&self) -> u32 {
+                self.0.depth()
+            }
+            fn start(&mut self, token: u32) -> Result<(), Failure> {
+                self.0.start(token)
+            }
+            fn flush(&mut self) -> Result<(), Failure> {
+                self.0.flush()
+            }
+            fn due_in(&mut self, next: Option<Duration>) {
+                assert_eq!(
+                    next.is_none(),
+                    self.0.begun.len() == self.0.depth as usize,
+                    "a full window waits for its ends"
+                );
+                self.1.push(next);
+            }
+            fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure> {
+                self.0.poll(done)
+            }
+        }
+        let length = Length::Operations { counted: 50, warm_up: 0 };
+        for (depth, rate) in [(4, Some(10_000.0)), (1, Some(10_000.0)), (4, None)] {
+            let mut sleeper = Sleeper(Fake::new(depth, 1), Vec::new());
+            measure(&mut sleeper, &Clock::new(), length, rate, &mut Progress::new(String::new(), 0)).unwrap();
+            assert_eq!(sleeper.1.is_empty(), rate.is_none());
+            assert!(sleeper.1.iter().flatten().all(|next| *next <= Duration::from_micros(100)), "{:?}", sleeper.1);
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! What is measured, as the loops that measure see it.
 #![forbid(unsafe_code)]
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::counters::Counters;
@@ -21,6 +23,9 @@ pub(crate) trait Target {
     fn flush(&mut self) -> Result<(), Failure>;
     /// Appends the tokens of operations that are done. Without any, it idles as its policy says.
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure>;
+    /// The next operation is due in so long; `None`: when one is done. Until it is told otherwise, the target sleeps no
+    /// longer.
+    fn due_in(&mut self, _next: Option<Duration>) {}
     /// What our side's engine counted so far, if there is one.
     fn counters(&mut self) -> Option<Counters> {
         None

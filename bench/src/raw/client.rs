@@ -334,6 +334,10 @@ impl<F: Fabric> Target for RawTarget<F> {
         self.post_gathered()
     }
 
+    fn due_in(&mut self, next: Option<Duration>) {
+        self.idler.due_in(next);
+    }
+
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure> {
         if self.fabric.poll_cq(&mut self.completions, POLL_BATCH) == 0 {
             if self.idler.empty(&mut self.fabric) {

@@ -67,6 +67,7 @@ pub(crate) struct RpcTarget {
     lanes: Vec<Lane>,
     stamp: u32,
     idle: Idle,
+    longest_sleep: Duration,
     reverse: Option<Run>,
 }
 
@@ -162,6 +163,7 @@ impl RpcTarget {
             procedure: shape.procedure(),
             lanes,
             stamp: 0,
+            longest_sleep: LONGEST_SLEEP,
             idle: Idle::new(spec.config.idle).yield_every(u32::from(spec.yields)),
             reverse: spec.reverse.as_ref().map(|(run, _)| run.clone()),
         })
@@ -212,7 +214,7 @@ impl RpcTarget {
             IdleStep::Spin => {}
             IdleStep::Yield => std::thread::yield_now(),
             IdleStep::Sleep => {
-                self.client.wait(LONGEST_SLEEP);
+                self.client.wait(self.longest_sleep);
                 return true;
             }
         }
@@ -339,6 +341,10 @@ impl Target for RpcTarget {
             self.idle();
         }
         failure.map_or(Ok(()), |failure| Err(self.with_reason(failure)))
+    }
+
+    fn due_in(&mut self, next: Option<Duration>) {
+        self.longest_sleep = next.map_or(LONGEST_SLEEP, |next| next.min(LONGEST_SLEEP));
     }
 
     fn counters(&mut self) -> Option<Counters> {

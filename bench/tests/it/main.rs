@@ -186,6 +186,7 @@ fn every_variant_of_calls_ends() {
         &["lat", "-n", "50", "-t", "7", "-q", "3"][..],
         &["lat", "-n", "50", "--rate", "20000", "-t", "4"],
         &["lat", "-n", "50", "--idle", "event"],
+        &["lat", "-D", "0.1", "--idle", "event", "--rate", "2000", "-t", "4"],
         &["lat", "-n", "50", "--idle", "adaptive"],
         &["lat", "-n", "50", "--workers", "1"],
         &["lat", "-n", "50", "--workers", "1", "--idle", "event", "--op", "write"],
