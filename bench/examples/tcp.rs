@@ -3,17 +3,18 @@
 //!
 //! ```sh
 //! cargo run --release -p rpcrdma-bench --example tcp -- pingpong [-s BYTES] [-D SECONDS] [--cores CLIENT[,SERVER]]
-//! cargo run --release -p rpcrdma-bench --example tcp -- stream [--both] [-s BYTES] [-D SECONDS] [--cores …]
+//! cargo run --release -p rpcrdma-bench --example tcp -- stream [--both] [-s BYTES] [-t N] [-D SECONDS] [--cores …]
 //! ```
 //!
 //! `pingpong` sends a message and waits until all of it has come back: a round trip. In `stream` the server sends blocks
-//! without end, and the client receives them into a buffer of that size; with `--both` each does both. The options are
-//! those of `rpcperf`, and so are the fields of `--json`.
+//! without end, and the client receives them into a buffer of that size, or into so many in turn, as calls under way
+//! have memory each; with `--both` each does both. The options are those of `rpcperf`, and so are the fields of `--json`.
 #![forbid(unsafe_code)]
 
 use std::convert::Infallible;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::{Child, ExitCode};
 use std::time::Duration;
@@ -70,6 +71,9 @@ enum Command {
         /// Bytes of a block; K and M are 1024 and 1024²
         #[arg(short, long, value_name = "BYTES", default_value = "1M", value_parser = parse_size)]
         size: usize,
+        /// Blocks of memory on either side, used in turn
+        #[arg(short = 't', long, value_name = "N", default_value = "1")]
+        outstanding: NonZeroUsize,
         /// Both sides send, and both receive
         #[arg(long)]
         both: bool,
@@ -85,6 +89,7 @@ enum Command {
         #[arg(action = clap::ArgAction::Set)]
         shared: bool,
         size: usize,
+        blocks: NonZeroUsize,
     },
 }
 
@@ -115,8 +120,8 @@ enum Role {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Pingpong { size, common } => pingpong(size, &common),
-        Command::Stream { size, both, common } => stream(size, both, &common),
-        Command::Serve { role, port, core, shared, size } => serve(role, port, (core, shared), size),
+        Command::Stream { size, outstanding, both, common } => stream((size, outstanding), both, &common),
+        Command::Serve { role, port, core, shared, size, blocks } => serve(role, port, (core, shared), (size, blocks)),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -187,24 +192,29 @@ impl End {
     }
 }
 
-/// Blocks in one direction, all from, or into, the same memory.
+/// The size of a block, and how many of them have memory.
+type Layout = (usize, NonZeroUsize);
+
+/// Blocks in one direction, from, or into, memory of so many in turn.
 struct Blocks {
-    block: Vec<u8>,
-    /// Bytes of the present one that were moved.
+    memory: Vec<u8>,
+    size: usize,
+    /// Bytes of this memory that were moved.
     done: usize,
-    /// Bytes of all of them.
+    /// Bytes of all blocks.
     bytes: u64,
 }
 
 impl Blocks {
-    fn new(size: usize) -> Self {
-        Self { block: vec![0xa5; size], done: 0, bytes: 0 }
+    fn new((size, blocks): Layout) -> Self {
+        Self { memory: vec![0xa5; size * blocks.get()], size, done: 0, bytes: 0 }
     }
 
     /// Moves bytes of the present block.
     fn go_on(&mut self, step: impl FnOnce(&mut [u8]) -> io::Result<usize>) -> io::Result<()> {
-        let moved = step(&mut self.block[self.done..])?;
-        self.done = (self.done + moved) % self.block.len();
+        let end = self.done - self.done % self.size + self.size;
+        let moved = step(&mut self.memory[self.done..end])?;
+        self.done = (self.done + moved) % self.memory.len();
         self.bytes += moved as u64;
         Ok(())
     }
@@ -215,14 +225,14 @@ struct Server(Child);
 
 impl Server {
     /// Starts it, and waits until it has connected.
-    fn start(role: Role, placement: &Placement, size: usize) -> Result<(Self, End), Failure> {
+    fn start(role: Role, placement: &Placement, (size, blocks): Layout) -> Result<(Self, End), Failure> {
         let failed = |what: &'static str| move |error: io::Error| Failure::run(what, error);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed("bind to 127.0.0.1"))?;
         let port = listener.local_addr().map_err(failed("getsockname"))?.port();
         let name = role.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
         let mut command = std::process::Command::new(std::env::current_exe().map_err(failed("our own executable"))?);
         command.args(["serve", &name, &port.to_string(), &placement.server.to_string()]);
-        command.args([placement.shared.to_string(), size.to_string()]);
+        command.args([placement.shared.to_string(), size.to_string(), blocks.to_string()]);
         let mut server = Self(command.spawn().map_err(failed("cannot start the server"))?);
         listener.set_nonblocking(true).map_err(failed("O_NONBLOCK"))?;
         let clock = Clock::new();
@@ -251,23 +261,23 @@ impl Drop for Server {
 }
 
 /// The other process: it goes on until the client has gone.
-fn serve(role: Role, port: u16, (core, shared): (usize, bool), size: usize) -> Result<(), Failure> {
+fn serve(role: Role, port: u16, (core, shared): (usize, bool), layout: Layout) -> Result<(), Failure> {
     let socket = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).map_err(|error| Failure::run("connect", error))?;
     let mut end = End::new(socket, core, shared)?;
-    let Err(error) = serve_on(&mut end, role, size);
+    let Err(error) = serve_on(&mut end, role, layout);
     match error.kind() {
         ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => Ok(()),
         _ => Err(Failure::run("the server", error)),
     }
 }
 
-fn serve_on(end: &mut End, role: Role, size: usize) -> io::Result<Infallible> {
-    let (mut out, mut inward) = (Blocks::new(size), Blocks::new(size));
+fn serve_on(end: &mut End, role: Role, layout: Layout) -> io::Result<Infallible> {
+    let (mut out, mut inward) = (Blocks::new(layout), Blocks::new(layout));
     loop {
         match role {
             Role::Echo => {
-                end.receive_all(&mut inward.block)?;
-                end.send_all(&inward.block)?;
+                end.receive_all(&mut inward.memory)?;
+                end.send_all(&inward.memory)?;
             }
             Role::Send => out.go_on(|block| end.send(block))?,
             Role::Both => {
@@ -290,7 +300,7 @@ fn lost(error: io::Error) -> Failure {
 
 fn pingpong(size: usize, common: &Common) -> Result<(), Failure> {
     let placement = Placement::decide(common.cores)?;
-    let (_server, mut end) = Server::start(Role::Echo, &placement, size)?;
+    let (_server, mut end) = Server::start(Role::Echo, &placement, (size, NonZeroUsize::MIN))?;
     let (mut ping, mut pong) = (vec![0u8; size], vec![0u8; size]);
     let mut samples = Samples::new();
     let (clock, (from, until)) = (Clock::new(), window(common));
@@ -326,11 +336,11 @@ fn pingpong(size: usize, common: &Common) -> Result<(), Failure> {
     report("pingpong", &placement, &clock, common, (result, &text))
 }
 
-fn stream(size: usize, both: bool, common: &Common) -> Result<(), Failure> {
+fn stream(layout: Layout, both: bool, common: &Common) -> Result<(), Failure> {
     let placement = Placement::decide(common.cores)?;
     let role = if both { Role::Both } else { Role::Send };
-    let (_server, mut end) = Server::start(role, &placement, size)?;
-    let (mut out, mut inward) = (Blocks::new(size), Blocks::new(size));
+    let (_server, mut end) = Server::start(role, &placement, layout)?;
+    let (mut out, mut inward) = (Blocks::new(layout), Blocks::new(layout));
     let (clock, (from, until)) = (Clock::new(), window(common));
     let mut begun = None;
     let ended = loop {
@@ -352,7 +362,9 @@ fn stream(size: usize, both: bool, common: &Common) -> Result<(), Failure> {
     let seconds = (ended - begun) as f64 / 1e9;
     let per_second = |bytes: u64| bytes as f64 / seconds;
     let mib = |bytes: u64| per_second(bytes) / (1 << 20) as f64;
-    let mut result = json!({ "size": size, "seconds": seconds, "bytes_per_s": per_second(inward.bytes) });
+    let (size, blocks) = layout;
+    let mut result =
+        json!({ "size": size, "outstanding": blocks, "seconds": seconds, "bytes_per_s": per_second(inward.bytes) });
     let mut text = format!("blocks of {size} bytes: {:.1} MiB/s from the server", mib(inward.bytes));
     if both {
         let sum = inward.bytes + out.bytes;

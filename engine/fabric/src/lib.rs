@@ -24,6 +24,7 @@
 //! | `verbs` | the fabric over libibverbs and librdmacm, with the feature `verbs` |
 //! | [`any`] | whichever of them an address names |
 //! | `device_event` | what becomes of a device, whoever uses it |
+//! | `error` | failures of a fabric, or of what it stands on |
 //! | `forward` | what a wrapper of fabrics only hands on |
 //! | `checks` | what every fabric checks of a work request |
 //! | `received`, `receives` | buffers with what has come in them; a queue of posted ones |
