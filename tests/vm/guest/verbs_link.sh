@@ -29,7 +29,7 @@ up
 unharmed "the link down and up, with nothing under way"
 
 # The other one is connected before there is a way over the cable, and so within the device.
-"$RPCRDMA" ping -c 100000 -i 0.1 $at 0x20525046 3 >/run/other 2>&1 &
+"$RPCRDMA" ping -c 100000 -i 0.1 $at 0x20525046 4 >/run/other 2>&1 &
 other=$!
 answers() { wc -l </run/other; }
 await 30 bash -c '(( $(wc -l </run/other) > 5 ))'
