@@ -293,13 +293,14 @@ impl ServerCall {
     /// It has run: keeps its reply for when it comes again, if that is asked for.
     #[inline]
     pub(crate) fn remember(&mut self) {
-        if let Some(claim) = self.claim.take() {
-            self.remember_by(claim);
+        if self.claim.is_some() {
+            self.remember_it();
         }
     }
 
     #[inline(never)]
-    fn remember_by(&mut self, claim: Claim) {
+    fn remember_it(&mut self) {
+        let Some(claim) = self.claim.take() else { return };
         match self.refusal {
             None => {
                 let results = self.results_at..self.results_at + self.results_len;
