@@ -6,9 +6,10 @@
 //! cargo run --release -p rpcrdma-bench --example tcp -- stream [--both] [-s BYTES] [-t N] [-D SECONDS] [--cores …]
 //! ```
 //!
-//! `pingpong` sends a message and waits until all of it has come back: a round trip. In `stream` the server sends blocks
-//! without end, and the client receives them into a buffer of that size, or into so many in turn, as calls under way
-//! have memory each; with `--both` each does both. The options are those of `rpcperf`, and so are the fields of `--json`.
+//! `pingpong` sends a message and waits until all of it has come back: a round trip. In `stream` the server sends
+//! blocks without end, and the client receives them into a buffer of that size, or into so many in turn, as calls under
+//! way have memory each; with `--both` each does both. The options are those of `rpcperf`, and so are the fields of
+//! `--json`.
 #![forbid(unsafe_code)]
 
 use std::convert::Infallible;

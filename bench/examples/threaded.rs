@@ -1,6 +1,6 @@
-//! What a thread of the application executes to start a call by `Client::start`: made to be counted by callgrind, as the
-//! example `instructions` is, of which it is no part: a second kind of shard in one program changes what the compiler
-//! has inlined there.
+//! What a thread of the application executes to start a call by `Client::start`: made to be counted by callgrind, as
+//! the example `instructions` is, of which it is no part: a second kind of shard in one program changes what the
+//! compiler has inlined there.
 //!
 //! ```sh
 //! valgrind --tool=callgrind --toggle-collect='*client_side*' target/release/examples/threaded CALLS DEPTH

@@ -259,7 +259,8 @@ pub(crate) struct DeviceArgs {
     /// Service level of this side's packets, 0 to 15 (default: the one of the path)
     #[arg(short = 'S', long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(..=15))]
     pub(crate) sl: Option<u8>,
-    /// Type of service or traffic class of this side's packets, 0 to 255, of verbs and iwarp (default: the one of the path)
+    /// Type of service or traffic class of this side's packets, 0 to 255, of verbs and iwarp (default: the one of the
+    /// path)
     #[arg(short = 'T', long, value_name = "TOS")]
     pub(crate) tos: Option<u8>,
     /// Path MTU in bytes; at a server the largest that it takes (default: the one of the path)

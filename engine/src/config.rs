@@ -103,10 +103,10 @@ pub struct Config {
     /// What the credit limit of a connection may grow to that uses all of it; `credits` or more. Credit
     /// limits shrink again when Receives get short. Default 256.
     pub max_credits: u32,
-    /// How long nothing may be sent on a connection before it is found out whether the peer is there, at most an eighth
-    /// of that later, so that this is done for many connections at once; zero for never. In version 2 a pure grant is sent; in version 1 an RDMA Write of no
-    /// bytes, which the peer's device acknowledges (it must permit RDMA Writes, as that of
-    /// every requester with Write or Reply chunks does). Default never.
+    /// How long nothing may be sent on a connection before it is found out whether the peer is there, at most an
+    /// eighth of that later, so that this is done for many connections at once; zero for never. In version 2 a
+    /// pure grant is sent; in version 1 an RDMA Write of no bytes, which the peer's device acknowledges (it must
+    /// permit RDMA Writes, as that of every requester with Write or Reply chunks does). Default never.
     pub keep_alive: Duration,
     /// How long an incoming connection may take until it is set up: until both ends know of it,
     /// and, if version 2 is all that is spoken, until its first message. Default 5 s.

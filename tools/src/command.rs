@@ -51,8 +51,8 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(value).map_err(|error| error.to_string())
 }
 
-/// The exit status of an outcome; of a command that could not do its work, `failed`, of wrong usage 2. A reader of our output that goes
-/// away early is no failure and no news.
+/// The exit status of an outcome; of a command that could not do its work, `failed`, of wrong usage 2. A reader of our
+/// output that goes away early is no failure and no news.
 pub fn exit(outcome: Outcome, failed: u8) -> ExitCode {
     match outcome {
         Ok(Ended::Well) => ExitCode::SUCCESS,

@@ -5,8 +5,8 @@
 //! is bad at them: it can only say by SIGBUS that the disk is full, and the first write to each page is a fault,
 //! which the file system may make dearer than the copy. Both see the same pages: those of the page cache.
 //!
-//! A tmpfs is not mapped: there a mapping takes a page of the disk also to read a hole, and says by SIGBUS that there is
-//! none. The system reads a hole without.
+//! A tmpfs is not mapped: there a mapping takes a page of the disk also to read a hole, and says by SIGBUS that there
+//! is none. The system reads a hole without.
 #![forbid(unsafe_code)]
 
 use std::fs::{File, OpenOptions};

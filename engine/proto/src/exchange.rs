@@ -409,8 +409,8 @@ impl Exchange {
     /// the same value that was not sent yet is replaced.
     ///
     /// A promise that shrinks (smaller Receives, fewer segments, no more reverse calls, no more remote invalidation) is
-    /// told first, and kept until the peer is known to have read it: messages that rely on it may be under way. One that
-    /// grows must be true before it is told (XC §3.1). With what its end sends it is the other way round.
+    /// told first, and kept until the peer is known to have read it: messages that rely on it may be under way. One
+    /// that grows must be true before it is told (XC §3.1). With what its end sends it is the other way round.
     ///
     /// # Errors
     /// The peer was not told.

@@ -313,8 +313,8 @@ impl<F: Fabric> Context<F> {
         Some(buf)
     }
 
-    /// A buffer of a pool of bulk buffers beside the shard's own, which is made at first use; to be exposed to a peer, or
-    /// shown to none.
+    /// A buffer of a pool of bulk buffers beside the shard's own, which is made at first use; to be exposed to a peer,
+    /// or shown to none.
     pub(super) fn alloc_bulk(&mut self, pool: &mut Option<Pool>, exposed: bool, len: usize) -> Option<Buf> {
         if pool.is_none() && !self.config.bulk_buffers.is_empty() {
             match self.bulk_pool(exposed) {

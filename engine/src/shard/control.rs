@@ -245,8 +245,8 @@ impl<F: Fabric> Shard<F> {
         self.end_closed();
     }
 
-    /// What the control plane has said of the end of a connection, or says when it is asked. Many may end at once: it is
-    /// asked once for those that it tells of together.
+    /// What the control plane has said of the end of a connection, or says when it is asked. Many may end at once: it
+    /// is asked once for those that it tells of together.
     pub(super) fn why_disconnected(&mut self, qp: QpId) -> Option<CloseReason> {
         let known = self.life.why_disconnected(qp).cloned();
         let reason = known.or_else(|| told(&self.events, qp)).or_else(|| {

@@ -122,8 +122,8 @@ pub struct ConnectionStats {
     pub slot: u32,
     /// How often that number was used before.
     pub generation: u32,
-    /// From where it comes: an address without its port, or process and user on the software fabric. Empty for one that
-    /// this side has made.
+    /// From where it comes: an address without its port, or process and user on the software fabric. Empty for one
+    /// that this side has made.
     pub peer: String,
     /// The name that the peer has proved ([`Config::host_auth`](crate::Config::host_auth)).
     pub identity: Option<String>,
@@ -148,8 +148,8 @@ pub struct ConnectionStats {
     pub sent: u64,
     /// Since it was accepted; 0 for one that this side has made.
     pub age: u64,
-    /// Since it was last found to have sent something of use, which is looked at now and then; 0 for one that this side
-    /// has made.
+    /// Since it was last found to have sent something of use, which is looked at now and then; 0 for one that this
+    /// side has made.
     pub silent: u64,
 }
 

@@ -1,5 +1,5 @@
-//! Which counters and gauges there are. Names are Prometheus': what is counted, with its unit; `rpcrdma_` goes in front,
-//! and `_total` behind counters.
+//! Which counters and gauges there are. Names are Prometheus': what is counted, with its unit; `rpcrdma_` goes in
+//! front, and `_total` behind counters.
 
 use rpcrdma::stats::{ClassStats, Refusals, ShardStats};
 

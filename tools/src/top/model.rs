@@ -21,8 +21,8 @@ pub(crate) struct View {
     pub(crate) pid: u32,
     /// Since the server was started, in nanoseconds.
     pub(crate) uptime: u64,
-    /// The length of the interval, in nanoseconds; 0 if there is only one snapshot yet, or the server was started anew:
-    /// then there are no rates.
+    /// The length of the interval, in nanoseconds; 0 if there is only one snapshot yet, or the server was started
+    /// anew: then there are no rates.
     pub(crate) interval: u64,
     pub(crate) shards: Vec<ShardRow>,
     pub(crate) procedures: Vec<ProcedureRow>,

@@ -111,8 +111,8 @@ fn handle(screen: &mut Screen, event: &Event) -> bool {
     true
 }
 
-/// Ends this program when its terminal is closed. Nobody else is sure to: under nohup there is no SIGHUP, and what reads
-/// keys takes the end of them for nothing yet, and asks again without end.
+/// Ends this program when its terminal is closed. Nobody else is sure to: under nohup there is no SIGHUP, and what
+/// reads keys takes the end of them for nothing yet, and asks again without end.
 fn end_with_terminal() {
     let output = io::stdout();
     loop {

@@ -57,10 +57,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Finds settings by measuring them
 ///
-/// Runs `rpcperf` with a server of its own, over and over: each knob by itself turned to each of its values, against the
-/// start; the worse half of the values goes, round by round; what wins is tried together. Runs of all that is compared
-/// take turns in random order, so that a noisy host does not decide. In the end the best is run against the start once
-/// more, in pairs, and only if these prove it better (the sign test, 95 %) it is recommended: as options of
+/// Runs `rpcperf` with a server of its own, over and over: each knob by itself turned to each of its values, against
+/// the start; the worse half of the values goes, round by round; what wins is tried together. Runs of all that is
+/// compared take turns in random order, so that a noisy host does not decide. In the end the best is run against the
+/// start once more, in pairs, and only if these prove it better (the sign test, 95 %) it is recommended: as options of
 /// rpcperf, and as code.
 ///
 /// Knobs are named as the fields of Config and ServerConfig: credits, batch (on, off), coalesce_grants (on, off),
@@ -68,8 +68,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// bulk_buffers (BYTES:N+BYTES:N), shards, workers. Without --knob usual values of most of them are tried. Threads that
 /// poll and have no core are left out.
 ///
-/// What follows -- is the load, in rpcperf's words: without it calls of 64 bytes, -t 64; for bytes, reads of 64 KiB, -t 4;
-/// at a rate -t 16.
+/// What follows -- is the load, in rpcperf's words: without it calls of 64 bytes, -t 64; for bytes, reads of 64 KiB, -t
+/// 4; at a rate -t 16.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -146,8 +146,8 @@ pub struct Args {
     /// Writes JSON as well; to standard output with -, and nothing else there
     ///
     /// Keys: aim, rpcperf, start, candidates (settings, sweep, stage, runs, figure, ratio, failed, stayed), left_out,
-    /// best, duel (pairs, better, ratio, interval, confidence; null if nothing is better), proven, recommended (settings,
-    /// arguments, server, client).
+    /// best, duel (pairs, better, ratio, interval, confidence; null if nothing is better), proven, recommended
+    /// (settings, arguments, server, client).
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
 

@@ -3,8 +3,8 @@
 //! A pair is a candidate's run and a run of what it is compared with, close to each other: what the host did to both is
 //! not in their ratio. Of the logarithms of ratios nothing is assumed but that, if there were no difference, each might
 //! as well have the other sign. A run that the host spoiled is one sign, however bad it was: with signed ranks
-//! (Wilcoxon), which make more of the same values on a quiet host, two spoiled runs of a dozen hide that one candidate is
-//! twice the other.
+//! (Wilcoxon), which make more of the same values on a quiet host, two spoiled runs of a dozen hide that one candidate
+//! is twice the other.
 
 /// Half of what an interval of 95 % leaves out.
 const TAIL: f64 = 0.025;

@@ -2,23 +2,23 @@
 //!
 //! *One knob at a time.* From the start each knob by itself is turned to each of its values. A grid has the product of
 //! all numbers of values as candidates, this their sum; knobs of this engine act on different costs and mostly do not
-//! see each other. The values of one knob are a league of their own, so that a knob with five good values does not drive
-//! out another one's only good value.
+//! see each other. The values of one knob are a league of their own, so that a knob with five good values does not
+//! drive out another one's only good value.
 //!
 //! *Successive halving.* In each round each candidate is run some times more, then the worse half of each league goes,
 //! until one is left: most runs go to those that are hard to tell apart.
 //!
 //! *Interleaved.* A pass runs each candidate once, in random order, with a run of the start among each [`BLOCK`] of
 //! them. A candidate's gain is against the start's runs in its block and in those beside it, a few runs away: what the
-//! host does for longer than that is done to both. Of these three the median counts, and so it does of the gains: no run
-//! that the host spoiled decides, be it the candidate's or the start's.
+//! host does for longer than that is done to both. Of these three the median counts, and so it does of the gains: no
+//! run that the host spoiled decides, be it the candidate's or the start's.
 //!
 //! *Together.* The winners that gain anything, [`Plan::combine`] of them at most, are tried in every combination, again
 //! by halving, with new runs. That finds no pair of knobs that only help together; another sweep, from what was found,
 //! finds some.
 //!
-//! *One knob less.* Of the best combination each knob by itself is put back: if that costs no more than the standard error
-//! of the difference, it stays so. What gains nothing is not turned.
+//! *One knob less.* Of the best combination each knob by itself is put back: if that costs no more than the standard
+//! error of the difference, it stays so. What gains nothing is not turned.
 //!
 //! *The duel.* Whoever was the best of many was lucky, too: what is said of it in the end comes only of runs that were
 //! made afterwards, in pairs with the start.
@@ -288,8 +288,8 @@ impl Search<'_> {
         }
     }
 
-    /// Runs leagues until one is left of each: those that gain anything, the best first. What follows takes `ahead` runs
-    /// at most.
+    /// Runs leagues until one is left of each: those that gain anything, the best first. What follows takes `ahead`
+    /// runs at most.
     fn halve(
         &mut self,
         from: &Settings,

@@ -1,5 +1,5 @@
-//! What `tuning.md` says to look for when calls are slow: each symptom is provoked, and `rpcrdma top` shows it where the
-//! list there says. Their order is that of the list.
+//! What `tuning.md` says to look for when calls are slow: each symptom is provoked, and `rpcrdma top` shows it where
+//! the list there says. Their order is that of the list.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -1,7 +1,8 @@
-//! Statistics by a Unix socket: whoever connects gets one snapshot in JSON, taken after that, and the end of the stream.
+//! Statistics by a Unix socket: whoever connects gets one snapshot in JSON, taken after that, and the end of the
+//! stream.
 //!
-//! One thread serves all readers (`readers`), and asks the shards as [`Server::stats`](super::Server::stats) does: while
-//! nobody reads, nothing is done.
+//! One thread serves all readers (`readers`), and asks the shards as [`Server::stats`](super::Server::stats) does:
+//! while nobody reads, nothing is done.
 
 mod readers;
 

@@ -1,6 +1,6 @@
 //! Those who read at the socket. What they can have is bounded, whatever they do: [`MOST`] of them at a time, each for
-//! [`PATIENCE`]; those that come within [`PACE`] of each other share a snapshot, so the shards are not asked more often;
-//! nothing that they send is looked at; and nothing that they do is logged.
+//! [`PATIENCE`]; those that come within [`PACE`] of each other share a snapshot, so the shards are not asked more
+//! often; nothing that they send is looked at; and nothing that they do is logged.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

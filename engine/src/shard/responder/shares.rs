@@ -5,8 +5,8 @@
 //!
 //! What a connection holds is counted in calls: those that are being served, and those whose replies are not
 //! known to have left. A call beyond the share waits, with nothing but the message that it came in, until its
-//! own connection has come down to it. So does one beyond the connection's [RDMA Reads](super::reads). Nobody waits behind it but those calls of its connection that need
-//! bulk memory, too: they keep their order.
+//! own connection has come down to it. So does one beyond the connection's [RDMA Reads](super::reads). Nobody waits
+//! behind it but those calls of its connection that need bulk memory, too: they keep their order.
 
 use std::mem::take;
 
@@ -110,7 +110,8 @@ impl Responder {
         bulk && !conn.served.held_back.is_empty() && !self.holds_what_others_wait_for(cx, call)
     }
 
-    /// Whether a call is beyond the share of its connection, or beyond its Reads. What is to be read for it is in `self.fetch`.
+    /// Whether a call is beyond the share of its connection, or beyond its Reads. What is to be read for it is in
+    /// `self.fetch`.
     #[inline(always)]
     fn exceeds_share<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, call: &ServerCall) -> bool {
         if self.exceeds_reads(&cx.config, conn) {

@@ -324,8 +324,8 @@ impl Endpoint {
         self.outbound.terminate(message);
     }
 
-    /// Says that we are there and changes nothing: by a Write of nothing (RFC 6581 §9.3), unless a message that is under
-    /// way says so.
+    /// Says that we are there and changes nothing: by a Write of nothing (RFC 6581 §9.3), unless a message that is
+    /// under way says so.
     pub(super) fn say_hello(&mut self) {
         self.outbound.write_nothing();
     }
