@@ -34,7 +34,7 @@ pub struct ClientConfig {
     /// Default: `AUTH_NONE`.
     pub credential: Credential,
     /// What the client serves to its server, in the reverse direction (RFC 8167): on its shard, whatever
-    /// placement the procedures ask for. Default: nothing.
+    /// threads the procedures ask for. Default: nothing.
     pub services: Option<Arc<Services>>,
     /// What may be placed directly: calls that break it are not sent. `None`: the server alone decides.
     /// RPCSEC_GSS integrity and privacy are heeded in any case.

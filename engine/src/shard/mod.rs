@@ -33,7 +33,7 @@
 //! | `close_reason` | why a connection is over |
 //! | `clock` | the only reader of the clock |
 //! | `list` | lists that nearly always have room |
-//! | `thread` | a shard on a thread of its own: placement, idling |
+//! | `thread` | a shard on a thread of its own: its core, idling |
 //! | `commands` | what other threads ask of it |
 //! | `testing` | a shard's parts without a device, for their tests |
 //!

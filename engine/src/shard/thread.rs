@@ -1,4 +1,4 @@
-//! A shard on a thread of its own: placement, and idling.
+//! A shard on a thread of its own: its core, and idling.
 
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -178,8 +178,8 @@ impl<F: Fabric> Shard<F> {
             return None;
         }
         // Memory that other threads let go wakes nobody.
-        let hungry = self.responder.waits_for_memory();
-        let longest = if hungry { longest.min(MEMORY_WAIT_SLEEP) } else { longest };
+        let waits = self.responder.waits_for_memory();
+        let longest = if waits { longest.min(MEMORY_WAIT_SLEEP) } else { longest };
         self.cx.stats.sleeps += 1;
         Some(match self.next_due() {
             u64::MAX => longest,

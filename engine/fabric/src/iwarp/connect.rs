@@ -441,7 +441,7 @@ impl IwarpFabric {
             }
             State::Connecting(_) => true,
             State::Up if late => {
-                qp.forsake(&mut self.common);
+                qp.peer_left(&mut self.common);
                 false
             }
             State::Up => {

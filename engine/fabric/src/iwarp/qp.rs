@@ -428,7 +428,7 @@ impl Qp {
     }
 
     /// The peer has closed a connection whose last messages met no Receive.
-    pub(super) fn forsake(&mut self, common: &mut Common) {
+    pub(super) fn peer_left(&mut self, common: &mut Common) {
         let failure = self.endpoint.left();
         self.fail(common, failure);
     }
