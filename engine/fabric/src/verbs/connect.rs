@@ -284,9 +284,6 @@ impl VerbsFabric {
             let arrival = self.listener.as_ref().and_then(|(_, seat)| seat.place(event, MOST_HANDED));
             return arrival.into_iter().for_each(|arrival| self.requested(arrival));
         }
-        if event.kind == CmEventKind::DeviceRemoval {
-            self.device_lost(DeviceEvent::Removed);
-        }
         if event.cookie == reaper::NOBODY {
             return;
         }
@@ -334,8 +331,10 @@ impl VerbsFabric {
             (kind, State::Connecting) if ends(kind) => {
                 self.not_reached(id, format!("{kind:?} ({})", io::Error::from_raw_os_error(event.status.abs())));
             }
-            // All of them have been told above.
-            (CmEventKind::DeviceRemoval, State::Accepting | State::Up | State::Closing) => {}
+            // Of an identifier whose device is known to be this one: others' devices come and go.
+            (CmEventKind::DeviceRemoval, State::Accepting | State::Up | State::Closing) => {
+                self.device_lost(DeviceEvent::Removed);
+            }
             (CmEventKind::Disconnected, State::Closing) => {
                 self.finish(id, Disconnect::Local, "both sides have closed it".to_owned())
             }
