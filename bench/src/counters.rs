@@ -107,65 +107,43 @@ impl Counters {
 
     /// What was counted here and there.
     fn plus(&self, other: &Self) -> Self {
-        Self {
-            cpu_ns: self.cpu_ns + other.cpu_ns,
-            polls: self.polls + other.polls,
-            idle_polls: self.idle_polls + other.idle_polls,
-            completions: self.completions + other.completions,
-            sleeps: self.sleeps + other.sleeps,
-            posts: self.posts + other.posts,
-            doorbells: self.doorbells + other.doorbells,
-            signalled: self.signalled + other.signalled,
-            recv_posts: self.recv_posts + other.recv_posts,
-            receiver_not_ready: self.receiver_not_ready + other.receiver_not_ready,
-            system_calls: self.system_calls + other.system_calls,
-            empty_system_calls: self.empty_system_calls + other.empty_system_calls,
-            messages_sent: self.messages_sent + other.messages_sent,
-            messages_received: self.messages_received + other.messages_received,
-            grants_piggybacked: self.grants_piggybacked + other.grants_piggybacked,
-            grants_pure: self.grants_pure + other.grants_pure,
-            parts_sent: self.parts_sent + other.parts_sent,
-            parts_received: self.parts_received + other.parts_received,
-            chunked_sent: self.chunked_sent + other.chunked_sent,
-            chunked_received: self.chunked_received + other.chunked_received,
-            long_sent: self.long_sent + other.long_sent,
-            long_received: self.long_received + other.long_received,
-            calls: self.calls + other.calls,
-            calls_failed: self.calls_failed + other.calls_failed,
-            backpressure: self.backpressure + other.backpressure,
-            pool_empty: self.pool_empty + other.pool_empty,
-        }
+        self.with(other, |here, there| here + there)
     }
 
     /// What was counted since `before`.
     pub(crate) fn since(&self, before: &Self) -> Self {
+        self.with(before, |now, before| now - before)
+    }
+
+    /// Count by count.
+    fn with(&self, other: &Self, op: impl Fn(u64, u64) -> u64) -> Self {
         Self {
-            cpu_ns: self.cpu_ns - before.cpu_ns,
-            polls: self.polls - before.polls,
-            idle_polls: self.idle_polls - before.idle_polls,
-            completions: self.completions - before.completions,
-            sleeps: self.sleeps - before.sleeps,
-            posts: self.posts - before.posts,
-            doorbells: self.doorbells - before.doorbells,
-            signalled: self.signalled - before.signalled,
-            recv_posts: self.recv_posts - before.recv_posts,
-            receiver_not_ready: self.receiver_not_ready - before.receiver_not_ready,
-            system_calls: self.system_calls - before.system_calls,
-            empty_system_calls: self.empty_system_calls - before.empty_system_calls,
-            messages_sent: self.messages_sent - before.messages_sent,
-            messages_received: self.messages_received - before.messages_received,
-            grants_piggybacked: self.grants_piggybacked - before.grants_piggybacked,
-            grants_pure: self.grants_pure - before.grants_pure,
-            parts_sent: self.parts_sent - before.parts_sent,
-            parts_received: self.parts_received - before.parts_received,
-            chunked_sent: self.chunked_sent - before.chunked_sent,
-            chunked_received: self.chunked_received - before.chunked_received,
-            long_sent: self.long_sent - before.long_sent,
-            long_received: self.long_received - before.long_received,
-            calls: self.calls - before.calls,
-            calls_failed: self.calls_failed - before.calls_failed,
-            backpressure: self.backpressure - before.backpressure,
-            pool_empty: self.pool_empty - before.pool_empty,
+            cpu_ns: op(self.cpu_ns, other.cpu_ns),
+            polls: op(self.polls, other.polls),
+            idle_polls: op(self.idle_polls, other.idle_polls),
+            completions: op(self.completions, other.completions),
+            sleeps: op(self.sleeps, other.sleeps),
+            posts: op(self.posts, other.posts),
+            doorbells: op(self.doorbells, other.doorbells),
+            signalled: op(self.signalled, other.signalled),
+            recv_posts: op(self.recv_posts, other.recv_posts),
+            receiver_not_ready: op(self.receiver_not_ready, other.receiver_not_ready),
+            system_calls: op(self.system_calls, other.system_calls),
+            empty_system_calls: op(self.empty_system_calls, other.empty_system_calls),
+            messages_sent: op(self.messages_sent, other.messages_sent),
+            messages_received: op(self.messages_received, other.messages_received),
+            grants_piggybacked: op(self.grants_piggybacked, other.grants_piggybacked),
+            grants_pure: op(self.grants_pure, other.grants_pure),
+            parts_sent: op(self.parts_sent, other.parts_sent),
+            parts_received: op(self.parts_received, other.parts_received),
+            chunked_sent: op(self.chunked_sent, other.chunked_sent),
+            chunked_received: op(self.chunked_received, other.chunked_received),
+            long_sent: op(self.long_sent, other.long_sent),
+            long_received: op(self.long_received, other.long_received),
+            calls: op(self.calls, other.calls),
+            calls_failed: op(self.calls_failed, other.calls_failed),
+            backpressure: op(self.backpressure, other.backpressure),
+            pool_empty: op(self.pool_empty, other.pool_empty),
         }
     }
 

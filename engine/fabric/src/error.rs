@@ -67,3 +67,11 @@ pub enum FabricError {
     #[error("misuse: {0}")]
     Misuse(String),
 }
+
+impl FabricError {
+    /// Memory is to be taken from the device that a peer may still reach.
+    #[cold]
+    pub(crate) fn still_bound(arena: ArenaId) -> Self {
+        Self::Misuse(format!("a window is still bound to arena {arena}"))
+    }
+}

@@ -308,7 +308,7 @@ impl Fabric for IwarpFabric {
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
         if self.table.iter().any(|qp| qp.endpoint.exposes(arena)) {
-            return Err(FabricError::Misuse(format!("a window is still bound to arena {arena}")));
+            return Err(FabricError::still_bound(arena));
         }
         self.common.shared.regions.remove(arena)
     }

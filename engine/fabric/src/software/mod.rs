@@ -235,7 +235,7 @@ impl Fabric for SoftwareFabric {
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
         if self.table.iter().any(|qp| qp.windows.exposes(arena)) {
-            return Err(FabricError::Misuse(format!("a window is still bound to arena {arena}")));
+            return Err(FabricError::still_bound(arena));
         }
         self.common.regions.remove(arena)
     }

@@ -312,7 +312,7 @@ impl Fabric for VerbsFabric {
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
         if self.book.table.iter().any(|qp| qp.endpoint.windows.exposes(arena)) {
-            return Err(FabricError::Misuse(format!("a window is still bound to arena {arena}")));
+            return Err(FabricError::still_bound(arena));
         }
         self.regions.remove(arena)
     }
