@@ -14,7 +14,7 @@ use rpcrdma::{Address, Config, IdlePolicy, LocalClient, Procedure, Refusal, Serv
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A server with one procedure, that tells statistics. What it ends with, [`Load`] waits for.
+/// A server with one procedure that tells statistics.
 struct Ill {
     _server: Server,
     address: Address,
