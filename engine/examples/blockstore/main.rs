@@ -50,6 +50,8 @@ use store::Store;
 
 /// First word of the line that the server writes to standard output once clients may connect.
 const READY: &str = "listening";
+/// Bytes of a page, on most machines.
+const PAGE: usize = 4096;
 /// How long calls under way may take to end when the server is told to stop.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -241,7 +243,8 @@ fn serve(options: &Serve) -> anyhow::Result<()> {
         store.map().with_context(|| format!("{shown}"))?;
     } else if !options.buffered {
         match store.open_direct() {
-            Ok(()) => align = store.direct().map_or(1, |direct| direct.align),
+            // A block that starts within a page lies in one page more, which is one segment more for the device.
+            Ok(()) => align = store.direct().map_or(1, |direct| direct.align.max(PAGE)),
             Err(error) => eprintln!("{shown}: no O_DIRECT here ({error:#}): buffered I/O"),
         }
     }
