@@ -23,13 +23,13 @@ pub enum Crc {
 /// How long the FPDUs that this side sends may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum FpduSize {
-    /// As long as the format allows to a peer that is this engine, else as [`Segment`](Self::Segment).
+    /// As [`Longest`](Self::Longest) to a peer that is this engine, else as [`Segment`](Self::Segment).
     #[default]
     Auto,
     /// Within one TCP segment (the EMSS of RFC 5044 §4.5): adapters place such segments as they come, in any order.
     Segment,
-    /// As long as the format allows, 64 KiB: fewer headers. Any stack that reads a byte stream takes it; the kernel's
-    /// soft-iWARP does.
+    /// Nearly as long as the format allows, 65464 bytes: fewer headers. Any stack that reads a byte stream takes it;
+    /// the kernel's soft-iWARP does.
     Longest,
 }
 

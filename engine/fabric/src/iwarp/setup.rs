@@ -111,13 +111,20 @@ impl Wishes {
     }
 }
 
+/// The longest FPDU: what one segment of a loopback device holds, whose MTU is 65536, behind the headers of IPv6 and of
+/// TCP with its timestamps. A little more, as the format allows, would leave a small segment behind what each write of
+/// several of them has filled.
+const LONGEST_FPDU: usize = 65536 - 40 - 32;
+
 /// The terms of a connection: what was agreed on, and what a segment of the path to the peer carries.
 pub(super) fn terms(config: &IwarpConfig, agreed: Agreed, segment: impl FnOnce() -> usize, waits: bool) -> Terms {
     let longest = match config.fpdu_size {
-        FpduSize::Auto if agreed.is_ours => MAX_ULPDU,
-        FpduSize::Longest => MAX_ULPDU,
-        FpduSize::Auto | FpduSize::Segment => (segment() & !3) - (fpdu_len(2) - 2),
+        FpduSize::Auto if agreed.is_ours => LONGEST_FPDU,
+        FpduSize::Longest => LONGEST_FPDU,
+        FpduSize::Auto | FpduSize::Segment => segment() & !3,
     };
+    // Without the length, the pad, of which there is none, and the CRC.
+    let longest = longest - (fpdu_len(2) - 2);
     Terms {
         crc: agreed.crc,
         max_ulpdu: longest.clamp(UNTAGGED_HEADER + 4, MAX_ULPDU),
