@@ -2,11 +2,12 @@
 //! sockets do not block and are polled.
 //!
 //! ```sh
-//! cargo run --release -p rpcrdma-bench --example tcp -- pingpong [-s BYTES] [-D SECONDS] [--cores CLIENT[,SERVER]]
+//! cargo run --release -p rpcrdma-bench --example tcp -- pingpong [-s BYTES] [-D SECONDS] [--rate N] [--sleep] [--cores …]
 //! cargo run --release -p rpcrdma-bench --example tcp -- stream [--both] [-s BYTES] [-t N] [-D SECONDS] [--cores …]
 //! ```
 //!
-//! `pingpong` sends a message and waits until all of it has come back: a round trip. In `stream` the server sends
+//! `pingpong` sends a message and waits until all of it has come back: a round trip. With `--rate` it makes so many per
+//! second, and with `--sleep` the server sleeps in between: what that takes longer is a wake-up. In `stream` the server sends
 //! blocks without end, and the client receives them into a buffer of that size, or into so many in turn, as calls under
 //! way have memory each; with `--both` each does both. The options are those of `rpcperf`, and so are the fields of
 //! `--json`.
@@ -21,6 +22,7 @@ use std::process::{Child, ExitCode};
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rustix::event::{PollFd, PollFlags};
 use serde_json::{Value, json};
 
 use clock::Clock;
@@ -64,6 +66,12 @@ enum Command {
         /// Bytes of the message; K and M are 1024 and 1024²
         #[arg(short, long, value_name = "BYTES", default_value = "172", value_parser = parse_size)]
         size: usize,
+        /// So many round trips per second, evenly, instead of as many as there can be
+        #[arg(long, value_name = "N", value_parser = parse_positive)]
+        rate: Option<f64>,
+        /// The server sleeps in poll(2) until a message comes
+        #[arg(long)]
+        sleep: bool,
         #[command(flatten)]
         common: Common,
     },
@@ -112,6 +120,8 @@ struct Common {
 enum Role {
     /// Sends back what it receives
     Echo,
+    /// Does so, and sleeps until there is something
+    EchoAsleep,
     /// Sends
     Send,
     /// Sends, and receives
@@ -120,7 +130,7 @@ enum Role {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
-        Command::Pingpong { size, common } => pingpong(size, &common),
+        Command::Pingpong { size, rate, sleep, common } => pingpong(size, (rate, sleep), &common),
         Command::Stream { size, outstanding, both, common } => stream((size, outstanding), both, &common),
         Command::Serve { role, port, core, shared, size, blocks } => serve(role, port, (core, shared), (size, blocks)),
     };
@@ -280,6 +290,11 @@ fn serve_on(end: &mut End, role: Role, layout: Layout) -> io::Result<Infallible>
                 end.receive_all(&mut inward.memory)?;
                 end.send_all(&inward.memory)?;
             }
+            Role::EchoAsleep => {
+                rustix::event::poll(&mut [PollFd::new(&end.socket, PollFlags::IN)], None)?;
+                end.receive_all(&mut inward.memory)?;
+                end.send_all(&inward.memory)?;
+            }
             Role::Send => out.go_on(|block| end.send(block))?,
             Role::Both => {
                 out.go_on(|block| end.send(block))?;
@@ -299,9 +314,11 @@ fn lost(error: io::Error) -> Failure {
     Failure::run("the connection to the server", error)
 }
 
-fn pingpong(size: usize, common: &Common) -> Result<(), Failure> {
+fn pingpong(size: usize, (rate, sleep): (Option<f64>, bool), common: &Common) -> Result<(), Failure> {
     let placement = Placement::decide(common.cores)?;
-    let (_server, mut end) = Server::start(Role::Echo, &placement, (size, NonZeroUsize::MIN))?;
+    let role = if sleep { Role::EchoAsleep } else { Role::Echo };
+    let (_server, mut end) = Server::start(role, &placement, (size, NonZeroUsize::MIN))?;
+    let pause = rate.map_or(0, |rate| (1e9 / rate) as u64);
     let (mut ping, mut pong) = (vec![0u8; size], vec![0u8; size]);
     let mut samples = Samples::new();
     let (clock, (from, until)) = (Clock::new(), window(common));
@@ -319,7 +336,11 @@ fn pingpong(size: usize, common: &Common) -> Result<(), Failure> {
             first.get_or_insert(begun);
             samples.record(now - begun);
         }
+        let due = begun + pause;
         begun = now;
+        while begun < due {
+            begun = clock.ns();
+        }
     }
     let short = || Failure::Usage(format!("-D {}: not one round trip was in it", common.duration));
     let (latency, first) = (samples.latency().ok_or_else(short)?, first.ok_or_else(short)?);
