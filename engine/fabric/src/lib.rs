@@ -402,7 +402,7 @@ pub struct ConnectParams {
     /// Windows that may be bound at a time.
     pub windows: u32,
     /// How often the *peer* tries again when we have no Receive posted: 0–6, or 7 for without end, as far as
-    /// the limits of the peer's own fabric let it.
+    /// the limits of the peer's own fabric let it. Over TCP its messages wait here, until `retry_timeout` at most.
     pub rnr_retry: u8,
     /// RDMA Reads that we may have outstanding.
     pub initiator_depth: u16,

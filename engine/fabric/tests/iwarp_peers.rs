@@ -326,6 +326,35 @@ fn half_a_message_holds_a_receive_for_a_while() {
     server.close();
 }
 
+/// Servers let peers try again without end (`rnr_retry` 7): a message without a Receive waits, and not for ever.
+#[test]
+fn a_message_waits_for_a_receive_until_retry_timeout() {
+    let beyond: Vec<_> = (1..10).map(|msn| fpdu(SEND, true, untagged(0, msn, 0), &[msn as u8; 100], false)).collect();
+    let beyond = beyond.concat();
+    for (config, late) in [(IwarpConfig::default(), false), (impatient(), true)] {
+        let mut server = Server::new(config);
+        server.params.rnr_retry = 7;
+        let (mut peer, qp) = server.peer(false);
+        peer.say(&beyond);
+        server.until("a message that waits", |server| (server.fabric.stats().receiver_not_ready > 0).then_some(()));
+        if late {
+            assert_eq!(peer.told(&mut server, false), Some(Fault::NoBuffer));
+            let (cause, reason) = server.end_of(qp);
+            assert_eq!(cause, Disconnect::Violation);
+            assert!(reason.contains("no Receive for longer than retry_timeout"), "{reason}");
+        }
+        let mut bufs: Vec<Buf> = server.done.drain(..).filter_map(|c| Some(c.buf?.into_buf())).collect();
+        assert_eq!(server.fabric.post_recv(None, &mut bufs), 8);
+        if !late {
+            let last = server.until("the message", |server| server.done.pop());
+            assert_eq!((last.qp, last.buf.as_ref().map(|buf| buf[0])), (qp, Some(9)));
+            assert!(server.ended.is_empty());
+        }
+        server.serves();
+        server.close();
+    }
+}
+
 #[test]
 fn a_peer_that_stops_reading_is_given_up_and_others_are_served() {
     let mut server = Server::new(IwarpConfig { send_buffer: Some(64 << 10), ..impatient() });

@@ -61,7 +61,8 @@ pub struct IwarpConfig {
     /// client's first one does not have it yet.
     pub tos: Option<u8>,
     /// How long what was sent may stay unacknowledged (`TCP_USER_TIMEOUT`), what is posted may wait for a peer that
-    /// takes nothing, and half a message may wait for its other half, before the connection ends. Default 30 s.
+    /// takes nothing, half a message may wait for its other half, and a message for a Receive, before the connection
+    /// ends. Default 30 s.
     pub retry_timeout: Duration,
     /// How long a connection may be silent before TCP asks whether the peer is still there (`TCP_KEEPIDLE`); two more
     /// questions follow, a third of this apart. Default 60 s.

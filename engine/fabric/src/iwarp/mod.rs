@@ -30,14 +30,16 @@
 //! # Completions
 //! TCP takes bytes for later: a Send or Write completes when the socket has taken its last byte (RFC 5040 §5.5), and
 //! what the peer refuses ends the connection. [`Capabilities::acknowledges`] is false. There is no receiver-not-ready
-//! in iWARP: a message that meets no Receive is left in the socket for as long as `rnr_retry` allows, which TCP's flow
-//! control makes the peer feel, and then ends the stream with a Terminate.
+//! in iWARP: a message that meets no Receive is left in the socket, which TCP's flow control makes the peer feel, for as
+//! long as `rnr_retry` allows and `retry_timeout` at most, and then ends the stream with a Terminate. So the few moments
+//! in which an overloaded shard has no Receive cost nobody a connection, and a peer that sends beyond its credits does
+//! not wait for ever.
 //!
 //! # What a peer can do
 //! Windows have exact bounds and rights, which are checked at each segment, and keys that hold for one connection and
 //! one bind; nothing else of this process's memory can be reached: an RDMA Read of ours gives the peer a name that is
 //! good for the answer to it alone. What a peer can hold is bounded by [`IwarpConfig`]: half a message holds one
-//! Receive for `retry_timeout`, bytes that cannot be placed yet at most 64 KiB.
+//! Receive for `retry_timeout`; bytes that cannot be placed yet are at most 64 KiB, for as long.
 //!
 //! **iWARP neither encrypts nor authenticates.** Who can send packets into the network between two hosts can read and
 //! change all of this. Host authentication of RPC-over-RDMA version 2 says who connects; secrecy needs a network that
@@ -220,7 +222,7 @@ impl IwarpFabric {
             let Some(slot) = self.unread.pop_front() else { return };
             let Some(qp) = self.table.at(slot) else { continue };
             qp.unread = false;
-            // Those that wait for a Receive without end cost nothing as long as there is none.
+            // Those that wait for a Receive until `retry_timeout` are not looked at as long as there is none.
             let in_vain = qp.stalled
                 && qp.is_live()
                 && qp.endpoint.limits().rnr_retry >= 7

@@ -480,22 +480,26 @@ impl Qp {
         common.attention.push(self.id.slot);
     }
 
-    /// How long something has waited for the peer without that anything moved; `None` if nothing waits any more.
+    /// How long something has waited for the peer, or of the peer's for a Receive, without that anything moved; `None`
+    /// if nothing waits any more.
     pub(super) fn waited(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
-        let owed = self.endpoint.is_owed() && !self.endpoint.waits_for_receive();
-        if !owed && !self.blocked {
+        if !self.endpoint.is_owed() && !self.blocked {
             self.patience.end();
             return None;
         }
         Some(self.patience.look(self.endpoint.progress(), now, limit))
     }
 
-    /// The peer has taken nothing of what waits for it, or not sent the rest of what it began, for `retry_timeout`.
+    /// The peer has taken nothing of what waits for it, or not sent the rest of what it began, or there was no Receive
+    /// for what it sent, for `retry_timeout`.
     #[cold]
     pub(super) fn not_moved(&mut self, common: &mut Common) {
         let limit = common.config.retry_timeout;
         let what = if self.blocked {
             "the peer takes nothing of what was sent"
+        } else if self.endpoint.waits_for_receive() {
+            let failure = self.endpoint.no_receive(format_args!("retry_timeout, {limit:?}"));
+            return self.fail(common, failure);
         } else {
             "the peer does not send the rest of a message, or the answer to a Read"
         };

@@ -300,11 +300,16 @@ impl Inbound {
         }
         self.rnr_polls = self.rnr_polls.saturating_add(1);
         if to.rnr_retry < 7 && self.rnr_polls > u32::from(to.rnr_retry) * RNR_POLLS {
-            let what = "a message met no Receive for longer than rnr_retry allows";
-            let terminate = Terminate::new(Fault::NoBuffer, Some(self.reader.header()), None);
-            return Err(Failure::violation(encoded(&terminate), what));
+            return Err(self.no_receive("rnr_retry allows"));
         }
         Ok(())
+    }
+
+    /// A message has waited for a Receive for longer than this.
+    #[cold]
+    pub(super) fn no_receive(&self, limit: impl fmt::Display) -> Failure {
+        let terminate = Terminate::new(Fault::NoBuffer, Some(self.reader.header()), None);
+        Failure::violation(encoded(&terminate), format_args!("a message met no Receive for longer than {limit}"))
     }
 
     #[cold]

@@ -302,9 +302,15 @@ impl Endpoint {
         }
     }
 
-    /// A message waits for a Receive, and whoever posted it for the peer to try again.
+    /// A message of the peer waits for a Receive.
     pub(super) fn waits_for_receive(&self) -> bool {
         self.inbound.waits_for_receive()
+    }
+
+    /// It has waited for longer than this.
+    #[cold]
+    pub(super) fn no_receive(&self, limit: impl fmt::Display) -> Failure {
+        self.inbound.no_receive(limit)
     }
 
     /// Where the next bytes of the peer belong, if many of them belong to one place: they may be read straight there.
