@@ -1,7 +1,7 @@
 //! Peers of the iWARP fabric that are plain sockets, and mean no good, or know no better.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use rpcrdma_fabric::contract::loopback_address;
@@ -10,10 +10,11 @@ use rpcrdma_fabric::iwarp::wire::{
 };
 use rpcrdma_fabric::iwarp::{Crc, IwarpConfig, IwarpFabric, IwarpListener};
 use rpcrdma_fabric::{
-    Access, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, Opcode, Posting, QpId,
-    RemoteMemory, Source, Status, WorkRequest,
+    Access, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError, Opcode, Posting,
+    QpId, RemoteMemory, Source, Status, WorkRequest,
 };
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
+use rustix::net::sockopt::set_socket_linger;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// How long something that must happen is waited for.
@@ -21,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A time limit of the fabric that a test waits for.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// A server that takes every connection.
+/// A server that takes every connection, and begins some.
 struct Server {
     fabric: IwarpFabric,
     at: SocketAddr,
@@ -30,6 +31,8 @@ struct Server {
     done: Vec<Completion>,
     up: Vec<QpId>,
     ended: Vec<(QpId, Disconnect, String)>,
+    /// Connections that it began, and that came to nothing.
+    failed: Vec<(QpId, FabricError)>,
     params: ConnectParams,
 }
 
@@ -53,6 +56,7 @@ impl Server {
             done: Vec::new(),
             up: Vec::new(),
             ended: Vec::new(),
+            failed: Vec::new(),
             params: ConnectParams::default(),
         }
     }
@@ -67,6 +71,7 @@ impl Server {
                 ControlEvent::ConnectRequest { request, .. } => drop(self.fabric.accept(request, &self.params)),
                 ControlEvent::Established { qp, .. } => self.up.push(qp),
                 ControlEvent::Disconnected { qp, cause, reason } => self.ended.push((qp, cause, reason)),
+                ControlEvent::ConnectFailed { qp, error } => self.failed.push((qp, error)),
                 _ => {}
             }
         }
@@ -88,9 +93,45 @@ impl Server {
     /// A peer that has said nothing yet.
     fn stranger(&self) -> Peer {
         let socket = TcpStream::connect(self.at).expect("connected");
-        socket.set_nodelay(true).expect("TCP_NODELAY");
-        socket.set_nonblocking(true).expect("O_NONBLOCK");
-        Peer { socket, got: Vec::new() }
+        Peer::new(socket)
+    }
+
+    /// A peer to which it begins a connection, and which has its request.
+    fn asked(&mut self) -> (Peer, QpId) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("bound");
+        let at = listener.local_addr().expect("an address");
+        let qp = self.fabric.connect(&FabricAddress(at.to_string()), &self.params).expect("begun");
+        let mut peer = Peer::new(listener.accept().expect("connected").0);
+        let (_, len) = self.until("a request", |_| {
+            peer.listen();
+            Setup::decode(Kind::Request, &peer.got).expect("a request")
+        });
+        assert_eq!(peer.got.drain(..).len(), len, "it says no more before the answer");
+        (peer, qp)
+    }
+
+    /// Why the connection that it began came to nothing.
+    fn failure_of(&mut self, qp: QpId) -> String {
+        self.until("a failure", |server| {
+            let (_, error) = server.failed.iter().find(|(failed, _)| *failed == qp)?;
+            Some(error.to_string())
+        })
+    }
+
+    /// Posts a Write of 1 MiB.
+    fn write(&mut self, qp: QpId, wr_id: u64) {
+        let src = Source::Frozen(self.pool.alloc(1 << 20).expect("a buffer").freeze());
+        let remote = RemoteMemory { rkey: 7, address: 0 };
+        let wr = WorkRequest::Write { src, offset: 0, len: 1 << 20, remote };
+        self.fabric.post_send(qp, &mut vec![Posting { wr_id, signalled: true, wr }]).expect("posted");
+    }
+
+    /// How so many Writes have ended.
+    fn writes(&mut self, n: usize) -> Vec<Status> {
+        self.until("completions", |server| {
+            let writes = server.done.iter().filter(|c| c.opcode == Opcode::Write);
+            (writes.clone().count() == n).then(|| writes.map(|c| c.status).collect())
+        })
     }
 
     /// A peer whose connection stands.
@@ -149,6 +190,17 @@ struct Peer {
 }
 
 impl Peer {
+    fn new(socket: TcpStream) -> Self {
+        socket.set_nodelay(true).expect("TCP_NODELAY");
+        socket.set_nonblocking(true).expect("O_NONBLOCK");
+        Self { socket, got: Vec::new() }
+    }
+
+    /// Its end, by a RST.
+    fn reset(self) {
+        set_socket_linger(&self.socket, Some(Duration::ZERO)).expect("SO_LINGER");
+    }
+
     fn say(&mut self, bytes: &[u8]) {
         self.socket.write_all(bytes).expect("room in the socket");
     }
@@ -191,10 +243,14 @@ fn untagged(queue: u32, msn: u32, offset: u32) -> Place {
 }
 
 fn request(crc: bool, revision: u8) -> Vec<u8> {
-    let enhanced = Enhanced { ird: 4, ord: 4, peer_to_peer: false, rtr_send: false, rtr_write: false, rtr_read: false };
+    frame(Kind::Request, crc, revision, 4)
+}
+
+fn frame(kind: Kind, crc: bool, revision: u8, ord: u16) -> Vec<u8> {
+    let enhanced = Enhanced { ird: 4, ord, peer_to_peer: false, rtr_send: false, rtr_write: false, rtr_read: false };
     let enhanced = (revision == 2).then_some(enhanced);
     let setup = Setup {
-        kind: Kind::Request,
+        kind,
         revision,
         markers: false,
         crc,
@@ -361,20 +417,12 @@ fn a_peer_that_stops_reading_is_given_up_and_others_are_served() {
     let (mut peer, qp) = server.peer(false);
     // It may speak once it is spoken to.
     peer.say(&fpdu(Message::Write, true, Place::Tagged { stag: 0, offset: 0 }, b"", false));
-    for wr_id in 0..12 {
-        let src = Source::Frozen(server.pool.alloc(1 << 20).expect("a buffer").freeze());
-        let remote = RemoteMemory { rkey: 7, address: 0 };
-        let wr = WorkRequest::Write { src, offset: 0, len: 1 << 20, remote };
-        server.fabric.post_send(qp, &mut vec![Posting { wr_id, signalled: true, wr }]).expect("posted");
-    }
+    (0..12).for_each(|wr_id| server.write(qp, wr_id));
     server.serves();
     let (cause, reason) = server.end_of(qp);
     assert_eq!(cause, Disconnect::Failure);
     assert!(reason.contains("takes nothing"), "{reason}");
-    let last = server.until("completions", |server| {
-        let writes = server.done.iter().filter(|c| c.opcode == Opcode::Write);
-        (writes.clone().count() == 12).then(|| writes.map(|c| c.status).collect::<Vec<_>>())
-    });
+    let last = server.writes(12);
     assert!(last.contains(&Status::RetryExceeded) && last.last() == Some(&Status::Flushed), "{last:?}");
     server.serves();
     server.close();
@@ -398,6 +446,114 @@ fn the_end_of_a_peer_at_any_byte_ends_its_connection_alone() {
     }
     server.serves();
     server.close();
+}
+
+#[test]
+fn whoever_answers_wrongly_is_no_peer() {
+    let mut server = Server::new(IwarpConfig::default());
+    for (what, answer, wanted) in [
+        ("HTTP", b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "no MPA Reply Frame"),
+        ("its own request", request(false, 2), "no MPA Reply Frame"),
+        ("revision 1", frame(Kind::Reply, false, 1, 4), "revision 1"),
+        ("more Reads than are taken", frame(Kind::Reply, false, 2, 17), "17 Reads at a time, of which 16"),
+        ("half an answer, and its end", frame(Kind::Reply, false, 2, 4)[..19].to_vec(), "closed the connection"),
+        ("its end alone", Vec::new(), "closed the connection before it answered"),
+    ] {
+        let (mut peer, qp) = server.asked();
+        peer.say(&answer);
+        if wanted.starts_with("closed") {
+            peer.socket.shutdown(Shutdown::Write).expect("its end");
+        }
+        let error = server.failure_of(qp);
+        assert!(error.contains(wanted), "{what}: {error}");
+        server.fabric.destroy_qp(qp);
+        server.until(what, |_| peer.listen().then_some(()));
+        assert!(peer.got.is_empty(), "{what}");
+    }
+    let (peer, qp) = server.asked();
+    peer.reset();
+    let error = server.failure_of(qp);
+    assert!(error.contains("reset"), "{error}");
+    assert!(server.up.is_empty() && server.ended.is_empty(), "{:?} {:?}", server.up, server.ended);
+    server.serves();
+    server.close();
+}
+
+#[test]
+fn whoever_does_not_answer_is_waited_for_in_vain_for_a_while() {
+    let mut server = Server::new(impatient());
+    let half = &frame(Kind::Reply, false, 2, 4)[..30];
+    for said in [&[][..], half] {
+        let (mut peer, qp) = server.asked();
+        peer.say(said);
+        let error = server.failure_of(qp);
+        assert!(error.contains("did not answer within handshake_timeout"), "{error}");
+        server.fabric.destroy_qp(qp);
+        server.until("the end", |_| peer.listen().then_some(()));
+    }
+    server.serves();
+    server.close();
+}
+
+/// The first message in one segment with the answer, whole and in part.
+#[test]
+fn what_comes_behind_the_answer_is_the_first_message() {
+    let mut server = Server::new(IwarpConfig::default());
+    let message = fpdu(SEND, true, untagged(0, 1, 0), b"hello", false);
+    for cut in [message.len(), 30, 1] {
+        let (mut peer, qp) = server.asked();
+        peer.say(&[&frame(Kind::Reply, false, 2, 4)[..], &message[..cut]].concat());
+        server.until("a connection", |server| server.up.contains(&qp).then_some(()));
+        peer.say(&message[cut..]);
+        let got = server.until("a message", |server| server.done.pop());
+        let buf = got.buf.expect("a buffer");
+        assert_eq!((got.qp, got.status, &buf[..]), (qp, Status::Success, &b"hello"[..]), "{cut} bytes with the answer");
+        assert_eq!(server.fabric.post_recv(None, &mut vec![buf.into_buf()]), 1);
+    }
+    server.close();
+}
+
+/// The peer resets the connection, or closes its way of it, while it has sent half a message and much is on its way to
+/// it: in both cases that is its end.
+#[test]
+fn a_reset_and_a_half_close_amid_traffic_end_that_connection_alone() {
+    for reset in [true, false] {
+        let mut server = Server::new(IwarpConfig { send_buffer: Some(64 << 10), ..IwarpConfig::default() });
+        let (mut peer, qp) = server.peer(false);
+        peer.say(&fpdu(SEND, true, untagged(0, 1, 0), b"a call", false));
+        let call = server.until("a message", |server| server.done.pop());
+        (0..8).for_each(|wr_id| server.write(qp, wr_id));
+        let more = fpdu(SEND, true, untagged(0, 2, 0), &[1; 1000], false);
+        if reset {
+            peer.say(&more[..500]);
+            // Half of it has a Receive.
+            (0..100).for_each(|_| server.turn());
+            peer.reset();
+            assert_eq!(server.end_of(qp).0, Disconnect::Peer);
+        } else {
+            peer.say(&more);
+            peer.socket.shutdown(Shutdown::Write).expect("shutdown");
+            // What came before the end is taken, and told.
+            let last = server.until("the last message", |server| {
+                let at = server.done.iter().position(|c| c.opcode == Opcode::Recv)?;
+                Some(server.done.swap_remove(at))
+            });
+            assert_eq!((last.status, last.buf.map(|buf| buf.len())), (Status::Success, Some(1000)));
+            let (cause, reason) = server.end_of(qp);
+            assert_eq!((cause, &reason[..]), (Disconnect::Peer, "the peer closed the connection"));
+            // What the socket had taken of the first Write arrives, and no more.
+            server.until("the end of the stream", |_| peer.listen().then_some(()));
+            assert!(!peer.got.is_empty() && peer.got.len() < 8 << 20, "{} bytes", peer.got.len());
+        }
+        // The reply comes too late; it is flushed as what was on its way.
+        server.write(qp, 8);
+        let ends = server.writes(9);
+        assert_eq!(ends.last(), Some(&Status::Flushed), "{ends:?}");
+        assert!(ends.iter().all(|end| matches!(end, Status::Success | Status::Flushed)), "{ends:?}");
+        drop(call);
+        server.serves();
+        server.close();
+    }
 }
 
 /// More messages at once than a look takes completions, from more connections than are read without asking.

@@ -35,6 +35,13 @@
 //! in which an overloaded shard has no Receive cost nobody a connection, and a peer that sends beyond its credits does
 //! not wait for ever.
 //!
+//! # How a connection ends
+//! With everything that was said before taken: a side that leaves sends what was posted, and then a FIN. The FIN of a
+//! peer is its end, even if it means to go on listening (`shutdown(SHUT_WR)`, which RFC 5041 §6.2.1 lets an upper layer
+//! know of; this engine's has no use for a peer that can answer nothing any more): what it said before is delivered,
+//! and of the replies under way those bytes leave that the socket has taken. The rest is flushed, as after a reset. An
+//! initiator that closes its way once its last call is sent therefore does not get the reply.
+//!
 //! # What a peer can do
 //! Windows have exact bounds and rights, which are checked at each segment, and keys that hold for one connection and
 //! one bind; nothing else of this process's memory can be reached: an RDMA Read of ours gives the peer a name that is
