@@ -59,6 +59,26 @@ pub struct Report {
     pub skipped: Vec<(&'static str, &'static str)>,
 }
 
+/// Cases about work requests with immediate data, which devices alone have.
+pub const IMMEDIATE_DATA: [&str; 3] = [
+    "a Send with immediate data is no message",
+    "a Write with immediate data is no message",
+    "a Write of nothing with immediate data is no message",
+];
+
+impl Report {
+    /// For a fabric that can be asked everything but this.
+    ///
+    /// # Panics
+    /// If a case does not hold, or others were not asked.
+    pub fn assert_all_but(&self, not_asked: &[&str]) {
+        assert!(self.failed.is_empty(), "{:#?}", self.failed);
+        let skipped: Vec<_> = self.skipped.iter().map(|(name, _)| *name).collect();
+        assert_eq!(skipped, not_asked, "{:#?}", self.skipped);
+        assert!(self.passed.len() >= 40, "only {} cases ran", self.passed.len());
+    }
+}
+
 /// All cases.
 pub fn cases<F: Fabric>() -> Vec<Case<F>> {
     let mut all = messages::cases();

@@ -19,6 +19,7 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
         Case { name: "a Read needs the right to read", check: read_rights },
         Case { name: "a key that never was is refused", check: no_such_key },
         Case { name: "a key works on its own connection only", check: other_connection },
+        Case { name: "a key of another connection invalidates nothing", check: invalidate_of_another },
         Case { name: "invalidating what is not bound ends the connection", check: invalidate_nothing },
         Case { name: "windows are bounded, and bind only what may be exposed", check: bind_checks },
         Case { name: "exposed memory comes home when its queue pair goes", check: exposed_then_destroyed },
@@ -287,6 +288,27 @@ fn invalidate_nothing<F: Fabric>(w: &mut World<F>) -> Outcome {
     let got = w.client_done(c, Opcode::Recv)?;
     ensure!(!got.status.is_ok() && got.buf.is_some(), "{got:?}");
     Ok(())
+}
+
+fn invalidate_of_another<F: Fabric>(w: &mut World<F>) -> Outcome {
+    // Soft-RoCE looks neither at bounds nor at whose window it is.
+    if !w.client.fabric.capabilities().checks_window_bounds {
+        w.missing = Some("the device does not check whose windows are invalidated");
+        return Ok(());
+    }
+    let (c1, s1) = w.connect()?;
+    let (c2, s2) = w.connect()?;
+    w.client.post_receives(None, 1)?;
+    let place = w.client.lent(&[0; 64])?;
+    let (_, remote) = w.client.expose(c1, &place, Access::REMOTE)?;
+    let wr = WorkRequest::Send { buf: w.server.message(b"?")?, invalidate: Some(remote.rkey), fence: false };
+    w.server.post(s2, [Posting { wr_id: 3, signalled: true, wr }])?;
+    w.both_disconnected(c2, s2)?;
+    let got = w.client_done(c2, Opcode::Recv)?;
+    ensure!(!got.status.is_ok() && got.buf.is_some(), "{got:?}");
+    write_now(w, s1, &[2; 64], remote)?;
+    same("its own", w.server_done(s1, Opcode::Write)?.status, Status::Success)?;
+    holds(w, &place, 0, &[2; 64])
 }
 
 fn bind_checks<F: Fabric>(w: &mut World<F>) -> Outcome {

@@ -1,5 +1,7 @@
 //! Endpoints that talk to each other, or to somebody who means no good, without a socket.
 
+use std::ops::Range;
+
 use proptest::prelude::*;
 use rpcrdma_mempool::{ArenaConfig, Class, Lent, PagePolicy, Pool, PoolConfig};
 
@@ -63,10 +65,15 @@ impl Side {
 
     /// Exposes memory; window and the peer's view.
     fn expose(&mut self, mem: &Lent, access: Access) -> (WindowId, RemoteMemory) {
+        self.expose_part(mem, 0..mem.len(), access)
+    }
+
+    fn expose_part(&mut self, mem: &Lent, part: Range<usize>, access: Access) -> (WindowId, RemoteMemory) {
         let window = self.endpoint.alloc_window().expect("a window");
-        let remote =
-            RemoteMemory { rkey: self.endpoint.next_rkey(window.index).expect("a key"), address: mem.offset() as u64 };
-        self.post(0xb1d, WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: mem.len(), access });
+        let rkey = self.endpoint.next_rkey(window.index).expect("a key");
+        let (offset, len) = (part.start, part.len());
+        let remote = RemoteMemory { rkey, address: (mem.offset() + offset) as u64 };
+        self.post(0xb1d, WorkRequest::Bind { window, mem: mem.clone(), offset, len, access });
         self.say();
         (window, remote)
     }
@@ -214,24 +221,43 @@ proptest! {
         }
     }
 
-    /// Any bytes end in silence or with a Terminate, and no byte of memory that was not offered changes.
+    /// Whatever a peer says that has a key of its own: no byte changes that is not in its window, and of those in it
+    /// only what a right Write names.
     #[test]
-    fn any_bytes_change_nothing(bytes in prop::collection::vec(any::<u8>(), 0..300), opcode in 0u8..16) {
+    fn any_bytes_change_nothing_else(
+        payload in prop::collection::vec(any::<u8>(), 1..300),
+        at in -400i64..1400,
+        opcode in prop_oneof![Just(0u8), 0u8..16],
+        spoilt in prop::option::of((any::<prop::sample::Index>(), 1u8..)),
+        more in prop::collection::vec(any::<u8>(), 0..60),
+    ) {
+        const SHOWN: Range<usize> = 1000..2000;
         let mut side = Side::new(terms(), 0);
         side.receives(2);
-        let secret = side.lent(&[7; 4000]);
-        let (_, _) = side.expose(&secret, Access::REMOTE_READ);
-        let mut bytes = bytes;
-        if bytes.len() > 4 {
-            // So that it gets further than the versions.
-            let tagged = opcode == 0 || opcode == 2;
-            let len = (bytes.len() as u16).min(200);
-            bytes[..2].copy_from_slice(&len.to_be_bytes());
-            bytes[2] = bytes[2] & 0x40 | if tagged { 0x80 } else { 0 } | 1;
-            bytes[3] = 0x40 | opcode;
+        let memory = side.lent(&[7; 4000]);
+        let (_, remote) = side.expose_part(&memory, SHOWN, Access::REMOTE_WRITE);
+        let mut bytes = match opcode {
+            0 | 2 => fpdu(Message::Write, true, tagged(remote.rkey, remote.address.wrapping_add_signed(at)), &payload),
+            1 => fpdu(SEND, true, untagged(1, 1, 0), &payload[..payload.len().min(28)]),
+            _ => fpdu(SEND, true, untagged(0, 1, 0), &payload),
+        };
+        bytes[3] = bytes[3] & 0xF0 | opcode;
+        if let Some((which, bits)) = &spoilt {
+            let at = which.index(bytes.len());
+            bytes[at] ^= bits;
         }
+        bytes.extend(&more);
         side.hear(&bytes);
-        prop_assert_eq!(contents(&secret), vec![7; 4000]);
+        let now = contents(&memory);
+        prop_assert!(now[..SHOWN.start].iter().chain(&now[SHOWN.end..]).all(|&byte| byte == 7));
+        if spoilt.is_none() {
+            let inside = at >= 0 && at as usize + payload.len() <= SHOWN.len();
+            let mut wanted = vec![7; SHOWN.len()];
+            if inside && opcode == 0 {
+                wanted[at as usize..][..payload.len()].copy_from_slice(&payload);
+            }
+            prop_assert_eq!(&now[SHOWN], &wanted);
+        }
     }
 }
 
