@@ -20,6 +20,16 @@ tail -n 1 /run/said
 far "$RPCPERF" bw iwarp:192.0.2.1:20049 --op read -s 1M -n 50
 tail -n 1 /run/said
 
+# The fabric alone; at the port behind that of the calls.
+near "$RPCPERF" serve --listen iwarp:192.0.2.1:20059 --only raw >/run/serve-raw 2>&1 &
+await 30 grep -q '^listening' /run/serve-raw
+for op in send read write; do
+    far "$RPCPERF" raw-lat iwarp:192.0.2.1:20059 --op $op -s 64 -n 1000
+    tail -n 2 /run/said
+    far "$RPCPERF" raw-bw iwarp:192.0.2.1:20059 --op $op -s 64K -n 500
+    tail -n 2 /run/said
+done
+
 head -c 3000001 /dev/urandom >/run/movie
 head -c 32 /dev/urandom >/run/host.key
 near "$BLOCKSTORE" serve --file /run/disk.img --size 16M --listen iwarp:192.0.2.1:20050 --host-key /run/host.key \
