@@ -350,6 +350,7 @@ fn a_rule_that_is_broken_is_told_by_a_terminate() {
             Some(Fault::TaggedInvalidStag),
         ),
         ("a CRC of zeros", true, fpdu(SEND, true, untagged(0, 1, 0), b"hello", false), Some(Fault::Crc)),
+        ("a length of nothing", false, vec![0; 8], Some(Fault::StreamCatastrophic)),
         ("a length too short for a header", false, vec![0, 3, 0x41, 0x43, 0, 0, 0, 0], Some(Fault::StreamCatastrophic)),
         ("another version", false, fpdu_of_version(0), Some(Fault::UntaggedVersion)),
     ] {

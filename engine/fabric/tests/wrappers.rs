@@ -91,9 +91,13 @@ struct Seen {
 /// Connections that send until they break, many times over. Every request ends once, in order; all memory
 /// comes home.
 fn storm(config: ChaosConfig) -> Seen {
+    storm_on(open, address(), config)
+}
+
+fn storm_on<F: Fabric>(open: impl Fn() -> F, address: FabricAddress, config: ChaosConfig) -> Seen {
     let client = Chaos::new(open(), config);
     let server = Chaos::new(open(), ChaosConfig { seed: config.seed + 1, ..ChaosConfig::default() });
-    let mut world = World::new(client, server, address(), address()).expect("world");
+    let mut world = World::new(client, server, address.clone(), address).expect("world");
     let mut seen = Seen::default();
     let patient = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
     for _ in 0..20 {
@@ -124,8 +128,11 @@ fn storm(config: ChaosConfig) -> Seen {
         }
         let successes = seen.ends.iter().filter(|(qp, _, status)| *qp == c && status.is_ok());
         for (_, id, _) in successes {
-            assert_eq!(arrived.get(id), Some(&1), "message {id} of {c:?} was reported as sent");
+            // Where nobody acknowledges, it has left, and may have been lost with the connection.
+            let lost = !world.acknowledges() && broken;
+            assert!(arrived.contains_key(id) || lost, "message {id} of {c:?} was reported as sent");
         }
+        assert!(arrived.values().all(|&times| times == 1), "{c:?}: {arrived:?}");
         seen.failures += u64::from(broken);
         world.client.fabric.destroy_qp(c);
         world.server.fabric.destroy_qp(s);
@@ -146,6 +153,23 @@ fn failures_are_reported_in_order() {
     assert!(seen.failures > 5, "chaos did nothing: {}", seen.failures);
     let statuses: Vec<Status> = seen.ends.iter().map(|e| e.2).collect();
     assert!(statuses.contains(&Status::RnrRetryExceeded) && statuses.contains(&Status::Flushed));
+}
+
+/// The same over TCP.
+#[test]
+fn failures_over_tcp_are_reported_in_order() {
+    let open = || IwarpFabric::new(IwarpConfig::default()).expect("open");
+    let config = ChaosConfig {
+        seed: 8,
+        receiver_not_ready: 5,
+        flush: 5,
+        disconnect: 2,
+        delay: 100,
+        reorder: 100,
+        ..ChaosConfig::default()
+    };
+    let seen = storm_on(open, loopback_address(), config);
+    assert!(seen.failures > 5, "chaos did nothing: {}", seen.failures);
 }
 
 #[test]

@@ -423,6 +423,11 @@ fn a_busy_address_and_wrong_addresses_are_explained() {
     let error = rpcrdma::Client::connect(&nowhere, small_client(small())).err().unwrap().to_string();
     assert!(error.contains("nobody listens"), "{error}");
 
+    // An address of a network for documents (RFC 5737), on no interface.
+    let foreign: rpcrdma::Address = "iwarp:192.0.2.1:20049".parse().unwrap();
+    let error = Server::start(&foreign, standard_services(), &small_server()).err().unwrap().to_string();
+    assert!(error.contains("192.0.2.1 is on no interface of this host (`ip addr` lists them"), "{error}");
+
     for name in ["soft:/nonexistent/directory/socket", &format!("soft:{}", "n".repeat(200))] {
         let address = name.parse().unwrap();
         assert!(LocalClient::connect(&address, small_client(small())).is_err(), "{name}");

@@ -1,9 +1,12 @@
-//! What is said at once is posted at once: work requests to a doorbell, and to a completion, counted where no
-//! scheduler has a say in it. Both ends are on one thread, and each is polled when it has something to do.
+//! What is said at once is posted at once: work requests to a doorbell, and to a completion, and over TCP to a system
+//! call, counted where no scheduler has a say in it. Both ends are on one thread, and each is polled when it has
+//! something to do.
 
 use std::sync::Arc;
 
 use rpcrdma::client::{ClientConfig, LocalClient};
+use rpcrdma::fabric::contract::loopback_address;
+use rpcrdma::fabric::iwarp::IwarpFabric;
 use rpcrdma::fabric::software::SoftwareFabric;
 use rpcrdma::fabric::{Fabric, FabricAddress, FabricStats};
 use rpcrdma::shard::Shard;
@@ -11,61 +14,92 @@ use rpcrdma::{Address, Config, Scheme};
 use rpcrdma_tests::*;
 
 const AT_A_TIME: u64 = 32;
+const ROUNDS: u64 = 100;
 
-/// What a side has posted since `before`: work requests, doorbells, those signalled.
-fn since(before: &FabricStats, now: &FabricStats) -> [u64; 3] {
-    [now.posts - before.posts, now.doorbells - before.doorbells, now.signalled - before.signalled]
+/// What both sides have done in these rounds, behind some others: there is to be credit first.
+fn rounds<F: Fabric>(config: &Config, at: &Address, bind: &FabricAddress, open: impl Fn() -> F) -> [Since; 2] {
+    let scheme = config.scheme;
+    let listener = F::bind(bind).expect("a free address");
+    let mut server = Shard::open(open(), config.clone(), Some(Arc::new(standard_services()))).expect("a shard");
+    server.listen(&listener).expect("it listens");
+    let shard = ClientConfig { shard: config.clone(), ..ClientConfig::new(PROGRAM, VERSION) };
+    let mut client = LocalClient::open(open(), shard).expect("a shard");
+    let connection = client.begin_connect(at).expect("it begins");
+    let is_open = settles(|| {
+        server.poll_control();
+        server.poll_once();
+        client.poll(|_| ());
+        client.is_open(connection)
+    });
+    assert!(is_open, "{scheme:?}: {:?}", client.closed_because(connection));
+    let mut rounds = |count: u64| {
+        for _ in 0..count {
+            for token in 0..AT_A_TIME {
+                let mut call = client.prepare(ECHO, 64).expect("a buffer");
+                call.args_mut().fill(token as u8);
+                client.start(connection, call, token);
+            }
+            client.flush();
+            let mut ended = 0;
+            while ended < AT_A_TIME {
+                server.poll_once();
+                client.poll(|done| {
+                    assert!(done.result.is_ok(), "{scheme:?}: {:?}", done.result.err());
+                    ended += 1;
+                });
+            }
+        }
+        [client.stats().fabric, server.stats().fabric]
+    };
+    let before = rounds(20);
+    let after = rounds(ROUNDS);
+    [Since::new(&before[0], &after[0]), Since::new(&before[1], &after[1])]
+}
+
+/// What a side has done meanwhile.
+#[derive(Debug)]
+struct Since {
+    posts: u64,
+    doorbells: u64,
+    signalled: u64,
+    /// Those that found something to do.
+    system_calls: u64,
+}
+
+impl Since {
+    fn new(before: &FabricStats, now: &FabricStats) -> Self {
+        Self {
+            posts: now.posts - before.posts,
+            doorbells: now.doorbells - before.doorbells,
+            signalled: now.signalled - before.signalled,
+            system_calls: now.system_calls - before.system_calls,
+        }
+    }
 }
 
 #[test]
 fn with_32_calls_at_a_time_a_doorbell_tells_of_many_and_few_ask_for_a_completion() {
     let _world = World::new("doorbells");
     for scheme in [Scheme::V1, Scheme::V2Windowed, Scheme::V2Incremental] {
-        let name = format!("doorbells-{}-{scheme:?}", std::process::id());
         let config = Config { scheme, ..small() };
-        let listener = SoftwareFabric::bind(&FabricAddress(name.clone())).expect("a free address");
-        let fabric = || SoftwareFabric::new(config.software()).expect("a fabric");
-        let mut server = Shard::open(fabric(), config.clone(), Some(Arc::new(standard_services()))).expect("a shard");
-        server.listen(&listener).expect("it listens");
-        let shard = ClientConfig { shard: config.clone(), ..ClientConfig::new(PROGRAM, VERSION) };
-        let mut client = LocalClient::open(fabric(), shard).expect("a shard");
-        let address: Address = format!("soft:{name}").parse().expect("an address");
-        let connection = client.begin_connect(&address).expect("it begins");
-        let open = settles(|| {
-            server.poll_control();
-            server.poll_once();
-            client.poll(|_| ());
-            client.is_open(connection)
-        });
-        assert!(open, "{scheme:?}: {:?}", client.closed_because(connection));
-        let mut rounds = |count: u64| {
-            for _ in 0..count {
-                for token in 0..AT_A_TIME {
-                    let mut call = client.prepare(ECHO, 64).expect("a buffer");
-                    call.args_mut().fill(token as u8);
-                    client.start(connection, call, token);
-                }
-                client.flush();
-                let mut ended = 0;
-                while ended < AT_A_TIME {
-                    server.poll_once();
-                    client.poll(|done| {
-                        assert!(done.result.is_ok(), "{scheme:?}: {:?}", done.result.err());
-                        ended += 1;
-                    });
-                }
-            }
-            (client.stats().fabric, server.stats().fabric)
-        };
-        // There is to be credit first.
-        let before = rounds(20);
-        let after = rounds(100);
-        for (side, [posts, doorbells, signalled]) in
-            [("client", since(&before.0, &after.0)), ("server", since(&before.1, &after.1))]
+        let name = FabricAddress(format!("doorbells-{}-{scheme:?}", std::process::id()));
+        let host = loopback_address();
+        let address = |scheme: &str, at: &FabricAddress| format!("{scheme}:{}", at.0).parse().expect("an address");
+        let open = || SoftwareFabric::new(config.software()).expect("a fabric");
+        let software = rounds(&config, &address("soft", &name), &name, open);
+        let open = || IwarpFabric::new(config.iwarp()).expect("a fabric");
+        let tcp = rounds(&config, &address("iwarp", &host), &host, open);
+        for (side, done) in
+            ["client", "server", "client over TCP", "server over TCP"].iter().zip(software.iter().chain(&tcp))
         {
-            assert!(posts >= 100 * AT_A_TIME, "{scheme:?}, {side}: {posts} work requests");
-            assert!(posts >= 4 * doorbells, "{scheme:?}, {side}: {posts} for {doorbells} doorbells");
-            assert!(posts >= 8 * signalled, "{scheme:?}, {side}: {posts}, {signalled} signalled");
+            let Since { posts, doorbells, signalled, .. } = done;
+            assert!(*posts >= ROUNDS * AT_A_TIME, "{scheme:?}, {side}: {done:?}");
+            assert!(*posts >= 4 * doorbells && *posts >= 8 * signalled, "{scheme:?}, {side}: {done:?}");
+        }
+        // What one turn has to say leaves in one write, and is read by one read.
+        for done in &tcp {
+            assert!(done.posts >= 4 * done.system_calls, "{scheme:?}, over TCP: {done:?}");
+            assert!(done.system_calls >= 2 * ROUNDS, "{scheme:?}, over TCP: {done:?}");
         }
     }
 }

@@ -26,7 +26,10 @@ pub enum FpduSize {
     /// As [`Longest`](Self::Longest) to a peer that is this engine, else as [`Segment`](Self::Segment).
     #[default]
     Auto,
-    /// Within one TCP segment (the EMSS of RFC 5044 §4.5): adapters place such segments as they come, in any order.
+    /// No longer than one TCP segment (the EMSS of RFC 5044 §4.5): an adapter that gets one whole in a segment places
+    /// it as it comes, in any order. FPDUs are bounded by the segment and not packed to it: TCP, which cuts the stream
+    /// where it likes, may put the end of one and the beginning of the next into a segment, which is slower there and
+    /// nothing else.
     Segment,
     /// Nearly as long as the format allows, 65464 bytes: fewer headers. Any stack that reads a byte stream takes it;
     /// the kernel's soft-iWARP does.

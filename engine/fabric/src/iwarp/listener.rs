@@ -129,3 +129,47 @@ pub(super) fn equip(socket: BorrowedFd<'_>, config: &IwarpConfig) -> Result<(), 
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// None of them shows in what is said over loopback, and without them a peer that is gone is never noticed, or a
+    /// message waits for the acknowledgement of another.
+    #[test]
+    fn every_socket_has_its_options() {
+        let (retry_timeout, keep_alive) = (Duration::from_millis(7_500), Duration::from_secs(12));
+        let config = IwarpConfig {
+            retry_timeout,
+            keep_alive,
+            send_buffer: Some(32 << 10),
+            receive_buffer: Some(48 << 10),
+            tos: Some(0x28),
+            ..IwarpConfig::default()
+        };
+        for (to, v6) in [("127.0.0.1:0", false), ("[::1]:0", true)] {
+            let socket = match open(to.parse().expect("an address")) {
+                Ok(socket) => socket,
+                Err(_) if v6 => {
+                    println!("not run: no IPv6 on this host");
+                    continue;
+                }
+                Err(error) => panic!("{error}"),
+            };
+            equip(socket.as_fd(), &config).expect("all options");
+            assert_eq!(sockopt::tcp_nodelay(&socket), Ok(true));
+            assert_eq!(sockopt::tcp_user_timeout(&socket), Ok(7_500));
+            assert_eq!(sockopt::socket_keepalive(&socket), Ok(true));
+            assert_eq!(sockopt::tcp_keepidle(&socket), Ok(keep_alive));
+            assert_eq!(sockopt::tcp_keepintvl(&socket), Ok(keep_alive / 3));
+            assert_eq!(sockopt::tcp_keepcnt(&socket), Ok(2));
+            assert_eq!(sockopt::ip_tos(&socket), Ok(0x28));
+            assert!(!v6 || sockopt::ipv6_tclass(&socket) == Ok(0x28));
+            // The kernel says twice what it was told, which is what it takes with its own bookkeeping.
+            assert_eq!(sockopt::socket_send_buffer_size(&socket), Ok(64 << 10));
+            assert_eq!(sockopt::socket_recv_buffer_size(&socket), Ok(96 << 10));
+        }
+    }
+}

@@ -231,6 +231,32 @@ mod tests {
         assert!(wishes(Crc::Never, 1, 1).conclude(&reply).expect_err("CRCs").contains("Never"));
     }
 
+    /// The longest FPDU of either kind fills a segment, and no FPDU is longer.
+    #[test]
+    fn fpdus_are_bounded_by_the_segment() {
+        use crate::iwarp::wire::TAGGED_HEADER;
+        let longest = |fpdu_size, is_ours, segment: usize| {
+            let config = IwarpConfig { fpdu_size, ..IwarpConfig::default() };
+            let agreed = Agreed { crc: false, ord: 1, ird: 1, is_ours };
+            terms(&config, agreed, || segment, false).max_ulpdu
+        };
+        for segment in [536, 1220, 1440, 1447, 1448, 1460, 8948, 65_483] {
+            for (size, is_ours) in [(FpduSize::Auto, false), (FpduSize::Segment, false), (FpduSize::Segment, true)] {
+                let ulpdu = longest(size, is_ours, segment);
+                for header in [TAGGED_HEADER, UNTAGGED_HEADER] {
+                    // As `outbound` cuts them: all but the last of a message are multiples of four.
+                    let fpdu = fpdu_len(header + ((ulpdu - header) & !3));
+                    assert_eq!(fpdu, segment & !3, "{size:?} to a segment of {segment}");
+                }
+                assert!((0..=ulpdu).all(|ulpdu| fpdu_len(ulpdu) <= segment));
+            }
+            for (size, is_ours) in [(FpduSize::Auto, true), (FpduSize::Longest, false)] {
+                assert_eq!(fpdu_len(longest(size, is_ours, segment)), LONGEST_FPDU, "{size:?}");
+            }
+        }
+        assert_eq!(longest(FpduSize::Segment, false, 20), UNTAGGED_HEADER + 4, "however short: something goes");
+    }
+
     #[test]
     fn the_kernels_request_is_answered_as_the_kernel_does() {
         // Of soft-iWARP: IRD 128, ORD 0, RFC 8797 behind them.

@@ -153,6 +153,11 @@ fn fpdu(opcode: Message, last: bool, place: Place, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// A Read Request that asks for nothing.
+fn ask_at(place: Place, last: bool) -> Vec<u8> {
+    fpdu(Message::ReadRequest, last, place, &[0; 28])
+}
+
 const SEND: Message = Message::Send { invalidate: None, solicited: false };
 
 fn untagged(queue: u32, msn: u32, offset: u32) -> Place {
@@ -322,6 +327,20 @@ fn what_breaks_a_rule_is_told_by_its_name() {
             "a short Read Request",
             Box::new(|_, _| fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &[0; 27])),
             Fault::TooLong,
+        ),
+        ("a Read Request out of order", Box::new(|_, _| ask_at(untagged(1, 2, 0), true)), Fault::MsnRange),
+        ("a Read Request among the Sends", Box::new(|_, _| ask_at(untagged(0, 1, 0), true)), Fault::InvalidQueue),
+        ("a Read Request from its middle on", Box::new(|_, _| ask_at(untagged(1, 1, 4), true)), Fault::InvalidOffset),
+        ("a Read Request in two segments", Box::new(|_, _| ask_at(untagged(1, 1, 0), false)), Fault::InvalidOffset),
+        (
+            "a Terminate longer than any",
+            Box::new(|_, _| fpdu(Message::Terminate, true, untagged(2, 1, 0), &[0; 65])),
+            Fault::TooLong,
+        ),
+        (
+            "a second Terminate, without a first",
+            Box::new(|_, _| fpdu(Message::Terminate, true, untagged(2, 2, 0), &[0; 4])),
+            Fault::MsnRange,
         ),
         (
             "an answer that nobody asked for",
