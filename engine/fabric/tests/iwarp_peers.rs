@@ -286,6 +286,9 @@ fn silent_strangers_keep_nobody_out() {
     let files = getrlimit(Resource::Nofile);
     let most = files.maximum.map_or(10_000, |most| most.saturating_sub(500).min(10_000)) as usize;
     setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }).expect("up to the hard limit");
+    if most < 10_000 {
+        println!("not run: 10,000 sockets: the hard limit of files (ulimit -Hn) leaves room for {most}");
+    }
     let mut strangers = Vec::new();
     while strangers.len() < most {
         strangers.extend((0..500).map(|_| server.stranger()));
