@@ -11,13 +11,16 @@ use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfi
 
 use super::endpoint::{Endpoint, Limits, Regions, Shared, Terms};
 use super::wire::{
-    Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Reader, Segment, Step,
-    Terminate, fpdu_len,
+    Crc, MAX_ULPDU, Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Reader,
+    Segment, Step, Terminate, fpdu_len,
 };
 use crate::receives::Receives;
 use crate::{Access, Completion, FabricStats, Opcode, Posting, QpId, RemoteMemory, Source, WindowId, WorkRequest};
 
-/// Bytes of a Receive.
+/// How long everything is, for each length in the story: short, or so long that payloads are read straight to their
+/// place.
+const SCALES: [usize; 2] = [1, 36];
+/// Bytes of a Receive, of scale 1.
 const RECEIVE: usize = 512;
 /// Bytes of memory that is shown, and of what lies before and behind it.
 const SHOWN: usize = 256;
@@ -39,14 +42,21 @@ thread_local! {
 /// # Panics
 /// If anything does not hold.
 pub fn story(input: &[u8]) {
+    play(input);
+}
+
+/// How many bytes were put to their place at once.
+fn play(input: &[u8]) -> usize {
     POOL.with_borrow_mut(|pool| {
         let pool = pool.get_or_insert_with(|| {
             let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
-            Pool::new(&PoolConfig { classes: vec![Class { size: RECEIVE, count: BUFFERS }], arena }).expect("memory")
+            let classes = SCALES.map(|scale| Class { size: scale * RECEIVE, count: BUFFERS });
+            Pool::new(&PoolConfig { classes: classes.to_vec(), arena }).expect("memory")
         });
-        Story::new(pool, input).run();
-        assert_eq!(pool.stats().classes[0].free, BUFFERS, "a buffer is not home");
-    });
+        let placed = Story::new(pool, input).run();
+        assert!(pool.stats().classes.iter().all(|class| class.free == BUFFERS), "a buffer is not home");
+        placed
+    })
 }
 
 /// Memory that was shown at least once.
@@ -59,12 +69,12 @@ struct Shown {
     /// The peer may write it, or could at some time.
     writable: bool,
     /// What was in it when it was shown no more.
-    then: Option<[u8; RECEIVE]>,
+    then: Option<Vec<u8>>,
 }
 
 impl Shown {
-    fn now(&self) -> [u8; RECEIVE] {
-        let mut now = [0; RECEIVE];
+    fn now(&self, scale: usize) -> Vec<u8> {
+        let mut now = vec![0; scale * RECEIVE];
         assert!(self.mem.read_at(0, &mut now));
         now
     }
@@ -72,6 +82,14 @@ impl Shown {
 
 struct Story<'p, 'd> {
     input: &'d [u8],
+    /// One of [`SCALES`].
+    scale: usize,
+    /// FPDUs have a CRC.
+    crc: bool,
+    /// The peer's bytes come in two pieces; what has one place then is put there at once, as from a socket.
+    pieces: bool,
+    /// How many were.
+    placed: usize,
     pool: &'p Pool,
     endpoint: Endpoint,
     shared: Shared,
@@ -109,13 +127,18 @@ impl<'p, 'd> Story<'p, 'd> {
             rnr_retry: if mode & 2 != 0 { 7 } else { 0 },
         };
         let mut endpoint = Endpoint::new(ID, limits, 0x1357_9bdf);
-        let waits = mode & 4 != 0;
-        endpoint.begin(Terms { crc: false, max_ulpdu: 100, max_message: RECEIVE, ord: 2, ird: 2, waits });
+        let (waits, crc, pieces) = (mode & 4 != 0, mode & 8 != 0, mode & 16 != 0);
+        let (scale, max_ulpdu) = (SCALES[usize::from(mode >> 5 & 1)], if mode & 64 != 0 { MAX_ULPDU } else { 100 });
+        endpoint.begin(Terms { crc, max_ulpdu, max_message: scale * RECEIVE, ord: 2, ird: 2, waits });
         let mut regions = Regions::default();
         regions.add(pool.arena().id(), Access::REMOTE).expect("it is new");
         let shared = Shared { regions, receives: Receives::new(4), stats: FabricStats::default() };
         Self {
             input,
+            scale,
+            crc,
+            pieces,
+            placed: 0,
             pool,
             endpoint,
             shared,
@@ -130,7 +153,7 @@ impl<'p, 'd> Story<'p, 'd> {
             offset: 0,
             asked: Vec::new(),
             asking: None,
-            heard: Reader::new(false),
+            heard: Reader::new(crc),
             amid: None,
             over: false,
         }
@@ -146,12 +169,14 @@ impl<'p, 'd> Story<'p, 'd> {
         u32::from_be_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    fn run(mut self) {
+    fn run(mut self) -> usize {
         while !self.input.is_empty() && !self.over {
             let step = self.byte();
             self.step(step & 15, step >> 4);
         }
+        let placed = self.placed;
         self.end();
+        placed
     }
 
     fn step(&mut self, step: u8, with: u8) {
@@ -188,8 +213,22 @@ impl<'p, 'd> Story<'p, 'd> {
     fn segment(&mut self, opcode: Message, last: bool, place: Place, payload: &[u8]) {
         let header = Segment { opcode, last, place }.encode(payload.len());
         let mut bytes = [&header[..], payload].concat();
-        bytes.resize(fpdu_len(header.len() - 2 + payload.len()), 0);
+        let whole = fpdu_len(header.len() - 2 + payload.len());
+        if self.crc {
+            bytes.resize(whole - 4, 0);
+            let mut sum = Crc::new();
+            sum.update(&bytes);
+            bytes.extend(sum.finish());
+            let wrong = self.slip();
+            bytes[whole - 1] ^= wrong as u8;
+        }
+        bytes.resize(whole, 0);
         self.hear(&bytes);
+    }
+
+    /// A length of the story.
+    fn length(&mut self) -> usize {
+        self.scale * usize::from(self.byte())
     }
 
     /// Of this byte three bits: 0 most of the time.
@@ -201,7 +240,7 @@ impl<'p, 'd> Story<'p, 'd> {
     fn peer_sends(&mut self, with: u8) {
         let (last, wrong) = (with & 1 != 0, self.slip());
         let invalidate = (with & 6 == 6).then(|| self.key()).flatten();
-        let len = usize::from(self.byte());
+        let len = self.length();
         let place = Place::Untagged { queue: QUEUE_SEND, msn: self.msn[0], offset: self.offset.wrapping_add(wrong) };
         self.segment(Message::Send { invalidate, solicited: with & 8 != 0 }, last, place, &vec![with; len]);
         if last {
@@ -221,11 +260,11 @@ impl<'p, 'd> Story<'p, 'd> {
     /// Memory of ours, as the peer knows it, or beside it: key, offset of its first byte, bytes from there on.
     fn place(&mut self) -> Option<(u32, u64, usize)> {
         let stag = self.key()?;
-        let (which, at, len, wrong) = (self.byte(), self.byte(), self.byte(), self.slip());
+        let (which, at, len, wrong) = (self.byte(), self.length(), self.length(), self.slip());
         let shown = &self.shown[usize::from(which) % self.shown.len()];
-        let start = (shown.mem.offset() + AROUND) as u64 + u64::from(at);
-        let rest = SHOWN - usize::from(at).min(SHOWN);
-        Some((stag, start.wrapping_sub(u64::from(wrong >> 2)), usize::from(len).min(rest) + (wrong & 3) as usize))
+        let start = (shown.mem.offset() + self.scale * AROUND + at) as u64;
+        let rest = (self.scale * SHOWN).saturating_sub(at);
+        Some((stag, start.wrapping_sub(u64::from(wrong >> 2)), len.min(rest) + (wrong & 3) as usize))
     }
 
     fn peer_writes(&mut self, with: u8) {
@@ -251,8 +290,9 @@ impl<'p, 'd> Story<'p, 'd> {
     /// Answers the oldest Read that we have asked for.
     fn peer_answers(&mut self, with: u8) {
         let wrong = self.slip();
+        let some = self.scale as u32 * u32::from(with);
         let Some(asked) = self.asked.first_mut() else { return };
-        let len = if with & 1 != 0 { asked.len } else { asked.len.min(u32::from(with)) };
+        let len = if with & 1 != 0 { asked.len } else { asked.len.min(some) };
         let place = Place::Tagged { stag: asked.sink_stag, offset: asked.sink_offset.wrapping_add(u64::from(wrong)) };
         asked.len -= len;
         asked.sink_offset = asked.sink_offset.wrapping_add(u64::from(len));
@@ -267,16 +307,16 @@ impl<'p, 'd> Story<'p, 'd> {
         let room = |receives: &mut Receives| receives.room();
         let own = self.endpoint.own_receives().map(room);
         let bufs: Vec<Buf> = (0..own.unwrap_or_else(|| self.shared.receives.room()).min(usize::from(with & 3) + 1))
-            .map_while(|_| self.pool.alloc(RECEIVE))
+            .map_while(|_| self.pool.alloc(self.scale * RECEIVE))
             .collect();
         self.endpoint.own_receives().unwrap_or(&mut self.shared.receives).post(bufs.into_iter());
         self.hear(&[]);
     }
 
     fn buffer(&self, len: usize) -> Option<Buf> {
-        let mut buf = self.pool.alloc(RECEIVE)?;
+        let mut buf = self.pool.alloc(self.scale * RECEIVE)?;
         buf.fill(0x55);
-        buf.set_window(0, len.min(RECEIVE));
+        buf.set_window(0, len.min(self.scale * RECEIVE));
         Some(buf)
     }
 
@@ -290,15 +330,15 @@ impl<'p, 'd> Story<'p, 'd> {
     }
 
     fn send(&mut self, with: u8) {
-        let (len, invalidate) = (self.byte(), (with & 2 != 0).then_some(9));
-        let Some(buf) = self.buffer(usize::from(len)) else { return };
+        let (len, invalidate) = (self.length(), (with & 2 != 0).then_some(9));
+        let Some(buf) = self.buffer(len) else { return };
         self.post(WorkRequest::Send { buf, invalidate, fence: with & 4 != 0 }, with & 1 != 0);
     }
 
     /// An RDMA Read or Write of ours.
     fn reach(&mut self, with: u8) {
-        let (len, remote) = (usize::from(self.byte()), RemoteMemory { rkey: 0x77, address: 0x1000 });
-        let Some(buf) = self.buffer(RECEIVE) else { return };
+        let (len, remote) = (self.length(), RemoteMemory { rkey: 0x77, address: 0x1000 });
+        let Some(buf) = self.buffer(self.scale * RECEIVE) else { return };
         let wr = match (with >> 1 & 1, buf) {
             (0, buf) => match buf.lend() {
                 Ok(dst) => WorkRequest::Read { dst, offset: 0, len, remote },
@@ -312,10 +352,11 @@ impl<'p, 'd> Story<'p, 'd> {
     /// Shows the middle of a buffer.
     fn show(&mut self, with: u8) {
         let writable = with & 4 != 0;
-        let Some(mut buf) = self.pool.alloc(RECEIVE) else { return };
+        let (around, shown) = (self.scale * AROUND, self.scale * SHOWN);
+        let Some(mut buf) = self.pool.alloc(self.scale * RECEIVE) else { return };
         buf.as_chunks_mut().0.fill(SECRET);
         if !writable {
-            buf[AROUND..AROUND + SHOWN].fill(0x11);
+            buf[around..around + shown].fill(0x11);
         }
         let Ok(mem) = buf.lend() else { return };
         let window = u32::from(with & 3);
@@ -326,7 +367,7 @@ impl<'p, 'd> Story<'p, 'd> {
         let access = if writable { Access { remote_read: false, ..Access::REMOTE } } else { Access::REMOTE_READ };
         let name = WindowId { qp: ID, index: window };
         let before = self.next;
-        self.post(WorkRequest::Bind { window: name, mem: mem.clone(), offset: AROUND, len: SHOWN, access }, true);
+        self.post(WorkRequest::Bind { window: name, mem: mem.clone(), offset: around, len: shown, access }, true);
         if self.posted.last() == Some(&(before + 1)) {
             self.shown.push(Shown { id: self.next, mem, window, rkey, writable, then: None });
         }
@@ -365,8 +406,31 @@ impl<'p, 'd> Story<'p, 'd> {
         }
     }
 
-    /// Bytes of the peer, behind those that had to wait.
-    fn hear(&mut self, bytes: &[u8]) {
+    /// Bytes of the peer.
+    fn hear(&mut self, mut bytes: &[u8]) {
+        if self.pieces {
+            let first = usize::from(self.byte()).min(bytes.len());
+            self.take(&bytes[..first]);
+            bytes = &bytes[first..];
+            if self.unread.is_empty()
+                && !self.over
+                && let Some(place) = self.endpoint.direct()
+            {
+                let placed = place.len().min(bytes.len());
+                place.put(&bytes[..placed]);
+                self.endpoint.arrived(placed);
+                self.placed += placed;
+                bytes = &bytes[placed..];
+            }
+        }
+        self.take(bytes);
+    }
+
+    /// Takes bytes of the peer, behind those that had to wait.
+    fn take(&mut self, bytes: &[u8]) {
+        if self.over {
+            return;
+        }
         self.unread.extend_from_slice(bytes);
         let mut input = &self.unread[..];
         let taken = self.endpoint.take(&mut self.shared, &mut input, &mut self.done, usize::MAX);
@@ -380,20 +444,21 @@ impl<'p, 'd> Story<'p, 'd> {
             }
             self.over = true;
         }
+        let part = self.scale * AROUND..self.scale * (AROUND + SHOWN);
         for shown in &self.shown {
-            let now = shown.now();
-            let outside = now[..AROUND].iter().chain(&now[AROUND + SHOWN..]);
+            let now = shown.now(self.scale);
+            let outside = now[..part.start].iter().chain(&now[part.end..]);
             assert!(
                 outside.zip(SECRET.iter().cycle()).all(|(a, b)| a == b),
                 "written outside of window {}",
                 shown.window
             );
             assert!(
-                shown.writable || now[AROUND..AROUND + SHOWN].iter().all(|&byte| byte == 0x11),
+                shown.writable || now[part.clone()].iter().all(|&byte| byte == 0x11),
                 "written without the right to, window {}",
                 shown.window
             );
-            assert!(shown.then.is_none_or(|then| then == now), "written when it was shown no more");
+            assert!(shown.then.as_ref().is_none_or(|then| *then == now), "written when it was shown no more");
         }
     }
 
@@ -401,14 +466,14 @@ impl<'p, 'd> Story<'p, 'd> {
         for done in self.done.drain(..) {
             assert_eq!(done.qp, ID);
             if done.opcode == Opcode::Recv {
-                assert!(done.buf.is_some_and(|buf| buf.len() <= RECEIVE));
+                assert!(done.buf.is_some_and(|buf| buf.len() <= self.scale * RECEIVE));
                 continue;
             }
             let revoked = self.revoking.iter().find(|(id, _)| *id == done.wr_id && done.status.is_ok());
             if let Some(&(id, window)) = revoked {
                 let those = |shown: &&mut Shown| shown.window == window && shown.id < id && shown.then.is_none();
                 let those = self.shown.iter_mut().filter(those);
-                those.for_each(|shown| shown.then = Some(shown.now()));
+                those.for_each(|shown| shown.then = Some(shown.now(self.scale)));
             }
             match self.posted.iter().position(|&id| id == done.wr_id) {
                 Some(at) => _ = self.posted.remove(at),
@@ -428,6 +493,15 @@ impl<'p, 'd> Story<'p, 'd> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+
+    /// Long, in pieces of which the first is the header: a message into a Receive, and a Write into a window.
+    #[test]
+    fn stories_can_put_payloads_to_their_place_at_once() {
+        assert_eq!(super::play(&[0x70, 0x07, 0, 0x12, 0, 255, 20]), 9180);
+        assert_eq!(super::play(&[0x70, 0x4B, 0x0F, 0x13, 0, 0, 0, 0, 255, 0, 16]), 9180);
+        assert_eq!(super::play(&[0x60, 0x07, 0x12, 0, 255]), 0, "not in pieces");
+        assert_eq!(super::play(&[0x78, 0x07, 0, 0x12, 0, 255, 0, 20]), 0, "with a CRC, which comes first");
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]

@@ -20,7 +20,6 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use super::endpoint::{Endpoint, Failure, Limits, Shared, Taken, Terms};
 use super::setup::{self, Agreed, Wishes};
-use super::sys::Into;
 use super::wire::Setup;
 use super::{IwarpConfig, capabilities};
 use crate::random::Xorshift;
@@ -189,7 +188,7 @@ impl Qp {
             && let Some(place) = self.endpoint.direct()
         {
             let placed = count.min(place.len());
-            put(place, &way.bytes.make_contiguous()[..placed]);
+            place.put(&way.bytes.make_contiguous()[..placed]);
             way.bytes.drain(..placed);
             self.endpoint.arrived(placed);
             count -= placed;
@@ -289,14 +288,6 @@ impl Qp {
             }
         };
         self.give_up(common, ControlEvent::ConnectFailed { qp, error });
-    }
-}
-
-/// Puts the first bytes of a place.
-fn put(place: Into<'_>, bytes: &[u8]) {
-    match place {
-        Into::Bytes(to) => to[..bytes.len()].copy_from_slice(bytes),
-        Into::Lent(to, offset, _) => assert!(to.write_at(offset, bytes), "a place outside of its buffer"),
     }
 }
 

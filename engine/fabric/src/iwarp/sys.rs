@@ -99,6 +99,15 @@ impl Into<'_> {
         }
     }
 
+    /// Puts its first bytes, for those who have no socket.
+    #[cfg(any(test, fuzzing, feature = "testing"))]
+    pub(super) fn put(self, bytes: &[u8]) {
+        match self {
+            Self::Bytes(to) => to[..bytes.len()].copy_from_slice(bytes),
+            Self::Lent(to, offset, _) => assert!(to.write_at(offset, bytes), "a place outside of its buffer"),
+        }
+    }
+
     fn iovec(&mut self) -> libc::iovec {
         match self {
             Self::Bytes(bytes) => libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() },
