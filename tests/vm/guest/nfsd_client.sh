@@ -53,6 +53,13 @@ for side in /run/put $stats; do
     at_least $side invalidated_here 138
 done
 
+if [[ $fabric == iwarp ]]; then
+    echo "- with CRCs, and with FPDUs of nearly 64 KiB, which soft-iWARP takes as well"
+    forms --crc
+    forms --fpdu longest
+    forms --crc --fpdu longest
+fi
+
 echo "- messages too long for one Send: a Position Zero Read chunk there, a Reply chunk back"
 head -c 200003 /run/file >/run/part
 nfs3c --inline 20000 --block 20000 --depth 4 put /run/part part

@@ -2,7 +2,7 @@
 # the steps of the same scripts over soft-RoCE.
 # limit: 700
 export DEVICE=siw0
-for steps in nfs3d nfs3d_errors nfs3d_load nfs3d_restart; do
+for steps in nfs3d nfs3d_errors nfs3d_load nfs3d_restart nfs3d_git; do
     echo "-- $steps"
     bash "$(dirname "$0")/$steps.sh" || exit
 done

@@ -1,9 +1,11 @@
 # What Wireshark's tshark makes of the iWARP fabric's connections to the Linux kernel's NFS server and from its client,
 # captured on the cable: the MPA frames of set-up, DDP and RDMAP with each kind of message that there should be, RPC
-# over RDMA in them, and nothing that is malformed.
+# over RDMA in them, and nothing that is malformed; no FPDU longer than a segment; and as many messages, in the same
+# packets, as rpcrdma decode.
 #
 # tshark 4.0 takes the data of a READ for part of the reply, which it is not, and calls each such reply malformed,
-# between two kernels, too. It sees nothing but a Send in version 2.
+# between two kernels, too. It sees nothing but a Send in version 2, and in the second and later of several Sends within
+# one segment.
 # limit: 200
 source "$(dirname "$0")/../lib.sh"
 export DEVICE=siw0
@@ -11,6 +13,7 @@ source "$(dirname "$0")/../nfsd.sh"
 for tool in dumpcap tshark; do
     command -v $tool >/dev/null || { echo "$tool is missing: apt-get install tshark"; exit 77; }
 done
+program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
 program NFS3C examples/nfs3c "cargo build -p rpcrdma --features verbs --example nfs3c"
 up
 source "$vm/nfs3d.sh"
@@ -20,7 +23,7 @@ trap 'umount -l /mnt /srv/nfs3d 2>/dev/null || true
 # capture NAME COMMAND…: runs the command, and leaves in /run/NAME a line for each packet of what went over the cable
 # meanwhile, with all values of each field.
 fields=(frame.number _ws.malformed iwarp_mpa.req iwarp_mpa.rep iwarp_rdma.opcode rpcordma.version rpcordma.msg_type
-    nfs.procedure_v3 rpc.msgtyp ip.src)
+    nfs.procedure_v3 rpc.msgtyp ip.src iwarp_mpa.ulpdulength iwarp_ddp.last_flag tcp.options.mss_val)
 capture() {
     local file=$RPCRDMA_VM_RESULTS/siw-$1.pcapng capturing
     dumpcap -q -i $near -f 'tcp port 20049' -w "$file" 2>/run/dumpcap &
@@ -62,6 +65,35 @@ some() {
     echo "$1: $found packets: $3"
 }
 
+# in_segments NAME: no FPDU is longer than what the peer takes in a segment, of which the options of TCP's time stamps
+# take 12; and some are as long. An FPDU has 6 bytes beside the ULPDU, whose length tshark shows.
+in_segments() {
+    awk -F '\t' -v name="$1" '
+        $13 != "" && (!most || $13 - 12 < most) { most = $13 - 12 }
+        { count = split($11, ulpdus, ","); for (i = 1; i <= count; i++) if (ulpdus[i] > longest) longest = ulpdus[i] + 0 }
+        END {
+            print name ": FPDUs of up to " longest + 6 " bytes, segments of " most
+            exit !(most > 0 && longest + 6 <= most && longest + 6 > most - 4)
+        }' "/run/$1" || fail "$1: FPDUs do not fill their segments, or are longer"
+}
+
+# decoded NAME: rpcrdma decode has as many messages as there are ends of Sends for tshark (opcodes 3 to 6), and those of
+# version 1 in the same packets.
+decoded() {
+    "$RPCRDMA" decode --json "$RPCRDMA_VM_RESULTS/siw-$1.pcapng" >/run/decoded || fail "rpcrdma decode"
+    local theirs ours
+    theirs=$(awk -F '\t' '{
+        count = split($5, opcodes, ","); split($12, last, ",")
+        for (i = 1; i <= count; i++) if (opcodes[i] ~ /^0x0[3-6]$/ && last[i] ~ /^(1|True)$/) total++
+    } END { print total + 0 }' "/run/$1")
+    ours=$(wc -l </run/decoded)
+    echo "$1: $theirs messages for tshark, $ours for rpcrdma decode"
+    ((theirs > 0 && ours == theirs)) || fail "$1: tshark sees $theirs messages, rpcrdma decode $ours"
+    diff <(show "$1" 'version ~ /1/' | sort -nu) \
+        <(grep '"vers":1,' /run/decoded | grep -o '"frame":[0-9]*' | cut -d : -f 2 | sort -nu) ||
+        fail "$1: tshark sees messages of version 1 in other packets than rpcrdma decode"
+}
+
 # sound NAME: nothing is malformed but what is known, nothing was ended by a Terminate (opcode 7).
 sound() {
     local odd
@@ -69,6 +101,8 @@ sound() {
     [[ -z $odd ]] || fail "$1: malformed, and no reply to READ: packets $odd"
     odd=$(show "$1" 'operations(7)')
     [[ -z $odd ]] || fail "$1: a Terminate: packets $odd"
+    in_segments "$1"
+    decoded "$1"
 }
 
 head -c 20001 /dev/urandom >/run/file
