@@ -164,11 +164,10 @@ impl Server {
         };
         let attached = workers.clone();
         let equip = move |shard: &mut Shard<AnyFabric>, _| {
-            shard.run_application(Application { services: services.to_local(), task: None })?;
             if let Some(workers) = &attached {
                 shard.use_workers(workers);
             }
-            Ok(())
+            Ok(shard.run_application(Application { services: services.to_local(), task: None })?)
         };
         Self::start_shards(&places, config, workers, equip)
     }

@@ -243,11 +243,14 @@ impl<F: Fabric> Shard<F> {
         Ok(())
     }
 
-    /// Serves these. Call it before the first connection.
+    /// Serves these. Call it before the first connection, and behind [`use_workers`](Self::use_workers).
     ///
     /// # Errors
-    /// The procedure that needs longer buffers than there are.
+    /// The procedure that needs longer buffers than there are, or workers where there are none.
     pub(crate) fn serve(&mut self, services: Services<Local>) -> Result<(), OpenError> {
+        if !self.responder.has_workers() {
+            services.check_placement()?;
+        }
         services.check_buffers(self.cx.config.longest_buffer(true), HEADROOM_PLAIN)?;
         self.responder.set_services(services);
         Ok(())

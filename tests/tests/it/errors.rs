@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use rpcrdma::client::{ClientCall, ClientConfig, LocalClient};
-use rpcrdma::server::{ServerConfig, ServerError, WorkerConfig};
-use rpcrdma::service::{MAX_CHUNKS, Unservable};
+use rpcrdma::server::{LocalServer, ServerConfig, ServerError, WorkerConfig};
+use rpcrdma::service::{Application, MAX_CHUNKS, ShardSetup, Unservable};
+use rpcrdma::shard::SpawnError;
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::wire::rpc::ProgramNumber;
 use rpcrdma::{CallError, Client, Config, Knob, OpenError, Procedure, Refusal, Scheme, Server, Services};
@@ -38,6 +39,15 @@ fn a_procedure_on_workers_needs_workers() {
     let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
     let config = ServerConfig { workers, ..small_server() };
     drop(Server::start(&world.address(), one(nothing().on_workers()), &config).expect("it has workers"));
+    // Nor do services of one shard alone run there what its other threads were to run.
+    let local = || one(nothing().on_workers()).to_local();
+    let error = LocalServer::bind(&world.address(), small(), local()).err().expect("it has no workers");
+    assert!(matches!(&error, ServerError::Open(OpenError::Service(same)) if same == of), "{error}");
+    assert_eq!(error.to_string(), text);
+    let make = move |_: &ShardSetup<'_>| Ok(Application { services: local(), task: None });
+    let error = Server::start_with(&world.address(), &small_server(), make).err().expect("it has no workers");
+    assert!(matches!(&error, ServerError::Shard(SpawnError::Open(OpenError::Service(same))) if same == of), "{error}");
+    assert_eq!(error.to_string(), text);
     // A client runs everything on its shard: that is documented, and for handlers that are shared with a server.
     let mut world = world;
     let address = world.serve(small_server());

@@ -212,6 +212,11 @@ impl Responder {
         self.workers = Some(workers.attach_shard(&self.signal));
     }
 
+    /// There are workers.
+    pub(super) fn has_workers(&self) -> bool {
+        self.workers.is_some()
+    }
+
     /// Takes home what comes from workers, futures and whoever took a call; returns how much there was.
     #[inline]
     pub(super) fn collect<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
