@@ -21,6 +21,7 @@
 //! Nothing here allocates after set-up, and nothing blocks unless its name says so ([`slot::Ticket::wait`],
 //! `block_on`, [`parker::Sleeper::park`], [`workers::WorkerPool`]'s drop).
 
+pub(crate) mod bell;
 pub(crate) mod block_on;
 pub mod idle;
 mod intake;

@@ -87,6 +87,7 @@ mod models {
 
     use super::*;
     use crate::handoff::explore;
+    use crate::handoff::parker::{Sleeper, Wake};
 
     #[test]
     fn loom_what_two_threads_give_back_comes_home_once_and_in_their_order() {
@@ -123,6 +124,36 @@ mod models {
             };
             drop(home);
             assert!(giver.join().unwrap() <= 2);
+            assert_eq!(dropped.load(Ordering::Relaxed), 2);
+        });
+    }
+
+    /// Who gives something back notifies, and who sleeps looks once more when it is armed: one of the two sees the
+    /// other. What is never seen is a deadlock of the model.
+    #[test]
+    fn loom_what_comes_home_wakes_who_sleeps() {
+        explore(|| {
+            let dropped = Arc::new(AtomicUsize::new(0));
+            let mut home = Home::new();
+            let mut sleeper = Sleeper::new(Wake::Thread);
+            let givers = [0, 1].map(|number| {
+                let (way, signal, dropped) = (home.way(), sleeper.signal(), Arc::clone(&dropped));
+                thread::spawn(move || {
+                    assert!(way.give_back(thing(number, &dropped)).is_ok());
+                    signal.notify();
+                })
+            });
+            let taker = thread::spawn(move || {
+                let mut came = 0;
+                while came < 2 {
+                    match numbers(&mut home).len() {
+                        0 => sleeper.sleep_unless(|| !home.is_empty(), None),
+                        more => came += more,
+                    }
+                }
+            });
+            givers.into_iter().for_each(|giver| giver.join().unwrap());
+            taker.join().unwrap();
             assert_eq!(dropped.load(Ordering::Relaxed), 2);
         });
     }

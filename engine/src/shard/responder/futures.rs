@@ -3,11 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
+use crate::handoff::bell::Bell;
 use crate::handoff::parker::Signal;
 use crate::handoff::workers::panic_text;
 use crate::service::{Origin, Task};
@@ -15,29 +15,13 @@ use crate::service::{Origin, Task};
 /// The futures of a shard.
 pub(super) struct Futures {
     all: FuturesUnordered<Serving>,
+    /// Rung when one that has waited is to be polled.
     bell: Arc<Bell>,
     waker: Waker,
+    /// Some have begun.
+    begun: bool,
     /// Some may be of connections that are over.
     abandoned: bool,
-}
-
-/// Rung when a future is to be polled.
-struct Bell {
-    rung: AtomicBool,
-    signal: Signal,
-}
-
-impl Wake for Bell {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        // SYNC POINT bell: with the exchange in `Futures::poll`. Whoever finds it rung leaves the rest to who rang.
-        if !self.rung.swap(true, Ordering::AcqRel) {
-            self.signal.notify();
-        }
-    }
 }
 
 /// A future that serves a call of a connection.
@@ -66,8 +50,9 @@ impl Future for Serving {
 impl Futures {
     /// `signal` wakes the shard.
     pub(super) fn new(signal: Signal) -> Self {
-        let bell = Arc::new(Bell { rung: AtomicBool::new(false), signal });
-        Self { all: FuturesUnordered::new(), waker: Arc::clone(&bell).into(), bell, abandoned: false }
+        let bell = Arc::new(Bell::new(signal));
+        let waker = Arc::clone(&bell).into();
+        Self { all: FuturesUnordered::new(), bell, waker, begun: false, abandoned: false }
     }
 
     /// How many there are.
@@ -78,26 +63,28 @@ impl Futures {
     /// Has a future polled with the others, in this turn or the next.
     pub(super) fn begin(&mut self, task: Task, origin: &Arc<Origin>) {
         self.all.push(Serving { task: Some(task), origin: Arc::clone(origin) });
-        self.bell.rung.store(true, Ordering::Relaxed);
+        self.begun = true;
     }
 
     /// Those of connections that are over are to be dropped.
     pub(super) fn abandon(&mut self) {
-        if !self.all.is_empty() {
-            self.abandoned = true;
-            self.bell.rung.store(true, Ordering::Relaxed);
-        }
+        self.abandoned |= !self.all.is_empty();
     }
 
     /// Polls the futures that were woken; returns how many are over. `panicked` hears the words of those that have
     /// panicked.
     pub(super) fn poll(&mut self, mut panicked: impl FnMut(&str)) -> usize {
-        // SYNC POINT bell: with the exchange in `Bell::wake_by_ref`. What rings from now on is for the next turn.
-        if self.all.is_empty() || !self.bell.rung.swap(false, Ordering::AcqRel) {
+        if self.all.is_empty() {
+            return 0;
+        }
+        // All of these, as each is told once.
+        let begun = std::mem::take(&mut self.begun);
+        let abandoned = std::mem::take(&mut self.abandoned);
+        if !(self.bell.take() | begun | abandoned) {
             return 0;
         }
         let before = self.all.len();
-        if std::mem::take(&mut self.abandoned) {
+        if abandoned {
             let all = std::mem::take(&mut self.all);
             self.all = all.into_iter().filter(|serving| !serving.origin.is_over()).collect();
         }

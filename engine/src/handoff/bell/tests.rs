@@ -1,0 +1,79 @@
+#[cfg(not(loom))]
+mod alone {
+    use crate::handoff::bell::Bell;
+    use crate::handoff::parker::{Sleeper, Wake};
+
+    #[test]
+    fn it_is_found_rung_once_however_often_it_was_rung() {
+        let mut sleeper = Sleeper::new(Wake::Thread);
+        let bell = Bell::new(sleeper.signal());
+        assert!(!bell.take());
+        sleeper.arm();
+        bell.ring();
+        bell.ring();
+        // Would never return.
+        sleeper.park(None);
+        assert!(bell.take() && !bell.take());
+        bell.ring();
+        assert!(bell.take());
+    }
+}
+
+#[cfg(loom)]
+mod models {
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicUsize, Ordering};
+    use loom::thread;
+
+    use crate::handoff::bell::Bell;
+    use crate::handoff::explore;
+    use crate::handoff::parker::{Sleeper, Wake};
+
+    /// `ringers` that each publish something of their own and ring, so many times, and a sleeper that looks at what is
+    /// there when it finds the bell rung, and at no other time. What it never sees is a deadlock of the model.
+    fn deliver(ringers: usize, each: usize) {
+        explore(move || {
+            let mut sleeper = Sleeper::new(Wake::Thread);
+            let bell = Arc::new(Bell::new(sleeper.signal()));
+            let published: Arc<Vec<_>> = Arc::new((0..ringers).map(|_| AtomicUsize::new(0)).collect());
+            let threads: Vec<_> = (0..ringers)
+                .map(|ringer| {
+                    let (bell, published) = (Arc::clone(&bell), Arc::clone(&published));
+                    thread::spawn(move || {
+                        for n in 1..=each {
+                            published[ringer].store(n, Ordering::Relaxed);
+                            bell.ring();
+                        }
+                    })
+                })
+                .collect();
+            let sleeper = thread::spawn(move || {
+                let mut seen = 0;
+                while seen != ringers * each {
+                    let mut look = || {
+                        let rung = bell.take();
+                        if rung {
+                            seen = published.iter().map(|count| count.load(Ordering::Relaxed)).sum();
+                        }
+                        rung
+                    };
+                    if !look() {
+                        sleeper.sleep_unless(look, None);
+                    }
+                }
+            });
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            sleeper.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_what_is_rung_for_is_seen() {
+        deliver(1, 2);
+    }
+
+    #[test]
+    fn loom_who_finds_it_rung_may_leave_it_at_that() {
+        deliver(2, 1);
+    }
+}
