@@ -307,6 +307,15 @@ fn step<K, J, D>(desk: &mut Desk<K, J, D>, run: &impl Fn(J) -> D) -> bool {
     true
 }
 
+/// Runs what is another's.
+///
+/// # Errors
+/// What it had to say, if it panicked.
+pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Result<T, Box<str>> {
+    // What it has borrowed of others is its own to have left in order.
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| panic_text(&*panic).into())
+}
+
 /// What a panic has to say.
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));

@@ -12,7 +12,7 @@ use super::deferred::DeferredCall;
 use super::handler::{Handler, Local, Sharing, Task, Threads};
 use super::reply_cache::{CallKey, Client, Lookup, ReplyCache};
 use crate::binding::Binding;
-use crate::handoff::workers::panic_text;
+use crate::handoff::workers::caught;
 use crate::proto::Refusal;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, ProgramNumber};
 
@@ -297,7 +297,7 @@ impl<S: Sharing> Procedure<S> {
     /// What was said by whoever chooses, and panicked.
     pub(crate) fn choose_landing(&self, call: &ServerCall, chunk: usize, len: usize) -> Result<Option<Buf>, Box<str>> {
         let Some(choose) = &self.landing else { return Ok(None) };
-        catch_unwind(AssertUnwindSafe(|| choose(call, chunk, len))).map_err(|panic| panic_text(&*panic).into())
+        caught(|| choose(call, chunk, len))
     }
 
     /// Its handler takes its calls.
@@ -318,8 +318,8 @@ impl<S: Sharing> Procedure<S> {
             Handler::Begin(begin) => Some(begin(call)),
             Handler::Null | Handler::Run(_) => None,
         };
-        catch_unwind(AssertUnwindSafe(take)).unwrap_or_else(|panic| {
-            panicked(panic_text(&*panic));
+        caught(take).unwrap_or_else(|panic| {
+            panicked(&panic);
             None
         })
     }

@@ -17,7 +17,8 @@ pub trait ShardTask {
     /// this has found work for a while. Called once a turn, behind the handlers of what came in this turn;
     /// what is answered here goes out in the same turn.
     ///
-    /// One that panics is logged and dropped, with the calls that it holds; the shard goes on.
+    /// One that panics, here or in [`descriptor`](Self::descriptor), is logged and dropped, with the calls that it
+    /// holds; the shard goes on, whatever that drop does.
     fn poll(&mut self) -> bool;
 
     /// A descriptor that is readable while there is something to do, for a shard that sleeps: that of an

@@ -33,6 +33,7 @@
 //! | `close_reason` | why a connection is over |
 //! | `clock` | the only reader of the clock |
 //! | `list` | lists that nearly always have room |
+//! | `application` | the application's own task |
 //! | `thread` | a shard on a thread of its own: its core, idling |
 //! | `commands` | what other threads ask of it |
 //! | `testing` | a shard's parts without a device, for their tests |
@@ -40,6 +41,7 @@
 //! Each engine, and each type of the table above, has its fields to itself: what another file wants of it, it
 //! asks for. A [`Shard`] has them side by side, and decides which of them goes on.
 
+mod application;
 mod arrivals;
 mod assembly;
 mod changes;
@@ -80,8 +82,9 @@ use crate::config::{BuffersError, Config, ConfigError, HEADROOM_PLAIN, POLL_BATC
 use crate::fabric::{Completion, ControlEvent, Fabric, FabricError, QpId};
 use crate::handoff::parker::{Signal, Sleeper, Wake};
 use crate::proto::{CallError, CallId};
-use crate::service::{Application, Local, ServiceError, Services, ShardSetup, ShardTask, Sharing};
+use crate::service::{Application, Local, ServiceError, Services, ShardSetup, Sharing};
 
+use application::OwnTask;
 use changes::Changes;
 use clock::Clock;
 pub use clock::SimulatedTime;
@@ -181,8 +184,7 @@ pub struct Shard<F: Fabric> {
     fitting: Fitting,
     changes: Changes,
     outside: Outside,
-    /// The application's own work.
-    task: Option<Box<dyn ShardTask>>,
+    task: OwnTask,
     /// What the device has said: lists that are used again and again.
     completions: Vec<Completion>,
     events: Vec<ControlEvent>,
@@ -214,7 +216,7 @@ impl<F: Fabric> Shard<F> {
             fitting: Fitting::default(),
             changes: Changes::default(),
             outside,
-            task: None,
+            task: OwnTask::default(),
             completions: Vec::with_capacity(POLL_BATCH),
             events: Vec::new(),
         };
@@ -236,10 +238,10 @@ impl<F: Fabric> Shard<F> {
     /// first connection.
     ///
     /// # Errors
-    /// As [`serve`](Self::serve).
+    /// The procedure that needs longer buffers than there are, or workers where there are none.
     pub(crate) fn run_application(&mut self, application: Application) -> Result<(), OpenError> {
         self.serve(application.services)?;
-        self.task = application.task;
+        self.task = OwnTask::new(application.task);
         Ok(())
     }
 

@@ -1,7 +1,5 @@
 //! One turn of the loop.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use super::Shard;
 use super::close_reason::CloseReason;
 use super::conn::Conn;
@@ -61,24 +59,6 @@ impl<F: Fabric> Shard<F> {
         }
         self.cx.stats.idle_polls += 1;
         false
-    }
-
-    /// The application's own turn.
-    #[inline]
-    fn turn_task(&mut self) -> bool {
-        self.task.is_some() && self.turn_this_task()
-    }
-
-    #[inline(never)]
-    fn turn_this_task(&mut self) -> bool {
-        let Some(task) = &mut self.task else { return false };
-        // What it has borrowed of others is its own to have left in order.
-        let busy = catch_unwind(AssertUnwindSafe(|| task.poll()));
-        if busy.is_err() {
-            self.cx.error("tasks that panicked", format_args!("the task of a shard has panicked, and is dropped"));
-            self.task = None;
-        }
-        busy.unwrap_or(true)
     }
 
     /// Posts what was started, now instead of in the next turn: one chain and one doorbell for each

@@ -202,8 +202,16 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Sleeps until the fabric or the task has something; false if the task has no descriptor.
-    fn wait_with_task(&self, timeout: Duration) -> bool {
-        let Some(task) = self.task.as_ref().and_then(|task| task.descriptor()) else { return false };
+    fn wait_with_task(&mut self, timeout: Duration) -> bool {
+        let task = match self.task.descriptor() {
+            Ok(Some(task)) => task,
+            Ok(None) => return false,
+            Err(panic) => {
+                // The calls that it held come home.
+                self.lose_task(&panic);
+                return true;
+            }
+        };
         let timeout = self.cx.fabric.longest_wait().map_or(timeout, |longest| longest.min(timeout));
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let fabric = self.cx.fabric.descriptor();

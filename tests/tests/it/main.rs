@@ -35,6 +35,7 @@ mod negotiation;
 mod one_way;
 mod own_loop;
 mod own_memory;
+mod panics;
 mod parts;
 mod peers;
 mod private_data;

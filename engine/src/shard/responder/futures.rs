@@ -1,6 +1,5 @@
 //! Handlers that are futures: polled on the shard, woken from anywhere.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -9,7 +8,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::handoff::bell::Bell;
 use crate::handoff::parker::Signal;
-use crate::handoff::workers::panic_text;
+use crate::handoff::workers::caught;
 use crate::service::{Origin, Task};
 
 /// The futures of a shard.
@@ -30,6 +29,16 @@ struct Serving {
     origin: Arc<Origin>,
 }
 
+impl Serving {
+    /// Drops the future. That is the handler's code, too.
+    ///
+    /// # Errors
+    /// What it had to say, if it panicked.
+    fn end(&mut self) -> Result<(), Box<str>> {
+        self.task.take().map_or(Ok(()), |task| caught(|| drop(task)))
+    }
+}
+
 impl Future for Serving {
     /// The words of one that has panicked.
     type Output = Option<Box<str>>;
@@ -37,13 +46,20 @@ impl Future for Serving {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(task) = &mut self.task else { return Poll::Ready(None) };
         // One that panics is over, and its call dropped.
-        let panic = match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context))) {
+        let panic = match caught(|| task.as_mut().poll(context)) {
             Ok(Poll::Pending) => return Poll::Pending,
             Ok(Poll::Ready(())) => None,
-            Err(panic) => Some(panic_text(&*panic).into()),
+            Err(panic) => Some(panic),
         };
-        self.task = None;
-        Poll::Ready(panic)
+        let dropped = self.end();
+        Poll::Ready(panic.or(dropped.err()))
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // Of those that the shard's end finds: what a panic says has been printed.
+        let _ = self.end();
     }
 }
 
@@ -86,7 +102,14 @@ impl Futures {
         let before = self.all.len();
         if abandoned {
             let all = std::mem::take(&mut self.all);
-            self.all = all.into_iter().filter(|serving| !serving.origin.is_over()).collect();
+            let goes_on = |mut serving: Serving| {
+                if !serving.origin.is_over() {
+                    return Some(serving);
+                }
+                serving.end().err().as_deref().into_iter().for_each(&mut panicked);
+                None
+            };
+            self.all = all.into_iter().filter_map(goes_on).collect();
         }
         let mut context = Context::from_waker(&self.waker);
         while let Poll::Ready(Some(panic)) = self.all.poll_next_unpin(&mut context) {

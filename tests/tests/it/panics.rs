@@ -1,0 +1,178 @@
+//! What panics where it is dropped, or asked what it sleeps on, costs itself and its calls: its shard goes on.
+
+use std::cell::Cell;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use rpcrdma::server::ServerConfig;
+use rpcrdma::service::{Application, DeferredCall, ShardTask};
+use rpcrdma::{Address, CallError, Config, IdlePolicy, LocalClient, Procedure, Refusal, Server};
+use rpcrdma_tests::*;
+use rustix::fd::BorrowedFd;
+
+/// A procedure whose calls a task or a future has.
+const TAKEN: u32 = 700;
+/// What it is to do with them.
+const PANIC: u8 = 0;
+const END: u8 = 1;
+const WAIT: u8 = 2;
+
+/// Panics when it is dropped, and counts that.
+struct Bomb(Arc<AtomicUsize>);
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        panic!("as the test wants, at the end");
+    }
+}
+
+fn start(client: &mut LocalClient, what: u8, token: u64) {
+    let mut call = client.prepare(TAKEN, 1).expect("memory");
+    call.put_args(&[what]).expect("room");
+    client.start(client.first(), call, token);
+    client.flush();
+}
+
+/// How the next call ends.
+fn end(client: &mut LocalClient) -> Result<(), CallError> {
+    let mut ended = None;
+    assert!(settles(|| {
+        client.poll(|done| ended = Some(done.result.map(drop).map_err(CallError::from)));
+        ended.is_some()
+    }));
+    ended.expect("it has ended")
+}
+
+const SYSTEM_ERR: Result<(), CallError> = Err(CallError::Refused(Refusal::SystemError));
+
+/// Holds calls, and panics where it is told to.
+struct Task {
+    calls: Rc<Cell<Vec<DeferredCall>>>,
+    in_poll: bool,
+    in_descriptor: bool,
+    _bomb: Option<Bomb>,
+}
+
+impl ShardTask for Task {
+    fn poll(&mut self) -> bool {
+        let calls = self.calls.take();
+        let panics = self.in_poll && !calls.is_empty();
+        self.calls.set(calls);
+        assert!(!panics, "as the test wants");
+        false
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        let calls = self.calls.take();
+        let panics = self.in_descriptor && !calls.is_empty();
+        self.calls.set(calls);
+        assert!(!panics, "as the test wants");
+        None
+    }
+}
+
+/// A server whose task panics here and there, and how often one was dropped in panic.
+fn with_task(world: &World, in_poll: bool, in_descriptor: bool, bomb: bool) -> (Address, Server, Arc<AtomicUsize>) {
+    let (address, bombs) = (world.address(), Arc::new(AtomicUsize::new(0)));
+    let count = Arc::clone(&bombs);
+    let config = ServerConfig { shard: Config { idle: IdlePolicy::Event, ..small() }, ..ServerConfig::default() };
+    let server = Server::start_with(&address, &config, move |_| {
+        let calls = Rc::<Cell<Vec<DeferredCall>>>::default();
+        // The task alone keeps them.
+        let weak = Rc::downgrade(&calls);
+        let take = move |call| {
+            let Some(calls) = weak.upgrade() else { return };
+            let mut held = calls.take();
+            held.push(call);
+            calls.set(held);
+        };
+        let mut services = standard_services().to_local();
+        services.add(PROGRAM, VERSION, TAKEN, Procedure::local_deferred(take));
+        let task = Task { calls, in_poll, in_descriptor, _bomb: bomb.then(|| Bomb(Arc::clone(&count))) };
+        Ok(Application { services, task: Some(Box::new(task)) })
+    });
+    (address, server.expect("a server"), bombs)
+}
+
+#[test]
+fn a_task_that_panics_wherever_it_can_is_gone_with_its_calls_and_the_shard_goes_on() {
+    for (in_poll, in_descriptor, bomb) in [(true, false, true), (false, true, false), (false, true, true)] {
+        let world = World::new("task-bomb");
+        let (address, server, bombs) = with_task(&world, in_poll, in_descriptor, bomb);
+        let mut client = world.client(&address, small());
+        start(&mut client, WAIT, 0);
+        assert_eq!(end(&mut client), SYSTEM_ERR, "its call is dropped with it");
+        assert_eq!(bombs.load(Ordering::SeqCst), usize::from(bomb));
+        for _ in 0..3 {
+            echo(&mut client, b"goes on").expect("an echo");
+            // There is no task any more.
+            start(&mut client, WAIT, 0);
+            assert_eq!(end(&mut client), SYSTEM_ERR);
+        }
+        assert_eq!(server.stats()[0].calls_dropped, 4);
+        drop((client, server));
+    }
+}
+
+/// A future of a call: what it does, its call says. Its drop panics.
+struct Panicking {
+    call: Option<DeferredCall>,
+    polled: Arc<AtomicUsize>,
+    _bomb: Bomb,
+}
+
+impl Future for Panicking {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+        self.polled.fetch_add(1, Ordering::SeqCst);
+        let Some(call) = &self.call else { return Poll::Pending };
+        match call.args()[0] {
+            PANIC => panic!("as the test wants"),
+            END => {
+                self.call.take().expect("it is there").answer(Ok(()));
+                Poll::Ready(())
+            }
+            _ => Poll::Pending,
+        }
+    }
+}
+
+#[test]
+fn futures_that_panic_where_they_are_dropped_cost_nobody_else() {
+    let mut world = World::new("future-bomb");
+    let (bombs, polled) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (count, polls) = (Arc::clone(&bombs), Arc::clone(&polled));
+    let begin = move |call| Panicking { call: Some(call), polled: Arc::clone(&polls), _bomb: Bomb(Arc::clone(&count)) };
+    let mut services = standard_services();
+    services.add(PROGRAM, VERSION, TAKEN, Procedure::asynchronous(begin));
+    let address = world.serve_with(small_server(), services);
+    let mut client = world.client(&address, small());
+    let mut other = world.client(&address, small());
+    // One that has panicked, and one that has ended.
+    start(&mut client, PANIC, 0);
+    assert_eq!(end(&mut client), SYSTEM_ERR);
+    start(&mut client, END, 0);
+    assert_eq!(end(&mut client), Ok(()));
+    echo(&mut client, b"goes on").expect("an echo");
+    assert_eq!(bombs.load(Ordering::SeqCst), 2);
+    // Three with their connection, and one that stays to the end of the shard, with another.
+    for token in 0..3 {
+        start(&mut client, WAIT, token);
+    }
+    (0..2).for_each(|token| start(&mut other, WAIT, token));
+    assert!(settles(|| polled.load(Ordering::SeqCst) == 7));
+    drop(client);
+    assert!(settles(|| bombs.load(Ordering::SeqCst) == 5));
+    for _ in 0..3 {
+        echo(&mut other, b"goes on").expect("an echo");
+    }
+    // Those that two would take along are dropped one by one: this process goes on.
+    drop(world.take_server());
+    assert_eq!(bombs.load(Ordering::SeqCst), 7);
+    drop(other);
+}
