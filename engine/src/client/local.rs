@@ -455,7 +455,9 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Prepares for a sleep of at most `longest` in the caller's own loop, and takes one more turn: how long may be
     /// slept, or `None` if that turn found something to do, which the next [`poll`](Self::poll) tells. What comes from
-    /// now on makes the [descriptor](AsFd) readable. Each `arm` is followed by a [`disarm`](Self::disarm).
+    /// now on makes the [descriptor](AsFd) readable. Each `arm` is followed by a [`disarm`](Self::disarm). No wake-up is
+    /// lost in between, by the argument of [`handoff::parker`](crate::handoff::parker): this arms before it looks, and
+    /// who has something for it looks whether it is armed after having published that.
     pub fn arm(&mut self, longest: Duration) -> Option<Duration> {
         let timeout = self.shard.arm_elsewhere(longest)?;
         (self.waiting.is_empty() && self.shard.done().is_empty()).then_some(timeout)

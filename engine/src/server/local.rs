@@ -1,16 +1,17 @@
 //! A server that its caller polls: no thread of its own.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fd::{AsFd, BorrowedFd};
 
-use super::{PeerHook, ServerError};
+use super::{PeerHook, ServerError, WorkerConfig, serve, start_workers};
 use crate::address::Address;
 use crate::config::Config;
 use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
 use crate::service::{Local, Services, ShardSetup};
-use crate::shard::{OpenError, Shard};
+use crate::shard::{OpenError, Shard, Workers, check};
 use crate::stats::ShardStats;
 
 /// A server on the caller's own thread, in the caller's own loop: nothing happens unless it is polled. One that
@@ -36,6 +37,9 @@ use crate::stats::ShardStats;
 /// ```
 pub struct LocalServer<F: Fabric = AnyFabric> {
     shard: Shard<F>,
+    // Behind the shard, which gives its jobs to them.
+    #[expect(dead_code, reason = "held for its end, which joins the threads")]
+    workers: Option<Workers>,
 }
 
 impl LocalServer {
@@ -56,10 +60,41 @@ impl LocalServer {
         config: Config,
         make: impl FnOnce(&ShardSetup<'_>) -> Services<Local>,
     ) -> Result<Self, ServerError> {
+        Self::open(address, config, None, |shard, _| {
+            let services = make(&shard.setup(0));
+            shard.serve(services)
+        })
+    }
+
+    /// The same with threads for what is declared [`Procedure::on_workers`](crate::Procedure::on_workers): all else
+    /// runs where this is polled. A worker that has finished wakes who sleeps on the descriptor. To drop the server
+    /// is to wait for its workers, which first run what was given to them.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind); and why the workers could not be started.
+    pub fn bind_on_workers(
+        address: &Address,
+        config: Config,
+        services: Services,
+        workers: &WorkerConfig,
+    ) -> Result<Self, ServerError> {
+        check(&config, Some(&services), 1)?;
+        let services = Arc::new(services);
+        let workers = start_workers(workers, &services)?;
+        Self::open(address, config, Some(workers), |shard, workers| serve(shard, &services, workers))
+    }
+
+    /// Opens a device for an address, has its shard serve what `equip` says, and listens there.
+    fn open(
+        address: &Address,
+        config: Config,
+        workers: Option<Workers>,
+        equip: impl FnOnce(&mut Shard<AnyFabric>, Option<&Workers>) -> Result<(), OpenError>,
+    ) -> Result<Self, ServerError> {
         let fabric = address.open(&config).map_err(OpenError::from)?;
-        let mut server = Self { shard: Shard::open_local(fabric, config, Some(Services::default()))? };
-        let services = make(&server.shard.setup(0));
-        server.shard.serve(services)?;
+        let mut shard = Shard::open_local(fabric, config, Some(Services::default()))?;
+        equip(&mut shard, workers.as_ref())?;
+        let mut server = Self { shard, workers };
         server.listen(address)?;
         Ok(server)
     }
@@ -91,6 +126,10 @@ impl<F: Fabric> LocalServer<F> {
     /// Prepares for a sleep of at most `longest` in the caller's own loop, and takes one more turn: how long may be
     /// slept, or `None` if that turn found something to do. What comes from now on makes the descriptor readable,
     /// and so does the [waker](ShardSetup::waker). Each `arm` is followed by a [`disarm`](Self::disarm).
+    ///
+    /// No wake-up is lost between that turn and the sleep: this arms first and looks second, who has something for it
+    /// publishes first and looks whether this is armed second, and so one of the two sees the other (the argument of
+    /// [`handoff::parker`](crate::handoff::parker), by which the shards of a [`Server`](crate::Server) sleep, too).
     pub fn arm(&mut self, longest: Duration) -> Option<Duration> {
         self.shard.arm_elsewhere(longest)
     }

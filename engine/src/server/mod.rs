@@ -158,17 +158,10 @@ impl Server {
         check(&config.shard, Some(&services), config.shards)?;
         let places = bind(addresses)?;
         let services = Arc::new(services);
-        let workers = match &config.workers {
-            None => None,
-            Some(config) => Some(Arc::new(Workers::new(config, worker_of(Arc::clone(&services)))?)),
-        };
+        let workers = config.workers.as_ref().map(|config| start_workers(config, &services)).transpose()?;
+        let workers = workers.map(Arc::new);
         let attached = workers.clone();
-        let equip = move |shard: &mut Shard<AnyFabric>, _| {
-            if let Some(workers) = &attached {
-                shard.use_workers(workers);
-            }
-            Ok(shard.run_application(Application { services: services.to_local(), task: None })?)
-        };
+        let equip = move |shard: &mut Shard<AnyFabric>, _| Ok(serve(shard, &services, attached.as_deref())?);
         Self::start_shards(&places, config, workers, equip)
     }
 
@@ -302,6 +295,19 @@ impl Server {
             _ => Err(Undrained { shards: undrained, stuck_shards, stuck_workers }),
         }
     }
+}
+
+/// Starts the threads that run what of these services is declared to run on workers.
+fn start_workers(config: &WorkerConfig, services: &Arc<Services>) -> Result<Workers, PoolError> {
+    Workers::new(config, worker_of(Arc::clone(services)))
+}
+
+/// Has a shard serve these, with the workers that were started for them.
+fn serve(shard: &mut Shard<AnyFabric>, services: &Services, workers: Option<&Workers>) -> Result<(), OpenError> {
+    if let Some(workers) = workers {
+        shard.use_workers(workers);
+    }
+    shard.serve(services.to_local())
 }
 
 /// What there is to be told of, by the socket for statistics.
