@@ -56,4 +56,5 @@ mod stats_socket;
 mod threads;
 mod verifiers;
 mod version_1;
+mod wake_ups;
 mod windows;

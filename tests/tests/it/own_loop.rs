@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,8 @@ use rpcrdma::server::{LocalServer, ServerConfig, ServerError, WorkerConfig};
 use rpcrdma::service::{Application, DeferredCall, Local, ShardTask};
 use rpcrdma::{CallError, Config, IdlePolicy, LocalClient, Procedure, Refusal, Server, Services};
 use rpcrdma_tests::*;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fd::{AsFd, BorrowedFd};
 
 /// Answered by the task, in a later turn.
 const BY_TASK: u32 = 500;
@@ -45,28 +45,15 @@ fn answer(mut call: DeferredCall) {
     call.answer(outcome);
 }
 
-/// Answers what its shard's handlers have taken, when it is told to by an eventfd, and with it.
-struct Answering {
-    queue: Queue,
-    /// Readable when it may answer; `None`: it always may.
-    may: Option<OwnedFd>,
-}
+/// Answers what its shard's handlers have taken.
+struct Answering(Queue);
 
 impl ShardTask for Answering {
     fn poll(&mut self) -> bool {
-        if let Some(may) = &self.may
-            && rustix::io::read(may, &mut [0; 8]).is_err()
-        {
-            return false;
-        }
-        let calls: Vec<_> = self.queue.borrow_mut().drain(..).collect();
+        let calls: Vec<_> = self.0.borrow_mut().drain(..).collect();
         let any = !calls.is_empty();
         calls.into_iter().for_each(answer);
         any
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.may.as_ref().map(AsFd::as_fd)
     }
 }
 
@@ -88,7 +75,7 @@ fn handlers_and_the_task_of_a_shard_share_what_is_there() {
             assert!(setup.index < 2 && setup.arena.len() > 1 << 20);
             count.fetch_add(1, Ordering::Relaxed);
             let queue = Queue::default();
-            Ok(Application { services: sharing(&queue), task: Some(Box::new(Answering { queue, may: None })) })
+            Ok(Application { services: sharing(&queue), task: Some(Box::new(Answering(queue))) })
         });
         let server = server.expect("a server");
         assert_eq!(made.load(Ordering::Relaxed), 2);
@@ -108,83 +95,48 @@ fn handlers_and_the_task_of_a_shard_share_what_is_there() {
     }
 }
 
+/// The shard does not sleep while its task has work, though nothing comes of it.
 #[test]
-fn a_shard_that_sleeps_wakes_for_its_task() {
-    let world = World::new("wakes");
-    let address = world.address();
-    let (tell, told) = mpsc::channel();
-    let config = ServerConfig { shard: Config { idle: IdlePolicy::Event, ..small() }, ..ServerConfig::default() };
-    let server = Server::start_with(&address, &config, move |_| {
-        let may = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        tell.send(may.try_clone()?)?;
-        let queue = Queue::default();
-        Ok(Application { services: sharing(&queue), task: Some(Box::new(Answering { queue, may: Some(may) })) })
-    });
-    let server = server.expect("a server");
-    let may = told.recv().expect("it is made");
-    let mut client = world.client(&address, small());
-    for round in 0..50u32 {
-        let mut call = client.prepare(BY_TASK, 4).expect("memory");
-        call.put_args(&round.to_be_bytes()).expect("room");
-        client.start(client.first(), call, 0);
-        client.flush();
-        // It is taken, and the shard is asleep, or about to be.
-        let sleeps = server.stats()[0].sleeps;
-        assert!(settles(|| {
-            client.poll(|done| panic!("{done:?}"));
-            round % 2 == 0 || server.stats()[0].sleeps > sleeps
-        }));
-        let start = Instant::now();
-        rustix::io::write(&may, &1u64.to_ne_bytes()).expect("it is told");
-        let mut ended = false;
-        while !ended {
-            assert!(start.elapsed() < Duration::from_secs(20), "round {round}: nobody woke");
-            client.poll(|done| {
-                assert_eq!(done.result.expect("a reply").results(), round.to_be_bytes());
-                ended = true;
-            });
-            // What came behind the answer is the next one's business.
-            if !ended && start.elapsed() > Duration::from_millis(500) {
-                rustix::io::write(&may, &1u64.to_ne_bytes()).expect("it is told");
-            }
-        }
+fn the_work_of_a_task_keeps_its_shard_awake() {
+    const TURNS: usize = 1000;
+    /// Says true so often; then how often it was about to be slept meanwhile.
+    struct Working {
+        turns: usize,
+        sleeps: Cell<usize>,
+        before: usize,
+        tell: mpsc::Sender<usize>,
     }
-    drop((client, server));
-}
-
-#[test]
-fn any_thread_wakes_a_shard_for_its_task() {
-    struct Counting(Arc<AtomicUsize>, Arc<AtomicBool>);
-    impl ShardTask for Counting {
+    impl ShardTask for Working {
         fn poll(&mut self) -> bool {
-            let work = self.1.swap(false, Ordering::AcqRel);
-            self.0.fetch_add(usize::from(work), Ordering::Relaxed);
-            work
+            match self.turns {
+                0 => self.before = self.sleeps.get(),
+                TURNS => return false,
+                _ => {}
+            }
+            self.turns += 1;
+            if self.turns == TURNS {
+                self.tell.send(self.sleeps.get() - self.before).expect("the test hears it");
+            }
+            true
+        }
+
+        fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+            // Asked for before each sleep.
+            self.sleeps.set(self.sleeps.get() + 1);
+            None
         }
     }
-    let world = World::new("waker");
-    let address = world.address();
-    let (work, worked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let world = World::new("working");
     let (tell, told) = mpsc::channel();
-    let (given, counted) = (Arc::clone(&work), Arc::clone(&worked));
     let config = ServerConfig { shard: Config { idle: IdlePolicy::Event, ..small() }, ..ServerConfig::default() };
-    let server = Server::start_with(&address, &config, move |setup| {
-        tell.send(setup.waker.clone())?;
-        let task = Counting(Arc::clone(&counted), Arc::clone(&given));
+    let server = Server::start_with(&world.address(), &config, move |_| {
+        let task = Working { turns: 0, sleeps: Cell::new(0), before: 0, tell: tell.clone() };
         Ok(Application { services: standard_services().to_local(), task: Some(Box::new(task)) })
     });
     let server = server.expect("a server");
-    let waker = told.recv().expect("it is made");
-    for round in 1..200 {
-        work.store(true, Ordering::Release);
-        waker.wake_by_ref();
-        // Before it would look by itself.
-        let start = Instant::now();
-        while worked.load(Ordering::Relaxed) < round {
-            assert!(start.elapsed() < Duration::from_secs(20), "round {round}");
-            std::thread::yield_now();
-        }
-    }
+    assert_eq!(told.recv_timeout(Duration::from_secs(60)).expect("it is turned"), 0, "it was slept meanwhile");
+    // And it sleeps when there is none any more.
+    assert!(settles(|| server.stats()[0].sleeps > 0));
     drop(server);
 }
 
@@ -258,28 +210,46 @@ fn caller(address: &rpcrdma::Address, rounds: u32) -> std::thread::JoinHandle<()
     })
 }
 
+/// At two addresses; in a loop that never sleeps, and in one that has nothing else to do.
 #[test]
-fn a_server_is_polled_in_a_loop_that_never_sleeps() {
-    let world = World::new("never-sleeps");
-    let queue = Queue::default();
-    let (mut server, address) = local_server(&world, IdlePolicy::Poll, &queue);
-    let callers = [caller(&address, 200), caller(&address, 200)];
-    while !callers.iter().all(|caller| caller.is_finished()) {
-        server.poll();
-        queue.borrow_mut().drain(..).for_each(answer);
+fn a_server_is_polled_in_a_loop_of_its_caller() {
+    for idle in [IdlePolicy::Poll, IdlePolicy::Event] {
+        let world = World::new("polled");
+        let queue = Queue::default();
+        let (mut server, address) = local_server(&world, idle, &queue);
+        let second = world.address();
+        server.listen(&second).expect("one more address");
+        let start = Instant::now();
+        let callers = [caller(&address, 200), caller(&second, 200)];
+        let mut slept = 0;
+        while !callers.iter().all(|caller| caller.is_finished()) {
+            let mut busy = server.poll();
+            for call in queue.borrow_mut().drain(..) {
+                answer(call);
+                busy = true;
+            }
+            if !busy && idle == IdlePolicy::Event {
+                server.sleep(Duration::from_secs(1));
+                slept += 1;
+            }
+            // As many seconds as calls go by where nobody is woken.
+            assert!(start.elapsed() < Duration::from_secs(60), "{slept} sleeps, {:?}", server.stats());
+        }
+        callers.into_iter().for_each(|caller| caller.join().expect("it ends well"));
+        let stats = server.stats();
+        assert_eq!((stats.calls, stats.connections_total), (800, 2));
+        assert_eq!(stats.sleeps > 0, idle == IdlePolicy::Event, "{slept} sleeps");
+        server.begin_drain();
+        assert!(settles(|| {
+            server.poll();
+            server.is_drained()
+        }));
+        drop(server);
     }
-    callers.into_iter().for_each(|caller| caller.join().expect("it ends well"));
-    assert_eq!(server.stats().calls, 800);
-    server.begin_drain();
-    assert!(settles(|| {
-        server.poll();
-        server.is_drained()
-    }));
-    drop(server);
 }
 
 /// Waits for one of these descriptors.
-fn wait(descriptors: &[BorrowedFd<'_>], longest: Duration) {
+pub(super) fn wait(descriptors: &[BorrowedFd<'_>], longest: Duration) {
     let mut all: Vec<_> = descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     let timeout = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
     let _ = rustix::event::poll(&mut all, Some(&timeout));

@@ -1,0 +1,293 @@
+//! Who wakes a shard that sleeps: its task's descriptor, any thread by its waker, whoever answers a call, and whatever
+//! a future waits for. A shard finds what nobody has woken it for when it looks by itself, a second later: each test
+//! has so many rounds, in each of which the shard is known to be asleep, that it cannot be through in time if
+//! wake-ups are lost.
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use rpcrdma::server::{LocalServer, ServerConfig, WorkerConfig};
+use rpcrdma::service::{Application, DeferredCall, Local, ShardSetup, ShardTask};
+use rpcrdma::{Address, Config, IdlePolicy, LocalClient, Procedure, Server, Services};
+use rpcrdma_tests::*;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::own_loop::wait;
+
+const ROUNDS: usize = 200;
+/// For all rounds: as many seconds as rounds go by where nobody is woken.
+const IN_TIME: Duration = Duration::from_secs(60);
+/// A procedure that is answered when somebody has woken its shard.
+const WOKEN: u32 = 600;
+
+/// The shard has had its last look, and sleeps.
+type Asleep = Arc<AtomicBool>;
+
+/// A task that tells when its shard sleeps.
+struct Telling {
+    asleep: Asleep,
+    work: Box<dyn FnMut() -> bool>,
+    descriptor: Option<OwnedFd>,
+}
+
+impl ShardTask for Telling {
+    fn poll(&mut self) -> bool {
+        self.asleep.store(false, Ordering::SeqCst);
+        (self.work)()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        // Asked for behind the last look.
+        self.asleep.store(true, Ordering::SeqCst);
+        self.descriptor.as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl Telling {
+    fn new(asleep: &Asleep, work: impl FnMut() -> bool + 'static) -> Self {
+        Self { asleep: Arc::clone(asleep), work: Box::new(work), descriptor: None }
+    }
+}
+
+fn sleeps(asleep: &Asleep) {
+    assert!(settles(|| asleep.load(Ordering::SeqCst)), "it does not sleep");
+}
+
+/// A server of one shard, which sleeps whenever it can.
+fn sleeper(
+    world: &World,
+    make: impl Fn(&ShardSetup<'_>) -> (Services<Local>, Telling) + Send + Sync + 'static,
+) -> (Address, Server) {
+    let address = world.address();
+    let config = ServerConfig { shard: Config { idle: IdlePolicy::Event, ..small() }, ..ServerConfig::default() };
+    let make = move |setup: &ShardSetup<'_>| {
+        let (services, task) = make(setup);
+        Ok(Application { services, task: Some(Box::new(task)) })
+    };
+    let server = Server::start_with(&address, &config, make).expect("a server");
+    (address, server)
+}
+
+/// The standard services, and one procedure more.
+fn and(procedure: Procedure<Local>) -> Services<Local> {
+    let mut services = standard_services().to_local();
+    services.add(PROGRAM, VERSION, WOKEN, procedure);
+    services
+}
+
+/// Calls so often, one call behind the other, and is through in time.
+fn in_time(client: &mut LocalClient) {
+    let start = Instant::now();
+    for round in 0..ROUNDS {
+        let mut call = client.prepare(WOKEN, 0).expect("memory");
+        call.deadline(IN_TIME);
+        client.call(call).expect("a reply");
+        assert!(start.elapsed() < IN_TIME, "{round} of {ROUNDS} rounds in {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn a_shard_that_sleeps_wakes_for_its_task() {
+    let world = World::new("wakes");
+    let (asleep, (tell, told)) = (Asleep::default(), mpsc::channel());
+    let (hold, held) = mpsc::channel();
+    let shard_sleeps = Arc::clone(&asleep);
+    let (address, server) = sleeper(&world, move |_| {
+        let may = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+        tell.send(may.try_clone().expect("one more")).expect("the test waits for it");
+        let (taken, calls) = mpsc::channel::<DeferredCall>();
+        let (asleep, hold) = (Arc::clone(&shard_sleeps), hold.clone());
+        let take = move |call| {
+            taken.send(call).expect("the task is there");
+            // The shard is awake, whatever was said before.
+            asleep.store(false, Ordering::SeqCst);
+            hold.send(()).expect("the test hears it");
+        };
+        let may_answer = may.try_clone().expect("one more");
+        let work = move || {
+            let may = rustix::io::read(&may_answer, &mut [0; 8]).is_ok();
+            may && calls.try_iter().map(|call| call.answer(Ok(()))).count() > 0
+        };
+        let task = Telling { descriptor: Some(may), ..Telling::new(&shard_sleeps, work) };
+        (and(Procedure::local_deferred(take)), task)
+    });
+    let may = told.recv().expect("it is made");
+    let mut client = world.client(&address, small());
+    let teller = std::thread::spawn(move || {
+        for round in 0..ROUNDS {
+            held.recv().expect("a call is held");
+            // It is asleep, or about to be.
+            if round % 4 != 0 {
+                sleeps(&asleep);
+            }
+            rustix::io::write(&may, &1u64.to_ne_bytes()).expect("it is told");
+        }
+    });
+    in_time(&mut client);
+    teller.join().expect("it ends well");
+    drop((client, server));
+}
+
+#[test]
+fn any_thread_wakes_a_shard_for_its_task() {
+    let world = World::new("waker");
+    let (asleep, (tell, told)) = (Asleep::default(), mpsc::channel());
+    let (work, worked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let (given, counted, shard_sleeps) = (Arc::clone(&work), Arc::clone(&worked), Arc::clone(&asleep));
+    let (_, server) = sleeper(&world, move |setup| {
+        tell.send(setup.waker.clone()).expect("the test waits for it");
+        let (given, counted) = (Arc::clone(&given), Arc::clone(&counted));
+        let work = move || {
+            let any = given.swap(false, Ordering::SeqCst);
+            counted.fetch_add(usize::from(any), Ordering::SeqCst);
+            any
+        };
+        (standard_services().to_local(), Telling::new(&shard_sleeps, work))
+    });
+    let waker = told.recv().expect("it is made");
+    let start = Instant::now();
+    for round in 1..=ROUNDS {
+        if round % 4 != 0 {
+            sleeps(&asleep);
+        }
+        work.store(true, Ordering::SeqCst);
+        waker.wake_by_ref();
+        assert!(settles(|| worked.load(Ordering::SeqCst) == round), "round {round}");
+        assert!(start.elapsed() < IN_TIME, "{round} of {ROUNDS} rounds in {:?}", start.elapsed());
+    }
+    drop(server);
+}
+
+#[test]
+fn who_answers_a_call_of_a_shard_that_sleeps_wakes_it() {
+    let world = World::new("answer-wakes");
+    let asleep = Asleep::default();
+    let (hold, held) = mpsc::channel::<DeferredCall>();
+    let shard_sleeps = Arc::clone(&asleep);
+    let (address, server) = sleeper(&world, move |_| {
+        let (asleep, hold) = (Arc::clone(&shard_sleeps), hold.clone());
+        let take = move |call| {
+            asleep.store(false, Ordering::SeqCst);
+            hold.send(call).expect("somebody answers it");
+        };
+        (and(Procedure::local_deferred(take)), Telling::new(&shard_sleeps, || false))
+    });
+    let mut client = world.client(&address, small());
+    let answering = std::thread::spawn(move || {
+        for (round, call) in held.iter().take(ROUNDS).enumerate() {
+            if round % 4 != 0 {
+                sleeps(&asleep);
+            }
+            call.answer(Ok(()));
+        }
+    });
+    in_time(&mut client);
+    answering.join().expect("it ends well");
+    drop((client, server));
+}
+
+#[test]
+fn what_a_future_waits_for_wakes_its_shard() {
+    let world = World::new("future-wakes");
+    let asleep = Asleep::default();
+    let (wait, waiting) = mpsc::channel();
+    let shard_sleeps = Arc::clone(&asleep);
+    let (address, server) = sleeper(&world, move |_| {
+        let (asleep, wait) = (Arc::clone(&shard_sleeps), wait.clone());
+        let begin = move |call: DeferredCall| {
+            let (asleep, wait, ready) = (Arc::clone(&asleep), wait.clone(), Arc::new(AtomicBool::new(false)));
+            let mut asked = false;
+            async move {
+                poll_fn(move |context| {
+                    if !std::mem::replace(&mut asked, true) {
+                        asleep.store(false, Ordering::SeqCst);
+                        wait.send((Arc::clone(&ready), context.waker().clone())).expect("somebody wakes it");
+                    }
+                    if ready.load(Ordering::SeqCst) { Poll::Ready(()) } else { Poll::Pending }
+                })
+                .await;
+                call.answer(Ok(()));
+            }
+        };
+        (and(Procedure::local_asynchronous(begin)), Telling::new(&shard_sleeps, || false))
+    });
+    let mut client = world.client(&address, small());
+    let waking = std::thread::spawn(move || {
+        for (round, (ready, waker)) in waiting.iter().take(ROUNDS).enumerate() {
+            if round % 4 != 0 {
+                sleeps(&asleep);
+            }
+            ready.store(true, Ordering::SeqCst);
+            waker.wake();
+        }
+    });
+    in_time(&mut client);
+    waking.join().expect("it ends well");
+    drop((client, server));
+}
+
+/// A worker that has finished makes the descriptor of the server readable, in its caller's loop. Each goes on only when
+/// that sleeps. The end of the server is that of its workers.
+#[test]
+fn a_worker_wakes_the_loop_of_its_server() {
+    const HELD: u32 = 601;
+    let world = World::new("worker-wakes");
+    let address = world.address();
+    let (asleep, token) = (Asleep::default(), Arc::new(()));
+    let (hold, held) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let (released, end) = (Mutex::new(released), Arc::new(AtomicBool::new(false)));
+    let (loop_sleeps, through) = (Arc::clone(&asleep), Arc::clone(&end));
+    let mut services = standard_services();
+    let woken = Procedure::new(move |_| {
+        while !loop_sleeps.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        Ok(())
+    });
+    let alive = Arc::clone(&token);
+    let slow = Procedure::new(move |_| {
+        let _alive = &alive;
+        hold.send(()).expect("the test waits for it");
+        let _ = released.lock().expect("one at a time").recv();
+        (0..1000).for_each(|_| std::thread::yield_now());
+        through.store(true, Ordering::SeqCst);
+        Ok(())
+    });
+    services.add(PROGRAM, VERSION, WOKEN, woken.on_workers()).add(PROGRAM, VERSION, HELD, slow.on_workers());
+    let config = Config { idle: IdlePolicy::Event, ..small() };
+    let workers = WorkerConfig { count: 2, idle: IdlePolicy::Event, ..WorkerConfig::default() };
+    let mut server = LocalServer::bind_on_workers(&address, config, services, &workers).expect("a server");
+    let caller = std::thread::spawn(move || {
+        let mut client = LocalClient::connect(&address, small_client(small())).expect("a connection");
+        in_time(&mut client);
+        echo(&mut client, b"not on workers").expect("an echo");
+        let call = client.prepare(HELD, 0).expect("memory");
+        client.call(call).map(drop).expect_err("its server ends before it is answered");
+    });
+    let second = Duration::from_secs(1);
+    let mut at_worker = false;
+    while !at_worker {
+        assert!(!caller.is_finished(), "it makes one more call");
+        if !server.poll()
+            && let Some(longest) = server.arm(second)
+        {
+            asleep.store(true, Ordering::SeqCst);
+            wait(&[server.as_fd()], longest);
+            asleep.store(false, Ordering::SeqCst);
+        }
+        server.disarm();
+        at_worker = held.try_recv().is_ok();
+    }
+    assert!(server.stats().calls > ROUNDS as u64 && Arc::strong_count(&token) > 1);
+    let releasing = std::thread::spawn(move || drop(release));
+    drop(server);
+    assert!(end.load(Ordering::SeqCst), "the worker was in the middle of it");
+    assert_eq!(Arc::strong_count(&token), 1, "its thread is gone, with what it had");
+    releasing.join().expect("it ends well");
+    caller.join().expect("it ends well");
+}
