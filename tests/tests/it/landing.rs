@@ -1,11 +1,14 @@
 //! Procedures that choose where Read chunks land.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
 use rpcrdma::client::LocalClient;
+use rpcrdma::fabric::trace::{self, Trace};
 use rpcrdma::server::ServerConfig;
+use rpcrdma::shard::Shard;
 use rpcrdma::wire::{ReadSegment, Revision};
 use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme, ServerCall, Services};
 use rpcrdma_mempool::{Arena, ArenaConfig, ArenaId, Buf, Class, PagePolicy, Pool};
@@ -23,7 +26,7 @@ const STORES: [u32; 4] = [30, 31, 32, 33];
 const LATEST: u32 = 34;
 
 /// Pages of each shard.
-const PAGES: usize = 8;
+pub(super) const PAGES: usize = 8;
 
 thread_local! {
     /// A shard's own pages, of an arena that all shards know.
@@ -31,7 +34,7 @@ thread_local! {
 }
 
 /// A page of the shard's own, for the procedure that the test has asked.
-fn page_of(arena: &Arena) -> Option<Buf> {
+pub(super) fn page_of(arena: &Arena) -> Option<Buf> {
     CACHE.with(|cache| {
         let pages = || Pool::of_pages(arena.clone(), Class { size: PAGE, count: PAGES }).expect("room for it");
         let pool = cache.get_or_init(pages);
@@ -224,6 +227,73 @@ fn memory_that_will_not_do_costs_its_call_alone_and_nothing_is_read() {
     let stats = &world.server().stats()[0];
     assert_eq!((stats.landings_refused, stats.calls_failed, stats.peer_faults), (5, 5, 0));
     drop(client);
+}
+
+/// The first of two chunks has a place, and its RDMA Read is queued, when the second one's turns out not to do.
+#[test]
+fn nothing_is_read_of_a_call_when_its_second_chunk_cannot_land() {
+    const BOTH: u32 = 42;
+    let (_world, address) = (World::new("second-landing"), place::new_address("second-landing"));
+    let (arena, _) = own_arena(3 * PAGE, false).expect("memory");
+    let (foreign, _) = own_arena(PAGE, false).expect("memory");
+    let own = arena.clone();
+    let pages = OnceCell::new();
+    let choose = move |call: &ServerCall, chunk: usize, len: usize| {
+        let pages_of = |arena: &Arena, size, count| Pool::of_pages(arena.clone(), Class { size, count }).expect("room");
+        match (chunk, call.args()[3]) {
+            (1, 0) => pages_of(&own, 64, 1).alloc(64),
+            (1, 1) => pages_of(&foreign, PAGE, 1).alloc(PAGE),
+            // Where the first chunk of a refused call landed there is room for the next one's.
+            _ => pages.get_or_init(|| pages_of(&own, PAGE, 2)).alloc(len),
+        }
+    };
+    let handler = |call: &mut ServerCall| match (call.read_chunk(0), call.read_chunk(1)) {
+        (Some(first), Some(second)) if patterned(10, first) && patterned(11, second) => Ok(()),
+        _ => Err(Refusal::GarbageArguments),
+    };
+    let mut services = Services::new().to_local();
+    let both = Procedure::local(handler).read_chunks(2, PAGE).uncounted();
+    services.add(PROGRAM, VERSION, BOTH, both.landing(choose));
+    let reads = Rc::new(Cell::new(0));
+    let count = Rc::clone(&reads);
+    let fabric = Trace::new(place::open(&address), trace::length, move |line| {
+        count.set(count.get() + usize::from(line.contains(" Read ") && line.contains(" bytes of ")));
+    });
+    let listener = address.bind().expect("a free address");
+    let shard = Config { arenas: vec![arena], ..small() };
+    let mut server = Shard::open_local(fabric, shard, Some(services)).expect("a shard");
+    server.listen(&listener).expect("listening");
+    let mut client = LocalClient::open(place::open(&address), small_client(small())).expect("a client");
+    let connection = client.begin_connect(&address).expect("a connection");
+    assert!(settles(|| {
+        server.poll_control();
+        server.poll_once();
+        client.poll(|done| panic!("{done:?}"));
+        client.is_open(connection)
+    }));
+    for (what, wanted) in [0, 1, 0, 1, 2, 2].into_iter().zip([0, 0, 0, 0, 2, 4]) {
+        let mut call = client.prepare_with_chunks(BOTH, 4).expect("memory");
+        call.args_mut().copy_from_slice(&be(&[what]));
+        for chunk in 0..2 {
+            let mut data = client.alloc(connection, PAGE).expect("memory");
+            pattern(10 + chunk, &mut data);
+            call.read_chunk(4 + chunk as usize * PAGE, data).expect("room");
+        }
+        client.start(connection, call, 0);
+        client.flush();
+        let mut ended = None;
+        assert!(settles(|| {
+            server.poll_once();
+            client.poll(|done| ended = Some(done.result.map(drop).map_err(CallError::from)));
+            ended.is_some()
+        }));
+        let refused = Err(CallError::Refused(Refusal::SystemError));
+        assert_eq!(ended, Some(if what == 2 { Ok(()) } else { refused }), "{what}");
+        assert_eq!(reads.get(), wanted, "{what}: RDMA Reads");
+    }
+    assert_eq!(server.stats().landings_refused, 4);
+    drop(client);
+    server.abort();
 }
 
 /// The RDMA Reads of a connection that is lost give pages back, and calls of others have them then.

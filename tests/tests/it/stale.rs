@@ -1,16 +1,21 @@
 //! Memory is used again and again, and holds what others have had there: none of it reaches a peer, whatever
 //! handlers and callers leave unwritten.
 
+use std::future::poll_fn;
 use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll};
 
 use rpcrdma::client::{ClientCall, LocalClient, PreparedCall};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
+use rpcrdma::service::DeferredCall;
 use rpcrdma::service::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
-use rpcrdma::wire::{Body, Chunks, Flags, NoSpace, Revision, View};
-use rpcrdma::{Client, Config, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma::wire::{Body, Chunks, Flags, NoSpace, Revision, Version, View};
+use rpcrdma::{CallError, Client, Config, Procedure, Refusal, Scheme, ServerCall, Services};
 use rpcrdma_tests::*;
 
+use super::landing::{PAGES, page_of};
+use super::own_memory::{PAGE, own_arena};
 use super::reverse::{HELLO, telling_services};
 
 /// What one client has in all of the server's memory, and no other may see.
@@ -21,7 +26,7 @@ const SPILLS: [(u32, usize); 3] = [(198, 100), (199, 3000), (200, 20_000)];
 /// Gives its arguments back, in the form that they take.
 const LONG_ECHO: u32 = 300;
 /// The first of the procedures that leave results unwritten.
-const SLOPPY: u32 = 201;
+const SLOPPY: u32 = 500;
 /// Bytes of inline results: of a short message, of a long one, of one in parts or in a Reply chunk, of one in
 /// a Reply chunk.
 const LENGTHS: [usize; 4] = [100, 3000, 8000, 20_000];
@@ -127,22 +132,58 @@ fn spill(call: &mut ServerCall) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Where a sloppy handler runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Shard,
+    Workers,
+    /// It has taken its call to another thread.
+    Deferred,
+    /// In a future, when that is polled again.
+    Asynchronous,
+}
+
+impl Way {
+    fn procedure(self, handler: Handler, len: usize) -> Procedure {
+        let run = move |mut call: DeferredCall| {
+            let outcome = handler(&mut call, len);
+            call.answer(outcome);
+        };
+        match self {
+            Self::Shard => Procedure::new(move |call| handler(call, len)),
+            Self::Workers => Procedure::new(move |call| handler(call, len)).on_workers(),
+            Self::Deferred => Procedure::deferred(move |call| drop(std::thread::spawn(move || run(call)))),
+            Self::Asynchronous => Procedure::asynchronous(move |call| async move {
+                later().await;
+                run(call);
+            }),
+        }
+    }
+}
+
+/// Pending once.
+async fn later() {
+    let mut asked = false;
+    let look = |context: &mut Context<'_>| {
+        context.waker().wake_by_ref();
+        if std::mem::replace(&mut asked, true) { Poll::Ready(()) } else { Poll::Pending }
+    };
+    poll_fn(look).await;
+}
+
 /// The sloppy procedures, one behind the other, with `number` for each: inline ones by length, then those
-/// with chunks, then all of them on workers.
+/// with chunks, then all of them in the other ways.
 fn sloppy() -> Vec<(Procedure, usize, usize, bool)> {
     let mut all = Vec::new();
-    for workers in [false, true] {
-        let place = |procedure: Procedure| if workers { procedure.on_workers() } else { procedure };
+    for way in [Way::Shard, Way::Workers, Way::Deferred, Way::Asynchronous] {
         for (handler, ones) in INLINE {
             for len in LENGTHS {
-                let procedure = Procedure::new(move |call| handler(call, len)).max_reply(len);
-                all.push((place(procedure), len, ones, false));
+                all.push((way.procedure(handler, len).max_reply(len), len, ones, false));
             }
         }
         for (handler, ones) in DIRECT {
             for len in CHUNKS {
-                let procedure = Procedure::new(move |call| handler(call, len)).write_chunks(1, 1 << 20);
-                all.push((place(procedure), len, ones, true));
+                all.push((way.procedure(handler, len).write_chunks(1, 1 << 20), len, ones, true));
             }
         }
     }
@@ -248,6 +289,119 @@ fn results_that_nobody_wrote_are_zero() {
                 assert!(reply.results() == expected(len, ones), "{what}");
             }
         }
+    }
+}
+
+/// Of what was begun, and then refused or dropped, nothing is sent: neither what was written nor what was there before.
+#[test]
+fn results_that_are_given_up_are_not_sent() {
+    const GIVEN_UP: u32 = 400;
+    const LEN: usize = 3000;
+    fn begin(call: &mut ServerCall) {
+        call.reply_mut(LEN).expect("room")[..5].fill(1);
+        if let Some(result) = call.result_mut(0) {
+            result[..5].fill(1);
+            call.set_result_len(0, LEN);
+        }
+    }
+    let refuse = |call: &mut ServerCall| {
+        begin(call);
+        Err(Refusal::SystemError)
+    };
+    let dropped = |mut call: DeferredCall| {
+        begin(&mut call);
+        drop(call);
+    };
+    let all = [
+        Procedure::new(refuse),
+        Procedure::new(refuse).on_workers(),
+        Procedure::deferred(move |mut call| {
+            let outcome = refuse(&mut call);
+            call.answer(outcome);
+        }),
+        Procedure::deferred(dropped),
+        Procedure::deferred(move |call| drop(std::thread::spawn(move || dropped(call)))),
+        Procedure::asynchronous(move |call| async move {
+            later().await;
+            dropped(call);
+        }),
+    ];
+    for scheme in SCHEMES {
+        let mut world = World::new("unwritten-given-up");
+        let mut services = services();
+        for (number, procedure) in (GIVEN_UP..).zip(all.clone()) {
+            services.add(PROGRAM, VERSION, number, procedure.max_reply(LEN).write_chunks(1, 1 << 16));
+        }
+        let config = Config { scheme, ..small() };
+        let address = world.serve_with(server(config.clone()), services);
+        let mut victim = world.client(&address, config.clone());
+        let mut other = world.client(&address, config);
+        let version = if scheme == Scheme::V1 { Version::V1 } else { Version::V2 };
+        let mut peer = RawPeer::connect_as(&address, version);
+        for (number, _) in (GIVEN_UP..).zip(&all) {
+            fill_with_secrets(&mut victim);
+            let call = call_bytes(number, PROGRAM, VERSION, number, &[]);
+            peer.send(&peer.message(number, Flags::NONE, Body::Msg(Chunks::NONE), &call));
+            let message = peer.receive().expect("a reply").bytes;
+            let view = View::check(&message, Revision::Ietf00).expect("a header");
+            // RFC 5531 §9: MSG_ACCEPTED with an empty verifier, SYSTEM_ERR, and nothing behind it.
+            let system_err: Vec<u8> = [number, 1, 0, 0, 0, 5].iter().flat_map(|word| word.to_be_bytes()).collect();
+            assert_eq!(view.payload(), system_err, "{scheme:?}, procedure {number}");
+            let mut call = other.prepare_with_chunks(number, 0).unwrap();
+            let mut room = other.alloc(other.first(), LEN).unwrap();
+            room.fill(0xEE);
+            call.write_chunk(room).unwrap();
+            let mut failed = other.call(call).unwrap_err();
+            assert_eq!(failed.error, CallError::Refused(Refusal::SystemError));
+            let room = failed.returned.take_chunks().next().expect("it comes back");
+            assert!(room.iter().all(|&byte| byte == 0xEE), "{scheme:?}, procedure {number}: nothing was written there");
+        }
+        drop((victim, other, peer));
+    }
+}
+
+/// A page of the application's cache, where a short chunk lands upon a long one of somebody else's.
+#[test]
+fn what_lands_has_nothing_of_what_was_there() {
+    const STORED: u32 = 400;
+    for scheme in SCHEMES {
+        let mut world = World::new("unwritten-landing");
+        let (arena, _) = own_arena(PAGES * PAGE, false).expect("memory");
+        let own = arena.clone();
+        let mirror = |call: &mut ServerCall| {
+            let page = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
+            if call.set_result(0, page) { Ok(()) } else { Err(Refusal::GarbageArguments) }
+        };
+        let stored = Procedure::new(mirror).read_chunks(1, PAGE).uncounted().write_chunks(1, PAGE);
+        let mut services = services();
+        let stored = stored.results_from_handler().landing(move |_, _, _| page_of(&own));
+        services.add(PROGRAM, VERSION, STORED, stored);
+        let shard = Config { scheme, arenas: vec![arena], ..small() };
+        let address = world.serve_with(server(shard), services);
+        let config = Config { scheme, ..small() };
+        let mut victim = world.client(&address, config.clone());
+        let mut other = world.client(&address, config);
+        let store = |client: &mut LocalClient, byte: u8, len: usize| {
+            let first = client.first();
+            let mut call = client.prepare_with_chunks(STORED, 4).unwrap();
+            let mut data = client.alloc(first, len).unwrap();
+            data.fill(byte);
+            call.read_chunk(4, data).unwrap();
+            let mut room = client.alloc(first, PAGE).unwrap();
+            room.fill(0xEE);
+            call.write_chunk(room).unwrap();
+            let mut reply = client.call(call).unwrap();
+            let mut page = reply.take_chunks().next().unwrap();
+            assert!(page[..] == vec![byte; len], "{scheme:?}, {len} bytes");
+            page.set_window(0, PAGE);
+            assert!(page[len..].iter().all(|&byte| byte == 0xEE), "{scheme:?}, {len} bytes: behind them");
+        };
+        for len in [1, 3, 100, 4093] {
+            // Each of its pages is used in turn, or one again and again.
+            (0..2 * PAGES).for_each(|_| store(&mut victim, SECRET, PAGE));
+            (0..2 * PAGES).for_each(|_| store(&mut other, 1, len));
+        }
+        drop((victim, other));
     }
 }
 
