@@ -194,6 +194,71 @@ fn many_at_once_come_back_each_to_its_caller() {
     }
 }
 
+/// Answers race with each other for the way home, and with the shard that takes them; some calls are dropped.
+#[test]
+fn many_threads_answer_and_each_call_ends_once() {
+    const THREADS: usize = 8;
+    const CALLS: u64 = 1000;
+    for idle in policies() {
+        let mut world = World::new("many-threads");
+        let (take, calls) = mpsc::channel::<DeferredCall>();
+        let calls = Arc::new(Mutex::new(calls));
+        let threads: Vec<_> = (0..THREADS)
+            .map(|_| {
+                let calls = Arc::clone(&calls);
+                std::thread::spawn(move || {
+                    loop {
+                        let call = calls.lock().expect("a desk").recv();
+                        let Ok(mut call) = call else { return };
+                        let token = call.args().to_vec();
+                        // Of five one is dropped.
+                        if !token[7].is_multiple_of(5) {
+                            results(&mut call, &token);
+                            call.answer(Ok(()));
+                        }
+                    }
+                })
+            })
+            .collect();
+        let mut services = standard_services();
+        let held = Procedure::deferred(move |call| take.send(call).expect("somebody answers it"));
+        services.add(PROGRAM, VERSION, HELD, held);
+        let address = world.serve_with(server(Config { idle, ..small() }), services);
+        let mut clients = [0; 2].map(|_| world.client(&address, small()));
+        let mut ended = [0; 2].map(|_| vec![0u32; CALLS as usize]);
+        let (mut started, mut answered) = ([0; 2], [0; 2]);
+        assert!(settles(|| {
+            for (n, client) in clients.iter_mut().enumerate() {
+                while started[n] < CALLS && started[n] - answered[n] < 16 {
+                    let mut call = client.prepare(HELD, 8).expect("memory");
+                    call.put_args(&started[n].to_be_bytes()).expect("room");
+                    client.start(client.first(), call, started[n]);
+                    started[n] += 1;
+                }
+                client.poll(|done| {
+                    let result = done.result.map(|reply| reply.results().to_vec()).map_err(CallError::from);
+                    let dropped = (done.token as u8).is_multiple_of(5);
+                    let wanted = done.token.to_be_bytes().to_vec();
+                    let wanted = if dropped { Err(CallError::Refused(Refusal::SystemError)) } else { Ok(wanted) };
+                    assert_eq!(result, wanted, "{idle:?}");
+                    ended[n][done.token as usize] += 1;
+                    answered[n] += 1;
+                });
+            }
+            answered == [CALLS; 2]
+        }));
+        assert!(ended.iter().flatten().all(|&times| times == 1), "each ends once");
+        let dropped = 2 * (0..CALLS).filter(|&token| (token as u8).is_multiple_of(5)).count() as u64;
+        let stats = &world.server().stats()[0];
+        assert_eq!((stats.calls_dropped, stats.calls), (dropped, 2 * CALLS), "{idle:?}");
+        drop(clients);
+        // The shard has let the desk go when it is gone.
+        world.server_balances();
+        drop(world.take_server());
+        threads.into_iter().for_each(|thread| thread.join().expect("it ends well"));
+    }
+}
+
 /// A server whose calls of [`HELD`] the test gets.
 fn holding(world: &mut World, config: Config) -> (rpcrdma::Address, mpsc::Receiver<DeferredCall>) {
     holding_with(world, config, standard_services(), |procedure| procedure)
