@@ -5,17 +5,20 @@
 //!
 //! ```sh
 //! cargo run --release -p rpcrdma-bench --example instructions -- \
-//!     CALLS DEPTH [checked] [write|read|deferred] [v1|windowed|incremental] [verbs:HOST:PORT]
+//!     CALLS DEPTH [checked] [write|read|deferred|task] [v1|windowed|incremental] [verbs:HOST:PORT]
 //! ```
 //!
 //! The calls echo 64 bytes. With `write` and `read` as much travels in a Read or Write chunk, beside a call
-//! without arguments. With `deferred` the handler takes its calls, and answers them at once. With `checked` messages
-//! are not decoded by their layout (`Config::decode_by_layout`).
+//! without arguments. With `deferred` the handler takes its calls, and answers them at once; with `task` they are put
+//! into a list, and answered in the same turn by the application's task, as a store does whose I/O has completed. With
+//! `checked` messages are not decoded by their layout (`Config::decode_by_layout`).
 //!
 //! With an address of the verbs fabric both ends are on its device: `tests/vm/instructions` counts that.
 #![forbid(unsafe_code)]
 
+use std::cell::RefCell;
 use std::error::Error;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use rpcrdma::client::{ClientConfig, LocalClient};
@@ -23,7 +26,7 @@ use rpcrdma::fabric::Fabric;
 use rpcrdma::fabric::software::SoftwareFabric;
 #[cfg(feature = "verbs")]
 use rpcrdma::fabric::verbs::{VerbsConfig, VerbsFabric};
-use rpcrdma::service::DeferredCall;
+use rpcrdma::service::{Application, DeferredCall, ShardTask};
 use rpcrdma::shard::Shard;
 use rpcrdma::{Address, Config, IdlePolicy, Procedure, Refusal, Scheme, Services};
 
@@ -33,6 +36,7 @@ const ECHO: u32 = 1;
 const WRITE: u32 = 2;
 const READ: u32 = 3;
 const DEFERRED: u32 = 4;
+const BY_TASK: u32 = 5;
 const PAYLOAD: usize = 64;
 
 #[inline(never)]
@@ -100,6 +104,21 @@ fn echo_deferred(mut call: DeferredCall) {
     call.answer(outcome);
 }
 
+/// Calls that were taken.
+type Taken = Rc<RefCell<Vec<DeferredCall>>>;
+
+/// Answers what was taken.
+struct Answering(Taken);
+
+impl ShardTask for Answering {
+    fn poll(&mut self) -> bool {
+        let mut taken = self.0.borrow_mut();
+        let any = !taken.is_empty();
+        taken.drain(..).for_each(echo_deferred);
+        any
+    }
+}
+
 fn write(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
     call.read_chunk(0).filter(|chunk| chunk.len() == PAYLOAD).map(|_| ()).ok_or(Refusal::GarbageArguments)
 }
@@ -112,7 +131,7 @@ fn read(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [calls, depth, rest @ ..] = arguments.as_slice() else {
-        let usage = "instructions CALLS DEPTH [checked] [write|read|deferred] [v1|windowed|incremental] [ADDRESS]";
+        let usage = "instructions CALLS DEPTH [checked] [write|read|deferred|task] [v1|windowed|incremental] [ADDRESS]";
         return Err(format!("usage: {usage}").into());
     };
     let (calls, depth): (u64, u64) = (calls.parse()?, depth.parse()?);
@@ -124,6 +143,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some((op, rest)) if op == "write" => (WRITE, rest),
         Some((op, rest)) if op == "read" => (READ, rest),
         Some((op, rest)) if op == "deferred" => (DEFERRED, rest),
+        Some((op, rest)) if op == "task" => (BY_TASK, rest),
         _ => (ECHO, rest),
     };
     let scheme = match rest.first().map(String::as_str) {
@@ -168,9 +188,17 @@ fn run<F: Fabric>(
     services.add(PROGRAM, VERSION, DEFERRED, Procedure::deferred(echo_deferred));
     services.add(PROGRAM, VERSION, WRITE, Procedure::new(write).read_chunks(1, PAYLOAD));
     services.add(PROGRAM, VERSION, READ, Procedure::new(read).write_chunks(1, PAYLOAD));
-    let mut server = Shard::open(server, config, Some(Arc::new(services)))?;
+    let mut server = Shard::open(server, config, Some(Arc::new(services.clone())))?;
+    if procedure == BY_TASK {
+        // Without one, a turn has none to ask.
+        let taken = Taken::default();
+        let (give, mut services) = (Rc::clone(&taken), services.to_local());
+        let take = Procedure::local_deferred(move |call| give.borrow_mut().push(call));
+        services.add(PROGRAM, VERSION, BY_TASK, take);
+        server.run_application(Application { services, task: Some(Box::new(Answering(taken))) })?;
+    }
     server.listen(&listener)?;
-    let echoes = matches!(procedure, ECHO | DEFERRED);
+    let echoes = matches!(procedure, ECHO | DEFERRED | BY_TASK);
     let expected = if echoes { PAYLOAD } else { 0 };
     let mut client = LocalClient::open(fabric, ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) })?;
     let connection = client.begin_connect(address)?;
@@ -187,7 +215,7 @@ fn run<F: Fabric>(
     let (mut number, mut turns) = (0, 0u64);
     for _ in 0..calls / depth {
         match procedure {
-            ECHO | DEFERRED => client_side_start(&mut client, depth, procedure, &mut number)?,
+            ECHO | DEFERRED | BY_TASK => client_side_start(&mut client, depth, procedure, &mut number)?,
             _ => client_side_start_chunks(&mut client, depth, procedure)?,
         }
         let mut ended = 0;

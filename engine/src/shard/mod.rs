@@ -239,7 +239,7 @@ impl<F: Fabric> Shard<F> {
     ///
     /// # Errors
     /// The procedure that needs longer buffers than there are, or workers where there are none.
-    pub(crate) fn run_application(&mut self, application: Application) -> Result<(), OpenError> {
+    pub fn run_application(&mut self, application: Application) -> Result<(), OpenError> {
         self.serve(application.services)?;
         self.task = OwnTask::new(application.task);
         Ok(())
