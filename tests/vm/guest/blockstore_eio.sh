@@ -1,0 +1,101 @@
+# The example block store on a disk of which one block is broken: READ, WRITE and FLUSH of it end with the protocol's
+# error at the client and a line at the server; what is beside it is served, and so is another client all the while.
+# limit: 180
+source "$(dirname "$0")/../lib.sh"
+program BLOCKSTORE examples/blockstore "cargo build -p rpcrdma --features verbs --example blockstore"
+modprobe ext4 && modprobe null_blk nr_devices=0 || { echo "no ext4 or null_blk in this kernel"; exit 77; }
+mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
+disk=/sys/kernel/config/nullb/broken
+place=/srv/broken
+trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
+    umount -l $place 2>/dev/null || true
+    echo 0 >$disk/power 2>/dev/null && rmdir $disk || true' EXIT
+mkdir -p $disk $place
+echo 1 >$disk/memory_backed
+echo 64 >$disk/size
+echo 1 >$disk/power
+mkfs.ext4 -q -b 4096 -O ^has_journal /dev/broken
+mount /dev/broken $place
+
+# Of 256 blocks the one behind the first hundred; what the store has before, and what is written to it.
+head -c 1M /dev/urandom >/run/old
+head -c 1M /dev/urandom >/run/new
+good=$((100 * 4096))
+at=verbs:10.0.0.1:20050
+
+# serve OPTION…: $server: its process, whose complaints are in /run/errors.
+serve() {
+    "$BLOCKSTORE" serve --file $place/store --size 1M --listen $at --io uring "$@" >/run/store 2>/run/errors &
+    server=$!
+    await 30 grep -q '^listening' /run/store
+}
+quit() {
+    kill -TERM "$server"
+    wait "$server" || fail "the server ended with $?: $(</run/errors)"
+    grep -q '^drained; .* 0 refused' /run/store || fail "it ended otherwise: $(</run/store)"
+    ! grep -v '^[a-z]*: Input/output error (os error 5)$' /run/errors || fail "the server had more to say"
+}
+client() { "$BLOCKSTORE" "$1" "$2" $at --block 4K "${@:3}"; }
+# served SOURCE [OPTION…]: the store's beginning is as this file.
+served() { client verify "$@" >/run/said 2>&1 || fail "verify $*: $(</run/said)"; }
+# complaints CALL: how often the server has said that a call of the system has failed so.
+complaints() { grep -c "^$1: " /run/errors || true; }
+# broken CALL WHERE COMMAND…: the command ends with the protocol's error there, and the server has a line on it.
+broken() {
+    local call=$1 where=$2 before status=0
+    shift 2
+    before=$(complaints "$call")
+    "$@" >/run/said 2>&1 || status=$?
+    ((status == 1)) || fail "$*: exit status $status: $(</run/said)"
+    grep -q "$where: input/output error at the server$" /run/said || fail "$*: $(</run/said)"
+    (($(complaints "$call") > before)) || fail "$*: the server does not say why: $(</run/errors)"
+    echo "- $(</run/said)"
+}
+
+echo "- past the page cache"
+serve
+grep -q ', O_DIRECT$' /run/store || fail "$(</run/store)"
+client copy /run/old >/run/said 2>&1 || fail "copy: $(</run/said)"
+first=$(filefrag -b4096 -v $place/store | sed -n 's/^ *0: *0\.\. *255: *\([0-9]*\)\.\..*/\1/p')
+[[ -n $first ]] || fail "the file is in pieces: $(filefrag -b4096 -v $place/store)"
+sectors=$(((first + 100) * 8))-$(((first + 100) * 8 + 7))
+echo "+$sectors" >$disk/badblocks
+
+# From before the first error until after the last one: another client, of blocks that are good.
+head -c $good /run/old >/run/before
+until [[ -e /run/enough ]]; do client verify /run/before --depth 4 || exit; done >/run/other 2>&1 &
+other=$!
+await 30 grep -q "equal to the source's" /run/other
+broken read "at $good" client verify /run/old --depth 1
+broken read "65536 bytes at $((good / 65536 * 65536))" "$BLOCKSTORE" verify /run/old $at
+# With this seed it is the last one: all others are read before.
+broken read "READ stopped after 255 of 256 blocks: 4096 bytes at $good" client verify /run/old --depth 1 --seed 49
+touch /run/enough
+wait $other || fail "the other client: $(</run/other)"
+
+broken write "WRITE stopped after 100 of 256 blocks: 4096 bytes at $good" client copy /run/new --depth 1
+head -c $good /run/new >/run/before
+served /run/before
+# What was not written is as it was, and so is what is behind it.
+echo "-$sectors" >$disk/badblocks
+{ cat /run/before; tail -c +$((good + 1)) /run/old; } >/run/both
+served /run/both
+client copy /run/new >/run/said 2>&1 || fail "copy to a disk that is well again: $(</run/said)"
+served /run/new
+quit
+
+echo "- through it"
+echo "+$sectors" >$disk/badblocks
+echo 3 >/proc/sys/vm/drop_caches
+serve --buffered
+broken read "at $good" client verify /run/new --depth 1
+served /run/before
+# All of it is taken, and some of it cannot be kept.
+broken fdatasync FLUSH client copy /run/old
+head -c $good /run/old >/run/before
+served /run/before
+echo "-$sectors" >$disk/badblocks
+client copy /run/new >/run/said 2>&1 || fail "copy to a disk that is well again: $(</run/said)"
+echo 3 >/proc/sys/vm/drop_caches
+served /run/new
+quit
