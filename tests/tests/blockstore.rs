@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rpcrdma::client::{ClientConfig, PreparedCall};
 use rpcrdma::wire::xdr::Writer;
 use rpcrdma::{CallError, Config, LocalClient, Refusal, Reply};
-use rustix::fs::FallocateFlags;
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use tempfile::TempDir;
 
@@ -72,6 +72,8 @@ struct Store {
     child: Child,
     says: BufReader<ChildStdout>,
     address: String,
+    /// What it has said of itself once it listened.
+    listens: String,
 }
 
 impl Store {
@@ -95,7 +97,7 @@ impl Store {
         let mut line = String::new();
         says.read_line(&mut line).expect("text");
         assert!(line.starts_with("listening on soft:"), "{line}");
-        Self { child, says, address }
+        Self { child, says, address, listens: line }
     }
 
     /// Sends a signal, waits for the end, and returns what was said.
@@ -539,7 +541,7 @@ fn without(call: libc::c_long) -> Command {
     command
 }
 
-/// What a server says of itself, and on standard error, when it is served by a command and asked for some blocks.
+/// What a server says of itself, first and last, and on standard error, when it is served by a command and asked for some blocks.
 fn serves_by(command: &mut Command, arguments: &[&str]) -> (String, String) {
     let dir = directory();
     let (file, errors) = (dir.path().join("store"), dir.path().join("errors"));
@@ -551,7 +553,8 @@ fn serves_by(command: &mut Command, arguments: &[&str]) -> (String, String) {
     assert_eq!(raw.read(4096, 100, Some(100)).1, bytes[..100]);
     assert_eq!(raw.read(8192, 65536, Some(65536)).1, bytes[8192..8192 + 65536]);
     drop(raw);
-    (store.stop(Signal::TERM), std::fs::read_to_string(errors).expect("text"))
+    let said = store.listens.clone() + &store.stop(Signal::TERM);
+    (said, std::fs::read_to_string(errors).expect("text"))
 }
 
 #[test]
@@ -570,6 +573,37 @@ fn an_io_uring_that_is_refused_is_said_and_done_without() {
         let output = without(call).args(serve).output().expect("perl");
         says(&output, &["io_uring: Operation not permitted", "kernel.io_uring_disabled", "seccomp"]);
     }
+}
+
+/// What the system says of I/O past the page cache of a file in `dir`: whether there is any.
+fn has_direct(dir: &Path) -> bool {
+    let path = dir.join("direct");
+    random_file(&path, 4096, 17);
+    let flags = OFlags::RDONLY | OFlags::DIRECT;
+    let Ok(file) = rustix::fs::open(&path, flags, Mode::empty()) else { return false };
+    let told = rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    told.is_ok_and(|told| told.stx_mask & StatxFlags::DIOALIGN.bits() != 0 && told.stx_dio_offset_align > 0)
+}
+
+#[test]
+fn o_direct_is_said_and_so_is_what_there_is_without_it() {
+    let uring = &["--io", "uring"];
+    let (said, errors) = serves_by(&mut Command::new("env"), uring);
+    let first = said.lines().next().expect("a line");
+    let (told, not) = (first.ends_with(", io_uring, O_DIRECT"), errors.contains("no O_DIRECT here ("));
+    let there = has_direct(directory().path());
+    assert_eq!((told, not), (there, !there), "{said}{errors}");
+
+    // The system does not say what it wants of such I/O.
+    let (said, errors) = serves_by(&mut without(libc::SYS_statx), uring);
+    assert!(said.lines().next().is_some_and(|first| first.ends_with(", io_uring")), "{said}");
+    assert!(said.contains("drained") && said.contains(" 0 refused"), "{said}");
+    let told = errors.contains(": no O_DIRECT here (") && errors.contains("): buffered I/O");
+    assert!(told && errors.lines().count() == 1, "{errors}");
+
+    // Nor is it missed by who does not want it.
+    let (said, errors) = serves_by(&mut Command::new("env"), &["--io", "uring", "--buffered"]);
+    assert!(said.lines().next().is_some_and(|first| first.ends_with(", io_uring")) && errors.is_empty(), "{said}");
 }
 
 #[test]
