@@ -15,6 +15,8 @@ use rpcrdma::wire::xdr::Writer;
 use rpcrdma::{CallError, Config, LocalClient, Refusal, Reply};
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
+use rustix::thread::CpuSet;
+use serde_json::Value;
 use tempfile::TempDir;
 
 #[expect(dead_code, reason = "the server's half of it is used by the server")]
@@ -142,6 +144,40 @@ fn the_demo_copies_and_verifies() {
     for word in ["copied", "flushed", "verified", "software fabric", "equal to the source's", "drained", " 0 refused"] {
         assert!(said.contains(word), "{word:?} is not in: {said}");
     }
+    assert_eq!(dir.path().read_dir().expect("a directory").count(), 0, "it cleans up");
+}
+
+#[test]
+fn compare_has_a_row_for_each_of_both() {
+    let dir = directory();
+    let json = dir.path().join("rows.json");
+    fails(&["compare", "--only", "depth 1,"], &["--only", "depth 1,", "4 KiB random reads, depth 1"]);
+    if Command::new("fio").arg("--version").output().is_err() {
+        println!("not run: there is no fio (apt-get install fio)");
+        return;
+    }
+    let name = "1 MiB sequential writes, depth 8";
+    // Those that this process may have, which need not be the first ones.
+    let all = rustix::thread::sched_getaffinity(None).expect("the cores");
+    let cores: Vec<_> = (0..CpuSet::MAX_CPU).filter(|&core| all.is_set(core)).map(|core| core.to_string()).collect();
+    let (first, last) = (cores.first().expect("a core"), cores.last().expect("a core"));
+    let options = ["compare", "--rounds", "1", "--size", "16M", "--only", name, "--dir", text(dir.path())];
+    let cores = ["--server-core", first, "--client-core", last];
+    let said = succeeds(&[&options[..], &cores, &["--json", text(&json)]].concat());
+    let rows = std::fs::read_to_string(&json).expect("the rows");
+    let rows: Vec<Value> = serde_json::from_str(&rows).expect("JSON");
+    // The other one is there whatever is asked for.
+    assert_eq!([&rows[0]["name"], &rows[1]["name"]], [name, "processor time of a 4 KiB read, µs"], "{rows:?}");
+    assert_eq!(rows.len(), 2, "{rows:?}");
+    for row in &rows {
+        let [fio, blockstore, ratio] = ["fio", "blockstore", "ratio"].map(|key| row[key].as_f64().expect("a number"));
+        assert!(fio > 0.0 && blockstore > 0.0 && ratio == blockstore / fio, "{row}");
+    }
+    let words = [&format!("| {name} | "), "16777216 bytes; 1 rounds", "fio-", "processor time of one of the"];
+    for word in words {
+        assert!(said.contains(word), "{word:?} is not in: {said}");
+    }
+    drop(std::fs::remove_file(json));
     assert_eq!(dir.path().read_dir().expect("a directory").count(), 0, "it cleans up");
 }
 

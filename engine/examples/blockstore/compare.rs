@@ -54,7 +54,7 @@ struct Row {
     random: bool,
 }
 
-const ROWS: &[Row] = &[
+const ROWS: [Row; 6] = [
     Row { name: "4 KiB random reads, depth 1", fio: "randread", block: 4096, depth: 1, write: false, random: true },
     Row { name: "4 KiB random reads, depth 32", fio: "randread", block: 4096, depth: 32, write: false, random: true },
     Row { name: "4 KiB random reads, depth 128", fio: "randread", block: 4096, depth: 128, write: false, random: true },
@@ -80,6 +80,13 @@ struct Figure {
 }
 
 pub(crate) fn run(options: &Compare) -> anyhow::Result<()> {
+    let chosen: Vec<&Row> = ROWS.iter().filter(|row| row.name.contains(&options.only)).collect();
+    ensure!(
+        !chosen.is_empty(),
+        "--only {:?} is in no row's name: {:?}",
+        options.only,
+        ROWS.each_ref().map(|row| row.name)
+    );
     let version = Command::new("fio").arg("--version").stderr(Stdio::null()).output();
     let version = version.context("fio is needed, and cannot be run (apt-get install fio)")?;
     let version = String::from_utf8_lossy(&version.stdout).trim().to_owned();
@@ -105,7 +112,7 @@ pub(crate) fn run(options: &Compare) -> anyhow::Result<()> {
     let mut server = None;
     let mut rows = Vec::new();
     say("| | fio | blockstore | ratio |\n| --- | --- | --- | --- |");
-    for row in ROWS.iter().filter(|row| row.name.contains(&options.only)) {
+    for row in chosen {
         let (mut theirs, mut ours) = (Vec::new(), Vec::new());
         for _ in 0..options.rounds {
             theirs.push(fio(row)?.rate);
