@@ -113,7 +113,7 @@ fn put(client: &mut LocalClient, procedure: u32, seed: u32, len: usize) -> Resul
 
 /// A server with so many shards, each with pages of one arena; and how often it was asked for one.
 fn caching(world: &mut World, shard: Config, shards: usize) -> (rpcrdma::Address, Arc<AtomicUsize>) {
-    let (arena, _) = own_arena(shards * PAGES * PAGE, false).expect("memory");
+    let (arena, _) = own_arena(shards * PAGES * PAGE);
     let asked = Arc::new(AtomicUsize::new(0));
     let services = services(&arena, &asked);
     let shard = Config { arenas: vec![arena], ..shard };
@@ -150,7 +150,7 @@ fn chunks_land_in_pages_of_the_applications_and_are_sent_from_there() {
 fn a_long_call_chooses_when_its_message_has_come() {
     const LONG: u32 = 40;
     let mut world = World::new("long-landing");
-    let (arena, _) = own_arena(PAGES * PAGE, false).expect("memory");
+    let (arena, _) = own_arena(PAGES * PAGE);
     let (ours, own) = (arena.id(), arena.clone());
     let take = move |call: &mut ServerCall| {
         let chunk = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
@@ -319,7 +319,7 @@ fn pages_come_home_from_connections_that_are_lost() {
 fn calls_that_wait_for_memory_give_their_pages_back_meanwhile() {
     const BOTH: u32 = 41;
     let mut world = World::new("waiting-landing");
-    let (arena, _) = own_arena(PAGES * PAGE, false).expect("memory");
+    let (arena, _) = own_arena(PAGES * PAGE);
     let (hold, held) = mpsc::channel();
     let own = arena.clone();
     let deferred = Procedure::deferred(move |call| hold.send(call).expect("somebody takes it"));

@@ -1,6 +1,9 @@
 #![expect(unsafe_code, reason = "gives the engine memory that the tests have mapped")]
 //! Memory that the application has mapped itself, and servers that send from it.
 
+use std::ffi::c_void;
+use std::fs::File;
+use std::io::Write;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -10,11 +13,14 @@ use rpcrdma::server::ServerConfig;
 use rpcrdma::{Config, Procedure, Refusal, ServerCall, Services};
 use rpcrdma_mempool::{Arena, Class, Frozen, GivenMemory, Pool};
 use rpcrdma_tests::*;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::calls::workers;
 
 pub(super) const PAGE: usize = 4096;
+/// Bytes of an arena, a page of hugetlb.
+const LEN: usize = 2 << 20;
 /// Gives a page of the application's own.
 const PAGE_OF: u32 = 20;
 
@@ -38,18 +44,38 @@ impl Drop for Mapping {
     }
 }
 
-/// An arena over an anonymous mapping, in 2 MiB hugetlb pages or in small ones, and what says that it is unmapped.
-/// `None` if there are no such pages.
-pub(super) fn own_arena(bytes: usize, huge: bool) -> Option<(Arena, Arc<AtomicBool>)> {
-    let flags = MapFlags::PRIVATE | if huge { MapFlags::HUGETLB | MapFlags::HUGE_2MB } else { MapFlags::empty() };
-    // SAFETY: without MAP_FIXED it overlaps nothing.
-    let base = unsafe { mmap_anonymous(null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) }.ok()?;
-    let unmapped = Arc::<AtomicBool>::default();
-    let mapping = Mapping { base: NonNull::new(base.cast())?, len: bytes, unmapped: Arc::clone(&unmapped) };
-    let base = mapping.base;
-    // SAFETY: it is mapped until it is dropped, and nobody else knows of it.
-    let memory = unsafe { GivenMemory::new(base, bytes, mapping) }.expect("a mapping");
-    Some((Arena::over(memory, "own"), unmapped))
+impl Mapping {
+    /// An anonymous mapping, in 2 MiB hugetlb pages or in small ones.
+    fn anonymous(bytes: usize, pages: MapFlags) -> rustix::io::Result<Self> {
+        // SAFETY: without MAP_FIXED it overlaps nothing.
+        let base =
+            unsafe { mmap_anonymous(null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | pages) };
+        Ok(Self::new(base?, bytes))
+    }
+
+    /// A shared mapping of a file that has so many bytes.
+    fn of_file(file: &File, bytes: usize) -> rustix::io::Result<Self> {
+        // SAFETY: as above.
+        let base = unsafe { mmap(null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0) };
+        Ok(Self::new(base?, bytes))
+    }
+
+    fn new(base: *mut c_void, len: usize) -> Self {
+        Self { base: NonNull::new(base.cast()).expect("no mapping is at 0"), len, unmapped: Arc::default() }
+    }
+
+    /// An arena over it, and what says that it is unmapped.
+    fn into_arena(self) -> (Arena, Arc<AtomicBool>) {
+        let (base, len, unmapped) = (self.base, self.len, Arc::clone(&self.unmapped));
+        // SAFETY: it is mapped until it is dropped, and nobody else changes it: of a file nothing is written or cut.
+        let memory = unsafe { GivenMemory::new(base, len, self) }.expect("a mapping");
+        (Arena::over(memory, "own"), unmapped)
+    }
+}
+
+/// An arena over an anonymous mapping in small pages, and what says that it is unmapped.
+pub(super) fn own_arena(bytes: usize) -> (Arena, Arc<AtomicBool>) {
+    Mapping::anonymous(bytes, MapFlags::empty()).expect("memory").into_arena()
 }
 
 /// Asks for a page.
@@ -63,52 +89,74 @@ fn get(client: &mut rpcrdma::client::LocalClient, token: u64) {
 /// Any shard, and any worker, sends pages that one thread has filled.
 #[test]
 fn any_shard_sends_what_the_application_has_mapped() {
-    for huge in [false, true] {
-        let mut world = World::new("mapped");
-        let Some((arena, unmapped)) = own_arena(2 << 20, huge) else {
-            eprintln!("skipped: there are no hugetlb pages");
-            continue;
-        };
-        let pool = Pool::of_pages(arena.clone(), Class { size: PAGE, count: 4 }).unwrap();
-        let mut page = pool.alloc(PAGE).unwrap();
-        pattern(7, &mut page);
-        let page = Mutex::new(page.freeze());
-        let mut services = standard_services();
-        let give = move |call: &mut ServerCall| match call.set_result(0, page.lock().unwrap().clone()) {
-            true => Ok(()),
-            false => Err(Refusal::GarbageArguments),
-        };
-        let give = Procedure::new(give).write_chunks(1, PAGE).results_from_handler();
-        services.add(PROGRAM, VERSION, PAGE_OF, give.on_workers());
-        let shard = Config { arenas: vec![arena], ..small() };
-        let address = world.serve_with(ServerConfig { shards: 2, shard, ..workers() }, services);
-        let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small())).collect();
-        for client in &mut clients {
-            get(client, 0);
-            let mut ended = false;
-            assert!(settles(|| {
-                client.poll(|done| {
-                    assert!(patterned(7, done.result.expect("a page").chunk(0).expect("a chunk")));
-                    ended = true;
-                });
-                ended
-            }));
-        }
-        let served = world.server().stats();
-        assert!(place::on_device() || served.iter().all(|shard| shard.calls > 0), "{served:?}");
-        drop((clients, pool));
-        assert!(!unmapped.load(Ordering::SeqCst), "the server has it yet");
-        world.server_balances();
-        drop(world.take_server());
-        assert!(unmapped.load(Ordering::SeqCst), "it went with the server");
+    sends_from(World::new("mapped"), own_arena(LEN), |page| pattern(7, page));
+}
+
+#[test]
+fn hugetlb_pages_are_sent_from() {
+    let world = World::new("hugetlb");
+    match Mapping::anonymous(LEN, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
+        Ok(mapping) => sends_from(world, mapping.into_arena(), |page| pattern(7, page)),
+        Err(error) => println!("not run: no hugetlb pages ({error}; sysctl vm.nr_hugepages)"),
     }
+}
+
+/// What is sent was written to the file, and by nobody to a buffer.
+#[test]
+fn a_memfd_is_sent_from() {
+    let world = World::new("memfd");
+    let mut file = File::from(memfd_create("own", MemfdFlags::CLOEXEC).expect("a memfd"));
+    let mut page = [0; PAGE];
+    pattern(7, &mut page);
+    for _ in 0..LEN / PAGE {
+        file.write_all(&page).expect("there is memory");
+    }
+    let mapping = Mapping::of_file(&file, LEN).expect("a mapping");
+    drop(file);
+    sends_from(world, mapping.into_arena(), |_| {});
+}
+
+/// A page of the application's memory, which `fill` gives what belongs to 7 if it has not got it, goes to four clients.
+fn sends_from(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>), fill: impl Fn(&mut [u8])) {
+    let pool = Pool::of_pages(arena.clone(), Class { size: PAGE, count: 4 }).unwrap();
+    let mut page = pool.alloc(PAGE).unwrap();
+    fill(&mut page);
+    let page = Mutex::new(page.freeze());
+    let mut services = standard_services();
+    let give = move |call: &mut ServerCall| match call.set_result(0, page.lock().unwrap().clone()) {
+        true => Ok(()),
+        false => Err(Refusal::GarbageArguments),
+    };
+    let give = Procedure::new(give).write_chunks(1, PAGE).results_from_handler();
+    services.add(PROGRAM, VERSION, PAGE_OF, give.on_workers());
+    let shard = Config { arenas: vec![arena], ..small() };
+    let address = world.serve_with(ServerConfig { shards: 2, shard, ..workers() }, services);
+    let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small())).collect();
+    for client in &mut clients {
+        get(client, 0);
+        let mut ended = false;
+        assert!(settles(|| {
+            client.poll(|done| {
+                assert!(patterned(7, done.result.expect("a page").chunk(0).expect("a chunk")));
+                ended = true;
+            });
+            ended
+        }));
+    }
+    let served = world.server().stats();
+    assert!(place::on_device() || served.iter().all(|shard| shard.calls > 0), "{served:?}");
+    drop((clients, pool));
+    assert!(!unmapped.load(Ordering::SeqCst), "the server has it yet");
+    world.server_balances();
+    drop(world.take_server());
+    assert!(unmapped.load(Ordering::SeqCst), "it went with the server");
 }
 
 /// The application has let go of its arena and its pool: what a call has of them is there until it has been sent.
 #[test]
 fn a_call_keeps_the_memory_that_it_sends() {
     let mut world = World::new("kept");
-    let (arena, unmapped) = own_arena(PAGE, false).expect("memory");
+    let (arena, unmapped) = own_arena(PAGE);
     let shard = Config { arenas: vec![arena.clone()], ..small() };
     let (hold, held) = mpsc::channel();
     let deferred = Procedure::deferred(move |call| hold.send(call).expect("somebody takes it"));
@@ -144,7 +192,7 @@ fn a_call_keeps_the_memory_that_it_sends() {
 #[test]
 fn what_peers_cannot_map_is_not_shown_to_them() {
     let _world = World::new("not-shown");
-    let (arena, _) = own_arena(PAGE, false).expect("memory");
+    let (arena, _) = own_arena(PAGE);
     let mut fabric = place::open(&place::new_address("not-shown"));
     let shown = fabric.register(&arena, Access::REMOTE_READ);
     if place::on_device() {
