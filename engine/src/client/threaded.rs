@@ -147,6 +147,10 @@ impl Future for Pending {
 impl Client {
     /// Starts a shard on a thread and connects: an [`Endpoint`] with one connection.
     ///
+    /// Each such client has a thread, a device and memory of its own, which take longer to make than a connection:
+    /// 2,000 on one host took 28 s, and 2,000 of one [`Endpoint`] 1.4 s. Who makes many connections makes one
+    /// [`Endpoint`], or one for each core, and [connects](Endpoint::connect) with that.
+    ///
     /// # Errors
     /// See [`ConnectError`].
     pub fn connect(address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
