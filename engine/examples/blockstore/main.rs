@@ -111,10 +111,10 @@ struct Serve {
     /// Makes the file this long, if it is shorter or does not exist: bytes, or with K, M, G, T (1024 each).
     #[arg(long, value_name = "BYTES", value_parser = size)]
     size: Option<u64>,
-    /// Where to listen.
-    #[arg(long, value_name = "ADDRESS", default_value = "soft:blockstore")]
-    listen: Address,
-    /// Cores to pin shards to, one each, separated by commas. Without, there is one shard, anywhere.
+    /// Where to listen: an address, or several, of several devices or fabrics, separated by commas.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "soft:blockstore")]
+    listen: Vec<Address>,
+    /// Cores to pin shards to, one each, separated by commas. Without, there is one shard for each address, anywhere.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cores: Vec<usize>,
     /// How blocks are moved.
@@ -251,6 +251,9 @@ fn serve(options: &Serve) -> anyhow::Result<()> {
     let mut config = server::config(&options.cores, align, options.idle.policy());
     config.shard.host_auth = options.trust.policy()?;
     config.stats.clone_from(&options.stats);
+    if options.cores.is_empty() {
+        config.shards = options.listen.len();
+    }
     let store = Arc::new(store);
     let (server, how) = if uring {
         let (own, entries) = (Arc::clone(&store), options.ring);
@@ -267,7 +270,7 @@ fn serve(options: &Serve) -> anyhow::Result<()> {
     let access = if store.is_writable() { "writable" } else { "read-only" };
     say(&format!(
         "{READY} on {}: {shown}, {} bytes, {access}; {} shard(s), {how}",
-        options.listen,
+        options.listen.iter().map(Address::to_string).collect::<Vec<_>>().join(", "),
         store.size(),
         config.shards,
     ));
