@@ -21,6 +21,14 @@ holds() {
     ls "/proc/$server/fd" | wc -l
 }
 
+# counted COUNTER: what all shards of a server with --stats /run/server.stats have counted of their devices.
+counted() {
+    python3 -c 'import json, socket, sys
+said = socket.socket(socket.AF_UNIX)
+said.connect("/run/server.stats")
+print(sum(shard["stats"]["fabric"][sys.argv[1]] for shard in json.load(said.makefile())["shards"]))' "$1"
+}
+
 # settled: whether that is what it was when it was written to /run/before.
 settled() { [[ $(holds) == "$(</run/before)" ]]; }
 

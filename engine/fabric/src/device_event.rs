@@ -23,6 +23,8 @@ pub enum DeviceEvent {
     Failed,
     /// The device is taken away: all connections are over.
     Removed,
+    /// The device that was lost is there again, and served as before.
+    Returned,
 }
 
 impl fmt::Display for DeviceEvent {
@@ -32,6 +34,7 @@ impl fmt::Display for DeviceEvent {
             Self::PortUp { port } => write!(f, "port {port} is up"),
             Self::Failed => f.write_str("the device is beyond use"),
             Self::Removed => f.write_str("the device was removed"),
+            Self::Returned => f.write_str("the device is there again"),
         }
     }
 }

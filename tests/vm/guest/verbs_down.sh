@@ -1,11 +1,12 @@
 # The interface of a device goes down under load: its clients are told, its server goes on and says why nobody comes to
-# it, and when the interface is up and the device made again, a server serves. Then the same for a device that is removed.
+# it, and when the interface is up and the device made again, a server serves. Then a device is removed, under load and
+# while nobody is connected, and is made again: the same server serves again.
 #
 # A device whose own interface is down is another matter, in Linux 6.1: a message of its connection manager that is sent
 # meanwhile, as each disconnect sends one, blocks its queue pair 1 for good, and nobody connects by it any more, rping
 # neither. So each such device is made again.
 # last
-# limit: 240
+# limit: 300
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 at=verbs:10.0.0.1:20049
@@ -37,17 +38,46 @@ serve server $at -q 8 -s 64K
 "$rpcperf" bw $at --op write -s 64K -n 50 >/run/again 2>&1 ||
     fail "not served after the interface came back: $(</run/again)"
 
-# The device is taken away under load. Its driver waits until everybody has let go of it: the server ends all
-# connections at once and says why; who runs it starts another one when the device is there again.
+kill "$server"
+wait "$server" || true
+
+# The device is taken away, under load and then from a server that nobody is connected to. Its driver waits until
+# everybody has let go of it: the server ends all connections at once and says why, and lets go. The same server serves
+# again when the device is there again, each of its shards.
+serve server $at -q 8 -s 64K --shards 2 --stats /run/server.stats
+back() { (($(grep -c 'MTU.*: the device is there again' /run/server) == 2 * $1)); }
+removed() {
+    await 60 bash -c "! kill -0 $deletion 2>/dev/null"
+    wait $deletion || fail "$1: rdma link delete: exit status $?"
+    kill -0 "$server" || fail "$1: the server is gone: $(</run/server)"
+    echo "- $1: the server has let go of the device"
+}
+added() {
+    rdma link add rxe0 type rxe netdev v0
+    await 10 grep -qs ffff:0a00:0001 /sys/class/infiniband/rxe0/ports/1/gids/1
+    for ((second = 0; second < 30; second++)); do back "$1" && break || sleep 1; done
+    back "$1" || fail "$2: not each shard has the device again: $(</run/server)"
+    for ((client = 0; client < 3; client++)); do
+        "$rpcperf" bw $at --op write -s 64K -n 50 >/run/again 2>&1 ||
+            fail "$2: not served by the device that came back: $(</run/again); the server says $(</run/server)"
+    done
+    echo "- $2: the same server serves again"
+}
+
 load
+(($(counted device_failures) == 0)) || fail "$(counted device_failures) failures are counted before the first"
 rdma link delete rxe0 &
 deletion=$!
 lost "the server's device removed"
-grep -q 'the device was removed' /run/server || fail "the server does not say that its device was removed: $(</run/server)"
-kill "$server"
-wait "$server" || true
-wait $deletion || fail "the device is not given back"
-rdma link add rxe0 type rxe netdev v0
-await 10 grep -qs ffff:0a00:0001 /sys/class/infiniband/rxe0/ports/1/gids/1
-serve server $at -q 8 -s 64K
-"$rpcperf" bw $at --op write -s 64K -n 50 >/run/again 2>&1 || fail "not served by the device that came back: $(</run/again)"
+await 10 grep -q 'the device was removed' /run/server
+removed "the device removed under load"
+# Once by each shard; and nothing of its clients is left.
+(($(counted device_failures) == 2)) || fail "the server has counted $(counted device_failures) failures of its device"
+fails "a client while the device is gone" 'no RDMA devices' -- "$rpcperf" lat $at
+added 1 "the device removed under load"
+await 30 bash -c '! rdma resource show cm_id | grep -q "state CONNECT"'
+rdma link delete rxe0 &
+deletion=$!
+removed "the device removed while nobody was connected"
+(($(counted device_failures) == 4)) || fail "the server has counted $(counted device_failures) failures of its device"
+added 2 "the device removed while nobody was connected"

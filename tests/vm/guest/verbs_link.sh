@@ -48,11 +48,7 @@ lost "the link down"
 grep -qE 'port 1 is down|PortDown' /run/busy-* || fail "none of the lost clients says that its port is down: $(cat /run/busy-*)"
 # The server's device has said so too, and it is counted: once here, once with nothing under way.
 grep -q 'port 1 is down' /run/server || fail "the server does not say that the port is down: $(</run/server)"
-downs() { python3 -c 'import json, socket
-said = socket.socket(socket.AF_UNIX)
-said.connect("/run/server.stats")
-print(sum(shard["stats"]["fabric"]["port_downs"] for shard in json.load(said.makefile())["shards"]))'; }
-(($(downs) >= 2)) || fail "the server has counted $(downs) times that the port went down"
+(($(counted port_downs) >= 2)) || fail "the server has counted $(counted port_downs) times that the port went down"
 # The server is not told: it finds out by its device, or by its keep-alive.
 await 60 bash -c "(( \$(rdma resource show qp link rxe0 | grep -c 'type RC') == $quiet ))"
 # One call in 0.1 s, while lost clients took seconds.

@@ -52,6 +52,12 @@ impl Book {
         }
     }
 
+    /// Goes on with a device that was opened anew: counters, and names of queue pairs, stay.
+    pub(super) fn go_on(&mut self, shared: SharedReceives, room: usize, quirks: &Quirks) {
+        (self.shared, self.room, self.is_port_down) = (shared, room, false);
+        self.invalidated_flags = quirks.invalidated_flags;
+    }
+
     pub(super) fn add_number(&mut self, number: u32, slot: u32) {
         self.by_number.insert(number, slot);
     }

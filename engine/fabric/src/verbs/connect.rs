@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use rdma_sys::ibv_qp_state;
 
-use super::complete::Book;
 use super::device::Gid;
 use super::drain::{Known, Last, drain};
 use super::endpoint::{Endpoint, Parts};
+use super::listener::Listening;
+use super::opened::Opened;
 use super::qp::{Qp, State, depth};
 use super::sleep::Source;
 use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId, EventChannel, POLL_BATCH};
@@ -30,6 +31,8 @@ const MOST_EVENTS: usize = 256;
 const MOST_HANDED: usize = 256;
 /// Set in the numbers of identifiers that are requests, not queue pairs.
 pub(super) const REQUEST: usize = 1 << (usize::BITS - 1);
+/// The number of the identifier that hears of the device's end.
+pub(super) const WATCH: usize = REQUEST - 1;
 /// Bytes that a request's, and an accept's or reject's, private data may have.
 pub(super) const CONNECT_DATA: usize = 56;
 pub(super) const ACCEPT_DATA: usize = 196;
@@ -73,6 +76,7 @@ impl VerbsFabric {
             let detail = "the kernel is behind with destroying earlier connections (rdma_destroy_id): try again later";
             return Err(FabricError::System { call: "rdma_create_id".to_owned(), detail: detail.to_owned() });
         }
+        self.check_present()?;
         let from = self.source();
         if let Some(from) = from.filter(|from| from.is_ipv4() != to.is_ipv4()) {
             let detail = format!("the GID that was chosen is {from}, which is of another family");
@@ -107,6 +111,7 @@ impl VerbsFabric {
         params.responder_resources = params.responder_resources.min(responder_resources);
         params.initiator_depth = params.initiator_depth.min(initiator_depth);
         let possible = check_data(&params.private_data, ACCEPT_DATA)
+            .and_then(|()| self.check_present())
             .and_then(|()| self.check_device(&cm))
             .and_then(|()| self.check_mtu(&cm));
         if let Err(error) = possible {
@@ -154,7 +159,8 @@ impl VerbsFabric {
         bounded("own_receive_queue", params.own_receive_queue.unwrap_or(0), capabilities.max_recv_wr)?;
         bounded("initiator_depth", params.initiator_depth.into(), capabilities.max_read_depth.into())?;
         bounded("responder_resources", params.responder_resources.into(), capabilities.max_read_depth.into())?;
-        let (pd, cq, srq) = (&self.pd, &self.cq, self.book.shared.queue());
+        let Some(Opened { pd, cq, .. }) = &self.device else { return Err(self.absent()) };
+        let srq = self.book.shared.queue();
         let id = self.book.table.try_insert(|id| {
             if id.slot >= wr_id::MAX_QPS - 1 {
                 return Err(FabricError::Misuse(format!("a fabric has at most {} queue pairs", wr_id::MAX_QPS - 1)));
@@ -247,9 +253,8 @@ impl VerbsFabric {
         }
         // Requests of which there are too many already wait in the kernel, whose queue is bounded, too.
         if !reaper::is_behind()
-            && let Some((listener, seat)) = &self.listener
+            && let Some((channel, handed)) = self.listener.as_ref().and_then(Listening::handed)
         {
-            let (channel, handed) = (Arc::clone(listener.channel()), seat.handed());
             handed.into_iter().for_each(|arrival| self.requested(arrival));
             if happened[Source::Listener as usize] {
                 self.channel_events(&channel);
@@ -261,6 +266,9 @@ impl VerbsFabric {
         }
         if !self.book.attention.is_empty() {
             self.tend();
+        }
+        if self.lost.is_some() {
+            self.tend_lost();
         }
     }
 
@@ -281,10 +289,16 @@ impl VerbsFabric {
 
     fn connection_event(&mut self, event: CmEvent) {
         if event.kind == CmEventKind::ConnectRequest {
-            let arrival = self.listener.as_ref().and_then(|(_, seat)| seat.place(event, MOST_HANDED));
+            let arrival = self.listener.as_ref().and_then(|listening| listening.place(event, MOST_HANDED));
             return arrival.into_iter().for_each(|arrival| self.requested(arrival));
         }
         if event.cookie == reaper::NOBODY {
+            return;
+        }
+        if event.cookie == WATCH {
+            if event.kind == CmEventKind::DeviceRemoval {
+                self.device_lost(DeviceEvent::Removed);
+            }
             return;
         }
         if event.cookie & REQUEST != 0 {
@@ -483,7 +497,7 @@ impl VerbsFabric {
     /// Takes the device's asynchronous events.
     pub(super) fn device_events(&mut self) {
         for _ in 0..MOST_EVENTS {
-            let Some(event) = self.context.next_async() else { return };
+            let Some(event) = self.device.as_ref().and_then(|device| device.context.next_async()) else { return };
             match event {
                 AsyncEvent::QueuePair { cookie, code } => self.queue_pair_event(cookie as u32, code),
                 AsyncEvent::Device {
@@ -503,17 +517,6 @@ impl VerbsFabric {
                 }
                 other => log::info!("{}: {other:?}", self.choice.device),
             }
-        }
-    }
-
-    /// All connections are over, as the device is; said once, though each identifier and queue may say so.
-    fn device_lost(&mut self, event: DeviceEvent) {
-        let Book { table, attention, stats, .. } = &mut self.book;
-        let device = &self.choice.device;
-        table.iter_mut().for_each(|qp| qp.fail(attention, Disconnect::Device, || format!("{device}: {event}")));
-        if !std::mem::replace(&mut self.is_lost, true) {
-            stats.device_failures += 1;
-            self.events.push(ControlEvent::Device(event));
         }
     }
 
@@ -604,7 +607,7 @@ impl Last for Leaving<'_> {
     }
 
     fn capacity(&self) -> usize {
-        self.fabric.cq.capacity() as usize
+        self.fabric.device.as_ref().map_or(0, |device| device.cq.capacity() as usize)
     }
 
     fn wait(&mut self) -> bool {

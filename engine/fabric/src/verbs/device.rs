@@ -39,7 +39,7 @@ impl Gid {
         self.value.segments()[0] & 0xFFC0 == 0xFE80
     }
 
-    fn is_routable_roce(&self) -> bool {
+    pub(super) fn is_routable_roce(&self) -> bool {
         self.kind == "RoCE v2"
     }
 }

@@ -2,18 +2,20 @@
 
 #![forbid(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
 use super::connect::REQUEST;
+use super::sleep::{Sleeper, Source};
 use super::sys::{CmEvent, CmId, EventChannel};
-use super::{device, explain};
+use super::{device, explain, reaper};
 use crate::host;
-use crate::seats::{Seat, Seats};
-use crate::{FabricAddress, FabricError, Waker};
+use crate::seats::{Arrival, Seat, Seats};
+use crate::{FabricAddress, FabricError};
 
 /// Connect requests that wait for an answer at a listener.
 const BACKLOG: i32 = 512;
@@ -25,40 +27,133 @@ pub struct VerbsListener(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Unbound with the last clone. Nobody uses it meanwhile; the lock lets threads share it.
-    _id: Mutex<CmId>,
+    bound: Mutex<Bound>,
     channel: Arc<EventChannel>,
-    address: IpAddr,
+    address: SocketAddr,
     seats: Arc<Seats<CmEvent>>,
+}
+
+/// What the connection manager holds for an address: unbound with the last clone of the listener.
+#[derive(Debug)]
+struct Bound {
+    /// `None` if its device was removed, and with it the address.
+    id: Option<CmId>,
+    /// Counts such removals: those who share the address hear of the same one at different times.
+    removals: u64,
 }
 
 impl VerbsListener {
     pub(super) fn bind(address: &FabricAddress) -> Result<Self, FabricError> {
         let at = host::resolve(address)?;
         let channel = EventChannel::new().map_err(|e| explain::opening("rdma_create_event_channel", &e))?;
-        // What becomes of requests that nobody has adopted yet is told by its number.
-        let id = CmId::new(&channel, REQUEST).map_err(|e| explain::opening("rdma_create_id", &e))?;
-        id.bind(at).and_then(|()| id.listen(BACKLOG)).map_err(|e| refused(address, at, &e))?;
-        Ok(Self(Arc::new(Inner { _id: Mutex::new(id), channel, address: at.ip(), seats: Arc::default() })))
+        let id = bind(&channel, at).map_err(|e| refused(&address.0, at, &e))?;
+        let bound = Mutex::new(Bound { id: Some(id), removals: 0 });
+        Ok(Self(Arc::new(Inner { bound, channel, address: at, seats: Arc::default() })))
     }
 
-    pub(super) fn channel(&self) -> &Arc<EventChannel> {
+    fn channel(&self) -> &Arc<EventChannel> {
         &self.0.channel
-    }
-
-    /// A place among the fabrics that share it.
-    pub(super) fn seat(&self, waker: Waker) -> Seat<CmEvent> {
-        Seat::new(&self.0.seats, waker)
     }
 
     /// Where it listens; unspecified: at all addresses.
     pub(super) fn address(&self) -> IpAddr {
-        self.0.address
+        self.0.address.ip()
+    }
+
+    /// Nothing that is done under the lock can panic half done.
+    fn bound(&self) -> MutexGuard<'_, Bound> {
+        self.0.bound.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn refused(address: &FabricAddress, at: SocketAddr, error: &io::Error) -> FabricError {
-    let text = address.0.clone();
+/// Has the connection manager listen.
+fn bind(channel: &Arc<EventChannel>, at: SocketAddr) -> io::Result<CmId> {
+    // What becomes of requests that nobody has adopted yet is told by its number.
+    let id = CmId::new(channel, REQUEST)?;
+    id.bind(at)?;
+    id.listen(BACKLOG)?;
+    Ok(id)
+}
+
+/// One fabric's part in a listener.
+pub(super) struct Listening {
+    listener: VerbsListener,
+    /// Its place among those that share the address, while it has a device.
+    seat: Option<Seat<CmEvent>>,
+    /// Removals that it knows of.
+    removals: u64,
+}
+
+impl Listening {
+    /// Of a fabric that takes no requests yet.
+    pub(super) fn new(listener: &VerbsListener) -> Self {
+        let removals = listener.bound().removals;
+        Self { listener: listener.clone(), seat: None, removals }
+    }
+
+    /// Takes requests from now on.
+    ///
+    /// # Errors
+    /// Of `epoll_ctl`.
+    pub(super) fn sit(&mut self, sleeper: &Sleeper) -> Result<(), FabricError> {
+        let added = sleeper.add(Source::Listener, self.listener.channel().fd());
+        added.map_err(|e| explain::opening("epoll_ctl", &e))?;
+        self.seat = Some(Seat::new(&self.listener.0.seats, sleeper.waker()));
+        Ok(())
+    }
+
+    /// Takes no more: what it was handed goes to others.
+    pub(super) fn stand(&mut self, sleeper: &Sleeper) {
+        if self.seat.take().is_some() {
+            sleeper.remove(self.listener.channel().fd());
+        }
+    }
+
+    /// Others have handed it connections.
+    pub(super) fn has_handed(&self) -> bool {
+        self.seat.as_ref().is_some_and(Seat::has_handed)
+    }
+
+    /// Where requests arrive, and those that others have handed to it.
+    pub(super) fn handed(&self) -> Option<(Arc<EventChannel>, VecDeque<Arrival<CmEvent>>)> {
+        let seat = self.seat.as_ref()?;
+        Some((Arc::clone(self.listener.channel()), seat.handed()))
+    }
+
+    /// See [`Seat::place`].
+    pub(super) fn place(&self, request: CmEvent, most: usize) -> Option<Arrival<CmEvent>> {
+        self.seat.as_ref()?.place(request, most)
+    }
+
+    /// The fabric's device was removed. An address of that device went with it; one of all devices is listened at on.
+    pub(super) fn device_removed(&mut self, device: &str) {
+        let mut bound = self.listener.bound();
+        let of_it = bound.id.as_ref().and_then(CmId::device).is_some_and(|of| of == device);
+        if of_it && bound.removals == self.removals {
+            bound.removals += 1;
+            bound.id.take().into_iter().for_each(reaper::dispose);
+        }
+        self.removals = bound.removals;
+    }
+
+    /// Sees to it that the address is bound, when the device is there again: the first of those that share it does it.
+    ///
+    /// # Errors
+    /// As [`VerbsListener::bind`].
+    pub(super) fn bind_again(&mut self) -> Result<(), FabricError> {
+        let Inner { channel, address, .. } = &*self.listener.0;
+        let mut bound = self.listener.bound();
+        if bound.id.is_none() {
+            let id = bind(channel, *address).map_err(|e| refused(&address.to_string(), *address, &e))?;
+            bound.id = Some(id);
+        }
+        self.removals = bound.removals;
+        Ok(())
+    }
+}
+
+fn refused(address: &str, at: SocketAddr, error: &io::Error) -> FabricError {
+    let text = address.to_owned();
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::ADDRINUSE) => FabricError::AddressInUse {
             address: text,

@@ -10,6 +10,8 @@
 //!   taken back what it holds.
 //! - Memory is registered without remote rights. What a peer may reach is what a type-2 window is bound to (`window`),
 //!   on its queue pair and nowhere else, until it is invalidated by either side.
+//! - A device that is lost is let go of when its connections have ended, and opened anew when it is there again
+//!   (`again`): with the same memory, at the same address.
 //! - All work ends in one completion queue. A post never brings more than that can hold: `Book::room` counts.
 //!
 //! # Devices
@@ -22,6 +24,7 @@
 //! windows, so there a peer reaches all of an arena while a window of it is open: see
 //! [`Capabilities::checks_window_bounds`].
 
+mod again;
 mod complete;
 mod config;
 mod connect;
@@ -31,6 +34,7 @@ mod endpoint;
 mod explain;
 mod listener;
 mod map;
+mod opened;
 mod path;
 mod probe;
 mod qp;
@@ -43,7 +47,6 @@ mod sys;
 mod window;
 mod wr_id;
 
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,23 +54,21 @@ use rustix::fd::BorrowedFd;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
+use self::again::{AGAIN, Lost};
 use self::complete::Book;
 pub use self::config::{Switch, VerbsConfig};
 use self::device::Choice;
 use self::endpoint::Scratch;
+use self::listener::Listening;
 pub use self::listener::VerbsListener;
+use self::opened::{Found, Opened};
 use self::qp::State;
 use self::quirks::Quirks;
 use self::receives::SharedReceives;
 use self::region::Regions;
 use self::sleep::{Sleeper, Source};
-use self::sys::{
-    CmEvent, CompletionChannel, CompletionQueue, Context, EventChannel, ProtectionDomain, QpCapacity, QueuePair,
-    SharedReceiveQueue,
-};
+use self::sys::EventChannel;
 use self::window::NoWindow;
-use super::host;
-use super::seats::Seat;
 use super::sockets::shorter;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
@@ -84,8 +85,6 @@ pub fn local_addresses() -> Vec<std::net::IpAddr> {
 const TICK: Duration = Duration::from_millis(1);
 /// Empty polls between two yields of the core to a device that is software.
 const POLLS_PER_YIELD: u64 = 16;
-/// Completions that are kept free: for what a queue pair that was destroyed in a hurry may still say.
-const SPARE_COMPLETIONS: u32 = 32;
 
 /// One shard's device of the verbs fabric; see the page of this module.
 pub struct VerbsFabric {
@@ -93,23 +92,22 @@ pub struct VerbsFabric {
     requests: Vec<connect::Request>,
     book: Book,
     regions: Regions,
-    listener: Option<(VerbsListener, Seat<CmEvent>)>,
+    listener: Option<Listening>,
     channel: Arc<EventChannel>,
     sleeper: Sleeper,
-    cq: Rc<CompletionQueue>,
-    pd: Rc<ProtectionDomain>,
-    context: Rc<Context>,
+    /// `None` while the device is gone.
+    device: Option<Opened>,
     scratch: Scratch,
     events: Vec<ControlEvent>,
     next_request: u64,
     choice: Choice,
     is_infiniband: bool,
-    /// The device was removed, or is beyond use.
-    is_lost: bool,
+    /// The device was removed, or is beyond use, and is not there again.
+    lost: Option<Lost>,
     capabilities: Capabilities,
     quirks: Quirks,
     config: Box<VerbsConfig>,
-    /// The port's count of messages that met no Receive, when this fabric was opened.
+    /// The port's count of messages that met no Receive, when the device was opened.
     not_ready_before: u64,
 }
 
@@ -124,84 +122,26 @@ impl VerbsFabric {
     /// there are. [`FabricError::Iwarp`] for one of iWARP that was named, or where there is no other.
     pub fn new(config: VerbsConfig) -> Result<Self, FabricError> {
         config.check()?;
-        let ports = device::ports();
-        let choice = choose(&ports, &config)?;
-        let context = Context::open(&choice.device)
-            .map_err(|e| explain::opening(format!("ibv_open_device {}", choice.device), &e))?;
-        let attributes = context.attributes().map_err(|e| explain::calling("ibv_query_device", &e))?;
-        let port = context.port(choice.port).map_err(|e| explain::calling("ibv_query_port", &e))?;
-        path::check_port(&config.path, &choice.device, choice.port, port.mtu)?;
-        let mut quirks = Quirks::of(&choice.device, &attributes);
-        if quirks.has_windows
-            && let Some(found) = probe::findings(&context, &choice, &port, &quirks)
-        {
-            quirks.remote_invalidate &= found.remote_invalidate;
-            quirks.checks_window_bounds &= found.checks_window_bounds;
-        }
-        let channel = EventChannel::new().map_err(|e| explain::opening("rdma_create_event_channel", &e))?;
-        let pd = ProtectionDomain::new(&context).map_err(|e| explain::pinning("ibv_alloc_pd", &e))?;
-        let completions =
-            CompletionChannel::new(&context).map_err(|e| explain::pinning("ibv_create_comp_channel", &e))?;
-        let receives = config.shared_receives;
-        let entries = config.completions.saturating_add(receives).min(attributes.max_cqe);
-        if receives > attributes.max_srq_wr || receives > entries / 2 {
-            let most = attributes.max_srq_wr.min(attributes.max_cqe / 2);
-            return Err(FabricError::System {
-                call: format!("ibv_create_srq of {receives} Receives"),
-                detail: format!("{} takes at most {most} of them: lower `receives`, or use more shards", choice.device),
-            });
-        }
-        let cq = CompletionQueue::new(&context, &completions, entries)
-            .map_err(|e| explain::pinning(format!("ibv_create_cq of {entries} entries"), &e))?;
-        let srq = SharedReceiveQueue::new(&pd, receives)
-            .map_err(|e| explain::pinning(format!("ibv_create_srq of {receives} Receives"), &e))?;
-        let sleeper = Sleeper::new().and_then(|sleeper| {
-            sleeper.add(Source::Completions, cq.channel().fd())?;
-            sleeper.add(Source::Connections, channel.fd())?;
-            sleeper.add(Source::Device, context.async_fd())?;
-            Ok(sleeper)
-        });
-        let sleeper = sleeper.map_err(|e| explain::opening("epoll_create", &e))?;
-        let max_inline_data = most_inline_data(&pd, &cq, &srq, config.max_inline_data)?;
-        let switch = |auto| match config.remote_invalidate {
-            Switch::Auto => auto,
-            Switch::On => true,
-            Switch::Off => false,
-        };
-        let capabilities = Capabilities {
-            scheme: Self::SCHEME,
-            device: describe(&choice, config.path.path_mtu.unwrap_or(port.mtu), &quirks),
-            max_send_wr: attributes.max_qp_wr.saturating_sub(1).min(entries / 2),
-            max_recv_wr: attributes.max_qp_wr.min(attributes.max_srq_wr).min(entries / 2),
-            max_inline_data,
-            max_message: port.max_message,
-            max_connect_private_data: connect::CONNECT_DATA,
-            max_accept_private_data: connect::REJECT_DATA,
-            max_read_depth: connect::read_depth(attributes.max_qp_rd_atom, attributes.max_qp_init_rd_atom),
-            remote_invalidate: switch(quirks.remote_invalidate),
-            exposure_needs_own_arena: !quirks.checks_window_bounds,
-            checks_window_bounds: quirks.checks_window_bounds,
-            ..Capabilities::default()
-        };
-        let room = cq.capacity().min(entries).saturating_sub(SPARE_COMPLETIONS) as usize;
+        let Found { opened, channel, srq, choice, is_infiniband, quirks, capabilities, room, not_ready } =
+            Found::open(&config, None)?;
+        let sleeper = Sleeper::new()
+            .and_then(|sleeper| sleeper.add(Source::Connections, channel.fd()).map(|()| sleeper))
+            .map_err(|e| explain::opening("epoll_create", &e))?;
+        opened.wake(&sleeper)?;
         Ok(Self {
             requests: Vec::new(),
-            book: Book::new(SharedReceives::new(srq, receives), room, &quirks),
-            regions: Regions::new(&pd),
+            book: Book::new(SharedReceives::new(srq, config.shared_receives), room, &quirks),
+            regions: Regions::new(&opened.pd),
             listener: None,
             channel,
             sleeper,
-            cq,
-            pd,
-            context,
+            device: Some(opened),
             scratch: Scratch::default(),
             events: Vec::new(),
             next_request: 0,
-            is_infiniband: ports
-                .iter()
-                .any(|p| (&p.device, p.number) == (&choice.device, choice.port) && p.link_layer == "InfiniBand"),
-            is_lost: false,
-            not_ready_before: device::receiver_not_ready(&choice.device, choice.port),
+            is_infiniband,
+            lost: None,
+            not_ready_before: not_ready,
             choice,
             capabilities,
             quirks,
@@ -212,8 +152,8 @@ impl VerbsFabric {
     /// Takes up to `max` completions from the device; returns how many.
     #[inline]
     fn poll_device(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
-        let book = &mut self.book;
-        self.cq.poll(max, |done| book.complete(&done, out)).unwrap_or_else(|error| unpollable(&error, book))
+        let (Some(device), book) = (&self.device, &mut self.book) else { return 0 };
+        device.cq.poll(max, |done| book.complete(&done, out)).unwrap_or_else(|error| unpollable(&error, book))
     }
 }
 
@@ -223,50 +163,6 @@ fn unpollable(error: &std::io::Error, book: &mut Book) -> usize {
     let attention = &mut book.attention;
     book.table.iter_mut().for_each(|qp| qp.fail(attention, Disconnect::Failure, || format!("ibv_poll_cq: {error}")));
     0
-}
-
-fn choose(ports: &[device::Port], config: &VerbsConfig) -> Result<Choice, FabricError> {
-    let local = match &config.address {
-        None => None,
-        Some(address) => {
-            let to = host::resolve(address)?;
-            let found = host::local_address(to);
-            let unreachable = |e| FabricError::Unreachable {
-                address: address.0.clone(),
-                detail: format!("the routing tables have no way there: {e}; see `ip route get {}`", to.ip()),
-            };
-            // A server may listen at all addresses: that names no device.
-            (!to.ip().is_unspecified()).then(|| found.map_err(unreachable)).transpose()?
-        }
-    };
-    device::choose(ports, config.device.as_deref(), local, config.gid_index)
-}
-
-/// The longest inline Send that the device gives, up to `wanted`. Finds out by the way whether queue pairs
-/// can be made at all.
-fn most_inline_data(
-    pd: &Rc<ProtectionDomain>,
-    cq: &Rc<CompletionQueue>,
-    srq: &Rc<SharedReceiveQueue>,
-    wanted: u32,
-) -> Result<u32, FabricError> {
-    let mut max_inline_data = wanted;
-    loop {
-        let mut capacity = QpCapacity { send: 16, receive: 0, max_inline_data };
-        match QueuePair::new(pd, cq, Some(srq), &mut capacity, 0) {
-            Ok(_) => return Ok(max_inline_data.min(capacity.max_inline_data)),
-            // Some devices give less only if they are asked for less.
-            Err(_) if max_inline_data > 0 => max_inline_data /= 2,
-            Err(error) => return Err(explain::pinning("ibv_create_qp", &error)),
-        }
-    }
-}
-
-/// The device, in words.
-fn describe(choice: &Choice, mtu: u32, quirks: &Quirks) -> String {
-    let family = if quirks.family.is_empty() { String::new() } else { format!(" ({})", quirks.family) };
-    let gid = choice.gid.as_ref().map_or_else(String::new, |gid| format!(", {gid}"));
-    format!("{}{family} port {}{gid}, MTU {mtu}", choice.device, choice.port)
 }
 
 impl Drop for VerbsFabric {
@@ -285,10 +181,10 @@ impl VerbsFabric {
     fn sleep_limit(&self) -> Option<Duration> {
         if !self.book.ready.is_empty() || !self.events.is_empty() {
             Some(Duration::ZERO)
-        } else if self.book.attention.is_empty() {
-            None
-        } else {
+        } else if !self.book.attention.is_empty() {
             Some(TICK)
+        } else {
+            self.lost.as_ref().map(|_| if self.device.is_some() { TICK } else { AGAIN })
         }
     }
 }
@@ -303,7 +199,8 @@ impl Fabric for VerbsFabric {
     /// Counters. Messages that met no Receive are the device's count, of all that use its port.
     fn stats(&self) -> FabricStats {
         let now = device::receiver_not_ready(&self.choice.device, self.choice.port);
-        FabricStats { receiver_not_ready: now.saturating_sub(self.not_ready_before), ..self.book.stats }
+        let receiver_not_ready = self.book.stats.receiver_not_ready + now.saturating_sub(self.not_ready_before);
+        FabricStats { receiver_not_ready, ..self.book.stats }
     }
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
@@ -334,14 +231,18 @@ impl Fabric for VerbsFabric {
                 listener.address()
             )));
         }
-        self.sleeper.add(Source::Listener, listener.channel().fd()).map_err(|e| explain::opening("epoll_ctl", &e))?;
-        self.listener = Some((listener.clone(), listener.seat(self.waker())));
+        let mut listening = Listening::new(listener);
+        // A device that is lost takes part when it is there again.
+        if self.lost.is_none() {
+            listening.sit(&self.sleeper)?;
+        }
+        self.listener = Some(listening);
         Ok(())
     }
 
     fn unlisten(&mut self) {
-        if let Some((listener, _)) = self.listener.take() {
-            self.sleeper.remove(listener.channel().fd());
+        if let Some(mut listening) = self.listener.take() {
+            listening.stand(&self.sleeper);
         }
     }
 
@@ -458,7 +359,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn arm(&mut self) {
-        if let Err(error) = self.cq.arm() {
+        if let Some(Err(error)) = self.device.as_ref().map(|device| device.cq.arm()) {
             log::error!("ibv_req_notify_cq: {error}");
         }
     }
@@ -466,14 +367,16 @@ impl Fabric for VerbsFabric {
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let limit = self.sleep_limit();
         let happened = self.sleeper.wait(shorter(timeout, limit));
-        if happened[Source::Completions as usize] {
-            self.cq.take_event();
+        if happened[Source::Completions as usize]
+            && let Some(device) = &self.device
+        {
+            device.cq.take_event();
         }
         if happened[Source::Waker as usize] {
             self.sleeper.awake();
         }
         let control = [Source::Connections, Source::Listener, Source::Device];
-        let handed = self.listener.as_ref().is_some_and(|(_, seat)| seat.has_handed());
+        let handed = self.listener.as_ref().is_some_and(Listening::has_handed);
         limit.is_some() || handed || control.into_iter().any(|source| happened[source as usize])
     }
 

@@ -167,16 +167,24 @@ impl SharedReceives {
     }
 }
 
-impl Drop for SharedReceives {
-    fn drop(&mut self) {
-        let Some(srq) = self.srq.take() else { return };
+impl SharedReceives {
+    /// Destroys the queue, and takes its buffers back.
+    pub(super) fn close(&mut self) -> Vec<Buf> {
+        let Some(srq) = self.srq.take() else { return Vec::new() };
         match Rc::try_unwrap(srq).map_err(|_| io::ErrorKind::ResourceBusy.into()).and_then(|srq| srq.destroy()) {
             // SAFETY: the queue is destroyed.
-            Ok(()) => drop(unsafe { self.table.reclaim() }),
+            Ok(()) => unsafe { self.table.reclaim() },
             // The device may still write to the buffers: they are lost, and the pool counts them.
             Err(error) => {
-                log::error!("ibv_destroy_srq: {error}; {} buffers are lost", self.table.outstanding())
+                log::error!("ibv_destroy_srq: {error}; {} buffers are lost", self.table.outstanding());
+                Vec::new()
             }
         }
+    }
+}
+
+impl Drop for SharedReceives {
+    fn drop(&mut self) {
+        self.close();
     }
 }

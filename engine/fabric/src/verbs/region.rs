@@ -13,7 +13,10 @@ use crate::{Access, FabricError};
 
 /// Registered arenas.
 pub(super) struct Regions {
-    pd: Rc<ProtectionDomain>,
+    /// `None` while there is no device.
+    pd: Option<Rc<ProtectionDomain>>,
+    /// Arenas that are to be registered with the device when there is one.
+    waiting: Vec<(Arena, Access)>,
     /// The oldest: a shard's own, which nearly all messages are in.
     first: Option<(ArenaId, Region)>,
     /// All others.
@@ -28,16 +31,20 @@ pub(super) struct Region {
 
 impl Regions {
     pub(super) fn new(pd: &Rc<ProtectionDomain>) -> Self {
-        Self { pd: Rc::clone(pd), first: None, by_arena: NumberMap::default() }
+        Self { pd: Some(Rc::clone(pd)), waiting: Vec::new(), first: None, by_arena: NumberMap::default() }
     }
 
     pub(super) fn add(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
         let id = arena.id();
-        if self.get(id).is_some() {
+        if self.get(id).is_some() || self.waiting.iter().any(|(known, _)| known.id() == id) {
             return Err(FabricError::Misuse(format!("arena {id} is registered already")));
         }
+        let Some(pd) = &self.pd else {
+            self.waiting.push((arena.clone(), access));
+            return Ok(());
+        };
         let may_expose = access.remote_read || access.remote_write;
-        let mr = MemoryRegion::new(&self.pd, arena, may_expose)
+        let mr = MemoryRegion::new(pd, arena, may_expose)
             .map_err(|e| explain::pinning(format!("ibv_reg_mr of {} bytes", arena.len()), &e))?;
         let region = Region { mr, access };
         if self.first.is_none() {
@@ -49,11 +56,40 @@ impl Regions {
     }
 
     pub(super) fn remove(&mut self, arena: ArenaId) -> Result<(), FabricError> {
+        if let Some(at) = self.waiting.iter().position(|(known, _)| known.id() == arena) {
+            self.waiting.remove(at);
+            return Ok(());
+        }
         let first = self.first.take_if(|(id, _)| *id == arena).map(|(_, region)| region);
         match first.or_else(|| self.by_arena.remove(&arena.get())) {
             Some(_) => Ok(()),
             None => Err(FabricError::Misuse(format!("arena {arena} is not registered"))),
         }
+    }
+
+    /// Takes all of it from the device, which goes; it is known to the next.
+    pub(super) fn close(&mut self) {
+        self.pd = None;
+        let oldest = self.first.take().map(|(_, region)| region);
+        let all = oldest.into_iter().chain(self.by_arena.drain().map(|(_, region)| region));
+        self.waiting.extend(all.map(|region| (region.mr.arena().clone(), region.access)));
+    }
+
+    /// Registers with a device what is known.
+    ///
+    /// # Errors
+    /// Of the first that could not be; then none is.
+    pub(super) fn open(&mut self, pd: &Rc<ProtectionDomain>) -> Result<(), FabricError> {
+        self.pd = Some(Rc::clone(pd));
+        let waiting = std::mem::take(&mut self.waiting);
+        for (done, (arena, access)) in waiting.iter().enumerate() {
+            if let Err(error) = self.add(arena, *access) {
+                self.close();
+                self.waiting.extend_from_slice(&waiting[done..]);
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     #[inline]

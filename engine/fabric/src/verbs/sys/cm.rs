@@ -4,7 +4,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -358,6 +358,25 @@ impl CmId {
     pub(crate) fn device(&self) -> Option<String> {
         // SAFETY: the identifier is alive.
         name_of(unsafe { self.raw.as_ref().verbs })
+    }
+
+    /// Has librdmacm let go of the device that this is bound to, and that was removed. It has opened the device for
+    /// itself, and closes it only when it comes across another (`sync_devices_list` of rdma-core 44, which does nothing
+    /// on a host that has no device left); a driver that waits until everybody has closed its device, as soft-RoCE's,
+    /// would wait for this process to end. Its descriptors become such of `/dev/null`, which it can still close.
+    pub(crate) fn let_go_of_device(&self) -> io::Result<()> {
+        // SAFETY: the identifier is alive.
+        let Some(device) = NonNull::new(unsafe { self.raw.as_ref() }.verbs) else { return Ok(()) };
+        // SAFETY: a device that an identifier is bound to stays open until that is destroyed.
+        let device = unsafe { device.as_ref() };
+        let null = std::fs::File::open("/dev/null")?;
+        for descriptor in [device.cmd_fd, device.async_fd] {
+            // SAFETY: no memory is handed over; the descriptor is librdmacm's, which has it open, and stays so.
+            if unsafe { libc::dup3(null.as_raw_fd(), descriptor, libc::O_CLOEXEC) } < 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(())
     }
 
     /// The address of the other side.

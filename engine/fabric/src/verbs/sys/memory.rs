@@ -42,6 +42,11 @@ impl MemoryRegion {
         self.lkey
     }
 
+    /// The arena that it is.
+    pub(crate) fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
     #[inline]
     pub(crate) fn raw(&self) -> *mut ibv_mr {
         self.raw.as_ptr()

@@ -1,0 +1,156 @@
+//! What becomes of a device that is lost, and how it is served again.
+//!
+//! All connections end, which the shard does. Then everything of the device is given back: a driver may wait for that
+//! before it lets the device go. From then on it is looked once a second whether the device is there, under its
+//! configured address or name. If so, it is opened, memory is registered with it, its address is bound if that was
+//! lost, too, and Receives are posted by the shard, which has got back those that the old queue held.
+
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use super::complete::Book;
+use super::opened::Found;
+use super::receives::SharedReceives;
+use super::{VerbsFabric, device};
+use crate::{Capabilities, Completion, ControlEvent, DeviceEvent, Disconnect, FabricError, QpId, Status};
+
+/// How often it is looked whether a device is there again.
+pub(super) const AGAIN: Duration = Duration::from_secs(1);
+
+/// A device that is lost.
+pub(super) struct Lost {
+    /// How.
+    event: DeviceEvent,
+    /// When it is looked for next.
+    look: Instant,
+    /// It was watched, and so must be the next: one that is about to go can still be opened.
+    was_watched: bool,
+}
+
+impl VerbsFabric {
+    /// All connections are over, as the device is; said once, though each identifier and queue may say so.
+    pub(super) fn device_lost(&mut self, event: DeviceEvent) {
+        let (Some(opened), None) = (&self.device, &self.lost) else { return };
+        let was_watched = opened.is_watched();
+        let Book { table, attention, stats, .. } = &mut self.book;
+        let name = &self.choice.device;
+        table.iter_mut().for_each(|qp| qp.fail(attention, Disconnect::Device, || format!("{name}: {event}")));
+        stats.device_failures += 1;
+        // Those of the next device are counted from its own.
+        stats.receiver_not_ready +=
+            device::receiver_not_ready(name, self.choice.port).saturating_sub(self.not_ready_before);
+        self.not_ready_before = u64::MAX;
+        self.events.push(ControlEvent::Device(event));
+        if let Some(listening) = &mut self.listener {
+            // Others may be of another device.
+            listening.stand(&self.sleeper);
+            if event == DeviceEvent::Removed {
+                listening.device_removed(name);
+            }
+        }
+        self.lost = Some(Lost { event, look: Instant::now() + AGAIN, was_watched });
+    }
+
+    /// Nothing can be begun while the device is gone.
+    pub(super) fn check_present(&self) -> Result<(), FabricError> {
+        if self.lost.is_none() { Ok(()) } else { Err(self.absent()) }
+    }
+
+    pub(super) fn absent(&self) -> FabricError {
+        let why = self.lost.as_ref().map_or(DeviceEvent::Failed, |lost| lost.event);
+        FabricError::System {
+            call: format!("using {}", self.choice.device),
+            detail: format!("{why}, and is not there again (`rdma link`); it is looked for once a second"),
+        }
+    }
+
+    /// Goes on with a device that is lost: lets go of it, or looks whether it is there again.
+    pub(super) fn tend_lost(&mut self) {
+        if self.device.is_some() {
+            self.let_go();
+        }
+        let now = Instant::now();
+        let Some(lost) = self.lost.as_mut().filter(|lost| self.device.is_none() && lost.look <= now) else { return };
+        lost.look = now + AGAIN;
+        match self.open_again() {
+            Ok(()) => {
+                self.lost = None;
+                self.events.push(ControlEvent::Device(DeviceEvent::Returned));
+            }
+            Err(error) => {
+                let line = format_args!("{} is not served: {error}", self.choice.device);
+                self.scratch.log.warn("devices that are not there again", line);
+            }
+        }
+    }
+
+    /// Gives back all of the device, if its connections have ended.
+    fn let_go(&mut self) {
+        if self.book.table.iter().next().is_some() {
+            return;
+        }
+        let Some(opened) = self.device.take() else { return };
+        self.requests.drain(..).for_each(super::connect::Request::dispose);
+        let posted = self.book.shared.close();
+        let flushed = |buf| Completion::failed_receive(QpId::NONE, Status::Flushed, buf);
+        self.book.ready.extend(posted.into_iter().map(flushed));
+        self.regions.close();
+        opened.close(&self.sleeper, self.lost.as_ref().is_some_and(|lost| lost.event == DeviceEvent::Removed));
+        log::info!("{} is let go of, and looked for once a second", self.choice.device);
+    }
+
+    /// Opens the device, and is to it what this was to the one before.
+    fn open_again(&mut self) -> Result<(), FabricError> {
+        let mut config = (*self.config).clone();
+        if config.address.is_none() {
+            // The first that is there may be another one.
+            config.device.get_or_insert_with(|| self.choice.device.clone());
+        }
+        let found = Found::open(&config, Some(&self.channel))?;
+        let opened = self.install(found);
+        opened.inspect_err(|_| {
+            // As if it had not been opened.
+            if let Some(opened) = self.device.take() {
+                self.book.shared.close();
+                self.regions.close();
+                opened.close(&self.sleeper, false);
+            }
+        })
+    }
+
+    fn install(&mut self, found: Found) -> Result<(), FabricError> {
+        let is_watched = found.opened.is_watched();
+        let fits = is_same(&self.capabilities, &found.capabilities);
+        let Found { opened, srq, choice, is_infiniband, quirks, capabilities, room, not_ready, .. } = found;
+        let (opened, sleeper) = (self.device.insert(opened), &self.sleeper);
+        let refused = |detail: &str| {
+            let call = format!("opening {} again", choice.device);
+            Err(FabricError::System { call, detail: detail.to_owned() })
+        };
+        if !fits {
+            return refused("it can do other things than the one before: start the program again");
+        }
+        if self.lost.as_ref().is_some_and(|lost| lost.was_watched && !is_watched) {
+            return refused("the connection manager does not know it");
+        }
+        opened.wake(sleeper)?;
+        self.regions.open(&opened.pd)?;
+        self.book.go_on(SharedReceives::new(srq, self.config.shared_receives), room, &quirks);
+        if let Some(listening) = &mut self.listener {
+            listening.bind_again()?;
+            listening.sit(sleeper)?;
+        }
+        (self.choice, self.is_infiniband, self.quirks, self.capabilities) =
+            (choice, is_infiniband, quirks, capabilities);
+        self.not_ready_before = not_ready;
+        Ok(())
+    }
+}
+
+/// What was told to peers, and what memory was made for, holds of the other one, too.
+fn is_same(before: &Capabilities, now: &Capabilities) -> bool {
+    let relied_on =
+        |can: &Capabilities| (can.remote_invalidate, can.exposure_needs_own_arena, can.checks_window_bounds);
+    relied_on(before) == relied_on(now)
+}

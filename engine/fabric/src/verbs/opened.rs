@@ -1,0 +1,209 @@
+//! A device that is open: what all connections share of it, and what it can do.
+
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::config::{Switch, VerbsConfig};
+use super::connect::{self, WATCH};
+use super::device::{self, Choice, Gid, Port};
+use super::quirks::Quirks;
+use super::sleep::{Sleeper, Source};
+use super::sys::{
+    CmId, CompletionChannel, CompletionQueue, Context, EventChannel, ProtectionDomain, QpCapacity, QueuePair,
+    SharedReceiveQueue,
+};
+use super::{VerbsFabric, explain, path, probe, reaper};
+use crate::host;
+use crate::{Capabilities, FabricError};
+
+/// Completions that are kept free: for what a queue pair that was destroyed in a hurry may still say.
+const SPARE_COMPLETIONS: u32 = 32;
+
+/// What connections share of a device.
+pub(super) struct Opened {
+    // In the order in which they must go.
+    pub(super) cq: Rc<CompletionQueue>,
+    pub(super) pd: Rc<ProtectionDomain>,
+    pub(super) context: Rc<Context>,
+    /// Is told by the connection manager that the device is taken away, whether or not there are connections. Where
+    /// the address is none of IP there is none.
+    watch: Option<CmId>,
+}
+
+/// All that is found, or made, when a device is opened.
+pub(super) struct Found {
+    pub(super) opened: Opened,
+    /// Where identifiers tell their events.
+    pub(super) channel: Arc<EventChannel>,
+    pub(super) srq: Rc<SharedReceiveQueue>,
+    pub(super) choice: Choice,
+    pub(super) is_infiniband: bool,
+    pub(super) quirks: Quirks,
+    pub(super) capabilities: Capabilities,
+    /// Completions that may be waited for.
+    pub(super) room: usize,
+    /// The port's count of messages that have met no Receive so far.
+    pub(super) not_ready: u64,
+}
+
+impl Found {
+    /// Opens the device that the configuration names, or that has its address; and a `channel`, unless there is one.
+    ///
+    /// # Errors
+    /// As [`VerbsFabric::new`].
+    pub(super) fn open(config: &VerbsConfig, channel: Option<&Arc<EventChannel>>) -> Result<Self, FabricError> {
+        let ports = device::ports();
+        let choice = choose(&ports, config)?;
+        let context = Context::open(&choice.device)
+            .map_err(|e| explain::opening(format!("ibv_open_device {}", choice.device), &e))?;
+        let attributes = context.attributes().map_err(|e| explain::calling("ibv_query_device", &e))?;
+        let port = context.port(choice.port).map_err(|e| explain::calling("ibv_query_port", &e))?;
+        path::check_port(&config.path, &choice.device, choice.port, port.mtu)?;
+        let mut quirks = Quirks::of(&choice.device, &attributes);
+        if quirks.has_windows
+            && let Some(found) = probe::findings(&context, &choice, &port, &quirks)
+        {
+            quirks.remote_invalidate &= found.remote_invalidate;
+            quirks.checks_window_bounds &= found.checks_window_bounds;
+        }
+        let channel = channel.map_or_else(EventChannel::new, |channel| Ok(Arc::clone(channel)));
+        let channel = channel.map_err(|e| explain::opening("rdma_create_event_channel", &e))?;
+        let pd = ProtectionDomain::new(&context).map_err(|e| explain::pinning("ibv_alloc_pd", &e))?;
+        let completions =
+            CompletionChannel::new(&context).map_err(|e| explain::pinning("ibv_create_comp_channel", &e))?;
+        let receives = config.shared_receives;
+        let entries = config.completions.saturating_add(receives).min(attributes.max_cqe);
+        if receives > attributes.max_srq_wr || receives > entries / 2 {
+            let most = attributes.max_srq_wr.min(attributes.max_cqe / 2);
+            return Err(FabricError::System {
+                call: format!("ibv_create_srq of {receives} Receives"),
+                detail: format!("{} takes at most {most} of them: lower `receives`, or use more shards", choice.device),
+            });
+        }
+        let cq = CompletionQueue::new(&context, &completions, entries)
+            .map_err(|e| explain::pinning(format!("ibv_create_cq of {entries} entries"), &e))?;
+        let srq = SharedReceiveQueue::new(&pd, receives)
+            .map_err(|e| explain::pinning(format!("ibv_create_srq of {receives} Receives"), &e))?;
+        let max_inline_data = most_inline_data(&pd, &cq, &srq, config.max_inline_data)?;
+        let switch = |auto| match config.remote_invalidate {
+            Switch::Auto => auto,
+            Switch::On => true,
+            Switch::Off => false,
+        };
+        let capabilities = Capabilities {
+            scheme: VerbsFabric::SCHEME,
+            device: describe(&choice, config.path.path_mtu.unwrap_or(port.mtu), &quirks),
+            max_send_wr: attributes.max_qp_wr.saturating_sub(1).min(entries / 2),
+            max_recv_wr: attributes.max_qp_wr.min(attributes.max_srq_wr).min(entries / 2),
+            max_inline_data,
+            max_message: port.max_message,
+            max_connect_private_data: connect::CONNECT_DATA,
+            max_accept_private_data: connect::REJECT_DATA,
+            max_read_depth: connect::read_depth(attributes.max_qp_rd_atom, attributes.max_qp_init_rd_atom),
+            remote_invalidate: switch(quirks.remote_invalidate),
+            exposure_needs_own_arena: !quirks.checks_window_bounds,
+            checks_window_bounds: quirks.checks_window_bounds,
+            ..Capabilities::default()
+        };
+        let watch = watch(choice.gid.as_ref(), &channel);
+        Ok(Self {
+            is_infiniband: ports
+                .iter()
+                .any(|p| (&p.device, p.number) == (&choice.device, choice.port) && p.link_layer == "InfiniBand"),
+            room: cq.capacity().min(entries).saturating_sub(SPARE_COMPLETIONS) as usize,
+            not_ready: device::receiver_not_ready(&choice.device, choice.port),
+            opened: Opened { cq, pd, context, watch },
+            channel,
+            srq,
+            choice,
+            quirks,
+            capabilities,
+        })
+    }
+}
+
+impl Opened {
+    /// Has it wake the sleeper.
+    ///
+    /// # Errors
+    /// Of `epoll_ctl`.
+    pub(super) fn wake(&self, sleeper: &Sleeper) -> Result<(), FabricError> {
+        let added = sleeper
+            .add(Source::Completions, self.cq.channel().fd())
+            .and_then(|()| sleeper.add(Source::Device, self.context.async_fd()));
+        added.map_err(|e| explain::opening("epoll_ctl", &e))
+    }
+
+    /// It is told of when the device is taken away.
+    pub(super) fn is_watched(&self) -> bool {
+        self.watch.is_some()
+    }
+
+    /// Lets go of a device; of one that was `removed`, librdmacm does, too.
+    pub(super) fn close(mut self, sleeper: &Sleeper, removed: bool) {
+        sleeper.remove(self.cq.channel().fd());
+        sleeper.remove(self.context.async_fd());
+        if let Some(watch) = self.watch.take() {
+            if removed && let Err(error) = watch.let_go_of_device() {
+                log::warn!("librdmacm keeps a device open that was removed: {error}");
+            }
+            reaper::dispose(watch);
+        }
+    }
+}
+
+/// An identifier that is bound to the device by an address of it, and does nothing but hear of its end.
+fn watch(gid: Option<&Gid>, channel: &Arc<EventChannel>) -> Option<CmId> {
+    let address = gid.filter(|gid| gid.is_routable_roce())?.ip();
+    let bound = |id: CmId| id.bind(SocketAddr::new(address, 0)).map(|()| id);
+    let watch = CmId::new(channel, WATCH).and_then(bound);
+    watch.inspect_err(|error| log::debug!("the device at {address} is not watched: rdma_bind_addr: {error}")).ok()
+}
+
+fn choose(ports: &[Port], config: &VerbsConfig) -> Result<Choice, FabricError> {
+    let local = match &config.address {
+        None => None,
+        Some(address) => {
+            let to = host::resolve(address)?;
+            let found = host::local_address(to);
+            let unreachable = |e: io::Error| FabricError::Unreachable {
+                address: address.0.clone(),
+                detail: format!("the routing tables have no way there: {e}; see `ip route get {}`", to.ip()),
+            };
+            // A server may listen at all addresses: that names no device.
+            (!to.ip().is_unspecified()).then(|| found.map_err(unreachable)).transpose()?
+        }
+    };
+    device::choose(ports, config.device.as_deref(), local, config.gid_index)
+}
+
+/// The longest inline Send that the device gives, up to `wanted`. Finds out by the way whether queue pairs
+/// can be made at all.
+fn most_inline_data(
+    pd: &Rc<ProtectionDomain>,
+    cq: &Rc<CompletionQueue>,
+    srq: &Rc<SharedReceiveQueue>,
+    wanted: u32,
+) -> Result<u32, FabricError> {
+    let mut max_inline_data = wanted;
+    loop {
+        let mut capacity = QpCapacity { send: 16, receive: 0, max_inline_data };
+        match QueuePair::new(pd, cq, Some(srq), &mut capacity, 0) {
+            Ok(_) => return Ok(max_inline_data.min(capacity.max_inline_data)),
+            // Some devices give less only if they are asked for less.
+            Err(_) if max_inline_data > 0 => max_inline_data /= 2,
+            Err(error) => return Err(explain::pinning("ibv_create_qp", &error)),
+        }
+    }
+}
+
+/// The device, in words.
+fn describe(choice: &Choice, mtu: u32, quirks: &Quirks) -> String {
+    let family = if quirks.family.is_empty() { String::new() } else { format!(" ({})", quirks.family) };
+    let gid = choice.gid.as_ref().map_or_else(String::new, |gid| format!(", {gid}"));
+    format!("{}{family} port {}{gid}, MTU {mtu}", choice.device, choice.port)
+}
