@@ -78,6 +78,10 @@ pub struct Config {
     pub max_reads: Option<usize>,
     /// The same, of bytes. At least 1. Default none.
     pub max_read_bytes: Option<usize>,
+    /// Most bytes that the RDMA Writes of one connection may have under way, for replies with Write chunks or in Reply
+    /// chunks: further ones wait, with their results, until others are known to have left. The Writes of one reply are
+    /// not parted: it goes alone. At least 1. Default none: what credits and memory allow.
+    pub max_write_bytes: Option<usize>,
     /// Calls in the reverse direction that a client with services takes: inline ones only, or any. Default
     /// any.
     pub reverse: ReverseSupport,
@@ -216,6 +220,7 @@ impl Default for Config {
             max_deferred: 1024,
             max_reads: None,
             max_read_bytes: None,
+            max_write_bytes: None,
             reverse: ReverseSupport::General,
             host_auth: AuthPolicy::Off,
             reconnect_attempts: 0,
@@ -356,6 +361,7 @@ impl Config {
         check(self.max_deferred > 0, "max_deferred", 0, "at least 1")?;
         check(self.max_reads != Some(0), "max_reads", 0, "at least 1, or none for no limit")?;
         check(self.max_read_bytes != Some(0), "max_read_bytes", 0, "at least 1, or none for no limit")?;
+        check(self.max_write_bytes != Some(0), "max_write_bytes", 0, "at least 1, or none for no limit")?;
         let reverse = self.reverse_credits;
         check(reverse <= MAX_CREDITS, "reverse_credits", reverse as usize, "at most 32767")?;
         let credits = self.credits;

@@ -3,6 +3,8 @@
 //!
 //! One Send in some is signalled, and speaks for those before it: they complete in order.
 
+use std::collections::VecDeque;
+
 use rpcrdma_mempool::{Buf, Lent};
 
 use super::list::push;
@@ -18,11 +20,13 @@ pub(super) struct SendQueue {
     sends: u32,
     signalled: u32,
     left: u32,
+    /// Where what is being written counts: the Sends behind RDMA Writes, and how many bytes these carry.
+    writes: VecDeque<(u32, usize)>,
 }
 
 impl SendQueue {
     pub(super) fn new() -> Self {
-        Self { chain: Vec::with_capacity(64), sends: 0, signalled: 0, left: 0 }
+        Self { chain: Vec::with_capacity(64), sends: 0, signalled: 0, left: 0, writes: VecDeque::new() }
     }
 
     /// Queues a work request of which nothing need be heard unless it fails.
@@ -94,6 +98,28 @@ impl SendQueue {
     #[inline]
     pub(super) fn send_completed(&mut self, wr_id: u64) {
         self.left = wr_id as u32;
+        if !self.writes.is_empty() {
+            self.forget_written();
+        }
+    }
+
+    /// RDMA Writes of so many bytes are queued for the next Send.
+    pub(super) fn note_writes(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.writes.push_back((self.sends.wrapping_add(1), bytes));
+        }
+    }
+
+    /// Bytes of the RDMA Writes that were noted, and are not known to have left.
+    pub(super) fn written(&self) -> usize {
+        self.writes.iter().map(|&(_, bytes)| bytes).sum()
+    }
+
+    #[cold]
+    fn forget_written(&mut self) {
+        // Numbers wrap: those behind the one that has left are less than half of them away.
+        let left = self.left;
+        self.writes.retain(|&(send, _)| send.wrapping_sub(left).cast_signed() > 0);
     }
 
     /// Sends behind the last signalled one: of their end nothing will be heard by itself.
@@ -121,6 +147,7 @@ impl SendQueue {
     /// nothing.
     pub(super) fn forget_device(&mut self) {
         self.chain.clear();
+        self.writes.clear();
         (self.signalled, self.left) = (self.sends, self.sends);
     }
 }
@@ -177,6 +204,22 @@ mod tests {
         assert_eq!(signalled(&mut queue), [2]);
         queue.send_completed(2);
         assert_eq!(queue.under_way(), 0);
+    }
+
+    #[test]
+    fn what_is_written_counts_until_the_send_behind_it_has_left() {
+        let (pool, mut queue) = (pool(), SendQueue { sends: u32::MAX - 1, ..SendQueue::new() });
+        for bytes in [0, 10, 200, 3000] {
+            queue.note_writes(bytes);
+            queue.push_send(buf(&pool), None, 16);
+        }
+        assert_eq!(queue.written(), 3210);
+        queue.send_completed(u64::from(u32::MAX));
+        assert_eq!(queue.written(), 3210, "the first has written nothing");
+        queue.send_completed(1);
+        assert_eq!(queue.written(), 3000, "numbers wrap");
+        queue.forget_device();
+        assert_eq!(queue.written(), 0);
     }
 
     #[test]

@@ -79,6 +79,9 @@ pub struct ShardStats {
     /// Calls of peers that had to wait for RDMA Reads of their connection
     /// ([`Config::max_reads`](crate::Config::max_reads), [`Config::max_read_bytes`](crate::Config::max_read_bytes)).
     pub read_waits: u64,
+    /// Replies that had to wait for RDMA Writes of their connection
+    /// ([`Config::max_write_bytes`](crate::Config::max_write_bytes)).
+    pub write_waits: u64,
     /// Calls that are with the workers, or wait for them.
     pub worker_depth: u64,
     /// Receives that the device has, or gets with the next post: what an idle shard's pool is short of.

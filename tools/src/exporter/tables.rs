@@ -25,6 +25,7 @@ pub(super) const COUNTERS: &[Number<ShardStats>] = &[
     number("calls_sent_again", "Calls of the server's own that were sent again", |shard| shard.calls_again),
     number("landings_refused", "Places for Read chunks that could not be used", |shard| shard.landings_refused),
     number("memory_waits", "Calls that had to wait for memory", |shard| shard.memory_waits),
+    number("write_waits", "Replies that had to wait for RDMA Writes of their connection", |shard| shard.write_waits),
     number("read_waits", "Calls that had to wait for RDMA Reads of their connection", |shard| shard.read_waits),
     number("pool_empty", "Times that the pool had no buffer", |shard| shard.pool_empty),
     number("backpressure", "Times that a full worker ring held a call back", |shard| shard.backpressure),

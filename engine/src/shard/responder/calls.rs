@@ -283,7 +283,11 @@ impl Responder {
     #[inline(never)]
     fn finish_unusual<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
         match self.look_at_outcome(cx, &mut call) {
-            Ok(()) => self.answer(cx, conn, call, false),
+            Ok(()) => {
+                if let Some(call) = self.hold_reply(cx, conn, call) {
+                    self.answer(cx, conn, call, false);
+                }
+            }
             Err(Some(refusal)) => self.refuse_call(cx, conn, call, refusal),
             Err(None) => self.end_one_way(cx, conn, call),
         }
@@ -391,7 +395,13 @@ impl Responder {
     /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's
     /// chain is posted. `plain`: it is known to be a success, with no verifier, that returns nothing.
     #[inline(always)]
-    fn answer<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>, plain: bool) {
+    pub(super) fn answer<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Box<ServerCall>,
+        plain: bool,
+    ) {
         let receives_ok = cx.receives_ok(conn);
         let backlogged = conn.is_backlogged(cx.config.signal_every);
         if backlogged {

@@ -13,6 +13,7 @@
 //! | `deferred` | calls that their handlers have taken: out, and home |
 //! | `futures` | handlers that are futures |
 //! | `replies` | replies: RDMA Writes, header, Send |
+//! | `writes` | how many bytes the RDMA Writes of one connection may have under way |
 //! | `tally` | what became of them, by procedure |
 
 mod calls;
@@ -28,6 +29,7 @@ mod tally;
 #[cfg(test)]
 mod tests;
 mod workers;
+mod writes;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -81,6 +83,8 @@ pub(super) struct Responder {
     waiters_served_at: u64,
     /// How much of the pool one connection may hold.
     shares: Shares,
+    /// Replies that wait for the RDMA Writes of their connections.
+    unwritten: usize,
     tally: Tally,
     /// Read segments of the call that is being read.
     fetch: Fetch,
@@ -103,6 +107,8 @@ pub(super) struct Served {
     origin: Option<Arc<Origin>>,
     /// Calls that wait until the connection is within its share of a pool that is short.
     held_back: VecDeque<Waiting>,
+    /// Answered calls that wait until fewer bytes are being written for others.
+    unwritten: VecDeque<Box<ServerCall>>,
     /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
     inline_room: u32,
     /// Calls need no thought before they are run: the connection is open, and its peer nobody in particular.
@@ -152,7 +158,8 @@ impl Served {
 
     /// None of them is being read or waits to be answered.
     pub(super) fn holds_nothing(&self) -> bool {
-        self.pending.iter().all(Option::is_none) && self.replies.iter().all(Option::is_none)
+        let (pending, replies) = (self.pending.iter(), self.replies.iter());
+        pending.map(Option::is_none).chain(replies.map(Option::is_none)).all(|free| free) && self.unwritten.is_empty()
     }
 
     /// Calls that may hold memory of the shard: those that are not answered, but for those that wait with
@@ -163,10 +170,10 @@ impl Served {
         served + conn.sends.under_way() as usize
     }
 
-    /// Calls wait until the connection is within its share.
+    /// Calls wait until the connection is within its share, or replies until others have been written.
     #[inline]
     pub(super) fn is_gated(&self) -> bool {
-        !self.held_back.is_empty()
+        (self.held_back.len() | self.unwritten.len()) != 0
     }
 }
 
@@ -187,6 +194,7 @@ impl Responder {
             waiting: VecDeque::new(),
             waiters_served_at: 0,
             shares: Shares::default(),
+            unwritten: 0,
             tally: Tally::default(),
             fetch: Fetch::new(),
         }
@@ -288,6 +296,7 @@ impl Responder {
     pub(super) fn connection_lost(&mut self, conn: &mut Conn) {
         self.drop_memory_waiters(conn);
         self.drop_held_back(conn);
+        self.drop_unwritten(conn);
         self.abandon_taken(conn);
     }
 

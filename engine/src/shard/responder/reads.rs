@@ -22,11 +22,16 @@ impl Reads {
     }
 }
 
-/// Whether a call's Reads must wait for those that are under way. Those of one call are not parted: it goes alone.
+/// Whether what one call asks for must wait for what is under way on its connection. It is not parted: what is beyond
+/// the limit alone goes alone.
+pub(super) fn is_beyond(limit: Option<usize>, under_way: usize, more: usize) -> bool {
+    under_way > 0 && limit.is_some_and(|most| under_way.saturating_add(more) > most)
+}
+
+/// Whether a call's Reads must wait for those that are under way.
 fn must_wait(config: &Config, under_way: Reads, more: Reads) -> bool {
-    let all = under_way.and(more);
-    let beyond = |limit: Option<usize>, value: usize| limit.is_some_and(|most| value > most);
-    under_way.count > 0 && (beyond(config.max_reads, all.count) || beyond(config.max_read_bytes, all.bytes))
+    is_beyond(config.max_reads, under_way.count, more.count)
+        || is_beyond(config.max_read_bytes, under_way.bytes, more.bytes)
 }
 
 impl Config {

@@ -3,8 +3,8 @@
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
-use super::Responder;
 use super::header::{CallRefusal, Trouble};
+use super::{Responder, writes};
 use crate::config::{HEADROOM_PLAIN, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
@@ -125,7 +125,9 @@ impl Responder {
         receives_ok: bool,
     ) {
         let start = if returns {
-            Self::emit_written(conn, &mut call, None, receives_ok, &mut buf, at)
+            let start = Self::emit_written(conn, &mut call, None, receives_ok, &mut buf, at);
+            writes::note(&cx.config, conn, &call);
+            start
         } else {
             conn.proto.emit_plain(Outgoing::Reply(call.id), receives_ok, buf.full_mut(), at)
         };
@@ -150,6 +152,7 @@ impl Responder {
             return cx.ready.add(conn);
         };
         let start = Self::emit_written(conn, &mut call, Some(reply), receives_ok, &mut buf, room);
+        writes::note(&cx.config, conn, &call);
         self.push_reply(cx, conn, call, buf, start.map(|start| (start, room - start)));
     }
 

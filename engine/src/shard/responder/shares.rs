@@ -157,9 +157,10 @@ impl Responder {
         cx.schedule.control_now();
     }
 
-    /// Goes on with the held back calls of a connection.
+    /// Goes on with the held back calls of a connection, and with replies that wait.
     #[cold]
     pub(in crate::shard) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+        self.resume_replies(cx, conn);
         while let Some(Waiting { call, fetch }) = conn.served.held_back.pop_front() {
             self.shares.held_back -= 1;
             let before = std::mem::replace(&mut self.fetch, fetch);
@@ -177,15 +178,15 @@ impl Responder {
 
     /// Part of step 5 of a turn: others may have brought memory home.
     pub(super) fn resume_all<F: Fabric>(&mut self, cx: &mut Context<F>) {
-        if self.shares.held_back == 0 {
+        if self.shares.held_back + self.unwritten == 0 {
             return;
         }
         cx.with_each(|cx, conn| {
-            if !conn.served.held_back.is_empty() {
+            if conn.served.is_gated() {
                 self.resume(cx, conn);
             }
         });
-        if self.shares.held_back > 0 {
+        if self.shares.held_back + self.unwritten > 0 {
             let soon = cx.clock.read() + nanoseconds(cx.config.control_interval);
             cx.schedule.wake_by(soon);
         }

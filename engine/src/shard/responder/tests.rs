@@ -5,7 +5,7 @@ use rpcrdma_mempool::Buf;
 use super::*;
 use crate::handoff::parker::{Sleeper, Wake};
 use crate::proto::Event;
-use crate::service::{DeferredCall, Procedure};
+use crate::service::{DeferredCall, Procedure, ResultChunk};
 use crate::shard::testing::{NoDevice, call, context, message, open_conn, receive, received, small};
 
 /// Answers with four bytes.
@@ -70,6 +70,20 @@ impl Scene {
     fn serve_held(&mut self, conn: &mut Conn, xid: u32) {
         let message = self.spare.pop().expect("as many as the test needs");
         self.serve_message(conn, xid, SHORT, message);
+    }
+
+    /// A call that is answered, with so many bytes for a Write chunk.
+    fn answered(&mut self, conn: &mut Conn, xid: u32, bytes: usize) -> Box<ServerCall> {
+        let Self { responder, cx, .. } = self;
+        let message = received(cx.alloc(cx.config.receive_size).expect("a buffer"), &message(16, &call(xid, SHORT)));
+        let mut call = receive(conn, &message, |conn, event, _| match event {
+            Event::Call { id } => responder.take_call(cx, conn, id),
+            event => panic!("{event:?}"),
+        });
+        let mut result = ResultChunk::of(bytes as u32, 1);
+        result.len = bytes;
+        call.results.push(result);
+        call
     }
 
     /// The XIDs of the replies that were sent on a connection since it was asked last.
@@ -262,4 +276,33 @@ fn one_connection_beyond_its_share_waits_for_itself_alone() {
     assert_eq!(before, conn.served.held_back.len());
     scene.responder.connection_lost(&mut conn);
     assert_eq!((scene.responder.shares.held_back(), conn.served.held_back.len()), (0, 0));
+}
+
+#[test]
+fn replies_beyond_what_a_connection_may_write_wait_for_themselves_alone() {
+    let mut scene = Scene::new();
+    scene.cx.config.max_write_bytes = Some(1000);
+    let (mut conn, mut other) = (open_conn(0, true), open_conn(1, true));
+    let mut goes = |conn: &mut Conn, xid: u32, bytes: usize| {
+        let reply = scene.answered(conn, xid, bytes);
+        let goes = scene.responder.hold_reply(&mut scene.cx, conn, reply).is_some();
+        if goes && bytes > 0 {
+            conn.sends.note_writes(bytes);
+            let header = scene.cx.alloc(8).expect("a buffer");
+            conn.sends.push_send(header, None, 16);
+        }
+        goes
+    };
+    assert!(goes(&mut conn, 1, 5000), "what is beyond it alone goes alone");
+    assert!(!goes(&mut conn, 2, 600) && !goes(&mut conn, 3, 500));
+    assert!(goes(&mut conn, 4, 0), "it writes nothing");
+    assert!(goes(&mut other, 5, 600) && goes(&mut other, 6, 400), "nothing else is under way there");
+    assert!(!goes(&mut other, 7, 1));
+    assert!(conn.sends.awaits_end(), "it is asked what has left");
+    assert_eq!((scene.cx.stats.write_waits, scene.responder.unwritten), (3, 3));
+    conn.sends.send_completed(1);
+    scene.responder.resume(&mut scene.cx, &mut conn);
+    assert!(!conn.served.is_gated() && other.served.is_gated());
+    scene.responder.connection_lost(&mut other);
+    assert_eq!((scene.responder.unwritten, other.served.is_gated()), (0, false));
 }
