@@ -121,6 +121,17 @@ impl Address {
         }
     }
 
+    /// The NUMA node of the device that a shard opens for this address, where the kernel knows it.
+    pub(crate) fn node(&self, config: &Config) -> Option<u32> {
+        #[cfg(feature = "verbs")]
+        if let Self::Verbs(address) = self {
+            let config = VerbsConfig { address: Some(address.clone()), ..config.verbs() };
+            return crate::fabric::verbs::numa_node(&config);
+        }
+        let _ = config;
+        None
+    }
+
     /// Binds it.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! A server: shards and workers that run [`Services`].
 
 mod local;
+mod placement;
 #[cfg(feature = "stats")]
 mod stats_socket;
 
@@ -37,6 +38,10 @@ pub struct ServerConfig {
     pub shards: usize,
     /// The cores of the shards, one each. `None`: the system places them.
     pub cores: Option<Vec<usize>>,
+    /// Which address each shard serves, by its place in the list that the server is started with: one for each shard,
+    /// and each address at least once. `None`: where `cores` are given and the NUMA node of an address' device is
+    /// known, the shards on that node; all others in turn. A shard serves one address, as it has one device.
+    pub serves: Option<Vec<usize>>,
     /// The workers, for procedures that run on them. `None`: none may be declared to.
     pub workers: Option<WorkerConfig>,
     /// What is told of peers' connections and their ends. A server that is dropped, or stopped before its
@@ -55,6 +60,7 @@ impl Default for ServerConfig {
             shard: Config::default(),
             shards: 1,
             cores: None,
+            serves: None,
             workers: None,
             peers: None,
             #[cfg(feature = "stats")]
@@ -124,6 +130,19 @@ pub enum ServerError {
         /// Shards that were asked for.
         shards: usize,
     },
+    /// It is not said of each shard what it serves, or an address is left out.
+    #[error(
+        "`ServerConfig::serves` is {serves:?}, for {shards} shards and {addresses} addresses: the place of an address, \
+         counted from 0, for each shard, and each address at least once, or `None`"
+    )]
+    Serves {
+        /// What was asked for.
+        serves: Vec<usize>,
+        /// Addresses that were given.
+        addresses: usize,
+        /// Shards that were asked for.
+        shards: usize,
+    },
 }
 
 /// A running server. Dropping it ends all connections at once; [`drain`](Self::drain) lets them finish first.
@@ -139,8 +158,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds an address, or each of a list of them (`&[Address]`, `&Vec<Address>`), and serves there: of `n` addresses,
-    /// which may be of several devices and fabrics, shard `i` serves the one at `i % n`.
+    /// Binds an address, or each of a list of them (`&[Address]`, `&Vec<Address>`), which may be of several devices and
+    /// fabrics, and serves there. Each shard serves one: the one that [`ServerConfig::serves`] says; or else, with
+    /// [`ServerConfig::cores`], one whose device is on the NUMA node of its core; or else, of `n` addresses, shard `i`
+    /// the one at `i % n`. Which it is where nodes are known, and a device that no core is near to, is in the log.
     ///
     /// # Errors
     /// What contradicts itself, what the host has not, or what failed: the knob or the call, the limit that was
@@ -156,7 +177,7 @@ impl Server {
             services.check_placement()?;
         }
         check(&config.shard, Some(&services), config.shards)?;
-        let places = bind(addresses)?;
+        let places = bind(addresses, config)?;
         let services = Arc::new(services);
         let workers = config.workers.as_ref().map(|config| start_workers(config, &services)).transpose()?;
         let workers = workers.map(Arc::new);
@@ -183,7 +204,7 @@ impl Server {
             return Err(ServerError::LocalOnWorkers);
         }
         check::<Local>(&config.shard, Some(&Services::default()), config.shards)?;
-        let places = bind(addresses)?;
+        let places = bind(addresses, config)?;
         let equip = move |shard: &mut Shard<AnyFabric>, index: usize| {
             let application = make(&shard.setup(index)).map_err(|source| SpawnError::Application { index, source })?;
             Ok(shard.run_application(application)?)
@@ -193,7 +214,7 @@ impl Server {
 
     /// Starts the shards, each with what `equip` gives it on its thread.
     fn start_shards(
-        places: &[(Address, AnyListener)],
+        places: &[Place],
         config: &ServerConfig,
         workers: Option<Arc<Workers>>,
         equip: impl Fn(&mut Shard<AnyFabric>, usize) -> Result<(), SpawnError> + Send + Sync + 'static,
@@ -203,7 +224,7 @@ impl Server {
         let stats = config.stats.as_deref().map(stats_socket::bind).transpose().map_err(ServerError::Stats)?;
         let equip = Arc::new(equip);
         let mut shards = Vec::new();
-        for (index, (address, listener)) in (0..config.shards).zip(places.iter().cycle()) {
+        for (index, (address, listener)) in places.iter().enumerate() {
             let mut shard_config = config.shard.clone();
             if let Some(cores) = &config.cores {
                 shard_config.core = Some(cores[index]);
@@ -312,17 +333,22 @@ fn serve(shard: &mut Shard<AnyFabric>, services: &Services, workers: Option<&Wor
 
 /// What there is to be told of, by the socket for statistics.
 #[cfg(feature = "stats")]
-fn sources(shards: &[ShardHandle], places: &[(Address, AnyListener)], config: &ServerConfig) -> Vec<Source> {
-    let source = |(index, (shard, (address, _))): (usize, (&ShardHandle, &(Address, AnyListener)))| {
+fn sources(shards: &[ShardHandle], places: &[Place], config: &ServerConfig) -> Vec<Source> {
+    let source = |(index, (shard, (address, _))): (usize, (&ShardHandle, &Place))| {
         let core = config.cores.as_ref().map_or(config.shard.core, |cores| cores.get(index).copied());
         Source::new(index as u32, address, core, shard.share())
     };
-    shards.iter().zip(places.iter().cycle()).enumerate().map(source).collect()
+    shards.iter().zip(places).enumerate().map(source).collect()
 }
 
-/// Binds each of these.
-fn bind(addresses: &[Address]) -> Result<Vec<(Address, AnyListener)>, ServerError> {
-    addresses.iter().map(|address| Ok((address.clone(), address.bind()?))).collect()
+/// What a shard serves.
+type Place = (Address, AnyListener);
+
+/// Binds each of these; returns what each shard serves.
+fn bind(addresses: &[Address], config: &ServerConfig) -> Result<Vec<Place>, ServerError> {
+    let serves = config.placement(addresses)?;
+    let bound = addresses.iter().map(Address::bind).collect::<Result<Vec<_>, _>>()?;
+    Ok(serves.into_iter().map(|at| (addresses[at].clone(), bound[at].clone())).collect())
 }
 
 /// What a [drain](Server::drain) had not ended when its time was over.

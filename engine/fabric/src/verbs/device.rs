@@ -257,6 +257,15 @@ pub(super) fn receiver_not_ready(device: &str, port: u8) -> u64 {
         .sum()
 }
 
+/// The NUMA node of a device. -1 of the kernel is none, and so is no file, as of devices that are software.
+pub(super) fn numa_node(device: &str) -> Option<u32> {
+    numa_node_in(Path::new(SYSFS), device)
+}
+
+fn numa_node_in(root: &Path, device: &str) -> Option<u32> {
+    text(&root.join(device).join("device/numa_node")).parse().ok()
+}
+
 /// Soft-RoCE: the only devices with this file.
 pub(super) fn is_soft_roce(device: &str) -> bool {
     Path::new(SYSFS).join(device).join("parent").exists()
@@ -376,6 +385,18 @@ mod tests {
         {
             assert_eq!(node_is_iwarp(node_type), is_iwarp, "{node_type:?}");
         }
+    }
+
+    #[test]
+    fn a_device_is_on_the_node_that_the_kernel_says() {
+        let root = tempfile::tempdir().expect("a directory");
+        for (device, node) in [("mlx5_0", "1\n"), ("mlx5_1", "-1\n")] {
+            let directory = root.path().join(device).join("device");
+            fs::create_dir_all(&directory).expect("directories");
+            fs::write(directory.join("numa_node"), node).expect("a file");
+        }
+        let nodes = ["mlx5_0", "mlx5_1", "rxe0"].map(|device| numa_node_in(root.path(), device));
+        assert_eq!(nodes, [Some(1), None, None]);
     }
 
     #[test]

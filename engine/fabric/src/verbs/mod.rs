@@ -81,6 +81,12 @@ pub fn local_addresses() -> Vec<std::net::IpAddr> {
     device::addresses(&device::ports())
 }
 
+/// The NUMA node of the device that a fabric with this configuration opens. `None` where the kernel knows of none, or
+/// there is no such device, which is told when it is opened.
+pub fn numa_node(config: &VerbsConfig) -> Option<u32> {
+    opened::choose(&device::ports(), config).ok().and_then(|choice| device::numa_node(&choice.device))
+}
+
 /// Longest sleep while a connection is being closed.
 const TICK: Duration = Duration::from_millis(1);
 /// Empty polls between two yields of the core to a device that is software.

@@ -164,7 +164,7 @@ fn watch(gid: Option<&Gid>, channel: &Arc<EventChannel>) -> Option<CmId> {
     watch.inspect_err(|error| log::debug!("the device at {address} is not watched: rdma_bind_addr: {error}")).ok()
 }
 
-fn choose(ports: &[Port], config: &VerbsConfig) -> Result<Choice, FabricError> {
+pub(super) fn choose(ports: &[Port], config: &VerbsConfig) -> Result<Choice, FabricError> {
     let local = match &config.address {
         None => None,
         Some(address) => {

@@ -1,0 +1,173 @@
+//! Which shards serve which of a server's addresses.
+
+use std::fs;
+use std::path::Path;
+
+use super::{ServerConfig, ServerError};
+use crate::address::Address;
+
+/// Where the kernel describes processors.
+const CPUS: &str = "/sys/devices/system/cpu";
+
+impl ServerConfig {
+    /// The address that each shard serves, by its place among `addresses`: as [`ServerConfig::serves`] says; or, where
+    /// it says nothing, by NUMA node.
+    ///
+    /// # Errors
+    /// `serves` does not say it of each shard, or names an address that there is not, or leaves one out.
+    pub(super) fn placement(&self, addresses: &[Address]) -> Result<Vec<usize>, ServerError> {
+        if let Some(serves) = &self.serves {
+            let fits = serves.len() == self.shards
+                && serves.iter().all(|&address| address < addresses.len())
+                && (0..addresses.len()).all(|address| serves.contains(&address));
+            let wrong =
+                || ServerError::Serves { serves: serves.clone(), addresses: addresses.len(), shards: self.shards };
+            return fits.then(|| serves.clone()).ok_or_else(wrong);
+        }
+        let cores = self.cores.as_deref().unwrap_or_default();
+        if addresses.len() == 1 || cores.is_empty() {
+            return Ok(by_node(&vec![None; addresses.len()], &vec![None; self.shards]));
+        }
+        let devices: Vec<_> = addresses.iter().map(|address| address.node(&self.shard)).collect();
+        let cores: Vec<_> = cores.iter().take(self.shards).map(|&core| node_of(Path::new(CPUS), core)).collect();
+        let serves = by_node(&devices, &cores);
+        tell(addresses, &devices, &cores, &serves);
+        Ok(serves)
+    }
+}
+
+/// Gives each shard an address, of devices and shards on these nodes, as far as they are known. A shard is given one of
+/// its own node, if there is one; else, as where nothing is known, the address that has the fewest. An address that
+/// is left without takes a shard from the one that has most. There are no more addresses than shards.
+fn by_node(addresses: &[Option<u32>], shards: &[Option<u32>]) -> Vec<usize> {
+    let mut counts = vec![0; addresses.len()];
+    let mut serves = vec![None; shards.len()];
+    for (place, node) in serves.iter_mut().zip(shards).filter(|(_, node)| node.is_some()) {
+        *place = fewest(&counts, |address| addresses[address] == *node);
+        place.iter().for_each(|&address: &usize| counts[address] += 1);
+    }
+    for place in serves.iter_mut().filter(|place| place.is_none()) {
+        *place = fewest(&counts, |_| true);
+        place.iter().for_each(|&address| counts[address] += 1);
+    }
+    while let Some(bare) = counts.iter().position(|&count| count == 0) {
+        let Some(most) = (0..counts.len()).max_by_key(|&address| counts[address]).filter(|&most| counts[most] > 1)
+        else {
+            break;
+        };
+        let last = serves.iter().rposition(|&address| address == Some(most));
+        last.into_iter().for_each(|shard| serves[shard] = Some(bare));
+        counts[most] -= 1;
+        counts[bare] += 1;
+    }
+    serves.into_iter().map(Option::unwrap_or_default).collect()
+}
+
+/// The first of those with the fewest shards that will do.
+fn fewest(counts: &[usize], will_do: impl Fn(usize) -> bool) -> Option<usize> {
+    (0..counts.len()).filter(|&address| will_do(address)).min_by_key(|&address| counts[address])
+}
+
+/// Addresses whose devices are on nodes of which no shard that serves them is.
+fn far(addresses: &[Option<u32>], shards: &[Option<u32>], serves: &[usize]) -> Vec<usize> {
+    let is_near = |address: usize| {
+        addresses[address].is_none()
+            || serves.iter().zip(shards).any(|(&serves, node)| serves == address && *node == addresses[address])
+    };
+    (0..addresses.len()).filter(|&address| !is_near(address)).collect()
+}
+
+/// Says who serves what, where the nodes of devices are known.
+fn tell(addresses: &[Address], devices: &[Option<u32>], cores: &[Option<u32>], serves: &[usize]) {
+    for (index, (address, node)) in addresses.iter().zip(devices).enumerate() {
+        let Some(node) = node else { continue };
+        let shards: Vec<_> = (0..serves.len()).filter(|&shard| serves[shard] == index).collect();
+        log::info!("{address}: its device is on node {node}, shards {shards:?} serve it");
+    }
+    for index in far(devices, cores, serves) {
+        let (address, node) = (&addresses[index], devices[index].unwrap_or_default());
+        log::warn!(
+            "{address}: its device is on node {node}, and none of the shards that serve it: give `ServerConfig::cores` \
+             cores of that node"
+        );
+    }
+}
+
+/// The NUMA node of a core, by the kernel's description of processors; `None` where it says nothing.
+fn node_of(cpus: &Path, core: usize) -> Option<u32> {
+    let entries = fs::read_dir(cpus.join(format!("cpu{core}"))).ok()?;
+    entries.flatten().find_map(|entry| entry.file_name().to_str()?.strip_prefix("node")?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNKNOWN: Option<u32> = None;
+
+    #[test]
+    fn without_nodes_shards_serve_the_addresses_in_turn() {
+        assert_eq!(by_node(&[UNKNOWN; 3], &[UNKNOWN; 5]), [0, 1, 2, 0, 1]);
+        // Nor does it help to know half of it.
+        assert_eq!(by_node(&[Some(0), Some(1)], &[UNKNOWN; 3]), [0, 1, 0]);
+        assert_eq!(by_node(&[UNKNOWN; 2], &[Some(0), Some(1), Some(1)]), [0, 1, 0]);
+        assert_eq!(by_node(&[UNKNOWN], &[Some(0), Some(1)]), [0, 0]);
+        assert!(far(&[UNKNOWN; 2], &[Some(0), Some(1)], &[0, 1]).is_empty());
+    }
+
+    #[test]
+    fn an_address_is_served_on_the_node_of_its_device() {
+        let (devices, cores) = ([Some(1), Some(0)], [Some(0), Some(0), Some(1), Some(1)]);
+        assert_eq!(by_node(&devices, &cores), [1, 1, 0, 0]);
+        assert!(far(&devices, &cores, &[1, 1, 0, 0]).is_empty());
+        // Two of one node share its shards; one whose node is unknown gets one of another.
+        let devices = [Some(0), Some(0), UNKNOWN];
+        assert_eq!(by_node(&devices, &[Some(0), Some(1), Some(0), Some(1)]), [0, 2, 1, 0]);
+    }
+
+    #[test]
+    fn a_node_without_cores_has_its_address_served_by_others() {
+        // By a shard that has no address on its own node.
+        let (devices, cores) = ([Some(0), Some(1)], [Some(0), Some(2), Some(0)]);
+        assert_eq!(by_node(&devices, &cores), [0, 1, 0]);
+        assert_eq!(far(&devices, &cores, &[0, 1, 0]), [1]);
+        // By one that is taken from the address with most.
+        let cores = [Some(0); 3];
+        assert_eq!(by_node(&devices, &cores), [0, 0, 1]);
+        assert_eq!(far(&devices, &cores, &[0, 0, 1]), [1]);
+    }
+
+    #[test]
+    fn each_address_has_a_shard_however_few_there_are() {
+        for nodes in [[0, 0, 0], [0, 0, 1], [1, 0, 0], [2, 2, 2]] {
+            let cores = nodes.map(Some);
+            let serves = by_node(&[Some(0), Some(1), UNKNOWN], &cores);
+            assert!((0..3).all(|address| serves.contains(&address)), "{nodes:?}: {serves:?}");
+        }
+    }
+
+    #[test]
+    fn a_core_is_on_the_node_that_the_kernel_says() {
+        let root = tempfile::tempdir().expect("a directory");
+        for name in ["cpu3/topology", "cpu3/node1", "cpu4/topology"] {
+            fs::create_dir_all(root.path().join(name)).expect("a directory");
+        }
+        assert_eq!([3, 4, 5].map(|core| node_of(root.path(), core)), [Some(1), None, None]);
+    }
+
+    #[test]
+    fn what_is_configured_is_what_is_served() {
+        let addresses: Vec<Address> = ["soft:a", "soft:b"].iter().map(|text| text.parse().expect("one")).collect();
+        let placed = |serves: &[usize]| {
+            let config = ServerConfig { shards: 3, serves: Some(serves.to_vec()), ..ServerConfig::default() };
+            config.placement(&addresses)
+        };
+        assert_eq!(placed(&[1, 1, 0]).expect("each has one"), [1, 1, 0]);
+        for wrong in [&[0, 1][..], &[0, 1, 2], &[0, 0, 0]] {
+            let error = placed(wrong).expect_err("not so").to_string();
+            assert!(error.contains("`ServerConfig::serves`") && error.contains(&format!("{wrong:?}")), "{error}");
+        }
+        let config = ServerConfig { shards: 3, ..ServerConfig::default() };
+        assert_eq!(config.placement(&addresses).expect("in turn"), [0, 1, 0]);
+    }
+}
