@@ -20,7 +20,7 @@ use crate::keys::Revoked;
 use crate::{Access, Completion, Opcode, PostError, Posting, QpId, RemoteMemory, Source, Status, WorkRequest};
 
 /// Bytes that lie ready for the socket: more are cut when it has taken some. A write takes about so many.
-const AHEAD: usize = 512 << 10;
+const AHEAD: usize = 256 << 10;
 
 /// How far a request came.
 #[derive(Debug)]
