@@ -89,8 +89,13 @@ impl Rdma {
             Port { gids: gids(tree, &path), name: format!("{name}/{number}"), path }
         };
         let ports = tree.numbered(&format!("{path}/ports"), "").unwrap_or_default().into_iter().map(port).collect();
-        let is_iwarp = tree.line(&format!("{path}/node_type")).is_ok_and(|kind| kind.ends_with("RNIC"));
+        let is_iwarp = tree.line(&node_type(&path)).is_ok_and(|kind| kind.ends_with("RNIC"));
         Self { node: node(tree, &path), is_iwarp, ports, path, name }
+    }
+
+    /// The file that says whether it speaks iWARP.
+    pub(crate) fn node_type(&self) -> String {
+        node_type(&self.path)
     }
 
     /// Whether one of its ports has this address.
@@ -106,6 +111,10 @@ impl Rdma {
         all.dedup();
         all
     }
+}
+
+fn node_type(device: &str) -> String {
+    format!("{device}/node_type")
 }
 
 /// The entries that are in use.

@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use crate::cores::CoreList;
-use crate::tree::{Tree, Unseen, field};
+use crate::tree::{Tree, Unseen, field, if_there};
 
 const STATUS: &str = "/proc/self/status";
 const LIMITS: &str = "/proc/self/limits";
@@ -57,9 +57,12 @@ impl Process {
     /// Whether it may lock and pin memory without a limit. In a user namespace of its own the capability does not
     /// count for devices.
     pub(crate) fn may_pin_all(&self, tree: &Tree) -> bool {
-        let map = tree.text("/proc/self/uid_map").unwrap_or_default();
-        let words: Vec<&str> = map.split_whitespace().collect();
-        let of_the_host = matches!(words[..], [] | ["0", "0", "4294967295"]);
+        let of_the_host = match if_there(tree.text("/proc/self/uid_map")) {
+            // A kernel without user namespaces.
+            Ok(None) => true,
+            Ok(Some(map)) => map.split_whitespace().eq(["0", "0", "4294967295"]),
+            Err(_) => false,
+        };
         self.capable(CAP_IPC_LOCK) && of_the_host
     }
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::cgroup::{Groups, Version};
 use crate::cores::CoreList;
 use crate::process::Process;
-use crate::tree::{Tree, Unseen, field};
+use crate::tree::{Tree, Unseen, field, if_there};
 
 /// Where the kernel tells of cores.
 pub(crate) const CPU: &str = "/sys/devices/system/cpu";
@@ -87,8 +87,12 @@ pub(crate) fn cpuset(tree: &Tree) -> Result<CoreList, Unseen> {
     // A group without the controller has what is left by the one above it.
     let files =
         groups.directories.iter().flat_map(|directory| names.iter().map(move |name| format!("{directory}/{name}")));
-    let mut found = files.filter_map(|file| list(tree, &file).ok()).filter(|cores| !cores.is_empty());
-    found.next().ok_or_else(|| Unseen::new(groups.top(), "says nothing of cores"))
+    for file in files {
+        if let Some(cores) = if_there(list(tree, &file))?.filter(|cores| !cores.is_empty()) {
+            return Ok(cores);
+        }
+    }
+    Err(Unseen::new(groups.top(), "says nothing of cores"))
 }
 
 /// Cores that the scheduler leaves alone: by the kernel's command line, or by a cpuset partition.

@@ -18,26 +18,43 @@ pub struct Tree {
     root: PathBuf,
 }
 
+/// What a file of `/proc` says once its process is gone (errno(3)); it is none of the standard library's kinds.
+const ESRCH: i32 = 3;
+
 /// Something that could not be seen, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{path}: {reason}")]
 pub struct Unseen {
     path: String,
     reason: String,
+    /// Nothing is there, which for many files says that what they bound is not bounded.
+    absent: bool,
 }
 
 impl Unseen {
     pub(crate) fn new(path: impl Into<String>, reason: impl ToString) -> Self {
-        Self { path: path.into(), reason: reason.to_string() }
+        Self { path: path.into(), reason: reason.to_string(), absent: false }
     }
 
     fn of(path: &str, error: &io::Error) -> Self {
+        let absent = error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH);
         let reason = match error.kind() {
-            io::ErrorKind::NotFound => "not there".to_owned(),
+            _ if absent => "not there".to_owned(),
             io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
             _ => error.to_string(),
         };
-        Self::new(path, reason)
+        Self { absent, ..Self::new(path, reason) }
+    }
+}
+
+/// What was read; `None` where nothing is there.
+///
+/// # Errors
+/// It is there, and cannot be seen: whoever takes that for "none" calls a machine good that nobody has looked at.
+pub(crate) fn if_there<T>(read: Result<T, Unseen>) -> Result<Option<T>, Unseen> {
+    match read {
+        Err(unseen) if unseen.absent => Ok(None),
+        read => read.map(Some),
     }
 }
 

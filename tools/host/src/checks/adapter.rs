@@ -4,7 +4,7 @@ use super::device::{driven, ports};
 use crate::check::{Area, Check, Concerns, Status, Verdict};
 use crate::devices::NET;
 use crate::scene::{Fabric, Scene};
-use crate::tree::Unseen;
+use crate::tree::{Unseen, if_there};
 
 /// Where the connection manager has its settings.
 const RDMA_CM: &str = "/sys/kernel/config/rdma_cm";
@@ -90,6 +90,7 @@ fn roce_mode(scene: &Scene) -> Result<Verdict, Unseen> {
             Ok(Verdict::unknown(error.to_string(), show + "   # shows it, and changes nothing"))
         }
         (true, None) => Ok(Verdict::ok("no Ethernet port")),
+        (false, Some((error, _))) if old.is_empty() => Err(error),
         _ if old.is_empty() => Ok(Verdict::ok(told.join(", "))),
         _ => Ok(Verdict::fault(Status::Warning, told.join(", "), old.join("\n"))),
     }
@@ -130,10 +131,16 @@ fn pcie(scene: &Scene) -> Result<Verdict, Unseen> {
 }
 
 fn counters(scene: &Scene) -> Result<Verdict, Unseen> {
-    let (mut seen, mut status, mut told, mut show) = (false, Status::Ok, Vec::new(), Vec::new());
+    let (mut seen, mut unseen, mut status, mut told, mut show) = (false, None, Status::Ok, Vec::new(), Vec::new());
     let ports = ports(scene)?;
     for port in &ports {
-        let number = |file: &str| scene.tree().number::<u64>(&format!("{}/{file}", port.path)).ok();
+        let mut number = |file: &str| {
+            let read = if_there(scene.tree().number::<u64>(&format!("{}/{file}", port.path)));
+            read.unwrap_or_else(|error| {
+                unseen = Some(error);
+                None
+            })
+        };
         let packets = PACKETS.iter().filter_map(|file| number(file)).max().unwrap_or(0);
         for name in FAULTS {
             let count = number(&format!("hw_counters/{name}")).or_else(|| number(&format!("counters/{name}")));
@@ -150,6 +157,9 @@ fn counters(scene: &Scene) -> Result<Verdict, Unseen> {
         return Err(Unseen::new(format!("{}/hw_counters", ports[0].path), "tells of no counter"));
     }
     if told.is_empty() {
+        if let Some(unseen) = unseen {
+            return Err(unseen);
+        }
         return Ok(Verdict::ok("none"));
     }
     show.dedup();

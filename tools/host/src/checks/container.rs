@@ -2,7 +2,7 @@
 
 use crate::check::{Area, Check, Concerns, Status, Verdict};
 use crate::scene::Scene;
-use crate::tree::{Tree, Unseen};
+use crate::tree::{Tree, Unseen, if_there};
 
 /// What container runtimes give without being asked, in bytes.
 const USUAL_SHM: u64 = 64 << 20;
@@ -28,19 +28,19 @@ pub(super) const CHECKS: &[Check] = &[
 ];
 
 /// The container that this is, as far as it says so.
-fn kind(tree: &Tree) -> Option<String> {
-    if let Ok(name) = tree.line("/run/systemd/container") {
-        return Some(name);
+pub(super) fn kind(tree: &Tree) -> Result<Option<String>, Unseen> {
+    if let Some(name) = if_there(tree.line("/run/systemd/container"))? {
+        return Ok(Some(name));
     }
     let groups = tree.text("/proc/1/cgroup").unwrap_or_default();
     let by_group = ["kubepods", "docker", "libpod", "containerd", "lxc"].into_iter().find(|word| groups.contains(word));
     let by_file = [("/.dockerenv", "docker"), ("/run/.containerenv", "podman")];
     let by_file = by_file.into_iter().find(|(file, _)| tree.exists(file)).map(|(_, name)| name);
-    by_group.or(by_file).map(str::to_owned)
+    Ok(by_group.or(by_file).map(str::to_owned))
 }
 
 fn container(scene: &Scene) -> Result<Verdict, Unseen> {
-    let Some(kind) = kind(scene.tree()) else { return Ok(Verdict::ok("none that says so")) };
+    let Some(kind) = kind(scene.tree())? else { return Ok(Verdict::ok("none that says so")) };
     let fix = "# docker run --network host --device /dev/infiniband --ulimit memlock=-1 --cpuset-cpus LIST …";
     Ok(Verdict::fault(Status::Note, kind, fix))
 }

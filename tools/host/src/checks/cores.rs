@@ -5,7 +5,7 @@ use crate::check::{Area, Check, Concerns, Status, Verdict};
 use crate::cores::CoreList;
 use crate::scene::{Fabric, Scene};
 use crate::topology::{CPU, cpuset, isolated, list};
-use crate::tree::Unseen;
+use crate::tree::{Unseen, if_there};
 
 pub(super) const CHECKS: &[Check] = &[
     Check {
@@ -81,6 +81,8 @@ fn boot(arguments: &str) -> String {
 
 fn core_online(scene: &Scene) -> Result<Verdict, Unseen> {
     let (online, cores) = (scene.topology().online(), scene.cores());
+    // Kernels without the file have a directory for each core; beside one that cannot be read they say nothing.
+    if_there(list(scene.tree(), &format!("{CPU}/online")))?;
     if online.is_empty() {
         return Err(Unseen::new(CPU, "tells of no core"));
     }
@@ -214,24 +216,36 @@ struct Quota {
     fix: String,
 }
 
+/// The limit of one group, if it has one. The topmost group has no such file.
+fn quota(scene: &Scene, version: Version, directory: &str) -> Result<Option<Quota>, Unseen> {
+    let (name, unlimited) = match version {
+        Version::V1 => ("cpu.cfs_quota_us", "-1"),
+        Version::V2 => ("cpu.max", "max"),
+    };
+    let file = format!("{directory}/{name}");
+    let Some(line) = if_there(scene.tree().line(&file))? else { return Ok(None) };
+    if line.split(' ').next() == Some(unlimited) {
+        return Ok(None);
+    }
+    let (quota, period) = match version {
+        Version::V1 => (line, scene.tree().line(&format!("{directory}/cpu.cfs_period_us"))?),
+        Version::V2 => match line.split_once(' ') {
+            Some((quota, period)) => (quota.to_owned(), period.to_owned()),
+            None => return Err(Unseen::new(file, format!("{line:?} is no quota and period"))),
+        },
+    };
+    let number = |text: &str| text.parse::<f64>().ok().filter(|number| *number > 0.0);
+    let (Some(quota), Some(period)) = (number(&quota), number(&period)) else {
+        return Err(Unseen::new(file, format!("{quota:?} in {period:?} is no quota")));
+    };
+    Ok(Some(Quota { cores: quota / period, fix: scene.write(unlimited, &[file]) }))
+}
+
 fn cpu_quota(scene: &Scene) -> Result<Verdict, Unseen> {
     let groups =
         Groups::of(scene.tree(), "cpu").ok_or_else(|| Unseen::new("/sys/fs/cgroup", "no cpu controller is mounted"))?;
-    let quotas = groups.directories.iter().filter_map(|directory| match groups.version {
-        Version::V1 => {
-            let number = |name| scene.tree().number::<f64>(&format!("{directory}/{name}")).ok();
-            let (quota, period) = (number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?);
-            let fix = scene.write("-1", &[format!("{directory}/cpu.cfs_quota_us")]);
-            (quota > 0.0 && period > 0.0).then(|| Quota { cores: quota / period, fix })
-        }
-        Version::V2 => {
-            let line = scene.tree().line(&format!("{directory}/cpu.max")).ok()?;
-            let (quota, period) = line.split_once(' ')?;
-            let cores = quota.parse::<f64>().ok()? / period.parse::<f64>().ok().filter(|period| *period > 0.0)?;
-            Some(Quota { cores, fix: scene.write("max", &[format!("{directory}/cpu.max")]) })
-        }
-    });
-    let all: Vec<Quota> = quotas.collect();
+    let quotas = groups.directories.iter().map(|directory| quota(scene, groups.version, directory));
+    let all: Vec<Quota> = quotas.filter_map(Result::transpose).collect::<Result<_, _>>()?;
     let Some(least) = all.iter().map(|quota| quota.cores).reduce(f64::min) else { return Ok(Verdict::ok("no quota")) };
     let observed = format!("CPU time of {least} cores");
     // Without cores of its own: a shard, and whoever calls it or works for it.

@@ -73,6 +73,10 @@ fn rdma_device(scene: &Scene) -> Result<Verdict, Unseen> {
     let (devices, all) = (scene.devices(), scene.rdma());
     let names = |devices: &[&Rdma]| devices.iter().map(|device| device.name.clone()).collect::<Vec<_>>().join(", ");
     if let Ok(driven) = driven(scene) {
+        // What cannot tell that it speaks iWARP may do so.
+        for device in &driven {
+            scene.tree().line(&device.node_type())?;
+        }
         return Ok(Verdict::ok(names(&driven)));
     }
     if !devices.is_empty() {

@@ -1,10 +1,11 @@
 //! What else runs on the cores: interrupts, and the kernel's own work.
 
+use super::container;
 use crate::check::{Area, Check, Concerns, Verdict};
 use crate::cores::CoreList;
 use crate::scene::Scene;
 use crate::topology::list;
-use crate::tree::{Tree, Unseen};
+use crate::tree::{Tree, Unseen, if_there};
 
 const IRQ: &str = "/proc/irq";
 const WORKQUEUES: &str = "/sys/devices/virtual/workqueue/cpumask";
@@ -50,17 +51,20 @@ fn interrupts(tree: &Tree) -> Result<Vec<(usize, CoreList)>, Unseen> {
         // There is a directory for each handler.
         tree.names(&folder).unwrap_or_default().iter().any(|name| tree.is_directory(&format!("{folder}/{name}")))
     };
-    let with_cores = |number| {
-        let cores = |name| list(tree, &format!("{IRQ}/{number}/{name}")).ok().filter(|cores| !cores.is_empty());
+    let with_cores = |number| -> Result<Option<(usize, CoreList)>, Unseen> {
+        let cores = |name| -> Result<Option<CoreList>, Unseen> {
+            let cores = if_there(list(tree, &format!("{IRQ}/{number}/{name}")))?;
+            Ok(cores.filter(|cores| !cores.is_empty()))
+        };
         // Of the cores that it may go to it goes to some; where it still goes to another one, it will not after the
         // next time.
-        let (may, goes) = (cores("smp_affinity_list"), cores("effective_affinity_list"));
+        let (may, goes) = (cores("smp_affinity_list")?, cores("effective_affinity_list")?);
         let both = may.as_ref().zip(goes.as_ref()).map(|(may, goes)| may.common(goes));
-        Some((number, both.or(may).or(goes)?))
+        Ok(both.or(may).or(goes).map(|cores| (number, cores)))
     };
     let mut numbers = tree.numbered(IRQ, "")?;
     numbers.sort_unstable();
-    Ok(numbers.into_iter().filter(handled).filter_map(with_cores).collect())
+    numbers.into_iter().filter(handled).map(with_cores).filter_map(Result::transpose).collect()
 }
 
 fn irq_affinity(scene: &Scene) -> Result<Verdict, Unseen> {
@@ -95,14 +99,26 @@ fn irqbalance(scene: &Scene) -> Result<Verdict, Unseen> {
     if processes.is_empty() {
         return Err(Unseen::new("/proc", "tells of no process"));
     }
-    let named =
-        |number: &usize| scene.tree().line(&format!("/proc/{number}/comm")).is_ok_and(|name| name == "irqbalance");
-    match processes.iter().find(|number| named(number)) {
-        None => Ok(Verdict::ok("it does not run")),
-        Some(number) => {
-            let fix = scene.as_root("systemctl disable --now irqbalance");
-            Ok(Verdict::fault(scene.if_pinned(), format!("it runs as process {number}"), fix))
+    let mut hidden = None;
+    for number in processes {
+        // A process may end while it is looked at.
+        match if_there(scene.tree().line(&format!("/proc/{number}/comm"))) {
+            Ok(Some(name)) if name == "irqbalance" => {
+                let fix = scene.as_root("systemctl disable --now irqbalance");
+                return Ok(Verdict::fault(scene.if_pinned(), format!("it runs as process {number}"), fix));
+            }
+            Ok(_) => {}
+            Err(unseen) => hidden = Some(unseen),
         }
+    }
+    // That none is seen says something only where all processes of the host are.
+    if let Some(kind) = container::kind(scene.tree())? {
+        let observed = format!("{kind} may not see it");
+        return Ok(Verdict::unknown(observed, "# on the host: systemctl is-active irqbalance"));
+    }
+    match hidden.or(scene.tree().line("/proc/1/comm").err()) {
+        Some(hidden) => Err(Unseen::new("/proc", format!("hides processes ({hidden})"))),
+        None => Ok(Verdict::ok("it does not run")),
     }
 }
 

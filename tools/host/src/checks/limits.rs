@@ -4,7 +4,7 @@ use crate::cgroup::{Groups, Version};
 use crate::check::{Area, Check, Concerns, Status, Verdict};
 use crate::process::{Limit, Process};
 use crate::scene::{Fabric, Scene};
-use crate::tree::Unseen;
+use crate::tree::{Unseen, if_there};
 
 /// What one shard takes, rounded up: its arena with the default configuration, and the device's queues; bytes.
 pub(super) const SHARD_BYTES: u64 = 64 << 20;
@@ -120,19 +120,27 @@ fn memory_limit(scene: &Scene) -> Result<Verdict, Unseen> {
         Version::V1 => ("memory.limit_in_bytes", "-1"),
         Version::V2 => ("memory.max", "max"),
     };
-    // "max", and what is beyond all memory, is no limit.
-    let limits = groups.directories.iter().filter_map(|directory| {
+    let mut limits = Vec::new();
+    for directory in &groups.directories {
         let file = format!("{directory}/{name}");
-        Some((scene.tree().number::<u64>(&file).ok().filter(|bytes| *bytes < 1 << 60)?, file))
-    });
-    let Some((least, _)) = limits.clone().min() else { return Ok(Verdict::ok("no limit")) };
+        // The topmost group has no such file; "max", and what is beyond all memory, is no limit.
+        let Some(line) = if_there(scene.tree().line(&file))? else { continue };
+        if line == most {
+            continue;
+        }
+        let bytes: u64 = line.parse().map_err(|_| Unseen::new(&file, format!("{line:?} is no limit")))?;
+        if bytes < 1 << 60 {
+            limits.push((bytes, file));
+        }
+    }
+    let Some((least, _)) = limits.iter().min().cloned() else { return Ok(Verdict::ok("no limit")) };
     let (wanted, observed) = (SHARD_BYTES * scene.shards() + PROCESS_BYTES, format!("{} MiB", least >> 20));
     if least >= wanted {
         return Ok(Verdict::ok(observed));
     }
     let mut fix =
         vec!["# in a container, on its host: docker update --memory SIZE --memory-swap SIZE CONTAINER".to_owned()];
-    fix.extend(limits.filter(|(bytes, _)| *bytes < wanted).map(|(_, file)| scene.write(most, &[file])));
+    fix.extend(limits.into_iter().filter(|(bytes, _)| *bytes < wanted).map(|(_, file)| scene.write(most, &[file])));
     Ok(Verdict::fault(Status::Warning, observed, fix.join("\n")))
 }
 

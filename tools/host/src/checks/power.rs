@@ -3,7 +3,7 @@
 use crate::check::{Area, Check, Concerns, Status, Verdict};
 use crate::scene::Scene;
 use crate::topology::CPU;
-use crate::tree::Unseen;
+use crate::tree::{Unseen, if_there};
 
 const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0";
 /// How long a core may take to wake up, in microseconds: about as long as the wake-up of a thread itself.
@@ -41,8 +41,9 @@ pub(super) const CHECKS: &[Check] = &[
 fn governor(scene: &Scene) -> Result<Verdict, Unseen> {
     let file = |core: usize| format!("{CPU}/cpu{core}/cpufreq/scaling_governor");
     let cores = scene.cores();
+    let of_core = |core| Ok(if_there(scene.tree().line(&file(core)))?.map(|governor| (core, governor)));
     let told: Vec<(usize, String)> =
-        cores.iter().filter_map(|core| Some((core, scene.tree().line(&file(core)).ok()?))).collect();
+        cores.iter().map(of_core).filter_map(Result::transpose).collect::<Result<_, _>>()?;
     if told.is_empty() {
         return Err(Unseen::new(
             format!("{CPU}/cpu*/cpufreq/scaling_governor"),
@@ -66,9 +67,9 @@ fn c_states(scene: &Scene) -> Result<Verdict, Unseen> {
         let folder = format!("{CPU}/cpu{core}/cpuidle");
         for state in tree.numbered(&folder, "state").unwrap_or_default() {
             let file = |name| format!("{folder}/state{state}/{name}");
-            let Ok(latency) = tree.number::<u64>(&file("latency")) else { continue };
+            let Some(latency) = if_there(tree.number::<u64>(&file("latency")))? else { continue };
             seen += 1;
-            if latency > WAKE_US && tree.line(&file("disable")).is_ok_and(|disabled| disabled == "0") {
+            if latency > WAKE_US && tree.line(&file("disable"))? == "0" {
                 longest = longest.max((latency, tree.line(&file("name")).unwrap_or_default()));
                 deep.push((state, file("disable")));
             }

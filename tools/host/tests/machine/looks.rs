@@ -6,7 +6,7 @@ use std::thread;
 
 use rpcrdma_host::{Fabric, Finding, Question, Scene, Status, Tree};
 
-use crate::faults::{IWARP, SOFT, VERBS};
+use crate::faults::{self, IWARP, SOFT, VERBS};
 use crate::trees::{ADDRESS, Machine, container, laptop, list, server};
 
 const QUESTIONS: [(Option<Fabric>, Option<&str>); 4] =
@@ -160,6 +160,48 @@ fn half_of_a_tree_is_enough_to_look_at() {
         fs::set_permissions(machine.path(&path), mode.permissions()).expect("a mode");
     }
     look("as it was");
+}
+
+/// Each file that makes a check fire is put where it cannot be read: what nobody has seen is not called good.
+#[test]
+fn what_decides_and_cannot_be_read_is_not_ok() {
+    let (mut looked, mut taken_for_good) = (0, Vec::new());
+    for fault in faults::all() {
+        let (good, machine) = (server(), server());
+        (fault.make)(&machine);
+        let differs = |path: &String| fs::read(machine.path(path)).ok() != fs::read(good.path(path)).ok();
+        for path in machine.files().iter().filter(|path| differs(path)) {
+            let text = fs::read(machine.path(path)).expect("a file");
+            machine.remove(path).folder(path);
+            let found = machine.finding(fault.check, fault.fabric, Some(fault.cores));
+            if found.status == Status::Ok {
+                taken_for_good.push(format!("{}, which cannot read {path}: {}", fault.check, found.observed));
+            }
+            machine.remove(path).file(path, text);
+            looked += 1;
+        }
+    }
+    assert_eq!(taken_for_good, [""; 0]);
+    assert!(looked > 40, "only {looked} files");
+}
+
+#[test]
+fn a_process_that_may_be_hidden_is_not_called_absent() {
+    let irqbalance = |machine: &Machine| machine.finding("irqbalance", None, Some("1-3"));
+    let machine = server();
+    assert_eq!(irqbalance(&machine).observed, "it does not run");
+    // `hidepid` on `/proc`: of the others' processes not even the first one is seen.
+    machine.remove("/proc/1/comm");
+    let hidden = irqbalance(&machine);
+    assert_eq!(hidden.status, Status::Unknown);
+    assert!(hidden.observed.contains("hides processes"), "{hidden:?}");
+    // A container has processes of its own.
+    let machine = container();
+    let inside = irqbalance(&machine);
+    assert_eq!((inside.status, inside.observed.as_str()), (Status::Unknown, "docker may not see it"));
+    assert!(inside.fix.expect("a command").contains("on the host"));
+    machine.file("/proc/700/comm", "irqbalance\n");
+    assert_eq!(irqbalance(&machine).status, Status::Warning, "seen is seen");
 }
 
 #[test]
