@@ -52,8 +52,8 @@ pub(super) const CHECKS: &[Check] = &[
         name: "smt",
         area: Area::Cores,
         concerns: Concerns::All,
-        wanted: "no two given cores are threads of one physical core",
-        why: "two polling threads of one core share its execution units and caches: each has about half of it",
+        wanted: "the other threads of the given cores' physical cores are not given, and isolated or offline",
+        why: "threads of one physical core share its execution units and caches: beside a busy one a shard has about half",
         look: smt,
     },
     Check {
@@ -203,11 +203,28 @@ fn smt(scene: &Scene) -> Result<Verdict, Unseen> {
     shared.dedup();
     shared.sort();
     shared.dedup();
-    if shared.is_empty() {
+    if !shared.is_empty() {
+        let fix = format!("rpcrdma topo --cores {}", given.len());
+        return Ok(Verdict::fault(Status::Warning, format!("threads of one core: {}", shared.join("; ")), fix));
+    }
+    let beside: CoreList = given
+        .iter()
+        .filter_map(|core| topology.core(core))
+        .flat_map(|core| core.siblings.without(given).iter().collect::<Vec<_>>())
+        .collect();
+    let busy = beside.without(&isolated(scene.tree())?);
+    if busy.is_empty() {
         return Ok(Verdict::ok(format!("physical cores of their own: {given}")));
     }
-    let fix = format!("rpcrdma topo --cores {}", given.len());
-    Ok(Verdict::fault(Status::Warning, format!("threads of one core: {}", shared.join("; ")), fix))
+    let files: Vec<String> = busy.iter().map(|core| format!("{CPU}/cpu{core}/online")).collect();
+    let both = given.with(&beside);
+    let fix = [
+        "# takes them away from the whole system:".to_owned(),
+        scene.write("0", &files),
+        boot(&format!("isolcpus=managed_irq,domain,{both} nohz_full={both} rcu_nocbs={both}")),
+    ];
+    let observed = format!("others' threads run beside them, on {busy}");
+    Ok(Verdict::fault(Status::Warning, observed, fix.join("\n")))
 }
 
 /// A limit of CPU time: in how many cores' worth, and what lifts it.

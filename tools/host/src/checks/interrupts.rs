@@ -1,8 +1,9 @@
-//! What else runs on the cores: interrupts, and the kernel's own work.
+//! What else runs on the cores: interrupts, packets, and the kernel's own work.
 
 use super::container;
-use crate::check::{Area, Check, Concerns, Verdict};
+use crate::check::{Area, Check, Concerns, Status, Verdict};
 use crate::cores::CoreList;
+use crate::devices::NET;
 use crate::scene::Scene;
 use crate::topology::list;
 use crate::tree::{Tree, Unseen, if_there};
@@ -34,6 +35,14 @@ pub(super) const CHECKS: &[Check] = &[
         wanted: "the kernel's unbound work queues leave the given cores alone",
         why: "work of the kernel that is put behind a polling shard waits, and the shard is interrupted for it",
         look: workqueues,
+    },
+    Check {
+        name: "rps-xps",
+        area: Area::Cores,
+        concerns: Concerns::All,
+        wanted: "no interface hands packets to a given core (RPS), or has it share a send queue with other cores (XPS)",
+        why: "packets that others receive interrupt the shard; a send queue that others use, too, has it wait for their lock",
+        look: packet_steering,
     },
 ];
 
@@ -136,4 +145,55 @@ fn workqueues(scene: &Scene) -> Result<Verdict, Unseen> {
     let rest = others(scene, given);
     let fix = if rest.is_empty() { NONE_LEFT.to_owned() } else { scene.write(&rest.mask(), &[WORKQUEUES.to_owned()]) };
     Ok(Verdict::fault(scene.if_pinned(), format!("they may run on {found}"), fix))
+}
+
+/// A file of a queue, and the cores that it names.
+struct Steered {
+    file: String,
+    cores: CoreList,
+}
+
+/// The masks called `name` of the queues `kind-N` of all interfaces. A queue without such steering has no file, or one
+/// that the kernel does not read out.
+fn steered(scene: &Scene, kind: &str, name: &str) -> Result<Vec<Steered>, Unseen> {
+    let mut all = Vec::new();
+    for interface in scene.tree().names(NET)? {
+        let folder = format!("{NET}/{interface}/queues");
+        let Some(numbers) = if_there(scene.tree().numbered(&folder, &format!("{kind}-")))? else { continue };
+        for number in numbers {
+            let file = format!("{folder}/{kind}-{number}/{name}");
+            let Some(mask) = if_there(scene.tree().line(&file))? else { continue };
+            let cores = CoreList::of_mask(&mask).ok_or_else(|| Unseen::new(&file, format!("{mask:?} is no mask")))?;
+            all.push(Steered { file, cores });
+        }
+    }
+    Ok(all)
+}
+
+fn packet_steering(scene: &Scene) -> Result<Verdict, Unseen> {
+    let (received, sent) = (steered(scene, "rx", "rps_cpus")?, steered(scene, "tx", "xps_cpus")?);
+    if received.is_empty() && sent.is_empty() {
+        return Err(Unseen::new(format!("{NET}/*/queues"), "no queue that says where its packets go"));
+    }
+    let queues = format!("{} receive and {} send queues", received.len(), sent.len());
+    let Some(given) = &scene.question().cores else { return Ok(Verdict::ok(queues)) };
+    let hit = |queue: &&Steered| !queue.cores.common(given).is_empty();
+    let rps: Vec<&Steered> = received.iter().filter(hit).collect();
+    // A queue that given cores have for themselves is theirs.
+    let xps: Vec<&Steered> = sent.iter().filter(hit).filter(|queue| !queue.cores.without(given).is_empty()).collect();
+    if rps.is_empty() && xps.is_empty() {
+        return Ok(Verdict::ok(format!("none of {queues} onto {given}")));
+    }
+    let mends = rps
+        .iter()
+        .chain(&xps)
+        .map(|queue| scene.write(&queue.cores.without(given).mask(), std::slice::from_ref(&queue.file)));
+    let fix: Vec<String> = mends.collect();
+    let told = |what: &str, queues: &[&Steered]| {
+        let cores = queues.iter().fold(CoreList::default(), |all, queue| all.with(&queue.cores.common(given)));
+        (!queues.is_empty()).then(|| format!("{what} {} queues: {cores}", queues.len()))
+    };
+    let observed: Vec<String> = [told("RPS of", &rps), told("XPS shared in", &xps)].into_iter().flatten().collect();
+    let status = if rps.is_empty() { Status::Note } else { scene.if_pinned() };
+    Ok(Verdict::fault(status, observed.join("; "), fix.join("\n")))
 }

@@ -3,7 +3,7 @@
 //! | file | what it looks at |
 //! | --- | --- |
 //! | `cores` | the cores: whether they are there, allowed, isolated, without ticks, no two threads of one; quotas; the device's node |
-//! | `interrupts` | what else runs on them: interrupts, irqbalance, the kernel's work queues |
+//! | `interrupts` | what else runs on them: interrupts, irqbalance, the kernel's work queues, packets of interfaces |
 //! | `power` | frequency, C-states, the clock |
 //! | `pages` | huge pages, transparent ones, NUMA balancing, swap |
 //! | `limits` | how much memory may be locked, mapped and used; descriptors |

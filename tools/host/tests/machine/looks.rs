@@ -81,6 +81,26 @@ fn a_partition_of_control_groups_isolates_as_well() {
 }
 
 #[test]
+fn siblings_that_nobody_uses_and_queues_of_ones_own_are_quiet() {
+    let machine = server();
+    let status = |name| machine.finding(name, None, Some("1-3")).status;
+    machine.file("/sys/devices/system/cpu/isolated", "1-3\n");
+    assert_eq!(status("smt"), Status::Warning);
+    machine.file("/sys/devices/system/cpu/online", "0-8,12-15\n");
+    assert_eq!(status("smt"), Status::Ok, "they are offline");
+    let queue = "/sys/class/net/eth0/queues/tx-0/xps_cpus";
+    assert_eq!(
+        [("0004\n", Status::Ok), ("0006\n", Status::Ok), ("0014\n", Status::Note), ("0010\n", Status::Ok)].map(
+            |(mask, wanted)| {
+                machine.file(queue, mask);
+                status("rps-xps") == wanted
+            }
+        ),
+        [true; 4]
+    );
+}
+
+#[test]
 fn an_interrupt_disturbs_where_it_goes_and_may_go() {
     let machine = server();
     let of_irq_24 = |may: &str, goes: &str| {

@@ -195,6 +195,9 @@ pub(crate) fn network(machine: &Machine, name: &str, bus: &str, node: i32) {
     machine.file(&format!("{device}/numa_node"), format!("{node}\n"));
     machine.file(&format!("{device}/net/{name}/mtu"), "9000\n").file(&format!("{device}/net/{name}/operstate"), "up\n");
     machine.file(&format!("{device}/net/{name}/type"), "1\n");
+    for queue in ["rx-0/rps_cpus", "tx-0/xps_cpus"] {
+        machine.file(&format!("{device}/net/{name}/queues/{queue}"), "0000\n");
+    }
     machine.link(&format!("{device}/net/{name}/device"), &format!("../../../{bus}"));
     machine.link(&format!("/sys/class/net/{name}"), &format!("../../devices/pci0/{bus}/net/{name}"));
 }

@@ -81,6 +81,16 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "rpcrdma topo --cores 3",
     ),
+    fires(
+        "smt",
+        None,
+        "1-3",
+        |m| {
+            m.file(&format!("{CPU}/isolated"), "1-3\n");
+        },
+        Warning,
+        "echo 0 | tee /sys/devices/system/cpu/cpu9/online /sys/devices/system/cpu/cpu10/online",
+    ),
     mends(
         "cpu-quota",
         None,
@@ -92,6 +102,14 @@ pub(super) const FAULTS: &[Fault] = &[
         "docker update",
     ),
     mends("cpu-quota", None, "1-3", quota_of_version_1, Warning, "echo -1 | tee"),
+    mends(
+        "cpu-quota",
+        None,
+        "1-3",
+        quota_of_both_versions,
+        Warning,
+        "echo -1 | tee /sys/fs/cgroup/cpu/a/cpu.cfs_quota_us",
+    ),
     fires(
         "device-node",
         VERBS,
@@ -143,6 +161,26 @@ pub(super) const FAULTS: &[Fault] = &[
         "echo 0000fff1 | tee",
     ),
     mends(
+        "rps-xps",
+        None,
+        "1-3",
+        |m| {
+            m.file("/sys/class/net/eth1/queues/rx-0/rps_cpus", "00ff\n");
+        },
+        Warning,
+        "echo 000000f1 | tee /sys/class/net/eth1/queues/rx-0/rps_cpus",
+    ),
+    mends(
+        "rps-xps",
+        None,
+        "1-3",
+        |m| {
+            m.file("/sys/class/net/eth0/queues/tx-0/xps_cpus", "0003\n");
+        },
+        Note,
+        "echo 00000001 | tee /sys/class/net/eth0/queues/tx-0/xps_cpus",
+    ),
+    mends(
         "governor",
         None,
         "1-3",
@@ -184,6 +222,14 @@ pub(super) const FAULTS: &[Fault] = &[
         "dmesg",
     ),
 ];
+
+/// The same where version 2 is mounted, too, and has no controller: what systemd calls a hybrid.
+fn quota_of_both_versions(machine: &Machine) {
+    quota_of_version_1(machine);
+    machine
+        .edit("/proc/self/mountinfo", "32 31 ", "31 30 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n32 31 ")
+        .file("/sys/fs/cgroup/unified/cgroup.controllers", "\n");
+}
 
 /// One core's time for three, in version 1.
 fn quota_of_version_1(machine: &Machine) {

@@ -100,6 +100,22 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "docker update --memory",
     ),
+    // Version 1 has the cpu controller, version 2 beside it the memory.
+    mends(
+        "memory-limit",
+        None,
+        "1-3",
+        |m| {
+            m.file(
+                "/proc/self/mountinfo",
+                "31 30 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n",
+            )
+            .file("/proc/self/cgroup", "1:cpu:/a\n0::/b\n")
+            .file("/sys/fs/cgroup/unified/b/memory.max", "100663296\n");
+        },
+        Warning,
+        "echo max | tee /sys/fs/cgroup/unified/b/memory.max",
+    ),
     fires(
         "descriptors",
         SOFT,
