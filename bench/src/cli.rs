@@ -79,9 +79,12 @@ pub(crate) struct ServeArgs {
     /// Where to listen
     #[arg(long, value_name = "ADDRESS", default_value = DEFAULT_ADDRESS)]
     pub(crate) listen: String,
-    /// Core to run on; of CLIENT,SERVER the second (default: the second core allowed)
-    #[arg(long, value_name = "CORE")]
-    pub(crate) cores: Option<Cores>,
+    /// Cores to run on: of each shard, then of each worker (default: the second core allowed, then those that are left)
+    #[arg(long, value_name = "CORE[,CORE…]", value_delimiter = ',')]
+    pub(crate) cores: Vec<usize>,
+    /// The core of the client, which is left to it
+    #[arg(long, hide = true, value_name = "CORE")]
+    pub(crate) client_core: Option<usize>,
     /// What to do when there is nothing to do
     #[arg(long, value_enum, default_value_t = Idle::Adaptive)]
     pub(crate) idle: Idle,
@@ -112,6 +115,9 @@ pub(crate) struct ServeArgs {
     pub(crate) device: DeviceArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+    /// The machine that the placement is judged by, of tests
+    #[arg(long, hide = true, value_name = "DIRECTORY")]
+    pub(crate) root: Option<PathBuf>,
     /// End when this process does, and tell it counters when it asks
     #[arg(long, hide = true, value_name = "PID")]
     pub(crate) parent: Option<u32>,
@@ -123,8 +129,10 @@ impl ServeArgs {
     pub(crate) fn of_test(common: &CommonArgs, half: Half, calls: Option<(&EngineArgs, &TravelArgs)>) -> Self {
         let nothing_given = Cli::try_parse_from(["rpcperf", "serve"]).map(|cli| cli.command);
         let Ok(Command::Serve(mut args)) = nothing_given else { unreachable!("`rpcperf serve` needs no arguments") };
-        args.cores = common.cores;
+        args.cores = common.cores.map(|cores| cores.server.unwrap_or(cores.client)).into_iter().collect();
+        args.client_core = common.cores.filter(|cores| cores.server.is_some()).map(|cores| cores.client);
         args.idle = common.idle;
+        args.root.clone_from(&common.root);
         args.device = common.device.clone();
         args.only = Some(half);
         args.no_batch = common.no_batch;
@@ -242,6 +250,9 @@ pub(crate) struct CommonArgs {
     /// Accepted for perftest's sake: the clock does not depend on the processor's frequency
     #[arg(short = 'F', long = "CPU-freq")]
     pub(crate) _cpu_freq: bool,
+    /// The machine that the placement is judged by, of tests
+    #[arg(long, hide = true, value_name = "DIRECTORY")]
+    pub(crate) root: Option<PathBuf>,
     /// Write the results as JSON; to standard output with -, and nothing else there
     #[arg(long, value_name = "FILE|-")]
     pub(crate) json: Option<PathBuf>,

@@ -8,10 +8,10 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// `--cores CLIENT[,SERVER]`.
+/// `--cores CLIENT[,SERVER]` of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cores {
-    /// Core of the client, or of a server that is started alone.
+    /// Core of the client.
     pub(crate) client: usize,
     /// Core of the server.
     pub(crate) server: Option<usize>,
@@ -56,15 +56,8 @@ impl Placement {
         let Some(&first) = allowed.first() else {
             return Err(Failure::Run("sched_getaffinity: this process may run on no core".to_owned()));
         };
-        for core in asked.iter().flat_map(|c| [Some(c.client), c.server]).flatten() {
-            if !allowed.contains(&core) {
-                return Err(Failure::Usage(format!(
-                    "--cores: core {core} is not among the cores {} that this process may use; see Cpus_allowed_list in \
-                     /proc/self/status (taskset, a cgroup's cpuset or the machine's size set it)",
-                    list(&allowed)
-                )));
-            }
-        }
+        let named = asked.iter().flat_map(|c| [Some(c.client), c.server]).flatten();
+        reachable(&allowed, named)?;
         let client = asked.map_or(first, |c| c.client);
         let next = allowed.iter().copied().find(|&core| core != client).unwrap_or(client);
         let server = asked.and_then(|c| c.server).unwrap_or(next);
@@ -89,15 +82,46 @@ impl Placement {
     }
 }
 
+/// The cores of a server's threads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ServerCores {
+    /// A core for each shard, the first of the process itself.
+    pub(crate) shards: Vec<usize>,
+    /// A core for each worker, if there are enough: they run where the kernel puts them otherwise.
+    pub(crate) workers: Option<Vec<usize>>,
+}
+
+impl ServerCores {
+    /// All of them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = usize> {
+        self.shards.iter().chain(self.workers.iter().flatten()).copied()
+    }
+}
+
 impl Placement {
-    /// The cores that this run decides on: the client's, and that of a server of its own.
-    pub(crate) fn ours(&self, serves: bool) -> impl Iterator<Item = usize> {
-        [Some(self.client), serves.then_some(self.server)].into_iter().flatten()
+    /// Decides for a server that was given these cores, and leaves the client's alone.
+    pub(crate) fn decide_for_server(given: &[usize], client: Option<usize>) -> Result<Self, Failure> {
+        let allowed = allowed_cores()?;
+        reachable(&allowed, given.iter().copied())?;
+        let asked = match (client, given.first()) {
+            (Some(client), server) => Some(Cores { client, server: server.copied() }),
+            (None, Some(&first)) => Some(Cores { client: first, server: None }),
+            (None, None) => None,
+        };
+        Self::among(allowed, asked)
     }
 
-    /// The cores that are left, when the client has its own and others have `taken` these.
-    pub(crate) fn left<'a>(&'a self, taken: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
-        self.allowed.iter().copied().filter(move |core| *core != self.client && !taken.contains(core))
+    /// A core for each thread of a server: the given ones in turn, and then those that are left, but the client's.
+    /// Shards for which there are none run on the first shard's core, where they yield to each other.
+    pub(crate) fn server_cores(&self, given: &[usize], shards: usize, workers: usize) -> ServerCores {
+        let first = [self.server];
+        let given = if given.is_empty() { &first } else { given };
+        let left = self.allowed.iter().copied().filter(|core| *core != self.client && !given.contains(core));
+        let mut cores = given.iter().copied().chain(left);
+        let shards: Vec<usize> = (0..shards).map(|_| cores.next().unwrap_or(given[0])).collect();
+        let workers_cores: Vec<usize> = cores.take(workers).collect();
+        let workers = (workers_cores.len() == workers && workers > 0).then_some(workers_cores);
+        ServerCores { shards, workers }
     }
 
     /// Where a third thread runs that polls: on a core of its own, or with the client, whose core then has
@@ -113,6 +137,18 @@ pub(crate) fn pin(core: usize) -> Result<(), Failure> {
     let mut set = CpuSet::new();
     set.set(core);
     sched_setaffinity(None, &set).map_err(|e| Failure::run(format!("sched_setaffinity to core {core}"), e))
+}
+
+/// Refuses cores that this process may not use.
+fn reachable(allowed: &[usize], mut named: impl Iterator<Item = usize>) -> Result<(), Failure> {
+    match named.find(|core| !allowed.contains(core)) {
+        None => Ok(()),
+        Some(core) => Err(Failure::Usage(format!(
+            "--cores: core {core} is not among the cores {} that this process may use; see Cpus_allowed_list in \
+             /proc/self/status (taskset, a cgroup's cpuset or the machine's size set it)",
+            list(allowed)
+        ))),
+    }
 }
 
 fn allowed_cores() -> Result<Vec<usize>, Failure> {
@@ -160,6 +196,23 @@ mod tests {
     fn a_third_thread_disturbs_least() {
         let third = |allowed| Placement::among(allowed, None).unwrap().third();
         assert_eq!((third(vec![2, 5, 7]), third(vec![2, 5]), third(vec![3])), (7, 2, 3));
+    }
+
+    #[test]
+    fn a_servers_threads_have_cores_in_turn() {
+        let cores = |allowed: Vec<usize>, client, given: &[usize], shards, workers| {
+            let placement = Placement::among(allowed, Some(Cores { client, server: given.first().copied() })).unwrap();
+            let ServerCores { shards, workers } = placement.server_cores(given, shards, workers);
+            (shards, workers)
+        };
+        let all = || vec![0, 1, 2, 3, 4];
+        // As they were given, whatever their numbers are.
+        assert_eq!(cores(all(), 1, &[1, 3, 2, 0], 2, 2), (vec![1, 3], Some(vec![2, 0])));
+        // Then those that are left, without the client's.
+        assert_eq!(cores(all(), 0, &[2], 2, 2), (vec![2, 1], Some(vec![3, 4])));
+        assert_eq!(cores(all(), 0, &[], 1, 0), (vec![1], None));
+        // Shards share the first one, workers none.
+        assert_eq!(cores(vec![0, 1], 0, &[1], 2, 1), (vec![1, 1], None));
     }
 
     #[test]

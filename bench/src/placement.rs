@@ -1,13 +1,16 @@
 //! What `rpcrdma doctor` has against the cores of a run: one line on standard error.
 #![forbid(unsafe_code)]
 
+use std::path::Path;
+
 use rpcrdma::Address;
 use rpcrdma_host::check::Area;
 use rpcrdma_host::{CoreList, Fabric, Question, Scene, Status, Tree};
 
-/// Says what disturbs these cores, if anything does. Before the process is pinned, as that is all it may use then.
-pub(crate) fn warn(address: &Address, cores: impl IntoIterator<Item = usize>) {
-    if let Some(line) = line(Tree::default(), address, cores.into_iter().collect()) {
+/// Says what disturbs these cores of this machine, or of the one whose files are below `root`, if anything does. Before
+/// the process is pinned, as that is all it may use then.
+pub(crate) fn warn(root: Option<&Path>, address: &Address, cores: impl IntoIterator<Item = usize>) {
+    if let Some(line) = line(root.map(Tree::new).unwrap_or_default(), address, cores.into_iter().collect()) {
         eprintln!("rpcperf: {line}");
     }
 }
@@ -35,7 +38,8 @@ mod tests {
     use rpcrdma_host::plan::{Plan, Wish};
 
     use super::*;
-    use crate::cli::{Cli, Command};
+    use crate::cli::{Cli, Command, Half, Idle};
+    use crate::pin::Placement;
 
     #[test]
     fn what_disturbs_the_cores_of_a_run_is_one_line() {
@@ -66,10 +70,19 @@ mod tests {
 
     #[test]
     fn the_command_line_of_topo_is_one_of_ours() {
-        let plan = Plan::propose(&Topology::read(&Tree::default()), None, Wish::Cores(1)).unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let cpus = root.path().join("sys/devices/system/cpu");
+        fs::create_dir_all(&cpus).unwrap();
+        fs::write(cpus.join("online"), "0-4\n").unwrap();
+        fs::write(cpus.join("isolated"), "2-3\n").unwrap();
+        let topology = Topology::read(&Tree::new(root.path()));
+        let plan = Plan::propose(&topology, None, Wish::Threads { shards: 2, workers: 2 }).unwrap();
         let line = plan.commands("soft:x").into_iter().find(|line| line.starts_with("rpcperf ")).unwrap();
         let cli = Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"));
         let Command::Serve(args) = cli.command else { panic!("{line}") };
-        assert_eq!(args.cores.map(|cores| cores.client), Some(plan.shards()[0]), "{line}");
+        let given = Placement::decide_for_server(&[], None).unwrap();
+        let cores = given.server_cores(&args.cores, args.engine.shards as usize, args.engine.workers as usize);
+        assert_eq!((&cores.shards[..], cores.workers.as_deref()), (plan.shards(), Some(plan.workers())), "{line}");
+        assert_eq!((args.idle, args.only), (Idle::Poll, Some(Half::Calls)), "{line}");
     }
 }

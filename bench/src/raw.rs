@@ -90,10 +90,15 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let several = plan.sizes.len() > 1;
     let output = Output::new(plan.kind, Direction::Forward, common.json.as_deref(), plan.hgrm, several)?;
     common.device.check(&raw)?;
-    placement::warn(&raw, placement.ours(common.loopback.is_some()));
+    placement::warn(
+        common.root.as_deref(),
+        &raw,
+        [placement.client].into_iter().chain(common.loopback.is_some().then_some(placement.server)),
+    );
     let server = if common.loopback.is_some() {
-        let cores = format!("{},{}", placement.client, placement.server);
-        let arguments = ["--only", "raw", "--cores", &cores, "--idle", common.idle.name()].map(str::to_owned);
+        let (core, client) = (placement.server.to_string(), placement.client.to_string());
+        let arguments = ["--only", "raw", "--cores", &core, "--client-core", &client, "--idle", common.idle.name()]
+            .map(str::to_owned);
         Some(ServerProcess::start(&address, &[&arguments[..], &common.device.arguments()].concat())?)
     } else {
         None

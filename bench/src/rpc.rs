@@ -29,7 +29,7 @@ use crate::failure::Failure;
 use crate::figures::Test;
 use crate::limits::Limits;
 use crate::output::Output;
-use crate::pin::{self, Placement};
+use crate::pin::{self, Placement, ServerCores};
 use crate::placement;
 use crate::process::ServerProcess;
 use crate::report::{EngineInfo, TestInfo};
@@ -53,8 +53,8 @@ pub(crate) struct CallServer {
 }
 
 impl CallServer {
-    /// Serves calls at an address, on a shard on `core`.
-    pub(crate) fn start(args: &ServeArgs, core: usize, placement: &Placement) -> Result<Self, Failure> {
+    /// Serves calls at an address, on shards and workers on these cores.
+    pub(crate) fn start(args: &ServeArgs, cores: &ServerCores) -> Result<Self, Failure> {
         let address = fabrics::parse(&args.listen)?;
         // What is not said is what servers of old were ready for.
         let form = args.form.unwrap_or(Form::Chunk);
@@ -68,7 +68,7 @@ impl CallServer {
         };
         let shared = config::shared(&args.engine, &args.device, args.idle, !args.no_batch, &load)?;
         let info = Info {
-            core: core as u32,
+            core: cores.shards[0] as u32,
             shards: args.engine.shards,
             idle: args.idle,
             workers: args.engine.workers,
@@ -82,12 +82,11 @@ impl CallServer {
         let most = shared.reverse_credits.min(shared.credits / 4).max(1);
         let (reverser, orders) = Reverser::new(most as usize);
         let program = Program::new(&info, Some(reverser))?;
-        let cores = shard_cores(args.engine.shards as usize, core, placement);
         let config = ServerConfig {
             shard: Config { arenas: vec![program.arena()], ..config::of_server(&args.engine, shared) },
-            shards: cores.len(),
-            workers: workers(args, &load, &cores, placement),
-            cores: Some(cores),
+            shards: cores.shards.len(),
+            workers: workers(args, &load, cores),
+            cores: Some(cores.shards.clone()),
             stats: args.stats.clone(),
             ..ServerConfig::default()
         };
@@ -110,21 +109,12 @@ impl CallServer {
     }
 }
 
-/// The core of each shard: the first on `core`, others on cores of their own as far as there are any left, or else with
-/// the first, where they yield to each other.
-fn shard_cores(shards: usize, core: usize, placement: &Placement) -> Vec<usize> {
-    let taken = [core];
-    let further = placement.left(&taken).chain(std::iter::repeat(core));
-    std::iter::once(core).chain(further).take(shards).collect()
-}
-
 /// The workers, on cores of their own if there are enough.
-fn workers(args: &ServeArgs, load: &Load, shards: &[usize], placement: &Placement) -> Option<WorkerConfig> {
+fn workers(args: &ServeArgs, load: &Load, cores: &ServerCores) -> Option<WorkerConfig> {
     let count = args.engine.workers as usize;
-    let cores: Vec<usize> = placement.left(shards).take(count).collect();
     (count > 0).then(|| WorkerConfig {
         count,
-        cores: (cores.len() == count).then_some(cores),
+        cores: cores.workers.clone(),
         ring_capacity: load.calls().max(256),
         idle: config::policy(args.idle),
     })
@@ -210,7 +200,12 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let text = common.server_address();
     let address = fabrics::parse(&text)?;
     common.device.check(&address)?;
-    placement::warn(&address, placement.ours(common.loopback.is_some()));
+    let reverser = (direction != Direction::Forward).then(|| placement.third());
+    let servers = common.loopback.is_some().then(|| {
+        placement.server_cores(&[placement.server], plan.engine.shards as usize, plan.engine.workers as usize)
+    });
+    let ours = [placement.client].into_iter().chain(reverser).chain(servers.iter().flat_map(ServerCores::all));
+    placement::warn(common.root.as_deref(), &address, ours);
     let travel = plan.travels()?;
     let mut sizes = plan.sizes(&travel)?;
     let probing = Load { connections: 1, outstanding: 1, bulk: 0, message: 0, form: Form::Inline };
@@ -315,7 +310,8 @@ impl Plan<'_> {
         let mut arguments: Vec<String> = Vec::new();
         let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
         option("--only", "calls".to_owned());
-        option("--cores", format!("{},{}", placement.client, placement.server));
+        option("--cores", placement.server.to_string());
+        option("--client-core", placement.client.to_string());
         option("--idle", common.idle.name().to_owned());
         option("--size", largest.to_string());
         option("--outstanding", (twice * self.outstanding).min(MOST_OUTSTANDING).to_string());

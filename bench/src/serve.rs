@@ -35,15 +35,24 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
     let address = fabrics::parse(&args.listen)?;
     args.device.check(&address)?;
-    let placement = Placement::decide(args.cores)?;
-    let core = args.cores.map_or(placement.server, |cores| cores.server.unwrap_or(cores.client));
+    let (shards, workers) = (args.engine.shards as usize, args.engine.workers as usize);
+    let threads = if args.only == Some(Half::Raw) { 1 } else { shards + workers };
+    if args.cores.len() > threads {
+        let given = args.cores.len();
+        return Err(Failure::Usage(format!(
+            "--cores: {given} cores for {threads} threads: see --shards and --workers"
+        )));
+    }
+    let placement = Placement::decide_for_server(&args.cores, args.client_core)?;
+    let cores = placement.server_cores(&args.cores, shards, workers);
+    let core = cores.shards[0];
     // Whoever started this server has said it of both sides.
     if args.parent.is_none() {
-        placement::warn(&address, [core]);
+        placement::warn(args.root.as_deref(), &address, cores.all().take(threads));
     }
     let calls = match args.only {
         Some(Half::Raw) => None,
-        _ => Some(CallServer::start(args, core, &placement)?),
+        _ => Some(CallServer::start(args, &cores)?),
     };
     let raw = match args.only {
         Some(Half::Calls) => None,

@@ -24,6 +24,14 @@ fn machine() -> TempDir {
         ("sys/devices/system/node/node0/cpulist", "0-3\n"),
         ("sys/devices/system/node/node1/cpulist", "4-7\n"),
         ("sys/devices/system/node/node1/distance", "21 10\n"),
+        ("sys/devices/system/cpu/cpu4/cache/index2/level", "2\n"),
+        ("sys/devices/system/cpu/cpu4/cache/index2/type", "Unified\n"),
+        ("sys/devices/system/cpu/cpu4/cache/index2/size", "1024K\n"),
+        ("sys/devices/system/cpu/cpu4/cache/index2/shared_cpu_list", "4\n"),
+        ("sys/devices/system/cpu/cpu4/cache/index3/level", "3\n"),
+        ("sys/devices/system/cpu/cpu4/cache/index3/type", "Unified\n"),
+        ("sys/devices/system/cpu/cpu4/cache/index3/size", "32768K\n"),
+        ("sys/devices/system/cpu/cpu4/cache/index3/shared_cpu_list", "4-7\n"),
         ("sys/class/nvme/nvme0/device/numa_node", "1\n"),
     ] {
         let path = root.path().join(path);
@@ -40,10 +48,11 @@ fn people_and_programs_are_told_the_same() {
     let (status, out, _) = topo(&[&["--device", "nvme0", "--shards", "3", "--workers", "1"], &root[..]].concat());
     assert_eq!(status, 0);
     for words in [
-        "node 1: cores 4-7, distances 21 10\n  nvme nvme0\n  core 4",
+        "node 1: cores 4-7, distances 21 10\n  nvme nvme0\n  core 4: L2 1024K, L3 32768K of 4-7\n  core 5",
         "isolated: 5-6\n",
         "shards on 5,6,4, workers on 7\n",
         "nvme0 is of node 1",
+        "rpcperf serve --listen soft:server --only calls --idle poll --cores 5,6,4,7 --shards 3 --workers 1\n",
         "nfs3d /srv/data --listen soft:server --cores 5,6,4 --idle poll --workers 1\n",
         "cores: Some(vec![5, 6, 4]),\n",
     ] {

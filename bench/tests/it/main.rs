@@ -1,6 +1,7 @@
 //! `rpcperf` from outside: exit codes, and that what it prints can be read back. Figures are never judged.
 
 mod forms;
+mod placement;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -56,6 +57,7 @@ fn usage_errors_exit_with_2() {
         &["raw-bw", "--loopback", "--limit-p50", "3"],
         &["serve", "--listen", "nowhere"],
         &["serve", "--idle", "poll"],
+        &["serve", "--cores", "0,0"],
         &["lat", "--loopback", "--op", "echo", "-s", "64K"],
         &["lat", "--loopback", "--op", "null", "-s", "64"],
         &["lat", "--loopback", "--version", "3"],

@@ -244,17 +244,20 @@ impl Plan {
         why
     }
 
-    /// Ready command lines for a server at this address. `rpcperf` has one shard; `nfs3d` pins its shards, and leaves
-    /// its workers where the scheduler puts them.
+    /// Ready command lines for a server at this address. `rpcperf` pins shards and workers; `nfs3d` pins its shards,
+    /// and leaves its workers where the scheduler puts them.
     pub fn commands(&self, address: &str) -> Vec<String> {
-        let list: Vec<String> = self.shards.iter().map(ToString::to_string).collect();
+        let list =
+            |cores: &mut dyn Iterator<Item = &usize>| cores.map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let shards = list(&mut self.shards.iter());
+        let all = list(&mut self.shards.iter().chain(&self.workers));
+        let workers = self.workers.len();
         vec![
-            format!("rpcperf serve --listen {address} --only calls --idle poll --cores {}", self.shards[0]),
             format!(
-                "nfs3d /srv/data --listen {address} --cores {} --idle poll --workers {}",
-                list.join(","),
-                self.workers.len()
+                "rpcperf serve --listen {address} --only calls --idle poll --cores {all} --shards {} --workers {workers}",
+                self.shards.len()
             ),
+            format!("nfs3d /srv/data --listen {address} --cores {shards} --idle poll --workers {workers}"),
         ]
     }
 

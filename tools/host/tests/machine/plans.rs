@@ -137,7 +137,10 @@ fn cores_that_are_offline_are_not_proposed() {
 fn the_commands_and_the_configuration_say_the_same() {
     let plan = plan(&server(), Some("mlx5_0"), threads(2, 1)).expect("room");
     let commands = plan.commands("verbs:192.0.2.1");
-    assert_eq!(commands[0], "rpcperf serve --listen verbs:192.0.2.1 --only calls --idle poll --cores 1");
+    assert_eq!(
+        commands[0],
+        "rpcperf serve --listen verbs:192.0.2.1 --only calls --idle poll --cores 1,2,3 --shards 2 --workers 1"
+    );
     assert_eq!(commands[1], "nfs3d /srv/data --listen verbs:192.0.2.1 --cores 1,2 --idle poll --workers 1");
     let configuration = plan.configuration();
     for words in ["numa_node: Some(0)", "shards: 2,", "cores: Some(vec![1, 2])", "count: 1, cores: Some(vec![3])"] {

@@ -1,0 +1,98 @@
+//! The line about the cores of a run: of all that it decides on, by each command that decides on some.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+
+use rustix::thread::{CpuSet, sched_getaffinity};
+use tempfile::TempDir;
+
+use crate::{alone, rpcperf};
+
+/// The first two cores of the test, if it has as many.
+fn two_cores() -> Option<(usize, usize)> {
+    let set = sched_getaffinity(None).expect("an affinity");
+    let mut allowed = (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core));
+    let two = allowed.next().zip(allowed.next());
+    if two.is_none() {
+        println!("not run: it takes two cores");
+    }
+    two
+}
+
+/// A machine of which no core is isolated.
+fn machine() -> TempDir {
+    let root = tempfile::tempdir().expect("a directory");
+    let cores = root.path().join("sys/devices/system/cpu");
+    fs::create_dir_all(&cores).expect("a directory");
+    fs::write(cores.join("online"), "0-1023\n").expect("a file");
+    fs::write(cores.join("isolated"), "\n").expect("a file");
+    root
+}
+
+/// The cores that a line of standard error has something against.
+fn told(stderr: &str) -> Option<&str> {
+    let mut lines = stderr.lines().filter_map(|line| line.strip_prefix("rpcperf: placement: "));
+    let line = lines.next()?;
+    assert_eq!(lines.next(), None, "once for both ends: {stderr}");
+    line.split_once("--cores ")?.1.split_once('`').map(|(cores, _)| cores)
+}
+
+fn pair((one, other): (usize, usize)) -> String {
+    if one + 1 == other { format!("{one}-{other}") } else { format!("{one},{other}") }
+}
+
+#[test]
+fn a_test_tells_of_both_ends_and_of_whatever_else_it_pins() {
+    let Some((first, second)) = two_cores() else { return };
+    let machine = machine();
+    let root = machine.path().to_str().expect("a path of text");
+    let (both, same) = (format!("{first},{second}"), format!("{first},{first}"));
+    let run = |arguments: &[&str]| {
+        let output = rpcperf(&[arguments, &["-n", "20", "--warmup", "0", "--root", root]].concat());
+        let stderr = String::from_utf8(output.stderr).expect("text");
+        assert!(output.status.success(), "{arguments:?}: {stderr}");
+        told(&stderr).map(str::to_owned)
+    };
+    let of_two = Some(pair((first, second)));
+    for test in ["lat", "raw-lat"] {
+        assert_eq!(run(&[test, "--loopback", "--cores", &both]), of_two, "{test}: client and server");
+        assert_eq!(run(&[test, "--loopback", "--cores", &same]), Some(first.to_string()), "{test}: one core");
+    }
+    for more in [&["--shards", "2"][..], &["--workers", "1"], &["--reverse"]] {
+        assert_eq!(run(&[&["lat", "--loopback", "--cores", &same], more].concat()), of_two, "{more:?}");
+    }
+}
+
+#[test]
+fn a_server_tells_of_its_own_threads() {
+    let Some((first, second)) = two_cores() else { return };
+    let machine = machine();
+    let serve = |name: &str, arguments: &[&str]| {
+        let _cores = alone();
+        let address = format!("soft:placement-{name}-{}", std::process::id());
+        let mut server = Command::new(env!("CARGO_BIN_EXE_rpcperf"))
+            .args(["serve", "--listen", &address, "--size", "64K", "--only", "calls", "--root"])
+            .arg(machine.path())
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        // It serves by now, and has said all that it says.
+        let mut line = String::new();
+        BufReader::new(server.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        server.kill().expect("killed");
+        let mut stderr = String::new();
+        server.stderr.take().expect("a pipe").read_to_string(&mut stderr).expect("text");
+        server.wait().expect("it ends");
+        assert!(line.starts_with("listening"), "{line}{stderr}");
+        told(&stderr).map(str::to_owned)
+    };
+    let second_core = second.to_string();
+    let swapped = format!("{second},{first}");
+    let of_two = Some(pair((first, second)));
+    assert_eq!(serve("one", &["--cores", &second_core]), Some(second_core.clone()));
+    assert_eq!(serve("shards", &["--cores", &second_core, "--shards", "2"]), of_two);
+    assert_eq!(serve("workers", &["--cores", &swapped, "--workers", "1"]), of_two);
+}
