@@ -10,7 +10,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use rpcrdma::stats::{ClassStats, ProcedureStats, ShardStats, Snapshot};
 
-use super::devices::DeviceCounter;
+use super::devices::{DeviceCounter, Origin};
 use super::tables::{COUNTERS, GAUGES, POOL_GAUGES, REFUSALS};
 
 /// Upper bounds of the buckets of latencies, in nanoseconds: three for each factor of ten, 1 µs to 10 s.
@@ -111,12 +111,17 @@ impl Collector for Told {
         if let Some(snapshot) = &self.snapshot {
             self.encode_server(encoder, snapshot)?;
         }
-        let members = self.devices.iter().map(|one| {
-            let labels = [("device", &one.device), ("port", &one.port), ("counter", &one.name)];
-            (labels.map(|(name, value)| (name, value.clone())).to_vec(), one.value)
-        });
-        let head = ("device_hw_counter", "Counters of RDMA devices (hw_counters)", None);
-        family(encoder, head, MetricType::Counter, members, counter)
+        for (origin, head) in [
+            (Origin::Driver, ("device_hw_counter", "Counters of RDMA devices' drivers (hw_counters)", None)),
+            (Origin::Port, ("device_port_counter", "Counters of RDMA devices' ports (counters)", None)),
+        ] {
+            let members = self.devices.iter().filter(|one| one.origin == origin).map(|one| {
+                let labels = [("device", &one.device), ("port", &one.port), ("counter", &one.name)];
+                (labels.map(|(name, value)| (name, value.clone())).to_vec(), one.value)
+            });
+            family(encoder, head, MetricType::Counter, members, counter)?;
+        }
+        Ok(())
     }
 }
 

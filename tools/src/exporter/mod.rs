@@ -26,8 +26,8 @@ const DEVICES: &str = "/sys/class/infiniband";
 /// Tell Prometheus what a server does
 ///
 /// Serves OpenMetrics text at http://ADDR/metrics: counters, gauges and latency histograms by shard and procedure, and
-/// the counters of the host's RDMA devices (hw_counters). Each scrape reads one snapshot from the socket of the
-/// server's option for statistics; while there is no server rpcrdma_up is 0. A dashboard for Grafana is
+/// the counters of the host's RDMA devices (hw_counters and counters). Each scrape reads one snapshot from the socket
+/// of the server's option for statistics; while there is no server rpcrdma_up is 0. A dashboard for Grafana is
 /// tools/grafana.json.
 ///
 /// There is no authentication and no encryption: let those connect who may know.

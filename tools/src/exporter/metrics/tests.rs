@@ -31,8 +31,11 @@ fn snapshot(shards: u32) -> Snapshot {
 }
 
 fn devices() -> Vec<DeviceCounter> {
-    let [device, port, name] = ["mlx5_0", "1", "out_of_buffer"].map(str::to_owned);
-    vec![DeviceCounter { device, port, name, value: 12 }]
+    let counter = |origin, name: &str, value| {
+        let [device, port, name] = ["mlx5_0", "1", name].map(str::to_owned);
+        DeviceCounter { origin, device, port, name, value }
+    };
+    vec![counter(Origin::Driver, "out_of_buffer", 12), counter(Origin::Port, "link_downed", 3)]
 }
 
 /// Its samples, by name and labels.
@@ -69,6 +72,7 @@ fn numbers_are_what_the_snapshot_says_in_base_units() {
         (r#"rpcrdma_procedure_latency_seconds_count{shard="0",program="100003",version="3",procedure="6"}"#, 8.0),
         (r#"rpcrdma_procedure_argument_bytes_total{shard="0",program="100003",version="3",procedure="6"}"#, 777.0),
         (r#"rpcrdma_device_hw_counter_total{device="mlx5_0",port="1",counter="out_of_buffer"}"#, 12.0),
+        (r#"rpcrdma_device_port_counter_total{device="mlx5_0",port="1",counter="link_downed"}"#, 3.0),
     ] {
         assert_eq!(value(&text, series), is, "{series}");
     }
