@@ -5,13 +5,18 @@
 //!
 //! ```sh
 //! cargo run --release -p rpcrdma-bench --example instructions -- \
-//!     CALLS DEPTH [checked] [write|read|deferred|task] [v1|windowed|incremental] [verbs:HOST:PORT]
+//!     CALLS DEPTH [snapshots EVERY CONNECTIONS] [checked] [write|read|deferred|task] [v1|windowed|incremental] \
+//!     [verbs:HOST:PORT]
 //! ```
 //!
 //! The calls echo 64 bytes. With `write` and `read` as much travels in a Read or Write chunk, beside a call
 //! without arguments. With `deferred` the handler takes its calls, and answers them at once; with `task` they are put
 //! into a list, and answered in the same turn by the application's task, as a store does whose I/O has completed. With
 //! `checked` messages are not decoded by their layout (`Config::decode_by_layout`).
+//!
+//! With `snapshots` there are so many connections, of which one makes the calls; all calls are timed; and after each
+//! EVERY calls the shard tells its statistics with all connections, as `ServerConfig::stats` has it do for each reader:
+//! `--toggle-collect='*server_snapshot*'` counts that alone.
 //!
 //! With an address of the verbs fabric both ends are on its device: `tests/vm/instructions` counts that.
 #![forbid(unsafe_code)]
@@ -28,6 +33,7 @@ use rpcrdma::fabric::software::SoftwareFabric;
 use rpcrdma::fabric::verbs::{VerbsConfig, VerbsFabric};
 use rpcrdma::service::{Application, DeferredCall, ShardTask};
 use rpcrdma::shard::Shard;
+use rpcrdma::stats::ShardStats;
 use rpcrdma::{Address, Config, IdlePolicy, Procedure, Refusal, Scheme, Services};
 
 const PROGRAM: u32 = 0x2052_5046;
@@ -38,10 +44,25 @@ const READ: u32 = 3;
 const DEFERRED: u32 = 4;
 const BY_TASK: u32 = 5;
 const PAYLOAD: usize = 64;
+/// Credits of each connection where there are many.
+const IDLE_CREDITS: u32 = 8;
 
 #[inline(never)]
 fn server_side<F: Fabric>(server: &mut Shard<F>) -> bool {
     server.poll_once()
+}
+
+/// What a reader of statistics costs the shard. The answer is taken apart by another thread.
+#[inline(never)]
+fn server_snapshot<F: Fabric>(server: &mut Shard<F>, connections: usize) -> ShardStats {
+    server.stats_with_connections(connections)
+}
+
+/// How often a snapshot is taken, and of how many connections.
+#[derive(Clone, Copy)]
+struct Snapshots {
+    every: u64,
+    connections: usize,
 }
 
 /// Starts `depth` calls, as one batch.
@@ -131,10 +152,17 @@ fn read(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [calls, depth, rest @ ..] = arguments.as_slice() else {
-        let usage = "instructions CALLS DEPTH [checked] [write|read|deferred|task] [v1|windowed|incremental] [ADDRESS]";
+        let usage = "instructions CALLS DEPTH [snapshots EVERY CONNECTIONS] [checked] [write|read|deferred|task] \
+                     [v1|windowed|incremental] [ADDRESS]";
         return Err(format!("usage: {usage}").into());
     };
     let (calls, depth): (u64, u64) = (calls.parse()?, depth.parse()?);
+    let (snapshots, rest) = match rest {
+        [word, every, connections, rest @ ..] if word == "snapshots" => {
+            (Some(Snapshots { every: every.parse()?, connections: connections.parse()? }), rest)
+        }
+        _ => (None, rest),
+    };
     let (decode_by_layout, rest) = match rest.split_first() {
         Some((word, rest)) if word == "checked" => (false, rest),
         _ => (true, rest),
@@ -153,14 +181,21 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(other) => return Err(format!("{other}: wanted v1, windowed or incremental").into()),
     };
     let idle = IdlePolicy::Poll;
-    let server = Config { scheme, decode_by_layout, idle, sample_latency: 0, ..Config::default() };
-    let client = Config { receives: 1024, ..server.clone() };
+    let mut server = Config { scheme, decode_by_layout, idle, sample_latency: 0, ..Config::default() };
+    if let Some(Snapshots { connections, .. }) = snapshots {
+        // All calls are timed, and idle connections have few credits, so that Receives are enough for all.
+        server.sample_latency = 1;
+        (server.credits, server.max_credits) = (IDLE_CREDITS, IDLE_CREDITS);
+        server.receives = server.receives.max(2 * connections * IDLE_CREDITS as usize);
+    }
+    let receives = if snapshots.is_some() { server.receives } else { 1024 };
+    let client = Config { receives, ..server.clone() };
     let own = || format!("soft:instructions-{}", std::process::id());
     let address: Address = rest.get(1).cloned().unwrap_or_else(own).parse()?;
     match &address {
         Address::Soft(_) => {
             let fabric = |config: &Config| SoftwareFabric::new(config.software());
-            run((fabric(&server)?, server), (fabric(&client)?, client), &address, (calls, depth), procedure)
+            run((fabric(&server)?, server), (fabric(&client)?, client), &address, (calls, depth, snapshots), procedure)
         }
         #[cfg(feature = "verbs")]
         Address::Verbs(at) => {
@@ -168,7 +203,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let address = Some(at.clone());
                 VerbsFabric::new(VerbsConfig { address, ..config.verbs() })
             };
-            run((fabric(&server)?, server), (fabric(&client)?, client), &address, (calls, depth), procedure)
+            run((fabric(&server)?, server), (fabric(&client)?, client), &address, (calls, depth, snapshots), procedure)
         }
         other => Err(format!("{other}: not in this build").into()),
     }
@@ -179,7 +214,7 @@ fn run<F: Fabric>(
     (server, config): (F, Config),
     (fabric, shard): (F, Config),
     address: &Address,
-    (calls, depth): (u64, u64),
+    (calls, depth, snapshots): (u64, u64, Option<Snapshots>),
     procedure: u32,
 ) -> Result<(), Box<dyn Error>> {
     let listener = F::bind(address.fabric_address())?;
@@ -201,19 +236,22 @@ fn run<F: Fabric>(
     let echoes = matches!(procedure, ECHO | DEFERRED | BY_TASK);
     let expected = if echoes { PAYLOAD } else { 0 };
     let mut client = LocalClient::open(fabric, ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) })?;
-    let connection = client.begin_connect(address)?;
-    while !client.is_open(connection) {
-        server.poll_control();
-        server_side(&mut server);
-        client.shard_mut().poll_control();
-        client_side_poll(&mut client, expected);
-        std::thread::sleep(std::time::Duration::from_millis(1));
-        if let Some(reason) = client.closed_because(connection) {
-            return Err(reason.clone().into());
+    // The calls are made on the first one.
+    for _ in 0..snapshots.map_or(1, |snapshots| snapshots.connections.max(1)) {
+        let connection = client.begin_connect(address)?;
+        while !client.is_open(connection) {
+            server.poll_control();
+            server_side(&mut server);
+            client.shard_mut().poll_control();
+            client_side_poll(&mut client, expected);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            if let Some(reason) = client.closed_because(connection) {
+                return Err(reason.clone().into());
+            }
         }
     }
-    let (mut number, mut turns) = (0, 0u64);
-    for _ in 0..calls / depth {
+    let (mut number, mut turns, mut taken) = (0, 0u64, 0u64);
+    for done in (depth..=calls).step_by(depth as usize) {
         match procedure {
             ECHO | DEFERRED | BY_TASK => client_side_start(&mut client, depth, procedure, &mut number)?,
             _ => client_side_start_chunks(&mut client, depth, procedure)?,
@@ -224,7 +262,14 @@ fn run<F: Fabric>(
             ended += client_side_poll(&mut client, expected);
             turns += 1;
         }
+        if let Some(Snapshots { every, connections }) = snapshots
+            && done / every > taken
+        {
+            taken += 1;
+            let told = server_snapshot(&mut server, connections).peers.len();
+            assert_eq!(told, connections, "all of them are told of");
+        }
     }
-    println!("{} calls, {turns} turns of each side", calls / depth * depth);
+    println!("{} calls, {turns} turns of each side, {taken} snapshots", calls / depth * depth);
     Ok(())
 }

@@ -257,7 +257,7 @@ impl<F: Fabric> Shard<F> {
             Command::Connect(request) => self.remote_connect(request),
             Command::Watch(conn, closed) => self.promise_why(conn, &closed),
             Command::Alloc(conn, len, answer) => answer.complete(self.alloc_exposed(conn, len)),
-            Command::Stats(connections, answer) => answer.complete(self.report(connections)),
+            Command::Stats(connections, answer) => answer.complete(self.stats_with_connections(connections)),
             Command::Resize(bytes, answer) => answer.complete(self.change_receive_size(bytes)),
             Command::Close(conn) => self.close(conn),
             Command::Abort(conn) => self.end_now(conn, LocalClose::Requested),

@@ -9,11 +9,11 @@ use crate::wire::Version;
 impl<F: Fabric> Shard<F> {
     /// What happened so far. Whoever else reads it sees no difference.
     pub fn stats(&mut self) -> ShardStats {
-        self.report(0)
+        self.stats_with_connections(0)
     }
 
-    /// The same, with so many of the connections: those of the lowest slots.
-    pub(super) fn report(&mut self, connections: usize) -> ShardStats {
+    /// The same, with so many of the connections in [`ShardStats::peers`]: those of the lowest slots.
+    pub fn stats_with_connections(&mut self, connections: usize) -> ShardStats {
         let cx = &mut self.cx;
         let now = cx.clock.read();
         let mut stats = cx.stats.clone();
