@@ -53,6 +53,29 @@ fn tuning_names_every_knob_and_no_other() {
     }
 }
 
+/// The list from symptom to counter to knob: each row is the first line of the test that provokes it.
+#[test]
+fn every_symptom_of_the_decision_list_is_provoked() {
+    let listed = rows(&section(&read("tuning.md"), "## When calls are slow"));
+    let listed: Vec<String> = listed
+        .into_iter()
+        .filter(|row| !row[1].contains("(no test provokes this)"))
+        .map(|row| row[0].clone())
+        .collect();
+    assert!(listed.len() > 10, "{listed:?}");
+    let tests = read("tools/tests/top/symptoms.rs");
+    let provoked: Vec<String> = tests
+        .split("\n/// The row: ")
+        .skip(1)
+        .map(|rest| {
+            let (row, behind) = rest.split_once('\n').expect("a line");
+            assert!(behind.starts_with("#[test]\nfn "), "{row}: this is no test");
+            row.to_owned()
+        })
+        .collect();
+    assert_eq!(provoked, listed, "the tests of tools/tests/top/symptoms.rs (left), and the rows of tuning.md (right)");
+}
+
 /// The variants of an enum, in order.
 fn variants(file: &str, name: &str) -> Vec<String> {
     let code = code(&read(file));

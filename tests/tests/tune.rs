@@ -78,6 +78,7 @@ fn every_aim_has_a_figure() {
         ("--aim p99 --rate 2000", "p99"),
         ("--aim cpu", "cpu"),
         ("--aim cpu --rate 2000 soft:rpcrdma-tests-tune", "cpu"),
+        ("--aim calls --cores 0,0 iwarp:127.0.0.1:0", "rps"),
     ] {
         let said = tuned(
             Path::new(RPCPERF),

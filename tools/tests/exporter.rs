@@ -1,6 +1,7 @@
 //! `rpcrdma exporter`, as Prometheus asks it.
 #![cfg(feature = "prometheus")]
 
+mod patience;
 mod served;
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -8,8 +9,9 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use patience::{has, settles};
 use serde_json::Value;
-use served::{Served, has, rpcrdma, settles};
+use served::{Served, rpcrdma};
 
 /// A program that is ended with this.
 struct Running(Child);

@@ -1,5 +1,7 @@
 //! `rpcrdma tune` as its users run it, with an `rpcperf` that is made up: a script whose figures are planted.
 
+mod patience;
+mod terminal;
 mod tool;
 
 use std::fs;
@@ -161,6 +163,32 @@ fn what_is_interrupted_goes_on() {
     let (status, out, errors) = fake.tune(&["--knob", "credits=16", "--state", &state]);
     assert_eq!((status, out.as_str()), (1, ""));
     assert!(errors.contains("it is of another tuning: knobs was"), "{errors}");
+}
+
+#[test]
+fn a_terminal_shows_how_far_it_is() {
+    if !patience::has("tmux") {
+        return;
+    }
+    // From the third run on each waits until it may go on.
+    let holds = "while [ $(wc -l <\"$dir/runs\") -ge 3 ] && [ -e \"$dir/held\" ]; do sleep 0.05; done\n";
+    let fake = Fake::new(&format!("{holds}{PLANTED}"));
+    fs::write(fake.path("held"), "").expect("a file");
+    let words = fake.arguments(KNOBS).join(" ");
+    let command = format!("{} tune {words}; read end", env!("CARGO_BIN_EXE_rpcrdma"));
+    let mut terminal = terminal::Terminal::open(fake.folder.path(), (120, 40), &command);
+    let is_third = |screen: &str| screen.lines().any(|line| line.contains(" 2/") && line.contains(" runs, at most "));
+    assert!(terminal.shows(is_third), "{}", terminal.seen);
+    // A narrow one has the beginning of the line.
+    terminal.tmux(&["resize-window", "-t", "t", "-x", "40", "-y", "40"]);
+    assert!(terminal.shows(is_third), "{}", terminal.seen);
+    terminal.tmux(&["resize-window", "-t", "t", "-x", "120", "-y", "40"]);
+    fs::remove_file(fake.path("held")).expect("it is there");
+    // In the end the line is gone, and the result is there.
+    let is_over = |screen: &str| screen.contains("recommended: credits=256") && !screen.contains(" runs, at most ");
+    assert!(terminal.shows(is_over), "{}", terminal.seen);
+    terminal.key("Enter");
+    assert!(terminal.ends());
 }
 
 #[test]

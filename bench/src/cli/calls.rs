@@ -229,6 +229,9 @@ pub(crate) struct EngineArgs {
     /// The server's buffers for chunks, by size (default: 64K, 1M and the largest payload, one for each call)
     #[arg(long, value_name = "BYTES:N", value_delimiter = ',')]
     pub(crate) bulk_buffers: Vec<BufferClass>,
+    /// RDMA Reads that the server has under way on each connection (default: no limit)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_reads: Option<u32>,
     /// Milliseconds without a message before it is found out whether the other end is there; 0 for never
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     pub(crate) keep_alive: u32,
@@ -270,6 +273,9 @@ impl EngineArgs {
         }
         if let Some(count) = self.message_buffers {
             option("--message-buffers", count.to_string());
+        }
+        if let Some(reads) = self.max_reads {
+            option("--max-reads", reads.to_string());
         }
         for class in &self.bulk_buffers {
             option("--bulk-buffers", class.to_string());

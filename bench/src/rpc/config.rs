@@ -148,6 +148,7 @@ pub(crate) fn shared(
 
 /// The same for a server, whose buffers for chunks may have been told.
 pub(crate) fn of_server(args: &EngineArgs, shared: Config) -> Config {
+    let shared = Config { max_reads: args.max_reads.map(|reads| reads as usize), ..shared };
     if args.bulk_buffers.is_empty() {
         return shared;
     }

@@ -1,8 +1,16 @@
 //! RDMA Reads and Writes of one connection have a limit, where one is set: what is beyond it waits, and all calls are
 //! answered.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
 use rpcrdma::client::{Connection, PreparedCall};
+use rpcrdma::fabric::Fabric;
+use rpcrdma::fabric::any::AnyFabric;
+use rpcrdma::fabric::trace::{self, Trace};
 use rpcrdma::server::LocalServer;
+use rpcrdma::shard::Shard;
 use rpcrdma::stats::ShardStats;
 use rpcrdma::{Config, LocalClient, Reply};
 use rpcrdma_tests::*;
@@ -97,4 +105,93 @@ fn replies_beyond_the_writes_of_a_connection_wait_and_all_are_sent() {
     assert_eq!(write_waits(None), 0);
     let refused = Config { max_write_bytes: Some(0), ..small() }.validate().expect_err("nothing could be written");
     assert_eq!(refused.knob, "max_write_bytes");
+}
+
+/// RDMA Reads of a server, as its fabric sees them.
+#[derive(Default)]
+struct Reads {
+    under_way: u64,
+    most: u64,
+    all: u64,
+}
+
+impl Reads {
+    /// Takes a line of the trace.
+    fn see(&mut self, line: &str) {
+        if line.contains(" > ") && line.contains(" Read ") {
+            self.under_way += 1;
+            self.all += 1;
+            self.most = self.most.max(self.under_way);
+        } else if line.contains(" < ") && line.contains(" Read ") {
+            self.under_way -= 1;
+        }
+    }
+}
+
+/// The Reads of a server with this limit whose connections have so many calls each under way at a time, and how many
+/// calls had to wait.
+fn observed(max_reads: Option<usize>, connections: usize, together: usize) -> (Reads, u64) {
+    const ROUNDS: usize = 8;
+    let world = World::new("reads-seen");
+    let address = world.address();
+    let config = Config { max_reads, ..small() };
+    let reads = Rc::new(RefCell::new(Reads::default()));
+    let seen = Rc::clone(&reads);
+    let fabric = address.open(&config).expect("a fabric");
+    let fabric = Trace::new(fabric, trace::length, move |line| seen.borrow_mut().see(line));
+    let listener = Trace::<AnyFabric>::bind(address.fabric_address()).expect("an address");
+    let mut server = Shard::open(fabric, config, Some(Arc::new(standard_services()))).expect("a server");
+    server.listen(&listener).expect("it listens");
+    let mut turn = move || {
+        server.poll_control();
+        server.poll_once();
+        server.stats().read_waits
+    };
+    let fabric = address.open(&small()).expect("a fabric");
+    let mut client = LocalClient::open(fabric, small_client(small())).expect("a client");
+    let connect = |_| client.begin_connect(&address).expect("it begins");
+    let all: Vec<_> = (0..connections).map(connect).collect();
+    while !all.iter().all(|&connection| client.is_open(connection)) {
+        turn();
+        client.poll(|_| {});
+    }
+    let mut waits = 0;
+    for _ in 0..ROUNDS {
+        let mut under_way = 0;
+        for _ in 0..together {
+            for &connection in &all {
+                let mut call = client.prepare_with_chunks(STORE, 4).expect("memory");
+                call.put_args(&7_u32.to_be_bytes()).expect("room");
+                let mut data = client.alloc(connection, CHUNK).expect("memory");
+                pattern(7, &mut data);
+                call.read_chunk(4, data).expect("room");
+                client.start(connection, call, 0).expect("under way");
+                under_way += 1;
+            }
+        }
+        while under_way > 0 {
+            client.poll(|done| {
+                done.result.expect("no call is refused for it");
+                under_way -= 1;
+            });
+            waits = turn();
+        }
+    }
+    drop((turn, client));
+    let reads = Rc::into_inner(reads).expect("the server is gone").into_inner();
+    assert!(reads.all >= (ROUNDS * connections * together) as u64, "{} Reads were seen", reads.all);
+    (reads, waits)
+}
+
+#[test]
+fn no_more_reads_of_a_connection_are_under_way_than_its_limit() {
+    let of = |max_reads| observed(max_reads, 1, TOGETHER as usize).0.most;
+    assert_eq!((of(Some(1)), of(Some(3))), (1, 3));
+    assert!(of(None) > 3, "they would be");
+}
+
+#[test]
+fn a_connection_does_not_wait_for_the_reads_of_another() {
+    let (reads, waits) = observed(Some(1), 2, 1);
+    assert_eq!((reads.most, waits), (2, 0), "each has its own limit");
 }

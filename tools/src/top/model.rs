@@ -54,6 +54,8 @@ pub(crate) struct ShardRow {
     pub(crate) doorbells: Option<Figure>,
     pub(crate) sleeps: Option<Figure>,
     pub(crate) memory_waits: Option<Figure>,
+    /// Calls that waited for the Reads of their connection.
+    pub(crate) read_waits: Option<Figure>,
     pub(crate) backpressure: Option<Figure>,
     pub(crate) pool_empty: Option<Figure>,
     pub(crate) faults: Option<Figure>,
@@ -201,6 +203,7 @@ impl Model {
         row.doorbells = rate("doorbells", |stats| stats.fabric.doorbells);
         row.sleeps = rate("sleeps", |stats| stats.sleeps);
         row.memory_waits = rate("memory_waits", |stats| stats.memory_waits);
+        row.read_waits = rate("read_waits", |stats| stats.read_waits);
         row.backpressure = rate("backpressure", |stats| stats.backpressure);
         row.pool_empty = rate("pool_empty", |stats| stats.pool_empty);
         row.faults = rate("faults", faults);

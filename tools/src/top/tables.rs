@@ -65,6 +65,7 @@ const SHARDS: &[Column<ShardRow>] = &[
     number("pool low", 11, |row| {
         row.pool_low.map_or_else(|| "-".to_owned(), |low| of(low.low_water as u64, low.count as u64))
     }),
+    number("rwaits/s", 8, |row| figure(row.read_waits, count)),
     number("min c/s", 7, |row| row.calls.map_or_else(|| "-".to_owned(), |calls| count(calls.min))),
     number("max c/s", 7, |row| row.calls.map_or_else(|| "-".to_owned(), |calls| count(calls.max))),
     number("core", 4, |row| row.core.map_or_else(|| "-".to_owned(), |core| core.to_string())),
@@ -174,7 +175,8 @@ pub(super) fn details(row: &ShardRow) -> Vec<String> {
         ("faults", row.faults_total.to_string()),
         ("connections", format!("{}, {} in all", row.connections, row.connections_total)),
     ];
-    let rest: [(_, _, Unit); 7] = [
+    let rest: [(_, _, Unit); 8] = [
+        ("read waits/s", row.read_waits, count),
         ("failed/s", row.calls_failed, count),
         ("pool empty/s", row.pool_empty, count),
         ("batch p99", row.batch_p99, count),

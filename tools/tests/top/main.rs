@@ -1,17 +1,22 @@
 //! `rpcrdma top` as its users run it: in a real terminal (tmux), for programs, and where there is no server.
 #![cfg(feature = "top")]
 
+#[path = "../patience/mod.rs"]
+mod patience;
 #[path = "../served/mod.rs"]
 mod served;
 mod symptoms;
+#[path = "../terminal/mod.rs"]
+mod terminal;
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixListener;
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::Stdio;
 
+use patience::{has, settles};
 use serde_json::Value;
-use served::{PROGRAM, Served, has, rpcrdma, settles};
+use served::{PROGRAM, Served, rpcrdma};
+use terminal::Terminal;
 
 #[test]
 fn programs_get_one_interval_in_json() {
@@ -61,61 +66,11 @@ fn once_without_a_server_is_a_failure_that_says_why() {
     );
 }
 
-/// A terminal: a session of a tmux server of its own.
-struct Terminal {
-    socket: String,
-    /// Shown when the test fails.
-    seen: String,
-}
-
-impl Terminal {
-    /// One of this size that runs `rpcrdma top` with these variables.
-    fn open(served: &Served, (width, height): (u32, u32), environment: &str) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let socket = served.directory().join(format!("tmux{number}")).display().to_string();
-        let command = format!(
-            "{environment} exec {} top --interval 0.2 --stats {}",
-            env!("CARGO_BIN_EXE_rpcrdma"),
-            served.stats().display()
-        );
-        let terminal = Self { socket, seen: String::new() };
-        let (width, height) = (width.to_string(), height.to_string());
-        // Without the user's own settings; the pane stays when its program has ended.
-        terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-s", "t", "-x", &width, "-y", &height, &command]);
-        terminal
-    }
-
-    fn tmux(&self, arguments: &[&str]) -> String {
-        let output = Command::new("tmux").args(["-S", &self.socket]).args(arguments).output().expect("tmux runs");
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-
-    /// Waits until the screen is as it should be.
-    fn shows(&mut self, what: impl Fn(&str) -> bool) -> bool {
-        settles(|| {
-            self.seen = self.tmux(&["capture-pane", "-p", "-t", "t"]);
-            what(&self.seen)
-        })
-    }
-
-    fn key(&self, key: &str) {
-        self.tmux(&["send-keys", "-t", "t", key]);
-    }
-
-    /// Its session, and so its program, has ended.
-    fn ends(&self) -> bool {
-        settles(|| !self.tmux(&["list-sessions"]).contains("t:"))
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            println!("the screen was:\n{}", self.seen);
-        }
-        self.tmux(&["kill-server"]);
-    }
+/// `rpcrdma top` in a terminal of this size, with these variables.
+fn top(served: &Served, size: (u32, u32), environment: &str) -> Terminal {
+    let (program, stats) = (env!("CARGO_BIN_EXE_rpcrdma"), served.stats());
+    let command = format!("{environment} exec {program} top --interval 0.2 --stats {}", stats.display());
+    Terminal::open(served.directory(), size, &command)
 }
 
 /// The rate of calls of the first shard.
@@ -130,7 +85,7 @@ fn a_terminal_shows_a_server_at_work_and_what_keys_ask_for() {
         return;
     }
     let served = Served::start();
-    let mut terminal = Terminal::open(&served, (100, 30), "");
+    let mut terminal = top(&served, (100, 30), "");
     let title = format!("rpcrdma top  pid {}", std::process::id());
     assert!(terminal.shows(|screen| screen.contains(&title) && calls(screen).is_some()));
     assert!(terminal.seen.contains("credits") && terminal.seen.contains("lowest"), "{}", terminal.seen);
@@ -157,7 +112,7 @@ fn a_server_that_goes_and_comes_back_is_waited_for() {
         return;
     }
     let mut served = Served::start();
-    let mut terminal = Terminal::open(&served, (80, 24), "NO_COLOR=1");
+    let mut terminal = top(&served, (80, 24), "NO_COLOR=1");
     assert!(terminal.shows(|screen| calls(screen).is_some()));
     served.end();
     assert!(terminal.shows(|screen| screen.starts_with("gone: ")));
@@ -176,12 +131,12 @@ fn a_dumb_terminal_gets_lines_and_a_closed_one_ends_it() {
         return;
     }
     let served = Served::start();
-    let mut terminal = Terminal::open(&served, (200, 50), "TERM=dumb");
+    let mut terminal = top(&served, (200, 50), "TERM=dumb");
     assert!(terminal.shows(|screen| screen.contains("shard  busy") && !screen.contains("q: end")));
     drop(terminal);
     // Under nohup nobody is told of a terminal that is closed.
     let pid = served.directory().join("pid").display().to_string();
-    let mut terminal = Terminal::open(&served, (80, 24), &format!("echo $$ >{pid}; trap '' HUP;"));
+    let mut terminal = top(&served, (80, 24), &format!("echo $$ >{pid}; trap '' HUP;"));
     assert!(terminal.shows(|screen| screen.contains("q: end")));
     let pid = std::fs::read_to_string(&pid).expect("its number");
     drop(terminal);

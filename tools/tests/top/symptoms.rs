@@ -1,12 +1,13 @@
 //! What `tuning.md` says to look for when calls are slow: each symptom is provoked, and `rpcrdma top` shows it where
-//! the list there says. Their order is that of the list.
+//! the list there says. Their order is that of the list, and each begins with its row.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{Scope, scope};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::served::{PROGRAM, rpcrdma, settles, shard};
+use crate::patience::settles;
+use crate::served::{PROGRAM, rpcrdma, shard};
 use rpcrdma::client::ClientConfig;
 use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::service::DeferredCall;
@@ -58,8 +59,10 @@ impl Ill {
     }
 }
 
-/// Calls of procedure 1 on one connection, so many under way at a time; each with a Read chunk, if that has a length.
+/// Calls of procedure 1 on the first of some connections, so many under way at a time; each with a Read chunk, if that has
+/// a length.
 struct Load {
+    connections: usize,
     depth: usize,
     read_chunk: usize,
     config: Config,
@@ -67,7 +70,13 @@ struct Load {
 
 impl Load {
     fn of(depth: usize) -> Self {
-        Self { depth, read_chunk: 0, config: shard() }
+        Self { connections: 1, depth, read_chunk: 0, config: shard() }
+    }
+
+    /// With Read chunks of this length, and memory for as many as are under way.
+    fn of_chunks(depth: usize, read_chunk: usize) -> Self {
+        let config = Config { bulk_buffers: vec![(64 << 10, depth)], ..shard() };
+        Self { read_chunk, config, ..Self::of(depth) }
     }
 
     fn run<'s>(&'s self, scope: &'s Scope<'s, '_>, address: &'s Address, stop: &'s AtomicBool) {
@@ -75,6 +84,9 @@ impl Load {
         scope.spawn(move || {
             while !stop.load(Ordering::Relaxed) {
                 let mut client = LocalClient::connect(address, config.clone()).expect("a connection");
+                for _ in 1..self.connections {
+                    client.begin_connect(address).expect("it begins");
+                }
                 let mut under_way = 0;
                 while !stop.load(Ordering::Relaxed) && client.is_open(client.first()) {
                     while under_way < self.depth && self.start(&mut client) {
@@ -115,6 +127,13 @@ fn now(row: &Value, figure: &str) -> f64 {
     row[figure]["now"].as_f64().unwrap_or(0.0)
 }
 
+/// The shard works, and does not show what it showed before the knob was turned.
+fn works(view: &Value, symptom: &str) -> bool {
+    let shard = &view["shards"][0];
+    now(shard, "calls") > 0.0 && shard[symptom]["max"] == 0.0
+}
+
+/// The row: `0?` for a shard: it does not answer
 #[test]
 fn a_handler_that_blocks_its_shard_leaves_it_without_an_answer() {
     let blocked = std::sync::Arc::new(Mutex::new(()));
@@ -131,6 +150,7 @@ fn a_handler_that_blocks_its_shard_leaves_it_without_an_answer() {
     drop(end);
 }
 
+/// The row: `queue` stays above 0, `backpressure/s` counts
 #[test]
 fn slow_workers_have_a_queue_and_push_back() {
     let slow = Procedure::new(|call| {
@@ -145,60 +165,91 @@ fn slow_workers_have_a_queue_and_push_back() {
     });
 }
 
+/// The row: key `c`: `credits` 64/64 while `busy` is low
 #[test]
 fn callers_that_want_more_than_they_may_use_all_credits() {
     let held = Mutex::new(Vec::<DeferredCall>::new());
     let holds = Procedure::deferred(move |call| held.lock().expect("no panic").push(call));
     let ill = Ill::new(holds, server(Config { credits: 8, max_credits: 8, ..shard() }));
     ill.shows(&Load::of(32), |view| {
-        let connection = &view["connections"][0];
-        connection["credits_used"] == 8 && connection["credits_granted"] == 8
+        let (shard, connection) = (&view["shards"][0], &view["connections"][0]);
+        connection["credits_used"] == 8 && connection["credits_granted"] == 8 && now(shard, "busy") < 0.5
     });
 }
 
+/// The row: key `c`: `credits` of less than was configured; `promised` near `receives`
+#[test]
+fn a_shard_without_receives_left_gives_new_connections_few_credits() {
+    let load = Load { connections: 20, config: Config { receives: 4096, ..shard() }, ..Load::of(1) };
+    let cut = |view: &Value| {
+        let granted = view["connections"].as_array().into_iter().flatten();
+        granted
+            .filter_map(|connection| connection["credits_granted"].as_u64())
+            .any(|granted| 0 < granted && granted < 16)
+    };
+    let of =
+        |receives| Ill::new(Procedure::new(done), server(Config { receives, credits: 16, max_credits: 16, ..shard() }));
+    of(512).shows(&load, |view| cut(view) && view["shards"][0]["receives_promised"].as_u64() > Some(512 * 3 / 5));
+    of(4096).shows(&load, |view| view["connections"].as_array().is_some_and(|all| all.len() == 20) && !cut(view));
+}
+
+/// The row: `waits/s` above 0; `pool lowest` 0 of a class
 #[test]
 fn chunks_without_memory_wait_for_it() {
-    let takes = Procedure::new(done).read_chunks(1, 40_000);
-    let ill = Ill::new(takes, server(Config { bulk_buffers: vec![(64 << 10, 2)], ..shard() }));
-    let load =
-        Load { read_chunk: 40_000, config: Config { bulk_buffers: vec![(64 << 10, 16)], ..shard() }, ..Load::of(16) };
-    ill.shows(&load, |view| {
+    let of = |buffers| {
+        let takes = Procedure::new(done).read_chunks(1, 40_000);
+        Ill::new(takes, server(Config { bulk_buffers: vec![(64 << 10, buffers)], ..shard() }))
+    };
+    let load = Load::of_chunks(16, 40_000);
+    of(2).shows(&load, |view| {
         let shard = &view["shards"][0];
         now(shard, "memory_waits") > 0.0
             && shard["pool_low"]["low_water"] == 0
             && shard["pool_low"]["size"].as_u64() > Some(40_000)
     });
+    of(32).shows(&load, |view| works(view, "memory_waits"));
 }
 
+/// The row: `read waits/s` below the table (`rwaits/s` in it, on a wide screen) above 0
 #[test]
-fn a_shard_without_receives_left_gives_new_connections_few_credits() {
-    let ill = Ill::new(Procedure::new(done), server(Config { receives: 256, credits: 64, ..shard() }));
-    ill.shows(&Load::of(1), |view| {
-        let granted = view["connections"][0]["credits_granted"].as_u64();
-        granted.is_some_and(|granted| 0 < granted && granted < 64)
-    });
+fn calls_beyond_the_reads_of_their_connection_wait() {
+    let of = |max_reads| {
+        let takes = Procedure::new(done).read_chunks(1, 40_000);
+        Ill::new(takes, server(Config { max_reads, bulk_buffers: vec![(64 << 10, 32)], ..shard() }))
+    };
+    let load = Load::of_chunks(16, 40_000);
+    of(Some(1)).shows(&load, |view| now(&view["shards"][0], "read_waits") > 0.0);
+    of(None).shows(&load, |view| works(view, "read_waits"));
 }
 
+/// The row: `sleeps/s` near `calls/s`
 #[test]
 fn a_shard_that_sleeps_between_calls_counts_it() {
-    let ill = Ill::new(Procedure::new(done), server(Config { idle: IdlePolicy::Event, ..shard() }));
-    ill.shows(&Load::of(1), |view| {
+    let of = |idle| Ill::new(Procedure::new(done), server(Config { idle, ..shard() }));
+    of(IdlePolicy::Event).shows(&Load::of(1), |view| {
         let shard = &view["shards"][0];
         now(shard, "calls") > 0.0 && now(shard, "sleeps") * 2.0 > now(shard, "calls")
     });
+    of(IdlePolicy::Poll).shows(&Load::of(1), |view| works(view, "sleeps"));
 }
 
+/// The row: `batch` 1 and `doorbells/s` near `sent/s` at full load
 #[test]
 fn messages_that_leave_one_by_one_have_a_doorbell_each() {
-    let ill = Ill::new(Procedure::new(done), server(Config { batch: false, ..shard() }));
-    ill.shows(&Load::of(16), |view| {
+    let of = |batch| Ill::new(Procedure::new(done), server(Config { batch, ..shard() }));
+    of(false).shows(&Load::of(16), |view| {
         let shard = &view["shards"][0];
         now(shard, "messages_sent") > 0.0
             && now(shard, "doorbells") >= now(shard, "messages_sent")
             && now(shard, "batch") < 1.1
     });
+    of(true).shows(&Load::of(16), |view| {
+        let shard = &view["shards"][0];
+        now(shard, "batch") > 1.5 && now(shard, "doorbells") < now(shard, "messages_sent")
+    });
 }
 
+/// The row: key `p`: `refused/s` above 0
 #[test]
 fn refusals_are_told_of_the_procedure() {
     let refuses = Procedure::new(|_| Err(Refusal::GarbageArguments));
@@ -208,10 +259,28 @@ fn refusals_are_told_of_the_procedure() {
     });
 }
 
+/// The row: `faults` counts
 #[test]
 fn peers_that_break_rules_are_faults() {
     let ill = Ill::new(Procedure::new(done), server(Config { useless_per_second: 1, ..shard() }));
     // Nothing is asked, and a grant is sent again and again.
     let load = Load { config: Config { keep_alive: Duration::from_millis(2), ..shard() }, ..Load::of(0) };
     ill.shows(&load, |view| view["shards"][0]["faults_total"].as_u64() > Some(0));
+}
+
+/// The row: none of that, `busy` near 100 %
+#[test]
+fn a_shard_that_can_do_no_more_is_busy() {
+    let computes = Procedure::new(|call| {
+        let end = Instant::now() + Duration::from_micros(200);
+        while Instant::now() < end {}
+        done(call)
+    });
+    // A shard that polls has idle turns as soon as its caller has no core for a moment.
+    let ill = Ill::new(computes, server(Config { idle: IdlePolicy::Event, ..shard() }));
+    ill.shows(&Load::of(64), |view| {
+        let shard = &view["shards"][0];
+        let quiet = ["backpressure", "memory_waits", "read_waits", "faults"].iter().all(|name| now(shard, name) == 0.0);
+        now(shard, "busy") > 0.9 && now(shard, "calls") > 0.0 && shard["worker_depth"] == 0 && quiet
+    });
 }

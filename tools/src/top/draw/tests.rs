@@ -23,6 +23,7 @@ fn view(shards: u32) -> View {
         receives_lowest: 64,
         worker_depth: 3,
         memory_waits: figure(77.0),
+        read_waits: figure(33.0),
         pool_low: Some(PoolLow { size: 65536, low_water: 2, count: 32 }),
         faults_total: 5,
         ..ShardRow::default()
@@ -97,8 +98,8 @@ fn two_hundred_columns_have_all_in_one_line() {
     has(
         &lines,
         &[
-            "lowest    pool low min c/s max c/s core address",
-            "64        2/32    617k   2.47M    - verbs:192.0.2.1:20049",
+            "lowest    pool low rwaits/s min c/s max c/s core address",
+            "64        2/32       33    617k   2.47M    - verbs:192.0.2.1:20049",
         ],
     );
     has(&drawn(&screen(Tab::Connections), 200, 12), &["pid 4242 uid 0?[31", "identity"]);

@@ -1,0 +1,59 @@
+//! A real terminal to run a program in.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::patience::settles;
+
+/// A terminal: a session of a tmux server of its own.
+pub(crate) struct Terminal {
+    socket: String,
+    /// Shown when the test fails.
+    pub(crate) seen: String,
+}
+
+impl Terminal {
+    /// One of this size that runs these words of a shell, with its socket in this directory.
+    pub(crate) fn open(directory: &Path, (width, height): (u32, u32), command: &str) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let socket = directory.join(format!("tmux{number}")).display().to_string();
+        let terminal = Self { socket, seen: String::new() };
+        let (width, height) = (width.to_string(), height.to_string());
+        // Without the user's own settings; the pane stays when its program has ended.
+        terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-s", "t", "-x", &width, "-y", &height, command]);
+        terminal
+    }
+
+    pub(crate) fn tmux(&self, arguments: &[&str]) -> String {
+        let output = Command::new("tmux").args(["-S", &self.socket]).args(arguments).output().expect("tmux runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Waits until the screen is as it should be.
+    pub(crate) fn shows(&mut self, what: impl Fn(&str) -> bool) -> bool {
+        settles(|| {
+            self.seen = self.tmux(&["capture-pane", "-p", "-t", "t"]);
+            what(&self.seen)
+        })
+    }
+
+    pub(crate) fn key(&self, key: &str) {
+        self.tmux(&["send-keys", "-t", "t", key]);
+    }
+
+    /// Its session, and so its program, has ended.
+    pub(crate) fn ends(&self) -> bool {
+        settles(|| !self.tmux(&["list-sessions"]).contains("t:"))
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("the screen was:\n{}", self.seen);
+        }
+        self.tmux(&["kill-server"]);
+    }
+}
