@@ -234,8 +234,8 @@ fn memory_that_will_not_do_costs_its_call_alone_and_nothing_is_read() {
 fn nothing_is_read_of_a_call_when_its_second_chunk_cannot_land() {
     const BOTH: u32 = 42;
     let (_world, address) = (World::new("second-landing"), place::new_address("second-landing"));
-    let (arena, _) = own_arena(3 * PAGE, false).expect("memory");
-    let (foreign, _) = own_arena(PAGE, false).expect("memory");
+    let (arena, _) = own_arena(3 * PAGE);
+    let (foreign, _) = own_arena(PAGE);
     let own = arena.clone();
     let pages = OnceCell::new();
     let choose = move |call: &ServerCall, chunk: usize, len: usize| {

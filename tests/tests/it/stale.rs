@@ -366,7 +366,7 @@ fn what_lands_has_nothing_of_what_was_there() {
     const STORED: u32 = 400;
     for scheme in SCHEMES {
         let mut world = World::new("unwritten-landing");
-        let (arena, _) = own_arena(PAGES * PAGE, false).expect("memory");
+        let (arena, _) = own_arena(PAGES * PAGE);
         let own = arena.clone();
         let mirror = |call: &mut ServerCall| {
             let page = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
