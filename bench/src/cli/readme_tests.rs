@@ -9,8 +9,8 @@ use super::Cli;
 const README: &str = include_str!("../../README.md");
 const TESTS: &[&str] = &["lat", "rate", "bw", "raw-lat", "raw-bw"];
 const CALLS: &[&str] = &["lat", "rate", "bw", "serve"];
-/// Options in the README that are cargo's.
-const OTHERS: &[&str] = &["--features"];
+/// Options in the README that are cargo's, and the yardstick's.
+const OTHERS: &[&str] = &["--features", "--sleep"];
 /// Options whose defaults are in the table of what is timed, which has a test of its own.
 const TIMED: &[(&str, &[&str])] = &[("op", TESTS), ("outstanding", CALLS), ("tx_depth", TESTS), ("cq_mod", TESTS)];
 
