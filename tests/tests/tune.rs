@@ -2,6 +2,7 @@
 //! finds that knob. No figure is judged, but for one that is many times the others.
 
 use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use clap::Parser;
 use rpcrdma_tools::command::Ended;
 use rpcrdma_tools::tune;
+use rustix::thread::CpuSet;
 use serde_json::Value;
 
 const RPCPERF: &str = env!("CARGO_BIN_EXE_rpcperf_tuned");
@@ -63,6 +65,19 @@ fn the_knob_that_is_bad_on_purpose_is_found() {
     assert!(server.contains("credits: 128, signal_every: 4, idle: IdlePolicy::Event, ..Config::default()"), "{server}");
 }
 
+/// The cores that this process may have, the first two at most.
+fn cores() -> String {
+    let all = rustix::thread::sched_getaffinity(None).expect("the cores");
+    let cores = (0..CpuSet::MAX_CPU).filter(|&core| all.is_set(core)).take(2);
+    cores.map(|core| core.to_string()).collect::<Vec<_>>().join(",")
+}
+
+/// A TCP port that nobody listens at.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    listener.local_addr().expect("its address").port()
+}
+
 /// Each aim finds its figure in what `rpcperf` says, and `rpcperf` has an option for each knob. Of the one candidate it
 /// says that it cannot be, so that nothing is compared.
 #[test]
@@ -78,7 +93,7 @@ fn every_aim_has_a_figure() {
         ("--aim p99 --rate 2000", "p99"),
         ("--aim cpu", "cpu"),
         ("--aim cpu --rate 2000 soft:rpcrdma-tests-tune", "cpu"),
-        ("--aim calls --cores 0,0 iwarp:127.0.0.1:0", "rps"),
+        (&format!("--aim calls --cores {} iwarp:127.0.0.1:{}", cores(), free_port()), "rps"),
     ] {
         let said = tuned(
             Path::new(RPCPERF),
