@@ -105,10 +105,11 @@ impl LocalServer {
         self.shard.tell_of_peers(hook, 0);
     }
 
-    /// Serves at one more address, of the same device.
+    /// Serves at one more address, of the same fabric.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind).
+    /// As [`bind`](Self::bind); and on RDMA devices, where a shard has one address: [`Server`](super::Server) has shards
+    /// for several.
     pub fn listen(&mut self, address: &Address) -> Result<(), ServerError> {
         Ok(self.shard.listen(&address.bind()?).map_err(OpenError::from)?)
     }

@@ -218,9 +218,13 @@ fn a_server_is_polled_in_a_loop_of_its_caller() {
         let queue = Queue::default();
         let (mut server, address) = local_server(&world, idle, &queue);
         let second = world.address();
-        server.listen(&second).expect("one more address");
+        let listens = server.listen(&second);
+        // On an RDMA device a shard has one address.
+        assert_eq!(listens.is_err(), second.scheme() == "verbs", "{listens:?}");
         let start = Instant::now();
-        let callers = [caller(&address, 200), caller(&second, 200)];
+        let mut callers = vec![caller(&address, 200)];
+        callers.extend(listens.is_ok().then(|| caller(&second, 200)));
+        let connections = callers.len() as u64;
         let mut slept = 0;
         while !callers.iter().all(|caller| caller.is_finished()) {
             let mut busy = server.poll();
@@ -237,7 +241,7 @@ fn a_server_is_polled_in_a_loop_of_its_caller() {
         }
         callers.into_iter().for_each(|caller| caller.join().expect("it ends well"));
         let stats = server.stats();
-        assert_eq!((stats.calls, stats.connections_total), (800, 2));
+        assert_eq!((stats.calls, stats.connections_total), (400 * connections, connections));
         assert_eq!(stats.sleeps > 0, idle == IdlePolicy::Event, "{slept} sleeps");
         server.begin_drain();
         assert!(settles(|| {
