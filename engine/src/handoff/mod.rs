@@ -26,6 +26,7 @@ pub(crate) mod block_on;
 pub mod idle;
 mod intake;
 pub mod mailbox;
+pub(crate) mod panics;
 pub mod parker;
 pub mod pin;
 pub(crate) mod returns;

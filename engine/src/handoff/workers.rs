@@ -8,14 +8,13 @@
 //! the reason why there is none.
 #![forbid(unsafe_code)]
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::{Builder, JoinHandle};
 
 use rpcrdma_mempool::sync::{Arc, AtomicBool, Ordering};
 
 use super::idle::{Idle, IdlePolicy};
 use super::intake::Intake;
+use super::panics::caught;
 use super::parker::{Signal, Sleeper, Wake};
 use super::pin::{PinError, check_core, pin_current_thread};
 use super::ring_sender::{RingSender, SendError};
@@ -299,27 +298,11 @@ impl<K, J, D, F: Fn(J) -> D> Bench<K, J, D, F> {
 fn step<K, J, D>(desk: &mut Desk<K, J, D>, run: &impl Fn(J) -> D) -> bool {
     let Some((key, job)) = desk.jobs.pop() else { return false };
     // The job is consumed either way, so nothing half done is seen afterwards, unless `run` shares it.
-    let result =
-        catch_unwind(AssertUnwindSafe(|| run(job))).map_err(|panic| JobError::Panicked(panic_text(&*panic).to_owned()));
+    let result = caught(|| run(job)).map_err(|panic| JobError::Panicked(panic.into()));
     let sent = desk.done.send((key, result));
     // Full cannot be: the port has no more jobs outstanding than this ring has slots. Closed: nobody waits.
     debug_assert!(!matches!(sent, Err(SendError::Full(_))), "a result met a full ring");
     true
-}
-
-/// Runs what is another's.
-///
-/// # Errors
-/// What it had to say, if it panicked.
-pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Result<T, Box<str>> {
-    // What it has borrowed of others is its own to have left in order.
-    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| panic_text(&*panic).into())
-}
-
-/// What a panic has to say.
-pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("with something else than a text")
 }
 
 /// One shard's end of the rings to and from one worker.

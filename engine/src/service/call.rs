@@ -1,6 +1,5 @@
 //! One call as the service sees it: arguments and chunks in place, results written where they are sent from.
 
-use std::any::Any;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +12,6 @@ use super::writer::ResultWriter;
 use crate::binding::Binding;
 use crate::fabric::{QpId, ReceivedBuf};
 use crate::handoff::returns::{Link, Linked};
-use crate::handoff::workers::panic_text;
 use crate::proto::{InboundId, MAX_READ_SEGMENTS, MAX_WRITE_SEGMENTS, Refusal};
 pub use crate::proto::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor, MAX_AUTH_LEN, OpaqueAuth};
@@ -278,9 +276,9 @@ impl ServerCall {
 
     /// Its handler has panicked, with these words.
     #[cold]
-    pub(crate) fn set_panic(&mut self, panic: &(dyn Any + Send)) {
+    pub(crate) fn set_panic(&mut self, panic: Box<str>) {
         self.unusual = true;
-        self.panic = Some(panic_text(panic).into());
+        self.panic = Some(panic);
         self.refusal = Some(Refusal::SystemError);
     }
 

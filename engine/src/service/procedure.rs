@@ -2,7 +2,6 @@
 //! as chunks.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use rpcrdma_mempool::Buf;
@@ -12,7 +11,7 @@ use super::deferred::DeferredCall;
 use super::handler::{Handler, Local, Sharing, Task, Threads};
 use super::reply_cache::{CallKey, Client, Lookup, ReplyCache};
 use crate::binding::Binding;
-use crate::handoff::workers::caught;
+use crate::handoff::panics::caught;
 use crate::proto::Refusal;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, ProgramNumber};
 
@@ -276,9 +275,9 @@ impl<S: Sharing> Procedure<S> {
             call.refusal = None;
             return;
         };
-        match catch_unwind(AssertUnwindSafe(|| run(call))) {
+        match caught(|| run(call)) {
             Ok(outcome) => call.refusal = outcome.err(),
-            Err(panic) => call.set_panic(&*panic),
+            Err(panic) => call.set_panic(panic),
         }
         if self.cached.is_some() {
             call.remember();

@@ -4,7 +4,7 @@ use rustix::fd::BorrowedFd;
 
 use super::Shard;
 use crate::fabric::Fabric;
-use crate::handoff::workers::caught;
+use crate::handoff::panics::caught;
 use crate::service::ShardTask;
 
 /// A task, until it panics: then there is none.

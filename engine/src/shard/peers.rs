@@ -3,12 +3,12 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::close_reason::CloseReason;
 use super::conn::Conn;
 use crate::fabric::QpId;
+use crate::handoff::panics::caught;
 use crate::service::Caller;
 
 /// A peer that has a connection to a server.
@@ -64,8 +64,8 @@ impl PeerHook {
     }
 
     fn tell(&self, event: PeerEvent<'_>) {
-        if catch_unwind(AssertUnwindSafe(|| (self.0)(event))).is_err() {
-            log::error!("what is told of connections has panicked: {event:?}");
+        if let Err(panic) = caught(|| (self.0)(event)) {
+            log::error!("what is told of connections has panicked: {event:?}: {panic}");
         }
     }
 }

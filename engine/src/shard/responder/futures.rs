@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Waker};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::handoff::bell::Bell;
+use crate::handoff::panics::caught;
 use crate::handoff::parker::Signal;
-use crate::handoff::workers::caught;
 use crate::service::{Origin, Task};
 
 /// The futures of a shard.
