@@ -165,9 +165,7 @@ impl SharedReceives {
     pub(super) fn complete(&mut self, done: &WorkCompletion, received: usize) -> Option<ReceivedBuf> {
         self.table.complete(done, received)
     }
-}
 
-impl SharedReceives {
     /// Destroys the queue, and takes its buffers back.
     pub(super) fn close(&mut self) -> Vec<Buf> {
         let Some(srq) = self.srq.take() else { return Vec::new() };
