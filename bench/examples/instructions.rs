@@ -5,8 +5,8 @@
 //!
 //! ```sh
 //! cargo run --release -p rpcrdma-bench --example instructions -- \
-//!     CALLS DEPTH [snapshots EVERY CONNECTIONS] [checked] [write|read|deferred|task] [v1|windowed|incremental] \
-//!     [verbs:HOST:PORT]
+//!     CALLS DEPTH [snapshots EVERY CONNECTIONS | active CONNECTIONS] [checked] [write|read|deferred|task] \
+//!     [v1|windowed|incremental] [verbs:HOST:PORT]
 //! ```
 //!
 //! The calls echo 64 bytes. With `write` and `read` as much travels in a Read or Write chunk, beside a call
@@ -18,6 +18,10 @@
 //! EVERY calls the shard tells its statistics with all connections, as `ServerConfig::stats` has it do for each reader:
 //! `--toggle-collect='*server_snapshot*'` counts that alone.
 //!
+//! With `active` the calls, without chunks, go to so many connections in turn. With as many as do not fit the caches this shows which
+//! memory each call fetches, and where: `valgrind --tool=callgrind --cache-sim=yes --D1=49152,12,64 --LL=1048576,16,64`
+//! has the misses of a second-level cache of 1 MiB, by function and line.
+//!
 //! With an address of the verbs fabric both ends are on its device: `tests/vm/instructions` counts that.
 #![forbid(unsafe_code)]
 
@@ -26,7 +30,7 @@ use std::error::Error;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use rpcrdma::client::{ClientConfig, LocalClient};
+use rpcrdma::client::{ClientConfig, Connection, LocalClient};
 use rpcrdma::fabric::Fabric;
 use rpcrdma::fabric::software::SoftwareFabric;
 #[cfg(feature = "verbs")]
@@ -45,7 +49,7 @@ const DEFERRED: u32 = 4;
 const BY_TASK: u32 = 5;
 const PAYLOAD: usize = 64;
 /// Credits of each connection where there are many.
-const IDLE_CREDITS: u32 = 8;
+const FEW_CREDITS: u32 = 8;
 
 #[inline(never)]
 fn server_side<F: Fabric>(server: &mut Shard<F>) -> bool {
@@ -58,11 +62,12 @@ fn server_snapshot<F: Fabric>(server: &mut Shard<F>, connections: usize) -> Shar
     server.stats_with_connections(connections)
 }
 
-/// How often a snapshot is taken, and of how many connections.
+/// More than one connection.
 #[derive(Clone, Copy)]
-struct Snapshots {
-    every: u64,
+struct Many {
     connections: usize,
+    /// One of them makes the calls, and after so many a snapshot is taken of all; `None` if all make calls.
+    snapshot_every: Option<u64>,
 }
 
 /// Starts `depth` calls, as one batch.
@@ -75,14 +80,41 @@ fn client_side_start<F: Fabric>(
 ) -> Result<(), Box<dyn Error>> {
     let connection = client.first();
     for token in 0..depth {
-        *number = number.wrapping_add(1);
-        let mut args = [0; PAYLOAD];
-        args[PAYLOAD - 4..].copy_from_slice(&number.to_be_bytes());
-        let mut call = client.prepare(procedure, PAYLOAD)?;
-        call.put_args(&args)?;
-        client.start(connection, call, token);
+        start(client, connection, token, procedure, number)?;
     }
     client.flush();
+    Ok(())
+}
+
+/// Starts a call on each of these connections, as one batch.
+#[inline(never)]
+fn client_side_start_each<F: Fabric>(
+    client: &mut LocalClient<F>,
+    connections: impl Iterator<Item = Connection>,
+    procedure: u32,
+    number: &mut u32,
+) -> Result<(), Box<dyn Error>> {
+    for (token, connection) in (0..).zip(connections) {
+        start(client, connection, token, procedure, number)?;
+    }
+    client.flush();
+    Ok(())
+}
+
+#[inline(always)]
+fn start<F: Fabric>(
+    client: &mut LocalClient<F>,
+    connection: Connection,
+    token: u64,
+    procedure: u32,
+    number: &mut u32,
+) -> Result<(), Box<dyn Error>> {
+    *number = number.wrapping_add(1);
+    let mut args = [0; PAYLOAD];
+    args[PAYLOAD - 4..].copy_from_slice(&number.to_be_bytes());
+    let mut call = client.prepare(procedure, PAYLOAD)?;
+    call.put_args(&args)?;
+    client.start(connection, call, token);
     Ok(())
 }
 
@@ -152,14 +184,17 @@ fn read(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [calls, depth, rest @ ..] = arguments.as_slice() else {
-        let usage = "instructions CALLS DEPTH [snapshots EVERY CONNECTIONS] [checked] [write|read|deferred|task] \
-                     [v1|windowed|incremental] [ADDRESS]";
+        let usage = "instructions CALLS DEPTH [snapshots EVERY CONNECTIONS | active CONNECTIONS] [checked] \
+                     [write|read|deferred|task] [v1|windowed|incremental] [ADDRESS]";
         return Err(format!("usage: {usage}").into());
     };
     let (calls, depth): (u64, u64) = (calls.parse()?, depth.parse()?);
-    let (snapshots, rest) = match rest {
+    let (many, rest) = match rest {
         [word, every, connections, rest @ ..] if word == "snapshots" => {
-            (Some(Snapshots { every: every.parse()?, connections: connections.parse()? }), rest)
+            (Some(Many { connections: connections.parse()?, snapshot_every: Some(every.parse()?) }), rest)
+        }
+        [word, connections, rest @ ..] if word == "active" => {
+            (Some(Many { connections: connections.parse()?, snapshot_every: None }), rest)
         }
         _ => (None, rest),
     };
@@ -182,20 +217,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let idle = IdlePolicy::Poll;
     let mut server = Config { scheme, decode_by_layout, idle, sample_latency: 0, ..Config::default() };
-    if let Some(Snapshots { connections, .. }) = snapshots {
-        // All calls are timed, and idle connections have few credits, so that Receives are enough for all.
-        server.sample_latency = 1;
-        (server.credits, server.max_credits) = (IDLE_CREDITS, IDLE_CREDITS);
-        server.receives = server.receives.max(2 * connections * IDLE_CREDITS as usize);
+    if let Some(Many { connections, snapshot_every }) = many {
+        // For snapshots all calls are timed. Connections have few credits, so that Receives are enough for all.
+        server.sample_latency = u32::from(snapshot_every.is_some());
+        (server.credits, server.max_credits) = (FEW_CREDITS, FEW_CREDITS);
+        server.receives = server.receives.max(2 * connections * FEW_CREDITS as usize);
     }
-    let receives = if snapshots.is_some() { server.receives } else { 1024 };
+    let receives = if many.is_some() { server.receives } else { 1024 };
     let client = Config { receives, ..server.clone() };
     let own = || format!("soft:instructions-{}", std::process::id());
     let address: Address = rest.get(1).cloned().unwrap_or_else(own).parse()?;
     match &address {
         Address::Soft(_) => {
             let fabric = |config: &Config| SoftwareFabric::new(config.software());
-            run((fabric(&server)?, server), (fabric(&client)?, client), &address, (calls, depth, snapshots), procedure)
+            run((fabric(&server)?, server), (fabric(&client)?, client), &address, (calls, depth, many), procedure)
         }
         #[cfg(feature = "verbs")]
         Address::Verbs(at) => {
@@ -203,7 +238,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let address = Some(at.clone());
                 VerbsFabric::new(VerbsConfig { address, ..config.verbs() })
             };
-            run((fabric(&server)?, server), (fabric(&client)?, client), &address, (calls, depth, snapshots), procedure)
+            run((fabric(&server)?, server), (fabric(&client)?, client), &address, (calls, depth, many), procedure)
         }
         other => Err(format!("{other}: not in this build").into()),
     }
@@ -214,7 +249,7 @@ fn run<F: Fabric>(
     (server, config): (F, Config),
     (fabric, shard): (F, Config),
     address: &Address,
-    (calls, depth, snapshots): (u64, u64, Option<Snapshots>),
+    (calls, depth, many): (u64, u64, Option<Many>),
     procedure: u32,
 ) -> Result<(), Box<dyn Error>> {
     let listener = F::bind(address.fabric_address())?;
@@ -236,9 +271,10 @@ fn run<F: Fabric>(
     let echoes = matches!(procedure, ECHO | DEFERRED | BY_TASK);
     let expected = if echoes { PAYLOAD } else { 0 };
     let mut client = LocalClient::open(fabric, ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) })?;
-    // The calls are made on the first one.
-    for _ in 0..snapshots.map_or(1, |snapshots| snapshots.connections.max(1)) {
+    let mut connections = Vec::new();
+    for _ in 0..many.map_or(1, |many| many.connections.max(1)) {
         let connection = client.begin_connect(address)?;
+        connections.push(connection);
         while !client.is_open(connection) {
             server.poll_control();
             server_side(&mut server);
@@ -250,9 +286,15 @@ fn run<F: Fabric>(
             }
         }
     }
+    let snapshot_every = many.and_then(|many| many.snapshot_every);
+    let calling = if snapshot_every.is_some() { &connections[..1] } else { &connections[..] };
+    let mut next = calling.iter().copied().cycle();
     let (mut number, mut turns, mut taken) = (0, 0u64, 0u64);
     for done in (depth..=calls).step_by(depth as usize) {
         match procedure {
+            ECHO | DEFERRED | BY_TASK if calling.len() > 1 => {
+                client_side_start_each(&mut client, next.by_ref().take(depth as usize), procedure, &mut number)?;
+            }
             ECHO | DEFERRED | BY_TASK => client_side_start(&mut client, depth, procedure, &mut number)?,
             _ => client_side_start_chunks(&mut client, depth, procedure)?,
         }
@@ -262,12 +304,12 @@ fn run<F: Fabric>(
             ended += client_side_poll(&mut client, expected);
             turns += 1;
         }
-        if let Some(Snapshots { every, connections }) = snapshots
+        if let Some(every) = snapshot_every
             && done / every > taken
         {
             taken += 1;
-            let told = server_snapshot(&mut server, connections).peers.len();
-            assert_eq!(told, connections, "all of them are told of");
+            let told = server_snapshot(&mut server, connections.len()).peers.len();
+            assert_eq!(told, connections.len(), "all of them are told of");
         }
     }
     println!("{} calls, {turns} turns of each side, {taken} snapshots", calls / depth * depth);
