@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rpcrdma::Address;
-use rpcrdma::fabric::iwarp::{self, IwarpConfig};
+use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::fabric::path::PathConfig;
 use serde::{Deserialize, Serialize};
 
@@ -277,12 +277,12 @@ pub(crate) struct DeviceArgs {
     /// Path MTU in bytes; at a server the largest that it takes (default: the one of the path)
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
     pub(crate) mtu: Option<u32>,
-    /// iWARP: CRC-32C of each FPDU
-    #[arg(long, value_enum, value_name = "WHEN", help_heading = "iWARP")]
+    /// iWARP: CRC-32C of each FPDU (default: if-asked)
+    #[arg(long, value_name = "never|if-asked|always", help_heading = "iWARP")]
     pub(crate) crc: Option<Crc>,
-    /// iWARP: FPDUs as long as the format allows, or within a TCP segment (default: by the peer)
-    #[arg(long, value_enum, value_name = "SIZE", help_heading = "iWARP")]
-    pub(crate) fpdu: Option<Fpdu>,
+    /// iWARP: FPDUs as long as the format allows, or within a TCP segment (default: auto, by the peer)
+    #[arg(long, value_name = "auto|segment|longest", help_heading = "iWARP")]
+    pub(crate) fpdu: Option<FpduSize>,
     /// iWARP: SO_SNDBUF in bytes (default: the kernel's choice)
     #[arg(long, value_name = "BYTES", value_parser = parse_size, help_heading = "iWARP")]
     pub(crate) sndbuf: Option<usize>,
@@ -294,42 +294,17 @@ pub(crate) struct DeviceArgs {
     pub(crate) busy_poll: Option<u32>,
 }
 
-/// When FPDUs carry a CRC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Crc {
-    Never,
-    IfAsked,
-    Always,
-}
-
-/// How long FPDUs are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Fpdu {
-    Segment,
-    Longest,
-}
-
 impl DeviceArgs {
     /// The iWARP fabric as these options have it.
     pub(crate) fn iwarp(&self) -> IwarpConfig {
-        let defaults = IwarpConfig::default();
         IwarpConfig {
-            crc: match self.crc {
-                None => defaults.crc,
-                Some(Crc::Never) => iwarp::Crc::Never,
-                Some(Crc::IfAsked) => iwarp::Crc::IfAsked,
-                Some(Crc::Always) => iwarp::Crc::Always,
-            },
-            fpdu_size: match self.fpdu {
-                None => defaults.fpdu_size,
-                Some(Fpdu::Segment) => iwarp::FpduSize::Segment,
-                Some(Fpdu::Longest) => iwarp::FpduSize::Longest,
-            },
+            crc: self.crc.unwrap_or_default(),
+            fpdu_size: self.fpdu.unwrap_or_default(),
             send_buffer: self.sndbuf,
             receive_buffer: self.rcvbuf,
             busy_poll: self.busy_poll.map(|usec| Duration::from_micros(usec.into())),
             tos: self.tos,
-            ..defaults
+            ..IwarpConfig::default()
         }
     }
 
@@ -364,9 +339,8 @@ impl DeviceArgs {
         option("--sl", self.sl.map(|level| level.to_string()));
         option("--tos", self.tos.map(|tos| tos.to_string()));
         option("--mtu", self.mtu.map(|bytes| bytes.to_string()));
-        let name = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| value().map(|v| v.get_name().to_owned());
-        option("--crc", name(&|| self.crc?.to_possible_value()));
-        option("--fpdu", name(&|| self.fpdu?.to_possible_value()));
+        option("--crc", self.crc.map(|when| when.to_string()));
+        option("--fpdu", self.fpdu.map(|size| size.to_string()));
         option("--sndbuf", self.sndbuf.map(|bytes| bytes.to_string()));
         option("--rcvbuf", self.rcvbuf.map(|bytes| bytes.to_string()));
         option("--busy-poll", self.busy_poll.map(|usec| usec.to_string()));

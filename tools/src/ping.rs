@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rpcrdma::binding::nfs3;
 use rpcrdma::client::{ClientConfig, PreparedCall};
+use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::mempool::PagePolicy;
 use rpcrdma::rpcbind::{self, Transport};
 use rpcrdma::{Address, CallError, Config, LocalClient, Scheme};
@@ -38,6 +39,7 @@ Examples:
   rpcrdma ping -c 1000 -i 0 -q verbs:10.0.0.1     # round trips, as fast as they go
   rpcrdma ping --rpcbind verbs:10.0.0.1 100003 3
   rpcrdma ping -c 3 soft:demo 0x20000001 1
+  rpcrdma ping -c 3 --crc always iwarp:10.0.0.1   # over plain TCP, each FPDU with a CRC
 
 Exit status: 0 every call was answered, 1 some were not or there was no connection, 2 wrong usage.")]
 pub struct Args {
@@ -81,6 +83,14 @@ pub struct Args {
     #[arg(long)]
     pub no_chunk: bool,
 
+    /// iWARP: CRC-32C of each FPDU: never, if the server asks for it, or always (default: if-asked)
+    #[arg(long, value_name = "never|if-asked|always")]
+    pub crc: Option<Crc>,
+
+    /// iWARP: FPDUs within a TCP segment, or as long as the format allows (default: auto, by the server)
+    #[arg(long, value_name = "auto|segment|longest")]
+    pub fpdu: Option<FpduSize>,
+
     /// Prints no line for each call
     #[arg(short, long)]
     pub quiet: bool,
@@ -108,6 +118,10 @@ pub fn run(args: &Args) -> Outcome {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    if (args.crc.is_some() || args.fpdu.is_some()) && !matches!(args.address, Address::Iwarp(_)) {
+        let text = format!("--crc and --fpdu are about iwarp: addresses, and {} is none", args.address);
+        return Err(CommandError::Usage(text));
     }
     let address = locate(args)?;
     let mut client = LocalClient::connect(&address, config(args)).map_err(failed)?;
@@ -175,6 +189,11 @@ fn config(args: &Args) -> ClientConfig {
         long_buffers: Vec::new(),
         pages: PagePolicy::Small,
         remote_invalidate: !args.no_invalidate,
+        iwarp: IwarpConfig {
+            crc: args.crc.unwrap_or_default(),
+            fpdu_size: args.fpdu.unwrap_or_default(),
+            ..IwarpConfig::default()
+        },
         // A server that comes back is found again.
         reconnect_attempts: u32::MAX,
         ..Config::default()
@@ -208,5 +227,27 @@ fn idle(client: &mut LocalClient, until: Instant, stop: &AtomicBool) {
             return;
         }
         client.wait(left.min(LOOK));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, FromArgMatches};
+
+    use super::*;
+
+    /// The fabric's configuration by these options.
+    fn iwarp(options: &[&str]) -> IwarpConfig {
+        let command = <Args as clap::Args>::augment_args(Command::new("ping"));
+        let matches = command.get_matches_from([&["ping", "iwarp:x"], options].concat());
+        config(&Args::from_arg_matches(&matches).expect("all of them")).shard.iwarp
+    }
+
+    /// A ping's messages fit any FPDU: nothing on the wire says which it was.
+    #[test]
+    fn options_about_iwarp_come_to_the_fabric() {
+        assert_eq!(iwarp(&[]), IwarpConfig::default());
+        let told = IwarpConfig { crc: Crc::Never, fpdu_size: FpduSize::Segment, ..IwarpConfig::default() };
+        assert_eq!(iwarp(&["--crc", "never", "--fpdu", "segment"]), told);
     }
 }

@@ -3,9 +3,12 @@
 mod tool;
 
 use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rpcrdma::fabric::iwarp::wire::{Kind, Setup};
+use rpcrdma::fabric::iwarp::{Crc, IwarpConfig};
 use rpcrdma::mempool::PagePolicy;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Config, Procedure, Scheme, Server, Services};
@@ -22,14 +25,19 @@ fn address() -> String {
     format!("soft:ping-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
+/// An address over TCP; all of 127.0.0.0/8 is loopback, and nobody else is at this one.
+fn tcp_address() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(20049);
+    let [.., a, b] = std::process::id().to_be_bytes();
+    format!("iwarp:127.98.{a}.{b}:{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
 fn serve(address: &str, scheme: Scheme) -> Server {
-    let shard = Config {
-        scheme,
-        receives: 512,
-        bulk_buffers: vec![(64 << 10, 4)],
-        pages: PagePolicy::Small,
-        ..Config::default()
-    };
+    serve_with(address, Config { scheme, ..Config::default() })
+}
+
+fn serve_with(address: &str, shard: Config) -> Server {
+    let shard = Config { receives: 512, bulk_buffers: vec![(64 << 10, 4)], pages: PagePolicy::Small, ..shard };
     let mut services = Services::new();
     services.add(PROGRAM, 3, 1, Procedure::new(|_| Ok(())));
     let config = ServerConfig { shard, ..ServerConfig::default() };
@@ -81,6 +89,54 @@ fn either_side_may_want_version_1() {
 }
 
 #[test]
+fn over_tcp_crcs_are_asked_for_as_told() {
+    for (options, asked) in
+        [(&[][..], false), (&["--crc", "never"], false), (&["--crc", "if-asked"], false), (&["--crc", "always"], true)]
+    {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("bound");
+        let address = format!("iwarp:{}", listener.local_addr().expect("an address"));
+        // Ends without an answer, when it has asked.
+        let server = std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().expect("a connection");
+            let mut said = Vec::new();
+            loop {
+                if let Some((request, _)) = Setup::decode(Kind::Request, &said).expect("a request") {
+                    return request;
+                }
+                let mut space = [0; 1024];
+                let n = socket.read(&mut space).expect("bytes");
+                assert!(n > 0, "its end within the request");
+                said.extend_from_slice(&space[..n]);
+            }
+        });
+        let (status, _, errors) = ping(&[options, &["-c", "1", &address]].concat());
+        assert_eq!(status, 1, "{errors}");
+        assert_eq!(server.join().expect("a request").crc, asked, "{options:?}");
+    }
+}
+
+#[test]
+fn over_tcp_a_server_may_want_crcs_or_none() {
+    for (crc, option, served) in [
+        (Crc::Always, "always", true),
+        (Crc::Always, "if-asked", true),
+        (Crc::Always, "never", false),
+        (Crc::IfAsked, "always", true),
+        (Crc::Never, "always", false),
+    ] {
+        let address = tcp_address();
+        let shard = Config { iwarp: IwarpConfig { crc, ..IwarpConfig::default() }, ..Config::default() };
+        let _server = serve_with(&address, shard);
+        for fpdu in ["auto", "segment", "longest"] {
+            let options = ["-c", "2", "-i", "0", "--crc", option, "--fpdu", fpdu, &address, "0x20000001", "3"];
+            let (status, out, errors) = ping(&options);
+            assert_eq!(status == 0, served, "{crc:?} {options:?}: {out}{errors}");
+            assert_eq!(out.contains("2 calls, 2 answered"), served, "{crc:?} {options:?}: {out}{errors}");
+        }
+    }
+}
+
+#[test]
 fn people_get_lines() {
     let address = address();
     let _server = serve(&address, Scheme::V2Windowed);
@@ -114,7 +170,16 @@ fn what_is_not_served_fails() {
     assert!(errors.starts_with("rpcrdma: nobody listens at \"nobody-listens-here\""), "{errors}");
     let (status, _, errors) = ping(&["--rpcbind", "soft:x"]);
     assert!(status == 1 && errors.contains("only networks have an rpcbind"), "{errors}");
-    for arguments in [&[][..], &["soft:x", "-c", "0"], &["tcp:x"], &["soft:x", "y"], &["soft:x", "-i", "-1"]] {
+    for arguments in [
+        &[][..],
+        &["soft:x", "-c", "0"],
+        &["tcp:x"],
+        &["soft:x", "y"],
+        &["soft:x", "-i", "-1"],
+        &["soft:x", "--crc", "always"],
+        &["soft:x", "--fpdu", "segment"],
+        &["iwarp:x", "--crc", "yes"],
+    ] {
         assert_eq!(ping(arguments).0, 2, "{arguments:?}");
     }
 }

@@ -14,9 +14,13 @@
 //! | `transfer` | files to the server and back |
 //! | `latency` | how long single calls take |
 //! | `tree` | directories, and what is below them |
+//!
+//! Options about the iWARP fabric are in `../shared/iwarp.rs`, as `nfs3d` has them, too.
 #![forbid(unsafe_code)]
 
 mod calls;
+#[path = "../shared/iwarp.rs"]
+mod iwarp;
 mod latency;
 mod many;
 mod mount;
@@ -31,13 +35,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use rpcrdma::binding::nfs3::{PROGRAM, Sizes, VERSION, bindings};
 use rpcrdma::client::{ClientConfig, Credential};
-use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::{Address, Config, LocalClient, Scheme};
 
 use calls::{DIRECTORY, Nfs};
+use iwarp::IwarpOptions;
 
 /// Lists, reads and writes the files of an NFS version 3 server over RDMA, or over the software fabric.
 #[derive(Debug, Parser)]
@@ -70,35 +74,13 @@ struct Cli {
     /// Does not let the server invalidate handles (Send With Invalidate).
     #[arg(long)]
     no_invalidate: bool,
-    /// iWARP: asks for a CRC-32C of each FPDU.
-    #[arg(long)]
-    crc: bool,
-    /// iWARP: how long FPDUs are. [default: by the server]
-    #[arg(long, value_enum, value_name = "SIZE")]
-    fpdu: Option<Fpdu>,
+    #[command(flatten)]
+    iwarp: IwarpOptions,
     /// Prints what the connection did, as a line of JSON on standard error.
     #[arg(long)]
     stats: bool,
     #[command(subcommand)]
     command: Command,
-}
-
-/// How long FPDUs are.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Fpdu {
-    /// No longer than a TCP segment.
-    Segment,
-    /// As long as the format allows.
-    Longest,
-}
-
-impl Fpdu {
-    fn size(self) -> FpduSize {
-        match self {
-            Self::Segment => FpduSize::Segment,
-            Self::Longest => FpduSize::Longest,
-        }
-    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -218,11 +200,7 @@ fn config(options: &Cli) -> anyhow::Result<ClientConfig> {
         remote_invalidate: !options.no_invalidate,
         max_calls: depth.max(16),
         bulk_buffers: vec![(options.block as usize, depth), (DIRECTORY + 4096, 4)],
-        iwarp: IwarpConfig {
-            crc: if options.crc { Crc::Always } else { Crc::default() },
-            fpdu_size: options.fpdu.map_or(FpduSize::default(), Fpdu::size),
-            ..config.shard.iwarp
-        },
+        iwarp: options.iwarp.config(&options.server)?,
         ..config.shard
     };
     let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());

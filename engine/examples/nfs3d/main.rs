@@ -21,6 +21,8 @@
 //! | `node`, `cache` | open files |
 //! | `identity` | as whom a call runs |
 //! | `attr`, `status`, `codec` | attributes, errors, arguments and results |
+//!
+//! Options about the iWARP fabric are in `../shared/iwarp.rs`, as `nfs3c` has them, too.
 #![deny(unsafe_code)]
 
 mod attr;
@@ -32,6 +34,8 @@ mod dirs;
 mod export;
 mod handles;
 mod identity;
+#[path = "../shared/iwarp.rs"]
+mod iwarp;
 mod links;
 mod mount;
 mod names;
@@ -64,6 +68,7 @@ use signal_hook::iterator::Signals;
 use export::{Export, Options};
 use handles::{By, Key};
 use identity::{Policy, Squash};
+use iwarp::IwarpOptions;
 use pool::Pool;
 
 /// First word of the line that the server writes to standard output once clients may mount.
@@ -137,6 +142,8 @@ struct Cli {
     /// Tells statistics at this Unix socket, for `rpcrdma top` and `rpcrdma exporter`.
     #[arg(long, value_name = "PATH")]
     stats: Option<PathBuf>,
+    #[command(flatten)]
+    iwarp: IwarpOptions,
 }
 
 /// What a shard does when it finds no work.
@@ -200,7 +207,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     let mount_port = mount::serve(&export, options.mount_port)?;
     let pool = (options.workers > 0).then(|| Pool::start(&export, options.workers.into())).transpose();
     let pool = pool.context("--workers")?;
-    let server = Server::start(&options.listen, nfs::services(&export, pool.as_ref()), &config(options))?;
+    let server = Server::start(&options.listen, nfs::services(&export, pool.as_ref()), &config(options)?)?;
     let registered = if options.rpcbind { Some(register(&options.listen, mount_port)?) } else { None };
     let tidied = Arc::clone(&export);
     std::thread::Builder::new().name("tidy".into()).spawn(move || {
@@ -240,7 +247,7 @@ fn register(listen: &Address, mount_port: u16) -> anyhow::Result<Registration> {
 
 /// Shards on cores, one each, or one shard anywhere; and buffers for as many calls as clients may have under
 /// way.
-fn config(options: &Cli) -> ServerConfig {
+fn config(options: &Cli) -> anyhow::Result<ServerConfig> {
     let calls = CREDITS as usize * usize::from(options.clients);
     let shard = Config {
         credits: CREDITS,
@@ -249,15 +256,16 @@ fn config(options: &Cli) -> ServerConfig {
         keep_alive: Duration::from_secs(options.keep_alive.into()),
         bulk_buffers: vec![(16 << 10, calls), (nfs::TRANSFER as usize, calls)],
         long_buffers: vec![(nfs::DIRECTORY as usize + 4096, calls.min(64))],
+        iwarp: options.iwarp.config(&options.listen)?,
         ..Config::default()
     };
-    ServerConfig {
+    Ok(ServerConfig {
         shard,
         shards: options.cores.len().max(1),
         cores: (!options.cores.is_empty()).then(|| options.cores.clone()),
         stats: options.stats.clone(),
         ..ServerConfig::default()
-    }
+    })
 }
 
 /// How many files may be open: as many as the system lets it.

@@ -11,6 +11,7 @@ use nfs3_types::nfs3::*;
 use nfs3_types::xdr_codec::{List, Opaque, Pack, Unpack};
 use rpcrdma::binding::nfs3::{PROGRAM, Sizes, VERSION, bindings};
 use rpcrdma::client::{ClientConfig, Credential};
+use rpcrdma::fabric::contract::loopback_address;
 use rpcrdma::{CallError, Config, LocalClient, Reply, Scheme};
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
@@ -37,10 +38,36 @@ impl Nfsd {
         Self::spawn(directory, options)
     }
 
+    /// The same over TCP.
+    pub(crate) fn start_on_tcp(options: &[&str]) -> Self {
+        Self::start(&[&["--listen", &format!("iwarp:{}", loopback_address().0)], options].concat())
+    }
+
+    /// What a server says that ends at once, for what it has been told.
+    pub(crate) fn refused(options: &[&str]) -> String {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let export = directory.path().join("export");
+        std::fs::create_dir(&export).expect("a directory");
+        let output = Command::new(env!("CARGO_BIN_EXE_nfs3d"))
+            .arg(&export)
+            .args(["--mount-port", "0", "--key"])
+            .arg(directory.path().join("key"))
+            .args(options)
+            .stdin(Stdio::null())
+            .output()
+            .expect("the example runs");
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).expect("text")
+    }
+
     fn spawn(directory: Arc<TempDir>, options: Vec<String>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let address = format!("soft:nfs3d-test-{}-{number}", std::process::id());
+        let elsewhere = options.iter().position(|option| option == "--listen");
+        let address = match elsewhere {
+            Some(at) => options[at + 1].clone(),
+            None => format!("soft:nfs3d-test-{}-{number}", std::process::id()),
+        };
         let mut child = Command::new(env!("CARGO_BIN_EXE_nfs3d"))
             .arg(directory.path().join("export"))
             .args(["--listen", &address, "--mount-port", "0", "--clients", "1", "--squash", "none", "--key"])

@@ -6,6 +6,7 @@ mod bad_input;
 mod client;
 mod directories;
 mod files;
+mod iwarp;
 mod mount;
 mod names;
 mod nfs3c;

@@ -7,8 +7,13 @@ use crate::client::{Nfsd, pattern, put};
 
 /// Runs the client; its exit status, and what it says on both outputs.
 fn run(nfsd: &Nfsd, options: &[&str], command: &[&str]) -> (i32, String, String) {
+    run_by_way_of(&nfsd.address, nfsd, options, command)
+}
+
+/// The same, with the server at this address.
+pub(crate) fn run_by_way_of(address: &str, nfsd: &Nfsd, options: &[&str], command: &[&str]) -> (i32, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_nfs3c"))
-        .args([&nfsd.address, nfsd.path().to_str().expect("text")])
+        .args([address, nfsd.path().to_str().expect("text")])
         .args(["--mount", &format!("127.0.0.1:{}", nfsd.mount_port)])
         .args(if options.contains(&"--block") { &[][..] } else { &["--block", "65536"] })
         .args(options)

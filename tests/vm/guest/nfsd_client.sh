@@ -55,9 +55,9 @@ done
 
 if [[ $fabric == iwarp ]]; then
     echo "- with CRCs, and with FPDUs of nearly 64 KiB, which soft-iWARP takes as well"
-    forms --crc
+    forms --crc always
     forms --fpdu longest
-    forms --crc --fpdu longest
+    forms --crc always --fpdu longest
 fi
 
 echo "- messages too long for one Send: a Position Zero Read chunk there, a Reply chunk back"

@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use crate::FabricError;
@@ -20,6 +22,25 @@ pub enum Crc {
     Always,
 }
 
+impl Crc {
+    const NAMES: Names<Self, 3> = [("never", Self::Never), ("if-asked", Self::IfAsked), ("always", Self::Always)];
+}
+
+/// As options of programs have it: `never`, `if-asked`, `always`.
+impl FromStr for Crc {
+    type Err = FabricError;
+
+    fn from_str(text: &str) -> Result<Self, FabricError> {
+        named(&Self::NAMES, text)
+    }
+}
+
+impl fmt::Display for Crc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(name_of(&Self::NAMES, *self))
+    }
+}
+
 /// How long the FPDUs that this side sends may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum FpduSize {
@@ -34,6 +55,40 @@ pub enum FpduSize {
     /// Nearly as long as the format allows, 65464 bytes: fewer headers. Any stack that reads a byte stream takes it;
     /// the kernel's soft-iWARP does.
     Longest,
+}
+
+impl FpduSize {
+    const NAMES: Names<Self, 3> = [("auto", Self::Auto), ("segment", Self::Segment), ("longest", Self::Longest)];
+}
+
+/// As options of programs have it: `auto`, `segment`, `longest`.
+impl FromStr for FpduSize {
+    type Err = FabricError;
+
+    fn from_str(text: &str) -> Result<Self, FabricError> {
+        named(&Self::NAMES, text)
+    }
+}
+
+impl fmt::Display for FpduSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(name_of(&Self::NAMES, *self))
+    }
+}
+
+/// The values of a knob, and the words for them.
+type Names<T, const N: usize> = [(&'static str, T); N];
+
+fn named<T: Copy, const N: usize>(names: &Names<T, N>, text: &str) -> Result<T, FabricError> {
+    let found = names.iter().find(|(name, _)| *name == text);
+    found.map(|&(_, value)| value).ok_or_else(|| {
+        let wanted = names.map(|(name, _)| name).join(", ");
+        FabricError::Misuse(format!("{text:?} is none of {wanted}"))
+    })
+}
+
+fn name_of<T: Copy + PartialEq, const N: usize>(names: &Names<T, N>, value: T) -> &'static str {
+    names.iter().find(|(_, named)| *named == value).map_or("", |(name, _)| name)
 }
 
 /// How an [`IwarpFabric`](super::IwarpFabric) is set up. Every field has a default that suits a shard of some hundred
@@ -119,5 +174,24 @@ impl IwarpConfig {
             return bad("max_handshakes", 0, "must be at least 1");
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knobs_have_words_that_are_read_back_and_no_others() {
+        for crc in [Crc::Never, Crc::IfAsked, Crc::Always] {
+            assert_eq!(crc.to_string().parse::<Crc>().unwrap(), crc);
+        }
+        for size in [FpduSize::Auto, FpduSize::Segment, FpduSize::Longest] {
+            assert_eq!(size.to_string().parse::<FpduSize>().unwrap(), size);
+        }
+        let error = "yes".parse::<Crc>().unwrap_err().to_string();
+        assert!(error.contains("\"yes\" is none of never, if-asked, always"), "{error}");
+        let error = "".parse::<FpduSize>().unwrap_err().to_string();
+        assert!(error.contains("\"\" is none of auto, segment, longest"), "{error}");
     }
 }
