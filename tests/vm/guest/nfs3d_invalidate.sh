@@ -7,15 +7,18 @@ for tool in dumpcap tshark; do
     command -v $tool >/dev/null || { echo "$tool is missing: apt-get install tshark"; exit 77; }
 done
 source "$(dirname "$0")/../nfs3d.sh"
+program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
 storage
 serve
-"$(dirname "$0")/../wire-up"
+wire
 trap 'umount -l /mnt /srv/nfs3d 2>/dev/null || true
     for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
-    "$(dirname "$0")/../wire-up" down' EXIT
+    wire down' EXIT
 
-capture=$RPCRDMA_VM_RESULTS/invalidate.pcapng
-dumpcap -q -i v0 -f 'udp port 4791' -w "$capture" 2>/run/dumpcap &
+capture=$RPCRDMA_VM_RESULTS/invalidate-$DEVICE.pcapng
+filter='udp port 4791'
+[[ $fabric == verbs ]] || filter='tcp port 20049'
+dumpcap -q -i $near -f "$filter" -w "$capture" 2>/run/dumpcap &
 capturing=$!
 await 30 grep -q '^File: ' /run/dumpcap
 
@@ -33,21 +36,44 @@ wait $capturing
 chmod a+r "$capture"
 quit
 
-# Calls with their handles, and the handles that Sends With Invalidate (23) name; all values of a field, packets that a
-# device sends again once.
-tshark -r "$capture" -T fields -E occurrence=a -E separator=/t -E aggregator=, \
-    -e infiniband.bth.opcode -e infiniband.bth.destqp -e infiniband.bth.psn \
-    -e rpcordma.rdma_handle -e infiniband.ieth -e ip.dst >/run/all 2>/run/tshark || fail "$(cat /run/tshark)"
+# Calls with their handles, and the handles that Sends With Invalidate name (opcode 23 of InfiniBand): a line for each
+# packet with all values of a field, as tshark has them; of several Sends in one segment of TCP it sees the first one
+# only, and rpcrdma decode stands in, with a line for each message.
+# messages: by rpcrdma decode.
+messages() {
+    "$RPCRDMA" decode --json "$capture" >/run/decoded || fail "rpcrdma decode"
+    python3 -c 'import json, sys
+def handles(of):
+    if isinstance(of, dict):
+        if "handle" in of: yield of["handle"]
+        of = list(of.values())
+    if isinstance(of, list):
+        for one in of: yield from handles(one)
+for line in sys.stdin:
+    message = json.loads(line)
+    shown = ["0x%08x" % handle for key in ("reads", "writes", "reply") for handle in handles(message[key])]
+    invalidated = message["invalidate"]
+    by = ("", "") if invalidated is None else ("23", "%08x" % invalidated)
+    print(by[0], "", "", ",".join(shown), by[1], message["destination"], sep="\t")' </run/decoded >/run/all
+}
+# packets: by tshark.
+packets() {
+    tshark -r "$capture" -T fields -E occurrence=a -E separator=/t -E aggregator=, \
+        -e infiniband.bth.opcode -e infiniband.bth.destqp -e infiniband.bth.psn \
+        -e rpcordma.rdma_handle -e infiniband.ieth -e ip.dst >/run/all 2>/run/tshark || fail "$(cat /run/tshark)"
+}
+if [[ $fabric == verbs ]]; then packets; else messages; fi
+# Packets that a device sends again once.
 awk -F '\t' '$3 == "" || !seen[$1, $2, $3]++' /run/all >/run/packets
-awk -F '\t' '
+awk -F '\t' -v server=$ours '
     # A call: its own handles, those that there are several of.
-    $6 == "10.0.0.1" && $4 != "" {
+    $6 == server && $4 != "" {
         split("", mine); n = split($4, handles, ","); several = 0
         for (i = 1; i <= n; i++) if (!((h = tolower(handles[i])) in mine)) { mine[h]; several++ }
         for (h in mine) calls[h]++
         if (several > 1) odd++
     }
-    $1 == 23 { sub(/,.*/, "", $5); gsub(/:/, "", $5); invalidated["0x" tolower($5)]++; total++ }
+    $1 == "23" { sub(/,.*/, "", $5); gsub(/:/, "", $5); invalidated["0x" tolower($5)]++; total++ }
     END {
         for (h in calls) if (calls[h] > 1) { kept++; if (h in invalidated) bad = bad " " h }
         for (h in invalidated) if (!(h in calls)) unknown++

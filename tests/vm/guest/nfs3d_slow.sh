@@ -42,7 +42,7 @@ nfs
 calls=500
 time_reads() {
     local line
-    line=$("$NFS3C" verbs:10.0.0.1:20049 $export --mount 10.0.0.1:20148 --block 4096 time fast --calls $calls)
+    line=$("${enter[@]}" "$NFS3C" $fabric:$ours:20049 $export --mount $ours:20148 --block 4096 time fast --calls $calls)
     echo "- $1: $line"
     median=$(sed 's/.*median \([0-9]*\).*/\1/' <<<"$line")
 }
