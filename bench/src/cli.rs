@@ -10,6 +10,7 @@ use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::fabric::path::PathConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::fabrics;
 use crate::failure::Failure;
 use crate::limits::Limits;
 use crate::pin::Cores;
@@ -76,9 +77,10 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Where to listen
-    #[arg(long, value_name = "ADDRESS", default_value = DEFAULT_ADDRESS)]
-    pub(crate) listen: String,
+    /// Where to listen: an address, or several, of several devices or fabrics, separated by commas; of calls only, each
+    /// with a shard of its own
+    #[arg(long, value_name = "ADDRESS[,ADDRESS…]", value_delimiter = ',', default_value = DEFAULT_ADDRESS)]
+    pub(crate) listen: Vec<String>,
     /// Cores to run on: of each shard, then of each worker (default: the second core allowed, then those that are left)
     #[arg(long, value_name = "CORE[,CORE…]", value_delimiter = ',')]
     pub(crate) cores: Vec<usize>,
@@ -124,6 +126,16 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
+    /// Where it listens.
+    pub(crate) fn addresses(&self) -> Result<Vec<Address>, Failure> {
+        self.listen.iter().map(|text| fabrics::parse(text)).collect()
+    }
+
+    /// Shards: `--shards`, and at least one for each address.
+    pub(crate) fn shards(&self) -> usize {
+        self.listen.len().max(self.engine.shards as usize)
+    }
+
     /// A server for a test that was given no address: its own kind of tests only, and the defaults for the
     /// rest.
     pub(crate) fn of_test(common: &CommonArgs, half: Half, calls: Option<(&EngineArgs, &TravelArgs)>) -> Self {

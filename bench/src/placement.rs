@@ -19,7 +19,9 @@ fn line(tree: Tree, address: &Address, cores: CoreList) -> Option<String> {
     // A name that is not found is a matter for whoever connects.
     let ip = address.socket_address().ok().flatten().map(|at| at.ip());
     let hint = format!("`rpcrdma doctor {address} --cores {cores}` says what to do");
-    let scene = Scene::new(tree, Question { fabric: Fabric::of_scheme(address.scheme()), ip, cores: Some(cores) });
+    let device = address.named_device().ok().flatten().map(|named| named.name);
+    let fabric = Fabric::of_scheme(address.scheme());
+    let scene = Scene::new(tree, Question { fabric, ip, device, cores: Some(cores) });
     let found: Vec<String> = scene
         .examine()
         .into_iter()

@@ -13,11 +13,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpcrdma::Config;
 use rpcrdma::fabric::Capabilities;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::server::{Server, ServerConfig};
 use rpcrdma::service::Application;
+use rpcrdma::{Address, Config};
 
 use crate::cli::{
     BwArgs, CommonArgs, Defer, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, ServeArgs, TravelArgs,
@@ -53,9 +53,8 @@ pub(crate) struct CallServer {
 }
 
 impl CallServer {
-    /// Serves calls at an address, on shards and workers on these cores.
-    pub(crate) fn start(args: &ServeArgs, cores: &ServerCores) -> Result<Self, Failure> {
-        let address = fabrics::parse(&args.listen)?;
+    /// Serves calls at these addresses, on shards and workers on these cores.
+    pub(crate) fn start(args: &ServeArgs, addresses: &[Address], cores: &ServerCores) -> Result<Self, Failure> {
         // What is not said is what servers of old were ready for.
         let form = args.form.unwrap_or(Form::Chunk);
         let long = matches!(form, Form::Continued | Form::Long);
@@ -69,7 +68,7 @@ impl CallServer {
         let shared = config::shared(&args.engine, &args.device, args.idle, !args.no_batch, &load)?;
         let info = Info {
             core: cores.shards[0] as u32,
-            shards: args.engine.shards,
+            shards: cores.shards.len() as u32,
             idle: args.idle,
             workers: args.engine.workers,
             defer: args.engine.defer,
@@ -91,8 +90,8 @@ impl CallServer {
             ..ServerConfig::default()
         };
         let server = match args.engine.defer {
-            None => Server::start(&address, program.services(&AtOnce { on_workers: info.workers > 0 }), &config),
-            Some(Defer(microseconds)) => Server::start_with(&address, &config, move |_| {
+            None => Server::start(addresses, program.services(&AtOnce { on_workers: info.workers > 0 }), &config),
+            Some(Defer(microseconds)) => Server::start_with(addresses, &config, move |_| {
                 let place = Deferred::by(Duration::from_micros(microseconds.into()));
                 Ok(Application { services: program.services(&place), task: Some(Box::new(place)) })
             }),

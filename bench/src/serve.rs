@@ -33,9 +33,15 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     if args.only == Some(Half::Raw) && args.stats.is_some() {
         return Err(Failure::Usage("--stats: there are none of raw tests; leave --only raw out".to_owned()));
     }
-    let address = fabrics::parse(&args.listen)?;
-    args.device.check(&address)?;
-    let (shards, workers) = (args.engine.shards as usize, args.engine.workers as usize);
+    let addresses = args.addresses()?;
+    addresses.iter().try_for_each(|address| args.device.check(address))?;
+    let [address, others @ ..] = &addresses[..] else {
+        return Err(Failure::Usage("--listen: no address".to_owned()));
+    };
+    if !others.is_empty() && args.only != Some(Half::Calls) {
+        return Err(Failure::Usage("--listen: raw tests are served at one address; say --only calls".to_owned()));
+    }
+    let (shards, workers) = (args.shards(), args.engine.workers as usize);
     let threads = if args.only == Some(Half::Raw) { 1 } else { shards + workers };
     if args.cores.len() > threads {
         let given = args.cores.len();
@@ -48,22 +54,22 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let core = cores.shards[0];
     // Whoever started this server has said it of both sides.
     if args.parent.is_none() {
-        placement::warn(args.root.as_deref(), &address, cores.all().take(threads));
+        placement::warn(args.root.as_deref(), address, cores.all().take(threads));
     }
     let calls = match args.only {
         Some(Half::Raw) => None,
-        _ => Some(CallServer::start(args, &cores)?),
+        _ => Some(CallServer::start(args, &addresses, &cores)?),
     };
     let raw = match args.only {
         Some(Half::Calls) => None,
-        _ => Some(start_raw(fabrics::raw(&address)?, args, core, placement.shared)?),
+        _ => Some(start_raw(fabrics::raw(address)?, args, core, placement.shared)?),
     };
     let what = match (&calls, &raw) {
         (Some(_), Some(_)) => "calls and raw tests",
         (Some(_), None) => "calls",
         _ => "raw tests",
     };
-    process::announce(&args.listen, &format!("{what}, core {core}, idle policy {}", args.idle.name()));
+    process::announce(&args.listen.join(", "), &format!("{what}, core {core}, idle policy {}", args.idle.name()));
     if args.parent.is_some() {
         process::answer(|| calls.as_ref()?.counters());
     }

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use crate::config::Config;
 use crate::fabric::any::{AnyFabric, AnyListener};
+use crate::fabric::host::{self, NamedDevice};
 use crate::fabric::iwarp::IwarpFabric;
 use crate::fabric::software::SoftwareFabric;
 #[cfg(feature = "verbs")]
@@ -14,6 +15,16 @@ use crate::fabric::{Capabilities, Fabric, FabricAddress, FabricError};
 
 /// An address with its fabric: `soft:NAME`, `iwarp:HOST:PORT`, or, in builds with the feature `verbs`,
 /// `verbs:HOST:PORT`.
+///
+/// # Devices
+/// The host of a `verbs:` address picks the device: of a server the one that has the IP address, of a client the one on
+/// the way there by the routing tables; and of its GIDs the one of that IP address. Where that is not enough, the
+/// address names the device, and perhaps its GID by index: `verbs:DEVICE@HOST:PORT`, `verbs:DEVICE/GID@HOST:PORT`. It
+/// is not enough on InfiniBand with several devices, whose GIDs are no IP addresses; where several devices have ways
+/// to a client's server; and for servers that listen at all addresses (`0.0.0.0`). [`Config::device`] and
+/// [`Config::gid_index`] say the same of all addresses together; an address that names another one is refused when it
+/// is opened. Several addresses of one [`Server`](crate::Server) may each name their own: each shard has the device of
+/// the address that it serves.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Address {
@@ -21,14 +32,16 @@ pub enum Address {
     Soft(FabricAddress),
     /// RDMA over plain TCP: `HOST`, `HOST:PORT`, `[IPV6]:PORT`. The port is 20049 unless it is given.
     Iwarp(FabricAddress),
-    /// RDMA devices: `HOST`, `HOST:PORT`, `[IPV6]:PORT`. The port is 20049 unless it is given.
+    /// RDMA devices: `HOST`, `HOST:PORT`, `[IPV6]:PORT`, each with `DEVICE@` or `DEVICE/GID@` in front of it where the
+    /// device is named. The port is 20049 unless it is given.
     #[cfg(feature = "verbs")]
     Verbs(FabricAddress),
 }
 
 /// What addresses of this build look like.
 const FORMS: &str = if cfg!(feature = "verbs") {
-    "soft:NAME, soft:/path/to/socket, iwarp:HOST:PORT, iwarp:[IPV6]:PORT, verbs:HOST:PORT or verbs:[IPV6]:PORT"
+    "soft:NAME, soft:/path/to/socket, iwarp:HOST:PORT, iwarp:[IPV6]:PORT, verbs:HOST:PORT, verbs:[IPV6]:PORT or \
+     verbs:DEVICE/GID@HOST:PORT"
 } else {
     "soft:NAME, soft:/path/to/socket, iwarp:HOST:PORT or iwarp:[IPV6]:PORT"
 };
@@ -83,6 +96,18 @@ impl Address {
         })
     }
 
+    /// The device that it names, if it does.
+    ///
+    /// # Errors
+    /// What is in front of the `@` is no device.
+    pub fn named_device(&self) -> Result<Option<NamedDevice>, FabricError> {
+        match self {
+            Self::Soft(_) | Self::Iwarp(_) => Ok(None),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(at) => Ok(host::split_device(at)?.0),
+        }
+    }
+
     /// Host and port, with the host's name looked up; `None` for a fabric that is not a network.
     ///
     /// # Errors
@@ -90,17 +115,22 @@ impl Address {
     pub fn socket_address(&self) -> Result<Option<SocketAddr>, FabricError> {
         match self {
             Self::Soft(_) => Ok(None),
-            of_host => crate::fabric::host::resolve(of_host.fabric_address()).map(Some),
+            Self::Iwarp(at) => host::resolve(at).map(Some),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(at) => host::split_device(at).and_then(|(_, at)| host::resolve(&at)).map(Some),
         }
     }
 
-    /// The same fabric, at this host and port; itself, if that is not a network.
+    /// The same fabric and device, at this host and port; itself, if that is not a network.
     pub fn with_socket_address(&self, at: SocketAddr) -> Self {
         match self {
             Self::Soft(_) => self.clone(),
             Self::Iwarp(_) => Self::Iwarp(FabricAddress(at.to_string())),
             #[cfg(feature = "verbs")]
-            Self::Verbs(_) => Self::Verbs(FabricAddress(at.to_string())),
+            Self::Verbs(FabricAddress(text)) => {
+                let device = text.split_once('@').map_or(String::new(), |(device, _)| format!("{device}@"));
+                Self::Verbs(FabricAddress(format!("{device}{at}")))
+            }
         }
     }
 
@@ -191,13 +221,20 @@ mod tests {
     #[test]
     #[cfg(feature = "verbs")]
     fn hosts_and_ports_come_back_as_they_were_written() {
-        for text in ["verbs:10.0.0.1:20049", "verbs:[fd00::1]:7", "verbs:storage1"] {
+        for text in ["verbs:10.0.0.1:20049", "verbs:[fd00::1]:7", "verbs:storage1", "verbs:mlx5_0/3@[fd00::1]:7"] {
             let address: Address = text.parse().unwrap();
             assert_eq!((address.scheme(), address.to_string().as_str()), ("verbs", text));
         }
         let at = "[fd00::1]:7".parse().unwrap();
         let moved = "verbs:10.0.0.1".parse::<Address>().unwrap().with_socket_address(at);
         assert_eq!((moved.to_string().as_str(), moved.socket_address().unwrap()), ("verbs:[fd00::1]:7", Some(at)));
+        let on = |device: &str| format!("verbs:{device}@10.0.0.1:7").parse::<Address>().unwrap();
+        assert_eq!(on("mlx5_0/3").named_device().unwrap().map(|named| named.to_string()), Some("mlx5_0/3".into()));
+        assert_eq!(on("mlx5_0").socket_address().unwrap(), Some("10.0.0.1:7".parse().unwrap()));
+        assert_eq!(on("mlx5_0/3").with_socket_address(at).to_string(), "verbs:mlx5_0/3@[fd00::1]:7");
+        let config = Config { device: Some("rxe0".into()), ..Config::default() };
+        let error = on("mlx5_0").open(&config).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("it names mlx5_0, and `device` is rxe0"), "{error}");
         let soft = SoftwareFabric::new(Config::default().software()).unwrap();
         let error = "verbs:storage1".parse::<Address>().unwrap().of(soft.capabilities()).unwrap_err();
         assert!(error.to_string().contains("begin with soft:"), "{error}");

@@ -160,11 +160,11 @@ pub struct Config {
     pub arenas: Vec<Arena>,
     /// The core that the shard's thread is pinned to. Default: none.
     pub core: Option<usize>,
-    /// The RDMA device, such as `mlx5_0`; of no meaning to the other fabrics. Default: the one on the way to
-    /// the address.
+    /// The RDMA device, such as `mlx5_0`, of all addresses; of no meaning to the other fabrics. Default: the one that
+    /// the [address](crate::Address#devices) names, or the one that has it or is on the way there.
     pub device: Option<String>,
     /// Which of the device's GIDs connections go out from, and a server listens at, by its index; of no
-    /// meaning to the other fabrics. Default: the one of the way to the address.
+    /// meaning to the other fabrics. Default: the one that the address names, or the one of the way there.
     pub gid_index: Option<u32>,
     /// Type of service of IPv4, traffic class of IPv6 and of RoCE, of this side's packets: the DSCP in the upper six
     /// bits. 0 to 255. Verbs and iWARP; other fabrics refuse it. Default: of RoCE what the client asked for, else the

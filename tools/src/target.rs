@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use rpcrdma::fabric::{FabricAddress, FabricError, host};
 use rpcrdma::{Address, AddressError};
 use rpcrdma_host::{CoreList, Fabric, Question, Scene, Tree};
 
@@ -24,7 +25,7 @@ impl FromStr for Target {
     fn from_str(text: &str) -> Result<Self, AddressError> {
         // Host and port of devices are written as those of TCP.
         let address: Address = match text.strip_prefix("verbs:") {
-            Some(host) => format!("iwarp:{host}").parse()?,
+            Some(rest) => format!("iwarp:{}", rest.split_once('@').map_or(rest, |(_, host)| host)).parse()?,
             None => text.parse()?,
         };
         let scheme = text.split_once(':').map_or(text, |(scheme, _)| scheme);
@@ -39,10 +40,21 @@ impl Target {
         &self.text
     }
 
+    /// The RDMA device that it names.
+    fn device(&self) -> Result<Option<String>, CommandError> {
+        let Some(rest) = self.text.strip_prefix("verbs:") else { return Ok(None) };
+        let (named, _) = host::split_device(&FabricAddress(rest.to_owned())).map_err(failed)?;
+        Ok(named.map(|named| named.name))
+    }
+
     fn ip(&self) -> Result<Option<IpAddr>, CommandError> {
-        let found = self.address.socket_address().map_err(|error| CommandError::Failed(error.to_string()))?;
+        let found = self.address.socket_address().map_err(failed)?;
         Ok(found.map(|at| at.ip()))
     }
+}
+
+fn failed(error: FabricError) -> CommandError {
+    CommandError::Failed(error.to_string())
 }
 
 /// The machine to look at.
@@ -64,7 +76,8 @@ impl Machine {
             Ok(_) => {}
         }
         let ip = target.map(Target::ip).transpose()?.flatten();
-        let question = Question { fabric: target.and_then(|target| target.fabric), ip, cores };
+        let device = target.map(Target::device).transpose()?.flatten();
+        let question = Question { fabric: target.and_then(|target| target.fabric), ip, device, cores };
         Ok(Scene::new(Tree::new(&self.root), question))
     }
 }

@@ -3,8 +3,9 @@
 mod forms;
 mod placement;
 
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
@@ -56,6 +57,8 @@ fn usage_errors_exit_with_2() {
         &["raw-lat", "--loopback", "--op", "send", "-s", "512M"],
         &["raw-bw", "--loopback", "--limit-p50", "3"],
         &["serve", "--listen", "nowhere"],
+        &["serve", "--listen", "soft:one,nowhere"],
+        &["serve", "--listen", "soft:one,soft:two"],
         &["serve", "--idle", "poll"],
         &["serve", "--cores", "0,0"],
         &["lat", "--loopback", "--op", "echo", "-s", "64K"],
@@ -400,29 +403,31 @@ fn eventually<T>(mut happened: impl FnMut() -> Option<T>) -> T {
     panic!("it did not happen within 20 s");
 }
 
+/// A server; killed also if the test fails.
+struct Server(std::process::Child);
+
+impl Server {
+    /// Starts it, and waits until it says where it listens.
+    fn start(arguments: &[&str]) -> (Self, String) {
+        let mut serve = Command::new(env!("CARGO_BIN_EXE_rpcperf"));
+        let mut server = Self(serve.arg("serve").args(arguments).stdout(Stdio::piped()).spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        (server, line)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn one_server_serves_many_clients() {
-    use std::io::{BufRead, BufReader};
-    use std::process::Stdio;
-
-    /// Killed also if the test fails.
-    struct Server(std::process::Child);
-    impl Drop for Server {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
     let address = format!("soft:rpcperf-test-{}", std::process::id());
-    let mut server = Server(
-        Command::new(env!("CARGO_BIN_EXE_rpcperf"))
-            .args(["serve", "--listen", &address])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap(),
-    );
-    let mut line = String::new();
-    BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let (_server, line) = Server::start(&["--listen", &address]);
     assert!(line.starts_with("listening on ") && line.contains(&address), "{line}");
     for _ in 0..2 {
         let lat = json(&["raw-lat", &address, "-n", "100"]);
@@ -456,4 +461,15 @@ fn one_server_serves_many_clients() {
     json(&["lat", &address, "-n", "100"]);
     let output = rpcperf(&["serve", "--listen", &address]);
     assert_eq!(output.status.code(), Some(1), "the address is taken");
+}
+
+#[test]
+fn a_server_listens_at_several_addresses() {
+    let addresses = ["a", "b"].map(|name| format!("soft:rpcperf-several-{}{name}", std::process::id()));
+    let (_server, line) = Server::start(&["--listen", &addresses.join(","), "--only", "calls", "-s", "4K", "-t", "4"]);
+    assert!(line.starts_with(&format!("listening on {}, calls", addresses.join(", "))), "{line}");
+    for address in &addresses {
+        let lat = json(&["lat", address, "-n", "100"]);
+        assert_eq!(lat["test_info"]["address"], **address);
+    }
 }

@@ -200,7 +200,7 @@ fn config(options: &Cli) -> anyhow::Result<ClientConfig> {
         remote_invalidate: !options.no_invalidate,
         max_calls: depth.max(16),
         bulk_buffers: vec![(options.block as usize, depth), (DIRECTORY + 4096, 4)],
-        iwarp: options.iwarp.config(&options.server)?,
+        iwarp: options.iwarp.config(std::slice::from_ref(&options.server))?,
         ..config.shard
     };
     let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());

@@ -94,13 +94,15 @@ const CREDITS: u32 = 32;
 struct Cli {
     /// The directory.
     directory: PathBuf,
-    /// Where to serve NFS: verbs:HOST:PORT, iwarp:HOST:PORT, soft:NAME.
-    #[arg(long, value_name = "ADDRESS", default_value = "soft:nfs3d")]
-    listen: Address,
+    /// Where to serve NFS: verbs:HOST:PORT, verbs:DEVICE/GID@HOST:PORT, iwarp:HOST:PORT, soft:NAME; or several of
+    /// these, separated by commas, of several devices or fabrics.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "soft:nfs3d")]
+    listen: Vec<Address>,
     /// TCP port of MOUNT; 0 for any that is free.
     #[arg(long, value_name = "PORT", default_value_t = 20048)]
     mount_port: u16,
-    /// Registers NFS and MOUNT with this host's rpcbind, and withdraws them at the end.
+    /// Registers NFS and MOUNT with this host's rpcbind, and withdraws them at the end. It knows one address of IPv4 and
+    /// one of IPv6 for each program.
     #[arg(long)]
     rpcbind: bool,
     /// Whom clients' users become.
@@ -118,7 +120,8 @@ struct Cli {
     /// shards do it, which stand still meanwhile: fastest for what is in memory.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(0..=256))]
     workers: u16,
-    /// Cores to pin shards to, one each, separated by commas. Without, there is one shard, anywhere.
+    /// Cores to pin shards to, one each, separated by commas, and at least one for each address. Without, there is one
+    /// shard for each address, anywhere.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cores: Vec<usize>,
     /// What a shard does when it finds no work.
@@ -218,7 +221,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     })?;
     say(&format!(
         "{READY} on {}: {}, {}, {}; MOUNT on TCP port {mount_port}; {}",
-        options.listen,
+        options.listen.iter().map(Address::to_string).collect::<Vec<_>>().join(", "),
         export.path().display(),
         if options.read_only { "read-only" } else { "writable" },
         export.handles().describe(),
@@ -236,16 +239,18 @@ fn run(options: &Cli) -> anyhow::Result<()> {
 }
 
 /// Tells rpcbind of both programs.
-fn register(listen: &Address, mount_port: u16) -> anyhow::Result<Registration> {
-    let nfs = listen.socket_address()?.with_context(|| format!("{listen}: rpcbind knows networks only"))?;
+fn register(listen: &[Address], mount_port: u16) -> anyhow::Result<Registration> {
+    let nfs = |address: &Address| {
+        let at = address.socket_address()?.with_context(|| format!("{address}: rpcbind knows networks only"))?;
+        Ok(Mapping::new(nfs3::PROGRAM, nfs3::VERSION, Transport::Rdma, at))
+    };
+    let mut mappings = listen.iter().map(nfs).collect::<anyhow::Result<Vec<_>>>()?;
     let mount = (Ipv4Addr::UNSPECIFIED, mount_port).into();
-    Ok(Registration::new(vec![
-        Mapping::new(nfs3::PROGRAM, nfs3::VERSION, Transport::Rdma, nfs),
-        Mapping::new(mount::PROGRAM, mount::VERSION, Transport::Tcp, mount),
-    ])?)
+    mappings.push(Mapping::new(mount::PROGRAM, mount::VERSION, Transport::Tcp, mount));
+    Ok(Registration::new(mappings)?)
 }
 
-/// Shards on cores, one each, or one shard anywhere; and buffers for as many calls as clients may have under
+/// Shards on cores, one each, or one for each address anywhere; and buffers for as many calls as clients may have under
 /// way.
 fn config(options: &Cli) -> anyhow::Result<ServerConfig> {
     let calls = CREDITS as usize * usize::from(options.clients);
@@ -261,7 +266,7 @@ fn config(options: &Cli) -> anyhow::Result<ServerConfig> {
     };
     Ok(ServerConfig {
         shard,
-        shards: options.cores.len().max(1),
+        shards: if options.cores.is_empty() { options.listen.len() } else { options.cores.len() },
         cores: (!options.cores.is_empty()).then(|| options.cores.clone()),
         stats: options.stats.clone(),
         ..ServerConfig::default()

@@ -19,12 +19,13 @@ pub(crate) struct IwarpOptions {
 }
 
 impl IwarpOptions {
-    /// What they say of the fabric at this address.
-    pub(crate) fn config(self, address: &Address) -> anyhow::Result<IwarpConfig> {
+    /// What they say of the fabric at those of the addresses that are of it.
+    pub(crate) fn config(self, addresses: &[Address]) -> anyhow::Result<IwarpConfig> {
         let told = self.crc.is_some() || self.fpdu.is_some();
         ensure!(
-            !told || matches!(address, Address::Iwarp(_)),
-            "--crc and --fpdu are about iwarp: addresses, and {address} is none"
+            !told || addresses.iter().any(|address| matches!(address, Address::Iwarp(_))),
+            "--crc and --fpdu are about iwarp: addresses, and {} is none",
+            addresses.iter().map(Address::to_string).collect::<Vec<_>>().join(", ")
         );
         let (crc, fpdu_size) = (self.crc.unwrap_or_default(), self.fpdu.unwrap_or_default());
         Ok(IwarpConfig { crc, fpdu_size, ..IwarpConfig::default() })

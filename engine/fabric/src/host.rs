@@ -1,7 +1,8 @@
-//! `HOST:PORT`, as it stands behind `verbs:` and `iwarp:`.
+//! `HOST:PORT`, as it stands behind `verbs:` and `iwarp:`, and the device that may stand in front of it behind `verbs:`.
 
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
 use crate::{FabricAddress, FabricError};
@@ -9,10 +10,47 @@ use crate::{FabricAddress, FabricError};
 /// Where RPC over RDMA is served unless told otherwise (RFC 8267).
 pub const DEFAULT_PORT: u16 = 20049;
 
+/// The RDMA device that an address names, and perhaps which of its GIDs, by the index in its port's table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedDevice {
+    /// As `rdma link` has it, such as `mlx5_0`.
+    pub name: String,
+    /// Without: the GID of the way to the peer, or of the address that is listened at.
+    pub gid_index: Option<u32>,
+}
+
+impl fmt::Display for NamedDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        self.gid_index.map_or(Ok(()), |index| write!(f, "/{index}"))
+    }
+}
+
+/// Splits `DEVICE@HOST:PORT` and `DEVICE/GID@HOST:PORT`. An address without `@` names no device, and is what is left.
+///
+/// # Errors
+/// What is in front of the `@` is neither.
+pub fn split_device(address: &FabricAddress) -> Result<(Option<NamedDevice>, FabricAddress), FabricError> {
+    let Some((device, rest)) = address.0.split_once('@') else { return Ok((None, address.clone())) };
+    let error = |detail: &str| FabricError::Address {
+        address: address.0.clone(),
+        detail: format!("{detail}; wanted DEVICE@HOST:PORT or DEVICE/GID@HOST:PORT, such as mlx5_0/3@10.0.0.1:20049"),
+    };
+    let (name, gid) = device.split_once('/').map_or((device, None), |(name, gid)| (name, Some(gid)));
+    if name.is_empty() {
+        return Err(error("no device is named in front of the @"));
+    }
+    let gid_index = gid.map(str::parse).transpose().map_err(|_| error("the index of the GID is no number"))?;
+    Ok((Some(NamedDevice { name: name.to_owned(), gid_index }), FabricAddress(rest.to_owned())))
+}
+
 /// Reads `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`; names are looked up.
 pub fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
     let text = address.0.as_str();
     let error = |detail: String| FabricError::Address { address: text.to_owned(), detail };
+    if text.contains('@') {
+        return Err(error("only addresses of verbs: name an RDMA device, in front of an @".to_owned()));
+    }
     let (host, port) = split(text).map_err(|detail| error(detail.to_owned()))?;
     let mut found = (host, port)
         .to_socket_addrs()
@@ -93,9 +131,32 @@ mod tests {
             ("[fd00::1", "not closed"),
             ("[fd00::1]7", "follows"),
             ("[fe80::1]:7", "link-local"),
+            ("rxe0@10.0.0.1", "only addresses of verbs:"),
         ] {
             let error = resolve(&FabricAddress(text.into())).expect_err(text).to_string();
             assert!(error.contains(why), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn devices_are_named_in_front() {
+        let split = |text: &str| split_device(&FabricAddress(text.into()));
+        for (text, name, gid_index, rest) in
+            [("mlx5_0@10.0.0.1:7", "mlx5_0", None, "10.0.0.1:7"), ("rxe0/12@[fd00::1]", "rxe0", Some(12), "[fd00::1]")]
+        {
+            let named = NamedDevice { name: name.into(), gid_index };
+            assert_eq!(format!("{named}@{rest}"), text);
+            assert_eq!(split(text), Ok((Some(named), FabricAddress(rest.into()))));
+        }
+        assert_eq!(split("10.0.0.1:7"), Ok((None, FabricAddress("10.0.0.1:7".into()))));
+        for (text, why) in [
+            ("@10.0.0.1", "no device"),
+            ("/1@10.0.0.1", "no device"),
+            ("rxe0/@10.0.0.1", "no number"),
+            ("rxe0/first@10.0.0.1", "no number"),
+        ] {
+            let error = split(text).expect_err(text).to_string();
+            assert!(error.contains(why) && error.contains("DEVICE/GID@HOST:PORT"), "{text}: {error}");
         }
     }
 

@@ -41,6 +41,8 @@ pub struct Question {
     pub fabric: Option<Fabric>,
     /// The host of that address.
     pub ip: Option<IpAddr>,
+    /// The RDMA device that the address names.
+    pub device: Option<String>,
     /// The cores that it is to have for itself. Without, what concerns cores is told, and not called wrong.
     pub cores: Option<CoreList>,
 }
@@ -115,8 +117,12 @@ impl Scene {
         &self.rdma
     }
 
-    /// The RDMA devices of the address: that has it, or is on the way to it; all of them if it names no host.
+    /// The RDMA devices of the address: that it names, that has it, or is on the way to it; all of them if it names no
+    /// host.
     pub(crate) fn devices(&self) -> Vec<&Rdma> {
+        if let Some(name) = &self.question.device {
+            return self.rdma.iter().filter(|device| device.name == *name).collect();
+        }
         let Some(ip) = self.question.ip.filter(|ip| !is_any(*ip)) else { return self.rdma.iter().collect() };
         let own: Vec<&Rdma> = self.rdma.iter().filter(|device| device.has(ip)).collect();
         if !own.is_empty() {

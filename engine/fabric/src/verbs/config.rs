@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use crate::host::{self, NamedDevice};
 use crate::path::PathConfig;
 use crate::{FabricAddress, FabricError};
 
@@ -28,7 +29,8 @@ pub struct VerbsConfig {
     /// Which GID of the device connections go out from, by its index in the port's table: a routable one
     /// (RoCE v2). Default: the one of the way to the peer.
     pub gid_index: Option<u32>,
-    /// Where the fabric will listen, or connect to: picks the device. Default none.
+    /// Where the fabric will listen, or connect to: picks the device; names it, and perhaps its GID, if it is
+    /// `DEVICE@HOST:PORT` or `DEVICE/GID@HOST:PORT`. Default none.
     pub address: Option<FabricAddress>,
     /// Traffic class, service level and path MTU of connections. The class goes to a server with the request, and it
     /// answers with the same unless it has one of its own; so does a path MTU, which both ends must keep to: a server
@@ -95,6 +97,50 @@ impl Default for VerbsConfig {
 }
 
 impl VerbsConfig {
+    /// The same, with the device and GID that the address names in their own fields, and not in the address.
+    ///
+    /// # Errors
+    /// The address names another one than the field.
+    pub(super) fn with_device_of_address(mut self) -> Result<Self, FabricError> {
+        let Some(address) = self.address.take() else { return Ok(self) };
+        let (named, rest) = host::split_device(&address)?;
+        if let Some(NamedDevice { name, gid_index }) = named {
+            let contradicts = |knob: &str, named: &str, value: &str| FabricError::Address {
+                address: address.0.clone(),
+                detail: format!("it names {named}, and `{knob}` is {value}: give it once"),
+            };
+            if let Some(device) = self.device.as_ref().filter(|device| **device != name) {
+                return Err(contradicts("device", &name, device));
+            }
+            if let (Some(own), Some(index)) = (gid_index, self.gid_index.filter(|index| gid_index != Some(*index))) {
+                return Err(contradicts("gid_index", &format!("GID {own} of {name}"), &index.to_string()));
+            }
+            self.device = Some(name);
+            self.gid_index = gid_index.or(self.gid_index);
+        }
+        self.address = Some(rest);
+        Ok(self)
+    }
+
+    /// Whether a fabric like this is on the device, and goes by the GID, that an address names.
+    ///
+    /// # Errors
+    /// It is on another one.
+    pub(super) fn check_named(
+        &self,
+        address: &FabricAddress,
+        named: Option<&NamedDevice>,
+        device: &str,
+    ) -> Result<(), FabricError> {
+        let Some(NamedDevice { name, gid_index }) = named else { return Ok(()) };
+        if name == device && gid_index.is_none_or(|index| self.gid_index == Some(index)) {
+            return Ok(());
+        }
+        let opened = NamedDevice { name: device.to_owned(), gid_index: self.gid_index };
+        let detail = format!("this shard has opened {opened}, and has no other device: open one for this address");
+        Err(FabricError::Address { address: address.0.clone(), detail })
+    }
+
     /// Says which field is out of its range.
     pub(super) fn check(&self) -> Result<(), FabricError> {
         let check = |ok: bool, field: &str, got: u32, rule: &str| {
@@ -108,5 +154,51 @@ impl VerbsConfig {
         check(self.retries < 8, "retries", self.retries.into(), "0 to 7")?;
         check(self.rnr_retries < 7, "rnr_retries", self.rnr_retries.into(), "0 to 6")?;
         check((1..32).contains(&self.ack_timeout), "ack_timeout", self.ack_timeout.into(), "1 to 31")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(address: &str, device: Option<&str>, gid_index: Option<u32>) -> VerbsConfig {
+        let address = Some(FabricAddress(address.into()));
+        VerbsConfig { address, device: device.map(Into::into), gid_index, ..VerbsConfig::default() }
+    }
+
+    #[test]
+    fn an_address_names_the_device_once() {
+        let plain = at("10.0.0.1:7", Some("rxe1"), Some(2));
+        assert_eq!(plain.clone().with_device_of_address(), Ok(plain.clone()));
+        for (address, device, gid_index) in [
+            ("rxe1/2@10.0.0.1:7", None, None),
+            ("rxe1/2@10.0.0.1:7", Some("rxe1"), Some(2)),
+            ("rxe1@10.0.0.1:7", None, Some(2)),
+        ] {
+            assert_eq!(at(address, device, gid_index).with_device_of_address(), Ok(plain.clone()), "{address}");
+        }
+        for (address, device, gid_index, why) in [
+            ("rxe1@10.0.0.1", Some("rxe0"), None, "it names rxe1, and `device` is rxe0"),
+            ("rxe1/2@10.0.0.1", Some("rxe1"), Some(1), "it names GID 2 of rxe1, and `gid_index` is 1"),
+            ("rxe1/two@10.0.0.1", None, None, "no number"),
+        ] {
+            let error = at(address, device, gid_index).with_device_of_address().expect_err(address).to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_fabric_has_no_other_device() {
+        let named = |name: &str, gid_index| NamedDevice { name: name.into(), gid_index };
+        let opened = at("rxe1/2@10.0.0.1", None, None).with_device_of_address().expect("a device");
+        let address = FabricAddress("as given".into());
+        let check = |named: Option<NamedDevice>| opened.check_named(&address, named.as_ref(), "rxe1");
+        for fits in [None, Some(named("rxe1", None)), Some(named("rxe1", Some(2)))] {
+            assert_eq!(check(fits), Ok(()));
+        }
+        for other in [named("rxe0", None), named("rxe0", Some(2)), named("rxe1", Some(1))] {
+            let error = check(Some(other)).expect_err("another device").to_string();
+            assert!(error.contains("as given") && error.contains("has opened rxe1/2"), "{error}");
+        }
     }
 }

@@ -70,7 +70,9 @@ impl VerbsFabric {
         address: &FabricAddress,
         params: &ConnectParams,
     ) -> Result<QpId, FabricError> {
-        let to = host::resolve(address)?;
+        let (named, rest) = host::split_device(address)?;
+        self.config.check_named(address, named.as_ref(), &self.choice.device)?;
+        let to = host::resolve(&rest)?;
         check_data(&params.private_data, CONNECT_DATA)?;
         if reaper::is_behind() {
             let detail = "the kernel is behind with destroying earlier connections (rdma_destroy_id): try again later";
@@ -209,7 +211,7 @@ impl VerbsFabric {
             other => Err(FabricError::System {
                 call: "using a connection".to_owned(),
                 detail: format!(
-                    "it goes by device {}, this fabric has opened {}: name the device in the configuration",
+                    "it goes by device {}, this fabric has opened {}: name the device, by `device` or in the address",
                     other.as_deref().unwrap_or("none"),
                     self.choice.device
                 ),

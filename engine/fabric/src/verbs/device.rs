@@ -239,6 +239,11 @@ impl Choice {
     }
 }
 
+/// Whether this device has the address.
+pub(super) fn has(ports: &[Port], name: &str, address: IpAddr) -> bool {
+    ports.iter().filter(|port| port.device == name).flat_map(|port| &port.gids).any(|gid| gid.ip() == address)
+}
+
 /// All ports, in words.
 pub(super) fn alternatives(ports: &[Port]) -> String {
     if ports.is_empty() {
@@ -332,6 +337,14 @@ mod tests {
         for (index, why) in [(0, "is link-local"), (1, "is no address of RoCE v2"), (3, "the port has none")] {
             let text = choose(&two(), Some("mlx5_1"), None, Some(index)).expect_err("a failure").to_string();
             assert!(text.contains(why) && text.contains("mlx5_2 port 1 (Ethernet, active"), "{text}");
+        }
+    }
+
+    #[test]
+    fn whose_an_address_is() {
+        let address = "10.0.0.2".parse().expect("an address");
+        for (name, is_its) in [("mlx5_1", true), ("mlx5_2", false), ("mlx4_0", false)] {
+            assert_eq!(has(&two(), name, address), is_its, "{name}");
         }
     }
 

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use super::connect::REQUEST;
 use super::sleep::{Sleeper, Source};
 use super::sys::{CmEvent, CmId, EventChannel};
-use super::{device, explain, reaper};
-use crate::host;
+use super::{VerbsConfig, device, explain, reaper};
+use crate::host::{self, NamedDevice};
 use crate::seats::{Arrival, Seat, Seats};
 use crate::{FabricAddress, FabricError};
 
@@ -29,6 +29,9 @@ pub struct VerbsListener(Arc<Inner>);
 struct Inner {
     bound: Mutex<Bound>,
     channel: Arc<EventChannel>,
+    /// As given.
+    text: FabricAddress,
+    named: Option<NamedDevice>,
     address: SocketAddr,
     seats: Arc<Seats<CmEvent>>,
 }
@@ -44,11 +47,12 @@ struct Bound {
 
 impl VerbsListener {
     pub(super) fn bind(address: &FabricAddress) -> Result<Self, FabricError> {
-        let at = host::resolve(address)?;
+        let (named, rest) = host::split_device(address)?;
+        let at = host::resolve(&rest)?;
         let channel = EventChannel::new().map_err(|e| explain::opening("rdma_create_event_channel", &e))?;
         let id = bind(&channel, at).map_err(|e| refused(&address.0, at, &e))?;
         let bound = Mutex::new(Bound { id: Some(id), removals: 0 });
-        Ok(Self(Arc::new(Inner { bound, channel, address: at, seats: Arc::default() })))
+        Ok(Self(Arc::new(Inner { bound, channel, text: address.clone(), named, address: at, seats: Arc::default() })))
     }
 
     fn channel(&self) -> &Arc<EventChannel> {
@@ -58,6 +62,14 @@ impl VerbsListener {
     /// Where it listens; unspecified: at all addresses.
     pub(super) fn address(&self) -> IpAddr {
         self.0.address.ip()
+    }
+
+    /// The address may be of this device.
+    ///
+    /// # Errors
+    /// It names another one.
+    pub(super) fn check_named(&self, config: &VerbsConfig, device: &str) -> Result<(), FabricError> {
+        config.check_named(&self.0.text, self.0.named.as_ref(), device)
     }
 
     /// Nothing that is done under the lock can panic half done.

@@ -1,4 +1,5 @@
-//! The fabric over libibverbs and librdmacm: InfiniBand, RoCE, soft-RoCE. Address `verbs:HOST:PORT`.
+//! The fabric over libibverbs and librdmacm: InfiniBand, RoCE, soft-RoCE. Address `verbs:HOST:PORT`, which picks the
+//! device; `verbs:DEVICE@HOST:PORT` and `verbs:DEVICE/GID@HOST:PORT` name it.
 //!
 //! # How it is built
 //! - `sys` has the objects of the two libraries, and is the only part that calls them. `endpoint` and `receives` own
@@ -84,7 +85,8 @@ pub fn local_addresses() -> Vec<std::net::IpAddr> {
 /// The NUMA node of the device that a fabric with this configuration opens. `None` where the kernel knows of none, or
 /// there is no such device, which is told when it is opened.
 pub fn numa_node(config: &VerbsConfig) -> Option<u32> {
-    opened::choose(&device::ports(), config).ok().and_then(|choice| device::numa_node(&choice.device))
+    let config = config.clone().with_device_of_address().ok()?;
+    opened::choose(&device::ports(), &config).ok().and_then(|choice| device::numa_node(&choice.device))
 }
 
 /// Longest sleep while a connection is being closed.
@@ -125,9 +127,11 @@ impl VerbsFabric {
     ///
     /// # Errors
     /// What failed, the limit that was met, and the remedy; for a device that cannot be found, what devices
-    /// there are. [`FabricError::Iwarp`] for one of iWARP that was named, or where there is no other.
+    /// there are; an address and a field that name different ones. [`FabricError::Iwarp`] for one of iWARP that was
+    /// named, or where there is no other.
     pub fn new(config: VerbsConfig) -> Result<Self, FabricError> {
         config.check()?;
+        let config = config.with_device_of_address()?;
         let Found { opened, channel, srq, choice, is_infiniband, quirks, capabilities, room, not_ready } =
             Found::open(&config, None)?;
         let sleeper = Sleeper::new()
@@ -228,6 +232,7 @@ impl Fabric for VerbsFabric {
         if self.listener.is_some() {
             return Err(FabricError::Misuse("this fabric listens already".to_owned()));
         }
+        listener.check_named(&self.config, &self.choice.device)?;
         if let Some(from) = self.source()
             && !listener.address().is_unspecified()
             && listener.address() != from

@@ -169,7 +169,9 @@ pub(super) fn choose(ports: &[Port], config: &VerbsConfig) -> Result<Choice, Fab
         None => None,
         Some(address) => {
             let to = host::resolve(address)?;
-            let found = host::local_address(to);
+            // What the named device has itself is listened at there, whichever way packets to it would go.
+            let is_own = config.device.as_deref().is_some_and(|name| device::has(ports, name, to.ip()));
+            let found = if is_own { Ok(to.ip()) } else { host::local_address(to) };
             let unreachable = |e: io::Error| FabricError::Unreachable {
                 address: address.0.clone(),
                 detail: format!("the routing tables have no way there: {e}; see `ip route get {}`", to.ip()),

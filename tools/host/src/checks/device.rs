@@ -88,6 +88,10 @@ fn rdma_device(scene: &Scene) -> Result<Verdict, Unseen> {
         return Ok(Verdict::fault(Status::Error, "there is no RDMA device", soft_roce(scene)));
     }
     let all = names(&all.iter().collect::<Vec<_>>());
+    if let Some(name) = &scene.question().device {
+        let fix = "# name one of these in the address, or none (`rdma link`)";
+        return Ok(Verdict::fault(Status::Error, format!("none of {all} is called {name}"), fix));
+    }
     Ok(Verdict::fault(
         Status::Error,
         format!("none of {all} has the address, or is on the way to it"),

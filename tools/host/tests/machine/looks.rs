@@ -118,17 +118,21 @@ fn an_interrupt_disturbs_where_it_goes_and_may_go() {
 #[test]
 fn peers_addresses_lead_to_the_device_on_the_way() {
     let machine = server();
-    let at = |ip: &str| {
-        let question = Question { fabric: VERBS, ip: Some(ip.parse().expect("an address")), cores: None };
+    let on = |device: Option<&str>, ip: &str| {
+        let ip = Some(ip.parse().expect("an address"));
+        let question = Question { fabric: VERBS, ip, device: device.map(Into::into), cores: None };
         Scene::new(machine.tree(), question)
             .examine()
             .into_iter()
             .find(|finding| finding.name == "rdma-device")
             .expect("asked")
     };
+    let at = |ip| on(None, ip);
     assert_eq!(at("192.0.2.77").observed, "mlx5_0");
     assert_eq!(at("0.0.0.0").observed, "mlx5_0");
     assert_eq!(at("203.0.113.1").status, Status::Error, "there is no route");
+    assert_eq!(on(Some("mlx5_0"), "203.0.113.1").observed, "mlx5_0", "the address names it");
+    assert_eq!(on(Some("mlx5_7"), "192.0.2.77").observed, "none of mlx5_0 is called mlx5_7");
 }
 
 #[test]
@@ -251,7 +255,9 @@ fn this_machine_can_be_looked_at() {
     for fabric in [None, SOFT, IWARP, VERBS] {
         for cores in [None, Some("0"), Some("0-1"), Some("8191")] {
             let ip = fabric.map(|_| ADDRESS);
-            let findings = Scene::new(Tree::default(), Question { fabric, ip, cores: cores.map(list) }).examine();
+            let findings =
+                Scene::new(Tree::default(), Question { fabric, ip, cores: cores.map(list), ..Question::default() })
+                    .examine();
             assert!(findings.len() > 20);
             for finding in &findings {
                 assert!(!finding.observed.is_empty(), "{finding:?}");

@@ -88,7 +88,7 @@ impl Machine {
 
     pub(crate) fn scene(&self, fabric: Option<Fabric>, cores: Option<&str>) -> Scene {
         let ip = fabric.filter(|fabric| *fabric != Fabric::Soft).map(|_| ADDRESS);
-        Scene::new(self.tree(), Question { fabric, ip, cores: cores.map(list) })
+        Scene::new(self.tree(), Question { fabric, ip, cores: cores.map(list), ..Question::default() })
     }
 
     /// What all checks say.

@@ -1,0 +1,112 @@
+# One server with two devices at once: each address is served on the device that has it, or on the device and by the GID
+# that it names, as the device itself tells of its protection domains and connections. What names alone can say: which
+# device one of all addresses is, and which one has an address that the routing tables lead elsewhere. Names that
+# contradict something are refused.
+# limit: 240
+source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../rpcperf.sh"
+program NFS3D examples/nfs3d "cargo build -p rpcrdma --features verbs --example nfs3d"
+program RPCRDMA rpcrdma 'cargo build -p rpcrdma-tools --features verbs --bin rpcrdma'
+trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
+    rdma link delete rxe1 2>/dev/null || "$(dirname "$0")/../wire-up" down' EXIT
+rdma link add rxe1 type rxe netdev v1
+await 10 grep -qs 'ffff:0a00:0002' /sys/class/infiniband/rxe1/ports/1/gids/*
+
+# shards DEVICE: the threads of the server that have a protection domain there, in order.
+shards() { rdma resource show pd | sed -n "s/^dev $1 .* comm rpcrdma-shard\([0-9]*\).*/\1/p" | sort -u | xargs; }
+
+# calls SHARD: what it has answered.
+calls() {
+    python3 -c 'import json, socket, sys
+said = socket.socket(socket.AF_UNIX)
+said.connect("/run/server.stats")
+print(json.load(said.makefile())["shards"][int(sys.argv[1])]["stats"]["calls"])' "$1"
+}
+
+# listens ADDRESS ADDRESS: a server of both, the first of which is rxe0's and the second rxe1's.
+listens() {
+    serve server "$1,$2" --only calls --stats /run/server.stats
+    [[ "$(shards rxe0) / $(shards rxe1)" == "0 / 1" ]] || fail "$1, $2: not a device each: $(rdma resource show pd)"
+}
+
+# reached SHARD ADDRESS DEVICE FROM: calls of that address reach that shard, by connections of that device and IP
+# address.
+reached() {
+    local before other=$((1 - $1)) client
+    before=$(calls $other)
+    await 30 "$rpcperf" lat "$2" -n 50
+    "$rpcperf" lat "$2" -D 20 --idle event >/run/client 2>&1 &
+    client=$!
+    await 30 bash -c "rdma resource show cm_id link $3 | grep -q 'state CONNECT.* comm rpcperf.*src-addr $4:'"
+    kill $client
+    wait $client || true
+    (($(calls "$1") >= 50)) || fail "$2: shard $1 was not called"
+    (($(calls $other) == before)) || fail "$2: shard $other was called"
+    echo "- $2: shard $1, on $3 from $4"
+}
+
+# over: ends the server.
+over() {
+    kill "$server"
+    wait "$server" || true
+    await 30 bash -c '! rdma resource show cm_id | grep -q "LISTEN.*:200[45]"'
+}
+
+# By IP address alone.
+listens verbs:10.0.0.1:20049 verbs:10.0.0.2:20050
+reached 0 verbs:10.0.0.1:20049 rxe0 10.0.0.1
+reached 1 verbs:10.0.0.2:20050 rxe1 10.0.0.2
+over
+
+# Of all addresses: what comes by the other device is not taken.
+listens verbs:rxe0@0.0.0.0:20049 verbs:rxe1@0.0.0.0:20050
+reached 0 verbs:10.0.0.1:20049 rxe0 10.0.0.1
+reached 1 verbs:rxe1@10.0.0.2:20050 rxe1 10.0.0.2
+fails "the port of the other device" 'rejected by the peer' -- "$rpcperf" lat verbs:10.0.0.2:20049
+over
+
+# By index: the second GID of rxe0 is its IPv6 address.
+[[ $(</sys/class/infiniband/rxe0/ports/1/gids/2) == fd00:* ]] || fail "GID 2 of rxe0 is another one"
+index=$(grep -ls 'ffff:0a00:0002' /sys/class/infiniband/rxe1/ports/1/gids/* | head -n 1)
+index=${index##*/}
+listens 'verbs:rxe0/2@[fd00::1]:20049' verbs:rxe1/$index@10.0.0.2:20050
+reached 0 'verbs:rxe0/2@[fd00::1]:20049' rxe0 fd00::1
+reached 1 verbs:rxe1/$index@10.0.0.2:20050 rxe1 10.0.0.2
+"$rpcperf" lat 'verbs:rxe0/2@[fd00::1]:20049' -n 20 | grep -q 'rxe0.*GID 2 fd00::1 RoCE v2 v0' ||
+    fail "device and GID are not shown"
+over
+
+fails "another device than -d" 'it names rxe1, and `device` is rxe0' -- \
+    "$rpcperf" serve --listen verbs:rxe1@10.0.0.2:20049 -d rxe0 --only calls
+fails "another GID than -x" 'it names GID 2 of rxe0, and `gid_index` is 1' -- \
+    "$rpcperf" lat 'verbs:rxe0/2@[fd00::1]:20049' -x 1
+fails "a device without the address" 'no active port has the address 10.0.0.2' -- \
+    "$rpcperf" serve --listen verbs:10.0.0.1:20049,verbs:rxe0@10.0.0.2:20050 --only calls
+fails "a GID of another address" 'listening at 10.0.0.1 with the GID of fd00::1' -- \
+    "$rpcperf" serve --listen verbs:rxe0/2@10.0.0.1:20049 --only calls
+fails "a device that is not there" 'none is called "mlx5_0"' 'rxe1 port 1' -- "$rpcperf" lat verbs:mlx5_0@10.0.0.1
+fails "a device of TCP" 'only addresses of verbs:' -- "$rpcperf" lat iwarp:rxe0@10.0.0.1
+status=0
+"$RPCRDMA" doctor verbs:rxe7@10.0.0.1 >/run/said || status=$?
+((status == 2)) && grep -q 'none of rxe0, rxe1 is called rxe7' /run/said || fail "doctor: $status: $(</run/said)"
+
+mkdir -p /srv/named
+"$NFS3D" /srv/named --listen verbs:rxe0@10.0.0.1:20049,verbs:rxe1/$index@10.0.0.2:20049 --mount-port 20148 \
+    --key /run/named.key --clients 1 >/run/nfs3d 2>&1 &
+server=$!
+await 30 grep -q "^listening on verbs:rxe0@10.0.0.1:20049, verbs:rxe1/$index@10.0.0.2:20049: " /run/nfs3d
+[[ "$(shards rxe0) / $(shards rxe1)" == "0 / 1" ]] || fail "nfs3d: not a device each: $(rdma resource show pd)"
+for at in verbs:10.0.0.1 verbs:rxe1/$index@10.0.0.2; do
+    "$RPCRDMA" ping -c 3 $at >/run/said 2>&1 || fail "nfs3d: $at: $(</run/said)"
+    echo "- nfs3d, $at: $(tail -n 1 /run/said)"
+done
+kill -TERM "$server"
+wait "$server" || fail "nfs3d ended with $?: $(</run/nfs3d)"
+
+# The routing tables lead from each device's address to the other device, as between two hosts: packets go over the
+# cable.
+rdma link delete rxe1
+"$(dirname "$0")/../wire-up"
+listens verbs:rxe0@10.0.0.1:20049 verbs:rxe1@10.0.0.2:20050
+reached 0 verbs:10.0.0.1:20049 rxe1 10.0.0.2
+reached 1 verbs:10.0.0.2:20050 rxe0 10.0.0.1
