@@ -1,6 +1,7 @@
-# What a site has asked for its packets is on the wire: the DSCP of both directions, over soft-RoCE and over iWARP, the
-# path MTU by the length of packets. What cannot be is refused by name, and a server refuses longer packets than its own.
-# limit: 240
+# What a site has asked for its packets is on the wire: the DSCP of both directions, over soft-RoCE and over iWARP, alone
+# and with the rest, the path MTU by the length of packets. The service level is not: RoCEv2 has it in a VLAN's tag alone,
+# which soft-RoCE does not write; asked for alone it changes no header. What cannot be is refused by name, and a server refuses longer packets than its own.
+# limit: 300
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 for tool in dumpcap tshark; do
@@ -54,7 +55,22 @@ expect "longest packet with a path MTU of 512" "$(longest asked)" "$(long 512)"
 capture written v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 20
 expect "DSCP that nobody asked for" "$(classes written 10.0.0.1)" 0
 expect "longest packet of the port's own MTU" "$(longest written)" "$(long 1024)"
+capture alone v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 20 -T 72
+expect "DSCP of a client that asks for nothing else" "$(classes alone 10.0.0.2)" 18
+expect "DSCP of the server's packets to it" "$(classes alone 10.0.0.1)" 18
+expect "longest packet of the port's own MTU then" "$(longest alone)" "$(long 1024)"
+capture level v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 20 -S 5
+expect "DSCPs with a service level alone" "$(classes level 10.0.0.1) $(classes level 10.0.0.2)" "0 0"
 fails "more than the port has" 'path_mtu = 2048: the active MTU of rxe1 port 1 is 1024' -- "$rpcperf" lat $at -m 2048
+kill "$server"
+wait "$server" || true
+await 30 bash -c '! rdma resource show cm_id | grep -q LISTEN.*20049'
+
+serve class $at --only calls -d rxe0 -x 1 -T 72
+await 30 "$rpcperf" lat $at -n 50
+capture server v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 20
+expect "DSCP of a server that has nothing else of its own" "$(classes server 10.0.0.1)" 18
+expect "DSCP of its client, that asks for none" "$(classes server 10.0.0.2)" 0
 kill "$server"
 wait "$server" || true
 await 30 bash -c '! rdma resource show cm_id | grep -q LISTEN.*20049'
