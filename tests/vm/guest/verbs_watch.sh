@@ -1,0 +1,76 @@
+# A server on the device is watched while it is called: `rpcrdma top` for programs and on a screen, the exporter's
+# counters of the device, and `rpcrdma doctor`. Each says what only this fabric and this device can have counted.
+# limit: 120
+source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../rpcperf.sh"
+program RPCRDMA rpcrdma 'cargo build -p rpcrdma-tools --features verbs --bin rpcrdma'
+command -v tmux >/dev/null || { echo "tmux is missing: apt-get install tmux"; exit 77; }
+trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
+    screen kill-server 2>/dev/null || true' EXIT
+screen() { tmux -u -f /dev/null -S /run/screen "$@"; }
+at=verbs:10.0.0.1:20049
+serve server $at --only calls --stats /run/server.stats
+"$rpcperf" rate $at -t 8 -q 2 -D 100 --idle event >/run/load 2>&1 &
+load=$!
+await 30 bash -c 'rdma resource show cm_id | grep -q "state CONNECT.* comm rpcperf.*dst-addr 10.0.0.1:20049"'
+
+# shows WHAT EXPRESSION: holds of the view that programs get, within some intervals.
+shows() {
+    local end=$((SECONDS + 30))
+    until "$RPCRDMA" top --once --json --interval 2 --stats /run/server.stats >/run/view &&
+        jq -e "$2" /run/view >/dev/null; do
+        ((SECONDS <= end)) || fail "top: $1: not so: $2: $(</run/view)"
+    done
+    echo "- top, $1: $(jq -c "$3" /run/view)"
+}
+shard='.shards[0] | .address == "'$at'" and .answered'
+shows "calls and messages a second" \
+    "$shard and .calls.now > 0 and .messages_received.now >= .calls.now / 2 and .messages_sent.now > 0" \
+    '.shards[0] | [.calls.now, .messages_received.now, .messages_sent.now]'
+shows "Receives" "$shard and .receives_posted > 0 and .receives_promised > 0 and .receives_lowest > 0" \
+    '.shards[0] | [.receives_posted, .receives_promised, .receives_lowest]'
+shows "doorbells and work requests of one" "$shard and .doorbells.now > 0 and .batch.now >= 1" \
+    '.shards[0] | [.doorbells.now, .batch.now]'
+shows "time of a call" "$shard and .p50.now > 0 and .p99.now >= .p50.now" '.shards[0] | [.p50.now, .p99.now]'
+shows "two connections" \
+    '[.connections[] | select(.stage == "open" and (.peer | startswith("10.0.0.1")))] | length == 2' \
+    '[.connections[].peer]'
+
+screen new-session -d -s t -x 130 -y 30 "exec $RPCRDMA top --interval 1 --stats /run/server.stats"
+# On the screen: calls a second, the third word of the shard's row.
+drawn() {
+    screen capture-pane -p -t t >/run/drawn
+    awk '/^shard +busy/ { getline; found = $3 ~ /^[1-9]/ } END { exit !found }' /run/drawn && grep -q posted /run/drawn
+}
+await 30 drawn
+echo "- top, on a screen: $(grep -A 1 '^shard *busy' /run/drawn | tail -n 1)"
+screen send-keys -t t c
+await 30 bash -c "tmux -u -S /run/screen capture-pane -p -t t | grep -q '^10\.0\.0\.1.* open'"
+screen send-keys -t t q
+await 30 bash -c '! tmux -S /run/screen list-sessions'
+
+"$RPCRDMA" exporter --stats /run/server.stats --listen 127.0.0.1:9420 >/run/exporter 2>&1 &
+# packets: what the device has received, as the exporter tells it.
+packets() {
+    python3 -c 'import re, urllib.request
+text = urllib.request.urlopen("http://127.0.0.1:9420/metrics").read().decode()
+print(re.search(r"device_hw_counter_total\{device=\"rxe0\",port=\"1\",counter=\"rcvd_pkts\"\} (\d+)", text)[1])'
+}
+await 30 packets
+before=$(packets)
+(($(counted doorbells) > 0)) || fail "no doorbells of the device"
+more() { (($(packets) > before)); }
+await 30 more
+echo "- exporter: rcvd_pkts of rxe0 from $before to $(packets)"
+
+status=0
+"$RPCRDMA" doctor $at --json >/run/report || status=$?
+((status <= 1)) || fail "doctor: exit status $status: $(</run/report)"
+for check in rdma-device rdma-cm rdma-link gid; do
+    [[ $(jq -r ".checks[] | select(.name == \"$check\").status" /run/report) == ok ]] ||
+        fail "doctor: $check: $(jq -c ".checks[] | select(.name == \"$check\")" /run/report)"
+done
+jq -e '.checks[] | select(.name == "rdma-counters").status | . != "unknown" and . != "error"' /run/report >/dev/null ||
+    fail "doctor: rdma-counters: $(jq -c '.checks[] | select(.name == "rdma-counters")' /run/report)"
+echo "- doctor: $(jq -c '[.checks[] | select(.name | startswith("rdma-")) | {(.name): .observed}] | add' /run/report)"
+kill -0 $load || fail "the load has ended: $(</run/load)"
