@@ -18,9 +18,10 @@
 //! EVERY calls the shard tells its statistics with all connections, as `ServerConfig::stats` has it do for each reader:
 //! `--toggle-collect='*server_snapshot*'` counts that alone.
 //!
-//! With `active` the calls, without chunks, go to so many connections in turn. With as many as do not fit the caches this shows which
-//! memory each call fetches, and where: `valgrind --tool=callgrind --cache-sim=yes --D1=49152,12,64 --LL=1048576,16,64`
-//! has the misses of a second-level cache of 1 MiB, by function and line.
+//! With `active` the calls, without chunks, go to so many connections in turn. With as many as do not fit the caches
+//! this shows which memory each call fetches, and where:
+//! `valgrind --tool=callgrind --cache-sim=yes --D1=49152,12,64 --LL=1048576,16,64` has the misses of a second-level
+//! cache of 1 MiB, by function and line.
 //!
 //! With an address of the verbs fabric both ends are on its device: `tests/vm/instructions` counts that.
 #![forbid(unsafe_code)]

@@ -5,9 +5,9 @@
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Has the processor fetch the first `LINES` cache lines of the value that is there, or all of a shorter one. Any pointer
-/// will do: none is followed. A hint, and nothing else: it does nothing on processors whose instruction is not known
-/// here.
+/// Has the processor fetch the first `LINES` cache lines of the value that is there, or all of a shorter one. Any
+/// pointer will do: none is followed. A hint, and nothing else: it does nothing on processors whose instruction is not
+/// known here.
 #[inline(always)]
 pub fn prefetch<const LINES: usize, T>(value: *const T) {
     let at = value.cast::<u8>();
