@@ -9,6 +9,7 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
         Case { name: "messages of every length arrive", check: lengths },
         Case { name: "many messages, through every place of the rings", check: volume },
         Case { name: "a long conversation of short messages", check: conversation },
+        Case { name: "a long message behind short ones that were all taken", check: long_behind_short },
         Case { name: "a shared receive queue serves all connections", check: shared_queue },
         Case { name: "Receives behind a fence are taken last", check: fenced_receives },
         Case { name: "a queue pair's own receive queue is its own", check: own_queue },
@@ -96,6 +97,23 @@ fn conversation<F: Fabric>(w: &mut World<F>) -> Outcome {
         let got = w.client_done(c, Opcode::Recv)?;
         same("reply", bytes(&got)?, &pattern(i + 1, 100)[..])?;
         w.client.post_again(got)?;
+    }
+    Ok(())
+}
+
+fn long_behind_short<F: Fabric>(w: &mut World<F>) -> Outcome {
+    for short in [0, 8, 20, 40, 70] {
+        let (c, s) = w.connect()?;
+        w.server.post_receives(None, 1)?;
+        for i in 0..short {
+            w.client.send_now(c, 0, &pattern(i, 100))?;
+            let got = w.server_done(s, Opcode::Recv)?;
+            w.server.post_again(got)?;
+            w.client_done(c, Opcode::Send)?;
+        }
+        w.client.send_quietly(c, 0, &pattern(short, 2048))?;
+        let got = w.server_done(s, Opcode::Recv).map_err(|e| format!("behind {short} messages: {e}"))?;
+        same("message", bytes(&got)?, &pattern(short, 2048)[..])?;
     }
     Ok(())
 }

@@ -64,7 +64,9 @@ impl Qp {
         if first != 0 && !self.receive(common, out, end, first) {
             return Polled::Dead;
         }
-        if !self.retire.is_empty() && !self.forget_done() && !self.reap(common, out, end) {
+        // A request that found no room may wait for the peer to pass a marker, behind all that was sent.
+        let waits = !self.retire.is_empty() || self.needs_room;
+        if waits && !self.forget_done() && !self.reap(common, out, end) {
             return Polled::Dead;
         }
         if !self.pending.is_empty() {
