@@ -68,9 +68,14 @@ impl Nfsd {
             Some(at) => options[at + 1].clone(),
             None => format!("soft:nfs3d-test-{}-{number}", std::process::id()),
         };
-        let mut child = Command::new(env!("CARGO_BIN_EXE_nfs3d"))
+        let mut program = Command::new(env!("CARGO_BIN_EXE_nfs3d"));
+        // Two of them would be two addresses.
+        if elsewhere.is_none() {
+            program.args(["--listen", &address]);
+        }
+        let mut child = program
             .arg(directory.path().join("export"))
-            .args(["--listen", &address, "--mount-port", "0", "--clients", "1", "--squash", "none", "--key"])
+            .args(["--mount-port", "0", "--clients", "1", "--squash", "none", "--key"])
             .arg(directory.path().join("key"))
             .args(&options)
             .stdin(Stdio::null())
