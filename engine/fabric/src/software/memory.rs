@@ -3,10 +3,9 @@
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU64, fence};
 
-use rpcrdma_mempool::{PeerMapping, PeerRing, PeerRings, prefetch};
+use rpcrdma_mempool::{PeerMapping, PeerRing, PeerRings};
 
 use super::doorbell::Doorbell;
-use super::ring::{Consumer, Producer};
 
 /// Words and bytes that another process maps too. Offsets are in bytes; words are aligned to 8.
 ///
@@ -45,8 +44,6 @@ pub(super) trait RingMemory {
     fn read(&self, position: u64, to: &mut [u8]);
     /// Copies bytes in, no more than the ring has.
     fn write(&self, position: u64, from: &[u8]);
-    /// Has the line at a position fetched.
-    fn prefetch(&self, position: u64);
 }
 
 impl Memory for PeerMapping {
@@ -118,11 +115,6 @@ impl RingMemory for PeerRing<'_> {
         let all = PeerRing::write(self, position, from);
         debug_assert!(all, "{} bytes at {position}", from.len());
     }
-
-    #[inline(always)]
-    fn prefetch(&self, position: u64) {
-        prefetch::<1, _>(self.word(position));
-    }
 }
 
 #[inline]
@@ -144,8 +136,6 @@ pub(super) enum Side {
 
 /// Bytes of the lines before the rings.
 const LINES: usize = 4096;
-/// Bytes that a ring begins with: enough for a few short messages at a time.
-pub(super) const FIRST_BYTES: u32 = 2048;
 /// Lines that different sides write are this far apart: processors fetch lines in pairs.
 const APART: usize = 128;
 
@@ -157,7 +147,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// With rings that grow up to this size, a power of two.
+    /// With rings of this size, a power of two.
     pub(super) fn new(ring_bytes: u32) -> Self {
         Self { ring_bytes }
     }
@@ -167,7 +157,7 @@ impl Layout {
         LINES + 2 * self.ring_bytes as usize
     }
 
-    /// Most bytes of one ring.
+    /// Bytes of one ring.
     pub(super) fn ring_bytes(self) -> u32 {
         self.ring_bytes
     }
@@ -177,34 +167,16 @@ impl Layout {
         LINES + if from == Side::Connector { 0 } else { self.ring_bytes as usize }
     }
 
-    /// Lays the ring that a side sends into out so, with so many bytes for now. False if it does not fit.
-    pub(super) fn lay_tx(self, rings: &mut PeerRings, of: Side, bytes: u32) -> bool {
-        rings.lay_tx(self.ring(of), bytes as usize)
+    /// Lays the rings of longer memory out so, as this side has them. False if they do not fit.
+    pub(super) fn lay(self, rings: &mut PeerRings, of: Side) -> bool {
+        rings.lay(self.ring(of), self.ring(of.other()), self.ring_bytes as usize)
     }
 
-    /// The same of the ring that it takes from.
-    pub(super) fn lay_rx(self, rings: &mut PeerRings, of: Side, bytes: u32) -> bool {
-        rings.lay_rx(self.ring(of.other()), bytes as usize)
-    }
-
-    /// The rings of memory that is laid out so, as this side has them, before they have grown.
+    /// The rings of memory that is laid out so, as this side has them.
     pub(super) fn rings(self, memory: PeerMapping, of: Side) -> Result<PeerRings, String> {
         let len = memory.len();
-        let fits = self.bytes() <= len;
-        let rings = PeerRings::new(memory, self.ring(of), self.ring(of.other()), FIRST_BYTES as usize);
-        rings
-            .filter(|_| fits)
+        PeerRings::new(memory, self.ring(of), self.ring(of.other()), self.ring_bytes as usize)
             .ok_or_else(|| format!("rings of {} bytes do not fit memory of {len} bytes", self.ring_bytes))
-    }
-
-    /// The end that sends into such a ring.
-    pub(super) fn producer(self) -> Producer {
-        Producer::new(FIRST_BYTES, self.ring_bytes)
-    }
-
-    /// The end that takes from it.
-    pub(super) fn consumer(self) -> Consumer {
-        Consumer::new(FIRST_BYTES, self.ring_bytes)
     }
 
     /// Two words in which this side says how far it has come in the other's ring, and whether it refused the

@@ -2,19 +2,18 @@
 
 use std::collections::VecDeque;
 use std::fmt::Arguments;
-use std::mem::offset_of;
 use std::time::{Duration, Instant};
 
-use rpcrdma_mempool::{PeerRings, prefetch};
+use rpcrdma_mempool::PeerRings;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::config::{RING_BYTES, SoftwareConfig};
 use super::doorbell::{Doorbell, Waits};
-use super::memory::{FIRST_BYTES, Layout, Memory, Side};
+use super::memory::{Layout, Memory, Side};
 use super::message::{Message, Received};
 use super::region::{PeerMemory, Places, Regions, Shown};
 use super::retire::RetireQueue;
-use super::ring::{Consumer, Header, Producer};
+use super::ring::{Consumer, Producer};
 use super::window::{OwnWindows, PeerWindows};
 use crate::log_limit::ClockedLog;
 use crate::patience::Patience;
@@ -83,9 +82,8 @@ pub(super) enum State {
 /// How far requests have come: what the peer has taken, requests that wait, bytes left of the first.
 type Progress = (u64, usize, usize);
 
-/// One queue pair. What each message needs comes first, and lies together.
+/// One queue pair.
 #[derive(Debug)]
-#[repr(C, align(64))]
 pub(super) struct Qp {
     // What every poll looks at.
     pub(super) ring: PeerRings,
@@ -128,8 +126,8 @@ pub(super) struct Qp {
     pub(super) announced: Vec<u32>,
     // Connection.
     side: Side,
-    /// Where the rings lie: as the connector has made them, until the acceptor's answer.
-    layout: Layout,
+    /// The rings that the connector has made.
+    offered: Layout,
     /// Of requests that wait for the peer.
     pub(super) patience: Patience<Progress>,
     pub(super) socket: Option<OwnedFd>,
@@ -177,7 +175,7 @@ impl Qp {
         let depth = params.send_queue_depth.max(1) as usize;
         Self {
             ring,
-            rx: layout.consumer(),
+            rx: Consumer::new(layout.ring_bytes()),
             chores: false,
             later: false,
             state: State::Connecting,
@@ -188,9 +186,9 @@ impl Qp {
             cold: false,
             armed: None,
             id,
-            tx: layout.producer(),
+            tx: Producer::new(layout.ring_bytes()),
             side,
-            layout,
+            offered: layout,
             max_message,
             retire: RetireQueue::new(depth),
             pending: VecDeque::new(),
@@ -371,45 +369,13 @@ impl Qp {
 
     /// Of the rings that we offered, the acceptor uses so much. False if that cannot be.
     pub(super) fn take_rings(&mut self, bytes: u32) -> bool {
-        if !RING_BYTES.contains(&(bytes as usize)) || bytes > self.layout.ring_bytes() {
+        let layout = Layout::new(bytes);
+        let allowed = RING_BYTES.contains(&(bytes as usize)) && bytes <= self.offered.ring_bytes();
+        if !allowed || !layout.lay(&mut self.ring, self.side) {
             return false;
         }
-        self.layout = Layout::new(bytes);
-        (self.rx, self.tx) = (self.layout.consumer(), self.layout.producer());
-        self.layout.lay_tx(&mut self.ring, self.side, FIRST_BYTES)
-            && self.layout.lay_rx(&mut self.ring, self.side, FIRST_BYTES)
-    }
-
-    /// Has what a message needs fetched, before long it is polled.
-    #[inline]
-    pub(super) fn prefetch(&self) {
-        prefetch::<{ offset_of!(Qp, own_report).div_ceil(64) }, _>(self);
-    }
-
-    /// The same of the place in the ring where the next message comes. Reads the queue pair, which should have come by
-    /// now.
-    #[inline]
-    pub(super) fn prefetch_message(&self) {
-        self.rx.prefetch(&self.ring.rx());
-    }
-
-    /// Makes the ring that we send into larger, which has no room for such a message. False if there is none yet.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn make_room(&mut self, len: u32) -> bool {
-        let Some(bytes) = self.tx.larger(len) else { return false };
-        if !self.layout.lay_tx(&mut self.ring, self.side, bytes) {
-            return false;
-        }
-        self.tx.grow(&self.ring.tx(), bytes);
-        self.tx.has_room(len)
-    }
-
-    /// The peer has made its ring larger, if this header says so. False if it cannot be.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn follow_growth(&mut self, header: Header) -> bool {
-        self.rx.grow(header).is_some_and(|bytes| self.layout.lay_rx(&mut self.ring, self.side, bytes))
+        (self.rx, self.tx) = (Consumer::new(bytes), Producer::new(bytes));
+        true
     }
 
     /// Requests have begun to wait for the peer: connection management looks how long they do.

@@ -64,9 +64,7 @@ impl Qp {
         if first != 0 && !self.receive(common, out, end, first) {
             return Polled::Dead;
         }
-        // A request that found no room may wait for the peer to pass a marker, behind all that was sent.
-        let waits = !self.retire.is_empty() || self.needs_room;
-        if waits && !self.forget_done() && !self.reap(common, out, end) {
+        if !self.retire.is_empty() && !self.forget_done() && !self.reap(common, out, end) {
             return Polled::Dead;
         }
         if !self.pending.is_empty() {
@@ -102,14 +100,7 @@ impl Qp {
         while out.len() < end {
             let header = self.rx.header(&self.ring.rx(), first);
             if !header.is_valid(self.max_message) {
-                if !self.follow_growth(header) {
-                    return self.violation(common, "a record header that cannot be");
-                }
-                first = self.rx.peek(&self.ring.rx());
-                if first == 0 {
-                    break;
-                }
-                continue;
+                return self.violation(common, "a record header that cannot be");
             }
             if !self.tx.acknowledge(header.head()) {
                 return self.violation(common, "it takes what was never sent");
