@@ -1,6 +1,7 @@
 # What a site has asked for its packets is on the wire: the DSCP of both directions, over soft-RoCE and over iWARP, alone
 # and with the rest, the path MTU by the length of packets. The service level is not: RoCEv2 has it in a VLAN's tag alone,
-# which soft-RoCE does not write; asked for alone it changes no header. What cannot be is refused by name, and a server refuses longer packets than its own.
+# which soft-RoCE does not write; asked for alone it changes no header. What cannot be is refused by name, and a server
+# refuses longer packets than its own.
 # limit: 300
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
