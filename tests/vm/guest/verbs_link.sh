@@ -13,10 +13,9 @@ serve server $at -q 8 -s 64K --stats /run/server.stats
 "$rpcperf" lat $at -n 50 >/dev/null
 await 30 bash -c '! rdma resource show cm_id | grep -q "state CONNECT"'
 holds >/run/before
-wired=''
 # However this ends, what runs behind it finds the network as it was.
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
-    [[ -z $wired ]] || "$(dirname "$0")/../wire-up" down; up_v1; up' EXIT
+    "$(dirname "$0")/../wire-up" down; up_v1; up' EXIT
 
 up_v1() {
     ip link set v1 up
@@ -36,8 +35,8 @@ await 30 bash -c '(( $(wc -l </run/other) > 5 ))'
 theirs() { rdma resource show qp link rxe0 | grep -c "type RC" || true; }
 quiet=$(theirs)
 # The first request over a new cable is lost, and not sent again before somebody has lost patience.
-wire() { "$(dirname "$0")/../wire-up" && wired=1 && await 30 "$rpcperf" lat $at -n 50; }
-unwire() { "$(dirname "$0")/../wire-up" down && wired=''; }
+wire() { "$(dirname "$0")/../wire-up" && await 30 "$rpcperf" lat $at -n 50; }
+unwire() { "$(dirname "$0")/../wire-up" down; }
 wire
 load
 (($(theirs) > quiet)) || fail "no queue pair for the clients: $(rdma resource show qp)"

@@ -8,7 +8,7 @@ source "$(dirname "$0")/../rpcperf.sh"
 program NFS3D examples/nfs3d "cargo build -p rpcrdma --features verbs --example nfs3d"
 program RPCRDMA rpcrdma 'cargo build -p rpcrdma-tools --features verbs --bin rpcrdma'
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
-    rdma link delete rxe1 2>/dev/null || "$(dirname "$0")/../wire-up" down' EXIT
+    "$(dirname "$0")/../wire-up" down' EXIT
 rdma link add rxe1 type rxe netdev v1
 await 10 grep -qs 'ffff:0a00:0002' /sys/class/infiniband/rxe1/ports/1/gids/*
 
