@@ -45,12 +45,21 @@ impl PeerRings {
         Some(Self { places, mapping })
     }
 
-    /// Lays the rings anew, by the same rules. False, with nothing changed, if they cannot lie there.
+    /// Lays the ring that was named first anew, by the same rules. False, with nothing changed, if it cannot lie there.
     #[must_use = "false means that nothing was changed"]
-    pub fn lay(&mut self, tx: usize, rx: usize, bytes: usize) -> bool {
-        let place = |at| Place::new(&self.mapping, at, bytes);
-        let (Some(tx), Some(rx)) = (place(tx), place(rx)) else { return false };
-        self.places = [tx, rx];
+    pub fn lay_tx(&mut self, at: usize, bytes: usize) -> bool {
+        self.lay(0, at, bytes)
+    }
+
+    /// The same of the other one.
+    #[must_use = "false means that nothing was changed"]
+    pub fn lay_rx(&mut self, at: usize, bytes: usize) -> bool {
+        self.lay(1, at, bytes)
+    }
+
+    fn lay(&mut self, ring: usize, at: usize, bytes: usize) -> bool {
+        let Some(place) = Place::new(&self.mapping, at, bytes) else { return false };
+        self.places[ring] = place;
         true
     }
 

@@ -9,6 +9,6 @@ fuzz_target!(|data: &[u8]| {
     match mode & 1 {
         0 => fuzz::handshake(bytes),
         // Behind the magic word and the version, which are always the same.
-        _ => fuzz::handshake(&[b"RPsf\x01\0", bytes].concat()),
+        _ => fuzz::handshake(&[b"RPsf\x03\0", bytes].concat()),
     }
 });

@@ -13,10 +13,10 @@ pub(super) const MAX_WINDOWS: usize = 1 << 16;
 /// a few hundred connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoftwareConfig {
-    /// Bytes of ring in each direction of a connection; a power of two, 4 KiB to 16 MiB. The smaller of both
-    /// sides' counts is used. Default 256 KiB. Costs twice this much memory per connection, touched only
-    /// as far as used. A ring that is full makes the sender wait for the receiver: raise it when
-    /// messages are long and many are outstanding.
+    /// Most bytes of ring in each direction of a connection; a power of two, 4 KiB to 16 MiB. The smaller of
+    /// both sides' counts is used. Default 256 KiB. A ring begins with 2 KiB and doubles when it is full; what it
+    /// never grew to is address space, and no memory. One that is full and may not grow makes the sender wait for the
+    /// receiver: raise it when messages are long and many are outstanding.
     pub ring_bytes: usize,
     /// Longest message taken or sent, in bytes; the smaller of both sides' counts. At most half of
     /// `ring_bytes`. Default 64 KiB. Costs nothing by itself.

@@ -61,7 +61,7 @@ impl Peer {
         let memory =
             [layout.bytes(), table, table, SHOWN].map(|bytes| SharedMapping::create(bytes, "fuzz").expect("memory"));
         let rings = layout.rings(map(&memory[0]), Side::Connector).expect("they fit");
-        Self { memory, rings, producer: Producer::new(RING as u32), layout }
+        Self { memory, rings, producer: layout.producer(), layout }
     }
 
     /// Bytes of a part.
@@ -75,8 +75,9 @@ impl Peer {
         for part in &self.memory {
             assert!(part.write(0, &[0; 4 * RING][..part.len()]));
         }
-        self.producer = Producer::new(RING as u32);
         let layout = self.layout;
+        self.producer = layout.producer();
+        self.rings = layout.rings(map(&self.memory[0]), Side::Connector).expect("they fit");
         let ring = layout.rings(map(&self.memory[0]), Side::Acceptor).expect("they fit");
         let windows = OwnWindows::new(map(&self.memory[Part::Ours as usize]), params.windows, 0x5a5a_5a5a);
         let places = fabric.common.peer_memory.budget.take(region::PER_CONNECTION).expect("places");
@@ -109,13 +110,21 @@ impl Peer {
     /// Sends a message as an honest peer does; false if there is no room for it. `head` is how far the peer
     /// says it has come in our ring.
     pub fn send(&mut self, payload: &[u8], invalidate: Option<u32>, head: u64) -> bool {
-        // It reads our reports as the fabric reads its.
+        // It reads our reports, and makes its ring larger, as the fabric does.
         let mut report = [0; 8];
         assert!(self.peek(Part::Rings, self.layout.report(Side::Acceptor), &mut report));
         let honest = self.producer.acknowledge(u64::from_ne_bytes(report));
-        let room = self.producer.has_room(payload.len() as u32);
+        let len = payload.len() as u32;
+        if honest
+            && !self.producer.has_room(len)
+            && let Some(bytes) = self.producer.larger(len)
+        {
+            assert!(self.layout.lay_tx(&mut self.rings, Side::Connector, bytes));
+            self.producer.grow(&self.rings.tx(), bytes);
+        }
+        let room = self.producer.has_room(len);
         if honest && room {
-            let header = Header::message(payload.len() as u32, invalidate, head);
+            let header = Header::message(len, invalidate, head);
             self.producer.push(&self.rings.tx(), header, payload);
         }
         honest && room

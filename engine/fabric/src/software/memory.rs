@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, fence};
 use rpcrdma_mempool::{PeerMapping, PeerRing, PeerRings};
 
 use super::doorbell::Doorbell;
+use super::ring::{Consumer, Producer};
 
 /// Words and bytes that another process maps too. Offsets are in bytes; words are aligned to 8.
 ///
@@ -136,6 +137,8 @@ pub(super) enum Side {
 
 /// Bytes of the lines before the rings.
 const LINES: usize = 4096;
+/// Bytes that a ring begins with: enough for a few short messages at a time.
+pub(super) const FIRST_BYTES: u32 = 2048;
 /// Lines that different sides write are this far apart: processors fetch lines in pairs.
 const APART: usize = 128;
 
@@ -147,7 +150,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// With rings of this size, a power of two.
+    /// With rings that grow up to this size, a power of two.
     pub(super) fn new(ring_bytes: u32) -> Self {
         Self { ring_bytes }
     }
@@ -157,7 +160,7 @@ impl Layout {
         LINES + 2 * self.ring_bytes as usize
     }
 
-    /// Bytes of one ring.
+    /// Most bytes of one ring.
     pub(super) fn ring_bytes(self) -> u32 {
         self.ring_bytes
     }
@@ -167,16 +170,34 @@ impl Layout {
         LINES + if from == Side::Connector { 0 } else { self.ring_bytes as usize }
     }
 
-    /// Lays the rings of longer memory out so, as this side has them. False if they do not fit.
-    pub(super) fn lay(self, rings: &mut PeerRings, of: Side) -> bool {
-        rings.lay(self.ring(of), self.ring(of.other()), self.ring_bytes as usize)
+    /// Lays the ring that a side sends into out so, with so many bytes for now. False if it does not fit.
+    pub(super) fn lay_tx(self, rings: &mut PeerRings, of: Side, bytes: u32) -> bool {
+        rings.lay_tx(self.ring(of), bytes as usize)
     }
 
-    /// The rings of memory that is laid out so, as this side has them.
+    /// The same of the ring that it takes from.
+    pub(super) fn lay_rx(self, rings: &mut PeerRings, of: Side, bytes: u32) -> bool {
+        rings.lay_rx(self.ring(of.other()), bytes as usize)
+    }
+
+    /// The rings of memory that is laid out so, as this side has them, before they have grown.
     pub(super) fn rings(self, memory: PeerMapping, of: Side) -> Result<PeerRings, String> {
         let len = memory.len();
-        PeerRings::new(memory, self.ring(of), self.ring(of.other()), self.ring_bytes as usize)
+        let fits = self.bytes() <= len;
+        let rings = PeerRings::new(memory, self.ring(of), self.ring(of.other()), FIRST_BYTES as usize);
+        rings
+            .filter(|_| fits)
             .ok_or_else(|| format!("rings of {} bytes do not fit memory of {len} bytes", self.ring_bytes))
+    }
+
+    /// The end that sends into such a ring.
+    pub(super) fn producer(self) -> Producer {
+        Producer::new(FIRST_BYTES, self.ring_bytes)
+    }
+
+    /// The end that takes from it.
+    pub(super) fn consumer(self) -> Consumer {
+        Consumer::new(FIRST_BYTES, self.ring_bytes)
     }
 
     /// Two words in which this side says how far it has come in the other's ring, and whether it refused the

@@ -28,7 +28,7 @@ pub(super) const MAX_PRIVATE_DATA: usize = 256;
 const MAX_DESCRIPTORS: usize = 2;
 const MAX_MESSAGE: usize = 32 + MAX_PRIVATE_DATA;
 const MAGIC: u32 = u32::from_le_bytes(*b"RPsf");
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 const MAY_SLEEP: u8 = 1;
 
 /// One message.

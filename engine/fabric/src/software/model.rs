@@ -55,27 +55,35 @@ impl Memory for Words {
     }
 }
 
-/// The ring at the start of it.
-impl RingMemory for Words {
+/// The ring at the start of it, of so many bytes.
+struct Ring<'a>(&'a Words, u32);
+
+impl Ring<'_> {
+    fn word(&self, position: u64) -> &AtomicU64 {
+        self.0.word((position % u64::from(self.1)) as usize)
+    }
+}
+
+impl RingMemory for Ring<'_> {
     fn load(&self, position: u64) -> u64 {
-        self.word(place(position)).load(Acquire)
+        self.word(position).load(Acquire)
     }
 
     fn load_relaxed(&self, position: u64) -> u64 {
-        self.word(place(position)).load(Relaxed)
+        self.word(position).load(Relaxed)
     }
 
     fn store_relaxed(&self, position: u64, value: u64) {
-        self.word(place(position)).store(value, Relaxed);
+        self.word(position).store(value, Relaxed);
     }
 
     fn publish(&self, position: u64, value: u64) {
-        self.word(place(position)).store(value, Release);
+        self.word(position).store(value, Release);
     }
 
     fn read(&self, position: u64, to: &mut [u8]) {
         for (position, chunk) in (position..).step_by(8).zip(to.chunks_mut(8)) {
-            chunk.copy_from_slice(&RingMemory::load_relaxed(self, position).to_le_bytes()[..chunk.len()]);
+            chunk.copy_from_slice(&self.load_relaxed(position).to_le_bytes()[..chunk.len()]);
         }
     }
 
@@ -83,13 +91,9 @@ impl RingMemory for Words {
         for (position, chunk) in (position..).step_by(8).zip(from.chunks(8)) {
             let mut bytes = [0; 8];
             bytes[..chunk.len()].copy_from_slice(chunk);
-            RingMemory::store_relaxed(self, position, u64::from_le_bytes(bytes));
+            self.store_relaxed(position, u64::from_le_bytes(bytes));
         }
     }
-}
-
-fn place(position: u64) -> usize {
-    (position % u64::from(RING)) as usize
 }
 
 /// The word for the consumer's head lies behind the smallest ring that has room for two records.
@@ -108,40 +112,60 @@ fn explore(test: impl Fn() + Sync + Send + 'static) {
 /// free.
 #[test]
 fn ring() {
-    const RECORDS: u64 = 5;
-    explore(|| {
-        let memory = Arc::new(Words::new(BYTES));
-        let other = Arc::clone(&memory);
-        let producer = thread::spawn(move || {
-            let mut tx = Producer::new(RING);
-            for i in 0..RECORDS {
-                while !tx.has_room(8) {
-                    assert!(tx.acknowledge(Memory::load(&*other, REPORT)), "a head that cannot be");
-                    thread::yield_now();
+    explore(|| records_arrive(RING, 5));
+}
+
+/// The same while the ring grows.
+#[test]
+fn growth() {
+    explore(|| records_arrive(RING / 2, 4));
+}
+
+/// Of a ring that begins with so many bytes.
+fn records_arrive(mut bytes: u32, records: u64) {
+    let memory = Arc::new(Words::new(BYTES));
+    let other = Arc::clone(&memory);
+    let producer = thread::spawn(move || {
+        let mut tx = Producer::new(bytes, RING);
+        for i in 0..records {
+            while !tx.has_room(8) {
+                if let Some(larger) = tx.larger(8) {
+                    bytes = larger;
+                    tx.grow(&Ring(&other, bytes), bytes);
+                    continue;
                 }
-                tx.push(&*other, Header::message(8, None, i), &(i + 100).to_le_bytes());
+                assert!(tx.acknowledge(other.load(REPORT)), "a head that cannot be");
+                thread::yield_now();
             }
-        });
-        let mut rx = Consumer::new(RING);
-        for i in 0..RECORDS {
-            let first = loop {
-                match rx.peek(&*memory) {
-                    0 => thread::yield_now(),
-                    first => break first,
-                }
-            };
-            let header = rx.header(&*memory, first);
-            assert!(header.is_valid(8), "{header:?}");
-            assert_eq!((header.len(), header.head()), (8, i));
-            let mut payload = [0; 8];
-            rx.copy(&*memory, &mut payload);
-            assert_eq!(u64::from_le_bytes(payload), i + 100);
-            rx.advance(8);
-            Memory::publish(&*memory, REPORT, rx.report());
+            tx.push(&Ring(&other, bytes), Header::message(8, None, i), &(i + 100).to_le_bytes());
         }
-        producer.join().expect("producer");
-        assert_eq!(rx.peek(&*memory), 0, "a record that nobody sent");
     });
+    let mut rx = Consumer::new(bytes, RING);
+    let mut taken = 0;
+    while taken < records {
+        let ring = Ring(&memory, bytes);
+        let first = match rx.peek(&ring) {
+            0 => {
+                thread::yield_now();
+                continue;
+            }
+            first => first,
+        };
+        let header = rx.header(&ring, first);
+        if !header.is_valid(8) {
+            bytes = rx.grow(header).unwrap_or_else(|| panic!("{header:?}"));
+            continue;
+        }
+        assert_eq!((header.len(), header.head()), (8, taken));
+        let mut payload = [0; 8];
+        rx.copy(&ring, &mut payload);
+        assert_eq!(u64::from_le_bytes(payload), taken + 100);
+        rx.advance(8);
+        memory.publish(REPORT, rx.report());
+        taken += 1;
+    }
+    producer.join().expect("producer");
+    assert_eq!(rx.peek(&Ring(&memory, bytes)), 0, "a record that nobody sent");
 }
 
 /// News that come while the other side falls asleep are seen by it, or it is woken: also in the second sleep.
@@ -153,9 +177,9 @@ fn doorbell() {
         let bell = Doorbell(BELL);
         let sender = thread::spawn(move || {
             let mut rings = 0;
-            let mut tx = Producer::new(RING);
+            let mut tx = Producer::new(RING, RING);
             for _ in 0..2 {
-                tx.push(&*other, Header::message(0, None, 0), &[]);
+                tx.push(&Ring(&other, RING), Header::message(0, None, 0), &[]);
                 rings += u32::from(bell.take(&*other));
             }
             rings
@@ -164,9 +188,9 @@ fn doorbell() {
         bell.set(&*memory, Waits::Message);
         bell.clear(&*memory);
         bell.set(&*memory, Waits::Message);
-        let mut rx = Consumer::new(RING);
+        let mut rx = Consumer::new(RING, RING);
         let mut seen = 0;
-        while seen < 2 && rx.peek(&*memory) != 0 {
+        while seen < 2 && rx.peek(&Ring(&memory, RING)) != 0 {
             rx.advance(0);
             seen += 1;
         }
@@ -184,16 +208,16 @@ fn doorbell_of_reports() {
             let other = Arc::clone(&memory);
             let bell = Doorbell(BELL);
             let peer = thread::spawn(move || {
-                Memory::publish(&*other, REPORT, 64);
+                other.publish(REPORT, 64);
                 let for_report = bell.take_if_anything(&*other);
-                let mut tx = Producer::new(RING);
-                tx.push(&*other, Header::message(0, None, 0), &[]);
+                let mut tx = Producer::new(RING, RING);
+                tx.push(&Ring(&other, RING), Header::message(0, None, 0), &[]);
                 (for_report, bell.take(&*other))
             });
             bell.set(&*memory, waits);
-            let reported = Memory::load(&*memory, REPORT) != 0;
-            let rx = Consumer::new(RING);
-            let message = rx.peek(&*memory) != 0;
+            let reported = memory.load(REPORT) != 0;
+            let rx = Consumer::new(RING, RING);
+            let message = rx.peek(&Ring(&memory, RING)) != 0;
             let (for_report, for_message) = peer.join().expect("peer");
             assert!(message || for_report || for_message, "asleep with a message");
             assert!(waits == Waits::Message || reported || for_report || for_message, "asleep with a report");

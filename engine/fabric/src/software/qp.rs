@@ -9,11 +9,11 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::config::{RING_BYTES, SoftwareConfig};
 use super::doorbell::{Doorbell, Waits};
-use super::memory::{Layout, Memory, Side};
+use super::memory::{FIRST_BYTES, Layout, Memory, Side};
 use super::message::{Message, Received};
 use super::region::{PeerMemory, Places, Regions, Shown};
 use super::retire::RetireQueue;
-use super::ring::{Consumer, Producer};
+use super::ring::{Consumer, Header, Producer};
 use super::window::{OwnWindows, PeerWindows};
 use crate::log_limit::ClockedLog;
 use crate::patience::Patience;
@@ -126,8 +126,8 @@ pub(super) struct Qp {
     pub(super) announced: Vec<u32>,
     // Connection.
     side: Side,
-    /// The rings that the connector has made.
-    offered: Layout,
+    /// Where the rings lie: as the connector has made them, until the acceptor's answer.
+    layout: Layout,
     /// Of requests that wait for the peer.
     pub(super) patience: Patience<Progress>,
     pub(super) socket: Option<OwnedFd>,
@@ -175,7 +175,7 @@ impl Qp {
         let depth = params.send_queue_depth.max(1) as usize;
         Self {
             ring,
-            rx: Consumer::new(layout.ring_bytes()),
+            rx: layout.consumer(),
             chores: false,
             later: false,
             state: State::Connecting,
@@ -186,9 +186,9 @@ impl Qp {
             cold: false,
             armed: None,
             id,
-            tx: Producer::new(layout.ring_bytes()),
+            tx: layout.producer(),
             side,
-            offered: layout,
+            layout,
             max_message,
             retire: RetireQueue::new(depth),
             pending: VecDeque::new(),
@@ -369,13 +369,32 @@ impl Qp {
 
     /// Of the rings that we offered, the acceptor uses so much. False if that cannot be.
     pub(super) fn take_rings(&mut self, bytes: u32) -> bool {
-        let layout = Layout::new(bytes);
-        let allowed = RING_BYTES.contains(&(bytes as usize)) && bytes <= self.offered.ring_bytes();
-        if !allowed || !layout.lay(&mut self.ring, self.side) {
+        if !RING_BYTES.contains(&(bytes as usize)) || bytes > self.layout.ring_bytes() {
             return false;
         }
-        (self.rx, self.tx) = (Consumer::new(bytes), Producer::new(bytes));
-        true
+        self.layout = Layout::new(bytes);
+        (self.rx, self.tx) = (self.layout.consumer(), self.layout.producer());
+        self.layout.lay_tx(&mut self.ring, self.side, FIRST_BYTES)
+            && self.layout.lay_rx(&mut self.ring, self.side, FIRST_BYTES)
+    }
+
+    /// Makes the ring that we send into larger, which has no room for such a message. False if there is none yet.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn make_room(&mut self, len: u32) -> bool {
+        let Some(bytes) = self.tx.larger(len) else { return false };
+        if !self.layout.lay_tx(&mut self.ring, self.side, bytes) {
+            return false;
+        }
+        self.tx.grow(&self.ring.tx(), bytes);
+        self.tx.has_room(len)
+    }
+
+    /// The peer has made its ring larger, if this header says so. False if it cannot be.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn follow_growth(&mut self, header: Header) -> bool {
+        self.rx.grow(header).is_some_and(|bytes| self.layout.lay_rx(&mut self.ring, self.side, bytes))
     }
 
     /// Requests have begun to wait for the peer: connection management looks how long they do.

@@ -100,7 +100,14 @@ impl Qp {
         while out.len() < end {
             let header = self.rx.header(&self.ring.rx(), first);
             if !header.is_valid(self.max_message) {
-                return self.violation(common, "a record header that cannot be");
+                if !self.follow_growth(header) {
+                    return self.violation(common, "a record header that cannot be");
+                }
+                first = self.rx.peek(&self.ring.rx());
+                if first == 0 {
+                    break;
+                }
+                continue;
             }
             if !self.tx.acknowledge(header.head()) {
                 return self.violation(common, "it takes what was never sent");

@@ -9,6 +9,14 @@
 //! How far the consumer has come (its *head*) goes back inside the headers of the other direction's records,
 //! and, when there are none, through a line of its own.
 //!
+//! A ring begins small, and the producer makes it larger, up to what both sides have agreed on, when it has no room
+//! for a record: what is walked through again and again is no longer than the traffic needs, and stays in the caches,
+//! however many connections there are. In the place of the record it leaves a *marker* that says how many bytes the
+//! ring has from there on. The next record lies where the smaller ring ended, in its first place that was never used:
+//! positions go on up to the next one that means this place. So what was sent before, and is not taken yet, has
+//! the positions that it would have had in the larger ring, or ones that are more than its length away, and room is
+//! counted as ever.
+//!
 //! The memory is shared with a process that may be hostile: every word is read once, then checked.
 
 use super::memory::RingMemory;
@@ -30,7 +38,8 @@ impl Header {
     const LEN: u64 = (1 << 24) - 1;
     const PRESENT: u64 = 1 << 24;
     const INVALIDATE: u64 = 1 << 25;
-    const UNKNOWN: u64 = 0b1111_1100 << 24;
+    const GROWTH: u64 = 1 << 26;
+    const UNKNOWN: u64 = 0b1111_1000 << 24;
 
     /// A message of `len` bytes; the key that it invalidates; the head of the other direction.
     #[inline]
@@ -38,6 +47,11 @@ impl Header {
         let first =
             u64::from(len) | Self::PRESENT | if invalidate.is_some() { Self::INVALIDATE } else { 0 } | head << 32;
         Self { first, second: u64::from(invalidate.unwrap_or(0)) | head >> 32 << 32 }
+    }
+
+    /// No message: from here on the ring has so many bytes.
+    fn growth(bytes: u32) -> Self {
+        Self { first: Self::GROWTH | Self::PRESENT, second: u64::from(bytes) }
     }
 
     /// As they lie in memory.
@@ -64,10 +78,16 @@ impl Header {
         self.first >> 32 | self.second >> 32 << 32
     }
 
-    /// Whether a correct producer may have written it.
+    /// Whether a correct producer may have written it, of a message.
     #[inline]
     pub(super) fn is_valid(self, max_message: u32) -> bool {
-        self.first & (Self::UNKNOWN | Self::PRESENT) == Self::PRESENT && self.len() <= max_message
+        self.first & (Self::UNKNOWN | Self::GROWTH | Self::PRESENT) == Self::PRESENT && self.len() <= max_message
+    }
+
+    /// Of a marker: how many bytes the ring has from here on.
+    fn grows_to(self) -> Option<u32> {
+        let bytes = self.second as u32;
+        (self == Self::growth(bytes)).then_some(bytes)
     }
 }
 
@@ -77,18 +97,31 @@ fn record_bytes(len: u32) -> u64 {
     u64::from((HEADER as u32 + len + (LINE - 1)) & !(LINE - 1))
 }
 
+/// Where the record behind a marker is, when the ring grows `from` so many bytes `to` as many: the next position that
+/// lies where the smaller ring ended.
+fn behind_marker(at: u64, from: u32, to: u32) -> u64 {
+    let (from, to) = (u64::from(from), u64::from(to));
+    let next = (at & !(to - 1)) + from;
+    if next > at { next } else { next + to }
+}
+
 /// The sending end. Positions count bytes since the beginning.
 #[derive(Debug)]
 pub(super) struct Producer {
-    /// Bytes of the ring.
+    /// Bytes of the ring, a power of two.
     bytes: u32,
+    /// Most that it may have.
+    most: u32,
     sent: u64,
     acked: u64,
+    /// Where it went on when it has grown.
+    grown: u64,
 }
 
 impl Producer {
-    pub(super) fn new(bytes: u32) -> Self {
-        Self { bytes, sent: 0, acked: 0 }
+    /// Of a ring that has so many bytes, and may grow.
+    pub(super) fn new(bytes: u32, most: u32) -> Self {
+        Self { bytes, most, sent: 0, acked: 0, grown: 0 }
     }
 
     /// End of what was published.
@@ -133,6 +166,32 @@ impl Producer {
         memory.publish(at, header.first);
     }
 
+    /// How many bytes the ring is to have, which has no room for a record with this payload: `None` if it stays as it
+    /// is.
+    #[cold]
+    pub(super) fn larger(&self, len: u32) -> Option<u32> {
+        // When it has just grown, room comes as soon as the consumer gets there.
+        if self.bytes == self.most || (self.sent == self.grown && !self.is_idle()) {
+            return None;
+        }
+        let least = 2 * (record_bytes(len) as u32 + LINE);
+        Some(least.next_power_of_two().max(2 * self.bytes).min(self.most))
+    }
+
+    /// Leaves the marker. `memory` has so many bytes by now, as [`larger`](Self::larger) has said.
+    #[cold]
+    pub(super) fn grow(&mut self, memory: &impl RingMemory, bytes: u32) {
+        // Where it has been in the smaller ring; the places of that are the first ones of this.
+        let marker = self.sent & u64::from(self.bytes - 1);
+        self.sent = behind_marker(self.sent, self.bytes, bytes);
+        (self.bytes, self.grown) = (bytes, self.sent);
+        let header = Header::growth(bytes);
+        memory.store_relaxed(self.sent, 0);
+        memory.store_relaxed(marker + 8, header.second);
+        // As in `push`.
+        memory.publish(marker, header.first);
+    }
+
     /// Takes the consumer's word for how far it has come. False if that cannot be. The two ways that heads
     /// travel may overtake each other: an old one is no lie.
     #[inline]
@@ -148,15 +207,18 @@ impl Producer {
 /// The receiving end.
 #[derive(Debug)]
 pub(super) struct Consumer {
-    /// Bytes of the ring.
+    /// Bytes of the ring, a power of two.
     bytes: u32,
+    /// Most that it may have.
+    most: u32,
     head: u64,
     told: u64,
 }
 
 impl Consumer {
-    pub(super) fn new(bytes: u32) -> Self {
-        Self { bytes, head: 0, told: 0 }
+    /// Of a ring that has so many bytes, and may grow.
+    pub(super) fn new(bytes: u32, most: u32) -> Self {
+        Self { bytes, most, head: 0, told: 0 }
     }
 
     /// The first word of the next record's header, or 0.
@@ -184,6 +246,16 @@ impl Consumer {
         self.head += record_bytes(len);
     }
 
+    /// Steps over a marker. Returns how many bytes the ring has from now on; `None`, with nothing changed, of what a
+    /// correct producer does not write.
+    #[cold]
+    pub(super) fn grow(&mut self, header: Header) -> Option<u32> {
+        let bytes = header.grows_to().filter(|&to| to.is_power_of_two() && to > self.bytes && to <= self.most)?;
+        self.head = behind_marker(self.head, self.bytes, bytes);
+        self.bytes = bytes;
+        Some(bytes)
+    }
+
     /// How far it has come, to be told to the producer by whoever asks.
     #[inline]
     pub(super) fn report(&mut self) -> u64 {
@@ -201,5 +273,132 @@ impl Consumer {
     #[inline]
     pub(super) fn owes_report(&self) -> bool {
         self.untold() > u64::from(self.bytes) / 4
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::VecDeque;
+
+    use rpcrdma_mempool::{PeerMapping, SharedMapping};
+
+    use super::super::memory::{Layout, Side};
+    use super::*;
+
+    /// Both ends of a ring, with the sending side's rings and the other's.
+    struct Ends {
+        tx: Producer,
+        rx: Consumer,
+        rings: [rpcrdma_mempool::PeerRings; 2],
+        layout: Layout,
+    }
+
+    impl Ends {
+        fn new(bytes: u32) -> Self {
+            let layout = Layout::new(bytes);
+            let memory = SharedMapping::create(layout.bytes(), "ring").expect("memory");
+            let rings = [Side::Connector, Side::Acceptor].map(|side| {
+                let fd = memory.fd().try_clone_to_owned().expect("dup");
+                layout.rings(PeerMapping::map(fd, layout.bytes()).expect("map"), side).expect("they fit")
+            });
+            Self { tx: layout.producer(), rx: layout.consumer(), rings, layout }
+        }
+
+        /// False if there is no room.
+        fn send(&mut self, payload: &[u8]) -> bool {
+            let len = payload.len() as u32;
+            if !self.tx.has_room(len)
+                && let Some(bytes) = self.tx.larger(len)
+            {
+                assert!(self.layout.lay_tx(&mut self.rings[0], Side::Connector, bytes));
+                self.tx.grow(&self.rings[0].tx(), bytes);
+            }
+            let room = self.tx.has_room(len);
+            if room {
+                self.tx.push(&self.rings[0].tx(), Header::message(len, None, 0), payload);
+            }
+            room
+        }
+
+        fn take(&mut self) -> Option<Vec<u8>> {
+            loop {
+                let ring = self.rings[1].rx();
+                let first = self.rx.peek(&ring);
+                if first == 0 {
+                    return None;
+                }
+                let header = self.rx.header(&ring, first);
+                if header.is_valid(1 << 20) {
+                    let mut payload = vec![0; header.len() as usize];
+                    self.rx.copy(&ring, &mut payload);
+                    self.rx.advance(header.len());
+                    return Some(payload);
+                }
+                let bytes = self.rx.grow(header).expect("a marker");
+                assert!(self.layout.lay_rx(&mut self.rings[1], Side::Acceptor, bytes));
+            }
+        }
+    }
+
+    #[test]
+    fn whenever_a_ring_grows_all_records_arrive_whole_and_in_order() {
+        for seed in 1..=200u64 {
+            let mut random = crate::random::Xorshift::new(seed);
+            let mut ends = Ends::new(16 << 10);
+            let mut sent = VecDeque::new();
+            // How much comes at a time grows, too: so the ring grows from anywhere in it.
+            for turn in 0..400u64 {
+                let longest = 1 + 20 * turn;
+                for _ in 0..random.below(8) {
+                    let payload = vec![random.below(255) as u8 + 1; random.below(longest.min(8000)) as usize];
+                    if ends.send(&payload) {
+                        sent.push_back(payload);
+                    }
+                }
+                for _ in 0..random.below(10) {
+                    let taken = ends.take();
+                    assert_eq!(taken, sent.pop_front(), "seed {seed}, turn {turn}");
+                }
+                if random.below(3) == 0 {
+                    let head = ends.rx.report();
+                    assert!(ends.tx.acknowledge(head));
+                }
+            }
+            while let Some(taken) = ends.take() {
+                assert_eq!(Some(taken), sent.pop_front(), "seed {seed}");
+            }
+            assert!(sent.is_empty());
+            assert!(ends.tx.acknowledge(ends.rx.report()) && ends.tx.is_idle());
+            assert!(ends.send(&[1; 8000]), "as long as a record may be");
+        }
+    }
+
+    #[test]
+    fn a_ring_stays_as_small_as_its_traffic() {
+        let mut ends = Ends::new(1 << 18);
+        for _ in 0..1000 {
+            for _ in 0..4 {
+                assert!(ends.send(&[7; 100]));
+            }
+            while ends.take().is_some() {}
+            assert!(ends.tx.acknowledge(ends.rx.report()));
+        }
+        assert_eq!(ends.tx.bytes, super::super::memory::FIRST_BYTES);
+        // At first, what is sent at once finds room at once.
+        let mut ends = Ends::new(1 << 18);
+        let (records, all) = ((0..10_000).take_while(|_| ends.send(&[7; 100])).count(), (1 << 18) / 128);
+        assert!((all - 10..all).contains(&records), "{records} of {all}");
+    }
+
+    #[test]
+    fn markers_that_cannot_be() {
+        let mut rx = Consumer::new(1024, 4096);
+        for bytes in [0, 512, 1024, 3000, 8192, u32::MAX] {
+            assert_eq!(rx.grow(Header::growth(bytes)), None, "{bytes}");
+        }
+        assert_eq!(rx.grow(Header::message(0, Some(2048), 0)), None);
+        assert_eq!(rx.grow(Header { first: Header::growth(2048).first | 1, second: 2048 }), None);
+        assert_eq!((rx.head, rx.grow(Header::growth(2048)), rx.head), (0, Some(2048), 1024));
+        assert_eq!(rx.grow(Header::growth(2048)), None, "it has so many already");
     }
 }

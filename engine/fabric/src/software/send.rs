@@ -230,7 +230,7 @@ impl Qp {
             return self.step_memory(common, posting, budget);
         };
         let len = buf.len() as u32;
-        let room = self.tx.has_room(len);
+        let room = self.tx.has_room(len) || self.make_room(len);
         // The first of a turn may be longer than the budget: else it would never go.
         if !room || *budget < buf.len() && *budget < COPY_BUDGET {
             self.needs_room = !room;

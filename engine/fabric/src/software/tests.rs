@@ -18,7 +18,7 @@ use super::connect::{make, table_bytes};
 use super::memory::{Layout, Memory, Side};
 use super::message::{Message, Opening, Received};
 use super::region::{Budget, PER_CONNECTION, PeerMemory};
-use super::ring::{Header, Producer};
+use super::ring::Header;
 use super::window::{BUSY, ENTRY};
 use super::{SoftwareConfig, SoftwareFabric, SoftwareListener, address};
 use crate::log_limit::{LINES, tests::heard};

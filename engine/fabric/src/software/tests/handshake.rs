@@ -43,10 +43,10 @@ fn bad_hellos_are_refused() {
         &b""[..],
         b"x",
         b"RPsf",
-        b"RPsf\x02\0",
-        b"RPsf\x03\0\x01\0",
-        b"RPsf\x02\0\x09\0",
-        b"RPsf\x02\0\x05\xff",
+        b"RPsf\x03\0",
+        b"RPsf\x04\0\x01\0",
+        b"RPsf\x03\0\x09\0",
+        b"RPsf\x03\0\x05\xff",
         &[0; 288],
         &[0xff; 5000],
     ] {
@@ -92,7 +92,7 @@ fn a_storm_of_strangers() {
 fn a_flag_is_known_only_where_it_says_something() {
     for (kind, body, known) in [(1, 12, true), (2, 12, true), (3, 0, false), (4, 16, false), (5, 0, false)] {
         for (flags, known) in [(0, true), (1, known), (2, false)] {
-            let bytes = [b"RPsf\x02\0".as_slice(), &[kind, flags], &[0; 16][..body]].concat();
+            let bytes = [b"RPsf\x03\0".as_slice(), &[kind, flags], &[0; 16][..body]].concat();
             assert_eq!(Message::decode(&bytes).is_ok(), known, "kind {kind}, flags {flags}");
         }
     }

@@ -178,7 +178,7 @@ fn scribbling() {
                     table.store_relaxed((at % 4096) & !7, random);
                 }
                 // And a record now and then that can be.
-                let mut tx = Producer::new(layout.ring_bytes());
+                let mut tx = layout.producer();
                 tx.push(&ring.tx(), Header::message(100, None, 0), &[1; 100]);
             }
             drop(socket);
