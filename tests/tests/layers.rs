@@ -152,6 +152,7 @@ const UNSAFE: &[&str] = &[
     "mempool/src/map.rs",
     "mempool/src/map_miri.rs",
     "mempool/src/pool.rs",
+    "mempool/src/prefetch.rs",
     "mempool/src/ring.rs",
     "mempool/src/shared.rs",
 ];

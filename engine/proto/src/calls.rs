@@ -92,6 +92,12 @@ impl CallTable {
         }
     }
 
+    /// Where slots and links begin: the first ones are used most.
+    #[inline]
+    pub(super) fn first_places(&self) -> [*const u8; 2] {
+        [self.slots.as_ptr().cast(), self.free.first_place()]
+    }
+
     /// Takes a slot for a call that waits to be sent; `None` when all are in use. `deadline` in nanoseconds,
     /// `u64::MAX` for none.
     #[inline]

@@ -31,6 +31,12 @@ impl FreeList {
         }
     }
 
+    /// Where the links begin.
+    #[inline]
+    pub(super) fn first_place(&self) -> *const u8 {
+        self.links.as_ptr().cast()
+    }
+
     #[inline(always)]
     pub(super) fn pop(&mut self) -> Option<u32> {
         let slot = self.first;

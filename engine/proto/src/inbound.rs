@@ -36,6 +36,12 @@ impl InboundTable {
         Self { slots: vec![Inbound::default(); capacity], free: FreeList::new(capacity) }
     }
 
+    /// Where slots and links begin: the first ones are used most.
+    #[inline]
+    pub(super) fn first_places(&self) -> [*const u8; 2] {
+        [self.slots.as_ptr().cast(), self.free.first_place()]
+    }
+
     #[inline(always)]
     pub(super) fn insert(&mut self, xid: u32) -> Option<InboundId> {
         let index = self.free.pop()?;

@@ -191,16 +191,36 @@ use crate::wire::{ErrorBody, HeadLayout, Version};
 /// Errors that wait to be sent, at least.
 const MIN_ERRORS: usize = 4;
 
-/// One connection. See the module page for how to drive it.
+/// One connection. See the module page for how to drive it. What each message needs comes first, and lies together.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Connection {
+    credits: Credits,
+    version: Version,
     /// The same as `layout`, unless this side [checks all messages as a
     /// whole](ConnConfig::decode_by_layout).
     decoder: Option<HeadLayout>,
     /// How most messages are laid out; `None` while none is expected of any kind.
     layout: Option<HeadLayout>,
-    version: Version,
-    credits: Credits,
+    phase: Phase,
+    /// A message went out since the last pure-grant decision.
+    just_sent: bool,
+    /// A pure grant is to be sent, though nothing needs one.
+    ping: bool,
+    closing: bool,
+    /// Calls of the peer are taken: they are at all, and it is who it has to be.
+    serves: bool,
+    /// A client may call.
+    open: bool,
+    /// Calls of ours offer a handle for invalidation.
+    offers_invalidation: bool,
+    /// A CONNPROP of this side has gone out, or waits to.
+    introduced: bool,
+    /// The peer's CONNPROP has come.
+    peer_introduced: bool,
+    /// The peer has sent a windowed header: all that follow are.
+    peer_windowed: bool,
+    terms: Terms,
     calls: CallTable,
     inbound: InboundTable,
     /// Slots of `inbound` that must be free for the peer to be granted more.
@@ -211,24 +231,12 @@ pub struct Connection {
     reply_queue: VecDeque<Outgoing>,
     /// Errors in `reply_queue`: each takes the place of a served call until it is sent.
     errors_queued: usize,
-    /// A message went out since the last pure-grant decision.
-    just_sent: bool,
-    /// A pure grant is to be sent, though nothing needs one.
-    ping: bool,
-    closing: bool,
     counters: Counters,
+    config: ConnConfig,
+    // What is seldom looked at.
     useless: Budget,
     /// Pure grants that have come.
     grants: u64,
-    config: ConnConfig,
-    phase: Phase,
-    terms: Terms,
-    /// A CONNPROP of this side has gone out, or waits to.
-    introduced: bool,
-    /// The peer's CONNPROP has come.
-    peer_introduced: bool,
-    /// The peer has sent a windowed header: all that follow are.
-    peer_windowed: bool,
     /// A continued message of the peer that is coming in.
     sequence: Option<Sequence>,
     /// Continued messages that have begun.
@@ -240,10 +248,6 @@ pub struct Connection {
     auth: HostAuth,
     /// For the next CONNPROP.
     auth_message: Option<Vec<u8>>,
-    /// Calls of the peer are taken: they are at all, and it is who it has to be.
-    serves: bool,
-    /// A client may call.
-    open: bool,
     /// Both ends have offered to change characteristics while connected.
     exchange: Option<Box<Exchange>>,
     /// What it led to, for the owner.
@@ -254,8 +258,6 @@ pub struct Connection {
     promised: usize,
     /// Requests for changes so far.
     requests: u32,
-    /// Calls of ours offer a handle for invalidation.
-    offers_invalidation: bool,
     /// The XID of a continued reply that was broken off.
     orphan: Option<u32>,
 }
@@ -312,6 +314,16 @@ impl Connection {
         };
         connection.begin();
         connection
+    }
+
+    /// Bytes at its beginning that each message needs.
+    pub const HOT_BYTES: usize = std::mem::offset_of!(Self, config);
+
+    /// Where that is which a message needs beside the connection itself, most often, to have it fetched ahead of need.
+    #[inline]
+    pub fn tables(&self) -> [*const u8; 4] {
+        let ([calls, free_calls], [inbound, free_inbound]) = (self.calls.first_places(), self.inbound.first_places());
+        [calls, free_calls, inbound, free_inbound]
     }
 
     /// Who the peer is. If it has [failed](HostAuth::failure) when the connection is made, that is of no use.

@@ -1,7 +1,10 @@
 //! What the shard keeps for one connection, beside the protocol's own state.
 
+use std::mem::offset_of;
 use std::net::IpAddr;
 use std::sync::Arc;
+
+use rpcrdma_mempool::prefetch;
 
 use super::ConnRef;
 use super::arrivals::Accepted;
@@ -20,14 +23,28 @@ use crate::fabric::QpId;
 use crate::proto::{ConnConfig, Connection};
 
 /// One connection. Its parts are lent by name, as whoever works on one often needs two of them at once; each keeps
-/// its own fields.
+/// its own fields. What each message needs comes first, and lies together.
+#[repr(C, align(64))]
 pub(super) struct Conn {
-    pub(super) proto: Connection,
+    qp: QpId,
+    /// The queue pair that it had first: its owner's name for it.
+    origin: QpId,
+    /// End the connection, though the loop is in the middle of it: why.
+    close_reason: Option<Box<CloseReason>>,
+    stage: Stage,
+    /// In the list of connections with something to say.
+    ready: bool,
+    /// The upper layer knows of it, and is to be told of its end.
+    told: bool,
+    /// Where a client comes from, if that has an address.
+    host: Option<IpAddr>,
     pub(super) sends: SendQueue,
     /// Our calls on it.
     pub(super) requests: Requests,
     /// The peer's calls on it.
     pub(super) served: Served,
+    // Its first part.
+    pub(super) proto: Connection,
     /// The continued message that comes in, if one does.
     pub(super) assembling: Assembling,
     /// Receives that the shard keeps for it.
@@ -38,29 +55,20 @@ pub(super) struct Conn {
     pub(super) progress: Progress,
     /// How it is made again.
     pub(super) again: Again,
-    qp: QpId,
-    /// The queue pair that it had first: its owner's name for it.
-    origin: QpId,
-    stage: Stage,
-    /// In the list of connections with something to say.
-    ready: bool,
     /// The continued message that goes out, if one does.
     continuation: Option<Continuation>,
     /// The name that the peer has proved.
     peer: Option<Arc<str>>,
-    /// Where a client comes from, if that has an address.
-    host: Option<IpAddr>,
     /// Of one that was accepted: from whom.
     accepted: Option<Accepted>,
-    /// The upper layer knows of it, and is to be told of its end.
-    told: bool,
     /// Of a client that negotiates: until when, in nanoseconds.
     settle_by: u64,
-    /// End the connection, though the loop is in the middle of it: why.
-    close_reason: Option<Box<CloseReason>>,
     /// How many messages had gone out when a pure grant was put off last.
     granting_since: u64,
 }
+
+/// Cache lines of a connection that each message needs.
+const HOT_LINES: usize = (offset_of!(Conn, proto) + Connection::HOT_BYTES).div_ceil(64);
 
 impl Conn {
     pub(super) fn new(qp: QpId, proto: Connection) -> Self {
@@ -92,6 +100,20 @@ impl Conn {
     /// Of one that was accepted: from whom, and where that is, if it has an address.
     pub(super) fn was_accepted(&mut self, accepted: Accepted, host: Option<IpAddr>) {
         (self.accepted, self.host) = (Some(accepted), host);
+    }
+
+    /// Has what a message needs fetched, before long it is worked on.
+    #[inline]
+    pub(super) fn prefetch(&self) {
+        prefetch::<HOT_LINES, _>(self);
+    }
+
+    /// The same of what it refers to. Reads the connection, which should have come by now.
+    #[inline]
+    pub(super) fn prefetch_tables(&self) {
+        self.proto.tables().into_iter().for_each(prefetch::<1, _>);
+        prefetch::<2, _>(self.requests.first_place());
+        prefetch::<2, _>(self.sends.next_place());
     }
 
     /// Its queue pair; [`ConnRef::NONE`] while it has none.

@@ -14,6 +14,10 @@ fn is_peer_fault(status: Status) -> bool {
     matches!(status, Status::LocalLength | Status::RemoteAccess | Status::RemoteInvalidRequest)
 }
 
+/// How many completions ahead connections are fetched, and what they refer to.
+const FAR_AHEAD: usize = 3;
+const AHEAD: usize = 1;
+
 /// Messages that one connection may put into one turn.
 const TRANSMIT_BATCH: usize = 64;
 
@@ -104,6 +108,7 @@ impl<F: Fabric> Shard<F> {
         let mut completions = std::mem::take(&mut self.completions);
         let mut rest = completions.drain(..);
         while let Some(first) = rest.next() {
+            self.look_ahead(rest.as_slice());
             self.count_receive(&first);
             // Without a connection it is a late completion of one that is gone. Most come from one connection
             // in a row: it is lent once.
@@ -121,6 +126,18 @@ impl<F: Fabric> Shard<F> {
         }
         drop(rest);
         self.completions = completions;
+    }
+
+    /// Has fetched what the next completions need, as a connection of many is in no cache.
+    #[inline]
+    fn look_ahead(&self, rest: &[Completion]) {
+        let ahead = |by: usize| rest.get(by).and_then(|next| self.cx.conns.peek(next.qp.slot));
+        if let Some(conn) = ahead(FAR_AHEAD) {
+            conn.prefetch();
+        }
+        if let Some(conn) = ahead(AHEAD) {
+            conn.prefetch_tables();
+        }
     }
 
     /// A connection has had its completions of this turn: what it has to say about them goes out with step 4;

@@ -29,6 +29,12 @@ impl SendQueue {
         Self { chain: Vec::with_capacity(64), sends: 0, signalled: 0, left: 0, writes: VecDeque::new() }
     }
 
+    /// Where the first work request of a turn goes.
+    #[inline]
+    pub(super) fn next_place(&self) -> *const Posting {
+        self.chain.as_ptr()
+    }
+
     /// Queues a work request of which nothing need be heard unless it fails.
     #[inline]
     pub(super) fn push(&mut self, wr: WorkRequest) {

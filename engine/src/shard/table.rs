@@ -47,6 +47,12 @@ impl ConnTable {
         entry.take()
     }
 
+    /// The connection in a slot, if it is not lent, to have it fetched.
+    #[inline]
+    pub(super) fn peek(&self, slot: u32) -> Option<&Conn> {
+        self.slots.get(slot as usize)?.as_deref()
+    }
+
     /// Lends the connection in a slot.
     #[inline]
     pub(super) fn take_slot(&mut self, slot: usize) -> Option<Box<Conn>> {

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU64, fence};
 
-use rpcrdma_mempool::{PeerMapping, PeerRing, PeerRings};
+use rpcrdma_mempool::{PeerMapping, PeerRing, PeerRings, prefetch};
 
 use super::doorbell::Doorbell;
 use super::ring::{Consumer, Producer};
@@ -45,6 +45,8 @@ pub(super) trait RingMemory {
     fn read(&self, position: u64, to: &mut [u8]);
     /// Copies bytes in, no more than the ring has.
     fn write(&self, position: u64, from: &[u8]);
+    /// Has the line at a position fetched.
+    fn prefetch(&self, position: u64);
 }
 
 impl Memory for PeerMapping {
@@ -115,6 +117,11 @@ impl RingMemory for PeerRing<'_> {
     fn write(&self, position: u64, from: &[u8]) {
         let all = PeerRing::write(self, position, from);
         debug_assert!(all, "{} bytes at {position}", from.len());
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, position: u64) {
+        prefetch::<1, _>(self.word(position));
     }
 }
 

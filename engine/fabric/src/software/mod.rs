@@ -74,6 +74,10 @@ use super::{
 /// Queue pairs on the cold list that each poll looks at.
 const COLD_POLLS: usize = 2;
 
+/// How many queue pairs ahead of the one that is polled are fetched, and the message of how many ahead.
+const FAR_AHEAD: usize = 8;
+const AHEAD: usize = 4;
+
 /// One shard's device of the software fabric; see the page of this module.
 #[derive(Debug)]
 pub struct SoftwareFabric {
@@ -140,9 +144,13 @@ impl SoftwareFabric {
 
     #[inline]
     fn poll_hot(&mut self, out: &mut Vec<Completion>, end: usize) {
+        let many = self.hot.len() > FAR_AHEAD;
         for _ in 0..self.hot.len() {
             if self.turn >= self.hot.len() {
                 self.turn = 0;
+            }
+            if many {
+                self.look_ahead();
             }
             let Some(&slot) = self.hot.get(self.turn) else { return };
             let Some(qp) = self.table.at(slot) else {
@@ -169,6 +177,17 @@ impl SoftwareFabric {
                     }
                 }
             }
+        }
+    }
+
+    /// Has fetched what the polls of the next ones need, as one that is polled seldom is in no cache.
+    fn look_ahead(&self) {
+        let ahead = |by| self.hot.get(self.turn + by).and_then(|&slot| self.table.peek_at(slot));
+        if let Some(qp) = ahead(FAR_AHEAD) {
+            qp.prefetch();
+        }
+        if let Some(qp) = ahead(AHEAD) {
+            qp.prefetch_message();
         }
     }
 

@@ -94,6 +94,8 @@ impl RingMemory for Ring<'_> {
             self.store_relaxed(position, u64::from_le_bytes(bytes));
         }
     }
+
+    fn prefetch(&self, _: u64) {}
 }
 
 /// The word for the consumer's head lies behind the smallest ring that has room for two records.

@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::fmt::Arguments;
+use std::mem::offset_of;
 use std::time::{Duration, Instant};
 
-use rpcrdma_mempool::PeerRings;
+use rpcrdma_mempool::{PeerRings, prefetch};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::config::{RING_BYTES, SoftwareConfig};
@@ -82,8 +83,9 @@ pub(super) enum State {
 /// How far requests have come: what the peer has taken, requests that wait, bytes left of the first.
 type Progress = (u64, usize, usize);
 
-/// One queue pair.
+/// One queue pair. What each message needs comes first, and lies together.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Qp {
     // What every poll looks at.
     pub(super) ring: PeerRings,
@@ -376,6 +378,19 @@ impl Qp {
         (self.rx, self.tx) = (self.layout.consumer(), self.layout.producer());
         self.layout.lay_tx(&mut self.ring, self.side, FIRST_BYTES)
             && self.layout.lay_rx(&mut self.ring, self.side, FIRST_BYTES)
+    }
+
+    /// Has what a message needs fetched, before long it is polled.
+    #[inline]
+    pub(super) fn prefetch(&self) {
+        prefetch::<{ offset_of!(Qp, own_report).div_ceil(64) }, _>(self);
+    }
+
+    /// The same of the place in the ring where the next message comes. Reads the queue pair, which should have come by
+    /// now.
+    #[inline]
+    pub(super) fn prefetch_message(&self) {
+        self.rx.prefetch(&self.ring.rx());
     }
 
     /// Makes the ring that we send into larger, which has no room for such a message. False if there is none yet.

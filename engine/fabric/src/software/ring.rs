@@ -23,6 +23,8 @@ use super::memory::RingMemory;
 
 /// Bytes that records are aligned to, one cache line.
 pub(super) const LINE: u32 = 64;
+/// Lines of the next record that are fetched ahead of need: as many as a short one has.
+const NEXT_LINES: u64 = 3;
 /// Bytes of a record's header.
 pub(super) const HEADER: usize = 16;
 
@@ -226,6 +228,12 @@ impl Consumer {
     pub(super) fn peek(&self, memory: &impl RingMemory) -> u64 {
         // Pairs with the publication in `Producer::push`.
         memory.load(self.head)
+    }
+
+    /// Has the place of the next record fetched, if it is short.
+    #[inline]
+    pub(super) fn prefetch(&self, memory: &impl RingMemory) {
+        (0..NEXT_LINES).for_each(|line| memory.prefetch(self.head + line * u64::from(LINE)));
     }
 
     /// The header of the record that `peek` has found.

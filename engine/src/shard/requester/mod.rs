@@ -106,6 +106,12 @@ impl Requests {
         requests
     }
 
+    /// Where the slots begin: the first ones are used most. What is there is no one else's to name.
+    #[inline]
+    pub(super) fn first_place(&self) -> *const [u8; size_of::<OutCall>()] {
+        self.calls.as_ptr().cast()
+    }
+
     /// As many slots as the protocol has.
     pub(super) fn fit(&mut self, slots: usize) {
         self.calls.resize_with(slots, OutCall::default);

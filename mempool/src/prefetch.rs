@@ -1,0 +1,41 @@
+#![expect(unsafe_code, reason = "the instruction takes an address")]
+//! Memory that is about to be used is asked for ahead of need: where many are worked on in a row, what the next one has
+//! is fetched while this one is worked on.
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Has the processor fetch the first `LINES` cache lines of the value that is there, or all of a shorter one. Any pointer
+/// will do: none is followed. A hint, and nothing else: it does nothing on processors whose instruction is not known
+/// here.
+#[inline(always)]
+pub fn prefetch<const LINES: usize, T>(value: *const T) {
+    let at = value.cast::<u8>();
+    for line in 0..LINES.min(size_of::<T>().div_ceil(LINE)) {
+        fetch(at.wrapping_add(line * LINE));
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline(always)]
+fn fetch(at: *const u8) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    // SAFETY: it is a hint: no address is wrong for it, and it changes nothing but what the caches hold.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+#[inline(always)]
+fn fetch(_at: *const u8) {}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn any_address_will_do_and_nothing_is_changed() {
+        let value = [7u8; 200];
+        super::prefetch::<2, _>(&value);
+        super::prefetch::<100, _>(&value);
+        super::prefetch::<1, u64>(std::ptr::null());
+        assert!(value.iter().all(|&byte| byte == 7));
+    }
+}
