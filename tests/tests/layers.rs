@@ -163,7 +163,7 @@ const LONGEST: usize = 700;
 /// Types of the shard that lend some of their fields to its other files: parts that keep their own fields, so that
 /// whoever works on one can borrow two of them.
 const LENDERS: &[(&str, &[&str])] = &[
-    ("Conn", &["proto", "sends", "requests", "served", "assembling", "promise", "usage", "progress", "again"]),
+    ("Conn", &["sends", "requests", "served", "proto", "assembling", "promise", "usage", "progress", "again"]),
     (
         "Context",
         &[
