@@ -144,8 +144,9 @@ pub(super) enum Side {
 
 /// Bytes of the lines before the rings.
 const LINES: usize = 4096;
-/// Bytes that a ring begins with: enough for a few short messages at a time.
-pub(super) const FIRST_BYTES: u32 = 2048;
+/// Bytes that a ring begins with, at most a quarter of those that it may have: enough for a few short messages at a
+/// time.
+const FIRST_BYTES: u32 = 2048;
 /// Lines that different sides write are this far apart: processors fetch lines in pairs.
 const APART: usize = 128;
 
@@ -172,6 +173,11 @@ impl Layout {
         self.ring_bytes
     }
 
+    /// Bytes of one ring at first.
+    pub(super) fn first_bytes(self) -> u32 {
+        FIRST_BYTES.min(self.ring_bytes / 4)
+    }
+
     /// Where the ring begins that this side sends into.
     pub(super) fn ring(self, from: Side) -> usize {
         LINES + if from == Side::Connector { 0 } else { self.ring_bytes as usize }
@@ -191,7 +197,7 @@ impl Layout {
     pub(super) fn rings(self, memory: PeerMapping, of: Side) -> Result<PeerRings, String> {
         let len = memory.len();
         let fits = self.bytes() <= len;
-        let rings = PeerRings::new(memory, self.ring(of), self.ring(of.other()), FIRST_BYTES as usize);
+        let rings = PeerRings::new(memory, self.ring(of), self.ring(of.other()), self.first_bytes() as usize);
         rings
             .filter(|_| fits)
             .ok_or_else(|| format!("rings of {} bytes do not fit memory of {len} bytes", self.ring_bytes))
@@ -199,12 +205,12 @@ impl Layout {
 
     /// The end that sends into such a ring.
     pub(super) fn producer(self) -> Producer {
-        Producer::new(FIRST_BYTES, self.ring_bytes)
+        Producer::new(self.first_bytes(), self.ring_bytes)
     }
 
     /// The end that takes from it.
     pub(super) fn consumer(self) -> Consumer {
-        Consumer::new(FIRST_BYTES, self.ring_bytes)
+        Consumer::new(self.first_bytes(), self.ring_bytes)
     }
 
     /// Two words in which this side says how far it has come in the other's ring, and whether it refused the

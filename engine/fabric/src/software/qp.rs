@@ -10,7 +10,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::config::{RING_BYTES, SoftwareConfig};
 use super::doorbell::{Doorbell, Waits};
-use super::memory::{FIRST_BYTES, Layout, Memory, Side};
+use super::memory::{Layout, Memory, Side};
 use super::message::{Message, Received};
 use super::region::{PeerMemory, Places, Regions, Shown};
 use super::retire::RetireQueue;
@@ -376,8 +376,8 @@ impl Qp {
         }
         self.layout = Layout::new(bytes);
         (self.rx, self.tx) = (self.layout.consumer(), self.layout.producer());
-        self.layout.lay_tx(&mut self.ring, self.side, FIRST_BYTES)
-            && self.layout.lay_rx(&mut self.ring, self.side, FIRST_BYTES)
+        let first = self.layout.first_bytes();
+        self.layout.lay_tx(&mut self.ring, self.side, first) && self.layout.lay_rx(&mut self.ring, self.side, first)
     }
 
     /// Has what a message needs fetched, before long it is polled.
@@ -393,16 +393,19 @@ impl Qp {
         self.rx.prefetch(&self.ring.rx());
     }
 
-    /// Makes the ring that we send into larger, which has no room for such a message. False if there is none yet.
+    /// Whether there is room for such a message all the same, or is now, as the ring that we send into has become larger.
     #[cold]
     #[inline(never)]
     pub(super) fn make_room(&mut self, len: u32) -> bool {
+        if self.tx.has_new_room(len) {
+            return true;
+        }
         let Some(bytes) = self.tx.larger(len) else { return false };
         if !self.layout.lay_tx(&mut self.ring, self.side, bytes) {
             return false;
         }
         self.tx.grow(&self.ring.tx(), bytes);
-        self.tx.has_room(len)
+        true
     }
 
     /// The peer has made its ring larger, if this header says so. False if it cannot be.

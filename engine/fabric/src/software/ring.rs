@@ -14,8 +14,8 @@
 //! however many connections there are. In the place of the record it leaves a *marker* that says how many bytes the
 //! ring has from there on. The next record lies where the smaller ring ended, in its first place that was never used:
 //! positions go on up to the next one that means this place. So what was sent before, and is not taken yet, has
-//! the positions that it would have had in the larger ring, or ones that are more than its length away, and room is
-//! counted as ever.
+//! the positions that it would have had in the larger ring, or ones that are more than its length away: who counts room
+//! as ever overwrites nothing. What is new is free besides, until the consumer has come to the marker.
 //!
 //! The memory is shared with a process that may be hostile: every word is read once, then checked.
 
@@ -116,14 +116,15 @@ pub(super) struct Producer {
     most: u32,
     sent: u64,
     acked: u64,
-    /// Where it went on when it has grown.
+    /// Where it went on when it grew last, and the end of what was new there.
     grown: u64,
+    new_until: u64,
 }
 
 impl Producer {
     /// Of a ring that has so many bytes, and may grow.
     pub(super) fn new(bytes: u32, most: u32) -> Self {
-        Self { bytes, most, sent: 0, acked: 0, grown: 0 }
+        Self { bytes, most, sent: 0, acked: 0, grown: 0, new_until: 0 }
     }
 
     /// End of what was published.
@@ -168,16 +169,23 @@ impl Producer {
         memory.publish(at, header.first);
     }
 
-    /// How many bytes the ring is to have, which has no room for a record with this payload: `None` if it stays as it
-    /// is.
+    /// Whether a record with this payload fits behind the marker, where [`has_room`](Self::has_room) does not know it: as
+    /// long as the consumer has not come to the marker, what it has to take yet may count for more than its length.
+    #[cold]
+    pub(super) fn has_new_room(&self, len: u32) -> bool {
+        self.acked < self.grown && self.sent + record_bytes(len) + u64::from(LINE) <= self.new_until
+    }
+
+    /// How many bytes the ring is to have, which has no room for a record with this payload, so that there is room for
+    /// it at once; `None` if it may not be larger. The last step is from no more than a quarter: the longest record,
+    /// half of the ring and its header, fits in what is new.
     #[cold]
     pub(super) fn larger(&self, len: u32) -> Option<u32> {
-        // When it has just grown, room comes as soon as the consumer gets there.
-        if self.bytes == self.most || (self.sent == self.grown && !self.is_idle()) {
+        if self.bytes == self.most {
             return None;
         }
-        let least = 2 * (record_bytes(len) as u32 + LINE);
-        Some(least.next_power_of_two().max(2 * self.bytes).min(self.most))
+        let bytes = (self.bytes + record_bytes(len) as u32 + LINE).next_power_of_two();
+        Some(if bytes < self.most / 2 { bytes } else { self.most })
     }
 
     /// Leaves the marker. `memory` has so many bytes by now, as [`larger`](Self::larger) has said.
@@ -186,7 +194,8 @@ impl Producer {
         // Where it has been in the smaller ring; the places of that are the first ones of this.
         let marker = self.sent & u64::from(self.bytes - 1);
         self.sent = behind_marker(self.sent, self.bytes, bytes);
-        (self.bytes, self.grown) = (bytes, self.sent);
+        (self.grown, self.new_until) = (self.sent, self.sent + u64::from(bytes - self.bytes));
+        self.bytes = bytes;
         let header = Header::growth(bytes);
         memory.store_relaxed(self.sent, 0);
         memory.store_relaxed(marker + 8, header.second);
@@ -316,12 +325,14 @@ mod tests {
         fn send(&mut self, payload: &[u8]) -> bool {
             let len = payload.len() as u32;
             if !self.tx.has_room(len)
+                && !self.tx.has_new_room(len)
                 && let Some(bytes) = self.tx.larger(len)
             {
                 assert!(self.layout.lay_tx(&mut self.rings[0], Side::Connector, bytes));
                 self.tx.grow(&self.rings[0].tx(), bytes);
+                assert!(self.tx.has_room(len) || self.tx.has_new_room(len), "{len} at {:?}", self.tx);
             }
-            let room = self.tx.has_room(len);
+            let room = self.tx.has_room(len) || self.tx.has_new_room(len);
             if room {
                 self.tx.push(&self.rings[0].tx(), Header::message(len, None, 0), payload);
             }
@@ -391,7 +402,7 @@ mod tests {
             while ends.take().is_some() {}
             assert!(ends.tx.acknowledge(ends.rx.report()));
         }
-        assert_eq!(ends.tx.bytes, super::super::memory::FIRST_BYTES);
+        assert_eq!(ends.tx.bytes, ends.layout.first_bytes());
         // At first, what is sent at once finds room at once.
         let mut ends = Ends::new(1 << 18);
         let (records, all) = ((0..10_000).take_while(|_| ends.send(&[7; 100])).count(), (1 << 18) / 128);

@@ -230,10 +230,10 @@ impl Qp {
             return self.step_memory(common, posting, budget);
         };
         let len = buf.len() as u32;
-        let room = self.tx.has_room(len) || self.make_room(len);
         // The first of a turn may be longer than the budget: else it would never go.
-        if !room || *budget < buf.len() && *budget < COPY_BUDGET {
-            self.needs_room = !room;
+        let turn_over = *budget < buf.len() && *budget < COPY_BUDGET;
+        if turn_over || !self.tx.has_room(len) && !self.make_room(len) {
+            self.needs_room = !turn_over;
             return Step::Wait;
         }
         *budget = budget.saturating_sub(buf.len());
