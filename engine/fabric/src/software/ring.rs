@@ -393,6 +393,23 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_message_has_room_at_once_in_a_ring_that_may_grow() {
+        for most in [4 << 10, 8 << 10, 64 << 10] {
+            for len in [0, 100, 500, 1000, 3000, 8000, 20_000].into_iter().filter(|len| 2 * len <= most as usize) {
+                for sent in 0.. {
+                    let mut ends = Ends::new(most);
+                    assert!((0..sent).all(|_| ends.send(&vec![7; len])), "{most}: {sent} of {len} bytes");
+                    if ends.tx.bytes == most {
+                        assert!(sent > 0);
+                        break;
+                    }
+                    assert!(ends.send(&vec![7; most as usize / 2]), "{most}: behind {sent} of {len} bytes");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_ring_stays_as_small_as_its_traffic() {
         let mut ends = Ends::new(1 << 18);
         for _ in 0..1000 {
