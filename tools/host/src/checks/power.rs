@@ -5,6 +5,7 @@ use crate::scene::Scene;
 use crate::topology::CPU;
 use crate::tree::{Unseen, if_there};
 
+const HALT_POLL: &str = "/sys/module/haltpoll/parameters/guest_halt_poll_ns";
 const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0";
 /// How long a core may take to wake up, in microseconds: about as long as the wake-up of a thread itself.
 const WAKE_US: u64 = 20;
@@ -27,6 +28,14 @@ pub(super) const CHECKS: &[Check] = &[
         wanted: "no C-state is used that takes longer than 20 us to leave",
         why: "a shard or a worker that sleeps (idle policies adaptive, yield, event) is answered so much later",
         look: c_states,
+    },
+    Check {
+        name: "halt-poll",
+        area: Area::Cores,
+        concerns: Concerns::All,
+        wanted: "virtual cores that have nothing to do poll before they halt, or do not halt",
+        why: "a virtual core that has halted is woken by the hypervisor: what sleeps on it is answered so much later, some 10 to 100 us, whatever its C-state says",
+        look: halt_poll,
     },
     Check {
         name: "clock",
@@ -60,16 +69,32 @@ fn governor(scene: &Scene) -> Result<Verdict, Unseen> {
     Ok(Verdict::fault(scene.if_pinned(), observed, scene.write("performance", &files)))
 }
 
+/// Where it is said how long a core may take to wake up.
+fn resume_latency(core: usize) -> String {
+    format!("{CPU}/cpu{core}/power/pm_qos_resume_latency_us")
+}
+
+/// How long a core may take to wake up, in microseconds, if somebody has bounded it (power management's quality of
+/// service: 0 there is no bound, and n/a stands for 0).
+fn bound(scene: &Scene, core: usize) -> Option<u64> {
+    match scene.tree().line(&resume_latency(core)).ok()?.as_str() {
+        "0" => None,
+        "n/a" => Some(0),
+        bound => bound.parse().ok(),
+    }
+}
+
 fn c_states(scene: &Scene) -> Result<Verdict, Unseen> {
     let tree = scene.tree();
     let (mut seen, mut deep, mut longest) = (0, Vec::new(), (0, String::new()));
     for core in scene.cores().iter() {
         let folder = format!("{CPU}/cpu{core}/cpuidle");
+        let bound = bound(scene, core).unwrap_or(u64::MAX);
         for state in tree.numbered(&folder, "state").unwrap_or_default() {
             let file = |name| format!("{folder}/state{state}/{name}");
             let Some(latency) = if_there(tree.number::<u64>(&file("latency")))? else { continue };
             seen += 1;
-            if latency > WAKE_US && tree.line(&file("disable"))? == "0" {
+            if latency > WAKE_US && latency <= bound && tree.line(&file("disable"))? == "0" {
                 longest = longest.max((latency, tree.line(&file("name")).unwrap_or_default()));
                 deep.push((state, file("disable")));
             }
@@ -94,6 +119,27 @@ fn c_states(scene: &Scene) -> Result<Verdict, Unseen> {
     };
     let observed = format!("{} takes {} us", longest.1, longest.0);
     Ok(Verdict::fault(scene.if_pinned(), observed, scene.write("1", &files)))
+}
+
+fn halt_poll(scene: &Scene) -> Result<Verdict, Unseen> {
+    let tree = scene.tree();
+    let driver = tree.line(&format!("{CPU}/cpuidle/current_driver"))?;
+    if driver != "haltpoll" {
+        return Ok(Verdict::ok(format!("idle driver {driver}")));
+    }
+    let polls: u64 = tree.number(HALT_POLL)?;
+    if polls > 0 {
+        return Ok(Verdict::ok(format!("they poll up to {} us", polls / 1000)));
+    }
+    let halting: Vec<usize> = scene.cores().iter().filter(|&core| bound(scene, core) != Some(0)).collect();
+    if halting.is_empty() {
+        return Ok(Verdict::ok("they do not halt"));
+    }
+    let fix = match scene.question().cores {
+        None => scene.write("200000", &[HALT_POLL.to_owned()]),
+        Some(_) => scene.write("n/a", &halting.iter().map(|&core| resume_latency(core)).collect::<Vec<_>>()),
+    };
+    Ok(Verdict::fault(scene.if_pinned(), "they halt at once: guest_halt_poll_ns is 0", fix))
 }
 
 fn clock(scene: &Scene) -> Result<Verdict, Unseen> {

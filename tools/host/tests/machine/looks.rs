@@ -40,6 +40,36 @@ fn a_laptop_has_notes_and_no_more() {
 }
 
 #[test]
+fn how_long_a_core_may_take_to_wake_up_is_bounded_in_several_ways() {
+    let machine = laptop();
+    let bound = |us: &str| {
+        for core in 0..4 {
+            machine.file(&format!("/sys/devices/system/cpu/cpu{core}/power/pm_qos_resume_latency_us"), us);
+        }
+        machine.finding("c-states", SOFT, Some("2")).status
+    };
+    let told = ["0\n", "133\n", "20\n", "n/a\n"].map(bound);
+    assert_eq!(told, [Status::Warning, Status::Warning, Status::Ok, Status::Ok]);
+
+    // Of virtual machines.
+    let told = || {
+        let finding = machine.finding("halt-poll", SOFT, None);
+        (finding.status, finding.observed, finding.fix)
+    };
+    assert_eq!(told(), (Status::Ok, "idle driver intel_idle".into(), None));
+    bound("0\n");
+    let polls = "/sys/module/haltpoll/parameters/guest_halt_poll_ns";
+    machine.file("/sys/devices/system/cpu/cpuidle/current_driver", "haltpoll\n").file(polls, "0\n");
+    let fix = Some(format!("echo 200000 | sudo tee {polls}"));
+    assert_eq!(told(), (Status::Note, "they halt at once: guest_halt_poll_ns is 0".into(), fix));
+    machine.file(polls, "200000\n");
+    assert_eq!(told(), (Status::Ok, "they poll up to 200 us".into(), None));
+    machine.file(polls, "0\n");
+    bound("n/a\n");
+    assert_eq!(told(), (Status::Ok, "they do not halt".into(), None));
+}
+
+#[test]
 fn a_container_is_seen_with_its_limits() {
     let machine = container();
     let findings = machine.examine(SOFT, None);

@@ -177,6 +177,7 @@ fn kernel(machine: &Machine, cores: &str) {
         .file("/proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t6291456\n")
         .file("/proc/sys/net/ipv4/tcp_wmem", "4096\t16384\t4194304\n")
         .file("/sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n")
+        .file("/sys/devices/system/cpu/cpuidle/current_driver", "intel_idle\n")
         .file("/sys/devices/system/clocksource/clocksource0/current_clocksource", "tsc\n")
         .file("/sys/devices/system/clocksource/clocksource0/available_clocksource", "tsc hpet acpi_pm \n")
         .file("/sys/devices/system/cpu/online", format!("{cores}\n"))

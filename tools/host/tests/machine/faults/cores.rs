@@ -201,6 +201,14 @@ pub(super) const FAULTS: &[Fault] = &[
         "cpu3/cpuidle/state2/disable",
     ),
     mends(
+        "halt-poll",
+        None,
+        "1-3",
+        halting_guest,
+        Warning,
+        "echo 'n/a' | tee /sys/devices/system/cpu/cpu2/power/pm_qos_resume_latency_us",
+    ),
+    mends(
         "clock",
         None,
         "1-3",
@@ -222,6 +230,16 @@ pub(super) const FAULTS: &[Fault] = &[
         "dmesg",
     ),
 ];
+
+/// A virtual machine whose cores halt at once, but for two that somebody has told not to.
+fn halting_guest(machine: &Machine) {
+    machine
+        .file("/sys/devices/system/cpu/cpuidle/current_driver", "haltpoll\n")
+        .file("/sys/module/haltpoll/parameters/guest_halt_poll_ns", "0\n");
+    for (core, bound) in [(1, "n/a\n"), (2, "0\n"), (3, "n/a\n")] {
+        machine.file(&format!("{CPU}/cpu{core}/power/pm_qos_resume_latency_us"), bound);
+    }
+}
 
 /// The same where version 2 is mounted, too, and has no controller: what systemd calls a hybrid.
 fn quota_of_both_versions(machine: &Machine) {
