@@ -1,0 +1,17 @@
+# Two network namespaces, near (192.0.2.1) and far (192.0.2.2), with a cable between them, as between two hosts: sourced,
+# by bash, in the guest, behind lib.sh. They go with the script.
+ip netns add near
+ip netns add far
+trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
+    ip netns delete near; ip netns delete far' EXIT
+ip link add n0 netns near type veth peer name f0 netns far
+ip -netns near address add 192.0.2.1/24 dev n0
+ip -netns far address add 192.0.2.2/24 dev f0
+ip -netns near link set n0 up
+ip -netns far link set f0 up
+# link WORDS…: of both ends.
+link() {
+    ip -netns near link set n0 "$@"
+    ip -netns far link set f0 "$@"
+}
+
