@@ -21,13 +21,23 @@ holds() {
     ls "/proc/$server/fd" | wc -l
 }
 
-# counted COUNTER: what all shards of a server with --stats /run/server.stats have counted of their devices.
-counted() {
-    python3 -c 'import json, socket, sys
-said = socket.socket(socket.AF_UNIX)
-said.connect("/run/server.stats")
-print(sum(shard["stats"]["fabric"][sys.argv[1]] for shard in json.load(said.makefile())["shards"]))' "$1"
+# told EXPRESSION: in Python, of `shards`, what each of a server with --stats /run/server.stats says when all have
+# answered: one that is in a long call of the kernel, as when a link goes down, does not in time.
+told() {
+    python3 -c 'import json, socket, sys, time
+for _ in range(100):
+    said = socket.socket(socket.AF_UNIX)
+    said.connect("/run/server.stats")
+    shards = [shard["stats"] for shard in json.load(said.makefile())["shards"]]
+    if all(shards):
+        print(eval(sys.argv[1]))
+        sys.exit()
+    time.sleep(0.2)
+sys.exit("a shard does not answer")' "$1"
 }
+
+# counted COUNTER: what all shards of such a server have counted of their devices.
+counted() { told "sum(shard['fabric']['$1'] for shard in shards)"; }
 
 # settled: whether that is what it was when it was written to /run/before.
 settled() { [[ $(holds) == "$(</run/before)" ]]; }

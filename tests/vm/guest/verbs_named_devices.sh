@@ -16,12 +16,7 @@ await 10 grep -qs 'ffff:0a00:0002' /sys/class/infiniband/rxe1/ports/1/gids/*
 shards() { rdma resource show pd | sed -n "s/^dev $1 .* comm rpcrdma-shard\([0-9]*\).*/\1/p" | sort -u | xargs; }
 
 # calls SHARD: what it has answered.
-calls() {
-    python3 -c 'import json, socket, sys
-said = socket.socket(socket.AF_UNIX)
-said.connect("/run/server.stats")
-print(json.load(said.makefile())["shards"][int(sys.argv[1])]["stats"]["calls"])' "$1"
-}
+calls() { told "shards[$1]['calls']"; }
 
 # listens ADDRESS ADDRESS: a server of both, the first of which is rxe0's and the second rxe1's.
 listens() {
