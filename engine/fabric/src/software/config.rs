@@ -14,7 +14,7 @@ pub(super) const MAX_WINDOWS: usize = 1 << 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoftwareConfig {
     /// Most bytes of ring in each direction of a connection; a power of two, 4 KiB to 16 MiB. The smaller of
-    /// both sides' counts is used. Default 256 KiB. A ring begins with 2 KiB and doubles when it is full; what it
+    /// both sides' counts is used. Default 256 KiB. A ring begins with 2 KiB and grows when it is full; what it
     /// never grew to is address space, and no memory. One that is full and may not grow makes the sender wait for the
     /// receiver: raise it when messages are long and many are outstanding.
     pub ring_bytes: usize,

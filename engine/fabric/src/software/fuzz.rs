@@ -117,13 +117,12 @@ impl Peer {
         let len = payload.len() as u32;
         if honest
             && !self.producer.has_room(len)
-            && !self.producer.has_new_room(len)
             && let Some(bytes) = self.producer.larger(len)
         {
             assert!(self.layout.lay_tx(&mut self.rings, Side::Connector, bytes));
             self.producer.grow(&self.rings.tx(), bytes);
         }
-        let room = self.producer.has_room(len) || self.producer.has_new_room(len);
+        let room = self.producer.has_room(len);
         if honest && room {
             let header = Header::message(len, invalidate, head);
             self.producer.push(&self.rings.tx(), header, payload);

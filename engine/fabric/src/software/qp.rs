@@ -393,19 +393,16 @@ impl Qp {
         self.rx.prefetch(&self.ring.rx());
     }
 
-    /// Whether there is room for such a message all the same, or is now, as the ring that we send into has become larger.
+    /// Makes the ring that we send into larger, so that it has room for such a message. False if it may not be.
     #[cold]
     #[inline(never)]
     pub(super) fn make_room(&mut self, len: u32) -> bool {
-        if self.tx.has_new_room(len) {
-            return true;
-        }
         let Some(bytes) = self.tx.larger(len) else { return false };
-        if !self.layout.lay_tx(&mut self.ring, self.side, bytes) {
-            return false;
+        let laid = self.layout.lay_tx(&mut self.ring, self.side, bytes);
+        if laid {
+            self.tx.grow(&self.ring.tx(), bytes);
         }
-        self.tx.grow(&self.ring.tx(), bytes);
-        true
+        laid
     }
 
     /// The peer has made its ring larger, if this header says so. False if it cannot be.

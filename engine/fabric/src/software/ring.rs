@@ -154,7 +154,14 @@ impl Producer {
     /// Whether a record with this payload fits now; the word behind it has to fit too.
     #[inline]
     pub(super) fn has_room(&self, len: u32) -> bool {
-        self.sent - self.acked + record_bytes(len) + u64::from(LINE) <= u64::from(self.bytes)
+        self.sent - self.acked + record_bytes(len) + u64::from(LINE) <= u64::from(self.bytes) || self.has_new_room(len)
+    }
+
+    /// Whether it fits behind the marker all the same: as long as the consumer has not come there, what it has to take
+    /// yet may count for more than its length.
+    #[cold]
+    fn has_new_room(&self, len: u32) -> bool {
+        self.acked < self.grown && self.sent + record_bytes(len) + u64::from(LINE) <= self.new_until
     }
 
     /// Publishes one record. The caller has asked [`has_room`](Self::has_room).
@@ -167,13 +174,6 @@ impl Producer {
         memory.write(at + HEADER as u64, payload);
         // Pairs with the load in `Consumer::peek`: who sees the word sees the record and the zero behind it.
         memory.publish(at, header.first);
-    }
-
-    /// Whether a record with this payload fits behind the marker, where [`has_room`](Self::has_room) does not know it: as
-    /// long as the consumer has not come to the marker, what it has to take yet may count for more than its length.
-    #[cold]
-    pub(super) fn has_new_room(&self, len: u32) -> bool {
-        self.acked < self.grown && self.sent + record_bytes(len) + u64::from(LINE) <= self.new_until
     }
 
     /// How many bytes the ring is to have, which has no room for a record with this payload, so that there is room for
@@ -325,14 +325,13 @@ mod tests {
         fn send(&mut self, payload: &[u8]) -> bool {
             let len = payload.len() as u32;
             if !self.tx.has_room(len)
-                && !self.tx.has_new_room(len)
                 && let Some(bytes) = self.tx.larger(len)
             {
                 assert!(self.layout.lay_tx(&mut self.rings[0], Side::Connector, bytes));
                 self.tx.grow(&self.rings[0].tx(), bytes);
-                assert!(self.tx.has_room(len) || self.tx.has_new_room(len), "{len} at {:?}", self.tx);
+                assert!(self.tx.has_room(len), "{len} at {:?}", self.tx);
             }
-            let room = self.tx.has_room(len) || self.tx.has_new_room(len);
+            let room = self.tx.has_room(len);
             if room {
                 self.tx.push(&self.rings[0].tx(), Header::message(len, None, 0), payload);
             }
