@@ -1,11 +1,12 @@
 //! What `doctor` and `topo` look at: an address of any fabric, and a machine.
 
+use std::error::Error;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use rpcrdma::fabric::{FabricAddress, FabricError, host};
-use rpcrdma::{Address, AddressError};
+use rpcrdma::Address;
+use rpcrdma::fabric::{FabricAddress, host};
 use rpcrdma_host::{CoreList, Fabric, Question, Scene, Tree};
 
 use crate::command::CommandError;
@@ -15,22 +16,27 @@ use crate::command::CommandError;
 pub struct Target {
     text: String,
     fabric: Option<Fabric>,
+    /// The RDMA device that it names.
+    device: Option<String>,
     /// With the host to look up, if there is one.
     address: Address,
 }
 
 impl FromStr for Target {
-    type Err = AddressError;
+    type Err = Box<dyn Error + Send + Sync>;
 
-    fn from_str(text: &str) -> Result<Self, AddressError> {
-        // Host and port of devices are written as those of TCP.
-        let address: Address = match text.strip_prefix("verbs:") {
-            Some(rest) => format!("iwarp:{}", rest.split_once('@').map_or(rest, |(_, host)| host)).parse()?,
-            None => text.parse()?,
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (named, address) = match text.strip_prefix("verbs:") {
+            Some(rest) => {
+                let (named, at) = host::split_device(&FabricAddress(rest.to_owned()))?;
+                // Host and port of devices are written as those of TCP.
+                (named, format!("iwarp:{}", at.0).parse()?)
+            }
+            None => (None, text.parse()?),
         };
         let scheme = text.split_once(':').map_or(text, |(scheme, _)| scheme);
         let fabric = Fabric::of_scheme(scheme);
-        Ok(Self { text: text.to_owned(), fabric, address })
+        Ok(Self { text: text.to_owned(), fabric, device: named.map(|named| named.name), address })
     }
 }
 
@@ -40,21 +46,10 @@ impl Target {
         &self.text
     }
 
-    /// The RDMA device that it names.
-    fn device(&self) -> Result<Option<String>, CommandError> {
-        let Some(rest) = self.text.strip_prefix("verbs:") else { return Ok(None) };
-        let (named, _) = host::split_device(&FabricAddress(rest.to_owned())).map_err(failed)?;
-        Ok(named.map(|named| named.name))
-    }
-
     fn ip(&self) -> Result<Option<IpAddr>, CommandError> {
-        let found = self.address.socket_address().map_err(failed)?;
+        let found = self.address.socket_address().map_err(|error| CommandError::Failed(error.to_string()))?;
         Ok(found.map(|at| at.ip()))
     }
-}
-
-fn failed(error: FabricError) -> CommandError {
-    CommandError::Failed(error.to_string())
 }
 
 /// The machine to look at.
@@ -76,7 +71,7 @@ impl Machine {
             Ok(_) => {}
         }
         let ip = target.map(Target::ip).transpose()?.flatten();
-        let device = target.map(Target::device).transpose()?.flatten();
+        let device = target.and_then(|target| target.device.clone());
         let question = Question { fabric: target.and_then(|target| target.fabric), ip, device, cores };
         Ok(Scene::new(Tree::new(&self.root), question))
     }
