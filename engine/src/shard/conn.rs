@@ -108,6 +108,12 @@ impl Conn {
         prefetch::<HOT_LINES, _>(self);
     }
 
+    /// The same of all of it, for what is done now and then.
+    #[inline]
+    pub(super) fn prefetch_all(&self) {
+        prefetch::<{ usize::MAX }, _>(self);
+    }
+
     /// The same of what it refers to. Reads the connection, which should have come by now.
     #[inline]
     pub(super) fn prefetch_tables(&self) {

@@ -28,6 +28,9 @@ use crate::stats::ShardStats;
 /// Longest chain that is counted by its length.
 const MAX_BATCH: usize = 256;
 
+/// How many places ahead connections are fetched that are looked at in a row.
+const AHEAD: usize = 16;
+
 /// See the module page.
 pub(super) struct Context<F: Fabric> {
     pub(super) config: Config,
@@ -137,7 +140,16 @@ impl<F: Fabric> Context<F> {
     /// Works on each connection that has a queue pair.
     #[inline]
     pub(super) fn with_each(&mut self, mut work: impl FnMut(&mut Self, &mut Conn)) {
-        for slot in self.conns.slots() {
+        self.with_those(|_| true, &mut work);
+    }
+
+    /// The same with those in certain places of the table.
+    #[inline]
+    pub(super) fn with_those(&mut self, which: impl Fn(usize) -> bool, mut work: impl FnMut(&mut Self, &mut Conn)) {
+        for slot in self.conns.slots().filter(|&slot| which(slot)) {
+            if let Some(next) = self.conns.peek((slot + AHEAD) as u32) {
+                next.prefetch_all();
+            }
             if let Some(conn) = self.conns.take_slot(slot) {
                 self.lend(conn, &mut work);
             }

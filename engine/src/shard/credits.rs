@@ -15,9 +15,9 @@ use crate::fabric::Fabric;
 use crate::proto::MIN_CREDITS;
 use crate::wire::Version;
 
-/// Of the usual intervals between looks at the control plane, so many are between two looks at the credit
-/// limits.
-const EVERY: u64 = 8;
+/// Of the usual intervals between looks at the control plane, so many are between two looks at a credit limit: at each
+/// of them one of so many parts of the connections is looked at, as a look at all of many would hold up their messages.
+const PARTS: u64 = 8;
 /// How often a credit limit is turned over between two looks by a connection that is busy.
 const TURNOVERS: u64 = 8;
 /// In the time between two messages that keep a connection alive there are so many moments at which they go out.
@@ -65,16 +65,36 @@ impl Use {
 pub(super) struct Fitting {
     /// In nanoseconds.
     due: u64,
+    /// The part of the connections whose turn it is then.
+    part: u64,
 }
 
 impl Fitting {
-    /// Whether it is time; if so, the next time is `every` nanoseconds later.
-    fn is_due(&mut self, now: u64, every: u64) -> bool {
-        let due = now >= self.due;
-        if due {
-            self.due = now.saturating_add(every);
-        }
-        due
+    /// The connections whose turn it is: one part of them after each `interval`, in nanoseconds; more if there was no
+    /// look for longer.
+    fn take_due(&mut self, now: u64, interval: u64) -> Turn {
+        let Some(late) = now.checked_sub(self.due) else { return Turn { first: 0, parts: 0 } };
+        let turn = Turn { first: self.part, parts: (late / interval.max(1) + 1).min(PARTS) };
+        self.due = now.saturating_add(interval);
+        self.part = (self.part + turn.parts) % PARTS;
+        turn
+    }
+}
+
+/// Whose turn it is.
+struct Turn {
+    first: u64,
+    parts: u64,
+}
+
+impl Turn {
+    fn is_nobodys(&self) -> bool {
+        self.parts == 0
+    }
+
+    /// Of the connection in this place of the table.
+    fn has(&self, slot: usize) -> bool {
+        (slot as u64 + PARTS - self.first) % PARTS < self.parts
     }
 }
 
@@ -97,14 +117,15 @@ impl<F: Fabric> Context<F> {
     /// Part of step 5 of a turn: fits credit limits to their use, now and then, and keeps connections alive.
     pub(super) fn adapt(&mut self, fitting: &mut Fitting) {
         let now = self.clock.read();
-        let fits = fitting.is_due(now, nanoseconds(self.config.control_interval).saturating_mul(EVERY));
+        let turn = fitting.take_due(now, nanoseconds(self.config.control_interval));
         let keep_alive = !self.config.keep_alive.is_zero();
-        if !fits && !keep_alive {
+        if turn.is_nobodys() && !keep_alive {
             return;
         }
         let open = self.conns.iter().count();
-        self.with_each(|cx, conn| {
-            if fits {
+        let looks_at = |slot| keep_alive || turn.has(slot);
+        self.with_those(looks_at, |cx, conn| {
+            if turn.has(conn.qp().slot as usize) {
                 conn.pass_time(now);
                 cx.fit_credits(conn, open);
             }
@@ -192,9 +213,19 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_fitted_now_and_then() {
+    fn windows_are_fitted_now_and_then_those_of_one_part_of_the_connections_after_the_other() {
         let mut fitting = Fitting::default();
-        let due: Vec<_> = (0..40).filter(|&now| fitting.is_due(now, 16)).collect();
-        assert_eq!(due, [0, 16, 32], "however often they are asked for");
+        let mut at = |now| {
+            let turn = fitting.take_due(now, 16);
+            (0..2 * PARTS as usize).filter(|&slot| turn.has(slot)).collect::<Vec<_>>()
+        };
+        assert_eq!(at(1_000_000).len(), 16, "all of them at first");
+        assert!(at(1_000_000).is_empty() && at(1_000_015).is_empty(), "however often they are asked for");
+        let turns: Vec<_> = (1..=PARTS).map(|n| at(1_000_000 + 16 * n)).collect();
+        assert_eq!((&turns[0][..], &turns[7][..]), (&[0, 8][..], &[7, 15][..]));
+        assert!(at(1_000_143).is_empty());
+        assert_eq!(at(1_000_144 + 3 * 16 - 1), [0, 1, 2, 8, 9, 10], "those that were left out meanwhile, too");
+        assert_eq!(at(1_000_144 + 4 * 16 - 1), [3, 11]);
+        assert_eq!(at(2_000_000).len(), 16, "each no more than once");
     }
 }
