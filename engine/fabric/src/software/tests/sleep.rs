@@ -12,11 +12,11 @@ impl Town {
     }
 
     /// The client sends a message on it.
-    fn send(&mut self, client: QpId) {
+    fn send(&mut self, client: QpId, signalled: bool) {
         self.receives(1);
         let buf = self.pool.alloc(8).expect("a buffer");
         let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
-        let posted = self.client.post_send(client, &mut vec![Posting { wr_id: 1, signalled: false, wr }]);
+        let posted = self.client.post_send(client, &mut vec![Posting { wr_id: 1, signalled, wr }]);
         assert_eq!(posted, Ok(()));
     }
 
@@ -53,7 +53,7 @@ fn a_sleep_costs_nothing_for_those_that_are_quiet_and_each_of_them_ends_it() {
         town.server.wait(Some(Duration::ZERO));
         assert_eq!((town.server.hot.len(), town.server.cold.len()), (0, 21), "nobody is polled for it");
         town.last_look();
-        town.send(client);
+        town.send(client, false);
         // For ever, if nobody rang.
         town.server.wait(None);
         assert_eq!(town.server.hot, [server.slot], "the one that has rung");
@@ -75,8 +75,32 @@ fn nobody_sleeps_behind_a_connection_that_came_with_the_last_look() {
     while !town.client.table.get(client).is_some_and(|qp| qp.is_live()) {
         town.client.poll_control(&mut Vec::new());
     }
-    town.send(client);
+    town.send(client, false);
     // For ever, if nobody rang.
     town.server.wait(None);
     assert_eq!(town.server.poll_cq(&mut town.done, 64), 1);
+}
+
+#[test]
+fn the_look_before_a_sleep_finds_that_a_signalled_send_was_taken() {
+    let mut town = Town::new("taken");
+    let (client, _) = town.honest;
+    // Wherever it is between two looks at the peer's report.
+    for before in 0..16 {
+        town.send(client, true);
+        let mut done = Vec::new();
+        for _ in 0..before {
+            town.client.poll_cq(&mut done, 64);
+        }
+        assert!(done.is_empty(), "nobody has taken it");
+        // It is taken, and told without a bell, as nobody sleeps yet.
+        (0..64).for_each(|_| {
+            town.server.poll_cq(&mut town.done, 64);
+        });
+        assert_eq!(town.done.drain(..).filter(|d| d.opcode == Opcode::Recv).count(), 1);
+        town.client.arm();
+        assert_eq!(town.client.poll_cq(&mut done, 64), 1, "behind {before} polls");
+        assert_eq!((done[0].opcode, done[0].status), (Opcode::Send, Status::Success));
+        town.client.wait(Some(Duration::ZERO));
+    }
 }
