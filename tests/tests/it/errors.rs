@@ -242,7 +242,7 @@ fn what_is_no_socket_is_not_in_use() {
     if place::on_device() {
         return;
     }
-    let world = World::new("plain-file");
+    let _world = World::new("plain-file");
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("server");
     std::fs::write(&path, "a file of somebody's").unwrap();
@@ -252,7 +252,6 @@ fn what_is_no_socket_is_not_in_use() {
     let error = LocalClient::connect(&address, small_client(small())).err().unwrap().to_string();
     assert!(error.contains("there is a plain file, no socket"), "{error}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file of somebody's");
-    drop(world);
 }
 
 #[test]
