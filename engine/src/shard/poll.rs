@@ -18,6 +18,9 @@ fn is_peer_fault(status: Status) -> bool {
 const FAR_AHEAD: usize = 3;
 const AHEAD: usize = 1;
 
+/// So many connections stay in the caches.
+const FEW: usize = 16;
+
 /// Messages that one connection may put into one turn.
 const TRANSMIT_BATCH: usize = 64;
 
@@ -105,10 +108,13 @@ impl<F: Fabric> Shard<F> {
     /// The same for more than one.
     #[inline(never)]
     fn many_completions(&mut self) {
+        let many = self.cx.conns.slots().len() > FEW;
         let mut completions = std::mem::take(&mut self.completions);
         let mut rest = completions.drain(..);
         while let Some(first) = rest.next() {
-            self.look_ahead(rest.as_slice());
+            if many {
+                self.look_ahead(rest.as_slice());
+            }
             self.count_receive(&first);
             // Without a connection it is a late completion of one that is gone. Most come from one connection
             // in a row: it is lent once.
@@ -129,7 +135,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Has fetched what the next completions need, as a connection of many is in no cache.
-    #[inline]
+    #[inline(never)]
     fn look_ahead(&self, rest: &[Completion]) {
         let ahead = |by: usize| rest.get(by).and_then(|next| self.cx.conns.peek(next.qp.slot));
         if let Some(conn) = ahead(FAR_AHEAD) {

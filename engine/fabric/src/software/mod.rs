@@ -181,6 +181,7 @@ impl SoftwareFabric {
     }
 
     /// Has fetched what the polls of the next ones need, as one that is polled seldom is in no cache.
+    #[inline(never)]
     fn look_ahead(&self) {
         let ahead = |by| self.hot.get(self.turn + by).and_then(|&slot| self.table.peek_at(slot));
         if let Some(qp) = ahead(FAR_AHEAD) {
