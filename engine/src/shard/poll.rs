@@ -18,7 +18,7 @@ fn is_peer_fault(status: Status) -> bool {
 const FAR_AHEAD: usize = 3;
 const AHEAD: usize = 1;
 
-/// So many connections stay in the caches.
+/// Of so many connections nothing is fetched ahead: they stay in the caches.
 const FEW: usize = 16;
 
 /// Messages that one connection may put into one turn.
