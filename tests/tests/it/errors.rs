@@ -242,6 +242,7 @@ fn what_is_no_socket_is_not_in_use() {
     if place::on_device() {
         return;
     }
+    // Its turn lasts until the directory is gone again: other tests count descriptors.
     let _world = World::new("plain-file");
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("server");
