@@ -15,7 +15,7 @@
 //! `plan.rs` says what a seed means, and `world.rs` gives the turns. What must hold is asserted where it is
 //! seen.
 //!
-//! Variables of the environment: `SIM_SEEDS` (how many, 2000), `SIM_FIRST` (from which, 0), `SIM_SEED` (this
+//! Variables of the environment: `SIM_SEEDS` (how many, 1500), `SIM_FIRST` (from which, 0), `SIM_SEED` (this
 //! one only), `SIM_TRACE` (print its events).
 
 mod caller;
