@@ -3,8 +3,7 @@
 #
 # The kernel's siw, as responder, sends its reply and then looks at its socket only when more comes: a first message
 # that came in between lies there. Each connection makes its first call at once, and may wait for its reply for 5 s:
-# without the fabric's precaution about one in ten does so in vain, and so one
-# of 100 all but surely.
+# without the fabric's precaution about one in ten does so in vain, and so one of 100 all but surely.
 # limit: 500
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../siw.sh"
