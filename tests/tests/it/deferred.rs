@@ -352,7 +352,10 @@ fn who_answers_a_connection_that_is_over_is_told_and_does_no_harm() {
         echo(&mut other, b"goes on").expect("an echo");
         // Of two the memory comes home; the others keep theirs, until they are let go. The shard may answer the echo,
         // and this question, in a turn that has not come to the two yet.
-        let counted = || (world.server().stats()[0].connections, world.server().stats()[0].calls_dropped);
+        let counted = || {
+            let stats = world.server().stats();
+            (stats[0].connections, stats[0].calls_dropped)
+        };
         assert!(settles(|| counted() == (1, 1)), "{scheme:?}: {:?}", counted());
         drop(calls);
         drop(other);

@@ -44,6 +44,7 @@ cut_off
 cut=$SECONDS
 sleep 1
 written=$(cat $export/copy-* | wc -c)
+((written < 4 * 5 * 4000000)) || fail "all was written before the client was gone"
 await 120 eval '[[ $(holds) == "$(</run/before)" ]]'
 echo "- noticed after $((SECONDS - cut)) s, and all given back"
 [[ $(cat $export/copy-* | wc -c) == "$written" ]] || fail "written to by a client that is gone"

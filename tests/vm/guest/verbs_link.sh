@@ -58,9 +58,10 @@ up_v1
 await 10 grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state
 await 10 grep -q 'port 1 is up' /run/server
 wire
-# Once in many runs the device did not get the first bulk data across a new cable within the 10 s of progress_timeout.
+# Once in many runs the first bulk data over a new cable was not acknowledged within the 10 s of progress_timeout; why is
+# not known. Nothing else is tried again.
 again() { "$rpcperf" bw $at --op write -s 64K -n 50 >/run/again 2>&1; }
-again || { cat /run/again && again; } || fail "not served after the link came back: $(</run/again)"
+again || { grep progress_timeout /run/again && again; } || fail "not served after the link came back: $(</run/again)"
 rdma resource show qp link rxe1 | grep -q 'type RC' &&
     fail "a client left something: $(rdma resource show qp link rxe1)"
 unwire
