@@ -28,7 +28,9 @@ up
 unharmed "the link down and up, with nothing under way"
 
 # The other one is connected before there is a way over the cable, and so within the device.
-"$RPCRDMA" ping -c 100000 -i 0.1 $at 0x20525046 4 >/run/other 2>&1 &
+# soft-RoCE, asked to destroy a queue pair whose packets a dead link still has, waits for them for a second or more, and
+# with it the shard: so a call may take some of those.
+"$RPCRDMA" ping -c 100000 -i 0.1 -W 20 $at 0x20525046 4 >/run/other 2>&1 &
 other=$!
 answers() { wc -l </run/other; }
 await 30 bash -c '(( $(wc -l </run/other) > 5 ))'
@@ -39,12 +41,16 @@ wire() { "$(dirname "$0")/../wire-up" && await 30 "$rpcperf" lat $at -n 50; }
 unwire() { "$(dirname "$0")/../wire-up" down; }
 wire
 load
+# Who sends all the time may find that nothing can be sent before the device has said why. This one sends a call in 5 s.
+"$rpcperf" lat $at -s 64 -n 100 --rate 0.2 --idle event >/run/idle 2>&1 &
+clients+=($!)
+await 30 grep -q '#bytes' /run/idle
 (($(theirs) > quiet)) || fail "no queue pair for the clients: $(rdma resource show qp)"
 before=$(answers)
 ip link set v1 down
 await 10 grep -q DOWN /sys/class/infiniband/rxe0/ports/1/state
 lost "the link down"
-grep -qE 'port 1 is down|PortDown' /run/busy-* || fail "none of the lost clients says that its port is down: $(cat /run/busy-*)"
+grep -q 'port 1 is down' /run/idle || fail "a lost client does not say that its port is down: $(</run/idle)"
 # The server's device has said so too, and it is counted: once here, once with nothing under way.
 grep -q 'port 1 is down' /run/server || fail "the server does not say that the port is down: $(</run/server)"
 (($(counted port_downs) >= 2)) || fail "the server has counted $(counted port_downs) times that the port went down"
@@ -58,10 +64,7 @@ up_v1
 await 10 grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state
 await 10 grep -q 'port 1 is up' /run/server
 wire
-# Once in many runs the first bulk data over a new cable was not acknowledged within the 10 s of progress_timeout; why is
-# not known. Nothing else is tried again.
-again() { "$rpcperf" bw $at --op write -s 64K -n 50 >/run/again 2>&1; }
-again || { grep progress_timeout /run/again && again; } || fail "not served after the link came back: $(</run/again)"
+"$rpcperf" bw $at --op write -s 64K -n 50 >/run/again 2>&1 || fail "not served after the link came back: $(</run/again)"
 rdma resource show qp link rxe1 | grep -q 'type RC' &&
     fail "a client left something: $(rdma resource show qp link rxe1)"
 unwire
