@@ -1,14 +1,3 @@
-//! The datagrams by which the software fabric makes connections, and shows memory.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use rpcrdma::fabric::software::fuzz;
-
-fuzz_target!(|data: &[u8]| {
-    let [mode, bytes @ ..] = data else { return };
-    match mode & 1 {
-        0 => fuzz::handshake(bytes),
-        // Behind the magic word and the version, which are always the same.
-        _ => fuzz::handshake(&[b"RPsf\x03\0", bytes].concat()),
-    }
-});
+libfuzzer_sys::fuzz_target!(|data: &[u8]| rpcrdma_fuzz::handshake::run(data));

@@ -55,7 +55,7 @@
 mod config;
 mod connect;
 mod endpoint;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzz;
 mod listener;

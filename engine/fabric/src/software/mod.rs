@@ -32,7 +32,7 @@ mod address;
 mod config;
 mod connect;
 mod doorbell;
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzz;
 mod memory;

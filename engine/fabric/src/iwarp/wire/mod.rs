@@ -28,7 +28,7 @@
 #![forbid(unsafe_code)]
 
 pub mod crc;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 #[doc(hidden)]
 pub mod invariants;
 pub mod mpa;

@@ -1,0 +1,33 @@
+//! The bytes of an iWARP connection: the stream of its segments, in pieces; the frames that set it up; Terminates.
+
+use rpcrdma::fabric::iwarp::wire::{Crc, fpdu_len, invariants};
+
+// Which of them; how a stream is cut, behind the number of cuts; and then the bytes.
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    let [mode, cuts, rest @ ..] = data else { return };
+    let (cuts, bytes) = rest.split_at(rest.len().min(usize::from(*cuts)));
+    let cuts: Vec<usize> = cuts.iter().map(|cut| usize::from(*cut)).collect();
+    match mode & 3 {
+        0 => invariants::stream(bytes, false, &cuts),
+        1 => invariants::stream(&with_crcs(bytes), true, &cuts),
+        2 => invariants::setup(bytes),
+        _ => invariants::terminate(bytes),
+    }
+}
+
+/// The stream, with a CRC that is right in each FPDU that is whole.
+fn with_crcs(stream: &[u8]) -> Vec<u8> {
+    let mut stream = stream.to_vec();
+    let mut rest = &mut stream[..];
+    while let Some(len) = rest.first_chunk() {
+        let len = fpdu_len(usize::from(u16::from_be_bytes(*len)));
+        let Some((fpdu, behind)) = rest.split_at_mut_checked(len) else { break };
+        let (covered, crc) = fpdu.split_last_chunk_mut().expect("an FPDU has a CRC");
+        let mut right = Crc::new();
+        right.update(covered);
+        *crc = right.finish();
+        rest = behind;
+    }
+    stream
+}

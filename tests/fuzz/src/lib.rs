@@ -1,0 +1,13 @@
+//! The fuzz targets, one module each. `targets/` gives them to libFuzzer; `tests/tests/corpus.rs` runs them over the corpus.
+
+pub mod capture;
+pub mod connection;
+pub mod endpoint;
+pub mod handshake;
+pub mod iwarp;
+pub mod messages;
+pub mod packets;
+pub mod private_data;
+pub mod properties;
+pub mod ring;
+pub mod rpc;

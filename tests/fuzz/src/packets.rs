@@ -1,0 +1,47 @@
+//! Packets as they were captured, down to the messages in them.
+
+use pcap_parser::Linktype;
+use rpcrdma::wire::{Revision, View};
+use rpcrdma_tools::capture::Packet;
+use rpcrdma_tools::iwarp::{self, Found};
+use rpcrdma_tools::roce;
+
+const LINKS: [Linktype; 6] =
+    [Linktype::ETHERNET, Linktype::LINUX_SLL, Linktype::LINUX_SLL2, Linktype::RAW, Linktype::IPV6, Linktype::NULL];
+
+// The link, and then packets, each behind its length.
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    let [link, rest @ ..] = data else { return };
+    let mut rest = rest;
+    let link = LINKS[usize::from(link & 7).min(5)];
+    let (mut roce, mut iwarp) = (roce::Reassembler::default(), iwarp::Reassembler::default());
+    let (mut frame, mut left) = (0, rest.len());
+    while let [len, behind @ ..] = rest {
+        let (bytes, behind) = behind.split_at(behind.len().min(usize::from(*len)));
+        rest = behind;
+        frame += 1;
+        let packet = Packet { frame, link, bytes };
+        for found in roce.packet(&packet).map(Found::Send).into_iter().chain(iwarp.packet(&packet)) {
+            let message = match found {
+                Found::Send(message) => message,
+                Found::Terminate { frame: at, terminate, .. } => {
+                    assert_eq!(at, frame);
+                    assert!(!terminate.to_string().is_empty());
+                    continue;
+                }
+                Found::Unreadable { frame: at, reason, .. } => {
+                    assert_eq!(at, frame);
+                    assert!(!reason.is_empty());
+                    continue;
+                }
+            };
+            assert_eq!(message.frame, frame);
+            // Each byte of the input is in one message at most.
+            left = left.checked_sub(message.bytes.len()).expect("more bytes than there were");
+            let _ = View::check(&message.bytes, Revision::Ietf00).map(|view| view.to_string());
+        }
+    }
+    assert!(roce.unfinished() + roce.repeated() + roce.truncated() <= frame);
+    assert!(iwarp.broken() <= frame);
+}

@@ -1,0 +1,299 @@
+//! A connection of the software fabric whose peer writes what it wants into all the memory that the two
+//! share, when it wants, and our side that sends, receives, exposes memory and reaches for the peer's.
+//!
+//! Every buffer comes home, every request that is to be reported is reported once, and as long as the peer
+//! keeps to the rules its messages arrive whole and in order.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
+use rpcrdma::fabric::software::fuzz::{MAX_MESSAGE, Part, Peer, WINDOWS};
+use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
+use rpcrdma::fabric::{
+    Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, Posting, QpId, RemoteMemory, Source, Status,
+    WindowId, WorkRequest,
+};
+use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
+
+/// What is made once.
+struct Town {
+    fabric: SoftwareFabric,
+    peer: Peer,
+    pool: Pool,
+    exposed: Pool,
+}
+
+const BUFFERS: usize = 32;
+/// Bytes of a Receive: shorter than a message may be.
+const RECEIVE: usize = 1024;
+
+fn pool() -> Pool {
+    let arena = ArenaConfig { pages: PagePolicy::Small, ..ArenaConfig::default() };
+    Pool::new(&PoolConfig { classes: vec![Class { size: MAX_MESSAGE, count: BUFFERS }], arena }).expect("pool")
+}
+
+impl Town {
+    fn new() -> Self {
+        let config = SoftwareConfig { max_message: MAX_MESSAGE, shared_receives: 8, ..SoftwareConfig::default() };
+        let mut fabric = SoftwareFabric::new(config).expect("open");
+        let (pool, exposed) = (pool(), pool());
+        fabric.register(pool.arena(), Access::LOCAL).expect("register");
+        fabric.register(exposed.arena(), Access::REMOTE).expect("register");
+        Self { fabric, peer: Peer::new(), pool, exposed }
+    }
+}
+
+thread_local! {
+    static TOWN: RefCell<Town> = RefCell::new(Town::new());
+}
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    TOWN.with(|town| Story::new(&mut town.borrow_mut(), data).run());
+}
+
+struct Story<'t, 'd> {
+    town: &'t mut Town,
+    input: &'d [u8],
+    qp: QpId,
+    windows: Vec<WindowId>,
+    /// Signalled requests that have not been reported.
+    posted: Vec<u64>,
+    next: u64,
+    /// What the peer has sent and nobody received, while it keeps to the rules.
+    honest: Option<VecDeque<Vec<u8>>>,
+    done: Vec<Completion>,
+    violations: u64,
+    over: bool,
+}
+
+impl<'t, 'd> Story<'t, 'd> {
+    fn new(town: &'t mut Town, data: &'d [u8]) -> Self {
+        let (&mode, input) = data.split_first().unwrap_or((&0, &[]));
+        let params = ConnectParams {
+            send_queue_depth: 8,
+            windows: WINDOWS,
+            own_receive_queue: (mode & 1 != 0).then_some(4),
+            rnr_retry: if mode & 2 != 0 { 0 } else { 7 },
+            ..ConnectParams::default()
+        };
+        let Town { fabric, peer, exposed, .. } = town;
+        let violations = fabric.stats().peer_violations;
+        let qp = peer.join(fabric, exposed.arena().id(), &params);
+        let windows = (0..WINDOWS).map(|_| fabric.alloc_window(qp).expect("a window")).collect();
+        let (honest, done) = (Some(VecDeque::new()), Vec::new());
+        Self { town, input, qp, windows, posted: Vec::new(), next: 0, honest, done, violations, over: false }
+    }
+
+    fn byte(&mut self) -> u8 {
+        let (first, rest) = self.input.split_first().unwrap_or((&0, &[]));
+        self.input = rest;
+        *first
+    }
+
+    fn word(&mut self) -> u32 {
+        u32::from_le_bytes(std::array::from_fn(|_| self.byte()))
+    }
+
+    fn bytes(&mut self, len: usize) -> &'d [u8] {
+        let (front, rest) = self.input.split_at(len.min(self.input.len()));
+        self.input = rest;
+        front
+    }
+
+    fn run(mut self) {
+        while !self.input.is_empty() && !self.over {
+            let step = self.byte();
+            self.step(step & 15, step >> 4);
+        }
+        self.end();
+    }
+
+    fn step(&mut self, step: u8, with: u8) {
+        match step {
+            0..=2 => self.poll(1 + usize::from(with)),
+            3 => {
+                let own = with & 1 != 0;
+                let mut bufs: Vec<Buf> = (0..=with >> 2).map_while(|_| self.town.pool.alloc(RECEIVE)).collect();
+                let _ = self.town.fabric.post_recv(own.then_some(self.qp), &mut bufs);
+            }
+            4 | 5 => self.peer_sends(with),
+            6 => self.poke(with),
+            7 => {
+                // A word, at one of the places where words are: headers, reports, bells, entries.
+                let part = [Part::Rings, Part::Table, Part::Ours, Part::Rings][usize::from(with & 3)];
+                let at = 8 * usize::from(self.byte()) * if with & 4 != 0 { 8 } else { 1 };
+                let (low, high) = (u64::from(self.word()), u64::from(self.byte()));
+                self.spoil(part);
+                let _ = self.town.peer.poke(part, at, &(low | high << 32).to_ne_bytes());
+            }
+            8 => {
+                // It says how far it has come, or that it refuses a message.
+                let (head, refusal) = (64 * u64::from(self.byte()), u64::from(with >> 2));
+                let at = self.town.peer.report();
+                self.honest = None;
+                assert!(self.town.peer.poke(Part::Rings, at, &head.to_ne_bytes()));
+                assert!(self.town.peer.poke(Part::Rings, at + 8, &refusal.to_ne_bytes()));
+            }
+            9 | 10 => self.send(with),
+            11 => self.reach(with),
+            12 => self.expose(with),
+            13 => {
+                let window = self.windows[usize::from(with) % self.windows.len()];
+                self.post(WorkRequest::LocalInvalidate { window }, with & 4 != 0);
+            }
+            14 if with == 0 => self.town.fabric.arm(),
+            14 if with == 1 => self.town.fabric.disconnect(self.qp),
+            _ => {
+                self.town.fabric.poll_control(&mut Vec::new());
+                self.poll(64);
+            }
+        }
+    }
+
+    /// The peer breaks the rules.
+    fn spoil(&mut self, part: Part) {
+        if part != Part::Shown {
+            self.honest = None;
+        }
+    }
+
+    fn poke(&mut self, with: u8) {
+        let part = [Part::Rings, Part::Table, Part::Ours, Part::Shown][usize::from(with & 3)];
+        let at = usize::from(self.byte()) << (with >> 2 & 3) << 3;
+        let len = usize::from(self.byte() & 63);
+        let bytes = self.bytes(len);
+        self.spoil(part);
+        let _ = self.town.peer.poke(part, at % self.town.peer.len(part), bytes);
+    }
+
+    fn peer_sends(&mut self, with: u8) {
+        let len = usize::from(self.byte()) << (with & 3);
+        let invalidate = if with & 12 == 4 {
+            let window = self.windows[usize::from(with) % self.windows.len()];
+            // The key that is bound, if one is.
+            Some(self.town.fabric.next_rkey(window).wrapping_sub(u32::from(with & 16 == 0)))
+        } else {
+            None
+        };
+        let mut payload = vec![with; len.min(MAX_MESSAGE)];
+        let front = self.bytes(len.min(4));
+        payload[..front.len()].copy_from_slice(front);
+        let sent = self.town.peer.send(&payload, invalidate, 0);
+        match &mut self.honest {
+            // A key that is not bound is an offence.
+            Some(_) if invalidate.is_some() => self.honest = None,
+            Some(queue) if sent => queue.push_back(payload),
+            _ => {}
+        }
+    }
+
+    fn post(&mut self, wr: WorkRequest, signalled: bool) {
+        self.next += 1;
+        let mut chain = vec![Posting { wr_id: self.next, signalled, wr }];
+        if self.town.fabric.post_send(self.qp, &mut chain).is_ok() && chain.is_empty() && signalled {
+            self.posted.push(self.next);
+        }
+    }
+
+    fn send(&mut self, with: u8) {
+        let Some(mut buf) = self.town.pool.alloc(MAX_MESSAGE) else { return };
+        let len = usize::from(self.byte()) << (with & 3);
+        buf.set_window(0, len.min(MAX_MESSAGE));
+        let invalidate = (with & 4 != 0).then_some(7);
+        self.post(WorkRequest::Send { buf, invalidate, fence: false }, with & 8 != 0);
+    }
+
+    /// An RDMA Read or Write.
+    fn reach(&mut self, with: u8) {
+        let Some(buf) = self.town.pool.alloc(MAX_MESSAGE) else { return };
+        let remote = RemoteMemory { rkey: self.word(), address: u64::from(self.word()) };
+        let len = usize::from(self.byte()) << (with & 3);
+        let wr = match with >> 2 & 3 {
+            0 => match buf.lend() {
+                Ok(dst) => WorkRequest::Read { dst, offset: 0, len, remote },
+                Err(_) => return,
+            },
+            1 => match buf.lend() {
+                Ok(src) => WorkRequest::Write { src: Source::Lent(src), offset: 0, len, remote },
+                Err(_) => return,
+            },
+            _ => WorkRequest::Write { src: Source::Frozen(buf.freeze()), offset: 0, len, remote },
+        };
+        self.post(wr, with & 1 != 0);
+    }
+
+    fn expose(&mut self, with: u8) {
+        let mem: Lent = match self.town.exposed.alloc(MAX_MESSAGE).map(Buf::lend) {
+            Some(Ok(mem)) => mem,
+            _ => return,
+        };
+        let window = self.windows[usize::from(with) % self.windows.len()];
+        let len = 1 + usize::from(self.byte());
+        let access = [Access::REMOTE, Access::REMOTE_READ][usize::from(with >> 2 & 1)];
+        self.post(WorkRequest::Bind { window, mem, offset: 0, len, access }, with & 8 != 0);
+    }
+
+    fn poll(&mut self, most: usize) {
+        let mut done = std::mem::take(&mut self.done);
+        let new = self.town.fabric.poll_cq(&mut done, most);
+        assert!(new <= most && new == done.len());
+        for completion in done.drain(..) {
+            self.completed(completion);
+        }
+        self.done = done;
+    }
+
+    fn completed(&mut self, completion: Completion) {
+        assert_eq!(completion.qp, self.qp);
+        if completion.opcode != Opcode::Recv {
+            assert!(completion.buf.is_none());
+            let at = self.posted.iter().position(|id| *id == completion.wr_id);
+            match at {
+                Some(at) => _ = self.posted.remove(at),
+                // Failures are reported in any case.
+                None => assert!(!completion.status.is_ok()),
+            }
+            self.over |= !completion.status.is_ok();
+            return;
+        }
+        let buf = completion.buf.expect("a Receive has a buffer");
+        if completion.status != Status::Success {
+            self.over = true;
+            return;
+        }
+        assert!(buf.len() <= MAX_MESSAGE);
+        if let Some(queue) = &mut self.honest {
+            let sent = queue.pop_front().expect("a message that was not sent");
+            assert_eq!(sent[..], buf[..]);
+        }
+    }
+
+    /// Nothing is left behind.
+    fn end(mut self) {
+        if self.honest.is_some() && !self.over {
+            assert_eq!(self.town.fabric.stats().peer_violations, self.violations, "of an honest peer");
+        }
+        self.town.fabric.destroy_qp(self.qp);
+        loop {
+            self.poll(64);
+            if self.done.is_empty() && self.town.fabric.poll_cq(&mut self.done, 64) == 0 {
+                break;
+            }
+            for completion in std::mem::take(&mut self.done) {
+                self.completed(completion);
+            }
+        }
+        assert!(self.posted.is_empty(), "never reported: {:?}", self.posted);
+        let mut events = Vec::new();
+        self.town.fabric.poll_control(&mut events);
+        assert!(!events.iter().any(|event| matches!(event, ControlEvent::Established { .. })));
+        // What is exposed while the peer says that it copies is let go now: there is no socket that says that
+        // it lives.
+        self.town.fabric.poll_control(&mut events);
+        let free = |pool: &Pool| pool.stats().classes[0].free;
+        assert_eq!(free(&self.town.exposed), BUFFERS, "exposed memory is not home");
+        // The shared queue keeps its Receives.
+        assert!(free(&self.town.pool) + 8 >= BUFFERS, "buffers are lost");
+    }
+}

@@ -1,0 +1,12 @@
+//! RPC headers: calls, replies, and the credentials in them.
+
+use rpcrdma::wire::invariants;
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    let [mode, bytes @ ..] = data else { return };
+    match mode & 1 {
+        0 => invariants::rpc_message(bytes),
+        _ => invariants::auth_sys(bytes),
+    }
+}

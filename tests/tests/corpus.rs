@@ -1,0 +1,43 @@
+//! Each fuzz target over its corpus, without libFuzzer: `tests/fuzz/run` makes new inputs.
+
+use std::path::Path;
+
+#[path = "../fuzz/src/lib.rs"]
+#[expect(unreachable_pub, reason = "a library elsewhere, a module here")]
+mod fuzz;
+
+/// Runs a target on each file of its corpus.
+fn corpus(target: &str, run: fn(&[u8])) {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+    let mut inputs = 0;
+    for entry in std::fs::read_dir(&directory).expect("each target has a corpus") {
+        let path = entry.expect("a directory that can be read").path();
+        println!("{}", path.display()); // the last line names the input that fails
+        run(&std::fs::read(path).expect("a file that can be read"));
+        inputs += 1;
+    }
+    assert!(inputs >= 10, "{}: only {inputs} inputs", directory.display());
+}
+
+macro_rules! targets {
+    ($($name:ident)*) => {
+        $(#[test]
+        fn $name() {
+            corpus(stringify!($name), fuzz::$name::run);
+        })*
+
+        #[test]
+        fn every_target_is_run() {
+            let mut names = vec![$(stringify!($name)),*];
+            let files = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/targets")).expect("targets");
+            let mut targets: Vec<_> = files
+                .map(|entry| entry.expect("a file").path().file_stem().expect("a name").to_string_lossy().into_owned())
+                .collect();
+            targets.sort();
+            names.sort_unstable();
+            assert_eq!(names, targets);
+        }
+    };
+}
+
+targets!(capture connection endpoint handshake iwarp messages packets private_data properties ring rpc);
