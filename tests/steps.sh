@@ -1,0 +1,318 @@
+# The steps of tests/run, which sources this, and their order. A step is a function step_NAME; it calls check, tests or
+# nextest, which count, and need for what it wants done before.
+
+# Features of the verbs fabric, or nothing where its libraries are missing. Always with the whole workspace: what its
+# crates ask of others' crates, and of each other, is then the same in each build, and nothing is built twice.
+verbs='--features rpcrdma/verbs,rpcrdma-fabric/verbs,rpcrdma-bench/verbs,rpcrdma-tools/verbs,rpcrdma-tests/verbs'
+features=
+
+# schedule: the order of the steps. What waits a lot runs beside what computes.
+schedule() {
+    step format
+    if chosen tests || chosen tcp || chosen vm || chosen sim || chosen compile-fail; then need build; fi
+    if chosen loom || chosen fuzz || chosen embed || chosen instructions; then ahead; fi
+    step tests
+    step tcp
+    step sim
+    step compile-fail
+    # The first tier's scripts run beside the lints; all of them last, and beside nothing but those that wait.
+    if chosen vm && ! $all; then vm_begin; fi
+    step lints
+    step lints-verbs
+    step oldest
+    step doc
+    step doctests
+    step embed
+    step instructions
+    if chosen vm && $all; then vm_idle; fi
+    step dependencies
+    step memcheck
+    step loom
+    step fuzz
+    step vm
+}
+
+# ahead: builds what has directories of its own with the lowest priority, in the time that tests leave. Whatever fails
+# here fails again, and counts, in the step that it is for.
+ahead() {
+    background ahead 1800 nice -n 19 bash -c '
+        CARGO_TARGET_DIR=$1/embed cargo test --locked --manifest-path tests/embed/Cargo.toml --release --no-run
+        for profile in release lto; do
+            CARGO_TARGET_DIR=$1/embed cargo build --locked --manifest-path tests/instructions/Cargo.toml \
+                --profile $profile
+        done
+        if $2; then
+            "${@:3}" --no-run
+            ! command -v c++ || tests/fuzz/run --build
+        fi' ahead "$target" "$all" "${loom[@]}"
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Its program alone: the package would start a service.
+fetch_prometheus() {
+    local work=$target/prometheus
+    rm -rf "$work"
+    mkdir -p "$work"
+    (cd "$work" && timeout 200 apt-get download prometheus) || { apt_update && cd "$work" &&
+        timeout 200 apt-get download prometheus; } || return
+    dpkg-deb -x "$work"/prometheus_*.deb "$work" && rm "$work"/*.deb
+}
+
+# fetch_program NAME: a cargo subcommand that PyPI has a build of; else it is built, which takes minutes.
+fetch_program() {
+    local work=$target/programs
+    mkdir -p "$work/bin"
+    if python3 -m pip --version || apt python3-pip; then
+        timeout 200 python3 -m pip install --quiet --no-deps --target "$work/$1" --upgrade \
+            "astral-dev-toolchain-$1" && cp "$work/$1/bin/$1" "$work/bin/" && rm -rf "${work:?}/$1" && return
+    fi
+    CARGO_TARGET_DIR="$work/build" timeout 1500 cargo install --locked --root "$work" "$1"
+    rm -rf "$work/build"
+}
+
+# program_of NAME: has a cargo subcommand, of this machine or fetched.
+program_of() {
+    command -v "$1" >/dev/null || fetch_program "$1" >"$logs/$1.log" 2>&1
+    command -v "$1" >/dev/null
+}
+
+# What the verbs fabric is built with. The default build needs none of it.
+verbs_packages() {
+    verbs_missing=()
+    local package
+    for package in libibverbs librdmacm; do
+        pkg-config --exists "$package" 2>/dev/null || verbs_missing+=("$package-dev")
+    done
+    command -v pkg-config >/dev/null || verbs_missing+=(pkg-config)
+    # Not libclang-cpp, which goes with LLVM.
+    compgen -G '/usr/lib/llvm-*/lib/libclang[-.][0-9s]*' >/dev/null || verbs_missing+=(libclang-dev)
+}
+
+step_tools() {
+    local tool wanted=(tshark valgrind strace tmux fio) optional=()
+    PATH=$target/programs/bin:$PATH:$target/prometheus/usr/bin
+    command -v cargo >/dev/null || missing "cargo is missing: install Rust from https://rustup.rs"
+    cargo fmt --version >/dev/null 2>&1 || missing "rustfmt is missing: rustup component add rustfmt"
+    cargo clippy --version >/dev/null 2>&1 || missing "clippy is missing: rustup component add clippy"
+    command -v cc >/dev/null || apt gcc libc6-dev || missing "a C linker is missing: apt-get install gcc libc6-dev"
+    program_of cargo-nextest ||
+        missing "cargo-nextest is missing: cargo install --locked cargo-nextest; see $logs/cargo-nextest.log"
+    ! chosen fuzz || command -v c++ >/dev/null || apt g++ || echo "no C++ compiler: the fuzz targets are skipped"
+    for tool in "${wanted[@]}"; do command -v "$tool" >/dev/null || optional+=("$tool"); done
+    if ((${#optional[@]})); then
+        apt "${optional[@]}" || echo "going on without ${optional[*]}; what needs them is skipped"
+    fi
+    if ! command -v prometheus >/dev/null; then
+        (fetch_prometheus) >"$logs/prometheus.log" 2>&1 || echo "going on without prometheus; what needs it is skipped"
+    fi
+    verbs_packages
+    if ((${#verbs_missing[@]})); then
+        apt "${verbs_missing[@]}" || true
+        verbs_packages
+    fi
+    if ((${#verbs_missing[@]})); then
+        skip "the verbs fabric: ${verbs_missing[*]} missing"
+    else
+        features=$verbs
+    fi
+    # Downloads, and builds one module of the kernel, while the test programs are built.
+    if chosen vm; then background vm-prepare 900 tests/vm/run --prepare; fi
+    crates=$(cargo metadata --no-deps --format-version 1 | grep -o '"manifest_path":"[^"]*"' | sort -u | wc -l)
+    cargo --version
+}
+
+step_format() {
+    check format 60 "$(find bench engine mempool tests tools -name '*.rs' | wc -l)" files bash -c 'cargo fmt --check &&
+        for crate in fuzz embed; do cargo fmt --check --manifest-path "tests/$crate/Cargo.toml" || exit; done'
+}
+
+# With the examples that the virtual machine runs. Cargo writes what it built as JSON.
+step_build() {
+    # shellcheck disable=SC2086
+    check build 1800 "$crates" crates bash -c 'cargo build --workspace --tests "${@:2}" --message-format=json >"$1" &&
+        cargo build --workspace "${@:2}" --example nfs3d --example nfs3c --example nfs41c --example blockstore' \
+        build "$logs/programs.json" $features
+}
+
+# executable CRATE NAME: the path of a test program that was built.
+executable() {
+    sed -n 's/.*"package_id":"[^"]*#'"$1"'@.*"executable":"\([^"]*\/deps\/'"$2"'-[^"]*\)".*/\1/p' \
+        "$logs/programs.json" | tail -n 1
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+step_tests() {
+    nextest tests 1200 'not binary(/compile_fail/)' SIM_SEEDS=500
+    skipped=$((skipped + $(grep -c '<skipped' "$logs/tests.xml" || true)))
+}
+
+step_tcp() { nextest tcp 900 'package(rpcrdma-tests) & binary(it)' RPCRDMA_FABRIC=iwarp; }
+
+step_sim() { nextest sim 1800 'binary(sim) & test(seeds)' SIM_FIRST=500 SIM_SEEDS=1500; }
+
+step_compile_fail() { nextest compile-fail 900 'binary(/compile_fail/)'; }
+
+step_lints() {
+    check lints 900 "$crates" crates cargo clippy --workspace --all-targets -- -D warnings
+}
+
+step_lints_verbs() {
+    if [[ -z $features ]]; then skip "lints of the verbs fabric"; return; fi
+    # shellcheck disable=SC2086
+    check lints-verbs 900 "$crates" crates cargo clippy --workspace $features --all-targets -- -D warnings
+}
+
+step_doc() { RUSTDOCFLAGS="-D warnings" check doc 600 "$crates" crates cargo doc --workspace --no-deps; }
+
+step_doctests() {
+    # shellcheck disable=SC2086
+    tests doctests 900 cargo test --workspace $features --doc --no-fail-fast
+}
+
+# A workspace of its own, with its own lock file and profiles, as somebody else's program is.
+step_embed() {
+    local embed=(--locked --manifest-path tests/embed/Cargo.toml)
+    CARGO_TARGET_DIR=$target/embed check embed-lints 900 1 program \
+        cargo clippy "${embed[@]}" --all-targets -- -D warnings
+    CARGO_TARGET_DIR=$target/embed tests embed 900 \
+        cargo test "${embed[@]}" --release --no-fail-fast -- --show-output
+}
+
+step_instructions() {
+    run instructions 600 tests/instructions/run
+    if ((status == 77)); then
+        skipped=$((skipped + 1)) # the log says why
+    else
+        local ok bad
+        ok=$(grep -c '^test .* ok' "$log" || true) bad=$(grep -c '^test .* FAILED' "$log" || true)
+        grep '^test .* FAILED' "$log" || true
+        count instructions "$ok" "$bad" 0 0
+    fi
+}
+
+# The lints hold the standard library against this version too (incompatible_msrv), and a test the dependencies; the
+# language is for the compiler itself.
+step_oldest() {
+    local oldest
+    oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
+    if rustup run "$oldest" cargo --version >/dev/null 2>&1 ||
+        timeout 300 rustup toolchain install "$oldest" --profile minimal --no-self-update \
+            >"$logs/oldest-install.log" 2>&1; then
+        CARGO_TARGET_DIR="$target/oldest" check oldest 1800 "$crates" crates \
+            rustup run "$oldest" cargo check --locked --workspace --all-targets
+    else
+        skip "Rust $oldest is not here, and cannot be fetched: see $logs/oldest-install.log"
+    fi
+}
+
+step_dependencies() {
+    if ! program_of cargo-deny; then
+        skip "licences, sources, bans and advisories: cargo-deny is missing; see $logs/cargo-deny.log"
+        return
+    fi
+    check deny 300 3 rules cargo deny --locked check bans licenses sources
+    if timeout 120 cargo deny --locked fetch db >"$logs/advisories-fetch.log" 2>&1; then
+        check advisories 120 1 list cargo deny --locked --offline check advisories
+    else
+        skip "advisories: their list cannot be fetched, see $logs/advisories-fetch.log"
+    fi
+}
+
+# Where `unsafe` code of our own hands memory on: with no word read that nobody wrote, and none behind its end. Memory
+# that is mapped counts as written. Tests that ask the kernel what is mapped, or have limits of time, are not among
+# them.
+step_memcheck() {
+    need build
+    if ! command -v valgrind >/dev/null; then skip "memcheck: valgrind is missing"; return; fi
+    # The fair scheduler, as the usual one leaves the one processor that there is below valgrind to a thread that spins:
+    # ten times as long.
+    # shellcheck disable=SC2016
+    tests memcheck 900 bash -c 'status=0
+        for program; do
+            echo "     Running $program"
+            valgrind --quiet --error-exitcode=9 --num-callers=16 --fair-sched=yes "$program" \
+                buf:: home:: pool:: ring:: shared:: handoff:: || status=$?
+        done
+        exit $status' memcheck "$(executable rpcrdma-mempool rpcrdma_mempool)" "$(executable rpcrdma rpcrdma)"
+}
+
+# Built optimized, as they try so much, but without what the release profile is slow to build for.
+loom=(env RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$target/loom" CARGO_PROFILE_RELEASE_LTO=off
+    CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=false
+    cargo test -p rpcrdma-mempool -p rpcrdma-fabric -p rpcrdma --release --lib --no-fail-fast)
+step_loom() {
+    # What is not built yet is built by whoever wants it, with the usual priority.
+    abandon ahead
+    tests loom 1800 "${loom[@]}" -- loom_ software::model::
+}
+
+step_fuzz() {
+    abandon ahead
+    if command -v c++ >/dev/null; then
+        # One more at a time than there are processors: most of that time each has one to itself.
+        tests fuzz 1500 tests/fuzz/run --seconds 30 --jobs $(($(nproc) + 1))
+    else
+        skipped=$((skipped + $(ls tests/fuzz/targets | wc -l)))
+        echo "not run: fuzz targets: no C++ compiler"
+    fi
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What matters most: the kernel's client mounts our server, our client calls nfsd, and the contract over verbs.
+vm_first=(nfs3d nfsd_client)
+vm_ready= vm_waiting=()
+
+# vm_can: whether there is a virtual machine, and what runs in it. The log says why not, as: not run: …
+vm_can() {
+    if [[ -z $vm_ready ]]; then
+        [[ -n ${children[vm-prepare]:-} ]] || background vm-prepare 900 tests/vm/run --prepare
+        finish vm-prepare
+        vm_ready=yes
+        if ((status == 77)); then
+            skipped=$((skipped + 1)) vm_ready=no
+        elif ((status != 0)); then
+            report vm-prepare 0 machines
+            vm_ready=no
+        elif [[ -z $features ]]; then
+            echo "not run: virtual machine: the verbs fabric is missing"
+            skipped=$((skipped + 1)) vm_ready=no
+        fi
+    fi
+    [[ $vm_ready == yes ]]
+}
+
+# vm_begin: starts the first tier's scripts.
+vm_begin() {
+    starts[vm]=$SECONDS
+    if vm_can; then
+        background vm 1200 tests/vm/run --limit 1100 "${vm_first[@]}" \
+            --program "env RPCRDMA_VERBS=1 $(executable rpcrdma-fabric contract_verbs) --test-threads=1"
+    fi
+}
+
+# vm_idle: starts scripts that mostly wait in machines of their own, with half of the usual memory, as they are several
+# at once; they use half of that.
+vm_idle() {
+    local script
+    vm_can || return 0
+    for script in $(tests/vm/run --idle --list); do
+        VM_MEMORY=3072 background "vm-$script" 1100 tests/vm/run --limit 1000 device "$script"
+        vm_waiting+=("vm-$script")
+    done
+}
+
+step_vm() {
+    vm_can || return 0
+    if ! $all; then
+        [[ -n ${children[vm]:-} ]] || vm_begin
+        collect vm
+        return
+    fi
+    local name
+    for name in "${vm_waiting[@]}"; do collect "$name"; done
+    # The suites over verbs have limits of time, and fail if there is much else to do: nothing runs beside them. A
+    # process costs many times as much in an emulated machine: fewer of them are killed.
+    tests vm 3600 tests/vm/run --limit 3500 --busy \
+        --program "env RPCRDMA_VERBS=1 $(executable rpcrdma-fabric contract_verbs) --test-threads=1" \
+        --program "env RPCRDMA_FABRIC=verbs KILLS=20 $(executable rpcrdma-tests it) --test-threads=1"
+}
