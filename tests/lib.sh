@@ -1,4 +1,4 @@
-# What tests/run and tests/vm/run share. Sourced, by bash. Whoever sources it sets $logs, a directory.
+# What tests/run, tests/flakes and tests/vm/run share. Sourced, by bash. Whoever sources it sets $logs, a directory.
 
 # apt PACKAGE…: installs what is missing, if that is possible without asking; says so if not.
 apt() {
@@ -23,3 +23,8 @@ apt_update() {
     if ((EUID != 0)); then as=(sudo -n); fi
     timeout 120 "${as[@]}" apt-get update
 }
+
+# Features of the verbs fabric. Always with the whole workspace: what its crates ask of others' crates, and of each
+# other, is then the same in each build, and nothing is built twice.
+# shellcheck disable=SC2034
+verbs='--features rpcrdma/verbs,rpcrdma-fabric/verbs,rpcrdma-bench/verbs,rpcrdma-tools/verbs,rpcrdma-tests/verbs'

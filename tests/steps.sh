@@ -1,9 +1,7 @@
 # The steps of tests/run, which sources this, and their order. A step is a function step_NAME; it calls check, tests or
 # nextest, which count, and need for what it wants done before.
 
-# Features of the verbs fabric, or nothing where its libraries are missing. Always with the whole workspace: what its
-# crates ask of others' crates, and of each other, is then the same in each build, and nothing is built twice.
-verbs='--features rpcrdma/verbs,rpcrdma-fabric/verbs,rpcrdma-bench/verbs,rpcrdma-tools/verbs,rpcrdma-tests/verbs'
+# The features to build with: $verbs, or nothing where its libraries are missing.
 features=
 
 # schedule: the order of the steps. What waits a lot runs beside what computes.

@@ -11,7 +11,7 @@ use serde_json::Value;
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 /// Where the lock files are: of the workspace, and of what it excludes.
-const WORKSPACES: [&str; 3] = ["", "tests/fuzz", "tests/embed"];
+const WORKSPACES: [&str; 4] = ["", "tests/fuzz", "tests/embed", "tests/instructions"];
 
 /// What follows the first line that starts like this, on that line and below.
 fn behind<'a>(toml: &'a str, start: &str) -> &'a str {

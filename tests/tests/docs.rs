@@ -330,9 +330,16 @@ fn tables_of_files_are_complete() {
 #[test]
 fn files_that_are_named_are_there() {
     let mut seen = 0;
-    for document in
-        ["README.md", "engine/README.md", "engine/PROTOCOL.md", "mempool/README.md", "tests/README.md", "tuning.md"]
-    {
+    for document in [
+        "README.md",
+        "engine/README.md",
+        "engine/PROTOCOL.md",
+        "mempool/README.md",
+        "tests/README.md",
+        "tests/peers.md",
+        "tests/fuzz/README.md",
+        "tuning.md",
+    ] {
         let folder = root().join(document).parent().expect("a file is in a folder").to_owned();
         for name in read(document).split('`').skip(1).step_by(2) {
             let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-./".contains(&b));

@@ -1,5 +1,5 @@
 //! What deployed implementations got wrong, and had to be repaired in the field: each of these defects has
-//! its test here, or is named with the test that would find it in `tests/README.md`.
+//! its test here, or is named with the test that would find it in `tests/peers.md`.
 
 use rpcrdma::fabric::Access;
 use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
