@@ -15,9 +15,9 @@ trap 'umount -l /mnt /mnt2 /srv/nfs3d 2>/dev/null || true
 # storage [SIZE]: what is exported.
 storage() { mount -t tmpfs -o "mode=1777,size=${1:-75%}" tmpfs $export; }
 
-# serve [OPTION…]: starts the server and waits until it listens. $server: its process.
+# serve [OPTION…]: starts the server and waits until it listens. $server: its process. $port: another RDMA port.
 serve() {
-    "${enter[@]}" "$nfs3d" $export --listen $fabric:$ours:20049 --mount-port 20148 --key /run/nfs3d.key --squash none \
+    "${enter[@]}" "$nfs3d" $export --listen $fabric:$ours:${port:-20049} --mount-port 20148 --key /run/nfs3d.key --squash none \
         --clients 2 "$@" >/run/nfs3d 2>&1 &
     server=$!
     await 30 grep -q '^listening' /run/nfs3d
