@@ -22,9 +22,10 @@ use crate::wire::private_data::PrivateData;
 
 /// The part of the Receives that the idle connections of one host may keep from others.
 const SHARE: usize = 2;
-/// How long the first message of a connection may take, in nanoseconds, before the connection makes room for
-/// another. Whoever would keep all Receives from others with connections younger than this has to make them
-/// faster than connections can be made.
+/// Nanoseconds after which a connection without a first message makes room for another.
+///
+/// A host can hold all Receives with younger connections only if it connects that often within this time. Others are
+/// refused meanwhile, and can connect once the first of those are old enough.
 const FIRST_MESSAGE: u64 = 10_000_000;
 
 /// Of a connection that was accepted: from whom, and when it was last of use.

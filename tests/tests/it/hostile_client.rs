@@ -451,8 +451,20 @@ fn storms_of_connections_pass() {
             unharmed(&mut witness);
         }
     }
-    // As many as there may be at a time, and then some: whoever has said nothing makes room.
-    let connect = || RawPeer::try_connect(&address, b"").expect("a connection");
+    // More connections than there are receives for. Those that sent no message within 10 ms make room; a host that
+    // connects faster than that is refused until then, and tries again.
+    let connect = || {
+        let mut peer = None;
+        let connected = settles(|| match RawPeer::try_connect(&address, b"") {
+            Ok(connected) => peer.replace(connected).is_none(),
+            Err(why) => {
+                assert!(why.contains("receives"), "{why}");
+                false
+            }
+        });
+        assert!(connected, "refused for too long");
+        peer.expect("a connection")
+    };
     let held: Vec<_> = (0..120).map(|_| connect()).collect();
     let stats = &world.server().stats()[0];
     assert!(stats.connections_displaced > 0 && (10..100).contains(&stats.connections), "{stats:?}");
