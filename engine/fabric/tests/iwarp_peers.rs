@@ -425,7 +425,9 @@ fn a_peer_that_stops_reading_is_given_up_and_others_are_served() {
     server.serves();
     let (cause, reason) = server.end_of(qp);
     assert_eq!(cause, Disconnect::Failure);
-    assert!(reason.contains("takes nothing"), "{reason}");
+    // TCP has the same limit, and says so first if nobody looks for a while.
+    let told = ["takes nothing", "TCP had no answer from the peer for retry_timeout"];
+    assert!(told.iter().any(|words| reason.contains(words)), "{reason}");
     let last = server.writes(12);
     assert!(last.contains(&Status::RetryExceeded) && last.last() == Some(&Status::Flushed), "{last:?}");
     server.serves();
