@@ -176,6 +176,7 @@ impl Peer {
             .args(["--ignored", "--exact", "peer", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .env(ADDRESS, &address.0)
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .expect("spawn");
@@ -218,7 +219,7 @@ fn order(what: &[u8; 1], remote: RemoteMemory, len: usize, seed: u64) -> Vec<u8>
     .concat()
 }
 
-/// The other process. It lives until it is killed, or a minute.
+/// The other process. It lives until it is killed, or the test that has started it lets go of it.
 #[test]
 #[ignore = "the other process of the tests in this file"]
 fn peer() {
@@ -226,6 +227,7 @@ fn peer() {
         panic!("only to be started by another test");
     };
     let address = FabricAddress(address);
+    std::thread::spawn(end_with_the_test);
     match role.as_str() {
         "serve" => serve(&address),
         "storm" => storm(&address),
@@ -233,16 +235,21 @@ fn peer() {
     }
 }
 
+/// Ends this process when its standard input ends, on which nobody says anything.
+fn end_with_the_test() {
+    let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    std::process::exit(0)
+}
+
 /// Echoes, writes and reads as it is told.
-fn serve(address: &FabricAddress) {
+fn serve(address: &FabricAddress) -> ! {
     let mut end = End::new();
     let listener = SoftwareFabric::bind(address).expect("bind");
     end.fabric.listen(&listener).expect("listen");
     end.receives(256);
     println!("ready");
     let mut reads: Vec<(QpId, Lent, usize)> = Vec::new();
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(60) {
+    loop {
         end.turn();
         std::thread::yield_now();
         for event in std::mem::take(&mut end.events) {
@@ -293,14 +300,13 @@ fn serve(address: &FabricAddress) {
 }
 
 /// Connects, exposes memory, and sends as fast as it can.
-fn storm(address: &FabricAddress) {
+fn storm(address: &FabricAddress) -> ! {
     let mut end = End::new();
     end.receives(256);
     let qp = end.connect(address);
     println!("ready");
-    let start = Instant::now();
     let mut n = 0u64;
-    while start.elapsed() < Duration::from_secs(60) {
+    loop {
         if let Ok(window) = end.fabric.alloc_window(qp) {
             let mem = end.exposed.alloc(SIZE).map(|b| b.lend().expect("lend"));
             if let Some(mem) = mem {
@@ -545,9 +551,8 @@ fn a_killed_client_ends_its_own_connection_only() {
 #[test]
 fn socket_files() {
     let _turn = turn();
-    let directory = std::env::temp_dir().join(format!("rpcrdma-test-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).expect("directory");
-    let path = directory.join("server");
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path().join("server");
     let to = FabricAddress(path.to_str().expect("utf-8").to_owned());
     let mut victim = Peer::start("serve", &to);
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).expect("socket").permissions());
@@ -570,7 +575,6 @@ fn socket_files() {
     assert!(matches!(&refused, FabricError::Address { detail, .. } if detail.contains("no socket")), "{refused}");
     assert_eq!(std::fs::read(&path).expect("read"), b"precious");
     end.close();
-    std::fs::remove_dir_all(&directory).expect("clean up");
 }
 
 #[test]
