@@ -30,7 +30,7 @@ use crate::{
 
 const RING: u32 = 16 << 10;
 const WINDOWS: u32 = 4;
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A server, and an honest client whose messages must get through whatever happens.
 struct Town {
@@ -63,6 +63,11 @@ fn config() -> SoftwareConfig {
     }
 }
 
+/// Of a client that is not slow, though its host may be.
+fn honest() -> SoftwareConfig {
+    SoftwareConfig { handshake_timeout: 10 * PATIENCE, ..config() }
+}
+
 fn params() -> ConnectParams {
     ConnectParams { windows: WINDOWS, rnr_retry: 7, ..ConnectParams::default() }
 }
@@ -70,7 +75,7 @@ fn params() -> ConnectParams {
 impl Town {
     fn new(name: &str) -> Self {
         let address = FabricAddress(format!("hostile-{name}-{}", std::process::id()));
-        let (mut server, mut client) = (open(), open());
+        let (mut server, mut client) = (open(), SoftwareFabric::new(honest()).expect("open"));
         let (pool, exposed) = (pool(), pool());
         for fabric in [&mut server, &mut client] {
             fabric.register(pool.arena(), Access::LOCAL).expect("register");

@@ -187,7 +187,7 @@ fn rings_are_no_longer_than_ours() {
     drop(socket);
     town.ends(qp);
     // An honest one, which has messages both ways, several times round the ring.
-    let long = SoftwareConfig { ring_bytes: LONG as usize, max_message: 8192, ..config() };
+    let long = SoftwareConfig { ring_bytes: LONG as usize, max_message: 8192, ..honest() };
     let mut client = SoftwareFabric::new(long).expect("open");
     client.register(town.pool.arena(), Access::LOCAL).expect("register");
     let c = client.connect(&town.address, &params()).expect("connect");
