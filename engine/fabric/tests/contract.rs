@@ -5,6 +5,7 @@ mod far;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric};
 use rpcrdma_fabric::{Fabric, FabricAddress, contract};
@@ -20,6 +21,20 @@ fn open(config: &SoftwareConfig) -> SoftwareFabric {
     SoftwareFabric::new(config.clone()).expect("open")
 }
 
+/// For a case that lets messages lie, with time enough to do so on any host.
+fn lingering(config: &SoftwareConfig, lies: bool) -> SoftwareConfig {
+    let linger = if lies { 2 * contract::PATIENCE } else { config.linger };
+    SoftwareConfig { linger, ..config.clone() }
+}
+
+/// Both ends in this process.
+fn run(config: &SoftwareConfig) -> contract::Report {
+    contract::run_lingering(contract::cases(), |lies| {
+        let config = lingering(config, lies);
+        Ok((open(&config), open(&config), address()))
+    })
+}
+
 /// All cases hold, but for those that are not for this fabric.
 fn check(report: &contract::Report) {
     report.assert_all_but(&contract::IMMEDIATE_DATA);
@@ -27,17 +42,17 @@ fn check(report: &contract::Report) {
 
 #[test]
 fn software() {
-    let config = SoftwareConfig::default();
-    check(&contract::run(contract::cases(), || Ok((open(&config), open(&config), address()))));
+    check(&run(&SoftwareConfig::default()));
 }
 
 #[test]
 fn software_with_small_rings() {
     let config = SoftwareConfig { ring_bytes: 16 << 10, max_message: 8 << 10, ..SoftwareConfig::default() };
-    check(&contract::run(contract::cases(), || Ok((open(&config), open(&config), address()))));
+    check(&run(&config));
 }
 
 const FAR: &str = "FABRIC_CONTRACT_FAR";
+const LINGER_MS: &str = "FABRIC_CONTRACT_LINGER_MS";
 
 /// The other process of [`software_across_processes`].
 #[test]
@@ -45,24 +60,29 @@ const FAR: &str = "FABRIC_CONTRACT_FAR";
 fn far_process() {
     let path = std::env::var(FAR).expect("only to be started by another test");
     let socket = UnixStream::connect(path).expect("the test that started it");
-    far::serve(socket, SoftwareConfig::default());
+    let linger = std::env::var(LINGER_MS).expect("only to be started by another test");
+    let linger = Duration::from_millis(linger.parse().expect("milliseconds"));
+    far::serve(socket, SoftwareConfig { linger, ..SoftwareConfig::default() });
 }
 
 /// The server of each case in a process of its own.
 #[test]
 fn software_across_processes() {
-    let path = std::env::temp_dir().join(format!("fabric-contract-{}", std::process::id()));
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("meeting");
     let meeting = UnixListener::bind(&path).expect("bind");
     let mut children: Vec<Child> = Vec::new();
     // Another thread cannot wake another process, and that one exposes nothing.
     let left_out = ["another thread", "a Write with immediate data"];
     let cases: Vec<_> =
         contract::cases().into_iter().filter(|case| !left_out.iter().any(|words| case.name.contains(words))).collect();
-    let report = contract::run(cases, || {
-        let client = open(&SoftwareConfig::default());
+    let report = contract::run_lingering(cases, |lies| {
+        let config = lingering(&SoftwareConfig::default(), lies);
+        let client = open(&config);
         let child = Command::new(std::env::current_exe().expect("own path"))
             .args(["--ignored", "--exact", "far_process", "--test-threads=1"])
             .env(FAR, &path)
+            .env(LINGER_MS, config.linger.as_millis().to_string())
             .stdout(Stdio::null())
             .spawn();
         children.push(child.expect("spawn"));
@@ -72,7 +92,6 @@ fn software_across_processes() {
     });
     // Each ends by itself, its memory home, once its socket is closed.
     let ends: Vec<_> = children.iter_mut().map(|c| c.wait().expect("wait").success()).collect();
-    std::fs::remove_file(&path).expect("clean up");
     let not_asked = contract::IMMEDIATE_DATA.iter().filter(|name| !left_out.iter().any(|words| name.contains(words)));
     report.assert_all_but(&not_asked.copied().collect::<Vec<_>>());
     assert!(ends.iter().all(|&ok| ok), "the other process failed: {ends:?}");

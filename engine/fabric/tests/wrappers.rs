@@ -22,6 +22,13 @@ fn open() -> SoftwareFabric {
     SoftwareFabric::new(SoftwareConfig::default()).expect("open")
 }
 
+/// For a case that lets messages lie, with time enough to do so on any host.
+fn open_for(lies: bool) -> SoftwareFabric {
+    let default = SoftwareConfig::default();
+    let linger = if lies { 2 * contract::PATIENCE } else { default.linger };
+    SoftwareFabric::new(SoftwareConfig { linger, ..default }).expect("open")
+}
+
 fn check(report: &contract::Report) {
     report.assert_all_but(&contract::IMMEDIATE_DATA);
 }
@@ -29,14 +36,14 @@ fn check(report: &contract::Report) {
 #[test]
 fn traced() {
     let lines = Rc::new(Cell::new(0u64));
-    let wrap = || {
+    let wrap = |lies| {
         let lines = Rc::clone(&lines);
-        Trace::new(open(), trace::length, move |line| {
+        Trace::new(open_for(lies), trace::length, move |line| {
             assert!(!line.contains('\n'), "not one line: {line}");
             lines.set(lines.get() + 1);
         })
     };
-    check(&contract::run(contract::cases(), || Ok((wrap(), wrap(), address()))));
+    check(&contract::run_lingering(contract::cases(), |lies| Ok((wrap(lies), wrap(lies), address()))));
     assert!(lines.get() > 1000, "only {} lines", lines.get());
 }
 
@@ -72,13 +79,13 @@ fn trace_lines() {
 #[test]
 fn delayed_and_reordered() {
     let seed = Cell::new(1);
-    let wrap = || {
+    let wrap = |lies| {
         seed.set(seed.get() + 1);
-        Chaos::new(open(), ChaosConfig { seed: seed.get(), delay: 300, reorder: 500, ..ChaosConfig::default() })
+        Chaos::new(open_for(lies), ChaosConfig { seed: seed.get(), delay: 300, reorder: 500, ..ChaosConfig::default() })
     };
     // Cases that poll once and expect to see everything then are not for a fabric that is late.
     let cases = contract::cases().into_iter().filter(|c| !c.name.starts_with("a destroyed queue pair"));
-    check(&contract::run(cases.collect(), || Ok((wrap(), wrap(), address()))));
+    check(&contract::run_lingering(cases.collect(), |lies| Ok((wrap(lies), wrap(lies), address()))));
 }
 
 /// What was seen of one run: enough to compare two of them.
