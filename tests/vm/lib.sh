@@ -20,6 +20,16 @@ await() {
     done
 }
 
+# captured FILE ADDRESS [COMMAND…]: waits until a capture into this file has whatever has gone over the cable so far. A
+# mark is sent behind it, to UDP port 9 of an address at the other end, which the capture's filter lets through.
+# COMMAND…: runs a program where the address is reached that way.
+captured() {
+    local file=$1 address=$2
+    shift 2
+    marked() { "$@" bash -c "echo rpcrdma-mark >/dev/udp/$address/9" && grep -qa rpcrdma-mark "$file"; }
+    await 30 marked "$@"
+}
+
 # listening PORT: whether something accepts TCP connections there.
 listening() { ss -Hltn "sport = :$1" | grep -q .; }
 

@@ -6,12 +6,12 @@
 # siw0     10.1.0.1, fd01::1      10.1.0.2   iwarp: they are at the other end of a cable, over TCP; see siw-up
 #
 # "${enter[@]}" COMMAND runs a program of this project where it can have that address; or one that looks at it there.
-# $near is the kernel's end of the cable, and $far, there, the other one.
+# $near is the kernel's end of the cable, and $far, there, the other one, which has the address $across.
 vm=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 case ${DEVICE:=rxe0} in
-    rxe0) fabric=verbs kernel=10.0.0.1 kernel6=fd00::1 ours=10.0.0.1 enter=() near=v0 far=v1 ;;
+    rxe0) fabric=verbs kernel=10.0.0.1 kernel6=fd00::1 ours=10.0.0.1 enter=() near=v0 far=v1 across=10.0.0.2 ;;
     siw0)
-        fabric=iwarp kernel=10.1.0.1 kernel6=fd01::1 ours=10.1.0.2 near=w0 far=w1
+        fabric=iwarp kernel=10.1.0.1 kernel6=fd01::1 ours=10.1.0.2 near=w0 far=w1 across=10.1.0.2
         enter=(nsenter --net=/run/netns/ours --)
         "$vm/siw-up"
         ;;

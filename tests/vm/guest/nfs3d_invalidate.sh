@@ -18,7 +18,7 @@ trap 'umount -l /mnt /srv/nfs3d 2>/dev/null || true
 capture=$RPCRDMA_VM_RESULTS/invalidate-$DEVICE.pcapng
 filter='udp port 4791'
 [[ $fabric == verbs ]] || filter='tcp port 20049'
-dumpcap -q -i $near -f "$filter" -w "$capture" 2>/run/dumpcap &
+dumpcap -q -i $near -f "$filter or udp port 9" -w "$capture" 2>/run/dumpcap &
 capturing=$!
 await 30 grep -q '^File: ' /run/dumpcap
 
@@ -30,7 +30,7 @@ for len in "${odd[@]}" "${even[@]}"; do
         fail "$len bytes are read as others"
 done
 umount /mnt
-sleep 1
+captured "$capture" $across
 kill -INT $capturing
 wait $capturing
 chmod a+r "$capture"

@@ -19,7 +19,7 @@ trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
     "$(dirname "$0")/../wire-up" down; rpc.nfsd 0' EXIT
 
 capture=$RPCRDMA_VM_RESULTS/nfsd.pcapng
-dumpcap -q -i v0 -f 'udp port 4791' -w "$capture" 2>/run/dumpcap &
+dumpcap -q -i v0 -f 'udp port 4791 or udp port 9' -w "$capture" 2>/run/dumpcap &
 capturing=$!
 await 30 grep -q '^File: ' /run/dumpcap
 
@@ -35,7 +35,7 @@ cmp /run/files/file /srv/nfs/file
 grep -q "$(sha256sum </run/files/file | cut -d ' ' -f 1)" /run/sums || fail "another file was read"
 nfs3c --rdma-version 1 --no-invalidate get file /run/tshark-back
 cmp /run/files/file /run/tshark-back
-sleep 1
+captured "$capture" $across
 kill -INT $capturing
 wait $capturing
 chmod a+r "$capture"
@@ -45,8 +45,8 @@ fields=(frame.number _ws.malformed rpcordma.version rpcordma.msg_type rpcordma.f
     rpcordma.reads_count rpcordma.writes_count rpcordma.reply_count rpcordma.position rpcordma.segment_count
     rpcordma.rdma_length rpc.msgtyp nfs.procedure_v3 nfs.count3 nfs.name
     infiniband.bth.opcode infiniband.bth.destqp infiniband.bth.psn)
-tshark -r "$capture" -T fields -E occurrence=f -E separator=/t "${fields[@]/#/-e}" >/run/all 2>/run/tshark ||
-    fail "$(cat /run/tshark)"
+tshark -r "$capture" -Y 'udp.dstport == 4791' -T fields -E occurrence=f -E separator=/t "${fields[@]/#/-e}" \
+    >/run/all 2>/run/tshark || fail "$(cat /run/tshark)"
 # What a device sends again, because the machine is slow to acknowledge it, is in the capture again.
 awk -F '\t' '$18 == "" || !seen[$16, $17, $18]++' /run/all >/run/packets
 echo "$(wc -l </run/all) packets, $(wc -l </run/packets) of them sent once"

@@ -14,15 +14,16 @@ trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
     "$(dirname "$0")/../wire-up" down' EXIT
 
 # capture NAME INTERFACE FILTER FIELDS COMMAND…: runs the command, and leaves in /run/NAME these fields of each packet
-# that goes over the cable meanwhile. $enter: what runs a program where that interface is.
-enter=()
+# that goes over the cable meanwhile. $enter: what runs a program where that interface is. $across: the address at the
+# other end.
+enter=() across=10.0.0.2
 capture() {
     local file=$RPCRDMA_VM_RESULTS/packets-$1.pcapng capturing
-    "${enter[@]}" dumpcap -q -i "$2" -f "$3" -w "$file" 2>/run/dumpcap &
+    "${enter[@]}" dumpcap -q -i "$2" -f "$3 or udp port 9" -w "$file" 2>/run/dumpcap &
     capturing=$!
     await 30 grep -q '^File: ' /run/dumpcap
     "${@:5}" >/run/said 2>&1 || fail "$1: ${*:5}: $(</run/said)"
-    sleep 1
+    captured "$file" $across "${enter[@]}"
     kill -INT $capturing
     wait $capturing
     chmod a+r "$file"
@@ -50,17 +51,17 @@ long() { echo $((8 + 12 + 16 + $1 + 4)); }
 
 # The first request over a new cable is lost.
 await 30 "$rpcperf" lat $at -n 50
-capture asked v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 20 -T 104 -m 512
+capture asked v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10 -T 104 -m 512
 expect "DSCP of the server's packets, as its client asked for (RoCE)" "$(classes asked 10.0.0.1)" 26
 expect "longest packet with a path MTU of 512" "$(longest asked)" "$(long 512)"
-capture written v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 20
+capture written v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10
 expect "DSCP that nobody asked for" "$(classes written 10.0.0.1)" 0
 expect "longest packet of the port's own MTU" "$(longest written)" "$(long 1024)"
-capture alone v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 20 -T 72
+capture alone v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10 -T 72
 expect "DSCP of a client that asks for nothing else" "$(classes alone 10.0.0.2)" 18
 expect "DSCP of the server's packets to it" "$(classes alone 10.0.0.1)" 18
 expect "longest packet of the port's own MTU then" "$(longest alone)" "$(long 1024)"
-capture level v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 20 -S 5
+capture level v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10 -S 5
 expect "DSCPs with a service level alone" "$(classes level 10.0.0.1) $(classes level 10.0.0.2)" "0 0"
 fails "more than the port has" 'path_mtu = 2048: the active MTU of rxe1 port 1 is 1024' -- "$rpcperf" lat $at -m 2048
 kill "$server"
@@ -69,7 +70,7 @@ await 30 bash -c '! rdma resource show cm_id | grep -q LISTEN.*20049'
 
 serve class $at --only calls -d rxe0 -x 1 -T 72
 await 30 "$rpcperf" lat $at -n 50
-capture server v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 20
+capture server v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10
 expect "DSCP of a server that has nothing else of its own" "$(classes server 10.0.0.1)" 18
 expect "DSCP of its client, that asks for none" "$(classes server 10.0.0.2)" 0
 kill "$server"
@@ -78,7 +79,7 @@ await 30 bash -c '! rdma resource show cm_id | grep -q LISTEN.*20049'
 
 serve own $at --only calls -d rxe0 -x 1 -T 32 -S 3 -m 512
 await 30 "$rpcperf" lat $at -n 50 -m 256
-capture both v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 20 -T 104 -S 5 -m 256
+capture both v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10 -T 104 -S 5 -m 256
 expect "DSCP of a server that has its own" "$(classes both 10.0.0.1)" 8
 expect "DSCP of its client" "$(classes both 10.0.0.2)" 26
 expect "longest packet with a path MTU of 256" "$(longest both)" "$(long 256)"
@@ -96,7 +97,7 @@ for end in near:n0:1 far:f0:2; do
     ip -netns $space address add fd02::$host/64 dev $link nodad
     ip -netns $space link set $link up
 done
-enter=(ip netns exec near)
+enter=(ip netns exec near) across=192.0.2.2
 serve_iwarp() { # NAME ADDRESS OPTION…
     "${enter[@]}" "$rpcperf" serve --listen "$2" --only calls "${@:3}" >"/run/$1" 2>&1 &
     await 30 grep -q '^listening' "/run/$1"

@@ -26,16 +26,17 @@ fields=(frame.number _ws.malformed iwarp_mpa.req iwarp_mpa.rep iwarp_rdma.opcode
     nfs.procedure_v3 rpc.msgtyp ip.src iwarp_mpa.ulpdulength iwarp_ddp.last_flag tcp.options.mss_val)
 capture() {
     local file=$RPCRDMA_VM_RESULTS/siw-$1.pcapng capturing
-    dumpcap -q -i $near -f 'tcp port 20049' -w "$file" 2>/run/dumpcap &
+    dumpcap -q -i $near -f 'tcp port 20049 or udp port 9' -w "$file" 2>/run/dumpcap &
     capturing=$!
     await 30 grep -q '^File: ' /run/dumpcap
     "${@:2}"
-    sleep 1
+    captured "$file" $across
     kill -INT $capturing
     wait $capturing
     chmod a+r "$file"
-    tshark -r "$file" -T fields -E separator=/t "${fields[@]/#/-e}" >"/run/$1" 2>/run/tshark || fail "$(</run/tshark)"
-    tshark -r "$file" -Y '_ws.expert.severity == error && !_ws.malformed || iwarp_mpa.bad_length' >/run/wrong \
+    tshark -r "$file" -Y tcp -T fields -E separator=/t "${fields[@]/#/-e}" >"/run/$1" 2>/run/tshark ||
+        fail "$(</run/tshark)"
+    tshark -r "$file" -Y 'tcp && (_ws.expert.severity == error && !_ws.malformed || iwarp_mpa.bad_length)' >/run/wrong \
         2>/run/tshark
     [[ ! -s /run/wrong ]] || fail "$1: tshark finds fault: $(</run/wrong)"
     echo "$1: $(wc -l <"/run/$1") packets"
