@@ -74,8 +74,8 @@ fails() {
 up() {
     ip link set v0 up
     ip address add fd00::1/64 dev v0 nodad 2>/dev/null || true
-    await 10 grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state
-    await 10 grep -qs fd00:0000 /sys/class/infiniband/rxe0/ports/1/gids/2
+    await 30 grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state
+    await 30 grep -qs fd00:0000 /sys/class/infiniband/rxe0/ports/1/gids/2
 }
 
 # load ARGUMENT…: clients that write and read as fast as they can, and what they have to say.

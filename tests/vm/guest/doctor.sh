@@ -37,7 +37,7 @@ follow() {
     source /run/commands
     set -e
     # GIDs come a moment after the device.
-    await 10 bash -c 'grep -qs ffff:0a00:0001 /sys/class/infiniband/*/ports/1/gids/*'
+    await 30 bash -c 'grep -qs ffff:0a00:0001 /sys/class/infiniband/*/ports/1/gids/*'
 }
 
 echo "=== as it is"
@@ -77,7 +77,7 @@ look 2 $at
 fires rdma-link overcommit transparent-huge-pages
 follow
 ip address replace fd00::1/64 dev v0 nodad # which an interface that is down forgets
-await 10 grep -qs fd00:0000 /sys/class/infiniband/rxe0/ports/1/gids/2
+await 30 grep -qs fd00:0000 /sys/class/infiniband/rxe0/ports/1/gids/2
 look 0 $at
 
 echo "=== nobody, with little to lock"

@@ -29,11 +29,11 @@ up
 kill "$server"
 await 60 bash -c "! kill -0 $server 2>/dev/null"
 wait "$server" || true
-await 10 gone
+await 30 gone
 await 30 bash -c '! rdma resource show mr | grep -q rpcperf'
 rdma link delete rxe0
 rdma link add rxe0 type rxe netdev v0
-await 10 grep -qs ffff:0a00:0001 /sys/class/infiniband/rxe0/ports/1/gids/1
+await 30 grep -qs ffff:0a00:0001 /sys/class/infiniband/rxe0/ports/1/gids/1
 serve server $at -q 8 -s 64K
 "$rpcperf" bw $at --op write -s 64K -n 50 >/run/again 2>&1 ||
     fail "not served after the interface came back: $(</run/again)"
@@ -54,7 +54,7 @@ removed() {
 }
 added() {
     rdma link add rxe0 type rxe netdev v0
-    await 10 grep -qs ffff:0a00:0001 /sys/class/infiniband/rxe0/ports/1/gids/1
+    await 30 grep -qs ffff:0a00:0001 /sys/class/infiniband/rxe0/ports/1/gids/1
     for ((second = 0; second < 30; second++)); do back "$1" && break || sleep 1; done
     back "$1" || fail "$2: not each shard has the device again: $(</run/server)"
     for ((client = 0; client < 3; client++)); do
@@ -69,7 +69,7 @@ load
 rdma link delete rxe0 &
 deletion=$!
 lost "the server's device removed"
-await 10 grep -q 'the device was removed' /run/server
+await 30 grep -q 'the device was removed' /run/server
 removed "the device removed under load"
 # Once by each shard; and nothing of its clients is left.
 (($(counted device_failures) == 2)) || fail "the server has counted $(counted device_failures) failures of its device"

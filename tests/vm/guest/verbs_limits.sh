@@ -46,11 +46,11 @@ fails "no link" 'no port is active' 'ip link set' -- $rpcperf serve --listen ver
 up
 kill "$server"
 wait "$server" || true
-await 20 bash -c '! rdma resource show cm_id | grep -q rpcperf'
+await 30 bash -c '! rdma resource show cm_id | grep -q rpcperf'
 rdma link delete rxe0
 fails "no device" 'no RDMA devices' 'rdma link' 'modprobe' 'rdma link add' -- $rpcperf lat $at
 fails "no device, at a server" 'modprobe' 'rdma link add' -- $rpcperf serve --listen $at
 rdma link add rxe0 type rxe netdev v0
-await 10 grep -qs ffff:0a00:0001 /sys/class/infiniband/rxe0/ports/1/gids/1
+await 30 grep -qs ffff:0a00:0001 /sys/class/infiniband/rxe0/ports/1/gids/1
 serve server $at --only calls
 $rpcperf lat $at -n 20 >/dev/null || fail "not served after all that"

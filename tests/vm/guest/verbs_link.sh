@@ -48,7 +48,7 @@ await 30 grep -q '#bytes' /run/idle
 (($(theirs) > quiet)) || fail "no queue pair for the clients: $(rdma resource show qp)"
 before=$(answers)
 ip link set v1 down
-await 10 grep -q DOWN /sys/class/infiniband/rxe0/ports/1/state
+await 30 grep -q DOWN /sys/class/infiniband/rxe0/ports/1/state
 lost "the link down"
 grep -q 'port 1 is down' /run/idle || fail "a lost client does not say that its port is down: $(</run/idle)"
 # The server's device has said so too, and it is counted: once here, once with nothing under way.
@@ -61,8 +61,8 @@ await 60 bash -c "(( \$(rdma resource show qp link rxe0 | grep -c 'type RC') == 
 echo "- what the lost clients had has come back; another was served all the while"
 unwire
 up_v1
-await 10 grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state
-await 10 grep -q 'port 1 is up' /run/server
+await 30 grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state
+await 30 grep -q 'port 1 is up' /run/server
 wire
 "$rpcperf" bw $at --op write -s 64K -n 50 >/run/again 2>&1 || fail "not served after the link came back: $(</run/again)"
 rdma resource show qp link rxe1 | grep -q 'type RC' &&

@@ -10,7 +10,7 @@ program RPCRDMA rpcrdma 'cargo build -p rpcrdma-tools --features verbs --bin rpc
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
     "$(dirname "$0")/../wire-up" down' EXIT
 rdma link add rxe1 type rxe netdev v1
-await 10 grep -qs 'ffff:0a00:0002' /sys/class/infiniband/rxe1/ports/1/gids/*
+await 30 grep -qs 'ffff:0a00:0002' /sys/class/infiniband/rxe1/ports/1/gids/*
 
 # shards DEVICE: the threads of the server that have a protection domain there, in order.
 shards() { rdma resource show pd | sed -n "s/^dev $1 .* comm rpcrdma-shard\([0-9]*\).*/\1/p" | sort -u | xargs; }

@@ -5,7 +5,7 @@ source "$(dirname "$0")/../lib.sh"
 program BLOCKSTORE examples/blockstore "cargo build -p rpcrdma --features verbs --example blockstore"
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; rdma link delete rxe1' EXIT
 rdma link add rxe1 type rxe netdev v1
-await 10 grep -qs 'ffff:0a00:0002' /sys/class/infiniband/rxe1/ports/1/gids/*
+await 30 grep -qs 'ffff:0a00:0002' /sys/class/infiniband/rxe1/ports/1/gids/*
 first=verbs:10.0.0.1:20050 second=verbs:10.0.0.2:20050
 
 # shards DEVICE: the threads of the server that have a protection domain there, in order.
