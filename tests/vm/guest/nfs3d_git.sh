@@ -10,9 +10,12 @@ export GIT_AUTHOR_NAME=test GIT_AUTHOR_EMAIL=test@example.org
 export GIT_COMMITTER_NAME=test GIT_COMMITTER_EMAIL=test@example.org
 git config --global --add safe.directory '*'
 
-echo "- a repository of this tree"
-mkdir /run/git-tree
-cp -r "$(dirname "$0")"/../../../{engine,mempool,tests} /run/git-tree/
+# A few hundred files, and some that are large and cannot be packed: more of them would be more of the same.
+echo "- a repository of a part of this tree"
+mkdir -p /run/git-tree/{engine,tests}
+cp -r "$(dirname "$0")"/../../../mempool /run/git-tree/
+cp -r "$(dirname "$0")"/../../../engine/{README.md,examples} /run/git-tree/engine/
+cp -r "$(dirname "$0")"/../../../tests/{data,vm} /run/git-tree/tests/
 cd /run/git-tree
 find . -type d -empty -delete # which git knows nothing of
 git init -q

@@ -20,7 +20,7 @@ if command -v fio >/dev/null; then
     verify /mnt2 --name=direct --rw=randwrite --bs=4k --size=4m --direct=1 --ioengine=libaio --iodepth=32 &
     two=$!
     wait $one $two
-    verify /mnt --name=sequential --rw=write --bs=1m --size=24m --direct=1 --ioengine=libaio --iodepth=16 --numjobs=2
+    verify /mnt --name=sequential --rw=write --bs=1m --size=16m --direct=1 --ioengine=libaio --iodepth=16 --numjobs=2
     rm /mnt/{random,direct,sequential}.*
 else
     echo "no fio: left out"
@@ -62,14 +62,26 @@ mount -o remount,rw /mnt
 touch /mnt/x
 
 echo "- unmounted under load"
-dd if=/dev/zero of=/mnt2/endless bs=64k count=2000 oflag=direct status=none &
+# It is written until this is told to stop, however fast that is.
+(
+    n=0
+    until [[ -e /run/stop ]]; do
+        head -c 65536 /dev/zero
+        n=$((n + 1))
+    done
+    echo $n >/run/blocks
+) | dd of=/mnt2/endless bs=64k iflag=fullblock oflag=direct status=none &
 load=$!
-sleep 0.5
+size() { stat -c %s $export/endless 2>/dev/null || echo 0; }
+longer() { (($(size) > $1)); }
+await 30 longer 0
 ! umount /mnt2 2>/run/error || fail "unmounted while it was written to"
 grep -q busy /run/error || fail "$(cat /run/error)"
 umount -l /mnt2
+await 30 longer "$(size)"
+touch /run/stop
 wait $load || fail "what wrote when its mount was let go"
-[[ $(stat -c %s $export/endless) == 131072000 ]] || fail "$(stat $export/endless)"
+[[ $(size) == $(($(</run/blocks) * 65536)) ]] || fail "$(</run/blocks) blocks were written: $(stat $export/endless)"
 rm /mnt/endless
 umount /mnt
 

@@ -8,7 +8,7 @@ serve
 nfs
 nfs /mnt2
 
-head -c 60000000 /dev/urandom >/run/file
+head -c 16000000 /dev/urandom >/run/file
 exec 5</run/file
 mkdir /mnt/work
 # Each of these fails if a call that changes something is lost or done twice: there is no file to be renamed, or one too
@@ -30,11 +30,20 @@ mkdir /mnt/work
 names=$!
 dd if=/run/file of=/mnt/copy bs=256k conv=fsync status=none &
 first=$!
-dd if=/run/file of=/mnt2/copy2 bs=64k oflag=direct status=none &
+# Over and over, so that it is amid that whenever the server is killed.
+(
+    until [[ -e /run/enough ]]; do
+        dd if=/run/file of=/mnt2/copy2 bs=64k oflag=direct conv=notrunc status=none || exit
+    done
+) &
 second=$!
 
+written() { stat -c '%s %y' $export/copy2 2>/dev/null || true; }
+goes_on() { [[ $(written) != "$before" ]]; }
 for round in 1 2; do
-    sleep 4
+    before=$(written)
+    await 90 goes_on
+    sleep 1 # for the others, which nobody sees from here
     kill -KILL "$server"
     wait "$server" 2>/dev/null || true
     sleep 1
@@ -67,7 +76,8 @@ done
 echo "- unmounted under load, by force"
 dd if=/dev/zero of=/mnt2/endless bs=1M count=4000 status=none 2>/dev/null &
 load=$!
-sleep 1
+await 30 test -e $export/endless
+sleep 0.5 # the client has it in memory
 umount -f /mnt2 2>/dev/null || true
 umount -l /mnt2 2>/dev/null || true
 kill -KILL $load 2>/dev/null || true
