@@ -10,19 +10,22 @@ trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
 screen() { tmux -u -f /dev/null -S /run/screen "$@"; }
 at=verbs:10.0.0.1:20049
 serve server $at --only calls --stats /run/server.stats
-"$rpcperf" rate $at -t 8 -q 2 -D 100 --idle event >/run/load 2>&1 &
+"$rpcperf" rate $at -t 8 -q 2 -D 1000 --idle event >/run/load 2>&1 &
 load=$!
 await 30 bash -c 'rdma resource show cm_id | grep -q "state CONNECT.* comm rpcperf.*dst-addr 10.0.0.1:20049"'
 
-# shows WHAT EXPRESSION: holds of the view that programs get, within some intervals.
+# view: the view that programs get.
+view() { "$RPCRDMA" top --once --json --interval 2 --stats /run/server.stats >/run/view; }
+# shows WHAT EXPRESSION SHOWN: holds of the last view, or of one within some intervals.
 shows() {
     local end=$((SECONDS + 30))
-    until "$RPCRDMA" top --once --json --interval 2 --stats /run/server.stats >/run/view &&
-        jq -e "$2" /run/view >/dev/null; do
+    until jq -e "$2" /run/view >/dev/null; do
         ((SECONDS <= end)) || fail "top: $1: not so: $2: $(</run/view)"
+        view || true
     done
     echo "- top, $1: $(jq -c "$3" /run/view)"
 }
+view || true
 shard='.shards[0] | .address == "'$at'" and .answered'
 shows "calls and messages a second" \
     "$shard and .calls.now > 0 and .messages_received.now >= .calls.now / 2 and .messages_sent.now > 0" \
