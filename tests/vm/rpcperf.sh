@@ -83,7 +83,7 @@ load() {
     local op
     clients=()
     for op in write read; do
-        "$rpcperf" bw $at --op $op -s 64K -t 4 -D 60 --idle event "$@" >"/run/busy-$op" 2>&1 &
+        "$rpcperf" bw $at --op $op -s 64K -t 4 -D 600 --idle event "$@" >"/run/busy-$op" 2>&1 &
         clients+=($!)
     done
     await 30 grep -q '#bytes' /run/busy-write

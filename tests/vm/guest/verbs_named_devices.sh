@@ -30,7 +30,7 @@ reached() {
     local before other=$((1 - $1)) client
     before=$(calls $other)
     await 30 "$rpcperf" lat "$2" -n 50
-    "$rpcperf" lat "$2" -D 20 --idle event >/run/client 2>&1 &
+    "$rpcperf" lat "$2" -D 600 --idle event >/run/client 2>&1 &
     client=$!
     await 30 bash -c "rdma resource show cm_id link $3 | grep -q 'state CONNECT.* comm rpcperf.*src-addr $4:'"
     kill $client
