@@ -11,12 +11,12 @@ said=/run/said
 for version in 2 1; do
     echo before >/srv/nfs/callback/file
     # There are no delegations while the server waits for those who had locks before it was started.
-    for attempt in {1..15}; do
+    for attempt in {1..60}; do
         "${enter[@]}" "$NFS41C" --rdma-version $version $at callback/file >$said 2>&1 &
         client=$!
         await 30 grep -q '^delegated\|^nfs41c:' $said
         grep -q 'opened without a delegation' $said || break
-        sleep 1
+        sleep 0.5
     done
     # The server lets this happen when the delegation has come back.
     timeout 40 bash -c 'echo after >>/srv/nfs/callback/file' || fail "nothing was given back: $(cat $said)"
