@@ -13,10 +13,11 @@ trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
     ip netns delete near 2>/dev/null || true; ip netns delete far 2>/dev/null || true
     "$(dirname "$0")/../wire-up" down' EXIT
 
-# capture NAME INTERFACE FILTER FIELDS COMMAND…: runs the command, and leaves in /run/NAME these fields of each packet
-# that goes over the cable meanwhile. $enter: what runs a program where that interface is. $across: the address at the
-# other end.
+# capture NAME INTERFACE FILTER FIELDS COMMAND…: runs the command, and has these fields of each packet that goes over the
+# cable meanwhile written to /run/NAME, which is there when it is shown. $enter: what runs a program where that interface
+# is. $across: the address at the other end.
 enter=() across=10.0.0.2
+declare -A reading # processes
 capture() {
     local file=$RPCRDMA_VM_RESULTS/packets-$1.pcapng capturing
     "${enter[@]}" dumpcap -q -i "$2" -f "$3 or udp port 9" -w "$file" 2>/run/dumpcap &
@@ -27,8 +28,18 @@ capture() {
     kill -INT $capturing
     wait $capturing
     chmod a+r "$file"
-    tshark -r "$file" -T fields -E occurrence=f -E separator=' ' $4 >"/run/$1" 2>/run/tshark || fail "$(</run/tshark)"
-    (($(wc -l <"/run/$1") > 50)) || fail "$1: only $(wc -l <"/run/$1") packets"
+    # It takes long to start; others are captured meanwhile.
+    tshark -r "$file" -T fields -E occurrence=f -E separator=' ' $4 >"/run/$1" 2>"/run/tshark-$1" &
+    reading[$1]=$!
+}
+
+# shown NAME…: waits for what these have left.
+shown() {
+    local name
+    for name; do
+        wait ${reading[$name]} || fail "$name: $(<"/run/tshark-$name")"
+        (($(wc -l <"/run/$name") > 50)) || fail "$name: only $(wc -l <"/run/$name") packets"
+    done
 }
 
 # classes NAME ADDRESS: the DSCPs of what this address has sent, which is the first field; the DSCP the second.
@@ -52,16 +63,17 @@ long() { echo $((8 + 12 + 16 + $1 + 4)); }
 # The first request over a new cable is lost.
 await 30 "$rpcperf" lat $at -n 50
 capture asked v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10 -T 104 -m 512
+capture written v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10
+capture alone v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10 -T 72
+capture level v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10 -S 5
+shown asked written alone level
 expect "DSCP of the server's packets, as its client asked for (RoCE)" "$(classes asked 10.0.0.1)" 26
 expect "longest packet with a path MTU of 512" "$(longest asked)" "$(long 512)"
-capture written v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10
 expect "DSCP that nobody asked for" "$(classes written 10.0.0.1)" 0
 expect "longest packet of the port's own MTU" "$(longest written)" "$(long 1024)"
-capture alone v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10 -T 72
 expect "DSCP of a client that asks for nothing else" "$(classes alone 10.0.0.2)" 18
 expect "DSCP of the server's packets to it" "$(classes alone 10.0.0.1)" 18
 expect "longest packet of the port's own MTU then" "$(longest alone)" "$(long 1024)"
-capture level v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10 -S 5
 expect "DSCPs with a service level alone" "$(classes level 10.0.0.1) $(classes level 10.0.0.2)" "0 0"
 fails "more than the port has" 'path_mtu = 2048: the active MTU of rxe1 port 1 is 1024' -- "$rpcperf" lat $at -m 2048
 kill "$server"
@@ -71,6 +83,7 @@ await 30 bash -c '! rdma resource show cm_id | grep -q LISTEN.*20049'
 serve class $at --only calls -d rxe0 -x 1 -T 72
 await 30 "$rpcperf" lat $at -n 50
 capture server v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10
+shown server
 expect "DSCP of a server that has nothing else of its own" "$(classes server 10.0.0.1)" 18
 expect "DSCP of its client, that asks for none" "$(classes server 10.0.0.2)" 0
 kill "$server"
@@ -80,6 +93,7 @@ await 30 bash -c '! rdma resource show cm_id | grep -q LISTEN.*20049'
 serve own $at --only calls -d rxe0 -x 1 -T 32 -S 3 -m 512
 await 30 "$rpcperf" lat $at -n 50 -m 256
 capture both v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10 -T 104 -S 5 -m 256
+shown both
 expect "DSCP of a server that has its own" "$(classes both 10.0.0.1)" 8
 expect "DSCP of its client" "$(classes both 10.0.0.2)" 26
 expect "longest packet with a path MTU of 256" "$(longest both)" "$(long 256)"
@@ -108,8 +122,9 @@ tcp6='-e ipv6.src -e ipv6.tclass.dscp -Y tcp.len>0'
 serve_iwarp tcp 'iwarp:[::]:20049' -T 32
 far=(ip netns exec far "$rpcperf" bw --op write -s 64K -n 20 -T 104)
 capture four n0 'tcp port 20049' "$tcp" "${far[@]}" iwarp:192.0.2.1:20049
+capture six n0 'tcp port 20049' "$tcp6" "${far[@]}" 'iwarp:[fd02::1]:20049'
+shown four six
 expect "DSCP of a server (iWARP, IPv4)" "$(classes four 192.0.2.1)" 8
 expect "DSCP of its client" "$(classes four 192.0.2.2)" 26
-capture six n0 'tcp port 20049' "$tcp6" "${far[@]}" 'iwarp:[fd02::1]:20049'
 expect "DSCP of a server (iWARP, IPv6)" "$(classes six fd02::1)" 8
 expect "DSCP of its client" "$(classes six fd02::2)" 26

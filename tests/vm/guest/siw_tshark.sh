@@ -25,7 +25,7 @@ trap 'umount -l /mnt /srv/nfs3d 2>/dev/null || true
 fields=(frame.number _ws.malformed iwarp_mpa.req iwarp_mpa.rep iwarp_rdma.opcode rpcordma.version rpcordma.msg_type
     nfs.procedure_v3 rpc.msgtyp ip.src iwarp_mpa.ulpdulength iwarp_ddp.last_flag tcp.options.mss_val)
 capture() {
-    local file=$RPCRDMA_VM_RESULTS/siw-$1.pcapng capturing
+    local file=$RPCRDMA_VM_RESULTS/siw-$1.pcapng capturing looking
     dumpcap -q -i $near -f 'tcp port 20049 or udp port 9' -w "$file" 2>/run/dumpcap &
     capturing=$!
     await 30 grep -q '^File: ' /run/dumpcap
@@ -34,10 +34,13 @@ capture() {
     kill -INT $capturing
     wait $capturing
     chmod a+r "$file"
+    # Both at once, as it takes long to start.
+    tshark -r "$file" -Y 'tcp && (_ws.expert.severity == error && !_ws.malformed || iwarp_mpa.bad_length)' >/run/wrong \
+        2>/run/tshark-wrong &
+    looking=$!
     tshark -r "$file" -Y tcp -T fields -E separator=/t "${fields[@]/#/-e}" >"/run/$1" 2>/run/tshark ||
         fail "$(</run/tshark)"
-    tshark -r "$file" -Y 'tcp && (_ws.expert.severity == error && !_ws.malformed || iwarp_mpa.bad_length)' >/run/wrong \
-        2>/run/tshark
+    wait $looking || fail "$(</run/tshark-wrong)"
     [[ ! -s /run/wrong ]] || fail "$1: tshark finds fault: $(</run/wrong)"
     echo "$1: $(wc -l <"/run/$1") packets"
 }
