@@ -10,7 +10,8 @@ fail() {
     exit 1
 }
 
-# await SECONDS COMMAND…: waits until the command succeeds.
+# await SECONDS COMMAND…: waits until the command succeeds. A file that a process in the background writes has to be
+# emptied before that is started: else what is awaited may be what an earlier one has said.
 await() {
     local limit=$1 end=$((SECONDS + $1))
     shift

@@ -17,6 +17,7 @@ storage() { mount -t tmpfs -o "mode=1777,size=${1:-75%}" tmpfs $export; }
 
 # serve [OPTION…]: starts the server and waits until it listens. $server: its process. $port: another RDMA port.
 serve() {
+    : >/run/nfs3d
     "${enter[@]}" "$nfs3d" $export --listen $fabric:$ours:${port:-20049} --mount-port 20148 --key /run/nfs3d.key --squash none \
         --clients 2 "$@" >/run/nfs3d 2>&1 &
     server=$!

@@ -7,6 +7,7 @@ rpcperf=$RPCPERF
 serve() {
     local name=$1 address=$2
     shift 2
+    : >"/run/$name"
     "$rpcperf" serve --listen "$address" "$@" >"/run/$name" 2>&1 &
     server=$!
     await 60 grep -q '^listening' "/run/$name"
@@ -83,6 +84,7 @@ load() {
     local op
     clients=()
     for op in write read; do
+        : >"/run/busy-$op"
         "$rpcperf" bw $at --op $op -s 64K -t 4 -D 600 --idle event "$@" >"/run/busy-$op" 2>&1 &
         clients+=($!)
     done

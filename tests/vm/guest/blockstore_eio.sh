@@ -25,6 +25,7 @@ at=verbs:10.0.0.1:20050
 
 # serve OPTION…: $server: its process, whose complaints are in /run/errors.
 serve() {
+    : >/run/store
     "$BLOCKSTORE" serve --file $place/store --size 1M --listen $at --io uring "$@" >/run/store 2>/run/errors &
     server=$!
     await 30 grep -q '^listening' /run/store

@@ -12,6 +12,7 @@ for version in 2 1; do
     echo before >/srv/nfs/callback/file
     # There are no delegations while the server waits for those who had locks before it was started.
     for attempt in {1..60}; do
+        : >$said
         "${enter[@]}" "$NFS41C" --rdma-version $version $at callback/file >$said 2>&1 &
         client=$!
         await 30 grep -q '^delegated\|^nfs41c:' $said

@@ -28,6 +28,7 @@ rpcinfo -d 100005 3
 
 # serve ADDRESS: an nfs3d that registers itself.
 serve() {
+    : >$said
     "$NFS3D" /srv/rpcbind --squash none --listen "$1" --mount-port 20148 --key /run/rpcbind.key \
         --clients 1 --rpcbind >$said 2>&1 &
     server=$!

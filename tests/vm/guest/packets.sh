@@ -20,6 +20,7 @@ enter=() across=10.0.0.2
 declare -A reading # processes
 capture() {
     local file=$RPCRDMA_VM_RESULTS/packets-$1.pcapng capturing
+    : >/run/dumpcap
     "${enter[@]}" dumpcap -q -i "$2" -f "$3 or udp port 9" -w "$file" 2>/run/dumpcap &
     capturing=$!
     await 30 grep -q '^File: ' /run/dumpcap

@@ -26,6 +26,7 @@ fields=(frame.number _ws.malformed iwarp_mpa.req iwarp_mpa.rep iwarp_rdma.opcode
     nfs.procedure_v3 rpc.msgtyp ip.src iwarp_mpa.ulpdulength iwarp_ddp.last_flag tcp.options.mss_val)
 capture() {
     local file=$RPCRDMA_VM_RESULTS/siw-$1.pcapng capturing looking
+    : >/run/dumpcap
     dumpcap -q -i $near -f 'tcp port 20049 or udp port 9' -w "$file" 2>/run/dumpcap &
     capturing=$!
     await 30 grep -q '^File: ' /run/dumpcap

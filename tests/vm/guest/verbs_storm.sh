@@ -25,6 +25,7 @@ unharmed "a storm of clients"
 
 # busy OP: a client amid Reads or Writes; $client: its process. The engine checks what comes.
 busy() {
+    : >"/run/busy-$1"
     "$rpcperf" bw $at --op "$1" -s 64K -t 8 -D 600 >"/run/busy-$1" 2>&1 &
     client=$!
     await 30 grep -q '#bytes' "/run/busy-$1"
