@@ -87,12 +87,18 @@ verbs_packages() {
 }
 
 step_tools() {
+    : >"$logs/fetch.log"
     local tool wanted=(tshark valgrind strace tmux fio) optional=()
     PATH=$target/programs/bin:$PATH:$target/prometheus/usr/bin
     command -v cargo >/dev/null || missing "cargo is missing: install Rust from https://rustup.rs"
     cargo fmt --version >/dev/null 2>&1 || missing "rustfmt is missing: rustup component add rustfmt"
     cargo clippy --version >/dev/null 2>&1 || missing "clippy is missing: rustup component add clippy"
     command -v cc >/dev/null || apt gcc libc6-dev || missing "a C linker is missing: apt-get install gcc libc6-dev"
+    local manifest
+    for manifest in Cargo.toml tests/embed/Cargo.toml tests/instructions/Cargo.toml tests/fuzz/Cargo.toml; do
+        timeout 300 cargo fetch --locked --manifest-path "$manifest" >>"$logs/fetch.log" 2>&1 ||
+            missing "crates cannot be fetched: $(grep -m 1 '^error' "$logs/fetch.log"): see $logs/fetch.log"
+    done
     program_of cargo-nextest ||
         missing "cargo-nextest is missing: cargo install --locked cargo-nextest; see $logs/cargo-nextest.log"
     ! chosen fuzz || command -v c++ >/dev/null || apt g++ || echo "no C++ compiler: the fuzz targets are skipped"

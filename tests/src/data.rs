@@ -1,19 +1,39 @@
 //! Data that can be recognized, and numbers that come again with their seed.
 
+/// Bytes of which each is one more than the last: twice around, so that 256 begin at any of them.
+const RAMP: [u8; 512] = {
+    let mut ramp = [0; 512];
+    let mut n = 0;
+    while n < ramp.len() {
+        ramp[n] = n as u8;
+        n += 1;
+    }
+    ramp
+};
+/// Length of a block of a pattern, which is copied and compared at once: byte by byte took most of a simulation's time.
+const BLOCK: usize = 256;
+
 /// Fills `bytes` with what belongs to this seed.
 pub fn pattern(seed: u32, bytes: &mut [u8]) {
-    for (n, byte) in bytes.iter_mut().enumerate() {
-        *byte = expected(seed, n);
+    for (n, block) in bytes.chunks_mut(BLOCK).enumerate() {
+        block.copy_from_slice(expected(seed, n, block.len()));
     }
 }
 
 /// Whether `bytes` are what belongs to this seed.
 pub fn patterned(seed: u32, bytes: &[u8]) -> bool {
-    bytes.iter().enumerate().all(|(n, &byte)| byte == expected(seed, n))
+    bytes.chunks(BLOCK).enumerate().all(|(n, block)| block == expected(seed, n, block.len()))
 }
 
-fn expected(seed: u32, n: usize) -> u8 {
-    ((seed.wrapping_mul(0x9E37_79B9) >> 24) as usize + n + (n >> 8) * 3) as u8
+/// Whether all of `bytes` are `byte`: there is none, or the first is and each is what the one before it is.
+pub fn filled(byte: u8, bytes: &[u8]) -> bool {
+    bytes.split_first().is_none_or(|(&first, rest)| first == byte && *rest == bytes[..rest.len()])
+}
+
+/// The first `len` bytes of block `n`. Each block begins 3 further, so that blocks differ.
+fn expected(seed: u32, n: usize, len: usize) -> &'static [u8] {
+    let first = ((seed.wrapping_mul(0x9E37_79B9) >> 24) as usize + 3 * n) % BLOCK;
+    &RAMP[first..first + len]
 }
 
 /// Pseudo-random numbers (xorshift): the same for the same seed.

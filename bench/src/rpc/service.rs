@@ -268,8 +268,11 @@ fn content(len: usize) -> Result<(Arena, Frozen), Failure> {
 /// The byte at `at` of everything that is read or written. Never 0, so that memory nobody wrote to is not
 /// taken for it.
 pub(crate) fn pattern(at: usize) -> u8 {
-    (at % 251) as u8 + 1
+    (at % PERIOD) as u8 + 1
 }
+
+/// Bytes after which [`pattern`] begins anew.
+const PERIOD: usize = 251;
 
 /// The number that is all there is.
 pub(crate) fn word(bytes: &[u8]) -> Option<u32> {
@@ -278,7 +281,9 @@ pub(crate) fn word(bytes: &[u8]) -> Option<u32> {
 
 /// Fills memory with [`pattern`].
 pub(crate) fn fill(bytes: &mut [u8]) {
-    bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = pattern(at));
+    let (head, rest) = bytes.split_at_mut(bytes.len().min(PERIOD));
+    head.iter_mut().enumerate().for_each(|(at, byte)| *byte = pattern(at));
+    rest.chunks_mut(PERIOD).for_each(|again| again.copy_from_slice(&head[..again.len()]));
 }
 
 /// The last four bytes, or as many as there are: what was copied in order is whole if its end is there.

@@ -157,7 +157,7 @@ fn nfs3_counts_stay_in_the_message_and_bytes_go_to_the_chunk() {
             assert_eq!(lens, [written as u64], "{scheme:?}");
             let mut now = [0; 8192];
             assert!(memory.read_at(0, &mut now) && patterned(1, &now[..written]));
-            assert!(now[written..].iter().all(|&byte| byte == 0xEE), "{scheme:?}");
+            assert!(filled(0xEE, &now[written..]), "{scheme:?}");
         }
     }
 }

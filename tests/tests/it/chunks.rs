@@ -60,7 +60,7 @@ fn chunks_start_where_a_device_wants_them() {
             call.read_chunk(0, data).expect("room");
             call.write_chunk(client.alloc(first, len).expect("memory")).expect("room");
             let reply = client.call(call).expect("a reply");
-            assert!(reply.chunk(0).expect("a chunk").iter().all(|&byte| byte == !0x5A), "{align}, {len}");
+            assert!(filled(!0x5A, reply.chunk(0).expect("a chunk")), "{align}, {len}");
         }
         drop((client, server));
     }

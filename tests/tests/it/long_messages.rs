@@ -393,7 +393,7 @@ fn a_reply_is_reduced_before_it_goes_into_the_reply_chunk() {
             assert_eq!(used, if long { message.len() as u64 } else { 0 }, "{scheme:?} {len}");
             let (mut first, mut second) = ([0; 3000], [0; 9000]);
             assert!(item.read_at(0, &mut first) && rest.read_at(0, &mut second));
-            assert!(patterned(7, &first[..ITEM]) && first[ITEM..].iter().all(|&byte| byte == 0xEE));
+            assert!(patterned(7, &first[..ITEM]) && filled(0xEE, &first[ITEM..]));
             match long {
                 true => assert!(view.payload().is_empty() && second[..message.len()] == message),
                 false => assert_eq!(view.payload(), message, "{scheme:?} {len}"),

@@ -245,7 +245,7 @@ fn fill_with_secrets(client: &mut LocalClient, len: usize) {
             while more {
                 more = client.poll(|done| {
                     let reply = done.result.unwrap();
-                    assert!(reply.results().len() == args && reply.results().iter().all(|&byte| byte == SECRET));
+                    assert!(reply.results().len() == args && filled(SECRET, reply.results()));
                     ended += 1;
                 });
             }
@@ -286,7 +286,7 @@ fn results_that_nobody_wrote_are_zero() {
                 let mut chunk = reply.take_chunks().next().unwrap();
                 assert!(chunk[..] == expected(len, ones), "{what}");
                 chunk.set_window(0, len + 100);
-                assert!(chunk[len..].iter().all(|&byte| byte == 0xEE), "{what}: behind the result");
+                assert!(filled(0xEE, &chunk[len..]), "{what}: behind the result");
             } else {
                 assert!(reply.results() == expected(len, ones), "{what}");
             }
@@ -356,7 +356,7 @@ fn results_that_are_given_up_are_not_sent() {
             let mut failed = other.call(call).unwrap_err();
             assert_eq!(failed.error, CallError::Refused(Refusal::SystemError));
             let room = failed.returned.take_chunks().next().expect("it comes back");
-            assert!(room.iter().all(|&byte| byte == 0xEE), "{scheme:?}, procedure {number}: nothing was written there");
+            assert!(filled(0xEE, &room), "{scheme:?}, procedure {number}: nothing was written there");
         }
         drop((victim, other, peer));
     }
@@ -396,7 +396,7 @@ fn what_lands_has_nothing_of_what_was_there() {
             let mut page = reply.take_chunks().next().unwrap();
             assert!(page[..] == vec![byte; len], "{scheme:?}, {len} bytes");
             page.set_window(0, PAGE);
-            assert!(page[len..].iter().all(|&byte| byte == 0xEE), "{scheme:?}, {len} bytes: behind them");
+            assert!(filled(0xEE, &page[len..]), "{scheme:?}, {len} bytes: behind them");
         };
         for len in [1, 3, 100, 4093] {
             // Each of its pages is used in turn, or one again and again.
@@ -464,11 +464,11 @@ fn what_a_client_leaves_unwritten_is_zero() {
                 let results = client.call_on(second, call).unwrap();
                 assert!(results.results() == expected(len, ones), "{scheme:?}, {len} bytes");
                 let mut call = client.prepare(LONG_ECHO, len).unwrap();
-                assert!(call.args_mut().iter().all(|&byte| byte == 0), "{len} bytes");
+                assert!(filled(0, call.args_mut()), "{len} bytes");
                 call.args_mut().fill(SECRET);
                 call.put_args(b"").unwrap();
                 assert_eq!(call.put_args(b"1"), Err(NoSpace { needed: 1, available: 0 }));
-                assert!(call.args_mut().iter().all(|&byte| byte == SECRET), "what is written stays");
+                assert!(filled(SECRET, call.args_mut()), "what is written stays");
             }
         }
         // Memory for chunks is the connection's own, and new with it. A byte of an XID may be like the secret: eight
@@ -480,7 +480,7 @@ fn what_a_client_leaves_unwritten_is_zero() {
         }
         let third = client.add_connection(&one).unwrap();
         let mut chunk = client.alloc(third, 1 << 16).unwrap();
-        assert!(chunk.full_mut().iter().all(|&byte| byte == 0));
+        assert!(filled(0, chunk.full_mut()));
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rpcrdma::service::MAX_CHUNKS;
 use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
-use rpcrdma_tests::{PROGRAM, VERSION, pattern, patterned, services_with};
+use rpcrdma_tests::{PROGRAM, VERSION, filled, pattern, patterned, services_with};
 
 use crate::later::Later;
 use crate::plan::Plan;
@@ -192,7 +192,7 @@ fn flat(call: &mut ServerCall) -> Result<Name, Refusal> {
     let mut rest = words.rest();
     for (n, &len) in items.iter().enumerate() {
         let (item, more) = rest.split_at_checked(len.next_multiple_of(4)).ok_or(Refusal::GarbageArguments)?;
-        right(patterned(seed + n as u32, &item[..len]) && item[len..].iter().all(|&byte| byte == 0))?;
+        right(patterned(seed + n as u32, &item[..len]) && filled(0, &item[len..]))?;
         rest = more;
     }
     right(patterned(filler(seed), rest))?;
