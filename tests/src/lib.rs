@@ -11,6 +11,7 @@ pub mod place;
 mod raw;
 mod services;
 pub mod source;
+mod timed;
 mod world;
 
 pub use balance::{open_descriptors, settles, shard_leak};
@@ -21,6 +22,7 @@ pub use services::{
     CREDENTIAL, ECHO, LOAD, LONGER, MIRROR, PANIC, PROGRAM, REFUSE, REPLY, STORE, StandardHandler, VERSION,
     WORKER_ECHO, services_by, services_for, services_of, services_with, standard_services,
 };
+pub use timed::TimedServer;
 pub use world::{World, echo, load, mirror, served_or_lost, small, small_client, small_server, store};
 
 /// The examples of the documents outside of the crates are compiled, and run where they can be.

@@ -12,6 +12,7 @@ use crate::balance::{open_descriptors, settles, shard_leak};
 use crate::data::{pattern, patterned};
 use crate::place;
 use crate::services::{ECHO, LOAD, MIRROR, PROGRAM, STORE, VERSION, services_of};
+use crate::timed::TimedServer;
 
 /// Worlds take turns: descriptors are counted per process, and two cores serve one world well.
 static TURN: Mutex<()> = Mutex::new(());
@@ -55,6 +56,14 @@ impl World {
     /// Starts a server at an address.
     pub fn serve_at(&mut self, address: &Address, config: ServerConfig, services: Services) {
         self.servers.push(Server::start(address, services, &config).expect("a server"));
+    }
+
+    /// Starts a server of the standard services whose time passes when it is told to. It goes before this world.
+    pub fn serve_timed(&self, shard: Config) -> (Address, TimedServer) {
+        let services = services_of(&ServerConfig { shard: shard.clone(), ..small_server() });
+        let address = self.address();
+        let server = TimedServer::start(&address, shard, services);
+        (address, server)
     }
 
     /// The server that was started last.

@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 use rpcrdma::client::LocalClient;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Config, Procedure, Scheme, ServerCall};
-use rpcrdma_tests::{ECHO, PROGRAM, VERSION, World, echo, settles, small, small_server, standard_services};
+use rpcrdma_tests::{ECHO, PROGRAM, VERSION, World, echo, settles, small, standard_services};
 
 use super::calls::workers;
 use super::lifecycle::Gate;
 
 /// Connections that leave little of the server's Receives.
 const OTHERS: u64 = 85;
+/// Up to an eighth later something is sent on a connection.
+const KEEP_ALIVE: Duration = Duration::from_millis(20);
 
 /// Makes so many calls, `depth` of them under way at a time; every one of them must end well.
 fn burst(client: &mut LocalClient, depth: u64, calls: u64) {
@@ -47,22 +49,22 @@ fn promised(world: &World) -> u64 {
 #[test]
 fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
-        let mut world = World::new("credit-limits");
-        // Credit limits are looked at every 160 ms: on a busy machine, too, credits are turned over often
-        // enough between two looks.
-        let control_interval = Duration::from_millis(20);
-        let server =
-            Config { credits: 8, max_credits: 64, receives: 1024, reverse_credits: 0, control_interval, ..small() };
-        let address = world.serve(ServerConfig { shard: server, ..small_server() });
+        let world = World::new("credit-limits");
+        let shard = Config { credits: 8, max_credits: 64, receives: 1024, reverse_credits: 0, ..small() };
+        // Each credit limit is looked at once in that time.
+        let looks = 8 * shard.control_interval;
+        let (address, server) = world.serve_timed(shard);
+        let promised = || server.stats().receives_promised;
         let config = Config { scheme, credits: 64, ..small() };
         let mut busy = world.client(&address, config.clone());
         echo(&mut busy, b"four").unwrap();
-        assert_eq!(promised(&world), 9, "{scheme:?}");
+        assert_eq!(promised(), 9, "{scheme:?}");
         let grown = settles(|| {
             burst(&mut busy, 64, 2000);
-            promised(&world) == 65
+            server.pass(looks);
+            promised() == 65
         });
-        assert!(grown, "{scheme:?}: {} Receives are promised", promised(&world));
+        assert!(grown, "{scheme:?}: {} Receives are promised", promised());
         // Others come, until the shard has little left to promise: whoever uses little gives most of it back.
         let others: Vec<_> = (0..OTHERS)
             .map(|n| {
@@ -74,36 +76,30 @@ fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
         let shrunk = settles(|| {
             // As each says something now and then, and is told less.
             burst(&mut busy, 1, 20);
-            promised(&world) <= 9 * (OTHERS + 1)
+            server.pass(looks);
+            promised() <= 9 * (OTHERS + 1)
         });
-        assert!(shrunk, "{scheme:?}: {} Receives are promised", promised(&world));
+        assert!(shrunk, "{scheme:?}: {} Receives are promised", promised());
         for (n, mut client) in others {
             echo(&mut client, b"still").unwrap_or_else(|error| panic!("{scheme:?}, client {n}: {error}"));
         }
-        assert_eq!(world.server().stats()[0].fabric.receiver_not_ready, 0, "{scheme:?}");
+        assert_eq!(server.stats().fabric.receiver_not_ready, 0, "{scheme:?}");
     }
 }
 
 #[test]
 fn a_pure_grant_keeps_a_quiet_connection_alive() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
-        let mut world = World::new("keep-alive");
-        let address = world.serve(ServerConfig {
-            shard: Config {
-                keep_alive: Duration::from_millis(20),
-                control_interval: Duration::from_millis(1),
-                ..small()
-            },
-            ..small_server()
-        });
+        let world = World::new("keep-alive");
+        let (address, server) = world.serve_timed(Config { keep_alive: KEEP_ALIVE, ..small() });
         let mut client = world.client(&address, Config { scheme, ..small() });
         echo(&mut client, b"four").unwrap();
         let before = client.stats().messages.received;
         // More of them than the client has granted: they are acknowledged now and then, and nobody thanks
         // for thanks.
         assert!(settles(|| {
+            server.pass(2 * KEEP_ALIVE);
             client.poll(|done| panic!("{done:?}"));
-            std::thread::sleep(Duration::from_millis(1));
             client.stats().messages.received >= before + 70
         }));
         let stats = client.stats().messages;
@@ -114,23 +110,20 @@ fn a_pure_grant_keeps_a_quiet_connection_alive() {
 
 #[test]
 fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
-    let mut world = World::new("keep-alive-1");
-    let address = world.serve(ServerConfig {
-        shard: Config { keep_alive: Duration::from_millis(2), control_interval: Duration::from_millis(1), ..small() },
-        ..small_server()
-    });
+    let world = World::new("keep-alive-1");
+    let (address, server) = world.serve_timed(Config { keep_alive: KEEP_ALIVE, ..small() });
     let mut client = world.client(&address, Config { scheme: Scheme::V1, ..small() });
     echo(&mut client, b"four").unwrap();
-    let server = |world: &World| world.server().stats()[0].clone();
-    let before = server(&world);
+    let before = server.stats();
     // More than the send queue holds, so that they have to end.
     assert!(settles(|| {
+        server.pass(2 * KEEP_ALIVE);
         client.poll(|done| panic!("{done:?}"));
-        std::thread::sleep(Duration::from_millis(1));
-        server(&world).fabric.posts >= before.fabric.posts + 300
+        server.stats().fabric.posts >= before.fabric.posts + 300
     }));
-    assert_eq!(server(&world).messages.sent, before.messages.sent, "nothing that takes a Receive");
-    assert!(server(&world).completions > before.completions + 290, "each is heard of before the next");
+    let now = server.stats();
+    assert_eq!(now.messages.sent, before.messages.sent, "nothing that takes a Receive");
+    assert!(now.completions > before.completions + 290, "each is heard of before the next");
     echo(&mut client, b"four").unwrap();
 }
 

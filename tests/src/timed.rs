@@ -1,0 +1,110 @@
+//! A server whose time passes when the test says so: what it does after a while does not depend on the host.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rpcrdma::fabric::any::AnyFabric;
+use rpcrdma::shard::{Shard, SimulatedTime};
+use rpcrdma::stats::ShardStats;
+use rpcrdma::{Address, Config, Services};
+
+use crate::balance::{settles, shard_leak};
+
+/// A shard reads its clock within so many turns, and does what is due.
+const TURNS: usize = 64;
+/// More connections than any test has.
+const CONNECTIONS: usize = 1000;
+
+/// What the thread of the server does for the test.
+type Ask = Box<dyn FnOnce(&mut Shard<AnyFabric>, &SimulatedTime) + Send>;
+
+/// A server of one shard, on a thread of its own. Its time stands but for what [passes](Self::pass). When it is
+/// dropped, it must hold nothing.
+pub struct TimedServer {
+    asks: Option<Sender<Ask>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TimedServer {
+    /// Serves at an address.
+    pub fn start(address: &Address, config: Config, services: Services) -> Self {
+        let listener = address.bind().expect("a free address");
+        let (asks, asked) = channel();
+        let address = address.clone();
+        let thread = std::thread::spawn(move || {
+            let fabric = address.open(&config).expect("a device");
+            let mut shard = Shard::open(fabric, config, Some(Arc::new(services))).expect("a shard");
+            let time = SimulatedTime::new();
+            shard.simulate(&time);
+            shard.listen(&listener).expect("listening");
+            run(&mut shard, &time, &asked);
+            shard.abort();
+        });
+        Self { asks: Some(asks), thread: Some(thread) }
+    }
+
+    /// Lets time pass. The server has done what was due then when this returns.
+    pub fn pass(&self, time: Duration) {
+        self.ask(move |shard, now| {
+            now.advance(time);
+            (0..TURNS).for_each(|_| _ = turn(shard));
+        });
+    }
+
+    /// What the server did so far, with all its connections.
+    pub fn stats(&self) -> ShardStats {
+        self.ask(|shard, _| shard.stats_with_connections(CONNECTIONS))
+    }
+
+    fn ask<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Shard<AnyFabric>, &SimulatedTime) -> T + Send + 'static,
+    ) -> T {
+        let (tell, told) = channel();
+        let ask: Ask = Box::new(move |shard: &mut Shard<AnyFabric>, time: &SimulatedTime| {
+            // Whoever has asked waits for it.
+            let _ = tell.send(work(shard, time));
+        });
+        self.asks.as_ref().expect("it is there until it is dropped").send(ask).expect("the server runs");
+        told.recv().expect("the server runs")
+    }
+}
+
+/// Serves until nobody can ask any more.
+fn run(shard: &mut Shard<AnyFabric>, time: &SimulatedTime, asked: &Receiver<Ask>) {
+    loop {
+        match asked.try_recv() {
+            Ok(ask) => ask(shard, time),
+            Err(TryRecvError::Empty) => {}
+            Err(TryRecvError::Disconnected) => return,
+        }
+        if !turn(shard) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// One turn. By a clock that stands, no look at the control plane would ever be due.
+fn turn(shard: &mut Shard<AnyFabric>) -> bool {
+    shard.poll_control();
+    shard.poll_once()
+}
+
+impl Drop for TimedServer {
+    fn drop(&mut self) {
+        let failed = std::thread::panicking();
+        if !failed {
+            let mut leak = None;
+            let clean = settles(|| {
+                leak = shard_leak(&self.stats());
+                leak.is_none()
+            });
+            assert!(clean, "{leak:?}");
+        }
+        self.asks = None;
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(failed || ended.is_some_and(|ended| ended.is_ok()), "the server has panicked");
+    }
+}
