@@ -8,6 +8,8 @@ use rpcrdma::wire::rpc::AuthSys;
 use rpcrdma::{CallError, Config, FailedCall, Knob, Procedure, Refusal, Scheme, Server, ServerCall};
 use rpcrdma_tests::*;
 
+use super::lifecycle::{GATED, Gate, gated};
+
 const WINDOWED: Case = Case { scheme: Scheme::V2Windowed, header: 40 };
 const SCHEMES: [Case; 3] =
     [WINDOWED, Case { scheme: Scheme::V2Incremental, header: 36 }, Case { scheme: Scheme::V1, header: 28 }];
@@ -274,24 +276,31 @@ fn no_more_than_max_calls_are_under_way() {
 #[test]
 fn a_deadline_ends_a_call_once_and_its_reply_is_dropped() {
     let mut world = World::new("deadline");
-    let address = world.serve(workers());
+    let gate = Gate::default();
+    let _opens = gate.opens();
+    let address = world.serve_with(workers(), gated(&gate, true));
     let mut client = world.client(&address, small());
     let first = client.first();
-    let slow = |client: &mut LocalClient, micros: u32, deadline| {
-        let mut call = client.prepare(WORKER_ECHO, 4).unwrap();
-        call.args_mut().copy_from_slice(&micros.to_be_bytes());
+    let start = |client: &mut LocalClient, deadline| {
+        let mut call = client.prepare(GATED, 0).unwrap();
         call.deadline(deadline);
         client.start(first, call, 7);
     };
-    slow(&mut client, 100_000, Duration::from_millis(1));
+    start(&mut client, Duration::from_millis(1));
     let mut ends = Vec::new();
+    assert!(settles(|| {
+        client.poll(|done| ends.push(done.result.map(drop).map_err(CallError::from)));
+        !ends.is_empty()
+    }));
+    // It is answered now.
+    gate.open();
     let polled = settles(|| {
         client.poll(|done| ends.push(done.result.map(drop).map_err(CallError::from)));
         client.stats().messages.rejected_late == 1
     });
     assert!(polled, "its reply never came");
     assert_eq!(ends, [Err(CallError::DeadlinePassed { sent: true })]);
-    slow(&mut client, 0, Duration::from_secs(60));
+    start(&mut client, Duration::from_secs(60));
     ends.clear();
     assert!(settles(|| {
         client.poll(|done| ends.push(done.result.map(drop).map_err(CallError::from)));

@@ -164,7 +164,8 @@ fn who_does_not_answer_is_given_up_by_the_shard() {
     let mut world = World::new("endpoint-silent");
     let silent = world.address();
     let _listener = silent.bind().expect("an address that nobody serves");
-    let config = ClientConfig { connect_timeout: Duration::from_millis(50), ..shared() };
+    // Those who answer do so in that time, on a busy host, too.
+    let config = ClientConfig { connect_timeout: Duration::from_secs(2), ..shared() };
     let endpoint = Endpoint::start(&silent, config).expect("a thread");
     let error = endpoint.connect(&silent).err().expect("nobody answers");
     assert!(matches!(error, ConnectError::TimedOut { .. }), "{error}");

@@ -13,6 +13,7 @@ use rpcrdma::{CallError, Config, FailedCall, Procedure, Refusal, Scheme, ServerC
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
+use super::lifecycle::{GATED, Gate};
 use super::rules_of_servers::{Client, SCHEMES};
 
 /// Calls at a time, and bytes of the chunk of each.
@@ -191,16 +192,25 @@ fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
     let mut world = World::new("twice-the-credits");
     let shard = Config { scheme: Scheme::V1, credits: CREDITS, max_credits: CREDITS, ..small() };
     let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
-    let address = world.serve(ServerConfig { shard, workers, ..small_server() });
+    let config = ServerConfig { shard, workers, ..small_server() };
+    let gate = Gate::default();
+    let _opens = gate.opens();
+    let mut services = services_of(&config);
+    let waits = move |_: &mut ServerCall| {
+        gate.wait();
+        Ok(())
+    };
+    services.add(PROGRAM, VERSION, GATED, Procedure::new(waits).on_workers());
+    let address = world.serve_with(config, services);
     let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
-    let send = |client: &mut Client, xid: u32, millis: u32| {
-        let call = call_bytes(xid, PROGRAM, VERSION, WORKER_ECHO, &be(&[1000 * millis]));
+    let send = |client: &mut Client, xid: u32, procedure: u32| {
+        let call = call_bytes(xid, PROGRAM, VERSION, procedure, &be(&[1000]));
         client.send(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call);
     };
     client.ping();
     for round in 0..3 {
         for n in 0..2 * CREDITS {
-            send(&mut client, 100 * round + n, 1);
+            send(&mut client, 100 * round + n, WORKER_ECHO);
         }
         for n in 0..2 * CREDITS {
             let bytes = client.answer().bytes;
@@ -209,9 +219,9 @@ fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
         }
     }
     assert_eq!(world.server().stats()[0].peer_faults, 0);
-    // The first takes its time, so that no other is answered.
+    // The first does not end, so that no other is answered.
     for n in 0..2 * CREDITS + 2 {
-        send(&mut client, n, 100);
+        send(&mut client, n, GATED);
     }
     drop(client.peer.wait_until_over());
     assert!(settles(|| world.server().stats()[0].peer_faults == 1));

@@ -1,12 +1,12 @@
 //! Connections that are made again, and calls that are sent again (RFC 5531 §4; RFC 8167 §5.4).
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rpcrdma::client::LocalClient;
 use rpcrdma::{CallError, Config, Procedure, Scheme, Services};
 use rpcrdma_tests::{PROGRAM, VERSION, World, echo, load, settles, small, small_client, small_server, store};
+
+use super::returned::{KEEP, keeping};
 
 const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
 
@@ -99,29 +99,18 @@ fn again_services() -> Services {
 fn without_retransmission_a_call_says_whether_it_may_have_run() {
     for scheme in SCHEMES {
         let mut world = World::new("lost");
-        let runs = Arc::new(AtomicU32::new(0));
-        let slow = {
-            let runs = Arc::clone(&runs);
-            Procedure::new(move |_| {
-                runs.fetch_add(1, Ordering::Relaxed);
-                std::thread::sleep(Duration::from_millis(200));
-                Ok(())
-            })
-        };
-        let mut services = rpcrdma_tests::standard_services();
-        services.add(PROGRAM, VERSION, 50, slow.on_workers());
-        let mut config = small_server();
-        config.workers = Some(rpcrdma::server::WorkerConfig::default());
-        let address = world.serve_with(config, services);
+        let (services, kept) = keeping();
+        let address = world.serve_with(small_server(), services);
         let mut client = world.client(&address, persistent(scheme));
-        let call = client.prepare(50, 0).unwrap();
+        let call = client.prepare(KEEP, 0).unwrap();
         let first = client.first();
         client.start(first, call, 7);
         assert!(settles(|| {
             client.poll(|done| panic!("{done:?}"));
-            runs.load(Ordering::Relaxed) == 1
+            kept.lock().expect("no panic").len() == 1
         }));
         drop(world.take_server());
+        kept.lock().expect("no panic").clear();
         assert_eq!(ends(&mut client, 1), [(7, Err(CallError::ConnectionLost { sent: true }))], "{scheme:?}");
         // The connection comes back by itself, and so does a call that was started meanwhile.
         let mut call = client.prepare(rpcrdma_tests::ECHO, 4).unwrap();

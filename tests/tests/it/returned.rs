@@ -12,15 +12,15 @@ use super::reverse::both_ways;
 use super::threads::block_on;
 
 /// Takes its calls, and keeps them.
-const KEEP: u32 = 50;
+pub(super) const KEEP: u32 = 50;
 /// Nobody serves it.
 const MISSING: u32 = 51;
 const LEN: usize = 3000;
 
-type Kept = Arc<Mutex<Vec<DeferredCall>>>;
+pub(super) type Kept = Arc<Mutex<Vec<DeferredCall>>>;
 
 /// The standard services, and one that keeps its calls.
-fn keeping() -> (Services, Kept) {
+pub(super) fn keeping() -> (Services, Kept) {
     let kept = Kept::default();
     let (mut services, keep) = (standard_services(), Arc::clone(&kept));
     let keep = Procedure::deferred(move |call| keep.lock().expect("no panic").push(call));
@@ -131,14 +131,18 @@ fn what_a_server_can_reach_yet_is_kept_and_what_was_not_sent_is_not() {
     let mut client = world.client(&address, Config { scheme: Scheme::V1, ..small() });
     let away = || kept.lock().expect("no panic").len() as u64;
     // The first of them take all credits.
-    (0..6).for_each(|token| start(&mut client, KEEP, token, Some(Duration::from_millis(200))));
+    (0..6).for_each(|token| start(&mut client, KEEP, token, Some(Duration::from_millis(20))));
     let mut ends = Vec::new();
     assert!(settles(|| {
         client.poll(|done| ends.push(done));
         ends.len() == 6
     }));
-    let sent = away();
+    let was_sent = |end: &&rpcrdma::client::Done| {
+        matches!(end.result, Err(FailedCall { error: CallError::DeadlinePassed { sent: true }, .. }))
+    };
+    let sent = ends.iter().filter(was_sent).count() as u64;
     assert!((1..6).contains(&sent), "{sent} of 6");
+    assert!(settles(|| away() == sent), "{sent} were sent, {} have come", away());
     for done in ends {
         let seed = done.token as u32;
         match done.result {

@@ -13,6 +13,8 @@ use rpcrdma::{CallError, CloseReason, Config, FailedCall, IdlePolicy, Knob, Refu
 use rpcrdma_tests::*;
 
 use super::calls::workers;
+use super::lifecycle::{GATED, Gate, gated};
+use super::returned::{KEEP, keeping};
 
 struct Unpark(Thread);
 
@@ -163,9 +165,11 @@ fn many_threads_share_one_connection() {
 #[test]
 fn deadlines_limits_and_the_end() {
     let mut world = World::new("client-limits");
-    let address = world.serve(workers());
+    let (gate, shut) = (Gate::default(), Gate::default());
+    let _open = (gate.opens(), shut.opens());
+    let address = world.serve_with(workers(), gated(&gate, true));
     let mut client = connect(&world, &address, Config { max_calls: 4, ..small() });
-    let slow = || ClientCall::new(WORKER_ECHO).args(50_000u32.to_be_bytes());
+    let slow = || ClientCall::new(GATED);
     let failed = client.call(slow().deadline(Duration::from_millis(1))).unwrap_err();
     assert_eq!(failed.error, CallError::DeadlinePassed { sent: true });
 
@@ -173,6 +177,7 @@ fn deadlines_limits_and_the_end() {
     let refused = client.start(slow()).unwrap_err();
     assert_eq!(refused.error, CallError::TooManyCalls { limit: 4 });
     let last = started.pop().unwrap();
+    gate.open();
     // What the connection's table has no room for ends the same way.
     let results: Vec<_> = started.into_iter().map(|mut pending| pending.wait().map(drop)).collect();
     assert!(
@@ -185,6 +190,7 @@ fn deadlines_limits_and_the_end() {
 
     client.close();
     assert!(settles(|| client.call(ClientCall::new(ECHO)).is_err_and(|failed| failed.error == CallError::Closed)));
+    let address = world.serve_with(workers(), gated(&shut, true));
     let mut orphan = connect(&world, &address, small());
     let mut pending = orphan.start(slow()).unwrap();
     drop(orphan);
@@ -227,12 +233,14 @@ fn a_lost_connection_has_a_reason() {
     let mut world = World::new("client-reason");
     let address = world.address();
     for _ in 0..10 {
-        world.serve_at(&address, workers(), services_of(&workers()));
+        let (services, kept) = keeping();
+        world.serve_at(&address, small_server(), services);
         let mut client = connect(&world, &address, small());
         let other = client.another();
-        let slow = ClientCall::new(WORKER_ECHO).args(300_000u32.to_be_bytes());
-        let mut slow = client.start(slow).unwrap();
+        // Nobody answers it.
+        let mut slow = client.start(ClientCall::new(KEEP)).unwrap();
         client.call(ClientCall::new(ECHO)).unwrap();
+        assert!(settles(|| !kept.lock().expect("no panic").is_empty()));
         assert_eq!((client.closed_because(), other.closed_because()), (None, None));
         let server = world.take_server();
         let end = std::thread::spawn(move || drop(server));
@@ -242,6 +250,7 @@ fn a_lost_connection_has_a_reason() {
             assert!(matches!(client.closed_because(), Some(CloseReason::Disconnected { .. })));
         }
         end.join().unwrap();
+        kept.lock().expect("no panic").clear();
     }
 }
 
