@@ -46,58 +46,60 @@ fn load_up(client: &mut LocalClient<Chaos<AnyFabric>>, address: &Address, count:
     let mut connection = client.first();
     let (mut started, mut well, mut lost) = (0, 0, 0);
     let mut ends = vec![0u8; count as usize];
-    let over = settles(|| {
-        for _ in 0..500 {
-            if started < count && !client.is_open(connection) {
-                match client.add_connection(address) {
-                    Ok(new) => connection = new,
-                    // Broken again before it stood.
-                    Err(_) => return false,
-                }
-            }
-            while started < count && started - well - lost < 16 && client.is_open(connection) {
-                let seed = started as u32;
-                let len = chunk_len(seed);
-                let Ok(mut call) = client.prepare_with_chunks(if seed.is_multiple_of(2) { ECHO } else { MIRROR }, 40)
-                else {
-                    break;
-                };
-                pattern(seed, call.args_mut());
-                if seed % 2 == 1 {
-                    let (Ok(mut data), Ok(room)) = (client.alloc(connection, len), client.alloc(connection, len))
-                    else {
-                        break;
-                    };
-                    pattern(seed, &mut data);
-                    call.read_chunk(40, data).expect("room");
-                    call.write_chunk(room).expect("room");
-                }
-                client.start(connection, call, started);
-                started += 1;
-            }
-            client.poll(|done| {
-                ends[done.token as usize] += 1;
-                let seed = done.token as u32;
-                match done.result {
-                    Ok(reply) => {
-                        let (got, len) = match seed % 2 {
-                            0 => (reply.results(), 40),
-                            _ => (reply.chunk(0).expect("a chunk"), chunk_len(seed)),
-                        };
-                        assert!(got.len() == len && patterned(seed, got), "a wrong reply");
-                        well += 1;
+    // However long all of them take, one ends after the other.
+    while well + lost < count {
+        let before = well + lost;
+        let goes_on = settles(|| {
+            for _ in 0..500 {
+                if started < count && !client.is_open(connection) {
+                    match client.add_connection(address) {
+                        Ok(new) => connection = new,
+                        // Broken again before it stood.
+                        Err(_) => return well + lost > before,
                     }
-                    Err(
-                        FailedCall { error: CallError::ConnectionLost { .. }, .. }
-                        | FailedCall { error: CallError::Closed, .. },
-                    ) => lost += 1,
-                    Err(other) => panic!("{other}"),
                 }
-            });
-        }
-        well + lost == count
-    });
-    assert!(over, "{started} started, {well} well, {lost} lost");
+                while started < count && started - well - lost < 16 && client.is_open(connection) {
+                    let seed = started as u32;
+                    let len = chunk_len(seed);
+                    let procedure = if seed.is_multiple_of(2) { ECHO } else { MIRROR };
+                    let Ok(mut call) = client.prepare_with_chunks(procedure, 40) else { break };
+                    pattern(seed, call.args_mut());
+                    if seed % 2 == 1 {
+                        let (Ok(mut data), Ok(room)) = (client.alloc(connection, len), client.alloc(connection, len))
+                        else {
+                            break;
+                        };
+                        pattern(seed, &mut data);
+                        call.read_chunk(40, data).expect("room");
+                        call.write_chunk(room).expect("room");
+                    }
+                    client.start(connection, call, started);
+                    started += 1;
+                }
+                client.poll(|done| {
+                    ends[done.token as usize] += 1;
+                    let seed = done.token as u32;
+                    match done.result {
+                        Ok(reply) => {
+                            let (got, len) = match seed % 2 {
+                                0 => (reply.results(), 40),
+                                _ => (reply.chunk(0).expect("a chunk"), chunk_len(seed)),
+                            };
+                            assert!(got.len() == len && patterned(seed, got), "a wrong reply");
+                            well += 1;
+                        }
+                        Err(
+                            FailedCall { error: CallError::ConnectionLost { .. }, .. }
+                            | FailedCall { error: CallError::Closed, .. },
+                        ) => lost += 1,
+                        Err(other) => panic!("{other}"),
+                    }
+                });
+            }
+            well + lost > before
+        });
+        assert!(goes_on, "{started} started, {well} well, {lost} lost");
+    }
     assert!(ends.iter().all(|&ends| ends == 1), "each ends once");
     (well, lost)
 }
