@@ -2,12 +2,12 @@
 //! finds that knob. No figure is judged, but for one that is many times the others.
 
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use clap::Parser;
+use rpcrdma::fabric::contract::loopback_address;
 use rpcrdma_tools::command::Ended;
 use rpcrdma_tools::tune;
 use rustix::thread::CpuSet;
@@ -72,12 +72,6 @@ fn cores() -> String {
     cores.map(|core| core.to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// A TCP port that nobody listens at.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-    listener.local_addr().expect("its address").port()
-}
-
 /// Each aim finds its figure in what `rpcperf` says, and `rpcperf` has an option for each knob. Of the one candidate it
 /// says that it cannot be, so that nothing is compared.
 #[test]
@@ -92,8 +86,8 @@ fn every_aim_has_a_figure() {
         ("--aim bytes --start shards=2 --start idle=adaptive --start bulk_buffers=64K:8+1M:2", "bytes_per_s"),
         ("--aim p99 --rate 2000", "p99"),
         ("--aim cpu", "cpu"),
-        ("--aim cpu --rate 2000 soft:rpcrdma-tests-tune", "cpu"),
-        (&format!("--aim calls --cores {} iwarp:127.0.0.1:{}", cores(), free_port()), "rps"),
+        (&format!("--aim cpu --rate 2000 soft:rpcrdma-tests-tune-{}", std::process::id()), "cpu"),
+        (&format!("--aim calls --cores {} iwarp:{}", cores(), loopback_address().0), "rps"),
     ] {
         let said = tuned(
             Path::new(RPCPERF),

@@ -28,8 +28,9 @@ fn address() -> String {
 /// An address over TCP; all of 127.0.0.0/8 is loopback, and nobody else is at this one.
 fn tcp_address() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(20049);
-    let [.., a, b] = std::process::id().to_be_bytes();
-    format!("iwarp:127.98.{a}.{b}:{}", NEXT.fetch_add(1, Ordering::Relaxed))
+    // A process number has 22 bits.
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    format!("iwarp:127.{}.{b}.{c}:{}", a | 0x40, NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 fn serve(address: &str, scheme: Scheme) -> Server {

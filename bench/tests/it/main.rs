@@ -227,9 +227,10 @@ fn every_variant_of_calls_ends() {
 /// Every operation on each fabric that needs no device: how the option is written, the fabric as it is reported, the
 /// operation.
 fn operations() -> impl Iterator<Item = (String, &'static str, &'static str)> {
-    // All of 127.0.0.0/8 is loopback: nobody else is at this address.
-    let [.., a, b] = std::process::id().to_be_bytes();
-    let fabrics = [("--loopback".to_owned(), "software"), (format!("--loopback=iwarp:127.99.{a}.{b}:20049"), "iwarp")];
+    // All of 127.0.0.0/8 is loopback, and a process number has 22 bits: nobody else is at this address.
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    let address = format!("127.{}.{b}.{c}:20049", a | 0xC0);
+    let fabrics = [("--loopback".to_owned(), "software"), (format!("--loopback=iwarp:{address}"), "iwarp")];
     fabrics
         .into_iter()
         .flat_map(|(loopback, fabric)| ["send", "read", "write"].map(|op| (loopback.clone(), fabric, op)))

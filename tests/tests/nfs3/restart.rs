@@ -84,7 +84,7 @@ fn a_key_that_is_none_is_refused() {
     fs::write(&key, b"too short").unwrap();
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_nfs3d"))
         .arg(directory.path())
-        .args(["--listen", "soft:nfs3d-test-bad-key", "--mount-port", "0", "--key"])
+        .args(["--listen", &format!("soft:nfs3d-test-bad-key-{}", std::process::id()), "--mount-port", "0", "--key"])
         .arg(&key)
         .output()
         .unwrap();
