@@ -21,16 +21,21 @@ use terminal::Terminal;
 #[test]
 fn programs_get_one_interval_in_json() {
     let served = Served::start();
-    let output =
-        rpcrdma().args(["top", "--once", "--json", "--interval", "0.5", "--stats"]).arg(served.stats()).output();
-    let output = output.expect("it runs");
-    assert!(output.status.success(), "{output:?}");
-    let text = String::from_utf8(output.stdout).expect("text");
-    assert_eq!(text.lines().count(), 1);
-    let view: Value = serde_json::from_str(&text).expect("JSON");
-    assert_eq!(view["pid"], std::process::id());
+    let mut view = Value::Null;
+    // The load may not have begun, or have no core for an interval.
+    let called = settles(|| {
+        let output =
+            rpcrdma().args(["top", "--once", "--json", "--interval", "0.5", "--stats"]).arg(served.stats()).output();
+        let output = output.expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).expect("text");
+        assert_eq!(text.lines().count(), 1);
+        view = serde_json::from_str(&text).expect("JSON");
+        view["shards"][0]["calls"]["now"].as_f64().is_some_and(|calls| calls > 0.0)
+    });
     let shard = &view["shards"][0];
-    assert!(shard["calls"]["now"].as_f64().is_some_and(|calls| calls > 0.0), "{shard}");
+    assert!(called, "{shard}");
+    assert_eq!(view["pid"], std::process::id());
     assert!(shard["busy"]["now"].as_f64().is_some_and(|busy| busy > 0.0 && busy <= 1.0), "{shard}");
     assert!(shard["p99"]["now"].as_f64() >= shard["p50"]["now"].as_f64(), "{shard}");
     assert_eq!(view["procedures"][0]["program"], PROGRAM);
