@@ -1,6 +1,8 @@
 //! The clock of all measurements: the processor's time-stamp counter where it can be trusted.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Nanoseconds since it was made.
@@ -23,6 +25,13 @@ impl Clock {
     #[inline]
     pub(crate) fn ns(&self) -> u64 {
         self.inner.delta_as_nanos(self.origin, self.inner.raw())
+    }
+
+    /// One that stands at 0, and goes on when it is told to.
+    #[cfg(test)]
+    pub(crate) fn given() -> (Self, Arc<quanta::Mock>) {
+        let (inner, time) = quanta::Clock::mock();
+        (Self { inner, origin: 0, name: String::new() }, time)
     }
 
     /// What is read, and how fast it runs.
@@ -54,7 +63,8 @@ mod tests {
     #[test]
     fn advances_in_nanoseconds() {
         let clock = Clock::new();
-        let (wall, start) = (Instant::now(), clock.ns());
+        // In this order a pause of this thread makes the time longer, and never shorter.
+        let (start, wall) = (clock.ns(), Instant::now());
         while wall.elapsed() < Duration::from_millis(2) {}
         let ns = clock.ns() - start;
         // Only the unit is checked: a tick that is not a nanosecond would be off by a factor, not by a third.

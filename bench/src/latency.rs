@@ -98,8 +98,11 @@ mod tests {
     use crate::target::fake::Fake;
 
     fn run(fake: &mut Fake, length: Length, rate: Option<f64>) -> Result<RoundTrips, Failure> {
-        let clock = Clock::new();
-        measure(fake, &clock, length, rate, &mut Progress::new(String::new(), 0))
+        run_by(&Clock::new(), fake, length, rate)
+    }
+
+    fn run_by(clock: &Clock, fake: &mut Fake, length: Length, rate: Option<f64>) -> Result<RoundTrips, Failure> {
+        measure(fake, clock, length, rate, &mut Progress::new(String::new(), 0))
     }
 
     #[test]
@@ -114,10 +117,9 @@ mod tests {
 
     #[test]
     fn margins_do_not_count() {
-        let mut fake = Fake::new(4, 1);
-        // Long enough for a machine that is busy with something else for a while.
-        let time = Length::Time { total: 600_000_000, margin: 200_000_000 };
-        let out = run(&mut fake, time, None).unwrap();
+        let (mut fake, clock) = Fake::timed(4, 1);
+        let time = Length::Time { total: 600_000, margin: 200_000 };
+        let out = run_by(&clock, &mut fake, time, None).unwrap();
         assert!(out.samples.count() > 0 && out.samples.count() < fake.started);
         let none = run(&mut Fake::new(1, 1), Length::Time { total: 4, margin: 2 }, None);
         assert!(matches!(none, Err(Failure::Run(_))));

@@ -92,7 +92,13 @@ impl Length {
 
 #[cfg(test)]
 pub(crate) mod fake {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::clock::Clock;
+
+    /// Nanoseconds that a poll takes by a clock that is given.
+    const POLL_NS: u64 = 1000;
 
     /// Completes every operation, in order, so many at each poll.
     pub(crate) struct Fake {
@@ -101,11 +107,18 @@ pub(crate) mod fake {
         pub(crate) begun: Vec<u32>,
         pub(crate) started: u64,
         pub(crate) fails_at: u64,
+        time: Option<Arc<quanta::Mock>>,
     }
 
     impl Fake {
         pub(crate) fn new(depth: u32, per_poll: usize) -> Self {
-            Self { depth, per_poll, begun: Vec::new(), started: 0, fails_at: u64::MAX }
+            Self { depth, per_poll, begun: Vec::new(), started: 0, fails_at: u64::MAX, time: None }
+        }
+
+        /// The same by a clock of its own: each poll takes as long, whatever the host does meanwhile.
+        pub(crate) fn timed(depth: u32, per_poll: usize) -> (Self, Clock) {
+            let (clock, time) = Clock::given();
+            (Self { time: Some(time), ..Self::new(depth, per_poll) }, clock)
         }
     }
 
@@ -129,6 +142,7 @@ pub(crate) mod fake {
         }
 
         fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure> {
+            self.time.iter().for_each(|time| time.increment(POLL_NS));
             done.extend(self.begun.drain(..self.per_poll.min(self.begun.len())));
             Ok(())
         }

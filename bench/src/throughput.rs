@@ -160,8 +160,9 @@ mod tests {
 
     #[test]
     fn time_ends_it() {
-        let mut fake = Fake::new(8, 2);
-        let out = run(&mut fake, Length::Time { total: 60_000_000, margin: 10_000_000 }).unwrap();
+        let (mut fake, clock) = Fake::timed(8, 2);
+        let length = Length::Time { total: 60_000_000, margin: 10_000_000 };
+        let out = measure(&mut fake, &clock, length, &mut Progress::new(String::new(), 0)).unwrap();
         assert!(out.operations < fake.started && out.seconds <= 0.040 + 1e-9, "{out:?}");
         assert!(fake.begun.is_empty());
     }
