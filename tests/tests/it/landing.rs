@@ -340,6 +340,12 @@ fn calls_that_wait_for_memory_give_their_pages_back_meanwhile() {
         call.write_chunk(client.alloc(first, 60_000).unwrap()).unwrap();
         client.start(first, call, u64::from(seed));
     }
+    // Nobody answers the first of them before another waits.
+    let waits = settles(|| {
+        client.poll(|done| panic!("{done:?}"));
+        world.server().stats()[0].memory_waits > 0
+    });
+    assert!(waits, "there is memory for two");
     let (mut served, mut ended) = (0, 0);
     assert!(settles(|| {
         for mut call in held.try_iter() {
@@ -356,6 +362,5 @@ fn calls_that_wait_for_memory_give_their_pages_back_meanwhile() {
         ended == 6
     }));
     assert_eq!(served, 6);
-    assert!(world.server().stats()[0].memory_waits > 0, "there is memory for two");
     drop(client);
 }

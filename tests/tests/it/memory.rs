@@ -196,11 +196,7 @@ fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
     let gate = Gate::default();
     let _opens = gate.opens();
     let mut services = services_of(&config);
-    let waits = move |_: &mut ServerCall| {
-        gate.wait();
-        Ok(())
-    };
-    services.add(PROGRAM, VERSION, GATED, Procedure::new(waits).on_workers());
+    services.add(PROGRAM, VERSION, GATED, gate.procedure().on_workers());
     let address = world.serve_with(config, services);
     let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
     let send = |client: &mut Client, xid: u32, procedure: u32| {
