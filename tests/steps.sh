@@ -151,16 +151,17 @@ step_tcp() { nextest tcp 900 'package(rpcrdma-tests) & binary(it)' RPCRDMA_FABRI
 
 step_sim() { nextest sim 1800 'binary(sim) & test(seeds)' SIM_FIRST=500 SIM_SEEDS=1500; }
 
-step_compile_fail() { nextest compile-fail 900 'binary(/compile_fail/)'; }
+step_compile_fail() { nextest compile-fail 900 'binary(/compile_fail/)' CARGO_INCREMENTAL=0; }
 
+# Without what speeds up the next build, which takes more room than all programs.
 step_lints() {
-    check lints 900 "$crates" crates cargo clippy --workspace --all-targets -- -D warnings
+    CARGO_INCREMENTAL=0 check lints 900 "$crates" crates cargo clippy --workspace --all-targets -- -D warnings
 }
 
 step_lints_verbs() {
     if [[ -z $features ]]; then skip "lints of the verbs fabric"; return; fi
     # shellcheck disable=SC2086
-    check lints-verbs 900 "$crates" crates cargo clippy --workspace $features --all-targets -- -D warnings
+    CARGO_INCREMENTAL=0 check lints-verbs 900 "$crates" crates cargo clippy --workspace $features --all-targets -- -D warnings
 }
 
 step_doc() { RUSTDOCFLAGS="-D warnings" check doc 600 "$crates" crates cargo doc --workspace --no-deps; }
@@ -199,7 +200,7 @@ step_oldest() {
     if rustup run "$oldest" cargo --version >/dev/null 2>&1 ||
         timeout 300 rustup toolchain install "$oldest" --profile minimal --no-self-update \
             >"$logs/oldest-install.log" 2>&1; then
-        CARGO_TARGET_DIR="$target/oldest" check oldest 1800 "$crates" crates \
+        CARGO_INCREMENTAL=0 CARGO_TARGET_DIR="$target/oldest" check oldest 1800 "$crates" crates \
             rustup run "$oldest" cargo check --locked --workspace --all-targets
     else
         skip "Rust $oldest is not here, and cannot be fetched: see $logs/oldest-install.log"

@@ -71,4 +71,11 @@ mod tests {
         assert!(ns >= 1_300_000, "{ns} ns for 2 ms");
         assert!(clock.name().contains("TSC") || clock.name().contains("CLOCK_MONOTONIC"));
     }
+    #[test]
+    fn a_given_clock_goes_on_when_it_is_told_to() {
+        let (clock, time) = Clock::given();
+        assert_eq!(clock.ns(), 0);
+        time.increment(Duration::from_nanos(70));
+        assert_eq!(clock.ns(), 70);
+    }
 }
