@@ -288,7 +288,7 @@ vm_begin() {
     starts[vm]=$SECONDS
     if vm_can; then
         background vm 1200 tests/vm/run --limit 1100 "${vm_first[@]}" \
-            --program "env RPCRDMA_VERBS=1 $(executable rpcrdma-fabric contract_verbs) --test-threads=1"
+            --program "env RPCRDMA_VERBS=1 $(executable rpcrdma-fabric it) contract_verbs:: --test-threads=1"
     fi
 }
 
@@ -315,6 +315,6 @@ step_vm() {
     # The suites over verbs have limits of time, and fail if there is much else to do: nothing runs beside them. A
     # process costs many times as much in an emulated machine: fewer of them are killed.
     tests vm 3600 tests/vm/run --limit 3500 --busy \
-        --program "env RPCRDMA_VERBS=1 $(executable rpcrdma-fabric contract_verbs) --test-threads=1" \
+        --program "env RPCRDMA_VERBS=1 $(executable rpcrdma-fabric it) contract_verbs:: --test-threads=1" \
         --program "env RPCRDMA_FABRIC=verbs KILLS=20 $(executable rpcrdma-tests it) --test-threads=1"
 }

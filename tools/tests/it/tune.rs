@@ -1,9 +1,5 @@
 //! `rpcrdma tune` as its users run it, with an `rpcperf` that is made up: a script whose figures are planted.
 
-mod patience;
-mod terminal;
-mod tool;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -60,7 +56,7 @@ impl Fake {
     /// Exit status, standard output, standard error.
     fn tune(&self, arguments: &[&str]) -> (i32, String, String) {
         let arguments = self.arguments(arguments);
-        tool::rpcrdma("tune", &arguments.iter().map(String::as_str).collect::<Vec<_>>())
+        crate::tool::rpcrdma("tune", &arguments.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// The command lines that it was run with.
@@ -167,7 +163,7 @@ fn what_is_interrupted_goes_on() {
 
 #[test]
 fn a_terminal_shows_how_far_it_is() {
-    if !patience::has("tmux") {
+    if !crate::patience::has("tmux") {
         return;
     }
     // From the third run on each waits until it may go on.
@@ -176,7 +172,7 @@ fn a_terminal_shows_how_far_it_is() {
     fs::write(fake.path("held"), "").expect("a file");
     let words = fake.arguments(KNOBS).join(" ");
     let command = format!("{} tune {words}; read end", env!("CARGO_BIN_EXE_rpcrdma"));
-    let mut terminal = terminal::Terminal::open(fake.folder.path(), (120, 40), &command);
+    let mut terminal = crate::terminal::Terminal::open(fake.folder.path(), (120, 40), &command);
     let is_third = |screen: &str| screen.lines().any(|line| line.contains(" 2/") && line.contains(" runs, at most "));
     assert!(terminal.shows(is_third), "{}", terminal.seen);
     // A narrow one has the beginning of the line.
@@ -213,9 +209,9 @@ fn a_start_that_fails_ends_it() {
         assert!(errors.contains(words), "{words:?} is not in: {errors}");
     }
     let nowhere = ["--aim", "calls", "--rpcperf", "/nowhere/at/all"];
-    let (status, _, errors) = tool::rpcrdma("tune", &nowhere);
+    let (status, _, errors) = crate::tool::rpcrdma("tune", &nowhere);
     assert!(status == 1 && errors.contains("cargo build --release -p rpcrdma-bench"), "{errors}");
-    let (status, _, errors) = tool::rpcrdma("tune", &["--aim", "calls", "--rpcperf", "/bin/true"]);
+    let (status, _, errors) = crate::tool::rpcrdma("tune", &["--aim", "calls", "--rpcperf", "/bin/true"]);
     assert!(status == 1 && errors.contains("this is no rpcperf"), "{errors}");
 }
 
@@ -238,7 +234,7 @@ fn wrong_usage_is_explained() {
         (&["--aim", "calls", "--", "--json", "x"], "not part of it"),
         (&["--aim", "calls", "--", "--credits", "64"], "--start credits=VALUE"),
     ] {
-        let (status, out, errors) = tool::rpcrdma("tune", arguments);
+        let (status, out, errors) = crate::tool::rpcrdma("tune", arguments);
         assert_eq!((status, out.as_str()), (2, ""), "{arguments:?}: {errors}");
         assert!(errors.contains(words), "{words:?} is not in: {errors}");
     }

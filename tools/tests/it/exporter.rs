@@ -1,17 +1,13 @@
 //! `rpcrdma exporter`, as Prometheus asks it.
-#![cfg(feature = "prometheus")]
-
-mod patience;
-mod served;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use patience::{has, settles};
+use crate::patience::{has, settles};
+use crate::served::{Served, rpcrdma};
 use serde_json::Value;
-use served::{Served, rpcrdma};
 
 /// A program that is ended with this.
 struct Running(Child);

@@ -1,7 +1,5 @@
 //! `rpcrdma doctor` as its users run it, on this machine and on trees of files.
 
-mod tool;
-
 use std::fs;
 use std::path::Path;
 
@@ -9,7 +7,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 fn doctor(arguments: &[&str]) -> (i32, String, String) {
-    tool::rpcrdma("doctor", arguments)
+    crate::tool::rpcrdma("doctor", arguments)
 }
 
 fn doctor_json(arguments: &[&str]) -> (i32, Value) {

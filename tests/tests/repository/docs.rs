@@ -63,7 +63,7 @@ fn every_symptom_of_the_decision_list_is_provoked() {
         .map(|row| row[0].clone())
         .collect();
     assert!(listed.len() > 10, "{listed:?}");
-    let tests = read("tools/tests/top/symptoms.rs");
+    let tests = read("tools/tests/it/top/symptoms.rs");
     let provoked: Vec<String> = tests
         .split("\n/// The row: ")
         .skip(1)
@@ -73,7 +73,10 @@ fn every_symptom_of_the_decision_list_is_provoked() {
             row.to_owned()
         })
         .collect();
-    assert_eq!(provoked, listed, "the tests of tools/tests/top/symptoms.rs (left), and the rows of tuning.md (right)");
+    assert_eq!(
+        provoked, listed,
+        "the tests of tools/tests/it/top/symptoms.rs (left), and the rows of tuning.md (right)"
+    );
 }
 
 /// The variants of an enum, in order.

@@ -1,7 +1,5 @@
 //! The contract of a fabric, kept by the software fabric.
 
-mod far;
-
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +8,7 @@ use std::time::Duration;
 use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric};
 use rpcrdma_fabric::{Fabric, FabricAddress, contract};
 
-use far::{Far, Half};
+use crate::far::{Far, Half};
 
 fn address() -> FabricAddress {
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -62,7 +60,7 @@ fn far_process() {
     let socket = UnixStream::connect(path).expect("the test that started it");
     let linger = std::env::var(LINGER_MS).expect("only to be started by another test");
     let linger = Duration::from_millis(linger.parse().expect("milliseconds"));
-    far::serve(socket, SoftwareConfig { linger, ..SoftwareConfig::default() });
+    crate::far::serve(socket, SoftwareConfig { linger, ..SoftwareConfig::default() });
 }
 
 /// The server of each case in a process of its own.
@@ -80,7 +78,7 @@ fn software_across_processes() {
         let config = lingering(&SoftwareConfig::default(), lies);
         let client = open(&config);
         let child = Command::new(std::env::current_exe().expect("own path"))
-            .args(["--ignored", "--exact", "far_process", "--test-threads=1"])
+            .args(["--ignored", "--exact", "contract::far_process", "--test-threads=1"])
             .env(FAR, &path)
             .env(LINGER_MS, config.linger.as_millis().to_string())
             .stdout(Stdio::null())

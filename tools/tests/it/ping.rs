@@ -1,7 +1,5 @@
 //! `rpcrdma ping` as its users run it, to servers of this process.
 
-mod tool;
-
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
@@ -17,7 +15,7 @@ use serde_json::Value;
 const PROGRAM: u32 = 0x2000_0001;
 
 fn ping(arguments: &[&str]) -> (i32, String, String) {
-    tool::rpcrdma("ping", arguments)
+    crate::tool::rpcrdma("ping", arguments)
 }
 
 fn address() -> String {

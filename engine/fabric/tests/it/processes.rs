@@ -173,7 +173,7 @@ struct Peer(Child);
 impl Peer {
     fn start(role: &str, address: &FabricAddress) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("own path"))
-            .args(["--ignored", "--exact", "peer", "--nocapture", "--test-threads=1"])
+            .args(["--ignored", "--exact", "processes::peer", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .env(ADDRESS, &address.0)
             .stdin(Stdio::piped())

@@ -1,7 +1,5 @@
 //! `rpcrdma topo` as its users run it, and the configuration that it proposes.
 
-mod tool;
-
 use std::fs;
 
 use rpcrdma::server::{ServerConfig, WorkerConfig};
@@ -12,7 +10,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 fn topo(arguments: &[&str]) -> (i32, String, String) {
-    tool::rpcrdma("topo", arguments)
+    crate::tool::rpcrdma("topo", arguments)
 }
 
 /// Two nodes of four cores, and a disk on the second.

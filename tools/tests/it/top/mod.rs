@@ -1,22 +1,15 @@
 //! `rpcrdma top` as its users run it: in a real terminal (tmux), for programs, and where there is no server.
-#![cfg(feature = "top")]
 
-#[path = "../patience/mod.rs"]
-mod patience;
-#[path = "../served/mod.rs"]
-mod served;
 mod symptoms;
-#[path = "../terminal/mod.rs"]
-mod terminal;
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixListener;
 use std::process::Stdio;
 
-use patience::{has, settles};
+use crate::patience::{has, settles};
+use crate::served::{PROGRAM, Served, rpcrdma};
+use crate::terminal::Terminal;
 use serde_json::Value;
-use served::{PROGRAM, Served, rpcrdma};
-use terminal::Terminal;
 
 #[test]
 fn programs_get_one_interval_in_json() {

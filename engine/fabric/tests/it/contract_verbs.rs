@@ -1,5 +1,4 @@
 //! The contract of a fabric, kept by the verbs fabric on whatever RDMA device there is.
-#![cfg(feature = "verbs")]
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};

@@ -1,0 +1,7 @@
+//! The repository itself: documents, requirements, layers, others' crates, units of systemd.
+
+mod dependencies;
+mod deploy;
+mod docs;
+mod layers;
+mod requirements;

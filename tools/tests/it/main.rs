@@ -1,0 +1,17 @@
+//! `rpcrdma` as its users run it, and the library below it on captures of others' messages.
+
+mod capture;
+mod decode;
+mod doctor;
+#[cfg(feature = "prometheus")]
+mod exporter;
+mod patience;
+mod ping;
+#[cfg(any(feature = "top", feature = "prometheus"))]
+mod served;
+mod terminal;
+mod tool;
+#[cfg(feature = "top")]
+mod top;
+mod topo;
+mod tune;
