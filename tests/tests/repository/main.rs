@@ -3,5 +3,6 @@
 mod dependencies;
 mod deploy;
 mod docs;
+mod gate;
 mod layers;
 mod requirements;
