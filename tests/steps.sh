@@ -7,7 +7,7 @@ features=
 # schedule: the order of the steps. What waits a lot runs beside what computes.
 schedule() {
     step format
-    if chosen tests || chosen tcp || chosen vm || chosen sim || chosen compile-fail; then need build; fi
+    if chosen build || chosen tests || chosen tcp || chosen vm || chosen sim || chosen compile-fail; then need build; fi
     if chosen loom || chosen fuzz || chosen embed || chosen instructions; then ahead; fi
     step tests
     step tcp
