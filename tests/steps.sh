@@ -161,7 +161,8 @@ step_lints() {
 step_lints_verbs() {
     if [[ -z $features ]]; then skip "lints of the verbs fabric"; return; fi
     # shellcheck disable=SC2086
-    CARGO_INCREMENTAL=0 check lints-verbs 900 "$crates" crates cargo clippy --workspace $features --all-targets -- -D warnings
+    CARGO_INCREMENTAL=0 check lints-verbs 900 "$crates" crates \
+        cargo clippy --workspace $features --all-targets -- -D warnings
 }
 
 step_doc() { RUSTDOCFLAGS="-D warnings" check doc 600 "$crates" crates cargo doc --workspace --no-deps; }
