@@ -11,6 +11,8 @@ use crate::cli::Idle;
 const SPINS: u32 = 20_000;
 /// Empty polls between two looks at connection management, which needs system calls.
 const CONTROL_EVERY: u32 = 4096;
+/// The same where each empty poll gives the core away: for a whole time slice, if others want it.
+const CONTROL_EVERY_YIELD: u32 = 64;
 /// Sleeps are no longer than this, whatever happens to a wake-up.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
@@ -55,10 +57,11 @@ impl Idler {
         if self.empty > spins {
             return self.sleep(fabric, spins);
         }
-        if self.yields {
-            std::thread::yield_now();
+        if !self.yields {
+            return self.empty.is_multiple_of(CONTROL_EVERY);
         }
-        self.empty.is_multiple_of(CONTROL_EVERY)
+        std::thread::yield_now();
+        self.empty.is_multiple_of(CONTROL_EVERY_YIELD)
     }
 
     /// Arms at the first empty poll, sleeps at the second: what came between the two is not slept over.

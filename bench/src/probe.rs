@@ -17,7 +17,7 @@ use crate::pin;
 const ROUNDS: u64 = 2001;
 /// Round trips before these.
 const WARM_UP: u64 = 500;
-/// Given up after this long without an answer.
+/// No more round trips after this long.
 const PATIENCE_NS: u64 = 2_000_000_000;
 /// Tells the other side to stop.
 const STOP: u64 = u64::MAX;
@@ -36,7 +36,7 @@ pub(crate) struct Probes {
 struct Line(AtomicU64);
 
 /// Median round trip in nanoseconds, one line for each direction, between this thread's core and `there`.
-/// `None` if that core does not answer in time.
+/// `None` if that core does not answer at all.
 pub(crate) fn line_round_trip(clock: &Clock, there: usize) -> Option<u64> {
     let (ping, pong) = (Line(AtomicU64::new(0)), Line(AtomicU64::new(0)));
     thread::scope(|scope| {
@@ -66,7 +66,7 @@ fn echo(ping: &Line, pong: &Line, core: usize) {
 }
 
 fn time(clock: &Clock, ping: &Line, pong: &Line) -> Option<u64> {
-    let mut times = Vec::with_capacity(ROUNDS as usize);
+    let mut times = Vec::with_capacity((WARM_UP + ROUNDS) as usize);
     let give_up = clock.ns() + PATIENCE_NS;
     for round in 1..=WARM_UP + ROUNDS {
         let start = clock.ns();
@@ -79,14 +79,19 @@ fn time(clock: &Clock, ping: &Line, pong: &Line) -> Option<u64> {
             (pong.0.load(Ordering::Acquire) == round || late).then_some(())
         });
         if pong.0.load(Ordering::Relaxed) != round {
-            return None;
+            break;
         }
-        if round > WARM_UP {
-            times.push(clock.ns() - start);
-        }
+        times.push(clock.ns() - start);
     }
-    times.sort_unstable();
-    Some(times[times.len() / 2])
+    median(&mut times)
+}
+
+/// Of the round trips that were made. A core that others keep busy answers fewer than asked for.
+fn median(times: &mut [u64]) -> Option<u64> {
+    let warm = if times.len() > WARM_UP as usize { WARM_UP as usize } else { 0 };
+    let timed = &mut times[warm..];
+    timed.sort_unstable();
+    timed.get(timed.len() / 2).copied()
 }
 
 /// Spins without a pause instruction, whose length would show in the result; yields now and then, for the
@@ -110,6 +115,16 @@ mod tests {
     fn answers_even_on_one_core() {
         let core = rustix::thread::sched_getcpu();
         assert!(line_round_trip(&Clock::new(), core).is_some_and(|ns| ns > 0));
+    }
+
+    #[test]
+    fn the_median_is_of_what_was_answered() {
+        let warm = WARM_UP as usize;
+        assert_eq!(median(&mut []), None);
+        assert_eq!(median(&mut [7, 3, 5]), Some(5), "few answers, all of them cold");
+        let mut times = vec![1000; warm];
+        times.extend([9, 1, 4]);
+        assert_eq!(median(&mut times), Some(4), "the cold ones are left out");
     }
 
     #[test]
