@@ -150,6 +150,10 @@ pub struct Config {
     pub long_buffers: Vec<(usize, usize)>,
     /// Pages that the pools are made of. Default: the largest that there are.
     pub pages: PagePolicy,
+    /// Whether the pools' pages are touched when they are made. Otherwise the first use of each page costs a page fault,
+    /// and memory that nobody uses costs nothing: for tests, which make many shards. A device pins, and so touches, all
+    /// that is registered. Default true.
+    pub prefault: bool,
     /// NUMA node of the pools. Default: where the shard runs.
     pub numa_node: Option<u32>,
     /// Further memory of the application that the shard may send from
@@ -242,6 +246,7 @@ impl Default for Config {
             chunk_align: BUFFER_ALIGN,
             long_buffers: vec![(32 << 10, 16), (1 << 20, 2)],
             pages: PagePolicy::Auto,
+            prefault: true,
             numa_node: None,
             arenas: Vec::new(),
             core: None,
@@ -440,7 +445,8 @@ impl Config {
 
     /// The arena of a shard's pool, or of a connection's exposed memory: of the bytes that its pool takes.
     pub(crate) fn arena(&self) -> ArenaConfig {
-        ArenaConfig { bytes: 0, pages: self.pages, node: self.numa_node, ..ArenaConfig::default() }
+        let Self { pages, prefault, numa_node: node, .. } = *self;
+        ArenaConfig { bytes: 0, pages, prefault, node, ..ArenaConfig::default() }
     }
 
     /// Bytes of the longest buffer of a shard's pool.

@@ -115,7 +115,7 @@ impl Drop for World {
     }
 }
 
-/// A shard that is quick to make: little memory, small pages. A client does not take a server that has no core for a
+/// A shard that is quick to make: little memory, small pages that are there when they are used. A client does not take a server that has no core for a
 /// moment for one of version 1.
 pub fn small() -> Config {
     Config {
@@ -124,6 +124,7 @@ pub fn small() -> Config {
         message_buffers: 160,
         bulk_buffers: vec![(64 << 10, 16), (1 << 20, 5)],
         pages: PagePolicy::Small,
+        prefault: false,
         negotiation_timeout: Duration::from_secs(3),
         ..Config::default()
     }

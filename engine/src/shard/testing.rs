@@ -143,7 +143,7 @@ impl NoDevice {
 
 /// What parts of a shard work with, in little memory.
 pub(super) fn context(config: Config) -> Context<NoDevice> {
-    let config = Config { pages: PagePolicy::Small, ..config };
+    let config = Config { pages: PagePolicy::Small, prefault: false, ..config };
     let mut cx = Context::open(NoDevice::default(), config, true).expect("memory");
     cx.refill();
     cx

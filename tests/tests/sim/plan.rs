@@ -300,6 +300,7 @@ impl Shape {
             bulk_buffers: vec![(2048, few(r, 16)), (longest, 1 + few(r, 11))],
             long_buffers: vec![(12 << 10, few(r, 16)), (2 * long, few(r, 16))],
             pages: PagePolicy::Small,
+            prefault: false,
             idle: if r.once_in(3) { IdlePolicy::Event } else { IdlePolicy::Poll },
             signal_every: pick(r, &[1, 2, 5, 16]),
             batch: !r.once_in(8),
