@@ -1,10 +1,40 @@
-# The example nfs3d, mounted by the Linux kernel's client over RDMA: a tree in and out, names, links, modes, times.
+# The example nfs3d, mounted by the Linux kernel's client over RDMA: parts of files, a tree in and out,
+# names, links, modes, times.
 # limit: 180
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 storage
 serve
 nfs
+head -c 3000001 /dev/urandom >/run/file
+cp /run/file /mnt/file
+umount /mnt
+nfs
+
+echo "- parts of files, at odd places"
+# parts COMMAND…: runs it with an offset and a length, for some.
+parts() {
+    local at len
+    for at in 1 3 4093 1048573; do
+        for len in 1 5 4099 70001; do "$@" $at $len; done
+    done
+}
+same() {
+    cmp <(tail -c +$(($1 + 1)) /run/file | head -c "$2") \
+        <(dd if=/mnt/file iflag=skip_bytes,count_bytes,direct skip="$1" count="$2" bs=1M status=none) ||
+        fail "$2 bytes at $1 are others"
+}
+change() {
+    dd if=/run/file of="$1" iflag=skip_bytes,count_bytes oflag=seek_bytes conv=notrunc \
+        skip=$(($2 + 7)) seek="$2" count="$3" bs=1M status=none
+}
+parts same
+parts change /mnt/file
+umount /mnt
+nfs
+cp /run/file /run/expected
+parts change /run/expected
+cmp /run/expected /mnt/file || fail "a file that was changed in places is another"
 
 echo "- a tree in and out"
 mkdir -p /run/tree/src
@@ -61,7 +91,6 @@ exec 5<&-
 [[ -z $(ls -A /mnt | grep nfs) ]] || fail "a silly name was left: $(ls -A /mnt)"
 
 echo "- attributes"
-head -c 3000001 /dev/urandom >/mnt/file
 touch -d '2001-02-03 04:05:06.789' /mnt/file
 chown 12:34 /mnt/file
 chmod 4751 /mnt/file
