@@ -147,6 +147,14 @@ fn the_demo_copies_and_verifies() {
     assert_eq!(dir.path().read_dir().expect("a directory").count(), 0, "it cleans up");
 }
 
+/// The first and the last core that this process may have, which need not be those of the machine; one twice if there is
+/// one.
+fn cores() -> [String; 2] {
+    let all = rustix::thread::sched_getaffinity(None).expect("the cores");
+    let cores: Vec<_> = (0..CpuSet::MAX_CPU).filter(|&core| all.is_set(core)).collect();
+    [cores.first(), cores.last()].map(|core| core.expect("a core").to_string())
+}
+
 #[test]
 fn compare_has_a_row_for_each_of_both() {
     let dir = directory();
@@ -157,10 +165,7 @@ fn compare_has_a_row_for_each_of_both() {
         return;
     }
     let name = "1 MiB sequential writes, depth 8";
-    // Those that this process may have, which need not be the first ones.
-    let all = rustix::thread::sched_getaffinity(None).expect("the cores");
-    let cores: Vec<_> = (0..CpuSet::MAX_CPU).filter(|&core| all.is_set(core)).map(|core| core.to_string()).collect();
-    let (first, last) = (cores.first().expect("a core"), cores.last().expect("a core"));
+    let [first, last] = &cores();
     let options = ["compare", "--rounds", "1", "--size", "16M", "--only", name, "--dir", text(dir.path())];
     let cores = ["--server-core", first, "--client-core", last];
     let said = succeeds(&[&options[..], &cores, &["--json", text(&json)]].concat());
@@ -419,7 +424,7 @@ fn blocks_that_share_a_page_are_all_there() {
     let dir = directory();
     let file = dir.path().join("store");
     let mut bytes = random_file(&file, 1 << 20, 11);
-    let store = Store::serve(&file, &["--cores", "0,1"]);
+    let store = Store::serve(&file, &["--cores", &cores().join(",")]);
     let mut clients = [Raw::connect(&store), Raw::connect(&store)];
     let mut rng = fastrand::Rng::with_seed(12);
     for round in 0..200u32 {
