@@ -62,11 +62,10 @@ pub(crate) fn services(store: &Arc<Store>, workers: bool) -> Services {
 }
 
 /// Shards on `cores`, one each, or one shard anywhere; and buffers for the blocks that are on their way, which start
-/// at multiples of `align`. Who gives no cores tries it out: memory that is not used is not taken.
+/// at multiples of `align`.
 pub(crate) fn config(cores: &[usize], align: usize, idle: IdlePolicy) -> ServerConfig {
     let bulk_buffers = vec![(4096 + align, 256), ((64 << 10) + align, 256), (BLOCK_MAX + align, 64)];
-    let prefault = !cores.is_empty();
-    let shard = Config { bulk_buffers, chunk_align: align.clamp(64, 4096), prefault, idle, ..Config::default() };
+    let shard = Config { bulk_buffers, chunk_align: align.clamp(64, 4096), idle, ..Config::default() };
     let cores = (!cores.is_empty()).then(|| cores.to_vec());
     ServerConfig { shard, shards: cores.as_ref().map_or(1, Vec::len), cores, ..ServerConfig::default() }
 }

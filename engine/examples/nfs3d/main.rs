@@ -251,7 +251,7 @@ fn register(listen: &[Address], mount_port: u16) -> anyhow::Result<Registration>
 }
 
 /// Shards on cores, one each, or one for each address anywhere; and buffers for as many calls as clients may have under
-/// way. Who gives no cores tries it out: memory that is not used is not taken.
+/// way.
 fn config(options: &Cli) -> anyhow::Result<ServerConfig> {
     let calls = CREDITS as usize * usize::from(options.clients);
     let shard = Config {
@@ -262,7 +262,6 @@ fn config(options: &Cli) -> anyhow::Result<ServerConfig> {
         bulk_buffers: vec![(16 << 10, calls), (nfs::TRANSFER as usize, calls)],
         long_buffers: vec![(nfs::DIRECTORY as usize + 4096, calls.min(64))],
         iwarp: options.iwarp.config(&options.listen)?,
-        prefault: !options.cores.is_empty(),
         ..Config::default()
     };
     Ok(ServerConfig {
