@@ -150,9 +150,9 @@ pub struct Config {
     pub long_buffers: Vec<(usize, usize)>,
     /// Pages that the pools are made of. Default: the largest that there are.
     pub pages: PagePolicy,
-    /// Whether the pools' pages are touched when they are made. Otherwise the first use of each page costs a page fault,
-    /// and memory that nobody uses costs nothing: for tests, which make many shards. A device pins, and so touches, all
-    /// that is registered. Default true.
+    /// Whether the pools' pages are touched when they are made. Otherwise the first use of each page costs a page
+    /// fault, and a host that has no more memory is noticed then: for tests, which make many shards and use little
+    /// of each. RDMA devices pin, and so touch, all that is registered. Default true.
     pub prefault: bool,
     /// NUMA node of the pools. Default: where the shard runs.
     pub numa_node: Option<u32>,

@@ -115,8 +115,8 @@ impl Drop for World {
     }
 }
 
-/// A shard that is quick to make: little memory, small pages that are there when they are used. A client does not take a server that has no core for a
-/// moment for one of version 1.
+/// A shard that is quick to make: little memory, small pages that are there when they are used. A client does not take
+/// a server that has no core for a moment for one of version 1.
 pub fn small() -> Config {
     Config {
         receives: 640,

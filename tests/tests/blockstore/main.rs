@@ -147,8 +147,8 @@ fn the_demo_copies_and_verifies() {
     assert_eq!(dir.path().read_dir().expect("a directory").count(), 0, "it cleans up");
 }
 
-/// The first and the last core that this process may have, which need not be those of the machine; one twice if there is
-/// one.
+/// The first and the last core that this process may have, which need not be those of the machine; one twice if there
+/// is one.
 fn cores() -> [String; 2] {
     let all = rustix::thread::sched_getaffinity(None).expect("the cores");
     let cores: Vec<_> = (0..CpuSet::MAX_CPU).filter(|&core| all.is_set(core)).collect();
