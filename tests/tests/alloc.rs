@@ -189,20 +189,20 @@ fn allocates_nothing() {
             let address = world.serve_with(config, services());
             let mut client = world.client(&address, shard);
             for depth in [1, MOST_BULK] {
-                calls(&mut client, 1000, depth);
-                bulk_calls(&mut client, 200, depth);
+                calls(&mut client, 500, depth);
+                bulk_calls(&mut client, 100, depth);
             }
             crowd(&mut client, MOST, start);
             crowd(&mut client, MOST_BULK, start_bulk);
             COUNTS.store(true, Ordering::Relaxed);
             for depth in [1, MOST_BULK] {
-                calls(&mut client, 1000, depth);
-                bulk_calls(&mut client, 200, depth);
+                calls(&mut client, 500, depth);
+                bulk_calls(&mut client, 100, depth);
             }
-            calls(&mut client, 2000, MOST);
+            calls(&mut client, 1000, MOST);
             COUNTS.store(false, Ordering::Relaxed);
             let count = ALLOCATIONS.swap(0, Ordering::Relaxed);
-            assert_eq!(count, 0, "allocations in 4400 calls, {scheme:?}, batch {batch}");
+            assert_eq!(count, 0, "allocations in 2200 calls, {scheme:?}, batch {batch}");
         }
     }
 }

@@ -117,7 +117,7 @@ fn both_directions_at_once_on_one_connection() {
     for protocol in PROTOCOLS {
         for (test, op, figure) in [("lat", "echo", "rtt_ns"), ("rate", "echo", "rps"), ("bw", "read", "bytes_per_s")] {
             let form = if test == "bw" { ["--form", "inline"] } else { ["-t", "4"] };
-            let arguments = [test, "--loopback", "--both", "--op", op, "-D", "1", "-f", "0.05"];
+            let arguments = [test, "--loopback", "--both", "--op", op, "-D", "0.4", "-f", "0.05"];
             let report = json(&[&arguments[..], &form, protocol].concat());
             let result = only_result(&report);
             assert_eq!(report["test_info"]["direction"], "both");
@@ -133,10 +133,10 @@ fn both_directions_at_once_on_one_connection() {
             }
         }
     }
-    json(&["bw", "--loopback", "--both", "-D", "0.5"]);
-    json(&["bw", "--loopback", "--both", "-D", "0.5", "--op", "write", "--form", "continued"]);
-    json(&["rate", "--loopback", "--both", "-D", "0.5", "--form", "long", "-t", "2"]);
-    json(&["lat", "--loopback", "--both", "-D", "0.5", "--idle", "event"]);
+    json(&["bw", "--loopback", "--both", "-D", "0.2"]);
+    json(&["bw", "--loopback", "--both", "-D", "0.2", "--op", "write", "--form", "continued"]);
+    json(&["rate", "--loopback", "--both", "-D", "0.2", "--form", "long", "-t", "2"]);
+    json(&["lat", "--loopback", "--both", "-D", "0.2", "--idle", "event"]);
 }
 
 #[test]
