@@ -10,7 +10,7 @@ use std::time::Duration;
 use rpcrdma::client::ClientConfig;
 use rpcrdma::mempool::PagePolicy;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Address, Config, LocalClient, Procedure, Server, Services};
+use rpcrdma::{Address, Config, IdlePolicy, LocalClient, Procedure, Server, Services};
 use tempfile::TempDir;
 
 /// Its program; procedure 1 answers with what it was sent.
@@ -64,7 +64,8 @@ impl Served {
             Ok(())
         });
         services.add(PROGRAM, 1, 1, echo);
-        let config = ServerConfig { shard: shard(), stats: Some(self.stats()), ..ServerConfig::default() };
+        let shard = Config { idle: IdlePolicy::Event, ..shard() };
+        let config = ServerConfig { shard, stats: Some(self.stats()), ..ServerConfig::default() };
         self.server = Some(Server::start(&self.address, services, &config).expect("a server"));
     }
 
@@ -84,15 +85,17 @@ impl Served {
     }
 }
 
-/// Calls, one after the other, as long as the connection lasts.
+/// Calls, one each millisecond, as long as the connection lasts: enough to be seen, and cores are left to other tests.
 fn call(address: &Address, stop: &AtomicBool) {
-    let config = ClientConfig { shard: shard(), ..ClientConfig::new(PROGRAM, 1) };
+    let shard = Config { idle: IdlePolicy::Event, ..shard() };
+    let config = ClientConfig { shard, ..ClientConfig::new(PROGRAM, 1) };
     let Ok(mut client) = LocalClient::connect(address, config) else { return };
     while !stop.load(Ordering::Relaxed) {
         let Ok(call) = client.prepare(1, 64) else { return };
         if client.call(call).is_err() {
             return;
         }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
