@@ -54,7 +54,7 @@ fn the_knob_that_is_bad_on_purpose_is_found() {
     let said = tuned(
         &program,
         folder.path(),
-        "--aim calls --repeats 2 --seconds 0.25 --combine 1 --start idle=event --knob signal_every=4,64 --knob batch=off \
+        "--aim calls --repeats 2 --seconds 0.15 --combine 1 --start idle=event --knob signal_every=4,64 --knob batch=off \
          -- -t 64",
     );
     assert_eq!((&said["best"], &said["proven"]), (&"signal_every=4 idle=event".into(), &true.into()), "{said:#}");

@@ -204,9 +204,7 @@ fn half_of_a_tree_is_enough_to_look_at() {
         machine.folder(&path);
         look(&format!("{path} cannot be read"));
         machine.remove(&path);
-        for nonsense in
-            [&b""[..], b"\n", b"-1\n", b"99999999999999999999999\n", b"\xff\xfe: \x00\n", b"a b c d e f g h\na b\n"]
-        {
+        for nonsense in [&b""[..], b"-1\n", b"99999999999999999999999\n", b"\xff\xfe: \x00\na b c d e f g h\na b\n"] {
             machine.file(&path, nonsense);
             look(&format!("{path} says {nonsense:?}"));
         }
