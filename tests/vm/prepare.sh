@@ -20,7 +20,7 @@ unable() {
     exit 77
 }
 
-# prepare: sets $kernel (its directory in $cache), $initramfs and $accelerator.
+# prepare: sets $kernel (its directory in $cache), $initramfs, $accelerator and $clock.
 prepare() {
     [[ $(uname -m) == x86_64 ]] || unable "the virtual machine needs an x86_64 host"
     mkdir -p "$cache" "$logs"
@@ -31,6 +31,7 @@ prepare() {
     add_siw
     build_initramfs
     choose_accelerator
+    measure_tsc
     exec {lock}>&-
 }
 
@@ -149,4 +150,15 @@ choose_accelerator() {
         echo "$accelerator" >"$cache/accelerator"
     fi
     accelerator=$(<"$cache/accelerator")
+}
+
+# What tells the guest's kernel the rate of its time stamp counter, which is the host's. It would measure that against
+# emulated timers, and be wrong by many times if the host is busy: all its clocks would be as fast or as slow. Measured
+# each time, as $cache may come from another host. Without a C compiler the kernel measures.
+measure_tsc() {
+    local khz
+    clock=
+    [[ $accelerator == tcg ]] || return 0
+    [[ $cache/tsc -nt $vm/tsc.c ]] || cc -O1 -o "$cache/tsc" "$vm/tsc.c" 2>"$logs/tsc.log" || return 0
+    khz=$("$cache/tsc") && clock=tsc_early_khz=$khz
 }
