@@ -1,5 +1,11 @@
 # What tests/run, tests/flakes and tests/vm/run share. Sourced, by bash. Whoever sources it sets $logs, a directory.
 
+# attended COMMAND…: runs it so that a signal to this script is heard at once, and not when it ends.
+attended() {
+    "$@" &
+    wait $!
+}
+
 # apt PACKAGE…: installs what is missing, if that is possible without asking; says so if not.
 apt() {
     local as=()
@@ -10,9 +16,9 @@ apt() {
     fi
     echo "installing $*"
     local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@")
-    if ! timeout 300 "${as[@]}" "${install[@]}" >"$logs/apt.log" 2>&1; then
-        timeout 120 "${as[@]}" apt-get update >>"$logs/apt.log" 2>&1 || true
-        timeout 300 "${as[@]}" "${install[@]}" >>"$logs/apt.log" 2>&1 ||
+    if ! attended timeout 300 "${as[@]}" "${install[@]}" >"$logs/apt.log" 2>&1; then
+        attended timeout 120 "${as[@]}" apt-get update >>"$logs/apt.log" 2>&1 || true
+        attended timeout 300 "${as[@]}" "${install[@]}" >>"$logs/apt.log" 2>&1 ||
             { echo "apt-get failed: see $logs/apt.log"; return 1; }
     fi
 }

@@ -70,7 +70,7 @@ fetch_program() {
 
 # program_of NAME: has a cargo subcommand, of this machine or fetched.
 program_of() {
-    command -v "$1" >/dev/null || fetch_program "$1" >"$logs/$1.log" 2>&1
+    command -v "$1" >/dev/null || attended fetch_program "$1" >"$logs/$1.log" 2>&1
     command -v "$1" >/dev/null
 }
 
@@ -96,8 +96,9 @@ step_tools() {
     command -v cc >/dev/null || apt gcc libc6-dev || missing "a C linker is missing: apt-get install gcc libc6-dev"
     local manifest
     for manifest in Cargo.toml tests/embed/Cargo.toml tests/instructions/Cargo.toml tests/fuzz/Cargo.toml; do
-        timeout 300 cargo fetch --locked --manifest-path "$manifest" >>"$logs/fetch.log" 2>&1 ||
-            missing "crates cannot be fetched: $(grep -m 1 '^error' "$logs/fetch.log"): see $logs/fetch.log"
+        attended timeout 300 cargo fetch --locked --manifest-path "$manifest" >>"$logs/fetch.log" 2>&1 ||
+            missing "crates cannot be fetched: $(grep -m 1 '^error' "$logs/fetch.log" || tail -n 1 "$logs/fetch.log"): see \
+$logs/fetch.log"
     done
     program_of cargo-nextest ||
         missing "cargo-nextest is missing: cargo install --locked cargo-nextest; see $logs/cargo-nextest.log"
@@ -107,7 +108,7 @@ step_tools() {
         apt "${optional[@]}" || echo "going on without ${optional[*]}; what needs them is skipped"
     fi
     if ! command -v prometheus >/dev/null; then
-        (fetch_prometheus) >"$logs/prometheus.log" 2>&1 || echo "going on without prometheus; what needs it is skipped"
+        attended fetch_prometheus >"$logs/prometheus.log" 2>&1 || echo "going on without prometheus; what needs it is skipped"
     fi
     verbs_packages
     if ((${#verbs_missing[@]})); then
@@ -121,7 +122,8 @@ step_tools() {
     fi
     # Downloads, and builds one module of the kernel, while the test programs are built.
     if chosen vm; then background vm-prepare 900 tests/vm/run --prepare; fi
-    crates=$(cargo metadata --no-deps --format-version 1 | grep -o '"manifest_path":"[^"]*"' | sort -u | wc -l)
+    crates=$(cargo metadata --no-deps --format-version 1 | grep -o '"manifest_path":"[^"]*"' | sort -u | wc -l) ||
+        missing "cargo metadata names no crates"
     cargo --version
 }
 
@@ -143,6 +145,8 @@ executable() {
     sed -n 's/.*"package_id":"[^"]*#'"$1"'@.*"executable":"\([^"]*\/deps\/'"$2"'-[^"]*\)".*/\1/p' \
         "$logs/programs.json" | tail -n 1
 }
+# word TEXT: as a word of a command line.
+word() { printf %q "$1"; }
 
 # ---------------------------------------------------------------------------------------------------------------------
 step_tests() { nextest tests 1200 'not binary(/compile_fail/)' SIM_SEEDS=500; }
@@ -202,7 +206,7 @@ step_oldest() {
     local oldest
     oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
     if rustup run "$oldest" cargo --version >/dev/null 2>&1 ||
-        timeout 300 rustup toolchain install "$oldest" --profile minimal --no-self-update \
+        attended timeout 300 rustup toolchain install "$oldest" --profile minimal --no-self-update \
             >"$logs/oldest-install.log" 2>&1; then
         CARGO_INCREMENTAL=0 CARGO_TARGET_DIR="$target/oldest" check oldest 1800 "$crates" crates \
             rustup run "$oldest" cargo check --locked --workspace --all-targets
@@ -218,7 +222,7 @@ step_dependencies() {
         return
     fi
     check deny 300 3 rules cargo deny --locked check bans licenses sources
-    if timeout 120 cargo deny --locked fetch db >"$logs/advisories-fetch.log" 2>&1; then
+    if attended timeout 120 cargo deny --locked fetch db >"$logs/advisories-fetch.log" 2>&1; then
         check advisories 120 1 list cargo deny --locked --offline check advisories
     else
         skip "advisories: their list cannot be fetched, see $logs/advisories-fetch.log"
@@ -241,6 +245,15 @@ step_memcheck() {
                 buf:: home:: pool:: ring:: shared:: handoff:: || status=$?
         done
         exit $status' memcheck "$(executable rpcrdma-mempool rpcrdma_mempool)" "$(executable rpcrdma rpcrdma)"
+    each_has_tests memcheck
+}
+
+# each_has_tests NAME: what has run as that is broken if one of its programs had nothing to do.
+each_has_tests() {
+    if ! grep -q '^test result: ok\. 0 passed' "$log"; then return; fi
+    echo "-- a program had no tests: see $log"
+    broken+=("$1")
+    failed=$((failed + 1))
 }
 
 # Built optimized, as they try so much, but without what the release profile is slow to build for.
@@ -251,6 +264,7 @@ step_loom() {
     # What is not built yet is built by whoever wants it, with the usual priority.
     abandon ahead
     tests loom 1800 "${loom[@]}" -- loom_ software::model::
+    each_has_tests loom
 }
 
 step_fuzz() {
@@ -293,7 +307,7 @@ vm_begin() {
     starts[vm]=$SECONDS
     if vm_can; then
         background vm 1200 tests/vm/run --limit 1100 "${vm_first[@]}" \
-            --program "env RPCRDMA_VERBS=1 $(executable rpcrdma-fabric it) contract_verbs:: --test-threads=1"
+            --program "env RPCRDMA_VERBS=1 $(word "$(executable rpcrdma-fabric it)") contract_verbs:: --test-threads=1"
     fi
 }
 
@@ -320,6 +334,6 @@ step_vm() {
     # The suites over verbs have limits of time, and fail if there is much else to do: nothing runs beside them. A
     # process costs many times as much in an emulated machine: fewer of them are killed.
     tests vm 3600 tests/vm/run --limit 3500 --busy \
-        --program "env RPCRDMA_VERBS=1 $(executable rpcrdma-fabric it) contract_verbs:: --test-threads=1" \
-        --program "env RPCRDMA_FABRIC=verbs KILLS=20 $(executable rpcrdma-tests it) --test-threads=1"
+        --program "env RPCRDMA_VERBS=1 $(word "$(executable rpcrdma-fabric it)") contract_verbs:: --test-threads=1" \
+        --program "env RPCRDMA_FABRIC=verbs KILLS=20 $(word "$(executable rpcrdma-tests it)") --test-threads=1"
 }
