@@ -8,7 +8,7 @@ source "$(dirname "$0")/../siw.sh"
 
 # forgotten: ends the TCP connections that the kernel's server has, as an administrator can. A client whose link is down
 # cannot say that it ends. The server learns of it when it sends something; if it has nothing to send, as while it waits
-# for the rest of a Read, it never does: siw asks for no keepalives.
+# for the rest of a Read, or for the next call, it never does: siw asks for no keepalives.
 forgotten() { ss -HKtn state established 'sport = :20049'; }
 
 for what in put get; do
@@ -16,7 +16,7 @@ for what in put get; do
     "${enter[@]}" ip link set $far down
     lost "the client's link down amid $what"
     "${enter[@]}" ip link set $far up
-    [[ $what == get ]] || forgotten
+    forgotten
     unharmed "the client's link up again"
 
     # With its interface, the kernel's device ends what goes by it.
