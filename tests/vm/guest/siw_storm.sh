@@ -1,5 +1,5 @@
 # Connections to the Linux kernel's server over soft-iWARP and by its client, many one after another; and ends that
-# are killed amid bulk data, both ways.
+# are killed amid bulk data.
 #
 # The kernel's siw, as responder, sends its reply and then looks at its socket only when more comes: a first message
 # that came in between lies there. Each connection makes its first call at once, and may wait for its reply for 5 s:
@@ -15,12 +15,14 @@ done
 echo "- 100 connections to the kernel's server in $((SECONDS - began)) s"
 unharmed "100 connections"
 
-for what in put get; do
-    busy $what
-    kill -KILL "$client"
-    wait "$client" 2>/dev/null || true
-    unharmed "a client killed amid $what"
+# Not amid reads: the kernel's server then may wait for ever (svc_rdma_sendto) for its device to end what it has posted.
+# Nothing of this project is in that, and nothing can be run behind it.
+busy put
+kill -KILL "$client"
+wait "$client" 2>/dev/null || true
+unharmed "a client killed amid put"
 
+for what in put get; do
     busy $what
     rpc.nfsd 0
     lost "the kernel's server ended amid $what"
