@@ -70,4 +70,4 @@ pub use prefetch::prefetch;
 pub use register::{Registrar, Registrations};
 pub use report::ArenaReport;
 pub use ring::{PeerRing, PeerRings};
-pub use shared::{PeerMapping, SharedMapping};
+pub use shared::{Line, PeerMapping, SharedMapping};

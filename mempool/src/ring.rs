@@ -6,15 +6,19 @@ use std::ops::Deref;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
 
-use crate::shared::PeerMapping;
+use crate::shared::{Line, PeerMapping};
 
-/// A mapping with two rings in it, one for each direction. Where they lie is checked once, and every position
-/// lies in a ring: no access need be checked again.
+/// A mapping with two rings in it, one for each direction, and a page of lines at its start. Where they lie is checked
+/// once, every position lies in a ring, and every line in the page: no access need be checked again.
 #[derive(Debug)]
 pub struct PeerRings {
     places: [Place; 2],
+    lines: NonNull<[Line; LINES]>,
     mapping: PeerMapping,
 }
+
+/// Lines of the page at the start.
+const LINES: usize = 64;
 
 /// A ring in a mapping that lives.
 #[derive(Clone, Copy, Debug)]
@@ -34,15 +38,25 @@ impl Place {
     }
 }
 
-// SAFETY: the places point into the mapping, which is Send and goes along.
+// SAFETY: the places and the lines point into the mapping, which is Send and goes along.
 unsafe impl Send for PeerRings {}
 
 impl PeerRings {
     /// Rings of `bytes` bytes that begin at byte `tx` and byte `rx` of a mapping. `None` unless that is a
-    /// power of two of at least 64, both begin at a multiple of it or of 4096, and lie in the mapping.
+    /// power of two of at least 64, both begin at a multiple of it or of 4096, and lie in the mapping, which has a page.
     pub fn new(mapping: PeerMapping, tx: usize, rx: usize, bytes: usize) -> Option<Self> {
         let places = [Place::new(&mapping, tx, bytes)?, Place::new(&mapping, rx, bytes)?];
-        Some(Self { places, mapping })
+        let lines = mapping.at(0, size_of::<[Line; LINES]>())?.cast();
+        Some(Self { places, lines, mapping })
+    }
+
+    /// Line `n` of the page at the mapping's start; there are 64, counted around. The peer may store anything into it.
+    #[inline(always)]
+    pub fn line(&self, n: usize) -> &Line {
+        // SAFETY: `new` has found so many bytes there, mappings start at a page, and this one lives as long as we do;
+        // the words are as in `PeerRing::word`.
+        let lines = unsafe { self.lines.as_ref() };
+        &lines[n % LINES]
     }
 
     /// Lays the ring that was named first anew, by the same rules. False, with nothing changed, if it cannot lie there.

@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU64;
 
 use rustix::fs::SealFlags;
 
@@ -19,6 +19,9 @@ use crate::map::{RawMap, sealed_memfd};
 
 /// File system magic of hugetlb files.
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+/// The words of a cache line of 64 bytes.
+pub type Line = [AtomicU64; 8];
 
 /// A memfd of another process, mapped readable and writable.
 ///
@@ -140,33 +143,16 @@ impl PeerMapping {
         true
     }
 
-    /// The word at `offset`; `None` if it is out of bounds or not aligned. The peer may store anything into
-    /// it.
+    /// The cache line at `offset`; `None` if it is out of bounds or not aligned. The peer may store anything into it.
     #[inline]
-    pub fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
-        // One comparison for both: the low bits of an offset that is not aligned become its highest.
-        if offset.rotate_right(2) >= self.len / 4 {
+    pub fn line(&self, offset: usize) -> Option<&Line> {
+        if !offset.is_multiple_of(size_of::<Line>()) {
             return None;
         }
-        // SAFETY: the offset is a multiple of 4 and less than the mapping's whole words.
-        let word = unsafe { self.base.add(offset) }.cast::<AtomicU32>();
-        // SAFETY: in bounds and, as mappings start at a page, aligned; any bits are valid, and shared memory
-        // is only ever accessed atomically or by copies, which may tear but not break it.
-        Some(unsafe { word.as_ref() })
-    }
-
-    /// The double word at `offset`; `None` if it is out of bounds or not aligned. The peer may store anything
-    /// into it.
-    #[inline]
-    pub fn atomic_u64(&self, offset: usize) -> Option<&AtomicU64> {
-        // As in `atomic_u32`.
-        if offset.rotate_right(3) >= self.len / 8 {
-            return None;
-        }
-        // SAFETY: the offset is a multiple of 8 and less than the mapping's whole double words.
-        let word = unsafe { self.base.add(offset) }.cast::<AtomicU64>();
-        // SAFETY: as in `atomic_u32`.
-        Some(unsafe { word.as_ref() })
+        let line = self.at(offset, size_of::<Line>())?.cast::<Line>();
+        // SAFETY: in bounds (`at`) and, as mappings start at a page, aligned; any bits are valid, and shared memory is
+        // only ever accessed atomically or by copies, which may tear but not break it.
+        Some(unsafe { line.as_ref() })
     }
 }
 

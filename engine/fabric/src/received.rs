@@ -20,6 +20,17 @@ impl ReceivedBuf {
         Self(buf)
     }
 
+    /// Has the first `len` bytes of the buffer filled. The buffer comes back if it has not so many, or if `fill` says
+    /// that it has not filled them all: what it held before is shown to nobody.
+    #[inline(always)]
+    pub fn filled(mut buf: Buf, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> Result<Self, Buf> {
+        if len > buf.capacity() {
+            return Err(buf);
+        }
+        buf.set_window(0, len);
+        if fill(&mut buf) { Ok(Self(buf)) } else { Err(buf) }
+    }
+
     /// What is in the buffer's window has arrived: gathered, or fetched by RDMA Read.
     #[inline]
     pub fn whole(buf: Buf) -> Self {
@@ -70,6 +81,15 @@ mod tests {
         let flushed = ReceivedBuf::new(received.into_buf(), 0);
         assert!(flushed.is_empty());
         // What a device says beyond the buffer is not believed.
-        assert_eq!(ReceivedBuf::new(flushed.into_buf(), 1000).len(), 256);
+        let all = ReceivedBuf::new(flushed.into_buf(), 1000);
+        assert_eq!(all.len(), 256);
+        // What was not filled is no message.
+        let buf = ReceivedBuf::filled(all.into_buf(), 257, |_| true).expect_err("it is too short");
+        let buf = ReceivedBuf::filled(buf, 200, |_| false).expect_err("nothing came");
+        let filled = ReceivedBuf::filled(buf, 2, |to| {
+            to.copy_from_slice(b"ab");
+            true
+        });
+        assert_eq!(&*filled.expect("all of it came"), b"ab");
     }
 }

@@ -30,13 +30,15 @@ fn both_sides_see_the_same_bytes() {
     let mut seen = [0; 3];
     assert!(theirs.read(8189, &mut seen));
     assert_eq!(seen, *b"\0ab");
-    ours.atomic_u64(8).unwrap().store(7 << 32, Ordering::Release);
+    ours.line(64).unwrap()[1].store(7, Ordering::Release);
     let other = thread::spawn(move || {
-        assert_eq!(theirs.atomic_u32(12).unwrap().load(Ordering::Acquire), 7);
-        theirs.atomic_u32(8).unwrap().store(9, Ordering::Release);
+        assert_eq!(theirs.line(64).unwrap()[1].load(Ordering::Acquire), 7);
+        theirs.line(64).unwrap()[7].store(9, Ordering::Release);
     });
     other.join().unwrap();
-    assert_eq!(ours.atomic_u64(8).unwrap().load(Ordering::Acquire), 7 << 32 | 9);
+    assert_eq!(ours.line(64).unwrap()[7].load(Ordering::Acquire), 9);
+    assert!(ours.read(64 + 56, &mut seen));
+    assert_eq!(seen, [9, 0, 0]);
 }
 
 #[test]
@@ -61,13 +63,12 @@ fn every_access_is_bounded() {
     let mut byte = [0; 1];
     for offset in [4096, 4097, usize::MAX, usize::MAX - 1, isize::MAX as usize] {
         assert!(!map.read(offset, &mut byte) && !map.write(offset, &byte), "{offset}");
-        assert!(map.atomic_u32(offset).is_none() && map.atomic_u64(offset).is_none());
+        assert!(map.line(offset).is_none());
     }
     assert!(map.read(4095, &mut byte) && map.write(4095, &byte));
     assert!(map.read(4096, &mut []) && !map.read(4097, &mut []));
     assert!(!map.read(4095, &mut [0; 2]) && !map.write(0, &[0; 4097]));
-    assert!(map.atomic_u32(4092).is_some() && map.atomic_u32(4093).is_none() && map.atomic_u32(2).is_none());
-    assert!(map.atomic_u64(4088).is_some() && map.atomic_u64(4092).is_none() && map.atomic_u64(4).is_none());
+    assert!(map.line(4032).is_some() && map.line(8).is_none() && map.line(4088).is_none());
     assert!(matches!(SharedMapping::create(0, "none"), Err(MemError::Empty)));
     assert!(matches!(SharedMapping::create(usize::MAX, "all"), Err(MemError::Empty)));
 }

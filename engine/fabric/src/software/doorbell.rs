@@ -12,7 +12,7 @@
 //! included, and S2 finds it. No fence is needed, and while nobody sleeps the line stays in the cache of the
 //! side that has news: 2 ns.
 
-use super::memory::Memory;
+use super::memory::{Lines, Word};
 
 /// What a sleeper waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,37 +24,37 @@ pub(super) enum Waits {
     Anything = 2,
 }
 
-/// One side's bell, at its place in shared memory.
+/// One side's bell: the first word of a line of its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Doorbell(pub(super) usize);
 
 impl Doorbell {
     /// S1: the sleeper asks to be woken. It must look for news once more before it sleeps.
     #[inline]
-    pub(super) fn set(self, memory: &impl Memory, waits: Waits) {
+    pub(super) fn set(self, lines: &impl Lines, waits: Waits) {
         // Pairs with `take` and `take_if_anything`.
-        memory.swap(self.0, waits as u64);
+        lines.words(self.0).0.exchange(waits as u64);
     }
 
     /// The sleeper is awake.
     #[inline]
-    pub(super) fn clear(self, memory: &impl Memory) {
+    pub(super) fn clear(self, lines: &impl Lines) {
         // An exchange and no plain store: it passes on what an earlier `take` released to the next `set`.
-        memory.swap(self.0, 0);
+        lines.words(self.0).0.exchange(0);
     }
 
     /// P2, behind a message: whether to ring.
     #[inline]
-    pub(super) fn take(self, memory: &impl Memory) -> bool {
+    pub(super) fn take(self, lines: &impl Lines) -> bool {
         // Pairs with `set`.
-        memory.swap(self.0, 0) != 0
+        lines.words(self.0).0.exchange(0) != 0
     }
 
     /// P2, behind a report of consumption: whether to ring.
     #[inline]
-    pub(super) fn take_if_anything(self, memory: &impl Memory) -> bool {
+    pub(super) fn take_if_anything(self, lines: &impl Lines) -> bool {
         // Pairs with `set`. An exchange for itself: the word must stay for the next message if only that is
         // waited for.
-        memory.newest(self.0) == Waits::Anything as u64 && memory.swap(self.0, 0) != 0
+        lines.words(self.0).0.newest() == Waits::Anything as u64 && lines.words(self.0).0.exchange(0) != 0
     }
 }

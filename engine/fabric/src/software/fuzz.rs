@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 
-use rpcrdma_mempool::{ArenaId, PeerMapping, PeerRings, SharedMapping};
+use rpcrdma_mempool::{ArenaId, Line, PeerMapping, PeerRings, SharedMapping};
 
 use super::connect::table_bytes;
 use super::memory::{Layout, Side};
@@ -112,7 +112,7 @@ impl Peer {
     pub fn send(&mut self, payload: &[u8], invalidate: Option<u32>, head: u64) -> bool {
         // It reads our reports, and makes its ring larger, as the fabric does.
         let mut report = [0; 8];
-        assert!(self.peek(Part::Rings, self.layout.report(Side::Acceptor), &mut report));
+        assert!(self.peek(Part::Rings, size_of::<Line>() * self.layout.report(Side::Acceptor), &mut report));
         let honest = self.producer.acknowledge(u64::from_ne_bytes(report));
         let len = payload.len() as u32;
         if honest
@@ -125,15 +125,15 @@ impl Peer {
         let room = self.producer.has_room(len);
         if honest && room {
             let header = Header::message(len, invalidate, head);
-            self.producer.push(&self.rings.tx(), header, payload);
+            return self.producer.push(&self.rings.tx(), header, payload);
         }
-        honest && room
+        false
     }
 
     /// Where the peer says how far it has come, in [`Part::Rings`]: a word, and behind it one that is not
     /// zero if it refuses a message.
     pub fn report(&self) -> usize {
-        self.layout.report(Side::Connector)
+        size_of::<Line>() * self.layout.report(Side::Connector)
     }
 }
 

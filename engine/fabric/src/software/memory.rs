@@ -8,128 +8,118 @@ use rpcrdma_mempool::{PeerMapping, PeerRing, PeerRings, prefetch};
 use super::doorbell::Doorbell;
 use super::ring::{Consumer, Producer};
 
-/// Words and bytes that another process maps too. Offsets are in bytes; words are aligned to 8.
-///
-/// Offsets were checked against the mapping's size when it was made; one that is out of it reads as zero and
-/// writes nothing.
-pub(super) trait Memory {
+/// A word that another process maps too.
+pub(super) trait Word {
     /// Acquire load: pairs with [`publish`](Self::publish) of the other side.
-    fn load(&self, at: usize) -> u64;
+    fn acquire(&self) -> u64;
     /// Load of a word that an acquire before has made valid.
-    fn load_relaxed(&self, at: usize) -> u64;
+    fn get(&self) -> u64;
     /// Store that a later [`publish`](Self::publish) makes visible.
-    fn store_relaxed(&self, at: usize, value: u64);
-    /// Release store: pairs with [`load`](Self::load) of the other side.
-    fn publish(&self, at: usize, value: u64);
+    fn set(&self, value: u64);
+    /// Release store: pairs with [`acquire`](Self::acquire) of the other side.
+    fn publish(&self, value: u64);
     /// Acquire-release exchange.
-    fn swap(&self, at: usize, value: u64) -> u64;
-    /// Between a store and a load of another word: of two sides that both do this, one at least sees the
-    /// other's store.
-    fn settle(&self);
+    fn exchange(&self, value: u64) -> u64;
     /// Acquire-release exchange of the word for itself: what is there now, in one order with the other side's
     /// exchanges.
-    fn newest(&self, at: usize) -> u64;
+    fn newest(&self) -> u64;
+    /// Between a store and a load of another word: of two sides that both do this, one at least sees the other's
+    /// store.
+    fn settle();
+}
+
+/// The lines in front of the rings, counted around.
+pub(super) trait Lines {
+    /// What they consist of.
+    type Word: Word;
+    /// The first two words of a line.
+    fn words(&self, line: usize) -> (&Self::Word, &Self::Word);
 }
 
 /// A ring in such memory. Positions count its bytes since the beginning, and wrap; words are aligned to 8.
 pub(super) trait RingMemory {
-    /// Acquire load: pairs with [`publish`](Self::publish) of the other side.
-    fn load(&self, position: u64) -> u64;
-    /// Load of a word that an acquire before has made valid.
-    fn load_relaxed(&self, position: u64) -> u64;
-    /// Store that a later [`publish`](Self::publish) makes visible.
-    fn store_relaxed(&self, position: u64, value: u64);
-    /// Release store: pairs with [`load`](Self::load) of the other side.
-    fn publish(&self, position: u64, value: u64);
-    /// Copies bytes out, no more than the ring has.
-    fn read(&self, position: u64, to: &mut [u8]);
-    /// Copies bytes in, no more than the ring has.
-    fn write(&self, position: u64, from: &[u8]);
+    /// What it consists of.
+    type Word: Word;
+    /// The word at a position.
+    fn word(&self, position: u64) -> &Self::Word;
+    /// Copies bytes out. False, and nothing is copied, if the ring has not so many.
+    #[must_use = "false means that nothing was copied"]
+    fn read(&self, position: u64, to: &mut [u8]) -> bool;
+    /// Copies bytes in. False, and nothing is copied, if the ring has not so many.
+    #[must_use = "false means that nothing was copied"]
+    fn write(&self, position: u64, from: &[u8]) -> bool;
     /// Has the line at a position fetched.
     fn prefetch(&self, position: u64);
 }
 
-impl Memory for PeerMapping {
-    #[inline]
-    fn load(&self, at: usize) -> u64 {
-        self.atomic_u64(at).map_or(0, |w| w.load(Acquire))
+impl Word for AtomicU64 {
+    #[inline(always)]
+    fn acquire(&self) -> u64 {
+        self.load(Acquire)
     }
 
-    #[inline]
-    fn load_relaxed(&self, at: usize) -> u64 {
-        self.atomic_u64(at).map_or(0, |w| w.load(Relaxed))
+    #[inline(always)]
+    fn get(&self) -> u64 {
+        self.load(Relaxed)
     }
 
-    #[inline]
-    fn store_relaxed(&self, at: usize, value: u64) {
-        word(self, at, |w| w.store(value, Relaxed));
+    #[inline(always)]
+    fn set(&self, value: u64) {
+        self.store(value, Relaxed);
     }
 
-    #[inline]
-    fn publish(&self, at: usize, value: u64) {
-        word(self, at, |w| w.store(value, Release));
+    #[inline(always)]
+    fn publish(&self, value: u64) {
+        self.store(value, Release);
     }
 
-    #[inline]
-    fn swap(&self, at: usize, value: u64) -> u64 {
-        self.atomic_u64(at).map_or(0, |w| w.swap(value, AcqRel))
+    #[inline(always)]
+    fn exchange(&self, value: u64) -> u64 {
+        self.swap(value, AcqRel)
     }
 
-    #[inline]
-    fn settle(&self) {
+    #[inline(always)]
+    fn newest(&self) -> u64 {
+        self.fetch_and(u64::MAX, AcqRel)
+    }
+
+    #[inline(always)]
+    fn settle() {
         fence(SeqCst);
     }
+}
 
-    #[inline]
-    fn newest(&self, at: usize) -> u64 {
-        self.atomic_u64(at).map_or(0, |w| w.fetch_and(u64::MAX, AcqRel))
+impl Lines for PeerRings {
+    type Word = AtomicU64;
+
+    #[inline(always)]
+    fn words(&self, line: usize) -> (&AtomicU64, &AtomicU64) {
+        let [first, second, ..] = self.line(line);
+        (first, second)
     }
 }
 
 impl RingMemory for PeerRing<'_> {
+    type Word = AtomicU64;
+
     #[inline(always)]
-    fn load(&self, position: u64) -> u64 {
-        self.word(position).load(Acquire)
+    fn word(&self, position: u64) -> &AtomicU64 {
+        PeerRing::word(self, position)
     }
 
     #[inline(always)]
-    fn load_relaxed(&self, position: u64) -> u64 {
-        self.word(position).load(Relaxed)
+    fn read(&self, position: u64, to: &mut [u8]) -> bool {
+        PeerRing::read(self, position, to)
     }
 
     #[inline(always)]
-    fn store_relaxed(&self, position: u64, value: u64) {
-        self.word(position).store(value, Relaxed);
-    }
-
-    #[inline(always)]
-    fn publish(&self, position: u64, value: u64) {
-        self.word(position).store(value, Release);
-    }
-
-    #[inline(always)]
-    fn read(&self, position: u64, to: &mut [u8]) {
-        let all = PeerRing::read(self, position, to);
-        debug_assert!(all, "{} bytes at {position}", to.len());
-    }
-
-    #[inline(always)]
-    fn write(&self, position: u64, from: &[u8]) {
-        let all = PeerRing::write(self, position, from);
-        debug_assert!(all, "{} bytes at {position}", from.len());
+    fn write(&self, position: u64, from: &[u8]) -> bool {
+        PeerRing::write(self, position, from)
     }
 
     #[inline(always)]
     fn prefetch(&self, position: u64) {
-        prefetch::<1, _>(self.word(position));
-    }
-}
-
-#[inline]
-fn word(mapping: &PeerMapping, at: usize, act: impl FnOnce(&AtomicU64)) {
-    match mapping.atomic_u64(at) {
-        Some(word) => act(word),
-        None => debug_assert!(false, "no word at {at}"),
+        prefetch::<1, _>(PeerRing::word(self, position));
     }
 }
 
@@ -147,8 +137,8 @@ const LINES: usize = 4096;
 /// Bytes that a ring begins with, at most a quarter of those that it may have: enough for a few short messages at a
 /// time.
 const FIRST_BYTES: u32 = 2048;
-/// Lines that different sides write are this far apart: processors fetch lines in pairs.
-const APART: usize = 128;
+/// Lines that different sides write are so many apart: processors fetch lines in pairs.
+const APART: usize = 2;
 
 /// Where everything lies in the memory of one connection: a page of lines, the connector's ring, the
 /// acceptor's.
@@ -208,13 +198,13 @@ impl Layout {
         Producer::new(self.first_bytes(), self.ring_bytes)
     }
 
-    /// The end that takes from it.
-    pub(super) fn consumer(self) -> Consumer {
-        Consumer::new(self.first_bytes(), self.ring_bytes)
+    /// The end that takes from it messages up to this length.
+    pub(super) fn consumer(self, max_message: u32) -> Consumer {
+        Consumer::new(self.first_bytes(), self.ring_bytes, max_message)
     }
 
-    /// Two words in which this side says how far it has come in the other's ring, and whether it refused the
-    /// record there.
+    /// The line in whose first words this side says how far it has come in the other's ring, and whether it refused
+    /// the record there.
     pub(super) fn report(self, by: Side) -> usize {
         if by == Side::Connector { 0 } else { APART }
     }

@@ -7,92 +7,92 @@ use loom::sync::atomic::{AtomicU64, fence};
 use loom::thread;
 
 use super::doorbell::{Doorbell, Waits};
-use super::memory::{Memory, RingMemory};
+use super::memory::{Lines, RingMemory, Word};
 use super::ring::{Consumer, Header, Producer};
 use super::window::model::WindowModel;
 
 /// Shared memory of which loom watches every word.
-pub(super) struct Words(Vec<AtomicU64>);
+struct Words(Vec<AtomicU64>);
 
 impl Words {
-    pub(super) fn new(bytes: usize) -> Self {
-        Self((0..bytes / 8).map(|_| AtomicU64::new(0)).collect())
+    fn new() -> Self {
+        Self((0..BYTES / 8).map(|_| AtomicU64::new(0)).collect())
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
         assert_eq!(at % 8, 0, "a word at {at}");
         &self.0[at / 8]
     }
+
+    /// Where the consumer's head is told.
+    fn report(&self) -> &AtomicU64 {
+        self.word(REPORT)
+    }
 }
 
-impl Memory for Words {
-    fn load(&self, at: usize) -> u64 {
-        self.word(at).load(Acquire)
+impl Word for AtomicU64 {
+    fn acquire(&self) -> u64 {
+        self.load(Acquire)
     }
 
-    fn load_relaxed(&self, at: usize) -> u64 {
-        self.word(at).load(Relaxed)
+    fn get(&self) -> u64 {
+        self.load(Relaxed)
     }
 
-    fn store_relaxed(&self, at: usize, value: u64) {
-        self.word(at).store(value, Relaxed);
+    fn set(&self, value: u64) {
+        self.store(value, Relaxed);
     }
 
-    fn publish(&self, at: usize, value: u64) {
-        self.word(at).store(value, Release);
+    fn publish(&self, value: u64) {
+        self.store(value, Release);
     }
 
-    fn swap(&self, at: usize, value: u64) -> u64 {
-        self.word(at).swap(value, AcqRel)
+    fn exchange(&self, value: u64) -> u64 {
+        self.swap(value, AcqRel)
     }
 
-    fn settle(&self) {
+    fn newest(&self) -> u64 {
+        self.fetch_and(u64::MAX, AcqRel)
+    }
+
+    fn settle() {
         fence(SeqCst);
     }
+}
 
-    fn newest(&self, at: usize) -> u64 {
-        self.word(at).fetch_and(u64::MAX, AcqRel)
+/// Lines of two words.
+impl Lines for Words {
+    type Word = AtomicU64;
+
+    fn words(&self, line: usize) -> (&AtomicU64, &AtomicU64) {
+        (self.word(line), self.word(line + 8))
     }
 }
 
 /// The ring at the start of it, of so many bytes.
 struct Ring<'a>(&'a Words, u32);
 
-impl Ring<'_> {
+impl RingMemory for Ring<'_> {
+    type Word = AtomicU64;
+
     fn word(&self, position: u64) -> &AtomicU64 {
         self.0.word((position % u64::from(self.1)) as usize)
     }
-}
 
-impl RingMemory for Ring<'_> {
-    fn load(&self, position: u64) -> u64 {
-        self.word(position).load(Acquire)
-    }
-
-    fn load_relaxed(&self, position: u64) -> u64 {
-        self.word(position).load(Relaxed)
-    }
-
-    fn store_relaxed(&self, position: u64, value: u64) {
-        self.word(position).store(value, Relaxed);
-    }
-
-    fn publish(&self, position: u64, value: u64) {
-        self.word(position).store(value, Release);
-    }
-
-    fn read(&self, position: u64, to: &mut [u8]) {
+    fn read(&self, position: u64, to: &mut [u8]) -> bool {
         for (position, chunk) in (position..).step_by(8).zip(to.chunks_mut(8)) {
-            chunk.copy_from_slice(&self.load_relaxed(position).to_le_bytes()[..chunk.len()]);
+            chunk.copy_from_slice(&self.word(position).get().to_le_bytes()[..chunk.len()]);
         }
+        true
     }
 
-    fn write(&self, position: u64, from: &[u8]) {
+    fn write(&self, position: u64, from: &[u8]) -> bool {
         for (position, chunk) in (position..).step_by(8).zip(from.chunks(8)) {
             let mut bytes = [0; 8];
             bytes[..chunk.len()].copy_from_slice(chunk);
-            self.store_relaxed(position, u64::from_le_bytes(bytes));
+            self.word(position).set(u64::from_le_bytes(bytes));
         }
+        true
     }
 
     fn prefetch(&self, _: u64) {}
@@ -102,7 +102,7 @@ impl RingMemory for Ring<'_> {
 const RING: u32 = 256;
 const REPORT: usize = 256;
 const BELL: usize = 264;
-const BYTES: usize = 272;
+const BYTES: usize = 280;
 
 fn explore(test: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
@@ -125,7 +125,7 @@ fn growth() {
 
 /// Of a ring that begins with so many bytes.
 fn records_arrive(mut bytes: u32, records: u64) {
-    let memory = Arc::new(Words::new(BYTES));
+    let memory = Arc::new(Words::new());
     let other = Arc::clone(&memory);
     let producer = thread::spawn(move || {
         let mut tx = Producer::new(bytes, RING);
@@ -136,13 +136,13 @@ fn records_arrive(mut bytes: u32, records: u64) {
                     tx.grow(&Ring(&other, bytes), bytes);
                     continue;
                 }
-                assert!(tx.acknowledge(other.load(REPORT)), "a head that cannot be");
+                assert!(tx.acknowledge(other.report().acquire()), "a head that cannot be");
                 thread::yield_now();
             }
-            tx.push(&Ring(&other, bytes), Header::message(8, None, i), &(i + 100).to_le_bytes());
+            assert!(tx.push(&Ring(&other, bytes), Header::message(8, None, i), &(i + 100).to_le_bytes()));
         }
     });
-    let mut rx = Consumer::new(bytes, RING);
+    let mut rx = Consumer::new(bytes, RING, 8);
     let mut taken = 0;
     while taken < records {
         let ring = Ring(&memory, bytes);
@@ -154,16 +154,16 @@ fn records_arrive(mut bytes: u32, records: u64) {
             first => first,
         };
         let header = rx.header(&ring, first);
-        if !header.is_valid(8) {
+        if !rx.admits(header) {
             bytes = rx.grow(header).unwrap_or_else(|| panic!("{header:?}"));
             continue;
         }
         assert_eq!((header.len(), header.head()), (8, taken));
         let mut payload = [0; 8];
-        rx.copy(&ring, &mut payload);
+        assert!(rx.copy(&ring, &mut payload));
         assert_eq!(u64::from_le_bytes(payload), taken + 100);
         rx.advance(8);
-        memory.publish(REPORT, rx.report());
+        memory.report().publish(rx.report());
         taken += 1;
     }
     producer.join().expect("producer");
@@ -174,14 +174,14 @@ fn records_arrive(mut bytes: u32, records: u64) {
 #[test]
 fn doorbell() {
     explore(|| {
-        let memory = Arc::new(Words::new(BYTES));
+        let memory = Arc::new(Words::new());
         let other = Arc::clone(&memory);
         let bell = Doorbell(BELL);
         let sender = thread::spawn(move || {
             let mut rings = 0;
             let mut tx = Producer::new(RING, RING);
             for _ in 0..2 {
-                tx.push(&Ring(&other, RING), Header::message(0, None, 0), &[]);
+                assert!(tx.push(&Ring(&other, RING), Header::message(0, None, 0), &[]));
                 rings += u32::from(bell.take(&*other));
             }
             rings
@@ -190,7 +190,7 @@ fn doorbell() {
         bell.set(&*memory, Waits::Message);
         bell.clear(&*memory);
         bell.set(&*memory, Waits::Message);
-        let mut rx = Consumer::new(RING, RING);
+        let mut rx = Consumer::new(RING, RING, 8);
         let mut seen = 0;
         while seen < 2 && rx.peek(&Ring(&memory, RING)) != 0 {
             rx.advance(0);
@@ -206,19 +206,19 @@ fn doorbell() {
 fn doorbell_of_reports() {
     for waits in [Waits::Message, Waits::Anything] {
         explore(move || {
-            let memory = Arc::new(Words::new(BYTES));
+            let memory = Arc::new(Words::new());
             let other = Arc::clone(&memory);
             let bell = Doorbell(BELL);
             let peer = thread::spawn(move || {
-                other.publish(REPORT, 64);
+                other.report().publish(64);
                 let for_report = bell.take_if_anything(&*other);
                 let mut tx = Producer::new(RING, RING);
-                tx.push(&Ring(&other, RING), Header::message(0, None, 0), &[]);
+                assert!(tx.push(&Ring(&other, RING), Header::message(0, None, 0), &[]));
                 (for_report, bell.take(&*other))
             });
             bell.set(&*memory, waits);
-            let reported = memory.load(REPORT) != 0;
-            let rx = Consumer::new(RING, RING);
+            let reported = memory.report().acquire() != 0;
+            let rx = Consumer::new(RING, RING, 8);
             let message = rx.peek(&Ring(&memory, RING)) != 0;
             let (for_report, for_message) = peer.join().expect("peer");
             assert!(message || for_report || for_message, "asleep with a message");

@@ -10,7 +10,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::config::{RING_BYTES, SoftwareConfig};
 use super::doorbell::{Doorbell, Waits};
-use super::memory::{Layout, Memory, Side};
+use super::memory::{Layout, Lines, Side, Word};
 use super::message::{Message, Received};
 use super::region::{PeerMemory, Places, Regions, Shown};
 use super::retire::RetireQueue;
@@ -177,7 +177,7 @@ impl Qp {
         let depth = params.send_queue_depth.max(1) as usize;
         Self {
             ring,
-            rx: layout.consumer(),
+            rx: layout.consumer(max_message),
             chores: false,
             later: false,
             state: State::Connecting,
@@ -227,11 +227,12 @@ impl Qp {
     pub(super) fn report(&mut self) {
         // Pair with the loads in `settle_reported` and `refusal` at the other side: who finds a refusal finds
         // the head that it is about.
-        self.ring.publish(self.own_report, self.rx.report());
+        let (head, refusal) = self.ring.words(self.own_report);
+        head.publish(self.rx.report());
         if let Some(refused) = self.refused {
-            self.ring.publish(self.own_report + 8, refused as u64);
+            refusal.publish(refused as u64);
         }
-        if self.peer_may_sleep && self.peer_bell.take_if_anything(&*self.ring) {
+        if self.peer_may_sleep && self.peer_bell.take_if_anything(&self.ring) {
             self.wake_peer();
         }
     }
@@ -255,7 +256,7 @@ impl Qp {
         }
         let waiting = !self.pending.is_empty() || self.retire.has_signalled();
         let waits = if waiting { Waits::Anything } else { Waits::Message };
-        self.own_bell.set(&*self.ring, waits);
+        self.own_bell.set(&self.ring, waits);
         self.armed = Some(waits);
     }
 
@@ -276,7 +277,7 @@ impl Qp {
     /// Is awake.
     pub(super) fn disarm(&mut self) {
         if self.armed.take().is_some() && self.is_live() {
-            self.own_bell.clear(&*self.ring);
+            self.own_bell.clear(&self.ring);
         }
     }
 
@@ -340,14 +341,14 @@ impl Qp {
     #[inline]
     pub(super) fn settle_reported(&mut self) -> bool {
         // Pairs with the publication in `report` at the other side.
-        self.tx.acknowledge(self.ring.load(self.peer_report))
+        self.tx.acknowledge(self.ring.words(self.peer_report).0.acquire())
     }
 
     /// What the peer says of the first record that it has not taken.
     #[inline]
     pub(super) fn refusal(&self) -> Option<Status> {
         // Pairs with the publication in `report` at the other side.
-        Refusal::status(self.ring.load(self.peer_report + 8))
+        Refusal::status(self.ring.words(self.peer_report).1.acquire())
     }
 
     /// Ends all that is posted: what the peer has taken is done, the record that it refused says why, the
@@ -375,7 +376,7 @@ impl Qp {
             return false;
         }
         self.layout = Layout::new(bytes);
-        (self.rx, self.tx) = (self.layout.consumer(), self.layout.producer());
+        (self.rx, self.tx) = (self.layout.consumer(self.max_message), self.layout.producer());
         let first = self.layout.first_bytes();
         self.layout.lay_tx(&mut self.ring, self.side, first) && self.layout.lay_rx(&mut self.ring, self.side, first)
     }

@@ -99,7 +99,7 @@ impl Qp {
         let end = end.min(out.len() + BURST);
         while out.len() < end {
             let header = self.rx.header(&self.ring.rx(), first);
-            if !header.is_valid(self.max_message) {
+            if !self.rx.admits(header) {
                 if !self.follow_growth(header) {
                     return self.violation(common, "a record header that cannot be");
                 }
@@ -116,22 +116,21 @@ impl Qp {
                 Some(own) => own,
                 None => &mut common.receives,
             };
-            let Some(mut buf) = queue.pop() else { return self.not_ready(common) };
+            let Some(buf) = queue.pop() else { return self.not_ready(common) };
             let len = header.len();
-            if len as usize > buf.capacity() {
-                return self.too_long(common, out, buf, len);
-            }
-            buf.set_window(0, len as usize);
-            self.rx.copy(&self.ring.rx(), &mut buf);
+            let message = match ReceivedBuf::filled(buf, len as usize, |to| self.rx.copy(&self.ring.rx(), to)) {
+                Ok(message) => message,
+                Err(buf) => return self.not_received(common, out, buf, len),
+            };
             self.rnr_polls = 0;
             let invalidated = header.invalidate();
             if let Some(rkey) = invalidated
                 && self.windows.revoke_key(rkey) != Revoked::Done
             {
-                return self.bad_invalidation(common, out, buf);
+                return self.bad_invalidation(common, out, message.into_buf());
             }
             self.rx.advance(len);
-            out.push(Completion::received(self.id, ReceivedBuf::whole(buf), invalidated));
+            out.push(Completion::received(self.id, message, invalidated));
             first = self.rx.peek(&self.ring.rx());
             if first == 0 {
                 break;
@@ -157,7 +156,7 @@ impl Qp {
 
     #[cold]
     #[inline(never)]
-    fn too_long(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf, len: u32) -> bool {
+    fn not_received(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf, len: u32) -> bool {
         let reason = format!("a message of {len} bytes met a Receive of {}", buf.capacity());
         out.push(Completion::failed_receive(self.id, Status::LocalLength, buf));
         self.refuse(common, Refusal::InvalidRequest, &reason)

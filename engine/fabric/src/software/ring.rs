@@ -2,8 +2,8 @@
 //!
 //! A record is a header of 16 bytes and the payload, rounded up to whole cache lines; the payload may run
 //! over the end of the ring, the header never does. Its first word says that the record is there: the
-//! producer *first* zeroes the first word of the place behind the record, *then* writes the record, and
-//! publishes its first word last. The consumer polls exactly the line that the next message will arrive in: a
+//! producer writes the record, zeroes the first word of the place behind it, and publishes the record's first word
+//! last. The consumer polls exactly the line that the next message will arrive in: a
 //! small message costs its own cache lines and no other.
 //!
 //! How far the consumer has come (its *head*) goes back inside the headers of the other direction's records,
@@ -19,7 +19,7 @@
 //!
 //! The memory is shared with a process that may be hostile: every word is read once, then checked.
 
-use super::memory::RingMemory;
+use super::memory::{RingMemory, Word};
 
 /// Bytes that records are aligned to, one cache line.
 pub(super) const LINE: u32 = 64;
@@ -80,10 +80,10 @@ impl Header {
         self.first >> 32 | self.second >> 32 << 32
     }
 
-    /// Whether a correct producer may have written it, of a message.
+    /// Whether a correct producer may have written it, of a message of at most so many bytes.
     #[inline]
-    pub(super) fn is_valid(self, max_message: u32) -> bool {
-        self.first & (Self::UNKNOWN | Self::GROWTH | Self::PRESENT) == Self::PRESENT && self.len() <= max_message
+    fn is_message(self, longest: u32) -> bool {
+        self.first & (Self::UNKNOWN | Self::GROWTH | Self::PRESENT) == Self::PRESENT && self.len() <= longest
     }
 
     /// Of a marker: how many bytes the ring has from here on.
@@ -97,6 +97,11 @@ impl Header {
 #[inline]
 fn record_bytes(len: u32) -> u64 {
     u64::from((HEADER as u32 + len + (LINE - 1)) & !(LINE - 1))
+}
+
+/// The longest payload for which a ring of so many bytes can have room, with the word behind the record.
+fn longest(bytes: u32) -> u32 {
+    bytes.saturating_sub(LINE + HEADER as u32)
 }
 
 /// Where the record behind a marker is, when the ring grows `from` so many bytes `to` as many: the next position that
@@ -164,16 +169,21 @@ impl Producer {
         self.acked < self.grown && self.sent + record_bytes(len) + u64::from(LINE) <= self.new_until
     }
 
-    /// Publishes one record. The caller has asked [`has_room`](Self::has_room).
+    /// Publishes one record. The caller has asked [`has_room`](Self::has_room). False, and nothing is published, if the
+    /// payload does not fit the ring at all.
     #[inline(always)]
-    pub(super) fn push(&mut self, memory: &impl RingMemory, header: Header, payload: &[u8]) {
+    #[must_use = "false means that nothing was published"]
+    pub(super) fn push(&mut self, memory: &impl RingMemory, header: Header, payload: &[u8]) -> bool {
         let at = self.sent;
+        if !memory.write(at + HEADER as u64, payload) {
+            return false;
+        }
         self.sent += record_bytes(header.len());
-        memory.store_relaxed(self.sent, 0);
-        memory.store_relaxed(at + 8, header.second);
-        memory.write(at + HEADER as u64, payload);
+        memory.word(self.sent).set(0);
+        memory.word(at + 8).set(header.second);
         // Pairs with the load in `Consumer::peek`: who sees the word sees the record and the zero behind it.
-        memory.publish(at, header.first);
+        memory.word(at).publish(header.first);
+        true
     }
 
     /// How many bytes the ring is to have, which has no room for a record with this payload, so that there is room for
@@ -197,10 +207,10 @@ impl Producer {
         (self.grown, self.new_until) = (self.sent, self.sent + u64::from(bytes - self.bytes));
         self.bytes = bytes;
         let header = Header::growth(bytes);
-        memory.store_relaxed(self.sent, 0);
-        memory.store_relaxed(marker + 8, header.second);
+        memory.word(self.sent).set(0);
+        memory.word(marker + 8).set(header.second);
         // As in `push`.
-        memory.publish(marker, header.first);
+        memory.word(marker).publish(header.first);
     }
 
     /// Takes the consumer's word for how far it has come. False if that cannot be. The two ways that heads
@@ -222,21 +232,31 @@ pub(super) struct Consumer {
     bytes: u32,
     /// Most that it may have.
     most: u32,
+    /// Bytes of the longest message that both sides have agreed on.
+    max_message: u32,
+    /// Bytes of the longest message that a correct producer sends into the ring as it is now.
+    longest: u32,
     head: u64,
     told: u64,
 }
 
 impl Consumer {
-    /// Of a ring that has so many bytes, and may grow.
-    pub(super) fn new(bytes: u32, most: u32) -> Self {
-        Self { bytes, most, head: 0, told: 0 }
+    /// Of a ring that has so many bytes, and may grow, for messages up to a length.
+    pub(super) fn new(bytes: u32, most: u32, max_message: u32) -> Self {
+        Self { bytes, most, max_message, longest: longest(bytes).min(max_message), head: 0, told: 0 }
+    }
+
+    /// Whether a correct producer may have written this header, of a message, into the ring as it is now.
+    #[inline]
+    pub(super) fn admits(&self, header: Header) -> bool {
+        header.is_message(self.longest)
     }
 
     /// The first word of the next record's header, or 0.
     #[inline]
     pub(super) fn peek(&self, memory: &impl RingMemory) -> u64 {
         // Pairs with the publication in `Producer::push`.
-        memory.load(self.head)
+        memory.word(self.head).acquire()
     }
 
     /// Has the place of the next record fetched, if it is short.
@@ -248,13 +268,15 @@ impl Consumer {
     /// The header of the record that `peek` has found.
     #[inline]
     pub(super) fn header(&self, memory: &impl RingMemory, first: u64) -> Header {
-        Header { first, second: memory.load_relaxed(self.head + 8) }
+        Header { first, second: memory.word(self.head + 8).get() }
     }
 
-    /// Copies the payload of the record that `peek` has found; its length is the checked one.
+    /// Copies the payload of the record that `peek` has found. False, and nothing is copied, if it is longer than the
+    /// ring, which [`admits`](Self::admits) excludes.
     #[inline]
-    pub(super) fn copy(&self, memory: &impl RingMemory, to: &mut [u8]) {
-        memory.read(self.head + HEADER as u64, to);
+    #[must_use = "false means that nothing was copied"]
+    pub(super) fn copy(&self, memory: &impl RingMemory, to: &mut [u8]) -> bool {
+        memory.read(self.head + HEADER as u64, to)
     }
 
     /// Steps over the record.
@@ -270,6 +292,7 @@ impl Consumer {
         let bytes = header.grows_to().filter(|&to| to.is_power_of_two() && to > self.bytes && to <= self.most)?;
         self.head = behind_marker(self.head, self.bytes, bytes);
         self.bytes = bytes;
+        self.longest = longest(bytes).min(self.max_message);
         Some(bytes)
     }
 
@@ -318,7 +341,7 @@ mod tests {
                 let fd = memory.fd().try_clone_to_owned().expect("dup");
                 layout.rings(PeerMapping::map(fd, layout.bytes()).expect("map"), side).expect("they fit")
             });
-            Self { tx: layout.producer(), rx: layout.consumer(), rings, layout }
+            Self { tx: layout.producer(), rx: layout.consumer(1 << 20), rings, layout }
         }
 
         /// False if there is no room.
@@ -333,7 +356,7 @@ mod tests {
             }
             let room = self.tx.has_room(len);
             if room {
-                self.tx.push(&self.rings[0].tx(), Header::message(len, None, 0), payload);
+                assert!(self.tx.push(&self.rings[0].tx(), Header::message(len, None, 0), payload));
             }
             room
         }
@@ -346,9 +369,9 @@ mod tests {
                     return None;
                 }
                 let header = self.rx.header(&ring, first);
-                if header.is_valid(1 << 20) {
+                if self.rx.admits(header) {
                     let mut payload = vec![0; header.len() as usize];
-                    self.rx.copy(&ring, &mut payload);
+                    assert!(self.rx.copy(&ring, &mut payload));
                     self.rx.advance(header.len());
                     return Some(payload);
                 }
@@ -425,9 +448,25 @@ mod tests {
         assert!((all - 10..all).contains(&records), "{records} of {all}");
     }
 
+    /// The longest is the one for which the other end finds room, in each size that a ring has.
+    #[test]
+    fn messages_longer_than_the_ring_are_not_admitted() {
+        for bytes in [128, 2048, 64 << 10] {
+            let rx = Consumer::new(bytes, 1 << 20, 1 << 18);
+            let admitted = |len| rx.admits(Header::message(len, None, 0));
+            let longest = (0..=bytes).filter(|&len| Producer::new(bytes, bytes).has_room(len)).max().expect("room");
+            assert!(admitted(longest) && !admitted(longest + 1), "{longest} in {bytes}");
+        }
+        let mut rx = Consumer::new(2048, 8192, 3000);
+        let admitted = |rx: &Consumer, len| rx.admits(Header::message(len, None, 0));
+        assert!(admitted(&rx, 1968) && !admitted(&rx, 1969));
+        assert_eq!(rx.grow(Header::growth(8192)), Some(8192));
+        assert!(admitted(&rx, 3000) && !admitted(&rx, 3001));
+    }
+
     #[test]
     fn markers_that_cannot_be() {
-        let mut rx = Consumer::new(1024, 4096);
+        let mut rx = Consumer::new(1024, 4096, 4096);
         for bytes in [0, 512, 1024, 3000, 8192, u32::MAX] {
             assert_eq!(rx.grow(Header::growth(bytes)), None, "{bytes}");
         }

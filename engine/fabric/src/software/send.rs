@@ -59,7 +59,7 @@ impl Qp {
         if let Some(Posting { wr: WorkRequest::Send { buf, .. }, .. }) = chain.pop() {
             drop(buf);
         }
-        if self.peer_may_sleep && self.peer_bell.take(&*self.ring) {
+        if self.peer_may_sleep && self.peer_bell.take(&self.ring) {
             self.wake_peer();
         }
         true
@@ -129,7 +129,7 @@ impl Qp {
     fn ring_doorbell(&self, common: &mut Common, before: u64) {
         if self.tx.sent() != before {
             common.stats.doorbells += 1;
-            if self.peer_may_sleep && self.peer_bell.take(&*self.ring) {
+            if self.peer_may_sleep && self.peer_bell.take(&self.ring) {
                 self.wake_peer();
             }
         }
@@ -245,9 +245,12 @@ impl Qp {
     #[inline(always)]
     fn send(&mut self, wr_id: u64, signalled: bool, buf: &Buf, invalidate: Option<u32>) {
         let header = Header::message(buf.len() as u32, invalidate, self.rx.report());
-        self.tx.push(&self.ring.tx(), header, buf);
+        let sent = self.tx.push(&self.ring.tx(), header, buf);
+        // What has room is sent; were it not so, the queue pair would end.
+        let status = if sent { Status::Success } else { Status::LocalQpOperation };
+        self.halted |= !sent;
         let end = self.tx.sent();
-        self.retire.push(Retire { wr_id, end, opcode: Opcode::Send, signalled, status: Status::Success });
+        self.retire.push(Retire { wr_id, end, opcode: Opcode::Send, signalled, status });
     }
 
     /// The same, for all but Sends.

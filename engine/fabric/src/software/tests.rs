@@ -6,16 +6,16 @@ mod ring;
 mod seats;
 mod sleep;
 
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, PeerMapping, Pool, PoolConfig, SharedMapping};
+use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, Line, PagePolicy, PeerMapping, Pool, PoolConfig, SharedMapping};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::MemfdFlags;
 
 use super::address::Peer;
 use super::connect::{make, table_bytes};
-use super::memory::{Layout, Memory, Side};
+use super::memory::{Layout, Side, Word};
 use super::message::{Message, Opening, Received};
 use super::region::{Budget, PER_CONNECTION, PeerMemory};
 use super::ring::Header;
@@ -243,9 +243,19 @@ impl Intruder {
         self.layout.ring(Side::Connector)
     }
 
+    /// The words of its report.
+    fn report(&self) -> &Line {
+        self.ring.line(64 * self.layout.report(Side::Connector)).expect("a line")
+    }
+
     fn say(&self, message: &Message, fds: &[BorrowedFd<'_>]) {
         message.send(self.socket.as_fd(), fds).expect("send");
     }
+}
+
+/// The word at a byte of memory that both sides have.
+fn word(memory: &PeerMapping, at: usize) -> &AtomicU64 {
+    &memory.line(at & !63).expect("a line")[at % 64 / 8]
 }
 
 fn sealed(bytes: usize) -> SharedMapping {

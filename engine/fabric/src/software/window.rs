@@ -16,19 +16,23 @@
 //! record of what is bound, and takes from the table only BUSY; the peer checks what it reads against what it
 //! has mapped.
 
+use std::sync::atomic::AtomicU64;
+
 use rpcrdma_mempool::{ArenaId, Lent, PeerMapping};
 
-use super::memory::Memory;
+use super::memory::Word;
 use crate::Access;
 use crate::keys::{Keys, Revoked, index_of};
 
 /// Bytes of an entry: a cache line.
 pub(super) const ENTRY: usize = 64;
-const PLACE: usize = 8;
-const ADDRESS: usize = 16;
-const LEN: usize = 24;
+/// Its words: the key, and what it stands for.
+const KEY: usize = 0;
+const PLACE: usize = 1;
+const ADDRESS: usize = 2;
+const LEN: usize = 3;
 /// Not zero while the peer copies.
-pub(super) const BUSY: usize = 32;
+pub(super) const BUSY: usize = 4;
 
 const VALID: u64 = 1;
 const READ: u64 = 1 << 32;
@@ -85,21 +89,23 @@ impl OwnWindows {
     /// Carries a bind out. False if the window is still bound.
     pub(super) fn bind(&mut self, index: u32, what: &Exposure<'_>) -> bool {
         let Some(window @ Window { mem: None, .. }) = self.windows.get_mut(index as usize) else { return false };
+        let Some(entry) = Entry::of(&self.table, index as usize) else { return false };
         let Some(rkey) = self.keys.bound(index) else { return false };
         *window = Window { mem: Some(what.mem.clone()), rkey };
         let fields = Fields { region: what.region, access: what.access, address: what.address, len: what.len };
-        Entry(index as usize).bind(&self.table, rkey, fields);
+        entry.bind(rkey, fields);
         true
     }
 
     /// Revokes by index, for an invalidation of our own. Call it again while it says `Busy`.
     pub(super) fn revoke(&mut self, index: u32) -> Revoked {
         let Some(window) = self.windows.get_mut(index as usize) else { return Revoked::NotBound };
+        let Some(entry) = Entry::of(&self.table, index as usize) else { return Revoked::NotBound };
         if window.mem.is_none() {
             return Revoked::NotBound;
         }
         self.keys.revoked(index);
-        if !Entry(index as usize).revoke(&self.table, window.rkey) {
+        if !entry.revoke(window.rkey) {
             return Revoked::Busy;
         }
         window.mem = None;
@@ -135,7 +141,7 @@ pub(super) struct PeerWindows {
 /// A claimed window: the peer waits with its revocation until it is released.
 #[derive(Debug)]
 pub(super) struct Claim {
-    entry: Entry,
+    index: usize,
     /// Region of the peer.
     pub(super) region: u32,
     /// First byte, in the region.
@@ -154,9 +160,8 @@ impl PeerWindows {
         if index >= self.windows as usize {
             return None;
         }
-        let entry = Entry(index);
-        let fields = entry.claim(&self.table, rkey)?;
-        let claim = Claim { entry, region: fields.region, offset: address as usize };
+        let fields = Entry::of(&self.table, index)?.claim(rkey)?;
+        let claim = Claim { index, region: fields.region, offset: address as usize };
         let granted = if write { fields.access.remote_write } else { fields.access.remote_read };
         let inside = || address.checked_sub(fields.address).and_then(|skip| fields.len.checked_sub(skip));
         if granted && inside().is_some_and(|left| len <= left) {
@@ -168,13 +173,23 @@ impl PeerWindows {
 
     /// The copy is over.
     pub(super) fn release(&self, claim: Claim) {
-        claim.entry.release(&self.table);
+        if let Some(entry) = Entry::of(&self.table, claim.index) {
+            entry.release();
+        }
     }
 }
 
 /// One entry of a table, as both sides use it; see the page of this module.
-#[derive(Clone, Copy, Debug)]
-struct Entry(usize);
+#[derive(Debug)]
+struct Entry<'a, W>(&'a [W; 8]);
+
+impl<'a> Entry<'a, AtomicU64> {
+    /// Number `index` of a table; `None` behind its end.
+    #[inline]
+    fn of(table: &'a PeerMapping, index: usize) -> Option<Self> {
+        table.line(index.checked_mul(ENTRY)?).map(Self)
+    }
+}
 
 /// What an entry says beside its key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -185,65 +200,62 @@ struct Fields {
     len: u64,
 }
 
-impl Entry {
-    fn at(self) -> usize {
-        self.0 * ENTRY
-    }
-
-    fn bind(self, table: &impl Memory, rkey: u32, fields: Fields) {
+impl<W: Word> Entry<'_, W> {
+    fn bind(&self, rkey: u32, fields: Fields) {
         let rights =
             if fields.access.remote_read { READ } else { 0 } | if fields.access.remote_write { WRITE } else { 0 };
-        table.store_relaxed(self.at() + PLACE, u64::from(fields.region) | rights);
-        table.store_relaxed(self.at() + ADDRESS, fields.address);
-        table.store_relaxed(self.at() + LEN, fields.len);
+        self.0[PLACE].set(u64::from(fields.region) | rights);
+        self.0[ADDRESS].set(fields.address);
+        self.0[LEN].set(fields.len);
         // Pairs with the load in `claim`: who finds the key finds the fields.
-        table.publish(self.at(), u64::from(rkey) << 32 | VALID);
+        self.0[KEY].publish(u64::from(rkey) << 32 | VALID);
     }
 
     /// False while the peer copies.
-    fn revoke(self, table: &impl Memory, rkey: u32) -> bool {
-        table.store_relaxed(self.at(), u64::from(rkey) << 32);
+    fn revoke(&self, rkey: u32) -> bool {
+        self.0[KEY].set(u64::from(rkey) << 32);
         // Pairs with the fence in `claim`: we see its BUSY, or it sees that the key is gone.
-        table.settle();
+        W::settle();
         // Pairs with `release`: the copy is over.
-        table.load(self.at() + BUSY) == 0
+        self.0[BUSY].acquire() == 0
     }
 
-    fn claim(self, table: &impl Memory, rkey: u32) -> Option<Fields> {
-        table.store_relaxed(self.at() + BUSY, 1);
+    fn claim(&self, rkey: u32) -> Option<Fields> {
+        self.0[BUSY].set(1);
         // Pairs with the fence in `revoke`.
-        table.settle();
+        W::settle();
         // Pairs with the publication in `bind`.
-        if table.load(self.at()) != u64::from(rkey) << 32 | VALID {
-            self.release(table);
+        if self.0[KEY].acquire() != u64::from(rkey) << 32 | VALID {
+            self.release();
             return None;
         }
-        let place = table.load_relaxed(self.at() + PLACE);
+        let place = self.0[PLACE].get();
         Some(Fields {
             region: place as u32,
             access: Access { remote_read: place & READ != 0, remote_write: place & WRITE != 0 },
-            address: table.load_relaxed(self.at() + ADDRESS),
-            len: table.load_relaxed(self.at() + LEN),
+            address: self.0[ADDRESS].get(),
+            len: self.0[LEN].get(),
         })
     }
 
-    fn release(self, table: &impl Memory) {
+    fn release(&self) {
         // Pairs with the load in `revoke`.
-        table.publish(self.at() + BUSY, 0);
+        self.0[BUSY].publish(0);
     }
 }
 
 /// One entry for the model: its fields follow from the key, so that a claim can check them.
 #[cfg(all(test, loom))]
 pub(super) mod model {
-    use super::super::model::Words;
+    use loom::sync::atomic::AtomicU64;
+
     use super::*;
 
-    pub(in super::super) struct WindowModel(Words);
+    pub(in super::super) struct WindowModel([AtomicU64; 8]);
 
     impl WindowModel {
         pub(in super::super) fn new() -> Self {
-            Self(Words::new(ENTRY))
+            Self(std::array::from_fn(|_| AtomicU64::new(0)))
         }
 
         fn fields(rkey: u32) -> Fields {
@@ -251,15 +263,15 @@ pub(super) mod model {
         }
 
         pub(in super::super) fn bind(&self, rkey: u32) {
-            Entry(0).bind(&self.0, rkey, Self::fields(rkey));
+            Entry(&self.0).bind(rkey, Self::fields(rkey));
         }
 
         pub(in super::super) fn revoke(&self, rkey: u32) -> bool {
-            Entry(0).revoke(&self.0, rkey)
+            Entry(&self.0).revoke(rkey)
         }
 
         pub(in super::super) fn claim(&self, rkey: u32) -> bool {
-            match Entry(0).claim(&self.0, rkey) {
+            match Entry(&self.0).claim(rkey) {
                 None => false,
                 Some(fields) => {
                     assert_eq!(fields, Self::fields(rkey), "the fields of another bind");
@@ -269,7 +281,7 @@ pub(super) mod model {
         }
 
         pub(in super::super) fn release(&self) {
-            Entry(0).release(&self.0);
+            Entry(&self.0).release();
         }
     }
 }

@@ -182,8 +182,8 @@ fn rings_are_no_longer_than_ours() {
         .collect();
     town.server.post_send(qp, &mut chain).expect("post");
     let layout = Layout::new(RING);
-    let untouched = (layout.bytes()..ring.len()).step_by(8).all(|at| ring.load(at) == 0);
-    assert!(untouched && ring.load(layout.ring(Side::Acceptor)) != 0);
+    let untouched = (layout.bytes()..ring.len()).step_by(8).all(|at| word(&ring, at).get() == 0);
+    assert!(untouched && word(&ring, layout.ring(Side::Acceptor)).get() != 0);
     drop(socket);
     town.ends(qp);
     // An honest one, which has messages both ways, several times round the ring.

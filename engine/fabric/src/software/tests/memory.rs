@@ -108,10 +108,10 @@ fn windows_that_lie() {
             let (intruder, qp) = town.intruder();
             intruder.say(&Message::Region { id: 1, bytes: 8192 }, &[memory.fd()]);
             let rkey = 0xabcd_0000u32;
-            intruder.table.store_relaxed(8, place);
-            intruder.table.store_relaxed(16, first);
-            intruder.table.store_relaxed(24, len);
-            intruder.table.publish(0, u64::from(rkey) << 32 | 1);
+            word(&intruder.table, 8).set(place);
+            word(&intruder.table, 16).set(first);
+            word(&intruder.table, 24).set(len);
+            word(&intruder.table, 0).publish(u64::from(rkey) << 32 | 1);
             let remote = RemoteMemory { rkey, address };
             let wr = if write {
                 WorkRequest::Write { src: Source::Lent(lend(&town)), offset: 0, len: 64, remote }
@@ -145,10 +145,10 @@ fn a_peer_that_never_ends_its_copy() {
     let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: 4096, access: Access::REMOTE };
     town.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("bind");
     let table = intruder.peer_table.as_ref().expect("table");
-    let entry = window.index as usize * ENTRY;
-    let valid = table.load(entry);
+    let entry = table.line(window.index as usize * ENTRY).expect("an entry");
+    let valid = entry[0].acquire();
     assert_eq!(valid & 1, 1, "not bound: {valid:#x}");
-    table.publish(entry + BUSY, 1);
+    entry[BUSY].publish(1);
     let wr = WorkRequest::LocalInvalidate { window };
     town.server.post_send(qp, &mut vec![Posting { wr_id: 2, signalled: true, wr }]).expect("invalidate");
     for _ in 0..200 {
