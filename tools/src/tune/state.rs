@@ -83,9 +83,13 @@ impl State {
 /// The runs in the text of a state file, and how much of it they and the head are, in bytes.
 fn recorded(text: &str, head: &Map<String, Value>) -> Result<(VecDeque<Run>, usize), String> {
     let mut lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
-    let Some(first) = lines.next() else { return Ok((VecDeque::new(), 0)) };
-    let theirs: Map<String, Value> =
-        serde_json::from_str(first).map_err(|_| "this is no state file of rpcrdma tune".to_owned())?;
+    let foreign = || "this is no state file of rpcrdma tune".to_owned();
+    let Some(first) = lines.next() else {
+        // A new file, or a head that was being written when its tuning was ended.
+        let begun = Value::Object(head.clone()).to_string().starts_with(text);
+        return if begun { Ok((VecDeque::new(), 0)) } else { Err(foreign()) };
+    };
+    let theirs: Map<String, Value> = serde_json::from_str(first).map_err(|_| foreign())?;
     if let Some(key) = head.keys().chain(theirs.keys()).find(|key| head.get(*key) != theirs.get(*key)) {
         let text = |of: &Map<String, Value>| of.get(key).map_or_else(|| "nothing".to_owned(), Value::to_string);
         return Err(format!(
@@ -250,7 +254,13 @@ mod tests {
         let held = State::open(&path, &head("calls")).unwrap();
         assert!(State::open(&path, &head("calls")).unwrap_err().to_string().contains("another rpcrdma tune"));
         drop(held);
-        fs::write(&path, "no JSON\n").unwrap();
+        for other in ["no JSON\n", "no JSON, and no line", "{", "x"] {
+            fs::write(&path, other).unwrap();
+            let opened = State::open(&path, &head("calls"));
+            assert_eq!(opened.is_ok(), other == "{", "{other}: a head that was begun, or what others wrote");
+            assert!(other == "{" || fs::read_to_string(&path).unwrap() == other, "{other}");
+        }
+        fs::write(&path, "no JSON").unwrap();
         assert!(State::open(&path, &head("calls")).unwrap_err().to_string().contains("no state file"));
         fs::write(&path, format!("{}\n{{}}\n", Value::Object(head("calls")))).unwrap();
         assert!(State::open(&path, &head("calls")).unwrap_err().to_string().contains("line 2"));
