@@ -5,8 +5,8 @@ use nfs3_types::nfs3::{
     fattr3, ftype3, nfsstat3, nfstime3, post_op_attr, sattr3, set_atime, set_mtime, specdata3, wcc_attr, wcc_data,
 };
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, chmodat, chownat, major,
-    minor, utimensat,
+    AtFlags, CWD, FileType, Gid, Mode, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, chmodat, chownat,
+    ftruncate, major, minor, utimensat,
 };
 
 use crate::codec::{Outcome, given, optional};
@@ -82,8 +82,13 @@ fn special(nanoseconds: i64) -> Timespec {
     Timespec { tv_sec: 0, tv_nsec: nanoseconds }
 }
 
-/// The times that a client asks for; `None` if it asks for none.
+/// The times that a client asks for, beside those that a new length sets; `None` if it asks for none.
 fn times(new: &sattr3) -> Option<Timestamps> {
+    // Who may write may set the length, and with it this time. To set it alone takes the owner.
+    let by_length = matches!((&new.atime, &new.mtime), (set_atime::DONT_CHANGE, set_mtime::SET_TO_SERVER_TIME));
+    if by_length && given(&new.size).is_some() {
+        return None;
+    }
     let atime = match new.atime {
         set_atime::DONT_CHANGE => None,
         set_atime::SET_TO_SERVER_TIME => Some(special(UTIME_NOW)),
@@ -104,27 +109,40 @@ pub(crate) fn mode(new: &sattr3) -> Mode {
     Mode::from_raw_mode(given(&new.mode).unwrap_or(0) & 0o7777)
 }
 
-/// Sets what is given, as far as it goes: size, owner, mode, times, in this order, for each may change those
-/// behind it.
+/// Whether only the owner may set these times: all but both to the present, which who may write may do.
+fn are_of_the_owner(times: &Timestamps) -> bool {
+    [times.last_access, times.last_modification].iter().any(|time| time.tv_nsec != UTIME_NOW)
+}
+
+/// Sets what is given, all of it or nothing as far as the system lets us know beforehand (RFC 1813 §3.3.2): what
+/// can be refused is looked at first. Owner, size, mode, times, in this order, for each may change those behind it.
 pub(crate) fn apply(node: &Node, who: &Identity, new: &sattr3) -> Outcome<()> {
-    if let Some(size) = given(&new.size) {
-        if i64::try_from(size).is_err() {
-            return Err(nfsstat3::NFS3ERR_FBIG);
-        }
-        node.set_len(who, size)?;
+    let (size, uid, gid, times) = (given(&new.size), given(&new.uid), given(&new.gid), times(new));
+    if size.is_some_and(|size| i64::try_from(size).is_err()) {
+        return Err(nfsstat3::NFS3ERR_FBIG);
     }
-    let (uid, gid) = (given(&new.uid), given(&new.gid));
     if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
         return Err(nfsstat3::NFS3ERR_INVAL);
     }
+    let owner = node.stat()?.st_uid;
+    if (given(&new.mode).is_some() || times.as_ref().is_some_and(are_of_the_owner)) && !who.owns(owner) {
+        return Err(nfsstat3::NFS3ERR_PERM);
+    }
+    let file = match size {
+        Some(_) => Some(node.open_to_cut(who, owner)?),
+        None => None,
+    };
     if uid.is_some() || gid.is_some() {
         let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
         who.act(|| chownat(node.fd(), "", uid, gid, AtFlags::EMPTY_PATH)).map_err(status)?;
     }
+    if let (Some(size), Some(file)) = (size, &file) {
+        ftruncate(file, size).map_err(status)?;
+    }
     if given(&new.mode).is_some() {
         who.act(|| chmodat(CWD, node.path(), mode(new), AtFlags::empty())).map_err(status)?;
     }
-    if let Some(times) = times(new) {
+    if let Some(times) = times {
         who.act(|| utimensat(node.fd(), "", &times, AtFlags::EMPTY_PATH)).map_err(status)?;
     }
     Ok(())

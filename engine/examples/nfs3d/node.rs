@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use nfs3_types::nfs3::nfsstat3;
-use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat, accessat, fstat, fsync, ftruncate, openat};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat, accessat, fstat, fsync, openat};
 use rustix::io::{self, Errno};
 
 use crate::codec::Outcome;
@@ -160,11 +160,10 @@ impl Node {
         who.act(|| accessat(CWD, self.path(), what, AtFlags::EACCESS)).is_ok()
     }
 
-    /// Cuts it, or makes it longer.
-    pub(crate) fn set_len(&self, who: &Identity, len: u64) -> Outcome<()> {
+    /// Opens it for a user who is to cut it, or to make it longer.
+    pub(crate) fn open_to_cut(&self, who: &Identity, owner: u32) -> Outcome<Opened<'_>> {
         self.check_regular()?;
-        let file = self.writer(who, self.stat()?.st_uid)?;
-        ftruncate(&file, len).map_err(status)
+        self.writer(who, owner)
     }
 
     /// Makes a directory's names, or a file's data and attributes, stable.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::time::UNIX_EPOCH;
 
 use nfs3_types::nfs3::*;
 use rpcrdma::{Config, Scheme};
@@ -211,6 +212,23 @@ fn users_may_what_the_file_says() {
     other.write(&file, 4, b" and yours", stable_how::UNSTABLE).unwrap();
     assert_eq!(other.read(&file, 0, 100).unwrap().2, b"mine and yours");
     assert_eq!(rights(&mut other, &file), ACCESS3_READ | ACCESS3_MODIFY | ACCESS3_EXTEND);
+    // Who may write may cut it, and nothing is cut for one who asks for what only the owner may have.
+    let cut = |mtime| sattr3 { size: Nfs3Option::Some(4), mtime, ..sattr3::default() };
+    let then = nfstime3 { seconds: 1, nseconds: 0 };
+    for wrong in [
+        cut(set_mtime::SET_TO_CLIENT_TIME(then)),
+        sattr3 { mode: Nfs3Option::Some(0o666), ..cut(set_mtime::DONT_CHANGE) },
+        sattr3 { uid: Nfs3Option::Some(5678), ..cut(set_mtime::DONT_CHANGE) },
+        sattr3 { uid: Nfs3Option::Some(u32::MAX), ..cut(set_mtime::DONT_CHANGE) },
+    ] {
+        let refused = status(other.setattr(&file, wrong.clone(), Nfs3Option::None));
+        assert!([nfsstat3::NFS3ERR_PERM, nfsstat3::NFS3ERR_INVAL].contains(&refused), "{refused:?}: {wrong:?}");
+        assert_eq!(other.read(&file, 0, 100).unwrap().2, b"mine and yours", "{wrong:?}");
+    }
+    fs::File::options().write(true).open(nfsd.path().join("file")).unwrap().set_modified(UNIX_EPOCH).unwrap();
+    other.setattr(&file, cut(set_mtime::SET_TO_SERVER_TIME), Nfs3Option::None).unwrap();
+    assert_eq!(other.read(&file, 0, 100).unwrap().2, b"mine");
+    assert!(fs::metadata(nfsd.path().join("file")).unwrap().modified().unwrap() > UNIX_EPOCH);
     // To give a file away is root's.
     let give = sattr3 { uid: Nfs3Option::Some(5678), ..sattr3::default() };
     assert_eq!(status(owner.setattr(&file, give.clone(), Nfs3Option::None)), nfsstat3::NFS3ERR_PERM);
