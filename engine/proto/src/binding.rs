@@ -131,16 +131,24 @@ impl Binding {
 
     /// Bytes of the argument that is in a Read chunk of so many, which may have its XDR round-up, too: RFC
     /// 8166 §3.4.5.2 allows that, and leaves the count in the message as it is. `word` is the one in
-    /// front of the chunk, if there is one. This is all there is to know it by, beside the longest that
-    /// the argument can be.
-    pub const fn argument_len(&self, chunk: usize, word: Option<u32>) -> usize {
-        let len = match word {
-            Some(count) if self.counted && (count as usize) < chunk && padded(count as usize) == chunk => {
-                count as usize
+    /// front of the chunk, if there is one. `None` if it is not the count of these bytes, or counts more than the
+    /// argument can have: such arguments are garbage. Of [uncounted](Self::uncounted) arguments all bytes count that
+    /// one can have.
+    pub const fn argument_len(&self, chunk: usize, word: Option<u32>) -> Option<usize> {
+        let max_len = self.arguments.max_len;
+        if !self.counted {
+            return Some(if chunk < max_len { chunk } else { max_len });
+        }
+        match word {
+            Some(count) if count as usize == chunk || padded(count as usize) == chunk => {
+                if count as usize <= max_len {
+                    Some(count as usize)
+                } else {
+                    None
+                }
             }
-            _ => chunk,
-        };
-        if len < self.arguments.max_len { len } else { self.arguments.max_len }
+            _ => None,
+        }
     }
 
     /// Results that may be reduced: how many, and the most bytes of each.

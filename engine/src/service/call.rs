@@ -1,5 +1,6 @@
 //! One call as the service sees it: arguments and chunks in place, results written where they are sent from.
 
+use std::mem;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::Arc;
@@ -45,6 +46,15 @@ pub(crate) enum ResultBytes {
     Shared(Frozen),
 }
 
+/// A Read chunk that is no counted argument.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Miscounted {
+    /// Its bytes.
+    pub(crate) chunk: usize,
+    /// The word in front of it, where the count of them should be.
+    pub(crate) word: Option<u32>,
+}
+
 /// A result that goes by RDMA Write, into one Write chunk of the caller.
 #[derive(Debug)]
 pub(crate) struct ResultChunk {
@@ -55,6 +65,10 @@ pub(crate) struct ResultChunk {
     /// Bytes of pool memory, from its start on, that are this call's, beside the first `len`.
     filled: usize,
     pub(crate) bytes: ResultBytes,
+    /// The address of its pool memory was told, to something that may write there for as long as the call lasts.
+    told: bool,
+    /// Such memory, in whose place other memory is sent.
+    kept: Option<Buf>,
     /// How many of `ServerCall::segments` are this chunk's, in order.
     pub(crate) segments: u32,
 }
@@ -62,7 +76,7 @@ pub(crate) struct ResultChunk {
 impl ResultChunk {
     /// A chunk of so many bytes, in so many segments, that nothing is in yet.
     pub(crate) fn of(capacity: u32, segments: u32) -> Self {
-        Self { capacity, len: 0, filled: 0, bytes: ResultBytes::Empty, segments }
+        Self { capacity, len: 0, filled: 0, bytes: ResultBytes::Empty, told: false, kept: None, segments }
     }
 
     /// Clears what memory of the pool holds of other calls within the first `len` bytes, or all of them if
@@ -110,8 +124,11 @@ impl Verifier {
 
 /// A call that is being served. Handlers get it by reference; it is theirs alone while they run, on whichever
 /// thread they run.
-#[derive(Debug, Default)]
-pub struct ServerCall {
+///
+/// Nobody but the engine makes one, and it has no size that is known when programs are built, so that it cannot be
+/// exchanged for another one ([`mem::swap`]): each call is answered as itself. That is what `T` is for.
+#[derive(Debug)]
+pub struct ServerCall<T: ?Sized = [()]> {
     pub(crate) qp: QpId,
     /// Index of the server's shard that took the call.
     pub(crate) shard: u32,
@@ -162,14 +179,18 @@ pub struct ServerCall {
     /// It was taken by its handler, and dropped unanswered.
     dropped: bool,
     /// Its place in the list of those that come home.
-    link: Link<Self>,
+    link: Link<OwnedCall>,
     /// What its handler said when it panicked.
     panic: Option<Box<str>>,
     /// There is more to be cleared for the next call than there always is.
     pub(crate) unusual: bool,
+    _no_size: T,
 }
 
-impl Linked for ServerCall {
+/// As the engine holds it.
+pub(crate) type OwnedCall = ServerCall<[(); 0]>;
+
+impl Linked for OwnedCall {
     fn link(&mut self) -> &mut Link<Self> {
         &mut self.link
     }
@@ -179,7 +200,7 @@ impl Linked for ServerCall {
 #[derive(Debug, Default)]
 pub(crate) struct CallBoxes {
     #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
-    spare: Vec<Box<ServerCall>>,
+    spare: Vec<Box<OwnedCall>>,
     /// Index of the shard that they are of.
     pub(crate) shard: u32,
 }
@@ -191,7 +212,7 @@ impl CallBoxes {
     }
 
     #[inline]
-    pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> Box<ServerCall> {
+    pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> Box<OwnedCall> {
         match self.spare.pop() {
             Some(mut call) => {
                 call.qp = qp;
@@ -199,13 +220,13 @@ impl CallBoxes {
                 call.results_len = 0;
                 call
             }
-            None => ServerCall::blank(self.shard, qp, id),
+            None => OwnedCall::blank(self.shard, qp, id),
         }
     }
 
     /// Takes a call back; its buffers go home.
     #[inline(always)]
-    pub(crate) fn put(&mut self, mut call: Box<ServerCall>) {
+    pub(crate) fn put(&mut self, mut call: Box<OwnedCall>) {
         // Most have given both away.
         if call.message.is_some() {
             call.message = None;
@@ -220,19 +241,57 @@ impl CallBoxes {
     }
 }
 
-impl ServerCall {
+impl OwnedCall {
+    #[cold]
+    #[inline(never)]
+    fn blank(shard: u32, qp: QpId, id: InboundId) -> Box<Self> {
+        Box::new(Self {
+            qp,
+            shard,
+            id,
+            xid: 0,
+            program: 0,
+            version: 0,
+            procedure: 0,
+            entry: 0,
+            inv_handle: 0,
+            flavor: 0,
+            credential: 0..0,
+            args: 0..0,
+            message: None,
+            reads: ArrayVec::new(),
+            results: ArrayVec::new(),
+            segments: ArrayVec::new(),
+            asked: ArrayVec::new(),
+            reply_chunk: ArrayVec::new(),
+            reply_offered: false,
+            returns: false,
+            reply: None,
+            results_at: 0,
+            results_len: 0,
+            refusal: None,
+            peer: None,
+            host: None,
+            arrived: None,
+            inline_room: 0,
+            claim: None,
+            verifier: Verifier::default(),
+            dropped: false,
+            link: Link::default(),
+            panic: None,
+            unusual: false,
+            _no_size: [],
+        })
+    }
+}
+
+impl<T: ?Sized> ServerCall<T> {
     /// Gives it the buffer of its reply, of which it has none yet; its results start at byte `results_at`.
     #[inline(always)]
     pub(crate) fn give_reply(&mut self, reply: Buf, results_at: usize) {
         debug_assert!(self.reply.is_none());
         self.reply.get_or_insert(reply);
         self.results_at = results_at;
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn blank(shard: u32, qp: QpId, id: InboundId) -> Box<Self> {
-        Box::new(Self { qp, shard, id, ..Self::default() })
     }
 
     /// Who has taken it will not answer it.
@@ -312,16 +371,21 @@ impl ServerCall {
     }
 
     /// Takes away what came in the Read chunks beyond the arguments that they are.
-    pub(crate) fn trim_reads(&mut self, binding: &Binding) {
+    ///
+    /// # Errors
+    /// The word in front of a chunk, if there is one, is not the count of its bytes, as the binding declares it.
+    pub(crate) fn trim_reads(&mut self, binding: &Binding) -> Result<(), Miscounted> {
         for index in 0..self.reads.len() {
             let word = self.word_before(index);
             if let Some(buf) = self.reads.get_mut(index).and_then(|read| read.buf.as_mut()) {
-                let len = binding.argument_len(buf.len(), word);
-                if len < buf.len() {
+                let chunk = buf.len();
+                let len = binding.argument_len(chunk, word).ok_or(Miscounted { chunk, word })?;
+                if len < chunk {
                     buf.set_window(buf.start(), len);
                 }
             }
         }
+        Ok(())
     }
 
     /// The word of the message that is right in front of a Read chunk.
@@ -493,7 +557,7 @@ impl ServerCall {
         let result = self.results.get_mut(index)?;
         result.filled = result.filled.max(result.len);
         match &mut result.bytes {
-            ResultBytes::Pool(buf) => Some(ResultWriter::new(&mut buf[..], &mut result.len)),
+            ResultBytes::Pool(buf) => Some(ResultWriter::telling(&mut buf[..], &mut result.len, &mut result.told)),
             ResultBytes::Empty | ResultBytes::Shared(_) => None,
         }
     }
@@ -517,7 +581,11 @@ impl ServerCall {
         match self.results.get_mut(index) {
             Some(result) if bytes.len() <= result.capacity as usize => {
                 result.len = bytes.len();
-                result.bytes = ResultBytes::Shared(bytes);
+                if let ResultBytes::Pool(buf) = mem::replace(&mut result.bytes, ResultBytes::Shared(bytes))
+                    && result.told
+                {
+                    result.kept = Some(buf);
+                }
                 true
             }
             _ => false,

@@ -9,21 +9,21 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::call::ServerCall;
+use super::call::{OwnedCall, ServerCall};
 use crate::handoff::parker::Signal;
 use crate::handoff::returns::WayHome;
 use crate::proto::Refusal;
 
 /// Where calls that were taken came from: one connection, for as long as it lasts.
 pub(crate) struct Origin {
-    way: WayHome<ServerCall>,
+    way: WayHome<OwnedCall>,
     signal: Signal,
     over: AtomicBool,
 }
 
 impl Origin {
     /// A connection of the shard that this leads to.
-    pub(crate) fn new(way: WayHome<ServerCall>, signal: Signal) -> Self {
+    pub(crate) fn new(way: WayHome<OwnedCall>, signal: Signal) -> Self {
         Self { way, signal, over: AtomicBool::new(false) }
     }
 
@@ -47,13 +47,13 @@ impl Origin {
 /// ([`ShardStats::calls_dropped`](crate::stats::ShardStats::calls_dropped)).
 pub struct DeferredCall {
     /// `None` once it is on its way home.
-    call: Option<Box<ServerCall>>,
+    call: Option<Box<OwnedCall>>,
     origin: Arc<Origin>,
 }
 
 impl DeferredCall {
     #[inline]
-    pub(crate) fn new(call: Box<ServerCall>, origin: &Arc<Origin>) -> Self {
+    pub(crate) fn new(call: Box<OwnedCall>, origin: &Arc<Origin>) -> Self {
         Self { call: Some(call), origin: Arc::clone(origin) }
     }
 
@@ -68,7 +68,7 @@ impl DeferredCall {
     }
 
     #[inline]
-    fn send_home(&self, mut call: Box<ServerCall>) {
+    fn send_home(&self, mut call: Box<OwnedCall>) {
         // What has run must not run again, whoever is left to hear of it.
         call.remember();
         // A shard that is gone needs nothing back.

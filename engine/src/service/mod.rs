@@ -10,7 +10,7 @@ pub mod reply_cache;
 mod task;
 mod writer;
 
-pub(crate) use call::{CallBoxes, ReadArgument, ResultBytes, ResultChunk, Verifier};
+pub(crate) use call::{CallBoxes, Miscounted, OwnedCall, ReadArgument, ResultBytes, ResultChunk, Verifier};
 pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
 pub use deferred::DeferredCall;
 pub(crate) use deferred::Origin;

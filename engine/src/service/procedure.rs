@@ -9,7 +9,7 @@ use rpcrdma_mempool::Buf;
 use super::call::{MAX_CHUNKS, ServerCall};
 use super::deferred::DeferredCall;
 use super::handler::{Handler, Local, Sharing, Task, Threads};
-use super::reply_cache::{CallKey, Client, Lookup, ReplyCache};
+use super::reply_cache::{CHECKSUMMED, CallKey, Client, Lookup, ReplyCache};
 use crate::binding::Binding;
 use crate::handoff::panics::caught;
 use crate::proto::Refusal;
@@ -60,6 +60,8 @@ pub struct Procedure<S: Sharing = Threads> {
 pub(crate) struct Cached {
     cache: Arc<ReplyCache>,
     client: Arc<Identify>,
+    /// Bytes that the key covers of each argument.
+    checksummed: usize,
 }
 
 /// Tells who calls, for a [`ReplyCache`].
@@ -84,7 +86,7 @@ impl Cached {
 
     fn key(&self, call: &ServerCall) -> Option<CallKey> {
         let client = (self.client)(call)?;
-        Some(CallKey::new(client, call.xid, call.program, call.version, call.procedure, call.args()))
+        Some(CallKey::of(client, call, self.checksummed))
     }
 }
 
@@ -254,7 +256,17 @@ impl<S: Sharing> Procedure<S> {
         cache: Arc<ReplyCache>,
         client: impl Fn(&ServerCall) -> Option<Client> + Send + Sync + 'static,
     ) -> Self {
-        self.cached = Some(Cached { cache, client: Arc::new(client) });
+        self.cached = Some(Cached { cache, client: Arc::new(client), checksummed: CHECKSUMMED });
+        self
+    }
+
+    /// Of a procedure that runs [once](Self::cached): so many bytes of each argument tell a call that has come again
+    /// from another one with its XID and its lengths, instead of [`CHECKSUMMED`]. To be said behind it.
+    #[must_use]
+    pub fn checksummed(mut self, bytes: usize) -> Self {
+        if let Some(cached) = &mut self.cached {
+            cached.checksummed = bytes;
+        }
         self
     }
 

@@ -36,13 +36,14 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
 use super::ServerCall;
 use crate::wire::rpc::OpaqueAuth;
 
-/// Bytes of the arguments that the key's checksum covers.
+/// Bytes that the key's checksum covers of the inline arguments, and of each that came as a Read chunk.
 pub const CHECKSUMMED: usize = 256;
 /// Memory of an entry beside its reply, bytes, about: key, state, and its place in the queue.
 pub const ENTRY_LEN: usize = 2 * (size_of::<CallKey>() + size_of::<State>());
@@ -54,12 +55,15 @@ pub struct ReplyCacheConfig {
     pub entries: usize,
     /// Most bytes of replies. The longest that is kept is one part's share: [`ReplyCache::longest_reply`].
     pub bytes: usize,
+    /// How long a finished call is remembered. A client sends a call again within its own time-out, of some minutes at
+    /// most; one that uses an XID anew later makes another call.
+    pub keep: Duration,
 }
 
-/// 4096 calls and 16 MiB of replies.
+/// 4096 calls, 16 MiB of replies, and 120 s, which is what Linux's NFS server has.
 impl Default for ReplyCacheConfig {
     fn default() -> Self {
-        Self { entries: 4096, bytes: 16 << 20 }
+        Self { entries: 4096, bytes: 16 << 20, keep: Duration::from_secs(120) }
     }
 }
 
@@ -105,18 +109,38 @@ pub struct CallKey {
     program: u32,
     version: u32,
     procedure: u32,
-    len: u64,
     checksum: u64,
 }
 
 impl CallKey {
     /// The key of a call with these arguments: those that came inline, without RPC header, whose credential
     /// may differ when the call comes again. The first [`CHECKSUMMED`] bytes count, and the length: a
-    /// client that uses an XID anew soon, for another call, gets no old reply.
+    /// client that uses an XID anew soon, for another call, gets no old reply. Arguments that came as Read chunks are
+    /// [added](Self::with_chunk).
     pub fn new(client: Client, xid: u32, program: u32, version: u32, procedure: u32, args: &[u8]) -> Self {
+        Self { client, xid, program, version, procedure, checksum: 0 }.with(args, CHECKSUMMED)
+    }
+
+    /// The same of a call with this argument besides, as it came in a Read chunk: its first [`CHECKSUMMED`] bytes
+    /// count, and its length.
+    #[must_use]
+    pub fn with_chunk(self, bytes: &[u8]) -> Self {
+        self.with(bytes, CHECKSUMMED)
+    }
+
+    /// Of a call that is being served; so many bytes count of each argument.
+    pub(super) fn of(client: Client, call: &ServerCall, checksummed: usize) -> Self {
+        let ServerCall { xid, program, version, procedure, .. } = *call;
+        let inline = Self { client, xid, program, version, procedure, checksum: 0 }.with(call.args(), checksummed);
+        (0..call.read_chunks()).fold(inline, |key, n| key.with(call.read_chunk(n).unwrap_or_default(), checksummed))
+    }
+
+    fn with(self, bytes: &[u8], checksummed: usize) -> Self {
         let mut hasher = DefaultHasher::new();
-        hasher.write(&args[..args.len().min(CHECKSUMMED)]);
-        Self { client, xid, program, version, procedure, len: args.len() as u64, checksum: hasher.finish() }
+        hasher.write_u64(self.checksum);
+        hasher.write_usize(bytes.len());
+        hasher.write(&bytes[..bytes.len().min(checksummed)]);
+        Self { checksum: hasher.finish(), ..self }
     }
 }
 
@@ -191,6 +215,8 @@ pub struct ReplyCacheStats {
     pub full: u64,
     /// Finished calls that were forgotten for others.
     pub evictions: u64,
+    /// Finished calls that were forgotten after [their time](ReplyCacheConfig::keep).
+    pub expired: u64,
     /// Calls held, in progress and finished.
     pub entries: u64,
     /// Bytes of replies held.
@@ -200,8 +226,8 @@ pub struct ReplyCacheStats {
 #[derive(Debug, Default)]
 struct Part {
     calls: HashMap<CallKey, State>,
-    /// Finished calls, the longest finished first.
-    finished: VecDeque<CallKey>,
+    /// Finished calls, the longest finished first, and when.
+    finished: VecDeque<(Instant, CallKey)>,
     stats: ReplyCacheStats,
 }
 
@@ -222,7 +248,11 @@ impl ReplyCache {
         Self {
             parts: (0..parts).map(|_| Mutex::default()).collect(),
             hasher: RandomState::new(),
-            limits: ReplyCacheConfig { entries: (config.entries / parts).max(1), bytes: config.bytes / parts },
+            limits: ReplyCacheConfig {
+                entries: (config.entries / parts).max(1),
+                bytes: config.bytes / parts,
+                keep: config.keep,
+            },
         }
     }
 
@@ -234,6 +264,7 @@ impl ReplyCache {
     /// Looks a call up, and enters it if it is new. The oldest finished call is forgotten for it, if need be.
     pub fn begin(self: &Arc<Self>, key: CallKey) -> Lookup {
         let part = &mut *self.part(&key);
+        part.expire(self.limits.keep);
         match part.calls.get(&key) {
             Some(State::InProgress) => {
                 part.stats.early += 1;
@@ -277,6 +308,7 @@ impl ReplyCache {
             sum.lost += stats.lost;
             sum.full += stats.full;
             sum.evictions += stats.evictions;
+            sum.expired += stats.expired;
             sum.entries += part.calls.len() as u64;
             sum.bytes += stats.bytes;
         }
@@ -297,18 +329,30 @@ impl ReplyCache {
         while part.stats.bytes + len > self.limits.bytes as u64 && part.evict() {}
         part.stats.bytes += len;
         part.calls.insert(*key, State::Finished(reply));
-        part.finished.push_back(*key);
+        part.finished.push_back((Instant::now(), *key));
     }
 }
 
 impl Part {
-    /// Forgets the call that finished longest ago; false if none has.
+    /// Makes room: forgets the call that finished longest ago; false if none has.
     fn evict(&mut self) -> bool {
-        let Some(key) = self.finished.pop_front() else { return false };
+        let forgotten = self.forget_oldest();
+        self.stats.evictions += u64::from(forgotten);
+        forgotten
+    }
+
+    /// Forgets the calls that finished so long ago.
+    fn expire(&mut self, keep: Duration) {
+        while self.finished.front().is_some_and(|(finished, _)| finished.elapsed() >= keep) {
+            self.stats.expired += u64::from(self.forget_oldest());
+        }
+    }
+
+    fn forget_oldest(&mut self) -> bool {
+        let Some((_, key)) = self.finished.pop_front() else { return false };
         if let Some(State::Finished(Some(reply))) = self.calls.remove(&key) {
             self.stats.bytes -= reply.bytes.len() as u64;
         }
-        self.stats.evictions += 1;
         true
     }
 }

@@ -19,6 +19,8 @@ use crate::wire::NoSpace;
 pub struct ResultWriter<'a> {
     room: &'a mut [u8],
     len: &'a mut usize,
+    /// Set once the address of `room` was told, if the memory could else be exchanged for other.
+    told: Option<&'a mut bool>,
 }
 
 impl<'a> ResultWriter<'a> {
@@ -26,7 +28,13 @@ impl<'a> ResultWriter<'a> {
     #[inline]
     pub(super) fn new(room: &'a mut [u8], len: &'a mut usize) -> Self {
         *len = 0;
-        Self { room, len }
+        Self { room, len, told: None }
+    }
+
+    /// The same; says in `told` that the address was told.
+    #[inline]
+    pub(super) fn telling(room: &'a mut [u8], len: &'a mut usize, told: &'a mut bool) -> Self {
+        Self { told: Some(told), ..Self::new(room, len) }
     }
 
     /// Bytes written so far: what is sent.
@@ -71,10 +79,14 @@ impl<'a> ResultWriter<'a> {
 
     /// Where the next bytes go, for a device or the system to write [as many as there is room for](Self::room), and
     /// [`advance`](Self::advance) behind that: what is there holds anything. It stays what it is, and where it is,
-    /// until the call is answered or dropped, so for as long as a [`DeferredCall`](super::DeferredCall) is kept;
-    /// its bytes are not to be touched by others while a method of the call that gives them is used.
+    /// until the call is answered or dropped, so for as long as a [`DeferredCall`](super::DeferredCall) is kept, also
+    /// if [other memory](super::ServerCall::set_result) is sent in its place. Its bytes are not to be touched by others
+    /// while a method of the call that gives them is used.
     #[inline]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        if let Some(told) = &mut self.told {
+            **told = true;
+        }
         self.room.get_mut(*self.len..).unwrap_or_default().as_mut_ptr()
     }
 

@@ -11,3 +11,9 @@ fn misuse_of_the_pool_does_not_compile() {
 fn misuse_of_the_hand_off_does_not_compile() {
     trybuild::TestCases::new().compile_fail("ui/handoff/*.rs");
 }
+
+/// Calls that are made, exchanged, or taken out of a handler's hands.
+#[test]
+fn misuse_of_calls_does_not_compile() {
+    trybuild::TestCases::new().compile_fail("ui/service/*.rs");
+}

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rpcrdma::client::{Client, ClientCall, ClientConfig, LocalClient};
+use rpcrdma::mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::DeferredCall;
 use rpcrdma::service::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
@@ -450,7 +451,8 @@ fn a_drain_waits_for_what_was_taken_up_to_its_time() {
 fn what_is_answered_later_is_remembered_and_runs_once() {
     for (scheme, version) in [(Scheme::V2Windowed, Version::V2), (Scheme::V1, Version::V1)] {
         let mut world = World::new("once-later");
-        let cache = Arc::new(ReplyCache::new(ReplyCacheConfig { entries: 16, bytes: 1 << 16 }));
+        let cache =
+            Arc::new(ReplyCache::new(ReplyCacheConfig { entries: 16, bytes: 1 << 16, ..ReplyCacheConfig::default() }));
         let kept = Arc::clone(&cache);
         let somebody = |_: &ServerCall| Some(Whose::number(1));
         let shape = move |procedure: Procedure| procedure.cached(Arc::clone(&kept), somebody);
@@ -671,5 +673,65 @@ fn who_waits_for_memory_gets_what_comes_home() {
             assert_eq!(end(client), (token as u64, Ok(Vec::new())), "{scheme:?}");
         }
         drop(clients);
+    }
+}
+
+/// A device may have been told where a result goes: what is there is nobody else's until the call is answered, also if
+/// its handler sends other memory in the end.
+#[test]
+fn memory_whose_address_was_told_stays_with_its_call() {
+    for told in [true, false] {
+        let mut world = World::new("told");
+        let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, name: "own", ..ArenaConfig::default() };
+        let pool = Pool::new(&PoolConfig { classes: vec![Class { size: 1 << 16, count: 1 }], arena }).unwrap();
+        let own = Mutex::new(Some(pool.alloc(8).unwrap().freeze()));
+        let (hold, held) = mpsc::channel();
+        let procedure = Procedure::deferred(move |mut call: DeferredCall| {
+            if told {
+                assert!(!call.result_writer(0).expect("a Write chunk").as_mut_ptr().is_null());
+            }
+            let own = own.lock().unwrap().take().expect("one call");
+            assert!(call.set_result(0, own), "there is room");
+            hold.send(call).expect("the test waits");
+        });
+        let mut services = standard_services();
+        services.add(PROGRAM, VERSION, HELD, procedure.write_chunks(1, 1 << 16));
+        // All the bulk memory that there is, is one call's.
+        let (bulk_buffers, long_buffers) = (vec![(1 << 20, 1)], vec![]);
+        let shard = Config { arenas: vec![pool.arena().clone()], bulk_buffers, long_buffers, ..small() };
+        let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
+        let mut client = world.client(&address, small());
+        let first = client.first();
+        for (token, procedure) in [(0, HELD), (1, LOAD)] {
+            let mut call = client.prepare_with_chunks(procedure, 8).unwrap();
+            call.args_mut().copy_from_slice(&[8u32.to_be_bytes(), 8u32.to_be_bytes()].concat());
+            call.write_chunk(client.alloc(first, 50_000).unwrap()).unwrap();
+            client.start(first, call, token);
+        }
+        let mut ended = Vec::new();
+        let mut poll = |ended: &mut Vec<u64>| {
+            client.poll(|done| {
+                done.result.expect("a reply");
+                ended.push(done.token);
+            })
+        };
+        let stats = || world.server().stats()[0].memory_waits;
+        assert!(
+            settles(|| {
+                poll(&mut ended);
+                if told { stats() == 1 } else { ended == [1] }
+            }),
+            "told: {told}: {ended:?}, {} waits",
+            stats()
+        );
+        assert_eq!(ended.is_empty(), told);
+        held.recv().expect("a call").answer(Ok(()));
+        assert!(
+            settles(|| {
+                poll(&mut ended);
+                ended.len() == 2
+            }),
+            "told: {told}: {ended:?}"
+        );
     }
 }

@@ -5,13 +5,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use rpcrdma::fabric::Access;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig, by_credential, by_host};
 use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
-use rpcrdma::wire::{Body, Chunks, Flags, Revision, Version, View, ViewBody};
+use rpcrdma::wire::{Body, Chunks, Flags, ReadSegment, Revision, Version, View, ViewBody};
 use rpcrdma::{Address, Config, Procedure, Refusal, Services};
 use rpcrdma_tests::*;
+
+use super::hostile_client::be;
+use super::rules_of_servers::{ARGS_AT, Client as Raw, SCHEMES, reads, server_of};
 
 /// Results: how often it ran before, and its arguments. On the shard, and on a worker.
 const COUNT: u32 = 50;
@@ -43,7 +47,7 @@ fn scene(name: &'static str, entries: usize) -> Scene {
 
 fn scene_of(name: &'static str, entries: usize, shard: Config) -> Scene {
     let mut world = World::new(name);
-    let cache = Arc::new(ReplyCache::new(ReplyCacheConfig { entries, bytes: 1 << 20 }));
+    let cache = Arc::new(ReplyCache::new(ReplyCacheConfig { entries, bytes: 1 << 20, ..ReplyCacheConfig::default() }));
     let ran = Arc::new(AtomicU32::new(0));
     let ((start, started), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel());
     let (start, may_go_on) = (Mutex::new(start), Mutex::new(may_go_on));
@@ -339,5 +343,41 @@ fn a_callers_host_is_known_where_there_are_addresses() {
     match address.scheme() {
         "soft" => assert_eq!(hosts[0][0], ""),
         _ => assert!(hosts[0][0].parse::<std::net::IpAddr>().is_ok(), "{hosts:?}"),
+    }
+}
+
+/// A WRITE whose data comes as a Read chunk is another call if its data is other, though XID and lengths are those of
+/// an earlier one.
+#[test]
+fn other_data_in_a_read_chunk_makes_another_call() {
+    for scheme in SCHEMES {
+        let mut world = World::new("data");
+        let (cache, ran) = (Arc::new(ReplyCache::new(ReplyCacheConfig::default())), AtomicU32::new(0));
+        let counts = move |call: &mut rpcrdma::ServerCall| {
+            let before = ran.fetch_add(1, Ordering::Relaxed);
+            call.reply_mut(4).ok_or(Refusal::SystemError)?.copy_from_slice(&before.to_be_bytes());
+            Ok(())
+        };
+        let store = Procedure::new(counts).read_chunks(1, 4096);
+        let once = store.cached(cache, |_: &rpcrdma::ServerCall| Some(Client::number(7)));
+        let mut services = standard_services();
+        services.add(PROGRAM, VERSION, 70, once.clone()).add(PROGRAM, VERSION, 71, once.checksummed(0));
+        let address = world.serve_with(server_of(scheme), services);
+        let mut peer = Raw::connect(&address, scheme, Revision::Ietf00);
+        let mut data = [7; 1000];
+        let mut write = |procedure, data: &[u8]| {
+            let (target, _exposed) = peer.peer.expose(data, Access::REMOTE_READ);
+            peer.call(procedure, reads(&[ReadSegment { position: ARGS_AT + 4, target }]), &be(&[data.len() as u32]));
+            let bytes = peer.answer().bytes;
+            let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+            let results = view.payload().last_chunk().expect("a word");
+            u32::from_be_bytes(*results)
+        };
+        assert_eq!([write(70, &data), write(70, &data)], [0, 0], "{scheme:?}: it has come again");
+        data[200] = 8;
+        assert_eq!([write(70, &data), write(70, &data)], [1, 1], "{scheme:?}: other data");
+        assert_eq!(write(70, &data[..999]), 2, "{scheme:?}: less of it");
+        // A procedure may be content with lengths.
+        assert_eq!([write(71, &data), write(71, &[9; 1000]), write(71, &data[..999])], [3, 3, 4], "{scheme:?}");
     }
 }

@@ -411,7 +411,8 @@ fn what_lands_has_nothing_of_what_was_there() {
 #[test]
 fn replies_that_are_kept_have_nothing_of_others() {
     let mut world = World::new("unwritten-kept");
-    let cache = Arc::new(ReplyCache::new(ReplyCacheConfig { entries: 64, bytes: 1 << 20 }));
+    let cache =
+        Arc::new(ReplyCache::new(ReplyCacheConfig { entries: 64, bytes: 1 << 20, ..ReplyCacheConfig::default() }));
     let mut services = services();
     let lengths = [100, 3000];
     for (number, (handler, _)) in (400..).step_by(2).zip(INLINE) {

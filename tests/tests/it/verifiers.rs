@@ -76,7 +76,8 @@ fn services(cache: &Arc<ReplyCache>) -> Services {
 }
 
 fn serve(world: &mut World, scheme: Scheme) -> (rpcrdma::Address, Arc<ReplyCache>) {
-    let cache = Arc::new(ReplyCache::new(ReplyCacheConfig { entries: 64, bytes: 1 << 20 }));
+    let cache =
+        Arc::new(ReplyCache::new(ReplyCacheConfig { entries: 64, bytes: 1 << 20, ..ReplyCacheConfig::default() }));
     let shard = Config { scheme, ..small() };
     let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
     let config = ServerConfig { shard, workers, ..small_server() };

@@ -55,16 +55,21 @@ fn rfc_8166_8_2_2_nothing_is_reduced_when_the_credential_forbids_it() {
 #[test]
 fn rfc_8166_3_4_5_2_round_up_is_known_by_the_count_in_front_of_the_chunk() {
     let of = |chunk, word| ONE_EACH.argument_len(chunk, word);
-    assert_eq!([5, 6, 7, 8].map(|count| of(8, Some(count))), [5, 6, 7, 8]);
-    // Without round-up; with a word that is no count of these bytes, which the procedure may make of what it
-    // will; with none.
-    assert_eq!([of(5, Some(5)), of(7, Some(5)), of(8, Some(4)), of(8, Some(9)), of(8, None)], [5, 7, 8, 8, 8]);
-    assert_eq!([of(8, Some(0)), of(8, Some(u32::MAX)), of(0, Some(0))], [8, 8, 0]);
+    assert_eq!([5, 6, 7, 8].map(|count| of(8, Some(count))), [5, 6, 7, 8].map(Some));
+    // Without round-up.
+    assert_eq!([of(5, Some(5)), of(0, Some(0))], [Some(5), Some(0)]);
+    // With a word that is no count of these bytes, or with none.
+    let other = [of(7, Some(5)), of(8, Some(4)), of(8, Some(9)), of(8, None), of(8, Some(0)), of(8, Some(u32::MAX))];
+    assert_eq!(other, [None; 6]);
     let odd = Binding::inline(0, 0).arguments(1, 4094);
-    assert_eq!([odd.argument_len(4096, None), odd.argument_len(4096, Some(4093))], [4094, 4093]);
+    assert_eq!(
+        [4093, 4094, 4095, 4096].map(|count| odd.argument_len(4096, Some(count))),
+        [Some(4093), Some(4094), None, None]
+    );
     // One word, after its number of elements.
-    assert_eq!(of(4, Some(1)), 1);
-    assert_eq!(ONE_EACH.uncounted().argument_len(4, Some(1)), 4);
+    assert_eq!(of(4, Some(1)), Some(1));
+    assert_eq!(ONE_EACH.uncounted().argument_len(4, Some(1)), Some(4));
+    assert_eq!(odd.uncounted().argument_len(4096, None), Some(4094));
 }
 
 /// An RPCSEC_GSS credential (RFC 2203 §5.3.1).

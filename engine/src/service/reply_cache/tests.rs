@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn cache(entries: usize, bytes: usize) -> Arc<ReplyCache> {
-    Arc::new(ReplyCache::new(ReplyCacheConfig { entries, bytes }))
+    Arc::new(ReplyCache::new(ReplyCacheConfig { entries, bytes, ..ReplyCacheConfig::default() }))
 }
 
 fn key(xid: u32) -> CallKey {
@@ -39,6 +39,34 @@ fn a_call_runs_once_and_is_answered_again() {
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]), "as often as it is asked for");
     let expected = ReplyCacheStats { hits: 2, misses: 1, early: 1, entries: 1, bytes: 7, ..Default::default() };
     assert_eq!(cache.stats(), expected);
+}
+
+#[test]
+fn arguments_that_came_as_chunks_count() {
+    let args = [7; 300];
+    let inline = key(1);
+    let of = |bytes: &[u8]| inline.with_chunk(bytes);
+    let (mut early, mut late) = (args, args);
+    (early[255], late[256]) = (8, 8);
+    assert_eq!(of(&args), of(&late), "only the first bytes count");
+    let all = [inline, of(&args), of(&early), of(&args[..299]), of(&[]), of(&args).with_chunk(&[])];
+    for (n, one) in all.iter().enumerate() {
+        assert!(all[n + 1..].iter().all(|other| other != one), "{n}");
+    }
+}
+
+#[test]
+fn a_call_is_forgotten_after_its_time() {
+    for (keep, forgotten) in [(Duration::MAX, false), (Duration::ZERO, true)] {
+        let cache = Arc::new(ReplyCache::new(ReplyCacheConfig { keep, ..ReplyCacheConfig::default() }));
+        let running = new(&cache, key(1));
+        new(&cache, key(2)).finish(b"results");
+        assert_eq!(reply(&cache, key(2)).is_none(), forgotten, "{keep:?}");
+        assert!(matches!(cache.begin(key(1)), Lookup::InProgress), "what runs is not finished");
+        running.finish(b"");
+        let stats = cache.stats();
+        assert_eq!((stats.expired > 0, stats.evictions), (forgotten, 0), "{stats:?}");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::replies::{reply_headroom, reply_room};
 use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{InboundId, Refusal};
 use crate::service::reply_cache::Lookup;
-use crate::service::{NO_ENTRY, REFUSAL_LEN, ResultBytes, ResultChunk, ResultMemory, RunOn, ServerCall};
+use crate::service::{NO_ENTRY, OwnedCall, REFUSAL_LEN, ResultBytes, ResultChunk, ResultMemory, RunOn};
 use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
@@ -24,7 +24,7 @@ impl Responder {
         cx: &mut Context<F>,
         conn: &Conn,
         id: InboundId,
-    ) -> Box<ServerCall> {
+    ) -> Box<OwnedCall> {
         let mut call = self.boxes.take(conn.qp(), id);
         call.arrived = cx.sample();
         (call.host, call.inline_room) = (conn.host(), conn.served.inline_room);
@@ -37,7 +37,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<ServerCall>,
+        mut call: Box<OwnedCall>,
         read: Result<(), CallRefusal>,
         message: ReceivedBuf,
     ) {
@@ -62,7 +62,7 @@ impl Responder {
             let (results_at, len) = reply_room(&call, entry);
             if let Some(reply) = self.alloc_in_share(cx, conn, len) {
                 call.give_reply(reply, results_at);
-                return match entry.run_here(&mut call) {
+                return match entry.run_here(&mut *call) {
                     true => self.finish(cx, conn, call),
                     false => self.run_elsewhere(cx, conn, call),
                 };
@@ -73,7 +73,7 @@ impl Responder {
 
     /// The same for a call that needs more, or may have to wait.
     #[inline(never)]
-    fn serve_in_turn<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
+    fn serve_in_turn<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<OwnedCall>) {
         match self.must_wait(cx, conn, &call) {
             true => self.hold_back(cx, conn, call),
             false => self.start(cx, conn, call),
@@ -82,7 +82,7 @@ impl Responder {
 
     /// A call may have memory.
     #[inline(always)]
-    pub(super) fn start<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
+    pub(super) fn start<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<OwnedCall>) {
         // Those that need bulk memory get it in turn.
         let in_turn = self.waiting.is_empty() || (self.fetch.is_empty() && call.results.is_empty());
         match if in_turn { self.begin(cx, conn, call) } else { Err(call) } {
@@ -97,8 +97,8 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<ServerCall>,
-    ) -> Result<(), Box<ServerCall>> {
+        mut call: Box<OwnedCall>,
+    ) -> Result<(), Box<OwnedCall>> {
         // The message of a long call is yet to come: what it needs beside that is not known.
         if call.message.is_some() && !self.prepare(cx, &mut call) {
             return Err(call);
@@ -112,7 +112,7 @@ impl Responder {
 
     /// A call on a connection that drains, or whose peer has a name.
     #[cold]
-    fn look_twice(conn: &Conn, call: &mut ServerCall) -> Result<(), CallRefusal> {
+    fn look_twice(conn: &Conn, call: &mut OwnedCall) -> Result<(), CallRefusal> {
         // A server that drains ends what it has begun, and begins nothing.
         if conn.stage() == Stage::Draining {
             return Err(CallRefusal::System(Trouble::Draining));
@@ -125,7 +125,7 @@ impl Responder {
 
     /// Gives the call the memory that its procedure declared; false if there is not enough.
     #[inline(always)]
-    pub(super) fn prepare<F: Fabric>(&mut self, cx: &mut Context<F>, call: &mut ServerCall) -> bool {
+    pub(super) fn prepare<F: Fabric>(&mut self, cx: &mut Context<F>, call: &mut OwnedCall) -> bool {
         let Some(services) = self.services.as_ref() else { return false };
         let entry = services.entry(call.entry);
         let (results_at, len) = reply_room(call, entry);
@@ -150,7 +150,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<ServerCall>,
+        mut call: Box<OwnedCall>,
         view: &View<'_>,
     ) {
         self.fetch.clear();
@@ -182,9 +182,9 @@ impl Responder {
     }
 
     /// Runs a call, here or on a worker.
-    pub(super) fn run<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
+    pub(super) fn run<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<OwnedCall>) {
         let Some(services) = self.services.as_ref() else { return };
-        match services.entry(call.entry).run_here(&mut call) {
+        match services.entry(call.entry).run_here(&mut *call) {
             true => self.finish(cx, conn, call),
             false => self.run_elsewhere(cx, conn, call),
         }
@@ -192,10 +192,10 @@ impl Responder {
 
     /// Runs a call of a procedure that runs on workers, or once, or that takes its calls.
     #[inline(never)]
-    fn run_elsewhere<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
+    fn run_elsewhere<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<OwnedCall>) {
         let Some(services) = self.services.as_ref() else { return };
         let entry = services.entry(call.entry);
-        if let Some(known) = entry.cached.as_ref().and_then(|cache| cache.look_up(&mut call)) {
+        if let Some(known) = entry.cached.as_ref().and_then(|cache| cache.look_up(&mut *call)) {
             let silent = entry.silent;
             return self.run_before(cx, conn, call, known, silent);
         }
@@ -207,7 +207,7 @@ impl Responder {
             conn.served.at_workers += 1;
             return self.backlog.push_back(call);
         }
-        entry.run(&mut call);
+        entry.run(&mut *call);
         self.finish(cx, conn, call);
     }
 
@@ -216,7 +216,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<ServerCall>,
+        mut call: Box<OwnedCall>,
         known: Lookup,
         silent: bool,
     ) {
@@ -257,7 +257,7 @@ impl Responder {
             };
             cx.lend(conn, |cx, conn| {
                 let once = self.services.as_ref().and_then(|all| all.entry(call.entry).cached.as_ref());
-                if once.is_some_and(|cache| cache.still_runs(&call)) {
+                if once.is_some_and(|cache| cache.still_runs(&*call)) {
                     let soon = cx.clock.read() + nanoseconds(cx.config.control_interval);
                     cx.schedule.wake_by(soon);
                     self.repeats.push_back(call);
@@ -271,7 +271,7 @@ impl Responder {
 
     /// The handler is through: sends the reply, or queues it.
     #[inline(always)]
-    pub(super) fn finish<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
+    pub(super) fn finish<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<OwnedCall>) {
         cx.stats.calls += 1;
         match call.refusal {
             None if !call.returns && !call.verifier.is_some() => self.answer(cx, conn, call, true),
@@ -281,7 +281,7 @@ impl Responder {
 
     /// The same where there is more to look at than how long the reply is.
     #[inline(never)]
-    fn finish_unusual<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
+    fn finish_unusual<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<OwnedCall>) {
         match self.look_at_outcome(cx, &mut call) {
             Ok(()) => {
                 if let Some(call) = self.hold_reply(cx, conn, call) {
@@ -298,7 +298,7 @@ impl Responder {
     fn look_at_outcome<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
-        call: &mut ServerCall,
+        call: &mut OwnedCall,
     ) -> Result<(), Option<CallRefusal>> {
         match call.refusal {
             None => {}
@@ -332,13 +332,13 @@ impl Responder {
     }
 
     /// The procedure of a call is one that is not answered.
-    pub(super) fn is_silent(&self, call: &ServerCall) -> bool {
+    pub(super) fn is_silent(&self, call: &OwnedCall) -> bool {
         self.services.as_ref().is_some_and(|all| all.entry(call.entry).silent)
     }
 
     /// A call is answered with SYSTEM_ERR by its handler's doing: the caller learns no more, the log does.
     #[cold]
-    fn tell_system_error<F: Fabric>(&self, cx: &mut Context<F>, call: &mut ServerCall) {
+    fn tell_system_error<F: Fabric>(&self, cx: &mut Context<F>, call: &mut OwnedCall) {
         let panic = call.take_panic();
         let (what, why) = match (&panic, call.refusal) {
             (Some(panic), _) => ("handlers that panicked", format!("its handler panicked: {panic}")),
@@ -359,7 +359,7 @@ impl Responder {
     /// Moves the results back, so that a longer RPC header has its place in front of them. False without
     /// memory for it.
     #[cold]
-    fn make_room_for_verifier<F: Fabric>(&mut self, cx: &mut Context<F>, call: &mut ServerCall) -> bool {
+    fn make_room_for_verifier<F: Fabric>(&mut self, cx: &mut Context<F>, call: &mut OwnedCall) -> bool {
         let at = reply_headroom(call) + call.header_len();
         let (results, end) = (call.results_at..call.results_at + call.results_len, at + call.results_len);
         if at <= call.results_at {
@@ -380,7 +380,7 @@ impl Responder {
 
     /// A call that is not answered is over. In version 1 its caller would wait for the credit for ever.
     #[cold]
-    fn end_one_way<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
+    fn end_one_way<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<OwnedCall>) {
         if conn.proto.terms().version == Version::V1 {
             let nothing = ReplyBody::SUCCESS;
             return self.refuse_call(cx, conn, call, CallRefusal::Rpc(nothing));
@@ -399,7 +399,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<ServerCall>,
+        mut call: Box<OwnedCall>,
         plain: bool,
     ) {
         let receives_ok = cx.receives_ok(conn);
@@ -429,7 +429,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<ServerCall>,
+        mut call: Box<OwnedCall>,
         refusal: CallRefusal,
     ) {
         cx.stats.calls_failed += 1;
@@ -481,7 +481,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        call: Box<ServerCall>,
+        call: Box<OwnedCall>,
         trouble: Trouble,
     ) {
         let (what, why) = trouble.words();

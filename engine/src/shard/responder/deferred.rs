@@ -6,7 +6,7 @@ use super::Responder;
 use crate::fabric::Fabric;
 use crate::handoff::returns::Came;
 use crate::proto::Refusal;
-use crate::service::{DeferredCall, Origin, ServerCall};
+use crate::service::{DeferredCall, Origin, OwnedCall};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 
@@ -14,7 +14,7 @@ impl Responder {
     /// Has the handler of a call take it, if its connection may have one more out; else it waits for one that
     /// comes home.
     #[inline(always)]
-    pub(super) fn hand_over<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
+    pub(super) fn hand_over<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<OwnedCall>) {
         if conn.served.taken >= cx.config.max_deferred {
             cx.stats.backpressure += 1;
             return conn.served.untaken.push_back(call);
@@ -35,7 +35,7 @@ impl Responder {
 
     /// With a call that was answered at once others have come.
     #[cold]
-    fn more_came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, came: Came<ServerCall>) {
+    fn more_came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, came: Came<OwnedCall>) {
         for call in came {
             match call.qp == conn.qp() {
                 true => self.came_home(cx, conn, call),
@@ -46,7 +46,7 @@ impl Responder {
 
     /// Has the handler of a call take it.
     #[inline(always)]
-    fn give<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<ServerCall>) {
+    fn give<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<OwnedCall>) {
         let Some(services) = &self.services else { return };
         let entry = services.entry(call.entry);
         let new = || Arc::new(Origin::new(self.home.way(), self.signal.clone()));
@@ -66,7 +66,7 @@ impl Responder {
 
     /// Answers a call that comes home, while its connection is in the table.
     #[inline(never)]
-    fn came_home_to_another<F: Fabric>(&mut self, cx: &mut Context<F>, mut call: Box<ServerCall>) {
+    fn came_home_to_another<F: Fabric>(&mut self, cx: &mut Context<F>, mut call: Box<OwnedCall>) {
         let Some(conn) = cx.conns.take(call.qp) else {
             // The connection ended meanwhile; so did the call.
             self.away -= 1;
@@ -80,7 +80,7 @@ impl Responder {
     }
 
     #[inline(always)]
-    fn came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
+    fn came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<OwnedCall>) {
         self.away -= 1;
         conn.served.taken -= 1;
         if call.was_dropped() {
@@ -100,7 +100,7 @@ impl Responder {
     }
 
     #[cold]
-    fn count_dropped<F: Fabric>(&self, cx: &mut Context<F>, call: &mut ServerCall) {
+    fn count_dropped<F: Fabric>(&self, cx: &mut Context<F>, call: &mut OwnedCall) {
         if !call.was_dropped() {
             return;
         }

@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 use super::Responder;
 use crate::binding::reduction_allowed;
 use crate::proto::{Incoming, LIMITS, Lists, MAX_READ_SEGMENTS, Refusal};
-use crate::service::{Local, Procedure, REFUSAL_LEN, ResultChunk, ServerCall};
+use crate::service::{Local, OwnedCall, Procedure, REFUSAL_LEN, ResultChunk};
 use crate::shard::conn::Conn;
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
@@ -87,7 +87,7 @@ impl Responder {
         conn: &Conn,
         incoming: &Incoming<'_>,
         message: &[u8],
-        call: &mut ServerCall,
+        call: &mut OwnedCall,
     ) -> Result<(), CallRefusal> {
         self.fetch.clear();
         (call.xid, call.inv_handle) = (incoming.head.xid, incoming.head.inv_handle);
@@ -110,7 +110,7 @@ impl Responder {
     /// Reads the RPC message of a call, which starts at byte `base` of the call's buffer, and holds its chunks
     /// against what the procedure declares.
     #[inline(always)]
-    pub(super) fn read_rpc(&mut self, payload: &[u8], base: usize, call: &mut ServerCall) -> Result<(), CallRefusal> {
+    pub(super) fn read_rpc(&mut self, payload: &[u8], base: usize, call: &mut OwnedCall) -> Result<(), CallRefusal> {
         // Most headers are told by one look, and are of known length.
         match rpc::AnonymousCall::read(payload) {
             Some(header) => self.take_header(header.into(), rpc::AnonymousCall::LEN, payload, base, call),
@@ -120,7 +120,7 @@ impl Responder {
 
     /// The same where the caller says who it is.
     #[inline(never)]
-    fn read_named(&mut self, payload: &[u8], base: usize, call: &mut ServerCall) -> Result<(), CallRefusal> {
+    fn read_named(&mut self, payload: &[u8], base: usize, call: &mut OwnedCall) -> Result<(), CallRefusal> {
         let (header, args_at) = rpc::CallHeader::parse(payload)
             .map_err(|error| error.answer().map_or(CallRefusal::NotACall, CallRefusal::Rpc))?;
         self.take_header(header, args_at, payload, base, call)
@@ -134,7 +134,7 @@ impl Responder {
         args_at: usize,
         payload: &[u8],
         base: usize,
-        call: &mut ServerCall,
+        call: &mut OwnedCall,
     ) -> Result<(), CallRefusal> {
         if header.xid != call.xid {
             // RFC 8166 §4.1: they are the same; a reply could not be matched.
@@ -165,7 +165,7 @@ fn check_chunks(
     credential: rpc::OpaqueAuth<'_>,
     entry: &Procedure<Local>,
     (args_at, inline): (usize, usize),
-    call: &ServerCall,
+    call: &OwnedCall,
     fetch: &mut Fetch,
 ) -> Result<(), ErrorBody> {
     if credential.flavor != rpc::Flavor::None.code() {
@@ -177,7 +177,7 @@ fn check_chunks(
 
 /// Takes over the chunk lists of a call that was checked as a whole, if it has any.
 #[inline(never)]
-pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), CallRefusal> {
+pub(super) fn read_lists(view: &View<'_>, call: &mut OwnedCall) -> Result<(), CallRefusal> {
     if !view.has_chunks() {
         return Ok(());
     }
@@ -190,7 +190,7 @@ pub(super) fn read_lists(view: &View<'_>, call: &mut ServerCall) -> Result<(), C
 /// Takes over chunk lists that are no longer than they may be.
 #[inline(always)]
 fn take_lists<W: IntoIterator<Item = Segment>>(
-    call: &mut ServerCall,
+    call: &mut OwnedCall,
     version: Version,
     reads: impl IntoIterator<Item = ReadSegment>,
     writes: impl IntoIterator<Item = W>,
@@ -225,7 +225,7 @@ fn take_lists<W: IntoIterator<Item = Segment>>(
 
 /// What the caller receives must have room for a header that returns its Write list and Reply chunk, and for
 /// a refusal at least.
-fn check_returned(call: &ServerCall) -> Result<(), ErrorBody> {
+fn check_returned(call: &OwnedCall) -> Result<(), ErrorBody> {
     let counts = call.returned();
     let room = (call.inline_room as usize).saturating_sub(REFUSAL_LEN);
     if counts.encoded_len() <= room {
@@ -239,7 +239,7 @@ fn check_returned(call: &ServerCall) -> Result<(), ErrorBody> {
 /// The handle that all segments of the call name, 0 if there is none: version 1 has no field for the one to
 /// invalidate (RFC 8797 §4.1), and of several the requester may want to keep some. The Linux client has one
 /// for the padding of all that it reads, as long as its connection lasts.
-fn only_handle(call: &ServerCall) -> u32 {
+fn only_handle(call: &OwnedCall) -> u32 {
     let written = call.segments.iter().chain(&call.reply_chunk);
     let mut handles = written.chain(call.asked.iter().map(|read| &read.target)).map(|segment| segment.handle);
     let first = handles.next().unwrap_or(0);
@@ -251,7 +251,7 @@ fn only_handle(call: &ServerCall) -> u32 {
 fn check_reduction(
     credential: &rpc::OpaqueAuth<'_>,
     entry: &Procedure<Local>,
-    call: &ServerCall,
+    call: &OwnedCall,
 ) -> Result<(), ErrorBody> {
     if reduction_allowed(credential.flavor, credential.body) {
         return Ok(());
@@ -267,7 +267,7 @@ fn check_reduction(
 }
 
 /// Takes the Position Zero Read chunk, which holds the RPC message, from the front of the Read list.
-pub(super) fn read_position_zero(call: &mut ServerCall, fetch: &mut Fetch, longest: u64) -> Result<(), CallRefusal> {
+pub(super) fn read_position_zero(call: &mut OwnedCall, fetch: &mut Fetch, longest: u64) -> Result<(), CallRefusal> {
     let count = call.asked.iter().take_while(|read| read.position == 0).count();
     let mut total = 0;
     for read in call.asked.drain(..count) {
@@ -328,7 +328,7 @@ fn check_reads(
 }
 
 #[inline(always)]
-fn check_writes(entry: &Procedure<Local>, call: &ServerCall) -> Result<(), ErrorBody> {
+fn check_writes(entry: &Procedure<Local>, call: &OwnedCall) -> Result<(), ErrorBody> {
     match (call.results.len(), entry.binding.results.count) {
         (0, _) => Ok(()),
         // Who handles none asks for a Reply chunk instead (version 2 §6.4.3).

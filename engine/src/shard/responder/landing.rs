@@ -8,7 +8,7 @@ use super::header::{CallRefusal, Trouble, reply_body};
 use super::reads::Reads;
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, WorkRequest};
 use crate::proto::Refusal;
-use crate::service::{Local, MAX_CHUNKS, Procedure, ReadArgument, ServerCall};
+use crate::service::{Local, MAX_CHUNKS, Miscounted, OwnedCall, Procedure, ReadArgument};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::wire::Segment;
@@ -17,7 +17,7 @@ use crate::wire::rpc::ProgramNumber;
 /// A call that waits for its RDMA Reads.
 #[derive(Debug)]
 pub(super) struct PendingReads {
-    call: Box<ServerCall>,
+    call: Box<OwnedCall>,
     landing: ArrayVec<Lent, MAX_CHUNKS>,
     /// RDMA Reads that were posted for them.
     count: usize,
@@ -30,7 +30,7 @@ impl PendingReads {
     }
 
     /// The call, whose Reads are over without having completed.
-    pub(super) fn into_call(self) -> Box<ServerCall> {
+    pub(super) fn into_call(self) -> Box<OwnedCall> {
         self.call
     }
 }
@@ -42,8 +42,8 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<ServerCall>,
-    ) -> Result<(), Box<ServerCall>> {
+        mut call: Box<OwnedCall>,
+    ) -> Result<(), Box<OwnedCall>> {
         let before = conn.sends.len();
         match self.push_reads(cx, conn, &mut call) {
             Ok(landing) => {
@@ -70,7 +70,7 @@ impl Responder {
         &self,
         cx: &Context<F>,
         conn: &mut Conn,
-        call: &mut ServerCall,
+        call: &mut OwnedCall,
     ) -> Result<ArrayVec<Lent, MAX_CHUNKS>, NoLanding> {
         let (fetch, name) = (&self.fetch, call.id.index() as u64);
         if let [(at, segment)] = fetch[..] {
@@ -101,7 +101,7 @@ impl Responder {
     /// Memory for the next Read chunk of a call, `len` bytes that belong at byte `at` of its arguments: where its
     /// procedure wants them, or in the pool.
     #[inline(always)]
-    fn land<F: Fabric>(&self, cx: &Context<F>, call: &mut ServerCall, at: u32, len: usize) -> Result<Lent, NoLanding> {
+    fn land<F: Fabric>(&self, cx: &Context<F>, call: &mut OwnedCall, at: u32, len: usize) -> Result<Lent, NoLanding> {
         // A long call's message is no argument.
         if call.message.is_some() {
             call.reads.push(ReadArgument { at, buf: None });
@@ -117,13 +117,7 @@ impl Responder {
 
     /// A call is refused as its procedure has chosen memory for a Read chunk that this cannot land in.
     #[cold]
-    fn refuse_landing<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        mut call: Box<ServerCall>,
-        why: &str,
-    ) {
+    fn refuse_landing<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<OwnedCall>, why: &str) {
         call.reads.clear();
         cx.stats.landings_refused += 1;
         let (procedure, program) = (call.procedure, ProgramNumber(call.program));
@@ -150,10 +144,32 @@ impl Responder {
                 return self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::Lost));
             }
         }
-        if let Some(services) = &self.services {
-            call.trim_reads(&services.entry(call.entry).binding);
+        if let Some(services) = &self.services
+            && let Err(wrong) = call.trim_reads(&services.entry(call.entry).binding)
+        {
+            return self.refuse_miscounted(cx, conn, call, wrong);
         }
         self.run(cx, conn, call);
+    }
+
+    /// A Read chunk does not have as many bytes as the word in front of it counts: nobody knows which are meant.
+    #[cold]
+    fn refuse_miscounted<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: Box<OwnedCall>,
+        Miscounted { chunk, word }: Miscounted,
+    ) {
+        let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+        let word = word.map_or_else(|| "no word".to_owned(), |word| format!("the word {word}"));
+        let line = format_args!(
+            "procedure {procedure} of program {program} is answered with GARBAGE_ARGS: {word} is in front of a Read chunk \
+             of {chunk} bytes, where their count belongs; if its reduced arguments are not `opaque<>` or `string<>`, \
+             declare it `uncounted`"
+        );
+        cx.warn("Read chunks that are not what the word in front of them counts", line);
+        self.refuse_call(cx, conn, call, CallRefusal::Rpc(reply_body(Refusal::GarbageArguments)));
     }
 
     /// The RPC message of a long call has come: it is read as one that came inline.
@@ -162,7 +178,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<ServerCall>,
+        mut call: Box<OwnedCall>,
         landing: ArrayVec<Lent, MAX_CHUNKS>,
     ) {
         let landed = landing.into_iter().next().and_then(|lent| lent.reclaim().ok());
@@ -195,7 +211,7 @@ fn lend(buf: Option<Buf>) -> Result<Lent, NoLanding> {
 fn choose_landing<F: Fabric>(
     cx: &Context<F>,
     entry: &Procedure<Local>,
-    call: &ServerCall,
+    call: &OwnedCall,
     len: usize,
 ) -> Result<Lent, NoLanding> {
     let wrong = |why: String| Err(NoLanding::Wrong(why));

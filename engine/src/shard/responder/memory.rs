@@ -19,7 +19,7 @@ use super::Responder;
 use super::header::{CallRefusal, Fetch, Trouble};
 use super::replies::reply_room;
 use crate::fabric::Fabric;
-use crate::service::{MAX_CHUNKS, ResultBytes, ResultMemory, ServerCall};
+use crate::service::{MAX_CHUNKS, OwnedCall, ResultBytes, ResultMemory};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::shard::progress::Watch;
@@ -27,7 +27,7 @@ use crate::shard::progress::Watch;
 /// A call that waits.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    pub(super) call: Box<ServerCall>,
+    pub(super) call: Box<OwnedCall>,
     /// What is to be read for it.
     pub(super) fetch: Fetch,
 }
@@ -39,7 +39,7 @@ const PATIENCE: u64 = 1_000_000_000;
 const LOOK_EVERY: u64 = 64;
 
 /// A call that waits holds nothing of the pool but its message.
-pub(super) fn release(call: &mut ServerCall) {
+pub(super) fn release(call: &mut OwnedCall) {
     call.reply = None;
     call.reads.clear();
     call.results.iter_mut().for_each(|result| result.bytes = ResultBytes::Empty);
@@ -52,7 +52,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<ServerCall>,
+        mut call: Box<OwnedCall>,
     ) {
         let fetch = take(&mut self.fetch);
         release(&mut call);
@@ -78,7 +78,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        call: Box<ServerCall>,
+        call: Box<OwnedCall>,
         fetch: &Fetch,
     ) {
         cx.stats.pool_empty += 1;
@@ -173,14 +173,14 @@ impl Responder {
 
     /// Whether a call's message came in parts, or in a chunk, and is in a buffer of the pool that is longer
     /// than a Receive: those that wait with such could wait for each other.
-    pub(super) fn holds_what_others_wait_for<F: Fabric>(&self, cx: &Context<F>, call: &ServerCall) -> bool {
+    pub(super) fn holds_what_others_wait_for<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> bool {
         let ours = cx.pool.arena().id();
         call.message.as_ref().is_some_and(|buf| buf.arena() == ours && buf.capacity() > cx.sizing.configured_capacity())
     }
 
     /// Whether the pool has buffers for what a call needs, were they all free. What fits a buffer fits all
     /// larger ones, too.
-    pub(super) fn could_hold<F: Fabric>(&self, cx: &Context<F>, call: &ServerCall, fetch: &Fetch) -> bool {
+    pub(super) fn could_hold<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall, fetch: &Fetch) -> bool {
         let Some(services) = &self.services else { return false };
         let mut needs = ArrayVec::<usize, { 2 * MAX_CHUNKS + 2 }>::new();
         let mut lands = false;

@@ -43,7 +43,7 @@ use crate::handoff::parker::Signal;
 use crate::handoff::returns::Home;
 use crate::handoff::workers::JobResult;
 use crate::proto::Connection;
-use crate::service::{CallBoxes, Local, Origin, ServerCall, Services};
+use crate::service::{CallBoxes, Local, Origin, OwnedCall, Services};
 use crate::stats::ShardStats;
 use crate::wire;
 
@@ -66,17 +66,17 @@ pub(super) struct Responder {
     // In front of where their calls come home.
     futures: Futures,
     /// Where calls that handlers have taken come home.
-    home: Home<ServerCall>,
+    home: Home<OwnedCall>,
     /// Calls that are with the workers, on their way there, or taken by handlers; and futures.
     away: usize,
     /// Wakes the shard.
     signal: Signal,
     /// What they have given back, and is being answered.
-    worked: Vec<(WorkKey, JobResult<Box<ServerCall>>)>,
+    worked: Vec<(WorkKey, JobResult<Box<OwnedCall>>)>,
     /// Calls that a full worker ring holds back.
-    backlog: VecDeque<Box<ServerCall>>,
+    backlog: VecDeque<Box<OwnedCall>>,
     /// Calls that came again while they ran.
-    repeats: VecDeque<Box<ServerCall>>,
+    repeats: VecDeque<Box<OwnedCall>>,
     /// Calls that wait for memory (memory waiters), in the order in which they came.
     waiting: VecDeque<Waiting>,
     /// When the last of the memory waiters got what it needed, or the first began to wait, in nanoseconds.
@@ -94,7 +94,7 @@ pub(super) struct Responder {
 #[derive(Default)]
 pub(super) struct Served {
     /// By [`InboundId`](crate::proto::InboundId) slot: answered calls that wait to be sent.
-    replies: Vec<Option<Box<ServerCall>>>,
+    replies: Vec<Option<Box<OwnedCall>>>,
     /// By the same: calls that wait for their RDMA Reads.
     pending: Vec<Option<PendingReads>>,
     /// Calls given to workers and not back yet.
@@ -102,13 +102,13 @@ pub(super) struct Served {
     /// Calls that handlers have taken, and not back yet.
     taken: u32,
     /// Calls that wait until handlers have taken fewer.
-    untaken: VecDeque<Box<ServerCall>>,
+    untaken: VecDeque<Box<OwnedCall>>,
     /// Where those that were taken came from; `None` while none ever was.
     origin: Option<Arc<Origin>>,
     /// Calls that wait until the connection is within its share of a pool that is short.
     held_back: VecDeque<Waiting>,
     /// Answered calls that wait until fewer bytes are being written for others.
-    unwritten: VecDeque<Box<ServerCall>>,
+    unwritten: VecDeque<Box<OwnedCall>>,
     /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
     inline_room: u32,
     /// Calls need no thought before they are run: the connection is open, and its peer nobody in particular.
@@ -253,7 +253,7 @@ impl Responder {
 
     /// A call that is timed is over.
     #[inline(never)]
-    fn time<F: Fabric>(&mut self, cx: &mut Context<F>, call: &mut ServerCall) {
+    fn time<F: Fabric>(&mut self, cx: &mut Context<F>, call: &mut OwnedCall) {
         if let Some(arrived) = call.arrived.take() {
             self.tally.timed(call, cx.record(arrived));
         }
@@ -311,7 +311,7 @@ impl Responder {
     }
 
     /// A call whose reply will not be sent.
-    pub(super) fn drop_call(&mut self, call: Box<ServerCall>) {
+    pub(super) fn drop_call(&mut self, call: Box<OwnedCall>) {
         self.boxes.put(call);
     }
 }

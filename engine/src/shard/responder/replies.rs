@@ -8,7 +8,7 @@ use super::{Responder, writes};
 use crate::config::{HEADROOM_PLAIN, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
-use crate::service::{Local, MAX_CHUNKS, Procedure, ResultBytes, ServerCall, Verifier};
+use crate::service::{Local, MAX_CHUNKS, OwnedCall, Procedure, ResultBytes, Verifier};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::shard::continuation::{Continuation, Whose};
@@ -36,7 +36,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<ServerCall>,
+        mut call: Box<OwnedCall>,
         receives_ok: bool,
         plain: bool,
     ) {
@@ -74,7 +74,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<ServerCall>,
+        mut call: Box<OwnedCall>,
         (at, len): (usize, usize),
         receives_ok: bool,
     ) {
@@ -104,7 +104,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        call: Box<ServerCall>,
+        call: Box<OwnedCall>,
         rest: Buf,
         receives_ok: bool,
     ) {
@@ -119,7 +119,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<ServerCall>,
+        mut call: Box<OwnedCall>,
         (mut buf, at, len): (Buf, usize, usize),
         returns: bool,
         receives_ok: bool,
@@ -140,7 +140,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<ServerCall>,
+        mut call: Box<OwnedCall>,
         reply: Buf,
         receives_ok: bool,
     ) {
@@ -162,7 +162,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<ServerCall>,
+        mut call: Box<OwnedCall>,
         mut buf: Buf,
         range: Option<(usize, usize)>,
     ) {
@@ -188,7 +188,7 @@ impl Responder {
     /// Queues the RDMA Writes of a reply, and writes the header that says how much went into each segment.
     fn emit_written(
         conn: &mut Conn,
-        call: &mut ServerCall,
+        call: &mut OwnedCall,
         long: Option<Buf>,
         receives_ok: bool,
         buf: &mut Buf,
@@ -259,20 +259,20 @@ fn emit_verified(out: &mut [u8], xid: u32, verifier: &Verifier) {
 
 /// How a reply of `len` bytes travels.
 #[cold]
-pub(super) fn reply_form(conn: &Conn, call: &ServerCall, len: usize) -> ReplyForm {
+pub(super) fn reply_form(conn: &Conn, call: &OwnedCall, len: usize) -> ReplyForm {
     let room = call.reply_offered.then(|| call.reply_chunk.iter().map(|segment| u64::from(segment.length)).sum());
     choose_reply(&conn.proto.form_limits(), reply_header_len(&conn.proto, call), len, room)
 }
 
 /// Bytes of the transport header of a reply.
-pub(super) fn reply_header_len(proto: &Connection, call: &ServerCall) -> usize {
+pub(super) fn reply_header_len(proto: &Connection, call: &OwnedCall) -> usize {
     proto.header_len(&call.returned())
 }
 
 /// Room that the transport header of a reply takes in front of it, whatever the version: with all lists that
 /// it returns.
 #[inline(always)]
-pub(super) fn reply_headroom(call: &ServerCall) -> usize {
+pub(super) fn reply_headroom(call: &OwnedCall) -> usize {
     if call.returns { headroom_for(&call.returned()) } else { HEADROOM_PLAIN }
 }
 
@@ -282,7 +282,7 @@ const PLAIN_RESULTS_AT: usize = HEADROOM_PLAIN + rpc::ACCEPTED_REPLY_LEN;
 /// Where the results of a call go in the buffer of its reply, and how many bytes that has: room for the
 /// headers, then the results or the longest refusal.
 #[inline(always)]
-pub(super) fn reply_room(call: &ServerCall, entry: &Procedure<Local>) -> (usize, usize) {
+pub(super) fn reply_room(call: &OwnedCall, entry: &Procedure<Local>) -> (usize, usize) {
     let headroom = reply_headroom(call);
     (headroom + rpc::ACCEPTED_REPLY_LEN, headroom + entry.reply_room)
 }

@@ -16,7 +16,7 @@ use super::memory::{Waiting, release};
 use super::replies::reply_room;
 use super::{Responder, Served};
 use crate::fabric::Fabric;
-use crate::service::{ResultMemory, ServerCall};
+use crate::service::{OwnedCall, ResultMemory};
 use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
@@ -94,14 +94,14 @@ impl Responder {
     /// Whether a call must wait until its connection holds less, or behind those that do. What is to be read
     /// for it is in `self.fetch`.
     #[inline(always)]
-    pub(super) fn must_wait<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &ServerCall) -> bool {
+    pub(super) fn must_wait<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &OwnedCall) -> bool {
         (!conn.served.held_back.is_empty() && self.is_behind(cx, conn, call)) || self.exceeds_share(cx, conn, call)
     }
 
     /// Goes on with the calls that wait, as what they wait for may have come home by now; true if one that
     /// has come after them must not go past those that are left.
     #[cold]
-    fn is_behind<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &ServerCall) -> bool {
+    fn is_behind<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &OwnedCall) -> bool {
         let fetch = take(&mut self.fetch);
         self.resume(cx, conn);
         self.fetch = fetch;
@@ -113,7 +113,7 @@ impl Responder {
     /// Whether a call is beyond the share of its connection, or beyond its Reads. What is to be read for it is in
     /// `self.fetch`.
     #[inline(always)]
-    fn exceeds_share<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, call: &ServerCall) -> bool {
+    fn exceeds_share<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, call: &OwnedCall) -> bool {
         if self.exceeds_reads(&cx.config, conn) {
             return true;
         }
@@ -135,7 +135,7 @@ impl Responder {
     /// A call is held back until its connection is within its share; what is to be read for it is in
     /// `self.fetch`.
     #[cold]
-    pub(super) fn hold_back<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<ServerCall>) {
+    pub(super) fn hold_back<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<OwnedCall>) {
         let by_reads = self.waits_for_reads(&cx.config, conn);
         let fetch = take(&mut self.fetch);
         release(&mut call);

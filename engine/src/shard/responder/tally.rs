@@ -2,7 +2,7 @@
 //! neither costs nothing here.
 
 use super::header::CallRefusal;
-use crate::service::{Local, NO_ENTRY, ServerCall, Services};
+use crate::service::{Local, NO_ENTRY, OwnedCall, Services};
 use crate::stats::{MINUTE, ProcedureStats, Refusals, Values};
 use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
 
@@ -57,7 +57,7 @@ impl Tally {
 
     /// A call is refused.
     #[cold]
-    pub(super) fn refused(&mut self, call: &ServerCall, refusal: &CallRefusal) {
+    pub(super) fn refused(&mut self, call: &OwnedCall, refusal: &CallRefusal) {
         if let Some(count) = kind(&mut self.refusals, refusal) {
             *count += 1;
         }
@@ -73,7 +73,7 @@ impl Tally {
     }
 
     /// A call that was timed is over, and took so many nanoseconds.
-    pub(super) fn timed(&mut self, call: &ServerCall, took: u64) {
+    pub(super) fn timed(&mut self, call: &OwnedCall, took: u64) {
         let Some(entry) = self.entry(call.entry) else { return };
         let (fetched, written) = (call.asked.iter().map(|read| u64::from(read.target.length)), call.results.iter());
         entry.bytes_in += u64::from(call.args.end - call.args.start) + fetched.sum::<u64>();

@@ -29,7 +29,7 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let mut services = Services::new();
-        let answer = |call: &mut ServerCall| {
+        let answer = |call: &mut crate::ServerCall| {
             call.reply_mut(4).ok_or(crate::proto::Refusal::SystemError)?.fill(9);
             Ok(())
         };
@@ -73,7 +73,7 @@ impl Scene {
     }
 
     /// A call that is answered, with so many bytes for a Write chunk.
-    fn answered(&mut self, conn: &mut Conn, xid: u32, bytes: usize) -> Box<ServerCall> {
+    fn answered(&mut self, conn: &mut Conn, xid: u32, bytes: usize) -> Box<OwnedCall> {
         let Self { responder, cx, .. } = self;
         let message = received(cx.alloc(cx.config.receive_size).expect("a buffer"), &message(16, &call(xid, SHORT)));
         let mut call = receive(conn, &message, |conn, event, _| match event {

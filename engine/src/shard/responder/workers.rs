@@ -7,33 +7,33 @@ use crate::config::POLL_BATCH;
 use crate::fabric::{Fabric, QpId};
 use crate::handoff::workers::{Bench, JobError, ShardPort, WorkerPool};
 use crate::proto::InboundId;
-use crate::service::{ServerCall, Services};
+use crate::service::{OwnedCall, Services};
 use crate::shard::context::Context;
 use crate::wire::ErrorBody;
 
 /// Names a call that is with the workers.
 pub(super) type WorkKey = (QpId, InboundId);
 /// The threads that run what does not run on shards.
-pub(crate) type Workers = WorkerPool<WorkKey, Box<ServerCall>, Box<ServerCall>>;
+pub(crate) type Workers = WorkerPool<WorkKey, Box<OwnedCall>, Box<OwnedCall>>;
 /// The shard's end of them.
-pub(super) type Port = ShardPort<WorkKey, Box<ServerCall>, Box<ServerCall>>;
+pub(super) type Port = ShardPort<WorkKey, Box<OwnedCall>, Box<OwnedCall>>;
 
 /// What a worker does with a call.
-pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Box<ServerCall>) -> Box<ServerCall> {
+pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Box<OwnedCall>) -> Box<OwnedCall> {
     move |mut call| {
-        services.entry(call.entry).run(&mut call);
+        services.entry(call.entry).run(&mut *call);
         call
     }
 }
 
-type Work = Box<dyn Fn(Box<ServerCall>) -> Box<ServerCall>>;
+type Work = Box<dyn Fn(Box<OwnedCall>) -> Box<OwnedCall>>;
 
 /// Workers without threads, for simulations: they work when they are given a turn, on the thread that gives
 /// it. Shards [use them](crate::shard::Shard::simulate_workers) as they use those of a
 /// [`Server`](crate::Server).
 pub struct SimulatedWorkers {
     pool: Workers,
-    benches: Vec<Bench<WorkKey, Box<ServerCall>, Box<ServerCall>, Work>>,
+    benches: Vec<Bench<WorkKey, Box<OwnedCall>, Box<OwnedCall>, Work>>,
 }
 
 impl SimulatedWorkers {
@@ -89,7 +89,7 @@ impl Responder {
         cx: &mut Context<F>,
         qp: QpId,
         id: InboundId,
-        result: Result<Box<ServerCall>, JobError>,
+        result: Result<Box<OwnedCall>, JobError>,
     ) {
         self.away -= 1;
         let Some(conn) = cx.conns.take(qp) else {

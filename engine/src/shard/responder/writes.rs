@@ -8,12 +8,12 @@ use super::{Responder, Served};
 use crate::config::Config;
 use crate::fabric::Fabric;
 use crate::proto::ReplyForm;
-use crate::service::ServerCall;
+use crate::service::OwnedCall;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 
 /// Bytes that the RDMA Writes of a reply carry.
-fn bytes_of(conn: &Conn, call: &ServerCall) -> usize {
+fn bytes_of(conn: &Conn, call: &OwnedCall) -> usize {
     let results: usize = call.results.iter().map(|result| result.len).sum();
     let len = call.header_len() + call.results_len;
     let long = call.reply_offered && matches!(reply_form(conn, call, len), ReplyForm::ReplyChunk);
@@ -27,14 +27,14 @@ fn under_way(conn: &Conn) -> usize {
     conn.sends.written() + queued
 }
 
-fn must_wait(config: &Config, conn: &Conn, call: &ServerCall) -> bool {
+fn must_wait(config: &Config, conn: &Conn, call: &OwnedCall) -> bool {
     let bytes = bytes_of(conn, call);
     bytes > 0 && is_beyond(config.max_write_bytes, under_way(conn), bytes)
 }
 
 /// The RDMA Writes of a reply are queued: they are counted until the Send behind them has left.
 #[inline(always)]
-pub(super) fn note(config: &Config, conn: &mut Conn, call: &ServerCall) {
+pub(super) fn note(config: &Config, conn: &mut Conn, call: &OwnedCall) {
     if config.max_write_bytes.is_some() {
         let segments = call.segments.iter().chain(&call.reply_chunk);
         conn.sends.note_writes(segments.map(|segment| segment.length as usize).sum());
@@ -47,8 +47,8 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        call: Box<ServerCall>,
-    ) -> Option<Box<ServerCall>> {
+        call: Box<OwnedCall>,
+    ) -> Option<Box<OwnedCall>> {
         let behind = || !conn.served.unwritten.is_empty() && bytes_of(conn, &call) > 0;
         if cx.config.max_write_bytes.is_none() || !(behind() || must_wait(&cx.config, conn, &call)) {
             return Some(call);

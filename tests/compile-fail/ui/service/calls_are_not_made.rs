@@ -1,0 +1,5 @@
+//! Nobody but the engine makes a call.
+
+fn main() {
+    let _ = rpcrdma::ServerCall::default();
+}
