@@ -89,7 +89,7 @@ fn services() -> Services {
         PROGRAM,
         VERSION,
         MIRROR,
-        Procedure::new(mirror).read_chunks(1, 1 << 16).write_chunks(1, 1 << 16),
+        Procedure::new(mirror).read_chunks(1, 1 << 16).uncounted().write_chunks(1, 1 << 16),
     );
     services
 }

@@ -186,18 +186,19 @@ fn read_chunks_with_their_padding_are_taken() {
         }
         let (first, _one) = client.peer.expose(&data[0], Access::REMOTE_READ);
         let (second, _two) = client.peer.expose(&data[1], Access::REMOTE_READ);
-        // Both with, the first with, none with. The second always stands behind the first and its padding.
+        // Both with, the first with, none with. The second always stands behind the first, its padding, and its own
+        // length.
         for lens in [[504, 504], [504, 501], [501, 501]] {
             let read =
                 |position, target: Segment, length| ReadSegment { position, target: Segment { length, ..target } };
-            let list = [read(ARGS_AT + 4, first, lens[0]), read(ARGS_AT + 4 + 504, second, lens[1])];
-            client.call(20, reads(&list), &be(&[0]));
+            let list = [read(ARGS_AT + 4, first, lens[0]), read(ARGS_AT + 4 + 504 + 4, second, lens[1])];
+            client.call(20, reads(&list), &be(&[501, 501]));
             let bytes = client.answer().bytes;
             assert_eq!(view(&bytes).payload(), reply_bytes(XID, &be(&[501, 501])), "{scheme:?} {lens:?}");
         }
         // More than that is too long.
         let list = [ReadSegment { position: ARGS_AT + 4, target: Segment { length: 505, ..first } }];
-        client.call(20, reads(&list), &be(&[0]));
+        client.call(20, reads(&list), &be(&[501]));
         match scheme {
             Scheme::V1 => assert_err_chunk(&mut client, "an item that is too long"),
             _ => assert_eq!(client.error(), (XID, ErrorBody::BadXdr)),

@@ -46,7 +46,7 @@ fn chunks_start_where_a_device_wants_them() {
             let flipped: Vec<u8> = data.iter().map(|byte| !byte).collect();
             result.put(&flipped).or(Err(Refusal::SystemError))
         });
-        services.add(PROGRAM, VERSION, FLIP, flip.read_chunks(1, 1 << 20).write_chunks(1, 1 << 20));
+        services.add(PROGRAM, VERSION, FLIP, flip.read_chunks(1, 1 << 20).uncounted().write_chunks(1, 1 << 20));
         let bulk_buffers = vec![(8192, 16), (128 << 10, 8), ((1 << 20) + 4096, 4)];
         let shard = Config { chunk_align: align, bulk_buffers, ..small() };
         let server = Server::start(&address, services, &ServerConfig { shard, ..ServerConfig::default() });
@@ -164,7 +164,12 @@ fn calls_with_as_many_chunks_as_there_may_be_go_side_by_side() {
 fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
     let mut world = World::new("declared-chunks");
     let mut services = standard_services();
-    services.add(PROGRAM, VERSION, 20, Procedure::new(|_| Ok(())).read_chunks(2, 1000).write_chunks(1, 1000));
+    services.add(
+        PROGRAM,
+        VERSION,
+        20,
+        Procedure::new(|_| Ok(())).read_chunks(2, 1000).uncounted().write_chunks(1, 1000),
+    );
     let address = world.serve_with(small_server(), services);
     let mut client = world.client(&address, small());
     let first = client.first();
@@ -391,7 +396,7 @@ fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
         call.set_result_len(0, n);
         Ok(())
     };
-    let slow = Procedure::new(handler).read_chunks(1, 1 << 20).write_chunks(1, 1 << 20).on_workers();
+    let slow = Procedure::new(handler).read_chunks(1, 1 << 20).uncounted().write_chunks(1, 1 << 20).on_workers();
     services.add(PROGRAM, VERSION, 20, slow);
     let address = world.serve_with(super::calls::workers(), services);
     for remote_invalidate in [true, false] {

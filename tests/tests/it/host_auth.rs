@@ -21,7 +21,8 @@ fn services() -> Services {
         call.reply_mut(name.len()).expect("a short name").copy_from_slice(name.as_bytes());
         Ok(())
     })
-    .read_chunks(1, 64);
+    .read_chunks(1, 64)
+    .uncounted();
     services.add(PROGRAM, VERSION, WHO, who.clone());
     services.add(PROGRAM, VERSION, WHO + 1, who.on_workers());
     services

@@ -197,7 +197,7 @@ fn a_shard_without_receives_left_gives_new_connections_few_credits() {
 #[test]
 fn chunks_without_memory_wait_for_it() {
     let of = |buffers| {
-        let takes = Procedure::new(done).read_chunks(1, 40_000);
+        let takes = Procedure::new(done).read_chunks(1, 40_000).uncounted();
         Ill::new(takes, server(Config { bulk_buffers: vec![(64 << 10, buffers)], ..shard() }))
     };
     let load = Load::of_chunks(16, 40_000);
@@ -214,7 +214,7 @@ fn chunks_without_memory_wait_for_it() {
 #[test]
 fn calls_beyond_the_reads_of_their_connection_wait() {
     let of = |max_reads| {
-        let takes = Procedure::new(done).read_chunks(1, 40_000);
+        let takes = Procedure::new(done).read_chunks(1, 40_000).uncounted();
         Ill::new(takes, server(Config { max_reads, bulk_buffers: vec![(64 << 10, 32)], ..shard() }))
     };
     let load = Load::of_chunks(16, 40_000);
