@@ -118,11 +118,15 @@ pub struct Config {
     /// How long an accepted connection may say nothing of use before it is ended when Receives
     /// for another one are wanted; one that has said nothing yet, after 10 ms. Default 10 s.
     pub silent_after: Duration,
-    /// How long a peer may owe something for which this side holds memory: to take what it is sent, to grant
-    /// a credit for replies that wait, to end a message that it has begun. Then its connection ends;
-    /// after half a second already if calls of others wait for memory and none comes home. Looked at
-    /// every eighth of it; `Duration::MAX` for never. Default 10 s.
+    /// How long a peer may owe something for which this side holds memory: to take what it is sent, to answer RDMA
+    /// Reads, to grant a credit for replies that wait, to end a message that it has begun. Then its connection ends.
+    /// Time in which it moves at least [`least_rate`](Self::least_rate) does not count. Looked at every eighth of it;
+    /// `Duration::MAX` for never. Default 10 s.
     pub progress_timeout: Duration,
+    /// Bytes in a second that a connection moves, in both directions together, whose peer is slow and no more: it is
+    /// not ended for what it owes. At least 1. Default 16 KiB, which a line of 256 kbit/s moves with delay and loss.
+    /// A peer that is so slow may hold its share of memory for as long as its calls take at this rate.
+    pub least_rate: u64,
     /// Messages of no use that a peer may send in a second, and at once: malformed ones, replies to no call,
     /// grants that nothing asked for. Beyond that its connection ends. Default 1000.
     pub useless_per_second: u32,
@@ -237,6 +241,7 @@ impl Default for Config {
             setup_timeout: Duration::from_secs(5),
             silent_after: Duration::from_secs(10),
             progress_timeout: Duration::from_secs(10),
+            least_rate: 16 << 10,
             useless_per_second: 1000,
             receives: 4096,
             max_calls: 128,
@@ -364,6 +369,7 @@ impl Config {
         check(most <= 1 << 20 && most.is_multiple_of(4), "max_receive_size", most, "up to 1048576, a multiple of 4")?;
         check(self.reassemble_up_to <= 1 << 30, "reassemble_up_to", self.reassemble_up_to, "at most 1 GiB")?;
         check(self.max_deferred > 0, "max_deferred", 0, "at least 1")?;
+        check(self.least_rate > 0, "least_rate", 0, "at least 1 byte in a second")?;
         check(self.max_reads != Some(0), "max_reads", 0, "at least 1, or none for no limit")?;
         check(self.max_read_bytes != Some(0), "max_read_bytes", 0, "at least 1, or none for no limit")?;
         check(self.max_write_bytes != Some(0), "max_write_bytes", 0, "at least 1, or none for no limit")?;

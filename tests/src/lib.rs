@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod balance;
+mod cable;
 mod child;
 mod data;
 pub mod document;
@@ -15,6 +16,7 @@ mod timed;
 mod world;
 
 pub use balance::{open_descriptors, settles, shard_leak};
+pub use cable::Cable;
 pub use child::{CHILD_TEST, Child, child_role};
 pub use data::{Random, filled, pattern, patterned};
 pub use raw::{Message, RawListener, RawPeer, call_bytes, reply_bytes};

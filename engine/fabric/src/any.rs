@@ -14,7 +14,7 @@ use super::software::{SoftwareFabric, SoftwareListener};
 use super::verbs::{VerbsFabric, VerbsListener};
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
-    PostError, Posting, QpId, RequestId, Waker, WindowId,
+    Flow, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
 /// One of the fabrics of this build. Addresses are in the form of the one that it is, without the word before
@@ -96,6 +96,7 @@ impl Fabric for AnyFabric {
         fn reject(&mut self, request: RequestId, private_data: &[u8]);
         fn disconnect(&mut self, qp: QpId);
         fn holds_sends(&mut self, qp: QpId) -> bool;
+        fn flow(&mut self, qp: QpId) -> Option<Flow>;
         fn destroy_qp(&mut self, qp: QpId);
         fn poll_control(&mut self, events: &mut Vec<ControlEvent>);
         fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError>;

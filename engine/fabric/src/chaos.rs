@@ -17,7 +17,7 @@ use super::forward::{forward, inner};
 use super::random::Xorshift;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
-    PostError, Posting, QpId, RequestId, Status, Waker, WindowId, WorkRequest,
+    Flow, PostError, Posting, QpId, RequestId, Status, Waker, WindowId, WorkRequest,
 };
 
 /// How much trouble. Each knob is a chance per mille, 0 by default.
@@ -370,6 +370,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
         fn reject(&mut self, request: RequestId, private_data: &[u8]);
         fn disconnect(&mut self, qp: QpId);
         fn holds_sends(&mut self, qp: QpId) -> bool;
+        fn flow(&mut self, qp: QpId) -> Option<Flow>;
         fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError>;
         fn next_rkey(&self, window: WindowId) -> u32;
         fn remote_address(&self, mem: &Lent, offset: usize) -> u64;

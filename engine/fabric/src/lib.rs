@@ -223,6 +223,15 @@ pub enum Source {
     Frozen(Frozen),
 }
 
+/// Bytes between a queue pair and its peer, as [`Fabric::flow`] tells them. Headers may count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Flow {
+    /// Bytes that have gone so far, in both directions together. It never goes back.
+    pub moved: u64,
+    /// Bytes that are still to go, in both directions together: of what was posted, and of the peer's Reads.
+    pub queued: u64,
+}
+
 /// One element of a posted chain. Offsets and lengths are in bytes, within the buffer that is named.
 #[derive(Debug)]
 pub enum WorkRequest {
@@ -278,6 +287,15 @@ pub enum WorkRequest {
 }
 
 impl WorkRequest {
+    /// Bytes that go to the peer or come from it.
+    pub(crate) fn payload(&self) -> usize {
+        match self {
+            Self::Send { buf, .. } => buf.len(),
+            Self::Write { len, .. } | Self::Read { len, .. } => *len,
+            Self::Bind { .. } | Self::LocalInvalidate { .. } => 0,
+        }
+    }
+
     /// What its completion says that it was.
     pub fn opcode(&self) -> Opcode {
         match self {
@@ -610,6 +628,11 @@ pub trait Fabric: Sized {
     /// cannot say so, though it has heard of no failure, says true. Now and then, not for each message.
     fn holds_sends(&mut self, _qp: QpId) -> bool {
         true
+    }
+    /// How far the bytes of a queue pair have come, so that a slow peer can be told from one that has stopped. `None`
+    /// where the device does not say. Now and then, not for each message.
+    fn flow(&mut self, _qp: QpId) -> Option<Flow> {
+        None
     }
     /// Appends up to `max` completions; returns how many. Never blocks. Calls the system where nothing else tells of
     /// news: over TCP, a bounded few times in a turn, and for connections that have been idle in every 16th turn only.

@@ -21,7 +21,7 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 use super::forward::{forward, inner};
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
-    PostError, Posting, QpId, RequestId, Source, Waker, WindowId, WorkRequest,
+    Flow, PostError, Posting, QpId, RequestId, Source, Waker, WindowId, WorkRequest,
 };
 
 /// Says in words what a message is; a codec's printer fits here.
@@ -226,6 +226,7 @@ impl<F: Fabric> Fabric for Trace<F> {
         fn capabilities(&self) -> &Capabilities;
         fn stats(&self) -> FabricStats;
         fn holds_sends(&mut self, qp: QpId) -> bool;
+        fn flow(&mut self, qp: QpId) -> Option<Flow>;
         fn next_rkey(&self, window: WindowId) -> u32;
         fn remote_address(&self, mem: &Lent, offset: usize) -> u64;
         fn waker(&self) -> Waker;

@@ -89,6 +89,9 @@ pub enum Stall {
     /// To take what it is sent.
     #[error("the peer does not take what it is sent")]
     Sends,
+    /// To answer RDMA Reads.
+    #[error("the peer does not answer RDMA Reads")]
+    Reads,
     /// Credits for the replies that it has asked for.
     #[error("the peer grants no credit for its replies")]
     Grant,

@@ -19,7 +19,7 @@ use super::requester::Requests;
 use super::responder::Served;
 use super::send_queue::SendQueue;
 use super::stage::Stage;
-use crate::fabric::QpId;
+use crate::fabric::{Fabric, QpId};
 use crate::proto::{ConnConfig, Connection};
 
 /// One connection. Its parts are lent by name, as whoever works on one often needs two of them at once; each keeps
@@ -307,8 +307,9 @@ impl Conn {
 
     /// None of its calls is being read or waits to be answered, and the device is through with all replies.
     #[cold]
-    pub(super) fn holds_nothing(&self) -> bool {
-        self.sends.under_way() == 0 && self.served.holds_nothing() && self.sends.is_empty()
+    pub(super) fn holds_nothing(&self, fabric: &mut impl Fabric) -> bool {
+        let none_sent = self.sends.under_way() == 0 || !fabric.holds_sends(self.qp);
+        self.served.holds_nothing() && self.sends.is_empty() && none_sent
     }
 
     /// More is on its way than a peer that takes what it is sent can be behind with: replies wait. Else a
@@ -325,9 +326,13 @@ impl Conn {
         // A peer that is busy elsewhere may let stand what costs this side nothing.
         let holds = in_device || !self.sends.is_empty() || self.proto.has_replies();
         let (sends, left) = self.sends.numbers();
+        let (fetches, fetched) = self.served.fetches();
         Owed {
             sends,
             left: if holds { left } else { sends },
+            written: self.sends.written_so_far(),
+            fetches,
+            fetched,
             ungranted: self.proto.lacks_grant(),
             half_sent: self.proto.half_sent(),
         }

@@ -234,7 +234,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.sum_up_lines();
         self.cx.resize();
         self.cx.adapt(&mut self.fitting);
-        self.watch.control(&mut self.cx, self.responder.waits_for_memory());
+        self.watch.control(&mut self.cx);
         self.check_arrivals();
         self.responder.control(&mut self.cx);
         self.check_negotiations();

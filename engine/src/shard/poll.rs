@@ -58,7 +58,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.pool.drain_remote();
         let mut served = 0;
         if self.responder.holds_calls_back() {
-            served = self.responder.go_on(&mut self.cx, &mut self.watch, now);
+            served = self.responder.go_on(&mut self.cx);
         }
         // Most turns that find anything find completions.
         if completed != 0 || handed + served != 0 || transmitted {

@@ -1,17 +1,27 @@
-//! Deadlines of ours on what a peer owes: to take what it is sent, to grant credits for the replies that it
-//! has asked for, to end a message that it has begun. Until then it holds memory of the shard. Nothing on the
-//! path of messages reads a clock for it: the connections are looked at now and then, and what has not moved
-//! since is timed.
+//! Deadlines on what a peer owes: to take what it is sent, to answer RDMA Reads, to grant credits for the replies that it
+//! has asked for, to end a message that it has begun. Until then it holds memory of the shard.
+//!
+//! A peer that is slow is not ended. What it owes stands behind other bytes, so each byte that moves between the two
+//! sides pays for the time that it takes at [`Config::least_rate`](crate::Config::least_rate). No more is paid than the
+//! bytes take that stood before what is owed: whoever sends something else instead does not get on for ever. Where the
+//! device does not tell what has moved, those bytes are paid for in advance.
+//!
+//! Nothing on the path of messages reads a clock for it. The connections are looked at now and then, and what has not
+//! moved since is timed.
 
 use super::clock::nanoseconds;
 use super::close_reason::{LocalClose, Stall};
 use super::conn::Conn;
 use super::context::Context;
 use super::stage::Stage;
-use crate::fabric::Fabric;
+use crate::config::Config;
+use crate::fabric::{Fabric, Flow};
 
 /// Looks at a connection within [`Config::progress_timeout`](crate::Config::progress_timeout).
 const LOOKS: u64 = 8;
+
+/// Bytes that may stand before what is owed though nothing tells of them: headers, and messages of the peer.
+const SLACK: u64 = 256 << 10;
 
 /// What is waited for on a connection. Whatever is counted has another number when it moves.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,10 +29,26 @@ pub(super) struct Owed {
     /// Sends so far, and how many of them are known to have left.
     pub(super) sends: u32,
     pub(super) left: u32,
+    /// Bytes of the RDMA Writes before them.
+    pub(super) written: u64,
+    /// Calls whose RDMA Reads were posted so far, and those whose Reads have come.
+    pub(super) fetches: u32,
+    pub(super) fetched: u32,
     /// Replies wait for a grant.
     pub(super) ungranted: bool,
     /// The number of the message that has come in part.
     pub(super) half_sent: Option<u32>,
+}
+
+/// The time between two looks at a connection, and the bytes that moved in it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Passed {
+    /// In nanoseconds.
+    nanos: u64,
+    /// What the bytes that moved take at the least rate, in nanoseconds; `None` if the device does not tell.
+    moved: Option<u64>,
+    /// The same of those that are yet to move.
+    queued: u64,
 }
 
 /// How long one thing has been waited for.
@@ -30,51 +56,96 @@ pub(super) struct Owed {
 struct Stopwatch {
     of: Option<u32>,
     nanos: u64,
+    /// What may still be paid for by bytes, in nanoseconds.
+    payable: u64,
 }
 
 impl Stopwatch {
-    /// `elapsed` later it is this that is waited for: how long now?
-    fn waited(&mut self, of: Option<u32>, elapsed: u64) -> u64 {
-        self.nanos = if of.is_some() && of == self.of { self.nanos.saturating_add(elapsed) } else { 0 };
-        self.of = of;
+    /// A look: how long has this been waited for, beyond what bytes have paid for?
+    fn waited(&mut self, of: Option<u32>, passed: &Passed) -> u64 {
+        if of.is_none() || of != self.of {
+            *self = Self { of, nanos: 0, payable: passed.queued };
+            return 0;
+        }
+        self.nanos = self.nanos.saturating_add(passed.nanos);
+        let Some(moved) = passed.moved else { return self.nanos.saturating_sub(self.payable) };
+        let paid = moved.min(self.payable);
+        self.payable -= paid;
+        self.nanos = self.nanos.saturating_sub(paid);
         self.nanos
+    }
+}
+
+/// The same of what comes one after the other: the last of them is waited for that there was at the last look. With the
+/// newest one a peer that gets on with one now and then would never be late.
+#[derive(Clone, Copy, Debug, Default)]
+struct Queue {
+    mark: u32,
+    watch: Stopwatch,
+}
+
+impl Queue {
+    /// What was waited for is among those that are done.
+    fn is_done(&self, done: u32) -> bool {
+        done.wrapping_sub(self.mark).cast_signed() >= 0
+    }
+
+    /// So many there were, and so many of them are done. Numbers wrap.
+    fn waited(&mut self, all: u32, done: u32, passed: &Passed) -> u64 {
+        if self.is_done(done) {
+            self.mark = all;
+        }
+        self.watch.waited((all != done).then_some(self.mark), passed)
     }
 }
 
 /// What a peer has been waited for, as of the last look.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress {
-    /// The Send that must leave next: not the last one, or a peer that takes one now and then would never be
-    /// late.
-    mark: u32,
-    sends: Stopwatch,
+    sends: Queue,
+    reads: Queue,
     grant: Stopwatch,
     message: Stopwatch,
+    /// Bytes that had moved.
+    moved: u64,
+    /// Bytes of the RDMA Writes before the Send that must leave next.
+    written: u64,
 }
 
 impl Progress {
-    /// Looks again, `elapsed` nanoseconds later: the longest that anything has been owed, and what that is.
-    pub(super) fn look(&mut self, owed: Owed, elapsed: u64) -> (u64, Stall) {
-        if owed.left.wrapping_sub(self.mark) as i32 >= 0 {
-            self.mark = owed.sends;
+    /// Looks again, `nanos` nanoseconds later. `unseen`: bytes that may have to move before what is owed, of which the
+    /// device does not tell.
+    pub(super) fn pass(&mut self, nanos: u64, flow: Option<Flow>, unseen: u64, least_rate: u64) -> Passed {
+        let time = |bytes: u64| (u128::from(bytes) * 1_000_000_000 / u128::from(least_rate.max(1))) as u64;
+        // An eighth is more than the headers take.
+        let queued = flow.map_or(0, |flow| flow.queued.saturating_add(flow.queued / 8));
+        let moved = flow.map(|flow| flow.moved.saturating_sub(std::mem::replace(&mut self.moved, flow.moved)));
+        Passed { nanos, moved: moved.map(time), queued: time(queued.saturating_add(unseen)) }
+    }
+
+    /// The longest that anything has been owed, and what that is.
+    pub(super) fn look(&mut self, owed: Owed, passed: &Passed) -> (u64, Stall) {
+        if self.sends.is_done(owed.left) {
+            self.written = owed.written;
         }
-        let unsent = (owed.sends != owed.left).then_some(self.mark);
         let waits = [
-            (self.sends.waited(unsent, elapsed), Stall::Sends),
-            (self.grant.waited(owed.ungranted.then_some(owed.sends), elapsed), Stall::Grant),
-            (self.message.waited(owed.half_sent, elapsed), Stall::Message),
+            (self.sends.waited(owed.sends, owed.left, passed), Stall::Sends),
+            (self.reads.waited(owed.fetches, owed.fetched, passed), Stall::Reads),
+            (self.grant.waited(owed.ungranted.then_some(owed.sends), passed), Stall::Grant),
+            (self.message.waited(owed.half_sent, passed), Stall::Message),
         ];
         waits.into_iter().max_by_key(|wait| wait.0).unwrap_or((0, Stall::Sends))
     }
 
     /// How long it takes to hear of the Send that must leave next.
     fn unheard(&self) -> u64 {
-        self.sends.nanos
+        self.sends.watch.nanos
     }
 
     /// Anything is owed.
     fn is_owed(&self) -> bool {
-        self.sends.of.is_some() || self.grant.of.is_some() || self.message.of.is_some()
+        let watches = [self.sends.watch, self.reads.watch, self.grant, self.message];
+        watches.iter().any(|watch| watch.of.is_some())
     }
 }
 
@@ -103,96 +174,147 @@ impl Watch {
 }
 
 impl Watch {
-    /// Part of step 5 of a turn: ends the connections whose peers owe something for too long. `pressed`:
-    /// calls wait for memory that such peers may hold.
-    pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>, pressed: bool) {
+    /// Part of step 5 of a turn: ends the connections whose peers owe something for too long.
+    pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
         let now = cx.clock.read();
-        if now >= self.due || pressed {
-            let limit = nanoseconds(cx.config.progress_timeout);
-            self.end_stalled(cx, now, limit);
+        if now >= self.due {
+            self.end_stalled(cx, now);
         }
         cx.schedule.wake_by(self.next());
     }
 
-    /// Looks at all connections that are in the table, and ends those whose peers have owed something for
-    /// `limit` nanoseconds. Returns how many.
+    /// Looks at all connections, and ends those whose peers have owed something for
+    /// [`Config::progress_timeout`](crate::Config::progress_timeout).
     #[cold]
-    pub(super) fn end_stalled<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64, limit: u64) -> usize {
+    fn end_stalled<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
         let timeout = nanoseconds(cx.config.progress_timeout);
         let every = (timeout / LOOKS).max(nanoseconds(cx.config.control_interval));
         let elapsed = self.begin(now, every);
-        let mut ended = 0;
         cx.with_each(|cx, conn| {
-            if self.look(cx, conn, elapsed, limit) {
-                ended += 1;
-            } else if conn.progress.unheard() >= timeout / 4 {
+            let ended = self.look(cx, conn, elapsed, timeout);
+            if !ended && conn.progress.unheard() >= timeout / 4 {
                 // Of the last Sends nothing may ever be heard: they are asked for.
                 cx.request_completion(conn);
             }
         });
-        ended
     }
 
     /// Looks at one connection; true if it is ended for what it owes.
-    fn look<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, elapsed: u64, limit: u64) -> bool {
+    fn look<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, elapsed: u64, timeout: u64) -> bool {
         if matches!(conn.stage(), Stage::Connecting | Stage::Reconnecting) {
             return false;
         }
         let in_device = cx.fabric.holds_sends(conn.qp());
-        let (waited, why) = conn.progress.look(conn.owed(in_device), elapsed);
+        let flow = cx.fabric.flow(conn.qp());
+        let owed = conn.owed(in_device);
+        let unseen = unseen(&cx.config, conn, &owed, flow.is_some());
+        let passed = conn.progress.pass(elapsed, flow, unseen, cx.config.least_rate);
+        let (waited, why) = conn.progress.look(owed, &passed);
         self.owed |= conn.progress.is_owed();
-        if waited < limit.max(1) || conn.is_over() {
+        if waited < timeout.max(1) || conn.is_over() {
             return false;
         }
         cx.stats.peers_stalled += 1;
-        conn.end_for(LocalClose::ProgressTimeout(why));
+        let why = LocalClose::ProgressTimeout(why);
+        let peer = conn.accepted().map_or("a server", |accepted| accepted.host());
+        cx.warn("connections ended for what their peers owe", format_args!("connection of {peer} ended: {why}"));
+        conn.end_for(why);
         true
     }
+}
 
-    /// The same for one that is not in the table, in the middle of a look.
-    pub(super) fn is_stalled<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, limit: u64) -> bool {
-        self.look(cx, conn, 0, limit)
-    }
+/// Bytes that may have to move before what is owed, and of which the device does not tell. Where it `tells` of none of
+/// them, what this side knows of counts.
+fn unseen(config: &Config, conn: &Conn, owed: &Owed, tells: bool) -> u64 {
+    let rest = if owed.half_sent.is_some() { config.reassemble_up_to as u64 } else { 0 };
+    let known = || conn.served.read_bytes() as u64 + (owed.written - conn.progress.written);
+    rest + if tells { SLACK } else { known() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Bytes take a nanosecond each.
+    const RATE: u64 = 1_000_000_000;
+
     fn sent(sends: u32, left: u32) -> Owed {
         Owed { sends, left, ..Owed::default() }
+    }
+
+    /// A look on a device that tells nothing.
+    fn look(progress: &mut Progress, owed: Owed, nanos: u64) -> (u64, Stall) {
+        let passed = progress.pass(nanos, None, 0, RATE);
+        progress.look(owed, &passed)
+    }
+
+    /// The same where so many bytes have moved, and others are to move.
+    fn look_at(progress: &mut Progress, owed: Owed, nanos: u64, moved: u64, queued: u64) -> u64 {
+        let passed = progress.pass(nanos, Some(Flow { moved, queued }), 0, RATE);
+        progress.look(owed, &passed).0
     }
 
     #[test]
     fn what_does_not_leave_is_late_however_much_follows_it() {
         let mut progress = Progress::default();
-        assert_eq!(progress.look(sent(5, 0), 10).0, 0, "it is seen for the first time");
-        assert_eq!(progress.look(sent(9, 4), 10).0, 10, "the fifth has not left");
-        assert_eq!(progress.look(sent(9, 5), 10).0, 0, "now it has, and the ninth is awaited");
-        assert_eq!(progress.look(sent(90, 8), 10).0, 10, "one now and then is not enough");
-        assert_eq!(progress.look(sent(90, 90), 10).0, 0);
+        assert_eq!(look(&mut progress, sent(5, 0), 10).0, 0, "it is seen for the first time");
+        assert_eq!(look(&mut progress, sent(9, 4), 10).0, 10, "the fifth has not left");
+        assert_eq!(look(&mut progress, sent(9, 5), 10).0, 0, "now it has, and the ninth is awaited");
+        assert_eq!(look(&mut progress, sent(90, 8), 10).0, 10, "one now and then is not enough");
+        assert_eq!(look(&mut progress, sent(90, 90), 10).0, 0);
         assert!(!progress.is_owed());
-        assert_eq!(progress.look(sent(90, 90), 1000).0, 0, "nothing is owed");
+        assert_eq!(look(&mut progress, sent(90, 90), 1000).0, 0, "nothing is owed");
     }
 
     #[test]
     fn numbers_of_sends_may_wrap() {
-        let mut progress = Progress { mark: u32::MAX, ..Progress::default() };
-        progress.look(sent(u32::MAX, u32::MAX), 1);
-        progress.look(sent(3, u32::MAX), 1);
-        assert_eq!(progress.look(sent(4, 1), 7).0, 7);
-        assert_eq!(progress.look(sent(4, 3), 7).0, 0);
+        let mut progress = Progress::default();
+        progress.sends.mark = u32::MAX;
+        look(&mut progress, sent(u32::MAX, u32::MAX), 1);
+        look(&mut progress, sent(3, u32::MAX), 1);
+        assert_eq!(look(&mut progress, sent(4, 1), 7).0, 7);
+        assert_eq!(look(&mut progress, sent(4, 3), 7).0, 0);
     }
 
     #[test]
-    fn grants_and_ends_of_messages_are_owed_too() {
+    fn grants_ends_of_messages_and_reads_are_owed_too() {
         let mut progress = Progress::default();
         let owed = Owed { ungranted: true, half_sent: Some(1), ..Owed::default() };
-        progress.look(owed, 1);
-        assert_eq!(progress.look(owed, 5).0, 5);
-        let (waited, why) = progress.look(Owed { ungranted: false, ..owed }, 5);
-        assert_eq!((waited, why), (10, Stall::Message));
-        assert_eq!(progress.look(Owed { half_sent: Some(2), ..Owed::default() }, 5).0, 0, "another message");
+        look(&mut progress, owed, 1);
+        assert_eq!(look(&mut progress, owed, 5).0, 5);
+        assert_eq!(look(&mut progress, Owed { ungranted: false, ..owed }, 5), (10, Stall::Message));
+        assert_eq!(look(&mut progress, Owed { half_sent: Some(2), ..Owed::default() }, 5).0, 0, "another message");
+        let reads = |fetched| Owed { fetches: 3, fetched, ..Owed::default() };
+        look(&mut progress, reads(0), 1);
+        assert_eq!(look(&mut progress, reads(2), 5), (5, Stall::Reads), "the third is awaited");
+        assert_eq!(look(&mut progress, reads(3), 5).0, 0);
+        assert!(!progress.is_owed());
+    }
+
+    #[test]
+    fn bytes_that_move_pay_for_the_time_that_they_take() {
+        let (mut progress, owed) = (Progress::default(), sent(1, 0));
+        look_at(&mut progress, owed, 1, 500, 800);
+        assert_eq!(look_at(&mut progress, owed, 100, 600, 700), 0, "as fast as it must be");
+        assert_eq!(look_at(&mut progress, owed, 100, 640, 660), 60, "too slow");
+        assert_eq!(look_at(&mut progress, owed, 100, 900, 400), 0, "the bytes of the past are paid for, too");
+        assert_eq!(look_at(&mut progress, owed, 100, 900, 400), 100, "none of those to come");
+    }
+
+    #[test]
+    fn no_more_is_paid_than_what_stood_before_it() {
+        let (mut progress, owed) = (Progress::default(), sent(1, 0));
+        look_at(&mut progress, owed, 1, 0, 80);
+        assert_eq!(look_at(&mut progress, owed, 100, 1000, 80), 10, "80 bytes, and an eighth for headers");
+        assert_eq!(look_at(&mut progress, owed, 100, 2000, 80), 110, "it sends anything but what it owes");
+    }
+
+    #[test]
+    fn a_device_that_tells_nothing_is_given_the_time_in_advance() {
+        let (mut progress, owed) = (Progress::default(), Owed { fetches: 1, ..Owed::default() });
+        let passed = progress.pass(1, None, 300, RATE);
+        progress.look(owed, &passed);
+        assert_eq!([250, 50, 20].map(|nanos| look(&mut progress, owed, nanos).0), [0, 0, 20]);
     }
 
     #[test]

@@ -20,13 +20,15 @@ pub(super) struct SendQueue {
     sends: u32,
     signalled: u32,
     left: u32,
+    /// Bytes of the RDMA Writes that were queued so far.
+    written: u64,
     /// Where what is being written counts: the Sends behind RDMA Writes, and how many bytes these carry.
     writes: VecDeque<(u32, usize)>,
 }
 
 impl SendQueue {
     pub(super) fn new() -> Self {
-        Self { chain: Vec::with_capacity(64), sends: 0, signalled: 0, left: 0, writes: VecDeque::new() }
+        Self { chain: Vec::with_capacity(64), sends: 0, signalled: 0, left: 0, written: 0, writes: VecDeque::new() }
     }
 
     /// Where the first work request of a turn goes.
@@ -109,14 +111,22 @@ impl SendQueue {
         }
     }
 
-    /// RDMA Writes of so many bytes are queued for the next Send.
-    pub(super) fn note_writes(&mut self, bytes: usize) {
-        if bytes > 0 {
+    /// RDMA Writes of so many bytes are queued for the next Send. With `count`, they count among those that are
+    /// [being written](Self::written).
+    #[inline]
+    pub(super) fn note_writes(&mut self, bytes: usize, count: bool) {
+        self.written += bytes as u64;
+        if count && bytes > 0 {
             self.writes.push_back((self.sends.wrapping_add(1), bytes));
         }
     }
 
-    /// Bytes of the RDMA Writes that were noted, and are not known to have left.
+    /// Bytes of all RDMA Writes that were queued so far.
+    pub(super) fn written_so_far(&self) -> u64 {
+        self.written
+    }
+
+    /// Bytes of the RDMA Writes that count, and are not known to have left.
     pub(super) fn written(&self) -> usize {
         self.writes.iter().map(|&(_, bytes)| bytes).sum()
     }
@@ -154,6 +164,7 @@ impl SendQueue {
     pub(super) fn forget_device(&mut self) {
         self.chain.clear();
         self.writes.clear();
+        self.written = 0;
         (self.signalled, self.left) = (self.sends, self.sends);
     }
 }
@@ -216,10 +227,10 @@ mod tests {
     fn what_is_written_counts_until_the_send_behind_it_has_left() {
         let (pool, mut queue) = (pool(), SendQueue { sends: u32::MAX - 1, ..SendQueue::new() });
         for bytes in [0, 10, 200, 3000] {
-            queue.note_writes(bytes);
+            queue.note_writes(bytes, true);
             queue.push_send(buf(&pool), None, 16);
         }
-        assert_eq!(queue.written(), 3210);
+        assert_eq!((queue.written(), queue.written_so_far()), (3210, 3210));
         queue.send_completed(u64::from(u32::MAX));
         assert_eq!(queue.written(), 3210, "the first has written nothing");
         queue.send_completed(1);

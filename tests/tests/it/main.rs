@@ -51,6 +51,7 @@ mod reverse_rules;
 mod rules_of_clients;
 mod rules_of_servers;
 mod segments;
+mod slow_peers;
 mod stale;
 mod stats_socket;
 mod threads;

@@ -11,7 +11,7 @@ use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric, SoftwareListener};
 use rpcrdma::fabric::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
-    PostError, Posting, QpId, RequestId, Waker, WindowId,
+    Flow, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 use rpcrdma::{Address, Config};
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
@@ -189,6 +189,10 @@ impl Fabric for Medium {
 
     fn holds_sends(&mut self, qp: QpId) -> bool {
         each!(self, fabric => fabric.holds_sends(qp))
+    }
+
+    fn flow(&mut self, qp: QpId) -> Option<Flow> {
+        each!(self, fabric => fabric.flow(qp))
     }
 
     fn destroy_qp(&mut self, qp: QpId) {

@@ -12,6 +12,8 @@
 //!    Medium     the software fabric or, of every four seeds one, the endpoints of the iWARP fabric, without sockets
 //! ```
 //!
+//! `conduct` is another one, of its own: peers that say what is right, and withhold, trickle, stall or are slow.
+//!
 //! `plan.rs` says what a seed means, and `world.rs` gives the turns. What must hold is asserted where it is
 //! seen.
 //!
@@ -21,6 +23,7 @@
 mod caller;
 mod census;
 mod changes;
+mod conduct;
 mod desk;
 mod device;
 mod flow;
@@ -35,9 +38,9 @@ mod service;
 mod sizes;
 mod world;
 
-use std::panic::catch_unwind;
+use std::panic::{RefUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use journal::Tally;
 use rpcrdma_tests::open_descriptors;
@@ -138,41 +141,31 @@ fn variable(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
 }
 
-/// Runs a seed. False: something was not as it must be, and how to see it again was printed.
-fn run(seed: u64, total: &Mutex<Tally>) -> bool {
+/// Runs a seed, in both ways of decoding.
+fn run(seed: u64) -> Tally {
     let trace = std::env::var_os("SIM_TRACE").is_some();
-    let both = || {
-        let outcome = world::run(seed, true, trace);
-        // Decoded by their layout or checked item by item, messages mean the same: nobody sees a difference.
-        let checked = world::run(seed, false, trace);
-        assert_eq!(outcome.digest, checked.digest, "how messages are decoded makes a difference");
-        outcome
-    };
-    let Ok(outcome) = catch_unwind(both) else {
-        eprintln!("seed {seed} failed; to see it again:");
-        eprintln!("    SIM_SEED={seed} SIM_TRACE=1 cargo test -p rpcrdma-tests --test sim seeds -- --nocapture");
-        return false;
-    };
-    let mut total = total.lock().expect("nobody panics with it");
-    for (what, times) in outcome.tally {
-        *total.entry(what).or_default() += times;
-    }
+    let outcome = world::run(seed, true, trace);
+    // Decoded by their layout or checked item by item, messages mean the same: nobody sees a difference.
+    let checked = world::run(seed, false, trace);
+    assert_eq!(outcome.digest, checked.digest, "how messages are decoded makes a difference");
+    let mut tally = outcome.tally;
     let (events, digest) = outcome.digest;
-    *total.entry("events").or_default() += events;
-    let all = total.entry("digest of all").or_default();
-    *all = all.wrapping_add(digest);
-    true
+    tally.extend([("events", events), ("digest of all", digest)]);
+    tally
 }
 
 /// The tests take turns: descriptors are counted per process.
-static TURN: Mutex<()> = Mutex::new(());
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-#[test]
-fn seeds() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+/// Runs the seeds that the environment asks for, or so many, on all cores; adds up what they say, and prints it. `None`
+/// if these are too few to tell what happens in many. Panics, and says how to see it again, if one does.
+fn in_parallel(test: &str, usual: u64, run: impl Fn(u64) -> Tally + Sync + RefUnwindSafe) -> Option<Tally> {
     let only = variable("SIM_SEED");
     let first = only.or_else(|| variable("SIM_FIRST")).unwrap_or(0);
-    let count = only.map_or_else(|| variable("SIM_SEEDS").unwrap_or(SEEDS), |_| 1);
+    let count = only.map_or_else(|| variable("SIM_SEEDS").unwrap_or(usual), |_| 1);
     let before = open_descriptors();
     let (next, failed, total) = (AtomicU64::new(first), Mutex::new(Vec::new()), Mutex::new(Tally::new()));
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64).min(count);
@@ -182,29 +175,45 @@ fn seeds() {
             if seed >= first + count || failed.lock().expect("nobody panics with it").len() >= 10 {
                 return;
             }
-            if !run(seed, &total) {
+            let Ok(tally) = catch_unwind(|| run(seed)) else {
+                eprintln!("seed {seed} failed; to see it again:");
+                eprintln!(
+                    "    SIM_SEED={seed} SIM_TRACE=1 cargo test -p rpcrdma-tests --test sim {test} -- --exact --nocapture"
+                );
                 failed.lock().expect("nobody panics with it").push(seed);
+                continue;
+            };
+            let mut total = total.lock().expect("nobody panics with it");
+            for (what, times) in tally {
+                let all = total.entry(what).or_default();
+                *all = u64::wrapping_add(*all, times);
             }
         }
     };
     std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
     let failed = failed.into_inner().expect("nobody panics with it");
     assert!(failed.is_empty(), "seeds {failed:?} failed");
+    assert_eq!(open_descriptors(), before, "descriptors are left open");
     let total = total.into_inner().expect("nobody panics with it");
     for (what, times) in &total {
         println!("{times:>10} {what}");
     }
-    if count >= ENOUGH {
+    (count >= ENOUGH).then_some(total)
+}
+
+#[test]
+fn seeds() {
+    let _turn = turn();
+    if let Some(total) = in_parallel("seeds", SEEDS, run) {
         let forms = forms::FORMS.iter().map(|&(form, ..)| form);
         let missing: Vec<_> = COVERED.iter().copied().chain(forms).filter(|what| !total.contains_key(what)).collect();
-        assert!(missing.is_empty(), "in {count} runs these never happened: {missing:?}");
+        assert!(missing.is_empty(), "these never happened: {missing:?}");
     }
-    assert_eq!(open_descriptors(), before, "descriptors are left open");
 }
 
 #[test]
 fn one_seed_is_one_schedule() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = turn();
     let mut digests = Vec::new();
     for seed in 0..40 {
         let digest = world::run(seed, true, false).digest;

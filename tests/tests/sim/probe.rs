@@ -393,6 +393,10 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
         self.inner.holds_sends(qp)
     }
 
+    fn flow(&mut self, qp: QpId) -> Option<rpcrdma::fabric::Flow> {
+        self.inner.flow(qp)
+    }
+
     fn destroy_qp(&mut self, qp: QpId) {
         self.journal.note(format_args!("{qp:?} destroy"));
         self.inner.destroy_qp(qp);

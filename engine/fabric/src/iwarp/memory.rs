@@ -28,7 +28,7 @@ use crate::sockets::failed;
 use crate::table::Table;
 use crate::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
-    PostError, Posting, QpId, RequestId, Waker, WindowId,
+    Flow, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
 /// Bytes that a queue holds: beyond that the sender has to wait.
@@ -78,13 +78,23 @@ struct Way {
 struct End {
     outgoing: Rc<RefCell<Way>>,
     incoming: Rc<RefCell<Way>>,
+    /// What the far end is called.
+    peer: String,
 }
 
 impl End {
-    fn pair() -> (Self, Self) {
+    /// Comes to an address, as a peer of this name.
+    fn visit(address: &FabricAddress, peer: &str, request: Setup) -> Result<Self, FabricError> {
         let (there, back) = (Rc::<RefCell<Way>>::default(), Rc::<RefCell<Way>>::default());
-        let far = Self { outgoing: Rc::clone(&back), incoming: Rc::clone(&there) };
-        (Self { outgoing: there, incoming: back }, far)
+        let far = Self { outgoing: Rc::clone(&back), incoming: Rc::clone(&there), peer: peer.to_owned() };
+        let near = Self { outgoing: there, incoming: back, peer: address.0.clone() };
+        near.say(request);
+        let known = BOUND.with_borrow_mut(|bound| bound.get_mut(&address.0).map(|bound| bound.visitors.push_back(far)));
+        let unreachable = || FabricError::Unreachable {
+            address: address.0.clone(),
+            detail: "no fabric of this thread has bound it".to_owned(),
+        };
+        known.ok_or_else(unreachable).map(|()| near)
     }
 
     fn say(&self, frame: Setup) {
@@ -103,6 +113,44 @@ impl End {
 impl Drop for End {
     fn drop(&mut self) {
         self.outgoing.borrow_mut().over = true;
+    }
+}
+
+/// One end of a connection without anybody who keeps to a rule there: bytes go out and come in as they are.
+#[derive(Debug)]
+pub struct BareEnd(End);
+
+impl BareEnd {
+    /// Comes to an address that this thread has bound, as a peer of this name, with an MPA Request Frame.
+    ///
+    /// # Errors
+    /// Nobody has bound it.
+    pub fn connect(address: &FabricAddress, peer: &str, request: Setup) -> Result<Self, FabricError> {
+        End::visit(address, peer, request).map(Self)
+    }
+
+    /// The MPA Reply Frame, when it has come.
+    pub fn reply(&self) -> Option<Setup> {
+        self.0.hear()
+    }
+
+    /// Sends bytes from the front of these, as many as the queue takes.
+    pub fn send(&self, bytes: &mut VecDeque<u8>, most: usize) {
+        let mut way = self.0.outgoing.borrow_mut();
+        let count = most.min(HELD - way.bytes.len()).min(bytes.len());
+        way.bytes.extend(bytes.drain(..count));
+    }
+
+    /// Takes up to so many bytes.
+    pub fn receive(&self, most: usize) -> Vec<u8> {
+        let mut way = self.0.incoming.borrow_mut();
+        let count = most.min(way.bytes.len());
+        way.bytes.drain(..count).collect()
+    }
+
+    /// The far end has ended the connection.
+    pub fn is_over(&self) -> bool {
+        self.0.is_left()
     }
 }
 
@@ -357,7 +405,7 @@ impl MemoryFabric {
             let Some(frame) = end.hear() else { continue };
             let id = RequestId(self.next_request);
             self.next_request += 1;
-            let (private_data, peer) = (setup::private_data(&frame), "this thread".to_owned());
+            let (private_data, peer) = (setup::private_data(&frame), end.peer.clone());
             self.common.events.push_back(ControlEvent::ConnectRequest { request: id, private_data, peer });
             self.requests.push(Request { id, frame, end, taken });
         }
@@ -416,15 +464,8 @@ impl Fabric for MemoryFabric {
     fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
         let limits = setup::limits(params)?;
         let wishes = Wishes::new(&self.common.config, params);
-        let (near, far) = End::pair();
-        near.say(wishes.request(&params.private_data));
-        let there = BOUND
-            .with_borrow_mut(|bound| bound.get_mut(&address.0).map(|bound| bound.visitors.push_back(far)).is_some());
-        if !there {
-            let detail = "no fabric of this thread has bound it".to_owned();
-            return Err(FabricError::Unreachable { address: address.0.clone(), detail });
-        }
-        Ok(self.add(limits, State::Connecting(wishes), near).id)
+        let end = End::visit(address, "this thread", wishes.request(&params.private_data))?;
+        Ok(self.add(limits, State::Connecting(wishes), end).id)
     }
 
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
@@ -456,6 +497,10 @@ impl Fabric for MemoryFabric {
 
     fn holds_sends(&mut self, id: QpId) -> bool {
         self.table.get(id).is_some_and(|qp| qp.endpoint.is_busy() || qp.endpoint.has_bytes())
+    }
+
+    fn flow(&mut self, id: QpId) -> Option<Flow> {
+        self.table.get(id).map(|qp| qp.endpoint.flow())
     }
 
     fn disconnect(&mut self, id: QpId) {

@@ -86,7 +86,7 @@ use super::sockets::failed;
 use super::table::Table;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
-    PostError, Posting, QpId, RequestId, Waker, WindowId,
+    Flow, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
 /// Connections that are read in each turn, without asking which of them have something to read.
@@ -349,6 +349,10 @@ impl Fabric for IwarpFabric {
     /// What the socket has not taken lies where it was posted from.
     fn holds_sends(&mut self, id: QpId) -> bool {
         self.table.get(id).is_some_and(|qp| qp.endpoint.is_busy() || qp.endpoint.has_bytes())
+    }
+
+    fn flow(&mut self, id: QpId) -> Option<Flow> {
+        self.table.get(id).map(|qp| qp.endpoint.flow())
     }
 
     fn disconnect(&mut self, id: QpId) {

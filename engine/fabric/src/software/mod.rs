@@ -68,7 +68,7 @@ use super::receives::Receives;
 use super::table::Table;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
-    FabricStats, PostError, Posting, QpId, RequestId, Waker, WindowId,
+    FabricStats, Flow, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
 /// Queue pairs on the cold list that each poll looks at.
@@ -287,6 +287,10 @@ impl Fabric for SoftwareFabric {
     /// What is in the ring was copied there.
     fn holds_sends(&mut self, id: QpId) -> bool {
         self.table.get(id).is_some_and(|qp| !qp.pending.is_empty())
+    }
+
+    fn flow(&mut self, id: QpId) -> Option<Flow> {
+        self.table.get(id).map(|qp| qp.flow())
     }
 
     fn disconnect(&mut self, id: QpId) {

@@ -21,7 +21,9 @@ use crate::patience::Patience;
 use crate::receives::Receives;
 use crate::seats::Taken;
 use crate::sockets::{NotAccepted, failed};
-use crate::{Completion, ConnectParams, ControlEvent, Disconnect, FabricStats, Posting, QpId, Status, WorkRequest};
+use crate::{
+    Completion, ConnectParams, ControlEvent, Disconnect, FabricStats, Flow, Posting, QpId, Status, WorkRequest,
+};
 
 /// What all queue pairs of a fabric share.
 #[derive(Debug)]
@@ -429,6 +431,12 @@ impl Qp {
             return None;
         }
         Some(self.patience.look(self.progress(), now, limit))
+    }
+
+    /// See [`Fabric::flow`](crate::Fabric::flow). What is read moves at once, by this side's own doing.
+    pub(super) fn flow(&self) -> Flow {
+        let pending: usize = self.pending.iter().map(|posting| posting.wr.payload()).sum();
+        Flow { moved: self.tx.acked() + self.rx.taken(), queued: self.tx.unacked() + pending as u64 }
     }
 
     /// What changes whenever a request that waits gets on.

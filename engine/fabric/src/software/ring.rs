@@ -144,6 +144,11 @@ impl Producer {
         self.acked
     }
 
+    /// Bytes that the consumer has not taken.
+    pub(super) fn unacked(&self) -> u64 {
+        self.sent - self.acked
+    }
+
     /// Whether the consumer has taken everything before `position`.
     #[inline]
     pub(super) fn is_acked(&self, position: u64) -> bool {
@@ -300,6 +305,11 @@ impl Consumer {
     #[inline]
     pub(super) fn report(&mut self) -> u64 {
         self.told = self.head;
+        self.head
+    }
+
+    /// Bytes taken.
+    pub(super) fn taken(&self) -> u64 {
         self.head
     }
 

@@ -60,7 +60,7 @@ impl Responder {
         {
             let entry = services.entry(call.entry);
             let (results_at, len) = reply_room(&call, entry);
-            if let Some(reply) = self.alloc_in_share(cx, conn, len) {
+            if let Some(reply) = self.shares.alloc(cx, conn, len) {
                 call.give_reply(reply, results_at);
                 return match entry.run_here(&mut *call) {
                     true => self.finish(cx, conn, call),

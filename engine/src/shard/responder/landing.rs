@@ -135,6 +135,7 @@ impl Responder {
         else {
             return;
         };
+        conn.served.fetched = conn.served.fetched.wrapping_add(1);
         if call.message.is_none() {
             return self.long_call_fetched(cx, conn, call, landing);
         }

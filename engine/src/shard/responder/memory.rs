@@ -22,7 +22,6 @@ use crate::fabric::Fabric;
 use crate::service::{MAX_CHUNKS, OwnedCall, ResultBytes, ResultMemory};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
-use crate::shard::progress::Watch;
 
 /// A call that waits.
 #[derive(Debug)]
@@ -31,9 +30,6 @@ pub(super) struct Waiting {
     /// What is to be read for it.
     pub(super) fetch: Fetch,
 }
-
-/// How long calls wait for memory that nobody here is using, in nanoseconds.
-const PATIENCE: u64 = 1_000_000_000;
 
 /// Turns between two looks at whether there is hope.
 const LOOK_EVERY: u64 = 64;
@@ -65,9 +61,6 @@ impl Responder {
             return self.refuse_for_memory(cx, conn, call, &fetch);
         }
         cx.stats.memory_waits += 1;
-        if self.waiting.is_empty() {
-            self.waiters_served_at = cx.clock.read();
-        }
         self.waiting.push_back(Waiting { call, fetch });
         cx.request_completion(conn);
         cx.request_completions();
@@ -88,19 +81,14 @@ impl Responder {
 
     /// Goes on with the calls for which there is memory now; returns with how many.
     #[cold]
-    pub(super) fn serve_memory_waiters<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        watch: &mut Watch,
-        now: u64,
-    ) -> usize {
+    pub(super) fn serve_memory_waiters<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let mut served = 0;
         while let Some(waiting) = self.waiting.pop_front() {
             let Some(conn) = cx.conns.take(waiting.call.qp) else {
                 self.boxes.put(waiting.call);
                 continue;
             };
-            match cx.lend(conn, |cx, conn| self.serve_memory_waiter(cx, watch, conn, waiting, now)) {
+            match cx.lend(conn, |cx, conn| self.serve_memory_waiter(cx, conn, waiting)) {
                 Some(began) => served += usize::from(began),
                 None => break,
             }
@@ -113,22 +101,17 @@ impl Responder {
     fn serve_memory_waiter<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
-        watch: &mut Watch,
         conn: &mut Conn,
         waiting: Waiting,
-        now: u64,
     ) -> Option<bool> {
         let Waiting { call, fetch } = waiting;
         self.fetch = fetch;
         let began = match self.begin(cx, conn, call) {
-            Ok(()) => {
-                self.waiters_served_at = now;
-                true
-            }
+            Ok(()) => true,
             Err(mut call) => {
                 release(&mut call);
                 let fetch = take(&mut self.fetch);
-                if !self.is_hopeless(cx, watch, conn, now) {
+                if !self.is_hopeless(cx, conn) {
                     self.waiting.push_front(Waiting { call, fetch });
                     return None;
                 }
@@ -140,22 +123,17 @@ impl Responder {
         Some(began)
     }
 
-    /// Whether what is waited for will not come home by this shard's own doing: who began a message and does
-    /// not go on with it may have it, or the application. `conn` is not in the table.
-    fn is_hopeless<F: Fabric>(&mut self, cx: &mut Context<F>, watch: &mut Watch, conn: &mut Conn, now: u64) -> bool {
+    /// Whether what is waited for will not come home: no call of a peer holds any of it, so that the application has
+    /// it. What a peer's calls hold comes home in the end, or [ends with its connection](crate::shard::progress).
+    /// `conn` is not in the table.
+    fn is_hopeless<F: Fabric>(&self, cx: &mut Context<F>, conn: &Conn) -> bool {
         // Workers, and handlers that took calls, bring theirs home.
         let away = self.away > self.futures.len();
-        let look = cx.stats.polls.is_multiple_of(LOOK_EVERY);
-        if now.saturating_sub(self.waiters_served_at) < PATIENCE {
-            let mut others = cx.conns.iter();
-            return !away && look && others.all(|other| other.holds_nothing()) && conn.holds_nothing();
+        if away || !cx.stats.polls.is_multiple_of(LOOK_EVERY) {
+            return false;
         }
-        // Those who hold memory for what they do not take make room.
-        let stalled = watch.end_stalled(cx, now, PATIENCE / 2) > 0 || watch.is_stalled(cx, conn, PATIENCE / 2);
-        if stalled || away {
-            self.waiters_served_at = now;
-        }
-        !stalled && !away
+        let Context { conns, fabric, .. } = cx;
+        conns.iter().chain([conn]).all(|conn| conn.holds_nothing(fabric))
     }
 
     /// The calls of a connection that is over wait no more.

@@ -8,7 +8,8 @@
 //! | `landing` | its Read chunks: RDMA Reads, and where they land |
 //! | `reads` | how many RDMA Reads of one connection may be under way |
 //! | `memory` | calls for which there is no memory now |
-//! | `shares` | how much memory one connection may hold |
+//! | `shares` | how much memory one connection, or host, may hold |
+//! | `crowd` | calls that wait for their shares, by whose they are |
 //! | `workers` | calls that run on worker threads: out, and home |
 //! | `deferred` | calls that their handlers have taken: out, and home |
 //! | `futures` | handlers that are futures |
@@ -17,6 +18,7 @@
 //! | `tally` | what became of them, by procedure |
 
 mod calls;
+mod crowd;
 mod deferred;
 mod futures;
 mod header;
@@ -36,7 +38,6 @@ use std::sync::Arc;
 
 use super::conn::Conn;
 use super::context::Context;
-use super::progress::Watch;
 use super::stage::Stage;
 use crate::fabric::Fabric;
 use crate::handoff::parker::Signal;
@@ -79,8 +80,6 @@ pub(super) struct Responder {
     repeats: VecDeque<Box<OwnedCall>>,
     /// Calls that wait for memory (memory waiters), in the order in which they came.
     waiting: VecDeque<Waiting>,
-    /// When the last of the memory waiters got what it needed, or the first began to wait, in nanoseconds.
-    waiters_served_at: u64,
     /// How much of the pool one connection may hold.
     shares: Shares,
     /// Replies that wait for the RDMA Writes of their connections.
@@ -97,6 +96,8 @@ pub(super) struct Served {
     replies: Vec<Option<Box<OwnedCall>>>,
     /// By the same: calls that wait for their RDMA Reads.
     pending: Vec<Option<PendingReads>>,
+    /// Calls whose RDMA Reads have come, so far. The number wraps.
+    fetched: u32,
     /// Calls given to workers and not back yet.
     at_workers: u32,
     /// Calls that handlers have taken, and not back yet.
@@ -166,8 +167,13 @@ impl Served {
     /// their message alone, and those whose replies are not known to have left.
     #[inline(always)]
     fn held(conn: &Conn) -> usize {
-        let served = conn.proto.calls_served().saturating_sub(conn.served.held_back.len());
-        served + conn.sends.under_way() as usize
+        conn.served.held_calls(&conn.proto) + conn.sends.under_way() as usize
+    }
+
+    /// The same without those that are answered.
+    #[inline(always)]
+    fn held_calls(&self, proto: &Connection) -> usize {
+        proto.calls_served().saturating_sub(self.held_back.len())
     }
 
     /// Calls wait until the connection is within its share, or replies until others have been written.
@@ -192,7 +198,6 @@ impl Responder {
             backlog: VecDeque::new(),
             repeats: VecDeque::new(),
             waiting: VecDeque::new(),
-            waiters_served_at: 0,
             shares: Shares::default(),
             unwritten: 0,
             tally: Tally::default(),
@@ -275,8 +280,8 @@ impl Responder {
     /// Calls that wait for memory get what came home, and workers what waits for them. Returns how many of
     /// the former went on.
     #[inline(never)]
-    pub(super) fn go_on<F: Fabric>(&mut self, cx: &mut Context<F>, watch: &mut Watch, now: u64) -> usize {
-        let served = if self.waiting.is_empty() { 0 } else { self.serve_memory_waiters(cx, watch, now) };
+    pub(super) fn go_on<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
+        let served = if self.waiting.is_empty() { 0 } else { self.serve_memory_waiters(cx) };
         self.dispatch(cx);
         served
     }

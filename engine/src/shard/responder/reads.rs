@@ -43,6 +43,17 @@ impl Config {
 }
 
 impl Served {
+    /// Calls whose RDMA Reads were posted so far, and those of them whose Reads have come. The numbers wrap.
+    pub(in crate::shard) fn fetches(&self) -> (u32, u32) {
+        let pending = self.pending.iter().flatten().count();
+        (self.fetched.wrapping_add(pending as u32), self.fetched)
+    }
+
+    /// Bytes that are being read for its calls.
+    pub(in crate::shard) fn read_bytes(&self) -> usize {
+        self.reads().bytes
+    }
+
     /// What is being read for its calls.
     fn reads(&self) -> Reads {
         self.pending.iter().flatten().map(PendingReads::reads).fold(Reads::default(), Reads::and)

@@ -1,17 +1,19 @@
-//! How much of the pool one connection may hold: whatever there is, but of the last quarter of the buffers
-//! that would do only what one call, or a few short ones, need. So a peer that takes no replies, and has been
-//! given all that it may ask for, leaves something to each of the others
-//! until its [deadline](super::progress) has come.
+//! How much of the pool one peer may hold: whatever there is, but of the last quarter of the buffers that would do a
+//! connection gets only what one call, or a few short ones, need, and of the last eighth a host gets no more with all
+//! its connections. So peers that take no replies, or answer no RDMA Reads, and have been given all that they may ask
+//! for, leave something to each of the others until their [deadline](crate::shard::progress) has come.
 //!
-//! What a connection holds is counted in calls: those that are being served, and those whose replies are not
-//! known to have left. A call beyond the share waits, with nothing but the message that it came in, until its
-//! own connection has come down to it. So does one beyond the connection's [RDMA Reads](super::reads). Nobody waits
-//! behind it but those calls of its connection that need bulk memory, too: they keep their order.
+//! What is held is counted in calls: those that are being served, and those whose replies are not known to have left. A
+//! call beyond the share waits, with nothing but the message that it came in, until its own connection, or its host, has
+//! come down to it. So does one beyond the connection's [RDMA Reads](super::reads). Nobody waits behind it but those
+//! calls of its connection that need bulk memory, too: they keep their order.
 
+use std::collections::HashMap;
 use std::mem::take;
 
 use rpcrdma_mempool::Buf;
 
+use super::crowd::{Crowd, Whose};
 use super::memory::{Waiting, release};
 use super::replies::reply_room;
 use super::{Responder, Served};
@@ -21,76 +23,124 @@ use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 
-/// A pool is short when no more than this part of its buffers is free.
+/// A pool is short for a connection when less than this part of its buffers is free.
 const LAST: usize = 4;
-/// Calls that a connection may hold memory for while the pool is short: this part of what there is, or one.
+/// The same for a host: no more than this part, of as many buffers at least.
+const LAST_OF_HOSTS: usize = 8;
+/// Calls that one may hold memory for while the pool is short: this part of what there is, or one.
 const PART: usize = 64;
 
-/// What is held back because its connection is beyond its share.
+/// Nanoseconds for each connection until hosts are counted again: some times what it takes.
+const RECOUNT: u64 = 1000;
+
+/// What is held back because its connection, or its host, is beyond its share.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     /// Calls that are held back, of all connections.
-    held_back: usize,
+    crowd: Crowd,
+    /// Calls that hosts hold memory for, as they were counted last, and those that were let through since.
+    hosts: HashMap<Whose, usize>,
+    /// When they are to be counted again, in nanoseconds.
+    recount: u64,
+}
+
+/// Calls that one may hold memory for where the pool is short, which has `count` buffers that would do.
+fn share(count: usize) -> usize {
+    (count / PART).max(1)
+}
+
+/// Whether the last part for connections is begun of so many buffers, of which so many are free.
+#[inline(always)]
+fn is_short(free: usize, count: usize) -> bool {
+    free * LAST < count
+}
+
+/// The same for hosts.
+fn is_short_for_hosts(free: usize, count: usize) -> bool {
+    count >= LAST_OF_HOSTS && free * LAST_OF_HOSTS <= count
+}
+
+/// Of `count` buffers that hold `len` bytes, those that are there to be shared: not the posted Receives.
+#[inline(always)]
+fn shared<F: Fabric>(cx: &Context<F>, len: usize, count: usize) -> usize {
+    let posted = if len <= cx.sizing.configured_capacity() { cx.receives.held() } else { 0 };
+    count.saturating_sub(posted)
 }
 
 impl Shares {
     /// Calls that are held back, of all connections.
     #[cfg(test)]
     pub(super) fn held_back(&self) -> usize {
-        self.held_back
+        self.crowd.len()
     }
-}
 
-/// Whether a connection that holds memory for so many calls, the one at hand among them, is beyond its share,
-/// where `free` of `count` buffers would do.
-fn is_beyond(held: usize, free: usize, count: usize) -> bool {
-    is_short(free, count) && held > (count / PART).max(1)
-}
+    /// A buffer of `len` bytes for a call, unless that must wait because of what its connection, or its host, holds
+    /// already.
+    #[inline(always)]
+    pub(super) fn alloc<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, len: usize) -> Option<Buf> {
+        // The smallest that would do are almost always so many that nobody is beyond a share.
+        let first = cx.pool.alloc_if(len, |free, count| !is_short(free, shared(cx, len, count)));
+        first.or_else(|| self.alloc_unless_beyond(cx, conn, len))
+    }
 
-/// Whether the last part is begun of so many buffers, of which so many are free.
-#[inline(always)]
-fn is_short(free: usize, count: usize) -> bool {
-    free * LAST < count
+    #[inline(never)]
+    fn alloc_unless_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, len: usize) -> Option<Buf> {
+        if self.is_beyond(cx, conn, len) { None } else { cx.pool.alloc(len) }
+    }
+
+    /// Whether a call that needs a buffer of `len` bytes must wait because of what its connection, or its host, holds
+    /// already.
+    #[inline(never)]
+    fn is_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, len: usize) -> bool {
+        let (first, count) = cx.pool.first_room(len);
+        let count = shared(cx, len, count);
+        // Larger ones need not be counted where the smallest that would do are enough.
+        let free = if is_short(first, count) { cx.pool.room(len).0 } else { first };
+        if !is_short(free, count) {
+            return false;
+        }
+        let share = share(count);
+        // The call at hand is among them.
+        Served::held(conn) > share
+            || (is_short_for_hosts(free, count) && conn.host().is_some() && self.host_is_beyond(cx, conn, share))
+    }
+
+    /// Whether a host holds memory for so many calls already. If not, one more is counted.
+    #[cold]
+    fn host_is_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, share: usize) -> bool {
+        let host = Whose::of(conn);
+        let now = cx.clock.read();
+        if now >= self.recount {
+            self.hosts.clear();
+            let mut connections = 1;
+            cx.with_each(|cx, other| {
+                connections += 1;
+                self.count(cx, other);
+            });
+            self.count(cx, conn);
+            self.recount = now.saturating_add(RECOUNT * connections);
+            // It is not let through yet.
+            self.hosts.entry(host).and_modify(|held| *held = held.saturating_sub(1));
+        }
+        let held = self.hosts.entry(host).or_default();
+        let beyond = *held >= share;
+        *held += usize::from(!beyond);
+        beyond
+    }
+
+    /// Counts what a connection holds memory for among what its host does.
+    fn count<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+        let mut held = conn.served.held_calls(&conn.proto);
+        if conn.sends.under_way() > 0 && cx.fabric.holds_sends(conn.qp()) {
+            held += conn.sends.under_way() as usize;
+            // Some may have left unheard.
+            cx.request_completion(conn);
+        }
+        *self.hosts.entry(Whose::of(conn)).or_default() += held;
+    }
 }
 
 impl Responder {
-    /// A buffer of `len` bytes for a call, unless that must wait because of what its connection holds
-    /// already.
-    #[inline(always)]
-    pub(super) fn alloc_in_share<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, len: usize) -> Option<Buf> {
-        // The smallest that would do are almost always so many that nobody is beyond a share.
-        let first = cx.pool.alloc_if(len, |free, count| !is_short(free, self.shared(cx, len, count)));
-        first.or_else(|| self.alloc_unless_over_share(cx, conn, len))
-    }
-
-    #[inline(never)]
-    fn alloc_unless_over_share<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, len: usize) -> Option<Buf> {
-        if self.is_over_share(cx, conn, len) { None } else { cx.pool.alloc(len) }
-    }
-
-    /// Whether a call that needs a buffer of `len` bytes must wait because of what its connection holds
-    /// already.
-    fn is_over_share<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, len: usize) -> bool {
-        Served::held(conn) > 1 && self.is_beyond_share(cx, conn, len)
-    }
-
-    /// The same, of a call that needs bulk memory: each one counts.
-    #[inline(never)]
-    pub(super) fn is_beyond_share<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, len: usize) -> bool {
-        let (first, count) = cx.pool.first_room(len);
-        let count = self.shared(cx, len, count);
-        // Larger ones need not be counted where the smallest that would do are enough.
-        let free = if is_short(first, count) { cx.pool.room(len).0 } else { first };
-        is_beyond(Served::held(conn), free, count)
-    }
-
-    /// Of `count` buffers that hold `len` bytes, those that are there to be shared: not the posted Receives.
-    #[inline(always)]
-    fn shared<F: Fabric>(&self, cx: &Context<F>, len: usize, count: usize) -> usize {
-        let posted = if len <= cx.sizing.configured_capacity() { cx.receives.held() } else { 0 };
-        count.saturating_sub(posted)
-    }
-
     /// Whether a call must wait until its connection holds less, or behind those that do. What is to be read
     /// for it is in `self.fetch`.
     #[inline(always)]
@@ -113,7 +163,7 @@ impl Responder {
     /// Whether a call is beyond the share of its connection, or beyond its Reads. What is to be read for it is in
     /// `self.fetch`.
     #[inline(always)]
-    fn exceeds_share<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, call: &OwnedCall) -> bool {
+    fn exceeds_share<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &OwnedCall) -> bool {
         if self.exceeds_reads(&cx.config, conn) {
             return true;
         }
@@ -121,15 +171,16 @@ impl Responder {
         let Some(services) = &self.services else { return false };
         if call.message.is_none() {
             // It is yet to come, and nothing else is known.
-            return bulk.is_some_and(|len| self.is_beyond_share(cx, conn, cx.chunk_room(len)));
+            return bulk.is_some_and(|len| self.shares.is_beyond(cx, conn, cx.chunk_room(len)));
         }
         let entry = services.entry(call.entry);
         let pool = entry.result_memory == ResultMemory::Pool;
         let results = call.results.iter().filter(|_| pool).map(|result| result.capacity as usize).max();
-        match bulk.max(results.map(|len| len.min(entry.binding.results.max_len))) {
-            Some(len) if len > 0 => self.is_beyond_share(cx, conn, cx.chunk_room(len)),
-            _ => self.is_over_share(cx, conn, reply_room(call, entry).1),
-        }
+        let len = match bulk.max(results.map(|len| len.min(entry.binding.results.max_len))) {
+            Some(len) if len > 0 => cx.chunk_room(len),
+            _ => reply_room(call, entry).1,
+        };
+        self.shares.is_beyond(cx, conn, len)
     }
 
     /// A call is held back until its connection is within its share; what is to be read for it is in
@@ -141,7 +192,8 @@ impl Responder {
         release(&mut call);
         // Each has the buffer of a message. One may wait on every connection, or none would get on.
         let most = (cx.config.message_buffers / 2).max(2);
-        let crowded = conn.served.held_back.len() >= most / 2 || self.shares.held_back >= most;
+        let whose = Whose::of(conn);
+        let crowded = conn.served.held_back.len() >= most / 2 || self.shares.crowd.is_full_for(whose, most);
         if (!by_reads && (crowded && !conn.served.held_back.is_empty() || self.holds_what_others_wait_for(cx, &call)))
             || !self.could_hold(cx, &call, &fetch)
         {
@@ -151,7 +203,7 @@ impl Responder {
             true => cx.stats.read_waits += 1,
             false => cx.stats.memory_waits += 1,
         }
-        self.shares.held_back += 1;
+        self.shares.crowd.add(whose);
         conn.served.held_back.push_back(Waiting { call, fetch });
         cx.request_completion(conn);
         cx.schedule.control_now();
@@ -162,12 +214,12 @@ impl Responder {
     pub(in crate::shard) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         self.resume_replies(cx, conn);
         while let Some(Waiting { call, fetch }) = conn.served.held_back.pop_front() {
-            self.shares.held_back -= 1;
+            self.shares.crowd.remove(Whose::of(conn), 1);
             let before = std::mem::replace(&mut self.fetch, fetch);
             if self.exceeds_share(cx, conn, &call) {
                 let fetch = std::mem::replace(&mut self.fetch, before);
                 conn.served.held_back.push_front(Waiting { call, fetch });
-                self.shares.held_back += 1;
+                self.shares.crowd.add(Whose::of(conn));
                 // What it waits for may have gone out unheard.
                 return cx.request_completion(conn);
             }
@@ -178,7 +230,7 @@ impl Responder {
 
     /// Part of step 5 of a turn: others may have brought memory home.
     pub(super) fn resume_all<F: Fabric>(&mut self, cx: &mut Context<F>) {
-        if self.shares.held_back + self.unwritten == 0 {
+        if self.shares.crowd.len() + self.unwritten == 0 {
             return;
         }
         cx.with_each(|cx, conn| {
@@ -186,7 +238,7 @@ impl Responder {
                 self.resume(cx, conn);
             }
         });
-        if self.shares.held_back + self.unwritten > 0 {
+        if self.shares.crowd.len() + self.unwritten > 0 {
             let soon = cx.clock.read() + nanoseconds(cx.config.control_interval);
             cx.schedule.wake_by(soon);
         }
@@ -194,7 +246,7 @@ impl Responder {
 
     /// The calls of a connection that is over wait no more.
     pub(super) fn drop_held_back(&mut self, conn: &mut Conn) {
-        self.shares.held_back -= conn.served.held_back.len();
+        self.shares.crowd.remove(Whose::of(conn), conn.served.held_back.len());
         for waiting in conn.served.held_back.drain(..) {
             self.boxes.put(waiting.call);
         }
@@ -207,10 +259,14 @@ mod tests {
 
     #[test]
     fn the_last_quarter_goes_round() {
-        assert!(!is_beyond(500, 25, 100), "there is enough");
-        assert!(is_beyond(2, 24, 100));
-        assert!(!is_beyond(1, 0, 100), "the only call of a connection waits for memory, not for its share");
-        assert!(!is_beyond(10, 0, 640) && is_beyond(11, 0, 640), "a few, where there are many");
-        assert!(!is_beyond(9, 0, 0), "there is none such");
+        assert!(!is_short(25, 100) && is_short(24, 100));
+        assert!(!is_short(0, 0), "there is none such");
+        assert_eq!([1, 100, 640].map(share), [1, 1, 10], "a few, where there are many");
+    }
+
+    #[test]
+    fn the_last_eighth_goes_round_among_hosts() {
+        assert!(!is_short_for_hosts(2, 8) && is_short_for_hosts(1, 8));
+        assert!(!is_short_for_hosts(0, 7), "there are too few to leave one");
     }
 }

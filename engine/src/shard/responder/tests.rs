@@ -1,4 +1,5 @@
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use rpcrdma_mempool::Buf;
 
@@ -6,6 +7,8 @@ use super::*;
 use crate::handoff::parker::{Sleeper, Wake};
 use crate::proto::Event;
 use crate::service::{DeferredCall, Procedure, ResultChunk};
+use crate::shard::clock::{Clock, SimulatedTime};
+use crate::shard::progress::Watch;
 use crate::shard::testing::{NoDevice, call, context, message, open_conn, receive, received, small};
 
 /// Answers with four bytes.
@@ -21,7 +24,6 @@ struct Scene {
     services: Arc<Services>,
     held: mpsc::Receiver<DeferredCall>,
     cx: Context<NoDevice>,
-    watch: Watch,
     /// Receives that were taken before the pool was emptied.
     spare: Vec<Buf>,
 }
@@ -42,7 +44,7 @@ impl Scene {
         let signal = Sleeper::new(Wake::Fabric(cx.fabric.waker())).signal();
         let responder = Responder::new(Some(services.to_local()), signal);
         let spare = std::iter::from_fn(|| cx.alloc(cx.config.receive_size)).take(16).collect();
-        Self { responder, services: Arc::new(services), held, cx, watch: Watch::default(), spare }
+        Self { responder, services: Arc::new(services), held, cx, spare }
     }
 
     /// A call comes.
@@ -124,7 +126,7 @@ fn calls_without_memory_wait_hold_nothing_and_go_on_in_their_order() {
     assert!(scene.sent(&mut conn).is_empty());
     drop(held);
     scene.cx.conns.insert(conn);
-    assert_eq!(scene.responder.go_on(&mut scene.cx, &mut scene.watch, 1), 3);
+    assert_eq!(scene.responder.go_on(&mut scene.cx), 3);
     let mut conn = scene.cx.conns.take_slot(0).expect("it is there");
     assert_eq!(scene.sent(&mut conn), [1, 2, 3]);
     assert!(!scene.responder.holds_calls_back());
@@ -142,7 +144,7 @@ fn who_is_gone_waits_for_nothing() {
     assert_eq!(scene.responder.waiting.len(), 1, "nor do their messages keep their buffers");
     drop(held);
     scene.cx.conns.insert(stays);
-    assert_eq!(scene.responder.go_on(&mut scene.cx, &mut scene.watch, 1), 1, "that of the other connection");
+    assert_eq!(scene.responder.go_on(&mut scene.cx), 1, "that of the other connection");
     let mut stays = scene.cx.conns.take_slot(1).expect("it is there");
     assert_eq!(scene.sent(&mut stays), [2]);
 }
@@ -169,7 +171,7 @@ fn calls_for_workers_are_held_back_until_they_are_taken_and_come_home_once() {
     scene.cx.conns.insert(conn);
     let mut answered = Vec::new();
     for _ in 0..8 {
-        scene.responder.go_on(&mut scene.cx, &mut scene.watch, 1);
+        scene.responder.go_on(&mut scene.cx);
         workers.turn(0);
         scene.responder.collect(&mut scene.cx);
         let mut conn = scene.cx.conns.take_slot(0).expect("it is there");
@@ -226,13 +228,17 @@ fn who_takes_nothing_makes_room_though_calls_are_away() {
     scene.serve_held(&mut conn, 3);
     scene.cx.conns.insert(stalled);
     scene.cx.conns.insert(conn);
-    for second in 1..=20 {
-        scene.responder.go_on(&mut scene.cx, &mut scene.watch, second * 1_000_000_000);
+    let (mut watch, time) = (Watch::default(), SimulatedTime::new());
+    scene.cx.clock = Clock::simulated(&time);
+    for _ in 0..20 {
+        time.advance(Duration::from_secs(1));
+        watch.control(&mut scene.cx);
+        scene.responder.go_on(&mut scene.cx);
     }
-    assert_eq!(scene.cx.stats.peers_stalled, 1);
+    assert_eq!(scene.cx.stats.peers_stalled, 1, "after `progress_timeout`");
     assert!(scene.responder.waits_for_memory() && scene.cx.stats.calls_failed == 0, "what is away may come home");
     drop(held);
-    assert_eq!(scene.responder.go_on(&mut scene.cx, &mut scene.watch, 21_000_000_000), 1);
+    assert_eq!(scene.responder.go_on(&mut scene.cx), 1);
 }
 
 #[test]
@@ -287,7 +293,7 @@ fn replies_beyond_what_a_connection_may_write_wait_for_themselves_alone() {
         let reply = scene.answered(conn, xid, bytes);
         let goes = scene.responder.hold_reply(&mut scene.cx, conn, reply).is_some();
         if goes && bytes > 0 {
-            conn.sends.note_writes(bytes);
+            conn.sends.note_writes(bytes, true);
             let header = scene.cx.alloc(8).expect("a buffer");
             conn.sends.push_send(header, None, 16);
         }

@@ -35,10 +35,8 @@ fn must_wait(config: &Config, conn: &Conn, call: &OwnedCall) -> bool {
 /// The RDMA Writes of a reply are queued: they are counted until the Send behind them has left.
 #[inline(always)]
 pub(super) fn note(config: &Config, conn: &mut Conn, call: &OwnedCall) {
-    if config.max_write_bytes.is_some() {
-        let segments = call.segments.iter().chain(&call.reply_chunk);
-        conn.sends.note_writes(segments.map(|segment| segment.length as usize).sum());
-    }
+    let segments = call.segments.iter().chain(&call.reply_chunk);
+    conn.sends.note_writes(segments.map(|segment| segment.length as usize).sum(), config.max_write_bytes.is_some());
 }
 
 impl Responder {

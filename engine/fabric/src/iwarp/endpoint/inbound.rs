@@ -212,6 +212,13 @@ impl Inbound {
         self.reader.is_between() && self.placing.message.is_none() && self.waiting.is_none()
     }
 
+    /// Bytes that Reads are still to bring, ours and the peer's.
+    pub(super) fn queued(&self) -> u64 {
+        let Placing { reads, requests, .. } = &self.placing;
+        let own: usize = reads.iter().map(|read| read.len - read.got).sum();
+        own as u64 + requests.iter().map(|request| u64::from(request.len)).sum::<u64>()
+    }
+
     /// Reads of ours on their way.
     pub(super) fn outstanding(&self) -> usize {
         self.placing.reads.len()

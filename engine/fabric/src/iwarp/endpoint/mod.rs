@@ -31,7 +31,9 @@ use self::windows::Windows;
 use super::sys;
 use super::wire::Fault;
 use crate::receives::Receives;
-use crate::{Access, Completion, Disconnect, FabricError, FabricStats, PostError, Posting, QpId, Status, WindowId};
+use crate::{
+    Access, Completion, Disconnect, FabricError, FabricStats, Flow, PostError, Posting, QpId, Status, WindowId,
+};
 
 /// Arenas that work requests may name, and the rights that may be given to them.
 #[derive(Debug, Default)]
@@ -251,6 +253,14 @@ impl Endpoint {
     /// What changes whenever something that waits gets on.
     pub(super) fn progress(&self) -> Progress {
         Progress { sent: self.outbound.position(), received: self.inbound.position(), done: self.inbound.reads_done() }
+    }
+
+    /// See [`Fabric::flow`](crate::Fabric::flow).
+    pub(super) fn flow(&self) -> Flow {
+        Flow {
+            moved: self.outbound.position() + self.inbound.position(),
+            queued: self.outbound.queued() + self.inbound.queued(),
+        }
     }
 
     /// Whether the peer owes us something: the rest of a message, or answers to Reads.

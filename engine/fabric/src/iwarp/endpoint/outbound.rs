@@ -121,6 +121,12 @@ impl Outbound {
         self.stream.sent()
     }
 
+    /// Bytes of what was posted, and of answers, that are not sent.
+    pub(super) fn queued(&self) -> u64 {
+        let pending: usize = self.pending.iter().map(|posting| posting.wr.payload()).sum();
+        (self.stream.len() + pending) as u64
+    }
+
     #[inline]
     pub(super) fn has_bytes(&self) -> bool {
         !self.stream.is_empty()

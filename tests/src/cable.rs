@@ -1,0 +1,148 @@
+//! A cable between a peer and a server over TCP, which moves as many bytes as the test says.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
+
+use rpcrdma::Address;
+use rpcrdma::fabric::contract::loopback_address;
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+
+/// What the thread of the cable does for the test.
+enum Ask {
+    /// From now on bytes move only when they are let through.
+    Hold,
+    /// So many bytes move in each direction, or as many as there are.
+    Pass(usize),
+    /// The server gets these, as if its peer had sent them.
+    Inject(Vec<u8>),
+}
+
+/// A cable with one connection. At first all that is sent goes through.
+pub struct Cable {
+    address: Address,
+    asks: Option<Sender<(Ask, Sender<usize>)>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Cable {
+    /// Leads to a server over TCP, which sees a peer of this host of 127.0.0.0/8.
+    pub fn new(server: &Address, from: Ipv4Addr) -> Self {
+        let Address::Iwarp(server) = server else { panic!("{server} is not over TCP") };
+        let server: SocketAddr = server.0.parse().expect("an address");
+        let at = loopback_address().0;
+        let listener = TcpListener::bind(&at).expect("a free address");
+        let (asks, asked) = channel();
+        let thread = std::thread::spawn(move || {
+            let (peer, _) = listener.accept().expect("a peer");
+            let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+            bind(&socket, &SocketAddr::from((from, 0))).expect("an address of this host");
+            connect(&socket, &server).expect("the server listens");
+            run([peer, TcpStream::from(socket)], &asked);
+        });
+        let address = format!("iwarp:{at}").parse().expect("an address");
+        Self { address, asks: Some(asks), thread: Some(thread) }
+    }
+
+    /// Where the peer connects to.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// From now on bytes move only when they are let through.
+    pub fn hold(&self) {
+        self.ask(Ask::Hold);
+    }
+
+    /// Lets so many bytes through in each direction, or as many as there are; returns how many went to the server.
+    pub fn pass(&self, bytes: usize) -> usize {
+        self.ask(Ask::Pass(bytes))
+    }
+
+    /// The server gets these, as if its peer had sent them.
+    pub fn inject(&self, bytes: &[u8]) {
+        self.ask(Ask::Inject(bytes.to_vec()));
+    }
+
+    fn ask(&self, ask: Ask) -> usize {
+        let (tell, told) = channel();
+        let asks = self.asks.as_ref().expect("it is there until it is dropped");
+        // Without a thread the connection is over, and nothing moves.
+        asks.send((ask, tell)).map_or(0, |()| told.recv().unwrap_or(0))
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        self.asks = None;
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(std::thread::panicking() || ended.is_some_and(|ended| ended.is_ok()), "the cable has panicked");
+    }
+}
+
+/// Moves bytes until nobody asks any more, or an end has gone.
+fn run(ends: [TcpStream; 2], asked: &Receiver<(Ask, Sender<usize>)>) {
+    let [peer, server] = &ends;
+    for end in &ends {
+        end.set_nonblocking(true).expect("a socket");
+        // What is let through is there at once.
+        end.set_nodelay(true).expect("a socket");
+    }
+    let mut held = false;
+    loop {
+        let moved = match asked.try_recv() {
+            Err(TryRecvError::Disconnected) => return,
+            Err(TryRecvError::Empty) if held => {
+                std::thread::yield_now();
+                continue;
+            }
+            Err(TryRecvError::Empty) => shift(peer, server, 1 << 16).and_then(|_| shift(server, peer, 1 << 16)),
+            Ok((ask, tell)) => {
+                let moved = match ask {
+                    Ask::Hold => {
+                        held = true;
+                        Some(0)
+                    }
+                    Ask::Pass(bytes) => {
+                        let moved = shift(peer, server, bytes);
+                        moved.and_then(|moved| shift(server, peer, bytes).map(|_| moved))
+                    }
+                    Ask::Inject(bytes) => write_all(server, &bytes).map(|()| bytes.len()),
+                };
+                // Whoever has asked waits for it.
+                let _ = tell.send(moved.unwrap_or(0));
+                moved
+            }
+        };
+        if moved.is_none() {
+            return;
+        }
+    }
+}
+
+/// Moves up to so many bytes; how many, or `None` if an end has gone.
+fn shift(mut from: &TcpStream, to: &TcpStream, bytes: usize) -> Option<usize> {
+    let mut buffer = vec![0; bytes];
+    let mut len = 0;
+    while len < bytes {
+        match from.read(&mut buffer[len..]) {
+            Ok(0) => return None,
+            Ok(n) => len += n,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(_) => return None,
+        }
+    }
+    write_all(to, &buffer[..len]).map(|()| len)
+}
+
+fn write_all(mut to: &TcpStream, mut bytes: &[u8]) -> Option<()> {
+    while !bytes.is_empty() {
+        match to.write(bytes) {
+            Ok(n) => bytes = &bytes[n..],
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::yield_now(),
+            Err(_) => return None,
+        }
+    }
+    Some(())
+}

@@ -1,0 +1,139 @@
+//! Peers over TCP that are slow, or stop, while they owe RDMA Reads: by the server's clock, which the test moves.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use rpcrdma::fabric::Access;
+use rpcrdma::fabric::contract::loopback_address;
+use rpcrdma::fabric::iwarp::wire::{Opcode, Place, Segment, fpdu_len};
+use rpcrdma::wire::{Body, Chunks, Flags, ReadSegment, Version};
+use rpcrdma::{Address, Config};
+use rpcrdma_tests::*;
+
+use super::hostile_client::ping;
+
+/// What a peer may owe for so long. A server looks at each eighth of it.
+const PROGRESS: Duration = Duration::from_millis(200);
+const LOOK: Duration = Duration::from_millis(25);
+/// Bytes that the least rate is between two looks.
+const LEAST: usize = 1000;
+/// The host of the peer that is slow, and that of one that is not.
+const SLOW: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+const OTHER: Ipv4Addr = Ipv4Addr::LOCALHOST;
+/// Bytes of each Read chunk.
+const CHUNK: usize = 30_000;
+/// What is in it.
+const SEED: u32 = 7;
+/// Where the chunk belongs in the call: behind the RPC header (RFC 5531 §9) and the seed.
+const POSITION: u32 = 44;
+
+fn config() -> Config {
+    let least_rate = LEAST as u64 * (1000 / LOOK.as_millis() as u64);
+    Config { progress_timeout: PROGRESS, least_rate, ..small() }
+}
+
+fn serve(config: Config) -> (Address, TimedServer) {
+    let address: Address = format!("iwarp:{}", loopback_address().0).parse().expect("an address");
+    let server = TimedServer::start(&address, config, services_with(4096, 32 << 10, false));
+    (address, server)
+}
+
+/// A call with a Read chunk.
+fn send_call(peer: &mut RawPeer, xid: u32) {
+    let mut data = vec![0; CHUNK];
+    pattern(SEED, &mut data);
+    let (target, _) = peer.expose(&data, Access::REMOTE_READ);
+    let chunk = ReadSegment { position: POSITION, target };
+    let call = call_bytes(xid, PROGRAM, VERSION, STORE, &SEED.to_be_bytes());
+    let message = peer.message(xid, Flags::NONE, Body::Msg(Chunks { reads: &[chunk], ..Chunks::NONE }), &call);
+    peer.send(&message);
+}
+
+/// A peer of version 1 behind a cable that moves nothing from now on, and so many calls of it with a Read chunk each,
+/// which the server has.
+fn reads(server: &Address, from: Ipv4Addr, calls: u32) -> (Cable, RawPeer) {
+    let cable = Cable::new(server, from);
+    let mut peer = RawPeer::connect_as(cable.address(), Version::V1);
+    ping(&mut peer, 1);
+    cable.hold();
+    (2..2 + calls).for_each(|xid| send_call(&mut peer, xid));
+    // The calls are far shorter than one chunk.
+    cable.pass(CHUNK);
+    (cable, peer)
+}
+
+/// One look of the server later, in which the cable has moved so many bytes.
+fn pass(server: &TimedServer, (cable, peer): &mut (Cable, RawPeer), bytes: usize) {
+    // A connection that has been idle is not looked at in each turn.
+    (0..64).for_each(|_| peer.turn());
+    cable.pass(bytes);
+    server.pass(LOOK);
+}
+
+#[test]
+fn a_peer_that_answers_reads_at_the_least_rate_is_not_ended() {
+    let (address, server) = serve(config());
+    let mut slow = reads(&address, SLOW, 4);
+    let mut looks = 0;
+    while server.stats().calls < 5 {
+        pass(&server, &mut slow, LEAST + LEAST / 4);
+        assert!(!slow.1.is_over(), "ended after {looks} looks");
+        looks += 1;
+    }
+    assert!(looks > 40, "all of it came in {looks} looks: the cable is not slow");
+    assert_eq!(server.stats().peers_stalled, 0);
+}
+
+#[test]
+fn a_peer_that_answers_reads_more_slowly_is_ended() {
+    let (address, server) = serve(config());
+    let mut slow = reads(&address, SLOW, 4);
+    let ended = (0..100).any(|_| {
+        pass(&server, &mut slow, LEAST / 3);
+        server.stats().peers_stalled == 1
+    });
+    assert!(ended, "it may read for ever");
+}
+
+/// An RDMA Write of no bytes says that a peer is there, and no more.
+#[test]
+fn a_peer_that_answers_no_reads_is_ended_whatever_else_it_sends() {
+    let (address, server) = serve(config());
+    let mut slow = reads(&address, SLOW, 16);
+    let segment = Segment { opcode: Opcode::Write, last: true, place: Place::Tagged { stag: 0, offset: 0 } };
+    let mut nothing = segment.encode(0).to_vec();
+    nothing.resize(fpdu_len(nothing.len() - 2), 0);
+    let ended = (0..20).any(|_| {
+        pass(&server, &mut slow, 0);
+        slow.0.inject(&nothing);
+        server.stats().peers_stalled == 1
+    });
+    assert!(ended, "it holds memory for ever");
+}
+
+#[test]
+fn a_host_leaves_bulk_memory_to_others_however_many_connections_it_has() {
+    let buffers = vec![(32 << 10, 16)];
+    let (long_buffers, progress_timeout) = (vec![(32 << 10, 8)], Duration::MAX);
+    let shard = Config { bulk_buffers: buffers, long_buffers, progress_timeout, ..config() };
+    let (address, server) = serve(shard);
+    let slow: Vec<_> = (0..12).map(|_| reads(&address, SLOW, 8)).collect();
+    server.pass(LOOK);
+    let cable = Cable::new(&address, OTHER);
+    let mut peer = RawPeer::connect_as(cable.address(), Version::V1);
+    for xid in 1..4 {
+        send_call(&mut peer, xid);
+        let mut reply = None;
+        let answered = settles(|| {
+            peer.turn();
+            server.pass(Duration::from_millis(1));
+            reply = peer.take_message();
+            reply.is_some()
+        });
+        assert!(answered, "call {xid} of another host waits for memory");
+        let reply = reply.expect("it has come");
+        assert_eq!(reply.bytes[reply.bytes.len() - 4..], (CHUNK as u32).to_be_bytes(), "call {xid} of another host");
+    }
+    let stats = server.stats();
+    assert_eq!((stats.peers_stalled, stats.connections), (0, slow.len() as u64 + 1), "all of them are there");
+}

@@ -1,0 +1,247 @@
+//! Peers that withhold: one server, and peers who say what is right when they please, in simulated time, over the
+//! endpoints of iWARP. One seed is one run.
+//!
+//! What must hold after every step, whatever the others do:
+//!
+//! - a witness, who has one call at a time, has each answered within a bound;
+//! - no byte that a peer sends, or is sent, is another's;
+//! - whoever moves what it owes at the least rate is never ended, nor refused;
+//! - each call is answered once;
+//! - nobody holds memory for what it withholds beyond a bound;
+//! - the lines that peers cause in the log are bounded;
+//! - and when they have gone, everything is home.
+
+mod grammar;
+mod peer;
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rpcrdma::Config;
+use rpcrdma::fabric::iwarp::memory::MemoryFabric;
+use rpcrdma::fabric::{Fabric, FabricAddress};
+use rpcrdma::shard::{Shard, SimulatedTime};
+use rpcrdma_tests::{Random, services_with, shard_leak, small};
+
+use grammar::Conduct;
+use peer::Peer;
+
+/// Seeds of a run that is not told how many.
+const SEEDS: u64 = 500;
+/// Bytes in a second below which a peer may be ended.
+const LEAST_RATE: u64 = 20_000;
+/// What a peer may owe for so long.
+const PROGRESS: Duration = Duration::from_secs(2);
+/// Bytes of the longest chunk.
+const CHUNK: usize = 16 << 10;
+/// Buffers that hold one: as `tuning.md` has it, enough for two hosts that stop.
+const BUFFERS: usize = 16;
+/// Hosts that this is enough for, beside that of the witness.
+const HOSTS: usize = 2;
+/// How long a call may take for which there is memory.
+const SOON: Duration = Duration::from_millis(500);
+/// How long one may take for which others hold it: their deadline, and a chunk at the least rate, twice, as the first
+/// that comes home may be for one who came before.
+const BOUND: Duration = Duration::from_secs(8);
+/// Time between two steps.
+const STEP: Duration = Duration::from_millis(40);
+/// Turns of the server in a step.
+const TURNS: usize = 8;
+/// Steps in which calls are begun, and those after which all that is honest must have its answers.
+const STEPS: usize = 150;
+const LAST_STEPS: usize = 1500;
+/// Lines of log for each connection that was made, and for all.
+const LINES: u64 = 3;
+const MORE_LINES: u64 = 40;
+
+thread_local! {
+    /// Warnings and errors that this thread has logged.
+    static LOGGED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Whether what happens is to be told.
+fn traced() -> bool {
+    std::env::var_os("SIM_TRACE").is_some()
+}
+
+struct Counter;
+
+impl log::Log for Counter {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if record.level() <= log::Level::Warn {
+            LOGGED.set(LOGGED.get() + 1);
+        }
+        if traced() {
+            println!("{}", record.args());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+struct World {
+    seed: u64,
+    /// Says what happens.
+    trace: bool,
+    time: SimulatedTime,
+    random: Random,
+    shard: Shard<MemoryFabric>,
+    address: FabricAddress,
+    peers: Vec<Peer>,
+    witness: Peer,
+    /// How long a call of the witness may take.
+    bound: Duration,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("conduct-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let address = FabricAddress(name.clone());
+        let mut random = Random::new(seed);
+        let config = Config {
+            bulk_buffers: vec![(CHUNK, BUFFERS)],
+            long_buffers: vec![(32 << 10, 1)],
+            progress_timeout: PROGRESS,
+            least_rate: LEAST_RATE,
+            // Whoever takes no replies is let go by the engine, not by its own device.
+            ..small()
+        };
+        let fabric = MemoryFabric::new(config.iwarp(), seed).expect("a device");
+        let mut shard =
+            Shard::open(fabric, config, Some(Arc::new(services_with(4096, CHUNK, false)))).expect("a shard");
+        let time = SimulatedTime::new();
+        shard.simulate(&time);
+        let listener = MemoryFabric::bind(&address).expect("a free address");
+        shard.listen(&listener).expect("it listens");
+        let siege = random.once_in(3);
+        let hosts = 1 + random.below(2 * HOSTS);
+        let count = if siege { 4 + random.below(12) } else { 1 + random.below(6) };
+        let mut there = BTreeSet::new();
+        let peers = (1..=count as u32).map(|mark| {
+            let conduct = Conduct::draw(&mut random, siege);
+            // Whoever is honest shares its host with nobody, or it would share the blame.
+            let host = if conduct.is_honest() { 100 + mark as usize } else { 1 + random.below(hosts) };
+            there.insert(host);
+            Peer::new(conduct, mark, host, None, seed)
+        });
+        let peers: Vec<_> = peers.collect();
+        let witness = Peer::new(Conduct::Fast, 100, 200, Some(1), seed);
+        let bound = if there.len() <= HOSTS { SOON } else { BOUND };
+        Self { seed, trace: traced(), time, random, shard, address, peers, witness, bound }
+    }
+
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.time.now())
+    }
+
+    /// Everybody does what is to be done, in any order, and time passes.
+    fn step(&mut self, busy: bool) {
+        self.time.advance(STEP);
+        let now = self.now();
+        let first = self.random.below(self.peers.len());
+        for n in 0..self.peers.len() {
+            let at = (first + n) % self.peers.len();
+            self.peers[at].turn(&self.address, now, STEP, busy);
+            self.serve(TURNS / 4);
+        }
+        self.witness.turn(&self.address, now, STEP, busy);
+        self.serve(TURNS);
+        let slowest = self.witness.fate.slowest;
+        assert!(slowest <= self.bound, "a call of the witness took {slowest:?}");
+        assert!(!busy || self.witness.waits(now) <= self.bound, "a call of the witness waits");
+    }
+
+    fn serve(&mut self, turns: usize) {
+        for _ in 0..turns {
+            self.shard.poll_control();
+            self.shard.poll_once();
+        }
+        for notice in self.shard.notices().drain(..) {
+            if self.trace {
+                println!("{:?} {notice:?}", Duration::from_nanos(self.time.now()));
+            }
+        }
+    }
+
+    fn run(mut self) -> BTreeMap<&'static str, u64> {
+        let logged = LOGGED.get();
+        for _ in 0..STEPS {
+            self.step(true);
+        }
+        // Those who hold back leave, and those who do not get what they asked for.
+        for peer in self.peers.iter_mut().filter(|peer| !peer.conduct.is_honest()) {
+            peer.leave();
+        }
+        let mut steps = 0;
+        while self.peers.iter().chain([&self.witness]).any(|peer| peer.under_way() > 0) {
+            self.step(false);
+            steps += 1;
+            assert!(steps < LAST_STEPS, "calls of honest peers are not answered");
+        }
+        let all = || self.peers.iter().chain([&self.witness]);
+        assert!(self.witness.fate.answered > 10, "the witness had {} answers", self.witness.fate.answered);
+        let connections: u64 = all().map(|peer| peer.fate.connections).sum();
+        let lines = LOGGED.get() - logged;
+        assert!(lines <= LINES * connections + MORE_LINES, "{lines} lines for {connections} connections");
+        let mut tally = BTreeMap::new();
+        let ended: u64 = all().map(|peer| peer.fate.ended).sum();
+        let stalled = self.shard.stats().peers_stalled;
+        assert!(stalled <= ended, "{stalled} stalled, and {ended} were told of their end");
+        for peer in all() {
+            *tally.entry(peer.conduct.name()).or_default() += 1;
+        }
+        let counts = [
+            ("calls answered", all().map(|peer| peer.fate.answered).sum()),
+            ("connections made", connections),
+            ("connections ended", ended),
+            ("connections ended for what is owed", stalled),
+            ("calls that waited for memory", self.shard.stats().memory_waits),
+        ];
+        tally.extend(counts);
+        self.peers.iter_mut().for_each(Peer::leave);
+        self.witness.leave();
+        for _ in 0..100 {
+            self.time.advance(STEP);
+            self.serve(TURNS);
+        }
+        assert_eq!(shard_leak(&self.shard.stats()), None, "seed {}", self.seed);
+        tally
+    }
+}
+
+/// What must happen in a run of many seeds.
+const COVERED: &[&str] = &[
+    "peers that are fast",
+    "peers that are slow",
+    "peers that are too slow",
+    "peers that answer no Reads",
+    "peers that answer no Reads, and say that they are there",
+    "peers that trickle",
+    "peers that take nothing",
+    "peers that stop",
+    "peers that send halves",
+    "peers that come and go",
+    "connections ended for what is owed",
+    "calls that waited for memory",
+];
+
+#[test]
+fn conduct() {
+    let _turn = crate::turn();
+    if log::set_logger(&Counter).is_ok() {
+        log::set_max_level(if traced() { log::LevelFilter::Debug } else { log::LevelFilter::Warn });
+    }
+    let total = crate::in_parallel("conduct", SEEDS, |seed| World::new(seed).run());
+    if let Some(total) = total {
+        let missing: Vec<_> = COVERED.iter().filter(|what| total.get(*what).is_none_or(|&times| times == 0)).collect();
+        assert!(missing.is_empty(), "these never happened: {missing:?}");
+    }
+}

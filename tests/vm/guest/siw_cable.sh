@@ -1,0 +1,42 @@
+# The Linux kernel's client over soft-iWARP writes to and reads from the example nfs3d through a cable that is slow in
+# both directions, with delay and loss: it is served on one connection, however long one of its calls takes.
+# idle
+# limit: 900
+export DEVICE=siw0
+source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../nfs3d.sh"
+modprobe -a sch_tbf sch_netem || { echo "no traffic control in this kernel"; exit 77; }
+
+# cable RATE: what it moves in each direction.
+cable() {
+    local end
+    for end in "tc" "ip netns exec ours tc"; do
+        local dev=w0
+        [[ $end == tc ]] || dev=w1
+        $end qdisc del dev $dev root 2>/dev/null || true
+        $end qdisc add dev $dev root handle 1: tbf rate "$1" burst 64kb latency 2s
+        $end qdisc add dev $dev parent 1:1 handle 2: netem delay 10ms loss 1% limit 1000
+    done
+}
+
+storage
+serve
+nfs
+connects=$(xprt /mnt 3)
+# Each but the last takes longer than progress_timeout.
+for step in "256kbit 640" "1mbit 2560" "8mbit 16384" "100mbit 16384"; do
+    read -r rate kbytes <<<"$step"
+    head -c "${kbytes}K" /dev/urandom >/run/data
+    cable "$rate"
+    began=$SECONDS
+    dd if=/run/data of=/mnt/data bs=1M conv=fsync status=none
+    cmp /run/data $export/data || fail "$rate: the server has other data"
+    wrote=$((SECONDS - began)) began=$SECONDS
+    echo 3 >/proc/sys/vm/drop_caches
+    cmp /run/data /mnt/data || fail "$rate: the client has other data"
+    echo "- $rate: $kbytes KiB written in $wrote s, read in $((SECONDS - began)) s"
+    (($(xprt /mnt 3) == connects)) || fail "$rate: it had to connect again: $(cat /run/nfs3d)"
+done
+cable 1gbit
+umount /mnt
+quit
