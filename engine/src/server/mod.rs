@@ -44,8 +44,8 @@ pub struct ServerConfig {
     pub serves: Option<Vec<usize>>,
     /// The workers, for procedures that run on them. `None`: none may be declared to.
     pub workers: Option<WorkerConfig>,
-    /// What is told of peers' connections and their ends. A server that is dropped, or stopped before its
-    /// workers are through, tells nothing of the ends of those whose calls these have.
+    /// What is told of peers' connections and their ends. A server that is dropped has told of all ends when it is
+    /// gone. One that was [drained](Server::drain) in vain tells of the rest when the handlers that kept it return.
     pub peers: Option<PeerHook>,
     /// A Unix socket (a file, of mode 0600) at which the server tells what it does: whoever connects gets one
     /// [`Snapshot`](crate::stats::Snapshot) in JSON, and the end of the stream. A file that a server left behind is

@@ -44,7 +44,7 @@ pub(super) struct Accepted {
 }
 
 impl Accepted {
-    fn new(peer: &str, now: u64, deadline: u64) -> Self {
+    pub(super) fn new(peer: &str, now: u64, deadline: u64) -> Self {
         let host = peer.parse::<SocketAddr>().map_or_else(|_| peer.to_owned(), |at| at.ip().to_string());
         Self { host: host.into(), since: now, new: true, useful: 0, heard: now, deadline }
     }

@@ -12,6 +12,7 @@ use super::assembly::Assembling;
 use super::close_reason::CloseReason;
 use super::continuation::Continuation;
 use super::credits::Use;
+use super::peers::OwedEnd;
 use super::progress::{Owed, Progress};
 use super::receives::Promise;
 use super::reconnect::Again;
@@ -34,8 +35,6 @@ pub(super) struct Conn {
     stage: Stage,
     /// In the list of connections with something to say.
     ready: bool,
-    /// The upper layer knows of it, and is to be told of its end.
-    told: bool,
     /// Where a client comes from, if that has an address.
     host: Option<IpAddr>,
     pub(super) sends: SendQueue,
@@ -61,6 +60,8 @@ pub(super) struct Conn {
     peer: Option<Arc<str>>,
     /// Of one that was accepted: from whom.
     accepted: Option<Accepted>,
+    /// Of one that the upper layer was told of.
+    owed_end: Option<OwedEnd>,
     /// Of a client that negotiates: until when, in nanoseconds.
     settle_by: u64,
     /// How many messages had gone out when a pure grant was put off last.
@@ -86,7 +87,7 @@ impl Conn {
             peer: None,
             host: None,
             accepted: None,
-            told: false,
+            owed_end: None,
             settle_by: u64::MAX,
             promise: Promise::default(),
             usage: Use::default(),
@@ -171,14 +172,19 @@ impl Conn {
         self.accepted.as_mut()
     }
 
-    /// The upper layer is told of it. False if it was before.
-    pub(super) fn set_told(&mut self) -> bool {
-        !std::mem::replace(&mut self.told, true)
+    /// The upper layer was told of it, and is owed its end.
+    pub(super) fn owe_end(&mut self, end: OwedEnd) {
+        self.owed_end = Some(end);
     }
 
-    /// The upper layer was told of it, and is to be told of its end.
-    pub(super) fn was_told(&self) -> bool {
-        self.told
+    /// What the upper layer is owed, if it was told of it.
+    pub(super) fn owed_end(&self) -> Option<&OwedEnd> {
+        self.owed_end.as_ref()
+    }
+
+    /// The same, for good.
+    pub(super) fn take_owed_end(&mut self) -> Option<OwedEnd> {
+        self.owed_end.take()
     }
 
     /// Of a client that negotiates: until when, in nanoseconds.
@@ -384,13 +390,5 @@ mod tests {
         let mut buf = [0; 64];
         let message = conn.proto.emit_before(Outgoing::Grant, &Form::default(), true, &mut buf, 64);
         assert!(message.is_some() && !conn.has_waited_to_grant());
-    }
-
-    #[test]
-    fn the_upper_layer_is_told_once() {
-        let mut conn = open_conn(0, true);
-        assert!(!conn.was_told());
-        assert!(conn.set_told() && conn.was_told());
-        assert!(!conn.set_told());
     }
 }

@@ -4,6 +4,7 @@ use super::clock::nanoseconds;
 use super::close_reason::{CloseReason, LocalClose};
 use super::conn::Conn;
 use super::continuation::{Continuation, Whose};
+use super::peers::Peers;
 use super::reconnect::Again;
 use super::stage::Stage;
 use super::{ConnRef, Shard};
@@ -371,7 +372,7 @@ impl<F: Fabric> Shard<F> {
         self.say_why(ConnRef(origin), &reason);
         self.release_qp(&mut conn);
         self.requester.connection_lost(&mut self.cx, &mut conn);
-        self.cx.peers.ended(&conn, &reason);
+        Peers::ended(&mut conn, &reason);
         log::debug!("{origin:?} closed: {reason}");
         self.cx.conns.forget(origin);
         self.life.closed(ConnRef(origin), reason);

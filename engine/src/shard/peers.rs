@@ -3,11 +3,10 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use super::close_reason::CloseReason;
+use super::close_reason::{CloseReason, LocalClose};
 use super::conn::Conn;
-use crate::fabric::QpId;
 use crate::handoff::panics::caught;
 use crate::service::Caller;
 
@@ -47,13 +46,16 @@ impl Peer {
 pub enum PeerEvent<'a> {
     /// It is there: the peer may call. Told before the first call of its [`Caller`] runs.
     Established(&'a Peer),
-    /// It is over, and why. Told once for each that was established, when no handler runs for its [`Caller`]
-    /// any more, or will. Calls that handlers have kept, to answer them later, are with whoever has them.
+    /// It is over, and why. Told exactly once for each that was established, when no handler runs for its [`Caller`]
+    /// any more, or will; the end of its server included. Calls that handlers have kept, to answer them later, are
+    /// with whoever has them.
     Ended(&'a Peer, &'a CloseReason),
 }
 
-/// What is called with each [`PeerEvent`] of a server, on the thread of the shard that has the connection: it
-/// must not block. Panics are caught, and logged.
+/// What is called with each [`PeerEvent`] of a server: it must not block. Panics are caught, and logged.
+///
+/// It is called on the thread of the shard that has the connection. If that shard has stopped while workers had calls
+/// of the connection, its end is told on the thread of the worker that is through with the last of them.
 #[derive(Clone)]
 pub struct PeerHook(Arc<dyn Fn(PeerEvent<'_>) + Send + Sync>);
 
@@ -76,21 +78,11 @@ impl fmt::Debug for PeerHook {
     }
 }
 
-/// Who is told, and of what not yet.
+/// Who is told of connections.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     hook: Option<PeerHook>,
     shard: u32,
-    /// Those that have ended with calls at workers.
-    leaving: Vec<Leaving>,
-}
-
-#[derive(Debug)]
-struct Leaving {
-    peer: Peer,
-    reason: CloseReason,
-    /// Calls that have not come home.
-    calls: u32,
 }
 
 impl Peers {
@@ -102,35 +94,137 @@ impl Peers {
     /// A connection of a peer may be used, or is used already.
     pub(super) fn established(&self, conn: &mut Conn) {
         let Some(hook) = &self.hook else { return };
-        if conn.accepted().is_some() && conn.set_told() {
-            hook.tell(PeerEvent::Established(&Peer::of(self.shard, conn)));
+        if conn.accepted().is_some() && conn.owed_end().is_none() {
+            conn.owe_end(OwedEnd::begin(hook.clone(), Peer::of(self.shard, conn)));
         }
     }
 
     /// A connection is over, for this reason. Workers may still have calls of it.
-    pub(super) fn ended(&mut self, conn: &Conn, reason: &CloseReason) {
-        let Some(hook) = &self.hook else { return };
-        if !conn.was_told() {
-            return;
+    pub(super) fn ended(conn: &mut Conn, reason: &CloseReason) {
+        if let Some(owed) = conn.take_owed_end() {
+            // It is over once.
+            let _ = owed.0.end.set((conn.peer().cloned(), reason.clone()));
         }
-        let (peer, calls) = (Peer::of(self.shard, conn), conn.served.calls_at_workers());
-        if calls == 0 {
-            hook.tell(PeerEvent::Ended(&peer, reason));
-        } else {
-            self.leaving.push(Leaving { peer, reason: reason.clone(), calls });
+    }
+}
+
+/// The upper layer is owed [`PeerEvent::Ended`] of a connection. The connection has one of these, and so has each of
+/// its calls that a worker has, or is to have. The last to be dropped tells: no way out, of a connection or of a
+/// shard, leads past that.
+#[derive(Clone, Debug)]
+pub(super) struct OwedEnd(Arc<Owed>);
+
+#[derive(Debug)]
+struct Owed {
+    hook: PeerHook,
+    peer: Peer,
+    /// The name that the peer had proved by then, and why it is over.
+    end: OnceLock<(Option<Arc<str>>, CloseReason)>,
+}
+
+impl OwedEnd {
+    /// Tells of a connection, and owes its end.
+    fn begin(hook: PeerHook, peer: Peer) -> Self {
+        hook.tell(PeerEvent::Established(&peer));
+        Self(Arc::new(Owed { hook, peer, end: OnceLock::new() }))
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        // A shard whose thread has panicked ends no connection: they go with it.
+        let known = self.end.take();
+        let (identity, reason) = known.unwrap_or_else(|| (self.peer.identity.take(), LocalClose::Stopped.into()));
+        self.peer.identity = identity;
+        self.hook.tell(PeerEvent::Ended(&self.peer, &reason));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::shard::arrivals::Accepted;
+    use crate::shard::testing::open_conn;
+
+    /// What was told, in words.
+    #[derive(Clone, Default)]
+    struct Told(Arc<Mutex<Vec<String>>>);
+
+    impl Told {
+        fn hook(&self) -> PeerHook {
+            let told = self.clone();
+            PeerHook::new(move |event| {
+                let text = match event {
+                    PeerEvent::Established(peer) => format!("{} is there", peer.caller().qp.slot),
+                    PeerEvent::Ended(peer, reason) => format!("{}: {reason}", peer.caller().qp.slot),
+                };
+                told.0.lock().unwrap().push(text);
+            })
+        }
+
+        fn take(&self) -> Vec<String> {
+            std::mem::take(&mut self.0.lock().unwrap())
         }
     }
 
-    /// A call of a connection that is over has come home from a worker.
-    #[cold]
-    pub(super) fn came_home(&mut self, qp: QpId) {
-        let Some(at) = self.leaving.iter().position(|one| one.peer.caller.qp == qp) else { return };
-        self.leaving[at].calls -= 1;
-        if self.leaving[at].calls == 0 {
-            let Leaving { peer, reason, .. } = self.leaving.swap_remove(at);
-            if let Some(hook) = &self.hook {
-                hook.tell(PeerEvent::Ended(&peer, &reason));
-            }
-        }
+    /// A connection of a peer, of which nothing was told yet.
+    fn accepted(slot: u32) -> Box<Conn> {
+        let mut conn = open_conn(slot, true);
+        let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        conn.was_accepted(Accepted::new(&at.to_string(), 0, u64::MAX), Some(at.ip()));
+        conn
+    }
+
+    fn peers(told: &Told) -> Peers {
+        let mut peers = Peers::default();
+        peers.tell(told.hook(), 0);
+        peers
+    }
+
+    #[test]
+    fn each_connection_is_told_once_and_its_end_once() {
+        let told = Told::default();
+        let peers = peers(&told);
+        let mut conn = accepted(3);
+        Peers::ended(&mut conn, &LocalClose::Requested.into());
+        assert!(told.take().is_empty(), "nobody knows of it");
+        peers.established(&mut conn);
+        peers.established(&mut conn);
+        assert_eq!(told.take(), ["3 is there"]);
+        Peers::ended(&mut conn, &LocalClose::Displaced.into());
+        assert_eq!(told.take(), [format!("3: {}", LocalClose::Displaced)]);
+        Peers::ended(&mut conn, &LocalClose::Requested.into());
+        drop(conn);
+        assert!(told.take().is_empty(), "it is over once");
+    }
+
+    #[test]
+    fn an_end_waits_for_calls_at_workers_wherever_those_are_dropped() {
+        let told = Told::default();
+        let peers = peers(&told);
+        let mut conn = accepted(3);
+        peers.established(&mut conn);
+        let calls = [conn.owed_end().cloned(), conn.owed_end().cloned()];
+        Peers::ended(&mut conn, &LocalClose::Requested.into());
+        drop((conn, peers));
+        assert_eq!(told.take(), ["3 is there"], "calls of it run, or will");
+        let [one, other] = calls;
+        drop(one);
+        assert!(told.take().is_empty());
+        std::thread::spawn(move || drop(other)).join().unwrap();
+        assert_eq!(told.take(), [format!("3: {}", LocalClose::Requested)]);
+    }
+
+    #[test]
+    fn a_connection_that_nobody_has_ended_is_told_with_the_end_of_its_shard() {
+        let told = Told::default();
+        let peers = peers(&told);
+        let mut conn = accepted(7);
+        peers.established(&mut conn);
+        drop((conn, peers));
+        assert_eq!(told.take(), ["7 is there".to_owned(), format!("7: {}", LocalClose::Stopped)]);
     }
 }

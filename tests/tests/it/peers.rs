@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Disconnect;
-use rpcrdma::server::{LocalServer, PeerEvent, PeerHook, ServerConfig};
+use rpcrdma::server::{LocalServer, PeerEvent, PeerHook, ServerConfig, WorkerConfig};
 use rpcrdma::service::Caller;
 use rpcrdma::{Address, CloseReason, Procedure, Services};
 use rpcrdma_tests::*;
@@ -20,6 +20,8 @@ enum Told {
     Ends(Caller),
     /// The peer has ended its connection.
     Left(Caller),
+    /// The server has.
+    Stopped(Caller),
 }
 
 /// What was told so far, in order.
@@ -43,6 +45,11 @@ impl Log {
 
     /// A server that tells this, and whose ECHO runs on a worker until something is sent.
     fn serve(&self, world: &mut World) -> (Address, mpsc::Sender<()>) {
+        self.serve_with(world, workers())
+    }
+
+    /// The same with these workers.
+    fn serve_with(&self, world: &mut World, config: ServerConfig) -> (Address, mpsc::Sender<()>) {
         let (open, gate) = mpsc::channel();
         let (gate, calls, ends) = (Mutex::new(gate), self.clone(), self.clone());
         let echo = Procedure::new(move |call| {
@@ -56,11 +63,12 @@ impl Log {
             PeerEvent::Ended(peer, CloseReason::Disconnected { cause: Disconnect::Peer, .. }) => {
                 ends.add(Told::Left(peer.caller()));
             }
+            PeerEvent::Ended(peer, CloseReason::Local(_)) => ends.add(Told::Stopped(peer.caller())),
             other => panic!("{other:?}"),
         });
         let mut services = Services::new();
         services.add(PROGRAM, VERSION, ECHO, echo.on_workers());
-        (world.serve_with(ServerConfig { peers: Some(hook), ..workers() }, services), open)
+        (world.serve_with(ServerConfig { peers: Some(hook), ..config }, services), open)
     }
 }
 
@@ -111,6 +119,49 @@ fn the_end_of_a_client_that_vanished_is_told_when_workers_are_through_with_its_c
     let told = log.wait_for(2 + 2 * CALLS);
     assert_eq!(told.iter().filter(|told| **told == Told::Ends(caller)).count(), CALLS);
     assert_eq!(told.last(), Some(&Told::Left(caller)));
+}
+
+/// What is owed for calls at workers is told by whoever has them last, which is no shard any more. Whether the rings to
+/// the workers have room for all calls, or the shard keeps one, which ends with it.
+#[test]
+fn a_server_that_is_dropped_tells_each_end_once_when_its_workers_are_through() {
+    for (ring_capacity, ends) in [(256, CALLS), (1, 2)] {
+        let mut world = World::new("stops");
+        let log = Log::default();
+        let pool = WorkerConfig { count: 2, ring_capacity, ..WorkerConfig::default() };
+        let (address, open) = log.serve_with(&mut world, ServerConfig { workers: Some(pool), ..workers() });
+        let mut client = world.client(&address, small());
+        open.send(()).expect("it is there");
+        // Before the first reply there is credit for one call only.
+        let call = client.prepare(ECHO, 0).expect("a buffer");
+        client.call(call).expect("it is served");
+        let Told::Established(busy) = log.all()[0] else { panic!("{:?}", log.all()) };
+        (0..CALLS).for_each(|_| begin_call(&mut client));
+        assert!(settles(|| {
+            client.poll(drop);
+            world.server().stats()[0].worker_depth == CALLS as u64
+        }));
+        log.wait_for(5);
+        let mut other = world.client(&address, small());
+        let Told::Established(idle) = log.wait_for(6)[5] else { panic!("{:?}", log.all()) };
+        let server = world.take_server();
+        let gone = std::thread::spawn(move || drop(server));
+        // The shard has ended both connections, and is joined before the workers are.
+        assert_eq!(log.wait_for(7)[6], Told::Stopped(idle));
+        for client in [&mut client, &mut other] {
+            assert!(settles(|| {
+                client.poll(drop);
+                !client.is_open(client.first())
+            }));
+        }
+        assert!(!log.all().contains(&Told::Stopped(busy)), "calls of it run: {:?}", log.all());
+        (0..ends).for_each(|_| open.send(()).expect("it is there"));
+        gone.join().expect("no panic");
+        let told = log.all();
+        assert_eq!(told.iter().filter(|told| **told == Told::Ends(busy)).count(), 1 + ends, "{told:?}");
+        assert_eq!(told.iter().filter(|told| matches!(told, Told::Stopped(_))).count(), 2, "{told:?}");
+        assert_eq!(told.last(), Some(&Told::Stopped(busy)), "{told:?}");
+    }
 }
 
 /// Calls that the child has under way.

@@ -5,6 +5,7 @@ use rpcrdma_mempool::ArenaId;
 use super::Responder;
 use super::header::{CallRefusal, Trouble, read_lists, read_position_zero, reply_body};
 use super::replies::{reply_headroom, reply_room};
+use super::workers::WorkKey;
 use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{InboundId, Refusal};
 use crate::service::reply_cache::Lookup;
@@ -205,7 +206,7 @@ impl Responder {
         if entry.run_on == RunOn::Workers && self.workers.is_some() {
             self.away += 1;
             conn.served.at_workers += 1;
-            return self.backlog.push_back(call);
+            return self.backlog.push_back((WorkKey::of(conn, call.id), call));
         }
         entry.run(&mut *call);
         self.finish(cx, conn, call);

@@ -75,7 +75,7 @@ pub(super) struct Responder {
     /// What they have given back, and is being answered.
     worked: Vec<(WorkKey, JobResult<Box<OwnedCall>>)>,
     /// Calls that a full worker ring holds back.
-    backlog: VecDeque<Box<OwnedCall>>,
+    backlog: VecDeque<(WorkKey, Box<OwnedCall>)>,
     /// Calls that came again while they ran.
     repeats: VecDeque<Box<OwnedCall>>,
     /// Calls that wait for memory (memory waiters), in the order in which they came.
@@ -145,11 +145,6 @@ impl Served {
     /// The device is gone, with all that it held.
     pub(super) fn forget_device(&mut self) {
         (self.at_workers, self.taken) = (0, 0);
-    }
-
-    /// So many are with the workers, or wait for them.
-    pub(super) fn calls_at_workers(&self) -> u32 {
-        self.at_workers
     }
 
     /// None of them is with workers, or with who took it.

@@ -8,11 +8,26 @@ use crate::fabric::{Fabric, QpId};
 use crate::handoff::workers::{Bench, JobError, ShardPort, WorkerPool};
 use crate::proto::InboundId;
 use crate::service::{OwnedCall, Services};
+use crate::shard::conn::Conn;
 use crate::shard::context::Context;
+use crate::shard::peers::OwedEnd;
 use crate::wire::ErrorBody;
 
-/// Names a call that is with the workers.
-pub(super) type WorkKey = (QpId, InboundId);
+/// Names a call that is with the workers, or on its way there; comes back whatever becomes of it.
+pub(crate) struct WorkKey {
+    qp: QpId,
+    id: InboundId,
+    /// The end of its connection is told when no worker has any of its calls.
+    _owed_end: Option<OwedEnd>,
+}
+
+impl WorkKey {
+    /// Of a call of this connection.
+    pub(super) fn of(conn: &Conn, id: InboundId) -> Self {
+        Self { qp: conn.qp(), id, _owed_end: conn.owed_end().cloned() }
+    }
+}
+
 /// The threads that run what does not run on shards.
 pub(crate) type Workers = WorkerPool<WorkKey, Box<OwnedCall>, Box<OwnedCall>>;
 /// The shard's end of them.
@@ -63,9 +78,9 @@ impl Responder {
     /// Hands to the workers what waits for them, as far as their rings take it.
     pub(super) fn dispatch<F: Fabric>(&mut self, cx: &mut Context<F>) {
         let Some(port) = self.workers.as_mut() else { return };
-        while let Some(call) = self.backlog.pop_front() {
-            if let Err((_, call)) = port.dispatch((call.qp, call.id), call) {
-                self.backlog.push_front(call);
+        while let Some((key, call)) = self.backlog.pop_front() {
+            if let Err(back) = port.dispatch(key, call) {
+                self.backlog.push_front(back);
                 cx.stats.backpressure += 1;
                 return;
             }
@@ -77,24 +92,18 @@ impl Responder {
         let Some(port) = self.workers.as_mut() else { return 0 };
         let mut worked = std::mem::take(&mut self.worked);
         let count = port.collect(POLL_BATCH, |key, result| worked.push((key, result)));
-        for ((qp, id), result) in worked.drain(..) {
-            self.worked_off(cx, qp, id, result);
+        for (key, result) in worked.drain(..) {
+            self.worked_off(cx, &key, result);
         }
         self.worked = worked;
         count
     }
 
-    fn worked_off<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        qp: QpId,
-        id: InboundId,
-        result: Result<Box<OwnedCall>, JobError>,
-    ) {
+    fn worked_off<F: Fabric>(&mut self, cx: &mut Context<F>, key: &WorkKey, result: Result<Box<OwnedCall>, JobError>) {
         self.away -= 1;
+        let &WorkKey { qp, id, .. } = key;
         let Some(conn) = cx.conns.take(qp) else {
             // The connection ended meanwhile; so did the call.
-            cx.peers.came_home(qp);
             if let Ok(call) = result {
                 self.boxes.put(call);
             }
