@@ -17,7 +17,9 @@ use crate::seats::{Arrival, Seat};
 use crate::{FabricError, Waker};
 
 /// Sockets with news that one look takes in; the others follow in the next.
-const EVENTS: usize = 64;
+pub(crate) const EVENTS: usize = 64;
+/// The same for connections of one listener.
+const ACCEPTS: usize = 64;
 /// What the set says of its own descriptors. A fabric's tokens are larger.
 const WAKER: u64 = 0;
 const LISTENER: u64 = 1;
@@ -124,7 +126,7 @@ impl<L: Listen> Sockets<L> {
         let mut arrivals = Vec::new();
         for (listener, seat) in &self.listeners {
             // Bounded, refusals included, so that a storm of connections leaves time for those that are there.
-            for _ in 0..most {
+            for _ in 0..most.min(ACCEPTS) {
                 match listener.accept() {
                     Ok(Ok(visitor)) => arrivals.extend(seat.place(visitor, most)),
                     Ok(Err(why)) => not(NotAccepted::Refused(why)),

@@ -200,20 +200,27 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Part of step 5 of a turn: ends the connections that are not set up in time.
+    /// Part of step 5 of a turn: ends the connections that are not set up in time. They are in the order in which they
+    /// came, and all have the same time: whoever is behind one that is not late is not late either.
     pub(super) fn check_arrivals(&mut self) {
         if self.life.arriving().is_empty() {
             return;
         }
         let now = self.cx.clock.read();
-        for qp in self.life.arriving().to_vec() {
-            self.with(qp, |shard, conn| match conn.accepted().map_or(u64::MAX, |accepted| accepted.deadline) {
-                deadline if deadline <= now => {
+        while let Some(&qp) = self.life.arriving().first() {
+            let deadline = self.with(qp, |shard, conn| {
+                let deadline = conn.accepted().map_or(u64::MAX, |accepted| accepted.deadline);
+                if deadline <= now {
                     shard.cx.stats.connections_expired += 1;
                     conn.end_for(LocalClose::SetupTimeout);
                 }
-                deadline => shard.cx.schedule.wake_by(deadline),
+                deadline
             });
+            if let Some(deadline) = deadline.filter(|deadline| *deadline > now) {
+                return self.cx.schedule.wake_by(deadline);
+            }
+            // Its end has taken it from the list.
+            self.life.arrives_no_more(qp);
         }
     }
 }

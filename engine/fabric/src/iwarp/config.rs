@@ -130,7 +130,8 @@ pub struct IwarpConfig {
     pub max_handshakes: usize,
     /// How long a connection may take to be set up, at either side. Default 5 s.
     pub handshake_timeout: Duration,
-    /// How long a connection that is being closed waits for the peer to take what was sent. Default 1 s.
+    /// How long a connection that is being closed, or was refused, waits for the peer to take what was sent. Default
+    /// 1 s.
     pub linger: Duration,
 }
 

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
 
 use super::IwarpFabric;
 use super::endpoint::{Endpoint, Terms};
+use super::expiring::{Expiring, until};
 use super::listener::{IwarpListener, Visitor, equip, open};
 use super::qp::{Common, Qp, State};
 use super::setup::{self, Agreed, Wishes};
@@ -30,18 +32,25 @@ const SHORT_TICK: Duration = Duration::from_micros(100);
 const NUDGE: Duration = Duration::from_millis(20);
 /// Bytes of a peer's frame that are read at a time; it has at most 532.
 const FRAME: usize = 1024;
-/// Connections that were closed and whose peers have not closed them yet. Beyond that they are cut off.
+/// Connections that were closed and whose peers have not closed them yet. Beyond that the oldest are cut off.
 const PARTINGS: usize = 1024;
+/// Most of each kind whose time is over that one look lets go.
+const EXPIRIES: usize = 64;
 /// The least that a TCP segment holds (RFC 9293 §3.7.1), for peers and paths that say less.
 const LEAST_SEGMENT: usize = 536;
 
-/// What is not, or not any more, a queue pair's.
+/// What is not, or not any more, a queue pair's. A look at the control plane costs the same however much of this there
+/// is: `sockets` says which of them have news, and the oldest are those whose time is over.
 #[derive(Debug)]
 pub(super) struct Connections {
     pub(super) sockets: Sockets<IwarpListener>,
-    requests: Vec<Request>,
-    next_request: u64,
-    partings: Vec<Parting>,
+    /// Connections that peers have started, and of whose requests not all has come.
+    silent: Expiring<Request>,
+    /// Those whose requests have come: it is the owner's turn, for as long as it wants.
+    asked: BTreeMap<u64, Asked>,
+    /// Connections that were closed. What their peers still send is thrown away, so that they may read to the end what
+    /// we sent.
+    partings: Expiring<OwnedFd>,
     randoms: Randoms,
 }
 
@@ -59,22 +68,18 @@ pub(super) struct Dial {
 /// A connection that a peer has started.
 #[derive(Debug)]
 struct Request {
-    id: RequestId,
     socket: OwnedFd,
     peer: SocketAddr,
-    deadline: Instant,
     got: Vec<u8>,
-    /// What was said, once it was; from then on it is the owner's turn.
-    frame: Option<Setup>,
     /// Counts it.
     taken: seats::Taken,
 }
 
-/// A connection that was closed: what the peer still sends is thrown away, so that it may read to the end what we sent.
+/// One that has said what it wants.
 #[derive(Debug)]
-struct Parting {
-    socket: OwnedFd,
-    deadline: Instant,
+struct Asked {
+    request: Request,
+    frame: Setup,
 }
 
 /// Which socket has news, in 64 bits.
@@ -84,6 +89,8 @@ enum Token {
     Sockets,
     Request(u64),
     Dial(u32),
+    /// A connection that was closed.
+    Parting(u64),
 }
 
 impl Token {
@@ -92,6 +99,7 @@ impl Token {
             Self::Sockets => FIRST_TOKEN,
             Self::Request(id) => 1 << 62 | id,
             Self::Dial(slot) => 2 << 62 | u64::from(slot),
+            Self::Parting(id) => 3 << 62 | id,
         }
     }
 
@@ -99,7 +107,8 @@ impl Token {
         match data >> 62 {
             0 => Self::Sockets,
             1 => Self::Request(data & !(3 << 62)),
-            _ => Self::Dial(data as u32),
+            2 => Self::Dial(data as u32),
+            _ => Self::Parting(data & !(3 << 62)),
         }
     }
 }
@@ -109,33 +118,66 @@ impl Connections {
     pub(super) fn new(standing: BorrowedFd<'_>) -> Result<Self, FabricError> {
         let sockets = Sockets::new()?;
         sockets.watch(standing, Token::Sockets.data(), EventFlags::IN)?;
-        Ok(Self { sockets, requests: Vec::new(), next_request: 0, partings: Vec::new(), randoms: Randoms::default() })
+        Ok(Self {
+            sockets,
+            silent: Expiring::default(),
+            asked: BTreeMap::new(),
+            partings: Expiring::default(),
+            randoms: Randoms::default(),
+        })
     }
 
-    pub(super) fn reject(&mut self, request: RequestId, private_data: &[u8]) {
-        let Some(at) = self.requests.iter().position(|r| r.id == request) else { return };
-        let request = self.requests.swap_remove(at);
+    /// Refuses a request, and sees the peer off for `linger`.
+    pub(super) fn reject(&mut self, request: RequestId, private_data: &[u8], linger: Duration) {
+        let Some(asked) = self.asked.remove(&request.0) else { return };
         let mut bytes = Vec::new();
         setup::rejection(private_data).encode(&mut bytes);
-        self.say_no(request.socket, &bytes);
+        self.say_no(asked.request.socket, &bytes, linger);
     }
 
     /// Sends a refusal, and sees the peer off.
-    fn say_no(&mut self, socket: OwnedFd, bytes: &[u8]) {
+    fn say_no(&mut self, socket: OwnedFd, bytes: &[u8], linger: Duration) {
         // If it does not arrive, the end of the connection will.
         let _ = rustix::net::send(&socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        self.part(socket, Instant::now() + Duration::from_secs(1));
+        self.part(socket, linger);
     }
 
-    /// Lets a connection go when its peer has read what was sent, or at this time.
-    pub(super) fn part(&mut self, socket: OwnedFd, deadline: Instant) {
+    /// Lets a connection go when its peer has read what was sent, or after `linger`, which is the same for all.
+    pub(super) fn part(&mut self, socket: OwnedFd, linger: Duration) {
         // One that was never connected is still looked at by its slot, which another will have.
         self.sockets.forget(&socket);
         let _ = rustix::net::shutdown(&socket, Shutdown::Write);
-        if self.partings.len() >= PARTINGS {
-            self.partings.swap_remove(0);
+        let token = Token::Parting(self.partings.next_id()).data();
+        if self.sockets.watch(socket.as_fd(), token, EventFlags::IN | EventFlags::RDHUP).is_err() {
+            // Nobody would say when the peer is through: it is cut off.
+            return;
         }
-        self.partings.push(Parting { socket, deadline });
+        if self.partings.len() >= PARTINGS {
+            self.partings.pop_oldest();
+        }
+        self.partings.insert(Instant::now() + linger, socket);
+    }
+
+    /// The peer of a connection that was closed has said something, or is through.
+    fn see_off(&mut self, id: u64, scratch: &mut [u8]) {
+        if self.partings.get_mut(id).is_some_and(|socket| is_through(socket, scratch)) {
+            self.partings.remove(id);
+        }
+    }
+
+    /// Lets go whoever has had its time. What is left for the next look is due then.
+    fn let_go(&mut self, now: Instant) {
+        for _ in 0..EXPIRIES {
+            let (silent, parting) = (self.silent.pop_due(now), self.partings.pop_due(now));
+            if silent.is_none() && parting.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// How long until that is to be done; `None` if it is not.
+    fn expires_in(&self) -> Option<Duration> {
+        until([self.silent.next_deadline(), self.partings.next_deadline()])
     }
 
     /// Takes connections of the listeners.
@@ -147,58 +189,81 @@ impl Connections {
     fn accept_socket(&mut self, common: &mut Common, arrival: Arrival<Visitor>) {
         let Arrival { who: (socket, peer), taken } = arrival;
         let most = common.config.max_handshakes;
-        if self.requests.len() >= most && !self.drop_oldest(common) {
+        if self.silent.len() + self.asked.len() >= most && !self.drop_oldest(common) {
             return common.refuse(format_args!("{peer}: {most} requests (max_handshakes) wait for an answer"));
         }
-        let id = RequestId(self.next_request);
-        self.next_request += 1;
+        let token = Token::Request(self.silent.next_id()).data();
         let flags = EventFlags::IN | EventFlags::RDHUP;
-        let watched = equip(socket.as_fd(), &common.config)
-            .and_then(|()| self.sockets.watch(socket.as_fd(), Token::Request(id.0).data(), flags));
+        let watched =
+            equip(socket.as_fd(), &common.config).and_then(|()| self.sockets.watch(socket.as_fd(), token, flags));
         if let Err(error) = watched {
             return common.refuse(format_args!("{peer}: {error}"));
         }
         let deadline = Instant::now() + common.config.handshake_timeout;
-        self.requests.push(Request { id, socket, peer, deadline, got: Vec::new(), frame: None, taken });
+        let id = self.silent.insert(deadline, Request { socket, peer, got: Vec::new(), taken });
         self.read_request(id, common);
     }
 
     /// Drops the one that has been silent longest. False if there is none.
     fn drop_oldest(&mut self, common: &mut Common) -> bool {
-        let silent = self.requests.iter().enumerate().filter(|(_, request)| request.frame.is_none());
-        let Some((at, _)) = silent.min_by_key(|(_, request)| request.deadline) else { return false };
-        let gone = self.requests.swap_remove(at);
+        let Some(gone) = self.silent.pop_oldest() else { return false };
         common.refuse(format_args!("{}: it says nothing, and there are others (max_handshakes)", gone.peer));
         true
     }
 
-    fn read_request(&mut self, id: RequestId, common: &mut Common) {
-        let Some(at) = self.requests.iter().position(|r| r.id == id) else { return };
-        let request = &mut self.requests[at];
+    fn read_request(&mut self, id: u64, common: &mut Common) {
+        let Some(request) = self.silent.get_mut(id) else { return self.read_asked(id, common) };
         let peer = request.peer;
         let why = match read_frame(request.socket.as_fd(), Kind::Request, &mut request.got) {
             Ok(Frame::Part) => return,
             Ok(Frame::Closed) => {
                 log::debug!("iWARP fabric: {peer} has given up its connect request");
-                self.requests.swap_remove(at);
+                self.silent.remove(id);
                 return;
             }
-            // The initiator has to wait for the reply (RFC 5044 §7.1.2).
-            Ok(Frame::Whole(..)) if request.frame.is_some() || !request.got.is_empty() => {
-                "bytes out of turn".to_owned()
-            }
+            Ok(Frame::Whole(..)) if !request.got.is_empty() => OUT_OF_TURN.to_owned(),
             Ok(Frame::Whole(frame)) => {
+                let Some(request) = self.silent.remove(id) else { return };
                 let private_data = setup::private_data(&frame);
-                request.frame = Some(frame);
-                let peer = peer.to_string();
-                common.events.push_back(ControlEvent::ConnectRequest { request: id, private_data, peer });
+                self.asked.insert(id, Asked { request, frame });
+                let (request, peer) = (RequestId(id), peer.to_string());
+                common.events.push_back(ControlEvent::ConnectRequest { request, private_data, peer });
                 return;
             }
             Err(why) => why,
         };
         common.refuse(format_args!("{peer}: {why}"));
-        self.requests.swap_remove(at);
+        self.silent.remove(id);
     }
+
+    /// One that waits for the owner's answer has something: it has gone, or speaks out of turn.
+    fn read_asked(&mut self, id: u64, common: &mut Common) {
+        let Some(Asked { request, .. }) = self.asked.get(&id) else { return };
+        let peer = request.peer;
+        match receive(request.socket.as_fd(), &mut [0]) {
+            Ok(0) => log::debug!("iWARP fabric: {peer} has given up its connect request"),
+            Ok(_) => common.refuse(format_args!("{peer}: {OUT_OF_TURN}")),
+            Err(Errno::AGAIN | Errno::INTR) => return,
+            Err(error) => common.refuse(format_args!("{peer}: recv: {error}")),
+        }
+        self.asked.remove(&id);
+    }
+}
+
+/// The initiator has to wait for the reply (RFC 5044 §7.1.2).
+const OUT_OF_TURN: &str = "bytes out of turn";
+
+/// Reads from a socket that is no queue pair's, without waiting: how many bytes, 0 at the end of the stream.
+fn receive(socket: BorrowedFd<'_>, space: &mut [u8]) -> Result<usize, Errno> {
+    #[cfg(test)]
+    tests::LOOKS.set(tests::LOOKS.get() + 1);
+    rustix::net::recv(socket, space, RecvFlags::DONTWAIT).map(|(_, n)| n)
+}
+
+/// Throws away what has come on a connection that was closed; true if its peer is through.
+fn is_through(socket: &OwnedFd, scratch: &mut [u8]) -> bool {
+    // Once: the set tells again of what is left.
+    !matches!(receive(socket.as_fd(), scratch), Ok(1..) | Err(Errno::AGAIN | Errno::INTR))
 }
 
 /// What there is of a peer's frame.
@@ -212,9 +277,9 @@ enum Frame {
 /// Reads what has come of a frame; what is behind it stays in `got`.
 fn read_frame(socket: BorrowedFd<'_>, kind: Kind, got: &mut Vec<u8>) -> Result<Frame, String> {
     let mut space = [0; FRAME];
-    match rustix::net::recv(socket, &mut space, RecvFlags::DONTWAIT) {
-        Ok((_, 0)) => return Ok(Frame::Closed),
-        Ok((_, n)) => got.extend_from_slice(&space[..n]),
+    match receive(socket, &mut space) {
+        Ok(0) => return Ok(Frame::Closed),
+        Ok(n) => got.extend_from_slice(&space[..n]),
         Err(Errno::AGAIN | Errno::INTR) => return Ok(Frame::Part),
         Err(error) => return Err(format!("recv: {error}")),
     }
@@ -266,17 +331,15 @@ impl IwarpFabric {
     pub(super) fn accept_request(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
         let limits = setup::limits(params)?;
         let wishes = Wishes::new(&self.common.config, params);
-        let requests = &mut self.connections.requests;
-        let at = requests.iter().position(|r| r.id == request && r.frame.is_some());
-        let at = at.ok_or_else(|| FabricError::Peer("it has given up its connect request".to_owned()))?;
-        let Request { socket, frame, taken, peer, .. } = requests.swap_remove(at);
-        let Some(frame) = frame else { return Err(FabricError::Misuse("a request without a frame".to_owned())) };
+        let asked = self.connections.asked.remove(&request.0);
+        let asked = asked.ok_or_else(|| FabricError::Peer("it has given up its connect request".to_owned()))?;
+        let Asked { request: Request { socket, taken, peer, .. }, frame } = asked;
         let (reply, agreed) = match wishes.answer(&frame, &params.private_data) {
             Ok(answer) => answer,
             Err(why) => {
                 let mut bytes = Vec::new();
                 setup::rejection(&[]).encode(&mut bytes);
-                self.connections.say_no(socket, &bytes);
+                self.connections.say_no(socket, &bytes, self.common.config.linger);
                 self.common.refuse(format_args!("{peer}: {why}"));
                 return Err(FabricError::Peer(why));
             }
@@ -302,34 +365,29 @@ impl IwarpFabric {
         Ok(id)
     }
 
-    /// Waits for sockets, as long as allowed, and does what they ask for. False if nothing came but bytes for
-    /// connections that stand.
+    /// Waits for sockets, as long as allowed, and does what they ask for. False if nothing came that the owner has to
+    /// know: bytes for connections that stand, or those of strangers who have not said all, or are being seen off.
     pub(super) fn pump(&mut self, timeout: Option<Duration>) -> bool {
         // Interrupted is fine.
         let Some(news) = self.connections.sockets.wait(timeout) else { return true };
         for arrival in self.connections.sockets.handed() {
             self.connections.accept_socket(&mut self.common, arrival);
         }
-        let mut control = false;
+        let mut woken = false;
         for news in news {
-            let token = match news {
+            match news {
                 // Left for `sleep`: a wake also ends the *next* wait.
-                News::Wake => None,
-                News::Listener => {
-                    self.connections.accept_sockets(&mut self.common);
-                    None
-                }
-                News::Socket(token) => Some(Token::of(token)),
-            };
-            control |= token != Some(Token::Sockets);
-            match token {
-                None => {}
-                Some(Token::Sockets) => self.look = true,
-                Some(Token::Request(id)) => self.connections.read_request(RequestId(id), &mut self.common),
-                Some(Token::Dial(slot)) => self.dial(slot),
+                News::Wake => woken = true,
+                News::Listener => self.connections.accept_sockets(&mut self.common),
+                News::Socket(token) => match Token::of(token) {
+                    Token::Sockets => self.look = true,
+                    Token::Request(id) => self.connections.read_request(id, &mut self.common),
+                    Token::Dial(slot) => self.dial(slot),
+                    Token::Parting(id) => self.connections.see_off(id, &mut self.common.scratch),
+                },
             }
         }
-        control
+        woken || !self.common.events.is_empty()
     }
 
     /// A connection of ours is there, or has an answer.
@@ -411,16 +469,13 @@ impl IwarpFabric {
     pub(super) fn tend(&mut self) {
         self.common.log.sum_up();
         let nothing = self.common.attention.is_empty()
-            && self.connections.requests.is_empty()
+            && self.connections.silent.is_empty()
             && self.connections.partings.is_empty();
         if nothing {
             return;
         }
         let now = Instant::now();
-        // Those that the owner has to answer may take as long as they want; their sockets say when they are gone.
-        self.connections.requests.retain(|r| r.frame.is_some() || r.deadline > now);
-        let scratch = &mut self.common.scratch;
-        self.connections.partings.retain(|p| p.deadline > now && !p.is_over(scratch));
+        self.connections.let_go(now);
         let mut slots = std::mem::take(&mut self.common.attention);
         slots.sort_unstable();
         slots.dedup();
@@ -472,31 +527,31 @@ impl IwarpFabric {
 
     /// How long it may sleep.
     pub(super) fn sleep_limit(&self) -> Option<Duration> {
+        shorter(self.busy_limit(), self.connections.expires_in())
+    }
+
+    /// The same for what queue pairs have to do.
+    fn busy_limit(&self) -> Option<Duration> {
         let mut unread = self.unread.iter().filter_map(|&slot| self.table.peek_at(slot));
         let news = !self.common.ready.is_empty() || !self.common.events.is_empty();
         if news || unread.clone().any(|qp| !qp.stalled || qp.endpoint.can_go_on(&self.common.shared)) {
             Some(Duration::ZERO)
         } else if unread.any(|qp| qp.endpoint.limits().rnr_retry < 7) {
             Some(SHORT_TICK)
-        } else if !self.common.attention.is_empty()
-            || !self.connections.partings.is_empty()
-            || self.connections.requests.iter().any(|r| r.frame.is_none())
-        {
-            Some(TICK)
         } else {
-            None
+            (!self.common.attention.is_empty()).then_some(TICK)
         }
     }
 
     /// Sleeps until there may be news; false if they are none of connection management's.
     pub(super) fn sleep(&mut self, timeout: Option<Duration>) -> bool {
-        let limit = self.sleep_limit();
-        let control = self.pump(shorter(timeout, limit));
+        let limit = self.busy_limit();
+        let control = self.pump(shorter(timeout, shorter(limit, self.connections.expires_in())));
         self.look = true;
         if control {
             self.connections.sockets.woken();
         }
-        control || limit.is_some()
+        control || limit.is_some() || self.connections.expires_in() == Some(Duration::ZERO)
     }
 }
 
@@ -523,9 +578,10 @@ impl Drop for Connections {
         let mut scratch = [0; FRAME];
         loop {
             let now = Instant::now();
-            let under_way = |p: &Parting| sys::unacknowledged(p.socket.as_fd()).is_ok_and(|bytes| bytes > 0);
+            while self.partings.pop_due(now).is_some() {}
+            let under_way = |socket: &OwnedFd| sys::unacknowledged(socket.as_fd()).is_ok_and(|bytes| bytes > 0);
             // Of one that was reset nothing is acknowledged any more.
-            self.partings.retain(|p| p.deadline > now && under_way(p) && !p.is_over(&mut scratch));
+            self.partings.retain(|socket| under_way(socket) && !is_through(socket, &mut scratch));
             if self.partings.is_empty() {
                 return;
             }
@@ -534,18 +590,5 @@ impl Drop for Connections {
     }
 }
 
-impl Parting {
-    /// Throws away what has come; true if the peer is through.
-    fn is_over(&self, scratch: &mut [u8]) -> bool {
-        // Bounded: the next look goes on.
-        for _ in 0..4 {
-            match rustix::net::recv(&self.socket, &mut *scratch, RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => return true,
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return false,
-                Err(_) => return true,
-            }
-        }
-        false
-    }
-}
+#[cfg(test)]
+mod tests;

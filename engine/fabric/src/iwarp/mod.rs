@@ -12,6 +12,7 @@
 //! | `setup` | what the two ends agree on first |
 //! | `qp` | one socket with its endpoint: reading, writing, ending |
 //! | `connect`, `listener` | how connections begin and are looked after |
+//! | `expiring` | what is let go after a while: the oldest first |
 //! | `sys` | vectored reads and writes of memory of the pools |
 //! | `config` | the knobs |
 //! | `memory` | the same rules without sockets, for tests: two endpoints of one thread |
@@ -55,6 +56,7 @@
 mod config;
 mod connect;
 mod endpoint;
+mod expiring;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzz;
@@ -343,7 +345,7 @@ impl Fabric for IwarpFabric {
     }
 
     fn reject(&mut self, request: RequestId, private_data: &[u8]) {
-        self.connections.reject(request, private_data);
+        self.connections.reject(request, private_data, self.common.config.linger);
     }
 
     /// What the socket has not taken lies where it was posted from.
@@ -383,7 +385,7 @@ impl Fabric for IwarpFabric {
         if let Some(socket) = gone.into_socket()
             && !cut
         {
-            self.connections.part(socket, Instant::now() + self.common.config.linger);
+            self.connections.part(socket, self.common.config.linger);
         }
     }
 
