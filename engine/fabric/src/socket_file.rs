@@ -1,14 +1,16 @@
 //! Socket files: made with mode 0600, in place of one that a dead process left behind, and removed at the end.
 
+mod turn;
+
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fd::{BorrowedFd, OwnedFd};
-use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::FabricError;
+use turn::Turn;
 
 /// A socket file that is ours: dropped, it is removed.
 #[derive(Debug)]
@@ -20,8 +22,12 @@ pub struct SocketFile {
 impl SocketFile {
     /// Binds a Unix socket to a file of mode 0600 and listens there, with so many connections that the kernel keeps.
     ///
+    /// While this lasts there is a lock file beside it, `.NAME.rpcrdma-lock`: of several processes that find a dead
+    /// one's file at a time, one takes its place.
+    ///
     /// # Errors
-    /// Somebody listens there, or what is there is no socket; or what failed.
+    /// Somebody listens there, or what is there is no socket, or the lock file is another user's and cannot be removed:
+    /// the path and its owner. Or what failed.
     pub fn listen(socket: BorrowedFd<'_>, path: &Path, backlog: i32) -> Result<Self, FabricError> {
         let name = path.display().to_string();
         let too_long = |_| address(&name, "too long: names of Unix sockets end at 107 bytes");
@@ -29,15 +35,11 @@ impl SocketFile {
         let _turn = Turn::take(&name, path)?;
         let mut bound = rustix::net::bind(socket, &place);
         if bound == Err(Errno::ADDRINUSE) && is_stale(path, &place)? {
-            std::fs::remove_file(path).map_err(|e| system(&format!("unlink {name}"), e))?;
+            let whose = found(path).unwrap_or_default();
+            std::fs::remove_file(path).map_err(|e| system(&format!("unlink {name}, {whose}"), e))?;
             bound = rustix::net::bind(socket, &place);
         }
-        if bound == Err(Errno::ADDRINUSE)
-            && let Some(what) = no_socket(path)
-        {
-            return Err(address(&name, &format!("there is {what}, no socket; remove it, or take another name")));
-        }
-        bound.map_err(|e| bind_error(&name, e))?;
+        bound.map_err(|e| file_error(&name, path, e))?;
         // Nobody can connect before `listen`, so there is no moment in which a wider mode would matter.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
             .map_err(|e| system(&format!("chmod 0600 {name}"), e))?;
@@ -65,6 +67,23 @@ pub(crate) fn bind_error(name: &str, error: Errno) -> FabricError {
             detail: "another server is alive there; stop it (ss -xlp shows it) or take another name".into(),
         },
         _ => address(name, &format!("bind: {error}")),
+    }
+}
+
+/// The same of a socket file, with its owner.
+fn file_error(name: &str, path: &Path, error: Errno) -> FabricError {
+    match found(path) {
+        Some(found) if error == Errno::ADDRINUSE && no_socket(path).is_some() => {
+            address(name, &format!("there is {found}, no socket; remove it, or take another name"))
+        }
+        Some(found) if error == Errno::ADDRINUSE => FabricError::AddressInUse {
+            address: name.into(),
+            detail: format!(
+                "there is {found}; if its server is alive (ss -xlp shows it), stop it, else remove the file; or take \
+                 another name"
+            ),
+        },
+        _ => bind_error(name, error),
     }
 }
 
@@ -103,25 +122,8 @@ pub(crate) fn system(call: &str, error: impl std::fmt::Display) -> FabricError {
     FabricError::System { call: call.into(), detail: error.to_string() }
 }
 
-/// Keeps processes that bind in the same directory from removing each other's new socket file.
-struct Turn(#[expect(dead_code, reason = "held for its lock")] std::fs::File);
-
-impl Turn {
-    fn take(name: &str, path: &Path) -> Result<Self, FabricError> {
-        let parent = match path.parent() {
-            Some(p) if !p.as_os_str().is_empty() => p,
-            _ => Path::new("."),
-        };
-        let bad = |detail: String| address(name, &detail);
-        let directory = std::fs::File::open(parent)
-            .map_err(|e| bad(format!("directory {}: {e}; create it first", parent.display())))?;
-        for _ in 0..100 {
-            match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self(directory)),
-                Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(std::time::Duration::from_millis(10)),
-                Err(error) => return Err(bad(format!("flock {}: {error}", parent.display()))),
-            }
-        }
-        Err(bad(format!("another process keeps {} locked (flock) for more than 1 s", parent.display())))
-    }
+/// What is at a path, and whose: `a plain file of user 65534`. `None` if nothing is.
+fn found(path: &Path) -> Option<String> {
+    let owner = std::fs::symlink_metadata(path).ok()?.uid();
+    Some(format!("{} of user {owner}", no_socket(path).unwrap_or("a socket")))
 }

@@ -49,7 +49,8 @@ pub struct ServerConfig {
     pub peers: Option<PeerHook>,
     /// A Unix socket (a file, of mode 0600) at which the server tells what it does: whoever connects gets one
     /// [`Snapshot`](crate::stats::Snapshot) in JSON, and the end of the stream. A file that a server left behind is
-    /// replaced. Default: none.
+    /// replaced. A directory that only the server's user may write to is the right place: elsewhere, others can take
+    /// the name first. Default: none.
     #[cfg(feature = "stats")]
     pub stats: Option<PathBuf>,
 }

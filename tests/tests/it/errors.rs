@@ -249,7 +249,12 @@ fn what_is_no_socket_is_not_in_use() {
     std::fs::write(&path, "a file of somebody's").unwrap();
     let address = format!("soft:{}", path.display()).parse().unwrap();
     let error = Server::start(&address, one(nothing()), &small_server()).err().unwrap().to_string();
-    assert!(error.contains("there is a plain file, no socket; remove it") && !error.contains("in use"), "{error}");
+    assert!(
+        error.contains("there is a plain file of user")
+            && error.contains(", no socket; remove it")
+            && !error.contains("in use"),
+        "{error}"
+    );
     let error = LocalClient::connect(&address, small_client(small())).err().unwrap().to_string();
     assert!(error.contains("there is a plain file, no socket"), "{error}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file of somebody's");

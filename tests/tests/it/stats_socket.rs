@@ -11,6 +11,7 @@ use rpcrdma::server::{ServerConfig, ServerError};
 use rpcrdma::stats::{FORMAT, Snapshot};
 use rpcrdma::{Config, Procedure, Refusal, Server, Services};
 use rpcrdma_tests::*;
+use rustix::fs::{FlockOperation, Uid};
 use tempfile::TempDir;
 
 /// A directory, and where in it the socket is to be.
@@ -210,4 +211,35 @@ fn what_is_no_socket_is_left_alone() {
     refused(&world, &directory.path().join("none/stats"), &["create it first"]);
     refused(&world, &directory.path().join("x".repeat(200)), &["too long"]);
     assert!(!std::fs::metadata(&path).expect("it is there").file_type().is_socket());
+}
+
+/// Whoever may read a directory can lock it, and others' files need not be in the way.
+#[test]
+fn another_user_keeps_no_server_from_telling() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not run: only root can be another user");
+        return;
+    }
+    let world = World::new("told-locked");
+    let (directory, path) = place();
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o1777)).expect("chmod");
+    let locked = std::thread::scope(|scope| {
+        let lock = || {
+            let nobody = Uid::from_raw(65534);
+            // Of this thread alone.
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("root may");
+            let own = directory.path().join(".stats.rpcrdma-lock");
+            std::fs::write(&own, "").expect("all may");
+            [directory.path(), &own].map(|path| {
+                let file = std::fs::File::open(path).expect("all may");
+                rustix::fs::flock(&file, FlockOperation::LockExclusive).expect("it is free");
+                file
+            })
+        };
+        scope.spawn(lock).join().expect("no panic")
+    });
+    let server = start(&world, &path).expect("a server");
+    assert_eq!(snapshot(&path).format, FORMAT);
+    drop((server, locked));
+    assert_eq!(std::fs::read_dir(directory.path()).expect("it is there").count(), 0, "nothing is left behind");
 }

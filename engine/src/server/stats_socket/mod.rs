@@ -39,7 +39,7 @@ pub(super) struct Bound {
 /// Binds and listens.
 ///
 /// # Errors
-/// Somebody listens there, or what is there is no socket; or what failed.
+/// As [`SocketFile::listen`].
 pub(super) fn bind(path: &Path) -> Result<Bound, FabricError> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(|error| {

@@ -18,13 +18,14 @@ pub(crate) struct WorkKey {
     qp: QpId,
     id: InboundId,
     /// The end of its connection is told when no worker has any of its calls.
-    _owed_end: Option<OwedEnd>,
+    #[expect(dead_code, reason = "held for its end")]
+    owed_end: Option<OwedEnd>,
 }
 
 impl WorkKey {
     /// Of a call of this connection.
     pub(super) fn of(conn: &Conn, id: InboundId) -> Self {
-        Self { qp: conn.qp(), id, _owed_end: conn.owed_end().cloned() }
+        Self { qp: conn.qp(), id, owed_end: conn.owed_end().cloned() }
     }
 }
 

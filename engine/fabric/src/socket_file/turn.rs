@@ -1,0 +1,265 @@
+//! Turns among the processes of one user that bind the same socket file.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::{address, found};
+use crate::FabricError;
+
+/// How long a lock is waited for. A turn takes some system calls.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long one is respected that another user holds.
+const RESPECT: Duration = Duration::from_millis(200);
+/// How long is waited between two tries.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Keeps processes that bind the same name from removing each other's new socket file. Dropped, it ends the turn.
+///
+/// The lock is held on a file beside the socket, `.NAME.rpcrdma-lock`, which is there during the turn alone. A lock
+/// that others can hold would let any user of the host keep servers from starting. So the file has to be this user's,
+/// of mode 0600 and without a second name. Any other in its place is removed, if this user may: a directory that only
+/// the server's user may write to has none.
+#[derive(Debug)]
+pub(super) struct Turn {
+    file: File,
+    path: PathBuf,
+}
+
+impl Turn {
+    /// Waits for the turn to bind `path`, for [`PATIENCE`] at most. `name` is the socket's, for messages.
+    ///
+    /// # Errors
+    /// The directory is not there, or may not be written to; or the lock file is another user's, or held for longer:
+    /// with its path and its owner.
+    pub(super) fn take(name: &str, path: &Path) -> Result<Self, FabricError> {
+        let lock = beside(path);
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            let file = match open(&lock) {
+                Ok(file) => file,
+                // Somebody else has just made it.
+                Err(Errno::EXIST | Errno::INTR) => continue,
+                Err(error) if found(&lock).is_none() => return Err(address(name, &no_directory(path, error))),
+                // A link, a directory, or a file that this user may not even open.
+                Err(_) => {
+                    displace(name, &lock)?;
+                    continue;
+                }
+            };
+            let ours = is_ours(&file);
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // Whoever had the turn has removed the file: the next is made anew.
+                Ok(()) if !is_at(&file, &lock) => {}
+                Ok(()) if ours => return Ok(Self { file, path: lock }),
+                // Another user's server was killed in its turn, or somebody means no good.
+                Ok(()) => displace(name, &lock)?,
+                Err(Errno::WOULDBLOCK | Errno::INTR) if ours || start.elapsed() < RESPECT => std::thread::sleep(PAUSE),
+                // Others of ours wait for the same: what the first of them has made stays.
+                Err(Errno::WOULDBLOCK | Errno::INTR) if is_at(&file, &lock) => displace(name, &lock)?,
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+                Err(error) => return Err(address(name, &format!("flock {}: {error}", lock.display()))),
+            }
+        }
+        let (shown, whose) = (lock.display(), found(&lock).unwrap_or_default());
+        let detail = format!("{shown}, {whose}, is locked (flock) for longer than {PATIENCE:?}");
+        Err(address(name, &format!("{detail}; `fuser -v {shown}` tells by whom")))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if is_at(&self.file, &self.path) {
+            // While it is locked: nobody else has this one. What cannot be removed is used again.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// The lock file of a socket file.
+fn beside(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.rpcrdma-lock"))
+}
+
+/// Opens the file that is there, or else makes it.
+fn open(lock: &Path) -> Result<File, Errno> {
+    // What is no plain file is neither followed nor waited for.
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let made = |error| match error {
+        Errno::NOENT => rustix::fs::open(lock, flags | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR),
+        error => Err(error),
+    };
+    rustix::fs::open(lock, flags, Mode::empty()).or_else(made).map(File::from)
+}
+
+/// No other user can hold a lock on it.
+fn is_ours(file: &File) -> bool {
+    let user = rustix::process::geteuid().as_raw();
+    file.metadata().is_ok_and(|m| m.is_file() && m.uid() == user && m.mode() & 0o077 == 0 && m.nlink() <= 1)
+}
+
+/// It is still the file of this name.
+fn is_at(file: &File, path: &Path) -> bool {
+    let there = std::fs::symlink_metadata(path);
+    file.metadata().is_ok_and(|own| there.is_ok_and(|m| (m.dev(), m.ino()) == (own.dev(), own.ino())))
+}
+
+/// Removes what is in the lock file's place.
+fn displace(name: &str, lock: &Path) -> Result<(), FabricError> {
+    let whose = found(lock).unwrap_or_default();
+    match std::fs::remove_file(lock) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            let shown = lock.display();
+            let remedy = "remove it, or take a directory that only the server's user may write to";
+            Err(address(name, &format!("{shown} is {whose}, and in the way of our lock (unlink: {error}); {remedy}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn no_directory(path: &Path, error: Errno) -> String {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    match error {
+        Errno::NOENT | Errno::NOTDIR => format!("directory {}: {error}; create it first", parent.display()),
+        error => format!("directory {}: {error}; its owner decides who may make files there", parent.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use rustix::fd::AsFd;
+    use rustix::fs::Uid;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+    use super::*;
+    use crate::socket_file::SocketFile;
+
+    const NOBODY: u32 = 65534;
+    const ANOTHER: u32 = 65533;
+
+    /// As another user, on a thread of its own.
+    fn as_user<T: Send>(user: u32, work: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let run = || {
+                let user = Uid::from_raw(user);
+                rustix::thread::set_thread_res_uid(user, user, user).expect("root may");
+                work()
+            };
+            scope.spawn(run).join().expect("no panic")
+        })
+    }
+
+    /// A directory that all may write to, as /tmp; `None` if nobody can be another user here.
+    fn public() -> Option<tempfile::TempDir> {
+        if !rustix::process::geteuid().is_root() {
+            println!("not run: only root can be another user");
+            return None;
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o1777)).expect("chmod");
+        Some(directory)
+    }
+
+    fn listen(path: &Path) -> Result<SocketFile, FabricError> {
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        SocketFile::listen(socket.expect("a socket").as_fd(), path, 8)
+    }
+
+    fn hold(path: &Path) -> File {
+        let file = File::options().read(true).open(path).expect("it may be read");
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).expect("it is free");
+        file
+    }
+
+    #[test]
+    fn what_others_lock_keeps_no_server_from_starting() {
+        let Some(directory) = public() else { return };
+        let path = directory.path().join("server");
+        let lock = beside(&path);
+        let held = as_user(NOBODY, || {
+            std::fs::write(&lock, "").expect("all may");
+            (hold(directory.path()), hold(&lock))
+        });
+        drop(listen(&path).expect("root may remove it"));
+        // The same for what is no file, or one of ours that others may open.
+        as_user(NOBODY, || symlink("/etc/hostname", &lock).expect("all may"));
+        drop(listen(&path).expect("a link"));
+        std::fs::write(&lock, "").expect("ours");
+        std::fs::set_permissions(&lock, std::fs::Permissions::from_mode(0o666)).expect("chmod");
+        let held = as_user(NOBODY, || (held, hold(&lock)));
+        drop(listen(&path).expect("a file of ours that all may open"));
+        assert_eq!(std::fs::read_dir(directory.path()).expect("it is there").count(), 0, "nothing is left behind");
+        drop(held);
+    }
+
+    #[test]
+    fn what_may_not_be_removed_is_told_with_its_owner() {
+        let Some(directory) = public() else { return };
+        let path = directory.path().join("server");
+        let lock = beside(&path);
+        let refused = |what: &str, place: &Path| {
+            let error = as_user(NOBODY, || listen(&path).expect_err("refused").to_string());
+            for part in [place.to_str().expect("UTF-8"), "user 65533"] {
+                assert!(error.contains(part), "{what}: {error}");
+            }
+        };
+        let held = as_user(ANOTHER, || {
+            std::fs::write(&lock, "").expect("all may");
+            hold(&lock)
+        });
+        refused("a lock that is held", &lock);
+        drop(held);
+        refused("a lock file alone", &lock);
+        std::fs::remove_file(&lock).expect("root may");
+        as_user(ANOTHER, || std::fs::create_dir(&lock).expect("all may"));
+        refused("a directory", &lock);
+        std::fs::remove_dir(&lock).expect("root may");
+        as_user(ANOTHER, || std::fs::write(&path, "").expect("all may"));
+        refused("a file in the socket's place", &path);
+        std::fs::remove_file(&path).expect("root may");
+        let others = as_user(ANOTHER, || listen(&path).expect("it is free"));
+        refused("a socket", &path);
+        drop(others);
+        as_user(NOBODY, || drop(listen(&path).expect("it is free again")));
+    }
+
+    /// Of many that find what a dead server left behind one takes its place, and the others find that one alive.
+    #[test]
+    fn of_many_that_start_at_a_time_one_listens() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("server");
+        for round in 0..10 {
+            drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket that nobody listens at any more"));
+            let all: Vec<_> = std::thread::scope(|scope| {
+                let start = |_| {
+                    scope.spawn(|| {
+                        let socket = rustix::net::socket_with(
+                            AddressFamily::UNIX,
+                            SocketType::SEQPACKET,
+                            SocketFlags::CLOEXEC,
+                            None,
+                        );
+                        let socket = socket.expect("a socket");
+                        SocketFile::listen(socket.as_fd(), &path, 64).map(|file| (file, socket))
+                    })
+                };
+                let threads: Vec<_> = (0..8).map(start).collect();
+                threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+            });
+            let refused = all.iter().filter(|end| matches!(end, Err(FabricError::AddressInUse { .. }))).count();
+            assert_eq!(refused, 7, "round {round}: {all:?}");
+            assert_eq!(std::fs::read_dir(directory.path()).expect("it is there").count(), 1, "only the socket");
+            drop(all);
+        }
+    }
+}
