@@ -231,10 +231,14 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     if let Some(registered) = registered {
         registered.withdraw()?;
     }
-    let (calls, failed) =
-        server.stats().iter().fold((0, 0), |sum, shard| (sum.0 + shard.calls, sum.1 + shard.calls_failed));
-    let drained = server.drain(DRAIN).map_or_else(|left| left.to_string(), |()| "drained".to_owned());
-    say(&format!("{drained}; {calls} calls served, {failed} refused"));
+    let before = server.stats();
+    let (drained, stats) = match server.drain(DRAIN) {
+        Ok(stats) => ("drained".to_owned(), stats),
+        Err(left) => (left.to_string(), before),
+    };
+    let sum = |of: fn(&rpcrdma::stats::ShardStats) -> u64| stats.iter().map(of).sum::<u64>();
+    let (calls, failed, put_off) = (sum(|s| s.calls), sum(|s| s.calls_failed), sum(|s| s.calls_put_off));
+    say(&format!("{drained}; {calls} calls served, {failed} refused, {put_off} left to be sent again"));
     Ok(())
 }
 

@@ -294,11 +294,12 @@ impl Server {
     }
 
     /// Takes no more connections, lets the calls under way end, and stops; shortly before `timeout` is over
-    /// without regard to them. It comes back when it is over, whatever a handler does.
+    /// without regard to them. It comes back when it is over, whatever a handler does: with what each shard had done
+    /// by then, as [`stats`](Self::stats).
     ///
     /// # Errors
     /// Something was left to be cut off, or even to be left running.
-    pub fn drain(mut self, timeout: Duration) -> Result<(), Undrained> {
+    pub fn drain(mut self, timeout: Duration) -> Result<Vec<ShardStats>, Undrained> {
         let (soon, end) = (Until::after(timeout - (timeout / 10).min(CUT)), Until::after(timeout));
         self.shards.iter().for_each(|shard| shard.send(Command::Drain));
         while !self.shards.iter().all(ShardHandle::has_stopped) && soon.step() {}
@@ -307,13 +308,13 @@ impl Server {
         self.shards.iter().for_each(|shard| shard.send(Command::Stop));
         while !self.shards.iter().all(ShardHandle::has_stopped) && end.step() {}
         let (stopped, stuck): (Vec<_>, Vec<_>) = self.shards.drain(..).partition(ShardHandle::has_stopped);
-        drop(stopped);
+        let stats = stopped.into_iter().filter_map(ShardHandle::into_stats).collect();
         let stuck_shards = stuck.len();
         stuck.into_iter().for_each(ShardHandle::detach);
         let workers = self.workers.take().and_then(Arc::into_inner);
         let stuck_workers = workers.map_or(0, |workers| workers.finish(|| end.step()));
         match undrained + stuck_workers {
-            0 => Ok(()),
+            0 => Ok(stats),
             _ => Err(Undrained { shards: undrained, stuck_shards, stuck_workers }),
         }
     }

@@ -9,7 +9,7 @@ use rpcrdma_mempool::prefetch;
 use super::ConnRef;
 use super::arrivals::Accepted;
 use super::assembly::Assembling;
-use super::close_reason::CloseReason;
+use super::close_reason::{CloseReason, LocalClose};
 use super::continuation::Continuation;
 use super::credits::Use;
 use super::peers::OwedEnd;
@@ -239,6 +239,22 @@ impl Conn {
     /// An attempt to make it again has failed, for this reason: what is told of it from now on.
     pub(super) fn not_made_again(&mut self, reason: impl Into<CloseReason>) {
         self.close_reason = Some(Box::new(reason.into()));
+    }
+
+    /// Takes no more calls of either side, and is ended when those under way have ended.
+    #[cold]
+    pub(super) fn drain(&mut self) {
+        self.proto.close();
+        match self.stage {
+            // Nothing can be sent on it yet.
+            Stage::Connecting => {
+                self.end_for(LocalClose::Requested);
+                self.go(Stage::Closing);
+            }
+            Stage::Closing | Stage::Draining => {}
+            Stage::Negotiating | Stage::Open | Stage::Reconnecting => self.go(Stage::Draining),
+        }
+        self.refresh();
     }
 
     /// It is to be ended, or made again.

@@ -62,20 +62,10 @@ impl<F: Fabric> Shard<F> {
     }
 
     fn start_drain(&mut self, conn: &mut Conn) {
-        conn.proto.close();
         if conn.stage() == Stage::Negotiating {
             self.life.negotiates_no_more(conn.qp());
         }
-        match conn.stage() {
-            // Nothing can be sent on it yet.
-            Stage::Connecting => {
-                conn.end_for(LocalClose::Requested);
-                conn.go(Stage::Closing);
-            }
-            Stage::Closing | Stage::Draining => {}
-            Stage::Negotiating | Stage::Open | Stage::Reconnecting => conn.go(Stage::Draining),
-        }
-        conn.refresh();
+        conn.drain();
         self.cx.ready.add(conn);
     }
 

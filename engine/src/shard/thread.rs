@@ -12,6 +12,7 @@ use crate::handoff::idle::Idle;
 use crate::handoff::mailbox::Connector;
 use crate::handoff::pin::{PinError, pin_current_thread};
 use crate::handoff::slot::{Completer, Ticket, oneshot};
+use crate::stats::ShardStats;
 
 /// Empty turns between two yields of the core. A shard that shares its core with another busy thread gives
 /// way after some microseconds; one that owns its core yields only while nothing happens.
@@ -62,9 +63,11 @@ pub(crate) async fn spawn<F: Fabric>(
             Ok(mut shard) => {
                 start.complete(Ok(Unclaimed(Some(shard.open_inbox()))));
                 shard.turn_until_stopped();
+                return Some(shard.stats());
             }
             Err(error) => start.complete(Err(error)),
         }
+        None
     })?;
     let shard = started.await.map_err(|_| SpawnError::Ended)??;
     Ok(ShardHandle { connector: shard.claim(), thread: Some(thread) })
@@ -90,7 +93,7 @@ impl Drop for Unclaimed {
 /// A shard's thread, from outside. Dropping it stops the shard.
 pub(crate) struct ShardHandle {
     connector: Connector<Command>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Option<ShardStats>>>,
 }
 
 impl ShardHandle {
@@ -121,12 +124,15 @@ impl ShardHandle {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Waits until the shard has stopped.
-    fn join(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            // A panic of a shard has been printed; there is nothing to add.
-            let _ = thread.join();
-        }
+    /// Waits until its thread has ended: what it had done by then.
+    fn join(&mut self) -> Option<ShardStats> {
+        // A panic of a shard has been printed; there is nothing to add.
+        self.thread.take()?.join().ok()?
+    }
+
+    /// The same of one that has ended already.
+    pub(crate) fn into_stats(mut self) -> Option<ShardStats> {
+        self.join()
     }
 
     /// Waits for it no more: it ends by itself when it is told to, as soon as the handler that it is in lets

@@ -61,6 +61,9 @@ pub struct ShardStats {
     pub calls_failed: u64,
     /// Calls that their handlers took and dropped unanswered ([`DeferredCall`](crate::service::DeferredCall)).
     pub calls_dropped: u64,
+    /// Calls of version 1 that were neither begun nor answered, as the server drains or has no memory for them: their
+    /// connections end, and their clients send them again.
+    pub calls_put_off: u64,
     /// Calls whose procedures chose memory for a Read chunk that it cannot
     /// [land](crate::Procedure::landing) in.
     pub landings_refused: u64,

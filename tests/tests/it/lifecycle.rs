@@ -7,7 +7,7 @@ use std::time::Duration;
 use rpcrdma::client::LocalClient;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
-use rpcrdma::wire::{ErrorBody, Revision};
+use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, Version};
 use rpcrdma::{CallError, Config, FailedCall, IdlePolicy, Procedure, Refusal, Scheme, ServerCall};
 use rpcrdma_tests::*;
 
@@ -344,7 +344,8 @@ pub(super) fn gated(gate: &Gate, workers: bool) -> rpcrdma::Services {
 
 #[test]
 fn draining_finishes_what_is_under_way_and_refuses_what_is_new() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+    // Version 1 has no word for it, see below.
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         let mut world = World::new("drain");
         let gate = Gate::default();
         let address = world.serve_with(server_with_workers(scheme), gated(&gate, true));
@@ -401,8 +402,40 @@ fn draining_finishes_what_is_under_way_and_refuses_what_is_new() {
             }),
             "{whole} of 4 calls ended"
         );
-        assert_eq!(drained.join().unwrap(), Ok(()));
+        assert!(drained.join().unwrap().is_ok());
     }
+}
+
+/// ERR_CHUNK would be an error of its application: who has lost its connection sends again what was not answered.
+#[test]
+fn draining_leaves_what_is_new_to_clients_of_version_1() {
+    let mut world = World::new("drain-v1");
+    let gate = Gate::default();
+    let _opens = gate.opens();
+    let address = world.serve_with(server_with_workers(Scheme::V1), gated(&gate, true));
+    let mut peer = RawPeer::connect_as(&address, Version::V1);
+    let call = |peer: &mut RawPeer, xid: u32, procedure: u32| {
+        let call = call_bytes(xid, PROGRAM, VERSION, procedure, b"");
+        let message = peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call);
+        peer.send(&message);
+    };
+    call(&mut peer, 1, ECHO);
+    assert!(peer.receive().is_some(), "it is served");
+    call(&mut peer, 2, GATED);
+    assert!(settles(|| gate.is_waited_at()));
+    let server = world.take_server();
+    let drained = std::thread::spawn(move || server.drain(Duration::from_secs(20)));
+    assert!(settles(|| RawPeer::try_connect(&address, &[]).is_err()), "it takes new connections");
+    call(&mut peer, 3, ECHO);
+    call(&mut peer, 4, ECHO);
+    // What was sent before this is there when that is answered.
+    gate.open();
+    let answered: Vec<_> = std::iter::from_fn(|| peer.receive()).map(|message| message.bytes[..4].to_vec()).collect();
+    assert_eq!(answered, [2u32.to_be_bytes()], "what it had begun, and nothing else");
+    let stats = drained.join().expect("no panic").expect("nothing is left");
+    assert_eq!(stats[0].calls_failed, 0);
+    // Elsewhere they may come when it has ended the connection.
+    assert!(place::on_device() || stats[0].calls_put_off == 2, "{}", stats[0].calls_put_off);
 }
 
 fn server_with_workers(scheme: Scheme) -> ServerConfig {
@@ -437,7 +470,7 @@ fn a_drain_returns_in_time_whatever_a_handler_does() {
         let drain = std::thread::spawn(move || tell.send(server.drain(Duration::from_secs_f64(seconds))));
         let drained = told.recv_timeout(Duration::from_secs(20));
         gate.open();
-        assert_eq!(drained, Ok(Err(left)), "it waits for a handler");
+        assert_eq!(drained.map(|drained| drained.map(drop)), Ok(Err(left)), "it waits for a handler");
         drain.join().expect("no panic").expect("it is heard");
         let mut end = None;
         assert!(settles(|| {

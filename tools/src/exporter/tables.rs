@@ -22,6 +22,7 @@ pub(super) const COUNTERS: &[Number<ShardStats>] = &[
     number("calls", "Calls served and answered", |shard| shard.calls),
     number("calls_failed", "Calls that were refused, or ended without a reply", |shard| shard.calls_failed),
     number("calls_dropped", "Calls that handlers took and dropped", |shard| shard.calls_dropped),
+    number("calls_put_off", "Calls that were left to be sent again", |shard| shard.calls_put_off),
     number("calls_sent_again", "Calls of the server's own that were sent again", |shard| shard.calls_again),
     number("landings_refused", "Places for Read chunks that could not be used", |shard| shard.landings_refused),
     number("memory_waits", "Calls that had to wait for memory", |shard| shard.memory_waits),

@@ -230,6 +230,9 @@ impl Responder {
                 call.refusal = (!given).then_some(Refusal::SystemError);
                 self.finish(cx, conn, call);
             }
+            Lookup::Full if !silent && Self::puts_off(conn, Trouble::NoBuffers) => {
+                self.put_off(cx, conn, call, Trouble::CacheFull);
+            }
             Lookup::Lost | Lookup::Full if !silent => {
                 self.refuse_call(cx, conn, call, CallRefusal::Rpc(reply_body(Refusal::SystemError)));
             }
@@ -433,6 +436,11 @@ impl Responder {
         mut call: Box<OwnedCall>,
         refusal: CallRefusal,
     ) {
+        if let CallRefusal::System(trouble) = refusal
+            && Self::puts_off(conn, trouble)
+        {
+            return self.put_off(cx, conn, call, trouble);
+        }
         cx.stats.calls_failed += 1;
         self.tally.refused(&call, &refusal);
         let id = call.id;
@@ -472,8 +480,31 @@ impl Responder {
         call.refusal = Some(Refusal::SystemError);
         match written {
             Some(()) => self.answer(cx, conn, call, false),
+            None if Self::puts_off(conn, Trouble::NoBuffers) => self.put_off(cx, conn, call, Trouble::NoBuffers),
             None => self.answer_system(cx, conn, call, Trouble::NoBuffers),
         }
+    }
+
+    /// Whether a call in such trouble is left to its client to send again. Version 1 has no word for trouble that passes:
+    /// whatever is said, ERR_CHUNK or SYSTEM_ERR, becomes an error of the client's application. A client that has lost
+    /// its connection sends again what was not answered.
+    pub(super) fn puts_off(conn: &Conn, trouble: Trouble) -> bool {
+        trouble.passes() && conn.accepted().is_some() && conn.proto.terms().version == Version::V1
+    }
+
+    /// Does not begin a call, nor answer it: its connection ends, in order, and its client sends it again.
+    #[cold]
+    fn put_off<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<OwnedCall>, trouble: Trouble) {
+        cx.stats.calls_put_off += 1;
+        let (what, why) = trouble.words();
+        if trouble != Trouble::Draining {
+            let peer = conn.accepted().map_or("", |accepted| accepted.host());
+            cx.warn(what, format_args!("connection of {peer}: a call is left to be sent again: {why}"));
+        }
+        conn.proto.forget(call.id);
+        self.boxes.put(call);
+        conn.drain();
+        cx.ready.add(conn);
     }
 
     /// Answers a call with ERR_SYSTEM: the peer learns no more, the log does.

@@ -36,9 +36,18 @@ pub(in crate::shard) enum Trouble {
     NoBuffers,
     /// What was read for it did not come home.
     Lost,
+    /// The reply cache cannot tell whether it ran before.
+    CacheFull,
+    /// The workers have stopped before one took it.
+    NoWorkers,
 }
 
 impl Trouble {
+    /// It is over in a while, here or at another server.
+    pub(super) fn passes(self) -> bool {
+        !matches!(self, Self::NeverFits | Self::Lost)
+    }
+
     /// For the log: a few words that stand for all such calls, and what is to be done.
     pub(super) fn words(self) -> (&'static str, &'static str) {
         match self {
@@ -53,6 +62,11 @@ impl Trouble {
                 "there are no buffers for it, and too many calls wait, or it cannot: raise `Config::bulk_buffers`, \
                  `Config::long_buffers` or `Config::message_buffers`",
             ),
+            Self::CacheFull => (
+                "calls for which the reply cache had no room",
+                "as many calls of cached procedures run as `ReplyCacheConfig::entries` says",
+            ),
+            Self::NoWorkers => ("calls that met no worker", "the workers have stopped"),
             Self::Lost => ("calls whose memory did not come home", "what was read for it did not come home"),
         }
     }

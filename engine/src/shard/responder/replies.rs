@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
-use super::header::{CallRefusal, Trouble};
+use super::header::CallRefusal;
 use super::{Responder, writes};
 use crate::config::{HEADROOM_PLAIN, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
@@ -148,7 +148,11 @@ impl Responder {
         let room = reply_headroom(&call);
         let message = call.message.take().filter(|message| message.capacity() >= room);
         let Some(mut buf) = message.map(ReceivedBuf::into_buf).or_else(|| cx.alloc(room)) else {
-            self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::NoBuffers));
+            // It ran: its reply waits.
+            let (id, index) = (call.id, call.id.index());
+            call.reply = Some(reply);
+            conn.served.replies[index] = Some(call);
+            conn.proto.reply(id);
             return cx.ready.add(conn);
         };
         let start = Self::emit_written(conn, &mut call, Some(reply), receives_ok, &mut buf, room);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Responder;
+use super::header::Trouble;
 use crate::config::POLL_BATCH;
 use crate::fabric::{Fabric, QpId};
 use crate::handoff::workers::{Bench, JobError, ShardPort, WorkerPool};
@@ -114,6 +115,11 @@ impl Responder {
             conn.served.at_workers -= 1;
             match result {
                 Ok(call) => self.finish(cx, conn, call),
+                Err(JobError::Stopped) if Self::puts_off(conn, Trouble::NoWorkers) => {
+                    cx.stats.calls_put_off += 1;
+                    conn.proto.forget(id);
+                    conn.drain();
+                }
                 Err(error) => {
                     cx.error(
                         "failures of workers",

@@ -1,0 +1,42 @@
+# The example nfs3d is asked to end (SIGTERM) and started again amid fio of the Linux kernel's client on a hard mount, time
+# after time (ROUNDS): what it has begun it ends, the rest the client sends again, and no application sees an error.
+# limit: 600
+source "$(dirname "$0")/../lib.sh"
+source "$(dirname "$0")/../nfs3d.sh"
+command -v fio >/dev/null || { echo "no fio"; exit 77; }
+rounds=${ROUNDS:-4}
+storage
+serve
+nfs
+
+# Each pass writes anew, and reads all of it back.
+(
+    passes=0
+    until [[ -e /run/enough ]]; do
+        fio --name=verified --directory=/mnt --numjobs=4 --size=4M --bs=64k --rw=randwrite --direct=1 --ioengine=psync \
+            --verify=crc32c --verify_fatal=1 --output-format=terse --minimal >/run/fio 2>&1 || exit
+        passes=$((passes + 1))
+    done
+    echo "$passes" >/run/passes
+) &
+load=$!
+
+sent() { xprt /mnt 6; }
+goes_on() { (($(sent) > before + 20)); }
+put_off=0
+for ((round = 1; round <= rounds; round++)); do
+    before=$(sent)
+    await 90 goes_on
+    kill -TERM "$server"
+    wait "$server" || fail "round $round: the server ended with $?: $(cat /run/nfs3d)"
+    grep -q '^drained; ' /run/nfs3d || fail "round $round: $(cat /run/nfs3d)"
+    left=$(sed -n 's/^drained; .* \([0-9]*\) left to be sent again$/\1/p' /run/nfs3d)
+    put_off=$((put_off + left))
+    serve
+    kill -0 $load || fail "round $round: fio: $(cat /run/fio)"
+done
+touch /run/enough
+wait $load || fail "fio: $(cat /run/fio)"
+echo "- $rounds times ended and started again, $put_off calls sent again, $(</run/passes) passes of fio"
+umount /mnt
+quit
