@@ -12,11 +12,12 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
 
 use super::IwarpFabric;
+use super::config::IwarpConfig;
 use super::endpoint::{Endpoint, Terms};
 use super::expiring::{Expiring, until};
 use super::listener::{IwarpListener, Visitor, equip, open};
 use super::qp::{Common, Qp, State};
-use super::setup::{self, Agreed, Wishes};
+use super::setup::{self, Agreed, Unwanted, Wishes};
 use super::sys;
 use super::wire::{Kind, Setup};
 use crate::host;
@@ -127,12 +128,12 @@ impl Connections {
         })
     }
 
-    /// Refuses a request, and sees the peer off for `linger`.
-    pub(super) fn reject(&mut self, request: RequestId, private_data: &[u8], linger: Duration) {
-        let Some(asked) = self.asked.remove(&request.0) else { return };
+    /// Refuses a request, and sees the peer off.
+    pub(super) fn reject(&mut self, request: RequestId, private_data: &[u8], config: &IwarpConfig) {
+        let Some(Asked { request, frame }) = self.asked.remove(&request.0) else { return };
         let mut bytes = Vec::new();
-        setup::rejection(private_data).encode(&mut bytes);
-        self.say_no(asked.request.socket, &bytes, linger);
+        Wishes::new(config, &ConnectParams::default()).rejection(&frame, private_data).encode(&mut bytes);
+        self.say_no(request.socket, &bytes, config.linger);
     }
 
     /// Sends a refusal, and sees the peer off.
@@ -338,7 +339,7 @@ impl IwarpFabric {
             Ok(answer) => answer,
             Err(why) => {
                 let mut bytes = Vec::new();
-                setup::rejection(&[]).encode(&mut bytes);
+                wishes.rejection(&frame, &[]).encode(&mut bytes);
                 self.connections.say_no(socket, &bytes, self.common.config.linger);
                 self.common.refuse(format_args!("{peer}: {why}"));
                 return Err(FabricError::Peer(why));
@@ -414,7 +415,7 @@ impl IwarpFabric {
                 }
                 Ok(Frame::Whole(frame)) => match dial.wishes.conclude(&frame) {
                     Ok(agreed) => return self.established(slot, &frame, agreed),
-                    Err(why) => FabricError::Peer(why),
+                    Err(unwanted) => return self.decline(slot, unwanted),
                 },
                 Ok(Frame::Closed) => FabricError::Peer("it closed the connection before it answered".to_owned()),
                 Err(why) => FabricError::Peer(why),
@@ -422,6 +423,18 @@ impl IwarpFabric {
         };
         self.common.events.push_back(ControlEvent::ConnectFailed { qp: id, error });
         self.give_up(slot);
+    }
+
+    /// The connection that the peer offers is none that can be had: it is told so.
+    #[cold]
+    fn decline(&mut self, slot: u32, Unwanted { fault, why, crc }: Unwanted) {
+        let Some(qp) = self.table.at(slot) else { return };
+        if let Some(socket) = &qp.socket {
+            self.connections.sockets.forget(socket);
+        }
+        let error = FabricError::Peer(why.clone());
+        self.common.events.push_back(ControlEvent::ConnectFailed { qp: qp.id, error });
+        qp.decline(&mut self.common, fault, crc, why);
     }
 
     fn established(&mut self, slot: u32, frame: &Setup, agreed: Agreed) {
@@ -437,8 +450,10 @@ impl IwarpFabric {
             self.common.events.push_back(ControlEvent::ConnectFailed { qp: id, error });
             return self.give_up(slot);
         }
-        qp.endpoint.say_hello();
-        qp.flush(&mut self.common);
+        if agreed.rtr {
+            qp.endpoint.say_hello();
+            qp.flush(&mut self.common);
+        }
         if !agreed.is_ours {
             qp.nudge = Some(Instant::now() + NUDGE);
             self.common.attention.push(slot);
@@ -502,8 +517,11 @@ impl IwarpFabric {
             State::Up => {
                 if qp.nudge.is_some_and(|at| at <= now) {
                     qp.nudge = None;
-                    qp.endpoint.say_hello();
-                    qp.flush(&mut self.common);
+                    // The first message is the owner's, unless a Write of nothing was agreed on.
+                    if qp.endpoint.has_sent() {
+                        qp.endpoint.say_hello();
+                        qp.flush(&mut self.common);
+                    }
                 }
                 let limit = self.common.config.retry_timeout;
                 let waited = qp.waited(now, limit);

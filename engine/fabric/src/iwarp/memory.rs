@@ -327,11 +327,13 @@ impl Qp {
                     Ok(agreed) => {
                         self.state = State::Up;
                         self.endpoint.begin(common.terms(agreed, false));
-                        self.endpoint.say_hello();
-                        self.flush(common);
+                        if agreed.rtr {
+                            self.endpoint.say_hello();
+                            self.flush(common);
+                        }
                         return common.events.push_back(ControlEvent::Established { qp, private_data });
                     }
-                    Err(why) => FabricError::Peer(why),
+                    Err(unwanted) => FabricError::Peer(unwanted.why),
                 }
             }
         };
@@ -475,7 +477,7 @@ impl Fabric for MemoryFabric {
         let gone = || FabricError::Peer("it has given up its connect request".to_owned());
         let Request { frame, end, taken, .. } = request.ok_or_else(gone)?;
         let (reply, agreed) = wishes.answer(&frame, &params.private_data).map_err(|why| {
-            end.say(setup::rejection(&[]));
+            end.say(wishes.rejection(&frame, &[]));
             self.common.shared.stats.requests_refused += 1;
             FabricError::Peer(why)
         })?;
@@ -491,7 +493,8 @@ impl Fabric for MemoryFabric {
 
     fn reject(&mut self, request: RequestId, private_data: &[u8]) {
         if let Some(request) = self.request(request) {
-            request.end.say(setup::rejection(private_data));
+            let wishes = Wishes::new(&self.common.config, &ConnectParams::default());
+            request.end.say(wishes.rejection(&request.frame, private_data));
         }
     }
 

@@ -345,7 +345,7 @@ impl Fabric for IwarpFabric {
     }
 
     fn reject(&mut self, request: RequestId, private_data: &[u8]) {
-        self.connections.reject(request, private_data, self.common.config.linger);
+        self.connections.reject(request, private_data, &self.common.config);
     }
 
     /// What the socket has not taken lies where it was posted from.

@@ -15,6 +15,7 @@ use super::config::IwarpConfig;
 use super::connect::Dial;
 use super::endpoint::{Endpoint, Failure, Progress, Reason, Shared, Taken, Terms};
 use super::sys::{self, Into, Slices};
+use super::wire::Fault;
 use crate::log_limit::ClockedLog;
 use crate::patience::Patience;
 use crate::seats;
@@ -425,6 +426,13 @@ impl Qp {
             self.stash.extend_from_slice(input);
         }
         Ok(Some((taken, got == asked)))
+    }
+
+    /// The connection does not come about: its peer is told why not.
+    pub(super) fn decline(&mut self, common: &mut Common, fault: Fault, crc: bool, why: String) {
+        self.endpoint.decline(crc);
+        let failure = Failure::declined(fault, why);
+        self.fail(common, failure);
     }
 
     /// The peer has closed a connection whose last messages met no Receive.

@@ -8,12 +8,16 @@
 
 use super::config::{Crc, FpduSize, IwarpConfig, MAX_READ_DEPTH};
 use super::endpoint::{Limits, Terms};
-use super::wire::{Enhanced, Kind, MAX_PRIVATE_DATA, MAX_ULPDU, Setup, UNTAGGED_HEADER, fpdu_len};
+use super::wire::{Enhanced, Fault, Kind, MAX_PRIVATE_DATA, MAX_ULPDU, Setup, UNTAGGED_HEADER, fpdu_len};
 use crate::{ConnectParams, FabricError};
 
 /// What this engine puts behind its private data, so that another one knows it. Upper layers that read theirs from the
 /// front, as RFC 8797 has it, do not see it.
 const MARK: &[u8; 8] = b"rpcrdma\x01";
+/// The revision of MPA that is spoken.
+const REVISION: u8 = 2;
+/// A depth that is not to be negotiated (RFC 6581 §9.1).
+const NOT_SAID: u16 = MAX_READ_DEPTH;
 /// Bytes of private data that are left to the upper layer.
 pub(super) const PRIVATE_DATA: usize = MAX_PRIVATE_DATA - 4 - MARK.len();
 /// Work requests that a send queue may have.
@@ -30,8 +34,19 @@ pub(super) struct Agreed {
     pub(super) ord: u16,
     /// Reads of the peer that may be outstanding.
     pub(super) ird: u16,
+    /// The initiator's first message is a Write of nothing: the peer waits for it.
+    pub(super) rtr: bool,
     /// The peer is this engine, too.
     pub(super) is_ours: bool,
+}
+
+/// Why the initiator cannot have the connection that the reply offers, and what the peer is told by a Terminate message.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Unwanted {
+    pub(super) fault: Fault,
+    pub(super) why: String,
+    /// The message carries a CRC.
+    pub(super) crc: bool,
 }
 
 /// What one end asks for.
@@ -65,12 +80,13 @@ impl Wishes {
 
     fn frame(self, kind: Kind, crc: bool, enhanced: Enhanced, private_data: &[u8]) -> Setup {
         let private_data = [private_data, MARK].concat();
-        Setup { kind, revision: 2, markers: false, crc, reject: false, enhanced: Some(enhanced), private_data }
+        Setup { kind, revision: REVISION, markers: false, crc, reject: false, enhanced: Some(enhanced), private_data }
     }
 
     /// The responder's: the frame to answer with, and what the connection is to be like. An error is why not.
     pub(super) fn answer(self, request: &Setup, private_data: &[u8]) -> Result<(Setup, Agreed), String> {
         let theirs = acceptable(request)?;
+        let rtr_read = theirs.peer_to_peer && !theirs.rtr_write && theirs.rtr_read;
         if theirs.ird == 0 {
             return Err("it takes no RDMA Reads (IRD 0), by which the arguments of calls come".to_owned());
         }
@@ -80,34 +96,67 @@ impl Wishes {
         let agreed = Agreed {
             crc: request.crc || self.crc == Crc::Always,
             ord: within(self.ord, theirs.ird),
-            ird: within(self.ird, theirs.ord),
+            // The message by which the initiator says that it is ready may be a Read: one must fit.
+            ird: within(self.ird, theirs.ord).max(rtr_read.into()),
+            rtr: false,
             is_ours: request.private_data.ends_with(MARK),
         };
         let enhanced = Enhanced {
-            ird: agreed.ird,
-            ord: agreed.ord,
+            // What the initiator does not want to be negotiated is not (RFC 6581 §9.1).
+            ird: if is_said(theirs.ord) { agreed.ird } else { NOT_SAID },
+            ord: if is_said(theirs.ird) { agreed.ord } else { NOT_SAID },
             peer_to_peer: theirs.peer_to_peer,
             rtr_send: false,
-            rtr_write: theirs.peer_to_peer && theirs.rtr_write,
-            rtr_read: theirs.peer_to_peer && !theirs.rtr_write && theirs.rtr_read,
+            // One that is possible here is named even if the initiator has named none such (RFC 6581 §9.2).
+            rtr_write: theirs.peer_to_peer && !rtr_read,
+            rtr_read,
         };
         Ok((self.frame(Kind::Reply, agreed.crc, enhanced, private_data), agreed))
     }
 
     /// The initiator's: what the connection is to be like by this answer. An error is why it cannot be.
-    pub(super) fn conclude(self, reply: &Setup) -> Result<Agreed, String> {
-        let theirs = acceptable(reply)?;
+    pub(super) fn conclude(self, reply: &Setup) -> Result<Agreed, Unwanted> {
+        // If either end has asked for them (RFC 5044 §7.1.1).
+        let crc = reply.crc || self.crc == Crc::Always;
+        let unwanted = |fault, why| Unwanted { fault, why, crc };
+        let theirs = acceptable(reply).map_err(|why| unwanted(Fault::MpaCatastrophic, why))?;
         if reply.crc && self.crc == Crc::Never {
-            return Err("it wants CRCs, and `crc` is Never here".to_owned());
-        }
-        if !reply.crc && self.crc == Crc::Always {
-            return Err("it makes no CRCs, and `crc` is Always here".to_owned());
+            let why = "it wants CRCs, and `crc` is Never here".to_owned();
+            return Err(unwanted(Fault::MpaCatastrophic, why));
         }
         if is_said(theirs.ord) && theirs.ord > self.ird {
-            return Err(format!("it wants {} Reads at a time, of which {} are taken here", theirs.ord, self.ird));
+            let why = format!("it wants {} Reads at a time, of which {} are taken here", theirs.ord, self.ird);
+            return Err(unwanted(Fault::InsufficientIrd, why));
+        }
+        if theirs.peer_to_peer && !theirs.rtr_write {
+            let why = "it wants another first message than a Write of nothing".to_owned();
+            return Err(unwanted(Fault::NoRtrOption, why));
         }
         let is_ours = reply.private_data.ends_with(MARK);
-        Ok(Agreed { crc: reply.crc, ord: within(self.ord, theirs.ird), ird: self.ird, is_ours })
+        Ok(Agreed { crc, ord: within(self.ord, theirs.ird), ird: self.ird, rtr: theirs.peer_to_peer, is_ours })
+    }
+
+    /// The responder's refusal of a request.
+    pub(super) fn rejection(self, request: &Setup, private_data: &[u8]) -> Setup {
+        let private_data = private_data[..private_data.len().min(PRIVATE_DATA)].to_vec();
+        // In the revision that the initiator understands.
+        let enhanced = request.enhanced.map(|theirs| Enhanced {
+            ird: self.ird,
+            ord: self.ord,
+            peer_to_peer: theirs.peer_to_peer,
+            rtr_send: false,
+            rtr_write: theirs.peer_to_peer,
+            rtr_read: false,
+        });
+        Setup {
+            kind: Kind::Reply,
+            revision: request.revision.clamp(1, REVISION),
+            markers: false,
+            crc: false,
+            reject: true,
+            enhanced: enhanced.filter(|_| request.revision >= REVISION),
+            private_data,
+        }
     }
 }
 
@@ -156,12 +205,6 @@ pub(super) fn private_data(frame: &Setup) -> Vec<u8> {
     frame.private_data.strip_suffix(MARK).unwrap_or(&frame.private_data).to_vec()
 }
 
-/// The responder's refusal.
-pub(super) fn rejection(private_data: &[u8]) -> Setup {
-    let private_data = private_data[..private_data.len().min(PRIVATE_DATA)].to_vec();
-    Setup { kind: Kind::Reply, revision: 2, markers: false, crc: false, reject: true, enhanced: None, private_data }
-}
-
 /// Whether a depth is one: all ones say that nothing is negotiated (RFC 6581 §9.1).
 fn is_said(depth: u16) -> bool {
     depth < MAX_READ_DEPTH
@@ -177,12 +220,7 @@ fn acceptable(frame: &Setup) -> Result<Enhanced, String> {
         return Err("it wants markers, which are not made here (RFC 5044 §4.3)".to_owned());
     }
     match frame.enhanced {
-        Some(enhanced) if frame.revision == 2 => {
-            if enhanced.peer_to_peer && frame.kind == Kind::Request && !enhanced.rtr_write && !enhanced.rtr_read {
-                return Err("it is peer-to-peer, and its first message can be neither a Write nor a Read".to_owned());
-            }
-            Ok(enhanced)
-        }
+        Some(enhanced) if frame.revision == REVISION => Ok(enhanced),
         _ => Err(format!(
             "MPA revision {}{}, where 2, enhanced, is wanted: it says how many Reads may be outstanding (RFC 6581)",
             frame.revision,
@@ -228,7 +266,7 @@ mod tests {
             assert_eq!(private_data(&reply), b"answer");
         }
         let reply = wishes(Crc::Always, 1, 1).answer(&wishes(Crc::Never, 1, 1).request(b""), b"").expect("a reply").0;
-        assert!(wishes(Crc::Never, 1, 1).conclude(&reply).expect_err("CRCs").contains("Never"));
+        assert!(wishes(Crc::Never, 1, 1).conclude(&reply).expect_err("CRCs").why.contains("Never"));
     }
 
     /// The longest FPDU of either kind fills a segment, and no FPDU is longer.
@@ -237,7 +275,7 @@ mod tests {
         use crate::iwarp::wire::TAGGED_HEADER;
         let longest = |fpdu_size, is_ours, segment: usize| {
             let config = IwarpConfig { fpdu_size, ..IwarpConfig::default() };
-            let agreed = Agreed { crc: false, ord: 1, ird: 1, is_ours };
+            let agreed = Agreed { crc: false, ord: 1, ird: 1, rtr: false, is_ours };
             terms(&config, agreed, || segment, false).max_ulpdu
         };
         for segment in [536, 1220, 1440, 1447, 1448, 1460, 8948, 65_483] {
@@ -263,7 +301,7 @@ mod tests {
         let bytes = b"MPA ID Req Frame\x10\x02\x00\x0c\x00\x80\x00\x00\xf6\xab\x0e\x18\x01\x01\x03\x03";
         let (request, _) = Setup::decode(Kind::Request, bytes).expect("a frame").expect("whole");
         let (reply, agreed) = wishes(Crc::IfAsked, 16, 16).answer(&request, &[]).expect("a reply");
-        assert_eq!(agreed, Agreed { crc: false, ord: 16, ird: 0, is_ours: false });
+        assert_eq!(agreed, Agreed { crc: false, ord: 16, ird: 0, rtr: false, is_ours: false });
         let enhanced = reply.enhanced.expect("depths");
         assert_eq!((enhanced.ird, enhanced.ord, enhanced.peer_to_peer), (0, 16, false));
         assert_eq!(private_data(&request).len(), 8);
@@ -278,11 +316,73 @@ mod tests {
         let mut unread = good.clone();
         unread.enhanced.as_mut().expect("depths").ird = 0;
         assert!(answer(unread).contains("IRD 0"));
-        let mut mute = good.clone();
-        mute.enhanced.as_mut().expect("depths").rtr_write = false;
-        assert!(answer(mute).contains("peer-to-peer"));
         let mut greedy = wishes(Crc::IfAsked, 4, 9).answer(&good, b"").expect("a reply").0;
         greedy.enhanced.as_mut().expect("depths").ord = 9;
-        assert!(wishes(Crc::IfAsked, 4, 4).conclude(&greedy).expect_err("too many").contains("9 Reads"));
+        let unwanted = wishes(Crc::IfAsked, 4, 4).conclude(&greedy).expect_err("too many");
+        assert!(unwanted.fault == Fault::InsufficientIrd && unwanted.why.contains("9 Reads"));
+    }
+
+    /// The depths and flags of a frame, changed.
+    fn changed(mut frame: Setup, change: impl FnOnce(&mut Enhanced)) -> Setup {
+        change(frame.enhanced.as_mut().expect("it is enhanced"));
+        frame
+    }
+
+    #[test]
+    fn crcs_are_made_if_either_end_has_asked_for_them() {
+        let ours = wishes(Crc::Always, 4, 4);
+        let reply = wishes(Crc::IfAsked, 4, 4).answer(&ours.request(b""), b"").expect("a reply").0;
+        assert!(ours.conclude(&Setup { crc: false, ..reply }).expect("it need not say so").crc);
+    }
+
+    #[test]
+    fn depths_that_are_not_to_be_negotiated_are_not() {
+        let ours = wishes(Crc::IfAsked, 4, 5);
+        let request =
+            changed(wishes(Crc::IfAsked, 8, 8).request(b""), |depths| (depths.ird, depths.ord) = (0x3FFF, 0x3FFF));
+        let (reply, agreed) = ours.answer(&request, b"").expect("a reply");
+        let depths = reply.enhanced.expect("depths");
+        assert_eq!((depths.ird, depths.ord), (0x3FFF, 0x3FFF));
+        assert_eq!((agreed.ird, agreed.ord), (4, 5), "ours are as they were");
+        let here = wishes(Crc::IfAsked, 8, 8).conclude(&reply).expect("an agreement");
+        assert_eq!((here.ird, here.ord), (8, 8));
+    }
+
+    #[test]
+    fn the_first_message_is_one_that_both_ends_know() {
+        let (asks, answers) = (wishes(Crc::IfAsked, 4, 0), wishes(Crc::IfAsked, 4, 4));
+        let flags = |reply: &Setup| {
+            let Enhanced { peer_to_peer, rtr_send, rtr_write, rtr_read, ird, .. } = reply.enhanced.expect("flags");
+            (peer_to_peer, [rtr_send, rtr_write, rtr_read], ird)
+        };
+        let request = |write, read| {
+            changed(asks.request(b""), |flags| (flags.ord, flags.rtr_write, flags.rtr_read) = (0, write, read))
+        };
+        // By a Read: one at least must fit.
+        let (reply, agreed) = answers.answer(&request(false, true), b"").expect("a reply");
+        assert_eq!((flags(&reply), agreed.ird), ((true, [false, false, true], 1), 1));
+        // Of those that are not known here none is agreed on: what is known is named.
+        let (reply, _) = answers.answer(&request(false, false), b"").expect("a reply");
+        assert_eq!(flags(&reply).1, [false, true, false]);
+        let unwanted = asks.conclude(&changed(reply, |flags| flags.rtr_write = false)).expect_err("none is left");
+        assert_eq!(unwanted.fault, Fault::NoRtrOption);
+        // A client that is not peer-to-peer sends none.
+        let plain = changed(asks.request(b""), |flags| flags.peer_to_peer = false);
+        let (reply, _) = answers.answer(&plain, b"").expect("a reply");
+        assert_eq!(flags(&reply).1, [false; 3]);
+        assert!(!asks.conclude(&reply).expect("an agreement").rtr);
+    }
+
+    #[test]
+    fn a_refusal_is_in_the_revision_of_the_request() {
+        let ours = wishes(Crc::IfAsked, 4, 5);
+        let enhanced = ours.rejection(&ours.request(b""), b"why");
+        assert!(enhanced.reject && enhanced.revision == 2 && enhanced.private_data == b"why");
+        assert_eq!(enhanced.enhanced.map(|depths| (depths.ird, depths.ord, depths.peer_to_peer)), Some((4, 5, true)));
+        let first = Setup { revision: 1, enhanced: None, ..ours.request(b"") };
+        let refusal = ours.rejection(&first, b"why");
+        assert_eq!((refusal.revision, refusal.enhanced), (1, None));
+        let later = Setup { revision: 9, enhanced: None, ..ours.request(b"") };
+        assert_eq!(ours.rejection(&later, b"").revision, 2);
     }
 }

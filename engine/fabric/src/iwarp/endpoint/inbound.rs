@@ -616,7 +616,7 @@ impl Placing {
     }
 }
 
-fn encoded(terminate: &Terminate) -> Vec<u8> {
+pub(super) fn encoded(terminate: &Terminate) -> Vec<u8> {
     let mut bytes = Vec::new();
     terminate.encode(&mut bytes);
     bytes

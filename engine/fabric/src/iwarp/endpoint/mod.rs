@@ -29,7 +29,7 @@ use self::inbound::{Inbound, Sinks};
 use self::outbound::Outbound;
 use self::windows::Windows;
 use super::sys;
-use super::wire::Fault;
+use super::wire::{Fault, Terminate};
 use crate::receives::Receives;
 use crate::{
     Access, Completion, Disconnect, FabricError, FabricStats, Flow, PostError, Posting, QpId, Status, WindowId,
@@ -142,6 +142,13 @@ impl Failure {
         }
     }
 
+    /// We do not want the connection that the peer offers.
+    pub(super) fn declined(fault: Fault, why: String) -> Self {
+        let terminate = inbound::encoded(&Terminate::new(fault, None, None));
+        let reason = Reason::Other(why);
+        Self { terminate: Some(terminate), status: Status::Flushed, cause: Disconnect::Local, reason }
+    }
+
     /// We are leaving.
     pub(super) fn own(why: &str) -> Self {
         let reason = Reason::Other(why.to_owned());
@@ -178,6 +185,11 @@ impl Endpoint {
     pub(super) fn begin(&mut self, terms: Terms) {
         self.inbound.begin(&terms);
         self.outbound.begin(&terms);
+    }
+
+    /// The connection does not come to stand: all that is sent is a Terminate message, with a CRC or not.
+    pub(super) fn decline(&mut self, crc: bool) {
+        self.outbound.decline(crc);
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -218,6 +230,11 @@ impl Endpoint {
     #[inline]
     pub(super) fn has_bytes(&self) -> bool {
         self.outbound.has_bytes()
+    }
+
+    /// Whether anything was sent.
+    pub(super) fn has_sent(&self) -> bool {
+        self.outbound.position() > 0
     }
 
     /// The bytes to send next.

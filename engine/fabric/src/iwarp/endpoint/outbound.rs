@@ -111,6 +111,11 @@ impl Outbound {
         self.ord = terms.ord.into();
     }
 
+    /// Nothing is sent but a Terminate message.
+    pub(super) fn decline(&mut self, crc: bool) {
+        self.crc = crc;
+    }
+
     #[inline]
     pub(super) fn open(&mut self) {
         self.open = true;
