@@ -457,13 +457,14 @@ fn the_end_of_a_peer_at_any_byte_ends_its_connection_alone() {
 #[test]
 fn whoever_answers_wrongly_is_no_peer() {
     let mut server = Server::new(IwarpConfig::default());
-    for (what, answer, wanted) in [
-        ("HTTP", b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "no MPA Reply Frame"),
-        ("its own request", request(false, 2), "no MPA Reply Frame"),
-        ("revision 1", frame(Kind::Reply, false, 1, 4), "revision 1"),
-        ("more Reads than are taken", frame(Kind::Reply, false, 2, 17), "17 Reads at a time, of which 16"),
-        ("half an answer, and its end", frame(Kind::Reply, false, 2, 4)[..19].to_vec(), "closed the connection"),
-        ("its end alone", Vec::new(), "closed the connection before it answered"),
+    let (few, other) = (Some(Fault::InsufficientIrd), Some(Fault::MpaCatastrophic));
+    for (what, answer, wanted, fault) in [
+        ("HTTP", b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "no MPA Reply Frame", None),
+        ("its own request", request(false, 2), "no MPA Reply Frame", None),
+        ("revision 1", frame(Kind::Reply, false, 1, 4), "revision 1", other),
+        ("more Reads than are taken", frame(Kind::Reply, false, 2, 17), "17 Reads at a time, of which 16", few),
+        ("half an answer, and its end", frame(Kind::Reply, false, 2, 4)[..19].to_vec(), "closed the connection", None),
+        ("its end alone", Vec::new(), "closed the connection before it answered", None),
     ] {
         let (mut peer, qp) = server.asked();
         peer.say(&answer);
@@ -473,8 +474,7 @@ fn whoever_answers_wrongly_is_no_peer() {
         let error = server.failure_of(qp);
         assert!(error.contains(wanted), "{what}: {error}");
         server.fabric.destroy_qp(qp);
-        server.until(what, |_| peer.listen().then_some(()));
-        assert!(peer.got.is_empty(), "{what}");
+        assert_eq!(peer.told(&mut server, false), fault, "{what}");
     }
     let (peer, qp) = server.asked();
     peer.reset();
