@@ -297,8 +297,8 @@ impl<F: Fabric> LocalClient<F> {
         &self.shard
     }
 
-    /// The shard, to be driven by its owner: what it [tells](Shard::take_notices) and what
-    /// [ended](Shard::take_done) is then the owner's to take, rather than [`poll`](Self::poll)'s to give.
+    /// The shard, to be driven by its owner: what it [tells](Shard::notices) and what
+    /// [ended](Shard::done) is then the owner's to take, rather than [`poll`](Self::poll)'s to give.
     #[doc(hidden)]
     pub fn shard_mut(&mut self) -> &mut Shard<F> {
         &mut self.shard
