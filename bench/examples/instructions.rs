@@ -143,7 +143,11 @@ fn client_side_start_chunks<F: Fabric>(
 fn client_side_poll<F: Fabric>(client: &mut LocalClient<F>, expected: usize) -> u64 {
     let mut ended = 0;
     client.poll(|done| {
-        ended += u64::from(done.result.is_ok_and(|reply| reply.results().len() == expected));
+        match done.result {
+            Ok(reply) if reply.results().len() == expected => ended += 1,
+            Ok(reply) => panic!("{} bytes of results, not {expected}", reply.results().len()),
+            Err(error) => panic!("a call failed: {error}"),
+        }
     });
     ended
 }
@@ -257,7 +261,7 @@ fn run<F: Fabric>(
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, ECHO, Procedure::new(echo));
     services.add(PROGRAM, VERSION, DEFERRED, Procedure::deferred(echo_deferred));
-    services.add(PROGRAM, VERSION, WRITE, Procedure::new(write).read_chunks(1, PAYLOAD));
+    services.add(PROGRAM, VERSION, WRITE, Procedure::new(write).read_chunks(1, PAYLOAD).uncounted());
     services.add(PROGRAM, VERSION, READ, Procedure::new(read).write_chunks(1, PAYLOAD));
     let mut server = Shard::open(server, config, Some(Arc::new(services.clone())))?;
     if procedure == BY_TASK {
