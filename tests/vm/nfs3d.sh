@@ -24,11 +24,11 @@ serve() {
     await 30 grep -q '^listening' /run/nfs3d
 }
 
-# quit: ends the server; it must have nothing to complain of.
+# quit [PATTERN]: ends the server; it must have nothing to complain of but what is named.
 quit() {
     kill -TERM "$server"
     wait "$server" || fail "the server ended with $?: $(cat /run/nfs3d)"
-    ! grep -v -E '^(listening|drained|stopped)' /run/nfs3d || fail "the server had something to say"
+    ! grep -v -E "^(listening|drained|stopped${1:+|$1})" /run/nfs3d || fail "the server had something to say"
 }
 
 # nfs [DIRECTORY [OPTIONS]]: mounts it.
