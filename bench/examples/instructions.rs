@@ -142,12 +142,10 @@ fn client_side_start_chunks<F: Fabric>(
 #[inline(never)]
 fn client_side_poll<F: Fabric>(client: &mut LocalClient<F>, expected: usize) -> u64 {
     let mut ended = 0;
-    client.poll(|done| {
-        match done.result {
-            Ok(reply) if reply.results().len() == expected => ended += 1,
-            Ok(reply) => panic!("{} bytes of results, not {expected}", reply.results().len()),
-            Err(error) => panic!("a call failed: {error}"),
-        }
+    client.poll(|done| match done.result {
+        Ok(reply) if reply.results().len() == expected => ended += 1,
+        Ok(reply) => panic!("{} bytes of results, not {expected}", reply.results().len()),
+        Err(error) => panic!("a call failed: {error}"),
     });
     ended
 }
