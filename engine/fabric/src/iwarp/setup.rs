@@ -18,6 +18,9 @@ const MARK: &[u8; 8] = b"rpcrdma\x01";
 const REVISION: u8 = 2;
 /// A depth that is not to be negotiated (RFC 6581 §9.1).
 const NOT_SAID: u16 = MAX_READ_DEPTH;
+/// What a request that is not enhanced is taken to say. Its sender has told no depth: it gets one Read at a time.
+const NOT_ENHANCED: Enhanced =
+    Enhanced { ird: 1, ord: NOT_SAID, peer_to_peer: false, rtr_send: false, rtr_write: false, rtr_read: false };
 /// Bytes of private data that are left to the upper layer.
 pub(super) const PRIVATE_DATA: usize = MAX_PRIVATE_DATA - 4 - MARK.len();
 /// Work requests that a send queue may have.
@@ -75,17 +78,22 @@ impl Wishes {
             rtr_write: true,
             rtr_read: false,
         };
-        self.frame(Kind::Request, self.crc == Crc::Always, enhanced, private_data)
-    }
-
-    fn frame(self, kind: Kind, crc: bool, enhanced: Enhanced, private_data: &[u8]) -> Setup {
         let private_data = [private_data, MARK].concat();
-        Setup { kind, revision: REVISION, markers: false, crc, reject: false, enhanced: Some(enhanced), private_data }
+        Setup {
+            kind: Kind::Request,
+            revision: REVISION,
+            markers: false,
+            crc: self.crc == Crc::Always,
+            reject: false,
+            enhanced: Some(enhanced),
+            private_data,
+        }
     }
 
     /// The responder's: the frame to answer with, and what the connection is to be like. An error is why not.
     pub(super) fn answer(self, request: &Setup, private_data: &[u8]) -> Result<(Setup, Agreed), String> {
-        let theirs = acceptable(request)?;
+        acceptable(request)?;
+        let theirs = request.enhanced.unwrap_or(NOT_ENHANCED);
         let rtr_read = theirs.peer_to_peer && !theirs.rtr_write && theirs.rtr_read;
         if theirs.ird == 0 {
             return Err("it takes no RDMA Reads (IRD 0), by which the arguments of calls come".to_owned());
@@ -101,7 +109,8 @@ impl Wishes {
             rtr: false,
             is_ours: request.private_data.ends_with(MARK),
         };
-        let enhanced = Enhanced {
+        // The answer is enhanced as the request is (RFC 6581 §10).
+        let enhanced = request.enhanced.map(|_| Enhanced {
             // What the initiator does not want to be negotiated is not (RFC 6581 §9.1).
             ird: if is_said(theirs.ord) { agreed.ird } else { NOT_SAID },
             ord: if is_said(theirs.ird) { agreed.ord } else { NOT_SAID },
@@ -110,8 +119,17 @@ impl Wishes {
             // One that is possible here is named even if the initiator has named none such (RFC 6581 §9.2).
             rtr_write: theirs.peer_to_peer && !rtr_read,
             rtr_read,
+        });
+        let reply = Setup {
+            kind: Kind::Reply,
+            revision: request.revision,
+            markers: false,
+            crc: agreed.crc,
+            reject: false,
+            enhanced,
+            private_data: [private_data, MARK].concat(),
         };
-        Ok((self.frame(Kind::Reply, agreed.crc, enhanced, private_data), agreed))
+        Ok((reply, agreed))
     }
 
     /// The initiator's: what the connection is to be like by this answer. An error is why it cannot be.
@@ -119,7 +137,9 @@ impl Wishes {
         // If either end has asked for them (RFC 5044 §7.1.1).
         let crc = reply.crc || self.crc == Crc::Always;
         let unwanted = |fault, why| Unwanted { fault, why, crc };
-        let theirs = acceptable(reply).map_err(|why| unwanted(Fault::MpaCatastrophic, why))?;
+        let enhanced =
+            acceptable(reply).and_then(|()| reply.enhanced.ok_or_else(|| "its answer is not enhanced".into()));
+        let theirs = enhanced.map_err(|why: String| unwanted(Fault::MpaCatastrophic, why))?;
         if reply.crc && self.crc == Crc::Never {
             let why = "it wants CRCs, and `crc` is Never here".to_owned();
             return Err(unwanted(Fault::MpaCatastrophic, why));
@@ -215,18 +235,14 @@ fn within(ours: u16, theirs: u16) -> u16 {
 }
 
 /// What this engine does not do, and says so.
-fn acceptable(frame: &Setup) -> Result<Enhanced, String> {
+fn acceptable(frame: &Setup) -> Result<(), String> {
     if frame.markers {
         return Err("it wants markers, which are not made here (RFC 5044 §4.3)".to_owned());
     }
-    match frame.enhanced {
-        Some(enhanced) if frame.revision == REVISION => Ok(enhanced),
-        _ => Err(format!(
-            "MPA revision {}{}, where 2, enhanced, is wanted: it says how many Reads may be outstanding (RFC 6581)",
-            frame.revision,
-            if frame.enhanced.is_some() { "" } else { ", not enhanced" }
-        )),
+    if !(1..=REVISION).contains(&frame.revision) {
+        return Err(format!("MPA revision {}, of which 1 and {REVISION} are spoken here", frame.revision));
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -312,7 +328,7 @@ mod tests {
         let good = wishes(Crc::IfAsked, 4, 4).request(b"");
         let answer = |frame: Setup| wishes(Crc::IfAsked, 4, 4).answer(&frame, b"").expect_err("a refusal");
         assert!(answer(Setup { markers: true, ..good.clone() }).contains("markers"));
-        assert!(answer(Setup { revision: 1, enhanced: None, ..good.clone() }).contains("revision 1"));
+        assert!(answer(Setup { revision: 3, enhanced: None, ..good.clone() }).contains("revision 3"));
         let mut unread = good.clone();
         unread.enhanced.as_mut().expect("depths").ird = 0;
         assert!(answer(unread).contains("IRD 0"));
@@ -320,6 +336,20 @@ mod tests {
         greedy.enhanced.as_mut().expect("depths").ord = 9;
         let unwanted = wishes(Crc::IfAsked, 4, 4).conclude(&greedy).expect_err("too many");
         assert!(unwanted.fault == Fault::InsufficientIrd && unwanted.why.contains("9 Reads"));
+    }
+
+    #[test]
+    fn a_request_that_is_not_enhanced_is_answered_so() {
+        let (ours, full) = (wishes(Crc::IfAsked, 4, 5), wishes(Crc::IfAsked, 4, 4).request(b"hello"));
+        for revision in [1, 2] {
+            let request = Setup { revision, enhanced: None, ..full.clone() };
+            let (reply, agreed) = ours.answer(&request, b"answer").expect("a reply");
+            assert_eq!((reply.revision, reply.enhanced), (revision, None));
+            assert_eq!((agreed.ord, agreed.ird, agreed.rtr), (1, 4, false), "one Read at a time");
+            assert_eq!(private_data(&reply), b"answer");
+            // Ours has asked for an enhanced one.
+            assert!(ours.conclude(&reply).expect_err("no depths").why.contains("not enhanced"));
+        }
     }
 
     /// The depths and flags of a frame, changed.

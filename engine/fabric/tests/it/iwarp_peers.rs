@@ -136,15 +136,20 @@ impl Server {
 
     /// A peer whose connection stands.
     fn peer(&mut self, crc: bool) -> (Peer, QpId) {
+        self.peer_of(2, crc)
+    }
+
+    /// One whose request is of this revision of MPA.
+    fn peer_of(&mut self, revision: u8, crc: bool) -> (Peer, QpId) {
         let mut peer = self.stranger();
-        peer.say(&request(crc, 2));
+        peer.say(&request(crc, revision));
         let before = self.up.len();
         let qp = self.until("a connection", |server| server.up.get(before).copied());
         let reply = self.until("a reply", |_| {
             peer.listen();
             Setup::decode(Kind::Reply, &peer.got).expect("a reply")
         });
-        assert!(!reply.0.reject);
+        assert!(!reply.0.reject && reply.0.revision == revision);
         peer.got.drain(..reply.1);
         (peer, qp)
     }
@@ -323,7 +328,7 @@ fn who_dribbles_is_let_go_in_time() {
 #[test]
 fn what_is_not_done_here_is_refused_by_a_reply() {
     let mut server = Server::new(IwarpConfig { crc: Crc::Never, ..IwarpConfig::default() });
-    for (what, bytes) in [("revision 1", request(false, 1)), ("CRCs", request(true, 2))] {
+    for (what, bytes) in [("revision 3", request(false, 3)), ("CRCs", request(true, 2))] {
         let mut peer = server.stranger();
         peer.say(&bytes);
         server.until(what, |_| peer.listen().then_some(()));
@@ -340,6 +345,36 @@ fn what_is_not_done_here_is_refused_by_a_reply() {
     }
     assert!(server.up.is_empty() && server.fabric.stats().requests_refused == 4);
     server.serves();
+    server.close();
+}
+
+/// It has not said how many Reads it takes: one at a time.
+#[test]
+fn a_peer_of_revision_1_is_served_and_read_from() {
+    let mut server = Server::new(IwarpConfig::default());
+    let (mut peer, qp) = server.peer_of(1, false);
+    peer.say(&fpdu(SEND, true, untagged(0, 1, 0), b"hello", false));
+    server.until("a message", |server| server.done.pop());
+    let read = |wr_id| {
+        let dst = server.pool.alloc(4096).expect("a buffer").lend().expect("by its owner");
+        let remote = RemoteMemory { rkey: 7, address: 0 };
+        Posting { wr_id, signalled: true, wr: WorkRequest::Read { dst, offset: 0, len: 4, remote } }
+    };
+    server.fabric.post_send(qp, &mut vec![read(1), read(2)]).expect("posted");
+    for n in 1..=2 {
+        // A header of 18 bytes behind the length, and the name of the memory that the answer goes to.
+        let whole = fpdu_len(18 + 28);
+        server.until("a Read Request", |_| (peer.listen() || peer.got.len() >= whole).then_some(()));
+        server.turn();
+        peer.listen();
+        assert_eq!(peer.got.len(), whole, "one Read is under way");
+        let sink = peer.got[20..24].first_chunk().expect("an STag");
+        let place = Place::Tagged { stag: u32::from_be_bytes(*sink), offset: 0 };
+        peer.got.clear();
+        peer.say(&fpdu(Message::ReadResponse, true, place, b"data", false));
+        let done = server.until("a Read", |server| server.done.pop());
+        assert_eq!((done.wr_id, done.status), (n, Status::Success));
+    }
     server.close();
 }
 
@@ -461,7 +496,7 @@ fn whoever_answers_wrongly_is_no_peer() {
     for (what, answer, wanted, fault) in [
         ("HTTP", b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "no MPA Reply Frame", None),
         ("its own request", request(false, 2), "no MPA Reply Frame", None),
-        ("revision 1", frame(Kind::Reply, false, 1, 4), "revision 1", other),
+        ("revision 1", frame(Kind::Reply, false, 1, 4), "not enhanced", other),
         ("more Reads than are taken", frame(Kind::Reply, false, 2, 17), "17 Reads at a time, of which 16", few),
         ("half an answer, and its end", frame(Kind::Reply, false, 2, 4)[..19].to_vec(), "closed the connection", None),
         ("its end alone", Vec::new(), "closed the connection before it answered", None),

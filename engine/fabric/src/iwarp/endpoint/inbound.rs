@@ -457,11 +457,13 @@ impl Placing {
         let Some(read) = self.reads.front() else {
             return Err(Wrong::new(Fault::UnexpectedOpcode, "an answer to a Read that was never sent"));
         };
-        if stag != read.stag {
+        // Of an answer of no bytes neither name nor place is looked at (RFC 5041 §5.2).
+        if len > 0 && stag != read.stag {
             return Err(Wrong::new(Fault::TaggedInvalidStag, "an answer to another Read than the oldest"));
         }
         let left = read.len - read.got;
-        if address != read.got as u64 || len > left || self.current.last != (len == left) {
+        let elsewhere = len > 0 && address != read.got as u64;
+        if elsewhere || len > left || self.current.last != (len == left) {
             let what = format!(
                 "{len} bytes at {address} in answer to a Read of {}, of which {} have come",
                 read.len, read.got
@@ -491,8 +493,12 @@ impl Placing {
         if offset != 0 || !self.current.last {
             return Err(Wrong::new(Fault::InvalidOffset, format!("a message of queue {queue} in several segments")));
         }
-        if len > most || due == QUEUE_READ_REQUEST && len != most {
-            return Err(Wrong::new(Fault::TooLong, format!("{len} bytes in a message of queue {queue}")));
+        let what = || format!("{len} bytes in a message of queue {queue}");
+        if len > most {
+            return Err(Wrong::new(Fault::TooLong, what()));
+        }
+        if due == QUEUE_READ_REQUEST && len < most {
+            return Err(Wrong::new(Fault::OperationUnspecified, what()));
         }
         self.target = Target::Control(Vec::with_capacity(len));
         Ok(false)

@@ -326,6 +326,11 @@ fn what_breaks_a_rule_is_told_by_its_name() {
         (
             "a short Read Request",
             Box::new(|_, _| fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &[0; 27])),
+            Fault::OperationUnspecified,
+        ),
+        (
+            "a long Read Request",
+            Box::new(|_, _| fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &[0; 29])),
             Fault::TooLong,
         ),
         ("a Read Request out of order", Box::new(|_, _| ask_at(untagged(1, 2, 0), true)), Fault::MsnRange),
@@ -402,24 +407,45 @@ fn what_breaks_a_rule_is_told_by_its_name() {
 }
 
 /// Answers to a Read of ours are taken exactly where bytes are missing.
+/// Reads so many bytes, of memory that is given back with the request.
+fn ask(side: &mut Side, len: usize) -> (Lent, ReadRequest) {
+    let dst = side.lent(&[0; 100]);
+    let remote = RemoteMemory { rkey: 5, address: 0 };
+    side.post(1, WorkRequest::Read { dst: dst.clone(), offset: 10, len, remote });
+    let bytes = side.say();
+    let mut reader = Reader::new(false);
+    let (mut input, mut request) = (&bytes[..], None);
+    while let Some(step) = reader.step(&mut input).expect("segments") {
+        if let Step::Payload(payload) = step {
+            request = Some(ReadRequest::decode(payload.try_into().expect("28 bytes")));
+        }
+    }
+    (dst, request.expect("a request"))
+}
+
+fn respond(stag: u32, offset: u64, last: bool, len: usize) -> Vec<u8> {
+    fpdu(Message::ReadResponse, last, tagged(stag, offset), &vec![7; len])
+}
+
+/// RFC 5041 §5.2: neither STag nor TO of an empty segment is looked at.
+#[test]
+fn an_empty_answer_need_not_name_memory() {
+    let mut side = Side::new(terms(), 0);
+    let (dst, request) = ask(&mut side, 0);
+    assert_eq!(request.len, 0);
+    side.hear(&respond(!request.sink_stag, 77, true, 0));
+    assert_eq!(side.fault(), None, "{:?}", side.failure);
+    assert_eq!(side.done.pop().map(|done| done.status), Some(Status::Success));
+    assert_eq!(contents(&dst), vec![0; 100]);
+    // In answer to a Read of something it is too short, whatever it names.
+    let mut side = Side::new(terms(), 0);
+    let (_dst, request) = ask(&mut side, 80);
+    side.hear(&respond(!request.sink_stag, 77, true, 0));
+    assert_eq!(side.fault(), Some(Fault::TaggedBounds));
+}
+
 #[test]
 fn an_answer_has_to_fit() {
-    let ask = |side: &mut Side| {
-        let dst = side.lent(&[0; 100]);
-        let remote = RemoteMemory { rkey: 5, address: 0 };
-        side.post(1, WorkRequest::Read { dst: dst.clone(), offset: 10, len: 80, remote });
-        let bytes = side.say();
-        let mut reader = Reader::new(false);
-        let (mut input, mut request) = (&bytes[..], None);
-        while let Some(step) = reader.step(&mut input).expect("segments") {
-            if let Step::Payload(payload) = step {
-                request = Some(ReadRequest::decode(payload.try_into().expect("28 bytes")));
-            }
-        }
-        (dst, request.expect("a request"))
-    };
-    let respond =
-        |stag, offset, last, len: usize| fpdu(Message::ReadResponse, last, tagged(stag, offset), &vec![7; len]);
     for (what, stag, offset, last, len, wanted) in [
         ("another name", 1, 0, true, 80, Fault::TaggedInvalidStag),
         ("too long", 0, 0, true, 81, Fault::TaggedBounds),
@@ -428,7 +454,7 @@ fn an_answer_has_to_fit() {
         ("a gap", 0, 8, false, 8, Fault::TaggedBounds),
     ] {
         let mut side = Side::new(terms(), 0);
-        let (dst, request) = ask(&mut side);
+        let (dst, request) = ask(&mut side, 80);
         assert_eq!((request.len, request.source_stag), (80, 5));
         side.hear(&respond(request.sink_stag + stag, request.sink_offset + offset, last, len));
         assert_eq!(side.fault(), Some(wanted), "{what}");
@@ -436,7 +462,7 @@ fn an_answer_has_to_fit() {
     }
     // The same bytes twice; and nobody may write there.
     let mut side = Side::new(terms(), 0);
-    let (dst, request) = ask(&mut side);
+    let (dst, request) = ask(&mut side, 80);
     side.hear(&respond(request.sink_stag, 0, false, 40));
     side.hear(&fpdu(Message::Write, true, tagged(request.sink_stag, 40), &[9; 40]));
     assert_eq!(side.fault(), Some(Fault::TaggedInvalidStag));
@@ -444,7 +470,7 @@ fn an_answer_has_to_fit() {
     wanted[10..50].fill(7);
     assert_eq!(contents(&dst), wanted);
     let mut side = Side::new(terms(), 0);
-    let (_dst, request) = ask(&mut side);
+    let (_dst, request) = ask(&mut side, 80);
     side.hear(&respond(request.sink_stag, 0, false, 40));
     side.hear(&respond(request.sink_stag, 0, false, 40));
     assert_eq!(side.fault(), Some(Fault::TaggedBounds));
