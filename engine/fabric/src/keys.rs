@@ -133,3 +133,22 @@ impl Keys {
         self.windows.get(index as usize).filter(|key| key.bound && key.current == rkey).map(|_| index)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 5040 §8.1.1: whatever is random and not the index is in a key.
+    #[test]
+    fn stags_are_spread_over_their_range() {
+        let key = |random| {
+            let mut keys = Keys::new(8, random);
+            keys.add().and_then(|index| keys.next(index)).expect("a window")
+        };
+        let index = 8..8 + index_bits(8);
+        for bit in (0..32).filter(|bit| !index.contains(bit)) {
+            let changed = key(0x5a5a_5a5a) ^ key(0x5a5a_5a5a ^ 1 << bit);
+            assert_ne!(changed, 0, "bit {bit}");
+        }
+    }
+}

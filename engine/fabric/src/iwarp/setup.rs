@@ -8,7 +8,7 @@
 
 use super::config::{Crc, FpduSize, IwarpConfig, MAX_READ_DEPTH};
 use super::endpoint::{Limits, Terms};
-use super::wire::{Enhanced, Fault, Kind, MAX_PRIVATE_DATA, MAX_ULPDU, Setup, UNTAGGED_HEADER, fpdu_len};
+use super::wire::{Enhanced, Fault, Kind, MAX_PRIVATE_DATA, MAX_ULPDU, Setup, fpdu_len};
 use crate::{ConnectParams, FabricError};
 
 /// What this engine puts behind its private data, so that another one knows it. Upper layers that read theirs from the
@@ -180,6 +180,8 @@ impl Wishes {
     }
 }
 
+/// MULPDU is never less (RFC 5044 §3), however short the segments.
+const LEAST_ULPDU: usize = 128;
 /// The longest FPDU: what one segment of a loopback device holds, whose MTU is 65536, behind the headers of IPv6 and of
 /// TCP with its timestamps. A little more, as the format allows, would leave a small segment behind what each write of
 /// several of them has filled.
@@ -196,7 +198,7 @@ pub(super) fn terms(config: &IwarpConfig, agreed: Agreed, segment: impl FnOnce()
     let longest = longest - (fpdu_len(2) - 2);
     Terms {
         crc: agreed.crc,
-        max_ulpdu: longest.clamp(UNTAGGED_HEADER + 4, MAX_ULPDU),
+        max_ulpdu: longest.clamp(LEAST_ULPDU, MAX_ULPDU),
         max_message: config.max_message,
         ord: agreed.ord,
         ird: agreed.ird,
@@ -288,7 +290,7 @@ mod tests {
     /// The longest FPDU of either kind fills a segment, and no FPDU is longer.
     #[test]
     fn fpdus_are_bounded_by_the_segment() {
-        use crate::iwarp::wire::TAGGED_HEADER;
+        use crate::iwarp::wire::{TAGGED_HEADER, UNTAGGED_HEADER};
         let longest = |fpdu_size, is_ours, segment: usize| {
             let config = IwarpConfig { fpdu_size, ..IwarpConfig::default() };
             let agreed = Agreed { crc: false, ord: 1, ird: 1, rtr: false, is_ours };
@@ -308,7 +310,7 @@ mod tests {
                 assert_eq!(fpdu_len(longest(size, is_ours, segment)), LONGEST_FPDU, "{size:?}");
             }
         }
-        assert_eq!(longest(FpduSize::Segment, false, 20), UNTAGGED_HEADER + 4, "however short: something goes");
+        assert_eq!(longest(FpduSize::Segment, false, 20), LEAST_ULPDU, "however short");
     }
 
     #[test]

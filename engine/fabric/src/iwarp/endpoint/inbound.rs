@@ -185,6 +185,12 @@ impl Inbound {
         self.placing.ird = terms.ird.into();
     }
 
+    /// The next message of the peer has this number.
+    #[cfg(test)]
+    pub(super) fn expect_message(&mut self, msn: u32) {
+        self.placing.send_msn = msn;
+    }
+
     #[inline]
     pub(super) fn has_spoken(&self) -> bool {
         self.spoken

@@ -116,6 +116,12 @@ impl Outbound {
         self.crc = crc;
     }
 
+    /// The next message has this number.
+    #[cfg(test)]
+    pub(super) fn number_message(&mut self, msn: u32) {
+        self.send_msn = msn;
+    }
+
     #[inline]
     pub(super) fn open(&mut self) {
         self.open = true;

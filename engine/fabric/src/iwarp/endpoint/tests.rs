@@ -427,6 +427,34 @@ fn respond(stag: u32, offset: u64, last: bool, len: usize) -> Vec<u8> {
     fpdu(Message::ReadResponse, last, tagged(stag, offset), &vec![7; len])
 }
 
+/// RFC 5041 §4.3: 0 comes behind the greatest.
+#[test]
+fn message_numbers_wrap() {
+    let (mut a, mut b) = (Side::new(terms(), 0), Side::new(terms(), 0));
+    b.receives(3);
+    a.endpoint.outbound.number_message(u32::MAX);
+    b.endpoint.inbound.expect_message(u32::MAX);
+    for n in 0..3 {
+        a.send(n, &[n as u8], None, false);
+    }
+    talk(&mut a, &mut b, &[7]);
+    for n in 0..3 {
+        assert_eq!(b.take(Opcode::Recv).and_then(|got| got.buf).as_deref(), Some(&[n][..]), "{:?}", b.failure);
+    }
+    b.hear(&fpdu(SEND, true, untagged(0, 1, 0), b"again"));
+    assert_eq!(b.fault(), Some(Fault::MsnRange), "1 has been there");
+}
+
+/// RFC 5040 §5.2.1: it is answered, whatever it names.
+#[test]
+fn a_request_for_nothing_names_no_memory() {
+    let mut side = Side::new(terms(), 0);
+    let ask = ReadRequest { sink_stag: 0x1234, sink_offset: 99, len: 0, source_stag: 0x5678, source_offset: u64::MAX };
+    side.hear(&fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &ask.encode()));
+    assert_eq!(side.say(), fpdu(Message::ReadResponse, true, tagged(0x1234, 99), b""));
+    assert_eq!(side.fault(), None);
+}
+
 /// RFC 5041 §5.2: neither STag nor TO of an empty segment is looked at.
 #[test]
 fn an_empty_answer_need_not_name_memory() {
