@@ -130,6 +130,7 @@ $logs/fetch.log"
 step_format() {
     check format 60 "$(find bench engine mempool tests tools -name '*.rs' | wc -l)" files bash -c 'cargo fmt --check &&
         for crate in fuzz embed; do cargo fmt --check --manifest-path "tests/$crate/Cargo.toml" || exit; done'
+    check mutations 60 "$(grep -c ^rule tests/mutations/rules)" rules tests/mutations/run --check
 }
 
 # With the examples that the virtual machine runs. Cargo writes what it built as JSON.

@@ -83,13 +83,10 @@ impl Terms {
 
     /// Version 1: what the peer's private data says, or its absence.
     pub(super) fn version_1(config: &ConnConfig) -> Self {
-        let peer = config.private_data.unwrap_or_default();
         // RFC 8166 §3.3.2: without word of more, both thresholds are 1024 bytes.
-        let said = match config.private_data {
-            // What was said, of both directions, is in multiples of 1024.
-            Some(_) => (config.receive_size & !1023).min(private_data::MAX_INLINE_THRESHOLD as usize),
-            None => FIRST_MESSAGE_LEN,
-        };
+        let peer = config.private_data.unwrap_or_default();
+        // What was said, of both directions, is in multiples of 1024.
+        let said = (config.receive_size & !1023).min(private_data::MAX_INLINE_THRESHOLD as usize);
         Self {
             version: Version::V1,
             send_inline_threshold: said.min(peer.receive_size as usize),

@@ -410,7 +410,7 @@ impl Connection {
         self.check_overrun()?;
         match view.htype() {
             // Dropped silently, as deployed servers do.
-            HeaderType::Done | HeaderType::Error => Ok(self.reject(Rejected::Unexpected)),
+            HeaderType::Done => Ok(self.reject(Rejected::Unexpected)),
             _ => Ok(self.answer(view.xid(), ErrorBody::BadXdr)),
         }
     }

@@ -140,7 +140,7 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
                 peer.message(XID, WINDOWED, Body::Nomsg(Chunks { reads: &reads, ..Chunks::NONE }), b"")
             })
         }),
-        ("a position that is odd", Error(ErrorBody::BadXdr), Box::new(|peer| reads(peer, &[read(45, good)]))),
+        ("a position that is odd", Error(ErrorBody::BadXdr), Box::new(|peer| reads(peer, &[read(42, good)]))),
         ("a position in the RPC header", Error(ErrorBody::BadXdr), Box::new(|peer| reads(peer, &[read(8, good)]))),
         ("a position beyond the message", Error(ErrorBody::BadXdr), Box::new(|peer| reads(peer, &[read(400, good)]))),
         ("positions that go back", Error(ErrorBody::BadXdr), {

@@ -323,6 +323,7 @@ fn a_server_reaches_what_it_was_offered_and_nothing_else() {
     let world = World::new("grab");
     let address = world.address();
     let (said, says) = mpsc::channel();
+    let (ended, has_ended) = mpsc::channel();
     let server = Server::start(&address, move |peer| {
         let call = next_call(peer).expect("a call");
         let read = call.reads[0].target;
@@ -335,10 +336,9 @@ fn a_server_reaches_what_it_was_offered_and_nothing_else() {
         let segment = Segment { length: 500, ..write };
         let writes = WriteList { counts: &[1], segments: &[segment] };
         reply(peer, call.xid, Chunks { writes, ..Chunks::NONE }, &reply_bytes(call.xid, b""), None);
-        // The next call says that this one has ended: its keys are no good any more.
-        let call = next_call(peer).expect("one more");
+        // The caller has its result, and has not been at the client since: the keys are no good any more.
+        let () = has_ended.recv().expect("the call has ended");
         said.send(peer.read(at(read, 0), 500).is_none()).expect("the test listens");
-        drop(call);
         while peer.receive().is_some() {}
     });
     let mut client = world.client(&address, small());
@@ -350,7 +350,7 @@ fn a_server_reaches_what_it_was_offered_and_nothing_else() {
     call.write_chunk(client.alloc(first, 500).expect("a buffer")).expect("room");
     let reply = client.call(call).expect("a reply");
     assert_eq!(reply.chunk(0), Some(&[3; 500][..]));
-    drop(reply);
+    ended.send(()).expect("the server waits");
     assert!(says.recv().expect("the server speaks"), "it read what was offered");
     let error = plain(&mut client).expect_err("the server breaks its connection with the stale key");
     assert!(matches!(error, CallError::ConnectionLost { sent: true }), "{error}");

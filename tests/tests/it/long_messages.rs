@@ -321,6 +321,7 @@ fn a_long_call_has_position_0_in_every_segment() {
         let at = ARGS_AT + 20_000;
         let expected = [(0, 4096), (0, 4096), (0, 4096), (0, 4096), (0, 3656), (at, 4096), (at, 904)];
         assert_eq!(reads, expected, "{scheme:?}");
+        assert!(view(&bytes).htype() == HeaderType::Nomsg && !view(&bytes).flags().contains(Flags::RESPONSE));
         assert!(message.len() == at as usize && patterned(3, &message[ARGS_AT as usize..]));
     }
     // The first of them may be read alone; a call of version 1 has one.
@@ -339,6 +340,7 @@ fn a_reply_that_does_not_fit_inline_uses_the_reply_chunk() {
         client.call(REPLY, chunks, &be(&[6000]));
         let bytes = client.answer().bytes;
         assert_eq!((view(&bytes).htype(), view(&bytes).payload()), (HeaderType::Nomsg, &b""[..]));
+        assert_eq!(view(&bytes).flags().contains(Flags::RESPONSE), scheme != Scheme::V1, "{scheme:?}");
         let used: Vec<_> = view(&bytes).reply_chunk().expect("it comes back").segments().collect();
         let lens: Vec<_> = used.iter().map(|segment| segment.length).collect();
         assert_eq!(lens, [4000, 1, 2023, 0], "{scheme:?}");

@@ -150,7 +150,11 @@ fn thresholds_follow_the_properties_in_each_direction() {
         let mut peer = RawPeer::connect_silently(&address);
         peer.offers = Properties { receive_size, ..peer.offers };
         peer.introduce();
-        assert_longest_message(&mut Client { peer }, 40, longest);
+        let mut client = Client { peer };
+        assert_longest_message(&mut client, 40, longest);
+        // Its Receives have the size that it announces.
+        client.call(STORE, Chunks::NONE, &[0; 8192 - 40 - RPC_CALL]);
+        assert_eq!(view(&client.answer().bytes).htype(), HeaderType::Msg);
     }
     drop(world);
     for (receive_size, send_size, call, reply_len) in [(5000, 6000, 5000, 6000), (1 << 20, 2048, 8192, 2048)] {

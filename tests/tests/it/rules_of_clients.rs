@@ -39,11 +39,11 @@ fn calls_offer_items_without_padding_at_their_positions() {
                 Scheme::V1 => peer.version = Version::V1,
                 _ => peer.welcome(),
             }
-            let bytes = next(peer).expect("a call");
-            let xid = View::check(&bytes, Revision::Ietf00).expect("a header").xid();
-            said.send(bytes).expect("the test listens");
-            reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
-            while peer.receive().is_some() {}
+            while let Some(bytes) = next(peer) {
+                let xid = View::check(&bytes, Revision::Ietf00).expect("a header").xid();
+                said.send(bytes).expect("the test listens");
+                reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
+            }
         });
         let mut client = world.client(&address, Config { scheme, ..small() });
         let first = client.first();
@@ -82,6 +82,11 @@ fn calls_offer_items_without_padding_at_their_positions() {
             Scheme::V1 => assert_eq!(view.inv_handle(), 0),
             _ => assert!(handles.contains(&view.inv_handle()), "{:#x} of {handles:x?}", view.inv_handle()),
         }
+        // Without chunks there is none to offer.
+        let call = client.prepare(ECHO, 0).expect("a buffer");
+        client.call(call).expect("a reply");
+        let bytes = says.recv().expect("the server speaks");
+        assert_eq!(View::check(&bytes, Revision::Ietf00).expect("a header").inv_handle(), 0, "{scheme:?}");
         drop(client);
         server.join();
     }

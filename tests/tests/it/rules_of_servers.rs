@@ -134,6 +134,24 @@ fn replies_repeat_xid_and_version_and_have_no_read_list() {
     }
 }
 
+/// RFC 5531 §9.
+#[test]
+fn another_version_of_rpc_is_answered_with_the_range() {
+    for scheme in SCHEMES {
+        let (_world, _, mut client) = pair("rpcvers", scheme);
+        for rpcvers in [0, 1, 3, u32::MAX] {
+            let mut call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"");
+            call[8..12].copy_from_slice(&rpcvers.to_be_bytes());
+            let bytes = client.peer.message(XID, Flags::NONE, Body::Msg(Chunks::NONE), &call);
+            client.peer.send(&bytes);
+            let bytes = client.answer().bytes;
+            let view = View::check(&bytes, Revision::Ietf00).expect("a header");
+            // REPLY, MSG_DENIED, RPC_MISMATCH, from 2 to 2.
+            assert_eq!(view.payload(), be(&[XID, 1, 1, 0, 2, 2]), "{scheme:?} {rpcvers}");
+        }
+    }
+}
+
 #[test]
 fn write_chunks_come_back_with_their_segments_and_true_lengths() {
     for scheme in SCHEMES {
@@ -180,6 +198,30 @@ fn read_chunks_of_several_segments_are_joined_in_order() {
         let bytes = client.answer().bytes;
         let view = View::check(&bytes, Revision::Ietf00).expect("a header");
         assert_eq!(view.payload(), reply_bytes(XID, &be(&[1001, 10])), "{scheme:?}");
+    }
+}
+
+/// The number is that of the procedure, or 0.
+#[test]
+fn read_chunks_beyond_those_of_the_procedure_are_refused_with_their_number() {
+    const TWO: u32 = 20;
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let mut world = World::new("read-chunks");
+        let mut services = standard_services();
+        services.add(PROGRAM, VERSION, TWO, Procedure::new(|_| Ok(())).read_chunks(2, 64).uncounted());
+        let shard = Config { scheme, ..small() };
+        let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
+        let mut client = Client::connect(&address, scheme, Revision::Ietf00);
+        let (target, _memory) = client.peer.expose(&[0; 64], Access::REMOTE_READ);
+        let list = [0, 64, 128].map(|at| ReadSegment { position: ARGS_AT + at, target });
+        for (procedure, most) in [(TWO, 2), (ECHO, 0)] {
+            client.call(procedure, reads(&list), b"");
+            let error = error_of(&client.answer().bytes, Revision::Ietf00);
+            assert_eq!(error, (XID, ErrorBody::ReadChunks { max: most }), "{scheme:?} {procedure}");
+        }
+        client.call(TWO, reads(&list[..2]), b"");
+        let bytes = client.answer().bytes;
+        assert_eq!(View::check(&bytes, Revision::Ietf00).expect("a header").htype(), HeaderType::Msg);
     }
 }
 

@@ -340,6 +340,38 @@ fn a_chunk_of_more_segments_than_are_taken_is_refused_wherever_it_stands() {
 
 /// ERR_CHUNK says that the same call would fail in the same way (RFC 8267 §6.4.2): it ends, and nothing of it
 /// is sent again.
+/// RFC 8267 §6.7.2: what is said in front of a disconnect counts.
+#[test]
+fn err_chunk_in_front_of_a_disconnect_ends_its_call_which_is_not_made_again() {
+    let world = World::new("err-chunk-disconnect");
+    let address = world.address();
+    let server = Server::listen(&address, |mut listener| {
+        let mut peer = listener.accept_next();
+        peer.version = Version::V1;
+        let bytes = next(&mut peer).expect("a call");
+        let refused = view(&bytes).xid();
+        peer.send(&be(&[refused, 1, CREDITS, 4, 2]));
+        drop(peer);
+        let mut peer = listener.accept_next();
+        peer.version = Version::V1;
+        while let Some(bytes) = next(&mut peer) {
+            let xid = view(&bytes).xid();
+            assert_ne!(xid, refused, "a call that was refused comes again");
+            reply(&mut peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None);
+        }
+    });
+    let retransmit = Config { reconnect_attempts: 5, retransmit: true, ..small() };
+    let mut client = world.client(&address, Config { scheme: Scheme::V1, ..retransmit });
+    let first = client.first();
+    let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
+    call.read_chunk(4, client.alloc(first, 100).expect("a buffer")).expect("room");
+    let result = client.call(call).map(drop).map_err(CallError::from);
+    assert!(matches!(result, Err(CallError::Transport(_))), "{result:?}");
+    assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
+    drop(client);
+    server.join();
+}
+
 #[test]
 fn err_chunk_ends_its_call_which_is_not_made_again() {
     let world = World::new("err-chunk-ends");
