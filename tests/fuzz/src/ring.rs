@@ -2,10 +2,12 @@
 //! share, when it wants, and our side that sends, receives, exposes memory and reaches for the peer's.
 //!
 //! Every buffer comes home, every request that is to be reported is reported once, and as long as the peer
-//! keeps to the rules its messages arrive whole and in order.
+//! keeps to the rules its messages arrive whole and in order. Receives hold a mark, as of another peer's last message,
+//! of which nothing is ever delivered.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 use rpcrdma::fabric::software::fuzz::{MAX_MESSAGE, Part, Peer, WINDOWS};
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
@@ -21,6 +23,8 @@ struct Town {
     peer: Peer,
     pool: Pool,
     exposed: Pool,
+    /// What Receives hold before they are posted. It is random: no input has it.
+    mark: [u8; 8],
 }
 
 const BUFFERS: usize = 32;
@@ -39,7 +43,8 @@ impl Town {
         let (pool, exposed) = (pool(), pool());
         fabric.register(pool.arena(), Access::LOCAL).expect("register");
         fabric.register(exposed.arena(), Access::REMOTE).expect("register");
-        Self { fabric, peer: Peer::new(), pool, exposed }
+        let mark = RandomState::new().build_hasher().finish().to_ne_bytes();
+        Self { fabric, peer: Peer::new(), pool, exposed, mark }
     }
 }
 
@@ -115,6 +120,9 @@ impl<'t, 'd> Story<'t, 'd> {
             3 => {
                 let own = with & 1 != 0;
                 let mut bufs: Vec<Buf> = (0..=with >> 2).map_while(|_| self.town.pool.alloc(RECEIVE)).collect();
+                for place in bufs.iter_mut().flat_map(|buf| buf.full_mut().as_chunks_mut().0) {
+                    *place = self.town.mark;
+                }
                 let _ = self.town.fabric.post_recv(own.then_some(self.qp), &mut bufs);
             }
             4 | 5 => self.peer_sends(with),
@@ -144,6 +152,11 @@ impl<'t, 'd> Story<'t, 'd> {
             }
             14 if with == 0 => self.town.fabric.arm(),
             14 if with == 1 => self.town.fabric.disconnect(self.qp),
+            14 if with == 2 => {
+                let len = self.word() & 0xFFF;
+                self.spoil(Part::Rings);
+                self.town.peer.announce(len);
+            }
             _ => {
                 self.town.fabric.poll_control(&mut Vec::new());
                 self.poll(64);
@@ -263,6 +276,7 @@ impl<'t, 'd> Story<'t, 'd> {
             return;
         }
         assert!(buf.len() <= MAX_MESSAGE);
+        assert!(buf.windows(8).all(|bytes| bytes != self.town.mark), "bytes that the peer has not sent");
         if let Some(queue) = &mut self.honest {
             let sent = queue.pop_front().expect("a message that was not sent");
             assert_eq!(sent[..], buf[..]);

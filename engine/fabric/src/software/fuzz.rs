@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use rpcrdma_mempool::{ArenaId, Line, PeerMapping, PeerRings, SharedMapping};
 
 use super::connect::table_bytes;
-use super::memory::{Layout, Side};
+use super::memory::{Layout, Side, Word};
 use super::message::Message;
 use super::qp::{Parts, Qp, State};
 use super::ring::{Header, Producer};
@@ -128,6 +128,14 @@ impl Peer {
             return self.producer.push(&self.rings.tx(), header, payload);
         }
         false
+    }
+
+    /// Says that a message of any length is there, where the next one is due, and writes nothing of it.
+    pub fn announce(&self, len: u32) {
+        let (ring, at) = (self.rings.tx(), self.producer.sent());
+        let (first, second) = Header::message(len, None, 0).words();
+        ring.word(at + 8).set(second);
+        ring.word(at).publish(first);
     }
 
     /// Where the peer says how far it has come, in [`Part::Rings`]: a word, and behind it one that is not

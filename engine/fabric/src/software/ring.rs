@@ -57,7 +57,7 @@ impl Header {
     }
 
     /// As they lie in memory.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub(super) fn words(self) -> (u64, u64) {
         (self.first, self.second)
     }
