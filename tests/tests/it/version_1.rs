@@ -338,8 +338,6 @@ fn a_chunk_of_more_segments_than_are_taken_is_refused_wherever_it_stands() {
     }
 }
 
-/// ERR_CHUNK says that the same call would fail in the same way (RFC 8267 §6.4.2): it ends, and nothing of it
-/// is sent again.
 /// RFC 8267 §6.7.2: what is said in front of a disconnect counts.
 #[test]
 fn err_chunk_in_front_of_a_disconnect_ends_its_call_which_is_not_made_again() {
@@ -372,6 +370,8 @@ fn err_chunk_in_front_of_a_disconnect_ends_its_call_which_is_not_made_again() {
     server.join();
 }
 
+/// ERR_CHUNK says that the same call would fail in the same way (RFC 8267 §6.4.2): it ends, and nothing of it
+/// is sent again.
 #[test]
 fn err_chunk_ends_its_call_which_is_not_made_again() {
     let world = World::new("err-chunk-ends");
