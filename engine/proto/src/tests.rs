@@ -3,8 +3,10 @@
 mod versions;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::*;
+use crate::auth::{AuthPolicy, Handshake, MAX_OPENING, Mechanism, Step};
 use crate::wire::{Body, Chunks, ErrorBody, Flags, Header, HeaderType, ReadSegment, Revision, View, ViewBody};
 
 /// A client and a server with the links between them.
@@ -404,6 +406,56 @@ fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
     pair.to_server.clear();
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     assert!(pair.to_server.is_empty());
+}
+
+/// RFC 8166 §4.6: a client that takes calls drops MSGP and DONE too, though it answers what is wrong with calls.
+#[test]
+fn a_client_with_services_drops_msgp_and_done_in_silence() {
+    let client = ConnConfig { takes_calls: true, ..config(Scheme::V1, false) };
+    let mut pair = Pair::strangers(client, config(Scheme::V1, true));
+    let call = pair.client.start_call(5, u64::MAX).unwrap();
+    Pair::transmit(&mut pair.client, &mut pair.to_server);
+    pair.to_server.clear();
+    for xid in [call.xid(), 1234] {
+        let msgp = words(&[xid, 1, 9, 2, 4, 1024, 0, 0, 0, xid, 1, 0, 0, 0, 0]);
+        for message in [msgp, words(&[xid, 1, 9, 3, 0, 0, 0])] {
+            assert!(matches!(take(&mut pair.client, &message), Ok(Event::Rejected(Rejected::Unexpected))));
+            Pair::transmit(&mut pair.client, &mut pair.to_server);
+            assert!(pair.to_server.is_empty(), "{message:?}");
+        }
+    }
+    assert!(pair.client.is_under_way(call));
+}
+
+/// Host authentication that opens with as much as it may.
+#[derive(Clone, Debug)]
+struct Longest;
+
+impl Mechanism for Longest {
+    fn begin(&self, _: Role) -> Box<dyn Handshake> {
+        Box::new(self.clone())
+    }
+}
+
+impl Handshake for Longest {
+    fn step(&mut self, _: Option<&[u8]>) -> Step {
+        Step::Continue(vec![0; MAX_OPENING])
+    }
+}
+
+/// Version 2 §4.3.3.
+#[test]
+fn the_first_message_has_at_most_1024_bytes_with_the_longest_opening() {
+    let auth = AuthPolicy::Optional(Arc::new(Longest));
+    let mut client = Connection::new(ConnConfig { auth, ..config(Scheme::V2Windowed, false) });
+    assert_eq!(client.poll_transmit(true), Some(Outgoing::Connprop));
+    let mut buf = vec![0; 8192];
+    let start = client.emit_before(Outgoing::Connprop, &Form::default(), true, &mut buf, 8192).unwrap();
+    let message = &buf[start..];
+    assert!(message.len() <= FIRST_MESSAGE_LEN, "{} bytes", message.len());
+    // The opening is in it, whole.
+    let view = View::check(message, Revision::Ietf00).unwrap();
+    assert!(message.len() > MAX_OPENING && !view.flags().contains(Flags::MORE));
 }
 
 #[test]
