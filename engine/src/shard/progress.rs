@@ -134,7 +134,9 @@ impl Progress {
             (self.grant.waited(owed.ungranted.then_some(owed.sends), passed), Stall::Grant),
             (self.message.waited(owed.half_sent, passed), Stall::Message),
         ];
-        waits.into_iter().max_by_key(|wait| wait.0).unwrap_or((0, Stall::Sends))
+        // Of those that have waited equally long the first is the cause: what a Read brings may not complete before the
+        // Sends that were posted before it.
+        waits.into_iter().rev().max_by_key(|wait| wait.0).unwrap_or((0, Stall::Sends))
     }
 
     /// How long it takes to hear of the Send that must leave next.
@@ -289,6 +291,14 @@ mod tests {
         assert_eq!(look(&mut progress, reads(2), 5), (5, Stall::Reads), "the third is awaited");
         assert_eq!(look(&mut progress, reads(3), 5).0, 0);
         assert!(!progress.is_owed());
+    }
+
+    #[test]
+    fn whoever_takes_nothing_is_told_so() {
+        let mut progress = Progress::default();
+        let owed = Owed { sends: 1, fetches: 1, ..Owed::default() };
+        look(&mut progress, owed, 1);
+        assert_eq!(look(&mut progress, owed, 5), (5, Stall::Sends), "the Read stands behind the Send");
     }
 
     #[test]
