@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::place;
 use rpcrdma::Address;
 use rpcrdma::fabric::any::AnyFabric;
+use rpcrdma::fabric::software::SoftwareFabric;
 use rpcrdma::fabric::{
     Access, Completion, ConnectParams, ControlEvent, Fabric, Opcode, Posting, QpId, RemoteMemory, Source, Status,
     WorkRequest,
@@ -238,13 +239,24 @@ impl<F: Fabric> RawPeer<F> {
 
     /// Takes what there is.
     pub fn turn(&mut self) {
-        let mut events = Vec::new();
-        self.fabric.poll_control(&mut events);
+        self.take(64);
+        self.control();
+    }
+
+    /// Takes so many completions at most; how many there were.
+    pub fn take(&mut self, most: usize) -> usize {
         let mut completions = Vec::new();
-        self.fabric.poll_cq(&mut completions, 64);
+        let count = self.fabric.poll_cq(&mut completions, most);
         for completion in completions {
             self.complete(completion);
         }
+        count
+    }
+
+    /// Takes what becomes of the connection.
+    pub fn control(&mut self) {
+        let mut events = Vec::new();
+        self.fabric.poll_control(&mut events);
         for event in events {
             let reason = match event {
                 ControlEvent::Established { private_data, .. } => {
@@ -433,6 +445,13 @@ impl<F: Fabric> RawPeer<F> {
     /// Leaves in order.
     pub fn leave(mut self) {
         self.fabric.disconnect(self.qp);
+    }
+}
+
+impl RawPeer<SoftwareFabric> {
+    /// Says that a message of any length is there, and writes nothing of it.
+    pub fn announce(&mut self, len: u32) {
+        self.fabric.announce(self.qp, len);
     }
 }
 

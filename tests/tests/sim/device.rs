@@ -61,11 +61,11 @@ impl Kind {
         }
     }
 
-    /// A device for somebody who keeps to no rule.
-    pub(crate) fn bare(self, seed: u64) -> Medium {
+    /// A device that nothing happens to, and whose own time limits do not matter.
+    pub(crate) fn bare(self, iwarp: IwarpConfig, seed: u64) -> Medium {
         let config =
             SoftwareConfig { linger: HOUR, handshake_timeout: HOUR, retry_timeout: HOUR, ..SoftwareConfig::default() };
-        self.open(&config, IwarpConfig::default(), seed)
+        self.open(&config, iwarp, seed)
     }
 
     fn open(self, software: &SoftwareConfig, iwarp: IwarpConfig, seed: u64) -> Medium {

@@ -2,6 +2,7 @@
 //! connections is their own business, as long as nobody else notices.
 
 use rpcrdma::Address;
+use rpcrdma::fabric::iwarp::IwarpConfig;
 use rpcrdma::fabric::{Access, RemoteMemory};
 use rpcrdma::wire::properties::{Properties, ReverseSupport};
 use rpcrdma::wire::{
@@ -61,7 +62,7 @@ impl Mind {
 
     /// A device, for one life.
     fn device(&self, lives: usize) -> Medium {
-        self.kind.bare(self.seed | lives as u64)
+        self.kind.bare(IwarpConfig::default(), self.seed | lives as u64)
     }
 
     fn listen(&self, address: &Address, lives: usize) -> State {

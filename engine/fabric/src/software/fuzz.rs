@@ -130,12 +130,9 @@ impl Peer {
         false
     }
 
-    /// Says that a message of any length is there, where the next one is due, and writes nothing of it.
+    /// See [`SoftwareFabric::announce`].
     pub fn announce(&self, len: u32) {
-        let (ring, at) = (self.rings.tx(), self.producer.sent());
-        let (first, second) = Header::message(len, None, 0).words();
-        ring.word(at + 8).set(second);
-        ring.word(at).publish(first);
+        announce(&self.rings, &self.producer, len, 0);
     }
 
     /// Where the peer says how far it has come, in [`Part::Rings`]: a word, and behind it one that is not
@@ -143,6 +140,23 @@ impl Peer {
     pub fn report(&self) -> usize {
         size_of::<Line>() * self.layout.report(Side::Connector)
     }
+}
+
+impl SoftwareFabric {
+    /// As a hostile peer: says that a message of any length is there, where the next one is due, and writes nothing of
+    /// it.
+    pub fn announce(&mut self, qp: QpId, len: u32) {
+        if let Some(qp) = self.table.get(qp) {
+            announce(&qp.ring, &qp.tx, len, qp.rx.taken());
+        }
+    }
+}
+
+fn announce(rings: &PeerRings, producer: &Producer, len: u32, head: u64) {
+    let (ring, at) = (rings.tx(), producer.sent());
+    let (first, second) = Header::message(len, None, head).words();
+    ring.word(at + 8).set(second);
+    ring.word(at).publish(first);
 }
 
 impl Default for Peer {

@@ -1,5 +1,5 @@
-//! Peers that withhold: one server, and peers who say what is right when they please, in simulated time, over the
-//! endpoints of iWARP. One seed is one run.
+//! Peers that withhold: one server, and peers who say what is right when they please, in simulated time. One seed is
+//! one run: the even ones over the endpoints of iWARP, the odd ones over the software fabric.
 //!
 //! What must hold after every step, whatever the others do:
 //!
@@ -11,8 +11,12 @@
 //! - the lines that peers cause in the log are bounded;
 //! - and when they have gone, everything is home.
 
+mod endpoint;
 mod grammar;
 mod peer;
+mod ring;
+mod service;
+mod wire;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,12 +24,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rpcrdma::Config;
-use rpcrdma::fabric::iwarp::memory::MemoryFabric;
-use rpcrdma::fabric::{Fabric, FabricAddress};
+use rpcrdma::fabric::iwarp::{Crc, FpduSize};
 use rpcrdma::shard::{Shard, SimulatedTime};
-use rpcrdma_tests::{Random, services_with, shard_leak, small};
+use rpcrdma::{Address, Config};
+use rpcrdma_tests::{Random, shard_leak, small};
 
+use crate::device::{Kind, Medium, listener};
 use grammar::Conduct;
 use peer::Peer;
 
@@ -88,12 +92,13 @@ impl log::Log for Counter {
 
 struct World {
     seed: u64,
+    kind: Kind,
     /// Says what happens.
     trace: bool,
     time: SimulatedTime,
     random: Random,
-    shard: Shard<MemoryFabric>,
-    address: FabricAddress,
+    shard: Shard<Medium>,
+    address: Address,
     peers: Vec<Peer>,
     witness: Peer,
     /// How long a call of the witness may take.
@@ -103,8 +108,13 @@ struct World {
 impl World {
     fn new(seed: u64) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("conduct-{}", NEXT.fetch_add(1, Ordering::Relaxed));
-        let address = FabricAddress(name.clone());
+        let kind = match seed % 2 {
+            0 => Kind::Endpoint(Crc::Never, FpduSize::Segment),
+            _ => Kind::Software,
+        };
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let address = format!("{}:conduct-{}-{number}", kind.scheme(), std::process::id());
+        let address: Address = address.parse().expect("a name");
         let mut random = Random::new(seed);
         let config = Config {
             bulk_buffers: vec![(CHUNK, BUFFERS)],
@@ -114,28 +124,31 @@ impl World {
             // Whoever takes no replies is let go by the engine, not by its own device.
             ..small()
         };
-        let fabric = MemoryFabric::new(config.iwarp(), seed).expect("a device");
-        let mut shard =
-            Shard::open(fabric, config, Some(Arc::new(services_with(4096, CHUNK, false)))).expect("a shard");
+        let fabric = kind.bare(config.iwarp(), seed);
+        let mut shard = Shard::open(fabric, config, Some(Arc::new(service::services()))).expect("a shard");
         let time = SimulatedTime::new();
         shard.simulate(&time);
-        let listener = MemoryFabric::bind(&address).expect("a free address");
-        shard.listen(&listener).expect("it listens");
+        shard.listen(&listener(&address)).expect("it listens");
         let siege = random.once_in(3);
         let hosts = 1 + random.below(2 * HOSTS);
         let count = if siege { 4 + random.below(12) } else { 1 + random.below(6) };
         let mut there = BTreeSet::new();
         let peers = (1..=count as u32).map(|mark| {
-            let conduct = Conduct::draw(&mut random, siege);
+            let conduct = Conduct::draw(&mut random, kind, siege);
             // Whoever is honest shares its host with nobody, or it would share the blame.
             let host = if conduct.is_honest() { 100 + mark as usize } else { 1 + random.below(hosts) };
             there.insert(host);
-            Peer::new(conduct, mark, host, None, seed)
+            Peer::new(kind, conduct, mark, host, None, seed)
         });
         let peers: Vec<_> = peers.collect();
-        let witness = Peer::new(Conduct::Fast, 100, 200, Some(1), seed);
-        let bound = if there.len() <= HOSTS { SOON } else { BOUND };
-        Self { seed, trace: traced(), time, random, shard, address, peers, witness, bound }
+        if traced() {
+            peers.iter().for_each(|peer| println!("{}", peer.told()));
+        }
+        let witness = Peer::new(kind, Conduct::Fast, 100, 200, Some(1), seed);
+        // Peers of the software fabric have no host: each connection has a share.
+        let hosts = if kind == Kind::Software { peers.len() } else { there.len() };
+        let bound = if hosts <= HOSTS { SOON } else { BOUND };
+        Self { seed, kind, trace: traced(), time, random, shard, address, peers, witness, bound }
     }
 
     fn now(&self) -> Duration {
@@ -203,6 +216,9 @@ impl World {
             ("connections made", connections),
             ("connections ended", ended),
             ("connections ended for what is owed", stalled),
+            ("runs over the software fabric", u64::from(matches!(self.kind, Kind::Software))),
+            ("calls with an XID of another", all().map(|peer| peer.fate.reused).sum()),
+            ("calls made again", all().map(|peer| peer.fate.again).sum()),
             ("calls that waited for memory", self.shard.stats().memory_waits),
         ];
         tally.extend(counts);
@@ -224,6 +240,7 @@ const COVERED: &[&str] = &[
     "peers that are too slow",
     "peers that answer no Reads",
     "peers that answer no Reads, and say that they are there",
+    "peers that grant nothing",
     "peers that trickle",
     "peers that take nothing",
     "peers that stop",
@@ -231,6 +248,8 @@ const COVERED: &[&str] = &[
     "peers that come and go",
     "connections ended for what is owed",
     "calls that waited for memory",
+    "calls with an XID of another",
+    "calls made again",
 ];
 
 #[test]

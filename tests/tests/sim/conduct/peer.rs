@@ -1,32 +1,25 @@
-//! A client of version 1 on a connection of iWARP, made of nothing but the wire formats: what it says is right, and its
-//! [`Conduct`] says when.
+//! A client that is made of nothing but the wire formats: what it says is right, and its [`Conduct`] says when.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use rpcrdma::fabric::FabricAddress;
-use rpcrdma::fabric::iwarp::memory::BareEnd;
-use rpcrdma::fabric::iwarp::wire::{
-    Enhanced, Kind, Opcode, Place, QUEUE_SEND, ReadRequest, Reader, Segment as Ddp, Setup, Step, fpdu_len,
-};
-use rpcrdma::wire::{Body, Chunks, Flags, Header, ReadSegment, Revision, Segment, Version, View, ViewBody, WriteList};
+use rpcrdma::Address;
+use rpcrdma::wire::{ReadSegment, Revision, View, ViewBody};
 use rpcrdma_tests::{ECHO, LOAD, PROGRAM, Random, STORE, VERSION, call_bytes, pattern, patterned};
 
 use super::grammar::Conduct;
+use super::service::KEEP;
+use super::wire::{Asked, News, Wire};
 use super::{CHUNK, PROGRESS};
+use crate::device::Kind;
 
-/// Bytes of payload in a segment, as on a path with Ethernet's MTU.
-const PART: usize = 1400;
 /// Bytes of an RPC call header without credential (RFC 5531 §9).
 const CALL_HEADER: u32 = 40;
 /// Calls that one has under way.
 const DEPTH: usize = 8;
 
-/// RDMA Reads that it takes at a time.
-const READS: u16 = 16;
-
 /// A call that is under way.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Call {
     procedure: u32,
     seed: u32,
@@ -49,12 +42,17 @@ pub(super) struct Fate {
     pub(super) ended: u64,
     /// Connections that were made.
     pub(super) connections: u64,
+    /// Calls that it made with the XID of an earlier one, of as many other bytes.
+    pub(super) reused: u64,
+    /// Calls that it made again, as their connection was lost.
+    pub(super) again: u64,
 }
 
 /// See the page of this module.
 pub(super) struct Peer {
     pub(super) conduct: Conduct,
     pub(super) fate: Fate,
+    kind: Kind,
     host: String,
     /// What its data begins with: no other's does.
     mark: u32,
@@ -64,27 +62,23 @@ pub(super) struct Peer {
     line: Option<Line>,
     /// When it connects again.
     again: Duration,
+    /// XID and length of the last call of [`KEEP`] that was answered.
+    kept: Option<(u32, usize)>,
+    /// Calls of [`KEEP`] that were not answered when their connection was lost.
+    unanswered: Vec<(u32, Call)>,
 }
 
 /// One connection.
 struct Line {
-    end: BareEnd,
+    wire: Wire,
     began: Duration,
-    up: bool,
-    reader: Reader,
-    segment: Option<Ddp>,
-    /// Payload of the segment that is coming.
-    payload: Vec<u8>,
-    /// Of the message that is coming.
-    message: Vec<u8>,
-    out: VecDeque<u8>,
-    msn: u32,
     calls: BTreeMap<u32, Call>,
-    /// Calls that it may have under way (RFC 8166 §3.3.1): one, until the server has said more.
+    /// Of version 1: calls that it may have under way (RFC 8166 §3.3.1): one, until the server has said more.
     credits: usize,
+    answered: bool,
     /// Bytes that may come and go.
     may: [f64; 2],
-    /// When the last RDMA Write of no bytes went out.
+    /// When it last said that it is there.
     nudged: Duration,
     /// Since when it has owed the answer to an RDMA Read.
     owes: Option<Duration>,
@@ -92,20 +86,27 @@ struct Line {
     mute: bool,
 }
 
-/// One FPDU, without a CRC.
-fn fpdu(out: &mut VecDeque<u8>, segment: Ddp, payload: &[u8]) {
-    let header = segment.encode(payload.len());
-    out.extend(header.iter().chain(payload));
-    let ulpdu = header.len() - 2 + payload.len();
-    out.extend(std::iter::repeat_n(0, fpdu_len(ulpdu) - 2 - ulpdu));
-}
-
 impl Peer {
-    pub(super) fn new(conduct: Conduct, mark: u32, host: usize, depth: Option<usize>, seed: u64) -> Self {
-        let host = format!("192.0.2.{host}:{}", 1000 + mark);
-        let random = Random::new(seed ^ u64::from(mark) << 32);
-        let (fate, depth) = (Fate::default(), depth.unwrap_or(DEPTH));
-        Self { conduct, fate, host, mark, depth, random, next: 1, line: None, again: Duration::ZERO }
+    pub(super) fn new(kind: Kind, conduct: Conduct, mark: u32, host: usize, depth: Option<usize>, seed: u64) -> Self {
+        Self {
+            conduct,
+            fate: Fate::default(),
+            kind,
+            host: format!("192.0.2.{host}:{}", 1000 + mark),
+            mark,
+            depth: depth.unwrap_or(DEPTH),
+            random: Random::new(seed ^ u64::from(mark) << 32),
+            next: 1,
+            line: None,
+            again: Duration::ZERO,
+            kept: None,
+            unanswered: Vec::new(),
+        }
+    }
+
+    /// Who it is, and what it does.
+    pub(super) fn told(&self) -> String {
+        format!("{}: {:?}", self.host, self.conduct)
     }
 
     /// Calls that are under way.
@@ -121,11 +122,15 @@ impl Peer {
 
     /// Leaves without a word.
     pub(super) fn leave(&mut self) {
-        self.line = None;
+        if let Some(mut line) = self.line.take() {
+            self.fate.ended += u64::from(line.wire.is_over());
+            let calls = line.calls.into_iter().filter(|(_, call)| call.procedure == KEEP);
+            self.unanswered.extend(calls);
+        }
     }
 
     /// What it does at this time, so long after the last; `busy`: it begins calls.
-    pub(super) fn turn(&mut self, address: &FabricAddress, now: Duration, passed: Duration, busy: bool) {
+    pub(super) fn turn(&mut self, address: &Address, now: Duration, passed: Duration, busy: bool) {
         if self.line.is_none() && busy && now >= self.again {
             self.connect(address, now);
         }
@@ -135,18 +140,16 @@ impl Peer {
             return self.leave();
         }
         // What does not move now may not move all the faster later.
-        let more = self.conduct.bytes_in(passed);
-        line.may = line.may.map(|may| (may + more).min(more.max(1.0) * 2.0));
-        if !line.up {
-            match line.end.reply() {
-                Some(reply) if !reply.reject => line.up = true,
-                Some(_) => return self.lost(now),
-                None if line.end.is_over() => return self.lost(now),
-                None => return,
-            }
+        let (more, unit) = (self.conduct.bytes_in(passed), line.wire.unit());
+        line.may = line.may.map(|may| (may + more).min(more.max(unit) * 2.0));
+        if line.wire.is_over() {
+            return self.lost(now);
+        }
+        if !line.wire.is_up() {
+            return;
         }
         self.receive(now);
-        if self.line.as_ref().is_some_and(|line| line.end.is_over()) {
+        if self.line.as_mut().is_some_and(|line| line.wire.is_over()) {
             return self.lost(now);
         }
         self.begin_calls(now, busy);
@@ -154,37 +157,14 @@ impl Peer {
         self.check_owed(now);
     }
 
-    fn connect(&mut self, address: &FabricAddress, now: Duration) {
-        let request = Setup {
-            kind: Kind::Request,
-            revision: 2,
-            markers: false,
-            crc: false,
-            reject: false,
-            enhanced: Some(Enhanced {
-                ird: READS,
-                ord: READS,
-                peer_to_peer: false,
-                rtr_send: false,
-                rtr_write: false,
-                rtr_read: false,
-            }),
-            private_data: Vec::new(),
-        };
-        let end = BareEnd::connect(address, &self.host, request).expect("the server listens");
+    fn connect(&mut self, address: &Address, now: Duration) {
         self.fate.connections += 1;
         self.line = Some(Line {
-            end,
+            wire: Wire::connect(self.kind, self.conduct, address, &self.host, &mut self.random),
             began: now,
-            up: false,
-            reader: Reader::new(false),
-            segment: None,
-            payload: Vec::new(),
-            message: Vec::new(),
-            out: VecDeque::new(),
-            msn: 1,
             calls: BTreeMap::new(),
             credits: 1,
+            answered: false,
             may: [0.0; 2],
             nudged: now,
             owes: None,
@@ -194,182 +174,184 @@ impl Peer {
 
     /// The server has ended the connection.
     fn lost(&mut self, now: Duration) {
-        assert!(!self.conduct.is_honest(), "{}, {:?}, was ended", self.host, self.conduct);
-        self.fate.ended += 1;
+        assert!(!self.conduct.is_honest(), "{} was ended", self.told());
         self.again = now + Duration::from_millis(self.random.below(1500) as u64);
-        self.line = None;
+        self.leave();
+    }
+
+    fn has_stopped(&self, now: Duration) -> bool {
+        let began = self.line.as_ref().map_or(now, |line| line.began);
+        matches!(self.conduct, Conduct::Stops(at) if now >= began + at)
     }
 
     /// Takes what has come.
     fn receive(&mut self, now: Duration) {
-        let Some(line) = &mut self.line else { return };
-        let stopped = matches!(self.conduct, Conduct::Stops(at) if now >= line.began + at);
         let deaf = self.conduct == Conduct::TakesNothing && self.fate.answered > 3;
-        if stopped || deaf {
+        if self.has_stopped(now) || deaf {
             return;
         }
-        let bytes = line.end.receive(line.may[0] as usize);
-        line.may[0] -= bytes.len() as f64;
-        let mut input = &bytes[..];
-        loop {
-            let Some(line) = &mut self.line else { return };
-            match line.reader.step(&mut input).expect("the server keeps to the rules") {
-                None => return,
-                Some(Step::Segment { segment, .. }) => (line.segment, line.payload) = (Some(segment), Vec::new()),
-                Some(Step::Payload(bytes)) => line.payload.extend_from_slice(bytes),
-                Some(Step::End) => {
-                    let segment = line.segment.take().expect("it has begun");
-                    let payload = std::mem::take(&mut line.payload);
-                    self.take_segment(segment, &payload, now);
+        let Some(line) = &mut self.line else { return };
+        let mut news = Vec::new();
+        line.may[0] -= line.wire.receive(line.may[0].max(0.0) as usize, &mut news) as f64;
+        for news in news {
+            match news {
+                News::Message(message) => self.answered(&message, now),
+                News::Written { handle, offset, bytes } => self.written(handle, offset, &bytes),
+                News::Asked(asked) => self.asked(&asked, now),
+                News::Fault => {
+                    assert!(!self.conduct.is_honest(), "{} is told of a fault", self.told());
                 }
             }
         }
     }
 
-    fn take_segment(&mut self, segment: Ddp, payload: &[u8], now: Duration) {
+    /// Nothing of what is written may be another's, and it goes where a call has room for it.
+    fn written(&mut self, handle: u32, offset: u64, bytes: &[u8]) {
         let Some(line) = &mut self.line else { return };
-        match (segment.opcode, segment.place) {
-            (Opcode::Send { .. }, _) => {
-                line.message.extend_from_slice(payload);
-                if segment.last {
-                    let message = std::mem::take(&mut line.message);
-                    self.answered(&message, now);
-                }
-            }
-            // The server asks whether it is there.
-            (Opcode::Write, _) if payload.is_empty() => {}
-            (Opcode::Write, Place::Tagged { stag, offset }) => {
-                // Nothing of it may be another's, and it goes where a call has room for it.
-                let call = line.calls.get_mut(&stag).expect("memory that was shown");
-                assert_eq!(offset as usize, call.written.len(), "it is written in order");
-                call.written.extend_from_slice(payload);
-                assert!(call.written.len() <= call.len, "beyond the memory that was shown");
-            }
-            (Opcode::ReadRequest, _) => {
-                let request = ReadRequest::decode(payload.try_into().expect("its length"));
-                if matches!(self.conduct, Conduct::AnswersNoReads(_)) {
-                    line.owes.get_or_insert(now);
-                    return;
-                }
-                let data = &line.calls[&request.source_stag].data;
-                let data = &data[request.source_offset as usize..][..request.len as usize];
-                for (n, part) in data.chunks(PART).enumerate() {
-                    let place =
-                        Place::Tagged { stag: request.sink_stag, offset: request.sink_offset + (n * PART) as u64 };
-                    let last = (n + 1) * PART >= data.len();
-                    fpdu(&mut line.out, Ddp { opcode: Opcode::ReadResponse, last, place }, part);
-                }
-            }
-            (Opcode::Terminate, _) => {
-                assert!(!self.conduct.is_honest(), "{}, {:?}, is told of a fault", self.host, self.conduct);
-            }
-            (opcode, place) => panic!("{opcode:?} to {place:?}"),
+        let call = line.calls.get_mut(&handle).expect("memory that was shown");
+        assert_eq!(offset as usize, call.written.len(), "it is written in order");
+        call.written.extend_from_slice(bytes);
+        assert!(call.written.len() <= call.len, "beyond the memory that was shown");
+    }
+
+    fn asked(&mut self, asked: &Asked, now: Duration) {
+        let Some(line) = &mut self.line else { return };
+        if matches!(self.conduct, Conduct::AnswersNoReads(_)) {
+            line.owes.get_or_insert(now);
+            return;
         }
+        let data = &line.calls[&asked.handle].data;
+        line.wire.answer(asked, &data[asked.offset as usize..][..asked.len as usize]);
     }
 
     /// A reply has come: it must be that of a call, and have its own data.
     fn answered(&mut self, message: &[u8], now: Duration) {
         let Some(line) = &mut self.line else { return };
         let view = View::check(message, Revision::default()).expect("a message");
-        line.credits = view.credit() as usize;
-        let call = line.calls.remove(&view.xid()).expect("a call that was not answered");
+        let Some(mut call) = line.calls.remove(&view.xid()) else {
+            // Whoever says that a message is there may be told what the server thinks of it. It may be an old one of
+            // its own; never one of another.
+            let own = matches!(view.body(), ViewBody::Error(_)) || view.xid() >> 16 == self.mark;
+            return assert!(line.mute && own, "a reply to a call that was not made: {view}");
+        };
+        (line.credits, line.answered) = (view.credit() as usize, true);
+        if let Some(written) = line.wire.hide(view.xid(), call.len) {
+            call.written = written;
+        }
         if matches!(view.body(), ViewBody::Error(_)) {
             // A host whose calls crowd the server is told so.
-            return assert!(!self.conduct.is_honest(), "{}, {:?}, is refused: {view}", self.host, self.conduct);
+            return assert!(!self.conduct.is_honest(), "{} is refused: {view}", self.told());
         }
         // XID, REPLY, accepted, no verifier, success (RFC 5531 §9).
         let results = &view.payload()[24..];
         match call.procedure {
             ECHO => assert!(results.len() == call.len && patterned(call.seed, &results[4..]), "another's bytes"),
             STORE => assert_eq!(results, (call.len as u32).to_be_bytes(), "other bytes were read"),
-            _ => assert!(call.written.len() == call.len && patterned(call.seed, &call.written), "another's bytes"),
+            LOAD => assert!(call.written.len() == call.len && patterned(call.seed, &call.written), "another's bytes"),
+            _ => {
+                assert_eq!(results, call.seed.to_be_bytes(), "the reply to another call");
+                self.kept = Some((view.xid(), call.len));
+            }
         }
         self.fate.answered += 1;
         self.fate.slowest = self.fate.slowest.max(now - call.began);
     }
 
+    /// The next call, and its XID.
+    fn draw_call(&mut self, now: Duration) -> (u32, Call) {
+        if let Some((xid, call)) = self.unanswered.pop() {
+            self.fate.again += 1;
+            return (xid, Call { began: now, written: Vec::new(), ..call });
+        }
+        let seed = self.mark << 16 | self.next;
+        self.next += 1;
+        let procedure = match self.conduct {
+            // It has more than one call under way when it has had one answer.
+            _ if self.line.as_ref().is_some_and(|line| !line.answered) => ECHO,
+            Conduct::AnswersNoReads(_) => STORE,
+            _ => [ECHO, STORE, STORE, LOAD, KEEP][self.random.below(5)],
+        };
+        let (xid, len) = match (procedure, self.kept) {
+            // A message without private data has at most 1024 bytes (RFC 8797).
+            (ECHO, _) => (seed, 8 + 4 * self.random.below(200)),
+            (KEEP, Some((xid, len))) if self.random.once_in(2) => {
+                (self.fate.reused, self.kept) = (self.fate.reused + 1, None);
+                (xid, len)
+            }
+            _ => (seed, 4 * (1 + self.random.below(CHUNK / 4))),
+        };
+        let mut data = Vec::new();
+        if procedure == KEEP {
+            data.extend(seed.to_be_bytes());
+        }
+        if matches!(procedure, STORE | KEEP) {
+            let head = data.len();
+            data.resize(len, 0);
+            pattern(seed, &mut data[head..]);
+        }
+        (xid, Call { procedure, seed, len, began: now, written: Vec::new(), data })
+    }
+
     fn begin_calls(&mut self, now: Duration, busy: bool) {
-        let Some(line) = &mut self.line else { return };
-        let stopped = matches!(self.conduct, Conduct::Stops(at) if now >= line.began + at);
-        while busy && !stopped && line.calls.len() < self.depth.min(line.credits) {
-            let xid = self.mark << 16 | self.next;
-            self.next += 1;
-            let procedure = match self.conduct {
-                // It has more than one call under way when it has had one answer.
-                _ if line.credits == 1 => ECHO,
-                Conduct::AnswersNoReads(_) => STORE,
-                _ => [ECHO, STORE, STORE, LOAD][self.random.below(4)],
-            };
-            let len = match procedure {
-                // A message without private data has at most 1024 bytes (RFC 8797).
-                ECHO => 8 + 4 * self.random.below(200),
-                _ => 4 * (1 + self.random.below(CHUNK / 4)),
-            };
-            let mut call = Call { procedure, seed: xid, len, began: now, written: Vec::new(), data: Vec::new() };
-            let target = Segment { handle: xid, length: len as u32, offset: 0 };
-            let (mut reads, mut writes, mut args) = (Vec::new(), Vec::new(), xid.to_be_bytes().to_vec());
-            match procedure {
+        let stopped = self.has_stopped(now);
+        loop {
+            let Some(line) = &self.line else { return };
+            let under_way = line.calls.len();
+            if !busy || stopped || line.mute || under_way >= self.depth || line.wire.room(under_way, line.credits) == 0
+            {
+                return;
+            }
+            let (xid, call) = self.draw_call(now);
+            let Some(line) = &mut self.line else { return };
+            let (mut reads, mut writes) = (Vec::new(), Vec::new());
+            let args = match call.procedure {
                 ECHO => {
-                    args.resize(len, 0);
-                    pattern(xid, &mut args[4..]);
+                    let mut args = vec![0; call.len];
+                    args[..4].copy_from_slice(&call.seed.to_be_bytes());
+                    pattern(call.seed, &mut args[4..]);
+                    args
                 }
-                STORE => {
-                    call.data = vec![0; len];
-                    pattern(xid, &mut call.data);
+                STORE | KEEP => {
+                    let target = line.wire.show(xid, &call.data, call.len);
+                    // What says which call it is of those of KEEP is its data alone.
+                    let head = if call.procedure == STORE { call.seed } else { self.mark };
                     reads.push(ReadSegment { position: CALL_HEADER + 4, target });
+                    head.to_be_bytes().to_vec()
                 }
                 _ => {
-                    args.extend((len as u32).to_be_bytes());
-                    writes.push(target);
+                    writes.push(line.wire.show(xid, &[], call.len));
+                    [call.seed, call.len as u32].map(u32::to_be_bytes).concat()
                 }
-            }
-            let rpc = call_bytes(xid, PROGRAM, VERSION, procedure, &args);
-            let counts: &[u32] = if writes.is_empty() { &[] } else { &[1] };
-            let writes = WriteList { counts, segments: &writes };
-            let body = Body::Msg(Chunks { reads: &reads, writes, ..Chunks::NONE });
-            let header = Header { xid, credit: 32, received: None, flags: Flags::NONE, body };
-            let mut message = vec![0; header.encoded_len(Version::V1, Revision::default())];
-            header.emit(&mut message, Version::V1, Revision::default()).expect("as long as it says");
-            message.extend(rpc);
-            let parts = message.chunks(PART).count();
-            for (n, part) in message.chunks(PART).enumerate() {
-                let place = Place::Untagged { queue: QUEUE_SEND, msn: line.msn, offset: (n * PART) as u32 };
-                let opcode = Opcode::Send { invalidate: None, solicited: false };
-                fpdu(&mut line.out, Ddp { opcode, last: n + 1 == parts, place }, part);
-            }
-            line.msn += 1;
+            };
+            let rpc = call_bytes(xid, PROGRAM, VERSION, call.procedure, &args);
+            line.wire.call(xid, &reads, &writes, &rpc);
             line.calls.insert(xid, call);
         }
     }
 
     fn send(&mut self, now: Duration) {
+        let stopped = self.has_stopped(now);
         let Some(line) = &mut self.line else { return };
-        if let Conduct::AnswersNoReads(Some(each)) = self.conduct
-            && now >= line.nudged + each
-        {
-            line.nudged = now;
-            let place = Place::Tagged { stag: 0, offset: 0 };
-            fpdu(&mut line.out, Ddp { opcode: Opcode::Write, last: true, place }, &[]);
-        }
-        let mut most = line.may[1] as usize;
         match self.conduct {
-            Conduct::Stops(at) if now >= line.began + at => return,
-            Conduct::Halves(at, bytes) if now >= line.began + at => {
-                if std::mem::replace(&mut line.mute, true) {
-                    return;
-                }
-                most = bytes;
+            Conduct::AnswersNoReads(Some(each)) if now >= line.nudged + each => {
+                line.nudged = now;
+                line.wire.nudge();
+            }
+            Conduct::GrantsNothing if line.answered => line.wire.grant_nothing(),
+            Conduct::Halves(at, bytes) if now >= line.began + at && !line.mute => {
+                line.mute = true;
+                line.wire.halve(bytes);
             }
             _ => {}
         }
-        let before = line.out.len();
-        line.end.send(&mut line.out, most);
-        line.may[1] -= (before - line.out.len()) as f64;
+        if !stopped && !line.mute {
+            line.may[1] -= line.wire.send(line.may[1].max(0.0) as usize) as f64;
+        }
     }
 
     /// Whoever answers no Reads holds memory: for no longer than is said. What it says in place of that pays for little.
     fn check_owed(&self, now: Duration) {
         let since = self.line.as_ref().and_then(|line| line.owes).unwrap_or(now);
-        assert!(now - since < 2 * PROGRESS, "{}, {:?}, holds memory for ever", self.host, self.conduct);
+        assert!(now - since < 2 * PROGRESS, "{} holds memory for ever", self.told());
     }
 }

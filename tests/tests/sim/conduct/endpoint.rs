@@ -1,0 +1,165 @@
+//! The iWARP end of a peer's connection, made of nothing but the wire format.
+
+use std::collections::VecDeque;
+
+use rpcrdma::fabric::FabricAddress;
+use rpcrdma::fabric::iwarp::memory::BareEnd;
+use rpcrdma::fabric::iwarp::wire::{
+    Enhanced, Kind, Opcode, Place, QUEUE_SEND, ReadRequest, Reader, Segment as Ddp, Setup, Step, fpdu_len,
+};
+use rpcrdma::wire::{Body, Chunks, Flags, Header, ReadSegment, Revision, Segment, Version, WriteList};
+
+use super::wire::{Asked, News};
+
+/// Bytes of payload in a segment, as on a path with Ethernet's MTU.
+const PART: usize = 1400;
+/// RDMA Reads that it takes at a time.
+const READS: u16 = 16;
+
+/// See the page of this module.
+pub(super) struct Endpoint {
+    end: BareEnd,
+    up: bool,
+    refused: bool,
+    reader: Reader,
+    segment: Option<Ddp>,
+    /// Payload of the segment that is coming.
+    payload: Vec<u8>,
+    /// Of the message that is coming.
+    message: Vec<u8>,
+    out: VecDeque<u8>,
+    msn: u32,
+}
+
+/// One FPDU, without a CRC.
+fn fpdu(out: &mut VecDeque<u8>, segment: Ddp, payload: &[u8]) {
+    let header = segment.encode(payload.len());
+    out.extend(header.iter().chain(payload));
+    let ulpdu = header.len() - 2 + payload.len();
+    out.extend(std::iter::repeat_n(0, fpdu_len(ulpdu) - 2 - ulpdu));
+}
+
+impl Endpoint {
+    pub(super) fn connect(address: &FabricAddress, host: &str) -> Self {
+        let request = Setup {
+            kind: Kind::Request,
+            revision: 2,
+            markers: false,
+            crc: false,
+            reject: false,
+            enhanced: Some(Enhanced {
+                ird: READS,
+                ord: READS,
+                peer_to_peer: false,
+                rtr_send: false,
+                rtr_write: false,
+                rtr_read: false,
+            }),
+            private_data: Vec::new(),
+        };
+        Self {
+            end: BareEnd::connect(address, host, request).expect("the server listens"),
+            up: false,
+            refused: false,
+            reader: Reader::new(false),
+            segment: None,
+            payload: Vec::new(),
+            message: Vec::new(),
+            out: VecDeque::new(),
+            msn: 1,
+        }
+    }
+
+    pub(super) fn is_up(&mut self) -> bool {
+        if !self.up
+            && let Some(reply) = self.end.reply()
+        {
+            (self.up, self.refused) = (!reply.reject, reply.reject);
+        }
+        self.up
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.refused || self.end.is_over()
+    }
+
+    /// Takes so many bytes at most; says how many, and what came.
+    pub(super) fn receive(&mut self, most: usize, news: &mut Vec<News>) -> usize {
+        let bytes = self.end.receive(most);
+        let mut input = &bytes[..];
+        while let Some(step) = self.reader.step(&mut input).expect("the server keeps to the rules") {
+            match step {
+                Step::Segment { segment, .. } => (self.segment, self.payload) = (Some(segment), Vec::new()),
+                Step::Payload(bytes) => self.payload.extend_from_slice(bytes),
+                Step::End => news.extend(self.take_segment()),
+            }
+        }
+        bytes.len()
+    }
+
+    fn take_segment(&mut self) -> Option<News> {
+        let segment = self.segment.take().expect("it has begun");
+        let payload = std::mem::take(&mut self.payload);
+        match (segment.opcode, segment.place) {
+            (Opcode::Send { .. }, _) => {
+                self.message.extend_from_slice(&payload);
+                segment.last.then(|| News::Message(std::mem::take(&mut self.message)))
+            }
+            // The server asks whether it is there.
+            (Opcode::Write, _) if payload.is_empty() => None,
+            (Opcode::Write, Place::Tagged { stag, offset }) => {
+                Some(News::Written { handle: stag, offset, bytes: payload })
+            }
+            (Opcode::ReadRequest, _) => {
+                let request = ReadRequest::decode(payload[..].try_into().expect("its length"));
+                Some(News::Asked(Asked {
+                    handle: request.source_stag,
+                    offset: request.source_offset,
+                    len: request.len,
+                    sink: (request.sink_stag, request.sink_offset),
+                }))
+            }
+            (Opcode::Terminate, _) => Some(News::Fault),
+            (opcode, place) => panic!("{opcode:?} to {place:?}"),
+        }
+    }
+
+    /// Answers an RDMA Read.
+    pub(super) fn answer(&mut self, asked: &Asked, data: &[u8]) {
+        for (n, part) in data.chunks(PART).enumerate() {
+            let place = Place::Tagged { stag: asked.sink.0, offset: asked.sink.1 + (n * PART) as u64 };
+            let last = (n + 1) * PART >= data.len();
+            fpdu(&mut self.out, Ddp { opcode: Opcode::ReadResponse, last, place }, part);
+        }
+    }
+
+    /// A call, behind what is to go out.
+    pub(super) fn call(&mut self, xid: u32, reads: &[ReadSegment], writes: &[Segment], rpc: &[u8]) {
+        let counts: &[u32] = if writes.is_empty() { &[] } else { &[1] };
+        let body = Body::Msg(Chunks { reads, writes: WriteList { counts, segments: writes }, ..Chunks::NONE });
+        let header = Header { xid, credit: 32, received: None, flags: Flags::NONE, body };
+        let mut message = vec![0; header.encoded_len(Version::V1, Revision::default())];
+        header.emit(&mut message, Version::V1, Revision::default()).expect("as long as it says");
+        message.extend_from_slice(rpc);
+        let parts = message.chunks(PART).count();
+        for (n, part) in message.chunks(PART).enumerate() {
+            let place = Place::Untagged { queue: QUEUE_SEND, msn: self.msn, offset: (n * PART) as u32 };
+            let opcode = Opcode::Send { invalidate: None, solicited: false };
+            fpdu(&mut self.out, Ddp { opcode, last: n + 1 == parts, place }, part);
+        }
+        self.msn += 1;
+    }
+
+    /// Says that it is there, with an RDMA Write of no bytes.
+    pub(super) fn nudge(&mut self) {
+        let place = Place::Tagged { stag: 0, offset: 0 };
+        fpdu(&mut self.out, Ddp { opcode: Opcode::Write, last: true, place }, &[]);
+    }
+
+    /// Lets so many bytes go out at most; says how many.
+    pub(super) fn send(&mut self, most: usize) -> usize {
+        let before = self.out.len();
+        self.end.send(&mut self.out, most);
+        before - self.out.len()
+    }
+}

@@ -1,0 +1,156 @@
+//! The software fabric's end of a peer's connection: a device of its own, on which messages go out and are taken when
+//! the peer's conduct says so. What it shows of its memory, the server's device reads and writes by itself.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use rpcrdma::Address;
+use rpcrdma::fabric::Access;
+use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
+use rpcrdma::wire::{Body, Chunks, Flags, ReadSegment, Revision, Segment, Version, View, ViewBody, WriteList};
+use rpcrdma_mempool::Lent;
+use rpcrdma_tests::{RawPeer, filled};
+
+use super::CHUNK;
+use super::wire::News;
+use crate::device::HOUR;
+
+/// What memory has where the server may not write.
+const UNTOUCHED: u8 = 0xee;
+
+/// A call that is to go out.
+struct Call {
+    xid: u32,
+    reads: Vec<ReadSegment>,
+    writes: Vec<Segment>,
+    rpc: Vec<u8>,
+}
+
+/// See the page of this module.
+pub(super) struct Ring {
+    peer: RawPeer<SoftwareFabric>,
+    /// Memory that is shown, for a call each, and that which is for the next one.
+    shown: BTreeMap<u32, (Segment, Lent)>,
+    free: Vec<(Segment, Lent)>,
+    out: VecDeque<Call>,
+    /// Of version 2: messages that the server has granted, and that did not go out yet. The first is free.
+    may_send: u32,
+    introduced: bool,
+}
+
+impl Ring {
+    pub(super) fn connect(address: &Address, version: Version) -> Self {
+        // Time limits of the fabric are of another clock. Who takes nothing is to know at once that it is over.
+        let config = SoftwareConfig {
+            linger: Duration::ZERO,
+            handshake_timeout: HOUR,
+            retry_timeout: HOUR,
+            ..SoftwareConfig::default()
+        };
+        let fabric = SoftwareFabric::new(config).expect("a device");
+        let mut peer = RawPeer::begin_on(fabric, address, b"").expect("the server listens");
+        peer.version = version;
+        peer.offers.windowed_credits = false;
+        let (shown, free, out) = (BTreeMap::new(), Vec::new(), VecDeque::new());
+        Self { peer, shown, free, out, may_send: 1, introduced: version == Version::V1 }
+    }
+
+    pub(super) fn is_up(&mut self) -> bool {
+        self.peer.control();
+        if !self.introduced && self.peer.is_up() {
+            self.introduced = true;
+            self.may_send -= 1;
+            self.peer.send_properties();
+        }
+        self.peer.is_up()
+    }
+
+    pub(super) fn is_over(&mut self) -> bool {
+        self.peer.control();
+        self.peer.is_over()
+    }
+
+    /// Calls that may begin, if so many are under way; `granted` is what the last reply has said.
+    pub(super) fn room(&self, under_way: usize, granted: usize) -> usize {
+        match self.peer.version {
+            Version::V1 => granted.saturating_sub(under_way),
+            Version::V2 => (self.may_send as usize).saturating_sub(self.out.len()),
+        }
+    }
+
+    /// Takes messages until they are so many bytes; says how many.
+    pub(super) fn receive(&mut self, most: usize, news: &mut Vec<News>) -> usize {
+        let mut taken = 0;
+        while taken < most {
+            if self.peer.take(1) == 0 {
+                break;
+            }
+            let Some(message) = self.peer.take_message() else { continue };
+            taken += message.bytes.len();
+            assert_eq!(message.invalidated, None, "nobody has allowed it");
+            let view = View::check(&message.bytes, Revision::default()).expect("a message");
+            if self.peer.version == Version::V2 && !matches!(view.body(), ViewBody::Error(_)) {
+                self.may_send += view.credit() & 0xffff;
+            }
+            match view.body() {
+                ViewBody::Connprop(_) => self.peer.take_properties(&message.bytes),
+                // It grants, and says nothing else.
+                ViewBody::Nomsg if view.xid() == 0 => {}
+                _ => news.push(News::Message(message.bytes)),
+            }
+        }
+        taken
+    }
+
+    /// Shows memory for this call, with these contents and so long.
+    pub(super) fn show(&mut self, xid: u32, data: &[u8], len: usize) -> Segment {
+        let (segment, memory) =
+            self.free.pop().unwrap_or_else(|| self.peer.expose(&[UNTOUCHED; CHUNK], Access::REMOTE));
+        assert!(memory.write_at(0, &[UNTOUCHED; CHUNK]) && memory.write_at(0, data));
+        self.shown.insert(xid, (segment, memory));
+        Segment { length: len as u32, ..segment }
+    }
+
+    /// What is in it now, with its guard: behind its length nothing is written.
+    pub(super) fn hide(&mut self, xid: u32, len: usize) -> Option<Vec<u8>> {
+        let (segment, memory) = self.shown.remove(&xid)?;
+        let mut bytes = vec![0; CHUNK];
+        assert!(memory.read_at(0, &mut bytes));
+        assert!(filled(UNTOUCHED, &bytes[len..]), "beyond the memory that was shown");
+        self.free.push((segment, memory));
+        bytes.truncate(len);
+        Some(bytes)
+    }
+
+    pub(super) fn call(&mut self, xid: u32, reads: &[ReadSegment], writes: &[Segment], rpc: &[u8]) {
+        self.out.push_back(Call { xid, reads: reads.to_vec(), writes: writes.to_vec(), rpc: rpc.to_vec() });
+    }
+
+    pub(super) fn grant_nothing(&mut self) {
+        self.peer.credit = 0;
+    }
+
+    /// Says that a message is there, of some length, and writes nothing of it.
+    pub(super) fn announce(&mut self, bytes: usize) {
+        self.peer.announce(70 * bytes as u32);
+    }
+
+    /// Sends messages while they are no more than so many bytes; says how many went.
+    pub(super) fn send(&mut self, most: usize) -> usize {
+        let mut sent = 0;
+        while let Some(call) = self.out.pop_front() {
+            let Call { xid, reads, writes, rpc } = &call;
+            let counts: &[u32] = if writes.is_empty() { &[] } else { &[1] };
+            let body = Body::Msg(Chunks { reads, writes: WriteList { counts, segments: writes }, ..Chunks::NONE });
+            let message = self.peer.message(*xid, Flags::NONE, body, rpc);
+            if sent + message.len() > most {
+                self.out.push_front(call);
+                break;
+            }
+            sent += message.len();
+            self.may_send = self.may_send.saturating_sub(1);
+            self.peer.send(&message);
+        }
+        sent
+    }
+}
