@@ -1,5 +1,6 @@
 //! What a call costs each side in instructions, without a doubt: both ends on one thread, each polled when it
-//! has something to do, so that no turn is idle and every run is alike. For `valgrind --tool=callgrind
+//! has something to do, so that no turn is idle. Time passes by turns, so that a slow host does no more for a call, and
+//! every run is alike; a look at the real clock, in every 16th turn, is not counted. For `valgrind --tool=callgrind
 //! --toggle-collect='*client_side*'`, or `'*server_side*'`; the difference of two numbers of calls leaves the
 //! start out. `tuning.md` has the figures.
 //!
@@ -30,6 +31,7 @@ use std::cell::RefCell;
 use std::error::Error;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rpcrdma::client::{ClientConfig, Connection, LocalClient};
 use rpcrdma::fabric::Fabric;
@@ -37,7 +39,7 @@ use rpcrdma::fabric::software::SoftwareFabric;
 #[cfg(feature = "verbs")]
 use rpcrdma::fabric::verbs::{VerbsConfig, VerbsFabric};
 use rpcrdma::service::{Application, DeferredCall, ShardTask};
-use rpcrdma::shard::Shard;
+use rpcrdma::shard::{Shard, SimulatedTime};
 use rpcrdma::stats::ShardStats;
 use rpcrdma::{Address, Config, IdlePolicy, Procedure, Refusal, Scheme, Services};
 
@@ -49,6 +51,8 @@ const READ: u32 = 3;
 const DEFERRED: u32 = 4;
 const BY_TASK: u32 = 5;
 const PAYLOAD: usize = 64;
+/// What a turn of both sides takes.
+const TURN: Duration = Duration::from_micros(1);
 /// Credits of each connection where there are many.
 const FEW_CREDITS: u32 = 8;
 
@@ -262,6 +266,8 @@ fn run<F: Fabric>(
     services.add(PROGRAM, VERSION, WRITE, Procedure::new(write).read_chunks(1, PAYLOAD).uncounted());
     services.add(PROGRAM, VERSION, READ, Procedure::new(read).write_chunks(1, PAYLOAD));
     let mut server = Shard::open(server, config, Some(Arc::new(services.clone())))?;
+    let time = SimulatedTime::new();
+    server.simulate(&time);
     if procedure == BY_TASK {
         // Without one, a turn has none to ask.
         let taken = Taken::default();
@@ -274,6 +280,7 @@ fn run<F: Fabric>(
     let echoes = matches!(procedure, ECHO | DEFERRED | BY_TASK);
     let expected = if echoes { PAYLOAD } else { 0 };
     let mut client = LocalClient::open(fabric, ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) })?;
+    client.simulate(&time);
     let mut connections = Vec::new();
     for _ in 0..many.map_or(1, |many| many.connections.max(1)) {
         let connection = client.begin_connect(address)?;
@@ -283,7 +290,8 @@ fn run<F: Fabric>(
             server_side(&mut server);
             client.shard_mut().poll_control();
             client_side_poll(&mut client, expected);
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
+            time.advance(TURN);
             if let Some(reason) = client.closed_because(connection) {
                 return Err(reason.clone().into());
             }
@@ -303,6 +311,7 @@ fn run<F: Fabric>(
         }
         let mut ended = 0;
         while ended < depth {
+            time.advance(TURN);
             server_side(&mut server);
             ended += client_side_poll(&mut client, expected);
             turns += 1;
