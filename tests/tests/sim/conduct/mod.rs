@@ -31,7 +31,7 @@ use rpcrdma_tests::{Random, shard_leak, small};
 
 use crate::device::{Kind, Medium, listener};
 use grammar::Conduct;
-use peer::Peer;
+use peer::{Peer, WITNESS};
 
 /// Seeds of a run that is not told how many.
 const SEEDS: u64 = 500;
@@ -133,18 +133,18 @@ impl World {
         let hosts = 1 + random.below(2 * HOSTS);
         let count = if siege { 4 + random.below(12) } else { 1 + random.below(6) };
         let mut there = BTreeSet::new();
-        let peers = (1..=count as u32).map(|mark| {
+        let peers = (1..=count as u32).map(|number| {
             let conduct = Conduct::draw(&mut random, kind, siege);
             // Whoever is honest shares its host with nobody, or it would share the blame.
-            let host = if conduct.is_honest() { 100 + mark as usize } else { 1 + random.below(hosts) };
+            let host = if conduct.is_honest() { 100 + number as usize } else { 1 + random.below(hosts) };
             there.insert(host);
-            Peer::new(kind, conduct, mark, host, None, seed)
+            Peer::new(kind, conduct, number, host, None, seed)
         });
         let peers: Vec<_> = peers.collect();
         if traced() {
             peers.iter().for_each(|peer| println!("{}", peer.told()));
         }
-        let witness = Peer::new(kind, Conduct::Fast, 100, 200, Some(1), seed);
+        let witness = Peer::new(kind, Conduct::Fast, WITNESS, 200, Some(1), seed);
         // Peers of the software fabric have no host: each connection has a share.
         let hosts = if kind == Kind::Software { peers.len() } else { there.len() };
         let bound = if hosts <= HOSTS { SOON } else { BOUND };

@@ -15,6 +15,10 @@ use crate::device::Kind;
 
 /// Bytes of an RPC call header without credential (RFC 5531 §9).
 const CALL_HEADER: u32 = 40;
+/// What the marks of all begin with. They are in no pattern.
+const MARKS: u32 = 0xa500;
+/// The highest number of a peer: that of the witness.
+pub(super) const WITNESS: u32 = 100;
 /// Calls that one has under way.
 const DEPTH: usize = 8;
 
@@ -54,7 +58,7 @@ pub(super) struct Peer {
     pub(super) fate: Fate,
     kind: Kind,
     host: String,
-    /// What its data begins with: no other's does.
+    /// What its XIDs and its data begin with: no other's do.
     mark: u32,
     depth: usize,
     random: Random,
@@ -87,15 +91,15 @@ struct Line {
 }
 
 impl Peer {
-    pub(super) fn new(kind: Kind, conduct: Conduct, mark: u32, host: usize, depth: Option<usize>, seed: u64) -> Self {
+    pub(super) fn new(kind: Kind, conduct: Conduct, number: u32, host: usize, depth: Option<usize>, seed: u64) -> Self {
         Self {
             conduct,
             fate: Fate::default(),
             kind,
-            host: format!("192.0.2.{host}:{}", 1000 + mark),
-            mark,
+            host: format!("192.0.2.{host}:{}", 1000 + number),
+            mark: MARKS | number,
             depth: depth.unwrap_or(DEPTH),
-            random: Random::new(seed ^ u64::from(mark) << 32),
+            random: Random::new(seed ^ u64::from(number) << 32),
             next: 1,
             line: None,
             again: Duration::ZERO,
@@ -230,9 +234,11 @@ impl Peer {
         let view = View::check(message, Revision::default()).expect("a message");
         let Some(mut call) = line.calls.remove(&view.xid()) else {
             // Whoever says that a message is there may be told what the server thinks of it. It may be an old one of
-            // its own; never one of another.
-            let own = matches!(view.body(), ViewBody::Error(_)) || view.xid() >> 16 == self.mark;
-            return assert!(line.mute && own, "a reply to a call that was not made: {view}");
+            // its own, or a part of one; never one of another.
+            let mark = view.xid() >> 16;
+            let marked = (MARKS..=MARKS + WITNESS).contains(&mark);
+            let own = mark == self.mark || !marked && matches!(view.body(), ViewBody::Error(_));
+            return assert!(line.mute && own, "a reply to a call of another: {view}");
         };
         (line.credits, line.answered) = (view.credit() as usize, true);
         if let Some(written) = line.wire.hide(view.xid(), call.len) {
