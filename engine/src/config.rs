@@ -369,6 +369,7 @@ impl Config {
         check(most <= 1 << 20 && most.is_multiple_of(4), "max_receive_size", most, "up to 1048576, a multiple of 4")?;
         check(self.reassemble_up_to <= 1 << 30, "reassemble_up_to", self.reassemble_up_to, "at most 1 GiB")?;
         check(self.max_deferred > 0, "max_deferred", 0, "at least 1")?;
+        check(self.progress_timeout > Duration::ZERO, "progress_timeout", 0, "more than 0")?;
         check(self.least_rate > 0, "least_rate", 0, "at least 1 byte in a second")?;
         check(self.max_reads != Some(0), "max_reads", 0, "at least 1, or none for no limit")?;
         check(self.max_read_bytes != Some(0), "max_read_bytes", 0, "at least 1, or none for no limit")?;

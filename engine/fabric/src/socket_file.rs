@@ -2,10 +2,11 @@
 
 mod turn;
 
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -33,6 +34,8 @@ impl SocketFile {
         let too_long = |_| address(&name, "too long: names of Unix sockets end at 107 bytes");
         let place = SocketAddrUnix::new(path).map_err(too_long)?;
         let _turn = Turn::take(&name, path)?;
+        // The file gets the mode of its socket: there is no path that another user could make lead elsewhere.
+        rustix::fs::fchmod(socket, Mode::RUSR | Mode::WUSR).map_err(|e| system(&format!("fchmod 0600 {name}"), e))?;
         let mut bound = rustix::net::bind(socket, &place);
         if bound == Err(Errno::ADDRINUSE) && is_stale(path, &place)? {
             let whose = found(path).unwrap_or_default();
@@ -40,9 +43,6 @@ impl SocketFile {
             bound = rustix::net::bind(socket, &place);
         }
         bound.map_err(|e| file_error(&name, path, e))?;
-        // Nobody can connect before `listen`, so there is no moment in which a wider mode would matter.
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
-            .map_err(|e| system(&format!("chmod 0600 {name}"), e))?;
         let inode = std::fs::symlink_metadata(path).map_err(|e| system(&format!("stat {name}"), e))?.ino();
         // Listening before the turn ends: else the next process would take this file for a stale one.
         rustix::net::listen(socket, backlog).map_err(|e| bind_error(&name, e))?;

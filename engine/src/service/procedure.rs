@@ -240,7 +240,7 @@ impl<S: Sharing> Procedure<S> {
     }
 
     /// Runs each call once, though it may come again: after a reconnection, or because its caller does not
-    /// wait for long. A repeated call gets the reply of the first one; none, while that runs; SYSTEM_ERR,
+    /// wait for long. A repeated call gets the reply of the first one, once that has run; SYSTEM_ERR,
     /// if that reply is not there any more, was lost with a handler that panicked, or if the cache is
     /// full of calls that run. `client` says whose a call is: [`by_host`](super::reply_cache::by_host),
     /// [`by_credential`](super::reply_cache::by_credential), or what the upper layer knows. A call of nobody

@@ -139,9 +139,9 @@ impl Progress {
         waits.into_iter().rev().max_by_key(|wait| wait.0).unwrap_or((0, Stall::Sends))
     }
 
-    /// How long it takes to hear of the Send that must leave next.
-    fn unheard(&self) -> u64 {
-        self.sends.watch.nanos
+    /// It is waited for that a Send leaves.
+    fn awaits_send(&self) -> bool {
+        self.sends.watch.of.is_some()
     }
 
     /// Anything is owed.
@@ -194,8 +194,9 @@ impl Watch {
         let elapsed = self.begin(now, every);
         cx.with_each(|cx, conn| {
             let ended = self.look(cx, conn, elapsed, timeout);
-            if !ended && conn.progress.unheard() >= timeout / 4 {
-                // Of the last Sends nothing may ever be heard: they are asked for.
+            if !ended && conn.progress.awaits_send() {
+                // Of the last Sends nothing may ever be heard: they are asked for. At once, as what is posted later
+                // stands behind Reads that came later, and that no bytes are counted for.
                 cx.request_completion(conn);
             }
         });

@@ -503,7 +503,10 @@ impl Fabric for MemoryFabric {
     }
 
     fn flow(&mut self, id: QpId) -> Option<Flow> {
-        self.table.get(id).map(|qp| qp.endpoint.flow())
+        self.table.get(id).map(|qp| {
+            let untaken = qp.end.as_ref().map_or(0, |end| end.outgoing.borrow().bytes.len());
+            qp.endpoint.flow(untaken as u64)
+        })
     }
 
     fn disconnect(&mut self, id: QpId) {

@@ -354,7 +354,7 @@ impl Fabric for IwarpFabric {
     }
 
     fn flow(&mut self, id: QpId) -> Option<Flow> {
-        self.table.get(id).map(|qp| qp.endpoint.flow())
+        self.table.get(id).map(|qp| qp.flow())
     }
 
     fn disconnect(&mut self, id: QpId) {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::Shutdown;
+use rustix::net::{Shutdown, sockopt};
 
 use super::config::IwarpConfig;
 use super::connect::Dial;
@@ -20,7 +20,7 @@ use crate::log_limit::ClockedLog;
 use crate::patience::Patience;
 use crate::seats;
 use crate::sockets::{NotAccepted, failed};
-use crate::{Completion, ControlEvent, Disconnect, PostError, Posting, QpId, Status};
+use crate::{Completion, ControlEvent, Disconnect, Flow, PostError, Posting, QpId, Status};
 
 /// Bytes that are read at a time, but for what is read straight to its place.
 pub(super) const SCRATCH: usize = 64 << 10;
@@ -114,6 +114,10 @@ pub(super) struct Qp {
     stash_first: usize,
     /// There is more to send: the socket is full, or has had its share.
     blocked: bool,
+    /// Since the socket was full, until the peer has taken all of it: how long it takes nothing is counted here. TCP has
+    /// no time limit meanwhile: its own counts a window that is smaller than the next segment as no answer, however
+    /// much gets through.
+    counted: bool,
     /// The peer has closed its end, or the way there: nothing is sent any more. What it sent before is still taken.
     deaf: bool,
     /// What the epoll instance tells of.
@@ -156,6 +160,7 @@ impl Qp {
             stash: Vec::new(),
             stash_first: 0,
             blocked: false,
+            counted: false,
             deaf: false,
             interest: EventFlags::empty(),
             stood: false,
@@ -360,7 +365,7 @@ impl Qp {
     #[cold]
     pub(super) fn left_behind(&mut self, common: &mut Common, flags: EventFlags) {
         if flags.intersects(EventFlags::ERR | EventFlags::HUP) {
-            let error = self.socket().map_or(Ok(Err(Errno::CONNRESET)), rustix::net::sockopt::socket_error);
+            let error = self.socket().map_or(Ok(Err(Errno::CONNRESET)), sockopt::socket_error);
             let error = error.and_then(|inner| inner).err().unwrap_or(Errno::CONNRESET);
             return self.fail(common, lost(error));
         }
@@ -484,18 +489,45 @@ impl Qp {
     /// Something has begun to wait for the peer: connection management looks how long it does.
     #[cold]
     fn watch_waiting(&mut self, common: &mut Common) {
-        self.patience.begin(self.endpoint.progress());
+        self.patience.begin(self.endpoint.progress(None));
         common.attention.push(self.id.slot);
+    }
+
+    /// Bytes that were sent and that the peer has not taken.
+    fn untaken(&self) -> u64 {
+        self.socket().and_then(|socket| sys::unacknowledged(socket).ok()).unwrap_or(0) as u64
+    }
+
+    /// See [`Fabric::flow`](crate::Fabric::flow).
+    pub(super) fn flow(&self) -> Flow {
+        self.endpoint.flow(self.untaken())
+    }
+
+    /// Who counts how long the peer takes nothing of what was sent: this side, or TCP.
+    fn count(&mut self, here: bool, limit: Duration) {
+        self.counted = here;
+        if let Some(socket) = self.socket() {
+            let limit = if here { 0 } else { u32::try_from(limit.as_millis()).unwrap_or(u32::MAX) };
+            // If it fails, as of a socket that is closed, the earlier limit stays.
+            let _ = sockopt::set_tcp_user_timeout(socket, limit);
+        }
     }
 
     /// How long something has waited for the peer, or of the peer's for a Receive, without that anything moved; `None`
     /// if nothing waits any more.
     pub(super) fn waited(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
-        if !self.endpoint.is_owed() && !self.blocked {
+        if self.blocked && !self.counted {
+            self.count(true, limit);
+        }
+        let untaken = self.counted.then(|| self.untaken());
+        if !self.blocked && untaken == Some(0) {
+            self.count(false, limit);
+        }
+        if !self.endpoint.is_owed() && !self.counted {
             self.patience.end();
             return None;
         }
-        Some(self.patience.look(self.endpoint.progress(), now, limit))
+        Some(self.patience.look(self.endpoint.progress(untaken), now, limit))
     }
 
     /// The peer has taken nothing of what waits for it, or not sent the rest of what it began, or there was no Receive
@@ -503,7 +535,7 @@ impl Qp {
     #[cold]
     pub(super) fn not_moved(&mut self, common: &mut Common) {
         let limit = common.config.retry_timeout;
-        let what = if self.blocked {
+        let what = if self.counted {
             "the peer takes nothing of what was sent"
         } else if self.endpoint.waits_for_receive() {
             let failure = self.endpoint.no_receive(format_args!("retry_timeout, {limit:?}"));

@@ -308,7 +308,7 @@ impl Responder {
             None => {}
             Some(Refusal::NoReply) if self.is_silent(call) => return Err(None),
             Some(Refusal::ShortChunk { index, needed }) => {
-                let error = ErrorBody::WriteResource { chunk_index: index + 1, length_needed: needed };
+                let error = ErrorBody::WriteResource { chunk_index: index.saturating_add(1), length_needed: needed };
                 return Err(Some(CallRefusal::Transport(error)));
             }
             Some(refusal) => {

@@ -39,8 +39,8 @@ const SEEDS: u64 = 500;
 const LEAST_RATE: u64 = 20_000;
 /// What a peer may owe for so long.
 const PROGRESS: Duration = Duration::from_secs(2);
-/// Bytes of the longest chunk.
-const CHUNK: usize = 16 << 10;
+/// Bytes of the longest chunk of a run: what calls under way have is less than what the engine grants as slack, or more.
+const CHUNKS: [usize; 2] = [16 << 10, 256 << 10];
 /// Buffers that hold one: as `tuning.md` has it, enough for two hosts that stop.
 const BUFFERS: usize = 16;
 /// Hosts that this is enough for, beside that of the witness.
@@ -48,15 +48,17 @@ const HOSTS: usize = 2;
 /// How long a call may take for which there is memory.
 const SOON: Duration = Duration::from_millis(500);
 /// How long one may take for which others hold it: their deadline, and a chunk at the least rate, twice, as the first
-/// that comes home may be for one who came before.
-const BOUND: Duration = Duration::from_secs(8);
+/// that comes home may be for one who came before; a second is for what is between.
+fn bound(chunk: usize) -> Duration {
+    2 * (PROGRESS + Duration::from_millis(1000 * chunk as u64 / LEAST_RATE)) + Duration::from_secs(2)
+}
 /// Time between two steps.
 const STEP: Duration = Duration::from_millis(40);
 /// Turns of the server in a step.
 const TURNS: usize = 8;
 /// Steps in which calls are begun, and those after which all that is honest must have its answers.
 const STEPS: usize = 150;
-const LAST_STEPS: usize = 1500;
+const LAST_STEPS: usize = 4000;
 /// Lines of log for each connection that was made, and for all.
 const LINES: u64 = 3;
 const MORE_LINES: u64 = 40;
@@ -116,16 +118,17 @@ impl World {
         let address = format!("{}:conduct-{}-{number}", kind.scheme(), std::process::id());
         let address: Address = address.parse().expect("a name");
         let mut random = Random::new(seed);
+        let chunk = CHUNKS[usize::from(kind != Kind::Software && random.once_in(4))];
         let config = Config {
-            bulk_buffers: vec![(CHUNK, BUFFERS)],
-            long_buffers: vec![(32 << 10, 1)],
+            bulk_buffers: vec![(chunk, BUFFERS)],
+            long_buffers: vec![(2 * chunk, 1)],
             progress_timeout: PROGRESS,
             least_rate: LEAST_RATE,
             // Whoever takes no replies is let go by the engine, not by its own device.
             ..small()
         };
         let fabric = kind.bare(config.iwarp(), seed);
-        let mut shard = Shard::open(fabric, config, Some(Arc::new(service::services()))).expect("a shard");
+        let mut shard = Shard::open(fabric, config, Some(Arc::new(service::services(chunk)))).expect("a shard");
         let time = SimulatedTime::new();
         shard.simulate(&time);
         shard.listen(&listener(&address)).expect("it listens");
@@ -138,16 +141,16 @@ impl World {
             // Whoever is honest shares its host with nobody, or it would share the blame.
             let host = if conduct.is_honest() { 100 + number as usize } else { 1 + random.below(hosts) };
             there.insert(host);
-            Peer::new(kind, conduct, number, host, None, seed)
+            Peer::new((kind, chunk), conduct, number, host, None, seed)
         });
         let peers: Vec<_> = peers.collect();
         if traced() {
             peers.iter().for_each(|peer| println!("{}", peer.told()));
         }
-        let witness = Peer::new(kind, Conduct::Fast, WITNESS, 200, Some(1), seed);
+        let witness = Peer::new((kind, chunk), Conduct::Fast, WITNESS, 200, Some(1), seed);
         // Peers of the software fabric have no host: each connection has a share.
         let hosts = if kind == Kind::Software { peers.len() } else { there.len() };
-        let bound = if hosts <= HOSTS { SOON } else { BOUND };
+        let bound = if hosts <= HOSTS { SOON } else { bound(chunk) };
         Self { seed, kind, trace: traced(), time, random, shard, address, peers, witness, bound }
     }
 

@@ -7,10 +7,10 @@ use rpcrdma::Address;
 use rpcrdma::wire::{ReadSegment, Revision, View, ViewBody};
 use rpcrdma_tests::{ECHO, LOAD, PROGRAM, Random, STORE, VERSION, call_bytes, pattern, patterned};
 
+use super::PROGRESS;
 use super::grammar::Conduct;
 use super::service::KEEP;
 use super::wire::{Asked, News, Wire};
-use super::{CHUNK, PROGRESS};
 use crate::device::Kind;
 
 /// Bytes of an RPC call header without credential (RFC 5531 §9).
@@ -57,6 +57,10 @@ pub(super) struct Peer {
     pub(super) conduct: Conduct,
     pub(super) fate: Fate,
     kind: Kind,
+    /// Bytes of its longest chunk.
+    chunk: usize,
+    /// It has nothing but such chunks to store.
+    stores: bool,
     host: String,
     /// What its XIDs and its data begin with: no other's do.
     mark: u32,
@@ -91,15 +95,26 @@ struct Line {
 }
 
 impl Peer {
-    pub(super) fn new(kind: Kind, conduct: Conduct, number: u32, host: usize, depth: Option<usize>, seed: u64) -> Self {
+    pub(super) fn new(
+        (kind, chunk): (Kind, usize),
+        conduct: Conduct,
+        number: u32,
+        host: usize,
+        depth: Option<usize>,
+        seed: u64,
+    ) -> Self {
+        let mut random = Random::new(seed ^ u64::from(number) << 32);
+        let stores = depth.is_none() && random.once_in(4);
         Self {
             conduct,
             fate: Fate::default(),
             kind,
+            chunk,
+            stores,
             host: format!("192.0.2.{host}:{}", 1000 + number),
             mark: MARKS | number,
             depth: depth.unwrap_or(DEPTH),
-            random: Random::new(seed ^ u64::from(number) << 32),
+            random,
             next: 1,
             line: None,
             again: Duration::ZERO,
@@ -164,7 +179,7 @@ impl Peer {
     fn connect(&mut self, address: &Address, now: Duration) {
         self.fate.connections += 1;
         self.line = Some(Line {
-            wire: Wire::connect(self.kind, self.conduct, address, &self.host, &mut self.random),
+            wire: Wire::connect((self.kind, self.chunk), self.conduct, address, &self.host, &mut self.random),
             began: now,
             calls: BTreeMap::new(),
             credits: 1,
@@ -275,6 +290,7 @@ impl Peer {
             // It has more than one call under way when it has had one answer.
             _ if self.line.as_ref().is_some_and(|line| !line.answered) => ECHO,
             Conduct::AnswersNoReads(_) => STORE,
+            _ if self.stores => STORE,
             _ => [ECHO, STORE, STORE, LOAD, KEEP][self.random.below(5)],
         };
         let (xid, len) = match (procedure, self.kept) {
@@ -284,7 +300,8 @@ impl Peer {
                 (self.fate.reused, self.kept) = (self.fate.reused + 1, None);
                 (xid, len)
             }
-            _ => (seed, 4 * (1 + self.random.below(CHUNK / 4))),
+            _ if self.stores => (seed, self.chunk),
+            _ => (seed, 4 * (1 + self.random.below(self.chunk / 4))),
         };
         let mut data = Vec::new();
         if procedure == KEEP {

@@ -11,7 +11,6 @@ use rpcrdma::wire::{Body, Chunks, Flags, ReadSegment, Revision, Segment, Version
 use rpcrdma_mempool::Lent;
 use rpcrdma_tests::{RawPeer, filled};
 
-use super::CHUNK;
 use super::wire::News;
 use crate::device::HOUR;
 
@@ -29,6 +28,8 @@ struct Call {
 /// See the page of this module.
 pub(super) struct Ring {
     peer: RawPeer<SoftwareFabric>,
+    /// As long as the longest chunk.
+    untouched: Vec<u8>,
     /// Memory that is shown, for a call each, and that which is for the next one.
     shown: BTreeMap<u32, (Segment, Lent)>,
     free: Vec<(Segment, Lent)>,
@@ -39,7 +40,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    pub(super) fn connect(address: &Address, version: Version) -> Self {
+    pub(super) fn connect(address: &Address, version: Version, chunk: usize) -> Self {
         // Time limits of the fabric are of another clock. Who takes nothing is to know at once that it is over.
         let config = SoftwareConfig {
             linger: Duration::ZERO,
@@ -52,7 +53,15 @@ impl Ring {
         peer.version = version;
         peer.offers.windowed_credits = false;
         let (shown, free, out) = (BTreeMap::new(), Vec::new(), VecDeque::new());
-        Self { peer, shown, free, out, may_send: 1, introduced: version == Version::V1 }
+        Self {
+            peer,
+            untouched: vec![UNTOUCHED; chunk],
+            shown,
+            free,
+            out,
+            may_send: 1,
+            introduced: version == Version::V1,
+        }
     }
 
     pub(super) fn is_up(&mut self) -> bool {
@@ -104,9 +113,8 @@ impl Ring {
 
     /// Shows memory for this call, with these contents and so long.
     pub(super) fn show(&mut self, xid: u32, data: &[u8], len: usize) -> Segment {
-        let (segment, memory) =
-            self.free.pop().unwrap_or_else(|| self.peer.expose(&[UNTOUCHED; CHUNK], Access::REMOTE));
-        assert!(memory.write_at(0, &[UNTOUCHED; CHUNK]) && memory.write_at(0, data));
+        let (segment, memory) = self.free.pop().unwrap_or_else(|| self.peer.expose(&self.untouched, Access::REMOTE));
+        assert!(memory.write_at(0, &self.untouched) && memory.write_at(0, data));
         self.shown.insert(xid, (segment, memory));
         Segment { length: len as u32, ..segment }
     }
@@ -114,7 +122,7 @@ impl Ring {
     /// What is in it now, with its guard: behind its length nothing is written.
     pub(super) fn hide(&mut self, xid: u32, len: usize) -> Option<Vec<u8>> {
         let (segment, memory) = self.shown.remove(&xid)?;
-        let mut bytes = vec![0; CHUNK];
+        let mut bytes = vec![0; self.untouched.len()];
         assert!(memory.read_at(0, &mut bytes));
         assert!(filled(UNTOUCHED, &bytes[len..]), "beyond the memory that was shown");
         self.free.push((segment, memory));

@@ -7,8 +7,6 @@ use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::{PROGRAM, VERSION, patterned, services_with};
 
-use super::CHUNK;
-
 /// Arguments: mark of the caller. Read chunk: a number that no other call has, and its pattern. Results: that number. Runs
 /// once.
 pub(super) const KEEP: u32 = 20;
@@ -19,18 +17,21 @@ fn caller(call: &ServerCall) -> Option<Client> {
     Some(Client::number(u64::from(u32::from_be_bytes(*mark))))
 }
 
-pub(super) fn services() -> Services {
+/// With chunks of so many bytes at most.
+pub(super) fn services(chunk: usize) -> Services {
     let ran = Mutex::new(BTreeSet::new());
     let keep = move |call: &mut ServerCall| {
         let data = call.read_chunk(0).and_then(|data| data.split_first_chunk()).ok_or(Refusal::GarbageArguments)?;
         let number = *data.0;
-        assert!(patterned(u32::from_be_bytes(number), data.1), "another's bytes");
+        if !patterned(u32::from_be_bytes(number), data.1) {
+            return Err(Refusal::GarbageArguments);
+        }
         assert!(ran.lock().expect("nobody panics with it").insert(number), "a call has run twice");
         call.reply_mut(number.len()).ok_or(Refusal::SystemError)?.copy_from_slice(&number);
         Ok(())
     };
     let cache = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
-    let mut services = services_with(4096, CHUNK, false);
-    services.add(PROGRAM, VERSION, KEEP, Procedure::new(keep).read_chunks(1, CHUNK).uncounted().cached(cache, caller));
+    let mut services = services_with(4096, chunk, false);
+    services.add(PROGRAM, VERSION, KEEP, Procedure::new(keep).read_chunks(1, chunk).uncounted().cached(cache, caller));
     services
 }

@@ -51,12 +51,18 @@ macro_rules! each {
 }
 
 impl Wire {
-    pub(super) fn connect(kind: Kind, conduct: Conduct, address: &Address, host: &str, random: &mut Random) -> Self {
+    pub(super) fn connect(
+        (kind, chunk): (Kind, usize),
+        conduct: Conduct,
+        address: &Address,
+        host: &str,
+        random: &mut Random,
+    ) -> Self {
         match kind {
             Kind::Endpoint(..) => Self::Endpoint(Endpoint::connect(address.fabric_address(), host)),
             Kind::Software => {
                 let first = conduct != Conduct::GrantsNothing && random.once_in(2);
-                Self::Ring(Ring::connect(address, if first { Version::V1 } else { Version::V2 }))
+                Self::Ring(Ring::connect(address, if first { Version::V1 } else { Version::V2 }, chunk))
             }
         }
     }

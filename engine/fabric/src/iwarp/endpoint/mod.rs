@@ -267,16 +267,22 @@ impl Endpoint {
         self.outbound.is_busy()
     }
 
-    /// What changes whenever something that waits gets on.
-    pub(super) fn progress(&self) -> Progress {
-        Progress { sent: self.outbound.position(), received: self.inbound.position(), done: self.inbound.reads_done() }
+    /// What changes whenever something that waits gets on. `untaken`: bytes that were sent and that the peer has not
+    /// taken, where it is waited for that.
+    pub(super) fn progress(&self, untaken: Option<u64>) -> Progress {
+        Progress {
+            taken: untaken.map(|untaken| self.outbound.position().saturating_sub(untaken)),
+            received: self.inbound.position(),
+            done: self.inbound.reads_done(),
+        }
     }
 
-    /// See [`Fabric::flow`](crate::Fabric::flow).
-    pub(super) fn flow(&self) -> Flow {
+    /// See [`Fabric::flow`](crate::Fabric::flow). Bytes that were sent have moved when the peer has taken them: all but
+    /// `untaken`.
+    pub(super) fn flow(&self, untaken: u64) -> Flow {
         Flow {
-            moved: self.outbound.position() + self.inbound.position(),
-            queued: self.outbound.queued() + self.inbound.queued(),
+            moved: (self.outbound.position() + self.inbound.position()).saturating_sub(untaken),
+            queued: self.outbound.queued() + self.inbound.queued() + untaken,
         }
     }
 
@@ -379,10 +385,11 @@ impl Endpoint {
     }
 }
 
-/// How far the two directions of a connection are, and how many Reads were answered.
+/// How far the peer has come: what it has taken, as far as that is waited for, what it has sent, and how many Reads it
+/// has answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Progress {
-    sent: u64,
+    taken: Option<u64>,
     received: u64,
     done: u64,
 }
