@@ -72,7 +72,7 @@ pub enum LocalClose {
     #[error("it was not set up in time (Config::setup_timeout)")]
     SetupTimeout,
     /// [`Config::progress_timeout`](crate::Config::progress_timeout) is over.
-    #[error("{0} (Config::progress_timeout)")]
+    #[error("{0} (Config::progress_timeout, Config::least_rate)")]
     ProgressTimeout(Stall),
     /// Others needed its Receives; see [`Config::silent_after`](crate::Config::silent_after).
     #[error("it is silent, and its Receives are wanted (Config::silent_after)")]
@@ -123,7 +123,7 @@ mod tests {
         let fault = PeerFault::VersionChanged(1);
         assert_eq!(CloseReason::from(fault).to_string(), fault.to_string());
         let stalled = CloseReason::from(LocalClose::ProgressTimeout(Stall::Grant));
-        let text = "the peer grants no credit for its replies (Config::progress_timeout)";
+        let text = "the peer grants no credit for its replies (Config::progress_timeout, Config::least_rate)";
         assert_eq!(stalled.to_string(), text);
     }
 }

@@ -118,8 +118,8 @@ pub struct IwarpConfig {
     /// bits; TCP keeps the lower two, ECN, to itself. Default: as the kernel has it, 0. The packet that answers a
     /// client's first one does not have it yet.
     pub tos: Option<u8>,
-    /// How long what was sent may stay unacknowledged (`TCP_USER_TIMEOUT`), what is posted may wait for a peer that
-    /// takes nothing, half a message may wait for its other half, and a message for a Receive, before the connection
+    /// How long what was sent may stay unacknowledged (`TCP_USER_TIMEOUT`; this side counts while a socket that was full
+    /// is not empty), half a message may wait for its other half, and a message for a Receive, before the connection
     /// ends. Default 30 s.
     pub retry_timeout: Duration,
     /// How long a connection may be silent before TCP asks whether the peer is still there (`TCP_KEEPIDLE`); two more
