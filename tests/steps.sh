@@ -154,7 +154,7 @@ step_tests() { nextest tests 1200 'not binary(/compile_fail/)' SIM_SEEDS=500; }
 
 step_tcp() { nextest tcp 900 'package(rpcrdma-tests) & binary(it)' RPCRDMA_FABRIC=iwarp; }
 
-step_sim() { nextest sim 1800 'binary(sim) & (test(seeds) | test(conduct))' SIM_FIRST=500 SIM_SEEDS=1500; }
+step_sim() { nextest sim 1800 'binary(sim) & (test(seeds) | test(conduct))' SIM_FIRST=500 SIM_SEEDS=1000; }
 
 step_compile_fail() { nextest compile-fail 900 'binary(/compile_fail/)' CARGO_INCREMENTAL=0; }
 
