@@ -48,7 +48,7 @@ const HOSTS: usize = 2;
 /// How long a call may take for which there is memory.
 const SOON: Duration = Duration::from_millis(500);
 /// How long one may take for which others hold it: their deadline, and a chunk at the least rate, twice, as the first
-/// that comes home may be for one who came before; a second is for what is between.
+/// that comes home may be for one who came before; two seconds are for what is between.
 fn bound(chunk: usize) -> Duration {
     2 * (PROGRESS + Duration::from_millis(1000 * chunk as u64 / LEAST_RATE)) + Duration::from_secs(2)
 }
