@@ -334,7 +334,7 @@ step_vm() {
     for name in "${vm_waiting[@]}"; do collect "$name"; done
     # The suites over verbs have limits of time, and fail if there is much else to do: nothing runs beside them. A
     # process costs many times as much in an emulated machine: fewer of them are killed.
-    tests vm 3600 tests/vm/run --limit 3500 --busy \
+    tests vm 7200 tests/vm/run --limit 7100 --busy \
         --program "env RPCRDMA_VERBS=1 $(word "$(executable rpcrdma-fabric it)") contract_verbs:: --test-threads=1" \
         --program "env RPCRDMA_FABRIC=verbs KILLS=20 $(word "$(executable rpcrdma-tests it)") --test-threads=1"
 }

@@ -21,7 +21,7 @@ serve() {
     "${enter[@]}" "$nfs3d" $export --listen $fabric:$ours:${port:-20049} --mount-port 20148 --key /run/nfs3d.key --squash none \
         --clients 2 "$@" >/run/nfs3d 2>&1 &
     server=$!
-    await 30 grep -q '^listening' /run/nfs3d
+    await grep -q '^listening' /run/nfs3d
 }
 
 # quit [PATTERN]: ends the server; it must have nothing to complain of but what is named.

@@ -18,9 +18,9 @@ reachable() {
 
 # unharmed WHAT: the kernel's server goes on, and has nothing left of those who are gone.
 unharmed() {
-    await 120 eval '(($(theirs) == 0))'
+    await eval '(($(theirs) == 0))'
     # Behind a link that has just come up the other end's address is not known for a moment.
-    await 30 reachable
+    await reachable
     "${enter[@]}" "$RPCRDMA" ping -q -c 3 -i 0 $at >/run/ping 2>&1 || fail "$1: not served any more: $(</run/ping)"
     echo "- $1: ok"
 }
@@ -32,13 +32,13 @@ busy() {
     rm -f /run/copy /srv/nfs/copy
     "${enter[@]}" "$NFS3C" --depth 8 $at /srv/nfs "${what[@]}" >/run/busy 2>&1 &
     client=$!
-    await 30 bash -c "(( \$(cat /run/copy /srv/nfs/copy 2>/dev/null | head -c 4000000 | wc -c) == 4000000 ))"
+    await bash -c "(( \$(cat /run/copy /srv/nfs/copy 2>/dev/null | head -c 4000000 | wc -c) == 4000000 ))"
 }
 
 # lost WHAT: the client ends by itself, and says why.
 lost() {
     local status=0
-    await 90 bash -c "! kill -0 $client 2>/dev/null"
+    await bash -c "! kill -0 $client 2>/dev/null"
     wait "$client" || status=$?
     ((status == 1)) || fail "$1: exit status $status of a client: $(</run/busy)"
     grep -q '^nfs3c: ' /run/busy || fail "$1: the client does not say why it ends: $(</run/busy)"

@@ -1,7 +1,6 @@
 # The Linux kernel's NFS client and server, over RDMA to each other: a file written through a mount is the one the
 # server has, and is read back the same; its bytes went by RDMA. So the peers this engine is to be tried against are
 # real.
-# limit: 200
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../peers.sh"
 

@@ -1,6 +1,5 @@
 # What goes wrong with files, seen through the Linux kernel's client of the example nfs3d: a full disk, a read-only
 # export, permissions, stale handles, names and paths that are too long, two mounts at once.
-# limit: 200
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 storage 20M
@@ -97,6 +96,6 @@ quit
 # The guest's root is an overlay, where files cannot be told by device and inode: the operator is told.
 mkdir -p /srv/overlay
 "$nfs3d" /srv/overlay --listen soft:/run/overlay --mount-port 0 --key /run/overlay.key >/run/overlaid 2>&1 &
-await 30 grep -q '^listening' /run/overlaid
+await grep -q '^listening' /run/overlaid
 grep -q '/srv/overlay: on overlayfs' /run/overlaid || fail "no word of the overlay: $(cat /run/overlaid)"
 kill -TERM $!

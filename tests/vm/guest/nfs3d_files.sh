@@ -1,6 +1,5 @@
 # The example nfs3d, mounted by the Linux kernel's client over RDMA: parts of files, a tree in and out, names,
 # links, modes, times.
-# limit: 180
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 storage

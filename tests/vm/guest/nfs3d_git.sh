@@ -1,5 +1,4 @@
 # git works on a mount of the example nfs3d: a clone, its check, a commit, and another clone from there.
-# limit: 240
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 command -v git >/dev/null || { echo "no git"; exit 77; }

@@ -1,7 +1,6 @@
 # The example nfs3d and what it invalidates for the Linux kernel's client, captured on the cable: a READ whose length is
 # no multiple of 4 offers a segment for the data, and one for the padding, whose handle the client keeps as long as the
 # connection lasts. That one is never invalidated.
-# limit: 200
 source "$(dirname "$0")/../lib.sh"
 for tool in dumpcap tshark; do
     command -v $tool >/dev/null || { echo "$tool is missing: apt-get install tshark"; exit 77; }
@@ -20,7 +19,7 @@ filter='udp port 4791'
 [[ $fabric == verbs ]] || filter='tcp port 20049'
 dumpcap -q -i $near -f "$filter or udp port 9" -w "$capture" 2>/run/dumpcap &
 capturing=$!
-await 30 grep -q '^File: ' /run/dumpcap
+await grep -q '^File: ' /run/dumpcap
 
 head -c 100000 /dev/urandom >$export/file
 nfs

@@ -1,6 +1,5 @@
 # The example nfs3c and the Linux kernel's NFS server: files of all lengths there and back by chunks, many calls at
 # once; directories, links.
-# limit: 150
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"
 program NFS3C examples/nfs3c "cargo build -p rpcrdma --features verbs --example nfs3c"

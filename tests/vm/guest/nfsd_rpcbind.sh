@@ -1,6 +1,5 @@
 # Debian's rpcbind: a server registers itself there under the netid rdma, or rdma6, and withdraws at its end; clients
 # find it there.
-# limit: 150
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
@@ -32,7 +31,7 @@ serve() {
     "$NFS3D" /srv/rpcbind --squash none --listen "$1" --mount-port 20148 --key /run/rpcbind.key \
         --clients 1 --rpcbind >$said 2>&1 &
     server=$!
-    await 30 grep -q '^listening' $said
+    await grep -q '^listening' $said
 }
 quit() { kill -TERM $server && wait $server || fail "the server ended with $?: $(cat $said)"; }
 

@@ -2,7 +2,6 @@
 # and with the rest, the path MTU by the length of packets. The service level is not: RoCEv2 has it in a VLAN's tag alone,
 # which soft-RoCE does not write; asked for alone it changes no header. What cannot be is refused by name, and a server
 # refuses longer packets than its own.
-# limit: 300
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 for tool in dumpcap tshark; do
@@ -23,7 +22,7 @@ capture() {
     : >/run/dumpcap
     "${enter[@]}" dumpcap -q -i "$2" -f "$3 or udp port 9" -w "$file" 2>/run/dumpcap &
     capturing=$!
-    await 30 grep -q '^File: ' /run/dumpcap
+    await grep -q '^File: ' /run/dumpcap
     "${@:5}" >/run/said 2>&1 || fail "$1: ${*:5}: $(</run/said)"
     captured "$file" $across "${enter[@]}"
     kill -INT $capturing
@@ -62,7 +61,7 @@ longest() { awk '{ if ($3 > most) most = $3 } END { print most }' "/run/$1"; }
 long() { echo $((8 + 12 + 16 + $1 + 4)); }
 
 # The first request over a new cable is lost.
-await 30 "$rpcperf" lat $at -n 50
+await "$rpcperf" lat $at -n 50
 capture asked v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10 -T 104 -m 512
 capture written v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10
 capture alone v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10 -T 72
@@ -79,20 +78,20 @@ expect "DSCPs with a service level alone" "$(classes level 10.0.0.1) $(classes l
 fails "more than the port has" 'path_mtu = 2048: the active MTU of rxe1 port 1 is 1024' -- "$rpcperf" lat $at -m 2048
 kill "$server"
 wait "$server" || true
-await 30 bash -c '! rdma resource show cm_id | grep -q LISTEN.*20049'
+await bash -c '! rdma resource show cm_id | grep -q LISTEN.*20049'
 
 serve class $at --only calls -d rxe0 -x 1 -T 72
-await 30 "$rpcperf" lat $at -n 50
+await "$rpcperf" lat $at -n 50
 capture server v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10
 shown server
 expect "DSCP of a server that has nothing else of its own" "$(classes server 10.0.0.1)" 18
 expect "DSCP of its client, that asks for none" "$(classes server 10.0.0.2)" 0
 kill "$server"
 wait "$server" || true
-await 30 bash -c '! rdma resource show cm_id | grep -q LISTEN.*20049'
+await bash -c '! rdma resource show cm_id | grep -q LISTEN.*20049'
 
 serve own $at --only calls -d rxe0 -x 1 -T 32 -S 3 -m 512
-await 30 "$rpcperf" lat $at -n 50 -m 256
+await "$rpcperf" lat $at -n 50 -m 256
 capture both v0 'udp port 4791' "$roce" "$rpcperf" bw $at --op read -s 64K -n 10 -T 104 -S 5 -m 256
 shown both
 expect "DSCP of a server that has its own" "$(classes both 10.0.0.1)" 8
@@ -115,7 +114,7 @@ done
 enter=(ip netns exec near) across=192.0.2.2
 serve_iwarp() { # NAME ADDRESS OPTION…
     "${enter[@]}" "$rpcperf" serve --listen "$2" --only calls "${@:3}" >"/run/$1" 2>&1 &
-    await 30 grep -q '^listening' "/run/$1"
+    await grep -q '^listening' "/run/$1"
 }
 # What has data: the answer to the first packet comes from the listener.
 tcp='-e ip.src -e ip.dsfield.dscp -Y tcp.len>0'

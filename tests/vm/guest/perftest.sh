@@ -1,7 +1,6 @@
 # rpcperf beside perftest on one device: both work, and have figures. And what the engine saves, which is a count: with
 # 32 calls under way a doorbell tells of 4 work requests or more, and at most one of 8 asks for a completion; bulk data
 # arrives as it was sent.
-# limit: 240
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 

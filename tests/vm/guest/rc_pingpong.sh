@@ -4,6 +4,6 @@ source "$(dirname "$0")/../lib.sh"
 options=(-d rxe0 -g 1 -s 4096 -n 200 -c) # -c: the bytes received are checked
 ibv_rc_pingpong "${options[@]}" &
 server=$!
-await 30 listening 18515
+await listening 18515
 ibv_rc_pingpong "${options[@]}" 10.0.0.1
 wait "$server"

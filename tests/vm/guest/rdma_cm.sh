@@ -5,7 +5,7 @@ source "$(dirname "$0")/../peers.sh"
 for address in $kernel $kernel6; do
     rping -s -a "$address" -C 10 -V & # -V: what arrives is checked
     server=$!
-    await 30 listening_rdma 7174
+    await listening_rdma 7174
     rping -c -a "$address" -C 10 -V
     wait "$server"
 done

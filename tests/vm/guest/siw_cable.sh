@@ -1,7 +1,6 @@
 # The Linux kernel's client over soft-iWARP writes to and reads from the example nfs3d through a cable that is slow in
 # both directions, with delay and loss: it is served on one connection, however long one of its calls takes.
 # idle
-# limit: 900
 export DEVICE=siw0
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"

@@ -1,6 +1,5 @@
 # The kernel's soft-iWARP, with nothing of this project: the connection manager and RDMA, and the kernel's NFS client
 # and server, over RDMA by TCP to each other. So the peers that the iWARP fabric is to be tried against are real.
-# limit: 240
 source "$(dirname "$0")/../lib.sh"
 export DEVICE=siw0
 source "$(dirname "$0")/../peers.sh"

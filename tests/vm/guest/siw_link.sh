@@ -2,7 +2,6 @@
 # and from the kernel's server: the clients are told within the fabric's time, and when it is up again others are
 # served.
 # idle
-# limit: 600
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../siw.sh"
 

@@ -6,7 +6,6 @@
 # tshark 4.0 takes the data of a READ for part of the reply, which it is not, and calls each such reply malformed,
 # between two kernels, too. It sees nothing but a Send in version 2, and in the second and later of several Sends within
 # one segment.
-# limit: 200
 source "$(dirname "$0")/../lib.sh"
 export DEVICE=siw0
 source "$(dirname "$0")/../nfsd.sh"
@@ -29,7 +28,7 @@ capture() {
     : >/run/dumpcap
     dumpcap -q -i $near -f 'tcp port 20049 or udp port 9' -w "$file" 2>/run/dumpcap &
     capturing=$!
-    await 30 grep -q '^File: ' /run/dumpcap
+    await grep -q '^File: ' /run/dumpcap
     "${@:2}"
     captured "$file" $across
     kill -INT $capturing

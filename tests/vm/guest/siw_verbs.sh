@@ -1,6 +1,5 @@
 # The verbs fabric beside an iWARP device, which it does not drive: with another device it is left aside, by itself or
 # by name it is refused, at clients and servers, with a sentence that says what talks to it.
-# limit: 120
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
@@ -19,8 +18,8 @@ wait "$server" || true
 
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
     rdma link add rxe0 type rxe netdev v0
-    await 30 grep -qs ffff:0a00:0001 /sys/class/infiniband/rxe0/ports/1/gids/1' EXIT
-await 30 bash -c '! rdma resource show cm_id | grep -q rpcperf'
+    await grep -qs ffff:0a00:0001 /sys/class/infiniband/rxe0/ports/1/gids/1' EXIT
+await bash -c '! rdma resource show cm_id | grep -q rpcperf'
 rdma link delete rxe0
 for address in verbs:10.1.0.1:20049 verbs:10.1.0.2:20049 'verbs:[fd01::1]:20049'; do
     fails "siw0 alone, to $address" "${refusal[@]}" -- "$rpcperf" lat "$address"

@@ -14,7 +14,7 @@ near() { ip netns exec near "$@"; }
 far() { ip netns exec far "$@" >/run/said 2>&1 || fail "$*: $(</run/said)"; }
 
 near "$RPCPERF" serve --listen iwarp:192.0.2.1:20049 --only calls >/run/serve 2>&1 &
-await 30 grep -q '^listening' /run/serve
+await grep -q '^listening' /run/serve
 far "$RPCPERF" lat iwarp:192.0.2.1:20049 -s 64 -n 1000
 tail -n 1 /run/said
 far "$RPCPERF" bw iwarp:192.0.2.1:20049 --op read -s 1M -n 50
@@ -22,7 +22,7 @@ tail -n 1 /run/said
 
 # The fabric alone; at the port behind that of the calls.
 near "$RPCPERF" serve --listen iwarp:192.0.2.1:20059 --only raw >/run/serve-raw 2>&1 &
-await 30 grep -q '^listening' /run/serve-raw
+await grep -q '^listening' /run/serve-raw
 for op in send read write; do
     far "$RPCPERF" raw-lat iwarp:192.0.2.1:20059 --op $op -s 64 -n 1000
     tail -n 2 /run/said
@@ -34,7 +34,7 @@ head -c 3000001 /dev/urandom >/run/movie
 head -c 32 /dev/urandom >/run/host.key
 near "$BLOCKSTORE" serve --file /run/disk.img --size 16M --listen iwarp:192.0.2.1:20050 --host-key /run/host.key \
     >/run/store 2>&1 &
-await 30 grep -q '^listening' /run/store
+await grep -q '^listening' /run/store
 far "$BLOCKSTORE" copy /run/movie iwarp:192.0.2.1:20050 --host-key /run/host.key
 far "$BLOCKSTORE" verify /run/movie iwarp:192.0.2.1:20050 --host-key /run/host.key
 grep 'equal to the source' /run/said

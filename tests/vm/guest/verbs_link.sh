@@ -4,14 +4,13 @@
 # nobody hangs, and what was theirs comes back; others are served all the while, and when the link is up again, those
 # that were lost are served again, by the same server. What becomes of a device whose own interface goes down is in
 # verbs_down.sh.
-# limit: 240
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
 at=verbs:10.0.0.1:20049
 serve server $at -q 8 -s 64K --stats /run/server.stats
 "$rpcperf" lat $at -n 50 >/dev/null
-await 30 bash -c '! rdma resource show cm_id | grep -q "state CONNECT"'
+await bash -c '! rdma resource show cm_id | grep -q "state CONNECT"'
 holds >/run/before
 # However this ends, what runs behind it finds the network as it was.
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
@@ -23,7 +22,7 @@ up_v1() {
 }
 
 ip link set v0 down
-await 30 grep -q 'port 1 is down' /run/server
+await grep -q 'port 1 is down' /run/server
 up
 unharmed "the link down and up, with nothing under way"
 
@@ -33,37 +32,37 @@ unharmed "the link down and up, with nothing under way"
 "$RPCRDMA" ping -c 100000 -i 0.1 -W 20 $at 0x20525046 4 >/run/other 2>&1 &
 other=$!
 answers() { wc -l </run/other; }
-await 30 bash -c '(( $(wc -l </run/other) > 5 ))'
+await bash -c '(( $(wc -l </run/other) > 5 ))'
 theirs() { rdma resource show qp link rxe0 | grep -c "type RC" || true; }
 quiet=$(theirs)
 # The first request over a new cable is lost, and not sent again before somebody has lost patience.
-wire() { "$(dirname "$0")/../wire-up" && await 30 "$rpcperf" lat $at -n 50; }
+wire() { "$(dirname "$0")/../wire-up" && await "$rpcperf" lat $at -n 50; }
 unwire() { "$(dirname "$0")/../wire-up" down; }
 wire
 load
 # Who sends all the time may find that nothing can be sent before the device has said why. This one sends a call in 5 s.
 "$rpcperf" lat $at -s 64 -n 100 --rate 0.2 --idle event >/run/idle 2>&1 &
 clients+=($!)
-await 30 grep -q '#bytes' /run/idle
+await grep -q '#bytes' /run/idle
 (($(theirs) > quiet)) || fail "no queue pair for the clients: $(rdma resource show qp)"
 before=$(answers)
 ip link set v1 down
-await 30 grep -q DOWN /sys/class/infiniband/rxe0/ports/1/state
+await grep -q DOWN /sys/class/infiniband/rxe0/ports/1/state
 lost "the link down"
 grep -q 'port 1 is down' /run/idle || fail "a lost client does not say that its port is down: $(</run/idle)"
 # The server's device has said so too, and it is counted: once here, once with nothing under way.
 grep -q 'port 1 is down' /run/server || fail "the server does not say that the port is down: $(</run/server)"
 (($(counted port_downs) >= 2)) || fail "the server has counted $(counted port_downs) times that the port went down"
 # The server is not told: it finds out by its device, or by its keep-alive.
-await 60 bash -c "(( \$(rdma resource show qp link rxe0 | grep -c 'type RC') == $quiet ))"
+await bash -c "(( \$(rdma resource show qp link rxe0 | grep -c 'type RC') == $quiet ))"
 # While the link is down, as it is yet.
 served() { (($(answers) > before + 5)); }
-await 30 served
+await served
 echo "- what the lost clients had has come back; another was served all the while"
 unwire
 up_v1
-await 30 grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state
-await 30 grep -q 'port 1 is up' /run/server
+await grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state
+await grep -q 'port 1 is up' /run/server
 wire
 "$rpcperf" bw $at --op write -s 64K -n 50 >/run/again 2>&1 || fail "not served after the link came back: $(</run/again)"
 rdma resource show qp link rxe1 | grep -q 'type RC' &&
