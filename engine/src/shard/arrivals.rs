@@ -3,9 +3,10 @@
 //!
 //! Until its first message a connection has the smallest credit limit that there is: whoever connects and
 //! says nothing costs a handful of Receives. Then it gets what every connection gets. When there are no
-//! Receives for one more, those make room that have said nothing, and had time to; then those of a host whose
-//! idle connections keep more than half of all Receives, for other hosts; then those that have been silent
-//! for long.
+//! Receives for one more, those make room that have said nothing, and had time to; then, for other hosts, idle ones
+//! of a host that keeps more than half of all Receives; then those that have been silent for long; at last, for other
+//! hosts, any connection of such a host. A host keeps no more than its share by never being idle: calls that wait for
+//! memory owe nothing, and so no deadline ends them.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -20,7 +21,7 @@ use crate::fabric::{Fabric, FabricError, QpId, RequestId};
 use crate::proto::{ConnConfig, Connection, MIN_CREDITS};
 use crate::wire::private_data::PrivateData;
 
-/// The part of the Receives that the idle connections of one host may keep from others.
+/// The part of the Receives that the connections of one host may keep from others.
 const SHARE: usize = 2;
 /// Nanoseconds after which a connection without a first message makes room for another.
 ///
@@ -67,32 +68,36 @@ impl Accepted {
     }
 }
 
-/// A connection that does nothing.
+/// A connection that Receives are kept for.
 #[derive(Clone, Copy, Debug)]
-struct Idle<'a> {
+struct Keeper<'a> {
     qp: QpId,
     host: &'a str,
     new: bool,
-    /// How long it has been silent, in nanoseconds.
+    /// Nothing is under way on it.
+    idle: bool,
+    /// How long it has sent nothing of use, in nanoseconds.
     silent: u64,
     /// Receives that are kept for it.
     reserve: usize,
 }
 
-/// Who makes room for one more connection of `host`: one that has said nothing yet, and had time to; else one
-/// of another host whose idle connections keep more than `share` Receives; else one that has been silent for
-/// so long. Of several the longest silent.
-fn makes_room(idle: &[Idle<'_>], host: &str, share: usize, silent_for: u64) -> Option<QpId> {
+/// Who makes room for one more connection of `host`: one that has said nothing yet, and had time to; else an idle one
+/// of another host that keeps more than `share` Receives; else one that has been silent for so long; else any of such a
+/// host. Of several the longest silent.
+fn makes_room(keepers: &[Keeper<'_>], host: &str, share: usize, silent_for: u64) -> Option<QpId> {
     let mut kept = HashMap::<&str, usize>::new();
-    for one in idle {
+    for one in keepers {
         *kept.entry(one.host).or_default() += one.reserve;
     }
-    let rank = |one: &Idle<'_>| match () {
-        () if one.new && one.silent >= FIRST_MESSAGE => 3,
-        () if one.host != host && kept.get(one.host).is_some_and(|&kept| kept > share) => 2,
-        () => u8::from(one.silent >= silent_for),
+    let too_much = |one: &Keeper<'_>| one.host != host && kept.get(one.host).is_some_and(|&kept| kept > share);
+    let rank = |one: &Keeper<'_>| match () {
+        () if one.idle && one.new && one.silent >= FIRST_MESSAGE => 4,
+        () if one.idle && too_much(one) => 3,
+        () if one.idle && one.silent >= silent_for => 2,
+        () => u8::from(too_much(one)),
     };
-    idle.iter().filter(|one| rank(one) > 0).max_by_key(|one| (rank(one), one.silent)).map(|one| one.qp)
+    keepers.iter().filter(|one| rank(one) > 0).max_by_key(|one| (rank(one), one.silent)).map(|one| one.qp)
 }
 
 impl<F: Fabric> Shard<F> {
@@ -129,31 +134,31 @@ impl<F: Fabric> Shard<F> {
     /// Sees to it that there are Receives for one more connection, of this host.
     ///
     /// # Errors
-    /// There are none, and nobody who is idle for long enough to be ended for it.
+    /// There are none, and nobody has to make room.
     fn displace_for(&mut self, host: &str, now: u64) -> Result<(), FabricError> {
         let Err(error) = self.share() else { return Ok(()) };
         let share = self.cx.config.receives.saturating_sub(RECEIVE_MARGIN) / SHARE;
-        let idle: Vec<_> = self.idle_accepted(now).collect();
-        match makes_room(&idle, host, share, nanoseconds(self.cx.config.silent_after)) {
+        let keepers: Vec<_> = self.keepers(now).collect();
+        match makes_room(&keepers, host, share, nanoseconds(self.cx.config.silent_after)) {
             Some(qp) => self.displace(qp),
             None => return Err(error),
         }
         self.share().map(drop)
     }
 
-    /// The accepted connections that nothing is under way on.
-    fn idle_accepted(&self, now: u64) -> impl Iterator<Item = Idle<'_>> {
+    /// The accepted connections.
+    fn keepers(&self, now: u64) -> impl Iterator<Item = Keeper<'_>> {
         self.cx.conns.iter().filter_map(move |conn| {
             let accepted = conn.accepted()?;
             let idle = conn.proto.is_idle() && conn.is_idle();
             let useful = conn.proto.useful_messages();
             let silent = if useful == accepted.useful { now.saturating_sub(accepted.heard) } else { 0 };
             let reserve = conn.promise.receives() as usize;
-            idle.then_some(Idle { qp: conn.qp(), host: &accepted.host, new: accepted.new, silent, reserve })
+            Some(Keeper { qp: conn.qp(), host: &accepted.host, new: accepted.new, idle, silent, reserve })
         })
     }
 
-    /// Ends a connection that is idle, to have its Receives.
+    /// Ends a connection, to have its Receives.
     fn displace(&mut self, qp: QpId) {
         self.cx.stats.connections_displaced += 1;
         self.close_now(qp, LocalClose::Displaced);
@@ -229,12 +234,16 @@ impl<F: Fabric> Shard<F> {
 mod tests {
     use super::*;
 
-    fn idle(slot: u32, host: &str, new: bool, silent: u64, reserve: usize) -> Idle<'_> {
-        Idle { qp: QpId { slot, generation: 0 }, host, new, silent, reserve }
+    fn idle(slot: u32, host: &str, new: bool, silent: u64, reserve: usize) -> Keeper<'_> {
+        Keeper { qp: QpId { slot, generation: 0 }, host, new, idle: true, silent, reserve }
     }
 
-    fn makes_room(idle: &[Idle<'_>], host: &str, share: usize, silent_for: u64) -> Option<u32> {
-        super::makes_room(idle, host, share, silent_for).map(|qp| qp.slot)
+    fn busy(slot: u32, host: &str, silent: u64, reserve: usize) -> Keeper<'_> {
+        Keeper { idle: false, ..idle(slot, host, false, silent, reserve) }
+    }
+
+    fn makes_room(keepers: &[Keeper<'_>], host: &str, share: usize, silent_for: u64) -> Option<u32> {
+        super::makes_room(keepers, host, share, silent_for).map(|qp| qp.slot)
     }
 
     #[test]
@@ -259,6 +268,16 @@ mod tests {
         assert_eq!(makes_room(&all, "c", 115, 1000), None);
         assert_eq!(makes_room(&all, "a", 114, 1000), None, "not for itself");
         assert_eq!(makes_room(&all, "a", 114, 15), Some(1), "but for whom silence has been long");
+    }
+
+    #[test]
+    fn a_host_keeps_no_more_than_its_share_by_being_busy() {
+        let all = [busy(0, "a", 20, 65), busy(1, "a", 30, 50), busy(2, "b", 90, 65), idle(3, "a", false, 0, 0)];
+        assert_eq!(makes_room(&all, "c", 114, 1000), Some(3), "one that does nothing goes first");
+        assert_eq!(makes_room(&all[..3], "c", 114, 1000), Some(1));
+        assert_eq!(makes_room(&all[..3], "c", 115, 1000), None);
+        assert_eq!(makes_room(&all[..3], "c", 115, 10), None, "whoever is busy is not silent");
+        assert_eq!(makes_room(&all[..3], "a", 114, 1000), None, "not for itself");
     }
 
     #[test]

@@ -74,8 +74,9 @@ pub enum LocalClose {
     /// [`Config::progress_timeout`](crate::Config::progress_timeout) is over.
     #[error("{0} (Config::progress_timeout, Config::least_rate)")]
     ProgressTimeout(Stall),
-    /// Others needed its Receives; see [`Config::silent_after`](crate::Config::silent_after).
-    #[error("it is silent, and its Receives are wanted (Config::silent_after)")]
+    /// Others needed its Receives: it was silent ([`Config::silent_after`](crate::Config::silent_after)), or its host
+    /// kept more than half of all ([`Config::receives`](crate::Config::receives)).
+    #[error("its Receives are wanted by others (Config::receives, Config::silent_after)")]
     Displaced,
     /// Something that was counted as sent could not be.
     #[error("{0} could not be sent")]

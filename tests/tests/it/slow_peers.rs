@@ -52,14 +52,20 @@ fn send_call(peer: &mut RawPeer, xid: u32) {
 /// A peer of version 1 behind a cable that moves nothing from now on, and so many calls of it with a Read chunk each,
 /// which the server has.
 fn reads(server: &Address, from: Ipv4Addr, calls: u32) -> (Cable, RawPeer) {
+    try_reads(server, from, calls).expect("a connection")
+}
+
+/// The same; or why it is refused.
+fn try_reads(server: &Address, from: Ipv4Addr, calls: u32) -> Result<(Cable, RawPeer), String> {
     let cable = Cable::new(server, from);
-    let mut peer = RawPeer::connect_as(cable.address(), Version::V1);
+    let mut peer = RawPeer::try_connect(cable.address(), b"")?;
+    peer.version = Version::V1;
     ping(&mut peer, 1);
     cable.hold();
     (2..2 + calls).for_each(|xid| send_call(&mut peer, xid));
     // The calls are far shorter than one chunk.
     cable.pass(CHUNK);
-    (cable, peer)
+    Ok((cable, peer))
 }
 
 /// One look of the server later, in which the cable has moved so many bytes.
@@ -109,6 +115,30 @@ fn a_peer_that_answers_no_reads_is_ended_whatever_else_it_sends() {
         server.stats().peers_stalled == 1
     });
     assert!(ended, "it holds memory for ever");
+}
+
+/// A call that waits for memory owes nothing, and so no deadline ends its connection.
+#[test]
+fn a_host_that_is_never_idle_locks_no_other_host_out() {
+    let shard = Config { receives: 256, progress_timeout: Duration::MAX, ..config() };
+    let (address, server) = serve(shard);
+    let mut slow = Vec::new();
+    while let Ok(one) = try_reads(&address, SLOW, 1) {
+        assert!(slow.len() < 128, "each connection keeps Receives");
+        slow.push(one);
+    }
+    let others: Vec<_> = (0..4)
+        .map(|_| {
+            let cable = Cable::new(&address, OTHER);
+            let mut peer = RawPeer::connect_as(cable.address(), Version::V1);
+            ping(&mut peer, 1);
+            (cable, peer)
+        })
+        .collect();
+    let stats = server.stats();
+    assert!((1..=4).contains(&stats.connections_displaced), "{stats:?}");
+    let are = stats.connections as usize + stats.connections_displaced as usize;
+    assert_eq!((are, stats.peers_stalled), (slow.len() + others.len(), 0), "each ended for room, if at all");
 }
 
 #[test]
