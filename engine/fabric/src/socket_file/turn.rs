@@ -112,7 +112,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 /// Removes what is in the lock file's place.
 fn displace(name: &str, lock: &Path) -> Result<(), FabricError> {
     let whose = found(lock).unwrap_or_default();
-    match std::fs::remove_file(lock) {
+    match std::fs::remove_file(lock).or_else(|error| std::fs::remove_dir(lock).map_err(|_| error)) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             let shown = lock.display();
             let remedy = "remove it, or take a directory that only the server's user may write to";
@@ -194,6 +194,8 @@ mod tests {
         // The same for what is no file, or one of ours that others may open.
         as_user(NOBODY, || symlink("/etc/hostname", &lock).expect("all may"));
         drop(listen(&path).expect("a link"));
+        as_user(NOBODY, || std::fs::create_dir(&lock).expect("all may"));
+        drop(listen(&path).expect("a directory with nothing in it"));
         std::fs::write(&lock, "").expect("ours");
         std::fs::set_permissions(&lock, std::fs::Permissions::from_mode(0o666)).expect("chmod");
         let held = as_user(NOBODY, || (held, hold(&lock)));
