@@ -6,14 +6,21 @@
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::TuneError;
 use super::search::{Machine, Measured};
 use super::settings::Settings;
+
+const FOREIGN: &str = "this is no state file of rpcrdma tune";
+/// Bytes of the longest state file that is read. A run takes some hundred of them.
+const LONGEST: u64 = 64 << 20;
 
 /// One run.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -45,12 +52,23 @@ impl State {
     /// another try.
     ///
     /// # Errors
-    /// It has another head, something else in it, or is used by another process; or files cannot be written there.
+    /// It has another head, something else in it, or is used by another process; it is a link, or no file; or files
+    /// cannot be written there.
     pub(super) fn open(path: &Path, head: &Map<String, Value>) -> Result<Self, TuneError> {
         let wrong = |reason: String| TuneError::State { path: path.display().to_string(), reason };
         let failed = |error: std::io::Error| wrong(error.to_string());
-        let mut file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(failed)?;
+        // What is no plain file is neither followed nor waited for.
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).custom_flags(flags);
+        let mut file = options.open(path).map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::LOOP) => wrong("it is a symbolic link; name the file itself".to_owned()),
+            _ => failed(error),
+        })?;
+        let found = file.metadata().map_err(failed)?;
+        if !found.is_file() || found.len() > LONGEST {
+            return Err(wrong(FOREIGN.to_owned()));
+        }
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => return Err(wrong("another rpcrdma tune is using it".to_owned())),
             Err(TryLockError::Error(error)) => return Err(failed(error)),
@@ -83,13 +101,11 @@ impl State {
 /// The runs in the text of a state file, and how much of it they and the head are, in bytes.
 fn recorded(text: &str, head: &Map<String, Value>) -> Result<(VecDeque<Run>, usize), String> {
     let mut lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
-    let foreign = || "this is no state file of rpcrdma tune".to_owned();
     let Some(first) = lines.next() else {
-        // A new file, or a head that was being written when its tuning was ended.
-        let begun = Value::Object(head.clone()).to_string().starts_with(text);
-        return if begun { Ok((VecDeque::new(), 0)) } else { Err(foreign()) };
+        // A new file. Of a head that was not written whole nobody can tell whose it is.
+        return if text.is_empty() { Ok((VecDeque::new(), 0)) } else { Err(FOREIGN.to_owned()) };
     };
-    let theirs: Map<String, Value> = serde_json::from_str(first).map_err(|_| foreign())?;
+    let theirs: Map<String, Value> = serde_json::from_str(first).map_err(|_| FOREIGN.to_owned())?;
     if let Some(key) = head.keys().chain(theirs.keys()).find(|key| head.get(*key) != theirs.get(*key)) {
         let text = |of: &Map<String, Value>| of.get(key).map_or_else(|| "nothing".to_owned(), Value::to_string);
         return Err(format!(
@@ -254,14 +270,19 @@ mod tests {
         let held = State::open(&path, &head("calls")).unwrap();
         assert!(State::open(&path, &head("calls")).unwrap_err().to_string().contains("another rpcrdma tune"));
         drop(held);
+        let refused = |path: &Path| State::open(path, &head("calls")).unwrap_err().to_string();
         for other in ["no JSON\n", "no JSON, and no line", "{", "x"] {
             fs::write(&path, other).unwrap();
-            let opened = State::open(&path, &head("calls"));
-            assert_eq!(opened.is_ok(), other == "{", "{other}: a head that was begun, or what others wrote");
-            assert!(other == "{" || fs::read_to_string(&path).unwrap() == other, "{other}");
+            assert!(refused(&path).contains(FOREIGN), "{other}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), other);
         }
-        fs::write(&path, "no JSON").unwrap();
-        assert!(State::open(&path, &head("calls")).unwrap_err().to_string().contains("no state file"));
+        let (sparse, pipe) = (folder.path().join("sparse"), folder.path().join("pipe"));
+        File::create(&sparse).unwrap().set_len(1 << 40).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
+        assert!([sparse, pipe].iter().all(|path| refused(path).contains(FOREIGN)));
+        let (link, nowhere) = (folder.path().join("link"), folder.path().join("nowhere"));
+        std::os::unix::fs::symlink(&nowhere, &link).unwrap();
+        assert!(refused(&link).contains("symbolic link") && !nowhere.exists());
         fs::write(&path, format!("{}\n{{}}\n", Value::Object(head("calls")))).unwrap();
         assert!(State::open(&path, &head("calls")).unwrap_err().to_string().contains("line 2"));
         assert!(State::open(folder.path(), &head("calls")).unwrap_err().to_string().starts_with("--state "));
