@@ -94,8 +94,9 @@ pub fn by_host(call: &ServerCall) -> Option<Client> {
     call.peer_identity().map(|name| Client::named(name.as_bytes()))
 }
 
-/// The client with this credential: right where a credential names a caller on a host, as AUTH_SYS with
-/// machine name and stamp does; `None` for AUTH_NONE.
+/// The client with this credential: right where a credential names a caller on a host, as AUTH_SYS with machine name
+/// and stamp does; `None` for AUTH_NONE. [`Credential::sys`](crate::client::Credential::sys) stamps 0: its machine names
+/// must differ then.
 pub fn by_credential(call: &ServerCall) -> Option<Client> {
     let (flavor, body) = call.credential();
     (flavor != 0).then(|| Client::named(&[&flavor.to_be_bytes()[..], body].concat()))
