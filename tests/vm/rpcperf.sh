@@ -93,7 +93,7 @@ load() {
     sleep 1
 }
 
-# lost WHAT: each of them ends, with an error that says so.
+# lost WHAT: each of them ends, with an error that says so: of a call that was lost, or of the next one.
 lost() {
     local client op status
     for client in "${clients[@]}"; do
@@ -104,7 +104,7 @@ lost() {
         ((status == 1)) || fail "$1: exit status $status of a client: $(cat /run/busy-*)"
     done
     for op in write read; do
-        grep -q 'rpcperf: .*connection lost' "/run/busy-$op" ||
+        grep -qE 'rpcperf: .*(connection lost|not connected)' "/run/busy-$op" ||
             fail "$1: nothing is said of the loss: $(<"/run/busy-$op")"
         echo "- $1, amid --op $op: $(grep rpcperf: "/run/busy-$op")"
     done
