@@ -311,20 +311,15 @@ impl SoftwareFabric {
                     (_, _, Err(why)) => Err(why),
                     _ => Err("an answer without its descriptor".to_owned()),
                 };
-                match table {
-                    Ok(_) if !qp.take_rings(ring_bytes) => {
-                        FabricError::Peer(format!("it answers with rings of {ring_bytes} bytes"))
-                    }
-                    Ok(table) if (1..=qp.max_message.min(ring_bytes / 2)).contains(&max_message) => {
+                match table.and_then(|table| qp.take_rings(ring_bytes, max_message).map(|()| table)) {
+                    Ok(table) => {
                         qp.peer_windows = Some(PeerWindows::new(table, windows));
                         qp.peer_may_sleep = may_sleep;
-                        qp.max_message = max_message;
                         qp.state = State::Up;
                         qp.deadline = None;
                         self.common.events.push_back(ControlEvent::Established { qp: qp.id, private_data });
                         return;
                     }
-                    Ok(_) => FabricError::Peer(format!("it answers with messages of {max_message} bytes")),
                     Err(why) => FabricError::Peer(why),
                 }
             }

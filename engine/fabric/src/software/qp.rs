@@ -372,15 +372,25 @@ impl Qp {
         }
     }
 
-    /// Of the rings that we offered, the acceptor uses so much. False if that cannot be.
-    pub(super) fn take_rings(&mut self, bytes: u32) -> bool {
+    /// Of the rings that we offered, the acceptor uses so much, for messages no longer than this.
+    ///
+    /// # Errors
+    /// That cannot be.
+    pub(super) fn take_rings(&mut self, bytes: u32, max_message: u32) -> Result<(), String> {
+        let no_rings = || format!("it answers with rings of {bytes} bytes");
         if !RING_BYTES.contains(&(bytes as usize)) || bytes > self.layout.ring_bytes() {
-            return false;
+            return Err(no_rings());
         }
+        if !(1..=self.max_message.min(bytes / 2)).contains(&max_message) {
+            return Err(format!("it answers with messages of {max_message} bytes"));
+        }
+        self.max_message = max_message;
         self.layout = Layout::new(bytes);
         (self.rx, self.tx) = (self.layout.consumer(self.max_message), self.layout.producer());
         let first = self.layout.first_bytes();
-        self.layout.lay_tx(&mut self.ring, self.side, first) && self.layout.lay_rx(&mut self.ring, self.side, first)
+        let laid = self.layout.lay_tx(&mut self.ring, self.side, first)
+            && self.layout.lay_rx(&mut self.ring, self.side, first);
+        laid.then_some(()).ok_or_else(no_rings)
     }
 
     /// Has what a message needs fetched, before long it is polled.

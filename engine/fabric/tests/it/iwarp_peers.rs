@@ -14,7 +14,8 @@ use rpcrdma_fabric::{
     QpId, RemoteMemory, Source, Status, WorkRequest,
 };
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
-use rustix::net::sockopt::set_socket_linger;
+use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size};
+use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// How long something that must happen is waited for.
@@ -141,7 +142,12 @@ impl Server {
 
     /// One whose request is of this revision of MPA.
     fn peer_of(&mut self, revision: u8, crc: bool) -> (Peer, QpId) {
-        let mut peer = self.stranger();
+        let peer = self.stranger();
+        self.joined(peer, revision, crc)
+    }
+
+    /// The same of one that has said nothing yet.
+    fn joined(&mut self, mut peer: Peer, revision: u8, crc: bool) -> (Peer, QpId) {
         peer.say(&request(crc, revision));
         let before = self.up.len();
         let qp = self.until("a connection", |server| server.up.get(before).copied());
@@ -466,6 +472,31 @@ fn a_peer_that_stops_reading_is_given_up_and_others_are_served() {
     let last = server.writes(12);
     assert!(last.contains(&Status::RetryExceeded) && last.last() == Some(&Status::Flushed), "{last:?}");
     server.serves();
+    server.close();
+}
+
+/// TCP's own limit takes a window that stays smaller than a segment for no answer.
+#[test]
+fn a_peer_that_takes_little_at_a_time_is_not_given_up() {
+    let retry_timeout = 8 * SHORT;
+    let mut server = Server::new(IwarpConfig { retry_timeout, send_buffer: Some(64 << 10), ..IwarpConfig::default() });
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    set_socket_recv_buffer_size(&socket, 16 << 10).expect("SO_RCVBUF");
+    rustix::net::connect(&socket, &server.at).expect("connected");
+    let (mut peer, qp) = server.joined(Peer::new(socket.into()), 2, false);
+    peer.say(&fpdu(Message::Write, true, Place::Tagged { stag: 0, offset: 0 }, b"", false));
+    (0..2).for_each(|wr_id| server.write(qp, wr_id));
+    let (start, mut taken) = (Instant::now(), 0);
+    while start.elapsed() < 2 * retry_timeout {
+        // The window is opened anew so seldom that TCP asks for it meanwhile.
+        taken += peer.socket.read(&mut [0; 1024]).unwrap_or(0);
+        server.turn();
+        assert!(server.ended.is_empty(), "{:?} after {taken} bytes", server.ended);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(server.done.len() < 2, "it was not slow");
+    drop(peer);
+    server.end_of(qp);
     server.close();
 }
 

@@ -225,6 +225,30 @@ fn rings_are_no_longer_than_ours() {
     town.ends(s);
 }
 
+/// An acceptor that sends what is longer than it has agreed to, though not longer than the connector had offered.
+#[test]
+fn messages_are_no_longer_than_was_agreed() {
+    let mut town = Town::new("agreed");
+    town.server.common.config.max_message = 2048;
+    let mut client = open();
+    client.register(town.pool.arena(), Access::LOCAL).expect("register");
+    client.connect(&town.address, &params()).expect("connect");
+    let s = town.accept();
+    let mut bufs = vec![town.pool.alloc(4096).expect("buffer")];
+    assert_eq!(client.post_recv(None, &mut bufs), 1);
+    town.server.table.get(s).expect("it is there").max_message = 4096;
+    let buf = town.pool.alloc(3000).expect("buffer");
+    let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
+    town.server.post_send(s, &mut vec![Posting { wr_id: 0, signalled: false, wr }]).expect("post");
+    town.until("it is refused", |_| {
+        client.poll_cq(&mut Vec::new(), 1);
+        client.poll_control(&mut Vec::new());
+        (client.stats().peer_violations == 1).then_some(())
+    });
+    drop(client);
+    town.ends(s);
+}
+
 /// An acceptor that answers nonsense.
 #[test]
 fn answers_that_cannot_be() {
