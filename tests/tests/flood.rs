@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
+use rpcrdma::fabric::Access;
 use rpcrdma::service::DeferredCall;
-use rpcrdma::wire::ErrorBody;
+use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, ReadSegment};
 use rpcrdma::{CallError, Config, Procedure, Refusal, Services};
 use rpcrdma_tests::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -186,9 +187,21 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
         call.write_chunk(room).expect("room");
     }
     assert_eq!(other.call(call).map(drop).map_err(CallError::from), Err(CallError::Transport(ErrorBody::System)));
-    drop((client, other));
+    let mut peer = RawPeer::connect(&address);
+    let (target, _) = peer.expose(&[0; 100], Access::REMOTE_READ);
+    let reads = &[ReadSegment { position: 40, target }];
+    for xid in (1..).take(CALLS) {
+        let call = call_bytes(xid, PROGRAM, VERSION, 24, &[]);
+        let bytes = peer.message(xid, Flags::NONE, Body::Msg(Chunks { reads, ..Chunks::NONE }), &call);
+        peer.send(&bytes);
+        peer.receive().expect("an error");
+    }
+    drop((client, other, peer));
     drop(world.take_server());
-    let (of_memory, others): (Vec<_>, Vec<_>) = heard().into_iter().partition(|line| line.contains("ERR_SYSTEM"));
+    let (undeclared, lines): (Vec<_>, Vec<_>) = heard().into_iter().partition(|line| line.contains("declare"));
+    assert!(undeclared[0].contains("`read_chunks`"), "{undeclared:?}");
+    assert_few(&undeclared, CALLS);
+    let (of_memory, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.contains("ERR_SYSTEM"));
     assert!(of_memory.len() == 1 && of_memory[0].contains("raise `Config::bulk_buffers`"), "{of_memory:?}");
     drop(world.take_server());
     assert_few(&[others, heard()].concat(), CALLS);

@@ -49,6 +49,13 @@ pub enum CloseReason {
     Before,
 }
 
+impl CloseReason {
+    /// The device has given it up: the peer answers nothing, or takes nothing, for as long as the fabric allows.
+    pub(super) fn is_failure(&self) -> bool {
+        matches!(self, Self::Device { .. } | Self::Disconnected { cause: Disconnect::Failure, .. })
+    }
+}
+
 /// Where the thread of a client finds why its connection is over.
 pub(crate) type ClosedBecause = OnceLock<CloseReason>;
 

@@ -444,6 +444,14 @@ impl Responder {
         cx.stats.calls_failed += 1;
         self.tally.refused(&call, &refusal);
         let id = call.id;
+        if let CallRefusal::Undeclared(error) = refusal {
+            let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+            let line = format_args!(
+                "procedure {procedure} of program {program} is answered with an error: {error}; its chunks are not what \
+                 it declares (`read_chunks`, `write_chunks`)"
+            );
+            cx.warn("calls whose chunks their procedures do not declare", line);
+        }
         let body = match refusal {
             CallRefusal::Rpc(body) => body,
             CallRefusal::NotACall => {
