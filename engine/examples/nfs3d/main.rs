@@ -134,6 +134,13 @@ struct Cli {
     /// (One that is gone without a word has its memory until then.)
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     keep_alive: u32,
+    /// Seconds for which a client may owe what it was asked for, as the data of a WRITE, before its connection is ended.
+    /// Time in which it moves data at the least rate does not count.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    progress_timeout: u32,
+    /// The least rate, in bytes a second.
+    #[arg(long, value_name = "BYTES", default_value_t = 16 << 10, value_parser = clap::value_parser!(u64).range(1..))]
+    least_rate: u64,
     /// What file handles are made of.
     #[arg(long, value_enum, default_value = "auto")]
     handles: By,
@@ -263,6 +270,8 @@ fn config(options: &Cli) -> anyhow::Result<ServerConfig> {
         max_credits: CREDITS,
         idle: options.idle.policy(),
         keep_alive: Duration::from_secs(options.keep_alive.into()),
+        progress_timeout: Duration::from_secs(options.progress_timeout.into()),
+        least_rate: options.least_rate,
         bulk_buffers: vec![(16 << 10, calls), (nfs::TRANSFER as usize, calls)],
         long_buffers: vec![(nfs::DIRECTORY as usize + 4096, calls.min(64))],
         iwarp: options.iwarp.config(&options.listen)?,
