@@ -69,7 +69,9 @@ impl Stopwatch {
         }
         self.nanos = self.nanos.saturating_add(passed.nanos);
         let Some(moved) = passed.moved else { return self.nanos.saturating_sub(self.payable) };
-        let paid = moved.min(self.payable);
+        // Bytes of the other direction may move meanwhile. What is not needed of theirs is not taken from what is to
+        // pay for the rest.
+        let paid = moved.min(self.payable).min(self.nanos);
         self.payable -= paid;
         self.nanos = self.nanos.saturating_sub(paid);
         self.nanos
@@ -318,6 +320,15 @@ mod tests {
         look_at(&mut progress, owed, 1, 0, 80);
         assert_eq!(look_at(&mut progress, owed, 100, 1000, 80), 10, "80 bytes, and an eighth for headers");
         assert_eq!(look_at(&mut progress, owed, 100, 2000, 80), 110, "it sends anything but what it owes");
+    }
+
+    #[test]
+    fn bytes_that_nothing_was_to_be_paid_for_take_nothing_from_the_rest() {
+        let (mut progress, owed) = (Progress::default(), sent(1, 0));
+        look_at(&mut progress, owed, 1, 0, 800);
+        // Both directions move twice as much as they must: 900 is to pay for 9 looks.
+        let waited: Vec<_> = (1..=10).map(|look| look_at(&mut progress, owed, 100, 400 * look, 0)).collect();
+        assert_eq!(waited, [[0; 9].as_slice(), &[100]].concat());
     }
 
     #[test]
