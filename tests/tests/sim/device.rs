@@ -61,10 +61,11 @@ impl Kind {
         }
     }
 
-    /// A device that nothing happens to, and whose own time limits do not matter.
+    /// A device that nothing happens to, and whose own time limits do not matter. It forgets at once what those who have
+    /// gone have left in their rings: that may be records without end.
     pub(crate) fn bare(self, iwarp: IwarpConfig, seed: u64) -> Medium {
-        let config =
-            SoftwareConfig { linger: HOUR, handshake_timeout: HOUR, retry_timeout: HOUR, ..SoftwareConfig::default() };
+        let (linger, handshake_timeout, retry_timeout) = (Duration::ZERO, HOUR, HOUR);
+        let config = SoftwareConfig { linger, handshake_timeout, retry_timeout, ..SoftwareConfig::default() };
         self.open(&config, iwarp, seed)
     }
 
