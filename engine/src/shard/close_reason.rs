@@ -50,7 +50,8 @@ pub enum CloseReason {
 }
 
 impl CloseReason {
-    /// The device has given it up: the peer answers nothing, or takes nothing, for as long as the fabric allows.
+    /// The device has ended it: a request has failed, or the peer has answered or taken nothing for as long as the
+    /// fabric allows.
     pub(super) fn is_failure(&self) -> bool {
         matches!(self, Self::Device { .. } | Self::Disconnected { cause: Disconnect::Failure, .. })
     }

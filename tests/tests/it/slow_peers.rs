@@ -137,8 +137,8 @@ fn a_host_that_is_never_idle_locks_no_other_host_out() {
         .collect();
     let stats = server.stats();
     assert!((1..=4).contains(&stats.connections_displaced), "{stats:?}");
-    let are = stats.connections as usize + stats.connections_displaced as usize;
-    assert_eq!((are, stats.peers_stalled), (slow.len() + others.len(), 0), "each ended for room, if at all");
+    let known = stats.connections as usize + stats.connections_displaced as usize;
+    assert_eq!((known, stats.peers_stalled), (slow.len() + others.len(), 0), "each ended for room, if at all");
 }
 
 #[test]

@@ -61,10 +61,9 @@ impl Kind {
         }
     }
 
-    /// A device that nothing happens to, and whose own time limits do not matter. It forgets at once what those who have
-    /// gone have left in their rings: that may be records without end.
-    pub(crate) fn bare(self, iwarp: IwarpConfig, seed: u64) -> Medium {
-        let (linger, handshake_timeout, retry_timeout) = (Duration::ZERO, HOUR, HOUR);
+    /// A device that nothing happens to, and whose own time limits do not matter, but for `linger`.
+    pub(crate) fn bare(self, linger: Duration, iwarp: IwarpConfig, seed: u64) -> Medium {
+        let (handshake_timeout, retry_timeout) = (HOUR, HOUR);
         let config = SoftwareConfig { linger, handshake_timeout, retry_timeout, ..SoftwareConfig::default() };
         self.open(&config, iwarp, seed)
     }

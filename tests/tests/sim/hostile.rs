@@ -11,7 +11,7 @@ use rpcrdma::wire::{
 use rpcrdma_mempool::Lent;
 use rpcrdma_tests::{ECHO, LOAD, PROGRAM, REPLY, Random, STORE, VERSION, call_bytes, pattern, reply_bytes};
 
-use crate::device::{Kind, Medium, listener};
+use crate::device::{HOUR, Kind, Medium, listener};
 use crate::journal::Journal;
 use crate::plan::{Plan, pick};
 
@@ -62,7 +62,7 @@ impl Mind {
 
     /// A device, for one life.
     fn device(&self, lives: usize) -> Medium {
-        self.kind.bare(IwarpConfig::default(), self.seed | lives as u64)
+        self.kind.bare(HOUR, IwarpConfig::default(), self.seed | lives as u64)
     }
 
     fn listen(&self, address: &Address, lives: usize) -> State {

@@ -127,7 +127,8 @@ impl World {
             // Whoever takes no replies is let go by the engine, not by its own device.
             ..small()
         };
-        let fabric = kind.bare(config.iwarp(), seed);
+        // What those who have gone have left in their rings is forgotten at once: it may be records without end.
+        let fabric = kind.bare(Duration::ZERO, config.iwarp(), seed);
         let mut shard = Shard::open(fabric, config, Some(Arc::new(service::services(chunk)))).expect("a shard");
         let time = SimulatedTime::new();
         shard.simulate(&time);

@@ -291,8 +291,8 @@ impl Peer {
             _ if self.line.as_ref().is_some_and(|line| !line.answered) => ECHO,
             Conduct::AnswersNoReads(_) => STORE,
             _ if self.stores => STORE,
-            // What it announces and does not write is an old message of its own, to other data by now: another call.
-            Conduct::Halves(..) => [ECHO, STORE, STORE, LOAD][self.random.below(4)],
+            // A ring that it announces a message in has an old one there, to other data by now: another call.
+            Conduct::Halves(..) if self.kind == Kind::Software => [ECHO, STORE, STORE, LOAD][self.random.below(4)],
             _ => [ECHO, STORE, STORE, LOAD, KEEP][self.random.below(5)],
         };
         let (xid, len) = match (procedure, self.kept) {
