@@ -288,7 +288,7 @@ pub enum WorkRequest {
 
 impl WorkRequest {
     /// Bytes that go to the peer or come from it.
-    pub(crate) fn payload(&self) -> usize {
+    pub fn payload(&self) -> usize {
         match self {
             Self::Send { buf, .. } => buf.len(),
             Self::Write { len, .. } | Self::Read { len, .. } => *len,

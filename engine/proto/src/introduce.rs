@@ -129,7 +129,7 @@ impl Connection {
             .ok()?;
         self.connprop_rest.drain(..len);
         match flags {
-            Flags::MORE => self.reply_queue.push_front(Outgoing::Connprop),
+            Flags::MORE => self.queue_again(Outgoing::Connprop),
             _ => self.agree_on_windowed_credits(),
         }
         Some(start)

@@ -229,6 +229,8 @@ pub struct Connection {
     call_queue: VecDeque<CallId>,
     /// Replies, errors and properties, oldest first. Version 1 sends them without a credit.
     reply_queue: VecDeque<Outgoing>,
+    /// Messages that were in `reply_queue`, and are not any more. The number wraps.
+    unqueued: u32,
     /// Errors in `reply_queue`: each takes the place of a served call until it is sent.
     errors_queued: usize,
     counters: Counters,
@@ -279,6 +281,7 @@ impl Connection {
             inbound_room: max_inbound / 2,
             call_queue: VecDeque::with_capacity(config.max_calls + 1),
             reply_queue: VecDeque::with_capacity(2 * max_inbound.max(MIN_ERRORS)),
+            unqueued: 0,
             errors_queued: 0,
             just_sent: false,
             ping: false,
@@ -647,11 +650,6 @@ impl Connection {
     /// Replies wait to be sent.
     pub fn has_replies(&self) -> bool {
         !self.reply_queue.is_empty()
-    }
-
-    /// Replies wait, and the peer has granted nothing that they could go out with.
-    pub fn lacks_grant(&self) -> bool {
-        self.version == Version::V2 && !self.reply_queue.is_empty() && self.credits.available() == 0
     }
 
     /// Calls of the peer that are not answered, those whose replies wait included.

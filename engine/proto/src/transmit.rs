@@ -36,6 +36,7 @@ impl Connection {
         if may && let Some(out) = self.reply_queue.pop_front() {
             let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
             self.errors_queued -= usize::from(error);
+            self.unqueued = self.unqueued.wrapping_add(1);
             return Some(out);
         }
         if self.reply_queue.is_empty() && self.credits.may_send(true, replenished) {
@@ -57,6 +58,20 @@ impl Connection {
         (silent && due).then_some(Outgoing::Grant)
     }
 
+    /// Replies that have had to wait so far, and those of them that wait no more. The former are more while some wait,
+    /// and the peer has granted nothing that they could go out with. The numbers wrap.
+    pub fn ungranted(&self) -> (u32, u32) {
+        let lacks = self.version == Version::V2 && self.credits.available() == 0;
+        let waiting = if lacks { self.reply_queue.len() as u32 } else { 0 };
+        (self.unqueued.wrapping_add(waiting), self.unqueued)
+    }
+
+    /// Puts a message, or what is left of it, back in front of the others.
+    pub(super) fn queue_again(&mut self, out: Outgoing) {
+        self.unqueued = self.unqueued.wrapping_sub(1);
+        self.reply_queue.push_front(out);
+    }
+
     /// The next message is the answer to one of a version that is not spoken. Whatever credits are in that,
     /// its sender has kept a Receive for the answer to its first message.
     fn owes_versions(&self) -> bool {
@@ -73,7 +88,7 @@ impl Connection {
             Outgoing::Error { .. } | Outgoing::WrongVersion { .. } | Outgoing::Connprop | Outgoing::Optional => {
                 let error = !matches!(out, Outgoing::Connprop | Outgoing::Optional);
                 self.errors_queued += usize::from(error);
-                self.reply_queue.push_front(out);
+                self.queue_again(out);
             }
             Outgoing::Call(_) | Outgoing::Reply(_) | Outgoing::Continue => {}
         }
@@ -82,7 +97,7 @@ impl Connection {
     /// More parts of the message that is going out will follow: nothing else may be sent before, but grants.
     /// [`poll_transmit`](Self::poll_transmit) says [`Outgoing::Continue`] when the next one may go.
     pub fn hold_queue(&mut self) {
-        self.reply_queue.push_front(Outgoing::Continue);
+        self.queue_again(Outgoing::Continue);
     }
 
     /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its

@@ -349,13 +349,16 @@ impl Conn {
         let holds = in_device || !self.sends.is_empty() || self.proto.has_replies();
         let (sends, left) = self.sends.numbers();
         let (fetches, fetched) = self.served.fetches();
+        let (replies, granted) = self.proto.ungranted();
         Owed {
             sends,
             left: if holds { left } else { sends },
             written: self.sends.written_so_far(),
             fetches,
             fetched,
-            ungranted: self.proto.lacks_grant(),
+            replies,
+            granted,
+            waiting: self.served.waiting_bytes(),
             half_sent: self.proto.half_sent(),
         }
     }

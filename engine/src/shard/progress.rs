@@ -34,8 +34,11 @@ pub(super) struct Owed {
     /// Calls whose RDMA Reads were posted so far, and those whose Reads have come.
     pub(super) fetches: u32,
     pub(super) fetched: u32,
-    /// Replies wait for a grant.
-    pub(super) ungranted: bool,
+    /// Replies that have had to wait for a grant so far, and those of them that wait no more.
+    pub(super) replies: u32,
+    pub(super) granted: u32,
+    /// Bytes of the replies that wait, for whatever it is.
+    pub(super) waiting: u64,
     /// The number of the message that has come in part.
     pub(super) half_sent: Option<u32>,
 }
@@ -49,6 +52,8 @@ pub(super) struct Passed {
     moved: Option<u64>,
     /// The same of those that are yet to move.
     queued: u64,
+    /// The same of replies that are yet to be sent.
+    waiting: u64,
 }
 
 /// How long one thing has been waited for.
@@ -94,7 +99,7 @@ impl Queue {
 
     /// So many there were, and so many of them are done. Numbers wrap.
     fn waited(&mut self, all: u32, done: u32, passed: &Passed) -> u64 {
-        if self.is_done(done) {
+        if self.is_done(done) || all == done {
             self.mark = all;
         }
         self.watch.waited((all != done).then_some(self.mark), passed)
@@ -106,7 +111,7 @@ impl Queue {
 pub(super) struct Progress {
     sends: Queue,
     reads: Queue,
-    grant: Stopwatch,
+    replies: Queue,
     message: Stopwatch,
     /// Bytes that had moved.
     moved: u64,
@@ -116,13 +121,23 @@ pub(super) struct Progress {
 
 impl Progress {
     /// Looks again, `nanos` nanoseconds later. `unseen`: bytes that may have to move before what is owed, of which the
-    /// device does not tell.
-    pub(super) fn pass(&mut self, nanos: u64, flow: Option<Flow>, unseen: u64, least_rate: u64) -> Passed {
-        let time = |bytes: u64| (u128::from(bytes) * 1_000_000_000 / u128::from(least_rate.max(1))) as u64;
+    /// device does not tell. `waiting`: bytes of replies that wait to be sent.
+    pub(super) fn pass(
+        &mut self,
+        nanos: u64,
+        flow: Option<Flow>,
+        (unseen, waiting): (u64, u64),
+        least_rate: u64,
+    ) -> Passed {
+        let time = |bytes: u64| {
+            let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(least_rate.max(1));
+            u64::try_from(nanos).unwrap_or(u64::MAX)
+        };
         // An eighth is more than the headers take.
         let queued = flow.map_or(0, |flow| flow.queued.saturating_add(flow.queued / 8));
         let moved = flow.map(|flow| flow.moved.saturating_sub(std::mem::replace(&mut self.moved, flow.moved)));
-        Passed { nanos, moved: moved.map(time), queued: time(queued.saturating_add(unseen)) }
+        let queued = time(queued.saturating_add(unseen));
+        Passed { nanos, moved: moved.map(time), queued, waiting: time(waiting) }
     }
 
     /// The longest that anything has been owed, and what that is.
@@ -130,10 +145,12 @@ impl Progress {
         if self.sends.is_done(owed.left) {
             self.written = owed.written;
         }
+        // The last of the replies stands behind the bytes of the others.
+        let behind = Passed { queued: passed.queued.saturating_add(passed.waiting), ..*passed };
         let waits = [
             (self.sends.waited(owed.sends, owed.left, passed), Stall::Sends),
             (self.reads.waited(owed.fetches, owed.fetched, passed), Stall::Reads),
-            (self.grant.waited(owed.ungranted.then_some(owed.sends), passed), Stall::Grant),
+            (self.replies.waited(owed.replies, owed.granted, &behind), Stall::Grant),
             (self.message.waited(owed.half_sent, passed), Stall::Message),
         ];
         // Of those that have waited equally long the first is the cause: what a Read brings may not complete before the
@@ -148,7 +165,7 @@ impl Progress {
 
     /// Anything is owed.
     fn is_owed(&self) -> bool {
-        let watches = [self.sends.watch, self.reads.watch, self.grant, self.message];
+        let watches = [self.sends.watch, self.reads.watch, self.replies.watch, self.message];
         watches.iter().any(|watch| watch.of.is_some())
     }
 }
@@ -213,7 +230,7 @@ impl Watch {
         let flow = cx.fabric.flow(conn.qp());
         let owed = conn.owed(in_device);
         let unseen = unseen(&cx.config, conn, &owed, flow.is_some());
-        let passed = conn.progress.pass(elapsed, flow, unseen, cx.config.least_rate);
+        let passed = conn.progress.pass(elapsed, flow, (unseen, owed.waiting), cx.config.least_rate);
         let (waited, why) = conn.progress.look(owed, &passed);
         self.owed |= conn.progress.is_owed();
         if waited < timeout.max(1) || conn.is_over() {
@@ -228,12 +245,12 @@ impl Watch {
     }
 }
 
-/// Bytes that may have to move before what is owed, and of which the device does not tell. Where it `tells` of none of
-/// them, what this side knows of counts.
+/// Bytes that may have to move before what is owed, and of which the device does not tell: what it has not been given
+/// yet. Where it `tells` of none, what this side knows of counts.
 fn unseen(config: &Config, conn: &Conn, owed: &Owed, tells: bool) -> u64 {
     let rest = if owed.half_sent.is_some() { config.reassemble_up_to as u64 } else { 0 };
     let known = || conn.served.read_bytes() as u64 + (owed.written - conn.progress.written);
-    rest + if tells { SLACK } else { known() }
+    rest + if tells { SLACK + conn.sends.unposted() } else { known() }
 }
 
 #[cfg(test)]
@@ -249,13 +266,13 @@ mod tests {
 
     /// A look on a device that tells nothing.
     fn look(progress: &mut Progress, owed: Owed, nanos: u64) -> (u64, Stall) {
-        let passed = progress.pass(nanos, None, 0, RATE);
+        let passed = progress.pass(nanos, None, (0, 0), RATE);
         progress.look(owed, &passed)
     }
 
     /// The same where so many bytes have moved, and others are to move.
     fn look_at(progress: &mut Progress, owed: Owed, nanos: u64, moved: u64, queued: u64) -> u64 {
-        let passed = progress.pass(nanos, Some(Flow { moved, queued }), 0, RATE);
+        let passed = progress.pass(nanos, Some(Flow { moved, queued }), (0, 0), RATE);
         progress.look(owed, &passed).0
     }
 
@@ -284,16 +301,39 @@ mod tests {
     #[test]
     fn grants_ends_of_messages_and_reads_are_owed_too() {
         let mut progress = Progress::default();
-        let owed = Owed { ungranted: true, half_sent: Some(1), ..Owed::default() };
+        let owed = Owed { replies: 3, granted: 2, half_sent: Some(1), ..Owed::default() };
         look(&mut progress, owed, 1);
         assert_eq!(look(&mut progress, owed, 5).0, 5);
-        assert_eq!(look(&mut progress, Owed { ungranted: false, ..owed }, 5), (10, Stall::Message));
+        assert_eq!(look(&mut progress, Owed { granted: 3, ..owed }, 5), (10, Stall::Message));
         assert_eq!(look(&mut progress, Owed { half_sent: Some(2), ..Owed::default() }, 5).0, 0, "another message");
         let reads = |fetched| Owed { fetches: 3, fetched, ..Owed::default() };
         look(&mut progress, reads(0), 1);
         assert_eq!(look(&mut progress, reads(2), 5), (5, Stall::Reads), "the third is awaited");
         assert_eq!(look(&mut progress, reads(3), 5).0, 0);
         assert!(!progress.is_owed());
+    }
+
+    #[test]
+    fn a_grant_now_and_then_is_not_enough() {
+        let mut progress = Progress::default();
+        let replies = |replies, granted| Owed { replies, granted, ..Owed::default() };
+        look(&mut progress, replies(40, 0), 1);
+        assert_eq!(look(&mut progress, replies(41, 1), 5), (5, Stall::Grant), "another one waits");
+        assert_eq!(look(&mut progress, replies(42, 2), 5), (10, Stall::Grant));
+        assert_eq!(look(&mut progress, replies(50, 40), 5).0, 0, "all of those that were there have gone");
+        assert_eq!(look(&mut progress, replies(50, 50), 5).0, 0);
+        assert!(!progress.is_owed());
+    }
+
+    #[test]
+    fn replies_that_stand_before_the_last_are_paid_for() {
+        let (mut progress, owed) = (Progress::default(), Owed { replies: 40, ..Owed::default() });
+        let mut look_at = |owed, moved| {
+            let passed = progress.pass(100, Some(Flow { moved, queued: 0 }), (0, 150), RATE);
+            progress.look(owed, &passed).0
+        };
+        look_at(owed, 0);
+        assert_eq!([100, 200, 300].map(|moved| look_at(owed, moved)), [0, 50, 150]);
     }
 
     #[test]
@@ -334,7 +374,7 @@ mod tests {
     #[test]
     fn a_device_that_tells_nothing_is_given_the_time_in_advance() {
         let (mut progress, owed) = (Progress::default(), Owed { fetches: 1, ..Owed::default() });
-        let passed = progress.pass(1, None, 300, RATE);
+        let passed = progress.pass(1, None, (300, 0), RATE);
         progress.look(owed, &passed);
         assert_eq!([250, 50, 20].map(|nanos| look(&mut progress, owed, nanos).0), [0, 0, 20]);
     }

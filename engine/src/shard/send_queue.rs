@@ -126,6 +126,11 @@ impl SendQueue {
         self.written
     }
 
+    /// Bytes of what is queued and not posted.
+    pub(super) fn unposted(&self) -> u64 {
+        self.chain.iter().map(|posting| posting.wr.payload() as u64).sum()
+    }
+
     /// Bytes of the RDMA Writes that count, and are not known to have left.
     pub(super) fn written(&self) -> usize {
         self.writes.iter().map(|&(_, bytes)| bytes).sum()

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use rpcrdma::fabric::Access;
 use rpcrdma::fabric::contract::loopback_address;
-use rpcrdma::fabric::iwarp::wire::{Opcode, Place, Segment, fpdu_len};
-use rpcrdma::wire::{Body, Chunks, Flags, ReadSegment, Version};
+use rpcrdma::fabric::iwarp::wire::{self as iwarp, Opcode, Place, fpdu_len};
+use rpcrdma::wire::{Body, Chunks, Flags, ReadSegment, Segment, Version};
 use rpcrdma::{Address, Config};
 use rpcrdma_tests::*;
 
@@ -38,31 +38,38 @@ fn serve(config: Config) -> (Address, TimedServer) {
     (address, server)
 }
 
-/// A call with a Read chunk.
-fn send_call(peer: &mut RawPeer, xid: u32) {
+/// Shows what is in a Read chunk.
+fn expose(peer: &mut RawPeer) -> Segment {
     let mut data = vec![0; CHUNK];
     pattern(SEED, &mut data);
-    let (target, _) = peer.expose(&data, Access::REMOTE_READ);
-    let chunk = ReadSegment { position: POSITION, target };
+    peer.expose(&data, Access::REMOTE_READ).0
+}
+
+/// A call with a Read chunk of so many segments.
+fn send_call(peer: &mut RawPeer, xid: u32, whole: Segment, segments: usize) {
+    let length = CHUNK / segments;
+    let segment = |n| Segment { length: length as u32, offset: whole.offset + (n * length) as u64, ..whole };
+    let chunk: Vec<_> = (0..segments).map(|n| ReadSegment { position: POSITION, target: segment(n) }).collect();
     let call = call_bytes(xid, PROGRAM, VERSION, STORE, &SEED.to_be_bytes());
-    let message = peer.message(xid, Flags::NONE, Body::Msg(Chunks { reads: &[chunk], ..Chunks::NONE }), &call);
+    let message = peer.message(xid, Flags::NONE, Body::Msg(Chunks { reads: &chunk, ..Chunks::NONE }), &call);
     peer.send(&message);
 }
 
 /// A peer of version 1 behind a cable that moves nothing from now on, and so many calls of it with a Read chunk each,
 /// which the server has.
 fn reads(server: &Address, from: Ipv4Addr, calls: u32) -> (Cable, RawPeer) {
-    try_reads(server, from, calls).expect("a connection")
+    try_reads(server, from, calls, 1).expect("a connection")
 }
 
-/// The same; or why it is refused.
-fn try_reads(server: &Address, from: Ipv4Addr, calls: u32) -> Result<(Cable, RawPeer), String> {
+/// The same with so many segments in each chunk; or why it is refused.
+fn try_reads(server: &Address, from: Ipv4Addr, calls: u32, segments: usize) -> Result<(Cable, RawPeer), String> {
     let cable = Cable::new(server, from);
     let mut peer = RawPeer::try_connect(cable.address(), b"")?;
     peer.version = Version::V1;
     ping(&mut peer, 1);
     cable.hold();
-    (2..2 + calls).for_each(|xid| send_call(&mut peer, xid));
+    let whole = expose(&mut peer);
+    (2..2 + calls).for_each(|xid| send_call(&mut peer, xid, whole, segments));
     // The calls are far shorter than one chunk.
     cable.pass(CHUNK);
     Ok((cable, peer))
@@ -76,18 +83,33 @@ fn pass(server: &TimedServer, (cable, peer): &mut (Cable, RawPeer), bytes: usize
     server.pass(LOOK);
 }
 
-#[test]
-fn a_peer_that_answers_reads_at_the_least_rate_is_not_ended() {
-    let (address, server) = serve(config());
-    let mut slow = reads(&address, SLOW, 4);
+/// All that it is asked for comes a bit faster than it must.
+fn comes_at_the_least_rate(server: &TimedServer, slow: &mut (Cable, RawPeer), calls: u64) {
     let mut looks = 0;
-    while server.stats().calls < 5 {
-        pass(&server, &mut slow, LEAST + LEAST / 4);
+    while server.stats().calls < 1 + calls {
+        pass(server, slow, LEAST + LEAST / 4);
         assert!(!slow.1.is_over(), "ended after {looks} looks");
         looks += 1;
     }
     assert!(looks > 40, "all of it came in {looks} looks: the cable is not slow");
     assert_eq!(server.stats().peers_stalled, 0);
+}
+
+#[test]
+fn a_peer_that_answers_reads_at_the_least_rate_is_not_ended() {
+    let (address, server) = serve(config());
+    let mut slow = reads(&address, SLOW, 4);
+    comes_at_the_least_rate(&server, &mut slow, 4);
+}
+
+/// The device has not even been given most of them.
+#[test]
+fn a_peer_that_is_asked_for_more_than_a_send_queue_holds_is_not_ended() {
+    const CALLS: u32 = 48;
+    let bulk_buffers = vec![(32 << 10, 4 * CALLS as usize)];
+    let (address, server) = serve(Config { credits: 64, max_credits: 64, max_calls: 64, bulk_buffers, ..config() });
+    let mut slow = try_reads(&address, SLOW, CALLS, 15).expect("a connection");
+    comes_at_the_least_rate(&server, &mut slow, CALLS.into());
 }
 
 #[test]
@@ -106,7 +128,7 @@ fn a_peer_that_answers_reads_more_slowly_is_ended() {
 fn a_peer_that_answers_no_reads_is_ended_whatever_else_it_sends() {
     let (address, server) = serve(config());
     let mut slow = reads(&address, SLOW, 16);
-    let segment = Segment { opcode: Opcode::Write, last: true, place: Place::Tagged { stag: 0, offset: 0 } };
+    let segment = iwarp::Segment { opcode: Opcode::Write, last: true, place: Place::Tagged { stag: 0, offset: 0 } };
     let mut nothing = segment.encode(0).to_vec();
     nothing.resize(fpdu_len(nothing.len() - 2), 0);
     let ended = (0..20).any(|_| {
@@ -123,12 +145,14 @@ fn a_host_that_is_never_idle_locks_no_other_host_out() {
     let shard = Config { receives: 256, progress_timeout: Duration::MAX, ..config() };
     let (address, server) = serve(shard);
     let mut slow = Vec::new();
-    while let Ok(one) = try_reads(&address, SLOW, 1) {
+    while let Ok(one) = try_reads(&address, SLOW, 1, 1) {
         assert!(slow.len() < 128, "each connection keeps Receives");
         slow.push(one);
     }
     let others: Vec<_> = (0..4)
         .map(|_| {
+            // No more than one is ended for others in a second.
+            server.pass(Duration::from_secs(1));
             let cable = Cable::new(&address, OTHER);
             let mut peer = RawPeer::connect_as(cable.address(), Version::V1);
             ping(&mut peer, 1);
@@ -152,7 +176,8 @@ fn a_host_leaves_bulk_memory_to_others_however_many_connections_it_has() {
     let cable = Cable::new(&address, OTHER);
     let mut peer = RawPeer::connect_as(cable.address(), Version::V1);
     for xid in 1..4 {
-        send_call(&mut peer, xid);
+        let whole = expose(&mut peer);
+        send_call(&mut peer, xid, whole, 1);
         let mut reply = None;
         let answered = settles(|| {
             peer.turn();

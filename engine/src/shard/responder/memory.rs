@@ -5,11 +5,9 @@
 //! in parts or in a chunk, and holds more, is refused. What a call needs it gets as a whole or not at all, so
 //! that two that need much cannot wait for each other. Calls that need no bulk memory go past those that do.
 //!
-//! Any other call is refused only if the pool could not hold what it needs were all of it free; if too many
-//! wait already; or if for a second nothing has come home, and no peer is to blame: one that has not moved on
-//! for half of that time loses its connection. Or if nobody is left who would bring something home: then
-//! those have it who began a message and do not go on with it, perhaps because they wait for calls that wait
-//! here.
+//! Any other call is refused only if the pool could not hold what it needs were all of it free; if too many wait
+//! already; or if for [`PATIENCE`] no call of a peer has held any of it: then the application keeps it, or those who
+//! began a message and do not go on with it, perhaps because they wait for calls that wait here.
 
 use std::mem::take;
 
@@ -33,6 +31,8 @@ pub(super) struct Waiting {
 
 /// Turns between two looks at whether there is hope.
 const LOOK_EVERY: u64 = 64;
+/// Nanoseconds that an application may keep what others wait for.
+const PATIENCE: u64 = 1_000_000_000;
 
 /// A call that waits holds nothing of the pool but its message.
 pub(super) fn release(call: &mut OwnedCall) {
@@ -107,7 +107,10 @@ impl Responder {
         let Waiting { call, fetch } = waiting;
         self.fetch = fetch;
         let began = match self.begin(cx, conn, call) {
-            Ok(()) => true,
+            Ok(()) => {
+                self.hopeless_since = None;
+                true
+            }
             Err(mut call) => {
                 release(&mut call);
                 let fetch = take(&mut self.fetch);
@@ -123,17 +126,24 @@ impl Responder {
         Some(began)
     }
 
-    /// Whether what is waited for will not come home: no call of a peer holds any of it, so that the application has
-    /// it. What a peer's calls hold comes home in the end, or [ends with its connection](crate::shard::progress).
-    /// `conn` is not in the table.
-    fn is_hopeless<F: Fabric>(&self, cx: &mut Context<F>, conn: &Conn) -> bool {
-        // Workers, and handlers that took calls, bring theirs home.
-        let away = self.away > self.futures.len();
-        if away || !cx.stats.polls.is_multiple_of(LOOK_EVERY) {
+    /// Whether what is waited for does not come home: for [`PATIENCE`] no call of a peer has held any of it, so that the
+    /// application has it. What a peer's calls hold comes home in the end, or [ends with its
+    /// connection](crate::shard::progress). `conn` is not in the table.
+    fn is_hopeless<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &Conn) -> bool {
+        if !cx.stats.polls.is_multiple_of(LOOK_EVERY) {
             return false;
         }
+        // Workers, and handlers that took calls, bring theirs home.
+        let away = self.away > self.futures.len();
         let Context { conns, fabric, .. } = cx;
-        conns.iter().chain([conn]).all(|conn| conn.holds_nothing(fabric))
+        if away || !conns.iter().chain([conn]).all(|conn| conn.holds_nothing(fabric)) {
+            self.hopeless_since = None;
+            return false;
+        }
+        let now = cx.clock.read();
+        let refused_at = self.hopeless_since.get_or_insert(now).saturating_add(PATIENCE);
+        cx.schedule.wake_by(refused_at);
+        now >= refused_at
     }
 
     /// The calls of a connection that is over wait no more.

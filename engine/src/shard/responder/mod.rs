@@ -80,6 +80,8 @@ pub(super) struct Responder {
     repeats: VecDeque<Box<OwnedCall>>,
     /// Calls that wait for memory (memory waiters), in the order in which they came.
     waiting: VecDeque<Waiting>,
+    /// Since when nobody has been known who would bring it home, in nanoseconds.
+    hopeless_since: Option<u64>,
     /// How much of the pool one connection may hold.
     shares: Shares,
     /// Replies that wait for the RDMA Writes of their connections.
@@ -158,6 +160,12 @@ impl Served {
         pending.map(Option::is_none).chain(replies.map(Option::is_none)).all(|free| free) && self.unwritten.is_empty()
     }
 
+    /// Bytes of the replies that wait to be sent, in chunks and beside them.
+    pub(super) fn waiting_bytes(&self) -> u64 {
+        let bytes = |call: &OwnedCall| call.results_len + call.results.iter().map(|result| result.len).sum::<usize>();
+        self.replies.iter().flatten().map(|call| bytes(call) as u64).sum()
+    }
+
     /// Calls that may hold memory of the shard: those that are not answered, but for those that wait with
     /// their message alone, and those whose replies are not known to have left.
     #[inline(always)]
@@ -193,6 +201,7 @@ impl Responder {
             backlog: VecDeque::new(),
             repeats: VecDeque::new(),
             waiting: VecDeque::new(),
+            hopeless_since: None,
             shares: Shares::default(),
             unwritten: 0,
             tally: Tally::default(),

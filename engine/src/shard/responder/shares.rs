@@ -193,7 +193,7 @@ impl Responder {
         // Each has the buffer of a message. One may wait on every connection, or none would get on.
         let most = (cx.config.message_buffers / 2).max(2);
         let whose = Whose::of(conn);
-        let crowded = conn.served.held_back.len() >= most / 2 || self.shares.crowd.is_full_for(whose, most);
+        let crowded = self.shares.crowd.is_full_for(whose, most);
         if (!by_reads && (crowded && !conn.served.held_back.is_empty() || self.holds_what_others_wait_for(cx, &call)))
             || !self.could_hold(cx, &call, &fetch)
         {
