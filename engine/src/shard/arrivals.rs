@@ -4,9 +4,9 @@
 //! Until its first message a connection has the smallest credit limit that there is: whoever connects and
 //! says nothing costs a handful of Receives. Then it gets what every connection gets. When there are no
 //! Receives for one more, those make room that have said nothing, and had time to; then, for other hosts, idle ones
-//! of a host that keeps more than half of all Receives; then those that have been silent for long; at last, for other
+//! of a host that keeps more than its share of Receives; then those that have been silent for long; at last, for other
 //! hosts, any connection of such a host. A host keeps no more than its share by never being idle: calls that wait for
-//! memory owe nothing, and so no deadline ends them.
+//! memory owe nothing, and so no deadline ends them. The more hosts there are, the smaller is the share of each.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use super::clock::nanoseconds;
 use super::close_reason::LocalClose;
 use super::conn::Conn;
+use super::host::network;
 use super::stage::Stage;
 use super::{ConnRef, Shard};
 use crate::config::RECEIVE_MARGIN;
@@ -21,18 +22,22 @@ use crate::fabric::{Fabric, FabricError, QpId, RequestId};
 use crate::proto::{ConnConfig, Connection, MIN_CREDITS};
 use crate::wire::private_data::PrivateData;
 
-/// The part of the Receives that the connections of one host may keep from others.
-const SHARE: usize = 2;
 /// Nanoseconds after which a connection without a first message makes room for another.
 ///
 /// A host can hold all Receives with younger connections only if it connects that often within this time. Others are
 /// refused meanwhile, and can connect once the first of those are old enough.
 const FIRST_MESSAGE: u64 = 10_000_000;
 
+/// Nanoseconds between two connections that are ended for other hosts, idle or busy ones. Whoever connects, and goes,
+/// ends no more of them than that.
+const FOR_OTHERS: [u64; 2] = [FIRST_MESSAGE, 1_000_000_000];
+
 /// Of a connection that was accepted: from whom, and when it was last of use.
 #[derive(Clone, Debug)]
 pub(super) struct Accepted {
     host: Box<str>,
+    /// What counts as one host.
+    whose: Box<str>,
     /// In nanoseconds.
     since: u64,
     /// It has said nothing yet.
@@ -46,8 +51,10 @@ pub(super) struct Accepted {
 
 impl Accepted {
     pub(super) fn new(peer: &str, now: u64, deadline: u64) -> Self {
-        let host = peer.parse::<SocketAddr>().map_or_else(|_| peer.to_owned(), |at| at.ip().to_string());
-        Self { host: host.into(), since: now, new: true, useful: 0, heard: now, deadline }
+        let address = peer.parse::<SocketAddr>().ok().map(|at| at.ip());
+        let host = address.map_or_else(|| peer.to_owned(), |address| address.to_string());
+        let whose = address.map_or_else(|| peer.to_owned(), |address| network(address).to_string());
+        Self { host: host.into(), whose: whose.into(), since: now, new: true, useful: 0, heard: now, deadline }
     }
 
     /// From whom: an address without a port, or what the fabric calls a peer.
@@ -82,22 +89,47 @@ struct Keeper<'a> {
     reserve: usize,
 }
 
-/// Who makes room for one more connection of `host`: one that has said nothing yet, and had time to; else an idle one
-/// of another host that keeps more than `share` Receives; else one that has been silent for so long; else any of such a
-/// host. Of several the longest silent.
-fn makes_room(keepers: &[Keeper<'_>], host: &str, share: usize, silent_for: u64) -> Option<QpId> {
-    let mut kept = HashMap::<&str, usize>::new();
-    for one in keepers {
-        *kept.entry(one.host).or_default() += one.reserve;
+/// What there is of Receives when a connection of `host` is to have some.
+#[derive(Clone, Copy, Debug)]
+struct Shortage<'a> {
+    host: &'a str,
+    /// Those that connections may keep, of all hosts.
+    all: usize,
+    /// Those that a new connection keeps.
+    least: usize,
+    /// [`Config::silent_after`](crate::Config::silent_after), in nanoseconds.
+    silent_after: u64,
+    /// Nanoseconds since a connection was last ended for another host.
+    peace: u64,
+}
+
+impl Shortage<'_> {
+    /// Who makes room: one that has said nothing yet, and had time to; else an idle one of another host that keeps more
+    /// than its share; else one that has been silent for long; else any of such a host. Of several the longest silent.
+    ///
+    /// The share is the same for each host, and at most half. A host that keeps something already has room made for it
+    /// while it keeps less than the other one, then as before: else two hosts would end each other's connections in
+    /// turn.
+    fn who_makes_room(&self, keepers: &[Keeper<'_>]) -> Option<QpId> {
+        let mut kept = HashMap::<&str, usize>::from([(self.host, 0)]);
+        for one in keepers {
+            *kept.entry(one.host).or_default() += one.reserve;
+        }
+        let share = self.all / kept.len().max(2);
+        let ours = kept[self.host];
+        let makes_room_for_others = |one: &Keeper<'_>| {
+            let theirs = kept[one.host];
+            one.host != self.host && theirs > share && (ours == 0 || ours + one.reserve < theirs)
+        };
+        let rank = |one: &Keeper<'_>| match () {
+            () if one.idle && one.new && one.silent >= FIRST_MESSAGE => 4,
+            () if one.idle && self.peace >= FOR_OTHERS[0] && makes_room_for_others(one) => 3,
+            () if one.idle && one.silent >= self.silent_after => 2,
+            () => u8::from(self.peace >= FOR_OTHERS[1] && makes_room_for_others(one)),
+        };
+        let able = keepers.iter().filter(|one| one.reserve >= self.least && rank(one) > 0);
+        able.max_by_key(|one| (rank(one), one.silent)).map(|one| one.qp)
     }
-    let too_much = |one: &Keeper<'_>| one.host != host && kept.get(one.host).is_some_and(|&kept| kept > share);
-    let rank = |one: &Keeper<'_>| match () {
-        () if one.idle && one.new && one.silent >= FIRST_MESSAGE => 4,
-        () if one.idle && too_much(one) => 3,
-        () if one.idle && one.silent >= silent_for => 2,
-        () => u8::from(too_much(one)),
-    };
-    keepers.iter().filter(|one| rank(one) > 0).max_by_key(|one| (rank(one), one.silent)).map(|one| one.qp)
 }
 
 impl<F: Fabric> Shard<F> {
@@ -109,13 +141,20 @@ impl<F: Fabric> Shard<F> {
         let now = self.cx.clock.read();
         let deadline = now.saturating_add(nanoseconds(self.cx.config.setup_timeout));
         let accepted = Accepted::new(peer, now, deadline);
-        if let Err(error) = self.displace_for(&accepted.host, now) {
-            self.cx.stats.connections_refused += 1;
-            self.cx.warn("connections refused", format_args!("connection of {peer} refused: {error}"));
-            return self.cx.fabric.reject(request, b"no receives left");
-        }
+        let in_the_way = match self.in_the_way_of(&accepted.whose, now) {
+            Ok(in_the_way) => in_the_way,
+            Err(error) => {
+                self.cx.stats.connections_refused += 1;
+                self.cx.warn("connections refused", format_args!("connection of {peer} refused: {error}"));
+                return self.cx.fabric.reject(request, b"no receives left");
+            }
+        };
         match self.cx.fabric.accept(request, &self.params()) {
             Ok(qp) => {
+                // Not for one that the fabric refuses.
+                if let Some(other) = in_the_way {
+                    self.displace(other, &accepted.whose, now);
+                }
                 let config = self.conn_config(MIN_CREDITS, true, PrivateData::parse(private_data), false);
                 let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
                 let host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
@@ -131,19 +170,21 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Sees to it that there are Receives for one more connection, of this host.
+    /// Who is to be ended, so that there are Receives for one more connection, of this host. `None` if there are.
     ///
     /// # Errors
     /// There are none, and nobody has to make room.
-    fn displace_for(&mut self, host: &str, now: u64) -> Result<(), FabricError> {
-        let Err(error) = self.share() else { return Ok(()) };
-        let share = self.cx.config.receives.saturating_sub(RECEIVE_MARGIN) / SHARE;
+    fn in_the_way_of(&mut self, host: &str, now: u64) -> Result<Option<QpId>, FabricError> {
+        let Err(error) = self.share() else { return Ok(None) };
+        let shortage = Shortage {
+            host,
+            all: self.cx.config.receives.saturating_sub(RECEIVE_MARGIN),
+            least: MIN_CREDITS as usize + 1,
+            silent_after: nanoseconds(self.cx.config.silent_after),
+            peace: self.life.ended_for_others().map_or(u64::MAX, |then| now.saturating_sub(then)),
+        };
         let keepers: Vec<_> = self.keepers(now).collect();
-        match makes_room(&keepers, host, share, nanoseconds(self.cx.config.silent_after)) {
-            Some(qp) => self.displace(qp),
-            None => return Err(error),
-        }
-        self.share().map(drop)
+        shortage.who_makes_room(&keepers).map(Some).ok_or(error)
     }
 
     /// The accepted connections.
@@ -154,13 +195,17 @@ impl<F: Fabric> Shard<F> {
             let useful = conn.proto.useful_messages();
             let silent = if useful == accepted.useful { now.saturating_sub(accepted.heard) } else { 0 };
             let reserve = conn.promise.receives() as usize;
-            Some(Keeper { qp: conn.qp(), host: &accepted.host, new: accepted.new, idle, silent, reserve })
+            Some(Keeper { qp: conn.qp(), host: &accepted.whose, new: accepted.new, idle, silent, reserve })
         })
     }
 
-    /// Ends a connection, to have its Receives.
-    fn displace(&mut self, qp: QpId) {
+    /// Ends a connection, so that one of this host has its Receives.
+    fn displace(&mut self, qp: QpId, host: &str, now: u64) {
         self.cx.stats.connections_displaced += 1;
+        let accepted = self.cx.conns.get(ConnRef(qp)).and_then(Conn::accepted);
+        if accepted.is_some_and(|accepted| !accepted.new && *accepted.whose != *host) {
+            self.life.end_for_others(now);
+        }
         self.close_now(qp, LocalClose::Displaced);
     }
 
@@ -242,8 +287,10 @@ mod tests {
         Keeper { idle: false, ..idle(slot, host, false, silent, reserve) }
     }
 
-    fn makes_room(keepers: &[Keeper<'_>], host: &str, share: usize, silent_for: u64) -> Option<u32> {
-        super::makes_room(keepers, host, share, silent_for).map(|qp| qp.slot)
+    /// Who makes room for a connection of this host.
+    fn makes_room(keepers: &[Keeper<'_>], host: &str, all: usize, silent_after: u64) -> Option<u32> {
+        let shortage = Shortage { host, all, least: 5, silent_after, peace: u64::MAX };
+        shortage.who_makes_room(keepers).map(|qp| qp.slot)
     }
 
     #[test]
@@ -255,29 +302,63 @@ mod tests {
             idle(2, "b", true, FIRST_MESSAGE + 1, 6),
             idle(3, "b", true, FIRST_MESSAGE - 1, 6),
         ];
-        assert_eq!(makes_room(&all, "c", 500, long), Some(2));
-        assert_eq!(makes_room(&all[..1], "c", 500, long), Some(0));
-        assert_eq!(makes_room(&all[..1], "c", 500, long + 1), None, "it is not silent for long enough");
-        assert_eq!(makes_room(&all[3..], "c", 500, long), None, "its first message may be on its way");
+        assert_eq!(makes_room(&all, "c", 1000, long), Some(2));
+        assert_eq!(makes_room(&all[..1], "c", 1000, long), Some(0));
+        assert_eq!(makes_room(&all[..1], "c", 1000, long + 1), None, "it is not silent for long enough");
+        assert_eq!(makes_room(&all[3..], "c", 1000, long), None, "its first message may be on its way");
     }
 
     #[test]
     fn a_host_that_keeps_more_than_its_share_makes_room_for_others() {
         let all = [idle(0, "a", false, 10, 65), idle(1, "b", false, 30, 60), idle(2, "a", false, 20, 50)];
-        assert_eq!(makes_room(&all, "c", 114, 1000), Some(2), "the longest silent of that host");
-        assert_eq!(makes_room(&all, "c", 115, 1000), None);
-        assert_eq!(makes_room(&all, "a", 114, 1000), None, "not for itself");
-        assert_eq!(makes_room(&all, "a", 114, 15), Some(1), "but for whom silence has been long");
+        assert_eq!(makes_room(&all, "c", 3 * 114, 1000), Some(2), "the longest silent of that host");
+        assert_eq!(makes_room(&all, "c", 3 * 115, 1000), None);
+        assert_eq!(makes_room(&all, "a", 2 * 59, 1000), None, "not for itself, nor for one with more than the other");
+        assert_eq!(makes_room(&all, "a", 3 * 114, 15), Some(1), "but for whom silence has been long");
     }
 
     #[test]
     fn a_host_keeps_no_more_than_its_share_by_being_busy() {
-        let all = [busy(0, "a", 20, 65), busy(1, "a", 30, 50), busy(2, "b", 90, 65), idle(3, "a", false, 0, 0)];
-        assert_eq!(makes_room(&all, "c", 114, 1000), Some(3), "one that does nothing goes first");
-        assert_eq!(makes_room(&all[..3], "c", 114, 1000), Some(1));
-        assert_eq!(makes_room(&all[..3], "c", 115, 1000), None);
-        assert_eq!(makes_room(&all[..3], "c", 115, 10), None, "whoever is busy is not silent");
-        assert_eq!(makes_room(&all[..3], "a", 114, 1000), None, "not for itself");
+        let all = [busy(0, "a", 20, 65), busy(1, "a", 30, 50), busy(2, "b", 90, 65), idle(3, "a", false, 0, 5)];
+        assert_eq!(makes_room(&all, "c", 3 * 114, 1000), Some(3), "one that does nothing goes first");
+        assert_eq!(makes_room(&all[..3], "c", 3 * 114, 1000), Some(1));
+        assert_eq!(makes_room(&all[..3], "c", 3 * 115, 1000), None);
+        assert_eq!(makes_room(&all[..3], "c", 3 * 115, 10), None, "whoever is busy is not silent");
+        assert_eq!(makes_room(&all[..3], "a", 2 * 64, 1000), None, "not for itself");
+    }
+
+    #[test]
+    fn however_many_hosts_there_are_they_keep_no_other_out() {
+        let names: Vec<_> = (0..9).map(|n| n.to_string()).collect();
+        let all: Vec<_> = (0..9).map(|n| busy(n as u32, &names[n], n as u64, 100)).collect();
+        assert_eq!(makes_room(&all, "c", 900, 1000), Some(8), "each keeps a ninth, where a tenth is its share");
+        assert_eq!(makes_room(&all, "3", 900, 1000), None, "it has as much as the others");
+    }
+
+    #[test]
+    fn two_hosts_do_not_end_each_others_connections_in_turn() {
+        let of = |a, b| [busy(0, "a", 1, a), busy(1, "a", 2, 65), busy(2, "b", 1, b), busy(3, "b", 2, 65)];
+        assert_eq!(makes_room(&of(455, 390), "b", 900, 1000), None, "with one more it has as much");
+        assert_eq!(makes_room(&of(456, 390), "b", 900, 1000), Some(1));
+    }
+
+    #[test]
+    fn whoever_connects_and_goes_ends_no_more_than_one_now_and_then() {
+        let all = [busy(0, "a", 1, 66), idle(1, "a", false, 2, 65)];
+        let after = |keepers: &[Keeper<'_>], peace| {
+            let shortage = Shortage { host: "c", all: 130, least: 5, silent_after: 1000, peace };
+            shortage.who_makes_room(keepers).map(|qp| qp.slot)
+        };
+        assert_eq!((after(&all, FIRST_MESSAGE - 1), after(&all, FIRST_MESSAGE)), (None, Some(1)));
+        assert_eq!((after(&all[..1], 999_999_999), after(&all[..1], 1_000_000_000)), (None, Some(0)));
+    }
+
+    #[test]
+    fn a_network_is_one_host() {
+        let whose = |peer| Accepted::new(peer, 0, 0).whose;
+        assert_eq!(whose("[2001:db8::1]:1"), whose("[2001:db8::2:2]:1"));
+        assert_eq!(whose("[::ffff:192.0.2.1]:1"), whose("192.0.2.1:2"));
+        assert_ne!(whose("192.0.2.1:1"), whose("192.0.2.2:1"));
     }
 
     #[test]

@@ -50,10 +50,17 @@ pub enum CloseReason {
 }
 
 impl CloseReason {
-    /// The device has ended it: a request has failed, or the peer has answered or taken nothing for as long as the
-    /// fabric allows.
-    pub(super) fn is_failure(&self) -> bool {
-        matches!(self, Self::Device { .. } | Self::Disconnected { cause: Disconnect::Failure, .. })
+    /// What the log calls the end of an accepted connection; `None` where it is as it is meant to be, or has been told.
+    pub(super) fn for_the_log(&self) -> Option<&'static str> {
+        match self {
+            // A request has failed, or the peer has answered or taken nothing for as long as the fabric allows.
+            Self::Device { .. } | Self::Disconnected { cause: Disconnect::Failure, .. } => {
+                Some("connections ended by their device")
+            }
+            Self::Local(LocalClose::Displaced) => Some("connections ended as others needed their Receives"),
+            Self::Local(LocalClose::SetupTimeout) => Some("connections that were not set up in time"),
+            _ => None,
+        }
     }
 }
 
@@ -83,7 +90,7 @@ pub enum LocalClose {
     #[error("{0} (Config::progress_timeout, Config::least_rate)")]
     ProgressTimeout(Stall),
     /// Others needed its Receives: it was silent ([`Config::silent_after`](crate::Config::silent_after)), or its host
-    /// kept more than half of all ([`Config::receives`](crate::Config::receives)).
+    /// kept more than its share ([`Config::receives`](crate::Config::receives)).
     #[error("its Receives are wanted by others (Config::receives, Config::silent_after)")]
     Displaced,
     /// Something that was counted as sent could not be.

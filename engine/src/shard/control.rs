@@ -364,9 +364,8 @@ impl<F: Fabric> Shard<F> {
         self.requester.connection_lost(&mut self.cx, &mut conn);
         Peers::ended(&mut conn, &reason);
         log::debug!("{origin:?} closed: {reason}");
-        if let Some(accepted) = conn.accepted().filter(|_| reason.is_failure()) {
-            let line = format_args!("connection of {} ended: {reason}", accepted.host());
-            self.cx.warn("connections ended by their device", line);
+        if let (Some(accepted), Some(what)) = (conn.accepted(), reason.for_the_log()) {
+            self.cx.warn(what, format_args!("connection of {} ended: {reason}", accepted.host()));
         }
         self.cx.conns.forget(origin);
         self.life.closed(ConnRef(origin), reason);

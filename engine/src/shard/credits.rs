@@ -144,7 +144,7 @@ impl<F: Fabric> Context<F> {
         let share = (total / open.max(1)).saturating_sub(2) as u32;
         let wanted = if free < total / 8 {
             credits.min(share)
-        } else if turned >= TURNOVERS * u64::from(credits) && free > total / 2 {
+        } else if turned >= TURNOVERS * u64::from(credits) && free > total / 4 * 3 {
             credits.saturating_add(credits.min((free / 4) as u32)).min(self.config.max_credits.max(credits))
         } else {
             credits

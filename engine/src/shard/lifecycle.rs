@@ -15,6 +15,8 @@ pub(super) struct Lifecycle {
     /// Those whose peers have ended them.
     disconnected: Vec<(QpId, CloseReason)>,
     draining: bool,
+    /// When a connection was last ended for another host, in nanoseconds.
+    ended_for_others: Option<u64>,
     /// Where the XIDs of the next connection start.
     seed: u32,
 }
@@ -49,6 +51,16 @@ impl Lifecycle {
     #[inline]
     pub(super) fn notices(&mut self) -> &mut Vec<Notice> {
         &mut self.notices
+    }
+
+    /// When a connection was last ended so that one of another host has its Receives, in nanoseconds.
+    pub(super) fn ended_for_others(&self) -> Option<u64> {
+        self.ended_for_others
+    }
+
+    /// One is, now.
+    pub(super) fn end_for_others(&mut self, now: u64) {
+        self.ended_for_others = Some(now);
     }
 
     /// One more client negotiates.

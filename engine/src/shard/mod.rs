@@ -22,6 +22,7 @@
 //! | `lifecycle` | what connections are about to become, counted |
 //! | `peers` | connections of peers and their ends, told to the upper layer |
 //! | `arrivals` | connections of others until they have said something, and when they are silent |
+//! | `host` | which addresses are those of one host |
 //! | `reconnect` | connections that are made again |
 //! | `resize` | Receives of another size while calls run |
 //! | `changes` | other characteristics that change while connected |
@@ -53,6 +54,7 @@ mod context;
 mod continuation;
 mod control;
 mod credits;
+mod host;
 mod lifecycle;
 mod list;
 mod peers;

@@ -48,7 +48,7 @@ pub struct ShardStats {
     /// Connections that were not set up in time ([`Config::setup_timeout`](crate::Config::setup_timeout)).
     pub connections_expired: u64,
     /// Connections that made room for others: they were silent
-    /// ([`Config::silent_after`](crate::Config::silent_after)), or of a host that kept more than half of all Receives.
+    /// ([`Config::silent_after`](crate::Config::silent_after)), or of a host that kept more than its share of Receives.
     pub connections_displaced: u64,
     /// Connections that ended because the peer broke a rule.
     pub peer_faults: u64,
