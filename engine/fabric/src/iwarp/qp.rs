@@ -33,6 +33,8 @@ const TAIL: usize = 64;
 const READS: usize = 16;
 /// Writes in one turn of one connection.
 const WRITES: usize = 8;
+/// Bytes that are sent without a look at whether the peer takes them.
+const MUCH: u64 = 64 << 10;
 
 /// What all queue pairs of a fabric share.
 #[derive(Debug)]
@@ -114,10 +116,11 @@ pub(super) struct Qp {
     stash_first: usize,
     /// There is more to send: the socket is full, or has had its share.
     blocked: bool,
-    /// Since the socket was full, until the peer has taken all of it: how long it takes nothing is counted here. TCP has
-    /// no time limit meanwhile: its own counts a window that is smaller than the next segment as no answer, however
-    /// much gets through.
+    /// There is much that the peer has not taken: how long it takes nothing is counted here. TCP has no time limit
+    /// meanwhile: its own counts a window that is smaller than the next segment as no answer, however much gets through.
     counted: bool,
+    /// The place in the stream from which on it is looked whether the peer takes what was sent.
+    look_at: u64,
     /// The peer has closed its end, or the way there: nothing is sent any more. What it sent before is still taken.
     deaf: bool,
     /// What the epoll instance tells of.
@@ -161,6 +164,7 @@ impl Qp {
             stash_first: 0,
             blocked: false,
             counted: false,
+            look_at: MUCH,
             deaf: false,
             interest: EventFlags::empty(),
             stood: false,
@@ -261,7 +265,8 @@ impl Qp {
             self.blocked = blocked;
             self.watch(common);
         }
-        if !self.patience.is_waiting() && (blocked || self.endpoint.is_owed()) {
+        let much = self.endpoint.position() >= self.look_at;
+        if !self.patience.is_waiting() && (blocked || much || self.endpoint.is_owed()) {
             self.watch_waiting(common);
         }
     }
@@ -489,7 +494,7 @@ impl Qp {
     /// Something has begun to wait for the peer: connection management looks how long it does.
     #[cold]
     fn watch_waiting(&mut self, common: &mut Common) {
-        self.patience.begin(self.endpoint.progress(None));
+        self.patience.begin(self.endpoint.progress(0));
         common.attention.push(self.id.slot);
     }
 
@@ -516,14 +521,13 @@ impl Qp {
     /// How long something has waited for the peer, or of the peer's for a Receive, without that anything moved; `None`
     /// if nothing waits any more.
     pub(super) fn waited(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
-        if self.blocked && !self.counted {
-            self.count(true, limit);
+        let untaken = self.untaken();
+        let here = self.blocked || untaken > 0;
+        if here != self.counted {
+            self.count(here, limit);
         }
-        let untaken = self.counted.then(|| self.untaken());
-        if !self.blocked && untaken == Some(0) {
-            self.count(false, limit);
-        }
-        if !self.endpoint.is_owed() && !self.counted {
+        if !self.endpoint.is_owed() && !here {
+            self.look_at = self.endpoint.position().saturating_add(MUCH);
             self.patience.end();
             return None;
         }

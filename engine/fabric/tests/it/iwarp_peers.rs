@@ -120,10 +120,10 @@ impl Server {
     }
 
     /// Posts a Write of 1 MiB.
-    fn write(&mut self, qp: QpId, wr_id: u64) {
-        let src = Source::Frozen(self.pool.alloc(1 << 20).expect("a buffer").freeze());
+    fn write(&mut self, qp: QpId, wr_id: u64, len: usize) {
+        let src = Source::Frozen(self.pool.alloc(len).expect("a buffer").freeze());
         let remote = RemoteMemory { rkey: 7, address: 0 };
-        let wr = WorkRequest::Write { src, offset: 0, len: 1 << 20, remote };
+        let wr = WorkRequest::Write { src, offset: 0, len, remote };
         self.fabric.post_send(qp, &mut vec![Posting { wr_id, signalled: true, wr }]).expect("posted");
     }
 
@@ -462,7 +462,7 @@ fn a_peer_that_stops_reading_is_given_up_and_others_are_served() {
     let (mut peer, qp) = server.peer(false);
     // It may speak once it is spoken to.
     peer.say(&fpdu(Message::Write, true, Place::Tagged { stag: 0, offset: 0 }, b"", false));
-    (0..12).for_each(|wr_id| server.write(qp, wr_id));
+    (0..12).for_each(|wr_id| server.write(qp, wr_id, 1 << 20));
     server.serves();
     let (cause, reason) = server.end_of(qp);
     assert_eq!(cause, Disconnect::Failure);
@@ -478,14 +478,28 @@ fn a_peer_that_stops_reading_is_given_up_and_others_are_served() {
 /// TCP's own limit takes a window that stays smaller than a segment for no answer.
 #[test]
 fn a_peer_that_takes_little_at_a_time_is_not_given_up() {
+    // The socket is full; or has taken all of it, the request of a Read too.
+    takes_little_at_a_time(64 << 10, 1 << 20, false);
+    takes_little_at_a_time(400 << 10, 250 << 10, false);
+    takes_little_at_a_time(400 << 10, 250 << 10, true);
+}
+
+/// It takes an RDMA Write of so many bytes, and may owe the answer to a Read.
+fn takes_little_at_a_time(send_buffer: usize, len: usize, read: bool) {
     let retry_timeout = 8 * SHORT;
-    let mut server = Server::new(IwarpConfig { retry_timeout, send_buffer: Some(64 << 10), ..IwarpConfig::default() });
+    let config = IwarpConfig { retry_timeout, send_buffer: Some(send_buffer), ..IwarpConfig::default() };
+    let mut server = Server::new(config);
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
     set_socket_recv_buffer_size(&socket, 16 << 10).expect("SO_RCVBUF");
     rustix::net::connect(&socket, &server.at).expect("connected");
     let (mut peer, qp) = server.joined(Peer::new(socket.into()), 2, false);
     peer.say(&fpdu(Message::Write, true, Place::Tagged { stag: 0, offset: 0 }, b"", false));
-    (0..2).for_each(|wr_id| server.write(qp, wr_id));
+    server.write(qp, 0, len);
+    if read {
+        let dst = server.pool.alloc(100).expect("a buffer").lend().expect("of this thread");
+        let wr = WorkRequest::Read { dst, offset: 0, len: 100, remote: RemoteMemory { rkey: 7, address: 0 } };
+        server.fabric.post_send(qp, &mut vec![Posting { wr_id: 99, signalled: true, wr }]).expect("posted");
+    }
     let (start, mut taken) = (Instant::now(), 0);
     while start.elapsed() < 2 * retry_timeout {
         // The window is opened anew so seldom that TCP asks for it meanwhile.
@@ -494,7 +508,7 @@ fn a_peer_that_takes_little_at_a_time_is_not_given_up() {
         assert!(server.ended.is_empty(), "{:?} after {taken} bytes", server.ended);
         std::thread::sleep(Duration::from_millis(50));
     }
-    assert!(server.done.len() < 2, "it was not slow");
+    assert!(taken < len / 2, "it was not slow: {taken} bytes");
     drop(peer);
     server.end_of(qp);
     server.close();
@@ -594,7 +608,7 @@ fn a_reset_and_a_half_close_amid_traffic_end_that_connection_alone() {
         let (mut peer, qp) = server.peer(false);
         peer.say(&fpdu(SEND, true, untagged(0, 1, 0), b"a call", false));
         let call = server.until("a message", |server| server.done.pop());
-        (0..8).for_each(|wr_id| server.write(qp, wr_id));
+        (0..8).for_each(|wr_id| server.write(qp, wr_id, 1 << 20));
         let more = fpdu(SEND, true, untagged(0, 2, 0), &[1; 1000], false);
         if reset {
             peer.say(&more[..500]);
@@ -618,7 +632,7 @@ fn a_reset_and_a_half_close_amid_traffic_end_that_connection_alone() {
             assert!(!peer.got.is_empty() && peer.got.len() < 8 << 20, "{} bytes", peer.got.len());
         }
         // The reply comes too late; it is flushed as what was on its way.
-        server.write(qp, 8);
+        server.write(qp, 8, 1 << 20);
         let ends = server.writes(9);
         assert_eq!(ends.last(), Some(&Status::Flushed), "{ends:?}");
         assert!(ends.iter().all(|end| matches!(end, Status::Success | Status::Flushed)), "{ends:?}");

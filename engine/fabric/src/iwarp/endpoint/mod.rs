@@ -267,11 +267,17 @@ impl Endpoint {
         self.outbound.is_busy()
     }
 
+    /// Bytes that were sent so far.
+    #[inline]
+    pub(super) fn position(&self) -> u64 {
+        self.outbound.position()
+    }
+
     /// What changes whenever something that waits gets on. `untaken`: bytes that were sent and that the peer has not
-    /// taken, where it is waited for that.
-    pub(super) fn progress(&self, untaken: Option<u64>) -> Progress {
+    /// taken.
+    pub(super) fn progress(&self, untaken: u64) -> Progress {
         Progress {
-            taken: untaken.map(|untaken| self.outbound.position().saturating_sub(untaken)),
+            taken: self.outbound.position().saturating_sub(untaken),
             received: self.inbound.position(),
             done: self.inbound.reads_done(),
         }
@@ -389,7 +395,7 @@ impl Endpoint {
 /// has answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Progress {
-    taken: Option<u64>,
+    taken: u64,
     received: u64,
     done: u64,
 }
