@@ -50,7 +50,7 @@ const LAYERS: &[Layer] = &[
         places: &["engine/fabric/src/"],
         uses: &[],
         pure: false,
-        crates: &[MEMPOOL, "arrayvec", "crc32c", "libc", "log", "rdma_sys", "rustix", "serde", "thiserror"],
+        crates: &[MEMPOOL, "arrayvec", "crc32c", "libc", "log", "nix", "rdma_sys", "rustix", "serde", "thiserror"],
     },
     Layer {
         name: "stream",

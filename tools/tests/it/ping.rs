@@ -67,6 +67,25 @@ fn what_a_server_speaks_is_told() {
     assert_eq!(calls, 21);
 }
 
+/// To a process of another PID namespace the kernel says that the server is process 0.
+#[test]
+fn a_client_of_another_pid_namespace_is_served() {
+    let namespace = ["--pid", "--fork", "--"];
+    if !Command::new("unshare").args(namespace).arg("true").status().is_ok_and(|status| status.success()) {
+        println!("not run: no PID namespace can be made here");
+        return;
+    }
+    let address = address();
+    let server = serve(&address, Scheme::V2Windowed);
+    let output = Command::new("unshare")
+        .args(namespace)
+        .args([env!("CARGO_BIN_EXE_rpcrdma"), "ping", "-c", "2", "-i", "0", &address, "0x20000001", "3"])
+        .output()
+        .expect("unshare runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(server.stats().iter().map(|shard| shard.calls).sum::<u64>(), 3);
+}
+
 #[test]
 fn either_side_may_want_version_1() {
     for (scheme, version, invalidate) in

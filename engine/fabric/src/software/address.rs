@@ -8,6 +8,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -78,7 +79,8 @@ impl Listen for SoftwareListener {
 /// Who has connected, and by which socket.
 pub(crate) type Visitor = (OwnedFd, Peer);
 
-/// The process at the other end of a connection, as the kernel saw it when it connected.
+/// The process at the other end of a connection, as the kernel saw it when it connected. Processes of PID namespaces
+/// that are not seen from here have 0, and count as one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Peer {
     pub(super) pid: i32,
@@ -157,14 +159,12 @@ fn new_socket() -> Result<OwnedFd, FabricError> {
 
 /// Refuses whoever is neither our user nor root.
 fn check_peer(socket: BorrowedFd<'_>) -> Result<Peer, String> {
-    let peer = rustix::net::sockopt::socket_peercred(socket).map_err(|e| format!("SO_PEERCRED: {e}"))?;
-    let ours = rustix::process::geteuid();
-    if peer.uid != ours && !peer.uid.is_root() {
-        return Err(format!(
-            "user {} is neither ours ({}) nor root; run both sides as one user",
-            peer.uid.as_raw(),
-            ours.as_raw()
-        ));
+    // rustix has no room for the 0 that the kernel says of a process in another PID namespace.
+    let peer = nix::sys::socket::getsockopt(&socket, PeerCredentials).map_err(|e| format!("SO_PEERCRED: {e}"))?;
+    let (pid, uid) = (peer.pid(), peer.uid());
+    let ours = rustix::process::geteuid().as_raw();
+    if uid != ours && uid != 0 {
+        return Err(format!("user {uid} is neither ours ({ours}) nor root; run both sides as one user"));
     }
-    Ok(Peer { pid: peer.pid.as_raw_nonzero().get(), uid: peer.uid.as_raw() })
+    Ok(Peer { pid, uid })
 }
