@@ -73,6 +73,22 @@ fn peers_that_break_rules_again_and_again_fill_no_log() {
     assert_few(&heard(), faults as usize);
 }
 
+/// Peers connect and go as often as they like; what is told of each panics.
+#[test]
+fn a_hook_that_panics_fills_no_log() {
+    const PEERS: usize = 3 * FEW;
+    let mut world = World::new("hook-flood");
+    heard();
+    let peers = Some(rpcrdma::server::PeerHook::new(|_| panic!("of {}", "old age")));
+    let address = world.serve(rpcrdma::server::ServerConfig { peers, ..small_server() });
+    for _ in 0..PEERS {
+        RawPeer::connect(&address).leave();
+    }
+    drop(world.take_server());
+    let lines = heard();
+    assert!(lines.len() < FEW && lines.iter().any(|line| line.contains("of old age")), "{} lines", lines.len());
+}
+
 /// Any user can connect to a name. Creates refusals as fast as it can, while calls of others are served.
 #[test]
 fn another_user_of_the_host_stops_nobody_and_fills_no_log() {

@@ -3,10 +3,15 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
+use log::Level;
+
+use super::clock::nanoseconds;
 use super::close_reason::{CloseReason, LocalClose};
 use super::conn::Conn;
+use crate::fabric::log_limit::LogLimit;
 use crate::handoff::panics::caught;
 use crate::service::Caller;
 
@@ -57,17 +62,27 @@ pub enum PeerEvent<'a> {
 /// It is called on the thread of the shard that has the connection. If that shard has stopped while workers had calls
 /// of the connection, its end is told on the thread of the worker that is through with the last of them.
 #[derive(Clone)]
-pub struct PeerHook(Arc<dyn Fn(PeerEvent<'_>) + Send + Sync>);
+pub struct PeerHook(Arc<Hook>);
+
+struct Hook {
+    told: Box<dyn Fn(PeerEvent<'_>) + Send + Sync>,
+    /// Peers connect as often as they like.
+    log: Mutex<LogLimit>,
+    began: Instant,
+}
 
 impl PeerHook {
     /// Calls this.
     pub fn new(hook: impl Fn(PeerEvent<'_>) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(hook))
+        let log = Mutex::new(LogLimit::new(module_path!()));
+        Self(Arc::new(Hook { told: Box::new(hook), log, began: Instant::now() }))
     }
 
     fn tell(&self, event: PeerEvent<'_>) {
-        if let Err(panic) = caught(|| (self.0)(event)) {
-            log::error!("what is told of connections has panicked: {event:?}: {panic}");
+        if let Err(panic) = caught(|| (self.0.told)(event)) {
+            let mut log = self.0.log.lock().unwrap_or_else(PoisonError::into_inner);
+            let line = format_args!("what is told of connections has panicked: {event:?}: {panic}");
+            log.log(nanoseconds(self.0.began.elapsed()), Level::Error, "panics of what is told of connections", line);
         }
     }
 }
