@@ -241,8 +241,9 @@ impl<S: Sharing> Procedure<S> {
 
     /// Runs each call once, though it may come again: after a reconnection, or because its caller does not
     /// wait for long. A repeated call gets the reply of the first one, once that has run; SYSTEM_ERR,
-    /// if that reply is not there any more, was lost with a handler that panicked, or if the cache is
-    /// full of calls that run. `client` says whose a call is: [`by_host`](super::reply_cache::by_host),
+    /// if that reply is not there any more, or was lost with a handler that panicked. A call that finds the cache
+    /// full of calls that run gets ERR_SYSTEM in version 2; in version 1 its connection ends, so that it is sent
+    /// again. `client` says whose a call is: [`by_host`](super::reply_cache::by_host),
     /// [`by_credential`](super::reply_cache::by_credential), or what the upper layer knows. A call of nobody
     /// in particular (`None`) is run as often as it comes.
     ///

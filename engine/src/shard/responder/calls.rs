@@ -230,10 +230,10 @@ impl Responder {
                 call.refusal = (!given).then_some(Refusal::SystemError);
                 self.finish(cx, conn, call);
             }
-            Lookup::Full if !silent && Self::puts_off(conn, Trouble::NoBuffers) => {
-                self.put_off(cx, conn, call, Trouble::CacheFull);
+            Lookup::Full if !silent => {
+                self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::CacheFull));
             }
-            Lookup::Lost | Lookup::Full if !silent => {
+            Lookup::Lost if !silent => {
                 self.refuse_call(cx, conn, call, CallRefusal::Rpc(reply_body(Refusal::SystemError)));
             }
             Lookup::InProgress if !silent && !conn.proto.is_double(call.id) => {
@@ -446,9 +446,13 @@ impl Responder {
         let id = call.id;
         if let CallRefusal::Undeclared(error) = refusal {
             let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+            let peer = conn.accepted().map_or("", |accepted| accepted.host());
+            let read: u64 = call.asked.iter().map(|read| u64::from(read.target.length)).sum();
+            let writes = call.results.len();
             let line = format_args!(
-                "procedure {procedure} of program {program} is answered with an error: {error}; its chunks are not what \
-                 it declares (`read_chunks`, `write_chunks`)"
+                "connection of {peer}: procedure {procedure} of program {program} is answered with an error: {error}; \
+                 {read} bytes in Read chunks and {writes} Write chunks are not what it declares (`read_chunks`, \
+                 `write_chunks`)"
             );
             cx.warn("calls whose chunks their procedures do not declare", line);
         }

@@ -64,7 +64,7 @@ impl Trouble {
             ),
             Self::CacheFull => (
                 "calls for which the reply cache had no room",
-                "as many calls of cached procedures run as `ReplyCacheConfig::entries` says",
+                "as many calls run as a part of the cache has entries: raise `ReplyCacheConfig::entries`",
             ),
             Self::NoWorkers => ("calls that met no worker", "the workers have stopped"),
             Self::Lost => ("calls whose memory did not come home", "what was read for it did not come home"),
