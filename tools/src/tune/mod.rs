@@ -140,6 +140,8 @@ pub struct Args {
     pub rpcperf: Option<PathBuf>,
 
     /// Keeps each run in this file: the same command goes on from there, whatever has ended it
+    ///
+    /// The file is new, empty, or of an earlier tuning with the same options. A link is refused.
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
 

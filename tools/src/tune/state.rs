@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use super::TuneError;
 use super::search::{Machine, Measured};
 use super::settings::Settings;
 
-const FOREIGN: &str = "this is no state file of rpcrdma tune";
+const FOREIGN: &str = "this is no state file of rpcrdma tune, or its first line is lost; tune with another file";
 /// Bytes of the longest state file that is read. A run takes some hundred of them.
 const LONGEST: u64 = 64 << 20;
 
@@ -63,10 +63,11 @@ impl State {
         options.read(true).write(true).create(true).truncate(false).custom_flags(flags);
         let mut file = options.open(path).map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::LOOP) => wrong("it is a symbolic link; name the file itself".to_owned()),
+            // A socket.
+            Some(Errno::NXIO) => wrong(FOREIGN.to_owned()),
             _ => failed(error),
         })?;
-        let found = file.metadata().map_err(failed)?;
-        if !found.is_file() || found.len() > LONGEST {
+        if !file.metadata().map_err(failed)?.is_file() {
             return Err(wrong(FOREIGN.to_owned()));
         }
         match file.try_lock() {
@@ -74,8 +75,14 @@ impl State {
             Err(TryLockError::Error(error)) => return Err(failed(error)),
             Ok(()) => {}
         }
+        if file.metadata().map_err(failed)?.len() > LONGEST {
+            return Err(wrong(FOREIGN.to_owned()));
+        }
         let mut text = String::new();
-        file.read_to_string(&mut text).map_err(failed)?;
+        (&mut file).take(LONGEST).read_to_string(&mut text).map_err(|error| match error.kind() {
+            ErrorKind::InvalidData => wrong(FOREIGN.to_owned()),
+            _ => failed(error),
+        })?;
         let (recorded, length) = recorded(&text, head).map_err(wrong)?;
         file.set_len(length as u64).map_err(failed)?;
         file.seek(SeekFrom::End(0)).map_err(failed)?;
@@ -106,6 +113,9 @@ fn recorded(text: &str, head: &Map<String, Value>) -> Result<(VecDeque<Run>, usi
         return if text.is_empty() { Ok((VecDeque::new(), 0)) } else { Err(FOREIGN.to_owned()) };
     };
     let theirs: Map<String, Value> = serde_json::from_str(first).map_err(|_| FOREIGN.to_owned())?;
+    if head.keys().all(|key| !theirs.contains_key(key)) {
+        return Err(FOREIGN.to_owned());
+    }
     if let Some(key) = head.keys().chain(theirs.keys()).find(|key| head.get(*key) != theirs.get(*key)) {
         let text = |of: &Map<String, Value>| of.get(key).map_or_else(|| "nothing".to_owned(), Value::to_string);
         return Err(format!(
