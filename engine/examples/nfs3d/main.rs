@@ -210,7 +210,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
             sync: !options.not_sync,
             policy,
             handles: options.handles,
-            key: key(&options.key.clone().map_or_else(default_key, Ok)?)?,
+            key: key(&options.key.clone().map_or_else(default_key, Ok)?, &options.directory)?,
             files: files()?,
         },
     )?);
@@ -307,10 +307,14 @@ fn default_key() -> anyhow::Result<PathBuf> {
     Ok(directory.join("nfs3d.key"))
 }
 
-/// The key of a file, which is made if it is not there.
-fn key(path: &Path) -> anyhow::Result<Key> {
+/// The key of a file, which is made if it is not there. It is not in the directory that clients see.
+fn key(path: &Path, directory: &Path) -> anyhow::Result<Key> {
     let mut key = Key::default();
     let name = || path.display().to_string();
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if let (Ok(parent), Ok(directory)) = (parent.canonicalize(), directory.canonicalize()) {
+        ensure!(!parent.starts_with(directory), "--key {}: clients see what is in the exported directory", name());
+    }
     match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(mut file) => {
             getrandom::fill(&mut key).map_err(|error| anyhow::anyhow!("getrandom: {error}"))?;

@@ -43,7 +43,7 @@ struct Mountd {
 pub(crate) fn serve(export: &Arc<Export>, port: u16) -> anyhow::Result<u16> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
-        .with_context(|| format!("TCP port {port} for MOUNT"))?;
+        .with_context(|| format!("TCP port {port} for MOUNT (--mount-port names another)"))?;
     let port = listener.local_addr()?.port();
     let mountd =
         Arc::new(Mountd { export: Arc::clone(export), mounts: Mutex::default(), connections: AtomicUsize::new(0) });

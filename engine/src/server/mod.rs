@@ -105,7 +105,7 @@ pub enum ServerError {
     /// The socket for statistics cannot be had.
     #[cfg(feature = "stats")]
     #[error("`ServerConfig::stats`: {0}")]
-    Stats(#[source] FabricError),
+    Stats(FabricError),
     /// Services of one shard alone cannot run on workers.
     #[error("ServerConfig::workers is set, and Server::start_with makes services that stay on their shards")]
     LocalOnWorkers,

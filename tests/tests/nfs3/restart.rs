@@ -80,15 +80,22 @@ fn handles_that_the_server_did_not_make_are_refused() {
 #[test]
 fn a_key_that_is_none_is_refused() {
     let directory = tempfile::tempdir().unwrap();
+    let export = directory.path().join("export");
+    fs::create_dir(&export).unwrap();
     let key = directory.path().join("key");
     fs::write(&key, b"too short").unwrap();
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_nfs3d"))
-        .arg(directory.path())
-        .args(["--listen", &format!("soft:nfs3d-test-bad-key-{}", std::process::id()), "--mount-port", "0", "--key"])
-        .arg(&key)
-        .output()
-        .unwrap();
-    let says = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "as user {}", geteuid().as_raw());
-    assert!(says.contains("not a key, which has 32 bytes"), "{says}");
+    let why = "not a key, which has 32 bytes";
+    let seen = "clients see what is in the exported directory";
+    for (key, why) in [(key, why), (export.join("key"), seen), (export.join("../export/key"), seen)] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_nfs3d"))
+            .arg(&export)
+            .args(["--listen", &format!("soft:nfs3d-test-bad-key-{}", std::process::id())])
+            .args(["--mount-port", "0", "--key"])
+            .arg(&key)
+            .output()
+            .unwrap();
+        let says = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "as user {}", geteuid().as_raw());
+        assert!(says.contains(why), "{says}");
+    }
 }
