@@ -104,8 +104,9 @@ pub struct Config {
     /// under way. 4 to 32767. Default 64. Each costs `receive_size` bytes. A new connection gets at most
     /// an eighth of what `receives` has left.
     pub credits: u32,
-    /// What the credit limit of a connection may grow to that uses all of it; `credits` or more. Credit
-    /// limits shrink again when Receives get short. Default 256.
+    /// What the credit limit of a connection may grow to that uses all of it. Less than `credits` counts as `credits`.
+    /// It grows while three quarters of the Receives are free. Credit limits shrink again when Receives get short, but
+    /// for those of version 1. Default 256.
     pub max_credits: u32,
     /// How long nothing may be sent on a connection before it is found out whether the peer is there, at most an
     /// eighth of that later, so that this is done for many connections at once; zero for never. In version 2 a
@@ -115,12 +116,14 @@ pub struct Config {
     /// How long an incoming connection may take until it is set up: until both ends know of it,
     /// and, if version 2 is all that is spoken, until its first message. Default 5 s.
     pub setup_timeout: Duration,
-    /// How long an accepted connection may say nothing of use before it is ended when Receives
-    /// for another one are wanted; one that has said nothing yet, after 10 ms. Default 10 s.
+    /// How long an accepted connection may say nothing of use before it is ended when Receives for another one are
+    /// wanted. One that has said nothing yet is ended after 10 ms. For another host any connection may be ended whose
+    /// host keeps more than its share of [`receives`](Self::receives). Default 10 s.
     pub silent_after: Duration,
     /// How long a peer may owe something for which this side holds memory: to take what it is sent, to answer RDMA
     /// Reads, to grant a credit for replies that wait, to end a message that it has begun. Then its connection ends.
-    /// Time in which it moves at least [`least_rate`](Self::least_rate) does not count. Looked at every eighth of it;
+    /// Time in which it moves at least [`least_rate`](Self::least_rate) does not count. A verbs device does not tell
+    /// what moves: there the time that all of it takes at that rate is added. Looked at every eighth of it;
     /// `Duration::MAX` for never. Default 10 s.
     pub progress_timeout: Duration,
     /// Bytes in a second that a connection moves, in both directions together, whose peer is slow and no more: it is
@@ -130,7 +133,8 @@ pub struct Config {
     /// Messages of no use that a peer may send in a second, and at once: malformed ones, replies to no call,
     /// grants that nothing asked for. Beyond that its connection ends. Default 1000.
     pub useless_per_second: u32,
-    /// Receives of the shard in all: bounds receive memory whatever the number of connections. Default 4096.
+    /// Receives of the shard in all: bounds receive memory whatever the number of connections. When they are short,
+    /// each host keeps an equal part, at most half. Default 4096.
     pub receives: usize,
     /// Calls that a client connection may have outstanding. Default 128. Each costs about 100 bytes.
     pub max_calls: usize,
@@ -407,7 +411,8 @@ impl Config {
         check(possible, "chunk_align", align, "a power of two, 64 to 4096 bytes")?;
         for (knob, classes) in [("bulk_buffers", &self.bulk_buffers), ("long_buffers", &self.long_buffers)] {
             for &(size, count) in classes {
-                check((1..=1 << 30).contains(&size) && count > 0, knob, size, "1 byte to 1 GiB, and some of them")?;
+                check((1..=1 << 30).contains(&size), knob, size, "buffers of 1 byte to 1 GiB")?;
+                check(count > 0, knob, count, "at least 1 buffer of each size")?;
             }
         }
         Ok(())

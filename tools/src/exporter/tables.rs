@@ -33,7 +33,7 @@ pub(super) const COUNTERS: &[Number<ShardStats>] = &[
     number("connections_made", "Connections since the start", |shard| shard.connections_total),
     number("connections_refused", "Connect requests without Receives for them", |shard| shard.connections_refused),
     number("connections_expired", "Connections not set up in time", |shard| shard.connections_expired),
-    number("connections_displaced", "Silent connections that made room", |shard| shard.connections_displaced),
+    number("connections_displaced", "Connections that made room for others", |shard| shard.connections_displaced),
     number("peer_faults", "Connections ended as the peer broke a rule", |shard| shard.peer_faults),
     number("peers_stalled", "Connections ended as the peer owed something", |shard| shard.peers_stalled),
     number("messages_received", "Messages received", |shard| shard.messages.received),
