@@ -33,6 +33,17 @@ pub const MIN_CREDITS: u32 = 4;
 /// The largest: an increment must fit the 16 bits that the incremental scheme has for it.
 pub const MAX_CREDITS: u32 = 0x7FFF;
 
+/// Whether the Receives that the owner keeps for its connections are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reserves {
+    /// The [reserves](Credits::reserve) of all connections.
+    Full,
+    /// The same but for what their peers [spare](super::Connection::spared) while calls of theirs are under way.
+    Spared,
+    /// Fewer: no peer may be told that it may send more.
+    Short,
+}
+
 /// The two credit words of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CreditWords {
@@ -231,27 +242,30 @@ impl Credits {
 
     #[inline(always)]
     fn raise_limit(&mut self) {
-        // Never back behind what was told.
-        let limit = self.received.wrapping_add(self.credit_limit);
-        if (limit.wrapping_sub(self.told_limit) as i32) > 0 {
-            self.told_limit = limit;
-        }
+        self.raise_limit_to(self.credit_limit);
         self.unreported = 0;
         self.unreported_payload = 0;
     }
 
-    /// As [`on_send`](Self::on_send), while there are Receives but no room for more calls. The peer is told
-    /// of no more than it used, but of all of that: so it may send one more grant, without which the
+    /// So many more messages than were received; never back behind what was told.
+    #[inline(always)]
+    fn raise_limit_to(&mut self, room: u32) {
+        let limit = self.received.wrapping_add(room.min(self.credit_limit));
+        if (limit.wrapping_sub(self.told_limit) as i32) > 0 {
+            self.told_limit = limit;
+        }
+    }
+
+    /// As [`on_send`](Self::on_send), while there is room for only so many more messages than it has received. With none
+    /// the peer is told of no more than it used, but of all of that: so it may send one more grant, without which the
     /// answers that make room could not go out.
-    pub fn on_send_crowded(&mut self, counted: bool) -> CreditWords {
+    pub fn on_send_crowded(&mut self, counted: bool, room: u32) -> CreditWords {
         if self.scheme == Scheme::V1 {
             return self.on_send(counted, true);
         }
         self.sent = self.sent.wrapping_add(u32::from(counted));
         let before = self.limit_before();
-        if (self.received.wrapping_sub(self.told_limit) as i32) > 0 {
-            self.told_limit = self.received;
-        }
+        self.raise_limit_to(room);
         self.words(before)
     }
 
@@ -440,12 +454,13 @@ impl Credits {
         (self.limit.wrapping_sub(self.sent) as i32) >= 0
     }
 
-    /// As [`wants_grant`](Self::wants_grant), while there are Receives but no room for more calls: only a
-    /// peer that has used its one grant beyond the limit needs to hear of it.
+    /// As [`wants_grant`](Self::wants_grant), while there is room for only so many more messages: only a peer that has
+    /// used all that it may needs to hear of it. A grant for a single message could be used up by a grant, for ever;
+    /// but a peer that has used its one grant beyond the limit hears of that.
     #[inline]
-    pub fn wants_grant_crowded(&self) -> bool {
-        let beyond = self.received.wrapping_sub(self.told_limit) as i32 > 0;
-        self.scheme != Scheme::V1 && beyond && (self.limit.wrapping_sub(self.sent) as i32) >= 0
+    pub fn wants_grant_crowded(&self, room: u32) -> bool {
+        let left = self.told_limit.wrapping_sub(self.received) as i32;
+        self.scheme != Scheme::V1 && (left < 0 || (left == 0 && room > 1)) && self.may_grant()
     }
 
     /// Starts the counters elsewhere, to test wrap-around.

@@ -34,6 +34,8 @@ struct World {
     ends: [End; 2],
     /// Answers that end 1 owes at most while it takes more calls.
     room: u32,
+    /// Buffers that end 1 has, for Receives and for the calls that it owes answers; where these are short.
+    buffers: Option<u32>,
     /// The end that changes its credit limit says so at once, though it has granted more, as other
     /// implementations may.
     blunt: Option<usize>,
@@ -60,25 +62,56 @@ impl World {
             End { posted, credits, arriving, to_send, resized: false, heard: None }
         };
         let ends = [end(calls, false, counter, !counter), end(0, true, !counter, counter)];
-        Self { ends, room: u32::MAX, blunt: None }
+        Self { ends, room: u32::MAX, buffers: None, blunt: None }
     }
 
-    fn crowded(&self, end: usize) -> bool {
-        end == 1 && self.ends[1].to_send > self.room
+    /// Messages that an end may take beyond those received, where that is not its whole credit limit.
+    fn crowded(&self, end: usize) -> Option<u32> {
+        let End { credits, to_send: owed, .. } = &self.ends[end];
+        match self.reserves(end) {
+            Reserves::Full => (end == 1 && *owed > self.room).then_some(0),
+            Reserves::Spared => Some(credits.credit_limit().saturating_sub(*owed)),
+            Reserves::Short => None,
+        }
+    }
+
+    fn reserves(&self, end: usize) -> Reserves {
+        let End { posted, credits, to_send: owed, .. } = &self.ends[end];
+        let spared = if end == 1 && self.buffers.is_some() { credits.used().min(*owed) } else { 0 };
+        match credits.reserve() {
+            needed if *posted >= needed => Reserves::Full,
+            // An answer makes it one fewer.
+            needed if posted + spared > needed => Reserves::Spared,
+            _ => Reserves::Short,
+        }
     }
 
     fn refilled(&self, end: usize) -> bool {
-        self.ends[end].posted >= self.ends[end].credits.reserve()
+        self.reserves(end) == Reserves::Full
+    }
+
+    /// The most Receives that an end can post.
+    fn most(&self, end: usize) -> u32 {
+        let most = self.ends[end].credits.reserve();
+        match self.buffers {
+            Some(buffers) if end == 1 => most.min(buffers.saturating_sub(self.ends[1].to_send)),
+            _ => most,
+        }
     }
 
     fn send(&mut self, from: usize, payload: bool, counted: bool) {
-        let refilled = self.refilled(from);
-        let crowded = self.crowded(from);
+        self.send_as(from, payload, counted, (self.refilled(from), self.crowded(from)));
+    }
+
+    /// An end sends, whose Receives are all there, or which has room for so many more messages.
+    fn send_as(&mut self, from: usize, payload: bool, counted: bool, (refilled, crowded): (bool, Option<u32>)) {
         let credits = &mut self.ends[from].credits;
         let mut short = credits.clone();
-        let mut words =
-            if refilled && crowded { credits.on_send_crowded(counted) } else { credits.on_send(counted, refilled) };
-        if credits.scheme() == Scheme::V2Windowed && refilled && !crowded {
+        let mut words = match crowded {
+            Some(room) => credits.on_send_crowded(counted, room),
+            None => credits.on_send(counted, refilled),
+        };
+        if credits.scheme() == Scheme::V2Windowed && refilled && crowded.is_none() {
             let (credit, received) = short.on_send_windowed();
             let said = CreditWords { credit, received: Some(received) };
             assert_eq!((said, &short), (words, &*credits), "both come to the same");
@@ -118,13 +151,18 @@ impl Model {
             let free = self.v1 && end == 1;
             if me.to_send > 0 && me.credits.may_send(!free, world.refilled(end)) {
                 let mut after = world.clone();
+                let crowded = match world.crowded(end) {
+                    // The call that is answered holds nothing any more.
+                    Some(room) if world.reserves(end) == Reserves::Spared => Some(room + 1),
+                    other => other,
+                };
                 after.ends[end].to_send -= 1;
-                after.send(end, true, !free);
+                after.send_as(end, true, !free, (world.refilled(end), crowded));
                 next.push(after);
             }
-            let due = match world.refilled(end) && world.crowded(end) {
-                true => me.credits.wants_grant_crowded(),
-                false => me.credits.wants_grant(world.refilled(end)),
+            let due = match world.crowded(end) {
+                Some(room) => me.credits.wants_grant_crowded(room),
+                None => me.credits.wants_grant(world.refilled(end)),
             };
             if due {
                 let mut after = world.clone();
@@ -161,9 +199,9 @@ impl Model {
                 me.resized = true;
                 next.push(after);
             }
-            if !world.refilled(end) {
+            if me.posted < world.most(end) {
                 let mut after = world.clone();
-                after.ends[end].posted = me.posted.max(me.credits.reserve());
+                after.ends[end].posted = world.most(end);
                 next.push(after);
             }
         }
@@ -244,6 +282,19 @@ fn no_interleaving_deadlocks_while_a_server_has_no_room_for_more_calls() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         let start = World { room: 0, ..World::new(scheme, MIN_CREDITS, true, 5, NEAR_WRAP) };
         worlds += Model { replies: 2, v1: false, resize: None }.explore(start);
+    }
+    assert!(worlds > 10_000, "only {worlds} worlds were visited");
+}
+
+/// The calls that a server has not answered leave it fewer Receives than it has promised.
+#[test]
+fn no_interleaving_overruns_or_deadlocks_while_calls_hold_what_receives_are_made_of() {
+    let mut worlds = 0;
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        for (limit, buffers, calls) in [(MIN_CREDITS, 5, 5), (MIN_CREDITS, 5, 6), (MIN_CREDITS, 6, 5)] {
+            let start = World { buffers: Some(buffers), ..World::new(scheme, limit, true, calls, NEAR_WRAP) };
+            worlds += Model { replies: 1, v1: false, resize: None }.explore(start);
+        }
     }
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }

@@ -30,7 +30,7 @@
 //!
 //! Messages arrive whole, in order and once, or the connection is over. The owner keeps as many Receives
 //! posted as [`reserve`](Connection::reserve) says; whether it does so at the moment, for all its
-//! connections, is what `receives_ok` asks.
+//! connections, is what [`Reserves`] says.
 //!
 //! A connection that is over ends its calls by [`lost`](Connection::lost), called until it says `None`; or
 //! these are kept by [`interrupt`](Connection::interrupt), and go out again after
@@ -170,7 +170,7 @@ pub use calls::CallId;
 use calls::CallTable;
 pub use config::ConnConfig;
 pub use counters::Counters;
-pub use credits::{CreditWords, Credits, MAX_CREDITS, MIN_CREDITS, Scheme};
+pub use credits::{CreditWords, Credits, MAX_CREDITS, MIN_CREDITS, Reserves, Scheme};
 pub use event::{Event, Outgoing};
 use exchange::Exchange;
 pub use fault::{CallError, Knob, PeerFault, Refusal, Rejected};
@@ -380,12 +380,14 @@ impl Connection {
     }
 
     /// Receives of the [`reserve`](Self::reserve) that are not needed for now. In version 1 a call that has
-    /// no answer yet has used up one of the calls that its peer may make.
+    /// no answer yet has used up one of the calls that its peer may make. In version 2 it has used a credit, which its
+    /// peer is not [granted again](Reserves::Spared) meanwhile.
     pub fn spared(&self) -> u32 {
-        match self.version {
-            Version::V1 => self.credits.credit_limit().min(self.inbound.len() as u32),
-            Version::V2 => 0,
-        }
+        let used = match self.version {
+            Version::V1 => self.credits.credit_limit(),
+            Version::V2 => self.credits.used(),
+        };
+        used.min(self.inbound.len() as u32)
     }
 
     /// Offers the peer another credit limit; see [`Credits::set_credit_limit`].
@@ -546,12 +548,12 @@ impl Connection {
         &mut self,
         token: u64,
         deadline: u64,
-        receives_ok: bool,
+        reserves: Reserves,
     ) -> Result<(CallId, bool), CallError> {
         // What waits to be sent goes first: a continued message must not be interrupted.
         let now = self.call_queue.is_empty()
             && self.reply_queue.is_empty()
-            && self.credits.may_send(true, receives_ok)
+            && self.credits.may_send(true, reserves != Reserves::Short)
             && !self.closing;
         if !now {
             return self.start_call(token, deadline).map(|call| (call, false));
@@ -588,8 +590,8 @@ impl Connection {
     /// As [`reply`](Self::reply); true if the reply may go out at once: then it is not queued, and its header
     /// must be [written](Self::emit_plain) now.
     #[inline]
-    pub fn reply_now(&mut self, id: InboundId, receives_ok: bool) -> bool {
-        let now = self.may_reply(receives_ok);
+    pub fn reply_now(&mut self, id: InboundId, reserves: Reserves) -> bool {
+        let now = self.may_reply(reserves);
         if !now {
             self.reply_queue.push_back(Outgoing::Reply(id));
         }
@@ -598,8 +600,8 @@ impl Connection {
 
     /// A reply may go out at once.
     #[inline(always)]
-    fn may_reply(&self, receives_ok: bool) -> bool {
-        self.reply_queue.is_empty() && self.credits.may_send(false, self.replenished(receives_ok))
+    fn may_reply(&self, reserves: Reserves) -> bool {
+        self.reply_queue.is_empty() && self.credits.may_send(false, self.replenished(reserves))
     }
 
     /// Gives up a call. `None` if it has ended before. Its reply, should one come, is dropped and counted.

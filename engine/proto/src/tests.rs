@@ -76,11 +76,11 @@ impl Pair {
     /// Sends all that may be sent: how many of these are more than pure grants.
     fn transmit(from: &mut Connection, link: &mut VecDeque<Vec<u8>>) -> usize {
         let mut count = 0;
-        while let Some(out) = from.poll_transmit(true) {
+        while let Some(out) = from.poll_transmit(Reserves::Full) {
             let mut buf = vec![0; 512];
             // A word, and the direction that version 1 looks for.
             buf[256..264].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, u8::from(matches!(out, Outgoing::Reply(_)))]);
-            let start = from.emit_before(out, &Form::default(), true, &mut buf, 256).unwrap();
+            let start = from.emit_before(out, &Form::default(), Reserves::Full, &mut buf, 256).unwrap();
             let end = if matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) { 264 } else { 256 };
             link.push_back(buf[start..end].to_vec());
             count += usize::from(out != Outgoing::Grant);
@@ -181,7 +181,7 @@ fn an_error_grants_nothing() {
             let bytes = to_client(64, Flags::RESPONSE, Body::Error(error));
             take(&mut pair.client, &bytes).unwrap();
             assert_eq!(pair.client.credits().available(), 0, "{scheme:?} {error:?}");
-            assert!(!pair.client.is_open() && pair.client.poll_transmit(true).is_none(), "{scheme:?}");
+            assert!(!pair.client.is_open() && pair.client.poll_transmit(Reserves::Full).is_none(), "{scheme:?}");
         }
         // Anything else does, as far as it grants.
         let bytes = to_client(3 << 16 | 3, Flags::NONE, Body::Nomsg(Chunks::NONE));
@@ -448,9 +448,9 @@ impl Handshake for Longest {
 fn the_first_message_has_at_most_1024_bytes_with_the_longest_opening() {
     let auth = AuthPolicy::Optional(Arc::new(Longest));
     let mut client = Connection::new(ConnConfig { auth, ..config(Scheme::V2Windowed, false) });
-    assert_eq!(client.poll_transmit(true), Some(Outgoing::Connprop));
+    assert_eq!(client.poll_transmit(Reserves::Full), Some(Outgoing::Connprop));
     let mut buf = vec![0; 8192];
-    let start = client.emit_before(Outgoing::Connprop, &Form::default(), true, &mut buf, 8192).unwrap();
+    let start = client.emit_before(Outgoing::Connprop, &Form::default(), Reserves::Full, &mut buf, 8192).unwrap();
     let message = &buf[start..];
     assert!(message.len() <= FIRST_MESSAGE_LEN, "{} bytes", message.len());
     // The opening is in it, whole.
@@ -502,20 +502,20 @@ fn a_stale_answer_cannot_answer_a_newer_call() {
     assert_eq!(first.index(), second.index());
     server.reply(first);
     let mut buf = [0; 64];
-    let out = server.poll_transmit(true).unwrap();
-    assert_eq!(server.emit_plain(out, true, &mut buf, 64), None);
+    let out = server.poll_transmit(Reserves::Full).unwrap();
+    assert_eq!(server.emit_plain(out, Reserves::Full, &mut buf, 64), None);
 }
 
 /// A client whose first call was sent and is not answered yet, settled in version 2 with increments.
 fn settled_client() -> (Connection, CallId) {
     let mut client = Connection::new(config(Scheme::V2Incremental, false));
     let mut buf = [0; 512];
-    let hello = client.poll_transmit(true).unwrap();
-    client.emit_before(hello, &Form::default(), true, &mut buf, 512).unwrap();
+    let hello = client.poll_transmit(Reserves::Full).unwrap();
+    client.emit_before(hello, &Form::default(), Reserves::Full, &mut buf, 512).unwrap();
     take(&mut client, &words(&[0, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
     let call = client.start_call(1, u64::MAX).unwrap();
-    assert_eq!(client.poll_transmit(true), Some(Outgoing::Call(call)));
-    client.emit_plain(Outgoing::Call(call), true, &mut buf, 512).unwrap();
+    assert_eq!(client.poll_transmit(Reserves::Full), Some(Outgoing::Call(call)));
+    client.emit_plain(Outgoing::Call(call), Reserves::Full, &mut buf, 512).unwrap();
     (client, call)
 }
 
@@ -641,17 +641,17 @@ fn what_was_sent_on_an_earlier_connection_was_sent() {
 #[test]
 fn a_header_that_cannot_be_sent_now_is_sent_first_later() {
     let mut client = Connection::new(config(Scheme::V2Windowed, false));
-    let hello = client.poll_transmit(true);
+    let hello = client.poll_transmit(Reserves::Full);
     assert_eq!(hello, Some(Outgoing::Connprop));
     client.take_back(Outgoing::Connprop);
-    assert_eq!(client.poll_transmit(true), hello);
+    assert_eq!(client.poll_transmit(Reserves::Full), hello);
 
     let mut server = Connection::new(config(Scheme::V2Windowed, true));
     take(&mut server, &words(&[9, 2, 1, 77, 0])).unwrap();
-    let error = server.poll_transmit(true).unwrap();
+    let error = server.poll_transmit(Reserves::Full).unwrap();
     assert!(matches!(error, Outgoing::Error { xid: 9, .. }), "{error:?}");
     server.take_back(error);
-    assert_eq!(server.poll_transmit(true), Some(error));
+    assert_eq!(server.poll_transmit(Reserves::Full), Some(error));
 }
 
 #[test]
@@ -667,13 +667,13 @@ fn a_keep_alive_leaves_the_message_beyond_the_limit_to_grants() {
     let (mut client, _) = settled_client();
     for token in 2..=8 {
         let call = client.start_call(token, u64::MAX).unwrap();
-        assert_eq!(client.poll_transmit(true), Some(Outgoing::Call(call)));
-        client.emit_plain(Outgoing::Call(call), true, &mut [0; 512], 512).unwrap();
+        assert_eq!(client.poll_transmit(Reserves::Full), Some(Outgoing::Call(call)));
+        client.emit_plain(Outgoing::Call(call), Reserves::Full, &mut [0; 512], 512).unwrap();
     }
-    client.needs_transmit(true);
+    client.needs_transmit(Reserves::Full);
     assert_eq!(client.credits().available(), 0);
     client.keep_alive();
-    assert_eq!(client.poll_transmit(true), None);
+    assert_eq!(client.poll_transmit(Reserves::Full), None);
 }
 
 /// A client of version 1 that has given up all its calls may have as many more under way before those are

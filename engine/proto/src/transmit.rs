@@ -1,6 +1,6 @@
 //! What goes out next, and its header.
 
-use super::{Connection, CreditWords, Outgoing, Scheme};
+use super::{Connection, CreditWords, Outgoing, Reserves, Scheme};
 use crate::wire::{self, Body, ChunkCounts, Chunks, Flags, Header, Version};
 
 /// How an outgoing message's payload travels, if not simply inline.
@@ -15,23 +15,23 @@ pub struct Form<'a> {
 impl Connection {
     /// Whether [`poll_transmit`](Self::poll_transmit) may have something: to be asked after input.
     #[inline]
-    pub fn has_output(&self, receives_ok: bool) -> bool {
-        !self.reply_queue.is_empty() || !self.call_queue.is_empty() || self.credits.wants_grant(receives_ok)
+    pub fn has_output(&self, reserves: Reserves) -> bool {
+        !self.reply_queue.is_empty() || !self.call_queue.is_empty() || self.may_owe_grant(reserves)
     }
 
     /// Messages wait to be sent; or none was sent since this was last asked, and a pure grant may be due; or
     /// one is due in spite of what was sent, which may have been long ago.
     #[inline]
-    pub fn needs_transmit(&mut self, receives_ok: bool) -> bool {
+    pub fn needs_transmit(&mut self, reserves: Reserves) -> bool {
         let silent = !std::mem::replace(&mut self.just_sent, false);
-        silent || self.has_output(receives_ok)
+        silent || self.has_output(reserves)
     }
 
-    /// The next message that may go out. `receives_ok` says that the receive queue holds the reserves of all
+    /// The next message that may go out. `reserves` says whether the receive queue holds the reserves of all
     /// its connections. Each message must then be written by [`emit_before`](Self::emit_before).
     #[inline]
-    pub fn poll_transmit(&mut self, receives_ok: bool) -> Option<Outgoing> {
-        let replenished = self.replenished(receives_ok);
+    pub fn poll_transmit(&mut self, reserves: Reserves) -> Option<Outgoing> {
+        let replenished = self.replenished(reserves);
         let may = self.credits.may_send(false, replenished) || self.owes_versions();
         if may && let Some(out) = self.reply_queue.pop_front() {
             let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
@@ -47,9 +47,9 @@ impl Connection {
             }
         }
         let silent = !std::mem::replace(&mut self.just_sent, false);
-        let due = match receives_ok && !replenished {
-            true => self.credits.wants_grant_crowded(),
-            false => self.credits.wants_grant(replenished),
+        let due = match self.room(reserves) {
+            Some(room) if !replenished => self.credits.wants_grant_crowded(room),
+            _ => self.credits.wants_grant(replenished),
         };
         // What keeps alive says nothing new: it must not use up the one message beyond the limit, which may
         // be needed to say something.
@@ -104,9 +104,31 @@ impl Connection {
     /// calls. In version 1 calls under way are bounded when they come, and an answer makes the room that
     /// it grants.
     #[inline]
-    pub(super) fn replenished(&self, receives_ok: bool) -> bool {
+    pub(super) fn replenished(&self, reserves: Reserves) -> bool {
+        if self.version == Version::V1 {
+            return reserves != Reserves::Short;
+        }
         let taken = self.inbound.capacity().min(self.errors_queued);
-        receives_ok && (self.version == Version::V1 || self.inbound.free() >= self.inbound_room + taken)
+        reserves == Reserves::Full && self.inbound.free() >= self.inbound_room + taken
+    }
+
+    /// Messages that the peer may be told of beyond those received, where that is not the whole credit limit: calls
+    /// under way have Receives, and slots, that it was granted before. `None` while Receives are short.
+    #[cold]
+    fn room(&self, reserves: Reserves) -> Option<u32> {
+        let taken = self.inbound.len() + self.errors_queued;
+        let room = self.credits.credit_limit().saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX));
+        (reserves != Reserves::Short).then_some(room)
+    }
+
+    /// A pure grant may be due.
+    #[inline]
+    fn may_owe_grant(&self, reserves: Reserves) -> bool {
+        match reserves {
+            Reserves::Full => self.credits.wants_grant(true),
+            Reserves::Spared => self.room(reserves).is_some_and(|room| self.credits.wants_grant_crowded(room)),
+            Reserves::Short => false,
+        }
     }
 
     #[inline]
@@ -124,13 +146,13 @@ impl Connection {
     /// starts. The message is then on its way as far as the connection is concerned. `None` if it does
     /// not fit before `end` (the caller's fault) or names a served call that is gone.
     #[inline(always)]
-    pub fn emit_plain(&mut self, out: Outgoing, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
+    pub fn emit_plain(&mut self, out: Outgoing, reserves: Reserves, buf: &mut [u8], end: usize) -> Option<usize> {
         let (xid, flags, counted) = match out {
             Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
             Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
             _ => return None,
         };
-        self.emit_msg(xid, flags, counted, receives_ok, buf, end)
+        self.emit_msg(xid, flags, counted, reserves, buf, end)
     }
 
     #[inline(always)]
@@ -139,11 +161,11 @@ impl Connection {
         xid: u32,
         flags: Flags,
         counted: bool,
-        receives_ok: bool,
+        reserves: Reserves,
         buf: &mut [u8],
         end: usize,
     ) -> Option<usize> {
-        if self.windowed() && self.replenished(receives_ok) {
+        if self.windowed() && self.replenished(reserves) {
             // What `account` comes to, when the peer is told everything.
             self.just_sent = true;
             self.counters.sent += 1;
@@ -153,7 +175,7 @@ impl Connection {
             wire::emit_windowed(buf.get_mut(start..end)?.first_chunk_mut()?, xid, credit, received, flags);
             return Some(start);
         }
-        let words = self.account(counted, true, receives_ok);
+        let words = self.account(counted, true, reserves);
         let start = end.checked_sub(wire::msg_len(self.version, words.received.is_some()))?;
         wire::emit_msg(buf.get_mut(start..end)?, self.version, xid, words.credit, words.received, flags);
         Some(start)
@@ -162,14 +184,14 @@ impl Connection {
     /// Writes the header of a part of a call or reply that is not the last, as
     /// [`emit_plain`](Self::emit_plain). The last part is written by that or by
     /// [`emit_before`](Self::emit_before).
-    pub fn emit_continued(&mut self, out: Outgoing, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
+    pub fn emit_continued(&mut self, out: Outgoing, reserves: Reserves, buf: &mut [u8], end: usize) -> Option<usize> {
         let (xid, flags) = match out {
             Outgoing::Call(call) => (call.xid(), Flags::MORE),
             Outgoing::Reply(id) => (self.inbound.get(id)?.xid, Flags::MORE.with(Flags::RESPONSE)),
             _ => return None,
         };
         self.counters.continued_sent += 1;
-        self.emit_msg(xid, flags, true, receives_ok, buf, end)
+        self.emit_msg(xid, flags, true, reserves, buf, end)
     }
 
     /// As [`emit_plain`](Self::emit_plain), for messages in other forms; `form` means nothing for errors,
@@ -178,13 +200,13 @@ impl Connection {
         &mut self,
         out: Outgoing,
         form: &Form<'_>,
-        receives_ok: bool,
+        reserves: Reserves,
         buf: &mut [u8],
         end: usize,
     ) -> Option<usize> {
         match out {
-            Outgoing::Connprop => return self.emit_connprop(receives_ok, buf, end),
-            Outgoing::Optional => return self.emit_operation(receives_ok, buf, end),
+            Outgoing::Connprop => return self.emit_connprop(reserves, buf, end),
+            Outgoing::Optional => return self.emit_operation(reserves, buf, end),
             _ => {}
         }
         let (xid, flags, counted) = match out {
@@ -212,7 +234,7 @@ impl Connection {
         let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
         let grants = !error || self.version == Version::V1;
         let piggybacked = self.counters.grants_piggybacked;
-        let words = self.account(counted, grants, receives_ok);
+        let words = self.account(counted, grants, reserves);
         if let Outgoing::WrongVersion { xid, vers } = out {
             let start = end.checked_sub(wire::ERR_VERS_LEN)?;
             let versions = self.versions();
@@ -230,7 +252,7 @@ impl Connection {
     /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts;
     /// a message that `grants` nothing tells nothing new.
     #[inline(always)]
-    pub(super) fn account(&mut self, call: bool, grants: bool, receives_ok: bool) -> CreditWords {
+    pub(super) fn account(&mut self, call: bool, grants: bool, reserves: Reserves) -> CreditWords {
         self.just_sent |= grants;
         self.counters.sent += 1;
         if self.version == Version::V1 {
@@ -239,10 +261,10 @@ impl Connection {
             return self.credits.on_send(call, true);
         }
         self.counters.grants_piggybacked += u64::from(grants && self.credits.wants_report());
-        let replenished = grants && self.replenished(receives_ok);
-        if grants && receives_ok && !replenished {
-            return self.credits.on_send_crowded(true);
+        let replenished = grants && self.replenished(reserves);
+        match self.room(reserves) {
+            Some(room) if grants && !replenished => self.credits.on_send_crowded(true, room),
+            _ => self.credits.on_send(true, replenished),
         }
-        self.credits.on_send(true, replenished)
     }
 }

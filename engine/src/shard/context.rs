@@ -222,14 +222,18 @@ impl<F: Fabric> Context<F> {
         self.sizing.drain_remote();
         let (pool, size) = self.sizing.pool_of_receives(&self.pool);
         let mut bufs = pool.alloc_many(size);
+        let mut spared = None;
         for _ in 0..self.receives.wanted() {
             let Some(buf) = bufs.next() else {
                 self.stats.pool_empty += 1;
                 break;
             };
-            // What is not promised takes no longer buffer, for which calls may wait.
-            if buf.capacity() > self.sizing.capacity() && self.receives.covers_promises() {
-                break;
+            // What is not needed takes no longer buffer, for which calls may wait.
+            if buf.capacity() > self.sizing.capacity() {
+                let spared = *spared.get_or_insert_with(|| self.spared());
+                if self.receives.cover_promises_without(spared) {
+                    break;
+                }
             }
             self.receives.add(buf);
         }

@@ -103,10 +103,9 @@ impl ReceiveBudget {
         (self.promised + overcommit + RECEIVE_MARGIN).saturating_sub(self.held())
     }
 
-    /// What is promised has its buffers.
-    #[inline]
-    pub(super) fn covers_promises(&self) -> bool {
-        self.held() >= self.promised
+    /// What is promised has its buffers, while so many of the promised ones are not needed.
+    pub(super) fn cover_promises_without(&self, spared: u32) -> bool {
+        self.held() + spared as usize >= self.promised
     }
 
     /// Receives that may still be promised.

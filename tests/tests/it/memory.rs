@@ -84,6 +84,48 @@ fn more_calls_than_buffers_are_all_served_in_their_order() {
     }
 }
 
+/// What they wait in was promised to them: it does not matter how many there are.
+#[test]
+fn calls_of_many_connections_wait_and_none_is_refused_for_the_others() {
+    const CLIENTS: u64 = 4;
+    for scheme in SCHEMES {
+        let mut world = World::new("all-wait");
+        let poor = poor(scheme, 0);
+        let shard = Config { message_buffers: 4, ..poor.shard.clone() };
+        let address = world.serve(ServerConfig { shard, ..poor });
+        let mut clients: Vec<_> = (0..CLIENTS).map(|_| world.client(&address, rich(scheme))).collect();
+        for round in 0..3 {
+            for client in &mut clients {
+                (0..CALLS).for_each(|token| store(client, token));
+            }
+            let mut ended = 0;
+            let all = settles(|| {
+                for client in &mut clients {
+                    client.poll(|done| {
+                        done.result.expect("it may wait");
+                        ended += 1;
+                    });
+                }
+                ended == CLIENTS * CALLS
+            });
+            assert!(all, "{scheme:?}: {ended} calls have ended in round {round}");
+        }
+        let stats = &world.server().stats()[0];
+        assert!(stats.memory_waits > 0 && stats.calls_failed == 0, "{scheme:?}: {stats:?}");
+    }
+}
+
+/// Starts a call that sends a chunk.
+fn store(client: &mut rpcrdma::client::LocalClient, token: u64) {
+    let (first, seed) = (client.first(), token as u32);
+    let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
+    call.args_mut().copy_from_slice(&be(&[seed]));
+    let mut memory = client.alloc(first, LEN).unwrap();
+    pattern(seed, &mut memory);
+    call.read_chunk(4, memory).unwrap();
+    client.start(first, call, token);
+}
+
 /// Has the shard stop in a handler.
 #[derive(Default)]
 struct Stops {

@@ -9,6 +9,7 @@ use rpcrdma_tests::{ECHO, PROGRAM, VERSION, World, echo, settles, small, standar
 
 use super::calls::workers;
 use super::lifecycle::Gate;
+use super::rules_of_servers::SCHEMES;
 
 /// Connections that leave little of the server's Receives.
 const OTHERS: u64 = 85;
@@ -127,15 +128,21 @@ fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
     echo(&mut client, b"four").unwrap();
 }
 
-/// In version 1 an answer is what lets a client make another call. Here calls under way keep most of the
-/// server's buffers for messages, so that there are fewer Receives than all clients together were promised:
-/// but as many as they may use, who wait for answers. Others are answered meanwhile.
+/// An answer is what lets a client make another call. Here calls under way keep most of the server's buffers for
+/// messages, so that there are fewer Receives than all clients together were promised: but as many as they may use, who
+/// wait for answers. Others are answered meanwhile, as often as they call.
 #[test]
-fn clients_of_version_1_are_answered_while_calls_of_others_have_the_buffers() {
+fn clients_are_answered_while_calls_of_others_have_the_buffers() {
+    for scheme in SCHEMES {
+        answered_while_calls_of_others_have_the_buffers(scheme);
+    }
+}
+
+fn answered_while_calls_of_others_have_the_buffers(scheme: Scheme) {
     const CLIENTS: usize = 20;
     const CALLS: u64 = 100;
     const GATED: u32 = 99;
-    let mut world = World::new("busy-1");
+    let mut world = World::new("busy");
     let gate = Gate::default();
     let _opens = gate.opens();
     let mut services = standard_services();
@@ -157,7 +164,7 @@ fn clients_of_version_1_are_answered_while_calls_of_others_have_the_buffers() {
         ..small()
     };
     let address = world.serve_with(ServerConfig { shard, ..workers() }, services);
-    let config = Config { scheme: Scheme::V1, credits: 64, ..small() };
+    let config = Config { scheme, credits: 64, ..small() };
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| world.client(&address, config.clone())).collect();
     let mut other = world.client(&address, config);
     // The first reply tells a client how many calls it may make.
@@ -179,17 +186,21 @@ fn clients_of_version_1_are_answered_while_calls_of_others_have_the_buffers() {
             }
             goal(&ended)
         });
-        assert!(done, "{ended:?} of {CALLS} calls of each were answered");
+        assert!(done, "{scheme:?}: {ended:?} of {CALLS} calls of each were answered");
     };
     let stats = || world.server().stats()[0].clone();
     go_on(&|_| stats().receives_posted < stats().receives_promised);
-    let (call, first) = (other.prepare(0, 0).unwrap(), other.first());
-    other.start(first, call, 0);
-    let mut answered = false;
-    assert!(settles(|| {
-        other.poll(|done| answered |= done.result.is_ok());
-        answered
-    }));
+    for n in 0..CALLS {
+        let (call, first) = (other.prepare(0, 0).unwrap(), other.first());
+        other.start(first, call, n);
+        let mut answered = false;
+        let settled = settles(|| {
+            other.poll(|done| answered |= done.result.is_ok());
+            answered
+        });
+        assert!(settled, "{scheme:?}: call {n} is not answered");
+    }
+    assert!(stats().receives_posted < stats().receives_promised, "{scheme:?}");
     gate.open();
     go_on(&|ended| ended == [CALLS; CLIENTS]);
     assert_eq!((stats().calls_failed, stats().fabric.receiver_not_ready), (0, 0));

@@ -59,7 +59,7 @@ impl Trouble {
             ),
             Self::NoBuffers => (
                 "calls for which there was no memory",
-                "there are no buffers for it, and too many calls wait, or it cannot: raise `Config::bulk_buffers`, \
+                "there are no buffers for it, and it cannot wait, or has for a second, as no call gave one back: raise `Config::bulk_buffers`, \
                  `Config::long_buffers` or `Config::message_buffers`",
             ),
             Self::CacheFull => (

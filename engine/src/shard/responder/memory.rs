@@ -5,9 +5,10 @@
 //! in parts or in a chunk, and holds more, is refused. What a call needs it gets as a whole or not at all, so
 //! that two that need much cannot wait for each other. Calls that need no bulk memory go past those that do.
 //!
-//! Any other call is refused only if the pool could not hold what it needs were all of it free; if too many wait
-//! already; or if for [`PATIENCE`] no call of a peer has held any of it: then the application keeps it, or those who
-//! began a message and do not go on with it, perhaps because they wait for calls that wait here.
+//! Any other call is refused only if the pool could not hold what it needs were all of it free; or if for [`PATIENCE`]
+//! no call of a peer has held any of it: then the application keeps it, or those who began a message and do not go on
+//! with it, perhaps because they wait for calls that wait here. None is refused because many wait: what their messages
+//! are in was promised to their connections.
 
 use std::mem::take;
 
@@ -52,12 +53,7 @@ impl Responder {
     ) {
         let fetch = take(&mut self.fetch);
         release(&mut call);
-        // Each has the buffer of a message, which Receives and replies are short of then.
-        let most = (cx.config.message_buffers / 2).max(1);
-        if self.waiting.len() >= most
-            || self.holds_what_others_wait_for(cx, &call)
-            || !self.could_hold(cx, &call, &fetch)
-        {
+        if self.holds_what_others_wait_for(cx, &call) || !self.could_hold(cx, &call, &fetch) {
             return self.refuse_for_memory(cx, conn, call, &fetch);
         }
         cx.stats.memory_waits += 1;

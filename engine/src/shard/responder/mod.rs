@@ -9,7 +9,6 @@
 //! | `reads` | how many RDMA Reads of one connection may be under way |
 //! | `memory` | calls for which there is no memory now |
 //! | `shares` | how much memory one connection, or host, may hold |
-//! | `crowd` | calls that wait for their shares, by whose they are |
 //! | `workers` | calls that run on worker threads: out, and home |
 //! | `deferred` | calls that their handlers have taken: out, and home |
 //! | `futures` | handlers that are futures |
@@ -18,7 +17,6 @@
 //! | `tally` | what became of them, by procedure |
 
 mod calls;
-mod crowd;
 mod deferred;
 mod futures;
 mod header;

@@ -6,22 +6,25 @@
 //! What is held is counted in calls: those that are being served, and those whose replies are not known to have left. A
 //! call beyond the share waits, with nothing but the message that it came in, until its own connection, or its host, has
 //! come down to it. So does one beyond the connection's [RDMA Reads](super::reads). Nobody waits behind it but those
-//! calls of its connection that need bulk memory, too: they keep their order.
+//! calls of its connection that need bulk memory, too: they keep their order. However many wait, none is refused because
+//! others do: the message of each is in a Receive that its connection was promised, and the promise is
+//! [not renewed](crate::proto::Reserves) before the call has ended, once Receives are short.
 
 use std::collections::HashMap;
 use std::mem::take;
+use std::net::IpAddr;
 
 use rpcrdma_mempool::Buf;
 
-use super::crowd::{Crowd, Whose};
 use super::memory::{Waiting, release};
 use super::replies::reply_room;
 use super::{Responder, Served};
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, QpId};
 use crate::service::{OwnedCall, ResultMemory};
 use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
+use crate::shard::host::network;
 
 /// A pool is short for a connection when less than this part of its buffers is free.
 const LAST: usize = 4;
@@ -37,11 +40,25 @@ const RECOUNT: u64 = 1000;
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     /// Calls that are held back, of all connections.
-    crowd: Crowd,
+    held_back: usize,
     /// Calls that hosts hold memory for, as they were counted last, and those that were let through since.
     hosts: HashMap<Whose, usize>,
     /// When they are to be counted again, in nanoseconds.
     recount: u64,
+}
+
+/// Whose a call is: a host's, or, where peers have no addresses, a connection's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Whose {
+    Host(IpAddr),
+    Connection(QpId),
+}
+
+impl Whose {
+    /// Of the calls of this connection.
+    fn of(conn: &Conn) -> Self {
+        conn.host().map_or(Self::Connection(conn.origin()), |host| Self::Host(network(host)))
+    }
 }
 
 /// Calls that one may hold memory for where the pool is short, which has `count` buffers that would do.
@@ -71,7 +88,7 @@ impl Shares {
     /// Calls that are held back, of all connections.
     #[cfg(test)]
     pub(super) fn held_back(&self) -> usize {
-        self.crowd.len()
+        self.held_back
     }
 
     /// A buffer of `len` bytes for a call, unless that must wait because of what its connection, or its host, holds
@@ -190,20 +207,14 @@ impl Responder {
         let by_reads = self.waits_for_reads(&cx.config, conn);
         let fetch = take(&mut self.fetch);
         release(&mut call);
-        // Each has the buffer of a message. One may wait on every connection, or none would get on.
-        let most = (cx.config.message_buffers / 2).max(2);
-        let whose = Whose::of(conn);
-        let crowded = self.shares.crowd.is_full_for(whose, most);
-        if (!by_reads && (crowded && !conn.served.held_back.is_empty() || self.holds_what_others_wait_for(cx, &call)))
-            || !self.could_hold(cx, &call, &fetch)
-        {
+        if (!by_reads && self.holds_what_others_wait_for(cx, &call)) || !self.could_hold(cx, &call, &fetch) {
             return self.refuse_for_memory(cx, conn, call, &fetch);
         }
         match by_reads {
             true => cx.stats.read_waits += 1,
             false => cx.stats.memory_waits += 1,
         }
-        self.shares.crowd.add(whose);
+        self.shares.held_back += 1;
         conn.served.held_back.push_back(Waiting { call, fetch });
         cx.request_completion(conn);
         cx.schedule.control_now();
@@ -214,12 +225,12 @@ impl Responder {
     pub(in crate::shard) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         self.resume_replies(cx, conn);
         while let Some(Waiting { call, fetch }) = conn.served.held_back.pop_front() {
-            self.shares.crowd.remove(Whose::of(conn), 1);
+            self.shares.held_back -= 1;
             let before = std::mem::replace(&mut self.fetch, fetch);
             if self.exceeds_share(cx, conn, &call) {
                 let fetch = std::mem::replace(&mut self.fetch, before);
                 conn.served.held_back.push_front(Waiting { call, fetch });
-                self.shares.crowd.add(Whose::of(conn));
+                self.shares.held_back += 1;
                 // What it waits for may have gone out unheard.
                 return cx.request_completion(conn);
             }
@@ -230,7 +241,7 @@ impl Responder {
 
     /// Part of step 5 of a turn: others may have brought memory home.
     pub(super) fn resume_all<F: Fabric>(&mut self, cx: &mut Context<F>) {
-        if self.shares.crowd.len() + self.unwritten == 0 {
+        if self.shares.held_back + self.unwritten == 0 {
             return;
         }
         cx.with_each(|cx, conn| {
@@ -238,7 +249,7 @@ impl Responder {
                 self.resume(cx, conn);
             }
         });
-        if self.shares.crowd.len() + self.unwritten > 0 {
+        if self.shares.held_back + self.unwritten > 0 {
             let soon = cx.clock.read() + nanoseconds(cx.config.control_interval);
             cx.schedule.wake_by(soon);
         }
@@ -246,7 +257,7 @@ impl Responder {
 
     /// The calls of a connection that is over wait no more.
     pub(super) fn drop_held_back(&mut self, conn: &mut Conn) {
-        self.shares.crowd.remove(Whose::of(conn), conn.served.held_back.len());
+        self.shares.held_back -= conn.served.held_back.len();
         for waiting in conn.served.held_back.drain(..) {
             self.boxes.put(waiting.call);
         }
