@@ -36,6 +36,7 @@ mod handles;
 mod identity;
 #[path = "../shared/iwarp.rs"]
 mod iwarp;
+mod lines;
 mod links;
 mod mount;
 mod names;

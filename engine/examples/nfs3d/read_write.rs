@@ -19,6 +19,7 @@ use crate::attr::{fattr, no_wcc, now, wcc};
 use crate::codec::{Args, Outcome, optional, or_fail, reply};
 use crate::export::Export;
 use crate::identity::Identity;
+use crate::lines;
 use crate::nfs::{INLINE_READ, TRANSFER};
 use crate::node::Node;
 use crate::status::status;
@@ -168,7 +169,8 @@ fn write_all(
 
 /// What was written before may be lost with what was to be made stable now.
 fn sync_failed(export: &Export, error: Errno) -> nfsstat3 {
-    log::error!("fsync: {error}: clients are asked to write again what was not committed");
+    let line = format_args!("fsync: {error}: clients are asked to write again what was not committed");
+    lines::error("times that fsync failed", line);
     export.lost_data();
     status(error)
 }

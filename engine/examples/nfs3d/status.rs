@@ -4,6 +4,8 @@
 use nfs3_types::nfs3::nfsstat3;
 use rustix::io::Errno;
 
+use crate::lines;
+
 /// The status for an error of a system call.
 pub(crate) fn status(error: Errno) -> nfsstat3 {
     match error {
@@ -31,7 +33,7 @@ pub(crate) fn status(error: Errno) -> nfsstat3 {
         Errno::AGAIN | Errno::TXTBSY | Errno::MFILE | Errno::NFILE | Errno::NOMEM => nfsstat3::NFS3ERR_JUKEBOX,
         Errno::IO => nfsstat3::NFS3ERR_IO,
         error => {
-            log::warn!("{error}: answered with NFS3ERR_IO");
+            lines::error("errors without a status of their own", format_args!("{error}: answered with NFS3ERR_IO"));
             nfsstat3::NFS3ERR_IO
         }
     }

@@ -358,7 +358,7 @@ impl Conn {
             fetched,
             replies,
             granted,
-            waiting: self.served.waiting_bytes(),
+            waiting: if replies == granted { 0 } else { self.served.waiting_bytes() },
             half_sent: self.proto.half_sent(),
         }
     }

@@ -37,7 +37,7 @@ pub(super) struct Owed {
     /// Replies that have had to wait for a grant so far, and those of them that wait no more.
     pub(super) replies: u32,
     pub(super) granted: u32,
-    /// Bytes of the replies that wait, for whatever it is.
+    /// Bytes of the replies that wait, if any waits for a grant.
     pub(super) waiting: u64,
     /// The number of the message that has come in part.
     pub(super) half_sent: Option<u32>,

@@ -57,6 +57,10 @@ impl Responder {
             return self.refuse_for_memory(cx, conn, call, &fetch);
         }
         cx.stats.memory_waits += 1;
+        if self.waiting.is_empty() {
+            // Whoever waited before is gone.
+            self.hopeless_since = None;
+        }
         self.waiting.push_back(Waiting { call, fetch });
         cx.request_completion(conn);
         cx.request_completions();

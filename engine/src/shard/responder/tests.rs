@@ -149,6 +149,32 @@ fn who_is_gone_waits_for_nothing() {
     assert_eq!(scene.sent(&mut stays), [2]);
 }
 
+/// What the application keeps is waited for a second, whoever has waited for it before.
+#[test]
+fn who_waits_for_what_does_not_come_home_is_refused_after_a_second_of_its_own() {
+    let (mut scene, time) = (Scene::new(), SimulatedTime::new());
+    scene.cx.clock = Clock::simulated(&time);
+    let (mut gone, mut stays) = (open_conn(0, true), open_conn(1, true));
+    let _kept = scene.empty_pool();
+    scene.serve_held(&mut gone, 1);
+    scene.cx.conns.insert(gone);
+    scene.responder.go_on(&mut scene.cx);
+    let mut gone = scene.cx.conns.take_slot(0).expect("it is there");
+    scene.responder.connection_lost(&mut gone);
+    let _kept_too = scene.empty_pool();
+    time.advance(Duration::from_secs(10));
+    scene.serve_held(&mut stays, 2);
+    scene.cx.conns.insert(stays);
+    for millis in [0, 999] {
+        time.advance(Duration::from_millis(millis));
+        scene.responder.go_on(&mut scene.cx);
+        assert_eq!(scene.responder.waiting.len(), 1, "after {millis} ms");
+    }
+    time.advance(Duration::from_millis(1));
+    scene.responder.go_on(&mut scene.cx);
+    assert!(!scene.responder.waits_for_memory() && scene.cx.stats.pool_empty == 1);
+}
+
 #[test]
 fn without_workers_their_procedures_run_here() {
     let mut scene = Scene::new();
