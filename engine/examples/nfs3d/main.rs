@@ -20,7 +20,7 @@
 //! | `handles`, `names`, `sys` | file handles that survive a restart; `sys` has the only unsafe code |
 //! | `node`, `cache` | open files |
 //! | `identity` | as whom a call runs |
-//! | `attr`, `status`, `codec` | attributes, errors, arguments and results |
+//! | `attr`, `status`, `codec`, `lines` | attributes, errors, arguments and results; lines of the log |
 //!
 //! Options about the iWARP fabric are in `../shared/iwarp.rs`, as `nfs3c` has them, too.
 #![deny(unsafe_code)]

@@ -41,7 +41,7 @@
 //! One call, and its reply:
 //!
 //! ```
-//! use rpcrdma_proto::{CallError, ConnConfig, Connection, Event, Form, Incoming, Outgoing, PeerFault};
+//! use rpcrdma_proto::{CallError, ConnConfig, Connection, Event, Form, Incoming, Outgoing, PeerFault, Reserves};
 //!
 //! /// What was received means, and where its payload begins.
 //! fn receive(end: &mut Connection, message: &[u8]) -> Result<(Event, usize), PeerFault> {
@@ -56,9 +56,9 @@
 //! /// Every message that may go out now; `payload` is that of calls and replies.
 //! fn transmit(end: &mut Connection, payload: &[u8]) -> Vec<Vec<u8>> {
 //!     let mut messages = Vec::new();
-//!     while let Some(out) = end.poll_transmit(true) {
+//!     while let Some(out) = end.poll_transmit(Reserves::Full) {
 //!         let mut message = vec![0; 256];
-//!         let start = end.emit_before(out, &Form::default(), true, &mut message, 256).expect("room");
+//!         let start = end.emit_before(out, &Form::default(), Reserves::Full, &mut message, 256).expect("room");
 //!         if matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) {
 //!             message.extend_from_slice(payload);
 //!         }

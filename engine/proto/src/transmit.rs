@@ -47,10 +47,7 @@ impl Connection {
             }
         }
         let silent = !std::mem::replace(&mut self.just_sent, false);
-        let due = match self.room(reserves) {
-            Some(room) if !replenished => self.credits.wants_grant_crowded(room),
-            _ => self.credits.wants_grant(replenished),
-        };
+        let due = if replenished { self.credits.wants_grant(true) } else { self.owes_grant_crowded(reserves) };
         // What keeps alive says nothing new: it must not use up the one message beyond the limit, which may
         // be needed to say something.
         let due = due || (self.ping && self.credits.may_send(false, replenished));
@@ -105,30 +102,29 @@ impl Connection {
     /// it grants.
     #[inline]
     pub(super) fn replenished(&self, reserves: Reserves) -> bool {
-        if self.version == Version::V1 {
-            return reserves != Reserves::Short;
-        }
         let taken = self.inbound.capacity().min(self.errors_queued);
-        reserves == Reserves::Full && self.inbound.free() >= self.inbound_room + taken
+        let all = reserves == Reserves::Full && self.inbound.free() >= self.inbound_room + taken;
+        all || (self.version == Version::V1 && reserves != Reserves::Short)
     }
 
     /// Messages that the peer may be told of beyond those received, where that is not the whole credit limit: calls
-    /// under way have Receives, and slots, that it was granted before. `None` while Receives are short.
+    /// under way have Receives, and slots, that it was granted before.
     #[cold]
-    fn room(&self, reserves: Reserves) -> Option<u32> {
+    fn room(&self) -> u32 {
         let taken = self.inbound.len() + self.errors_queued;
-        let room = self.credits.credit_limit().saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX));
-        (reserves != Reserves::Short).then_some(room)
+        self.credits.credit_limit().saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX))
+    }
+
+    /// A pure grant is due where there is only so much room.
+    #[cold]
+    fn owes_grant_crowded(&self, reserves: Reserves) -> bool {
+        reserves != Reserves::Short && self.credits.wants_grant_crowded(self.room())
     }
 
     /// A pure grant may be due.
     #[inline]
     fn may_owe_grant(&self, reserves: Reserves) -> bool {
-        match reserves {
-            Reserves::Full => self.credits.wants_grant(true),
-            Reserves::Spared => self.room(reserves).is_some_and(|room| self.credits.wants_grant_crowded(room)),
-            Reserves::Short => false,
-        }
+        if reserves == Reserves::Full { self.credits.wants_grant(true) } else { self.owes_grant_crowded(reserves) }
     }
 
     #[inline]
@@ -262,9 +258,9 @@ impl Connection {
         }
         self.counters.grants_piggybacked += u64::from(grants && self.credits.wants_report());
         let replenished = grants && self.replenished(reserves);
-        match self.room(reserves) {
-            Some(room) if grants && !replenished => self.credits.on_send_crowded(true, room),
-            _ => self.credits.on_send(true, replenished),
+        if grants && !replenished && reserves != Reserves::Short {
+            return self.credits.on_send_crowded(true, self.room());
         }
+        self.credits.on_send(true, replenished)
     }
 }

@@ -148,7 +148,7 @@ impl<F: Fabric> Shard<F> {
 
     /// A connection has had its completions of this turn: what it has to say about them goes out with step 4;
     /// or at once, if there was `only_one` in the turn, so that nothing could be gathered with it.
-    #[inline]
+    #[inline(always)]
     fn settle(&mut self, conn: &mut Conn, only_one: bool) {
         let reserves = self.cx.reserves(conn);
         let asks = conn.proto.has_output(reserves) || conn.stage() == Stage::Draining;

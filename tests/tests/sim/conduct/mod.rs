@@ -45,8 +45,11 @@ const CHUNKS: [usize; 2] = [16 << 10, 256 << 10];
 const BUFFERS: usize = 16;
 /// Hosts that this is enough for, beside that of the witness.
 const HOSTS: usize = 2;
-/// How long a call may take for which there is memory.
-const SOON: Duration = Duration::from_millis(500);
+/// How long a call may take for which there is memory. A look at a connection moves a drawn number of bytes, 8 KiB in the
+/// mean: when little is drawn ten times in a row, a step moves a few KiB.
+fn soon(chunk: usize) -> Duration {
+    Duration::from_millis(400) + Duration::from_millis(100) * (chunk / (64 << 10)) as u32
+}
 /// How long one may take for which others hold it: their deadline, and a chunk at the least rate, twice, as the first
 /// that comes home may be for one who came before; two seconds are for what is between.
 fn bound(chunk: usize) -> Duration {
@@ -151,7 +154,7 @@ impl World {
         let witness = Peer::new((kind, chunk), Conduct::Fast, WITNESS, 200, Some(1), seed);
         // Peers of the software fabric have no host: each connection has a share.
         let hosts = if kind == Kind::Software { peers.len() } else { there.len() };
-        let bound = if hosts <= HOSTS { SOON } else { bound(chunk) };
+        let bound = if hosts <= HOSTS { soon(chunk) } else { bound(chunk) };
         Self { seed, kind, trace: traced(), time, random, shard, address, peers, witness, bound }
     }
 
