@@ -99,7 +99,7 @@
 //!     assert!(turns < 4, "{client:?}");
 //! }
 //! assert_eq!(answered, Some((call, 7)));
-//! assert!(client.is_idle() && server.is_idle() && !client.has_output(true));
+//! assert!(client.is_idle() && server.is_idle() && !client.has_output(Reserves::Full));
 //!
 //! // The device says that the connection has ended, amid a call.
 //! let call = client.start_call(9, u64::MAX).expect("a slot");
