@@ -4,6 +4,9 @@
 //! its slot until its reply has come (or the connection is over), so that no late reply can ever match
 //! another call.
 
+use std::collections::VecDeque;
+
+use super::CallError;
 use super::free_list::FreeList;
 
 /// A call of ours, for the life of its connection.
@@ -56,6 +59,10 @@ pub(super) struct CallTable {
     slots: Vec<Slot>,
     free: FreeList,
     mask: u32,
+    /// Those that wait for a credit, oldest first. May name calls that have ended.
+    waiting: VecDeque<CallId>,
+    /// No more are taken.
+    closed: bool,
     /// No call's deadline is earlier, of the slots that were looked at if a look at all of them is under
     /// way.
     earliest: u64,
@@ -84,6 +91,9 @@ impl CallTable {
             slots: (0..size).map(slot).collect(),
             free: FreeList::new(size as usize),
             mask: size - 1,
+            waiting: VecDeque::with_capacity(capacity + 1),
+            // Without slots there is nothing to be taken.
+            closed: capacity == 0,
             earliest: u64::MAX,
             looked_at: 0,
             any_from: 0,
@@ -98,17 +108,101 @@ impl CallTable {
         [self.slots.as_ptr().cast(), self.free.first_place()]
     }
 
-    /// Takes a slot for a call that waits to be sent; `None` when all are in use. `deadline` in nanoseconds,
-    /// `u64::MAX` for none.
+    /// A call that waits for a credit. `deadline` in nanoseconds, `u64::MAX` for none.
+    ///
+    /// # Errors
+    /// No more are taken, or all slots are in use.
     #[inline]
-    pub(super) fn insert(&mut self, token: u64, deadline: u64) -> Option<CallId> {
-        self.insert_as(State::Queued, token, deadline)
+    pub(super) fn start(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
+        if self.closed {
+            return Err(CallError::Closed);
+        }
+        let call = self.insert(token, deadline).ok_or_else(|| self.all_in_use())?;
+        self.wait(call);
+        Ok(call)
     }
 
-    /// The same for a call that goes out now.
+    /// A call that goes out now, as [none waits](Self::none_waits).
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    #[inline(always)]
+    pub(super) fn start_sent(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
+        if self.closed {
+            return Err(CallError::Closed);
+        }
+        self.insert_as(State::Sent, token, deadline).ok_or_else(|| self.all_in_use())
+    }
+
+    #[cold]
+    fn all_in_use(&self) -> CallError {
+        CallError::TooManyCalls { limit: self.capacity() }
+    }
+
+    /// A call waits for a credit. Of those that ended while they waited, as where a peer grants nothing, none
+    /// stay for ever.
     #[inline]
-    pub(super) fn insert_sent(&mut self, token: u64, deadline: u64) -> Option<CallId> {
-        self.insert_as(State::Sent, token, deadline)
+    fn wait(&mut self, call: CallId) {
+        if self.waiting.len() >= 2 * self.capacity() {
+            let mut waiting = std::mem::take(&mut self.waiting);
+            waiting.retain(|&call| self.is_queued(call));
+            self.waiting = waiting;
+        }
+        self.waiting.push_back(call);
+    }
+
+    /// A call waits for a credit once more. False if it has ended meanwhile.
+    pub(super) fn wait_again(&mut self, call: CallId) -> bool {
+        let live = self.is_queued(call);
+        if live {
+            self.wait(call);
+        }
+        live
+    }
+
+    /// No call waits for a credit.
+    #[inline]
+    pub(super) fn none_waits(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Places in the queue of those that wait, some of which have ended.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Those that wait, oldest first.
+    pub(super) fn all_that_wait(&self) -> Vec<CallId> {
+        self.waiting.iter().copied().filter(|&call| self.is_queued(call)).collect()
+    }
+
+    /// The next call that waits: it goes out now.
+    #[inline]
+    pub(super) fn send_next(&mut self) -> Option<CallId> {
+        while let Some(call) = self.waiting.pop_front() {
+            if self.mark_sent(call) {
+                return Some(call);
+            }
+        }
+        None
+    }
+
+    /// No more are taken; those that there are go on.
+    pub(super) fn close(&mut self) {
+        self.closed = true;
+    }
+
+    /// No more are taken, and none goes out.
+    pub(super) fn stop(&mut self) {
+        self.closed = true;
+        self.waiting.clear();
+    }
+
+    /// Takes a slot for a call that is to be sent; `None` when all are in use.
+    #[inline]
+    fn insert(&mut self, token: u64, deadline: u64) -> Option<CallId> {
+        self.insert_as(State::Queued, token, deadline)
     }
 
     #[inline(always)]
@@ -131,7 +225,7 @@ impl CallTable {
 
     /// The call goes out now. False if it has ended while it waited.
     #[inline]
-    pub(super) fn mark_sent(&mut self, call: CallId) -> bool {
+    fn mark_sent(&mut self, call: CallId) -> bool {
         self.live(call).map(|slot| slot.state = State::Sent).is_some()
     }
 
@@ -175,7 +269,7 @@ impl CallTable {
         })
     }
 
-    /// The connection is gone: all calls that are not over are to be sent again; those given up are over.
+    /// The connection is gone: all calls that are not over wait to be sent again; those given up are over.
     /// Which, and whether they had been sent.
     pub(super) fn interrupt(&mut self) -> Vec<(CallId, bool)> {
         let mut calls = Vec::new();
@@ -193,6 +287,8 @@ impl CallTable {
                 }
             }
         }
+        self.waiting.clear();
+        self.waiting.extend(calls.iter().map(|&(call, _)| call));
         calls
     }
 

@@ -2,38 +2,70 @@
 //! here, in the terms; what this end tells is the owner's to bring about, but for what concerns one
 //! connection alone.
 
+use std::collections::VecDeque;
+
 use super::exchange::{self, ChangeError, Characteristic, Exchange, Verdict};
-use super::{Connection, Event, FIRST_MESSAGE_LEN, Outgoing, Rejected, Reserves, negotiate};
+use super::{ConnConfig, Connection, Event, FIRST_MESSAGE_LEN, Outgoing, Rejected, Reserves, negotiate};
 use crate::wire::properties::{PropertyId, PropertySet};
 use crate::wire::{Body, ErrorBody, Header, Version, View, ViewBody};
 
 /// What this end never changes.
 const CONSTANT: [PropertyId; 3] = [PropertyId::SegmentSize, PropertyId::SegmentCount, PropertyId::ReverseSupport];
 
+/// What may change, as far as either end has offered that.
+#[derive(Debug)]
+pub(super) struct Changes {
+    /// Both ends have offered it.
+    exchange: Option<Box<Exchange>>,
+    /// What it led to, for the owner.
+    events: VecDeque<exchange::Event>,
+    /// The last operation that went out was this side's message of this number.
+    told: Option<u32>,
+    /// Largest Receives that the peer may rely on, in bytes.
+    promised: usize,
+    /// Requests for changes so far.
+    requests: u32,
+    /// Calls of ours offer a handle for invalidation.
+    offers_invalidation: bool,
+}
+
+impl Changes {
+    pub(super) fn new(config: &ConnConfig) -> Self {
+        Self {
+            exchange: None,
+            events: VecDeque::new(),
+            told: None,
+            promised: config.receive_size,
+            requests: 0,
+            offers_invalidation: config.remote_invalidation,
+        }
+    }
+}
+
 impl Connection {
     /// The peer's properties have come: if both ends offer it, characteristics may change from now on.
     pub(super) fn start_exchange(&mut self, peer: &PropertySet<'_>) {
-        if !self.config.optional() || !self.terms.optional {
+        if !self.config.optional() || !self.session.terms().optional {
             return;
         }
         let local = negotiate::properties(&self.config);
         let mut exchange = Exchange::new(self.config.revision, &local, &CONSTANT);
         exchange.advertised(peer);
-        self.exchange = Some(Box::new(exchange));
+        self.changes.exchange = Some(Box::new(exchange));
         self.adopt();
         self.queue_operations();
     }
 
     /// Characteristics may change: both ends have offered it.
     pub fn exchange(&self) -> Option<&Exchange> {
-        self.exchange.as_deref()
+        self.changes.exchange.as_deref()
     }
 
     /// What the last message led to, oldest first. Requests of the peer are answered already; one for a size
     /// of Receives that [`ConnConfig::receive_sizes`](super::ConnConfig::receive_sizes) has is pending
     /// until [`settle_receive_size`](Self::settle_receive_size).
     pub fn poll_change(&mut self) -> Option<exchange::Event> {
-        self.changes.pop_front()
+        self.changes.events.pop_front()
     }
 
     /// Asks the peer for these values. Answers come by [`poll_change`](Self::poll_change).
@@ -42,7 +74,7 @@ impl Connection {
     /// Nothing was requested.
     pub fn request(&mut self, wanted: &[Characteristic]) -> Result<(), ChangeError> {
         let xid = self.request_xid();
-        self.exchange.as_mut().ok_or(ChangeError::Unsupported)?.request(xid, wanted)?;
+        self.changes.exchange.as_mut().ok_or(ChangeError::Unsupported)?.request(xid, wanted)?;
         self.adopt();
         self.queue_operations();
         Ok(())
@@ -51,8 +83,8 @@ impl Connection {
     /// An XID that no call of ours has now.
     fn request_xid(&mut self) -> u32 {
         loop {
-            self.requests = self.requests.wrapping_add(1);
-            let xid = self.config.xid_seed.wrapping_sub(self.requests);
+            self.changes.requests = self.changes.requests.wrapping_add(1);
+            let xid = self.config.xid_seed.wrapping_sub(self.changes.requests);
             if xid != 0 && !self.calls.is_sent(xid) {
                 return xid;
             }
@@ -92,7 +124,7 @@ impl Connection {
     fn update(&mut self, now: Characteristic, settle: bool) -> Result<(), ChangeError> {
         // What the peer was told so far counts until it is known to have read this, too.
         self.promised_receive();
-        let exchange = self.exchange.as_mut().ok_or(ChangeError::Unsupported)?;
+        let exchange = self.changes.exchange.as_mut().ok_or(ChangeError::Unsupported)?;
         match if settle { exchange.settle(now) } else { Err(ChangeError::NotPending(now.id())) } {
             Err(ChangeError::NotPending(_)) => exchange.update(now)?,
             settled => settled?,
@@ -105,21 +137,22 @@ impl Connection {
     /// Calls of this side offer a handle for invalidation.
     #[inline]
     pub fn offers_invalidation(&self) -> bool {
-        self.offers_invalidation
+        self.changes.offers_invalidation
     }
 
     /// The size of Receives that the peer may rely on: that which it was told last, or a larger one until it
     /// is known to have read that.
     pub fn promised_receive(&mut self) -> usize {
-        let told = self.exchange.as_ref().map_or(self.config.receive_size, |all| all.local().receive_size as usize);
-        self.promised = if self.peer_knows() { told } else { self.promised.max(told) };
-        self.promised
+        let told =
+            self.changes.exchange.as_ref().map_or(self.config.receive_size, |all| all.local().receive_size as usize);
+        self.changes.promised = if self.peer_knows() { told } else { self.changes.promised.max(told) };
+        self.changes.promised
     }
 
     /// The peer has received all that it was told.
     fn peer_knows(&self) -> bool {
-        let queued = self.exchange.as_ref().is_some_and(|exchange| exchange.has_output());
-        !queued && self.told.is_none_or(|message| self.credits.is_received(message))
+        let queued = self.changes.exchange.as_ref().is_some_and(|exchange| exchange.has_output());
+        !queued && self.changes.told.is_none_or(|message| self.credits.is_received(message))
     }
 
     // ---- input and output
@@ -127,7 +160,8 @@ impl Connection {
     /// An OPTIONAL message of a peer that may send one.
     #[cold]
     pub(super) fn operation(&mut self, view: &View<'_>) -> Event {
-        let (ViewBody::Optional { opttype, optinfo }, Some(exchange)) = (view.body(), &mut self.exchange) else {
+        let (ViewBody::Optional { opttype, optinfo }, Some(exchange)) = (view.body(), &mut self.changes.exchange)
+        else {
             return self.answer(view.xid(), ErrorBody::InvalHtype);
         };
         let handled = exchange.handle(view.xid(), view.flags(), opttype, optinfo);
@@ -146,7 +180,7 @@ impl Connection {
     /// An error that may speak of an operation of this side; true if it does.
     #[cold]
     pub(super) fn operation_failed(&mut self, xid: u32, error: &ErrorBody) -> bool {
-        let ours = self.exchange.as_mut().is_some_and(|exchange| exchange.failed(xid, error));
+        let ours = self.changes.exchange.as_mut().is_some_and(|exchange| exchange.failed(xid, error));
         if ours {
             self.take_events();
         }
@@ -154,11 +188,11 @@ impl Connection {
     }
 
     fn take_events(&mut self) {
-        while let Some(event) = self.exchange.as_mut().and_then(|exchange| exchange.poll_event()) {
+        while let Some(event) = self.changes.exchange.as_mut().and_then(|exchange| exchange.poll_event()) {
             if matches!(event, exchange::Event::Asked(_)) {
                 self.answer_request();
             }
-            self.changes.push_back(event);
+            self.changes.events.push_back(event);
         }
         self.adopt();
         self.queue_operations();
@@ -166,7 +200,7 @@ impl Connection {
 
     /// Answers a request of the peer: what concerns this connection alone is done at once.
     fn answer_request(&mut self) {
-        let Some(exchange) = &mut self.exchange else { return };
+        let Some(exchange) = &mut self.changes.exchange else { return };
         let config = &self.config;
         let (now, sizes) = (exchange.local().receive_size, config.receive_sizes);
         let may_be = |bytes: u32| {
@@ -188,32 +222,32 @@ impl Connection {
 
     /// What either end says takes effect.
     fn adopt(&mut self) {
-        let Some(exchange) = &self.exchange else { return };
+        let Some(exchange) = &self.changes.exchange else { return };
         let mut peer = *exchange.peer();
         // Who asks for smaller Receives sends no longer messages from then on (XC §3.1).
         if let Some(Characteristic::ReceiveSize(bytes)) = exchange.wanted(PropertyId::ReceiveSize) {
             peer.receive_size = peer.receive_size.min(bytes);
         }
-        self.offers_invalidation = exchange.local().remote_invalidation;
-        self.terms = self.terms.changed(&self.config, exchange.local(), &peer);
+        self.changes.offers_invalidation = exchange.local().remote_invalidation;
+        self.session.set_terms(self.session.terms().changed(&self.config, exchange.local(), &peer));
     }
 
     /// Has a place in the queue, if there is anything to be sent; none, if there is not.
     fn queue_operations(&mut self) {
-        let wanted = self.exchange.as_ref().is_some_and(|exchange| exchange.has_output());
-        let queued = self.reply_queue.contains(&Outgoing::Optional);
+        let wanted = self.changes.exchange.as_ref().is_some_and(|exchange| exchange.has_output());
+        let queued = self.outbox.contains(Outgoing::Optional);
         match (wanted, queued) {
-            (true, false) => self.reply_queue.push_back(Outgoing::Optional),
-            (false, true) => self.reply_queue.retain(|out| *out != Outgoing::Optional),
+            (true, false) => self.outbox.push(Outgoing::Optional),
+            (false, true) => self.outbox.forget(Outgoing::Optional),
             _ => {}
         }
     }
 
     /// Writes the next operation in front of `end` of `buf`.
     pub(super) fn emit_operation(&mut self, reserves: Reserves, buf: &mut [u8], end: usize) -> Option<usize> {
-        let operation = self.exchange.as_mut()?.poll_transmit()?;
+        let operation = self.changes.exchange.as_mut()?.poll_transmit()?;
         let words = self.account(false, true, reserves);
-        self.told = Some(self.credits.sent());
+        self.changes.told = Some(self.credits.sent());
         let body = Body::Optional { opttype: operation.code.code(), optinfo: &operation.optinfo };
         let (xid, flags) = (operation.xid, operation.flags);
         let header = Header { xid, credit: words.credit, received: words.received, flags, body };
@@ -226,7 +260,7 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::super::tests::config;
-    use super::super::{ConnConfig, Form, Scheme};
+    use super::super::{Form, Scheme};
     use super::*;
 
     /// Sends all that may be sent.

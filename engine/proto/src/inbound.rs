@@ -24,16 +24,21 @@ pub(super) struct Inbound {
     live: bool,
 }
 
-/// Slots of served calls, of fixed number.
+/// Slots of served calls: two for each call that the peer may have under way, for those that are arriving and those that
+/// are not answered yet.
 #[derive(Debug)]
 pub(super) struct InboundTable {
     slots: Vec<Inbound>,
     free: FreeList,
+    /// Slots that must be free for the peer to be granted more.
+    room: usize,
 }
 
 impl InboundTable {
-    pub(super) fn new(capacity: usize) -> Self {
-        Self { slots: vec![Inbound::default(); capacity], free: FreeList::new(capacity) }
+    /// For so many calls under way.
+    pub(super) fn new(calls: usize) -> Self {
+        let capacity = 2 * calls;
+        Self { slots: vec![Inbound::default(); capacity], free: FreeList::new(capacity), room: calls }
     }
 
     /// Where slots and links begin: the first ones are used most.
@@ -73,22 +78,24 @@ impl InboundTable {
         self.slots.iter().filter(|slot| slot.live && slot.xid == call.xid).count() > 1
     }
 
-    /// Makes it at least so large.
-    pub(super) fn grow(&mut self, capacity: usize) {
-        let old = self.slots.len();
-        if capacity > old {
+    /// So many calls may be under way from now on. It never gets smaller.
+    pub(super) fn fit(&mut self, calls: usize) {
+        let capacity = 2 * calls;
+        self.room = calls;
+        if capacity > self.slots.len() {
             self.slots.resize(capacity, Inbound::default());
             self.free.grow(capacity);
         }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+    /// There are slots for all that the peer may be granted, beside what so many errors take that wait to be sent.
+    #[inline]
+    pub(super) fn has_room_beside(&self, errors: usize) -> bool {
+        self.free.len() >= self.room + self.slots.len().min(errors)
     }
 
-    #[inline]
-    pub(super) fn free(&self) -> usize {
-        self.free.len()
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
     }
 
     pub(super) fn capacity(&self) -> usize {
@@ -108,9 +115,9 @@ mod tests {
     fn a_call_is_answered_once_and_a_stale_name_is_nobodys() {
         let mut table = InboundTable::new(1);
         let first = table.insert(7).unwrap();
-        assert!(table.insert(8).is_none());
+        assert!(table.insert(9).is_some() && table.insert(8).is_none());
         assert_eq!(table.remove(first).map(|call| call.xid), Some(7));
-        assert!(table.remove(first).is_none() && table.free() == 1, "it is answered once");
+        assert!(table.remove(first).is_none() && table.len() == 1, "it is answered once");
         let second = table.insert(8).unwrap();
         assert_eq!(first.index(), second.index());
         assert!(table.get(first).is_none() && table.remove(first).is_none());
@@ -132,11 +139,22 @@ mod tests {
     fn a_larger_table_has_room_for_more_and_keeps_what_it_had() {
         let mut table = InboundTable::new(1);
         let first = table.insert(7).unwrap();
-        table.grow(3);
-        let more = [table.insert(8).unwrap(), table.insert(9).unwrap()];
-        assert!(table.insert(10).is_none());
-        assert_eq!([first, more[0], more[1]].map(|id| table.get(id).unwrap().xid), [7, 8, 9]);
-        table.grow(2);
-        assert_eq!((table.capacity(), table.len()), (3, 3));
+        table.fit(2);
+        let more = [8, 9, 10].map(|xid| table.insert(xid).unwrap());
+        assert!(table.insert(11).is_none());
+        assert_eq!([first, more[0], more[2]].map(|id| table.get(id).unwrap().xid), [7, 8, 10]);
+        table.fit(1);
+        assert_eq!((table.capacity(), table.len()), (4, 4));
+    }
+
+    #[test]
+    fn errors_that_wait_take_room() {
+        let mut table = InboundTable::new(2);
+        assert!(table.has_room_beside(2) && !table.has_room_beside(3));
+        let call = table.insert(7).unwrap();
+        assert!(table.has_room_beside(1) && !table.has_room_beside(2));
+        table.remove(call);
+        assert!(table.has_room_beside(2));
+        assert!(InboundTable::new(0).has_room_beside(9), "there is nothing to take room from");
     }
 }

@@ -80,13 +80,13 @@ impl Connection {
     /// Decodes a message without chunks by its layout.
     #[inline(always)]
     pub fn decode_plain(&self, message: &[u8]) -> Option<Head> {
-        self.decoder?.read(message)
+        self.heads.decoder()?.read(message)
     }
 
     /// Decodes a call with chunks by its layout.
     #[inline]
     pub fn decode_with_chunks(&self, message: &[u8]) -> Option<Incoming<'static>> {
-        let (head, chunks) = self.decoder?.read_with_chunks(message)?;
+        let (head, chunks) = self.heads.decoder()?.read_with_chunks(message)?;
         Some(Incoming { head, lists: Lists::Single(chunks) })
     }
 
@@ -96,9 +96,9 @@ impl Connection {
     /// It is no message. The connection is to [receive](Self::receive) that, too.
     pub fn check<'a>(&self, message: &'a [u8]) -> Result<View<'a>, WireError> {
         // A set of properties that comes in parts is whole with the last one.
-        match self.connprop.is_empty() {
-            true => View::check(message, self.config.revision),
-            false => View::check_continued(message, self.config.revision),
+        match self.introduction.has_part() {
+            false => View::check(message, self.config.revision),
+            true => View::check_continued(message, self.config.revision),
         }
     }
 }

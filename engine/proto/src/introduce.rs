@@ -2,33 +2,88 @@
 //! authentication.
 
 use super::negotiate::{self, Terms};
-use super::{Connection, Event, Outgoing, PeerFault, Phase, Reserves, Version};
+use super::{ConnConfig, Connection, Event, Outgoing, PeerFault, Phase, Reserves, Version};
+use crate::auth::{HostAuth, Role};
 use crate::wire::properties::{Properties, PropertySet};
 use crate::wire::{self, Body, Flags, Header};
 
 /// Room for this side's properties, without what authentication says.
 const PROPERTIES_LEN: usize = 512;
 
+/// What either end has said of itself, and who the other one is.
+#[derive(Debug)]
+pub(super) struct Introduction {
+    /// A CONNPROP of this side has gone out, or waits to.
+    introduced: bool,
+    /// The peer's CONNPROP has come.
+    peer_introduced: bool,
+    /// What has come of a CONNPROP in parts.
+    part: Vec<u8>,
+    /// What is left of a CONNPROP that goes out in parts.
+    rest: Vec<u8>,
+    auth: HostAuth,
+    /// What it has to say, for the next CONNPROP.
+    message: Option<Vec<u8>>,
+}
+
+impl Introduction {
+    pub(super) fn new(config: &ConnConfig) -> Self {
+        let auth = HostAuth::new(&config.auth, if config.server { Role::Server } else { Role::Client });
+        let (part, rest) = (Vec::new(), Vec::new());
+        Self { introduced: false, peer_introduced: false, part, rest, auth, message: None }
+    }
+
+    /// Who the peer is.
+    pub(super) fn auth(&self) -> &HostAuth {
+        &self.auth
+    }
+
+    /// The peer's CONNPROP has come.
+    pub(super) fn peer_introduced(&self) -> bool {
+        self.peer_introduced
+    }
+
+    /// Something has come of a CONNPROP in parts.
+    pub(super) fn has_part(&self) -> bool {
+        !self.part.is_empty()
+    }
+
+    /// More has come of it.
+    pub(super) fn add_part(&mut self, bytes: &[u8]) {
+        self.part.extend_from_slice(bytes);
+    }
+
+    /// All of it has come.
+    pub(super) fn take_part(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.part)
+    }
+
+    /// The rest of it will not come.
+    pub(super) fn drop_part(&mut self) {
+        self.part = Vec::new();
+    }
+}
+
 impl Connection {
     /// The first thing in the life of a connection.
     pub(super) fn begin(&mut self) {
-        match self.version {
+        match self.session.version() {
             Version::V2 if self.config.server => {}
             Version::V2 => {
                 // A failure stays in `auth`, where the owner looks.
-                self.auth_message = self.auth.open().ok().flatten();
+                self.introduction.message = self.introduction.auth.open().ok().flatten();
                 self.introduce();
             }
             // Version 1 has nothing to agree on, and cannot authenticate.
             Version::V1 => {
-                let _ = self.auth.receive(None);
+                let _ = self.introduction.auth.receive(None);
                 if !self.config.server {
-                    self.phase = Phase::Settled;
-                    self.open = self.auth.may_go_on();
+                    self.session.settle();
+                    self.session.set_open(self.introduction.auth.may_go_on());
                 }
             }
         }
-        self.serves = self.config.takes_calls && self.auth.may_go_on();
+        self.session.set_serves(self.config.takes_calls && self.introduction.auth.may_go_on());
     }
 
     /// Takes the peer's properties. A second set changes nothing (version 2 §6.4.4), but goes on with
@@ -40,9 +95,8 @@ impl Connection {
         let Ok(properties) = Properties::from_set(&set, self.config.revision) else {
             return self.bad_properties(xid);
         };
-        if !self.peer_introduced {
-            self.peer_introduced = true;
-            self.terms = Terms::from_properties(&self.config, &properties);
+        if !std::mem::replace(&mut self.introduction.peer_introduced, true) {
+            self.session.set_terms(Terms::from_properties(&self.config, &properties));
             self.introduce();
             self.agree_on_windowed_credits();
             self.start_exchange(&set);
@@ -66,23 +120,23 @@ impl Connection {
 
     /// Goes one step on with authentication; `None` if the peer has nothing to say about it.
     pub(super) fn authenticate(&mut self, message: Option<&[u8]>) -> Result<(), PeerFault> {
-        if let Some(answer) = self.auth.receive(message)? {
-            self.auth_message = Some(answer);
-            if !self.reply_queue.contains(&Outgoing::Connprop) {
-                self.reply_queue.push_back(Outgoing::Connprop);
+        if let Some(answer) = self.introduction.auth.receive(message)? {
+            self.introduction.message = Some(answer);
+            if !self.outbox.contains(Outgoing::Connprop) {
+                self.outbox.push(Outgoing::Connprop);
             }
         }
-        self.serves = self.config.takes_calls && self.auth.may_go_on();
+        self.session.set_serves(self.config.takes_calls && self.introduction.auth.may_go_on());
         Ok(())
     }
 
     /// A client hears once that it may call; a server's first message is a grant, or properties.
     pub(super) fn opened(&mut self, event: Event) -> Event {
-        let over = !self.auth.in_progress() && self.auth.may_go_on();
-        if self.open || self.config.server || self.phase != Phase::Settled || !over {
+        let over = !self.introduction.auth.in_progress() && self.introduction.auth.may_go_on();
+        if self.session.is_open() || self.config.server || self.session.phase() != Phase::Settled || !over {
             return event;
         }
-        self.open = true;
+        self.session.set_open(true);
         match event {
             Event::Grant => Event::Settled,
             // The owner asks [`is_open`](Self::is_open) now and then.
@@ -92,44 +146,53 @@ impl Connection {
 
     /// Queues this side's properties, once, in front of everything else.
     pub(super) fn introduce(&mut self) {
-        if !std::mem::replace(&mut self.introduced, true) {
-            self.reply_queue.push_front(Outgoing::Connprop);
+        if !std::mem::replace(&mut self.introduction.introduced, true) {
+            self.outbox.push_first(Outgoing::Connprop);
         }
     }
 
     /// Windowed headers from now on, if both ends have offered them and this side's offer has gone out.
     pub(super) fn agree_on_windowed_credits(&mut self) {
-        let waiting = self.reply_queue.contains(&Outgoing::Connprop);
-        if self.may_be_windowed() && self.introduced && !waiting {
+        let waiting = self.outbox.contains(Outgoing::Connprop);
+        if self.may_be_windowed() && self.introduction.introduced && !waiting {
             self.credits.go_windowed();
         }
     }
 
     /// Bytes that a CONNPROP, or the next part of one, may take.
     pub fn connprop_room(&self) -> usize {
-        let message = self.auth_message.as_ref().map_or(0, Vec::len);
-        (PROPERTIES_LEN + message + self.connprop_rest.len()).min(self.terms.send_inline_threshold)
+        let message = self.introduction.message.as_ref().map_or(0, Vec::len);
+        (PROPERTIES_LEN + message + self.introduction.rest.len()).min(self.session.terms().send_inline_threshold)
     }
 
     /// Writes this side's CONNPROP in front of `end` of `buf`: whole, or as much as the peer takes in one
     /// message, and then the rest follows. The client's first one is whole: it has an opening of
     /// [`MAX_OPENING`](crate::auth::MAX_OPENING) bytes at most.
     pub(super) fn emit_connprop(&mut self, reserves: Reserves, buf: &mut [u8], end: usize) -> Option<usize> {
-        if self.connprop_rest.is_empty() {
-            self.connprop_rest = self.own_properties()?;
+        if self.introduction.rest.is_empty() {
+            self.introduction.rest = self.own_properties()?;
         }
         let words = self.account(false, true, reserves);
-        let room = end.min(self.terms.send_inline_threshold).checked_sub(wire::connprop_len(words.received, 0))? & !3;
-        let len = self.connprop_rest.len().min(room);
-        let flags = if len < self.connprop_rest.len() { Flags::MORE } else { Flags::NONE };
+        let room =
+            end.min(self.session.terms().send_inline_threshold).checked_sub(wire::connprop_len(words.received, 0))?
+                & !3;
+        let len = self.introduction.rest.len().min(room);
+        let flags = if len < self.introduction.rest.len() { Flags::MORE } else { Flags::NONE };
         let start = end.checked_sub(wire::connprop_len(words.received, len))?;
         // The XID of a CONNPROP names nothing; the client's own lets an ERR_VERS be matched.
         let (xid, out) = (self.config.xid_seed, buf.get_mut(start..end)?);
-        wire::emit_connprop_continued(out, xid, words.credit, words.received, flags, self.connprop_rest.get(..len)?)
-            .ok()?;
-        self.connprop_rest.drain(..len);
+        wire::emit_connprop_continued(
+            out,
+            xid,
+            words.credit,
+            words.received,
+            flags,
+            self.introduction.rest.get(..len)?,
+        )
+        .ok()?;
+        self.introduction.rest.drain(..len);
         match flags {
-            Flags::MORE => self.queue_again(Outgoing::Connprop),
+            Flags::MORE => self.outbox.put_back(Outgoing::Connprop),
             _ => self.agree_on_windowed_credits(),
         }
         Some(start)
@@ -137,7 +200,7 @@ impl Connection {
 
     /// This side's properties, and what authentication has to say, as they are on the wire.
     fn own_properties(&mut self) -> Option<Vec<u8>> {
-        let message = self.auth_message.take();
+        let message = self.introduction.message.take();
         let mut scratch = vec![0; PROPERTIES_LEN + message.as_ref().map_or(0, Vec::len)];
         let properties = Properties { host_auth: message.as_deref(), ..negotiate::properties(&self.config) };
         let set = properties.emit(&mut scratch, self.config.revision).ok()?;

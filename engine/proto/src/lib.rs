@@ -129,6 +129,8 @@
 //! | `credits` | who may send how much |
 //! | `calls`, `inbound` | the calls of this side, and those of the peer |
 //! | `free_list` | which slots of their tables are free |
+//! | `heads` | how the headers of the peer are laid out |
+//! | `outbox` | what waits to be sent beside calls |
 //! | `sequence` | continued messages that come in |
 //! | `useless` | how many messages of no use a peer may send |
 //! | `form` | which form a message travels in |
@@ -151,11 +153,13 @@ pub mod exchange;
 mod fault;
 mod form;
 mod free_list;
+mod heads;
 mod inbound;
 mod incoming;
 mod introduce;
 mod limits;
 mod negotiate;
+mod outbox;
 mod receive;
 mod sequence;
 #[cfg(test)]
@@ -164,155 +168,70 @@ mod transmit;
 mod useless;
 pub mod wire;
 
-use std::collections::VecDeque;
-
 pub use calls::CallId;
 use calls::CallTable;
+use characteristics::Changes;
 pub use config::ConnConfig;
 pub use counters::Counters;
 pub use credits::{CreditWords, Credits, MAX_CREDITS, MIN_CREDITS, Reserves, Scheme};
 pub use event::{Event, Outgoing};
-use exchange::Exchange;
 pub use fault::{CallError, Knob, PeerFault, Refusal, Rejected};
 pub use form::{CallForm, CallLengths, CallPlan, FormLimits, LEAST_LAST_PART, ReplyForm, choose_call, choose_reply};
+use heads::Heads;
 pub use inbound::InboundId;
 use inbound::InboundTable;
 pub use incoming::{Incoming, Lists};
+use introduce::Introduction;
 pub use limits::{LIMITS, MAX_CHUNKS, MAX_READ_SEGMENTS, MAX_SEGMENTS, MAX_WRITE_SEGMENTS};
+use negotiate::Session;
 pub use negotiate::{FIRST_MESSAGE_LEN, Phase, Terms, connect_data};
-use sequence::Sequence;
+use outbox::Outbox;
+use sequence::Sequences;
 pub use transmit::Form;
-use useless::Budget;
+use useless::Useless;
 
-use crate::auth::{HostAuth, Role};
+use crate::auth::HostAuth;
 use crate::wire::private_data::PrivateData;
-use crate::wire::{ErrorBody, HeadLayout, Version};
-
-/// Errors that wait to be sent, at least.
-const MIN_ERRORS: usize = 4;
+use crate::wire::{ErrorBody, Version};
 
 /// One connection. See the module page for how to drive it. What each message needs comes first, and lies together.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Connection {
     credits: Credits,
-    version: Version,
-    /// The same as `layout`, unless this side [checks all messages as a
-    /// whole](ConnConfig::decode_by_layout).
-    decoder: Option<HeadLayout>,
-    /// How most messages are laid out; `None` while none is expected of any kind.
-    layout: Option<HeadLayout>,
-    phase: Phase,
-    /// A message went out since the last pure-grant decision.
-    just_sent: bool,
-    /// A pure grant is to be sent, though nothing needs one.
-    ping: bool,
-    closing: bool,
-    /// Calls of the peer are taken: they are at all, and it is who it has to be.
-    serves: bool,
-    /// A client may call.
-    open: bool,
-    /// Calls of ours offer a handle for invalidation.
-    offers_invalidation: bool,
-    /// A CONNPROP of this side has gone out, or waits to.
-    introduced: bool,
-    /// The peer's CONNPROP has come.
-    peer_introduced: bool,
-    /// The peer has sent a windowed header: all that follow are.
-    peer_windowed: bool,
-    terms: Terms,
+    session: Session,
+    heads: Heads,
+    sequences: Sequences,
+    outbox: Outbox,
     calls: CallTable,
     inbound: InboundTable,
-    /// Slots of `inbound` that must be free for the peer to be granted more.
-    inbound_room: usize,
-    /// Calls that wait for a credit, oldest first. May name calls that have ended.
-    call_queue: VecDeque<CallId>,
-    /// Replies, errors and properties, oldest first. Version 1 sends them without a credit.
-    reply_queue: VecDeque<Outgoing>,
-    /// Messages that were in `reply_queue`, and are not any more. The number wraps.
-    unqueued: u32,
-    /// Errors in `reply_queue`: each takes the place of a served call until it is sent.
-    errors_queued: usize,
     counters: Counters,
     config: ConnConfig,
     // What is seldom looked at.
-    useless: Budget,
-    /// Pure grants that have come.
-    grants: u64,
-    /// A continued message of the peer that is coming in.
-    sequence: Option<Sequence>,
-    /// Continued messages that have begun.
-    sequences: u32,
-    /// What has come of a CONNPROP in parts.
-    connprop: Vec<u8>,
-    /// What is left of a CONNPROP that goes out in parts.
-    connprop_rest: Vec<u8>,
-    auth: HostAuth,
-    /// For the next CONNPROP.
-    auth_message: Option<Vec<u8>>,
-    /// Both ends have offered to change characteristics while connected.
-    exchange: Option<Box<Exchange>>,
-    /// What it led to, for the owner.
-    changes: VecDeque<exchange::Event>,
-    /// The last operation that went out was this side's message of this number.
-    told: Option<u32>,
-    /// Largest Receives that the peer may rely on, in bytes.
-    promised: usize,
-    /// Requests for changes so far.
-    requests: u32,
-    /// The XID of a continued reply that was broken off.
-    orphan: Option<u32>,
+    useless: Useless,
+    introduction: Introduction,
+    changes: Changes,
 }
 
 impl Connection {
     /// A connection that has just been established.
     pub fn new(config: ConnConfig) -> Self {
-        let version = if config.scheme == Scheme::V1 { Version::V1 } else { Version::V2 };
         let credits = config.credits.clamp(MIN_CREDITS, MAX_CREDITS);
         let config = ConnConfig { credits, ..config };
-        let max_inbound = if config.takes_calls { 2 * (credits as usize + 1) } else { 0 };
+        let session = Session::new(&config);
+        let inbound = InboundTable::new(if config.takes_calls { credits as usize + 1 } else { 0 });
         let mut connection = Self {
-            decoder: None,
-            layout: None,
-            version,
-            credits: config.new_credits(version),
+            credits: config.new_credits(session.version()),
+            session,
+            heads: Heads::new(&config),
+            sequences: Sequences::default(),
+            outbox: Outbox::new(inbound.capacity()),
             calls: CallTable::new(config.max_calls, config.xid_seed),
-            inbound: InboundTable::new(max_inbound),
-            inbound_room: max_inbound / 2,
-            call_queue: VecDeque::with_capacity(config.max_calls + 1),
-            reply_queue: VecDeque::with_capacity(2 * max_inbound.max(MIN_ERRORS)),
-            unqueued: 0,
-            errors_queued: 0,
-            just_sent: false,
-            ping: false,
-            // Without slots there is nothing to be taken.
-            closing: config.max_calls == 0,
+            inbound,
             counters: Counters::default(),
-            useless: Budget::new(config.useless_per_second),
-            grants: 0,
-            phase: Phase::Hello,
-            terms: match version {
-                Version::V1 => Terms::version_1(&config),
-                Version::V2 => Terms::version_2(&config),
-            },
-            introduced: false,
-            peer_introduced: false,
-            peer_windowed: false,
-            sequence: None,
-            sequences: 0,
-            connprop: Vec::new(),
-            connprop_rest: Vec::new(),
-            auth: HostAuth::new(&config.auth, if config.server { Role::Server } else { Role::Client }),
-            auth_message: None,
-            serves: false,
-            open: false,
-            exchange: None,
-            changes: VecDeque::new(),
-            told: None,
-            promised: config.receive_size,
-            requests: 0,
-            offers_invalidation: config.remote_invalidation,
-            orphan: None,
+            useless: Useless::new(config.useless_per_second),
+            introduction: Introduction::new(&config),
+            changes: Changes::new(&config),
             config,
         };
         connection.begin();
@@ -331,25 +250,25 @@ impl Connection {
 
     /// Who the peer is. If it has [failed](HostAuth::failure) when the connection is made, that is of no use.
     pub fn auth(&self) -> &HostAuth {
-        &self.auth
+        self.introduction.auth()
     }
 
     /// A client may call: the version is settled, and the server is who it has to be.
     pub fn is_open(&self) -> bool {
-        self.open
+        self.session.is_open()
     }
 
     /// This side may call, as far as version and authentication go.
     pub fn may_call(&self) -> bool {
-        self.phase == Phase::Settled && self.auth.may_go_on() && (self.open || self.config.server)
+        self.session.phase() == Phase::Settled && self.auth().may_go_on() && (self.is_open() || self.config.server)
     }
 
     /// What the peer's connect message said, which a client hears with the connection. It sets the terms of
     /// version 1.
     pub fn set_private_data(&mut self, peer: Option<PrivateData>) {
         self.config.private_data = peer;
-        if self.version == Version::V1 {
-            self.terms = Terms::version_1(&self.config);
+        if self.session.version() == Version::V1 {
+            self.session.set_terms(Terms::version_1(&self.config));
         }
     }
 
@@ -361,17 +280,17 @@ impl Connection {
     /// What this side may send, as far as it is known.
     #[inline]
     pub fn terms(&self) -> &Terms {
-        &self.terms
+        self.session.terms()
     }
 
     /// Where it is in agreeing on the version.
     pub fn phase(&self) -> Phase {
-        self.phase
+        self.session.phase()
     }
 
     /// What decides about the form of this side's messages.
     pub fn form_limits(&self) -> FormLimits {
-        self.terms.form_limits(&self.config)
+        self.session.terms().form_limits(&self.config)
     }
 
     /// Receives that must be in reserve for this connection.
@@ -383,7 +302,7 @@ impl Connection {
     /// no answer yet has used up one of the calls that its peer may make. In version 2 it has used a credit, which its
     /// peer is not [granted again](Reserves::Spared) meanwhile.
     pub fn spared(&self) -> u32 {
-        let used = match self.version {
+        let used = match self.session.version() {
             Version::V1 => self.credits.credit_limit(),
             Version::V2 => self.credits.used(),
         };
@@ -395,16 +314,14 @@ impl Connection {
         self.credits.set_credit_limit(credit_limit);
         self.config.credits = self.credits.credit_limit().max(MIN_CREDITS);
         if self.config.takes_calls {
-            let slots = self.config.credits as usize + 1;
-            self.inbound.grow(2 * slots);
-            self.inbound_room = slots;
+            self.inbound.fit(self.config.credits as usize + 1);
         }
     }
 
     /// Says something, if nothing else is said in this turn: a pure grant that keeps a quiet connection alive
     /// (version 2 §4.3.1.2). Version 1 has no such message.
     pub fn keep_alive(&mut self) {
-        self.ping = self.version == Version::V2 && self.phase == Phase::Settled;
+        self.outbox.set_ping(self.session.version() == Version::V2 && self.session.phase() == Phase::Settled);
     }
 
     /// What happened so far.
@@ -463,20 +380,18 @@ impl Connection {
     /// Messages received that were of use: neither rejected nor pure grants.
     pub fn useful_messages(&self) -> u64 {
         // One message may spoil another, too.
-        self.counters.received.saturating_sub(self.counters.rejected() + self.grants)
+        self.counters.received.saturating_sub(self.counters.rejected() + self.useless.grants())
     }
 
     /// Nothing was heard or said yet, nor is anything to be said.
     pub fn is_untouched(&self) -> bool {
-        self.counters.received == 0 && self.counters.sent == 0 && self.calls.is_empty() && self.reply_queue.is_empty()
+        self.counters.received == 0 && self.counters.sent == 0 && self.calls.is_empty() && self.outbox.is_empty()
     }
 
     /// The connection is gone: one call that ends with it. Call again until `None`.
     pub fn lost(&mut self) -> Option<(CallId, u64, CallError)> {
-        self.closing = true;
-        self.reply_queue.clear();
-        self.errors_queued = 0;
-        self.call_queue.clear();
+        self.outbox.clear();
+        self.calls.stop();
         let call = self.calls.any()?;
         let (token, sent) = self.calls.remove(call, false)?;
         Some((call, token, CallError::ConnectionLost { sent }))
@@ -485,25 +400,20 @@ impl Connection {
     /// The connection is gone, and will be made again: the calls that are not over, and whether each had been
     /// sent. They are queued again, under their XIDs; nothing else is.
     pub fn interrupt(&mut self) -> Vec<(CallId, bool)> {
-        let calls = self.calls.interrupt();
-        self.reply_queue.clear();
-        self.errors_queued = 0;
-        self.call_queue.clear();
-        self.call_queue.extend(calls.iter().map(|&(call, _)| call));
-        calls
+        self.outbox.clear();
+        self.calls.interrupt()
     }
 
     /// Starts again on a new connection, with the calls that were [interrupted](Self::interrupt) and those
     /// queued since.
     pub fn restart(&mut self, config: ConnConfig) {
         let fresh = Self::new(ConnConfig { max_calls: self.config.max_calls, ..config });
-        let old = std::mem::replace(self, fresh);
-        (self.calls, self.call_queue, self.closing) = (old.calls, old.call_queue, old.closing);
+        self.calls = std::mem::replace(self, fresh).calls;
     }
 
     /// Calls that wait to be sent, oldest first.
     pub fn queued(&self) -> Vec<CallId> {
-        self.call_queue.iter().copied().filter(|&call| self.calls.is_queued(call)).collect()
+        self.calls.all_that_wait()
     }
 
     // ---- commands
@@ -515,27 +425,7 @@ impl Connection {
     /// [`CallError::Closed`], or [`CallError::TooManyCalls`] when the table is full.
     #[inline]
     pub fn start_call(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
-        if self.closing {
-            return Err(CallError::Closed);
-        }
-        let call = self.calls.insert(token, deadline).ok_or_else(|| self.too_many_calls())?;
-        self.queue(call);
-        Ok(call)
-    }
-
-    #[cold]
-    fn too_many_calls(&self) -> CallError {
-        CallError::TooManyCalls { limit: self.calls.capacity() }
-    }
-
-    /// A call waits for a credit. Of those that ended while they waited, as where a peer grants nothing, none
-    /// stay for ever.
-    #[inline]
-    fn queue(&mut self, call: CallId) {
-        if self.call_queue.len() >= 2 * self.calls.capacity() {
-            self.call_queue.retain(|&call| self.calls.is_queued(call));
-        }
-        self.call_queue.push_back(call);
+        self.calls.start(token, deadline)
     }
 
     /// As [`start_call`](Self::start_call); true if the call may go out at once: then it is not queued, and
@@ -551,25 +441,17 @@ impl Connection {
         reserves: Reserves,
     ) -> Result<(CallId, bool), CallError> {
         // What waits to be sent goes first: a continued message must not be interrupted.
-        let now = self.call_queue.is_empty()
-            && self.reply_queue.is_empty()
-            && self.credits.may_send(true, reserves != Reserves::Short)
-            && !self.closing;
-        if !now {
-            return self.start_call(token, deadline).map(|call| (call, false));
-        }
-        let call = self.calls.insert_sent(token, deadline).ok_or_else(|| self.too_many_calls())?;
-        Ok((call, true))
+        let now = self.calls.none_waits()
+            && self.outbox.is_empty()
+            && self.credits.may_send(true, reserves != Reserves::Short);
+        let call = if now { self.calls.start_sent(token, deadline) } else { self.calls.start(token, deadline) };
+        Ok((call?, now))
     }
 
     /// Queues a call that [may be retried](Event::Retryable) once more, under its XID. False if it has ended
     /// meanwhile.
     pub fn resend(&mut self, call: CallId) -> bool {
-        let live = self.calls.is_queued(call);
-        if live {
-            self.queue(call);
-        }
-        live
+        self.calls.wait_again(call)
     }
 
     /// Whether a call has not ended, and waits to be sent.
@@ -593,7 +475,7 @@ impl Connection {
     pub fn reply_now(&mut self, id: InboundId, reserves: Reserves) -> bool {
         let now = self.may_reply(reserves);
         if !now {
-            self.reply_queue.push_back(Outgoing::Reply(id));
+            self.outbox.push(Outgoing::Reply(id));
         }
         now
     }
@@ -601,7 +483,7 @@ impl Connection {
     /// A reply may go out at once.
     #[inline(always)]
     fn may_reply(&self, reserves: Reserves) -> bool {
-        self.reply_queue.is_empty() && self.credits.may_send(false, self.replenished(reserves))
+        self.outbox.is_empty() && self.credits.may_send(false, self.replenished(reserves))
     }
 
     /// Gives up a call. `None` if it has ended before. Its reply, should one come, is dropped and counted.
@@ -613,7 +495,7 @@ impl Connection {
     /// Queues the reply to a peer's call.
     #[inline]
     pub fn reply(&mut self, id: InboundId) {
-        self.reply_queue.push_back(Outgoing::Reply(id));
+        self.outbox.push(Outgoing::Reply(id));
     }
 
     /// Queues a transport error instead of a reply, and forgets the call.
@@ -638,20 +520,18 @@ impl Connection {
     /// The continued message that is coming in cannot be kept: there is no memory for it. Its remaining parts
     /// are dropped, and it is answered with an error.
     pub fn spoil_sequence(&mut self) {
-        if let Some(sequence) = &mut self.sequence {
-            (sequence.kept, sequence.no_memory) = (false, true);
-        }
+        self.sequences.spoil();
     }
 
     /// The number of the message of which some parts have come, and not the last: another one for each
     /// message.
     pub fn half_sent(&self) -> Option<u32> {
-        self.sequence.map(|_| self.sequences)
+        self.sequences.number()
     }
 
     /// Replies wait to be sent.
     pub fn has_replies(&self) -> bool {
-        !self.reply_queue.is_empty()
+        !self.outbox.is_empty()
     }
 
     /// Calls of the peer that are not answered, those whose replies wait included.
@@ -671,7 +551,7 @@ impl Connection {
     /// The call whose reply was broken off by the last message, if that was so: to be asked after each
     /// [`Event::Failed`], [`Event::Late`] and [`Event::Rejected`].
     pub fn broken_off(&mut self) -> Option<Event> {
-        let xid = self.orphan.take()?;
+        let xid = self.sequences.take_orphan()?;
         Some(self.end_call(xid, CallError::MalformedReply("something else came between its parts")))
     }
 
@@ -682,11 +562,11 @@ impl Connection {
 
     /// Takes no more calls of ours; those under way go on.
     pub fn close(&mut self) {
-        self.closing = true;
+        self.calls.close();
     }
 
     /// Nothing is under way in either direction.
     pub fn is_idle(&self) -> bool {
-        self.calls.is_empty() && self.inbound.is_empty() && self.reply_queue.is_empty()
+        self.calls.is_empty() && self.inbound.is_empty() && self.outbox.is_empty()
     }
 }

@@ -23,6 +23,78 @@ pub enum Phase {
     Settled,
 }
 
+/// What a connection is, as far as that is agreed.
+#[derive(Debug)]
+pub(super) struct Session {
+    version: Version,
+    phase: Phase,
+    /// A client may call.
+    open: bool,
+    /// Calls of the peer are taken: they are at all, and it is who it has to be.
+    serves: bool,
+    terms: Terms,
+}
+
+impl Session {
+    /// It starts with the version that the configuration prefers.
+    pub(super) fn new(config: &ConnConfig) -> Self {
+        let (version, terms) = match config.scheme {
+            Scheme::V1 => (Version::V1, Terms::version_1(config)),
+            Scheme::V2Windowed | Scheme::V2Incremental => (Version::V2, Terms::version_2(config)),
+        };
+        Self { version, phase: Phase::Hello, open: false, serves: false, terms }
+    }
+
+    #[inline]
+    pub(super) fn version(&self) -> Version {
+        self.version
+    }
+
+    #[inline]
+    pub(super) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// The version is what it is, for good.
+    pub(super) fn settle(&mut self) {
+        self.phase = Phase::Settled;
+    }
+
+    /// It is version 1, for good.
+    pub(super) fn go_version_1(&mut self, config: &ConnConfig) {
+        (self.version, self.phase, self.open) = (Version::V1, Phase::Settled, !config.server);
+        self.terms = Terms::version_1(config);
+    }
+
+    #[inline]
+    pub(super) fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    pub(super) fn set_terms(&mut self, terms: Terms) {
+        self.terms = terms;
+    }
+
+    /// A client may call.
+    pub(super) fn is_open(&self) -> bool {
+        self.open
+    }
+
+    pub(super) fn set_open(&mut self, open: bool) {
+        self.open = open;
+    }
+
+    /// Calls of the peer are taken.
+    #[inline]
+    pub(super) fn serves(&self) -> bool {
+        self.serves
+    }
+
+    pub(super) fn set_serves(&mut self, serves: bool) {
+        self.serves = serves;
+    }
+}
+
 /// The terms of a connection: what either side may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {

@@ -2,10 +2,8 @@
 
 use super::calls::Match;
 use super::incoming::{HasLists, Incoming, Lists};
-use super::negotiate::Terms;
-use super::{
-    CallError, Connection, CreditWords, Event, Knob, MIN_ERRORS, Outgoing, PeerFault, Phase, Rejected, Scheme, Sequence,
-};
+use super::sequence::Sequence;
+use super::{CallError, Connection, CreditWords, Event, Knob, Outgoing, PeerFault, Phase, Rejected, Scheme};
 use crate::wire::properties::{PropertySet, ReverseSupport};
 use crate::wire::{ErrorBody, Flags, Head, HeadLayout, HeaderType, Version, View, ViewBody, WireError, WireErrorKind};
 
@@ -53,7 +51,7 @@ impl Connection {
     /// A call or reply in one piece, in the layout that was settled on: its credits, then what it is.
     #[inline(always)]
     fn take(&mut self, head: Head, lists: Option<HasLists>) -> Result<Event, PeerFault> {
-        if self.version == Version::V1 {
+        if self.session.version() == Version::V1 {
             return self.take_v1(head.xid, head.credit, head.response, lists);
         }
         let words = CreditWords { credit: head.credit, received: head.received };
@@ -69,15 +67,15 @@ impl Connection {
     #[inline(never)]
     fn receive_checked(&mut self, message: &Result<View<'_>, WireError>) -> Result<Event, PeerFault> {
         let view = match message {
-            Ok(view) if view.version() == self.version => view,
+            Ok(view) if view.version() == self.session.version() => view,
             Ok(view) => return self.other_version(view),
             Err(error) => return self.malformed(error),
         };
-        if self.version == Version::V1 {
+        if self.session.version() == Version::V1 {
             return self.receive_v1(view);
         }
         let layout = view.flags().without(Flags::RESPONSE);
-        if view.htype() != HeaderType::Msg || self.layout.map(HeadLayout::flags) != Some(layout) {
+        if view.htype() != HeaderType::Msg || self.heads.layout().map(HeadLayout::flags) != Some(layout) {
             return self.receive_rare(view);
         }
         self.take(Head::of(view, is_response(view)), HasLists::of(view))
@@ -99,10 +97,10 @@ impl Connection {
                 increment: (!error).then(|| view.credit()),
             });
         }
-        if self.peer_windowed && !windowed {
+        if self.heads.are_windowed() && !windowed {
             return Err(PeerFault::CreditWordMissing);
         }
-        self.peer_windowed = windowed;
+        self.heads.set_windowed(windowed);
         let grant = view.htype() == HeaderType::Nomsg && !view.has_chunks() && view.xid() == 0;
         if view.htype() == HeaderType::Error {
             self.credits.on_receive_error(view.received())?;
@@ -111,8 +109,8 @@ impl Connection {
         }
         // What it says of itself is answered when all of it has come.
         self.settle_server(Version::V2, view.htype() != HeaderType::Connprop);
-        if self.phase == Phase::Hello && view.htype() != HeaderType::Error {
-            self.phase = Phase::Settled;
+        if self.session.phase() == Phase::Hello && view.htype() != HeaderType::Error {
+            self.session.settle();
         }
         let event = self.understand(view, grant)?;
         self.expect_layout();
@@ -123,14 +121,10 @@ impl Connection {
         // A grant may come between the parts of a message: two peers that both continue would wait for ever
         // else.
         if grant {
-            self.grants += 1;
-            // Each message of ours may be thanked for.
-            if self.grants > self.counters.sent {
-                self.useless.spend();
-            }
+            self.useless.grant(self.counters.sent);
             return Ok(Event::Grant);
         }
-        if let Some(sequence) = self.sequence {
+        if let Some(sequence) = self.sequences.open() {
             if !sequence.continues_with(view) {
                 return Ok(self.broken(sequence, view));
             }
@@ -139,7 +133,7 @@ impl Connection {
         let more = view.flags().contains(Flags::MORE);
         match view.htype() {
             HeaderType::Connprop if more => {
-                self.connprop.clear();
+                self.introduction.drop_part();
                 self.continued(Sequence::new(view, true), view)
             }
             HeaderType::Connprop => match view.body() {
@@ -155,7 +149,7 @@ impl Connection {
             }
             HeaderType::Msg | HeaderType::Nomsg => self.called(view.xid(), HasLists::of(view)),
             HeaderType::Error => Ok(self.failed(view)),
-            HeaderType::Optional if self.exchange.is_some() => Ok(self.operation(view)),
+            HeaderType::Optional if self.exchange().is_some() => Ok(self.operation(view)),
             _ if is_response(view) => Ok(self.reject(Rejected::Unexpected)),
             _ => Ok(self.answer(view.xid(), ErrorBody::InvalHtype)),
         }
@@ -163,42 +157,36 @@ impl Connection {
 
     /// Whether the peer may send windowed headers: both ends have offered them.
     pub(super) fn may_be_windowed(&self) -> bool {
-        self.peer_introduced && self.terms.windowed && self.config.scheme == Scheme::V2Windowed
+        self.introduction.peer_introduced() && self.session.terms().windowed && self.config.scheme == Scheme::V2Windowed
     }
 
     /// How most messages are laid out from now on.
     fn expect_layout(&mut self) {
-        self.set_layout(match (&self.sequence, self.phase) {
-            (None, Phase::Settled) if self.peer_windowed => Some(HeadLayout::V2Windowed),
+        self.heads.expect(match (self.sequences.open(), self.session.phase()) {
+            (None, Phase::Settled) if self.heads.are_windowed() => Some(HeadLayout::V2Windowed),
             // Until the first windowed header each is looked at.
             (None, Phase::Settled) if !self.may_be_windowed() => Some(HeadLayout::V2),
             _ => None,
         });
     }
 
-    fn set_layout(&mut self, layout: Option<HeadLayout>) {
-        self.layout = layout;
-        self.decoder = layout.filter(|_| self.config.decode_by_layout);
-    }
-
     // ---- continued messages
 
     fn continued(&mut self, mut sequence: Sequence, view: &View<'_>) -> Result<Event, PeerFault> {
-        let first = self.sequence.is_none();
-        self.sequences = self.sequences.wrapping_add(u32::from(first));
+        let first = self.sequences.begin();
         let more = view.flags().contains(Flags::MORE);
         if view.htype() == HeaderType::Connprop {
             let bytes = view.properties_continued();
             sequence.add(bytes.len(), LONGEST_CONNPROP);
             if sequence.kept {
-                self.connprop.extend_from_slice(bytes);
+                self.introduction.add_part(bytes);
             }
             if more {
-                self.sequence = Some(sequence);
+                self.sequences.go_on(sequence);
                 return Ok(Event::Grant);
             }
-            self.sequence = None;
-            let bytes = std::mem::take(&mut self.connprop);
+            self.sequences.end();
+            let bytes = self.introduction.take_part();
             return match PropertySet::parse(&bytes, self.config.revision) {
                 Ok(properties) if sequence.kept => self.properties(view.xid(), properties),
                 _ => self.bad_properties(view.xid()),
@@ -207,10 +195,10 @@ impl Connection {
         sequence.add(view.payload().len(), self.config.reassemble_up_to);
         if more {
             self.counters.continued_received += 1;
-            self.sequence = Some(sequence);
+            self.sequences.go_on(sequence);
             return Ok(Event::Continued { first, kept: sequence.kept });
         }
-        self.sequence = None;
+        self.sequences.end();
         match (sequence.response, sequence.kept) {
             (true, true) => Ok(self.replied(view.xid(), HasLists::of(view))),
             (false, true) => self.called(view.xid(), HasLists::of(view)),
@@ -241,10 +229,10 @@ impl Connection {
     /// The rest of a continued message will not come.
     #[cold]
     fn break_off(&mut self, sequence: Sequence) {
-        self.sequence = None;
-        self.connprop = Vec::new();
+        self.sequences.end();
+        self.introduction.drop_part();
         if sequence.response {
-            self.orphan = Some(sequence.xid);
+            self.sequences.leave_orphan(sequence.xid);
         } else {
             self.answer(sequence.xid, ErrorBody::InvalFlag);
         }
@@ -264,8 +252,8 @@ impl Connection {
 
     /// A server's first message that it can read decides about the version.
     fn settle_server(&mut self, version: Version, introduce: bool) {
-        if self.config.server && self.phase == Phase::Hello {
-            self.phase = Phase::Settled;
+        if self.config.server && self.session.phase() == Phase::Hello {
+            self.session.settle();
             if version == Version::V2 && introduce {
                 self.introduce();
             }
@@ -274,20 +262,17 @@ impl Connection {
 
     /// A server takes a first message of version 1 though it prefers version 2.
     fn follows(&self, vers: Version) -> bool {
-        self.config.server && self.phase == Phase::Hello && vers == Version::V1 && self.config.version_1
+        self.config.server && self.session.phase() == Phase::Hello && vers == Version::V1 && self.config.version_1
     }
 
     /// Version 1 cannot authenticate: policy decides.
     fn go_version_1(&mut self) -> Result<(), PeerFault> {
         self.authenticate(None)?;
-        self.open = !self.config.server;
-        self.version = Version::V1;
+        self.session.go_version_1(&self.config);
         self.credits = self.config.new_credits(Version::V1);
-        self.terms = Terms::version_1(&self.config);
-        self.phase = Phase::Settled;
-        self.set_layout(None);
-        self.ping = false;
-        self.reply_queue.retain(|out| *out != Outgoing::Connprop);
+        self.heads.expect(None);
+        self.outbox.set_ping(false);
+        self.outbox.forget(Outgoing::Connprop);
         Ok(())
     }
 
@@ -296,7 +281,7 @@ impl Connection {
     fn take_version_error(&mut self, view: &View<'_>, low: u32, high: u32) -> Result<Event, PeerFault> {
         // The layout that all versions share says nothing of credits.
         self.credits.count_unreadable(None)?;
-        if self.config.server || self.phase == Phase::Settled {
+        if self.config.server || self.session.phase() == Phase::Settled {
             return Ok(self.failed(view));
         }
         if !self.config.version_1 || !(low..=high).contains(&Version::V1.code()) {
@@ -322,10 +307,10 @@ impl Connection {
 
     #[cold]
     fn wrong_version(&mut self, xid: u32, vers: u32, error: bool) -> Result<Event, PeerFault> {
-        if self.config.server && self.phase == Phase::Settled {
+        if self.config.server && self.session.phase() == Phase::Settled {
             return Err(PeerFault::VersionChanged(vers));
         }
-        let whose = match self.version {
+        let whose = match self.session.version() {
             _ if error => Whose::Nobodys,
             Version::V1 if !self.config.server => Whose::Ours,
             _ => Whose::Peers,
@@ -360,8 +345,8 @@ impl Connection {
             _ if response => self.receive_v1_error(view),
             _ => self.reject_v1(view),
         };
-        if self.phase == Phase::Settled {
-            self.set_layout(Some(HeadLayout::V1));
+        if self.session.phase() == Phase::Settled {
+            self.heads.expect(Some(HeadLayout::V1));
         }
         event
     }
@@ -443,7 +428,7 @@ impl Connection {
     #[inline]
     pub(super) fn check_overrun(&self) -> Result<(), PeerFault> {
         let limit = self.credits.tolerated() + 1;
-        let under_way = self.inbound.len() + self.errors_queued;
+        let under_way = self.inbound.len() + self.outbox.errors();
         if under_way >= limit as usize { Err(PeerFault::TooManyCalls { limit }) } else { Ok(()) }
     }
 
@@ -483,7 +468,7 @@ impl Connection {
     #[cold]
     fn failed(&mut self, view: &View<'_>) -> Event {
         let ViewBody::Error(error) = view.body() else { return self.reject(Rejected::Unexpected) };
-        if self.version == Version::V1 && matches!(error, ErrorBody::Unknown(_)) {
+        if self.session.version() == Version::V1 && matches!(error, ErrorBody::Unknown(_)) {
             // What cannot be decoded ends nothing (RFC 8166 §4.5).
             return self.reject(Rejected::Unexpected);
         }
@@ -509,7 +494,7 @@ impl Connection {
     /// A call has come, whole.
     #[inline(always)]
     fn called(&mut self, xid: u32, lists: Option<HasLists>) -> Result<Event, PeerFault> {
-        if !self.serves {
+        if !self.session.serves() {
             return Ok(self.unserved(xid));
         }
         if let Some(lists) = lists {
@@ -554,14 +539,14 @@ impl Connection {
     fn malformed(&mut self, error: &WireError) -> Result<Event, PeerFault> {
         if let WireErrorKind::UnsupportedVersion { vers } = error.kind
             && self.config.server
-            && self.phase == Phase::Settled
+            && self.session.phase() == Phase::Settled
         {
             return Err(PeerFault::VersionChanged(vers));
         }
         let xid = error.xid().filter(|_| !error.is_too_short());
         // Which version it is can be read all the same.
         if let (Some(xid), Some(version)) = (xid, error.version())
-            && version != self.version
+            && version != self.session.version()
         {
             if !self.follows(version) {
                 return self.wrong_version(xid, version.code(), error.is_error());
@@ -569,18 +554,18 @@ impl Connection {
             self.go_version_1()?;
         }
         // Whoever counts messages says in each how many have come: nothing is lost with one.
-        let increment = error.credit().filter(|_| !self.peer_windowed);
+        let increment = error.credit().filter(|_| !self.heads.are_windowed());
         if let (Some(xid), true) = (xid, error.is_connprop()) {
             self.count_unusable(increment)?;
             if !self.config.server {
                 // The server speaks version 2, as far as can be told.
-                self.phase = Phase::Settled;
+                self.session.settle();
             }
             let event = self.bad_properties(xid)?;
             self.expect_layout();
             return Ok(self.opened(event));
         }
-        let whose = match self.version {
+        let whose = match self.session.version() {
             // An error that cannot be decoded means nothing in version 1 (RFC 8166 §4.5), and an unknown
             // version says nothing of ours.
             _ if error.is_error() && error.version() != Some(Version::V2) => Whose::Nobodys,
@@ -595,7 +580,7 @@ impl Connection {
     /// part of another.
     fn count_unusable(&mut self, increment: Option<u32>) -> Result<(), PeerFault> {
         self.credits.count_unreadable(increment)?;
-        if let Some(sequence) = self.sequence {
+        if let Some(sequence) = self.sequences.open() {
             self.break_off(sequence);
         }
         Ok(())
@@ -608,7 +593,7 @@ impl Connection {
         let (Some(xid), Some(answer)) = (xid, answer) else { return Ok(self.reject(Rejected::TooShort)) };
         match whose {
             Whose::Peers if self.config.takes_calls => {
-                if self.version == Version::V1 {
+                if self.session.version() == Version::V1 {
                     self.check_overrun()?;
                 }
                 Ok(match kind {
@@ -654,7 +639,7 @@ impl Connection {
 
     #[cold]
     fn answer_with(&mut self, out: Outgoing, error: ErrorBody) -> Event {
-        if !self.config.takes_calls && self.version == Version::V1 {
+        if !self.config.takes_calls && self.session.version() == Version::V1 {
             return self.reject(Rejected::Unexpected);
         }
         self.queue_error(out);
@@ -664,11 +649,7 @@ impl Connection {
     /// Queues a transport error.
     #[cold]
     pub(super) fn queue_error(&mut self, out: Outgoing) {
-        // A peer that keeps to its credits never meets this bound: it is told of no more Receives before.
-        if self.errors_queued < self.inbound.capacity().max(MIN_ERRORS) {
-            self.errors_queued += 1;
-            self.reply_queue.push_back(out);
-        }
+        self.outbox.push_error(out, self.inbound.capacity());
     }
 }
 

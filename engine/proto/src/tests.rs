@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::*;
-use crate::auth::{AuthPolicy, Handshake, MAX_OPENING, Mechanism, Step};
+use crate::auth::{AuthPolicy, Handshake, MAX_OPENING, Mechanism, Role, Step};
 use crate::wire::{Body, Chunks, ErrorBody, Flags, Header, HeaderType, ReadSegment, Revision, View, ViewBody};
 
 /// A client and a server with the links between them.
@@ -279,7 +279,7 @@ fn calls_that_end_while_they_wait_for_a_credit_leave_nothing_behind() {
         while pair.client.start_call(now, now).is_ok() {}
         Pair::transmit(&mut pair.client, &mut pair.to_server);
         while pair.client.handle_timeout(now).is_some() {}
-        assert!(pair.client.call_queue.len() <= 2 * pair.client.call_slots(), "{now}");
+        assert!(pair.client.calls.waiting() <= 2 * pair.client.call_slots(), "{now}");
     }
 }
 

@@ -16,15 +16,14 @@ impl Connection {
     /// Whether [`poll_transmit`](Self::poll_transmit) may have something: to be asked after input.
     #[inline]
     pub fn has_output(&self, reserves: Reserves) -> bool {
-        !self.reply_queue.is_empty() || !self.call_queue.is_empty() || self.may_owe_grant(reserves)
+        !self.outbox.is_empty() || !self.calls.none_waits() || self.may_owe_grant(reserves)
     }
 
     /// Messages wait to be sent; or none was sent since this was last asked, and a pure grant may be due; or
     /// one is due in spite of what was sent, which may have been long ago.
     #[inline]
     pub fn needs_transmit(&mut self, reserves: Reserves) -> bool {
-        let silent = !std::mem::replace(&mut self.just_sent, false);
-        silent || self.has_output(reserves)
+        self.outbox.take_silence() || self.has_output(reserves)
     }
 
     /// The next message that may go out. `reserves` says whether the receive queue holds the reserves of all
@@ -33,47 +32,37 @@ impl Connection {
     pub fn poll_transmit(&mut self, reserves: Reserves) -> Option<Outgoing> {
         let replenished = self.replenished(reserves);
         let may = self.credits.may_send(false, replenished) || self.owes_versions();
-        if may && let Some(out) = self.reply_queue.pop_front() {
-            let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
-            self.errors_queued -= usize::from(error);
-            self.unqueued = self.unqueued.wrapping_add(1);
+        if may && let Some(out) = self.outbox.pop() {
             return Some(out);
         }
-        if self.reply_queue.is_empty() && self.credits.may_send(true, replenished) {
-            while let Some(call) = self.call_queue.pop_front() {
-                if self.calls.mark_sent(call) {
-                    return Some(Outgoing::Call(call));
-                }
-            }
+        if self.outbox.is_empty()
+            && self.credits.may_send(true, replenished)
+            && let Some(call) = self.calls.send_next()
+        {
+            return Some(Outgoing::Call(call));
         }
-        let silent = !std::mem::replace(&mut self.just_sent, false);
+        let silent = self.outbox.take_silence();
         let due = if replenished { self.credits.wants_grant(true) } else { self.owes_grant_crowded(reserves) };
         // What keeps alive says nothing new: it must not use up the one message beyond the limit, which may
         // be needed to say something.
-        let due = due || (self.ping && self.credits.may_send(false, replenished));
-        self.ping = false;
+        let ping = self.outbox.take_ping();
+        let due = due || (ping && self.credits.may_send(false, replenished));
         (silent && due).then_some(Outgoing::Grant)
     }
 
     /// Replies that have had to wait so far, and those of them that wait no more. The former are more while some wait,
     /// and the peer has granted nothing that they could go out with. The numbers wrap.
     pub fn ungranted(&self) -> (u32, u32) {
-        let lacks = self.version == Version::V2 && self.credits.available() == 0;
-        let waiting = if lacks { self.reply_queue.len() as u32 } else { 0 };
-        (self.unqueued.wrapping_add(waiting), self.unqueued)
-    }
-
-    /// Puts a message, or what is left of it, back in front of the others.
-    pub(super) fn queue_again(&mut self, out: Outgoing) {
-        self.unqueued = self.unqueued.wrapping_sub(1);
-        self.reply_queue.push_front(out);
+        let lacks = self.session.version() == Version::V2 && self.credits.available() == 0;
+        let waiting = if lacks { self.outbox.len() as u32 } else { 0 };
+        (self.outbox.gone().wrapping_add(waiting), self.outbox.gone())
     }
 
     /// The next message is the answer to one of a version that is not spoken. Whatever credits are in that,
     /// its sender has kept a Receive for the answer to its first message.
     fn owes_versions(&self) -> bool {
-        let versions = matches!(self.reply_queue.front(), Some(Outgoing::WrongVersion { .. }));
-        versions && self.config.server && self.version == Version::V2 && self.credits.may_grant()
+        let versions = matches!(self.outbox.front(), Some(Outgoing::WrongVersion { .. }));
+        versions && self.config.server && self.session.version() == Version::V2 && self.credits.may_grant()
     }
 
     /// A message that [`poll_transmit`](Self::poll_transmit) gave cannot be sent now, and is nothing but a
@@ -81,11 +70,9 @@ impl Connection {
     #[cold]
     pub fn take_back(&mut self, out: Outgoing) {
         match out {
-            Outgoing::Grant => self.ping = true,
+            Outgoing::Grant => self.outbox.set_ping(true),
             Outgoing::Error { .. } | Outgoing::WrongVersion { .. } | Outgoing::Connprop | Outgoing::Optional => {
-                let error = !matches!(out, Outgoing::Connprop | Outgoing::Optional);
-                self.errors_queued += usize::from(error);
-                self.queue_again(out);
+                self.outbox.put_back(out);
             }
             Outgoing::Call(_) | Outgoing::Reply(_) | Outgoing::Continue => {}
         }
@@ -94,7 +81,7 @@ impl Connection {
     /// More parts of the message that is going out will follow: nothing else may be sent before, but grants.
     /// [`poll_transmit`](Self::poll_transmit) says [`Outgoing::Continue`] when the next one may go.
     pub fn hold_queue(&mut self) {
-        self.queue_again(Outgoing::Continue);
+        self.outbox.put_back(Outgoing::Continue);
     }
 
     /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its
@@ -102,16 +89,15 @@ impl Connection {
     /// it grants.
     #[inline]
     pub(super) fn replenished(&self, reserves: Reserves) -> bool {
-        let taken = self.inbound.capacity().min(self.errors_queued);
-        let all = reserves == Reserves::Full && self.inbound.free() >= self.inbound_room + taken;
-        all || (self.version == Version::V1 && reserves != Reserves::Short)
+        let all = reserves == Reserves::Full && self.inbound.has_room_beside(self.outbox.errors());
+        all || (self.session.version() == Version::V1 && reserves != Reserves::Short)
     }
 
     /// Messages that the peer may be told of beyond those received, where that is not the whole credit limit: calls
     /// under way have Receives, and slots, that it was granted before.
     #[cold]
     fn room(&self) -> u32 {
-        let taken = self.inbound.len() + self.errors_queued;
+        let taken = self.inbound.len() + self.outbox.errors();
         self.credits.credit_limit().saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX))
     }
 
@@ -135,7 +121,7 @@ impl Connection {
     /// Bytes of header that a message with such chunks has, whether its payload is in it or not.
     #[inline]
     pub fn header_len(&self, chunks: &ChunkCounts) -> usize {
-        wire::msg_len(self.version, self.windowed()) + chunks.encoded_len()
+        wire::msg_len(self.session.version(), self.windowed()) + chunks.encoded_len()
     }
 
     /// Writes the header of a call or reply without chunks in front of `end` of `buf`, and returns where it
@@ -163,7 +149,7 @@ impl Connection {
     ) -> Option<usize> {
         if self.windowed() && self.replenished(reserves) {
             // What `account` comes to, when the peer is told everything.
-            self.just_sent = true;
+            self.outbox.note_sent();
             self.counters.sent += 1;
             self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
             let (credit, received) = self.credits.on_send_windowed();
@@ -172,8 +158,8 @@ impl Connection {
             return Some(start);
         }
         let words = self.account(counted, true, reserves);
-        let start = end.checked_sub(wire::msg_len(self.version, words.received.is_some()))?;
-        wire::emit_msg(buf.get_mut(start..end)?, self.version, xid, words.credit, words.received, flags);
+        let start = end.checked_sub(wire::msg_len(self.session.version(), words.received.is_some()))?;
+        wire::emit_msg(buf.get_mut(start..end)?, self.session.version(), xid, words.credit, words.received, flags);
         Some(start)
     }
 
@@ -228,7 +214,7 @@ impl Connection {
         // What an error says of credits is ignored in version 2, so it promises nothing, and a grant may
         // still be due behind it.
         let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
-        let grants = !error || self.version == Version::V1;
+        let grants = !error || self.session.version() == Version::V1;
         let piggybacked = self.counters.grants_piggybacked;
         let words = self.account(counted, grants, reserves);
         if let Outgoing::WrongVersion { xid, vers } = out {
@@ -242,16 +228,18 @@ impl Connection {
             self.counters.grants_piggybacked = piggybacked;
         }
         let header = Header { xid, credit: words.credit, received: words.received, flags, body };
-        header.emit_before(buf, end, self.version, self.config.revision)
+        header.emit_before(buf, end, self.session.version(), self.config.revision)
     }
 
     /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts;
     /// a message that `grants` nothing tells nothing new.
     #[inline(always)]
     pub(super) fn account(&mut self, call: bool, grants: bool, reserves: Reserves) -> CreditWords {
-        self.just_sent |= grants;
+        if grants {
+            self.outbox.note_sent();
+        }
         self.counters.sent += 1;
-        if self.version == Version::V1 {
+        if self.session.version() == Version::V1 {
             // Every reply grants: what its call has used.
             self.counters.grants_piggybacked += u64::from(!call);
             return self.credits.on_send(call, true);

@@ -1,9 +1,52 @@
 //! Messages of no use. No rule of flow control ends them in version 1, and in version 2 they get their
 //! credits back: so each connection has a budget of them.
 
+/// What has come of that kind.
+#[derive(Debug)]
+pub(super) struct Useless {
+    budget: Budget,
+    /// Pure grants that have come.
+    grants: u64,
+}
+
+impl Useless {
+    /// So many in a second are put up with, and so many at once.
+    pub(super) fn new(per_second: u32) -> Self {
+        Self { budget: Budget::new(per_second), grants: 0 }
+    }
+
+    /// A message of no use has come.
+    pub(super) fn spend(&mut self) {
+        self.budget.spend();
+    }
+
+    /// A pure grant has come. Each of the messages that were `sent` may be thanked for.
+    pub(super) fn grant(&mut self, sent: u64) {
+        self.grants += 1;
+        if self.grants > sent {
+            self.budget.spend();
+        }
+    }
+
+    /// Pure grants that have come.
+    pub(super) fn grants(&self) -> u64 {
+        self.grants
+    }
+
+    /// It is so late now, in nanoseconds.
+    pub(super) fn pass_time(&mut self, now: u64) {
+        self.budget.pass_time(now);
+    }
+
+    /// More have come than is put up with: how many there may be in a second.
+    pub(super) fn overdrawn(&self) -> Option<u32> {
+        self.budget.overdrawn()
+    }
+}
+
 /// What is left of the budget. Times are nanoseconds.
 #[derive(Clone, Debug)]
-pub(super) struct Budget {
+struct Budget {
     per_second: u32,
     left: u32,
     /// As of when it was filled up.
@@ -13,18 +56,18 @@ pub(super) struct Budget {
 
 impl Budget {
     /// So many in a second, and so many at once.
-    pub(super) fn new(per_second: u32) -> Self {
+    fn new(per_second: u32) -> Self {
         Self { per_second, left: per_second, filled: 0, overdrawn: false }
     }
 
     /// One more has come.
-    pub(super) fn spend(&mut self) {
+    fn spend(&mut self) {
         self.overdrawn |= self.left == 0;
         self.left = self.left.saturating_sub(1);
     }
 
     /// It is so late now: what has been spent is given back little by little.
-    pub(super) fn pass_time(&mut self, now: u64) {
+    fn pass_time(&mut self, now: u64) {
         const SECOND: u128 = 1_000_000_000;
         let elapsed = u128::from(now.saturating_sub(self.filled));
         let more = (elapsed * u128::from(self.per_second) / SECOND).min(u128::from(self.per_second)) as u32;
@@ -36,7 +79,7 @@ impl Budget {
     }
 
     /// More have come than there was budget for, at any time: how many there may be in a second.
-    pub(super) fn overdrawn(&self) -> Option<u32> {
+    fn overdrawn(&self) -> Option<u32> {
         self.overdrawn.then_some(self.per_second)
     }
 }

@@ -1,0 +1,48 @@
+//! How the peer's headers are laid out, so that most are told by one look.
+
+use super::ConnConfig;
+use crate::wire::HeadLayout;
+
+/// See the page of this module.
+#[derive(Debug)]
+pub(super) struct Heads {
+    /// The same as `layout`, unless this side [checks all messages as a whole](ConnConfig::decode_by_layout).
+    decoder: Option<HeadLayout>,
+    /// How most messages are laid out; `None` while none is expected of any kind.
+    layout: Option<HeadLayout>,
+    by_layout: bool,
+    /// The peer has sent a windowed header: all that follow are.
+    windowed: bool,
+}
+
+impl Heads {
+    pub(super) fn new(config: &ConnConfig) -> Self {
+        Self { decoder: None, layout: None, by_layout: config.decode_by_layout, windowed: false }
+    }
+
+    /// What decodes a message by its layout, if anything does.
+    #[inline(always)]
+    pub(super) fn decoder(&self) -> Option<HeadLayout> {
+        self.decoder
+    }
+
+    /// How most messages are laid out.
+    #[inline]
+    pub(super) fn layout(&self) -> Option<HeadLayout> {
+        self.layout
+    }
+
+    pub(super) fn expect(&mut self, layout: Option<HeadLayout>) {
+        self.layout = layout;
+        self.decoder = layout.filter(|_| self.by_layout);
+    }
+
+    /// The peer has sent a windowed header.
+    pub(super) fn are_windowed(&self) -> bool {
+        self.windowed
+    }
+
+    pub(super) fn set_windowed(&mut self, windowed: bool) {
+        self.windowed = windowed;
+    }
+}

@@ -1,0 +1,177 @@
+//! What waits to be sent beside calls: replies, errors, properties, operations, the rest of a message that goes out in
+//! parts, and grants.
+
+use std::collections::VecDeque;
+
+use super::Outgoing;
+
+/// Errors that wait to be sent, at least.
+const MIN_ERRORS: usize = 4;
+
+/// See the page of this module.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    /// Oldest first. Version 1 sends them without a credit.
+    queue: VecDeque<Outgoing>,
+    /// Messages that were in the queue, and are not any more. The number wraps.
+    gone: u32,
+    /// Errors in the queue: each takes the place of a served call until it is sent.
+    errors: usize,
+    /// A message went out since the last pure-grant decision.
+    just_sent: bool,
+    /// A pure grant is to be sent, though nothing needs one.
+    ping: bool,
+}
+
+fn is_error(out: &Outgoing) -> bool {
+    matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. })
+}
+
+impl Outbox {
+    /// Has room for the answers to so many calls before it must grow.
+    pub(super) fn new(calls: usize) -> Self {
+        let queue = VecDeque::with_capacity(2 * calls.max(MIN_ERRORS));
+        Self { queue, gone: 0, errors: 0, just_sent: false, ping: false }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Messages that wait.
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Errors that wait.
+    #[inline]
+    pub(super) fn errors(&self) -> usize {
+        self.errors
+    }
+
+    /// Messages that have waited, and do not any more. The number wraps.
+    pub(super) fn gone(&self) -> u32 {
+        self.gone
+    }
+
+    pub(super) fn contains(&self, out: Outgoing) -> bool {
+        self.queue.contains(&out)
+    }
+
+    /// What goes out next.
+    pub(super) fn front(&self) -> Option<&Outgoing> {
+        self.queue.front()
+    }
+
+    /// Behind all others. Not for errors.
+    #[inline]
+    pub(super) fn push(&mut self, out: Outgoing) {
+        self.queue.push_back(out);
+    }
+
+    /// In front of all others. Not for errors.
+    pub(super) fn push_first(&mut self, out: Outgoing) {
+        self.queue.push_front(out);
+    }
+
+    /// An error, where no more than one for each of so many served calls waits. A peer that keeps to its credits never
+    /// meets this bound: it is told of no more Receives before.
+    #[cold]
+    pub(super) fn push_error(&mut self, out: Outgoing, calls: usize) {
+        if self.errors < calls.max(MIN_ERRORS) {
+            self.errors += 1;
+            self.queue.push_back(out);
+        }
+    }
+
+    /// What goes out now.
+    #[inline]
+    pub(super) fn pop(&mut self) -> Option<Outgoing> {
+        let out = self.queue.pop_front()?;
+        self.errors -= usize::from(is_error(&out));
+        self.gone = self.gone.wrapping_add(1);
+        Some(out)
+    }
+
+    /// Puts a message, or what is left of it, back in front of the others.
+    pub(super) fn put_back(&mut self, out: Outgoing) {
+        self.errors += usize::from(is_error(&out));
+        self.gone = self.gone.wrapping_sub(1);
+        self.queue.push_front(out);
+    }
+
+    /// This does not go out. Not for errors.
+    pub(super) fn forget(&mut self, out: Outgoing) {
+        self.queue.retain(|queued| *queued != out);
+    }
+
+    /// The connection is gone.
+    pub(super) fn clear(&mut self) {
+        self.queue.clear();
+        self.errors = 0;
+    }
+
+    /// A message goes out.
+    #[inline(always)]
+    pub(super) fn note_sent(&mut self) {
+        self.just_sent = true;
+    }
+
+    /// Whether no message went out since this was last asked.
+    #[inline]
+    pub(super) fn take_silence(&mut self) -> bool {
+        !std::mem::replace(&mut self.just_sent, false)
+    }
+
+    /// A pure grant is to be sent, or not, though nothing needs one.
+    pub(super) fn set_ping(&mut self, ping: bool) {
+        self.ping = ping;
+    }
+
+    /// Whether one is; once.
+    #[inline]
+    pub(super) fn take_ping(&mut self) -> bool {
+        std::mem::replace(&mut self.ping, false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::ErrorBody;
+
+    const ERROR: Outgoing = Outgoing::Error { xid: 1, error: ErrorBody::System };
+
+    #[test]
+    fn errors_are_counted_while_they_wait() {
+        let mut outbox = Outbox::new(2);
+        (0..10).for_each(|_| outbox.push_error(ERROR, 2));
+        assert_eq!((outbox.len(), outbox.errors()), (MIN_ERRORS, MIN_ERRORS), "no more than there is room for");
+        assert_eq!(outbox.pop(), Some(ERROR));
+        assert_eq!((outbox.errors(), outbox.gone()), (MIN_ERRORS - 1, 1));
+        outbox.put_back(ERROR);
+        assert_eq!((outbox.errors(), outbox.gone()), (MIN_ERRORS, 0));
+        outbox.clear();
+        assert_eq!((outbox.errors(), outbox.is_empty()), (0, true));
+    }
+
+    #[test]
+    fn what_goes_out_first_is_what_was_put_first() {
+        let mut outbox = Outbox::new(2);
+        outbox.push(Outgoing::Optional);
+        outbox.push_first(Outgoing::Connprop);
+        assert!(outbox.contains(Outgoing::Connprop) && outbox.front() == Some(&Outgoing::Connprop));
+        outbox.forget(Outgoing::Connprop);
+        assert_eq!((outbox.pop(), outbox.pop(), outbox.gone()), (Some(Outgoing::Optional), None, 1));
+    }
+
+    #[test]
+    fn silence_and_pings_are_heard_of_once() {
+        let mut outbox = Outbox::new(0);
+        outbox.note_sent();
+        assert_eq!((outbox.take_silence(), outbox.take_silence()), (false, true));
+        outbox.set_ping(true);
+        assert_eq!((outbox.take_ping(), outbox.take_ping()), (true, false));
+    }
+}
