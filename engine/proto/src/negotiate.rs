@@ -6,10 +6,11 @@
 //! CONNPROPs, or its defaults.
 
 use super::form::FormLimits;
-use super::{ConnConfig, Scheme};
+use super::unusable::{Useless, Whose};
+use super::{ConnConfig, Connection, Event, Outgoing, PeerFault, Scheme};
 use crate::wire::private_data::{self, PrivateData};
 use crate::wire::properties::{Properties, ReverseSupport};
-use crate::wire::{Revision, Version};
+use crate::wire::{ErrorBody, HeaderType, Revision, Version, View, ViewBody, WireErrorKind};
 
 /// Longest first message of a client: what every receiver of version 1 has room for (version 2 §4.3.3).
 pub const FIRST_MESSAGE_LEN: usize = 1024;
@@ -92,6 +93,92 @@ impl Session {
 
     pub(super) fn set_serves(&mut self, serves: bool) {
         self.serves = serves;
+    }
+}
+
+impl Connection {
+    /// A server's first message that it can read decides about the version.
+    pub(super) fn settle_server(&mut self, version: Version, introduce: bool) {
+        if self.config.server && self.session.phase() == Phase::Hello {
+            self.session.settle();
+            if version == Version::V2 && introduce {
+                self.introduce();
+            }
+        }
+    }
+
+    /// A server takes a first message of version 1 though it prefers version 2.
+    pub(super) fn follows(&self, vers: Version) -> bool {
+        self.config.server && self.session.phase() == Phase::Hello && vers == Version::V1 && self.config.version_1
+    }
+
+    /// Version 1 cannot authenticate: policy decides.
+    pub(super) fn go_version_1(&mut self) -> Result<(), PeerFault> {
+        self.authenticate(None)?;
+        self.session.go_version_1(&self.config);
+        self.credits = self.config.new_credits(Version::V1);
+        self.heads.expect(None);
+        self.outbox.set_ping(false);
+        self.outbox.forget(Outgoing::Connprop);
+        Ok(())
+    }
+
+    /// The server does not speak our version, and says which it does.
+    #[cold]
+    pub(super) fn take_version_error(&mut self, view: &View<'_>, low: u32, high: u32) -> Result<Event, PeerFault> {
+        // The layout that all versions share says nothing of credits.
+        self.credits.count_unreadable(None)?;
+        if self.config.server || self.session.phase() == Phase::Settled {
+            return Ok(self.failed(view));
+        }
+        if !self.config.version_1 || !(low..=high).contains(&Version::V1.code()) {
+            return Err(PeerFault::NoCommonVersion { low, high });
+        }
+        self.go_version_1()?;
+        Ok(Event::Settled)
+    }
+
+    #[cold]
+    pub(super) fn other_version(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
+        let vers = view.version();
+        // An ERR_VERS may come under the number of the version that its sender has.
+        if let (ViewBody::Error(ErrorBody::Vers { low, high }), false) = (view.body(), self.config.server) {
+            return self.take_version_error(view, low, high);
+        }
+        if self.follows(vers) {
+            self.go_version_1()?;
+            return self.receive_v1(view);
+        }
+        self.wrong_version(view.xid(), vers.code(), view.htype() == HeaderType::Error)
+    }
+
+    #[cold]
+    pub(super) fn wrong_version(&mut self, xid: u32, vers: u32, error: bool) -> Result<Event, PeerFault> {
+        if self.config.server && self.session.phase() == Phase::Settled {
+            return Err(PeerFault::VersionChanged(vers));
+        }
+        let whose = match self.session.version() {
+            _ if error => Whose::Nobodys,
+            Version::V1 if !self.config.server => Whose::Ours,
+            _ => Whose::Peers,
+        };
+        let kind = WireErrorKind::UnsupportedVersion { vers };
+        let answer = Some(self.version_error());
+        self.unusable(Useless { xid: Some(xid), whose, kind, answer, increment: None })
+    }
+
+    /// The versions that this end speaks.
+    pub(super) fn versions(&self) -> (Version, Version) {
+        let low = if self.config.version_1 { Version::V1 } else { Version::V2 };
+        match self.config.scheme {
+            Scheme::V1 => (Version::V1, Version::V1),
+            Scheme::V2Windowed | Scheme::V2Incremental => (low, Version::V2),
+        }
+    }
+
+    pub(super) fn version_error(&self) -> ErrorBody {
+        let (low, high) = self.versions();
+        ErrorBody::Vers { low: low.code(), high: high.code() }
     }
 }
 

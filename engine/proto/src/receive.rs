@@ -1,37 +1,13 @@
-//! What a received message means.
+//! What a received message means. What is no message is in `unusable`, version 1 in `version_1`, parts of messages in
+//! `sequence`.
 
 use super::calls::Match;
 use super::incoming::{HasLists, Incoming, Lists};
 use super::sequence::Sequence;
-use super::{CallError, Connection, CreditWords, Event, Knob, Outgoing, PeerFault, Phase, Rejected, Scheme};
-use crate::wire::properties::{PropertySet, ReverseSupport};
+use super::unusable::{Useless, Whose};
+use super::{CallError, Connection, CreditWords, Event, Outgoing, PeerFault, Phase, Rejected, Scheme};
+use crate::wire::properties::ReverseSupport;
 use crate::wire::{ErrorBody, Flags, Head, HeadLayout, HeaderType, Version, View, ViewBody, WireError, WireErrorKind};
-
-/// Longest CONNPROP that is put together from parts, in bytes.
-const LONGEST_CONNPROP: usize = 64 << 10;
-
-/// Whose XID a message has that is of no use otherwise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whose {
-    /// The peer's: it is, or was to be, a call.
-    Peers,
-    /// This side's: an answer.
-    Ours,
-    /// Nobody's: it is dropped.
-    Nobodys,
-}
-
-/// A message that is of no use.
-struct Useless {
-    /// What it is about, if that can be told.
-    xid: Option<u32>,
-    whose: Whose,
-    kind: WireErrorKind,
-    /// How it is answered, if it is.
-    answer: Option<ErrorBody>,
-    /// What it grants all the same, with increments.
-    increment: Option<u32>,
-}
 
 impl Connection {
     /// Takes a received message, as it was [decoded](Self::decode).
@@ -161,81 +137,13 @@ impl Connection {
     }
 
     /// How most messages are laid out from now on.
-    fn expect_layout(&mut self) {
+    pub(super) fn expect_layout(&mut self) {
         self.heads.expect(match (self.sequences.open(), self.session.phase()) {
             (None, Phase::Settled) if self.heads.are_windowed() => Some(HeadLayout::V2Windowed),
             // Until the first windowed header each is looked at.
             (None, Phase::Settled) if !self.may_be_windowed() => Some(HeadLayout::V2),
             _ => None,
         });
-    }
-
-    // ---- continued messages
-
-    fn continued(&mut self, mut sequence: Sequence, view: &View<'_>) -> Result<Event, PeerFault> {
-        let first = self.sequences.begin();
-        let more = view.flags().contains(Flags::MORE);
-        if view.htype() == HeaderType::Connprop {
-            let bytes = view.properties_continued();
-            sequence.add(bytes.len(), LONGEST_CONNPROP);
-            if sequence.kept {
-                self.introduction.add_part(bytes);
-            }
-            if more {
-                self.sequences.go_on(sequence);
-                return Ok(Event::Grant);
-            }
-            self.sequences.end();
-            let bytes = self.introduction.take_part();
-            return match PropertySet::parse(&bytes, self.config.revision) {
-                Ok(properties) if sequence.kept => self.properties(view.xid(), properties),
-                _ => self.bad_properties(view.xid()),
-            };
-        }
-        sequence.add(view.payload().len(), self.config.reassemble_up_to);
-        if more {
-            self.counters.continued_received += 1;
-            self.sequences.go_on(sequence);
-            return Ok(Event::Continued { first, kept: sequence.kept });
-        }
-        self.sequences.end();
-        match (sequence.response, sequence.kept) {
-            (true, true) => Ok(self.replied(view.xid(), HasLists::of(view))),
-            (false, true) => self.called(view.xid(), HasLists::of(view)),
-            (true, false) if sequence.no_memory => {
-                let error = CallError::NoMemory { needed: sequence.bytes(), knob: Knob::LongBuffers };
-                Ok(self.end_call(view.xid(), error))
-            }
-            (true, false) => Ok(self.end_call(
-                view.xid(),
-                CallError::MalformedReply("longer than this side puts together (Config::reassemble_up_to)"),
-            )),
-            (false, false) if self.config.takes_calls => Ok(self.answer(view.xid(), ErrorBody::System)),
-            (false, false) => Ok(self.reject(Rejected::Unexpected)),
-        }
-    }
-
-    /// Something else came where the next part was due: both messages are lost.
-    #[cold]
-    fn broken(&mut self, sequence: Sequence, view: &View<'_>) -> Event {
-        self.break_off(sequence);
-        if is_response(view) || view.htype() == HeaderType::Error {
-            let why = "it came between the parts of another message";
-            return self.end_call(view.xid(), CallError::MalformedReply(why));
-        }
-        self.answer(view.xid(), ErrorBody::InvalFlag)
-    }
-
-    /// The rest of a continued message will not come.
-    #[cold]
-    fn break_off(&mut self, sequence: Sequence) {
-        self.sequences.end();
-        self.introduction.drop_part();
-        if sequence.response {
-            self.sequences.leave_orphan(sequence.xid);
-        } else {
-            self.answer(sequence.xid, ErrorBody::InvalFlag);
-        }
     }
 
     /// Ends the call that a useless reply was for.
@@ -248,195 +156,9 @@ impl Connection {
         }
     }
 
-    // ---- negotiation
-
-    /// A server's first message that it can read decides about the version.
-    fn settle_server(&mut self, version: Version, introduce: bool) {
-        if self.config.server && self.session.phase() == Phase::Hello {
-            self.session.settle();
-            if version == Version::V2 && introduce {
-                self.introduce();
-            }
-        }
-    }
-
-    /// A server takes a first message of version 1 though it prefers version 2.
-    fn follows(&self, vers: Version) -> bool {
-        self.config.server && self.session.phase() == Phase::Hello && vers == Version::V1 && self.config.version_1
-    }
-
-    /// Version 1 cannot authenticate: policy decides.
-    fn go_version_1(&mut self) -> Result<(), PeerFault> {
-        self.authenticate(None)?;
-        self.session.go_version_1(&self.config);
-        self.credits = self.config.new_credits(Version::V1);
-        self.heads.expect(None);
-        self.outbox.set_ping(false);
-        self.outbox.forget(Outgoing::Connprop);
-        Ok(())
-    }
-
-    /// The server does not speak our version, and says which it does.
-    #[cold]
-    fn take_version_error(&mut self, view: &View<'_>, low: u32, high: u32) -> Result<Event, PeerFault> {
-        // The layout that all versions share says nothing of credits.
-        self.credits.count_unreadable(None)?;
-        if self.config.server || self.session.phase() == Phase::Settled {
-            return Ok(self.failed(view));
-        }
-        if !self.config.version_1 || !(low..=high).contains(&Version::V1.code()) {
-            return Err(PeerFault::NoCommonVersion { low, high });
-        }
-        self.go_version_1()?;
-        Ok(Event::Settled)
-    }
-
-    #[cold]
-    fn other_version(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
-        let vers = view.version();
-        // An ERR_VERS may come under the number of the version that its sender has.
-        if let (ViewBody::Error(ErrorBody::Vers { low, high }), false) = (view.body(), self.config.server) {
-            return self.take_version_error(view, low, high);
-        }
-        if self.follows(vers) {
-            self.go_version_1()?;
-            return self.receive_v1(view);
-        }
-        self.wrong_version(view.xid(), vers.code(), view.htype() == HeaderType::Error)
-    }
-
-    #[cold]
-    fn wrong_version(&mut self, xid: u32, vers: u32, error: bool) -> Result<Event, PeerFault> {
-        if self.config.server && self.session.phase() == Phase::Settled {
-            return Err(PeerFault::VersionChanged(vers));
-        }
-        let whose = match self.session.version() {
-            _ if error => Whose::Nobodys,
-            Version::V1 if !self.config.server => Whose::Ours,
-            _ => Whose::Peers,
-        };
-        let kind = WireErrorKind::UnsupportedVersion { vers };
-        let answer = Some(self.version_error());
-        self.unusable(Useless { xid: Some(xid), whose, kind, answer, increment: None })
-    }
-
-    /// The versions that this end speaks.
-    pub(super) fn versions(&self) -> (Version, Version) {
-        let low = if self.config.version_1 { Version::V1 } else { Version::V2 };
-        match self.config.scheme {
-            Scheme::V1 => (Version::V1, Version::V1),
-            Scheme::V2Windowed | Scheme::V2Incremental => (low, Version::V2),
-        }
-    }
-
-    fn version_error(&self) -> ErrorBody {
-        let (low, high) = self.versions();
-        ErrorBody::Vers { low: low.code(), high: high.code() }
-    }
-
-    // ---- version 1
-
-    fn receive_v1(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
-        let response = self.answers_in_v1(view);
-        let event = match view.htype() {
-            HeaderType::Msg | HeaderType::Nomsg => {
-                self.take_v1(view.xid(), view.credit(), response, HasLists::of(view))
-            }
-            _ if response => self.receive_v1_error(view),
-            _ => self.reject_v1(view),
-        };
-        if self.session.phase() == Phase::Settled {
-            self.heads.expect(Some(HeadLayout::V1));
-        }
-        event
-    }
-
-    /// A call or reply of version 1. What a call says of credits asks for some, which this side grants as it
-    /// sees fit: what counts are the calls under way.
-    #[inline]
-    fn take_v1(&mut self, xid: u32, credit: u32, response: bool, lists: Option<HasLists>) -> Result<Event, PeerFault> {
-        if response {
-            let event = self.replied(xid, lists);
-            self.credit_v1(&event, credit)?;
-            return Ok(event);
-        }
-        if !self.config.takes_calls {
-            return Ok(self.reject(Rejected::Unexpected));
-        }
-        self.settle_server(Version::V1, false);
-        self.check_overrun()?;
-        self.called(xid, lists)
-    }
-
-    /// Whether a message of version 1 has an XID of this side. The header does not say it.
-    fn answers_in_v1(&self, view: &View<'_>) -> bool {
-        match view.htype() {
-            HeaderType::Error => true,
-            // The RPC message does, where it came with the header (RFC 8167 §5).
-            HeaderType::Msg if view.payload().len() >= 8 => view.payload()[4..8] == 1u32.to_be_bytes(),
-            // Replies have no Read list, and long calls are in one. A server, which offers no Reply chunk
-            // here, awaits no long reply: what looks like one is about the call that it names, if
-            // that is under way.
-            HeaderType::Msg => !self.config.server && view.reads().next().is_none(),
-            HeaderType::Nomsg => {
-                view.reads().next().is_none() && (!self.config.server || self.calls.is_sent(view.xid()))
-            }
-            _ => !self.config.server,
-        }
-    }
-
-    /// What is neither a call nor a reply, and comes from a requester.
-    #[cold]
-    fn reject_v1(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
-        if !self.config.takes_calls {
-            return Ok(self.reject(Rejected::Unexpected));
-        }
-        self.settle_server(Version::V1, false);
-        self.check_overrun()?;
-        match view.htype() {
-            // Dropped silently, as deployed servers do.
-            HeaderType::Done => Ok(self.reject(Rejected::Unexpected)),
-            _ => Ok(self.answer(view.xid(), ErrorBody::BadXdr)),
-        }
-    }
-
-    #[cold]
-    fn receive_v1_error(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
-        let event = match view.htype() {
-            HeaderType::Error => self.failed(view),
-            _ => self.reject(Rejected::Unexpected),
-        };
-        self.credit_v1(&event, view.credit())?;
-        Ok(event)
-    }
-
-    /// Takes the credit word of an answer that was found to mean this.
-    #[inline(always)]
-    pub(super) fn credit_v1(&mut self, event: &Event, credit: u32) -> Result<(), PeerFault> {
-        match event {
-            Event::Reply { .. } | Event::Failed { .. } | Event::Retryable { .. } | Event::Late { .. } => {
-                self.credits.on_answered();
-                self.credits.on_receive(CreditWords { credit, received: None }, true)
-            }
-            // What answers no call of ours grants nothing.
-            _ => Ok(()),
-        }
-    }
-
-    /// Version 1 counts no messages, but calls under way: no more of them than are
-    /// [tolerated](super::Credits::tolerated).
-    #[inline]
-    pub(super) fn check_overrun(&self) -> Result<(), PeerFault> {
-        let limit = self.credits.tolerated() + 1;
-        let under_way = self.inbound.len() + self.outbox.errors();
-        if under_way >= limit as usize { Err(PeerFault::TooManyCalls { limit }) } else { Ok(()) }
-    }
-
-    // ---- both versions
-
     /// A reply has come, whole.
     #[inline(always)]
-    fn replied(&mut self, xid: u32, lists: Option<HasLists>) -> Event {
+    pub(super) fn replied(&mut self, xid: u32, lists: Option<HasLists>) -> Event {
         let event = match self.calls.answered(xid) {
             Match::Call(call, token) => Event::Reply { call, token },
             Match::Late(call) => self.late(call),
@@ -466,7 +188,7 @@ impl Connection {
     }
 
     #[cold]
-    fn failed(&mut self, view: &View<'_>) -> Event {
+    pub(super) fn failed(&mut self, view: &View<'_>) -> Event {
         let ViewBody::Error(error) = view.body() else { return self.reject(Rejected::Unexpected) };
         if self.session.version() == Version::V1 && matches!(error, ErrorBody::Unknown(_)) {
             // What cannot be decoded ends nothing (RFC 8166 §4.5).
@@ -493,7 +215,7 @@ impl Connection {
 
     /// A call has come, whole.
     #[inline(always)]
-    fn called(&mut self, xid: u32, lists: Option<HasLists>) -> Result<Event, PeerFault> {
+    pub(super) fn called(&mut self, xid: u32, lists: Option<HasLists>) -> Result<Event, PeerFault> {
         if !self.session.serves() {
             return Ok(self.unserved(xid));
         }
@@ -534,90 +256,6 @@ impl Connection {
         }
     }
 
-    /// A message that cannot be read.
-    #[cold]
-    fn malformed(&mut self, error: &WireError) -> Result<Event, PeerFault> {
-        if let WireErrorKind::UnsupportedVersion { vers } = error.kind
-            && self.config.server
-            && self.session.phase() == Phase::Settled
-        {
-            return Err(PeerFault::VersionChanged(vers));
-        }
-        let xid = error.xid().filter(|_| !error.is_too_short());
-        // Which version it is can be read all the same.
-        if let (Some(xid), Some(version)) = (xid, error.version())
-            && version != self.session.version()
-        {
-            if !self.follows(version) {
-                return self.wrong_version(xid, version.code(), error.is_error());
-            }
-            self.go_version_1()?;
-        }
-        // Whoever counts messages says in each how many have come: nothing is lost with one.
-        let increment = error.credit().filter(|_| !self.heads.are_windowed());
-        if let (Some(xid), true) = (xid, error.is_connprop()) {
-            self.count_unusable(increment)?;
-            if !self.config.server {
-                // The server speaks version 2, as far as can be told.
-                self.session.settle();
-            }
-            let event = self.bad_properties(xid)?;
-            self.expect_layout();
-            return Ok(self.opened(event));
-        }
-        let whose = match self.session.version() {
-            // An error that cannot be decoded means nothing in version 1 (RFC 8166 §4.5), and an unknown
-            // version says nothing of ours.
-            _ if error.is_error() && error.version() != Some(Version::V2) => Whose::Nobodys,
-            Version::V1 if !self.config.server && !error.has_reads() => Whose::Ours,
-            Version::V2 if error.is_error() || error.is_response() => Whose::Ours,
-            _ => Whose::Peers,
-        };
-        self.unusable(Useless { xid, whose, kind: error.kind, answer: error.answer(self.versions()), increment })
-    }
-
-    /// A message that is no use still took a Receive, and must be counted as the peer counts it; and it is no
-    /// part of another.
-    fn count_unusable(&mut self, increment: Option<u32>) -> Result<(), PeerFault> {
-        self.credits.count_unreadable(increment)?;
-        if let Some(sequence) = self.sequences.open() {
-            self.break_off(sequence);
-        }
-        Ok(())
-    }
-
-    #[cold]
-    fn unusable(&mut self, useless: Useless) -> Result<Event, PeerFault> {
-        let Useless { xid, whose, kind, answer, increment } = useless;
-        self.count_unusable(increment)?;
-        let (Some(xid), Some(answer)) = (xid, answer) else { return Ok(self.reject(Rejected::TooShort)) };
-        match whose {
-            Whose::Peers if self.config.takes_calls => {
-                if self.session.version() == Version::V1 {
-                    self.check_overrun()?;
-                }
-                Ok(match kind {
-                    WireErrorKind::UnsupportedVersion { vers } => {
-                        self.answer_with(Outgoing::WrongVersion { xid, vers }, answer)
-                    }
-                    _ => self.answer(xid, answer),
-                })
-            }
-            // Errors never flow from requester to responder: the call that it speaks of ends, if there is
-            // one.
-            Whose::Ours => Ok(match self.calls.answered(xid) {
-                Match::Call(call, token) => {
-                    self.credits.on_answered();
-                    self.counters.reject(&Rejected::Dropped(kind));
-                    Event::Failed { call, token, error: CallError::MalformedReply(kind.name()) }
-                }
-                Match::Late(call) => self.late(call),
-                Match::Unknown => self.reject(Rejected::Dropped(kind)),
-            }),
-            Whose::Peers | Whose::Nobodys => Ok(self.reject(Rejected::Dropped(kind))),
-        }
-    }
-
     #[cold]
     pub(super) fn reject(&mut self, why: Rejected) -> Event {
         self.useless.spend();
@@ -626,7 +264,7 @@ impl Connection {
     }
 
     #[cold]
-    fn late(&mut self, call: super::CallId) -> Event {
+    pub(super) fn late(&mut self, call: super::CallId) -> Event {
         self.counters.reject(&Rejected::Late);
         Event::Late { call }
     }
@@ -638,7 +276,7 @@ impl Connection {
     }
 
     #[cold]
-    fn answer_with(&mut self, out: Outgoing, error: ErrorBody) -> Event {
+    pub(super) fn answer_with(&mut self, out: Outgoing, error: ErrorBody) -> Event {
         if !self.config.takes_calls && self.session.version() == Version::V1 {
             return self.reject(Rejected::Unexpected);
         }
@@ -659,6 +297,6 @@ fn words(view: &View<'_>) -> CreditWords {
 }
 
 #[inline]
-fn is_response(view: &View<'_>) -> bool {
+pub(super) fn is_response(view: &View<'_>) -> bool {
     view.flags().contains(Flags::RESPONSE)
 }

@@ -1,7 +1,14 @@
 //! A continued message of the peer (version 2 §6.3.2.2): what must be the same in all of them, and
 //! how much there is.
 
-use crate::wire::{Flags, HeaderType, View};
+use super::incoming::HasLists;
+use super::receive::is_response;
+use super::{CallError, Connection, Event, Knob, PeerFault, Rejected};
+use crate::wire::properties::PropertySet;
+use crate::wire::{ErrorBody, Flags, HeaderType, View};
+
+/// Longest CONNPROP that is put together from parts, in bytes.
+const LONGEST_CONNPROP: usize = 64 << 10;
 
 /// Parts of one message that have come, the last one still to follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,5 +109,73 @@ impl Sequences {
     /// The XID of a reply that was broken off; once.
     pub(super) fn take_orphan(&mut self) -> Option<u32> {
         self.orphan.take()
+    }
+}
+
+impl Connection {
+    pub(super) fn continued(&mut self, mut sequence: Sequence, view: &View<'_>) -> Result<Event, PeerFault> {
+        let first = self.sequences.begin();
+        let more = view.flags().contains(Flags::MORE);
+        if view.htype() == HeaderType::Connprop {
+            let bytes = view.properties_continued();
+            sequence.add(bytes.len(), LONGEST_CONNPROP);
+            if sequence.kept {
+                self.introduction.add_part(bytes);
+            }
+            if more {
+                self.sequences.go_on(sequence);
+                return Ok(Event::Grant);
+            }
+            self.sequences.end();
+            let bytes = self.introduction.take_part();
+            return match PropertySet::parse(&bytes, self.config.revision) {
+                Ok(properties) if sequence.kept => self.properties(view.xid(), properties),
+                _ => self.bad_properties(view.xid()),
+            };
+        }
+        sequence.add(view.payload().len(), self.config.reassemble_up_to);
+        if more {
+            self.counters.continued_received += 1;
+            self.sequences.go_on(sequence);
+            return Ok(Event::Continued { first, kept: sequence.kept });
+        }
+        self.sequences.end();
+        match (sequence.response, sequence.kept) {
+            (true, true) => Ok(self.replied(view.xid(), HasLists::of(view))),
+            (false, true) => self.called(view.xid(), HasLists::of(view)),
+            (true, false) if sequence.no_memory => {
+                let error = CallError::NoMemory { needed: sequence.bytes(), knob: Knob::LongBuffers };
+                Ok(self.end_call(view.xid(), error))
+            }
+            (true, false) => Ok(self.end_call(
+                view.xid(),
+                CallError::MalformedReply("longer than this side puts together (Config::reassemble_up_to)"),
+            )),
+            (false, false) if self.config.takes_calls => Ok(self.answer(view.xid(), ErrorBody::System)),
+            (false, false) => Ok(self.reject(Rejected::Unexpected)),
+        }
+    }
+
+    /// Something else came where the next part was due: both messages are lost.
+    #[cold]
+    pub(super) fn broken(&mut self, sequence: Sequence, view: &View<'_>) -> Event {
+        self.break_off(sequence);
+        if is_response(view) || view.htype() == HeaderType::Error {
+            let why = "it came between the parts of another message";
+            return self.end_call(view.xid(), CallError::MalformedReply(why));
+        }
+        self.answer(view.xid(), ErrorBody::InvalFlag)
+    }
+
+    /// The rest of a continued message will not come.
+    #[cold]
+    pub(super) fn break_off(&mut self, sequence: Sequence) {
+        self.sequences.end();
+        self.introduction.drop_part();
+        if sequence.response {
+            self.sequences.leave_orphan(sequence.xid);
+        } else {
+            self.answer(sequence.xid, ErrorBody::InvalFlag);
+        }
     }
 }

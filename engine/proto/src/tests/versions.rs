@@ -1,5 +1,6 @@
 //! Versions: what is answered to those that are not spoken, and what a client makes of such an answer.
 
+use super::useless::served;
 use super::*;
 
 #[test]

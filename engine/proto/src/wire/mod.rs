@@ -57,6 +57,8 @@ mod tests;
 #[cfg(test)]
 mod tests_golden;
 #[cfg(test)]
+mod tests_limits;
+#[cfg(test)]
 mod tests_rpc;
 
 pub use chunks::{

@@ -1,0 +1,118 @@
+use super::*;
+
+#[test]
+fn a_late_reply_never_matches_another_call() {
+    let mut table = CallTable::new(2, 0xFFFF_FFFF);
+    let first = table.insert(1, u64::MAX).unwrap();
+    assert!(table.mark_sent(first));
+    assert_eq!(table.remove(first, true), Some((1, true)));
+    assert_eq!(table.remove(first, true), None, "a call ends once");
+    let second = table.insert(2, u64::MAX).unwrap();
+    assert!(table.insert(3, u64::MAX).is_none(), "the slot of the given up call is not free");
+    assert!(table.mark_sent(second));
+    assert_eq!(table.answered(first.xid()), Match::Late(first));
+    assert_eq!(table.answered(first.xid()), Match::Unknown, "one reply is owed, not two");
+    assert_eq!(table.answered(second.xid()), Match::Call(second, 2));
+    assert_ne!(table.insert(3, u64::MAX).unwrap().xid(), first.xid());
+}
+
+#[test]
+fn a_reply_to_an_unsent_or_future_call_is_unknown() {
+    let mut table = CallTable::new(4, 7);
+    let call = table.insert(1, u64::MAX).unwrap();
+    assert_eq!(table.answered(call.xid()), Match::Unknown);
+    assert!(table.mark_sent(call));
+    assert_eq!(table.answered(call.xid().wrapping_add(4)), Match::Unknown);
+}
+
+#[test]
+fn the_slot_of_a_given_up_call_is_freed_by_its_own_reply_only() {
+    let mut table = CallTable::new(2, 0);
+    let call = table.insert(1, u64::MAX).unwrap();
+    table.mark_sent(call);
+    table.remove(call, true).unwrap();
+    assert_eq!(table.answered(call.xid().wrapping_add(2)), Match::Unknown);
+    assert_eq!(table.answered(call.xid()), Match::Late(call));
+}
+
+#[test]
+fn what_was_refused_may_have_run_and_what_follows_in_its_slot_has_not() {
+    let mut table = CallTable::new(1, 0);
+    let call = table.insert(1, u64::MAX).unwrap();
+    table.mark_sent(call);
+    assert_eq!(table.retryable(call.xid()), Some((call, 1)));
+    assert_eq!(table.remove(call, false), Some((1, true)));
+    let next = table.insert(2, u64::MAX).unwrap();
+    assert_eq!(table.remove(next, false), Some((2, false)));
+}
+
+#[test]
+fn calls_that_were_given_up_end_with_their_connection() {
+    let mut table = CallTable::new(1, 0);
+    let call = table.insert(1, u64::MAX).unwrap();
+    table.mark_sent(call);
+    table.remove(call, true).unwrap();
+    assert!(table.insert(2, u64::MAX).is_none());
+    assert_eq!(table.interrupt(), []);
+    assert!(table.insert(2, u64::MAX).is_some());
+}
+
+#[test]
+fn deadlines_come_out_once_due_and_only_then() {
+    let mut table = CallTable::new(8, 0);
+    let a = table.insert(1, 50).unwrap();
+    let b = table.insert(2, 20).unwrap();
+    table.insert(3, u64::MAX).unwrap();
+    assert_eq!(table.earliest_deadline(), 20);
+    assert_eq!(table.expired(19), None);
+    assert_eq!(table.expired(20), Some(b));
+    table.remove(b, false).unwrap();
+    assert_eq!(table.expired(20), None);
+    assert_eq!(table.earliest_deadline(), 50);
+    assert_eq!(table.expired(60), Some(a));
+    table.remove(a, false).unwrap();
+    assert_eq!(table.expired(60), None);
+    assert_eq!(table.earliest_deadline(), u64::MAX);
+    assert_eq!(table.len(), 1);
+}
+
+/// A look at all slots for each of them would be four thousand million looks, twice.
+#[test]
+fn all_calls_at_once_end_with_one_look_at_each_slot() {
+    let mut table = CallTable::new(1 << 16, 0);
+    for token in 0..1 << 16 {
+        table.insert(token, 10 + token % 2).unwrap();
+    }
+    let mut ended = 0;
+    while let Some(call) = table.expired(10) {
+        assert!(table.looks.get() <= 1 << 16, "it goes on behind the last one");
+        assert_eq!(table.earliest_deadline(), 0, "more may have to be ended now");
+        table.remove(call, false).unwrap();
+        ended += 1;
+    }
+    assert_eq!((ended, table.len(), table.earliest_deadline()), (1 << 15, 1 << 15, 11));
+    assert_eq!(table.looks.take(), 1 << 16);
+    while let Some(call) = table.any() {
+        // One at the slot of the last one, too.
+        assert!(table.looks.get() <= 2 << 16, "it goes on behind the last one");
+        table.remove(call, false).unwrap();
+    }
+    assert!(table.is_empty());
+}
+
+#[test]
+fn a_call_that_is_made_amid_a_look_at_deadlines_has_its_own() {
+    let mut table = CallTable::new(4, 0);
+    let first = table.insert(1, 10).unwrap();
+    table.insert(2, 10).unwrap();
+    table.insert(3, 50).unwrap();
+    assert_eq!(table.expired(10), Some(first));
+    table.remove(first, false).unwrap();
+    let again = table.insert(4, 20).unwrap();
+    assert_eq!(table.slot(again), table.slot(first));
+    let second = table.expired(10).unwrap();
+    table.remove(second, false).unwrap();
+    assert_eq!(table.expired(10), None);
+    assert_eq!(table.earliest_deadline(), 20);
+    assert_eq!(table.expired(20), Some(again));
+}

@@ -1,0 +1,224 @@
+//! What the owner of a connection says and asks: time, loss, calls and replies.
+
+use super::{
+    CallError, CallId, ConnConfig, Connection, Event, InboundId, Outgoing, PeerFault, Rejected, Reserves, Scheme,
+};
+use crate::wire::ErrorBody;
+
+impl Connection {
+    /// The earliest time, in nanoseconds, at which [`handle_timeout`](Self::handle_timeout) may have
+    /// something to do; `u64::MAX` for never.
+    #[inline]
+    pub fn next_timeout(&self) -> u64 {
+        self.calls.earliest_deadline()
+    }
+
+    /// One call whose deadline has passed, with its token: it has ended. Call again until `None`.
+    pub fn handle_timeout(&mut self, now: u64) -> Option<(CallId, u64, CallError)> {
+        let call = self.calls.expired(now)?;
+        let (token, sent) = self.calls.remove(call, true)?;
+        Some((call, token, CallError::DeadlinePassed { sent }))
+    }
+
+    /// Time has passed, in nanoseconds: to be said now and then.
+    pub fn pass_time(&mut self, now: u64) {
+        self.useless.pass_time(now);
+    }
+
+    /// The peer has sent more messages of no use than this side puts up with: end the connection. To be asked
+    /// after each message that was neither a call nor a reply.
+    pub fn exhausted(&self) -> Option<PeerFault> {
+        self.useless.overdrawn().map(|per_second| PeerFault::Useless { per_second })
+    }
+
+    /// Messages received that were of use: neither rejected nor pure grants.
+    pub fn useful_messages(&self) -> u64 {
+        // One message may spoil another, too.
+        self.counters.received.saturating_sub(self.counters.rejected() + self.useless.grants())
+    }
+
+    /// Nothing was heard or said yet, nor is anything to be said.
+    pub fn is_untouched(&self) -> bool {
+        self.counters.received == 0 && self.counters.sent == 0 && self.calls.is_empty() && self.outbox.is_empty()
+    }
+
+    /// The connection is gone: one call that ends with it. Call again until `None`.
+    pub fn lost(&mut self) -> Option<(CallId, u64, CallError)> {
+        self.outbox.clear();
+        self.calls.stop();
+        let call = self.calls.any()?;
+        let (token, sent) = self.calls.remove(call, false)?;
+        Some((call, token, CallError::ConnectionLost { sent }))
+    }
+
+    /// The connection is gone, and will be made again: the calls that are not over, and whether each had been
+    /// sent. They are queued again, under their XIDs; nothing else is.
+    pub fn interrupt(&mut self) -> Vec<(CallId, bool)> {
+        self.outbox.clear();
+        self.calls.interrupt()
+    }
+
+    /// Starts again on a new connection, with the calls that were [interrupted](Self::interrupt) and those
+    /// queued since.
+    pub fn restart(&mut self, config: ConnConfig) {
+        let fresh = Self::new(ConnConfig { max_calls: self.config.max_calls, ..config });
+        self.calls = std::mem::replace(self, fresh).calls;
+    }
+
+    /// Calls that wait to be sent, oldest first.
+    pub fn queued(&self) -> Vec<CallId> {
+        self.calls.all_that_wait()
+    }
+
+    /// Queues a call. `token` is the caller's own name for it; `deadline` is in nanoseconds, `u64::MAX` for
+    /// none.
+    ///
+    /// # Errors
+    /// [`CallError::Closed`], or [`CallError::TooManyCalls`] when the table is full.
+    #[inline]
+    pub fn start_call(&mut self, token: u64, deadline: u64) -> Result<CallId, CallError> {
+        self.calls.start(token, deadline)
+    }
+
+    /// As [`start_call`](Self::start_call); true if the call may go out at once: then it is not queued, and
+    /// its header must be [written](Self::emit_plain) now.
+    ///
+    /// # Errors
+    /// As [`start_call`](Self::start_call).
+    #[inline(always)]
+    pub fn start_call_now(
+        &mut self,
+        token: u64,
+        deadline: u64,
+        reserves: Reserves,
+    ) -> Result<(CallId, bool), CallError> {
+        // What waits to be sent goes first: a continued message must not be interrupted.
+        let now = self.calls.none_waits()
+            && self.outbox.is_empty()
+            && self.credits.may_send(true, reserves != Reserves::Short);
+        let call = if now { self.calls.start_sent(token, deadline) } else { self.calls.start(token, deadline) };
+        Ok((call?, now))
+    }
+
+    /// Queues a call that [may be retried](Event::Retryable) once more, under its XID. False if it has ended
+    /// meanwhile.
+    pub fn resend(&mut self, call: CallId) -> bool {
+        self.calls.wait_again(call)
+    }
+
+    /// Whether a call has not ended, and waits to be sent.
+    pub fn is_waiting(&self, call: CallId) -> bool {
+        self.calls.is_queued(call)
+    }
+
+    /// Whether a call was sent, and neither answered nor given up.
+    pub fn is_under_way(&self, call: CallId) -> bool {
+        self.calls.is_sent(call.xid())
+    }
+
+    /// Ends a call that [may be retried](Event::Retryable). `None` if it has ended meanwhile, else its token.
+    pub fn give_up(&mut self, call: CallId) -> Option<u64> {
+        self.calls.remove(call, false).map(|(token, _)| token)
+    }
+
+    /// As [`reply`](Self::reply); true if the reply may go out at once: then it is not queued, and its header
+    /// must be [written](Self::emit_plain) now.
+    #[inline]
+    pub fn reply_now(&mut self, id: InboundId, reserves: Reserves) -> bool {
+        let now = self.may_reply(reserves);
+        if !now {
+            self.outbox.push(Outgoing::Reply(id));
+        }
+        now
+    }
+
+    /// A reply may go out at once.
+    #[inline(always)]
+    fn may_reply(&self, reserves: Reserves) -> bool {
+        self.outbox.is_empty() && self.credits.may_send(false, self.replenished(reserves))
+    }
+
+    /// Gives up a call. `None` if it has ended before. Its reply, should one come, is dropped and counted.
+    pub fn cancel(&mut self, call: CallId) -> Option<(u64, CallError)> {
+        let (token, sent) = self.calls.remove(call, true)?;
+        Some((token, CallError::Cancelled { sent }))
+    }
+
+    /// Queues the reply to a peer's call.
+    #[inline]
+    pub fn reply(&mut self, id: InboundId) {
+        self.outbox.push(Outgoing::Reply(id));
+    }
+
+    /// Queues a transport error instead of a reply, and forgets the call.
+    pub fn reply_error(&mut self, id: InboundId, error: ErrorBody) {
+        if let Some(inbound) = self.inbound.remove(id) {
+            self.queue_error(Outgoing::Error { xid: inbound.xid, error });
+            self.counters.reject(&Rejected::Answered(error));
+        }
+    }
+
+    /// Whether the peer has made this call twice on this connection, and the other one is not answered
+    /// either.
+    pub fn is_double(&self, id: InboundId) -> bool {
+        self.inbound.is_double(id)
+    }
+
+    /// Forgets a peer's call without an answer.
+    pub fn forget(&mut self, id: InboundId) {
+        self.inbound.remove(id);
+    }
+
+    /// The continued message that is coming in cannot be kept: there is no memory for it. Its remaining parts
+    /// are dropped, and it is answered with an error.
+    pub fn spoil_sequence(&mut self) {
+        self.sequences.spoil();
+    }
+
+    /// The number of the message of which some parts have come, and not the last: another one for each
+    /// message.
+    pub fn half_sent(&self) -> Option<u32> {
+        self.sequences.number()
+    }
+
+    /// Replies wait to be sent.
+    pub fn has_replies(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    /// Calls of the peer that are not answered, those whose replies wait included.
+    #[inline]
+    pub fn calls_served(&self) -> usize {
+        self.inbound.len()
+    }
+
+    /// Of its credits, those that the peer has used: messages of version 2, calls of version 1.
+    pub fn credits_used(&self) -> u32 {
+        match self.credits.scheme() {
+            Scheme::V1 => self.inbound.len() as u32,
+            Scheme::V2Windowed | Scheme::V2Incremental => self.credits.used(),
+        }
+    }
+
+    /// The call whose reply was broken off by the last message, if that was so: to be asked after each
+    /// [`Event::Failed`], [`Event::Late`] and [`Event::Rejected`].
+    pub fn broken_off(&mut self) -> Option<Event> {
+        let xid = self.sequences.take_orphan()?;
+        Some(self.end_call(xid, CallError::MalformedReply("something else came between its parts")))
+    }
+
+    /// Whether the answer to a call that was sent has not come: also if nobody waits for it.
+    pub fn is_owed(&self, call: CallId) -> bool {
+        self.calls.is_owed(call)
+    }
+
+    /// Takes no more calls of ours; those under way go on.
+    pub fn close(&mut self) {
+        self.calls.close();
+    }
+
+    /// Nothing is under way in either direction.
+    pub fn is_idle(&self) -> bool {
+        self.calls.is_empty() && self.inbound.is_empty() && self.outbox.is_empty()
+    }
+}

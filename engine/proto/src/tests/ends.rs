@@ -1,0 +1,66 @@
+//! How calls end: in time or late, given up, or with their connection.
+
+use super::*;
+
+#[test]
+fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
+    for scheme in ALL {
+        let mut pair = Pair::new(scheme);
+        let sent = pair.client.start_call(1, 100).unwrap();
+        Pair::transmit(&mut pair.client, &mut pair.to_server);
+        let unsent = pair.client.start_call(2, 200).unwrap();
+        assert_eq!(pair.client.next_timeout(), 100);
+        assert_eq!(pair.client.handle_timeout(99), None);
+        assert_eq!(pair.client.handle_timeout(100), Some((sent, 1, CallError::DeadlinePassed { sent: true })));
+        assert_eq!(pair.client.handle_timeout(100), None);
+        assert_eq!(pair.client.handle_timeout(300), Some((unsent, 2, CallError::DeadlinePassed { sent: false })));
+        pair.turn();
+        assert!(pair.answered.is_empty(), "{scheme:?}");
+        assert_eq!(pair.client.counters().rejected_late, 1);
+        assert!(pair.client.is_idle());
+        // The credit limit is what it would have been.
+        for token in 10..20 {
+            pair.client.start_call(token, u64::MAX).unwrap();
+        }
+        pair.turn();
+        pair.turn();
+        assert_eq!(pair.answered.len(), 10, "{scheme:?}");
+    }
+}
+
+#[test]
+fn a_cancelled_call_ends_once() {
+    let mut pair = Pair::new(Scheme::V2Windowed);
+    let before = pair.server.counters().received;
+    let call = pair.client.start_call(7, u64::MAX).unwrap();
+    assert_eq!(pair.client.cancel(call), Some((7, CallError::Cancelled { sent: false })));
+    assert_eq!(pair.client.cancel(call), None);
+    pair.turn();
+    assert_eq!(pair.server.counters().received, before, "it was never sent");
+}
+
+#[test]
+fn the_loss_of_a_connection_ends_every_call_and_says_what_was_sent() {
+    let mut pair = Pair::new(Scheme::V1);
+    for token in 0..3 {
+        pair.client.start_call(token, u64::MAX).unwrap();
+    }
+    Pair::transmit(&mut pair.client, &mut pair.to_server);
+    let mut ends: Vec<_> = std::iter::from_fn(|| pair.client.lost()).map(|(_, token, error)| (token, error)).collect();
+    ends.sort_by_key(|&(token, _)| token);
+    let lost = |sent| CallError::ConnectionLost { sent };
+    assert_eq!(ends, [(0, lost(true)), (1, lost(false)), (2, lost(false))]);
+    assert_eq!(pair.client.start_call(9, u64::MAX), Err(CallError::Closed));
+}
+
+#[test]
+fn a_closing_connection_finishes_what_is_under_way() {
+    let mut pair = Pair::new(Scheme::V2Windowed);
+    pair.client.start_call(1, u64::MAX).unwrap();
+    pair.client.close();
+    assert_eq!(pair.client.start_call(2, u64::MAX), Err(CallError::Closed));
+    assert!(!pair.client.is_idle());
+    pair.turn();
+    assert_eq!(pair.answered, [1]);
+    assert!(pair.client.is_idle());
+}

@@ -1,0 +1,114 @@
+//! Messages that are of no use: how each is counted, and how it is answered, if it is.
+
+use super::calls::Match;
+use super::{CallError, Connection, Event, Outgoing, PeerFault, Phase, Rejected};
+use crate::wire::{ErrorBody, Version, WireError, WireErrorKind};
+
+/// Whose XID a message has that is of no use otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// The peer's: it is, or was to be, a call.
+    Peers,
+    /// This side's: an answer.
+    Ours,
+    /// Nobody's: it is dropped.
+    Nobodys,
+}
+
+/// A message that is of no use.
+pub(super) struct Useless {
+    /// What it is about, if that can be told.
+    pub(super) xid: Option<u32>,
+    pub(super) whose: Whose,
+    pub(super) kind: WireErrorKind,
+    /// How it is answered, if it is.
+    pub(super) answer: Option<ErrorBody>,
+    /// What it grants all the same, with increments.
+    pub(super) increment: Option<u32>,
+}
+
+impl Connection {
+    /// A message that cannot be read.
+    #[cold]
+    pub(super) fn malformed(&mut self, error: &WireError) -> Result<Event, PeerFault> {
+        if let WireErrorKind::UnsupportedVersion { vers } = error.kind
+            && self.config.server
+            && self.session.phase() == Phase::Settled
+        {
+            return Err(PeerFault::VersionChanged(vers));
+        }
+        let xid = error.xid().filter(|_| !error.is_too_short());
+        // Which version it is can be read all the same.
+        if let (Some(xid), Some(version)) = (xid, error.version())
+            && version != self.session.version()
+        {
+            if !self.follows(version) {
+                return self.wrong_version(xid, version.code(), error.is_error());
+            }
+            self.go_version_1()?;
+        }
+        // Whoever counts messages says in each how many have come: nothing is lost with one.
+        let increment = error.credit().filter(|_| !self.heads.are_windowed());
+        if let (Some(xid), true) = (xid, error.is_connprop()) {
+            self.count_unusable(increment)?;
+            if !self.config.server {
+                // The server speaks version 2, as far as can be told.
+                self.session.settle();
+            }
+            let event = self.bad_properties(xid)?;
+            self.expect_layout();
+            return Ok(self.opened(event));
+        }
+        let whose = match self.session.version() {
+            // An error that cannot be decoded means nothing in version 1 (RFC 8166 §4.5), and an unknown
+            // version says nothing of ours.
+            _ if error.is_error() && error.version() != Some(Version::V2) => Whose::Nobodys,
+            Version::V1 if !self.config.server && !error.has_reads() => Whose::Ours,
+            Version::V2 if error.is_error() || error.is_response() => Whose::Ours,
+            _ => Whose::Peers,
+        };
+        self.unusable(Useless { xid, whose, kind: error.kind, answer: error.answer(self.versions()), increment })
+    }
+
+    /// A message that is no use still took a Receive, and must be counted as the peer counts it; and it is no
+    /// part of another.
+    pub(super) fn count_unusable(&mut self, increment: Option<u32>) -> Result<(), PeerFault> {
+        self.credits.count_unreadable(increment)?;
+        if let Some(sequence) = self.sequences.open() {
+            self.break_off(sequence);
+        }
+        Ok(())
+    }
+
+    #[cold]
+    pub(super) fn unusable(&mut self, useless: Useless) -> Result<Event, PeerFault> {
+        let Useless { xid, whose, kind, answer, increment } = useless;
+        self.count_unusable(increment)?;
+        let (Some(xid), Some(answer)) = (xid, answer) else { return Ok(self.reject(Rejected::TooShort)) };
+        match whose {
+            Whose::Peers if self.config.takes_calls => {
+                if self.session.version() == Version::V1 {
+                    self.check_overrun()?;
+                }
+                Ok(match kind {
+                    WireErrorKind::UnsupportedVersion { vers } => {
+                        self.answer_with(Outgoing::WrongVersion { xid, vers }, answer)
+                    }
+                    _ => self.answer(xid, answer),
+                })
+            }
+            // Errors never flow from requester to responder: the call that it speaks of ends, if there is
+            // one.
+            Whose::Ours => Ok(match self.calls.answered(xid) {
+                Match::Call(call, token) => {
+                    self.credits.on_answered();
+                    self.counters.reject(&Rejected::Dropped(kind));
+                    Event::Failed { call, token, error: CallError::MalformedReply(kind.name()) }
+                }
+                Match::Late(call) => self.late(call),
+                Match::Unknown => self.reject(Rejected::Dropped(kind)),
+            }),
+            Whose::Peers | Whose::Nobodys => Ok(self.reject(Rejected::Dropped(kind))),
+        }
+    }
+}
