@@ -152,6 +152,9 @@ pub struct ServerCall<T: ?Sized = [()]> {
     pub(crate) segments: ArrayVec<Segment, MAX_WRITE_SEGMENTS>,
     /// The caller's Read list, by position: the segments of each chunk stand together, in their order.
     pub(crate) asked: ArrayVec<ReadSegment, MAX_READ_SEGMENTS>,
+    /// What is to be read of it: where in the arguments, and from where. Those of one place stand together, and none is
+    /// empty.
+    pub(crate) fetch: ArrayVec<(u32, Segment), MAX_READ_SEGMENTS>,
     /// The caller's Reply chunk.
     pub(crate) reply_chunk: ArrayVec<Segment, MAX_SEGMENTS>,
     /// It offered one, if only of no segments.
@@ -263,6 +266,7 @@ impl OwnedCall {
             results: ArrayVec::new(),
             segments: ArrayVec::new(),
             asked: ArrayVec::new(),
+            fetch: ArrayVec::new(),
             reply_chunk: ArrayVec::new(),
             reply_offered: false,
             returns: false,
@@ -316,6 +320,7 @@ impl<T: ?Sized> ServerCall<T> {
         self.results.clear();
         self.segments.clear();
         self.asked.clear();
+        self.fetch.clear();
         self.reply_chunk.clear();
         self.reply_offered = false;
         self.returns = false;

@@ -56,7 +56,7 @@ impl Responder {
         }
         // Most need a buffer for their reply, and nothing else.
         if !call.returns
-            && self.fetch.is_empty()
+            && call.fetch.is_empty()
             && let Some(services) = &self.services
         {
             let entry = services.entry(call.entry);
@@ -85,7 +85,7 @@ impl Responder {
     #[inline(always)]
     pub(super) fn start<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<OwnedCall>) {
         // Those that need bulk memory get it in turn.
-        let in_turn = self.waiting.is_empty() || (self.fetch.is_empty() && call.results.is_empty());
+        let in_turn = self.waiting.is_empty() || (call.fetch.is_empty() && call.results.is_empty());
         match if in_turn { self.begin(cx, conn, call) } else { Err(call) } {
             Ok(()) => {}
             Err(call) => self.wait_for_memory(cx, conn, call),
@@ -104,7 +104,7 @@ impl Responder {
         if call.message.is_some() && !self.prepare(cx, &mut call) {
             return Err(call);
         }
-        if self.fetch.is_empty() {
+        if call.fetch.is_empty() {
             self.run(cx, conn, call);
             return Ok(());
         }
@@ -154,7 +154,6 @@ impl Responder {
         mut call: Box<OwnedCall>,
         view: &View<'_>,
     ) {
-        self.fetch.clear();
         // What it calls is not known yet.
         call.entry = NO_ENTRY;
         call.xid = view.xid();
@@ -162,7 +161,7 @@ impl Responder {
         let mut read = read_lists(view, &mut call);
         if view.htype() == HeaderType::Nomsg {
             let longest = cx.config.reassemble_up_to as u64;
-            let read = read.and_then(|()| read_position_zero(&mut call, &mut self.fetch, longest));
+            let read = read.and_then(|()| read_position_zero(&mut call, longest));
             if let Err(refusal) = read {
                 return self.refuse_call(cx, conn, call, refusal);
             }

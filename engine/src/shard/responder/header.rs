@@ -72,10 +72,6 @@ impl Trouble {
     }
 }
 
-/// The Read chunks of a call, as they are to be fetched: where in the arguments, and from where. Those of one
-/// place stand together, and none is empty.
-pub(super) type Fetch = ArrayVec<(u32, Segment), MAX_READ_SEGMENTS>;
-
 /// What a handler's refusal is on the wire (RFC 5531 §9).
 pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
     ReplyBody::accepted(match refusal {
@@ -93,7 +89,7 @@ pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
 }
 
 impl Responder {
-    /// Reads the RPC header and chunk lists of a call, which is this message, into `call` and `fetch`, and holds them
+    /// Reads the RPC header and chunk lists of a call, which is this message, into `call`, and holds them
     /// against what the procedure declares. Nothing of a length, count or position is used before it is bounded here.
     #[inline(always)]
     pub(in crate::shard) fn read(
@@ -103,7 +99,6 @@ impl Responder {
         message: &[u8],
         call: &mut OwnedCall,
     ) -> Result<(), CallRefusal> {
-        self.fetch.clear();
         (call.xid, call.inv_handle) = (incoming.head.xid, incoming.head.inv_handle);
         match incoming.lists {
             Lists::None => {}
@@ -165,8 +160,7 @@ impl Responder {
         call.args = (base + args_at) as u32..(base + payload.len()) as u32;
         if call.returns || !call.asked.is_empty() {
             let (entry, inline) = (services.entry(call.entry), payload.len());
-            check_chunks(header.credential, entry, (args_at, inline), call, &mut self.fetch)
-                .map_err(CallRefusal::Undeclared)?;
+            check_chunks(header.credential, entry, (args_at, inline), call).map_err(CallRefusal::Undeclared)?;
         }
         Ok(())
     }
@@ -179,13 +173,12 @@ fn check_chunks(
     credential: rpc::OpaqueAuth<'_>,
     entry: &Procedure<Local>,
     (args_at, inline): (usize, usize),
-    call: &OwnedCall,
-    fetch: &mut Fetch,
+    call: &mut OwnedCall,
 ) -> Result<(), ErrorBody> {
     if credential.flavor != rpc::Flavor::None.code() {
         check_reduction(&credential, entry, call)?;
     }
-    check_reads(&call.asked, entry, args_at, inline, fetch)?;
+    check_reads(&call.asked, entry, args_at, inline, &mut call.fetch)?;
     check_writes(entry, call)
 }
 
@@ -281,13 +274,13 @@ fn check_reduction(
 }
 
 /// Takes the Position Zero Read chunk, which holds the RPC message, from the front of the Read list.
-pub(super) fn read_position_zero(call: &mut OwnedCall, fetch: &mut Fetch, longest: u64) -> Result<(), CallRefusal> {
+pub(super) fn read_position_zero(call: &mut OwnedCall, longest: u64) -> Result<(), CallRefusal> {
     let count = call.asked.iter().take_while(|read| read.position == 0).count();
     let mut total = 0;
     for read in call.asked.drain(..count) {
         total += u64::from(read.target.length);
         if read.target.length > 0 {
-            fetch.push((0, read.target));
+            call.fetch.push((0, read.target));
         }
     }
     match total {
@@ -303,7 +296,7 @@ fn check_reads(
     entry: &Procedure<Local>,
     args_at: usize,
     inline: usize,
-    fetch: &mut Fetch,
+    fetch: &mut ArrayVec<(u32, Segment), MAX_READ_SEGMENTS>,
 ) -> Result<(), ErrorBody> {
     // Where the next chunk may start at the earliest, and how many bytes earlier chunks have put in front of
     // it.

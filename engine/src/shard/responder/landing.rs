@@ -44,11 +44,11 @@ impl Responder {
         conn: &mut Conn,
         mut call: Box<OwnedCall>,
     ) -> Result<(), Box<OwnedCall>> {
-        let before = conn.sends.len();
+        let (before, count) = (conn.sends.len(), call.fetch.len());
         match self.push_reads(cx, conn, &mut call) {
             Ok(landing) => {
                 let index = call.id.index();
-                conn.served.pending[index] = Some(PendingReads { call, landing, count: self.fetch.len() });
+                conn.served.pending[index] = Some(PendingReads { call, landing, count });
             }
             // Nothing is read for a call that waits, or is refused.
             Err(NoLanding::NoMemory) => {
@@ -60,7 +60,6 @@ impl Responder {
                 self.refuse_landing(cx, conn, call, &why);
             }
         }
-        self.fetch.clear();
         Ok(())
     }
 
@@ -72,8 +71,8 @@ impl Responder {
         conn: &mut Conn,
         call: &mut OwnedCall,
     ) -> Result<ArrayVec<Lent, MAX_CHUNKS>, NoLanding> {
-        let (fetch, name) = (&self.fetch, call.id.index() as u64);
-        if let [(at, segment)] = fetch[..] {
+        let name = call.id.index() as u64;
+        if let [(at, segment)] = call.fetch[..] {
             // Most bring one segment.
             let lent = self.land(cx, call, at, segment.length as usize)?;
             conn.sends.push_named(name, true, || read_of(&lent, 0, &segment));
@@ -81,17 +80,19 @@ impl Responder {
         }
         let mut landing = ArrayVec::<Lent, MAX_CHUNKS>::new();
         let mut filled = 0;
-        for (n, &(at, segment)) in fetch.iter().enumerate() {
-            if n == 0 || fetch[n - 1].0 != at {
-                let len: usize =
-                    fetch[n..].iter().take_while(|next| next.0 == at).map(|next| next.1.length as usize).sum();
+        let (mut n, mut before) = (0, None);
+        while let Some((&(at, segment), rest)) = call.fetch.get(n..).and_then(|left| left.split_first()) {
+            n += 1;
+            let signalled = rest.is_empty();
+            if before.replace(at) != Some(at) {
+                let more = rest.iter().take_while(|next| next.0 == at).map(|next| next.1.length as usize);
+                let len = segment.length as usize + more.sum::<usize>();
                 landing.push(self.land(cx, call, at, len)?);
                 filled = 0;
             }
             let Some(lent) = landing.last() else { continue };
             let len = segment.length as usize;
             // They complete in order: the last one speaks for all.
-            let signalled = n + 1 == fetch.len();
             conn.sends.push_named(name, signalled, || read_of(lent, filled, &segment));
             filled += len;
         }
@@ -186,8 +187,8 @@ impl Responder {
         let Some(message) = landed else {
             return self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::Lost));
         };
-        // What a call that was refused has left there is not this one's.
-        self.fetch.clear();
+        // That was for its message.
+        call.fetch.clear();
         let read = self.read_rpc(&message, 0, &mut call);
         self.serve(cx, conn, call, read, ReceivedBuf::whole(message));
     }

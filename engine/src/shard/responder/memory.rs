@@ -15,20 +15,12 @@ use std::mem::take;
 use arrayvec::ArrayVec;
 
 use super::Responder;
-use super::header::{CallRefusal, Fetch, Trouble};
+use super::header::{CallRefusal, Trouble};
 use super::replies::reply_room;
 use crate::fabric::Fabric;
 use crate::service::{MAX_CHUNKS, OwnedCall, ResultBytes, ResultMemory};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
-
-/// A call that waits.
-#[derive(Debug)]
-pub(super) struct Waiting {
-    pub(super) call: Box<OwnedCall>,
-    /// What is to be read for it.
-    pub(super) fetch: Fetch,
-}
 
 /// Turns between two looks at whether there is hope.
 const LOOK_EVERY: u64 = 64;
@@ -43,7 +35,7 @@ pub(super) fn release(call: &mut OwnedCall) {
 }
 
 impl Responder {
-    /// A call waits for memory; what is to be read for it is in `self.fetch`.
+    /// A call waits for memory.
     #[cold]
     pub(super) fn wait_for_memory<F: Fabric>(
         &mut self,
@@ -51,31 +43,24 @@ impl Responder {
         conn: &mut Conn,
         mut call: Box<OwnedCall>,
     ) {
-        let fetch = take(&mut self.fetch);
         release(&mut call);
-        if self.holds_what_others_wait_for(cx, &call) || !self.could_hold(cx, &call, &fetch) {
-            return self.refuse_for_memory(cx, conn, call, &fetch);
+        if self.holds_what_others_wait_for(cx, &call) || !self.could_hold(cx, &call) {
+            return self.refuse_for_memory(cx, conn, call);
         }
         cx.stats.memory_waits += 1;
         if self.waiting.is_empty() {
             // Whoever waited before is gone.
             self.hopeless_since = None;
         }
-        self.waiting.push_back(Waiting { call, fetch });
+        self.waiting.push_back(call);
         cx.request_completion(conn);
         cx.request_completions();
     }
 
     /// A call is refused for want of memory, for which it may not wait.
-    pub(super) fn refuse_for_memory<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        call: Box<OwnedCall>,
-        fetch: &Fetch,
-    ) {
+    pub(super) fn refuse_for_memory<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<OwnedCall>) {
         cx.stats.pool_empty += 1;
-        let trouble = if self.could_hold(cx, &call, fetch) { Trouble::NoBuffers } else { Trouble::NeverFits };
+        let trouble = if self.could_hold(cx, &call) { Trouble::NoBuffers } else { Trouble::NeverFits };
         self.refuse_call(cx, conn, call, CallRefusal::System(trouble));
     }
 
@@ -83,12 +68,12 @@ impl Responder {
     #[cold]
     pub(super) fn serve_memory_waiters<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let mut served = 0;
-        while let Some(waiting) = self.waiting.pop_front() {
-            let Some(conn) = cx.conns.take(waiting.call.qp) else {
-                self.boxes.put(waiting.call);
+        while let Some(call) = self.waiting.pop_front() {
+            let Some(conn) = cx.conns.take(call.qp) else {
+                self.boxes.put(call);
                 continue;
             };
-            match cx.lend(conn, |cx, conn| self.serve_memory_waiter(cx, conn, waiting)) {
+            match cx.lend(conn, |cx, conn| self.serve_memory_waiter(cx, conn, call)) {
                 Some(began) => served += usize::from(began),
                 None => break,
             }
@@ -102,10 +87,8 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        waiting: Waiting,
+        call: Box<OwnedCall>,
     ) -> Option<bool> {
-        let Waiting { call, fetch } = waiting;
-        self.fetch = fetch;
         let began = match self.begin(cx, conn, call) {
             Ok(()) => {
                 self.hopeless_since = None;
@@ -113,12 +96,11 @@ impl Responder {
             }
             Err(mut call) => {
                 release(&mut call);
-                let fetch = take(&mut self.fetch);
                 if !self.is_hopeless(cx, conn) {
-                    self.waiting.push_front(Waiting { call, fetch });
+                    self.waiting.push_front(call);
                     return None;
                 }
-                self.refuse_for_memory(cx, conn, call, &fetch);
+                self.refuse_for_memory(cx, conn, call);
                 false
             }
         };
@@ -151,10 +133,10 @@ impl Responder {
         if self.waiting.is_empty() {
             return;
         }
-        for waiting in take(&mut self.waiting) {
-            match waiting.call.qp == conn.qp() {
-                true => self.boxes.put(waiting.call),
-                false => self.waiting.push_back(waiting),
+        for call in take(&mut self.waiting) {
+            match call.qp == conn.qp() {
+                true => self.boxes.put(call),
+                false => self.waiting.push_back(call),
             }
         }
     }
@@ -168,7 +150,7 @@ impl Responder {
 
     /// Whether the pool has buffers for what a call needs, were they all free. What fits a buffer fits all
     /// larger ones, too.
-    pub(super) fn could_hold<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall, fetch: &Fetch) -> bool {
+    pub(super) fn could_hold<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> bool {
         let Some(services) = &self.services else { return false };
         let mut needs = ArrayVec::<usize, { 2 * MAX_CHUNKS + 2 }>::new();
         let mut lands = false;
@@ -186,7 +168,7 @@ impl Responder {
         }
         // Whoever chooses where they land has memory for them.
         if !lands {
-            let chunks = fetch.chunk_by(|a, b| a.0 == b.0);
+            let chunks = call.fetch.chunk_by(|a, b| a.0 == b.0);
             let lens = chunks.map(|chunk| chunk.iter().map(|part| part.1.length as usize).sum());
             needs.extend(lens.map(|len| cx.chunk_room(len)));
         }

@@ -48,9 +48,7 @@ use crate::wire;
 
 use deferred::tell_panic;
 use futures::Futures;
-use header::Fetch;
 use landing::PendingReads;
-use memory::Waiting;
 use shares::Shares;
 use tally::Tally;
 pub use workers::SimulatedWorkers;
@@ -77,7 +75,7 @@ pub(super) struct Responder {
     /// Calls that came again while they ran.
     repeats: VecDeque<Box<OwnedCall>>,
     /// Calls that wait for memory (memory waiters), in the order in which they came.
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<Box<OwnedCall>>,
     /// Since when nobody has been known who would bring it home, in nanoseconds.
     hopeless_since: Option<u64>,
     /// How much of the pool one connection may hold.
@@ -85,8 +83,6 @@ pub(super) struct Responder {
     /// Replies that wait for the RDMA Writes of their connections.
     unwritten: usize,
     tally: Tally,
-    /// Read segments of the call that is being read.
-    fetch: Fetch,
 }
 
 /// The peer's calls on one connection.
@@ -107,7 +103,7 @@ pub(super) struct Served {
     /// Where those that were taken came from; `None` while none ever was.
     origin: Option<Arc<Origin>>,
     /// Calls that wait until the connection is within its share of a pool that is short.
-    held_back: VecDeque<Waiting>,
+    held_back: VecDeque<Box<OwnedCall>>,
     /// Answered calls that wait until fewer bytes are being written for others.
     unwritten: VecDeque<Box<OwnedCall>>,
     /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
@@ -203,7 +199,6 @@ impl Responder {
             shares: Shares::default(),
             unwritten: 0,
             tally: Tally::default(),
-            fetch: Fetch::new(),
         }
     }
 

@@ -7,6 +7,7 @@
 use super::landing::PendingReads;
 use super::{Responder, Served};
 use crate::config::Config;
+use crate::service::OwnedCall;
 use crate::shard::conn::Conn;
 
 /// RDMA Reads, and their bytes.
@@ -61,21 +62,21 @@ impl Served {
 }
 
 impl Responder {
-    /// Whether a call must wait for Reads of its connection; its own are in `self.fetch`.
+    /// Whether a call must wait for Reads of its connection.
     #[inline(always)]
-    pub(super) fn exceeds_reads(&self, config: &Config, conn: &Conn) -> bool {
-        config.limits_reads() && self.exceeds_these_reads(config, conn)
+    pub(super) fn exceeds_reads(config: &Config, conn: &Conn, call: &OwnedCall) -> bool {
+        config.limits_reads() && Self::exceeds_these_reads(config, conn, call)
     }
 
     /// Whether a call that is held back waits for Reads of its connection, or behind those that do.
-    pub(super) fn waits_for_reads(&self, config: &Config, conn: &Conn) -> bool {
-        config.limits_reads() && (!conn.served.held_back.is_empty() || self.exceeds_these_reads(config, conn))
+    pub(super) fn waits_for_reads(config: &Config, conn: &Conn, call: &OwnedCall) -> bool {
+        config.limits_reads() && (!conn.served.held_back.is_empty() || Self::exceeds_these_reads(config, conn, call))
     }
 
     #[inline(never)]
-    fn exceeds_these_reads(&self, config: &Config, conn: &Conn) -> bool {
-        let bytes = self.fetch.iter().map(|&(_, part)| part.length as usize).sum();
-        let own = Reads { count: self.fetch.len(), bytes };
+    fn exceeds_these_reads(config: &Config, conn: &Conn, call: &OwnedCall) -> bool {
+        let bytes = call.fetch.iter().map(|&(_, part)| part.length as usize).sum();
+        let own = Reads { count: call.fetch.len(), bytes };
         own.count > 0 && must_wait(config, conn.served.reads(), own)
     }
 }

@@ -11,12 +11,11 @@
 //! [not renewed](crate::proto::Reserves) before the call has ended, once Receives are short.
 
 use std::collections::HashMap;
-use std::mem::take;
 use std::net::IpAddr;
 
 use rpcrdma_mempool::Buf;
 
-use super::memory::{Waiting, release};
+use super::memory::release;
 use super::replies::reply_room;
 use super::{Responder, Served};
 use crate::fabric::{Fabric, QpId};
@@ -158,8 +157,7 @@ impl Shares {
 }
 
 impl Responder {
-    /// Whether a call must wait until its connection holds less, or behind those that do. What is to be read
-    /// for it is in `self.fetch`.
+    /// Whether a call must wait until its connection holds less, or behind those that do.
     #[inline(always)]
     pub(super) fn must_wait<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &OwnedCall) -> bool {
         (!conn.served.held_back.is_empty() && self.is_behind(cx, conn, call)) || self.exceeds_share(cx, conn, call)
@@ -169,22 +167,19 @@ impl Responder {
     /// has come after them must not go past those that are left.
     #[cold]
     fn is_behind<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &OwnedCall) -> bool {
-        let fetch = take(&mut self.fetch);
         self.resume(cx, conn);
-        self.fetch = fetch;
-        let bulk = !self.fetch.is_empty() || !call.results.is_empty();
+        let bulk = !call.fetch.is_empty() || !call.results.is_empty();
         // What must not wait would be refused.
         bulk && !conn.served.held_back.is_empty() && !self.holds_what_others_wait_for(cx, call)
     }
 
-    /// Whether a call is beyond the share of its connection, or beyond its Reads. What is to be read for it is in
-    /// `self.fetch`.
+    /// Whether a call is beyond the share of its connection, or beyond its Reads.
     #[inline(always)]
     fn exceeds_share<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &OwnedCall) -> bool {
-        if self.exceeds_reads(&cx.config, conn) {
+        if Self::exceeds_reads(&cx.config, conn, call) {
             return true;
         }
-        let bulk = self.fetch.iter().map(|&(_, part)| part.length as usize).max();
+        let bulk = call.fetch.iter().map(|&(_, part)| part.length as usize).max();
         let Some(services) = &self.services else { return false };
         if call.message.is_none() {
             // It is yet to come, and nothing else is known.
@@ -200,22 +195,20 @@ impl Responder {
         self.shares.is_beyond(cx, conn, len)
     }
 
-    /// A call is held back until its connection is within its share; what is to be read for it is in
-    /// `self.fetch`.
+    /// A call is held back until its connection is within its share.
     #[cold]
     pub(super) fn hold_back<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<OwnedCall>) {
-        let by_reads = self.waits_for_reads(&cx.config, conn);
-        let fetch = take(&mut self.fetch);
+        let by_reads = Self::waits_for_reads(&cx.config, conn, &call);
         release(&mut call);
-        if (!by_reads && self.holds_what_others_wait_for(cx, &call)) || !self.could_hold(cx, &call, &fetch) {
-            return self.refuse_for_memory(cx, conn, call, &fetch);
+        if (!by_reads && self.holds_what_others_wait_for(cx, &call)) || !self.could_hold(cx, &call) {
+            return self.refuse_for_memory(cx, conn, call);
         }
         match by_reads {
             true => cx.stats.read_waits += 1,
             false => cx.stats.memory_waits += 1,
         }
         self.shares.held_back += 1;
-        conn.served.held_back.push_back(Waiting { call, fetch });
+        conn.served.held_back.push_back(call);
         cx.request_completion(conn);
         cx.schedule.control_now();
     }
@@ -224,12 +217,10 @@ impl Responder {
     #[cold]
     pub(in crate::shard) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         self.resume_replies(cx, conn);
-        while let Some(Waiting { call, fetch }) = conn.served.held_back.pop_front() {
+        while let Some(call) = conn.served.held_back.pop_front() {
             self.shares.held_back -= 1;
-            let before = std::mem::replace(&mut self.fetch, fetch);
             if self.exceeds_share(cx, conn, &call) {
-                let fetch = std::mem::replace(&mut self.fetch, before);
-                conn.served.held_back.push_front(Waiting { call, fetch });
+                conn.served.held_back.push_front(call);
                 self.shares.held_back += 1;
                 // What it waits for may have gone out unheard.
                 return cx.request_completion(conn);
@@ -258,8 +249,8 @@ impl Responder {
     /// The calls of a connection that is over wait no more.
     pub(super) fn drop_held_back(&mut self, conn: &mut Conn) {
         self.shares.held_back -= conn.served.held_back.len();
-        for waiting in conn.served.held_back.drain(..) {
-            self.boxes.put(waiting.call);
+        for call in conn.served.held_back.drain(..) {
+            self.boxes.put(call);
         }
     }
 }

@@ -122,7 +122,7 @@ fn calls_without_memory_wait_hold_nothing_and_go_on_in_their_order() {
         scene.serve_held(&mut conn, xid);
     }
     assert!(scene.responder.waits_for_memory() && scene.responder.holds_calls_back());
-    assert!(scene.responder.waiting.iter().all(|waiting| waiting.call.reply.is_none()));
+    assert!(scene.responder.waiting.iter().all(|call| call.reply.is_none()));
     assert!(scene.sent(&mut conn).is_empty());
     drop(held);
     scene.cx.conns.insert(conn);
