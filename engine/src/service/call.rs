@@ -152,9 +152,10 @@ pub struct ServerCall<T: ?Sized = [()]> {
     pub(crate) segments: ArrayVec<Segment, MAX_WRITE_SEGMENTS>,
     /// The caller's Read list, by position: the segments of each chunk stand together, in their order.
     pub(crate) asked: ArrayVec<ReadSegment, MAX_READ_SEGMENTS>,
-    /// What is to be read of it: where in the arguments, and from where. Those of one place stand together, and none is
-    /// empty.
-    pub(crate) fetch: ArrayVec<(u32, Segment), MAX_READ_SEGMENTS>,
+    /// How many of its segments, from its beginning on, are to be read now.
+    fetch: u32,
+    /// The position from which on they are counted.
+    fetch_base: u32,
     /// The caller's Reply chunk.
     pub(crate) reply_chunk: ArrayVec<Segment, MAX_SEGMENTS>,
     /// It offered one, if only of no segments.
@@ -266,7 +267,8 @@ impl OwnedCall {
             results: ArrayVec::new(),
             segments: ArrayVec::new(),
             asked: ArrayVec::new(),
-            fetch: ArrayVec::new(),
+            fetch: 0,
+            fetch_base: 0,
             reply_chunk: ArrayVec::new(),
             reply_offered: false,
             returns: false,
@@ -298,6 +300,36 @@ impl<T: ?Sized> ServerCall<T> {
         self.results_at = results_at;
     }
 
+    /// Of its Read list so many segments are to be read now, which are counted from this position on.
+    pub(crate) fn set_fetch(&mut self, segments: usize, base: u32) {
+        (self.fetch, self.fetch_base) = (segments as u32, base);
+    }
+
+    /// They have been read, and are not part of the Read list any more.
+    pub(crate) fn end_fetch(&mut self) {
+        self.asked.drain(..self.fetch as usize);
+        self.fetch = 0;
+    }
+
+    /// Something is to be read.
+    #[inline(always)]
+    pub(crate) fn fetches(&self) -> bool {
+        self.fetch != 0
+    }
+
+    /// What is to be read: where in the arguments, and from where. Those of one place stand together, and none is empty.
+    pub(crate) fn to_fetch(&self) -> impl Iterator<Item = (u32, Segment)> + Clone {
+        let base = self.fetch_base;
+        let all = self.asked.iter().take(self.fetch as usize).filter(|read| read.target.length > 0);
+        all.map(move |read| (read.position - base, read.target))
+    }
+
+    /// Bytes of each chunk that is to be read.
+    pub(crate) fn chunks_to_fetch(&self) -> impl Iterator<Item = usize> {
+        let chunks = self.asked[..self.fetch as usize].chunk_by(|a, b| a.position == b.position);
+        chunks.map(|chunk| chunk.iter().map(|read| read.target.length as usize).sum())
+    }
+
     /// Who has taken it will not answer it.
     #[cold]
     pub(crate) fn drop_unanswered(&mut self) {
@@ -320,7 +352,7 @@ impl<T: ?Sized> ServerCall<T> {
         self.results.clear();
         self.segments.clear();
         self.asked.clear();
-        self.fetch.clear();
+        self.fetch = 0;
         self.reply_chunk.clear();
         self.reply_offered = false;
         self.returns = false;

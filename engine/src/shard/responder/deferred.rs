@@ -1,12 +1,10 @@
 //! Calls that their handlers have taken, to answer them later: out to them, and home.
 
-use std::sync::Arc;
-
 use super::Responder;
 use crate::fabric::Fabric;
 use crate::handoff::returns::Came;
 use crate::proto::Refusal;
-use crate::service::{DeferredCall, Origin, OwnedCall};
+use crate::service::{DeferredCall, OwnedCall};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 
@@ -21,7 +19,7 @@ impl Responder {
         }
         self.give(cx, conn, call);
         // It may have been answered at once.
-        let mut came = self.home.take();
+        let mut came = self.away.take_answered();
         let Some(call) = came.next() else { return };
         if call.qp == conn.qp() {
             self.came_home(cx, conn, call);
@@ -49,19 +47,17 @@ impl Responder {
     fn give<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<OwnedCall>) {
         let Some(services) = &self.services else { return };
         let entry = services.entry(call.entry);
-        let new = || Arc::new(Origin::new(self.home.way(), self.signal.clone()));
-        let origin = conn.served.origin.get_or_insert_with(new);
-        self.away += 1;
+        let origin = conn.served.origin.get_or_insert_with(|| self.away.origin());
+        self.away.give();
         conn.served.taken += 1;
         if let Some(task) = entry.take(DeferredCall::new(call, origin), |panic| tell_panic(cx, panic)) {
-            self.away += 1;
-            self.futures.begin(task, origin);
+            self.away.begin(task, origin);
         }
     }
 
     /// Answers the calls that come home; returns how many.
     pub(super) fn collect_taken<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
-        self.home.take().map(|call| self.came_home_to_another(cx, call)).count()
+        self.away.take_answered().map(|call| self.came_home_to_another(cx, call)).count()
     }
 
     /// Answers a call that comes home, while its connection is in the table.
@@ -69,7 +65,7 @@ impl Responder {
     fn came_home_to_another<F: Fabric>(&mut self, cx: &mut Context<F>, mut call: Box<OwnedCall>) {
         let Some(conn) = cx.conns.take(call.qp) else {
             // The connection ended meanwhile; so did the call.
-            self.away -= 1;
+            self.away.came_back();
             self.count_dropped(cx, &mut call);
             return self.boxes.put(call);
         };
@@ -81,7 +77,7 @@ impl Responder {
 
     #[inline(always)]
     fn came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<OwnedCall>) {
-        self.away -= 1;
+        self.away.came_back();
         conn.served.taken -= 1;
         if call.was_dropped() {
             self.count_dropped(cx, &mut call);
@@ -116,7 +112,7 @@ impl Responder {
     pub(super) fn abandon_taken(&mut self, conn: &mut Conn) {
         if let Some(origin) = conn.served.origin.take() {
             origin.end();
-            self.futures.abandon();
+            self.away.abandon_futures();
         }
         for call in conn.served.untaken.drain(..) {
             self.boxes.put(call);

@@ -1,10 +1,8 @@
 //! Reads calls of the peer: RPC header and chunk lists, held against what the procedure declares.
 
-use arrayvec::ArrayVec;
-
 use super::Responder;
 use crate::binding::reduction_allowed;
-use crate::proto::{Incoming, LIMITS, Lists, MAX_READ_SEGMENTS, Refusal};
+use crate::proto::{Incoming, LIMITS, Lists, Refusal};
 use crate::service::{Local, OwnedCall, Procedure, REFUSAL_LEN, ResultChunk};
 use crate::shard::conn::Conn;
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
@@ -178,7 +176,8 @@ fn check_chunks(
     if credential.flavor != rpc::Flavor::None.code() {
         check_reduction(&credential, entry, call)?;
     }
-    check_reads(&call.asked, entry, args_at, inline, &mut call.fetch)?;
+    check_reads(&call.asked, entry, args_at, inline)?;
+    call.set_fetch(call.asked.len(), args_at as u32);
     check_writes(entry, call)
 }
 
@@ -276,13 +275,8 @@ fn check_reduction(
 /// Takes the Position Zero Read chunk, which holds the RPC message, from the front of the Read list.
 pub(super) fn read_position_zero(call: &mut OwnedCall, longest: u64) -> Result<(), CallRefusal> {
     let count = call.asked.iter().take_while(|read| read.position == 0).count();
-    let mut total = 0;
-    for read in call.asked.drain(..count) {
-        total += u64::from(read.target.length);
-        if read.target.length > 0 {
-            call.fetch.push((0, read.target));
-        }
-    }
+    let total: u64 = call.asked.iter().take(count).map(|read| u64::from(read.target.length)).sum();
+    call.set_fetch(count, 0);
     match total {
         0 => Err(CallRefusal::Transport(ErrorBody::BadXdr)),
         _ if total > longest => Err(CallRefusal::Transport(ErrorBody::ReadChunks { max: 0 })),
@@ -296,7 +290,6 @@ fn check_reads(
     entry: &Procedure<Local>,
     args_at: usize,
     inline: usize,
-    fetch: &mut ArrayVec<(u32, Segment), MAX_READ_SEGMENTS>,
 ) -> Result<(), ErrorBody> {
     // Where the next chunk may start at the earliest, and how many bytes earlier chunks have put in front of
     // it.
@@ -315,9 +308,6 @@ fn check_reads(
         let mut segment = Some(first);
         while let Some(read) = segment {
             len += u64::from(read.target.length);
-            if read.target.length > 0 {
-                fetch.push((position - args_at as u32, read.target));
-            }
             segment = rest.first().filter(|next| next.position == position);
             if segment.is_some() {
                 rest = rest.get(1..).unwrap_or_default();

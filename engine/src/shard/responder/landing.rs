@@ -7,7 +7,7 @@ use super::Responder;
 use super::header::{CallRefusal, Trouble, reply_body};
 use super::reads::Reads;
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, WorkRequest};
-use crate::proto::Refusal;
+use crate::proto::{MAX_READ_SEGMENTS, Refusal};
 use crate::service::{Local, MAX_CHUNKS, Miscounted, OwnedCall, Procedure, ReadArgument};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
@@ -44,7 +44,7 @@ impl Responder {
         conn: &mut Conn,
         mut call: Box<OwnedCall>,
     ) -> Result<(), Box<OwnedCall>> {
-        let (before, count) = (conn.sends.len(), call.fetch.len());
+        let (before, count) = (conn.sends.len(), call.to_fetch().count());
         match self.push_reads(cx, conn, &mut call) {
             Ok(landing) => {
                 let index = call.id.index();
@@ -72,7 +72,8 @@ impl Responder {
         call: &mut OwnedCall,
     ) -> Result<ArrayVec<Lent, MAX_CHUNKS>, NoLanding> {
         let name = call.id.index() as u64;
-        if let [(at, segment)] = call.fetch[..] {
+        let (mut left, first) = (call.to_fetch().count(), call.to_fetch().next());
+        if let (1, Some((at, segment))) = (left, first) {
             // Most bring one segment.
             let lent = self.land(cx, call, at, segment.length as usize)?;
             conn.sends.push_named(name, true, || read_of(&lent, 0, &segment));
@@ -80,14 +81,14 @@ impl Responder {
         }
         let mut landing = ArrayVec::<Lent, MAX_CHUNKS>::new();
         let mut filled = 0;
-        let (mut n, mut before) = (0, None);
-        while let Some((&(at, segment), rest)) = call.fetch.get(n..).and_then(|left| left.split_first()) {
-            n += 1;
-            let signalled = rest.is_empty();
+        let (all, mut before): (ArrayVec<_, MAX_READ_SEGMENTS>, _) = (call.to_fetch().collect(), None);
+        let lens: ArrayVec<usize, MAX_CHUNKS> = call.chunks_to_fetch().collect();
+        let mut lens = lens.into_iter();
+        for (at, segment) in all {
+            left -= 1;
+            let signalled = left == 0;
             if before.replace(at) != Some(at) {
-                let more = rest.iter().take_while(|next| next.0 == at).map(|next| next.1.length as usize);
-                let len = segment.length as usize + more.sum::<usize>();
-                landing.push(self.land(cx, call, at, len)?);
+                landing.push(self.land(cx, call, at, lens.next().unwrap_or_default())?);
                 filled = 0;
             }
             let Some(lent) = landing.last() else { continue };
@@ -187,8 +188,7 @@ impl Responder {
         let Some(message) = landed else {
             return self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::Lost));
         };
-        // That was for its message.
-        call.fetch.clear();
+        call.end_fetch();
         let read = self.read_rpc(&message, 0, &mut call);
         self.serve(cx, conn, call, read, ReceivedBuf::whole(message));
     }

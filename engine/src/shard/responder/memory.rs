@@ -10,6 +10,7 @@
 //! with it, perhaps because they wait for calls that wait here. None is refused because many wait: what their messages
 //! are in was promised to their connections.
 
+use std::collections::VecDeque;
 use std::mem::take;
 
 use arrayvec::ArrayVec;
@@ -21,6 +22,50 @@ use crate::fabric::Fabric;
 use crate::service::{MAX_CHUNKS, OwnedCall, ResultBytes, ResultMemory};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
+
+/// Calls that wait for memory (memory waiters), in the order in which they came.
+#[derive(Debug, Default)]
+pub(super) struct Waiters {
+    calls: VecDeque<Box<OwnedCall>>,
+    /// Since when nobody has been known who would bring it home, in nanoseconds.
+    hopeless_since: Option<u64>,
+}
+
+impl Waiters {
+    #[inline(always)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    #[inline(always)]
+    pub(super) fn len(&self) -> usize {
+        self.calls.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = &OwnedCall> {
+        self.calls.iter().map(|call| &**call)
+    }
+
+    /// One more waits.
+    fn push(&mut self, call: Box<OwnedCall>) {
+        if self.calls.is_empty() {
+            // Whoever waited before is gone.
+            self.hopeless_since = None;
+        }
+        self.calls.push_back(call);
+    }
+
+    /// Somebody brings memory home.
+    fn hope(&mut self) {
+        self.hopeless_since = None;
+    }
+
+    /// Nobody does; since when, in nanoseconds.
+    fn hopeless_since(&mut self, now: u64) -> u64 {
+        *self.hopeless_since.get_or_insert(now)
+    }
+}
 
 /// Turns between two looks at whether there is hope.
 const LOOK_EVERY: u64 = 64;
@@ -48,11 +93,7 @@ impl Responder {
             return self.refuse_for_memory(cx, conn, call);
         }
         cx.stats.memory_waits += 1;
-        if self.waiting.is_empty() {
-            // Whoever waited before is gone.
-            self.hopeless_since = None;
-        }
-        self.waiting.push_back(call);
+        self.waiters.push(call);
         cx.request_completion(conn);
         cx.request_completions();
     }
@@ -68,7 +109,7 @@ impl Responder {
     #[cold]
     pub(super) fn serve_memory_waiters<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let mut served = 0;
-        while let Some(call) = self.waiting.pop_front() {
+        while let Some(call) = self.waiters.calls.pop_front() {
             let Some(conn) = cx.conns.take(call.qp) else {
                 self.boxes.put(call);
                 continue;
@@ -91,13 +132,13 @@ impl Responder {
     ) -> Option<bool> {
         let began = match self.begin(cx, conn, call) {
             Ok(()) => {
-                self.hopeless_since = None;
+                self.waiters.hope();
                 true
             }
             Err(mut call) => {
                 release(&mut call);
                 if !self.is_hopeless(cx, conn) {
-                    self.waiting.push_front(call);
+                    self.waiters.calls.push_front(call);
                     return None;
                 }
                 self.refuse_for_memory(cx, conn, call);
@@ -116,27 +157,27 @@ impl Responder {
             return false;
         }
         // Workers, and handlers that took calls, bring theirs home.
-        let away = self.away > self.futures.len();
+        let away = self.away.has_calls();
         let Context { conns, fabric, .. } = cx;
         if away || !conns.iter().chain([conn]).all(|conn| conn.holds_nothing(fabric)) {
-            self.hopeless_since = None;
+            self.waiters.hope();
             return false;
         }
         let now = cx.clock.read();
-        let refused_at = self.hopeless_since.get_or_insert(now).saturating_add(PATIENCE);
+        let refused_at = self.waiters.hopeless_since(now).saturating_add(PATIENCE);
         cx.schedule.wake_by(refused_at);
         now >= refused_at
     }
 
     /// The calls of a connection that is over wait no more.
     pub(super) fn drop_memory_waiters(&mut self, conn: &Conn) {
-        if self.waiting.is_empty() {
+        if self.waiters.is_empty() {
             return;
         }
-        for call in take(&mut self.waiting) {
+        for call in take(&mut self.waiters.calls) {
             match call.qp == conn.qp() {
                 true => self.boxes.put(call),
-                false => self.waiting.push_back(call),
+                false => self.waiters.calls.push_back(call),
             }
         }
     }
@@ -168,9 +209,7 @@ impl Responder {
         }
         // Whoever chooses where they land has memory for them.
         if !lands {
-            let chunks = call.fetch.chunk_by(|a, b| a.0 == b.0);
-            let lens = chunks.map(|chunk| chunk.iter().map(|part| part.1.length as usize).sum());
-            needs.extend(lens.map(|len| cx.chunk_room(len)));
+            needs.extend(call.chunks_to_fetch().map(|len| cx.chunk_room(len)));
         }
         needs.sort_unstable_by(|a, b| b.cmp(a));
         let classes = cx.pool.stats().classes;

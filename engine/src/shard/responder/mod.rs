@@ -9,13 +9,16 @@
 //! | `reads` | how many RDMA Reads of one connection may be under way |
 //! | `memory` | calls for which there is no memory now |
 //! | `shares` | how much memory one connection, or host, may hold |
+//! | `away` | which calls are not on the shard |
 //! | `workers` | calls that run on worker threads: out, and home |
 //! | `deferred` | calls that their handlers have taken: out, and home |
 //! | `futures` | handlers that are futures |
 //! | `replies` | replies: RDMA Writes, header, Send |
+//! | `refusals` | calls that are answered without results, or not at all |
 //! | `writes` | how many bytes the RDMA Writes of one connection may have under way |
 //! | `tally` | what became of them, by procedure |
 
+mod away;
 mod calls;
 mod deferred;
 mod futures;
@@ -23,6 +26,7 @@ mod header;
 mod landing;
 mod memory;
 mod reads;
+mod refusals;
 mod replies;
 mod shares;
 mod tally;
@@ -39,45 +43,30 @@ use super::context::Context;
 use super::stage::Stage;
 use crate::fabric::Fabric;
 use crate::handoff::parker::Signal;
-use crate::handoff::returns::Home;
-use crate::handoff::workers::JobResult;
 use crate::proto::Connection;
 use crate::service::{CallBoxes, Local, Origin, OwnedCall, Services};
 use crate::stats::ShardStats;
 use crate::wire;
 
+use away::Away;
 use deferred::tell_panic;
-use futures::Futures;
 use landing::PendingReads;
+use memory::Waiters;
 use shares::Shares;
 use tally::Tally;
 pub use workers::SimulatedWorkers;
-use workers::{Port, WorkKey};
 pub(crate) use workers::{Workers, worker_of};
 
 /// See the module page.
 pub(super) struct Responder {
     services: Option<Services<Local>>,
     boxes: CallBoxes,
-    workers: Option<Port>,
-    // In front of where their calls come home.
-    futures: Futures,
-    /// Where calls that handlers have taken come home.
-    home: Home<OwnedCall>,
-    /// Calls that are with the workers, on their way there, or taken by handlers; and futures.
-    away: usize,
-    /// Wakes the shard.
-    signal: Signal,
-    /// What they have given back, and is being answered.
-    worked: Vec<(WorkKey, JobResult<Box<OwnedCall>>)>,
-    /// Calls that a full worker ring holds back.
-    backlog: VecDeque<(WorkKey, Box<OwnedCall>)>,
+    /// Calls that are not here.
+    away: Away,
     /// Calls that came again while they ran.
     repeats: VecDeque<Box<OwnedCall>>,
-    /// Calls that wait for memory (memory waiters), in the order in which they came.
-    waiting: VecDeque<Box<OwnedCall>>,
-    /// Since when nobody has been known who would bring it home, in nanoseconds.
-    hopeless_since: Option<u64>,
+    /// Calls that wait for memory.
+    waiters: Waiters,
     /// How much of the pool one connection may hold.
     shares: Shares,
     /// Replies that wait for the RDMA Writes of their connections.
@@ -186,16 +175,9 @@ impl Responder {
         Self {
             services,
             boxes: CallBoxes::default(),
-            workers: None,
-            futures: Futures::new(signal.clone()),
-            home: Home::new(),
-            away: 0,
-            signal,
-            worked: Vec::new(),
-            backlog: VecDeque::new(),
+            away: Away::new(signal),
             repeats: VecDeque::new(),
-            waiting: VecDeque::new(),
-            hopeless_since: None,
+            waiters: Waiters::default(),
             shares: Shares::default(),
             unwritten: 0,
             tally: Tally::default(),
@@ -219,36 +201,30 @@ impl Responder {
 
     /// Procedures that run on workers do so from now on.
     pub(super) fn use_workers(&mut self, workers: &Workers) {
-        self.workers = Some(workers.attach_shard(&self.signal));
+        self.away.use_workers(workers);
     }
 
     /// There are workers.
     pub(super) fn has_workers(&self) -> bool {
-        self.workers.is_some()
+        self.away.has_workers()
     }
 
     /// Takes home what comes from workers, futures and whoever took a call; returns how much there was.
     #[inline]
     pub(super) fn collect<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         // Asked in every turn: one branch.
-        if self.away == 0 { 0 } else { self.collect_away(cx) }
+        if self.away.is_empty() { 0 } else { self.collect_away(cx) }
     }
 
     #[inline(never)]
     fn collect_away<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
-        let ended = self.futures.poll(|panic| tell_panic(cx, panic));
-        self.away -= ended;
+        let ended = self.away.poll_futures(|panic| tell_panic(cx, panic));
         ended + self.collect_worked(cx) + self.collect_taken(cx)
-    }
-
-    /// Calls that are with the workers, or on their way there.
-    fn worker_depth(&self) -> usize {
-        self.backlog.len() + self.workers.as_ref().map_or(0, |port| port.outstanding())
     }
 
     /// Adds what became of the calls so far.
     pub(super) fn add_to(&self, stats: &mut ShardStats) {
-        stats.worker_depth = self.worker_depth() as u64;
+        stats.worker_depth = self.away.with_workers() as u64;
         stats.refusals = self.tally.refusals();
         stats.procedures = self.services.as_ref().map_or_else(Vec::new, |services| self.tally.procedures(services));
     }
@@ -264,21 +240,21 @@ impl Responder {
     /// Calls wait for memory.
     #[inline]
     pub(super) fn waits_for_memory(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiters.is_empty()
     }
 
     /// Calls wait for memory, or for workers.
     #[inline]
     pub(super) fn holds_calls_back(&self) -> bool {
         // Asked in every turn: one branch.
-        (self.waiting.len() | self.backlog.len()) != 0
+        (self.waiters.len() | self.away.backlog()) != 0
     }
 
     /// Calls that wait for memory get what came home, and workers what waits for them. Returns how many of
     /// the former went on.
     #[inline(never)]
     pub(super) fn go_on<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
-        let served = if self.waiting.is_empty() { 0 } else { self.serve_memory_waiters(cx) };
+        let served = if self.waiters.is_empty() { 0 } else { self.serve_memory_waiters(cx) };
         self.dispatch(cx);
         served
     }
@@ -286,7 +262,7 @@ impl Responder {
     /// Part of a look at the control plane: what waits for others than this connection's own is tried again.
     pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
         self.resume_all(cx);
-        if !self.waiting.is_empty() {
+        if !self.waiters.is_empty() {
             cx.request_completions();
         }
         if !self.repeats.is_empty() {

@@ -75,8 +75,7 @@ impl Responder {
 
     #[inline(never)]
     fn exceeds_these_reads(config: &Config, conn: &Conn, call: &OwnedCall) -> bool {
-        let bytes = call.fetch.iter().map(|&(_, part)| part.length as usize).sum();
-        let own = Reads { count: call.fetch.len(), bytes };
+        let own = Reads { count: call.to_fetch().count(), bytes: call.chunks_to_fetch().sum() };
         own.count > 0 && must_wait(config, conn.served.reads(), own)
     }
 }

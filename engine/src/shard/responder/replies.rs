@@ -175,7 +175,7 @@ impl Responder {
             Some((start, len)) if len <= conn.proto.terms().send_inline_threshold => {
                 buf.set_window(start, len);
                 // While calls wait for memory the end of each reply is of interest.
-                let signal_every = if self.waiting.is_empty() { cx.config.signal_every } else { 1 };
+                let signal_every = if self.waiters.is_empty() { cx.config.signal_every } else { 1 };
                 conn.sends.push_send(buf, offered.then_some(call.inv_handle), signal_every);
             }
             _ => cx.unsendable(conn, "a reply"),

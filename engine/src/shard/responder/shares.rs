@@ -168,7 +168,7 @@ impl Responder {
     #[cold]
     fn is_behind<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &OwnedCall) -> bool {
         self.resume(cx, conn);
-        let bulk = !call.fetch.is_empty() || !call.results.is_empty();
+        let bulk = call.fetches() || !call.results.is_empty();
         // What must not wait would be refused.
         bulk && !conn.served.held_back.is_empty() && !self.holds_what_others_wait_for(cx, call)
     }
@@ -179,7 +179,7 @@ impl Responder {
         if Self::exceeds_reads(&cx.config, conn, call) {
             return true;
         }
-        let bulk = call.fetch.iter().map(|&(_, part)| part.length as usize).max();
+        let bulk = call.to_fetch().map(|(_, part)| part.length as usize).max();
         let Some(services) = &self.services else { return false };
         if call.message.is_none() {
             // It is yet to come, and nothing else is known.

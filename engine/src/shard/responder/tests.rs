@@ -122,7 +122,7 @@ fn calls_without_memory_wait_hold_nothing_and_go_on_in_their_order() {
         scene.serve_held(&mut conn, xid);
     }
     assert!(scene.responder.waits_for_memory() && scene.responder.holds_calls_back());
-    assert!(scene.responder.waiting.iter().all(|call| call.reply.is_none()));
+    assert!(scene.responder.waiters.iter().all(|call| call.reply.is_none()));
     assert!(scene.sent(&mut conn).is_empty());
     drop(held);
     scene.cx.conns.insert(conn);
@@ -141,7 +141,7 @@ fn who_is_gone_waits_for_nothing() {
     scene.serve_held(&mut stays, 2);
     scene.serve_held(&mut gone, 3);
     scene.responder.connection_lost(&mut gone);
-    assert_eq!(scene.responder.waiting.len(), 1, "nor do their messages keep their buffers");
+    assert_eq!(scene.responder.waiters.len(), 1, "nor do their messages keep their buffers");
     drop(held);
     scene.cx.conns.insert(stays);
     assert_eq!(scene.responder.go_on(&mut scene.cx), 1, "that of the other connection");
@@ -168,7 +168,7 @@ fn who_waits_for_what_does_not_come_home_is_refused_after_a_second_of_its_own() 
     for millis in [0, 999] {
         time.advance(Duration::from_millis(millis));
         scene.responder.go_on(&mut scene.cx);
-        assert_eq!(scene.responder.waiting.len(), 1, "after {millis} ms");
+        assert_eq!(scene.responder.waiters.len(), 1, "after {millis} ms");
     }
     time.advance(Duration::from_millis(1));
     scene.responder.go_on(&mut scene.cx);
@@ -205,7 +205,7 @@ fn calls_for_workers_are_held_back_until_they_are_taken_and_come_home_once() {
         scene.cx.conns.give_back(conn);
     }
     assert_eq!(answered, [1, 2, 3, 4, 5]);
-    assert_eq!(scene.responder.worker_depth(), 0);
+    assert_eq!(scene.responder.away.with_workers(), 0);
     assert!(scene.cx.conns.take_slot(0).expect("it is there").served.none_away());
 }
 
@@ -218,7 +218,7 @@ fn calls_that_are_taken_come_home_once_and_make_room_for_others() {
     }
     let taken: Vec<_> = scene.held.try_iter().collect();
     assert_eq!(taken.iter().map(|call| call.xid()).collect::<Vec<_>>(), [1, 2], "as many as may be out");
-    assert_eq!((scene.responder.away, conn.served.taken, conn.served.untaken.len()), (2, 2, 2));
+    assert_eq!((scene.responder.away.len(), conn.served.taken, conn.served.untaken.len()), (2, 2, 2));
     assert!(!conn.served.none_away() && scene.sent(&mut conn).is_empty());
     scene.cx.conns.insert(conn);
     assert_eq!(scene.responder.collect(&mut scene.cx), 0);
@@ -239,7 +239,7 @@ fn calls_that_are_taken_come_home_once_and_make_room_for_others() {
     }
     let mut conn = scene.cx.conns.take_slot(0).expect("it is there");
     assert_eq!(scene.sent(&mut conn), [3, 4, 5]);
-    assert!(conn.served.none_away() && scene.responder.away == 0);
+    assert!(conn.served.none_away() && scene.responder.away.is_empty());
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn what_was_taken_of_a_connection_that_is_over_comes_home_to_nobody() {
     taken.pop().expect("the second").answer(Ok(()));
     drop(taken);
     assert_eq!(scene.responder.collect(&mut scene.cx), 2);
-    assert_eq!((scene.responder.away, scene.responder.boxes.len()), (0, 3), "the boxes are there for others");
+    assert_eq!((scene.responder.away.len(), scene.responder.boxes.len()), (0, 3), "the boxes are there for others");
 }
 
 #[test]

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::Responder;
 use super::header::Trouble;
-use crate::config::POLL_BATCH;
 use crate::fabric::{Fabric, QpId};
 use crate::handoff::workers::{Bench, JobError, ShardPort, WorkerPool};
 use crate::proto::InboundId;
@@ -79,30 +78,24 @@ impl SimulatedWorkers {
 impl Responder {
     /// Hands to the workers what waits for them, as far as their rings take it.
     pub(super) fn dispatch<F: Fabric>(&mut self, cx: &mut Context<F>) {
-        let Some(port) = self.workers.as_mut() else { return };
-        while let Some((key, call)) = self.backlog.pop_front() {
-            if let Err(back) = port.dispatch(key, call) {
-                self.backlog.push_front(back);
-                cx.stats.backpressure += 1;
-                return;
-            }
+        if !self.away.dispatch() {
+            cx.stats.backpressure += 1;
         }
     }
 
     /// Takes back what the workers have finished; returns how many.
     pub(super) fn collect_worked<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
-        let Some(port) = self.workers.as_mut() else { return 0 };
-        let mut worked = std::mem::take(&mut self.worked);
-        let count = port.collect(POLL_BATCH, |key, result| worked.push((key, result)));
+        let mut worked = self.away.take_worked();
+        let count = worked.len();
         for (key, result) in worked.drain(..) {
             self.worked_off(cx, &key, result);
         }
-        self.worked = worked;
+        self.away.keep_worked(worked);
         count
     }
 
     fn worked_off<F: Fabric>(&mut self, cx: &mut Context<F>, key: &WorkKey, result: Result<Box<OwnedCall>, JobError>) {
-        self.away -= 1;
+        self.away.came_back();
         let &WorkKey { qp, id, .. } = key;
         let Some(conn) = cx.conns.take(qp) else {
             // The connection ended meanwhile; so did the call.

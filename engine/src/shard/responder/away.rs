@@ -1,0 +1,153 @@
+//! Calls that are not on the shard: with the workers or on their way there, taken by their handlers, and futures.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::futures::Futures;
+use super::workers::{Port, WorkKey, Workers};
+use crate::config::POLL_BATCH;
+use crate::handoff::parker::Signal;
+use crate::handoff::returns::{Came, Home};
+use crate::handoff::workers::JobResult;
+use crate::service::{Origin, OwnedCall, Task};
+
+/// See the page of this module.
+pub(super) struct Away {
+    // In front of where their calls come home.
+    futures: Futures,
+    /// Where calls that handlers have taken come home.
+    home: Home<OwnedCall>,
+    workers: Option<Port>,
+    /// Calls that a full worker ring holds back.
+    backlog: VecDeque<(WorkKey, Box<OwnedCall>)>,
+    /// What workers have given back, and is being answered.
+    worked: Vec<Worked>,
+    /// Calls, and futures.
+    count: usize,
+    /// Wakes the shard.
+    signal: Signal,
+}
+
+/// A call that a worker has given back, or what became of it.
+pub(super) type Worked = (WorkKey, JobResult<Box<OwnedCall>>);
+
+impl Away {
+    /// `signal` wakes the shard.
+    pub(super) fn new(signal: Signal) -> Self {
+        let (backlog, worked) = (VecDeque::new(), Vec::new());
+        let futures = Futures::new(signal.clone());
+        Self { futures, home: Home::new(), workers: None, backlog, worked, count: 0, signal }
+    }
+
+    /// Nothing is away.
+    #[inline(always)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Calls and futures.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Calls are: more than futures, which may have none.
+    pub(super) fn has_calls(&self) -> bool {
+        self.count > self.futures.len()
+    }
+
+    /// A call has come back.
+    #[inline(always)]
+    pub(super) fn came_back(&mut self) {
+        self.count -= 1;
+    }
+
+    // To the workers, and home.
+
+    pub(super) fn use_workers(&mut self, workers: &Workers) {
+        self.workers = Some(workers.attach_shard(&self.signal));
+    }
+
+    pub(super) fn has_workers(&self) -> bool {
+        self.workers.is_some()
+    }
+
+    /// A call waits for a worker.
+    pub(super) fn send_to_workers(&mut self, key: WorkKey, call: Box<OwnedCall>) {
+        self.count += 1;
+        self.backlog.push_back((key, call));
+    }
+
+    /// Calls wait for a place in a worker's ring.
+    #[inline(always)]
+    pub(super) fn backlog(&self) -> usize {
+        self.backlog.len()
+    }
+
+    /// Calls that are with the workers, or on their way there.
+    pub(super) fn with_workers(&self) -> usize {
+        self.backlog.len() + self.workers.as_ref().map_or(0, |port| port.outstanding())
+    }
+
+    /// Hands to the workers what waits for them; false if their rings do not take all of it.
+    pub(super) fn dispatch(&mut self) -> bool {
+        let Some(port) = self.workers.as_mut() else { return true };
+        while let Some((key, call)) = self.backlog.pop_front() {
+            if let Err(back) = port.dispatch(key, call) {
+                self.backlog.push_front(back);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// What the workers have finished; to be [given back](Self::keep_worked), empty.
+    pub(super) fn take_worked(&mut self) -> Vec<Worked> {
+        let mut worked = std::mem::take(&mut self.worked);
+        if let Some(port) = self.workers.as_mut() {
+            port.collect(POLL_BATCH, |key, result| worked.push((key, result)));
+        }
+        worked
+    }
+
+    pub(super) fn keep_worked(&mut self, worked: Vec<Worked>) {
+        self.worked = worked;
+    }
+
+    // To who takes them, and home.
+
+    /// Where calls of one more connection come from, and go home to.
+    pub(super) fn origin(&self) -> Arc<Origin> {
+        Arc::new(Origin::new(self.home.way(), self.signal.clone()))
+    }
+
+    /// A handler takes a call.
+    #[inline(always)]
+    pub(super) fn give(&mut self) {
+        self.count += 1;
+    }
+
+    /// It is a future.
+    pub(super) fn begin(&mut self, task: Task, origin: &Arc<Origin>) {
+        self.count += 1;
+        self.futures.begin(task, origin);
+    }
+
+    /// Futures of a connection that is over end with it.
+    pub(super) fn abandon_futures(&mut self) {
+        self.futures.abandon();
+    }
+
+    /// Polls the futures that are to be polled; returns how many have ended. `panicked` hears of those that have.
+    pub(super) fn poll_futures(&mut self, panicked: impl FnMut(&str)) -> usize {
+        let ended = self.futures.poll(panicked);
+        self.count -= ended;
+        ended
+    }
+
+    /// Calls that their handlers have answered.
+    #[inline(always)]
+    pub(super) fn take_answered(&mut self) -> Came<OwnedCall> {
+        self.home.take()
+    }
+}

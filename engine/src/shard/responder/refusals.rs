@@ -1,0 +1,152 @@
+//! Calls that are answered without results, or not at all.
+
+use super::Responder;
+use super::header::{CallRefusal, Trouble};
+use super::replies::reply_headroom;
+use crate::fabric::{Fabric, ReceivedBuf};
+use crate::proto::Refusal;
+use crate::service::{OwnedCall, REFUSAL_LEN};
+use crate::shard::conn::Conn;
+use crate::shard::context::Context;
+use crate::wire::rpc::{ProgramNumber, ReplyBody, ReplyHeader};
+use crate::wire::{ErrorBody, Version};
+
+impl Responder {
+    /// Answers a call that has no results.
+    #[cold]
+    pub(super) fn refuse_call<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Box<OwnedCall>,
+        refusal: CallRefusal,
+    ) {
+        if let CallRefusal::System(trouble) = refusal
+            && Self::puts_off(conn, trouble)
+        {
+            return self.put_off(cx, conn, call, trouble);
+        }
+        cx.stats.calls_failed += 1;
+        self.tally.refused(&call, &refusal);
+        let id = call.id;
+        if let CallRefusal::Undeclared(error) = refusal {
+            let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+            let peer = conn.accepted().map_or("", |accepted| accepted.host());
+            let read: u64 = call.asked.iter().map(|read| u64::from(read.target.length)).sum();
+            let writes = call.results.len();
+            let line = format_args!(
+                "connection of {peer}: procedure {procedure} of program {program} is answered with an error: {error}; \
+                 {read} bytes in Read chunks and {writes} Write chunks are not what it declares (`read_chunks`, \
+                 `write_chunks`)"
+            );
+            cx.warn("calls whose chunks their procedures do not declare", line);
+        }
+        let body = match refusal {
+            CallRefusal::Rpc(body) => body,
+            CallRefusal::NotACall => {
+                conn.proto.forget(id);
+                return self.boxes.put(call);
+            }
+            CallRefusal::System(trouble) => return self.answer_system(cx, conn, call, trouble),
+            CallRefusal::Transport(error) | CallRefusal::Undeclared(error) => {
+                // Version 1 has one word for all of them.
+                log::debug!("{:?}: call {:#x} is refused: {error}", conn.qp(), call.xid);
+                conn.proto.reply_error(id, error);
+                return self.boxes.put(call);
+            }
+        };
+        let at = reply_headroom(&call);
+        let verifier = std::mem::take(&mut call.verifier);
+        let body = match body {
+            ReplyBody::Accepted { stat, .. } => ReplyBody::Accepted { verifier: verifier.get(), stat },
+            denied => denied,
+        };
+        let header = ReplyHeader { xid: call.xid, body };
+        if call.reply.as_ref().is_none_or(|buf| buf.capacity() < at + header.encoded_len()) {
+            let needed = at + header.encoded_len().max(REFUSAL_LEN);
+            // The message that it came in is not needed any more.
+            let message = call.message.take().filter(|message| message.capacity() >= needed);
+            call.reply = message.map(ReceivedBuf::into_buf).or_else(|| cx.alloc(needed));
+        }
+        call.results.iter_mut().for_each(|result| result.len = 0);
+        let written = call.reply.as_mut().and_then(|buf| {
+            let len = header.emit(buf.full_mut().get_mut(at..)?).ok()?;
+            buf.set_window(at, len);
+            Some(())
+        });
+        call.refusal = Some(Refusal::SystemError);
+        match written {
+            Some(()) => self.answer(cx, conn, call, false),
+            None if Self::puts_off(conn, Trouble::NoBuffers) => self.put_off(cx, conn, call, Trouble::NoBuffers),
+            None => self.answer_system(cx, conn, call, Trouble::NoBuffers),
+        }
+    }
+
+    /// Whether a call in such trouble is left to its client to send again. Version 1 has no word for trouble that passes:
+    /// whatever is said, ERR_CHUNK or SYSTEM_ERR, becomes an error of the client's application. A client that has lost
+    /// its connection sends again what was not answered.
+    pub(super) fn puts_off(conn: &Conn, trouble: Trouble) -> bool {
+        trouble.passes() && conn.accepted().is_some() && conn.proto.terms().version == Version::V1
+    }
+
+    /// Does not begin a call, nor answer it: its connection ends, in order, and its client sends it again.
+    #[cold]
+    pub(super) fn put_off<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: Box<OwnedCall>,
+        trouble: Trouble,
+    ) {
+        cx.stats.calls_put_off += 1;
+        let (what, why) = trouble.words();
+        if trouble != Trouble::Draining {
+            let peer = conn.accepted().map_or("", |accepted| accepted.host());
+            cx.warn(what, format_args!("connection of {peer}: a call is left to be sent again: {why}"));
+        }
+        conn.proto.forget(call.id);
+        self.boxes.put(call);
+        conn.drain();
+        cx.ready.add(conn);
+    }
+
+    /// Answers a call with ERR_SYSTEM: the peer learns no more, the log does.
+    #[cold]
+    fn answer_system<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: Box<OwnedCall>,
+        trouble: Trouble,
+    ) {
+        let (what, why) = trouble.words();
+        let line = format_args!("{:?}: a call is answered with ERR_SYSTEM: {why}", conn.qp());
+        match trouble {
+            // As it is meant to be.
+            Trouble::Draining => cx.info(what, line),
+            _ => cx.warn(what, line),
+        }
+        conn.proto.reply_error(call.id, ErrorBody::System);
+        self.boxes.put(call);
+    }
+
+    /// A call is answered with SYSTEM_ERR by its handler's doing: the caller learns no more, the log does.
+    #[cold]
+    pub(super) fn tell_system_error<F: Fabric>(&self, cx: &mut Context<F>, call: &mut OwnedCall) {
+        let panic = call.take_panic();
+        let (what, why) = match (&panic, call.refusal) {
+            (Some(panic), _) => ("handlers that panicked", format!("its handler panicked: {panic}")),
+            (None, Some(Refusal::NoReply)) => (
+                "handlers that did not answer",
+                "its handler came to `Refusal::NoReply`, which only those of `Procedure::one_way` may".to_owned(),
+            ),
+            (None, _) if call.was_dropped() => {
+                ("calls dropped unanswered", "who had taken it has dropped it unanswered".to_owned())
+            }
+            (None, _) => ("calls that handlers refused", "its handler came to `Refusal::SystemError`".to_owned()),
+        };
+        let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+        let line = format_args!("procedure {procedure} of program {program} is answered with SYSTEM_ERR: {why}");
+        cx.error(what, line);
+    }
+}
