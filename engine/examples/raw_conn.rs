@@ -9,7 +9,7 @@
 use std::error::Error;
 
 use rpcrdma::Scheme;
-use rpcrdma::proto::{ConnConfig, Connection, Event, Form, InboundId, Incoming, Outgoing, Reserves};
+use rpcrdma::proto::{ConnConfig, Connection, Event, Form, InboundId, Incoming, Outgoing};
 use rpcrdma::wire::{Chunks, ReadSegment, Revision, Segment, View};
 
 /// Where the payload starts in a message buffer; headers are written before it.
@@ -77,12 +77,11 @@ fn transmit<'a>(
     chunks: impl Fn(Outgoing) -> &'a [ReadSegment],
 ) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
     let mut messages = Vec::new();
-    while let Some(out) = from.poll_transmit(Reserves::Full) {
+    while let Some(out) = from.poll_transmit(true) {
         let reads = chunks(out);
         let form = Form { chunks: Chunks { reads, ..Chunks::NONE }, external: false };
         let mut buffer = vec![0; HEADROOM];
-        let start =
-            from.emit_before(out, &form, Reserves::Full, &mut buffer, HEADROOM).ok_or("no room for the header")?;
+        let start = from.emit_before(out, &form, true, &mut buffer, HEADROOM).ok_or("no room for the header")?;
         if matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) {
             buffer.extend_from_slice(payload);
         }

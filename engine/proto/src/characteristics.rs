@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use super::exchange::{self, ChangeError, Characteristic, Exchange, Verdict};
-use super::{ConnConfig, Connection, Event, FIRST_MESSAGE_LEN, Outgoing, Rejected, Reserves, negotiate};
+use super::{ConnConfig, Connection, Event, FIRST_MESSAGE_LEN, Outgoing, Rejected, negotiate};
 use crate::wire::properties::{PropertyId, PropertySet};
 use crate::wire::{Body, ErrorBody, Header, Version, View, ViewBody};
 
@@ -244,9 +244,9 @@ impl Connection {
     }
 
     /// Writes the next operation in front of `end` of `buf`.
-    pub(super) fn emit_operation(&mut self, reserves: Reserves, buf: &mut [u8], end: usize) -> Option<usize> {
+    pub(super) fn emit_operation(&mut self, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         let operation = self.changes.exchange.as_mut()?.poll_transmit()?;
-        let words = self.account(false, true, reserves);
+        let words = self.account(false, true, receives_ok);
         self.changes.told = Some(self.credits.sent());
         let body = Body::Optional { opttype: operation.code.code(), optinfo: &operation.optinfo };
         let (xid, flags) = (operation.xid, operation.flags);
@@ -266,9 +266,9 @@ mod tests {
     /// Sends all that may be sent.
     fn transmit(from: &mut Connection) -> Vec<Vec<u8>> {
         let mut messages = Vec::new();
-        while let Some(out) = from.poll_transmit(Reserves::Full) {
+        while let Some(out) = from.poll_transmit(true) {
             let mut buf = vec![0; 512];
-            let start = from.emit_before(out, &Form::default(), Reserves::Full, &mut buf, 512).unwrap();
+            let start = from.emit_before(out, &Form::default(), true, &mut buf, 512).unwrap();
             messages.push(buf[start..].to_vec());
         }
         messages

@@ -1,8 +1,6 @@
 //! What the owner of a connection says and asks: time, loss, calls and replies.
 
-use super::{
-    CallError, CallId, ConnConfig, Connection, Event, InboundId, Outgoing, PeerFault, Rejected, Reserves, Scheme,
-};
+use super::{CallError, CallId, ConnConfig, Connection, Event, InboundId, Outgoing, PeerFault, Rejected, Scheme};
 use crate::wire::ErrorBody;
 
 impl Connection {
@@ -90,12 +88,10 @@ impl Connection {
         &mut self,
         token: u64,
         deadline: u64,
-        reserves: Reserves,
+        receives_ok: bool,
     ) -> Result<(CallId, bool), CallError> {
         // What waits to be sent goes first: a continued message must not be interrupted.
-        let now = self.calls.none_waits()
-            && self.outbox.is_empty()
-            && self.credits.may_send(true, reserves != Reserves::Short);
+        let now = self.calls.none_waits() && self.outbox.is_empty() && self.may_send_call(receives_ok);
         let call = if now { self.calls.start_sent(token, deadline) } else { self.calls.start(token, deadline) };
         Ok((call?, now))
     }
@@ -124,8 +120,8 @@ impl Connection {
     /// As [`reply`](Self::reply); true if the reply may go out at once: then it is not queued, and its header
     /// must be [written](Self::emit_plain) now.
     #[inline]
-    pub fn reply_now(&mut self, id: InboundId, reserves: Reserves) -> bool {
-        let now = self.may_reply(reserves);
+    pub fn reply_now(&mut self, id: InboundId, receives_ok: bool) -> bool {
+        let now = self.may_reply(receives_ok);
         if !now {
             self.outbox.push(Outgoing::Reply(id));
         }
@@ -134,8 +130,8 @@ impl Connection {
 
     /// A reply may go out at once.
     #[inline(always)]
-    fn may_reply(&self, reserves: Reserves) -> bool {
-        self.outbox.is_empty() && self.credits.may_send(false, self.replenished(reserves))
+    fn may_reply(&self, receives_ok: bool) -> bool {
+        self.outbox.is_empty() && self.credits.may_send(false, receives_ok)
     }
 
     /// Gives up a call. `None` if it has ended before. Its reply, should one come, is dropped and counted.

@@ -33,16 +33,13 @@ pub const MIN_CREDITS: u32 = 4;
 /// The largest: an increment must fit the 16 bits that the incremental scheme has for it.
 pub const MAX_CREDITS: u32 = 0x7FFF;
 
-/// Whether the Receives that the owner keeps for its connections are there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reserves {
-    /// The [reserves](Credits::reserve) of all connections.
-    Full,
-    /// The same but for what their peers [spare](super::Connection::spared) while calls of theirs are under way.
-    Spared,
-    /// Fewer: no peer may be told that it may send more.
-    Short,
-}
+/// Pure grants of a single message that may follow each other: each may be used up by one of the peer's, and two peers
+/// would thank each other for ever.
+const THANKS: u8 = 4;
+
+/// Credits that are for replies alone, while the peer has calls of this side to answer: what it grants for them beyond its
+/// limit, and what this side keeps of them when it calls.
+pub(super) const FOR_REPLIES: u32 = 2;
 
 /// The two credit words of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,6 +81,8 @@ pub struct Credits {
     unreported: u32,
     /// Those of them that were more than a pure grant.
     unreported_payload: u32,
+    /// Pure grants that were sent since the last message that was more, of either end.
+    thanks: u8,
     /// Incremental: what the peer surely had received when it last granted more.
     reached: u32,
     /// Payload-bearing messages after which a pure grant is due.
@@ -113,6 +112,7 @@ impl Credits {
             answered: 0,
             unreported: 0,
             unreported_payload: 0,
+            thanks: 0,
             reached: 0,
             grant_after: if coalesce { credit_limit / 2 } else { 1 },
             coalesce,
@@ -176,6 +176,13 @@ impl Credits {
         (self.told_limit.wrapping_sub(self.received) as i32).max(0) as u32
     }
 
+    /// Version 2: Receives of the [`reserve`](Self::reserve) that are not needed while there is room for so many more
+    /// messages than were received.
+    pub fn spared(&self, room: u32) -> u32 {
+        let left = self.left();
+        self.credit_limit.max(left) - room.min(self.credit_limit).max(left)
+    }
+
     /// Version 2: of the credits that there are, those that the peer has used, and has not been told that it may use
     /// again.
     pub fn used(&self) -> u32 {
@@ -207,66 +214,61 @@ impl Credits {
         }
     }
 
-    /// A message goes out. `counted` is false for version 1 replies and errors, which their call paid for.
-    /// With `replenished` the receive queue holds the full reserve, so that the peer may be told everything
-    /// that arrived; without, it is told what it could know before.
+    /// A message goes out. `counted` is false for version 1 replies and errors, which their call paid for. The peer is
+    /// told that it may send so many more messages than were received, where there is `room` for them and Receives are
+    /// in reserve; else what it could know before.
     #[inline(always)]
-    pub fn on_send(&mut self, counted: bool, replenished: bool) -> CreditWords {
+    pub fn on_send(&mut self, counted: bool, room: Option<u32>) -> CreditWords {
         self.sent = self.sent.wrapping_add(u32::from(counted));
         if self.scheme == Scheme::V1 {
             // A call asks for credits, a reply grants them.
             let credit = if counted { self.made } else { self.credit_limit };
             return CreditWords { credit, received: None };
         }
-        let before = self.limit_before();
-        if replenished {
-            self.raise_limit();
+        self.thanks = 0;
+        self.tell(room)
+    }
+
+    /// The same of a pure grant of version 2.
+    #[cold]
+    pub fn on_send_grant(&mut self, room: Option<u32>) -> CreditWords {
+        self.sent = self.sent.wrapping_add(1);
+        self.thanks = self.thanks.saturating_add(1);
+        self.tell(room)
+    }
+
+    #[inline]
+    fn tell(&mut self, room: Option<u32>) -> CreditWords {
+        // What messages have told so far. This one tells all of it.
+        let before = self.told_limit.wrapping_sub(std::mem::take(&mut self.untold));
+        if let Some(room) = room {
+            self.raise_limit(room);
         }
         self.words(before)
     }
 
-    /// As [`on_send`](Self::on_send) in the windowed scheme, while the receive queue holds the full reserve:
-    /// the credits from here on, and how many messages were received.
+    /// As [`on_send`](Self::on_send) in the windowed scheme, while there is room: the credits from here on, and how many
+    /// messages were received.
     #[inline(always)]
-    pub fn on_send_windowed(&mut self) -> (u32, u32) {
+    pub fn on_send_windowed(&mut self, room: u32) -> (u32, u32) {
         self.sent = self.sent.wrapping_add(1);
-        self.raise_limit();
+        self.thanks = 0;
+        self.raise_limit(room);
         (self.told_limit.wrapping_sub(self.received), self.received)
-    }
-
-    /// The limit that messages have told so far. The next one tells all of it.
-    #[inline]
-    fn limit_before(&mut self) -> u32 {
-        self.told_limit.wrapping_sub(std::mem::take(&mut self.untold))
-    }
-
-    #[inline(always)]
-    fn raise_limit(&mut self) {
-        self.raise_limit_to(self.credit_limit);
-        self.unreported = 0;
-        self.unreported_payload = 0;
     }
 
     /// So many more messages than were received; never back behind what was told.
     #[inline(always)]
-    fn raise_limit_to(&mut self, room: u32) {
-        let limit = self.received.wrapping_add(room.min(self.credit_limit));
+    fn raise_limit(&mut self, room: u32) {
+        let limit = self.received.wrapping_add(room);
         if (limit.wrapping_sub(self.told_limit) as i32) > 0 {
             self.told_limit = limit;
         }
-    }
-
-    /// As [`on_send`](Self::on_send), while there is room for only so many more messages than it has received. With none
-    /// the peer is told of no more than it used, but of all of that: so it may send one more grant, without which the
-    /// answers that make room could not go out.
-    pub fn on_send_crowded(&mut self, counted: bool, room: u32) -> CreditWords {
-        if self.scheme == Scheme::V1 {
-            return self.on_send(counted, true);
+        self.unreported_payload = 0;
+        // As long as there is room for less, more is to be told.
+        if room >= self.credit_limit {
+            self.unreported = 0;
         }
-        self.sent = self.sent.wrapping_add(u32::from(counted));
-        let before = self.limit_before();
-        self.raise_limit_to(room);
-        self.words(before)
     }
 
     /// What a header says; the peer was told `before` earlier.
@@ -396,6 +398,9 @@ impl Credits {
         }
         self.unreported += 1;
         self.unreported_payload += u32::from(payload);
+        if payload {
+            self.thanks = 0;
+        }
         Ok(())
     }
 
@@ -434,33 +439,32 @@ impl Credits {
         }
     }
 
-    /// True when a pure grant is due, should nothing else carry it, and allowed. `replenished` as in
+    /// True when a pure grant is due, should nothing else carry it, and allowed. `room` as in
     /// [`on_send`](Self::on_send).
     #[inline]
-    pub fn wants_grant(&self, replenished: bool) -> bool {
-        if self.scheme == Scheme::V1 || !replenished {
-            return false;
-        }
+    pub fn wants_grant(&self, room: Option<u32>) -> bool {
+        let Some(room) = room.filter(|_| self.scheme != Scheme::V1) else { return false };
+        let left = self.told_limit.wrapping_sub(self.received) as i32;
         // Pure grants use up credits too, and must be reported in the end; but never one for one, or two
         // idle peers would thank each other for ever.
-        let left = self.told_limit.wrapping_sub(self.received) as i32;
-        let due = self.unreported_payload >= self.grant_after || left <= (self.credit_limit / 2) as i32;
-        due && self.unreported > 0 && self.may_grant()
+        let low = match room >= self.credit_limit {
+            true => self.unreported > 0 && left <= (self.credit_limit / 2) as i32,
+            false => self.wants_crowded(room, left),
+        };
+        (low || self.unreported_payload >= self.grant_after) && self.may_grant()
+    }
+
+    /// The same for want of credits, while there is not room for the whole credit limit: only a peer that has used all
+    /// that it may needs to hear of more, or one that has used its one grant beyond the limit.
+    #[cold]
+    fn wants_crowded(&self, room: u32, left: i32) -> bool {
+        left < 0 || (left == 0 && (room > 1 || (room == 1 && self.thanks < THANKS)))
     }
 
     /// A pure grant may be sent: it may exceed the limit by one.
     #[inline]
     pub fn may_grant(&self) -> bool {
         (self.limit.wrapping_sub(self.sent) as i32) >= 0
-    }
-
-    /// As [`wants_grant`](Self::wants_grant), while there is room for only so many more messages: only a peer that has
-    /// used all that it may needs to hear of it. A grant for a single message could be used up by a grant, for ever;
-    /// but a peer that has used its one grant beyond the limit hears of that.
-    #[inline]
-    pub fn wants_grant_crowded(&self, room: u32) -> bool {
-        let left = self.told_limit.wrapping_sub(self.received) as i32;
-        self.scheme != Scheme::V1 && (left < 0 || (left == 0 && room > 1)) && self.may_grant()
     }
 
     /// Starts the counters elsewhere, to test wrap-around.

@@ -24,21 +24,18 @@ pub(super) struct Inbound {
     live: bool,
 }
 
-/// Slots of served calls: two for each call that the peer may have under way, for those that are arriving and those that
-/// are not answered yet.
+/// Slots of served calls: two for each call that the peer may have under way, as version 1 tolerates twice as many.
 #[derive(Debug)]
 pub(super) struct InboundTable {
     slots: Vec<Inbound>,
     free: FreeList,
-    /// Slots that must be free for the peer to be granted more.
-    room: usize,
 }
 
 impl InboundTable {
     /// For so many calls under way.
     pub(super) fn new(calls: usize) -> Self {
         let capacity = 2 * calls;
-        Self { slots: vec![Inbound::default(); capacity], free: FreeList::new(capacity), room: calls }
+        Self { slots: vec![Inbound::default(); capacity], free: FreeList::new(capacity) }
     }
 
     /// Where slots and links begin: the first ones are used most.
@@ -81,19 +78,13 @@ impl InboundTable {
     /// So many calls may be under way from now on. It never gets smaller.
     pub(super) fn fit(&mut self, calls: usize) {
         let capacity = 2 * calls;
-        self.room = calls;
         if capacity > self.slots.len() {
             self.slots.resize(capacity, Inbound::default());
             self.free.grow(capacity);
         }
     }
 
-    /// There are slots for all that the peer may be granted, beside what so many errors take that wait to be sent.
-    #[inline]
-    pub(super) fn has_room_beside(&self, errors: usize) -> bool {
-        self.free.len() >= self.room + self.slots.len().min(errors)
-    }
-
+    #[inline(always)]
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -102,6 +93,7 @@ impl InboundTable {
         self.slots.len()
     }
 
+    #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -145,16 +137,5 @@ mod tests {
         assert_eq!([first, more[0], more[2]].map(|id| table.get(id).unwrap().xid), [7, 8, 10]);
         table.fit(1);
         assert_eq!((table.capacity(), table.len()), (4, 4));
-    }
-
-    #[test]
-    fn errors_that_wait_take_room() {
-        let mut table = InboundTable::new(2);
-        assert!(table.has_room_beside(2) && !table.has_room_beside(3));
-        let call = table.insert(7).unwrap();
-        assert!(table.has_room_beside(1) && !table.has_room_beside(2));
-        table.remove(call);
-        assert!(table.has_room_beside(2));
-        assert!(InboundTable::new(0).has_room_beside(9), "there is nothing to take room from");
     }
 }

@@ -2,7 +2,7 @@
 //! authentication.
 
 use super::negotiate::{self, Terms};
-use super::{ConnConfig, Connection, Event, Outgoing, PeerFault, Phase, Reserves, Version};
+use super::{ConnConfig, Connection, Event, Outgoing, PeerFault, Phase, Version};
 use crate::auth::{HostAuth, Role};
 use crate::wire::properties::{Properties, PropertySet};
 use crate::wire::{self, Body, Flags, Header};
@@ -168,11 +168,11 @@ impl Connection {
     /// Writes this side's CONNPROP in front of `end` of `buf`: whole, or as much as the peer takes in one
     /// message, and then the rest follows. The client's first one is whole: it has an opening of
     /// [`MAX_OPENING`](crate::auth::MAX_OPENING) bytes at most.
-    pub(super) fn emit_connprop(&mut self, reserves: Reserves, buf: &mut [u8], end: usize) -> Option<usize> {
+    pub(super) fn emit_connprop(&mut self, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         if self.introduction.rest.is_empty() {
             self.introduction.rest = self.own_properties()?;
         }
-        let words = self.account(false, true, reserves);
+        let words = self.account(false, true, receives_ok);
         let room =
             end.min(self.session.terms().send_inline_threshold).checked_sub(wire::connprop_len(words.received, 0))?
                 & !3;

@@ -30,7 +30,7 @@
 //!
 //! Messages arrive whole, in order and once, or the connection is over. The owner keeps as many Receives
 //! posted as [`reserve`](Connection::reserve) says; whether it does so at the moment, for all its
-//! connections, is what [`Reserves`] says.
+//! connections, is what `receives_ok` asks.
 //!
 //! A connection that is over ends its calls by [`lost`](Connection::lost), called until it says `None`; or
 //! these are kept by [`interrupt`](Connection::interrupt), and go out again after
@@ -41,7 +41,7 @@
 //! One call, and its reply:
 //!
 //! ```
-//! use rpcrdma_proto::{CallError, ConnConfig, Connection, Event, Form, Incoming, Outgoing, PeerFault, Reserves};
+//! use rpcrdma_proto::{CallError, ConnConfig, Connection, Event, Form, Incoming, Outgoing, PeerFault};
 //!
 //! /// What was received means, and where its payload begins.
 //! fn receive(end: &mut Connection, message: &[u8]) -> Result<(Event, usize), PeerFault> {
@@ -56,9 +56,9 @@
 //! /// Every message that may go out now; `payload` is that of calls and replies.
 //! fn transmit(end: &mut Connection, payload: &[u8]) -> Vec<Vec<u8>> {
 //!     let mut messages = Vec::new();
-//!     while let Some(out) = end.poll_transmit(Reserves::Full) {
+//!     while let Some(out) = end.poll_transmit(true) {
 //!         let mut message = vec![0; 256];
-//!         let start = end.emit_before(out, &Form::default(), Reserves::Full, &mut message, 256).expect("room");
+//!         let start = end.emit_before(out, &Form::default(), true, &mut message, 256).expect("room");
 //!         if matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) {
 //!             message.extend_from_slice(payload);
 //!         }
@@ -99,7 +99,7 @@
 //!     assert!(turns < 4, "{client:?}");
 //! }
 //! assert_eq!(answered, Some((call, 7)));
-//! assert!(client.is_idle() && server.is_idle() && !client.has_output(Reserves::Full));
+//! assert!(client.is_idle() && server.is_idle() && !client.has_output(true));
 //!
 //! // The device says that the connection has ended, amid a call.
 //! let call = client.start_call(9, u64::MAX).expect("a slot");
@@ -178,7 +178,7 @@ use calls::CallTable;
 use characteristics::Changes;
 pub use config::ConnConfig;
 pub use counters::Counters;
-pub use credits::{CreditWords, Credits, MAX_CREDITS, MIN_CREDITS, Reserves, Scheme};
+pub use credits::{CreditWords, Credits, MAX_CREDITS, MIN_CREDITS, Scheme};
 pub use event::{Event, Outgoing};
 pub use fault::{CallError, Knob, PeerFault, Refusal, Rejected};
 pub use form::{CallForm, CallLengths, CallPlan, FormLimits, LEAST_LAST_PART, ReplyForm, choose_call, choose_reply};
@@ -303,15 +303,13 @@ impl Connection {
         self.config.reserve().max(self.credits.reserve())
     }
 
-    /// Receives of the [`reserve`](Self::reserve) that are not needed for now. In version 1 a call that has
-    /// no answer yet has used up one of the calls that its peer may make. In version 2 it has used a credit, which its
-    /// peer is not [granted again](Reserves::Spared) meanwhile.
+    /// Receives of the [`reserve`](Self::reserve) that are not needed for now: a call that has no answer yet has used up
+    /// what its peer may send, and has its buffer.
     pub fn spared(&self) -> u32 {
-        let used = match self.session.version() {
-            Version::V1 => self.credits.credit_limit(),
-            Version::V2 => self.credits.used(),
-        };
-        used.min(self.inbound.len() as u32)
+        match self.session.version() {
+            Version::V1 => self.credits.credit_limit().min(self.inbound.len() as u32),
+            Version::V2 => self.credits.spared(self.room()),
+        }
     }
 
     /// Offers the peer another credit limit; see [`Credits::set_credit_limit`].

@@ -1,6 +1,7 @@
 //! What goes out next, and its header.
 
-use super::{Connection, CreditWords, Outgoing, Reserves, Scheme};
+use super::credits::FOR_REPLIES;
+use super::{Connection, CreditWords, Outgoing, Scheme};
 use crate::wire::{self, Body, ChunkCounts, Chunks, Flags, Header, Version};
 
 /// How an outgoing message's payload travels, if not simply inline.
@@ -15,38 +16,37 @@ pub struct Form<'a> {
 impl Connection {
     /// Whether [`poll_transmit`](Self::poll_transmit) may have something: to be asked after input.
     #[inline]
-    pub fn has_output(&self, reserves: Reserves) -> bool {
-        !self.outbox.is_empty() || !self.calls.none_waits() || self.may_owe_grant(reserves)
+    pub fn has_output(&self, receives_ok: bool) -> bool {
+        !self.outbox.is_empty() || !self.calls.none_waits() || self.credits.wants_grant(self.room_if(receives_ok))
     }
 
     /// Messages wait to be sent; or none was sent since this was last asked, and a pure grant may be due; or
     /// one is due in spite of what was sent, which may have been long ago.
     #[inline]
-    pub fn needs_transmit(&mut self, reserves: Reserves) -> bool {
-        self.outbox.take_silence() || self.has_output(reserves)
+    pub fn needs_transmit(&mut self, receives_ok: bool) -> bool {
+        self.outbox.take_silence() || self.has_output(receives_ok)
     }
 
-    /// The next message that may go out. `reserves` says whether the receive queue holds the reserves of all
+    /// The next message that may go out. `receives_ok` says whether the receive queue holds the receives_ok of all
     /// its connections. Each message must then be written by [`emit_before`](Self::emit_before).
     #[inline]
-    pub fn poll_transmit(&mut self, reserves: Reserves) -> Option<Outgoing> {
-        let replenished = self.replenished(reserves);
-        let may = self.credits.may_send(false, replenished) || self.owes_versions();
+    pub fn poll_transmit(&mut self, receives_ok: bool) -> Option<Outgoing> {
+        let may = self.credits.may_send(false, receives_ok) || self.owes_versions();
         if may && let Some(out) = self.outbox.pop() {
             return Some(out);
         }
         if self.outbox.is_empty()
-            && self.credits.may_send(true, replenished)
+            && self.may_send_call(receives_ok)
             && let Some(call) = self.calls.send_next()
         {
             return Some(Outgoing::Call(call));
         }
         let silent = self.outbox.take_silence();
-        let due = if replenished { self.credits.wants_grant(true) } else { self.owes_grant_crowded(reserves) };
+        let due = self.credits.wants_grant(self.room_if(receives_ok));
         // What keeps alive says nothing new: it must not use up the one message beyond the limit, which may
         // be needed to say something.
         let ping = self.outbox.take_ping();
-        let due = due || (ping && self.credits.may_send(false, replenished));
+        let due = due || (ping && self.credits.may_send(false, receives_ok));
         (silent && due).then_some(Outgoing::Grant)
     }
 
@@ -84,33 +84,35 @@ impl Connection {
         self.outbox.put_back(Outgoing::Continue);
     }
 
-    /// The peer may be told of everything that arrived: Receives are in reserve, and so is room for its
-    /// calls. In version 1 calls under way are bounded when they come, and an answer makes the room that
-    /// it grants.
-    #[inline]
-    pub(super) fn replenished(&self, reserves: Reserves) -> bool {
-        let all = reserves == Reserves::Full && self.inbound.has_room_beside(self.outbox.errors());
-        all || (self.session.version() == Version::V1 && reserves != Reserves::Short)
-    }
-
-    /// Messages that the peer may be told of beyond those received, where that is not the whole credit limit: calls
-    /// under way have Receives, and slots, that it was granted before.
-    #[cold]
-    fn room(&self) -> u32 {
+    /// Messages that the peer may be told of beyond those that were received, in version 2. Each of its calls that is not
+    /// answered has used a credit: it has the Receive that was promised for it, and a slot. While calls of ours are under
+    /// way there are a few more, for the replies.
+    #[inline(always)]
+    pub(super) fn room(&self) -> u32 {
+        let limit = self.credits.credit_limit();
         let taken = self.inbound.len() + self.outbox.errors();
-        self.credits.credit_limit().saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX))
+        if taken == 0 { limit } else { self.room_beside(limit, taken) }
     }
 
-    /// A pure grant is due where there is only so much room.
-    #[cold]
-    fn owes_grant_crowded(&self, reserves: Reserves) -> bool {
-        reserves != Reserves::Short && self.credits.wants_grant_crowded(self.room())
-    }
-
-    /// A pure grant may be due.
     #[inline]
-    fn may_owe_grant(&self, reserves: Reserves) -> bool {
-        if reserves == Reserves::Full { self.credits.wants_grant(true) } else { self.owes_grant_crowded(reserves) }
+    fn room_beside(&self, limit: u32, taken: usize) -> u32 {
+        let for_replies = if self.calls.is_empty() { 0 } else { FOR_REPLIES };
+        limit.min((limit + for_replies).saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX)))
+    }
+
+    /// The same where Receives are in reserve; `None` where they are not.
+    #[inline(always)]
+    fn room_if(&self, receives_ok: bool) -> Option<u32> {
+        receives_ok.then(|| self.room())
+    }
+
+    /// A call may go out: in version 2, if credits are left for the replies to calls of the peer.
+    #[inline(always)]
+    pub(super) fn may_send_call(&self, receives_ok: bool) -> bool {
+        self.credits.may_send(true, receives_ok)
+            && (self.inbound.is_empty()
+                || self.session.version() == Version::V1
+                || self.credits.available() > FOR_REPLIES)
     }
 
     #[inline]
@@ -128,13 +130,13 @@ impl Connection {
     /// starts. The message is then on its way as far as the connection is concerned. `None` if it does
     /// not fit before `end` (the caller's fault) or names a served call that is gone.
     #[inline(always)]
-    pub fn emit_plain(&mut self, out: Outgoing, reserves: Reserves, buf: &mut [u8], end: usize) -> Option<usize> {
+    pub fn emit_plain(&mut self, out: Outgoing, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         let (xid, flags, counted) = match out {
             Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
             Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
             _ => return None,
         };
-        self.emit_msg(xid, flags, counted, reserves, buf, end)
+        self.emit_msg(xid, flags, counted, receives_ok, buf, end)
     }
 
     #[inline(always)]
@@ -143,21 +145,21 @@ impl Connection {
         xid: u32,
         flags: Flags,
         counted: bool,
-        reserves: Reserves,
+        receives_ok: bool,
         buf: &mut [u8],
         end: usize,
     ) -> Option<usize> {
-        if self.windowed() && self.replenished(reserves) {
+        if self.windowed() && receives_ok {
             // What `account` comes to, when the peer is told everything.
             self.outbox.note_sent();
             self.counters.sent += 1;
             self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
-            let (credit, received) = self.credits.on_send_windowed();
+            let (credit, received) = self.credits.on_send_windowed(self.room());
             let start = end.checked_sub(wire::WINDOWED_LEN)?;
             wire::emit_windowed(buf.get_mut(start..end)?.first_chunk_mut()?, xid, credit, received, flags);
             return Some(start);
         }
-        let words = self.account(counted, true, reserves);
+        let words = self.account(counted, true, receives_ok);
         let start = end.checked_sub(wire::msg_len(self.session.version(), words.received.is_some()))?;
         wire::emit_msg(buf.get_mut(start..end)?, self.session.version(), xid, words.credit, words.received, flags);
         Some(start)
@@ -166,14 +168,14 @@ impl Connection {
     /// Writes the header of a part of a call or reply that is not the last, as
     /// [`emit_plain`](Self::emit_plain). The last part is written by that or by
     /// [`emit_before`](Self::emit_before).
-    pub fn emit_continued(&mut self, out: Outgoing, reserves: Reserves, buf: &mut [u8], end: usize) -> Option<usize> {
+    pub fn emit_continued(&mut self, out: Outgoing, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         let (xid, flags) = match out {
             Outgoing::Call(call) => (call.xid(), Flags::MORE),
             Outgoing::Reply(id) => (self.inbound.get(id)?.xid, Flags::MORE.with(Flags::RESPONSE)),
             _ => return None,
         };
         self.counters.continued_sent += 1;
-        self.emit_msg(xid, flags, true, reserves, buf, end)
+        self.emit_msg(xid, flags, true, receives_ok, buf, end)
     }
 
     /// As [`emit_plain`](Self::emit_plain), for messages in other forms; `form` means nothing for errors,
@@ -182,13 +184,13 @@ impl Connection {
         &mut self,
         out: Outgoing,
         form: &Form<'_>,
-        reserves: Reserves,
+        receives_ok: bool,
         buf: &mut [u8],
         end: usize,
     ) -> Option<usize> {
         match out {
-            Outgoing::Connprop => return self.emit_connprop(reserves, buf, end),
-            Outgoing::Optional => return self.emit_operation(reserves, buf, end),
+            Outgoing::Connprop => return self.emit_connprop(receives_ok, buf, end),
+            Outgoing::Optional => return self.emit_operation(receives_ok, buf, end),
             _ => {}
         }
         let (xid, flags, counted) = match out {
@@ -215,17 +217,15 @@ impl Connection {
         // still be due behind it.
         let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
         let grants = !error || self.session.version() == Version::V1;
-        let piggybacked = self.counters.grants_piggybacked;
-        let words = self.account(counted, grants, reserves);
+        let words = match out {
+            Outgoing::Grant => self.account_grant(receives_ok),
+            _ => self.account(counted, grants, receives_ok),
+        };
         if let Outgoing::WrongVersion { xid, vers } = out {
             let start = end.checked_sub(wire::ERR_VERS_LEN)?;
             let versions = self.versions();
             wire::emit_err_vers(buf.get_mut(start..end)?, xid, vers, words.credit, versions).ok()?;
             return Some(start);
-        }
-        if matches!(out, Outgoing::Grant) {
-            self.counters.grants_pure += 1;
-            self.counters.grants_piggybacked = piggybacked;
         }
         let header = Header { xid, credit: words.credit, received: words.received, flags, body };
         header.emit_before(buf, end, self.session.version(), self.config.revision)
@@ -234,21 +234,26 @@ impl Connection {
     /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts;
     /// a message that `grants` nothing tells nothing new.
     #[inline(always)]
-    pub(super) fn account(&mut self, call: bool, grants: bool, reserves: Reserves) -> CreditWords {
+    pub(super) fn account(&mut self, call: bool, grants: bool, receives_ok: bool) -> CreditWords {
+        self.counters.sent += 1;
         if grants {
             self.outbox.note_sent();
         }
-        self.counters.sent += 1;
         if self.session.version() == Version::V1 {
             // Every reply grants: what its call has used.
             self.counters.grants_piggybacked += u64::from(!call);
-            return self.credits.on_send(call, true);
+            return self.credits.on_send(call, None);
         }
         self.counters.grants_piggybacked += u64::from(grants && self.credits.wants_report());
-        let replenished = grants && self.replenished(reserves);
-        if grants && !replenished && reserves != Reserves::Short {
-            return self.credits.on_send_crowded(true, self.room());
-        }
-        self.credits.on_send(true, replenished)
+        self.credits.on_send(true, self.room_if(receives_ok && grants))
+    }
+
+    /// The same of a pure grant.
+    #[cold]
+    fn account_grant(&mut self, receives_ok: bool) -> CreditWords {
+        self.counters.sent += 1;
+        self.counters.grants_pure += 1;
+        self.outbox.note_sent();
+        self.credits.on_send_grant(self.room_if(receives_ok))
     }
 }

@@ -407,8 +407,7 @@ mod tests {
         assert!(!conn.has_waited_to_grant());
         assert!(conn.has_waited_to_grant());
         let mut buf = [0; 64];
-        let message =
-            conn.proto.emit_before(Outgoing::Grant, &Form::default(), crate::proto::Reserves::Full, &mut buf, 64);
+        let message = conn.proto.emit_before(Outgoing::Grant, &Form::default(), true, &mut buf, 64);
         assert!(message.is_some() && !conn.has_waited_to_grant());
     }
 }

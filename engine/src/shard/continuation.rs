@@ -7,7 +7,7 @@ use super::context::Context;
 use super::requester::call_header_len;
 use crate::config::{HEADROOM_PLAIN, SMALL_BUFFER};
 use crate::fabric::Fabric;
-use crate::proto::{CallId, Outgoing, Reserves};
+use crate::proto::{CallId, Outgoing};
 use crate::service::OwnedCall;
 use crate::wire::ChunkCounts;
 
@@ -64,13 +64,13 @@ pub(super) enum NextPart {
 impl<F: Fabric> Context<F> {
     /// Sends the first part of a message, which is too long for one.
     #[cold]
-    pub(super) fn start_continuation(&mut self, conn: &mut Conn, continuation: Continuation, reserves: Reserves) {
+    pub(super) fn start_continuation(&mut self, conn: &mut Conn, continuation: Continuation, receives_ok: bool) {
         debug_assert!(continuation.last_header + continuation.rest.len() > conn.proto.terms().send_inline_threshold);
-        self.transmit_part(conn, continuation, reserves);
+        self.transmit_part(conn, continuation, receives_ok);
     }
 
     /// Sends one more part, unless it is the last.
-    pub(super) fn continue_message(&mut self, conn: &mut Conn, reserves: Reserves) -> NextPart {
+    pub(super) fn continue_message(&mut self, conn: &mut Conn, receives_ok: bool) -> NextPart {
         let Some(mut continuation) = conn.take_continuation() else { return NextPart::Sent };
         if let Whose::Call(call, Some(index)) = continuation.of
             && !conn.exposes(call, index)
@@ -82,14 +82,14 @@ impl<F: Fabric> Context<F> {
         if continuation.last_header + continuation.rest.len() <= conn.proto.terms().send_inline_threshold {
             return NextPart::Last(continuation);
         }
-        match self.transmit_part(conn, continuation, reserves) {
+        match self.transmit_part(conn, continuation, receives_ok) {
             true => NextPart::Sent,
             false => NextPart::NoMemory,
         }
     }
 
     /// Sends a part that is not the last. False if there was no memory for it.
-    fn transmit_part(&mut self, conn: &mut Conn, mut continuation: Continuation, reserves: Reserves) -> bool {
+    fn transmit_part(&mut self, conn: &mut Conn, mut continuation: Continuation, receives_ok: bool) -> bool {
         let (limit, left) = (conn.proto.terms().send_inline_threshold, continuation.rest.len());
         // The last part is never empty, and parts end where XDR words do.
         let room = (limit - conn.proto.header_len(&ChunkCounts::default())) & !3;
@@ -105,7 +105,7 @@ impl<F: Fabric> Context<F> {
             let bytes = continuation.rest.get(..take).unwrap_or_default();
             buf.full_mut()[HEADROOM_PLAIN..end].copy_from_slice(bytes);
             let of = continuation.of.outgoing();
-            match conn.proto.emit_continued(of, reserves, buf.full_mut(), HEADROOM_PLAIN) {
+            match conn.proto.emit_continued(of, receives_ok, buf.full_mut(), HEADROOM_PLAIN) {
                 Some(start) => {
                     buf.set_window(start, end - start);
                     conn.sends.push_send(buf, None, self.config.signal_every);

@@ -12,7 +12,7 @@ use super::context::Context;
 use super::stage::Stage;
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::Fabric;
-use crate::proto::{MIN_CREDITS, Reserves};
+use crate::proto::MIN_CREDITS;
 use crate::wire::Version;
 
 /// Of the usual intervals between looks at the control plane, so many are between two looks at a credit limit: at each
@@ -99,19 +99,18 @@ impl Turn {
 }
 
 impl<F: Fabric> Context<F> {
-    /// Whether Receives are posted for all that peers may send when `conn`, which is not in the table now, has let its
-    /// peer send more.
+    /// Receives are posted for all that peers may send when `conn`, which is not in the table now, has let
+    /// its peer send one more.
     #[inline]
-    pub(super) fn reserves(&self, conn: &Conn) -> Reserves {
-        if self.receives.suffice() { Reserves::Full } else { self.reserves_left(conn) }
+    pub(super) fn receives_ok(&self, conn: &Conn) -> bool {
+        self.receives.suffice() || self.spares_receives(conn)
     }
 
     /// The same, while there are fewer than all reserves together: calls may have their buffers for long.
     #[cold]
-    fn reserves_left(&self, conn: &Conn) -> Reserves {
+    fn spares_receives(&self, conn: &Conn) -> bool {
         // An answer makes it one fewer.
-        let suffice = self.receives.suffice_without(self.spared() + conn.proto.spared());
-        if suffice { Reserves::Spared } else { Reserves::Short }
+        self.receives.suffice_without(self.spared() + conn.proto.spared())
     }
 
     /// Receives that those in the table do not need for now.

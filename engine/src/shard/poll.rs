@@ -7,7 +7,7 @@ use super::continuation::{Continuation, NextPart, Whose};
 use super::stage::Stage;
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, SMALL_BUFFER};
 use crate::fabric::{Completion, Fabric, Opcode, QpId, Status};
-use crate::proto::{Form, Outgoing, Reserves};
+use crate::proto::{Form, Outgoing};
 
 /// Whether a work request failed because of what the peer said or sent.
 fn is_peer_fault(status: Status) -> bool {
@@ -150,12 +150,12 @@ impl<F: Fabric> Shard<F> {
     /// or at once, if there was `only_one` in the turn, so that nothing could be gathered with it.
     #[inline(always)]
     fn settle(&mut self, conn: &mut Conn, only_one: bool) {
-        let reserves = self.cx.reserves(conn);
-        let asks = conn.proto.has_output(reserves) || conn.stage() == Stage::Draining;
+        let receives_ok = self.cx.receives_ok(conn);
+        let asks = conn.proto.has_output(receives_ok) || conn.stage() == Stage::Draining;
         if asks || (!only_one && !conn.sends.is_empty()) {
             self.cx.ready.add(conn);
         } else if !conn.sends.is_empty() && !conn.is_ready() {
-            conn.proto.needs_transmit(reserves);
+            conn.proto.needs_transmit(receives_ok);
             self.cx.post_chain(conn);
         }
     }
@@ -224,7 +224,7 @@ impl<F: Fabric> Shard<F> {
             if conn.stage() == Stage::Connecting {
                 return;
             }
-            if conn.proto.needs_transmit(shard.cx.reserves(conn)) || conn.stage() == Stage::Draining {
+            if conn.proto.needs_transmit(shard.cx.receives_ok(conn)) || conn.stage() == Stage::Draining {
                 shard.transmit_pending(conn);
             }
             shard.cx.post_chain(conn);
@@ -248,37 +248,37 @@ impl<F: Fabric> Shard<F> {
                 break;
             }
             // What goes out may take of it.
-            let reserves = self.cx.reserves(conn);
-            let Some(out) = conn.proto.poll_transmit(reserves) else {
+            let receives_ok = self.cx.receives_ok(conn);
+            let Some(out) = conn.proto.poll_transmit(receives_ok) else {
                 more = false;
                 break;
             };
             // What is due, and no keep-alive, may be taken along by a message of the next turn: a client's next calls.
             if out == Outgoing::Grant
                 && self.cx.config.coalesce_grants
-                && conn.proto.has_output(reserves)
+                && conn.proto.has_output(receives_ok)
                 && !conn.has_waited_to_grant()
             {
                 break;
             }
             match out {
                 Outgoing::Call(call) => {
-                    self.requester.transmit_queued(&mut self.cx, conn, call, reserves);
+                    self.requester.transmit_queued(&mut self.cx, conn, call, receives_ok);
                 }
                 Outgoing::Reply(id) => {
-                    self.responder.transmit_waiting(&mut self.cx, conn, id, reserves);
+                    self.responder.transmit_waiting(&mut self.cx, conn, id, receives_ok);
                 }
-                Outgoing::Continue => match self.cx.continue_message(conn, reserves) {
+                Outgoing::Continue => match self.cx.continue_message(conn, receives_ok) {
                     NextPart::Sent => {}
                     NextPart::NoMemory => break,
-                    NextPart::Last(parts) => self.transmit_last_part(conn, parts, reserves),
+                    NextPart::Last(parts) => self.transmit_last_part(conn, parts, receives_ok),
                 },
                 Outgoing::Error { .. }
                 | Outgoing::WrongVersion { .. }
                 | Outgoing::Connprop
                 | Outgoing::Optional
                 | Outgoing::Grant => {
-                    if !self.transmit_header(conn, out, reserves) {
+                    if !self.transmit_header(conn, out, receives_ok) {
                         break;
                     }
                 }
@@ -296,22 +296,22 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Sends the last part of a message: that of a call, or of a reply.
-    fn transmit_last_part(&mut self, conn: &mut Conn, parts: Continuation, reserves: Reserves) {
+    fn transmit_last_part(&mut self, conn: &mut Conn, parts: Continuation, receives_ok: bool) {
         let Continuation { of, rest, whole, last_header } = parts;
         match of {
             Whose::Reply(call) => {
-                self.responder.transmit_last_part(&mut self.cx, conn, call, rest, reserves);
+                self.responder.transmit_last_part(&mut self.cx, conn, call, rest, receives_ok);
             }
             Whose::Call(call, exposure) => {
                 let (of, rest) = ((call, exposure), (rest, whole, last_header));
-                self.requester.transmit_last_part(&mut self.cx, conn, of, rest, reserves);
+                self.requester.transmit_last_part(&mut self.cx, conn, of, rest, receives_ok);
             }
         }
     }
 
     /// A message that is nothing but a header. False if there was no buffer for it: it is tried again in the
     /// next turn, before anything else.
-    fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, reserves: Reserves) -> bool {
+    fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, receives_ok: bool) -> bool {
         let end = match out {
             Outgoing::Connprop => conn.proto.connprop_room(),
             Outgoing::Optional => SMALL_BUFFER,
@@ -321,7 +321,7 @@ impl<F: Fabric> Shard<F> {
             conn.proto.take_back(out);
             return false;
         };
-        match conn.proto.emit_before(out, &Form::default(), reserves, buf.full_mut(), end) {
+        match conn.proto.emit_before(out, &Form::default(), receives_ok, buf.full_mut(), end) {
             Some(start) => {
                 buf.set_window(start, end - start);
                 conn.sends.push_send(buf, None, self.cx.config.signal_every);

@@ -58,9 +58,10 @@ impl ReceiveBudget {
         self.posted >= self.promised
     }
 
-    /// The same when one more is promised, while so many of the promised ones are not needed.
+    /// The same when two more are needed, while so many of the promised ones are not: an answer makes it one more, and
+    /// the first call to a peer that calls makes it two.
     pub(super) fn suffice_without(&self, spared: u32) -> bool {
-        self.posted + spared as usize > self.promised
+        self.posted + spared as usize >= self.promised + 2
     }
 
     /// So many more than are promised are posted.
@@ -103,9 +104,9 @@ impl ReceiveBudget {
         (self.promised + overcommit + RECEIVE_MARGIN).saturating_sub(self.held())
     }
 
-    /// What is promised has its buffers, while so many of the promised ones are not needed.
+    /// What is promised has its buffers, and a few more, while so many of the promised ones are not needed.
     pub(super) fn cover_promises_without(&self, spared: u32) -> bool {
-        self.held() + spared as usize >= self.promised
+        self.held() + spared as usize >= self.promised + RECEIVE_LOW_WATER
     }
 
     /// Receives that may still be promised.
@@ -219,12 +220,12 @@ mod tests {
         let (pool, mut budget) = (pool(), ReceiveBudget::new(300));
         budget.promise(&mut Promise::default(), 10, 0);
         post(&mut budget, &pool, 10);
-        assert!(budget.suffice() && !budget.suffice_without(0) && budget.suffice_without(1));
+        assert!(budget.suffice() && !budget.suffice_without(1) && budget.suffice_without(2));
         budget.note_shortage();
         assert!(!budget.ran_short());
         budget.completed();
         budget.note_shortage();
-        assert!(!budget.suffice() && budget.ran_short() && !budget.suffice_without(1));
+        assert!(!budget.suffice() && budget.ran_short() && !budget.suffice_without(2));
         post(&mut budget, &pool, 1);
         assert!(budget.suffice() && budget.ran_short(), "until it was acted on");
         budget.relieve();

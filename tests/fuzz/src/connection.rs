@@ -10,9 +10,7 @@ use std::sync::Arc;
 
 use rpcrdma::auth::{AuthError, AuthPolicy, Handshake, Mechanism, Role, Step};
 use rpcrdma::proto::exchange::{self, Characteristic};
-use rpcrdma::proto::{
-    CallId, ConnConfig, Connection, Event, Form, InboundId, Incoming, Outgoing, PeerFault, Reserves, Scheme,
-};
+use rpcrdma::proto::{CallId, ConnConfig, Connection, Event, Form, InboundId, Incoming, Outgoing, PeerFault, Scheme};
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, WriteList};
 
@@ -206,9 +204,9 @@ impl Twins {
             }
             return None;
         }
-        let (call, sent) = self.both(|end| end.start_call_now(token, deadline, Reserves::Full)).ok()?;
+        let (call, sent) = self.both(|end| end.start_call_now(token, deadline, true)).ok()?;
         self.calls.push((call, token));
-        sent.then(|| self.emit(Outgoing::Call(call), &Form::default(), Reserves::Full))
+        sent.then(|| self.emit(Outgoing::Call(call), &Form::default(), true))
     }
 
     /// Ends a call of the peer.
@@ -227,21 +225,21 @@ impl Twins {
     }
 
     /// Everything that may go out, as messages.
-    fn transmit(&mut self, reserves: Reserves, odd: u8, mut out: impl FnMut(Vec<u8>)) {
+    fn transmit(&mut self, receives_ok: bool, odd: u8, mut out: impl FnMut(Vec<u8>)) {
         let most = 4 * (self.slow.inbound_slots() + self.slow.call_slots()) + 100;
         for sent in 0.. {
             assert!(sent < most, "it has more and more to say");
-            self.both(|end| end.has_output(reserves));
-            let Some(what) = self.both(|end| end.poll_transmit(reserves)) else { return };
+            self.both(|end| end.has_output(receives_ok));
+            let Some(what) = self.both(|end| end.poll_transmit(receives_ok)) else { return };
             match what {
                 Outgoing::Call(_) | Outgoing::Reply(_) if odd & 1 != 0 && self.may_continue() => {
                     self.continued = Some(what);
-                    out(self.emit_continued(what, reserves));
+                    out(self.emit_continued(what, receives_ok));
                     self.both(Connection::hold_queue);
                 }
                 Outgoing::Continue => {
                     let what = self.continued.take().expect("something is in parts");
-                    out(self.emit(what, &Form::default(), reserves));
+                    out(self.emit(what, &Form::default(), receives_ok));
                 }
                 Outgoing::Call(_) | Outgoing::Reply(_) => {
                     let segment = Segment { handle: 7, length: 100, offset: 4096 };
@@ -255,14 +253,14 @@ impl Twins {
                         form.chunks.writes = WriteList { counts: &[1], segments: &writes };
                         form.external = odd & 8 != 0;
                     }
-                    out(self.emit(what, &form, reserves));
+                    out(self.emit(what, &form, receives_ok));
                 }
                 // There was no memory for it.
                 _ if odd & 16 != 0 => {
                     self.both(|end| end.take_back(what));
                     return;
                 }
-                _ => out(self.emit(what, &Form::default(), reserves)),
+                _ => out(self.emit(what, &Form::default(), receives_ok)),
             }
         }
     }
@@ -272,7 +270,7 @@ impl Twins {
     }
 
     /// The message that an end writes, which is a good one.
-    fn emit(&mut self, out: Outgoing, form: &Form<'_>, reserves: Reserves) -> Vec<u8> {
+    fn emit(&mut self, out: Outgoing, form: &Form<'_>, receives_ok: bool) -> Vec<u8> {
         let message = self.both(|end| {
             let room = match out {
                 Outgoing::Connprop => end.connprop_room(),
@@ -282,8 +280,8 @@ impl Twins {
             buf[room + PAYLOAD - 1] = u8::from(matches!(out, Outgoing::Reply(_)));
             let plain = form.chunks == Chunks::NONE && !form.external;
             let start = match out {
-                Outgoing::Call(_) | Outgoing::Reply(_) if plain => end.emit_plain(out, reserves, &mut buf, room),
-                _ => end.emit_before(out, form, reserves, &mut buf, room),
+                Outgoing::Call(_) | Outgoing::Reply(_) if plain => end.emit_plain(out, receives_ok, &mut buf, room),
+                _ => end.emit_before(out, form, receives_ok, &mut buf, room),
             };
             let start = start.unwrap_or_else(|| panic!("{out:?} has room for {room} bytes"));
             let has_payload = matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) && !form.external;
@@ -294,10 +292,10 @@ impl Twins {
         message
     }
 
-    fn emit_continued(&mut self, out: Outgoing, reserves: Reserves) -> Vec<u8> {
+    fn emit_continued(&mut self, out: Outgoing, receives_ok: bool) -> Vec<u8> {
         let message = self.both(|end| {
             let mut buf = vec![0; ROOM + PAYLOAD];
-            let start = end.emit_continued(out, reserves, &mut buf, ROOM).expect("there is room");
+            let start = end.emit_continued(out, receives_ok, &mut buf, ROOM).expect("there is room");
             buf[start..].to_vec()
         });
         self.is_good(&message, out);
@@ -341,15 +339,6 @@ struct Story<'a> {
     peer: Twins,
     to_end: VecDeque<Vec<u8>>,
     now: u64,
-}
-
-/// What the Receives of an end may be like.
-fn reserves(with: u8) -> Reserves {
-    match with & 3 {
-        0 | 2 => Reserves::Full,
-        1 => Reserves::Short,
-        _ => Reserves::Spared,
-    }
 }
 
 impl<'a> Story<'a> {
@@ -424,7 +413,7 @@ impl<'a> Story<'a> {
             10 | 11 => {
                 let odd = self.input.byte();
                 let mut sent = Vec::new();
-                self.end.transmit(reserves(with), odd, |message| sent.push(message));
+                self.end.transmit(with & 1 == 0, odd, |message| sent.push(message));
                 for message in sent {
                     self.deliver(&message);
                 }
@@ -432,7 +421,7 @@ impl<'a> Story<'a> {
             }
             12 => {
                 let odd = self.input.byte();
-                self.peer.transmit(reserves(with), odd, |message| self.to_end.push_back(message));
+                self.peer.transmit(with & 1 == 0, odd, |message| self.to_end.push_back(message));
                 // Nobody keeps more than was granted; here nobody takes more.
                 self.to_end.truncate(64);
                 true
@@ -530,7 +519,7 @@ impl<'a> Story<'a> {
                 self.peer = Twins::new(self.peer.slow.config().clone());
             }
             12 => return false,
-            _ => _ = end.both(|end| (end.needs_transmit(Reserves::Full), end.reserve(), end.spared(), end.is_idle())),
+            _ => _ = end.both(|end| (end.needs_transmit(true), end.reserve(), end.spared(), end.is_idle())),
         }
         true
     }

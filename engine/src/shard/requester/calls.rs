@@ -10,7 +10,7 @@ use super::forms::{counts_of, measure};
 use super::outcome::{FailedCall, Reply, Sink};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::{Access, Fabric, FabricError, WorkRequest};
-use crate::proto::{CallError, CallId, Form, Knob, Outgoing, Reserves};
+use crate::proto::{CallError, CallId, Form, Knob, Outgoing};
 use crate::shard::ConnRef;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
@@ -113,8 +113,8 @@ impl Requester {
         (token, deadline): (u64, u64),
         (sink, started): (Sink, Option<u64>),
     ) -> Option<CallId> {
-        let reserves = cx.reserves(conn);
-        let (call, now) = match conn.proto.start_call_now(token, deadline, reserves) {
+        let receives_ok = cx.receives_ok(conn);
+        let (call, now) = match conn.proto.start_call_now(token, deadline, receives_ok) {
             Ok(started) => started,
             Err(error) => return self.fail_call(cx, sink, token, error.into()),
         };
@@ -123,7 +123,7 @@ impl Requester {
         (out.sink, out.started) = (sink, started);
         if now {
             set_xid(&mut message, call);
-            self.transmit_rest(cx, conn, call, message, reserves);
+            self.transmit_rest(cx, conn, call, message, receives_ok);
             if !cx.config.batch {
                 cx.post_chain(conn);
             }
@@ -144,13 +144,13 @@ impl Requester {
         started: Option<u64>,
     ) -> Option<CallId> {
         let CallRequest { mut message, mut memory, max_reply, token, sink, .. } = request;
-        let reserves = cx.reserves(conn);
+        let receives_ok = cx.receives_ok(conn);
         let result = if conn.is_reconnecting() {
             // It gets its form when the connection is open again.
             conn.proto.start_call(token, deadline).map(|call| (call, false))
         } else {
             let shaped = self.shape(cx, conn, &mut message, &mut memory, max_reply, true);
-            shaped.and_then(|()| conn.proto.start_call_now(token, deadline, reserves))
+            shaped.and_then(|()| conn.proto.start_call_now(token, deadline, receives_ok))
         };
         let (call, now) = match result {
             Ok(started) => started,
@@ -161,7 +161,7 @@ impl Requester {
         (out.sink, out.started) = (sink, started);
         (out.max_reply, out.retries) = (max_reply, 0);
         if now {
-            conn.requests.calls[at].exposure = self.transmit_call(cx, conn, call, message, memory, reserves);
+            conn.requests.calls[at].exposure = self.transmit_call(cx, conn, call, message, memory, receives_ok);
             if !cx.config.batch {
                 cx.post_chain(conn);
             }
@@ -196,7 +196,7 @@ impl Requester {
         cx: &mut Context<F>,
         conn: &mut Conn,
         call: CallId,
-        reserves: Reserves,
+        receives_ok: bool,
     ) {
         let slot = conn.proto.call_slot(call);
         let out = &mut conn.requests.calls[slot];
@@ -207,7 +207,7 @@ impl Requester {
             conn.requests.calls[slot].memory = memory;
             return self.give_up_call(cx, conn, call, error);
         }
-        conn.requests.calls[slot].exposure = self.transmit_call(cx, conn, call, message, memory, reserves);
+        conn.requests.calls[slot].exposure = self.transmit_call(cx, conn, call, message, memory, receives_ok);
         if conn.requests.calls[slot].one_way {
             self.sent_one_way(cx, conn, call);
         }
@@ -243,29 +243,29 @@ impl Requester {
         call: CallId,
         mut message: Buf,
         memory: Option<ChunkMemory>,
-        reserves: Reserves,
+        receives_ok: bool,
     ) -> Option<u32> {
         set_xid(&mut message, call);
         let Some(memory) = memory else {
             if message.len() > conn.requests.plain_call && is_too_long(conn, &message, None) {
-                self.start_continuation(cx, conn, call, message, None, reserves);
+                self.start_continuation(cx, conn, call, message, None, receives_ok);
             } else {
                 let out = &conn.requests.calls[conn.proto.call_slot(call)];
                 let plain = message.len() <= conn.requests.plain_call && out.max_reply <= conn.requests.plain_reply;
                 if !plain || cx.config.retransmit {
                     self.keep(cx, conn, call, &message);
                 }
-                self.transmit_rest(cx, conn, call, message, reserves);
+                self.transmit_rest(cx, conn, call, message, receives_ok);
             }
             return None;
         };
         match self.expose(cx, conn, call, memory) {
             Ok(index) => {
                 if is_too_long(conn, &message, Some(index)) {
-                    self.start_continuation(cx, conn, call, message, Some(index), reserves);
+                    self.start_continuation(cx, conn, call, message, Some(index), receives_ok);
                 } else {
                     self.keep(cx, conn, call, &message);
-                    self.transmit_exposed(cx, conn, call, message, index, reserves);
+                    self.transmit_exposed(cx, conn, call, message, index, receives_ok);
                 }
                 Some(index)
             }
@@ -286,13 +286,13 @@ impl Requester {
         call: CallId,
         message: Buf,
         exposure: Option<u32>,
-        reserves: Reserves,
+        receives_ok: bool,
     ) {
         if exposure.is_some() {
             conn.out_call(call).exposure = exposure;
         }
         let last_header = call_header_len(conn, exposure);
-        cx.start_continuation(conn, Continuation::new(Whose::Call(call, exposure), message, last_header), reserves);
+        cx.start_continuation(conn, Continuation::new(Whose::Call(call, exposure), message, last_header), receives_ok);
     }
 
     /// Sends the last part of a call.
@@ -302,7 +302,7 @@ impl Requester {
         conn: &mut Conn,
         (call, exposure): (CallId, Option<u32>),
         (mut rest, whole, header): (Buf, (usize, usize), usize),
-        reserves: Reserves,
+        receives_ok: bool,
     ) {
         // It may have to be sent again: so the message itself stays here, if there is memory for the rest of
         // it.
@@ -313,8 +313,8 @@ impl Requester {
             conn.keep_whole(call, message, whole);
         }
         match exposure {
-            Some(index) => self.transmit_exposed(cx, conn, call, rest, index, reserves),
-            None => self.transmit_rest(cx, conn, call, rest, reserves),
+            Some(index) => self.transmit_exposed(cx, conn, call, rest, index, receives_ok),
+            None => self.transmit_rest(cx, conn, call, rest, receives_ok),
         }
     }
 
@@ -335,10 +335,10 @@ impl Requester {
         conn: &mut Conn,
         call: CallId,
         mut message: Buf,
-        reserves: Reserves,
+        receives_ok: bool,
     ) {
         let at = message.start();
-        let start = conn.proto.emit_plain(Outgoing::Call(call), reserves, message.full_mut(), at);
+        let start = conn.proto.emit_plain(Outgoing::Call(call), receives_ok, message.full_mut(), at);
         match start.is_some_and(|start| message.extend_front(start)) {
             true => conn.sends.push_send(message, None, cx.config.signal_every),
             false => cx.unsendable(conn, "a call"),
@@ -353,7 +353,7 @@ impl Requester {
         call: CallId,
         mut message: Buf,
         index: u32,
-        reserves: Reserves,
+        receives_ok: bool,
     ) {
         let (at, len) = (message.start(), message.len());
         let terms = conn.proto.terms();
@@ -363,7 +363,7 @@ impl Requester {
         let chunks = self.lists.chunks(conn.proto.offers_invalidation());
         // A long call is in a chunk itself.
         let form = Form { chunks, external: len == 0 };
-        match conn.proto.emit_before(Outgoing::Call(call), &form, reserves, message.full_mut(), at) {
+        match conn.proto.emit_before(Outgoing::Call(call), &form, receives_ok, message.full_mut(), at) {
             Some(start) => {
                 message.set_window(start, len + at - start);
                 conn.sends.push_send(message, None, cx.config.signal_every);

@@ -384,13 +384,13 @@ impl Responder {
         mut call: Box<OwnedCall>,
         plain: bool,
     ) {
-        let reserves = cx.reserves(conn);
+        let receives_ok = cx.receives_ok(conn);
         let backlogged = conn.is_backlogged(cx.config.signal_every);
         if backlogged {
             conn.proto.reply(call.id);
         }
-        if !backlogged && conn.proto.reply_now(call.id, reserves) {
-            self.transmit_reply(cx, conn, call, reserves, plain);
+        if !backlogged && conn.proto.reply_now(call.id, receives_ok) {
+            self.transmit_reply(cx, conn, call, receives_ok, plain);
         } else {
             // What the call came in is what Receives may be short of. (A header with chunks may be written
             // into it.)

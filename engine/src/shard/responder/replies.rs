@@ -7,7 +7,7 @@ use super::header::CallRefusal;
 use super::{Responder, writes};
 use crate::config::{HEADROOM_PLAIN, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
-use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, Reserves, choose_reply};
+use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
 use crate::service::{Local, MAX_CHUNKS, OwnedCall, Procedure, ResultBytes, Verifier};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
@@ -22,10 +22,10 @@ impl Responder {
         cx: &mut Context<F>,
         conn: &mut Conn,
         id: InboundId,
-        reserves: Reserves,
+        receives_ok: bool,
     ) {
         if let Some(call) = conn.served.replies[id.index()].take() {
-            self.transmit_reply(cx, conn, call, reserves, false);
+            self.transmit_reply(cx, conn, call, receives_ok, false);
         }
     }
 
@@ -37,7 +37,7 @@ impl Responder {
         cx: &mut Context<F>,
         conn: &mut Conn,
         mut call: Box<OwnedCall>,
-        reserves: Reserves,
+        receives_ok: bool,
         plain: bool,
     ) {
         let Some(buf) = call.reply.as_mut() else { return };
@@ -60,11 +60,11 @@ impl Responder {
         }
         // In front of it is room for its header: where that fits, too, nothing more need be known.
         if at + len > conn.proto.terms().send_inline_threshold {
-            return self.transmit_reply_by_form(cx, conn, call, (at, len), reserves);
+            return self.transmit_reply_by_form(cx, conn, call, (at, len), receives_ok);
         }
         if let Some(buf) = call.reply.take() {
             let returns = !plain && call.returns;
-            self.transmit_reply_message(cx, conn, call, (buf, at, len), returns, reserves);
+            self.transmit_reply_message(cx, conn, call, (buf, at, len), returns, receives_ok);
         }
     }
 
@@ -76,16 +76,16 @@ impl Responder {
         conn: &mut Conn,
         mut call: Box<OwnedCall>,
         (at, len): (usize, usize),
-        reserves: Reserves,
+        receives_ok: bool,
     ) {
         let Some(mut buf) = call.reply.take() else { return };
         buf.set_window(at, len);
         match reply_form(conn, &call, len) {
             ReplyForm::Inline => {
                 let returns = call.returns;
-                self.transmit_reply_message(cx, conn, call, (buf, at, len), returns, reserves);
+                self.transmit_reply_message(cx, conn, call, (buf, at, len), returns, receives_ok);
             }
-            ReplyForm::ReplyChunk => self.transmit_long_reply(cx, conn, call, buf, reserves),
+            ReplyForm::ReplyChunk => self.transmit_long_reply(cx, conn, call, buf, receives_ok),
             // A refusal, or the peer has come to receive less since the call was looked at.
             ReplyForm::TooLong => {
                 let error = ErrorBody::ReplyResource { length_needed: len as u32 };
@@ -94,7 +94,7 @@ impl Responder {
             }
             ReplyForm::Continued => {
                 let last_header = reply_header_len(&conn.proto, &call);
-                cx.start_continuation(conn, Continuation::new(Whose::Reply(call), buf, last_header), reserves);
+                cx.start_continuation(conn, Continuation::new(Whose::Reply(call), buf, last_header), receives_ok);
             }
         }
     }
@@ -106,10 +106,10 @@ impl Responder {
         conn: &mut Conn,
         call: Box<OwnedCall>,
         rest: Buf,
-        reserves: Reserves,
+        receives_ok: bool,
     ) {
         let (at, len, returns) = (rest.start(), rest.len(), call.returns);
-        self.transmit_reply_message(cx, conn, call, (rest, at, len), returns, reserves);
+        self.transmit_reply_message(cx, conn, call, (rest, at, len), returns, receives_ok);
     }
 
     /// Sends a reply, or what is left of it, which is in `buf` from a byte on, and so long: queues the RDMA
@@ -122,14 +122,14 @@ impl Responder {
         mut call: Box<OwnedCall>,
         (mut buf, at, len): (Buf, usize, usize),
         returns: bool,
-        reserves: Reserves,
+        receives_ok: bool,
     ) {
         let start = if returns {
-            let start = Self::emit_written(conn, &mut call, None, reserves, &mut buf, at);
+            let start = Self::emit_written(conn, &mut call, None, receives_ok, &mut buf, at);
             writes::note(&cx.config, conn, &call);
             start
         } else {
-            conn.proto.emit_plain(Outgoing::Reply(call.id), reserves, buf.full_mut(), at)
+            conn.proto.emit_plain(Outgoing::Reply(call.id), receives_ok, buf.full_mut(), at)
         };
         self.push_reply(cx, conn, call, buf, start.map(|start| (start, len + at - start)));
     }
@@ -142,7 +142,7 @@ impl Responder {
         conn: &mut Conn,
         mut call: Box<OwnedCall>,
         reply: Buf,
-        reserves: Reserves,
+        receives_ok: bool,
     ) {
         // The message that it came in is not needed any more.
         let room = reply_headroom(&call);
@@ -155,7 +155,7 @@ impl Responder {
             conn.proto.reply(id);
             return cx.ready.add(conn);
         };
-        let start = Self::emit_written(conn, &mut call, Some(reply), reserves, &mut buf, room);
+        let start = Self::emit_written(conn, &mut call, Some(reply), receives_ok, &mut buf, room);
         writes::note(&cx.config, conn, &call);
         self.push_reply(cx, conn, call, buf, start.map(|start| (start, room - start)));
     }
@@ -194,7 +194,7 @@ impl Responder {
         conn: &mut Conn,
         call: &mut OwnedCall,
         long: Option<Buf>,
-        reserves: Reserves,
+        receives_ok: bool,
         buf: &mut Buf,
         at: usize,
     ) -> Option<usize> {
@@ -222,7 +222,7 @@ impl Responder {
         // A Reply chunk that was offered comes back, used or not (RFC 8166 §4.4.3).
         let reply = call.reply_offered.then_some(&call.reply_chunk[..]);
         let form = Form { chunks: Chunks { writes, reply, ..Chunks::NONE }, external };
-        conn.proto.emit_before(Outgoing::Reply(call.id), &form, reserves, buf.full_mut(), at)
+        conn.proto.emit_before(Outgoing::Reply(call.id), &form, receives_ok, buf.full_mut(), at)
     }
 }
 

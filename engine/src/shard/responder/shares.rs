@@ -7,8 +7,8 @@
 //! call beyond the share waits, with nothing but the message that it came in, until its own connection, or its host, has
 //! come down to it. So does one beyond the connection's [RDMA Reads](super::reads). Nobody waits behind it but those
 //! calls of its connection that need bulk memory, too: they keep their order. However many wait, none is refused because
-//! others do: the message of each is in a Receive that its connection was promised, and the promise is
-//! [not renewed](crate::proto::Reserves) before the call has ended, once Receives are short.
+//! others do: the message of each is in a Receive that its connection was promised, and the promise is not renewed before
+//! the call has ended.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
