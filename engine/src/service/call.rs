@@ -182,6 +182,10 @@ pub struct ServerCall<T: ?Sized = [()]> {
     pub(crate) verifier: Verifier,
     /// It was taken by its handler, and dropped unanswered.
     dropped: bool,
+    /// Its message was put together in a buffer of the pool.
+    pub(crate) put_together: bool,
+    /// It held bulk memory when it left the shard.
+    went_with_bulk: bool,
     /// Its place in the list of those that come home.
     link: Link<OwnedCall>,
     /// What its handler said when it panicked.
@@ -283,6 +287,8 @@ impl OwnedCall {
             claim: None,
             verifier: Verifier::default(),
             dropped: false,
+            put_together: false,
+            went_with_bulk: false,
             link: Link::default(),
             panic: None,
             unusual: false,
@@ -309,6 +315,35 @@ impl<T: ?Sized> ServerCall<T> {
     pub(crate) fn end_fetch(&mut self) {
         self.asked.drain(..self.fetch as usize);
         self.fetch = 0;
+    }
+
+    /// Its message was put together in a buffer of the pool.
+    pub(crate) fn put_together(&mut self) {
+        (self.unusual, self.put_together) = (true, true);
+    }
+
+    /// It needs bulk memory, as far as is known.
+    #[inline(always)]
+    pub(crate) fn needs_bulk(&self) -> bool {
+        self.fetches() || !self.results.is_empty()
+    }
+
+    /// It has bulk memory of the pool.
+    pub(crate) fn holds_bulk(&self) -> bool {
+        let pool = |result: &ResultChunk| matches!(result.bytes, ResultBytes::Pool(_));
+        self.reads.iter().any(|read| read.buf.is_some()) || self.results.iter().any(pool)
+    }
+
+    /// It leaves the shard, to come back.
+    #[inline(always)]
+    pub(crate) fn goes_away(&mut self) {
+        self.went_with_bulk = self.unusual && self.holds_bulk();
+    }
+
+    /// It had bulk memory then.
+    #[inline(always)]
+    pub(crate) fn went_with_bulk(&self) -> bool {
+        self.went_with_bulk
     }
 
     /// Something is to be read.
@@ -346,6 +381,7 @@ impl<T: ?Sized> ServerCall<T> {
     #[cold]
     fn clear(&mut self) {
         (self.unusual, self.dropped) = (false, false);
+        (self.put_together, self.went_with_bulk) = (false, false);
         (self.peer, self.claim, self.panic) = (None, None, None);
         self.verifier.clear();
         self.reads.clear();

@@ -10,6 +10,7 @@ use super::assembly::Assemblies;
 use super::clock::Clock;
 use super::close_reason::{CloseReason, LocalClose};
 use super::conn::Conn;
+use super::credits::Spared;
 use super::list::push;
 use super::peers::Peers;
 use super::receives::ReceiveBudget;
@@ -43,6 +44,7 @@ pub(super) struct Context<F: Fabric> {
     pub(super) peers: Peers,
     pub(super) ready: ReadyList,
     pub(super) receives: ReceiveBudget,
+    pub(super) spared: Spared,
     pub(super) sizing: Sizing,
     /// Continued messages that come in, on all connections.
     pub(super) assemblies: Assemblies,
@@ -123,6 +125,7 @@ impl<F: Fabric> Context<F> {
             peers: Peers::default(),
             ready: ReadyList::new(),
             receives: ReceiveBudget::new(config.receives),
+            spared: Spared::default(),
             sizing: Sizing::new(config.receive_size, receive_size.unwrap_or(0)),
             assemblies: Assemblies::default(),
             schedule: Schedule::default(),
@@ -220,20 +223,17 @@ impl<F: Fabric> Context<F> {
     #[inline(never)]
     pub(super) fn refill(&mut self) {
         self.sizing.drain_remote();
+        let spared = if self.receives.suffice() { 0 } else { self.spared_in_turn() };
         let (pool, size) = self.sizing.pool_of_receives(&self.pool);
         let mut bufs = pool.alloc_many(size);
-        let mut spared = None;
         for _ in 0..self.receives.wanted() {
             let Some(buf) = bufs.next() else {
                 self.stats.pool_empty += 1;
                 break;
             };
             // What is not needed takes no longer buffer, for which calls may wait.
-            if buf.capacity() > self.sizing.capacity() {
-                let spared = *spared.get_or_insert_with(|| self.spared());
-                if self.receives.cover_promises_without(spared) {
-                    break;
-                }
+            if buf.capacity() > self.sizing.capacity() && self.receives.cover_promises_without(spared) {
+                break;
             }
             self.receives.add(buf);
         }

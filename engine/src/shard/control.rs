@@ -136,7 +136,7 @@ impl<F: Fabric> Shard<F> {
         if !self.cx.receives.exceed_by(UNTOLD) {
             self.cx.refill();
         }
-        if !self.cx.receives.exceed_by(UNTOLD) {
+        if !self.cx.receives.exceed_by(UNTOLD) && !self.cx.spares_for_another() {
             return Err(no_receives(
                 "all that there are buffers for are promised to others; raise `message_buffers`, or hold fewer".into(),
             ));

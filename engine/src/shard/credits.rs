@@ -98,29 +98,74 @@ impl Turn {
     }
 }
 
+/// Receives that are promised, and not needed for now, of all connections.
+#[derive(Debug, Default)]
+pub(super) struct Spared {
+    /// The turn in which they were counted.
+    turn: u64,
+    all: u32,
+}
+
 impl<F: Fabric> Context<F> {
     /// Receives are posted for all that peers may send when `conn`, which is not in the table now, has let
     /// its peer send one more.
     #[inline]
-    pub(super) fn receives_ok(&self, conn: &Conn) -> bool {
+    pub(super) fn receives_ok(&mut self, conn: &mut Conn) -> bool {
         self.receives.suffice() || self.spares_receives(conn)
     }
 
     /// The same, while there are fewer than all reserves together: calls may have their buffers for long.
     #[cold]
-    fn spares_receives(&self, conn: &Conn) -> bool {
-        // An answer makes it one fewer.
-        self.receives.suffice_without(self.spared() + conn.proto.spared())
+    fn spares_receives(&mut self, conn: &mut Conn) -> bool {
+        let own = conn.proto.spared();
+        let mut others = match self.spared.turn == self.stats.polls {
+            true => self.spared.all.saturating_sub(conn.spared),
+            false => self.count_spared(),
+        };
+        if !self.receives.suffice_without(others + own) {
+            // Calls may have come meanwhile.
+            others = self.count_spared();
+        }
+        let suffice = self.receives.suffice_without(others + own);
+        if !suffice {
+            self.receives.note_shortage();
+        }
+        // What its peer is told of now is needed.
+        conn.spared = if suffice { own.saturating_sub(2) } else { own };
+        self.spared.all = others + conn.spared;
+        suffice
     }
 
-    /// Receives that those in the table do not need for now.
-    pub(super) fn spared(&self) -> u32 {
-        self.conns.iter().map(|conn| conn.proto.spared()).sum()
+    /// Receives that those in the table do not need, as of this turn.
+    #[cold]
+    pub(super) fn spared_in_turn(&mut self) -> u32 {
+        if self.spared.turn == self.stats.polls { self.spared.all } else { self.count_spared() }
+    }
+
+    /// Whether there are Receives for one more connection.
+    pub(super) fn spares_for_another(&mut self) -> bool {
+        let spared = self.count_spared();
+        self.receives.suffice_without(spared)
+    }
+
+    /// Counts the Receives that those in the table do not need for now. Where there are many connections it takes its
+    /// time: once in a turn must do.
+    fn count_spared(&mut self) -> u32 {
+        let mut all = 0;
+        for conn in self.conns.iter_mut() {
+            conn.spared = conn.proto.spared();
+            all += conn.spared;
+        }
+        self.spared = Spared { turn: self.stats.polls, all };
+        all
     }
 
     /// Part of step 5 of a turn: fits credit limits to their use, now and then, and keeps connections alive.
     pub(super) fn adapt(&mut self, fitting: &mut Fitting) {
         let now = self.clock.read();
+        if self.receives.ran_short() {
+            self.relieved();
+        }
         let turn = fitting.take_due(now, nanoseconds(self.config.control_interval));
         let keep_alive = !self.config.keep_alive.is_zero();
         if turn.is_nobodys() && !keep_alive {

@@ -52,7 +52,6 @@ impl<F: Fabric> Shard<F> {
         }
         // 6. Receives go back, buffers come home.
         if self.cx.receives.is_low() {
-            self.cx.receives.note_shortage();
             self.cx.refill();
         }
         self.cx.pool.drain_remote();
@@ -204,7 +203,6 @@ impl<F: Fabric> Shard<F> {
 
     #[inline(always)]
     fn transmit(&mut self) {
-        self.cx.receives.note_shortage();
         if let Some(slot) = self.cx.ready.take_only() {
             return self.transmit_one(slot);
         }
@@ -224,7 +222,8 @@ impl<F: Fabric> Shard<F> {
             if conn.stage() == Stage::Connecting {
                 return;
             }
-            if conn.proto.needs_transmit(shard.cx.receives_ok(conn)) || conn.stage() == Stage::Draining {
+            let receives_ok = shard.cx.receives_ok(conn);
+            if conn.proto.needs_transmit(receives_ok) || conn.stage() == Stage::Draining {
                 shard.transmit_pending(conn);
             }
             shard.cx.post_chain(conn);

@@ -69,10 +69,9 @@ impl ReceiveBudget {
         self.posted >= self.promised + count
     }
 
-    /// Whether they suffice is about to be asked: if not, whoever asks is to be told when they do.
-    #[inline]
+    /// They did not suffice for somebody, who is to be told when they do.
     pub(super) fn note_shortage(&mut self) {
-        self.ran_short |= !self.suffice();
+        self.ran_short = true;
     }
 
     /// Connections wait for more.
@@ -106,7 +105,7 @@ impl ReceiveBudget {
 
     /// What is promised has its buffers, and a few more, while so many of the promised ones are not needed.
     pub(super) fn cover_promises_without(&self, spared: u32) -> bool {
-        self.held() + spared as usize >= self.promised + RECEIVE_LOW_WATER
+        self.held() >= self.promised || self.held() + spared as usize >= self.promised + RECEIVE_LOW_WATER
     }
 
     /// Receives that may still be promised.
@@ -221,7 +220,6 @@ mod tests {
         budget.promise(&mut Promise::default(), 10, 0);
         post(&mut budget, &pool, 10);
         assert!(budget.suffice() && !budget.suffice_without(1) && budget.suffice_without(2));
-        budget.note_shortage();
         assert!(!budget.ran_short());
         budget.completed();
         budget.note_shortage();

@@ -24,6 +24,8 @@ pub(super) struct Away {
     worked: Vec<Worked>,
     /// Calls, and futures.
     count: usize,
+    /// Calls among them that hold bulk memory.
+    bulk: usize,
     /// Wakes the shard.
     signal: Signal,
 }
@@ -36,7 +38,7 @@ impl Away {
     pub(super) fn new(signal: Signal) -> Self {
         let (backlog, worked) = (VecDeque::new(), Vec::new());
         let futures = Futures::new(signal.clone());
-        Self { futures, home: Home::new(), workers: None, backlog, worked, count: 0, signal }
+        Self { futures, home: Home::new(), workers: None, backlog, worked, count: 0, bulk: 0, signal }
     }
 
     /// Nothing is away.
@@ -56,10 +58,16 @@ impl Away {
         self.count > self.futures.len()
     }
 
-    /// A call has come back.
+    /// Calls that hold bulk memory are.
+    pub(super) fn has_bulk(&self) -> bool {
+        self.bulk > 0
+    }
+
+    /// A call has come back, which went with bulk memory or without.
     #[inline(always)]
-    pub(super) fn came_back(&mut self) {
+    pub(super) fn came_back(&mut self, bulk: bool) {
         self.count -= 1;
+        self.bulk -= usize::from(bulk);
     }
 
     // To the workers, and home.
@@ -74,7 +82,7 @@ impl Away {
 
     /// A call waits for a worker.
     pub(super) fn send_to_workers(&mut self, key: WorkKey, call: Box<OwnedCall>) {
-        self.count += 1;
+        self.give(key.holds_bulk());
         self.backlog.push_back((key, call));
     }
 
@@ -121,10 +129,11 @@ impl Away {
         Arc::new(Origin::new(self.home.way(), self.signal.clone()))
     }
 
-    /// A handler takes a call.
+    /// A call goes, with bulk memory or without.
     #[inline(always)]
-    pub(super) fn give(&mut self) {
+    pub(super) fn give(&mut self, bulk: bool) {
         self.count += 1;
+        self.bulk += usize::from(bulk);
     }
 
     /// It is a future.

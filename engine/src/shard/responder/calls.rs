@@ -85,7 +85,7 @@ impl Responder {
     #[inline(always)]
     pub(super) fn start<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<OwnedCall>) {
         // Those that need bulk memory get it in turn.
-        let in_turn = self.waiters.is_empty() || (!call.fetches() && call.results.is_empty());
+        let in_turn = self.waiters.none_for_bulk() || !call.needs_bulk();
         match if in_turn { self.begin(cx, conn, call) } else { Err(call) } {
             Ok(()) => {}
             Err(call) => self.wait_for_memory(cx, conn, call),
@@ -178,6 +178,7 @@ impl Responder {
         if read.is_ok() {
             read = self.read_rpc(&message, 0, &mut call);
         }
+        call.put_together();
         self.serve(cx, conn, call, read, ReceivedBuf::whole(message));
     }
 
@@ -204,7 +205,7 @@ impl Responder {
         }
         if entry.run_on == RunOn::Workers && self.away.has_workers() {
             conn.served.at_workers += 1;
-            return self.away.send_to_workers(WorkKey::of(conn, call.id), call);
+            return self.away.send_to_workers(WorkKey::of(conn, &call), call);
         }
         entry.run(&mut *call);
         self.finish(cx, conn, call);

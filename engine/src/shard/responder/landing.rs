@@ -190,6 +190,7 @@ impl Responder {
         };
         call.end_fetch();
         let read = self.read_rpc(&message, 0, &mut call);
+        call.put_together();
         self.serve(cx, conn, call, read, ReceivedBuf::whole(message));
     }
 }

@@ -24,6 +24,7 @@ use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::shard::host::network;
+use crate::wire::Version;
 
 /// A pool is short for a connection when less than this part of its buffers is free.
 const LAST: usize = 4;
@@ -168,9 +169,9 @@ impl Responder {
     #[cold]
     fn is_behind<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &OwnedCall) -> bool {
         self.resume(cx, conn);
-        let bulk = call.fetches() || !call.results.is_empty();
+        let bulk = call.needs_bulk();
         // What must not wait would be refused.
-        bulk && !conn.served.held_back.is_empty() && !self.holds_what_others_wait_for(cx, call)
+        bulk && !conn.served.held_back.is_empty() && !Self::holds_what_others_wait_for(call)
     }
 
     /// Whether a call is beyond the share of its connection, or beyond its Reads.
@@ -200,7 +201,10 @@ impl Responder {
     pub(super) fn hold_back<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<OwnedCall>) {
         let by_reads = Self::waits_for_reads(&cx.config, conn, &call);
         release(&mut call);
-        if (!by_reads && self.holds_what_others_wait_for(cx, &call)) || !self.could_hold(cx, &call) {
+        if (!by_reads && Self::holds_what_others_wait_for(&call))
+            || !self.could_hold(cx, &call)
+            || Self::is_beyond_promise(cx, conn)
+        {
             return self.refuse_for_memory(cx, conn, call);
         }
         match by_reads {
@@ -211,6 +215,13 @@ impl Responder {
         conn.served.held_back.push_back(call);
         cx.request_completion(conn);
         cx.schedule.control_now();
+    }
+
+    /// More calls of a connection are under way than Receives were promised for, as version 1 tolerates, and others
+    /// are short of what they are in.
+    pub(super) fn is_beyond_promise<F: Fabric>(cx: &Context<F>, conn: &Conn) -> bool {
+        let beyond = conn.proto.calls_served() > conn.proto.credits().credit_limit() as usize;
+        beyond && conn.proto.terms().version == Version::V1 && !cx.receives.suffice()
     }
 
     /// Goes on with the held back calls of a connection, and with replies that wait.
