@@ -36,6 +36,7 @@ mod one_way;
 mod own_loop;
 mod own_memory;
 mod panics;
+mod parked;
 mod parts;
 mod peers;
 mod private_data;

@@ -116,7 +116,7 @@ fn calls_of_many_connections_wait_and_none_is_refused_for_the_others() {
 }
 
 /// Starts a call that sends a chunk.
-fn store(client: &mut rpcrdma::client::LocalClient, token: u64) {
+pub(super) fn store(client: &mut rpcrdma::client::LocalClient, token: u64) {
     let (first, seed) = (client.first(), token as u32);
     let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
     call.args_mut().copy_from_slice(&be(&[seed]));

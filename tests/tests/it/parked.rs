@@ -1,0 +1,236 @@
+//! Calls that nobody answers for now, and what others get beside them.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rpcrdma::client::{Client, ClientCall, LocalClient};
+use rpcrdma::server::ServerConfig;
+use rpcrdma::service::DeferredCall;
+use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma_tests::*;
+
+use super::memory::store;
+use super::reverse::{HELLO, serving_client, telling_services};
+use super::rules_of_servers::SCHEMES;
+
+/// Calls that the test holds.
+const HELD: u32 = 400;
+/// The same, with room for a reply that only one of `long_buffers` has.
+const HELD_LONG: u32 = 401;
+/// The same, with a Read chunk.
+const HELD_BULK: u32 = 402;
+/// Has arguments, and no results.
+const SINK: u32 = 403;
+const LONG: usize = 20_000;
+
+/// Calls that are held.
+#[derive(Clone, Default)]
+struct Desk(Arc<Mutex<Vec<DeferredCall>>>);
+
+impl Desk {
+    fn procedure(&self) -> Procedure {
+        let desk = self.clone();
+        Procedure::deferred(move |call| desk.0.lock().expect("nobody panics with it").push(call))
+    }
+
+    fn add_to(&self, services: &mut Services) {
+        services.add(PROGRAM, VERSION, HELD, self.procedure().max_reply(0));
+        services.add(PROGRAM, VERSION, HELD_LONG, self.procedure().max_reply(LONG));
+        services.add(PROGRAM, VERSION, HELD_BULK, self.procedure().max_reply(0).read_chunks(1, 64 << 10).uncounted());
+        services.add(PROGRAM, VERSION, SINK, Procedure::new(|_: &mut ServerCall| Ok(())).max_reply(0));
+    }
+
+    fn len(&self) -> usize {
+        self.0.lock().expect("nobody panics with it").len()
+    }
+
+    fn take(&self) -> Option<DeferredCall> {
+        self.0.lock().expect("nobody panics with it").pop()
+    }
+
+    fn answer_all(&self) {
+        while let Some(call) = self.take() {
+            call.answer(Ok(()));
+        }
+    }
+}
+
+fn start(client: &mut LocalClient, procedure: u32, len: usize, token: u64) {
+    let (mut call, first) = (client.prepare(procedure, len).unwrap(), client.first());
+    call.args_mut().fill(1);
+    call.expect_reply(LONG);
+    client.start(first, call, token);
+    client.flush();
+}
+
+/// Whether a call is answered, and its result then.
+fn ends(client: &mut LocalClient, token: u64) -> Option<Result<(), CallError>> {
+    let mut end = None;
+    settles(|| {
+        client.poll(|done| {
+            if done.token == token {
+                end = Some(done.result.map(drop).map_err(CallError::from));
+            }
+        });
+        end.is_some()
+    });
+    end
+}
+
+/// All calls but one that a peer may have under way are held: one credit goes round, also for messages in parts.
+#[test]
+fn a_single_credit_goes_round() {
+    const CREDITS: u32 = 4;
+    for scheme in SCHEMES {
+        for (procedure, len) in [(ECHO, 4), (SINK, 7000)] {
+            // Version 1 has no parts.
+            if scheme == Scheme::V1 && len > 4 {
+                continue;
+            }
+            let (mut world, desk, mut services) = (World::new("last-credit"), Desk::default(), standard_services());
+            desk.add_to(&mut services);
+            let shard = Config { credits: CREDITS, max_credits: CREDITS, ..small() };
+            let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
+            let mut client = world.client(&address, Config { scheme, credits: CREDITS, ..small() });
+            echo(&mut client, b"four").unwrap();
+            let held = CREDITS as usize - 1;
+            (0..held).for_each(|n| start(&mut client, HELD, 4, 1000 + n as u64));
+            assert!(settles(|| {
+                client.poll(|done| panic!("{:?}", done.result.map(drop)));
+                desk.len() == held
+            }));
+            for n in 0..10 {
+                start(&mut client, procedure, len, n);
+                assert_eq!(ends(&mut client, n), Some(Ok(())), "{scheme:?}: call {n} of {len} bytes");
+            }
+            desk.answer_all();
+            let last = 1000 + held as u64 - 1;
+            assert_eq!(ends(&mut client, last), Some(Ok(())), "{scheme:?}");
+        }
+    }
+}
+
+/// Each call of the client is answered when the client has answered one of the server's: with more of them than credits.
+#[test]
+fn calls_that_wait_for_calls_the_other_way_are_answered() {
+    for scheme in SCHEMES {
+        let (mut world, desk) = (World::new("nested"), Desk::default());
+        let (mut services, told) = telling_services();
+        desk.add_to(&mut services);
+        let shard = Config { credits: 8, max_credits: 8, ..small() };
+        let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
+        let client = Config { scheme, credits: 8, max_calls: 64, ..small() };
+        let mut forward = Client::connect(&address, serving_client(client)).unwrap();
+        forward.call(ClientCall::new(HELLO)).unwrap();
+        let mut reverse = world.server().call_back(told.recv().unwrap(), small_client(small())).unwrap();
+        let pending: Vec<_> = (0..40u64)
+            .map(|_| forward.start(ClientCall::new(HELD)).map_err(CallError::from).expect("it takes so many"))
+            .collect();
+        for n in 0..pending.len() {
+            assert!(settles(|| desk.len() > 0), "{scheme:?}: call {n} does not come");
+            let call = desk.take().expect("it is there");
+            reverse.call(ClientCall::new(ECHO).args(7u32.to_be_bytes())).expect("it is answered");
+            call.answer(Ok(()));
+        }
+        for mut reply in pending {
+            reply.wait().expect("it was answered");
+        }
+        assert_eq!(forward.closed_because(), None, "{scheme:?}");
+    }
+}
+
+/// A server with a single buffer of each class of bulk and long memory.
+fn scarce(world: &mut World, desk: &Desk) -> rpcrdma::Address {
+    let mut services = services_with(4096, 64 << 10, false);
+    desk.add_to(&mut services);
+    let (bulk_buffers, long_buffers) = (vec![(64 << 10, 1)], vec![(32 << 10, 1)]);
+    world.serve_with(
+        ServerConfig { shard: Config { bulk_buffers, long_buffers, ..small() }, ..small_server() },
+        services,
+    )
+}
+
+/// It had to wait once, as one that waits for bulk memory does, which does not come home.
+#[test]
+fn a_call_without_bulk_goes_past_those_that_wait_for_it() {
+    let (mut world, desk) = (World::new("past-bulk"), Desk::default());
+    let address = scarce(&mut world, &desk);
+    let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small())).collect();
+    clients.iter_mut().for_each(|client| assert!(echo(client, b"four").is_ok()));
+    let waits = |world: &World| world.server().stats()[0].memory_waits;
+    held_bulk(&mut clients[0], 0);
+    assert!(settles(|| desk.len() == 1));
+    start(&mut clients[1], HELD_LONG, 4, 0);
+    assert!(settles(|| desk.len() == 2));
+    let long = desk.take().expect("the last one");
+    held_bulk(&mut clients[2], 0);
+    assert!(settles(|| waits(&world) > 0), "it waits for the bulk memory");
+    let before = waits(&world);
+    start(&mut clients[3], HELD_LONG, 4, 0);
+    assert!(settles(|| waits(&world) > before), "it waits for the long buffer");
+    long.answer(Ok(()));
+    assert!(settles(|| desk.len() == 2), "it stands behind one that waits for other memory");
+    desk.answer_all();
+    assert!(settles(|| desk.len() == 1), "bulk memory has come home");
+    desk.answer_all();
+}
+
+/// A call with a Read chunk that the test holds.
+fn held_bulk(client: &mut LocalClient, token: u64) {
+    let (mut call, first) = (client.prepare_with_chunks(HELD_BULK, 4).unwrap(), client.first());
+    call.args_mut().fill(0);
+    let memory = client.alloc(first, 40_000).unwrap();
+    call.read_chunk(4, memory).unwrap();
+    client.start(first, call, token);
+    client.flush();
+}
+
+/// Bulk memory that the application keeps is waited for a second, also while calls are held that have none of it. Calls
+/// of one connection wait that second together.
+#[test]
+fn what_the_application_keeps_is_waited_for_a_second_beside_held_calls() {
+    let (mut world, desk) = (World::new("kept"), Desk::default());
+    let mut services = services_with(4096, 64 << 10, false);
+    desk.add_to(&mut services);
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let keep = {
+        let kept = Arc::clone(&kept);
+        move |call: &mut ServerCall| {
+            let memory = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
+            kept.lock().map_err(|_| Refusal::SystemError)?.push(memory);
+            Ok(())
+        }
+    };
+    services.add(PROGRAM, VERSION, 404, Procedure::new(keep).max_reply(0).read_chunks(1, 64 << 10).uncounted());
+    let (bulk_buffers, long_buffers) = (vec![(64 << 10, 1)], vec![(32 << 10, 1)]);
+    let shard = Config { bulk_buffers, long_buffers, ..small() };
+    let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
+    let mut client = world.client(&address, Config { bulk_buffers: vec![(64 << 10, 8)], ..small() });
+    let mut other = world.client(&address, small());
+    echo(&mut other, b"four").unwrap();
+    start(&mut other, HELD, 4, 100);
+    assert!(settles(|| desk.len() == 1));
+    let (mut call, first) = (client.prepare_with_chunks(404, 4).unwrap(), client.first());
+    call.args_mut().fill(0);
+    let memory = client.alloc(first, 40_000).unwrap();
+    call.read_chunk(4, memory).unwrap();
+    client.start(first, call, 0);
+    assert_eq!(ends(&mut client, 0), Some(Ok(())));
+    let begun = std::time::Instant::now();
+    (1..=6).for_each(|token| store(&mut client, token));
+    let mut refused = 0;
+    let all = settles(|| {
+        client.poll(|done| {
+            assert!(done.result.is_err() && done.token <= 6, "there is no memory for it");
+            refused += 1;
+        });
+        refused == 6
+    });
+    assert!(all, "{refused} of 6 are refused");
+    assert!(begun.elapsed() >= Duration::from_millis(900), "not before it was waited for");
+    let stats = &world.server().stats()[0];
+    assert_eq!((stats.pool_empty, desk.len()), (6, 1));
+    kept.lock().expect("nobody panics with it").clear();
+    desk.answer_all();
+    assert_eq!(ends(&mut other, 100), Some(Ok(())));
+}
