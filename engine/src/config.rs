@@ -69,8 +69,8 @@ pub struct Config {
     /// Default 8.
     pub reverse_credits: u32,
     /// Most calls of one connection that handlers may have taken and not answered yet
-    /// ([`DeferredCall`](crate::service::DeferredCall)): further ones wait. At least 1. A call that is taken keeps its
-    /// memory, and the Receive that it came in.
+    /// ([`DeferredCall`](crate::service::DeferredCall)): further ones wait. At least 1. A call that is taken, or waits for
+    /// that, keeps its memory, and the Receive that it came in. Default 1024.
     pub max_deferred: u32,
     /// Most RDMA Reads of one connection that may be under way for its peer's calls: further calls with Read chunks
     /// wait until others have been read. The Reads of one call, one for each segment, are not parted: it goes alone.
@@ -101,7 +101,7 @@ pub struct Config {
     /// Default 1 s.
     pub negotiation_timeout: Duration,
     /// The credit limit that a connection starts with: Receives kept for it, messages that its peer may have
-    /// under way. 4 to 32767. Default 64. Each costs `receive_size` bytes. A new connection gets at most
+    /// under way, and calls that are not answered among them. 4 to 32767. Default 64. Each costs `receive_size` bytes. A new connection gets at most
     /// an eighth of what `receives` has left.
     pub credits: u32,
     /// What the credit limit of a connection may grow to that uses all of it. Less than `credits` counts as `credits`.

@@ -204,55 +204,10 @@ impl Linked for OwnedCall {
     }
 }
 
-/// Keeps the boxes of served calls for reuse: none is allocated per call.
-#[derive(Debug, Default)]
-pub(crate) struct CallBoxes {
-    #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
-    spare: Vec<Box<OwnedCall>>,
-    /// Index of the shard that they are of.
-    pub(crate) shard: u32,
-}
-
-impl CallBoxes {
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        self.spare.len()
-    }
-
-    #[inline]
-    pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> Box<OwnedCall> {
-        match self.spare.pop() {
-            Some(mut call) => {
-                call.qp = qp;
-                call.id = id;
-                call.results_len = 0;
-                call
-            }
-            None => OwnedCall::blank(self.shard, qp, id),
-        }
-    }
-
-    /// Takes a call back; its buffers go home.
-    #[inline(always)]
-    pub(crate) fn put(&mut self, mut call: Box<OwnedCall>) {
-        // Most have given both away.
-        if call.message.is_some() {
-            call.message = None;
-        }
-        if call.reply.is_some() {
-            call.reply = None;
-        }
-        if call.unusual {
-            call.clear();
-        }
-        self.spare.push(call);
-    }
-}
-
 impl OwnedCall {
     #[cold]
     #[inline(never)]
-    fn blank(shard: u32, qp: QpId, id: InboundId) -> Box<Self> {
+    pub(super) fn blank(shard: u32, qp: QpId, id: InboundId) -> Box<Self> {
         Box::new(Self {
             qp,
             shard,
@@ -379,7 +334,7 @@ impl<T: ?Sized> ServerCall<T> {
     }
 
     #[cold]
-    fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         (self.unusual, self.dropped) = (false, false);
         (self.put_together, self.went_with_bulk) = (false, false);
         (self.peer, self.claim, self.panic) = (None, None, None);

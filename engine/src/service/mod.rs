@@ -2,6 +2,7 @@
 //! that one is run for, the writer of its results, and the [cache of replies](reply_cache) of calls that must
 //! not run twice. Shards run them; [`Server`](crate::Server) has shards.
 
+mod boxes;
 mod call;
 mod deferred;
 mod handler;
@@ -10,8 +11,9 @@ pub mod reply_cache;
 mod task;
 mod writer;
 
-pub(crate) use call::{CallBoxes, Miscounted, OwnedCall, ReadArgument, ResultBytes, ResultChunk, Verifier};
+pub(crate) use boxes::CallBoxes;
 pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
+pub(crate) use call::{Miscounted, OwnedCall, ReadArgument, ResultBytes, ResultChunk, Verifier};
 pub use deferred::DeferredCall;
 pub(crate) use deferred::Origin;
 pub(crate) use handler::Task;

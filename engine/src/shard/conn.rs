@@ -48,8 +48,6 @@ pub(super) struct Conn {
     pub(super) assembling: Assembling,
     /// Receives that the shard keeps for it.
     pub(super) promise: Promise,
-    /// Receives of them that were counted as not needed when they were short.
-    pub(super) spared: u32,
     /// How much is made of its credits.
     pub(super) usage: Use,
     /// What the peer has been waited for.
@@ -92,7 +90,6 @@ impl Conn {
             owed_end: None,
             settle_by: u64::MAX,
             promise: Promise::default(),
-            spared: 0,
             usage: Use::default(),
             progress: Progress::default(),
             again: Again::default(),

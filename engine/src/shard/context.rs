@@ -10,7 +10,6 @@ use super::assembly::Assemblies;
 use super::clock::Clock;
 use super::close_reason::{CloseReason, LocalClose};
 use super::conn::Conn;
-use super::credits::Spared;
 use super::list::push;
 use super::peers::Peers;
 use super::receives::ReceiveBudget;
@@ -44,7 +43,6 @@ pub(super) struct Context<F: Fabric> {
     pub(super) peers: Peers,
     pub(super) ready: ReadyList,
     pub(super) receives: ReceiveBudget,
-    pub(super) spared: Spared,
     pub(super) sizing: Sizing,
     /// Continued messages that come in, on all connections.
     pub(super) assemblies: Assemblies,
@@ -125,7 +123,6 @@ impl<F: Fabric> Context<F> {
             peers: Peers::default(),
             ready: ReadyList::new(),
             receives: ReceiveBudget::new(config.receives),
-            spared: Spared::default(),
             sizing: Sizing::new(config.receive_size, receive_size.unwrap_or(0)),
             assemblies: Assemblies::default(),
             schedule: Schedule::default(),

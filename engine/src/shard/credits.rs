@@ -98,14 +98,6 @@ impl Turn {
     }
 }
 
-/// Receives that are promised, and not needed for now, of all connections.
-#[derive(Debug, Default)]
-pub(super) struct Spared {
-    /// The turn in which they were counted.
-    turn: u64,
-    all: u32,
-}
-
 impl<F: Fabric> Context<F> {
     /// Receives are posted for all that peers may send when `conn`, which is not in the table now, has let
     /// its peer send one more.
@@ -118,9 +110,9 @@ impl<F: Fabric> Context<F> {
     #[cold]
     fn spares_receives(&mut self, conn: &mut Conn) -> bool {
         let own = conn.proto.spared();
-        let mut others = match self.spared.turn == self.stats.polls {
-            true => self.spared.all.saturating_sub(conn.spared),
-            false => self.count_spared(),
+        let mut others = match self.receives.spared_in(self.stats.polls) {
+            Some(all) => all.saturating_sub(conn.promise.spared()),
+            None => self.count_spared(),
         };
         if !self.receives.suffice_without(others + own) {
             // Calls may have come meanwhile.
@@ -131,15 +123,15 @@ impl<F: Fabric> Context<F> {
             self.receives.note_shortage();
         }
         // What its peer is told of now is needed.
-        conn.spared = if suffice { own.saturating_sub(2) } else { own };
-        self.spared.all = others + conn.spared;
+        conn.promise.spare(if suffice { own.saturating_sub(2) } else { own });
+        self.receives.set_spared(self.stats.polls, others + conn.promise.spared());
         suffice
     }
 
     /// Receives that those in the table do not need, as of this turn.
     #[cold]
     pub(super) fn spared_in_turn(&mut self) -> u32 {
-        if self.spared.turn == self.stats.polls { self.spared.all } else { self.count_spared() }
+        self.receives.spared_in(self.stats.polls).unwrap_or_else(|| self.count_spared())
     }
 
     /// Whether there are Receives for one more connection.
@@ -153,10 +145,10 @@ impl<F: Fabric> Context<F> {
     fn count_spared(&mut self) -> u32 {
         let mut all = 0;
         for conn in self.conns.iter_mut() {
-            conn.spared = conn.proto.spared();
-            all += conn.spared;
+            conn.promise.spare(conn.proto.spared());
+            all += conn.promise.spared();
         }
-        self.spared = Spared { turn: self.stats.polls, all };
+        self.receives.set_spared(self.stats.polls, all);
         all
     }
 

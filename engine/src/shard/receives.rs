@@ -11,9 +11,21 @@ use crate::config::{RECEIVE_LOW_WATER, RECEIVE_MARGIN};
 pub(super) struct Promise {
     receives: u32,
     overcommit: u32,
+    /// Of them not needed, as they were counted last when Receives were short.
+    spared: u32,
 }
 
 impl Promise {
+    /// What was counted as not needed.
+    pub(super) fn spared(&self) -> u32 {
+        self.spared
+    }
+
+    /// So much is not needed now.
+    pub(super) fn spare(&mut self, spared: u32) {
+        self.spared = spared;
+    }
+
     /// Receives that are kept for the connection.
     pub(super) fn receives(&self) -> u32 {
         self.receives
@@ -35,6 +47,8 @@ pub(super) struct ReceiveBudget {
     overcommit: usize,
     /// Connections were told to wait because fewer are posted than promised.
     ran_short: bool,
+    /// What all connections together do not need, and the turn in which that was counted.
+    spared: (u64, u32),
     /// On their way to the device.
     waiting: Vec<Buf>,
 }
@@ -48,6 +62,7 @@ impl ReceiveBudget {
             promised: 0,
             overcommit: 0,
             ran_short: false,
+            spared: (0, 0),
             waiting: Vec::with_capacity(RECEIVE_MARGIN),
         }
     }
@@ -62,6 +77,16 @@ impl ReceiveBudget {
     /// the first call to a peer that calls makes it two.
     pub(super) fn suffice_without(&self, spared: u32) -> bool {
         self.posted + spared as usize >= self.promised + 2
+    }
+
+    /// What all connections together do not need, if that was counted in this turn.
+    pub(super) fn spared_in(&self, turn: u64) -> Option<u32> {
+        (self.spared.0 == turn).then_some(self.spared.1)
+    }
+
+    /// They do not need so many in this turn.
+    pub(super) fn set_spared(&mut self, turn: u64, spared: u32) {
+        self.spared = (turn, spared);
     }
 
     /// So many more than are promised are posted.
@@ -172,7 +197,7 @@ impl ReceiveBudget {
     pub(super) fn promise(&mut self, promise: &mut Promise, receives: u32, overcommit: u32) {
         self.promised = self.promised + receives as usize - promise.receives as usize;
         self.overcommit = self.overcommit + overcommit as usize - promise.overcommit as usize;
-        *promise = Promise { receives, overcommit };
+        (promise.receives, promise.overcommit) = (receives, overcommit);
     }
 }
 

@@ -73,11 +73,11 @@ pub struct ShardStats {
     pub revoked_by_peers: u64,
     /// Windows of calls of ours that this side has revoked itself, as their servers did not.
     pub revoked_here: u64,
-    /// Times that a full worker ring held a call back.
+    /// Times that a full worker ring, or [`max_deferred`](crate::Config::max_deferred), held a call back.
     pub backpressure: u64,
     /// Times that a pool had no buffer for what was to be done; it was done later, or refused.
     pub pool_empty: u64,
-    /// Calls of peers that had to wait for memory.
+    /// Times that calls of peers had to wait for memory: one may for its share, and then for a buffer.
     pub memory_waits: u64,
     /// Calls of peers that had to wait for RDMA Reads of their connection
     /// ([`Config::max_reads`](crate::Config::max_reads), [`Config::max_read_bytes`](crate::Config::max_read_bytes)).
