@@ -6,7 +6,6 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 
 use rpcrdma::Address;
-use rpcrdma::fabric::contract::loopback_address;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 /// What the thread of the cable does for the test.
@@ -31,8 +30,8 @@ impl Cable {
     pub fn new(server: &Address, from: Ipv4Addr) -> Self {
         let Address::Iwarp(server) = server else { panic!("{server} is not over TCP") };
         let server: SocketAddr = server.0.parse().expect("an address");
-        let at = loopback_address().0;
-        let listener = TcpListener::bind(&at).expect("a free address");
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let at = listener.local_addr().expect("it is bound");
         let (asks, asked) = channel();
         let thread = std::thread::spawn(move || {
             let (peer, _) = listener.accept().expect("a peer");

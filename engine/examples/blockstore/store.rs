@@ -119,7 +119,7 @@ impl Gate {
 }
 
 impl Store {
-    /// Opens a file; with `size`, makes it that long, or new, if it is not, and receives_ok its place on the
+    /// Opens a file; with `size`, makes it that long, or new, if it is not, and reserves its place on the
     /// disk, where the file system can do so.
     pub(crate) fn open(path: &Path, size: Option<u64>, read_only: bool) -> anyhow::Result<Self> {
         let shown = path.display();
@@ -297,7 +297,7 @@ fn locked(file: &File, lock: FlockOperation) -> rustix::io::Result<()> {
 /// Makes a file at least `size` bytes long, with room on the disk for all of them.
 fn reserve(file: &File, size: u64) -> std::io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
-        // This file system receives_ok nothing: a WRITE may find the disk full.
+        // This file system reserves nothing: a WRITE may find the disk full.
         Err(Errno::OPNOTSUPP) => file.set_len(size),
         outcome => Ok(outcome?),
     }

@@ -94,12 +94,12 @@ pub fn cases<F: Fabric>() -> Vec<Case<F>> {
 }
 
 /// A TCP address of this host that nobody else takes, another one each time: all of 127.0.0.0/8 is loopback. The last
-/// 22 bits are the number of the process.
+/// 22 bits are the number of the process. Its ports are none of NFS, 20048 and 20049, where servers listen at all addresses.
 pub fn loopback_address() -> FabricAddress {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed) % 10_000;
+    let number = NEXT.fetch_add(1, Ordering::Relaxed) % 8_000;
     let [_, a, b, c] = std::process::id().to_be_bytes();
-    FabricAddress(format!("127.{}.{b}.{c}:{}", a | 0x80, 20_000 + number))
+    FabricAddress(format!("127.{}.{b}.{c}:{}", a | 0x80, 22_000 + number))
 }
 
 /// Of a [`loopback_address`], whose port begins with 2, another one, where nobody listens.

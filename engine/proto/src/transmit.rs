@@ -27,7 +27,7 @@ impl Connection {
         self.outbox.take_silence() || self.has_output(receives_ok)
     }
 
-    /// The next message that may go out. `receives_ok` says whether the receive queue holds the receives_ok of all
+    /// The next message that may go out. `receives_ok` says that the receive queue holds the reserves of all
     /// its connections. Each message must then be written by [`emit_before`](Self::emit_before).
     #[inline]
     pub fn poll_transmit(&mut self, receives_ok: bool) -> Option<Outgoing> {

@@ -165,6 +165,32 @@ fn a_host_that_is_never_idle_locks_no_other_host_out() {
     assert_eq!((known, stats.peers_stalled), (slow.len() + others.len(), 0), "each ended for room, if at all");
 }
 
+/// By the clock of the whole server: one that is busy ends for others no sooner than a second after the last.
+#[test]
+fn busy_connections_end_for_other_hosts_one_in_a_second() {
+    let shard = Config { receives: 256, progress_timeout: Duration::MAX, ..config() };
+    let (address, server) = serve(shard);
+    let mut slow = Vec::new();
+    while let Ok(one) = try_reads(&address, SLOW, 1, 1) {
+        slow.push(one);
+    }
+    assert_eq!(server.stats().connections_displaced, 0, "a host makes no room for itself");
+    server.pass(Duration::from_secs(1));
+    let mut others = Vec::new();
+    let mut displaced_by_all_that_get_in = || {
+        while let Ok(one) = try_reads(&address, OTHER, 0, 1) {
+            others.push(one);
+            assert!(others.len() < 128, "each connection keeps Receives");
+        }
+        server.stats().connections_displaced
+    };
+    assert_eq!(displaced_by_all_that_get_in(), 1);
+    server.pass(Duration::from_millis(999));
+    assert_eq!(displaced_by_all_that_get_in(), 1, "less than a second later");
+    server.pass(Duration::from_millis(1));
+    assert_eq!(displaced_by_all_that_get_in(), 2);
+}
+
 #[test]
 fn a_host_leaves_bulk_memory_to_others_however_many_connections_it_has() {
     let buffers = vec![(32 << 10, 16)];

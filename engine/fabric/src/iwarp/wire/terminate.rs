@@ -168,7 +168,7 @@ impl Terminate {
             return Err(TerminateError { len: bytes.len() });
         };
         let (layer, etype) = (kind >> 4, kind & 0xF);
-        // What the RFC receives_ok is zero. Where no bit tells, the reason does: it has to be one that there is.
+        // What the RFC reserves is zero. Where no bit tells, the reason does: it has to be one that there is.
         let is_reversed = match (control & HEADER_CONTROL, control.reverse_bits() & HEADER_CONTROL) {
             (0, 0) => {
                 Fault::from_codes(layer, etype, code).is_none() && Fault::from_codes(etype, layer, code).is_some()
