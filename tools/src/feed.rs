@@ -1,6 +1,7 @@
 //! Snapshots of a server's statistics, read from its socket.
 
 use std::io::{ErrorKind, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -24,6 +25,12 @@ pub(crate) enum FeedError {
         /// What connecting came to.
         source: std::io::Error,
     },
+    /// There is something else.
+    #[error("{path}: this is no socket; give the one of the server's option for statistics (`ServerConfig::stats`)")]
+    NoSocket {
+        /// What was given.
+        path: PathBuf,
+    },
     /// It cannot be read.
     #[error("{path}: {source}")]
     Read {
@@ -42,12 +49,22 @@ pub(crate) enum FeedError {
     },
 }
 
+/// What is there may be a server's socket, now or later.
+///
+/// # Errors
+/// Something else is there.
+pub(crate) fn check(path: &Path) -> Result<(), FeedError> {
+    let is_other = path.metadata().is_ok_and(|found| !found.file_type().is_socket());
+    if is_other { Err(FeedError::NoSocket { path: path.to_owned() }) } else { Ok(()) }
+}
+
 /// One snapshot, of now.
 ///
 /// # Errors
 /// Why there is none.
 pub(crate) fn read(path: &Path) -> Result<Snapshot, FeedError> {
     let own = || path.to_owned();
+    check(path)?;
     let stream = UnixStream::connect(path).map_err(|source| FeedError::Gone { path: own(), source })?;
     let bytes = read_all(stream, LONGEST).map_err(|source| FeedError::Read { path: own(), source })?;
     let other = |reason| FeedError::Other { path: own(), reason };

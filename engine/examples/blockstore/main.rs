@@ -17,6 +17,7 @@
 //! | `server` | what each procedure does, and where it runs |
 //! | `client` | many calls under way, in buffers that are used again |
 //! | `demo` | all of it at once, with the server in a second process |
+//! | `../shared/logger` | where the server writes what the engine logs |
 //! | `compare` | how fast that is, beside `fio` on the same file |
 #![deny(unsafe_code)]
 
@@ -25,6 +26,8 @@ mod codec;
 mod compare;
 mod demo;
 mod disk;
+#[path = "../shared/logger.rs"]
+mod logger;
 mod server;
 mod store;
 mod sys;
@@ -37,7 +40,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::{Args, Parser, ValueEnum};
 use rpcrdma::auth::{AuthPolicy, PreSharedKey};
 use rpcrdma::service::ShardSetup;
@@ -228,6 +231,9 @@ fn main() -> ExitCode {
 }
 
 fn serve(options: &Serve) -> anyhow::Result<()> {
+    logger::start();
+    let (cores, addresses) = (options.cores.len(), options.listen.len());
+    ensure!(cores == 0 || cores >= addresses, "--cores: {cores} cores for the {addresses} addresses of --listen");
     // Before there is anything to lose: what comes from now on is waited for below.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
     // A write beyond a limit of this process's files (`ulimit -f`) is an error then, and not the end.

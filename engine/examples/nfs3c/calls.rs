@@ -1,10 +1,12 @@
 //! A connection to an NFS server: one call after another.
 
+use std::io;
+
 use anyhow::{Context, bail, ensure};
 use nfs3_types::nfs3::{
     COMMIT3args, COMMIT3res, CREATE3args, CREATE3res, FSINFO3args, FSINFO3res, GETATTR3args, GETATTR3res, LOOKUP3args,
     LOOKUP3res, NFS_PROGRAM, Nfs3Option, Nfs3Result, READDIRPLUS3args, READDIRPLUS3res, READLINK3args, READLINK3res,
-    cookieverf3, createhow3, dirlistplus3, diropargs3, fattr3, filename3, nfs_fh3, sattr3, writeverf3,
+    cookieverf3, createhow3, dirlistplus3, diropargs3, fattr3, filename3, nfs_fh3, nfsstat3, sattr3, writeverf3,
 };
 use nfs3_types::xdr_codec::{Pack, Unpack};
 use rpcrdma::LocalClient;
@@ -43,11 +45,19 @@ pub(crate) fn encode(arguments: &impl Pack) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// A status by name, and in words where it is one of the system's errors (RFC 1813 §2.6).
+pub(crate) fn said(status: nfsstat3) -> String {
+    match status as i32 {
+        code if code < 10_000 => format!("{status:?}: {}", io::Error::from_raw_os_error(code)),
+        _ => format!("{status:?}"),
+    }
+}
+
 /// The results, or the server's reason.
 pub(crate) fn good<T, E>(result: Nfs3Result<T, E>) -> anyhow::Result<T> {
     match result {
         Nfs3Result::Ok(results) => Ok(results),
-        Nfs3Result::Err((status, _)) => bail!("{status:?}"),
+        Nfs3Result::Err((status, _)) => bail!("{}", said(status)),
     }
 }
 
@@ -84,7 +94,7 @@ impl Nfs {
     pub(crate) fn find(&mut self, path: &str) -> anyhow::Result<nfs_fh3> {
         let mut at = self.root.clone();
         for name in path.split('/').filter(|name| !name.is_empty()) {
-            at = self.lookup(&at, name.as_bytes()).with_context(|| format!("{name} of {path}"))?;
+            at = self.lookup(&at, name.as_bytes()).with_context(|| format!("LOOKUP of {name:?} in {path}"))?;
         }
         Ok(at)
     }

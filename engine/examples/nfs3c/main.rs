@@ -51,8 +51,8 @@ struct Cli {
     server: Address,
     /// What it exports: a directory.
     export: String,
-    /// Where MOUNT is, on TCP: HOST:PORT. [default: the server's host, or this one; port 20048]
-    #[arg(long, value_name = "HOST:PORT")]
+    /// Where MOUNT is, on TCP. [default: the server's host, or this one; port 20048]
+    #[arg(long, value_name = "HOST[:PORT]")]
     mount: Option<String>,
     /// Asks rpcbind at the server's host for the ports of both NFS and MOUNT.
     #[arg(long, conflicts_with = "mount")]
@@ -65,7 +65,7 @@ struct Cli {
     block: u32,
     /// Data of up to so many bytes is part of the RPC message; more goes into a chunk of its own. A message
     /// that is too long for one Send is itself put into a chunk.
-    #[arg(long, value_name = "BYTES", default_value_t = 512)]
+    #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = clap::value_parser!(u32).range(..=1 << 20))]
     inline: u32,
     /// RPC-over-RDMA version to begin with; with 2, a server that does not speak it is talked to in version
     /// 1.

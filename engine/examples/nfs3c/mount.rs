@@ -35,8 +35,10 @@ pub(crate) fn places(server: &Address, mount: Option<&str>, ask: bool) -> anyhow
     }
     let mount = match mount {
         Some(text) => {
-            let found = text.to_socket_addrs().with_context(|| text.to_owned())?.next();
-            found.with_context(|| format!("{text} has no address"))?
+            // A port need not be given.
+            let found = text.to_socket_addrs().or_else(|_| (text, PORT).to_socket_addrs());
+            let found = found.with_context(|| format!("--mount {text}"))?.next();
+            found.with_context(|| format!("--mount {text}: it has no address"))?
         }
         None => SocketAddr::new(host.unwrap_or(Ipv4Addr::LOCALHOST.into()), PORT),
     };

@@ -11,7 +11,7 @@ use nfs3_types::xdr_codec::Unpack;
 use rpcrdma::Reply;
 use rpcrdma::client::{LocalClient, PreparedCall};
 
-use crate::calls::{Nfs, decode, encode, good};
+use crate::calls::{Nfs, decode, encode, good, said};
 
 /// Most bytes of a READ's results without data.
 const READ_RESULTS: usize = 104;
@@ -89,7 +89,7 @@ fn read_results(reply: &Reply) -> anyhow::Result<(&[u8], bool)> {
     let (status, _) = nfsstat3::unpack(&mut results).map_err(bad)?;
     if status != nfsstat3::NFS3_OK {
         let _: READ3resfail = decode(results)?;
-        bail!("{status:?}");
+        bail!("{}", said(status));
     }
     post_op_attr::unpack(&mut results).map_err(bad)?;
     let (count, _) = u32::unpack(&mut results).map_err(bad)?;

@@ -22,7 +22,8 @@
 //! | `identity` | as whom a call runs |
 //! | `attr`, `status`, `codec`, `lines` | attributes, errors, arguments and results; lines of the log |
 //!
-//! Options about the iWARP fabric are in `../shared/iwarp.rs`, as `nfs3c` has them, too.
+//! Options about the iWARP fabric are in `../shared/iwarp.rs`, as `nfs3c` has them, too; the log is in
+//! `../shared/logger.rs`.
 #![deny(unsafe_code)]
 
 mod attr;
@@ -38,6 +39,8 @@ mod identity;
 mod iwarp;
 mod lines;
 mod links;
+#[path = "../shared/logger.rs"]
+mod logger;
 mod mount;
 mod names;
 mod nfs;
@@ -192,9 +195,9 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Cli) -> anyhow::Result<()> {
-    if log::set_logger(&Log).is_ok() {
-        log::set_max_level(log::LevelFilter::Warn);
-    }
+    logger::start();
+    let (cores, addresses) = (options.cores.len(), options.listen.len());
+    ensure!(cores == 0 || cores >= addresses, "--cores: {cores} cores for the {addresses} addresses of --listen");
     // Before there is anything to lose: what comes from now on is waited for below.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
     // Clients say what modes are to be.
@@ -330,23 +333,6 @@ fn key(path: &Path, directory: &Path) -> anyhow::Result<Key> {
         Err(error) => return Err(error).with_context(name),
     }
     Ok(key)
-}
-
-/// Warnings and errors, on standard error.
-struct Log;
-
-impl log::Log for Log {
-    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        metadata.level() <= log::Level::Warn
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        if self.enabled(record.metadata()) {
-            let _ = writeln!(std::io::stderr(), "{}: {}", record.level(), record.args());
-        }
-    }
-
-    fn flush(&self) {}
 }
 
 /// A line on standard output; whoever read it may have gone, which is no reason to stop.

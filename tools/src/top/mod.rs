@@ -71,8 +71,10 @@ fn interval(text: &str) -> Result<Duration, String> {
 /// Runs the command.
 ///
 /// # Errors
-/// With [`Args::once`] there is no such server; or the terminal, or the output, failed.
+/// What [`Args::stats`] names is no socket; with [`Args::once`] there is no such server; or the terminal, or the output,
+/// failed.
 pub fn run(args: &Args) -> Outcome {
+    feed::check(&args.stats).map_err(|error| CommandError::Failed(error.to_string()))?;
     let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
     if args.once || args.json || dumb || !io::stdout().is_terminal() {
         return print(args);

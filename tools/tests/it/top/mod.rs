@@ -58,6 +58,10 @@ fn once_without_a_server_is_a_failure_that_says_why() {
     assert!(output.status.code() == Some(1) && says.contains("is the server started"), "{output:?}");
     drop(UnixListener::bind(&path).expect("a socket"));
     assert_eq!(once().status.code(), Some(1));
+    std::fs::write(directory.path().join("file"), "").expect("a file");
+    let output = rpcrdma().args(["top", "--stats"]).arg(directory.path().join("file")).output().expect("it runs");
+    let says = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && says.contains("this is no socket"), "nobody waits for it: {output:?}");
     assert_eq!(
         rpcrdma().args(["top", "--once", "--interval", "0", "--stats", "x"]).status().expect("it runs").code(),
         Some(2)
