@@ -138,7 +138,8 @@ pub struct Config {
     pub receives: usize,
     /// Calls that a client connection may have outstanding. Default 128. Each costs about 100 bytes.
     pub max_calls: usize,
-    /// Buffers of 512 bytes for short messages. Default 2048.
+    /// Buffers of 512 bytes for short messages. Default 4096: as many as [`receives`](Self::receives), so that each call
+    /// that may be under way has one for a short reply, whatever others keep.
     pub small_buffers: usize,
     /// Buffers of `receive_size` bytes and headroom, beside those for `receives`: for long messages, and for
     /// received ones that the application still holds. Default 512.
@@ -249,7 +250,7 @@ impl Default for Config {
             useless_per_second: 1000,
             receives: 4096,
             max_calls: 128,
-            small_buffers: 2048,
+            small_buffers: 4096,
             message_buffers: 512,
             bulk_buffers: vec![(64 << 10, 32), (1 << 20, 8)],
             chunk_align: BUFFER_ALIGN,
@@ -398,8 +399,9 @@ impl Config {
             }
         }
         check((1..=1 << 16).contains(&self.max_calls), "max_calls", self.max_calls, "1 to 65536")?;
-        check(self.small_buffers >= 16, "small_buffers", self.small_buffers, "at least 16")?;
-        check(self.message_buffers >= 1, "message_buffers", self.message_buffers, "at least 1")?;
+        let most = 1 << 24;
+        check((16..=most).contains(&self.small_buffers), "small_buffers", self.small_buffers, "16 to 16 Mi")?;
+        check((1..=most).contains(&self.message_buffers), "message_buffers", self.message_buffers, "1 to 16 Mi")?;
         check(self.signal_every >= 1, "signal_every", self.signal_every as usize, "at least 1")?;
         let sample = self.sample_latency;
         check(sample == 0 || sample.is_power_of_two(), "sample_latency", sample as usize, "0 or a power of two")?;
@@ -412,7 +414,7 @@ impl Config {
         for (knob, classes) in [("bulk_buffers", &self.bulk_buffers), ("long_buffers", &self.long_buffers)] {
             for &(size, count) in classes {
                 check((1..=1 << 30).contains(&size), knob, size, "buffers of 1 byte to 1 GiB")?;
-                check(count > 0, knob, count, "at least 1 buffer of each size")?;
+                check((1..=most).contains(&count), knob, count, "1 to 16 Mi buffers of each size")?;
             }
         }
         Ok(())
@@ -469,15 +471,32 @@ impl Config {
     /// Why there is no buffer of so many bytes among these: none is ever so long, or none is free.
     #[cold]
     fn lacks(buffers: &[(Knob, Vec<Class>)], needed: usize, last: Knob) -> CallError {
-        let of_all = || buffers.iter().flat_map(|(knob, classes)| classes.iter().map(|class| (class.size, *knob)));
-        let fit = of_all().filter(|&(size, _)| size >= needed).min_by_key(|&(size, _)| size);
-        match fit {
-            Some((_, knob)) => CallError::NoMemory { needed, knob },
+        match Self::knob_of(buffers, needed) {
+            Some(knob) => CallError::NoMemory { needed, knob },
             None => {
-                let limit = of_all().map(|(size, _)| size).max().unwrap_or(0);
+                let limit = buffers.iter().flat_map(|(_, classes)| classes).map(|class| class.size).max().unwrap_or(0);
                 CallError::TooLong { needed, limit, knob: last }
             }
         }
+    }
+
+    /// What asks for the smallest of these buffers that hold so many bytes.
+    fn knob_of(buffers: &[(Knob, Vec<Class>)], needed: usize) -> Option<Knob> {
+        let of_all = buffers.iter().flat_map(|(knob, classes)| classes.iter().map(|class| (class.size, *knob)));
+        of_all.filter(|&(size, _)| size >= needed).min_by_key(|&(size, _)| size).map(|(_, knob)| knob)
+    }
+
+    /// What asks for the buffers of the shard's pool that hold so many bytes, or would have to.
+    #[cold]
+    pub(crate) fn knob_of_buffers(&self, serves: bool, needed: usize) -> Knob {
+        Self::knob_of(&self.buffers(serves), needed).unwrap_or(Knob::BulkBuffers)
+    }
+
+    /// Bytes of the longest buffer that a reply of `len` bytes, its headers included, may have.
+    #[inline]
+    pub(crate) fn longest_for_reply(&self, len: usize) -> usize {
+        let longest = self.longest_message() + HEADROOM_REPLY;
+        if len <= longest { longest } else { usize::MAX }
     }
 
     /// Why there is no buffer of so many bytes in the shard's pool.

@@ -64,8 +64,15 @@ impl Pool {
     /// bytes are those of its last use. `None` when all are out.
     #[inline]
     pub fn alloc(&self, len: usize) -> Option<Buf> {
+        self.alloc_within(len, usize::MAX)
+    }
+
+    /// The same from classes of at most `longest` bytes: what is longer is left for those who need it.
+    #[inline]
+    pub fn alloc_within(&self, len: usize, longest: usize) -> Option<Buf> {
         for list in self.core().classes() {
             if len <= list.size()
+                && list.size() <= longest
                 && let Some(meta) = list.pop()
             {
                 // SAFETY: the buffer came from the free list, so nobody else has it, and `len` is within its
@@ -144,7 +151,13 @@ impl Pool {
     /// dropped count as in [`stats`](Self::stats).
     #[inline]
     pub fn room(&self, len: usize) -> (usize, usize) {
-        let fitting = self.core().classes().iter().filter(|list| list.size() >= len);
+        self.room_within(len, usize::MAX)
+    }
+
+    /// The same of classes of at most `longest` bytes.
+    #[inline]
+    pub fn room_within(&self, len: usize, longest: usize) -> (usize, usize) {
+        let fitting = self.core().classes().iter().filter(|list| (len..=longest).contains(&list.size()));
         fitting.fold((0, 0), |(free, count), list| (free + list.free(), count + list.count()))
     }
 

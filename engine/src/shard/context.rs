@@ -22,7 +22,7 @@ use super::{ConnRef, OpenError};
 use crate::config::{BUFFER_ALIGN, Config, HEADROOM_CHUNKS};
 use crate::fabric::log_limit::LogLimit;
 use crate::fabric::{Access, Fabric, PostError};
-use crate::proto::CallError;
+use crate::proto::{CallError, Knob};
 use crate::stats::ShardStats;
 
 /// Longest chain that is counted by its length.
@@ -294,6 +294,19 @@ impl<F: Fabric> Context<F> {
     #[cold]
     pub(super) fn lacks_buffer(&self, len: usize) -> CallError {
         self.config.lacks_buffer(self.serves, len)
+    }
+
+    /// What says how many buffers of the pool there are for `len` bytes, or that there are none so long.
+    #[cold]
+    pub(super) fn knob_of_buffers(&self, len: usize) -> Knob {
+        self.config.knob_of_buffers(self.serves, len)
+    }
+
+    /// The longest buffer that a reply of `len` bytes may have: one that fits a message leaves the longer ones to bulk,
+    /// or those who keep many calls unanswered would hold all of them.
+    #[inline]
+    pub(super) fn longest_for_reply(&self, len: usize) -> usize {
+        self.config.longest_for_reply(len)
     }
 
     /// Bytes of the buffer that a chunk of `len` bytes is in: as many more as align it, where the pool has such.

@@ -38,7 +38,7 @@ impl<F: Fabric> Shard<F> {
         stats.receives_posted = cx.receives.held() as u64;
         stats.receives_lowest = cx.receives.lowest() as u64;
         stats.receives_promised = cx.receives.promised() as u64;
-        self.responder.add_to(&mut stats);
+        self.responder.add_to(&mut stats, cx.conns.iter(), now);
         stats
     }
 }

@@ -79,6 +79,10 @@ pub struct ShardStats {
     pub pool_empty: u64,
     /// Times that calls of peers had to wait for memory: one may for its share, and then for a buffer.
     pub memory_waits: u64,
+    /// Calls of peers that wait now: for memory, or for RDMA Reads of their connection.
+    pub calls_waiting: u64,
+    /// How long the first of these has waited, in nanoseconds; 0 if none waits.
+    pub longest_wait: u64,
     /// Calls of peers that had to wait for RDMA Reads of their connection
     /// ([`Config::max_reads`](crate::Config::max_reads), [`Config::max_read_bytes`](crate::Config::max_read_bytes)).
     pub read_waits: u64,

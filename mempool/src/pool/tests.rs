@@ -40,6 +40,15 @@ fn the_smallest_class_that_fits_and_then_larger_ones() {
     }
     assert_eq!(bufs.iter().map(Buf::capacity).collect::<Vec<_>>(), [64, 64, 1024, 4096]);
     assert!(pool.alloc(5000).is_none());
+    // What is longer than that is not taken, nor counted.
+    let longer = bufs.split_off(2);
+    drop(longer);
+    assert_eq!((pool.room_within(50, 1024), pool.room_within(50, 1000)), ((1, 3), (0, 2)));
+    assert!(pool.alloc_within(50, 1023).is_none());
+    bufs.extend(pool.alloc_within(50, 1024));
+    assert!(pool.alloc_within(50, 1024).is_none());
+    bufs.extend(pool.alloc(50));
+    assert_eq!(bufs.iter().map(Buf::capacity).collect::<Vec<_>>(), [64, 64, 1024, 4096]);
     assert_eq!([1, 65, 4096, 4097].map(|len| pool.room(len)), [(0, 4), (0, 2), (0, 1), (0, 0)]);
     let stats = pool.stats();
     assert_eq!(stats.classes.iter().map(|class| class.failures).collect::<Vec<_>>(), [3, 2, 1]);

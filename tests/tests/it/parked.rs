@@ -182,6 +182,59 @@ fn a_call_without_bulk_goes_past_those_that_wait_for_it() {
     desk.answer_all();
 }
 
+/// Where there are as many short buffers as Receives, calls that are held leave memory to others, however many hold them.
+#[test]
+fn held_calls_of_many_clients_leave_memory_to_others() {
+    const CLIENTS: usize = 16;
+    for scheme in SCHEMES {
+        let (mut world, desk) = (World::new("all-parked"), Desk::default());
+        let mut services = services_with(0, 64 << 10, false);
+        desk.add_to(&mut services);
+        let (bulk_buffers, long_buffers) = (vec![(64 << 10, 1)], vec![(32 << 10, 1)]);
+        let receives = 512;
+        let shard = Config {
+            credits: 24,
+            max_credits: 24,
+            receives,
+            small_buffers: receives,
+            message_buffers: 8,
+            bulk_buffers,
+            long_buffers,
+            ..small()
+        };
+        let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
+        let config = Config { scheme, credits: 24, ..small() };
+        let mut witness = world.client(&address, config.clone());
+        start(&mut witness, SINK, 4, 0);
+        assert_eq!(ends(&mut witness, 0), Some(Ok(())));
+        let mut holders: Vec<_> = (0..CLIENTS).map(|_| world.client(&address, config.clone())).collect();
+        for holder in &mut holders {
+            start(holder, SINK, 4, 0);
+            assert_eq!(ends(holder, 0), Some(Ok(())));
+            (1..=24).for_each(|token| start(holder, HELD, 4, token));
+        }
+        // Not all may come: those connections have fewer credits that came later.
+        let mut held = 0;
+        loop {
+            for _ in 0..20 {
+                holders.iter_mut().for_each(|holder| _ = holder.poll(drop));
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if desk.len() == held {
+                break;
+            }
+            held = desk.len();
+        }
+        for token in 1..=20 {
+            start(&mut witness, SINK, 4, token);
+            assert_eq!(ends(&mut witness, token), Some(Ok(())), "{scheme:?}: call {token} beside {held} held");
+        }
+        store(&mut witness, 100);
+        assert_eq!(ends(&mut witness, 100), Some(Ok(())), "{scheme:?}: bulk beside {held} held");
+        desk.answer_all();
+    }
+}
+
 /// A call with a Read chunk that the test holds.
 fn held_bulk(client: &mut LocalClient, token: u64) {
     let (mut call, first) = (client.prepare_with_chunks(HELD_BULK, 4).unwrap(), client.first());

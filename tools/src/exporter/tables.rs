@@ -84,6 +84,7 @@ pub(super) const GAUGES: &[Number<ShardStats>] = &[
     number("receives_promised", "Receives promised to connections", |shard| shard.receives_promised),
     number("receives_lowest", "The fewest Receives that the device had", |shard| shard.receives_lowest),
     number("worker_queue_depth", "Calls with the workers, or waiting for them", |shard| shard.worker_depth),
+    number("calls_waiting", "Calls that wait for memory, or for RDMA Reads", |shard| shard.calls_waiting),
     number("exposed_buffers", "Buffers that peers may reach", |shard| shard.exposed_buffers),
 ];
 

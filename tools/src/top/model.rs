@@ -67,6 +67,9 @@ pub(crate) struct ShardRow {
     pub(crate) receives_promised: u64,
     pub(crate) receives_lowest: u64,
     pub(crate) worker_depth: u64,
+    pub(crate) calls_waiting: u64,
+    /// Nanoseconds.
+    pub(crate) longest_wait: u64,
     /// The size class of the pool that came nearest to its end.
     pub(crate) pool_low: Option<PoolLow>,
     pub(crate) memory_waits_total: u64,
@@ -220,6 +223,7 @@ impl Model {
         (row.credits_used, row.credits_granted) = (now.credits_used, now.credits_granted);
         (row.receives_posted, row.receives_promised) = (now.receives_posted, now.receives_promised);
         (row.receives_lowest, row.worker_depth) = (now.receives_lowest, now.worker_depth);
+        (row.calls_waiting, row.longest_wait) = (now.calls_waiting, now.longest_wait);
         let share = |class: &&ClassStats| (class.low_water * 1_000_000).checked_div(class.count);
         row.pool_low = now.pool.classes.iter().filter(|class| class.count > 0).min_by_key(share).map(|class| PoolLow {
             size: class.size,

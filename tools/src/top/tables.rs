@@ -172,6 +172,7 @@ pub(super) fn details(row: &ShardRow) -> Vec<String> {
         ("pool lowest", low),
         ("worker queue", row.worker_depth.to_string()),
         ("memory waits", row.memory_waits_total.to_string()),
+        ("calls waiting", format!("{}, for {}", row.calls_waiting, time(row.longest_wait as f64).trim_start())),
         ("faults", row.faults_total.to_string()),
         ("connections", format!("{}, {} in all", row.connections, row.connections_total)),
     ];

@@ -131,7 +131,7 @@ impl Responder {
         let entry = services.entry(call.entry);
         let (results_at, len) = reply_room(call, entry);
         call.results_at = results_at;
-        call.reply = cx.pool.alloc(len);
+        call.reply = cx.pool.alloc_within(len, cx.longest_for_reply(len));
         let mut enough = call.reply.is_some();
         for result in &mut call.results {
             result.capacity = result.capacity.min(u32::try_from(entry.binding.results.max_len).unwrap_or(u32::MAX));
@@ -173,7 +173,7 @@ impl Responder {
             return;
         }
         let Some(message) = cx.assemble_last(conn, view.payload()) else {
-            return self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::NoBuffers));
+            return self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::NoBuffers(None)));
         };
         if read.is_ok() {
             read = self.read_rpc(&message, 0, &mut call);
@@ -329,7 +329,7 @@ impl Responder {
             return Err(Some(CallRefusal::Rpc(reply_body(Refusal::SystemError))));
         }
         if call.verifier.is_some() && !self.make_room_for_verifier(cx, call) {
-            return Err(Some(CallRefusal::System(Trouble::NoBuffers)));
+            return Err(Some(CallRefusal::System(Trouble::NoBuffers(None))));
         }
         Ok(())
     }

@@ -1,6 +1,9 @@
 //! Reads calls of the peer: RPC header and chunk lists, held against what the procedure declares.
 
+use std::borrow::Cow;
+
 use super::Responder;
+use super::needs::Lack;
 use crate::binding::reduction_allowed;
 use crate::proto::{Incoming, LIMITS, Lists, Refusal};
 use crate::service::{Local, OwnedCall, Procedure, REFUSAL_LEN, ResultChunk};
@@ -29,9 +32,9 @@ pub(in crate::shard) enum Trouble {
     /// The connection takes no more calls.
     Draining,
     /// The shard's buffers could not hold what it needs were all of them free.
-    NeverFits,
-    /// There are no buffers for it now, and it cannot wait.
-    NoBuffers,
+    NeverFits(Lack),
+    /// There are no buffers for it now, and it cannot wait. What it lacks, where that is known.
+    NoBuffers(Option<Lack>),
     /// What was read for it did not come home.
     Lost,
     /// The reply cache cannot tell whether it ran before.
@@ -43,30 +46,32 @@ pub(in crate::shard) enum Trouble {
 impl Trouble {
     /// It is over in a while, here or at another server.
     pub(super) fn passes(self) -> bool {
-        !matches!(self, Self::NeverFits | Self::Lost)
+        !matches!(self, Self::NeverFits(_) | Self::Lost)
     }
 
     /// For the log: a few words that stand for all such calls, and what is to be done.
-    pub(super) fn words(self) -> (&'static str, &'static str) {
-        match self {
+    pub(super) fn words(self) -> (&'static str, Cow<'static, str>) {
+        let (what, why) = match self {
             Self::Draining => ("calls to a server that drains", "the server drains"),
-            Self::NeverFits => (
-                "calls that need more than all buffers",
-                "all buffers together do not hold what it needs: raise `Config::bulk_buffers`, or `Config::long_buffers` \
-                 if its message or reply is long",
-            ),
-            Self::NoBuffers => (
-                "calls for which there was no memory",
-                "there are no buffers for it, and it cannot wait, or has for a second, as no call gave one back: raise `Config::bulk_buffers`, \
-                 `Config::long_buffers` or `Config::message_buffers`",
-            ),
+            Self::NeverFits(lack) => {
+                return ("calls that need more than all buffers", format!("the pool never holds it: {lack}").into());
+            }
+            Self::NoBuffers(lack) => {
+                let lack = lack.map_or_else(
+                    || "it needs more than is free (`Config::long_buffers`, `Config::message_buffers`)".to_owned(),
+                    |lack| lack.to_string(),
+                );
+                let why = format!("none is free for it, and it may not wait, or has for a second in vain: {lack}");
+                return ("calls for which there was no memory", why.into());
+            }
             Self::CacheFull => (
                 "calls for which the reply cache had no room",
                 "as many calls run as a part of the cache has entries: raise `ReplyCacheConfig::entries`",
             ),
             Self::NoWorkers => ("calls that met no worker", "the workers have stopped"),
             Self::Lost => ("calls whose memory did not come home", "what was read for it did not come home"),
-        }
+        };
+        (what, why.into())
     }
 }
 

@@ -13,15 +13,14 @@
 use std::collections::VecDeque;
 use std::mem::take;
 
-use arrayvec::ArrayVec;
-
 use super::Responder;
 use super::header::{CallRefusal, Trouble};
 use super::replies::reply_room;
 use crate::fabric::Fabric;
-use crate::service::{MAX_CHUNKS, OwnedCall, ResultBytes, ResultMemory};
+use crate::service::{OwnedCall, ResultBytes};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
+use crate::wire::rpc::ProgramNumber;
 
 /// Calls that wait for memory (memory waiters).
 #[derive(Debug, Default)]
@@ -32,16 +31,48 @@ pub(super) struct Waiters {
     bulk: Line,
 }
 
+/// A call that waits.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    call: Box<OwnedCall>,
+    /// In nanoseconds.
+    since: u64,
+    /// The log was told.
+    told: bool,
+}
+
 /// Some of them, in the order in which they came.
 #[derive(Debug, Default)]
 struct Line {
-    calls: VecDeque<Box<OwnedCall>>,
+    calls: VecDeque<Waiting>,
     /// Since when nobody has been known who would bring memory home, in nanoseconds.
     hopeless_since: Option<u64>,
     /// When one was last refused for that.
     refused: u64,
     /// What had come of messages in parts then, or before.
     parts: u64,
+}
+
+impl Waiting {
+    /// One that begins to wait.
+    pub(super) fn new(call: Box<OwnedCall>, since: u64) -> Self {
+        Self { call, since, told: false }
+    }
+
+    /// What waits.
+    pub(super) fn call(&self) -> &OwnedCall {
+        &self.call
+    }
+
+    /// It waits no more.
+    pub(super) fn end(self) -> Box<OwnedCall> {
+        self.call
+    }
+
+    /// Since when, in nanoseconds.
+    pub(super) fn since(&self) -> u64 {
+        self.since
+    }
 }
 
 impl Waiters {
@@ -61,9 +92,21 @@ impl Waiters {
         self.bulk.calls.is_empty()
     }
 
+    /// Since when the first of them has waited, in nanoseconds.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        let first = |line: &Line| line.calls.front().map(|waiting| waiting.since);
+        first(&self.short).into_iter().chain(first(&self.bulk)).min()
+    }
+
     #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = &OwnedCall> {
-        self.short.calls.iter().chain(&self.bulk.calls).map(|call| &**call)
+        self.short.calls.iter().chain(&self.bulk.calls).map(|waiting| &*waiting.call)
+    }
+
+    /// Of which the log was told.
+    #[cfg(test)]
+    pub(super) fn told(&self) -> usize {
+        self.short.calls.iter().chain(&self.bulk.calls).filter(|waiting| waiting.told).count()
     }
 
     fn line(&mut self, bulk: bool) -> &mut Line {
@@ -78,7 +121,7 @@ impl Line {
         if self.calls.is_empty() && now > self.refused.saturating_add(PATIENCE) {
             self.hopeless_since = None;
         }
-        self.calls.push_back(call);
+        self.calls.push_back(Waiting::new(call, now));
     }
 
     /// Whether there has been no hope for too long; `hope` if there is some now, `parts` of messages have come so far.
@@ -118,7 +161,7 @@ impl Responder {
         mut call: Box<OwnedCall>,
     ) {
         release(&mut call);
-        if Self::holds_what_others_wait_for(&call) || !self.could_hold(cx, &call) || Self::is_beyond_promise(cx, conn) {
+        if self.may_not_wait(cx, conn, &call) {
             return self.refuse_for_memory(cx, conn, call);
         }
         cx.stats.memory_waits += 1;
@@ -128,10 +171,21 @@ impl Responder {
         cx.request_completions();
     }
 
+    /// Whether a call is not to wait for memory: others could wait for what it holds, or nothing that comes home would
+    /// do, or what it came in was not promised.
+    pub(super) fn may_not_wait<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, call: &OwnedCall) -> bool {
+        Self::holds_what_others_wait_for(call)
+            || self.never_fits(cx, call).is_some()
+            || Self::is_beyond_promise(cx, conn)
+    }
+
     /// A call is refused for want of memory, for which it may not wait.
     pub(super) fn refuse_for_memory<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<OwnedCall>) {
         cx.stats.pool_empty += 1;
-        let trouble = if self.could_hold(cx, &call) { Trouble::NoBuffers } else { Trouble::NeverFits };
+        let trouble = match self.never_fits(cx, &call) {
+            Some(lack) => Trouble::NeverFits(lack),
+            None => Trouble::NoBuffers(self.lacks(cx, &call)),
+        };
         self.refuse_call(cx, conn, call, CallRefusal::System(trouble));
     }
 
@@ -144,21 +198,18 @@ impl Responder {
     /// The same of those that need no bulk memory: one that finds no buffer is in nobody's way who needs a shorter one.
     fn serve_short<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let (mut served, mut shortest) = (0, usize::MAX);
-        for call in take(&mut self.waiters.short.calls) {
-            let len = self.services.as_ref().map_or(0, |services| reply_room(&call, services.entry(call.entry)).1);
+        for waiting in take(&mut self.waiters.short.calls) {
+            let call = &waiting.call;
+            let len = self.services.as_ref().map_or(0, |services| reply_room(call, services.entry(call.entry)).1);
             if len >= shortest {
-                self.waiters.short.calls.push_back(call);
+                self.waiters.short.calls.push_back(waiting);
                 continue;
             }
-            let Some(conn) = cx.conns.take(call.qp) else {
-                self.boxes.put(call);
-                continue;
-            };
-            match cx.lend(conn, |cx, conn| self.serve_memory_waiter(cx, conn, call, shortest == usize::MAX)) {
+            match self.serve_memory_waiter(cx, waiting, shortest == usize::MAX) {
                 Ok(began) => served += usize::from(began),
-                Err(call) => {
+                Err(waiting) => {
                     shortest = len;
-                    self.waiters.short.calls.push_back(call);
+                    self.waiters.short.calls.push_back(waiting);
                 }
             }
         }
@@ -167,15 +218,11 @@ impl Responder {
 
     fn serve_bulk<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let mut served = 0;
-        while let Some(call) = self.waiters.bulk.calls.pop_front() {
-            let Some(conn) = cx.conns.take(call.qp) else {
-                self.boxes.put(call);
-                continue;
-            };
-            match cx.lend(conn, |cx, conn| self.serve_memory_waiter(cx, conn, call, true)) {
+        while let Some(waiting) = self.waiters.bulk.calls.pop_front() {
+            match self.serve_memory_waiter(cx, waiting, true) {
                 Ok(began) => served += usize::from(began),
-                Err(call) => {
-                    self.waiters.bulk.calls.push_front(call);
+                Err(waiting) => {
+                    self.waiters.bulk.calls.push_front(waiting);
                     break;
                 }
             }
@@ -191,38 +238,71 @@ impl Responder {
     fn serve_memory_waiter<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
-        conn: &mut Conn,
-        call: Box<OwnedCall>,
+        waiting: Waiting,
         first: bool,
-    ) -> Result<bool, Box<OwnedCall>> {
-        let bulk = call.needs_bulk();
-        let began = match self.begin(cx, conn, call) {
-            Ok(()) => {
-                self.waiters.line(bulk).hopeless_since = None;
-                true
-            }
-            Err(mut call) => {
-                release(&mut call);
-                if !first || !self.is_hopeless(cx, conn, bulk) {
-                    return Err(call);
-                }
-                self.refuse_for_memory(cx, conn, call);
-                false
-            }
+    ) -> Result<bool, Waiting> {
+        let Waiting { call, since, mut told } = waiting;
+        let Some(conn) = cx.conns.take(call.qp) else {
+            self.boxes.put(call);
+            return Ok(false);
         };
-        cx.ready.add(conn);
-        Ok(began)
+        let bulk = call.needs_bulk();
+        cx.lend(conn, |cx, conn| {
+            let began = match self.begin(cx, conn, call) {
+                Ok(()) => {
+                    self.waiters.line(bulk).hopeless_since = None;
+                    true
+                }
+                Err(mut call) => {
+                    release(&mut call);
+                    let looked_at = first && cx.stats.polls.is_multiple_of(LOOK_EVERY);
+                    if !looked_at || !self.is_hopeless(cx, conn, &call) {
+                        if looked_at && !told {
+                            told = self.tell_of_wait(cx, conn, &call, since);
+                        }
+                        return Err(Waiting { call, since, told });
+                    }
+                    self.refuse_for_memory(cx, conn, call);
+                    false
+                }
+            };
+            cx.ready.add(conn);
+            Ok(began)
+        })
+    }
+
+    /// Tells the log of a call that waits for long, and what for; true if it has waited so long.
+    #[cold]
+    fn tell_of_wait<F: Fabric>(&self, cx: &mut Context<F>, conn: &Conn, call: &OwnedCall, since: u64) -> bool {
+        let waited = cx.clock.read().saturating_sub(since);
+        if waited < PATIENCE {
+            cx.schedule.wake_by(since.saturating_add(PATIENCE));
+            return false;
+        }
+        if let Some(lack) = self.lacks(cx, call) {
+            let peer = conn.accepted().map_or("", |accepted| accepted.host());
+            let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+            // It is in neither line now.
+            let all = self.waiters.len() + 1;
+            let line = format_args!(
+                "connection of {peer}: a call of procedure {procedure} of program {program} has waited for memory for a \
+                 second, {all} wait in all: {lack}"
+            );
+            cx.warn("calls that wait for memory for a second", line);
+        }
+        true
     }
 
     /// Whether what is waited for does not come home: for [`PATIENCE`] no call of a peer has held any of it, so that the
     /// application has it. What a peer's calls hold comes home in the end, or [ends with its
     /// connection](crate::shard::progress); what calls hold that are with workers, or that handlers have taken, when these
     /// are answered. `conn` is not in the table.
-    fn is_hopeless<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &Conn, bulk: bool) -> bool {
-        if !cx.stats.polls.is_multiple_of(LOOK_EVERY) {
-            return false;
-        }
-        let away = if bulk { self.away.has_bulk() } else { self.away.has_calls() };
+    fn is_hopeless<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &Conn, call: &OwnedCall) -> bool {
+        let bulk = call.needs_bulk();
+        let away = match bulk && !self.lacks_room_for_reply(cx, call) {
+            true => self.away.has_bulk(),
+            false => self.away.has_calls(),
+        };
         let Context { conns, fabric, .. } = cx;
         let hope = away || !conns.iter().chain([conn]).all(|conn| conn.holds_nothing(fabric));
         // Whoever goes on with a message in parts brings home what it is put together in.
@@ -244,10 +324,10 @@ impl Responder {
             return;
         }
         for line in [&mut self.waiters.short, &mut self.waiters.bulk] {
-            for call in take(&mut line.calls) {
-                match call.qp == conn.qp() {
-                    true => self.boxes.put(call),
-                    false => line.calls.push_back(call),
+            for waiting in take(&mut line.calls) {
+                match waiting.call.qp == conn.qp() {
+                    true => self.boxes.put(waiting.call),
+                    false => line.calls.push_back(waiting),
                 }
             }
         }
@@ -257,34 +337,5 @@ impl Responder {
     /// wait with such could wait for each other.
     pub(super) fn holds_what_others_wait_for(call: &OwnedCall) -> bool {
         call.put_together && call.message.is_some()
-    }
-
-    /// Whether the pool has buffers for what a call needs, were they all free. What fits a buffer fits all
-    /// larger ones, too.
-    pub(super) fn could_hold<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> bool {
-        let Some(services) = &self.services else { return false };
-        let mut needs = ArrayVec::<usize, { 2 * MAX_CHUNKS + 2 }>::new();
-        let mut lands = false;
-        if let Some(message) = &call.message {
-            // A long one has taken its part already.
-            needs.extend(Some(message.capacity()).filter(|&len| len != cx.sizing.capacity()));
-            let entry = services.entry(call.entry);
-            needs.push(reply_room(call, entry).1);
-            if entry.result_memory == ResultMemory::Pool {
-                let room = |capacity: u32| (capacity as usize).min(entry.binding.results.max_len);
-                let results = call.results.iter().map(|result| room(result.capacity)).filter(|&len| len > 0);
-                needs.extend(results.map(|len| cx.chunk_room(len)));
-            }
-            lands = entry.lands();
-        }
-        // Whoever chooses where they land has memory for them.
-        if !lands {
-            needs.extend(call.chunks_to_fetch().map(|len| cx.chunk_room(len)));
-        }
-        needs.sort_unstable_by(|a, b| b.cmp(a));
-        let classes = cx.pool.stats().classes;
-        needs.iter().enumerate().all(|(larger, &len)| {
-            classes.iter().filter(|class| class.size >= len).map(|class| class.count).sum::<usize>() > larger
-        })
     }
 }

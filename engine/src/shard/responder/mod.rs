@@ -7,6 +7,7 @@
 //! | `header` | what a call says, held against what its procedure declares |
 //! | `landing` | its Read chunks: RDMA Reads, and where they land |
 //! | `reads` | how many RDMA Reads of one connection may be under way |
+//! | `needs` | what a call needs of the pool, and what of it there is not |
 //! | `memory` | calls for which there is no memory now |
 //! | `shares` | how much memory one connection, or host, may hold |
 //! | `away` | which calls are not on the shard |
@@ -25,6 +26,7 @@ mod futures;
 mod header;
 mod landing;
 mod memory;
+mod needs;
 mod reads;
 mod refusals;
 mod replies;
@@ -51,7 +53,7 @@ use crate::wire;
 use away::Away;
 use deferred::tell_panic;
 use landing::PendingReads;
-use memory::Waiters;
+use memory::{Waiters, Waiting};
 use shares::Shares;
 use tally::Tally;
 pub use workers::SimulatedWorkers;
@@ -92,7 +94,7 @@ pub(super) struct Served {
     /// Where those that were taken came from; `None` while none ever was.
     origin: Option<Arc<Origin>>,
     /// Calls that wait until the connection is within its share of a pool that is short.
-    held_back: VecDeque<Box<OwnedCall>>,
+    held_back: VecDeque<Waiting>,
     /// Answered calls that wait until fewer bytes are being written for others.
     unwritten: VecDeque<Box<OwnedCall>>,
     /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
@@ -222,9 +224,12 @@ impl Responder {
         ended + self.collect_worked(cx) + self.collect_taken(cx)
     }
 
-    /// Adds what became of the calls so far.
-    pub(super) fn add_to(&self, stats: &mut ShardStats) {
+    /// Adds what became of the calls so far; `conns` is all connections.
+    pub(super) fn add_to<'a>(&self, stats: &mut ShardStats, conns: impl Iterator<Item = &'a Conn>, now: u64) {
         stats.worker_depth = self.away.with_workers() as u64;
+        stats.calls_waiting = (self.waiters.len() + self.shares.held_back()) as u64;
+        let held_back = conns.filter_map(|conn| conn.served.held_back.front().map(Waiting::since));
+        stats.longest_wait = held_back.chain(self.waiters.oldest()).min().map_or(0, |since| now.saturating_sub(since));
         stats.refusals = self.tally.refusals();
         stats.procedures = self.services.as_ref().map_or_else(Vec::new, |services| self.tally.procedures(services));
     }

@@ -1,5 +1,7 @@
 //! Calls that are answered without results, or not at all.
 
+use std::fmt;
+
 use super::Responder;
 use super::header::{CallRefusal, Trouble};
 use super::replies::reply_headroom;
@@ -8,7 +10,7 @@ use crate::proto::Refusal;
 use crate::service::{OwnedCall, REFUSAL_LEN};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
-use crate::wire::rpc::{ProgramNumber, ReplyBody, ReplyHeader};
+use crate::wire::rpc::{AcceptStat, ProgramNumber, ReplyBody, ReplyHeader};
 use crate::wire::{ErrorBody, Version};
 
 impl Responder {
@@ -42,7 +44,14 @@ impl Responder {
             cx.warn("calls whose chunks their procedures do not declare", line);
         }
         let body = match refusal {
-            CallRefusal::Rpc(body) => body,
+            CallRefusal::Rpc(body) => {
+                // Those of handlers, and of one-way calls, are told of or are none.
+                let told = |stat| matches!(stat, AcceptStat::SystemErr | AcceptStat::Success);
+                if !matches!(body, ReplyBody::Accepted { stat, .. } if told(stat)) {
+                    Self::tell_refused(cx, conn, &call, "calls refused by RPC", &body);
+                }
+                body
+            }
             CallRefusal::NotACall => {
                 conn.proto.forget(id);
                 return self.boxes.put(call);
@@ -50,7 +59,7 @@ impl Responder {
             CallRefusal::System(trouble) => return self.answer_system(cx, conn, call, trouble),
             CallRefusal::Transport(error) | CallRefusal::Undeclared(error) => {
                 // Version 1 has one word for all of them.
-                log::debug!("{:?}: call {:#x} is refused: {error}", conn.qp(), call.xid);
+                Self::tell_refused(cx, conn, &call, "calls refused by the transport", &error);
                 conn.proto.reply_error(id, error);
                 return self.boxes.put(call);
             }
@@ -77,9 +86,27 @@ impl Responder {
         call.refusal = Some(Refusal::SystemError);
         match written {
             Some(()) => self.answer(cx, conn, call, false),
-            None if Self::puts_off(conn, Trouble::NoBuffers) => self.put_off(cx, conn, call, Trouble::NoBuffers),
-            None => self.answer_system(cx, conn, call, Trouble::NoBuffers),
+            None if Self::puts_off(conn, Trouble::NoBuffers(None)) => {
+                self.put_off(cx, conn, call, Trouble::NoBuffers(None))
+            }
+            None => self.answer_system(cx, conn, call, Trouble::NoBuffers(None)),
         }
+    }
+
+    /// Tells the log of a call that its caller is told all about.
+    fn tell_refused<F: Fabric>(
+        cx: &mut Context<F>,
+        conn: &Conn,
+        call: &OwnedCall,
+        what: &'static str,
+        why: &dyn fmt::Display,
+    ) {
+        let peer = conn.accepted().map_or("", |accepted| accepted.host());
+        let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+        let line = format_args!(
+            "connection of {peer}: a call of procedure {procedure} of program {program} is refused: {why}"
+        );
+        cx.info(what, line);
     }
 
     /// Whether a call in such trouble is left to its client to send again. Version 1 has no word for trouble that passes:
@@ -120,7 +147,8 @@ impl Responder {
         trouble: Trouble,
     ) {
         let (what, why) = trouble.words();
-        let line = format_args!("{:?}: a call is answered with ERR_SYSTEM: {why}", conn.qp());
+        let peer = conn.accepted().map_or("", |accepted| accepted.host());
+        let line = format_args!("connection of {peer}: a call is answered with ERR_SYSTEM: {why}");
         match trouble {
             // As it is meant to be.
             Trouble::Draining => cx.info(what, line),

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 
 use rpcrdma_mempool::Buf;
 
-use super::memory::release;
+use super::memory::{Waiting, release};
 use super::replies::reply_room;
 use super::{Responder, Served};
 use crate::fabric::{Fabric, QpId};
@@ -86,12 +86,11 @@ fn shared<F: Fabric>(cx: &Context<F>, len: usize, count: usize) -> usize {
 
 impl Shares {
     /// Calls that are held back, of all connections.
-    #[cfg(test)]
     pub(super) fn held_back(&self) -> usize {
         self.held_back
     }
 
-    /// A buffer of `len` bytes for a call, unless that must wait because of what its connection, or its host, holds
+    /// A buffer of `len` bytes for the reply of a call, unless that must wait because of what its connection, or its host, holds
     /// already.
     #[inline(always)]
     pub(super) fn alloc<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, len: usize) -> Option<Buf> {
@@ -102,17 +101,21 @@ impl Shares {
 
     #[inline(never)]
     fn alloc_unless_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, len: usize) -> Option<Buf> {
-        if self.is_beyond(cx, conn, len) { None } else { cx.pool.alloc(len) }
+        let longest = cx.longest_for_reply(len);
+        if self.is_beyond(cx, conn, (len, longest)) { None } else { cx.pool.alloc_within(len, longest) }
     }
 
-    /// Whether a call that needs a buffer of `len` bytes must wait because of what its connection, or its host, holds
-    /// already.
+    /// Whether a call that needs a buffer of `len` bytes, and of at most `longest`, must wait because of what its
+    /// connection, or its host, holds already.
     #[inline(never)]
-    fn is_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, len: usize) -> bool {
-        let (first, count) = cx.pool.first_room(len);
-        let count = shared(cx, len, count);
+    fn is_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, (len, longest): (usize, usize)) -> bool {
+        let (first, fitting) = cx.pool.first_room(len);
         // Larger ones need not be counted where the smallest that would do are enough.
-        let free = if is_short(first, count) { cx.pool.room(len).0 } else { first };
+        if !is_short(first, shared(cx, len, fitting)) {
+            return false;
+        }
+        let (free, count) = cx.pool.room_within(len, longest);
+        let count = shared(cx, len, count);
         if !is_short(free, count) {
             return false;
         }
@@ -184,14 +187,17 @@ impl Responder {
         let Some(services) = &self.services else { return false };
         if call.message.is_none() {
             // It is yet to come, and nothing else is known.
-            return bulk.is_some_and(|len| self.shares.is_beyond(cx, conn, cx.chunk_room(len)));
+            return bulk.is_some_and(|len| self.shares.is_beyond(cx, conn, (cx.chunk_room(len), usize::MAX)));
         }
         let entry = services.entry(call.entry);
         let pool = entry.result_memory == ResultMemory::Pool;
         let results = call.results.iter().filter(|_| pool).map(|result| result.capacity as usize).max();
         let len = match bulk.max(results.map(|len| len.min(entry.binding.results.max_len))) {
-            Some(len) if len > 0 => cx.chunk_room(len),
-            _ => reply_room(call, entry).1,
+            Some(len) if len > 0 => (cx.chunk_room(len), usize::MAX),
+            _ => {
+                let (_, len) = reply_room(call, entry);
+                (len, cx.longest_for_reply(len))
+            }
         };
         self.shares.is_beyond(cx, conn, len)
     }
@@ -201,10 +207,11 @@ impl Responder {
     pub(super) fn hold_back<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<OwnedCall>) {
         let by_reads = Self::waits_for_reads(&cx.config, conn, &call);
         release(&mut call);
-        if (!by_reads && Self::holds_what_others_wait_for(&call))
-            || !self.could_hold(cx, &call)
-            || Self::is_beyond_promise(cx, conn)
-        {
+        let may_not_wait = match by_reads {
+            true => self.never_fits(cx, &call).is_some() || Self::is_beyond_promise(cx, conn),
+            false => self.may_not_wait(cx, conn, &call),
+        };
+        if may_not_wait {
             return self.refuse_for_memory(cx, conn, call);
         }
         match by_reads {
@@ -212,7 +219,8 @@ impl Responder {
             false => cx.stats.memory_waits += 1,
         }
         self.shares.held_back += 1;
-        conn.served.held_back.push_back(call);
+        let now = cx.clock.read();
+        conn.served.held_back.push_back(Waiting::new(call, now));
         cx.request_completion(conn);
         cx.schedule.control_now();
     }
@@ -228,15 +236,15 @@ impl Responder {
     #[cold]
     pub(in crate::shard) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         self.resume_replies(cx, conn);
-        while let Some(call) = conn.served.held_back.pop_front() {
+        while let Some(waiting) = conn.served.held_back.pop_front() {
             self.shares.held_back -= 1;
-            if self.exceeds_share(cx, conn, &call) {
-                conn.served.held_back.push_front(call);
+            if self.exceeds_share(cx, conn, waiting.call()) {
+                conn.served.held_back.push_front(waiting);
                 self.shares.held_back += 1;
                 // What it waits for may have gone out unheard.
                 return cx.request_completion(conn);
             }
-            self.start(cx, conn, call);
+            self.start(cx, conn, waiting.end());
             cx.ready.add(conn);
         }
     }
@@ -260,8 +268,8 @@ impl Responder {
     /// The calls of a connection that is over wait no more.
     pub(super) fn drop_held_back(&mut self, conn: &mut Conn) {
         self.shares.held_back -= conn.served.held_back.len();
-        for call in conn.served.held_back.drain(..) {
-            self.boxes.put(call);
+        for waiting in conn.served.held_back.drain(..) {
+            self.boxes.put(waiting.end());
         }
     }
 }

@@ -4,9 +4,11 @@ use std::time::Duration;
 use rpcrdma_mempool::Buf;
 
 use super::*;
+use crate::fabric::ReceivedBuf;
 use crate::handoff::parker::{Sleeper, Wake};
 use crate::proto::Event;
 use crate::service::{DeferredCall, Procedure, ResultChunk};
+use crate::shard::arrivals::Accepted;
 use crate::shard::clock::{Clock, SimulatedTime};
 use crate::shard::progress::Watch;
 use crate::shard::testing::{NoDevice, call, context, message, open_conn, receive, received, small};
@@ -18,6 +20,9 @@ const ELSEWHERE: u32 = 2;
 
 /// Is taken, and held by the scene.
 const LATER: u32 = 3;
+
+/// Returns bulk data.
+const BULK: u32 = 4;
 
 struct Scene {
     responder: Responder,
@@ -37,6 +42,7 @@ impl Scene {
         };
         services.add(1, 1, SHORT, Procedure::new(answer));
         services.add(1, 1, ELSEWHERE, Procedure::new(answer).on_workers());
+        services.add(1, 1, BULK, Procedure::new(answer).write_chunks(1, 50_000));
         let (hold, held) = mpsc::channel();
         services.add(1, 1, LATER, Procedure::deferred(move |call| hold.send(call).expect("it is held")));
         let mut cx = context(small());
@@ -173,6 +179,102 @@ fn who_waits_for_what_does_not_come_home_is_refused_after_a_second_of_its_own() 
     time.advance(Duration::from_millis(1));
     scene.responder.go_on(&mut scene.cx);
     assert!(!scene.responder.waits_for_memory() && scene.cx.stats.pool_empty == 1);
+}
+
+/// Or those who keep many calls would have all of it.
+#[test]
+fn short_replies_take_none_of_the_memory_for_bulk() {
+    let mut scene = Scene::new();
+    let mut conn = open_conn(0, true);
+    let longest = scene.cx.config.longest_for_reply(1);
+    let held: Vec<_> = std::iter::from_fn(|| scene.cx.pool.alloc_within(1, longest)).collect();
+    scene.serve_held(&mut conn, 1);
+    assert!(scene.responder.waits_for_memory() && scene.sent(&mut conn).is_empty());
+    assert_eq!(scene.cx.pool.room(1).0, 4, "those of `long_buffers`");
+    let call = scene.responder.waiters.iter().next().expect("it waits");
+    let lack = scene.responder.lacks(&scene.cx, call).expect("a buffer");
+    assert_eq!(scene.responder.never_fits(&scene.cx, call), None);
+    assert!(lack.to_string().ends_with("(`Config::small_buffers`)"), "{lack}");
+    drop(held);
+    scene.cx.conns.insert(conn);
+    assert_eq!(scene.responder.go_on(&mut scene.cx), 1);
+}
+
+/// A call that needs bulk memory waits, as any other, for a buffer that its reply is to have while calls have been taken
+/// that have such.
+#[test]
+fn calls_with_bulk_that_lack_room_for_their_reply_wait_for_deferred_ones() {
+    let (mut scene, time) = (Scene::new(), SimulatedTime::new());
+    scene.cx.clock = Clock::simulated(&time);
+    let (mut parked, mut conn) = (open_conn(0, true), open_conn(1, true));
+    scene.serve(&mut parked, 1, LATER);
+    let longest = scene.cx.config.longest_for_reply(1);
+    let held: Vec<_> = std::iter::from_fn(|| scene.cx.pool.alloc_within(1, longest)).collect();
+    let mut call = scene.answered(&mut conn, 2, 40_000);
+    call.message = scene.spare.pop().map(ReceivedBuf::whole);
+    call.entry = scene.responder.services.as_ref().expect("services").find(1, 1, BULK).expect("it is there");
+    scene.responder.start(&mut scene.cx, &mut conn, call);
+    assert!(!scene.responder.waiters.none_for_bulk());
+    scene.cx.conns.insert(parked);
+    scene.cx.conns.insert(conn);
+    for _ in 0..30 {
+        time.advance(Duration::from_millis(100));
+        scene.responder.go_on(&mut scene.cx);
+    }
+    assert!(!scene.responder.waiters.none_for_bulk() && scene.cx.stats.calls_failed == 0);
+    drop(held);
+    assert_eq!(scene.responder.go_on(&mut scene.cx), 1);
+}
+
+#[test]
+fn what_waits_is_counted_with_how_long_and_told_after_a_second() {
+    let (mut scene, time) = (Scene::new(), SimulatedTime::new());
+    scene.cx.clock = Clock::simulated(&time);
+    let (mut conn, mut other) = (open_conn(0, true), open_conn(1, true));
+    scene.serve(&mut other, 1, LATER);
+    let held = scene.empty_pool();
+    scene.serve_held(&mut conn, 2);
+    time.advance(Duration::from_millis(700));
+    scene.serve_held(&mut conn, 3);
+    scene.cx.conns.insert(conn);
+    scene.cx.conns.insert(other);
+    let waiting = |scene: &mut Scene| {
+        scene.responder.go_on(&mut scene.cx);
+        let mut stats = ShardStats::default();
+        scene.responder.add_to(&mut stats, scene.cx.conns.iter(), scene.cx.clock.read());
+        (stats.calls_waiting, stats.longest_wait / 1_000_000, scene.responder.waiters.told())
+    };
+    assert_eq!(waiting(&mut scene), (2, 700, 0));
+    time.advance(Duration::from_millis(300));
+    assert_eq!(waiting(&mut scene), (2, 1000, 1), "of the first");
+    drop(held);
+    assert_eq!(waiting(&mut scene), (0, 0, 0));
+}
+
+/// Version 1 tolerates more calls than were granted, but nothing was promised for what they are in.
+#[test]
+fn calls_beyond_the_credit_limit_do_not_wait_while_receives_are_short() {
+    for short in [false, true] {
+        let mut scene = Scene::new();
+        let mut conn = open_conn(0, true);
+        conn.was_accepted(Accepted::new("192.0.2.1:700", 0, u64::MAX), None);
+        let limit = conn.proto.credits().credit_limit();
+        if short {
+            let too_many = scene.cx.receives.posted() as u32 + 1;
+            scene.cx.receives.promise(&mut conn.promise, too_many, 0);
+        }
+        let size = scene.cx.config.receive_size;
+        let messages: Vec<_> = (0..=limit).map(|_| scene.cx.alloc(size).expect("a buffer")).collect();
+        let _kept = scene.empty_pool();
+        for (xid, message) in (1..).zip(messages) {
+            scene.serve_message(&mut conn, xid, SHORT, message);
+        }
+        let put_off = u64::from(short);
+        assert_eq!(scene.cx.stats.calls_put_off, put_off);
+        let waiting = scene.responder.waiters.len() + scene.responder.shares.held_back();
+        assert_eq!(waiting as u64, u64::from(limit) + 1 - put_off);
+        assert_eq!(conn.stage() == Stage::Draining, short, "its client sends it again");
+    }
 }
 
 #[test]

@@ -1,0 +1,99 @@
+//! What a call needs of the pool, and what of it there is not.
+
+use std::cmp::Reverse;
+use std::fmt;
+
+use arrayvec::ArrayVec;
+
+use super::Responder;
+use super::replies::reply_room;
+use crate::fabric::Fabric;
+use crate::proto::Knob;
+use crate::service::{MAX_CHUNKS, OwnedCall, ResultMemory};
+use crate::shard::context::Context;
+
+/// A buffer that a call needs.
+struct Need {
+    /// Its bytes.
+    len: usize,
+    /// Bytes of the longest that may be taken for it.
+    longest: usize,
+}
+
+/// All that a call may need: its message, a reply, its results, its Read chunks.
+type Needs = ArrayVec<Need, { 2 * MAX_CHUNKS + 2 }>;
+
+/// What there is too little of for a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::shard) struct Lack {
+    /// Bytes of a buffer that it needs.
+    needed: usize,
+    /// Buffers that hold so many, free or not.
+    count: usize,
+    /// What says how many there are.
+    knob: Knob,
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { needed, count, knob } = self;
+        write!(f, "it needs a buffer of {needed} bytes, of which there are {count} in all ({knob})")
+    }
+}
+
+impl Responder {
+    /// What the pool could not hold of what a call needs, were all of it free. What fits a buffer fits all larger ones,
+    /// too.
+    pub(super) fn never_fits<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> Option<Lack> {
+        let needs = self.needs(cx, call);
+        let count = |need: &Need| cx.pool.room_within(need.len, need.longest).1;
+        let too_many = needs.iter().enumerate().find(|&(longer, need)| count(need) <= longer);
+        too_many.map(|(_, need)| lack_of(cx, need))
+    }
+
+    /// What a call waits for: the longest buffer that it needs and that is not free.
+    pub(super) fn lacks<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> Option<Lack> {
+        let needs = self.needs(cx, call);
+        let none_free = needs.iter().find(|need| cx.pool.room_within(need.len, need.longest).0 == 0);
+        none_free.or(needs.first()).map(|need| lack_of(cx, need))
+    }
+
+    /// There is no buffer now for the reply of a call whose message is there, whatever else it lacks.
+    pub(super) fn lacks_room_for_reply<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> bool {
+        let Some(services) = self.services.as_ref().filter(|_| call.message.is_some()) else { return false };
+        let (_, len) = reply_room(call, services.entry(call.entry));
+        cx.pool.room_within(len, cx.longest_for_reply(len)).0 == 0
+    }
+
+    /// What a call needs, the longest first.
+    fn needs<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> Needs {
+        let mut needs = Needs::new();
+        let Some(services) = &self.services else { return needs };
+        let bulk = |len| Need { len, longest: usize::MAX };
+        let mut lands = false;
+        if let Some(message) = &call.message {
+            // A long one has taken its part already.
+            needs.extend(Some(message.capacity()).filter(|&len| len != cx.sizing.capacity()).map(bulk));
+            let entry = services.entry(call.entry);
+            let (_, len) = reply_room(call, entry);
+            needs.push(Need { len, longest: cx.longest_for_reply(len) });
+            if entry.result_memory == ResultMemory::Pool {
+                let room = |capacity: u32| (capacity as usize).min(entry.binding.results.max_len);
+                let results = call.results.iter().map(|result| room(result.capacity)).filter(|&len| len > 0);
+                needs.extend(results.map(|len| bulk(cx.chunk_room(len))));
+            }
+            lands = entry.lands();
+        }
+        // Whoever chooses where they land has memory for them.
+        if !lands {
+            needs.extend(call.chunks_to_fetch().map(|len| bulk(cx.chunk_room(len))));
+        }
+        needs.sort_unstable_by_key(|need| Reverse(need.len));
+        needs
+    }
+}
+
+fn lack_of<F: Fabric>(cx: &Context<F>, need: &Need) -> Lack {
+    let (_, count) = cx.pool.room_within(need.len, need.longest);
+    Lack { needed: need.len, count, knob: cx.knob_of_buffers(need.len) }
+}
