@@ -17,8 +17,9 @@
 //! | `server` | what each procedure does, and where it runs |
 //! | `client` | many calls under way, in buffers that are used again |
 //! | `demo` | all of it at once, with the server in a second process |
-//! | `../shared/logger` | where the server writes what the engine logs |
 //! | `compare` | how fast that is, beside `fio` on the same file |
+//!
+//! Where the server writes what the engine logs is in `../shared/logger.rs`.
 #![deny(unsafe_code)]
 
 mod client;
