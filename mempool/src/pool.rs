@@ -9,7 +9,7 @@ use crate::arena::Arena;
 use crate::buf::Buf;
 use crate::classes::{LINE, lay_out, lay_out_pages};
 use crate::config::{Class, PoolConfig};
-use crate::core::{Core, abandon, state};
+use crate::core::{ClassList, Core, abandon, state};
 use crate::error::{Leak, MemError};
 use crate::sync::Ordering;
 
@@ -68,7 +68,7 @@ impl Pool {
     }
 
     /// The same from classes of at most `longest` bytes: what is longer is left for those who need it.
-    #[inline]
+    #[inline(always)]
     pub fn alloc_within(&self, len: usize, longest: usize) -> Option<Buf> {
         for list in self.core().classes() {
             if len <= list.size()
@@ -177,24 +177,39 @@ impl Pool {
     /// Says who has each buffer, having taken in what other threads dropped. Walks all buffers.
     pub fn census(&self) -> Census {
         self.drain_remote();
-        let classes = self.core().classes().iter().map(|list| {
-            let mut census =
-                ClassCensus { size: list.size(), count: list.count(), free: list.free(), ..Default::default() };
-            let mut plain = 0;
-            for meta in self.core().metas_of(list) {
-                // Relaxed: buffers on other threads may change hands while we count.
-                match meta.state.load(Ordering::Relaxed) & !state::COUNT {
-                    state::FROZEN => census.frozen += 1,
-                    state::LENT => census.lent += 1,
-                    state::POSTED => census.posted += 1,
-                    state::LEAKED => census.leaked += 1,
-                    _ => plain += 1,
-                }
+        Census { classes: self.core().classes().iter().map(|list| self.census_of(list)).collect() }
+    }
+
+    fn census_of(&self, list: &ClassList) -> ClassCensus {
+        let mut census =
+            ClassCensus { size: list.size(), count: list.count(), free: list.free(), ..Default::default() };
+        let mut plain = 0;
+        for meta in self.core().metas_of(list) {
+            // Relaxed: buffers on other threads may change hands while we count.
+            match meta.state.load(Ordering::Relaxed) & !state::COUNT {
+                state::FROZEN => census.frozen += 1,
+                state::LENT => census.lent += 1,
+                state::POSTED => census.posted += 1,
+                state::LEAKED => census.leaked += 1,
+                _ => plain += 1,
             }
-            census.held = plain - census.free;
-            census
-        });
-        Census { classes: classes.collect() }
+        }
+        census.held = plain - census.free;
+        census
+    }
+
+    /// Buffers of `len` bytes, and at most `longest`, that somebody works with: each is a [`Buf`] or a
+    /// [`Lent`](crate::Lent). Those that are [`Frozen`](crate::Frozen) may be kept by whoever reads them. Walks them
+    /// all.
+    pub fn busy_within(&self, len: usize, longest: usize) -> usize {
+        let fitting = self.core().classes().iter().filter(|list| (len..=longest).contains(&list.size()));
+        fitting.map(|list| self.census_of(list)).map(|census| census.held + census.lent).sum()
+    }
+
+    /// The sizes of the classes, the smallest first.
+    #[inline]
+    pub fn sizes(&self) -> impl DoubleEndedIterator<Item = usize> + '_ {
+        self.core().classes().iter().map(|list| list.size())
     }
 
     /// Ends the pool, and says whether everything was home. What is not stays valid until it is dropped.

@@ -184,8 +184,6 @@ pub struct ServerCall<T: ?Sized = [()]> {
     dropped: bool,
     /// Its message was put together in a buffer of the pool.
     pub(crate) put_together: bool,
-    /// It held bulk memory when it left the shard.
-    went_with_bulk: bool,
     /// Its place in the list of those that come home.
     link: Link<OwnedCall>,
     /// What its handler said when it panicked.
@@ -243,7 +241,6 @@ impl OwnedCall {
             verifier: Verifier::default(),
             dropped: false,
             put_together: false,
-            went_with_bulk: false,
             link: Link::default(),
             panic: None,
             unusual: false,
@@ -283,24 +280,6 @@ impl<T: ?Sized> ServerCall<T> {
         self.fetches() || !self.results.is_empty()
     }
 
-    /// It has bulk memory of the pool.
-    pub(crate) fn holds_bulk(&self) -> bool {
-        let pool = |result: &ResultChunk| matches!(result.bytes, ResultBytes::Pool(_));
-        self.reads.iter().any(|read| read.buf.is_some()) || self.results.iter().any(pool)
-    }
-
-    /// It leaves the shard, to come back.
-    #[inline(always)]
-    pub(crate) fn goes_away(&mut self) {
-        self.went_with_bulk = self.unusual && self.holds_bulk();
-    }
-
-    /// It had bulk memory then.
-    #[inline(always)]
-    pub(crate) fn went_with_bulk(&self) -> bool {
-        self.went_with_bulk
-    }
-
     /// Something is to be read.
     #[inline(always)]
     pub(crate) fn fetches(&self) -> bool {
@@ -336,7 +315,7 @@ impl<T: ?Sized> ServerCall<T> {
     #[cold]
     pub(super) fn clear(&mut self) {
         (self.unusual, self.dropped) = (false, false);
-        (self.put_together, self.went_with_bulk) = (false, false);
+        self.put_together = false;
         (self.peer, self.claim, self.panic) = (None, None, None);
         self.verifier.clear();
         self.reads.clear();

@@ -1,4 +1,4 @@
-//! What has come of continued messages. They have at most half of the long buffers: for one more the oldest
+//! What has come of continued messages. They have at most half of the long buffers of each size: for one more the oldest
 //! of them makes room.
 //!
 //! Who has such a buffer is written down where it is taken and where it goes: whatever peers send,
@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use rpcrdma_mempool::Buf;
@@ -15,8 +16,8 @@ use super::context::Context;
 use crate::fabric::{Fabric, QpId};
 use crate::wire::View;
 
-/// Connections with a long buffer for what they put together: by the age of the message.
-type Holders = Rc<RefCell<BTreeMap<u64, QpId>>>;
+/// Connections with a long buffer for what they put together, and its bytes: by the age of the message.
+type Holders = Rc<RefCell<BTreeMap<u64, (QpId, usize)>>>;
 
 /// The continued messages of all connections.
 #[derive(Debug, Default)]
@@ -35,21 +36,23 @@ impl Assemblies {
     /// What has come of the message of this age, of this connection, is in `buf`.
     fn hold(&self, buf: Buf, is_long: bool, age: u64, qp: QpId) -> Assembly {
         let place = is_long.then(|| {
-            self.long.borrow_mut().insert(age, qp);
+            self.long.borrow_mut().insert(age, (qp, buf.capacity()));
             Place { age, among: Rc::clone(&self.long) }
         });
         Assembly { buf, _place: place }
     }
 
-    /// Whether one more may have one of `count` buffers, of which so many are free.
-    fn may_grow(&self, free: usize, count: usize) -> bool {
+    /// Whether one more may have one of `count` buffers of at least so many bytes, of which so many are free.
+    fn may_have(&self, size: usize, (free, count): (usize, usize)) -> bool {
         // No more can be in use for that than are in use at all.
-        free * 2 > count || self.long.borrow().len() < count / 2
+        let held = || self.long.borrow().values().filter(|(_, capacity)| *capacity >= size).count();
+        free * 2 > count || held() < count / 2
     }
 
-    /// Whoever has had a long buffer since before the message of this age began, for longest.
-    fn oldest(&self, before: u64) -> Option<QpId> {
-        self.long.borrow().range(..before).next().map(|(_, &qp)| qp)
+    /// Whoever has had a buffer of at least so many bytes since before the message of this age began, for longest.
+    fn oldest(&self, size: usize, before: u64) -> Option<QpId> {
+        let holders = self.long.borrow();
+        holders.range(..before).find(|(_, (_, capacity))| *capacity >= size).map(|(_, &(qp, _))| qp)
     }
 }
 
@@ -72,6 +75,12 @@ impl Assembling {
     /// Drops what has come.
     pub(super) fn give_up(&mut self) {
         self.held = None;
+    }
+
+    /// Bytes that have come of it, if its buffer is so long.
+    pub(super) fn held_in(&self, range: &RangeInclusive<usize>) -> Option<usize> {
+        let buf = &self.held.as_ref()?.buf;
+        range.contains(&buf.capacity()).then(|| buf.len())
     }
 
     fn take(&mut self) -> Option<Buf> {
@@ -148,14 +157,21 @@ impl<F: Fabric> Context<F> {
     /// A buffer for what comes in parts, and has so many bytes, or better `roomy` as many. `conn` is not in
     /// the table, and has none.
     fn alloc_assembly(&mut self, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
-        if self.may_assemble(roomy) {
-            if let Some(buf) = self.pool.alloc(roomy) {
-                return Some(buf);
-            }
-        } else if len > self.sizing.configured_capacity() && !self.may_assemble(len) {
-            self.drop_oldest_assembly(conn);
-        }
-        self.alloc(len)
+        let buf = self.alloc_in_part(roomy).or_else(|| self.alloc_in_part(len)).or_else(|| {
+            self.drop_oldest_assembly(conn, len);
+            self.alloc_in_part(len)
+        });
+        self.stats.pool_empty += u64::from(buf.is_none());
+        buf
+    }
+
+    /// A buffer of so many bytes, of a size of which continued messages have not their part.
+    fn alloc_in_part(&self, len: usize) -> Option<Buf> {
+        let may_have = |size: &usize| {
+            *size <= self.sizing.configured_capacity() || self.assemblies.may_have(*size, self.pool.room(*size))
+        };
+        let longest = self.pool.sizes().filter(|&size| size >= len).take_while(may_have).last()?;
+        self.pool.alloc_within(len, longest.min(self.longest_for(len)))
     }
 
     /// What has come of the message of a connection is in this buffer.
@@ -164,16 +180,10 @@ impl<F: Fabric> Context<F> {
         conn.assembling.held = Some(self.assemblies.hold(buf, is_long, conn.assembling.age, conn.qp()));
     }
 
-    /// Whether one more of the buffers of `len` bytes may go to a continued message.
-    fn may_assemble(&self, len: usize) -> bool {
-        let (free, count) = self.pool.room(len);
-        self.assemblies.may_grow(free, count)
-    }
-
     /// Whoever began a message first, and has not ended it, loses it: all that comes of it yet is dropped,
     /// and it is answered with an error.
-    fn drop_oldest_assembly(&mut self, conn: &Conn) {
-        let Some(oldest) = self.assemblies.oldest(conn.assembling.age) else { return };
+    fn drop_oldest_assembly(&mut self, conn: &Conn, len: usize) {
+        let Some(oldest) = self.assemblies.oldest(len, conn.assembling.age) else { return };
         if let Some(other) = self.conns.get_mut(oldest) {
             other.assembling.give_up();
             other.proto.spoil_sequence();
@@ -191,28 +201,30 @@ mod tests {
     #[test]
     fn long_buffers_are_counted_from_where_they_are_taken_to_where_they_go() {
         let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
-        let classes = vec![Class { size: 64, count: 8 }];
+        let classes = vec![Class { size: 64, count: 4 }, Class { size: 128, count: 4 }];
         let pool = Pool::new(&PoolConfig { classes, arena }).expect("memory");
         let mut all = Assemblies::default();
         let qp = |slot| QpId { slot, generation: 0 };
-        let mut hold = |is_long, slot| {
+        let mut hold = |is_long, slot, len| {
             let age = all.begin();
-            (all.hold(pool.alloc(64).expect("a buffer"), is_long, age, qp(slot)), age)
+            (all.hold(pool.alloc(len).expect("a buffer"), is_long, age, qp(slot)), age)
         };
         let ((first, _), (second, _), (short, _), (third, last)) =
-            (hold(true, 7), hold(true, 5), hold(false, 6), hold(true, 3));
-        assert_eq!(all.oldest(last), Some(qp(7)));
-        assert_eq!(all.oldest(1), None, "nobody makes room for an older one");
-        assert!(!all.may_grow(0, 6) && all.may_grow(0, 8), "three have long buffers: half of six");
-        assert!(all.may_grow(4, 6), "most are free");
+            (hold(true, 7, 64), hold(true, 5, 64), hold(false, 6, 64), hold(true, 3, 128));
+        assert_eq!(all.oldest(64, last), Some(qp(7)));
+        assert_eq!(all.oldest(65, last + 1), Some(qp(3)), "the only one that has so much");
+        assert_eq!(all.oldest(64, 1), None, "nobody makes room for an older one");
+        assert!(!all.may_have(64, (0, 6)) && all.may_have(64, (0, 8)), "three have long buffers: half of six");
+        assert!(all.may_have(128, (0, 4)) && !all.may_have(128, (0, 2)), "one has a longer one");
+        assert!(all.may_have(64, (4, 6)), "most are free");
         // It gets a longer one.
         let grown = all.hold(first.buf, true, 1, qp(7));
-        assert_eq!(all.oldest(last), Some(qp(7)));
+        assert_eq!(all.oldest(64, last), Some(qp(7)));
         drop((grown, short));
-        assert_eq!(all.oldest(last), Some(qp(5)));
+        assert_eq!(all.oldest(64, last), Some(qp(5)));
         drop(second);
-        assert_eq!(all.oldest(last), None, "the last one itself is not older");
-        assert!(!all.may_grow(0, 2) && all.may_grow(0, 4));
+        assert_eq!(all.oldest(64, last), None, "the last one itself is not older");
+        assert!(!all.may_have(64, (0, 2)) && all.may_have(64, (0, 4)));
         drop(third);
         assert!(all.long.borrow().is_empty());
     }

@@ -46,6 +46,8 @@ pub(super) struct Context<F: Fabric> {
     pub(super) sizing: Sizing,
     /// Continued messages that come in, on all connections.
     pub(super) assemblies: Assemblies,
+    /// Sizes of buffers that calls wait for, ascending.
+    awaited: Vec<usize>,
     pub(super) schedule: Schedule,
     pub(super) stats: ShardStats,
     sampler: Sampler,
@@ -125,6 +127,7 @@ impl<F: Fabric> Context<F> {
             receives: ReceiveBudget::new(config.receives),
             sizing: Sizing::new(config.receive_size, receive_size.unwrap_or(0)),
             assemblies: Assemblies::default(),
+            awaited: Vec::new(),
             schedule: Schedule::default(),
             stats: ShardStats::default(),
             sampler: Sampler::new(config.sample_latency),
@@ -306,7 +309,41 @@ impl<F: Fabric> Context<F> {
     /// or those who keep many calls unanswered would hold all of them.
     #[inline]
     pub(super) fn longest_for_reply(&self, len: usize) -> usize {
-        self.config.longest_for_reply(len)
+        self.config.longest_for_reply(len).min(self.longest_for(len))
+    }
+
+    /// Bytes of the smallest buffers that hold so many.
+    pub(super) fn class_of(&self, len: usize) -> usize {
+        self.pool.sizes().find(|&size| size >= len).unwrap_or(usize::MAX)
+    }
+
+    /// Calls wait for buffers of these sizes, which are ascending.
+    pub(super) fn set_awaited(&mut self, sizes: impl Iterator<Item = usize>) {
+        self.awaited.clear();
+        self.awaited.extend(sizes);
+    }
+
+    /// They do for those of this size.
+    pub(super) fn is_awaited(&self, size: usize) -> bool {
+        self.awaited.contains(&size)
+    }
+
+    /// They do for some.
+    #[inline(always)]
+    pub(super) fn awaits_some(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
+    /// The longest buffer that may be had for `len` bytes: longer ones than fit are left to the calls that wait for them.
+    #[inline(always)]
+    pub(super) fn longest_for(&self, len: usize) -> usize {
+        if self.awaits_some() { self.longest_not_awaited(len) } else { usize::MAX }
+    }
+
+    #[cold]
+    fn longest_not_awaited(&self, len: usize) -> usize {
+        let own = self.class_of(len);
+        self.awaited.iter().find(|&&size| size > own).map_or(usize::MAX, |&size| size - 1)
     }
 
     /// Bytes of the buffer that a chunk of `len` bytes is in: as many more as align it, where the pool has such.
@@ -324,7 +361,10 @@ impl<F: Fabric> Context<F> {
     /// A buffer of the pool for a chunk of `len` bytes, aligned as is wished.
     #[inline]
     pub(super) fn alloc_chunk(&self, len: usize) -> Option<Buf> {
-        if self.config.chunk_align > BUFFER_ALIGN { self.alloc_aligned(len) } else { self.pool.alloc(len) }
+        match self.config.chunk_align > BUFFER_ALIGN {
+            true => self.alloc_aligned(len),
+            false => self.pool.alloc_within(len, self.longest_for(len)),
+        }
     }
 
     /// Its window starts within the buffer where that is aligned, so that the buffers still spread over the sets
@@ -332,7 +372,7 @@ impl<F: Fabric> Context<F> {
     #[inline(never)]
     fn alloc_aligned(&self, len: usize) -> Option<Buf> {
         let (align, room) = (self.config.chunk_align, self.aligned_room(len));
-        let mut buf = self.pool.alloc(room)?;
+        let mut buf = self.pool.alloc_within(room, self.longest_for(room))?;
         if room > len {
             buf.set_window(buf.address().next_multiple_of(align) - buf.address(), len);
         }

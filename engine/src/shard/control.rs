@@ -376,7 +376,7 @@ impl<F: Fabric> Shard<F> {
         if !conn.has_qp() {
             return;
         }
-        self.responder.connection_lost(conn);
+        self.responder.connection_lost(&mut self.cx, conn);
         self.has_arrived(conn);
         if conn.stage() == Stage::Negotiating {
             self.life.negotiates_no_more(conn.qp());

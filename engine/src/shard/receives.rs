@@ -1,6 +1,8 @@
 //! The budget of a shard's Receives: how many its device has, how many its connections were promised, and who
 //! has to wait while there are fewer.
 
+use std::ops::RangeInclusive;
+
 use rpcrdma_mempool::Buf;
 
 use super::list::push;
@@ -147,6 +149,11 @@ impl ReceiveBudget {
     #[inline]
     pub(super) fn held(&self) -> usize {
         self.posted + self.waiting.len()
+    }
+
+    /// Buffers of so many bytes that are about to be posted.
+    pub(super) fn waiting_in(&self, range: &RangeInclusive<usize>) -> usize {
+        self.waiting.iter().filter(|buf| range.contains(&buf.capacity())).count()
     }
 
     /// Receives that the device has.

@@ -24,8 +24,6 @@ pub(super) struct Away {
     worked: Vec<Worked>,
     /// Calls, and futures.
     count: usize,
-    /// Calls among them that hold bulk memory.
-    bulk: usize,
     /// Wakes the shard.
     signal: Signal,
 }
@@ -38,7 +36,7 @@ impl Away {
     pub(super) fn new(signal: Signal) -> Self {
         let (backlog, worked) = (VecDeque::new(), Vec::new());
         let futures = Futures::new(signal.clone());
-        Self { futures, home: Home::new(), workers: None, backlog, worked, count: 0, bulk: 0, signal }
+        Self { futures, home: Home::new(), workers: None, backlog, worked, count: 0, signal }
     }
 
     /// Nothing is away.
@@ -53,21 +51,10 @@ impl Away {
         self.count
     }
 
-    /// Calls are: more than futures, which may have none.
-    pub(super) fn has_calls(&self) -> bool {
-        self.count > self.futures.len()
-    }
-
-    /// Calls that hold bulk memory are.
-    pub(super) fn has_bulk(&self) -> bool {
-        self.bulk > 0
-    }
-
-    /// A call has come back, which went with bulk memory or without.
+    /// A call has come back.
     #[inline(always)]
-    pub(super) fn came_back(&mut self, bulk: bool) {
+    pub(super) fn came_back(&mut self) {
         self.count -= 1;
-        self.bulk -= usize::from(bulk);
     }
 
     // To the workers, and home.
@@ -82,7 +69,7 @@ impl Away {
 
     /// A call waits for a worker.
     pub(super) fn send_to_workers(&mut self, key: WorkKey, call: Box<OwnedCall>) {
-        self.give(key.holds_bulk());
+        self.give();
         self.backlog.push_back((key, call));
     }
 
@@ -129,11 +116,10 @@ impl Away {
         Arc::new(Origin::new(self.home.way(), self.signal.clone()))
     }
 
-    /// A call goes, with bulk memory or without.
+    /// A call goes.
     #[inline(always)]
-    pub(super) fn give(&mut self, bulk: bool) {
+    pub(super) fn give(&mut self) {
         self.count += 1;
-        self.bulk += usize::from(bulk);
     }
 
     /// It is a future.

@@ -84,8 +84,8 @@ impl Responder {
     /// A call may have memory.
     #[inline(always)]
     pub(super) fn start<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<OwnedCall>) {
-        // Those that need bulk memory get it in turn.
-        let in_turn = self.waiters.none_for_bulk() || !call.needs_bulk();
+        // What others wait for is got in turn.
+        let in_turn = !cx.awaits_some() || self.is_in_turn(cx, &call);
         match if in_turn { self.begin(cx, conn, call) } else { Err(call) } {
             Ok(()) => {}
             Err(call) => self.wait_for_memory(cx, conn, call),

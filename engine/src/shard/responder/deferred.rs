@@ -44,12 +44,11 @@ impl Responder {
 
     /// Has the handler of a call take it.
     #[inline(always)]
-    fn give<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<OwnedCall>) {
+    fn give<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<OwnedCall>) {
         let Some(services) = &self.services else { return };
         let entry = services.entry(call.entry);
         let origin = conn.served.origin.get_or_insert_with(|| self.away.origin());
-        call.goes_away();
-        self.away.give(call.went_with_bulk());
+        self.away.give();
         conn.served.taken += 1;
         if let Some(task) = entry.take(DeferredCall::new(call, origin), |panic| tell_panic(cx, panic)) {
             self.away.begin(task, origin);
@@ -66,7 +65,7 @@ impl Responder {
     fn came_home_to_another<F: Fabric>(&mut self, cx: &mut Context<F>, mut call: Box<OwnedCall>) {
         let Some(conn) = cx.conns.take(call.qp) else {
             // The connection ended meanwhile; so did the call.
-            self.away.came_back(call.went_with_bulk());
+            self.away.came_back();
             self.count_dropped(cx, &mut call);
             return self.boxes.put(call);
         };
@@ -78,7 +77,7 @@ impl Responder {
 
     #[inline(always)]
     fn came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<OwnedCall>) {
-        self.away.came_back(call.went_with_bulk());
+        self.away.came_back();
         conn.served.taken -= 1;
         if call.was_dropped() {
             self.count_dropped(cx, &mut call);

@@ -71,11 +71,6 @@ impl Futures {
         Self { all: FuturesUnordered::new(), bell, waker, begun: false, abandoned: false }
     }
 
-    /// How many there are.
-    pub(super) fn len(&self) -> usize {
-        self.all.len()
-    }
-
     /// Has a future polled with the others, in this turn or the next.
     pub(super) fn begin(&mut self, task: Task, origin: &Arc<Origin>) {
         self.all.push(Serving { task: Some(task), origin: Arc::clone(origin) });

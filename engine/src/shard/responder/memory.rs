@@ -1,148 +1,30 @@
 //! Calls of the peer that wait for memory: for what their Read chunks bring, for their results, for their
 //! reply.
 //!
-//! They wait in the order in which they came, and hold nothing but the Receive that they came in: what came
-//! in parts or in a chunk, and holds more, is refused. What a call needs it gets as a whole or not at all, so
-//! that two that need much cannot wait for each other. Calls that need no bulk memory have a line of their own.
+//! They wait in [lines](super::lines), and hold nothing but the Receive that they came in: what came in parts or in a
+//! chunk, and holds more, is refused. What a call needs it gets as a whole or not at all, so that two that need much
+//! cannot wait for each other.
 //!
-//! Any other call is refused only if the pool could not hold what it needs were all of it free; or if for [`PATIENCE`]
-//! no call of a peer has held any of it: then the application keeps it, or those who began a message and do not go on
-//! with it, perhaps because they wait for calls that wait here. None is refused because many wait: what their messages
-//! are in was promised to their connections.
+//! Any other call is refused only if the pool could not hold what it needs were all of it free; or if for
+//! [`PATIENCE`] all that would do has been kept by the application, or by calls that wait themselves, or by those who
+//! began a message and do not go on with it, perhaps because they wait for calls that wait here. None is refused because
+//! many wait: what their messages are in was promised to their connections.
 
-use std::collections::VecDeque;
-use std::mem::take;
+use arrayvec::ArrayVec;
 
 use super::Responder;
 use super::header::{CallRefusal, Trouble};
-use super::replies::reply_room;
+use super::lines::{PATIENCE, Waiting};
+use super::needs::Shortage;
 use crate::fabric::Fabric;
 use crate::service::{OwnedCall, ResultBytes};
+use crate::shard::ConnRef;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::wire::rpc::ProgramNumber;
 
-/// Calls that wait for memory (memory waiters).
-#[derive(Debug, Default)]
-pub(super) struct Waiters {
-    /// Those that need no bulk memory: each goes on when there is a buffer for it.
-    short: Line,
-    /// Those that do: one after the other.
-    bulk: Line,
-}
-
-/// A call that waits.
-#[derive(Debug)]
-pub(super) struct Waiting {
-    call: Box<OwnedCall>,
-    /// In nanoseconds.
-    since: u64,
-    /// The log was told.
-    told: bool,
-}
-
-/// Some of them, in the order in which they came.
-#[derive(Debug, Default)]
-struct Line {
-    calls: VecDeque<Waiting>,
-    /// Since when nobody has been known who would bring memory home, in nanoseconds.
-    hopeless_since: Option<u64>,
-    /// When one was last refused for that.
-    refused: u64,
-    /// What had come of messages in parts then, or before.
-    parts: u64,
-}
-
-impl Waiting {
-    /// One that begins to wait.
-    pub(super) fn new(call: Box<OwnedCall>, since: u64) -> Self {
-        Self { call, since, told: false }
-    }
-
-    /// What waits.
-    pub(super) fn call(&self) -> &OwnedCall {
-        &self.call
-    }
-
-    /// It waits no more.
-    pub(super) fn end(self) -> Box<OwnedCall> {
-        self.call
-    }
-
-    /// Since when, in nanoseconds.
-    pub(super) fn since(&self) -> u64 {
-        self.since
-    }
-}
-
-impl Waiters {
-    #[inline(always)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    #[inline(always)]
-    pub(super) fn len(&self) -> usize {
-        self.short.calls.len() + self.bulk.calls.len()
-    }
-
-    /// None waits for bulk memory.
-    #[inline(always)]
-    pub(super) fn none_for_bulk(&self) -> bool {
-        self.bulk.calls.is_empty()
-    }
-
-    /// Since when the first of them has waited, in nanoseconds.
-    pub(super) fn oldest(&self) -> Option<u64> {
-        let first = |line: &Line| line.calls.front().map(|waiting| waiting.since);
-        first(&self.short).into_iter().chain(first(&self.bulk)).min()
-    }
-
-    #[cfg(test)]
-    pub(super) fn iter(&self) -> impl Iterator<Item = &OwnedCall> {
-        self.short.calls.iter().chain(&self.bulk.calls).map(|waiting| &*waiting.call)
-    }
-
-    /// Of which the log was told.
-    #[cfg(test)]
-    pub(super) fn told(&self) -> usize {
-        self.short.calls.iter().chain(&self.bulk.calls).filter(|waiting| waiting.told).count()
-    }
-
-    fn line(&mut self, bulk: bool) -> &mut Line {
-        if bulk { &mut self.bulk } else { &mut self.short }
-    }
-}
-
-impl Line {
-    /// One more waits.
-    fn push(&mut self, call: Box<OwnedCall>, now: u64) {
-        // Whoever waited before is gone: unless he was refused just now, as those are that his refusal lets go on.
-        if self.calls.is_empty() && now > self.refused.saturating_add(PATIENCE) {
-            self.hopeless_since = None;
-        }
-        self.calls.push_back(Waiting::new(call, now));
-    }
-
-    /// Whether there has been no hope for too long; `hope` if there is some now, `parts` of messages have come so far.
-    fn is_given_up(&mut self, now: u64, hope: bool, parts: u64) -> Result<(), u64> {
-        if hope || std::mem::replace(&mut self.parts, parts) != parts {
-            self.hopeless_since = None;
-            return Err(u64::MAX);
-        }
-        let refused_at = self.hopeless_since.get_or_insert(now).saturating_add(PATIENCE);
-        if now < refused_at {
-            return Err(refused_at);
-        }
-        self.refused = now;
-        Ok(())
-    }
-}
-
-/// Turns between two looks at whether there is hope.
-const LOOK_EVERY: u64 = 64;
-/// Nanoseconds that an application may keep what others wait for.
-const PATIENCE: u64 = 1_000_000_000;
+/// Most calls of one line that are tried, or refused, in a turn.
+const BATCH: usize = 16;
 
 /// A call that waits holds nothing of the pool but its message.
 pub(super) fn release(call: &mut OwnedCall) {
@@ -165,8 +47,9 @@ impl Responder {
             return self.refuse_for_memory(cx, conn, call);
         }
         cx.stats.memory_waits += 1;
-        let now = cx.clock.read();
-        self.waiters.line(call.needs_bulk()).push(call, now);
+        let (now, size) = (cx.clock.read(), self.waits_for(cx, &call).size());
+        self.waiters.push(size, Waiting::new(call, now), now);
+        cx.set_awaited(self.waiters.awaited(now));
         cx.request_completion(conn);
         cx.request_completions();
     }
@@ -184,7 +67,7 @@ impl Responder {
         cx.stats.pool_empty += 1;
         let trouble = match self.never_fits(cx, &call) {
             Some(lack) => Trouble::NeverFits(lack),
-            None => Trouble::NoBuffers(self.lacks(cx, &call)),
+            None => Trouble::NoBuffers(Some(self.waits_for(cx, &call).lack(cx))),
         };
         self.refuse_call(cx, conn, call, CallRefusal::System(trouble));
     }
@@ -192,124 +75,119 @@ impl Responder {
     /// Goes on with the calls for which there is memory now; returns with how many.
     #[cold]
     pub(super) fn serve_memory_waiters<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
-        self.serve_short(cx) + self.serve_bulk(cx)
+        let now = cx.clock.read();
+        // Those that need much choose before those who would do with less.
+        let sizes: ArrayVec<usize, 16> = self.waiters.sizes().take(16).collect();
+        let served = sizes.iter().map(|&size| self.serve_line(cx, size, now)).sum();
+        cx.set_awaited(self.waiters.awaited(now));
+        served
     }
 
-    /// The same of those that need no bulk memory: one that finds no buffer is in nobody's way who needs a shorter one.
-    fn serve_short<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
-        let (mut served, mut shortest) = (0, usize::MAX);
-        for waiting in take(&mut self.waiters.short.calls) {
-            let call = &waiting.call;
-            let len = self.services.as_ref().map_or(0, |services| reply_room(call, services.entry(call.entry)).1);
-            if len >= shortest {
-                self.waiters.short.calls.push_back(waiting);
+    /// The same of those that wait for buffers of one size.
+    fn serve_line<F: Fabric>(&mut self, cx: &mut Context<F>, size: usize, now: u64) -> usize {
+        let (mut served, mut given_up) = (0, false);
+        for _ in 0..BATCH {
+            let Some(waiting) = self.waiters.take_first(size, now) else { break };
+            let Some(mut waiting) = self.try_waiter(cx, size, waiting) else {
+                served += 1;
+                continue;
+            };
+            let shortage = self.waits_for(cx, waiting.call());
+            if shortage.size() != size {
+                // What it waited for is there, and now it lacks something else.
+                self.waiters.push(shortage.size(), waiting, now);
                 continue;
             }
-            match self.serve_memory_waiter(cx, waiting, shortest == usize::MAX) {
-                Ok(began) => served += usize::from(began),
-                Err(waiting) => {
-                    shortest = len;
-                    self.waiters.short.calls.push_back(waiting);
-                }
+            if waiting.is_to_be_told(now) {
+                self.tell_of_wait(cx, &waiting, &shortage);
+            }
+            cx.schedule.wake_by(waiting.since().saturating_add(PATIENCE).max(now));
+            given_up |=
+                self.waiters.is_to_be_looked_at(size, now) && self.is_hopeless(cx, waiting.call(), &shortage, now);
+            if given_up {
+                self.refuse_waiter(cx, waiting);
+                continue;
+            }
+            if !shortage.leaves_some() {
+                self.waiters.put_back(size, waiting);
+                break;
+            }
+            if let Err(until) = self.waiters.step_aside(size, waiting, now) {
+                cx.schedule.wake_by(until);
+                break;
             }
         }
         served
     }
 
-    fn serve_bulk<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
-        let mut served = 0;
-        while let Some(waiting) = self.waiters.bulk.calls.pop_front() {
-            match self.serve_memory_waiter(cx, waiting, true) {
-                Ok(began) => served += usize::from(began),
-                Err(waiting) => {
-                    self.waiters.bulk.calls.push_front(waiting);
-                    break;
-                }
-            }
-        }
-        served
-    }
-
-    /// Goes on with a call if there is memory for it, or refuses it if there is no hope, where that is asked; true if it
-    /// goes on.
-    ///
-    /// # Errors
-    /// It waits on.
-    fn serve_memory_waiter<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        waiting: Waiting,
-        first: bool,
-    ) -> Result<bool, Waiting> {
-        let Waiting { call, since, mut told } = waiting;
-        let Some(conn) = cx.conns.take(call.qp) else {
-            self.boxes.put(call);
-            return Ok(false);
-        };
-        let bulk = call.needs_bulk();
-        cx.lend(conn, |cx, conn| {
-            let began = match self.begin(cx, conn, call) {
+    /// Goes on with a call if there is memory for it; gives it back if there is not.
+    fn try_waiter<F: Fabric>(&mut self, cx: &mut Context<F>, size: usize, waiting: Waiting) -> Option<Waiting> {
+        waiting.try_with(|call| {
+            let Some(conn) = cx.conns.take(call.qp) else {
+                self.boxes.put(call);
+                return None;
+            };
+            cx.lend(conn, |cx, conn| match self.begin(cx, conn, call) {
                 Ok(()) => {
-                    self.waiters.line(bulk).hopeless_since = None;
-                    true
+                    self.waiters.went_on(size);
+                    cx.ready.add(conn);
+                    None
                 }
                 Err(mut call) => {
                     release(&mut call);
-                    let looked_at = first && cx.stats.polls.is_multiple_of(LOOK_EVERY);
-                    if !looked_at || !self.is_hopeless(cx, conn, &call) {
-                        if looked_at && !told {
-                            told = self.tell_of_wait(cx, conn, &call, since);
-                        }
-                        return Err(Waiting { call, since, told });
-                    }
-                    self.refuse_for_memory(cx, conn, call);
-                    false
+                    Some(call)
                 }
-            };
-            cx.ready.add(conn);
-            Ok(began)
+            })
         })
     }
 
-    /// Tells the log of a call that waits for long, and what for; true if it has waited so long.
+    /// A call has waited in vain.
     #[cold]
-    fn tell_of_wait<F: Fabric>(&self, cx: &mut Context<F>, conn: &Conn, call: &OwnedCall, since: u64) -> bool {
-        let waited = cx.clock.read().saturating_sub(since);
-        if waited < PATIENCE {
-            cx.schedule.wake_by(since.saturating_add(PATIENCE));
-            return false;
-        }
-        if let Some(lack) = self.lacks(cx, call) {
-            let peer = conn.accepted().map_or("", |accepted| accepted.host());
-            let (procedure, program) = (call.procedure, ProgramNumber(call.program));
-            // It is in neither line now.
-            let all = self.waiters.len() + 1;
-            let line = format_args!(
-                "connection of {peer}: a call of procedure {procedure} of program {program} has waited for memory for a \
-                 second, {all} wait in all: {lack}"
-            );
-            cx.warn("calls that wait for memory for a second", line);
-        }
-        true
+    fn refuse_waiter<F: Fabric>(&mut self, cx: &mut Context<F>, waiting: Waiting) {
+        let call = waiting.end();
+        let Some(conn) = cx.conns.take(call.qp) else { return self.boxes.put(call) };
+        cx.lend(conn, |cx, conn| {
+            self.refuse_for_memory(cx, conn, call);
+            cx.ready.add(conn);
+        });
     }
 
-    /// Whether what is waited for does not come home: for [`PATIENCE`] no call of a peer has held any of it, so that the
-    /// application has it. What a peer's calls hold comes home in the end, or [ends with its
-    /// connection](crate::shard::progress); what calls hold that are with workers, or that handlers have taken, when these
-    /// are answered. `conn` is not in the table.
-    fn is_hopeless<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &Conn, call: &OwnedCall) -> bool {
-        let bulk = call.needs_bulk();
-        let away = match bulk && !self.lacks_room_for_reply(cx, call) {
-            true => self.away.has_bulk(),
-            false => self.away.has_calls(),
-        };
-        let Context { conns, fabric, .. } = cx;
-        let hope = away || !conns.iter().chain([conn]).all(|conn| conn.holds_nothing(fabric));
+    /// Tells the log of a call that waits for long, and what for.
+    #[cold]
+    fn tell_of_wait<F: Fabric>(&self, cx: &mut Context<F>, waiting: &Waiting, shortage: &Shortage) {
+        let call = waiting.call();
+        let peer =
+            cx.conns.get(ConnRef(call.qp)).and_then(Conn::accepted).map_or("", |accepted| accepted.host()).to_owned();
+        let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+        // It is in no line now.
+        let all = self.waiters.len() + 1;
+        let line = format_args!(
+            "connection of {peer}: a call of procedure {procedure} of program {program} has waited for memory for a \
+             second, {all} wait in all: {}",
+            shortage.lack(cx)
+        );
+        cx.warn("calls that wait for memory for a second", line);
+    }
+
+    /// Whether what is waited for does not come home: for [`PATIENCE`] nobody has worked with any of it. What a call
+    /// has that is being served comes home when it is answered, or [ends with its
+    /// connection](crate::shard::progress).
+    #[cold]
+    fn is_hopeless<F: Fabric>(&mut self, cx: &mut Context<F>, call: &OwnedCall, shortage: &Shortage, now: u64) -> bool {
+        let range = shortage.range();
+        let (shortest, longest) = (*range.start(), *range.end());
+        let held_back = cx.conns.iter().flat_map(|conn| &conn.served.held_back);
+        let waiting = self.waiters.iter().chain(held_back).map(Waiting::call).chain([call]);
+        let messages = waiting.filter_map(|call| call.message.as_ref());
+        let waiting = messages.filter(|message| range.contains(&message.capacity())).count();
         // Whoever goes on with a message in parts brings home what it is put together in.
-        let parts = conns.iter().chain([conn]).filter(|conn| conn.proto.half_sent().is_some());
-        let parts = parts.fold(0u64, |sum, conn| sum.wrapping_add(conn.proto.counters().received));
-        let now = cx.clock.read();
-        match self.waiters.line(bulk).is_given_up(now, hope, parts) {
+        let halves = cx.conns.iter().filter_map(|conn| conn.assembling.held_in(&range));
+        let (halves, parts) = halves.fold((0, 0), |(count, bytes), half| (count + 1, bytes + half));
+        let idle = waiting + halves + cx.receives.waiting_in(&range);
+        let Context { conns, fabric, pool, .. } = cx;
+        // What is frozen may be on its way to a peer.
+        let hope = pool.busy_within(shortest, longest) > idle || !conns.iter().all(|conn| conn.holds_nothing(fabric));
+        match self.waiters.is_given_up(shortage.size(), now, hope, parts) {
             Ok(()) => true,
             Err(later) => {
                 cx.schedule.wake_by(later);
@@ -319,17 +197,11 @@ impl Responder {
     }
 
     /// The calls of a connection that is over wait no more.
-    pub(super) fn drop_memory_waiters(&mut self, conn: &Conn) {
-        if self.waiters.is_empty() {
-            return;
-        }
-        for line in [&mut self.waiters.short, &mut self.waiters.bulk] {
-            for waiting in take(&mut line.calls) {
-                match waiting.call.qp == conn.qp() {
-                    true => self.boxes.put(waiting.call),
-                    false => line.calls.push_back(waiting),
-                }
-            }
+    pub(super) fn drop_memory_waiters<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &Conn) {
+        if !self.waiters.is_empty() {
+            self.waiters.retain(|call| call.qp != conn.qp(), |call| self.boxes.put(call));
+            let now = cx.clock.read();
+            cx.set_awaited(self.waiters.awaited(now));
         }
     }
 

@@ -9,6 +9,7 @@
 //! | `reads` | how many RDMA Reads of one connection may be under way |
 //! | `needs` | what a call needs of the pool, and what of it there is not |
 //! | `memory` | calls for which there is no memory now |
+//! | `lines` | the lines in which they wait |
 //! | `shares` | how much memory one connection, or host, may hold |
 //! | `away` | which calls are not on the shard |
 //! | `workers` | calls that run on worker threads: out, and home |
@@ -25,6 +26,7 @@ mod deferred;
 mod futures;
 mod header;
 mod landing;
+mod lines;
 mod memory;
 mod needs;
 mod reads;
@@ -53,7 +55,7 @@ use crate::wire;
 use away::Away;
 use deferred::tell_panic;
 use landing::PendingReads;
-use memory::{Waiters, Waiting};
+use lines::{Lines, Waiting};
 use shares::Shares;
 use tally::Tally;
 pub use workers::SimulatedWorkers;
@@ -68,7 +70,7 @@ pub(super) struct Responder {
     /// Calls that came again while they ran.
     repeats: VecDeque<Box<OwnedCall>>,
     /// Calls that wait for memory.
-    waiters: Waiters,
+    waiters: Lines,
     /// How much of the pool one connection may hold.
     shares: Shares,
     /// Replies that wait for the RDMA Writes of their connections.
@@ -179,7 +181,7 @@ impl Responder {
             boxes: CallBoxes::default(),
             away: Away::new(signal),
             repeats: VecDeque::new(),
-            waiters: Waiters::default(),
+            waiters: Lines::default(),
             shares: Shares::default(),
             unwritten: 0,
             tally: Tally::default(),
@@ -229,7 +231,8 @@ impl Responder {
         stats.worker_depth = self.away.with_workers() as u64;
         stats.calls_waiting = (self.waiters.len() + self.shares.held_back()) as u64;
         let held_back = conns.filter_map(|conn| conn.served.held_back.front().map(Waiting::since));
-        stats.longest_wait = held_back.chain(self.waiters.oldest()).min().map_or(0, |since| now.saturating_sub(since));
+        stats.longest_wait =
+            held_back.chain(self.waiters.iter().map(Waiting::since)).min().map_or(0, |since| now.saturating_sub(since));
         stats.refusals = self.tally.refusals();
         stats.procedures = self.services.as_ref().map_or_else(Vec::new, |services| self.tally.procedures(services));
     }
@@ -276,8 +279,8 @@ impl Responder {
     }
 
     /// The connection has no queue pair any more: its peer's calls are over.
-    pub(super) fn connection_lost(&mut self, conn: &mut Conn) {
-        self.drop_memory_waiters(conn);
+    pub(super) fn connection_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+        self.drop_memory_waiters(cx, conn);
         self.drop_held_back(conn);
         self.drop_unwritten(conn);
         self.abandon_taken(conn);

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use arrayvec::ArrayVec;
 
@@ -13,6 +14,7 @@ use crate::service::{MAX_CHUNKS, OwnedCall, ResultMemory};
 use crate::shard::context::Context;
 
 /// A buffer that a call needs.
+#[derive(Clone, Copy, Debug)]
 struct Need {
     /// Its bytes.
     len: usize,
@@ -34,6 +36,37 @@ pub(in crate::shard) struct Lack {
     knob: Knob,
 }
 
+/// What a call waits for.
+#[derive(Debug)]
+pub(super) struct Shortage {
+    need: Need,
+    /// Bytes of the smallest buffers that would do.
+    size: usize,
+    leaves_some: bool,
+}
+
+impl Shortage {
+    /// Bytes of the smallest buffers that would do.
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Such buffers are free: it needs more of them.
+    pub(super) fn leaves_some(&self) -> bool {
+        self.leaves_some
+    }
+
+    /// Bytes of all buffers that would do.
+    pub(super) fn range(&self) -> RangeInclusive<usize> {
+        self.need.len..=self.need.longest
+    }
+
+    /// The same for the log.
+    pub(super) fn lack<F: Fabric>(&self, cx: &Context<F>) -> Lack {
+        lack_of(cx, &self.need)
+    }
+}
+
 impl fmt::Display for Lack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { needed, count, knob } = self;
@@ -51,18 +84,20 @@ impl Responder {
         too_many.map(|(_, need)| lack_of(cx, need))
     }
 
-    /// What a call waits for: the longest buffer that it needs and that is not free.
-    pub(super) fn lacks<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> Option<Lack> {
+    /// What a call waits for: of the buffers that it needs the longest that is not free, or that others wait for.
+    pub(super) fn waits_for<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> Shortage {
         let needs = self.needs(cx, call);
-        let none_free = needs.iter().find(|need| cx.pool.room_within(need.len, need.longest).0 == 0);
-        none_free.or(needs.first()).map(|need| lack_of(cx, need))
+        let free = |need: &Need| cx.pool.room_within(need.len, need.longest.min(cx.longest_for(need.len))).0;
+        let lacking = needs.iter().enumerate().find(|&(longer, need)| free(need) <= longer).map(|(_, need)| need);
+        let awaited = || needs.iter().find(|need| cx.is_awaited(cx.class_of(need.len)));
+        let need = lacking.or_else(awaited).or(needs.first()).copied().unwrap_or(Need { len: 0, longest: usize::MAX });
+        Shortage { need, size: cx.class_of(need.len), leaves_some: free(&need) > 0 }
     }
 
-    /// There is no buffer now for the reply of a call whose message is there, whatever else it lacks.
-    pub(super) fn lacks_room_for_reply<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> bool {
-        let Some(services) = self.services.as_ref().filter(|_| call.message.is_some()) else { return false };
-        let (_, len) = reply_room(call, services.entry(call.entry));
-        cx.pool.room_within(len, cx.longest_for_reply(len)).0 == 0
+    /// A call need not wait behind those that wait for what it needs.
+    #[cold]
+    pub(super) fn is_in_turn<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> bool {
+        !self.needs(cx, call).iter().any(|need| cx.is_awaited(cx.class_of(need.len)))
     }
 
     /// What a call needs, the longest first.
@@ -76,7 +111,7 @@ impl Responder {
             needs.extend(Some(message.capacity()).filter(|&len| len != cx.sizing.capacity()).map(bulk));
             let entry = services.entry(call.entry);
             let (_, len) = reply_room(call, entry);
-            needs.push(Need { len, longest: cx.longest_for_reply(len) });
+            needs.push(Need { len, longest: cx.config.longest_for_reply(len) });
             if entry.result_memory == ResultMemory::Pool {
                 let room = |capacity: u32| (capacity as usize).min(entry.binding.results.max_len);
                 let results = call.results.iter().map(|result| room(result.capacity)).filter(|&len| len > 0);

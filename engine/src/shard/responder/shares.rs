@@ -15,7 +15,8 @@ use std::net::IpAddr;
 
 use rpcrdma_mempool::Buf;
 
-use super::memory::{Waiting, release};
+use super::lines::Waiting;
+use super::memory::release;
 use super::replies::reply_room;
 use super::{Responder, Served};
 use crate::fabric::{Fabric, QpId};
@@ -61,6 +62,25 @@ impl Whose {
     }
 }
 
+/// What a call needs, as far as its share is concerned.
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    /// Bytes of the longest buffer.
+    len: usize,
+    /// Bytes of the longest that it may have.
+    longest: usize,
+    /// Buffers of bulk memory, or one.
+    count: usize,
+    /// It is refused where it would have to wait.
+    refused: bool,
+}
+
+impl Request {
+    fn bulk(len: usize, count: usize) -> Self {
+        Self { len, longest: usize::MAX, count: count.max(1), refused: false }
+    }
+}
+
 /// Calls that one may hold memory for where the pool is short, which has `count` buffers that would do.
 fn share(count: usize) -> usize {
     (count / PART).max(1)
@@ -101,22 +121,28 @@ impl Shares {
 
     #[inline(never)]
     fn alloc_unless_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, len: usize) -> Option<Buf> {
-        let longest = cx.longest_for_reply(len);
-        if self.is_beyond(cx, conn, (len, longest)) { None } else { cx.pool.alloc_within(len, longest) }
+        let request = Request { len, longest: cx.longest_for_reply(len), count: 1, refused: false };
+        // What others wait for is got in turn.
+        let in_turn = !cx.awaits_some() || !cx.is_awaited(cx.class_of(len));
+        let may = in_turn && !self.is_beyond(cx, conn, request);
+        may.then(|| cx.pool.alloc_within(len, request.longest)).flatten()
     }
 
-    /// Whether a call that needs a buffer of `len` bytes, and of at most `longest`, must wait because of what its
-    /// connection, or its host, holds already.
+    /// Whether a call that needs such memory must wait because of what its connection, or its host, holds already.
     #[inline(never)]
-    fn is_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, (len, longest): (usize, usize)) -> bool {
+    fn is_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, request: Request) -> bool {
+        let Request { len, longest, count: needed, refused } = request;
         let (first, fitting) = cx.pool.first_room(len);
+        // Those beside one are as good as taken.
+        let left = |free: usize| free.saturating_sub(needed - 1);
         // Larger ones need not be counted where the smallest that would do are enough.
-        if !is_short(first, shared(cx, len, fitting)) {
+        if !is_short(left(first), shared(cx, len, fitting)) {
             return false;
         }
         let (free, count) = cx.pool.room_within(len, longest);
-        let count = shared(cx, len, count);
-        if !is_short(free, count) {
+        let (free, count) = (left(free), shared(cx, len, count));
+        // Who may not wait would be refused, though there is some: for him the last eighth is kept.
+        if !is_short(free, count) || (refused && !is_short_for_hosts(free, count)) {
             return false;
         }
         let share = share(count);
@@ -187,19 +213,22 @@ impl Responder {
         let Some(services) = &self.services else { return false };
         if call.message.is_none() {
             // It is yet to come, and nothing else is known.
-            return bulk.is_some_and(|len| self.shares.is_beyond(cx, conn, (cx.chunk_room(len), usize::MAX)));
+            return bulk.is_some_and(|len| self.shares.is_beyond(cx, conn, Request::bulk(cx.chunk_room(len), 1)));
         }
         let entry = services.entry(call.entry);
         let pool = entry.result_memory == ResultMemory::Pool;
         let results = call.results.iter().filter(|_| pool).map(|result| result.capacity as usize).max();
-        let len = match bulk.max(results.map(|len| len.min(entry.binding.results.max_len))) {
-            Some(len) if len > 0 => (cx.chunk_room(len), usize::MAX),
+        let request = match bulk.max(results.map(|len| len.min(entry.binding.results.max_len))) {
+            Some(len) if len > 0 => {
+                Request::bulk(cx.chunk_room(len), call.chunks_to_fetch().count() + call.results.len())
+            }
             _ => {
                 let (_, len) = reply_room(call, entry);
-                (len, cx.longest_for_reply(len))
+                Request { longest: cx.longest_for_reply(len), ..Request::bulk(len, 1) }
             }
         };
-        self.shares.is_beyond(cx, conn, len)
+        let request = Request { refused: Self::holds_what_others_wait_for(call), ..request };
+        self.shares.is_beyond(cx, conn, request)
     }
 
     /// A call is held back until its connection is within its share.

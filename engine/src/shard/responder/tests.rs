@@ -1,7 +1,7 @@
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use rpcrdma_mempool::Buf;
+use rpcrdma_mempool::{Buf, Frozen};
 
 use super::*;
 use crate::fabric::ReceivedBuf;
@@ -105,6 +105,11 @@ impl Scene {
     fn empty_pool(&self) -> Vec<Buf> {
         std::iter::from_fn(|| self.cx.pool.alloc(1)).collect()
     }
+
+    /// The same for the application's use.
+    fn keep_pool(&self) -> Vec<Frozen> {
+        self.empty_pool().into_iter().map(Buf::freeze).collect()
+    }
 }
 
 #[test]
@@ -128,7 +133,7 @@ fn calls_without_memory_wait_hold_nothing_and_go_on_in_their_order() {
         scene.serve_held(&mut conn, xid);
     }
     assert!(scene.responder.waits_for_memory() && scene.responder.holds_calls_back());
-    assert!(scene.responder.waiters.iter().all(|call| call.reply.is_none()));
+    assert!(scene.responder.waiters.iter().all(|waiting| waiting.call().reply.is_none()));
     assert!(scene.sent(&mut conn).is_empty());
     drop(held);
     scene.cx.conns.insert(conn);
@@ -146,7 +151,7 @@ fn who_is_gone_waits_for_nothing() {
     scene.serve_held(&mut gone, 1);
     scene.serve_held(&mut stays, 2);
     scene.serve_held(&mut gone, 3);
-    scene.responder.connection_lost(&mut gone);
+    scene.responder.connection_lost(&mut scene.cx, &mut gone);
     assert_eq!(scene.responder.waiters.len(), 1, "nor do their messages keep their buffers");
     drop(held);
     scene.cx.conns.insert(stays);
@@ -161,15 +166,16 @@ fn who_waits_for_what_does_not_come_home_is_refused_after_a_second_of_its_own() 
     let (mut scene, time) = (Scene::new(), SimulatedTime::new());
     scene.cx.clock = Clock::simulated(&time);
     let (mut gone, mut stays) = (open_conn(0, true), open_conn(1, true));
-    let _kept = scene.empty_pool();
+    let _kept = scene.keep_pool();
     scene.serve_held(&mut gone, 1);
     scene.cx.conns.insert(gone);
     scene.responder.go_on(&mut scene.cx);
     let mut gone = scene.cx.conns.take_slot(0).expect("it is there");
-    scene.responder.connection_lost(&mut gone);
-    let _kept_too = scene.empty_pool();
+    scene.responder.connection_lost(&mut scene.cx, &mut gone);
+    let _kept_too = scene.keep_pool();
     time.advance(Duration::from_secs(10));
     scene.serve_held(&mut stays, 2);
+    let _kept_as_well: Vec<_> = scene.spare.drain(..).map(Buf::freeze).collect();
     scene.cx.conns.insert(stays);
     for millis in [0, 999] {
         time.advance(Duration::from_millis(millis));
@@ -191,8 +197,8 @@ fn short_replies_take_none_of_the_memory_for_bulk() {
     scene.serve_held(&mut conn, 1);
     assert!(scene.responder.waits_for_memory() && scene.sent(&mut conn).is_empty());
     assert_eq!(scene.cx.pool.room(1).0, 4, "those of `long_buffers`");
-    let call = scene.responder.waiters.iter().next().expect("it waits");
-    let lack = scene.responder.lacks(&scene.cx, call).expect("a buffer");
+    let call = scene.responder.waiters.iter().next().expect("it waits").call();
+    let lack = scene.responder.waits_for(&scene.cx, call).lack(&scene.cx);
     assert_eq!(scene.responder.never_fits(&scene.cx, call), None);
     assert!(lack.to_string().ends_with("(`Config::small_buffers`)"), "{lack}");
     drop(held);
@@ -214,16 +220,56 @@ fn calls_with_bulk_that_lack_room_for_their_reply_wait_for_deferred_ones() {
     call.message = scene.spare.pop().map(ReceivedBuf::whole);
     call.entry = scene.responder.services.as_ref().expect("services").find(1, 1, BULK).expect("it is there");
     scene.responder.start(&mut scene.cx, &mut conn, call);
-    assert!(!scene.responder.waiters.none_for_bulk());
+    assert_eq!(scene.responder.waiters.len(), 1);
     scene.cx.conns.insert(parked);
     scene.cx.conns.insert(conn);
     for _ in 0..30 {
         time.advance(Duration::from_millis(100));
         scene.responder.go_on(&mut scene.cx);
     }
-    assert!(!scene.responder.waiters.none_for_bulk() && scene.cx.stats.calls_failed == 0);
+    assert!(scene.responder.waits_for_memory() && scene.cx.stats.calls_failed == 0);
     drop(held);
     assert_eq!(scene.responder.go_on(&mut scene.cx), 1);
+}
+
+/// Who needs one buffer goes past who needs many, but not always.
+#[test]
+fn a_call_that_needs_many_buffers_lets_others_past() {
+    let (mut scene, time) = (Scene::new(), SimulatedTime::new());
+    scene.cx.clock = Clock::simulated(&time);
+    let (mut many, mut one) = (open_conn(0, true), open_conn(1, true));
+    let entry = scene.responder.services.as_ref().expect("services").find(1, 1, BULK).expect("it is there");
+    let bulk = |scene: &mut Scene, conn: &mut Conn, xid: u32, chunks: usize| {
+        let mut call = scene.answered(conn, xid, 40_000);
+        call.message = scene.spare.pop().map(ReceivedBuf::whole);
+        (1..chunks).for_each(|_| call.results.push(ResultChunk::of(40_000, 1)));
+        call.entry = entry;
+        scene.responder.start(&mut scene.cx, conn, call);
+    };
+    let mut held = vec![scene.cx.pool.alloc(40_000).expect("a buffer")];
+    bulk(&mut scene, &mut many, 1, 4);
+    bulk(&mut scene, &mut one, 2, 1);
+    assert_eq!(scene.responder.waiters.len(), 2, "three are free: one needs four, the other comes behind it");
+    scene.cx.conns.insert(many);
+    scene.cx.conns.insert(one);
+    let pass = |scene: &mut Scene, millis| {
+        time.advance(Duration::from_millis(millis));
+        scene.responder.go_on(&mut scene.cx)
+    };
+    assert_eq!((pass(&mut scene, 1), pass(&mut scene, 998)), (0, 0), "that is held up");
+    assert_eq!(pass(&mut scene, 2), 1, "for a second");
+    let mut one = scene.cx.conns.take_slot(1).expect("it is there");
+    bulk(&mut scene, &mut one, 3, 1);
+    assert_eq!(scene.responder.waiters.len(), 1, "who comes later is not held up");
+    scene.cx.conns.give_back(one);
+    assert_eq!((pass(&mut scene, 4000), scene.responder.waiters.len()), (0, 1));
+    let mut one = scene.cx.conns.take_slot(1).expect("it is there");
+    bulk(&mut scene, &mut one, 4, 1);
+    assert_eq!(scene.responder.waiters.len(), 2, "but after a while it is again");
+    scene.cx.conns.give_back(one);
+    held.clear();
+    scene.cx.fabric.take_sent();
+    assert!(pass(&mut scene, 1) >= 1, "there are enough");
 }
 
 #[test]
@@ -242,7 +288,11 @@ fn what_waits_is_counted_with_how_long_and_told_after_a_second() {
         scene.responder.go_on(&mut scene.cx);
         let mut stats = ShardStats::default();
         scene.responder.add_to(&mut stats, scene.cx.conns.iter(), scene.cx.clock.read());
-        (stats.calls_waiting, stats.longest_wait / 1_000_000, scene.responder.waiters.told())
+        (
+            stats.calls_waiting,
+            stats.longest_wait / 1_000_000,
+            scene.responder.waiters.iter().filter(|waiting| waiting.is_told()).count(),
+        )
     };
     assert_eq!(waiting(&mut scene), (2, 700, 0));
     time.advance(Duration::from_millis(300));
@@ -378,7 +428,7 @@ fn what_was_taken_of_a_connection_that_is_over_comes_home_to_nobody() {
     }
     let mut taken: Vec<_> = scene.held.try_iter().collect();
     assert!(!taken.iter().any(DeferredCall::is_abandoned));
-    scene.responder.connection_lost(&mut conn);
+    scene.responder.connection_lost(&mut scene.cx, &mut conn);
     assert!(taken.iter().all(DeferredCall::is_abandoned));
     assert!(conn.served.untaken.is_empty(), "the third is nobody's");
     taken.pop().expect("the second").answer(Ok(()));
@@ -408,7 +458,7 @@ fn one_connection_beyond_its_share_waits_for_itself_alone() {
     assert!(Served::held(&conn) > 1);
     let before = scene.responder.shares.held_back();
     assert_eq!(before, conn.served.held_back.len());
-    scene.responder.connection_lost(&mut conn);
+    scene.responder.connection_lost(&mut scene.cx, &mut conn);
     assert_eq!((scene.responder.shares.held_back(), conn.served.held_back.len()), (0, 0));
 }
 
@@ -437,6 +487,6 @@ fn replies_beyond_what_a_connection_may_write_wait_for_themselves_alone() {
     conn.sends.send_completed(1);
     scene.responder.resume(&mut scene.cx, &mut conn);
     assert!(!conn.served.is_gated() && other.served.is_gated());
-    scene.responder.connection_lost(&mut other);
+    scene.responder.connection_lost(&mut scene.cx, &mut other);
     assert_eq!((scene.responder.unwritten, other.served.is_gated()), (0, false));
 }

@@ -17,7 +17,6 @@ use crate::wire::ErrorBody;
 pub(crate) struct WorkKey {
     qp: QpId,
     id: InboundId,
-    bulk: bool,
     /// The end of its connection is told when no worker has any of its calls.
     #[expect(dead_code, reason = "held for its end")]
     owed_end: Option<OwedEnd>,
@@ -26,12 +25,7 @@ pub(crate) struct WorkKey {
 impl WorkKey {
     /// Of this call of this connection.
     pub(super) fn of(conn: &Conn, call: &OwnedCall) -> Self {
-        Self { qp: conn.qp(), id: call.id, bulk: call.holds_bulk(), owed_end: conn.owed_end().cloned() }
-    }
-
-    /// It holds bulk memory.
-    pub(super) fn holds_bulk(&self) -> bool {
-        self.bulk
+        Self { qp: conn.qp(), id: call.id, owed_end: conn.owed_end().cloned() }
     }
 }
 
@@ -101,7 +95,7 @@ impl Responder {
     }
 
     fn worked_off<F: Fabric>(&mut self, cx: &mut Context<F>, key: &WorkKey, result: Result<Box<OwnedCall>, JobError>) {
-        self.away.came_back(key.bulk);
+        self.away.came_back();
         let &WorkKey { qp, id, .. } = key;
         let Some(conn) = cx.conns.take(qp) else {
             // The connection ended meanwhile; so did the call.
