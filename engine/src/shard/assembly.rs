@@ -1,5 +1,5 @@
-//! What has come of continued messages. They have at most half of the long buffers of each size: for one more the oldest
-//! of them makes room.
+//! What has come of continued messages. They have at most half of the long buffers of each size, and none of the last
+//! eighth: for one more the oldest of them makes room.
 //!
 //! Who has such a buffer is written down where it is taken and where it goes: whatever peers send,
 //! connections are not counted for it.
@@ -13,6 +13,7 @@ use rpcrdma_mempool::Buf;
 
 use super::conn::Conn;
 use super::context::Context;
+use super::host::is_short_for_hosts;
 use crate::fabric::{Fabric, QpId};
 use crate::wire::View;
 
@@ -46,7 +47,7 @@ impl Assemblies {
     fn may_have(&self, size: usize, (free, count): (usize, usize)) -> bool {
         // No more can be in use for that than are in use at all.
         let held = || self.long.borrow().values().filter(|(_, capacity)| *capacity >= size).count();
-        free * 2 > count || held() < count / 2
+        free * 2 > count || (held() < count / 2 && !is_short_for_hosts(free, count))
     }
 
     /// Whoever has had a buffer of at least so many bytes since before the message of this age began, for longest.
@@ -214,7 +215,8 @@ mod tests {
         assert_eq!(all.oldest(64, last), Some(qp(7)));
         assert_eq!(all.oldest(65, last + 1), Some(qp(3)), "the only one that has so much");
         assert_eq!(all.oldest(64, 1), None, "nobody makes room for an older one");
-        assert!(!all.may_have(64, (0, 6)) && all.may_have(64, (0, 8)), "three have long buffers: half of six");
+        assert!(!all.may_have(64, (0, 6)) && all.may_have(64, (2, 8)), "three have long buffers: half of six");
+        assert!(!all.may_have(64, (1, 8)), "the last eighth is for others");
         assert!(all.may_have(128, (0, 4)) && !all.may_have(128, (0, 2)), "one has a longer one");
         assert!(all.may_have(64, (4, 6)), "most are free");
         // It gets a longer one.

@@ -1,6 +1,10 @@
-//! Which addresses are those of one host, where peers have a share of something each.
+//! Which addresses are those of one host, where peers have a share of something each; and when memory is so short that
+//! hosts have one.
 
 use std::net::{IpAddr, Ipv6Addr};
+
+/// Of the last such part of the buffers that would do, where there are as many at least, a host gets its share alone.
+const LAST: usize = 8;
 
 /// What counts as one host: who has an IPv6 address has all those of its network of 64 bits.
 pub(super) fn network(address: IpAddr) -> IpAddr {
@@ -8,6 +12,11 @@ pub(super) fn network(address: IpAddr) -> IpAddr {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
         v4 => v4,
     }
+}
+
+/// Whether the last part for hosts is begun of so many buffers, of which so many are free.
+pub(super) fn is_short_for_hosts(free: usize, count: usize) -> bool {
+    count >= LAST && free * LAST <= count
 }
 
 #[cfg(test)]
@@ -21,5 +30,11 @@ mod tests {
         assert_ne!(of("2001:db8::"), of("2001:db8:0:1::"));
         assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
         assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+    }
+
+    #[test]
+    fn the_last_eighth_goes_round_among_hosts() {
+        assert!(!is_short_for_hosts(2, 8) && is_short_for_hosts(1, 8));
+        assert!(!is_short_for_hosts(0, 7), "there are too few to leave one");
     }
 }

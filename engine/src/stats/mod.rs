@@ -75,9 +75,10 @@ pub struct ShardStats {
     pub revoked_here: u64,
     /// Times that a full worker ring, or [`max_deferred`](crate::Config::max_deferred), held a call back.
     pub backpressure: u64,
-    /// Times that a pool had no buffer for what was to be done; it was done later, or refused.
+    /// Times that a pool had no buffer for a call of ours, or for one of a peer that may not wait. Calls of peers that
+    /// wait count in [`memory_waits`](Self::memory_waits).
     pub pool_empty: u64,
-    /// Times that calls of peers had to wait for memory: one may for its share, and then for a buffer.
+    /// Times that calls of peers had to wait for memory. One call may count twice: for its share, and then for a buffer.
     pub memory_waits: u64,
     /// Calls of peers that wait now: for memory, or for RDMA Reads of their connection.
     pub calls_waiting: u64,

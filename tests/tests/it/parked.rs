@@ -158,28 +158,114 @@ fn a_call_without_bulk_goes_past_those_that_wait_for_it() {
     let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small())).collect();
     clients.iter_mut().for_each(|client| assert!(echo(client, b"four").is_ok()));
     let waits = || world.server().stats()[0].memory_waits;
-    // Over TCP a client's device answers Reads when it is polled.
-    let settle = |clients: &mut [LocalClient], done: &dyn Fn() -> bool| {
-        settles(|| {
-            clients.iter_mut().for_each(|client| _ = client.poll(drop));
-            done()
-        })
-    };
     held_bulk(&mut clients[0], 0);
-    assert!(settle(&mut clients, &|| desk.len() == 1));
+    assert!(settle(&mut clients, || desk.len() == 1));
     start(&mut clients[1], HELD_LONG, 4, 0);
-    assert!(settle(&mut clients, &|| desk.len() == 2));
+    assert!(settle(&mut clients, || desk.len() == 2));
     let long = desk.take().expect("the last one");
     held_bulk(&mut clients[2], 0);
-    assert!(settle(&mut clients, &|| waits() > 0), "it waits for the bulk memory");
+    assert!(settle(&mut clients, || waits() > 0), "it waits for the bulk memory");
     let before = waits();
     start(&mut clients[3], HELD_LONG, 4, 0);
-    assert!(settle(&mut clients, &|| waits() > before), "it waits for the long buffer");
+    assert!(settle(&mut clients, || waits() > before), "it waits for the long buffer");
     long.answer(Ok(()));
-    assert!(settle(&mut clients, &|| desk.len() == 2), "it stands behind one that waits for other memory");
+    assert!(settle(&mut clients, || desk.len() == 2), "it stands behind one that waits for other memory");
     desk.answer_all();
-    assert!(settle(&mut clients, &|| desk.len() == 1), "bulk memory has come home");
+    assert!(settle(&mut clients, || desk.len() == 1), "bulk memory has come home");
     desk.answer_all();
+}
+
+/// Polls clients, whose devices answer Reads over TCP when they are polled, until it is so.
+fn settle(clients: &mut [LocalClient], mut done: impl FnMut() -> bool) -> bool {
+    settles(|| {
+        clients.iter_mut().for_each(|client| _ = client.poll(drop));
+        done()
+    })
+}
+
+/// A server with one buffer for bulk and one long one, and three clients; the last one's call with a chunk waits for
+/// longer than a second when `hold` has taken the former, and is answered then.
+fn waits_while_held(scheme: Scheme, max_deferred: u32, hold: impl Fn(&World, &Desk, &mut [LocalClient])) {
+    let (mut world, desk) = (World::new("waits-while-held"), Desk::default());
+    let mut services = services_with(4096, 64 << 10, false);
+    desk.add_to(&mut services);
+    let (bulk_buffers, long_buffers) = (vec![(64 << 10, 1)], vec![(32 << 10, 1)]);
+    let shard = Config { bulk_buffers, long_buffers, max_deferred, ..small() };
+    let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
+    let mut clients: Vec<_> = (0..3).map(|_| world.client(&address, Config { scheme, ..small() })).collect();
+    clients.iter_mut().for_each(|client| assert!(echo(client, b"four").is_ok()));
+    hold(&world, &desk, &mut clients);
+    store(&mut clients[2], 5);
+    let waiting = || world.server().stats()[0].calls_waiting;
+    assert!(settle(&mut clients, || waiting() == 1), "{scheme:?}");
+    let begun = std::time::Instant::now();
+    assert!(settle(&mut clients, || begun.elapsed() > Duration::from_millis(1200)));
+    assert_eq!(waiting(), 1, "{scheme:?}: it is refused, though what it needs is not kept");
+    let mut ended = None;
+    let answered = settles(|| {
+        desk.answer_all();
+        clients[..2].iter_mut().for_each(|client| _ = client.poll(drop));
+        clients[2].poll(|done| ended = Some(done.result.map(drop).map_err(CallError::from)));
+        ended.is_some()
+    });
+    assert!(answered && ended == Some(Ok(())), "{scheme:?}: {ended:?}");
+}
+
+#[test]
+fn replies_in_bulk_memory_of_held_calls_are_waited_for() {
+    for scheme in SCHEMES {
+        waits_while_held(scheme, 8, |_, desk, clients| {
+            for n in 0..2 {
+                start(&mut clients[n], HELD_LONG, 4, 0);
+                assert!(settle(clients, || desk.len() == n + 1));
+            }
+        });
+    }
+}
+
+/// It has its chunk, and waits until another one is answered.
+#[test]
+fn a_call_that_is_not_handed_over_yet_is_waited_for() {
+    for scheme in SCHEMES {
+        waits_while_held(scheme, 1, |world, desk, clients| {
+            start(&mut clients[0], HELD, 4, 0);
+            assert!(settle(clients, || desk.len() == 1));
+            held_bulk(&mut clients[0], 1);
+            assert!(settle(clients, || world.server().stats()[0].backpressure > 0));
+        });
+    }
+}
+
+/// A call that needs all bulk buffers waits while one is kept; others, which need one, go past.
+#[test]
+fn a_call_that_needs_many_buffers_does_not_stop_others() {
+    for scheme in SCHEMES {
+        let (mut world, desk) = (World::new("needs-many"), Desk::default());
+        let mut services = services_with(4096, 64 << 10, false);
+        desk.add_to(&mut services);
+        let shard = Config { bulk_buffers: vec![(64 << 10, 4)], long_buffers: vec![(32 << 10, 1)], ..small() };
+        let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
+        let mut clients: Vec<_> = (0..3).map(|_| world.client(&address, Config { scheme, ..small() })).collect();
+        clients.iter_mut().for_each(|client| assert!(echo(client, b"four").is_ok()));
+        held_bulk(&mut clients[0], 0);
+        assert!(settle(&mut clients, || desk.len() == 1));
+        let (mut call, first) = (clients[1].prepare_with_chunks(STORE, 4).unwrap(), clients[1].first());
+        call.args_mut().fill(0);
+        for n in 0..4 {
+            let memory = clients[1].alloc(first, 40_000).unwrap();
+            call.read_chunk(4 + 40_000 * n, memory).unwrap();
+        }
+        clients[1].start(first, call, 7);
+        clients[1].flush();
+        assert!(settle(&mut clients, || world.server().stats()[0].calls_waiting == 1));
+        for token in 0..3 {
+            store(&mut clients[2], token);
+            assert_eq!(ends(&mut clients[2], token), Some(Ok(())), "{scheme:?}: call {token}");
+        }
+        assert_eq!((desk.len(), world.server().stats()[0].calls_waiting), (1, 1));
+        desk.answer_all();
+        assert!(ends(&mut clients[1], 7).is_some(), "{scheme:?}: it gets them in the end");
+    }
 }
 
 /// Where there are as many short buffers as Receives, calls that are held leave memory to others, however many hold them.

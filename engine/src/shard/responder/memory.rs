@@ -48,10 +48,14 @@ impl Responder {
         }
         cx.stats.memory_waits += 1;
         let (now, size) = (cx.clock.read(), self.waits_for(cx, &call).size());
+        let first = self.waiters.is_empty();
         self.waiters.push(size, Waiting::new(call, now), now);
         cx.set_awaited(self.waiters.awaited(now));
         cx.request_completion(conn);
-        cx.request_completions();
+        // While some wait, others are asked at each look at the control plane.
+        if first {
+            cx.request_completions();
+        }
     }
 
     /// Whether a call is not to wait for memory: others could wait for what it holds, or nothing that comes home would

@@ -24,13 +24,11 @@ use crate::service::{OwnedCall, ResultMemory};
 use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
-use crate::shard::host::network;
+use crate::shard::host::{is_short_for_hosts, network};
 use crate::wire::Version;
 
 /// A pool is short for a connection when less than this part of its buffers is free.
 const LAST: usize = 4;
-/// The same for a host: no more than this part, of as many buffers at least.
-const LAST_OF_HOSTS: usize = 8;
 /// Calls that one may hold memory for while the pool is short: this part of what there is, or one.
 const PART: usize = 64;
 
@@ -90,11 +88,6 @@ fn share(count: usize) -> usize {
 #[inline(always)]
 fn is_short(free: usize, count: usize) -> bool {
     free * LAST < count
-}
-
-/// The same for hosts.
-fn is_short_for_hosts(free: usize, count: usize) -> bool {
-    count >= LAST_OF_HOSTS && free * LAST_OF_HOSTS <= count
 }
 
 /// Of `count` buffers that hold `len` bytes, those that are there to be shared: not the posted Receives.
@@ -312,11 +305,5 @@ mod tests {
         assert!(!is_short(25, 100) && is_short(24, 100));
         assert!(!is_short(0, 0), "there is none such");
         assert_eq!([1, 100, 640].map(share), [1, 1, 10], "a few, where there are many");
-    }
-
-    #[test]
-    fn the_last_eighth_goes_round_among_hosts() {
-        assert!(!is_short_for_hosts(2, 8) && is_short_for_hosts(1, 8));
-        assert!(!is_short_for_hosts(0, 7), "there are too few to leave one");
     }
 }
