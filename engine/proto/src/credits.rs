@@ -183,6 +183,17 @@ impl Credits {
         self.credit_limit.max(left) - room.min(self.credit_limit).max(left)
     }
 
+    /// Version 2: messages that the peer may be told of beyond those that were received, while its calls have `taken` of
+    /// so many `slots`. There are a few more while this side has `called`, for the replies. What was begun must end, even
+    /// where its calls have more than the credit limit, which may have shrunk. So there is one for a reply, and one for
+    /// the rest of a message that is `half` sent. A second one for a reply would be left over, and take one call more.
+    #[inline]
+    pub(super) fn room_beside(&self, taken: u32, slots: u32, called: bool, half: bool) -> u32 {
+        let for_replies = if called { FOR_REPLIES } else { 0 };
+        let least = u32::from((called || half) && taken < slots);
+        self.credit_limit.min((self.credit_limit + for_replies).saturating_sub(taken).max(least))
+    }
+
     /// Version 2: of the credits that there are, those that the peer has used, and has not been told that it may use
     /// again.
     pub fn used(&self) -> u32 {

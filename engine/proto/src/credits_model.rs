@@ -12,6 +12,8 @@ use super::*;
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
+    /// Of a call, and not its last.
+    Part,
     Call,
     Reply,
     Grant,
@@ -32,6 +34,10 @@ struct End {
     /// Calls that it has yet to make, and those that are not answered.
     to_call: u32,
     waits: u32,
+    /// Messages of the call that it has begun.
+    rest: u32,
+    /// It has got some of a call's messages.
+    half: bool,
     /// Messages of replies that it owes, and calls that it never answers.
     owed: u32,
     parked: u32,
@@ -54,6 +60,8 @@ struct World {
 
 struct Model {
     replies: u32,
+    /// Messages that a call is.
+    parts: u32,
     /// Version 1: replies and their calls pay together, and nothing is granted by itself.
     v1: bool,
     /// This end changes its credit limit once, at any time, to that.
@@ -72,14 +80,30 @@ impl World {
             };
             credits.start_at(mine, theirs);
             let (posted, arriving) = (credits.reserve(), VecDeque::new());
-            End { posted, credits, arriving, to_call, waits: 0, owed: 0, parked: 0, resized: false, heard: None }
+            End {
+                posted,
+                credits,
+                arriving,
+                to_call,
+                waits: 0,
+                rest: 0,
+                half: false,
+                owed: 0,
+                parked: 0,
+                resized: false,
+                heard: None,
+            }
         };
         let ends = [end(calls, false, counter, !counter), end(0, true, !counter, counter)];
         Self { ends, buffers: None, blunt: None }
     }
 
+    /// Calls that have not begun may wait while as many as the credit limit allows are held.
     fn has_to_send(&self) -> bool {
-        self.ends.iter().any(|end| end.to_call + end.owed > 0)
+        let full = |end: &End| end.parked >= end.credits.credit_limit();
+        let [caller, server] = &self.ends;
+        let calls = server.to_call + if full(server) { 0 } else { caller.to_call };
+        calls > 0 || self.ends.iter().any(|end| end.rest + end.owed > 0)
     }
 
     fn send(&mut self, from: usize, kind: Kind, counted: bool, room: Option<u32>) {
@@ -87,7 +111,7 @@ impl World {
         let (mut short, refilled) = (credits.clone(), room);
         let mut words = match kind {
             Kind::Grant => credits.on_send_grant(room),
-            Kind::Call | Kind::Reply => credits.on_send(counted, room),
+            Kind::Part | Kind::Call | Kind::Reply => credits.on_send(counted, room),
         };
         if let (Scheme::V2Windowed, Some(room), true) = (credits.scheme(), refilled, kind != Kind::Grant) {
             let (credit, received) = short.on_send_windowed(room);
@@ -123,7 +147,7 @@ impl World {
 
 impl Model {
     const fn new(replies: u32) -> Self {
-        Self { replies, v1: false, resize: None, nested: false }
+        Self { replies, parts: 1, v1: false, resize: None, nested: false }
     }
 
     /// Calls that an end has not answered.
@@ -133,9 +157,7 @@ impl Model {
 
     /// As the connection has it.
     fn room(&self, end: &End) -> u32 {
-        let limit = end.credits.credit_limit();
-        let most = limit + if end.waits > 0 { FOR_REPLIES } else { 0 };
-        limit.min(most.saturating_sub(self.served(end)))
+        end.credits.room_beside(self.served(end), SLOTS, end.waits > 0, end.half)
     }
 
     /// Whether the Receives suffice when one call fewer is served, or the first of its own is made.
@@ -166,7 +188,10 @@ impl Model {
             let free = self.v1 && at == 1;
             let ok = self.receives_ok(end);
             let may_reply = !self.nested || at == 0 || (end.to_call == 0 && end.waits == 0);
-            if end.owed > 0 && may_reply && end.credits.may_send(!free, ok) {
+            if end.rest > 0 && end.credits.may_send(true, ok) {
+                next.push(self.call(world, at, end.rest - 1));
+            }
+            if end.rest == 0 && end.owed > 0 && may_reply && end.credits.may_send(!free, ok) {
                 let mut after = world.clone();
                 after.ends[at].owed -= 1;
                 let room = ok.then(|| self.room(&after.ends[at]));
@@ -174,13 +199,11 @@ impl Model {
                 next.push(after);
             }
             let kept = self.v1 || end.owed == 0 || end.credits.available() > FOR_REPLIES;
-            if end.to_call > 0 && kept && end.credits.may_send(true, ok) {
+            if end.rest == 0 && end.to_call > 0 && kept && end.credits.may_send(true, ok) {
                 let mut after = world.clone();
                 after.ends[at].to_call -= 1;
                 after.ends[at].waits += u32::from(self.replies > 0);
-                let room = ok.then(|| self.room(&after.ends[at]));
-                after.send(at, Kind::Call, true, room);
-                next.push(after);
+                next.push(self.call(&after, at, self.parts - 1));
             }
             if end.credits.wants_grant(ok.then(|| self.room(end))) {
                 let mut after = world.clone();
@@ -208,6 +231,15 @@ impl Model {
         next
     }
 
+    /// A message of a call goes out, and so many are still to follow.
+    fn call(&self, world: &World, at: usize, rest: u32) -> World {
+        let mut after = world.clone();
+        after.ends[at].rest = rest;
+        let room = self.receives_ok(&world.ends[at]).then(|| self.room(&after.ends[at]));
+        after.send(at, if rest == 0 { Kind::Call } else { Kind::Part }, true, room);
+        after
+    }
+
     fn receive(&self, me: &mut End, at: usize, message: &Message, blunt: bool) {
         me.arriving.pop_front();
         me.posted -= 1;
@@ -226,7 +258,9 @@ impl Model {
             assert_eq!(without_exit, me.credits, "the early exit comes to the same");
         }
         match message.kind {
+            Kind::Part => me.half = true,
             Kind::Call => {
+                me.half = false;
                 me.owed += self.replies;
                 me.to_call += u32::from(self.nested && at == 1);
             }
@@ -273,6 +307,9 @@ impl Model {
         seen.len()
     }
 }
+
+/// More calls than are made here may be under way.
+const SLOTS: u32 = 64;
 
 /// Counters that wrap in the middle of the run.
 const NEAR_WRAP: u32 = u32::MAX - 2;
@@ -347,6 +384,33 @@ fn no_interleaving_stalls_while_a_single_credit_goes_round() {
         }
     }
     assert!(worlds > 1_000, "only {worlds} worlds were visited");
+}
+
+/// More calls than the credit limit, which shrinks at any time, are never answered. Calls of either end, in parts or not,
+/// that have begun are answered, also where there are no more buffers than it takes.
+#[test]
+fn no_interleaving_stalls_when_the_credit_limit_shrinks_below_the_calls_that_are_held() {
+    const HELD: u32 = 2 * MIN_CREDITS - 1;
+    let mut worlds = 0;
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let shrinks = |parts| Model { parts, resize: Some((1, MIN_CREDITS)), ..Model::new(1) };
+        let start = |calls, calls_back, buffers| {
+            let mut start = World::new(scheme, 2 * MIN_CREDITS, true, calls, NEAR_WRAP);
+            (start.ends[1].to_call, start.ends[1].parked, start.buffers) = (calls_back, HELD, buffers);
+            start
+        };
+        for buffers in [None, Some(HELD + MIN_CREDITS + 1)] {
+            for (parts, calls, calls_back) in [(1, 1, 3), (1, 3, 1), (2, 1, 1), (3, 1, 0), (3, 1, 1)] {
+                worlds += shrinks(parts).explore(start(calls, calls_back, buffers));
+            }
+            // There are too many ways with more of them.
+            for seed in 0..1_500 {
+                let [parts, calls, calls_back] = [(1, 3), (1, 7), (0, 9)].map(|(least, n)| least + (seed % n) as u32);
+                shrinks(parts).walk(start(calls, calls_back, buffers), seed);
+            }
+        }
+    }
+    assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }
 
 /// The calls that a server has not answered leave it fewer Receives than it has promised.

@@ -89,15 +89,14 @@ impl Connection {
     /// way there are a few more, for the replies.
     #[inline(always)]
     pub(super) fn room(&self) -> u32 {
-        let limit = self.credits.credit_limit();
         let taken = self.inbound.len() + self.outbox.errors();
-        if taken == 0 { limit } else { self.room_beside(limit, taken) }
+        if taken == 0 { self.credits.credit_limit() } else { self.room_beside(taken) }
     }
 
     #[inline]
-    fn room_beside(&self, limit: u32, taken: usize) -> u32 {
-        let for_replies = if self.calls.is_empty() { 0 } else { FOR_REPLIES };
-        limit.min((limit + for_replies).saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX)))
+    fn room_beside(&self, taken: usize) -> u32 {
+        let [taken, slots] = [taken, self.inbound.capacity()].map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+        self.credits.room_beside(taken, slots, !self.calls.is_empty(), self.sequences.open().is_some())
     }
 
     /// The same where Receives are in reserve; `None` where they are not.

@@ -110,6 +110,43 @@ fn a_single_credit_goes_round() {
     }
 }
 
+/// A client has more calls held than its credit limit allows since others came. A call in parts that takes its last
+/// credit comes whole, and a call of the server is answered.
+#[test]
+fn a_credit_limit_that_shrinks_below_the_held_calls_stops_no_message() {
+    const CREDITS: u32 = 12;
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        let (mut world, desk) = (World::new("shrunk"), Desk::default());
+        let (mut services, told) = telling_services();
+        desk.add_to(&mut services);
+        let shard = Config { credits: CREDITS, max_credits: CREDITS, receives: 256, ..small() };
+        let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
+        let client = Config { scheme, ..small() };
+        let mut forward = Client::connect(&address, serving_client(client.clone())).unwrap();
+        forward.call(ClientCall::new(HELLO)).unwrap();
+        let mut reverse = world.server().call_back(told.recv().unwrap(), small_client(small())).unwrap();
+        let held: Vec<_> = (1..CREDITS)
+            .map(|_| forward.start(ClientCall::new(HELD)).map_err(CallError::from).expect("it takes so many"))
+            .collect();
+        assert!(settles(|| desk.len() == held.len()), "{scheme:?}: {} are held", desk.len());
+        let mut others = Vec::new();
+        let shrunk = settles(|| {
+            others.extend(LocalClient::connect(&address, small_client(client.clone())));
+            std::thread::sleep(Duration::from_millis(10));
+            let peers = world.server().stats_with_connections(64)[0].peers.clone();
+            peers.iter().all(|peer| peer.credits_granted + 2 < CREDITS.into())
+        });
+        assert!(shrunk, "{scheme:?}: beside {} others", others.len());
+        forward.call(ClientCall::new(SINK).args([1; 7000])).expect("all parts of it come");
+        reverse.call(ClientCall::new(ECHO).args(7u32.to_be_bytes())).expect("it is answered");
+        desk.answer_all();
+        for mut reply in held {
+            reply.wait().expect("it was answered");
+        }
+        assert_eq!(world.server().stats()[0].fabric.receiver_not_ready, 0, "{scheme:?}");
+    }
+}
+
 /// Each call of the client is answered when the client has answered one of the server's: with more of them than credits.
 #[test]
 fn calls_that_wait_for_calls_the_other_way_are_answered() {
