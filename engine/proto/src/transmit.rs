@@ -50,8 +50,8 @@ impl Connection {
         (silent && due).then_some(Outgoing::Grant)
     }
 
-    /// Replies that have had to wait so far, and those of them that wait no more. The former are more while some wait,
-    /// and the peer has granted nothing that they could go out with. The numbers wrap.
+    /// Replies, and rests of messages in parts, that have had to wait so far, and those of them that wait no more. The
+    /// former are more while some wait, and the peer has granted nothing that they could go out with. The numbers wrap.
     pub fn ungranted(&self) -> (u32, u32) {
         let lacks = self.session.version() == Version::V2 && self.credits.available() == 0;
         let waiting = if lacks { self.outbox.len() as u32 } else { 0 };

@@ -108,8 +108,8 @@ pub enum Stall {
     /// To answer RDMA Reads.
     #[error("the peer does not answer RDMA Reads")]
     Reads,
-    /// Credits for the replies that it has asked for.
-    #[error("the peer grants no credit for its replies")]
+    /// Credits for the replies that it has asked for, or for the rest of a message that it has got in part.
+    #[error("the peer grants no credit for its replies, or for the rest of a message")]
     Grant,
     /// The rest of a message.
     #[error("the peer does not end a message that it has begun")]
@@ -139,7 +139,7 @@ mod tests {
         let fault = PeerFault::VersionChanged(1);
         assert_eq!(CloseReason::from(fault).to_string(), fault.to_string());
         let stalled = CloseReason::from(LocalClose::ProgressTimeout(Stall::Grant));
-        let text = "the peer grants no credit for its replies (Config::progress_timeout, Config::least_rate)";
-        assert_eq!(stalled.to_string(), text);
+        let text = "the peer grants no credit for its replies, or for the rest of a message";
+        assert_eq!(stalled.to_string(), format!("{text} (Config::progress_timeout, Config::least_rate)"));
     }
 }
