@@ -122,7 +122,8 @@ pub struct Config {
     pub silent_after: Duration,
     /// How long a peer may owe something for which this side holds memory: to take what it is sent, to answer RDMA
     /// Reads, to grant a credit for replies that wait, to end a message that it has begun. Then its connection ends.
-    /// Time in which it moves at least [`least_rate`](Self::least_rate) does not count. A verbs device does not tell
+    /// Time in which it moves at least [`least_rate`](Self::least_rate) does not count, where a reply that is granted
+    /// counts as [`receive_size`](Self::receive_size) bytes. A verbs device does not tell
     /// what moves: there the time that all of it takes at that rate is added. Looked at every eighth of it;
     /// `Duration::MAX` for never. Default 10 s.
     pub progress_timeout: Duration,

@@ -6,6 +6,10 @@
 //! bytes take that stood before what is owed: whoever sends something else instead does not get on for ever. Where the
 //! device does not tell what has moved, those bytes are paid for in advance.
 //!
+//! A reply that was granted pays as much as a whole Receive. Short replies would pay next to nothing, and a peer with few
+//! credits that grants all the time, but slowly, would be ended. Those that stand before the last one are bounded, and so
+//! is what they pay.
+//!
 //! Nothing on the path of messages reads a clock for it. The connections are looked at now and then, and what has not
 //! moved since is timed.
 
@@ -54,6 +58,10 @@ pub(super) struct Passed {
     queued: u64,
     /// The same of replies that are yet to be sent.
     waiting: u64,
+    /// The same of a whole Receive.
+    receive: u64,
+    /// The same of the replies that were granted, each as a whole Receive.
+    granted: u64,
 }
 
 /// How long one thing has been waited for.
@@ -72,7 +80,7 @@ impl Stopwatch {
             *self = Self { of, nanos: 0, payable: passed.queued };
             return 0;
         }
-        self.nanos = self.nanos.saturating_add(passed.nanos);
+        self.nanos = self.nanos.saturating_add(passed.nanos).saturating_sub(passed.granted);
         let Some(moved) = passed.moved else { return self.nanos.saturating_sub(self.payable) };
         // Bytes of the other direction may move meanwhile. What is not needed of theirs is not taken from what is to
         // pay for the rest.
@@ -115,18 +123,20 @@ pub(super) struct Progress {
     message: Stopwatch,
     /// Bytes that had moved.
     moved: u64,
+    /// Replies that had been granted.
+    granted: u32,
     /// Bytes of the RDMA Writes before the Send that must leave next.
     written: u64,
 }
 
 impl Progress {
     /// Looks again, `nanos` nanoseconds later. `unseen`: bytes that may have to move before what is owed, of which the
-    /// device does not tell. `waiting`: bytes of replies that wait to be sent.
+    /// device does not tell. `waiting`: bytes of replies that wait to be sent. `receive`: bytes of a whole Receive.
     pub(super) fn pass(
         &mut self,
         nanos: u64,
         flow: Option<Flow>,
-        (unseen, waiting): (u64, u64),
+        (unseen, waiting, receive): (u64, u64, u64),
         least_rate: u64,
     ) -> Passed {
         let time = |bytes: u64| {
@@ -137,7 +147,7 @@ impl Progress {
         let queued = flow.map_or(0, |flow| flow.queued.saturating_add(flow.queued / 8));
         let moved = flow.map(|flow| flow.moved.saturating_sub(std::mem::replace(&mut self.moved, flow.moved)));
         let queued = time(queued.saturating_add(unseen));
-        Passed { nanos, moved: moved.map(time), queued, waiting: time(waiting) }
+        Passed { nanos, moved: moved.map(time), queued, waiting: time(waiting), receive: time(receive), granted: 0 }
     }
 
     /// The longest that anything has been owed, and what that is.
@@ -145,8 +155,11 @@ impl Progress {
         if self.sends.is_done(owed.left) {
             self.written = owed.written;
         }
-        // The last of the replies stands behind the bytes of the others.
-        let behind = Passed { queued: passed.queued.saturating_add(passed.waiting), ..*passed };
+        // The last of the replies stands behind the bytes of the others, and behind their grants.
+        // What has gone in part may have been taken back.
+        let newly = owed.granted.wrapping_sub(std::mem::replace(&mut self.granted, owed.granted)).cast_signed();
+        let granted = passed.receive.saturating_mul(newly.max(0) as u64);
+        let behind = Passed { queued: passed.queued.saturating_add(passed.waiting), granted, ..*passed };
         let waits = [
             (self.sends.waited(owed.sends, owed.left, passed), Stall::Sends),
             (self.reads.waited(owed.fetches, owed.fetched, passed), Stall::Reads),
@@ -230,7 +243,8 @@ impl Watch {
         let flow = cx.fabric.flow(conn.qp());
         let owed = conn.owed(in_device);
         let unseen = unseen(&cx.config, conn, &owed, flow.is_some());
-        let passed = conn.progress.pass(elapsed, flow, (unseen, owed.waiting), cx.config.least_rate);
+        let bytes = (unseen, owed.waiting, cx.config.receive_size as u64);
+        let passed = conn.progress.pass(elapsed, flow, bytes, cx.config.least_rate);
         let (waited, why) = conn.progress.look(owed, &passed);
         self.owed |= conn.progress.is_owed();
         if waited < timeout.max(1) || conn.is_over() {
@@ -264,15 +278,15 @@ mod tests {
         Owed { sends, left, ..Owed::default() }
     }
 
-    /// A look on a device that tells nothing.
+    /// A look on a device that tells nothing. A Receive has 3 bytes.
     fn look(progress: &mut Progress, owed: Owed, nanos: u64) -> (u64, Stall) {
-        let passed = progress.pass(nanos, None, (0, 0), RATE);
+        let passed = progress.pass(nanos, None, (0, 0, 3), RATE);
         progress.look(owed, &passed)
     }
 
     /// The same where so many bytes have moved, and others are to move.
     fn look_at(progress: &mut Progress, owed: Owed, nanos: u64, moved: u64, queued: u64) -> u64 {
-        let passed = progress.pass(nanos, Some(Flow { moved, queued }), (0, 0), RATE);
+        let passed = progress.pass(nanos, Some(Flow { moved, queued }), (0, 0, 0), RATE);
         progress.look(owed, &passed).0
     }
 
@@ -318,18 +332,31 @@ mod tests {
         let mut progress = Progress::default();
         let replies = |replies, granted| Owed { replies, granted, ..Owed::default() };
         look(&mut progress, replies(40, 0), 1);
-        assert_eq!(look(&mut progress, replies(41, 1), 5), (5, Stall::Grant), "another one waits");
-        assert_eq!(look(&mut progress, replies(42, 2), 5), (10, Stall::Grant));
+        assert_eq!(look(&mut progress, replies(41, 1), 5), (2, Stall::Grant), "another one waits");
+        assert_eq!(look(&mut progress, replies(42, 2), 5), (4, Stall::Grant), "it is slower than the least rate");
+        assert_eq!(look(&mut progress, replies(42, 2), 5), (9, Stall::Grant));
         assert_eq!(look(&mut progress, replies(50, 40), 5).0, 0, "all of those that were there have gone");
         assert_eq!(look(&mut progress, replies(50, 50), 5).0, 0);
         assert!(!progress.is_owed());
     }
 
     #[test]
+    fn a_peer_that_grants_at_the_least_rate_is_never_late() {
+        let mut progress = Progress { granted: u32::MAX - 9, ..Progress::default() };
+        let waits = |granted: u32| Owed { replies: 30, granted: granted.wrapping_sub(10), ..Owed::default() };
+        look(&mut progress, waits(0), 1);
+        // Two Receives in the time of two, and nothing is kept of what more pays.
+        let late: Vec<_> = (1..=15).map(|n| look(&mut progress, waits(2 * n), 6).0).collect();
+        assert_eq!(late, [0; 15]);
+        assert_eq!(look(&mut progress, waits(39), 6).0, 0, "nine at once");
+        assert_eq!(look(&mut progress, waits(38), 6).0, 6, "the rest of one waits again");
+    }
+
+    #[test]
     fn replies_that_stand_before_the_last_are_paid_for() {
         let (mut progress, owed) = (Progress::default(), Owed { replies: 40, ..Owed::default() });
         let mut look_at = |owed, moved| {
-            let passed = progress.pass(100, Some(Flow { moved, queued: 0 }), (0, 150), RATE);
+            let passed = progress.pass(100, Some(Flow { moved, queued: 0 }), (0, 150, 0), RATE);
             progress.look(owed, &passed).0
         };
         look_at(owed, 0);
@@ -374,7 +401,7 @@ mod tests {
     #[test]
     fn a_device_that_tells_nothing_is_given_the_time_in_advance() {
         let (mut progress, owed) = (Progress::default(), Owed { fetches: 1, ..Owed::default() });
-        let passed = progress.pass(1, None, (300, 0), RATE);
+        let passed = progress.pass(1, None, (300, 0, 0), RATE);
         progress.look(owed, &passed);
         assert_eq!([250, 50, 20].map(|nanos| look(&mut progress, owed, nanos).0), [0, 0, 20]);
     }
