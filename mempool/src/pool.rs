@@ -64,15 +64,8 @@ impl Pool {
     /// bytes are those of its last use. `None` when all are out.
     #[inline]
     pub fn alloc(&self, len: usize) -> Option<Buf> {
-        self.alloc_within(len, usize::MAX)
-    }
-
-    /// The same from classes of at most `longest` bytes: what is longer is left for those who need it.
-    #[inline(always)]
-    pub fn alloc_within(&self, len: usize, longest: usize) -> Option<Buf> {
         for list in self.core().classes() {
             if len <= list.size()
-                && list.size() <= longest
                 && let Some(meta) = list.pop()
             {
                 // SAFETY: the buffer came from the free list, so nobody else has it, and `len` is within its
@@ -82,6 +75,28 @@ impl Pool {
         }
         self.refuse(len);
         None
+    }
+
+    /// The same from classes of at most `longest` bytes: what is longer is left for those who need it.
+    #[inline]
+    pub fn alloc_within(&self, len: usize, longest: usize) -> Option<Buf> {
+        let list = self.core().classes().iter().find(|list| list.size() >= len);
+        match list.filter(|list| list.free() > 0 && list.size() <= longest).and_then(|list| list.pop()) {
+            // SAFETY: as in `alloc`.
+            Some(meta) => Some(unsafe { Buf::new(meta, len as u32) }),
+            None => self.alloc_larger(len, longest),
+        }
+    }
+
+    #[cold]
+    fn alloc_larger(&self, len: usize, longest: usize) -> Option<Buf> {
+        let mut classes = self.core().classes().iter().filter(|list| (len..=longest).contains(&list.size()));
+        // SAFETY: as in `alloc`.
+        let buf = classes.find_map(|list| list.pop()).map(|meta| unsafe { Buf::new(meta, len as u32) });
+        if buf.is_none() {
+            self.refuse(len);
+        }
+        buf
     }
 
     /// Takes one buffer after the other, as [`alloc`](Self::alloc) does, until all are out: for many of a length,

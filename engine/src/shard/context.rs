@@ -307,7 +307,7 @@ impl<F: Fabric> Context<F> {
 
     /// The longest buffer that a reply of `len` bytes may have: one that fits a message leaves the longer ones to bulk,
     /// or those who keep many calls unanswered would hold all of them.
-    #[inline]
+    #[inline(always)]
     pub(super) fn longest_for_reply(&self, len: usize) -> usize {
         self.config.longest_for_reply(len).min(self.longest_for(len))
     }

@@ -20,7 +20,7 @@ use super::memory::release;
 use super::replies::reply_room;
 use super::{Responder, Served};
 use crate::fabric::{Fabric, QpId};
-use crate::service::{OwnedCall, ResultMemory};
+use crate::service::{MAX_CHUNKS, OwnedCall, ResultMemory};
 use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
@@ -75,7 +75,15 @@ struct Request {
 
 impl Request {
     fn bulk(len: usize, count: usize) -> Self {
-        Self { len, longest: usize::MAX, count: count.max(1), refused: false }
+        Self { len, longest: usize::MAX, count, refused: false }
+    }
+
+    /// Of the smallest that would do there are so many that nobody is beyond a share.
+    #[inline(always)]
+    fn meets_plenty<F: Fabric>(&self, cx: &Context<F>) -> bool {
+        let (first, fitting) = cx.pool.first_room(self.len);
+        // Those beside one are as good as taken.
+        !is_short(first.saturating_sub(self.count - 1), shared(cx, self.len, fitting))
     }
 }
 
@@ -125,15 +133,12 @@ impl Shares {
     #[inline(never)]
     fn is_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, request: Request) -> bool {
         let Request { len, longest, count: needed, refused } = request;
-        let (first, fitting) = cx.pool.first_room(len);
-        // Those beside one are as good as taken.
-        let left = |free: usize| free.saturating_sub(needed - 1);
         // Larger ones need not be counted where the smallest that would do are enough.
-        if !is_short(left(first), shared(cx, len, fitting)) {
+        if request.meets_plenty(cx) {
             return false;
         }
         let (free, count) = cx.pool.room_within(len, longest);
-        let (free, count) = (left(free), shared(cx, len, count));
+        let (free, count) = (free.saturating_sub(needed - 1), shared(cx, len, count));
         // Who may not wait would be refused, though there is some: for him the last eighth is kept.
         if !is_short(free, count) || (refused && !is_short_for_hosts(free, count)) {
             return false;
@@ -212,16 +217,27 @@ impl Responder {
         let pool = entry.result_memory == ResultMemory::Pool;
         let results = call.results.iter().filter(|_| pool).map(|result| result.capacity as usize).max();
         let request = match bulk.max(results.map(|len| len.min(entry.binding.results.max_len))) {
-            Some(len) if len > 0 => {
-                Request::bulk(cx.chunk_room(len), call.chunks_to_fetch().count() + call.results.len())
-            }
+            Some(len) if len > 0 => Request::bulk(cx.chunk_room(len), 2 * MAX_CHUNKS),
             _ => {
                 let (_, len) = reply_room(call, entry);
                 Request { longest: cx.longest_for_reply(len), ..Request::bulk(len, 1) }
             }
         };
-        let request = Request { refused: Self::holds_what_others_wait_for(call), ..request };
-        self.shares.is_beyond(cx, conn, request)
+        // There are almost always so many that nothing more need be known.
+        !request.meets_plenty(cx) && self.exceeds_share_of(cx, conn, call, request)
+    }
+
+    #[inline(never)]
+    fn exceeds_share_of<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: &OwnedCall,
+        request: Request,
+    ) -> bool {
+        let count = (call.chunks_to_fetch().count() + call.results.len()).max(1);
+        let refused = Self::holds_what_others_wait_for(call);
+        self.shares.is_beyond(cx, conn, Request { count, refused, ..request })
     }
 
     /// A call is held back until its connection is within its share.
