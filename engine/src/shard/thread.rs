@@ -156,12 +156,14 @@ impl<F: Fabric> Shard<F> {
     fn turn_until_stopped(&mut self) {
         let mut idle = Idle::new(self.cx.config.idle).yield_every(YIELD_EVERY);
         while !self.outside.is_stopped() {
-            if self.poll_once() {
+            let busy = self.poll_once();
+            // Before it sleeps: with its last connection a drain is through.
+            self.notice();
+            if busy {
                 idle.reset();
-            } else {
+            } else if !self.outside.is_stopped() {
                 idle.pass(|| self.sleep(LONGEST_SLEEP));
             }
-            self.notice();
         }
         self.abort();
     }
@@ -180,7 +182,10 @@ impl<F: Fabric> Shard<F> {
     pub(crate) fn arm(&mut self, longest: Duration) -> Option<Duration> {
         self.outside.sleeper().arm();
         self.cx.fabric.arm();
-        if self.poll_once() {
+        let told = self.life.notices().len();
+        // Of what that turn does for the control plane it says nothing: an end may be the last of a drain, and a
+        // connection with something to say has no other turn.
+        if self.poll_once() || self.life.notices().len() != told || !self.cx.ready.is_empty() {
             return None;
         }
         // Memory that other threads let go wakes nobody.
@@ -240,5 +245,28 @@ impl<F: Fabric> Shard<F> {
             self.cx.clock.read();
         }
         self.cx.schedule.woken(control, next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::handoff::idle::IdlePolicy;
+    use crate::shard::close_reason::LocalClose;
+    use crate::shard::testing::{NoDevice, open_conn, small};
+
+    #[test]
+    fn a_shard_that_has_drained_stops_and_does_not_sleep_first() {
+        let config = Config { idle: IdlePolicy::Event, ..small() };
+        let mut shard = Shard::open(NoDevice::default(), config, None).expect("memory");
+        let conn = open_conn(0, true);
+        let qp = conn.qp();
+        shard.cx.conns.insert(conn);
+        shard.life.drain();
+        // It ends with the first look at the control plane.
+        shard.life.disconnected(qp, LocalClose::Requested.into());
+        shard.turn_until_stopped();
+        assert_eq!((shard.cx.stats.polls, shard.cx.stats.sleeps), (1, 0));
     }
 }

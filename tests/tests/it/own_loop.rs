@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use rpcrdma::client::Connection;
 use rpcrdma::server::{LocalServer, ServerConfig, ServerError, WorkerConfig};
 use rpcrdma::service::{Application, DeferredCall, Local, ShardTask};
 use rpcrdma::{CallError, Config, IdlePolicy, LocalClient, Procedure, Refusal, Server, Services};
@@ -250,6 +251,35 @@ fn a_server_is_polled_in_a_loop_of_its_caller() {
         }));
         drop(server);
     }
+}
+
+/// A server with a client that have said hello, in one loop.
+fn drained_by_hand(world: &World) -> (LocalServer, LocalClient, Connection) {
+    let (mut server, address) = local_server(world, IdlePolicy::Event, &Queue::default());
+    let config = small_client(small());
+    let mut client = LocalClient::open(address.open(&config.shard).expect("a device"), config).expect("memory");
+    let connection = client.begin_connect(&address).expect("a way");
+    assert!(settles(|| {
+        server.poll();
+        client.poll(|_| {});
+        client.is_open(connection)
+    }));
+    (server, client, connection)
+}
+
+/// The last connection may end in the very turn before a sleep, which nobody would end.
+#[test]
+fn who_has_drained_is_not_about_to_sleep() {
+    let world = World::new("drained-awake");
+    let (mut server, mut client, _) = drained_by_hand(&world);
+    server.begin_drain();
+    assert!(settles(|| {
+        client.poll(|_| {});
+        let slept = server.arm(Duration::from_secs(3600));
+        server.disarm();
+        assert!(!server.is_drained() || slept.is_none(), "it would sleep for {slept:?}");
+        server.is_drained()
+    }));
 }
 
 /// Waits for one of these descriptors.
