@@ -42,6 +42,8 @@ pub(super) struct Context<F: Fabric> {
     pub(super) conns: ConnTable,
     pub(super) peers: Peers,
     pub(super) ready: ReadyList,
+    /// Places of the connections that found no buffer for what they have to say.
+    starved: Vec<u32>,
     pub(super) receives: ReceiveBudget,
     pub(super) sizing: Sizing,
     /// Continued messages that come in, on all connections.
@@ -124,6 +126,7 @@ impl<F: Fabric> Context<F> {
             conns: ConnTable::default(),
             peers: Peers::default(),
             ready: ReadyList::new(),
+            starved: Vec::new(),
             receives: ReceiveBudget::new(config.receives),
             sizing: Sizing::new(config.receive_size, receive_size.unwrap_or(0)),
             assemblies: Assemblies::default(),
@@ -252,6 +255,32 @@ impl<F: Fabric> Context<F> {
         self.receives.relieve();
         for conn in self.conns.iter_mut() {
             self.ready.add(conn);
+        }
+    }
+
+    /// There is no buffer for what a connection has to say. It asks again when a turn has found anything, as buffers
+    /// come home then, or at the next look at the control plane: in each turn it would keep the shard awake.
+    #[cold]
+    pub(super) fn starve(&mut self, conn: &Conn) {
+        self.starved.push(conn.qp().slot);
+        let soon = self.clock.after(Some(self.config.control_interval));
+        self.schedule.wake_by(soon);
+    }
+
+    /// Connections wait for a buffer.
+    #[inline(always)]
+    pub(super) fn has_starved(&self) -> bool {
+        !self.starved.is_empty()
+    }
+
+    /// Buffers may have come home.
+    #[cold]
+    pub(super) fn feed(&mut self) {
+        for slot in std::mem::take(&mut self.starved) {
+            // Another connection may be there by now: it has nothing to say.
+            if let Some(conn) = self.conns.take_slot(slot as usize) {
+                self.lend(conn, |cx, conn| cx.ready.add(conn));
+            }
         }
     }
 

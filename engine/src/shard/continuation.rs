@@ -55,7 +55,7 @@ impl Continuation {
 /// What became of the next part.
 pub(super) enum NextPart {
     Sent,
-    /// There was no memory for it: it is tried again in the next turn.
+    /// There was no memory for it: it is tried again when there may be.
     NoMemory,
     /// It is the last: whoever's message it is sends it.
     Last(Continuation),
@@ -118,7 +118,10 @@ impl<F: Fabric> Context<F> {
         });
         conn.keep_continuation(continuation);
         conn.proto.hold_queue();
-        self.ready.add(conn);
+        match sent {
+            true => self.ready.add(conn),
+            false => self.starve(conn),
+        }
         sent
     }
 

@@ -222,6 +222,9 @@ impl<F: Fabric> Shard<F> {
         }
         self.events = events;
         self.cx.schedule.begin();
+        if self.cx.has_starved() {
+            self.cx.feed();
+        }
         self.cx.sum_up_lines();
         self.cx.resize();
         self.cx.adapt(&mut self.fitting);

@@ -61,6 +61,9 @@ impl<F: Fabric> Shard<F> {
         }
         // Most turns that find anything find completions.
         if completed != 0 || handed + served != 0 || transmitted {
+            if self.cx.has_starved() && completed + handed + served != 0 {
+                self.cx.feed();
+            }
             return true;
         }
         self.cx.stats.idle_polls += 1;
@@ -269,7 +272,10 @@ impl<F: Fabric> Shard<F> {
                 }
                 Outgoing::Continue => match self.cx.continue_message(conn, receives_ok) {
                     NextPart::Sent => {}
-                    NextPart::NoMemory => break,
+                    NextPart::NoMemory => {
+                        more = false;
+                        break;
+                    }
                     NextPart::Last(parts) => self.transmit_last_part(conn, parts, receives_ok),
                 },
                 Outgoing::Error { .. }
@@ -278,6 +284,7 @@ impl<F: Fabric> Shard<F> {
                 | Outgoing::Optional
                 | Outgoing::Grant => {
                     if !self.transmit_header(conn, out, receives_ok) {
+                        more = false;
                         break;
                     }
                 }
@@ -308,8 +315,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// A message that is nothing but a header. False if there was no buffer for it: it is tried again in the
-    /// next turn, before anything else.
+    /// A message that is nothing but a header. False if there was no buffer for it: it is tried again when there may
+    /// be, before anything else.
     fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, receives_ok: bool) -> bool {
         let end = match out {
             Outgoing::Connprop => conn.proto.connprop_room(),
@@ -318,6 +325,7 @@ impl<F: Fabric> Shard<F> {
         };
         let Some(mut buf) = self.cx.alloc(end) else {
             conn.proto.take_back(out);
+            self.cx.starve(conn);
             return false;
         };
         match conn.proto.emit_before(out, &Form::default(), receives_ok, buf.full_mut(), end) {
@@ -328,5 +336,61 @@ impl<F: Fabric> Shard<F> {
             None => self.cx.unsendable(conn, "a control message"),
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::Event;
+    use crate::shard::SimulatedTime;
+    use crate::shard::testing::{NoDevice, call, message, open_conn, receive, received, small};
+    use crate::wire::ErrorBody;
+
+    /// A connection with an error to send, for which there is no buffer, in a shard that has had its first turns; and
+    /// what holds the buffers.
+    fn starved() -> (Shard<NoDevice>, SimulatedTime, Vec<rpcrdma_mempool::Buf>) {
+        let time = SimulatedTime::new();
+        let mut shard = Shard::open(NoDevice::default(), small(), None).expect("memory");
+        shard.simulate(&time);
+        let mut conn = open_conn(0, true);
+        let buf = shard.alloc(100).expect("a buffer");
+        let Event::Call { id } = receive(&mut conn, &received(buf, &message(1, &call(7, 0))), |_, event, _| event)
+        else {
+            panic!("it is a call");
+        };
+        conn.proto.reply_error(id, ErrorBody::System);
+        shard.cx.ready.add(&mut conn);
+        shard.cx.conns.insert(conn);
+        let held = std::iter::from_fn(|| shard.cx.pool.alloc(1)).collect();
+        // The first look at the control plane asks once more.
+        (0..4).for_each(|_| _ = shard.poll_once());
+        (shard, time, held)
+    }
+
+    #[test]
+    fn who_finds_no_buffer_does_not_keep_the_shard_awake() {
+        let (mut shard, time, held) = starved();
+        let interval = shard.config().control_interval;
+        assert!((0..64).all(|_| !shard.poll_once()), "there is nothing to do");
+        assert_eq!(shard.arm(interval * 9), Some(interval), "it looks again");
+        shard.disarm();
+        drop(held);
+        assert!((0..64).all(|_| !shard.poll_once()), "nothing says that buffers came home");
+        time.advance(interval);
+        for _ in 0..64 {
+            shard.poll_once();
+        }
+        assert_eq!(shard.cx.fabric.take_sent().len(), 1);
+    }
+
+    #[test]
+    fn who_found_no_buffer_asks_again_when_buffers_come_home() {
+        let (mut shard, _time, held) = starved();
+        drop(held);
+        shard.cx.feed();
+        assert!(shard.poll_once());
+        assert_eq!(shard.cx.fabric.take_sent().len(), 1);
+        assert!(!shard.cx.has_starved() && !shard.poll_once());
     }
 }
