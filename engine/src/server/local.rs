@@ -145,7 +145,8 @@ impl<F: Fabric> LocalServer<F> {
         self.shard.sleep(longest);
     }
 
-    /// Takes no more connections and no new calls, and ends each connection when its calls have been answered.
+    /// Takes no more connections and no new calls, and ends each connection when its calls have been answered, and those
+    /// that were on the way refused, as [`Server::drain`](super::Server::drain) does.
     pub fn begin_drain(&mut self) {
         self.shard.drain();
     }

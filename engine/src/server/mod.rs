@@ -294,8 +294,13 @@ impl Server {
     }
 
     /// Takes no more connections, lets the calls under way end, and stops; shortly before `timeout` is over
-    /// without regard to them. It comes back when it is over, whatever a handler does: with what each shard had done
-    /// by then, as [`stats`](Self::stats).
+    /// without regard to them. Calls that still come are not begun. In version 2 their clients are told so, by
+    /// ERR_SYSTEM: a connection is kept until nothing has come on it for one
+    /// [`control_interval`](Config::control_interval), or for ten if calls go on to come. Calls that come later are lost,
+    /// and may have run for all that their clients know.
+    ///
+    /// It comes back when it is over, whatever a handler does: with what each shard had done by then, as
+    /// [`stats`](Self::stats).
     ///
     /// # Errors
     /// Something was left to be cut off, or even to be left running.

@@ -66,7 +66,22 @@ pub(super) struct Conn {
     settle_by: u64,
     /// How many messages had gone out when a pure grant was put off last.
     granting_since: u64,
+    /// Of one that drains, and on which nothing is under way.
+    linger: Option<Linger>,
 }
+
+/// Until when a connection that drains is kept for what its peer sends. Times are in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Linger {
+    /// Messages that had come when it was last looked at, and when that was found.
+    received: u64,
+    heard: u64,
+    /// However much its peer sends.
+    end: u64,
+}
+
+/// Silences after which a connection that drains ends, though its peer goes on to call.
+const LONGEST_LINGER: u64 = 10;
 
 /// Cache lines of a connection that each message needs.
 const HOT_LINES: usize = (offset_of!(Conn, proto) + Connection::HOT_BYTES).div_ceil(64);
@@ -95,6 +110,7 @@ impl Conn {
             again: Again::default(),
             close_reason: None,
             granting_since: u64::MAX,
+            linger: None,
         }
     }
 
@@ -255,6 +271,19 @@ impl Conn {
             Stage::Negotiating | Stage::Open | Stage::Reconnecting => self.go(Stage::Draining),
         }
         self.refresh();
+    }
+
+    /// Until when one that drains, and on which nothing is under way, is kept for what its peer may send, in
+    /// nanoseconds: until it has been silent for so many, but not for ever.
+    #[cold]
+    pub(super) fn lingers_until(&mut self, now: u64, silence: u64) -> u64 {
+        let received = self.proto.counters().received;
+        let end = now.saturating_add(silence.saturating_mul(LONGEST_LINGER));
+        let linger = self.linger.get_or_insert(Linger { received, heard: now, end });
+        if linger.received != received {
+            (linger.received, linger.heard) = (received, now);
+        }
+        linger.heard.saturating_add(silence).min(linger.end)
     }
 
     /// It is to be ended, or made again.

@@ -11,6 +11,7 @@ use super::{ConnRef, Shard};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError, QpId};
 use crate::proto::{ConnConfig, Connection, LIMITS, MIN_CREDITS, PeerFault, Scheme, connect_data};
+use crate::wire::Version;
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
 
@@ -69,12 +70,41 @@ impl<F: Fabric> Shard<F> {
         self.cx.ready.add(conn);
     }
 
-    /// Takes no more connections and no more calls; ends each connection when its calls have ended.
+    /// Takes no more connections and no more calls; ends each connection when its calls have ended, and its peer has
+    /// sent nothing for a moment.
     pub fn drain(&mut self) {
         self.life.drain();
         self.cx.fabric.unlisten();
         self.with_each(Self::start_drain);
         self.end_parked();
+    }
+
+    /// Whether a connection that drains, and on which nothing is under way, is kept for what its peer may have sent
+    /// already: the rest of a message that it is in the middle of; or calls, when the shard drains, as its peer is told
+    /// of each that it was not run. What comes once it is closed is lost, and may have run for all that its peer knows.
+    pub(super) fn lingers(&mut self, conn: &mut Conn) -> bool {
+        if conn.proto.half_sent().is_some() {
+            return true;
+        }
+        // Version 1 has no word for it: its clients send again what is not answered.
+        let tells = conn.accepted().is_some() && conn.proto.terms().version != Version::V1;
+        if !self.life.is_draining() || !tells {
+            return false;
+        }
+        let now = self.cx.clock.read();
+        let until = conn.lingers_until(now, nanoseconds(self.cx.config.control_interval));
+        self.cx.schedule.wake_by(until);
+        now < until
+    }
+
+    /// Part of step 5 of a turn: connections that drain may have been silent for long enough.
+    #[cold]
+    fn look_at_lingering(&mut self) {
+        self.with_each(|shard, conn| {
+            if conn.stage() == Stage::Draining {
+                shard.cx.ready.add(conn);
+            }
+        });
     }
 
     /// Ends what waits to be made again.
@@ -224,6 +254,9 @@ impl<F: Fabric> Shard<F> {
         self.cx.schedule.begin();
         if self.cx.has_starved() {
             self.cx.feed();
+        }
+        if self.life.is_draining() {
+            self.look_at_lingering();
         }
         self.cx.sum_up_lines();
         self.cx.resize();

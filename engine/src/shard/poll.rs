@@ -296,7 +296,7 @@ impl<F: Fabric> Shard<F> {
         if more {
             self.cx.ready.add(conn);
         }
-        if conn.stage() == Stage::Draining && conn.proto.is_idle() && conn.is_idle() {
+        if conn.stage() == Stage::Draining && conn.proto.is_idle() && conn.is_idle() && !self.lingers(conn) {
             conn.go(Stage::Closing);
         }
     }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rpcrdma::client::Connection;
 use rpcrdma::server::{LocalServer, ServerConfig, ServerError, WorkerConfig};
 use rpcrdma::service::{Application, DeferredCall, Local, ShardTask};
+use rpcrdma::wire::ErrorBody;
 use rpcrdma::{CallError, Config, IdlePolicy, LocalClient, Procedure, Refusal, Server, Services};
 use rpcrdma_tests::*;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -278,6 +279,60 @@ fn who_has_drained_is_not_about_to_sleep() {
         let slept = server.arm(Duration::from_secs(3600));
         server.disarm();
         assert!(!server.is_drained() || slept.is_none(), "it would sleep for {slept:?}");
+        server.is_drained()
+    }));
+}
+
+/// They were sent before their client can have known of it: it is told that they were not run.
+#[test]
+fn calls_that_were_on_the_way_to_a_server_that_drains_are_told_so() {
+    let world = World::new("drain-late-calls");
+    let (mut server, mut client, first) = drained_by_hand(&world);
+    server.begin_drain();
+    server.poll();
+    let mut told = 0;
+    for _ in 0..2 {
+        // Before the first reply there is credit for one call only.
+        for token in 0..if told == 0 { 1 } else { 7 } {
+            let call = client.prepare(ECHO, 0).expect("a buffer");
+            client.start(first, call, token);
+        }
+        client.flush();
+        let all = if told == 0 { 1 } else { 8 };
+        assert!(settles(|| {
+            server.poll();
+            client.poll(|done| {
+                let error = done.result.expect_err("it begins nothing").error;
+                assert!(matches!(error, CallError::Transport(ErrorBody::System)), "{error}");
+                told += 1;
+            });
+            told == all
+        }));
+    }
+    assert!(settles(|| {
+        server.poll();
+        client.poll(|_| {});
+        server.is_drained()
+    }));
+    assert_eq!((server.stats().calls, server.stats().calls_failed), (0, 8));
+}
+
+/// However much it calls, and is told.
+#[test]
+fn a_client_that_goes_on_to_call_does_not_keep_a_server_from_draining() {
+    let world = World::new("drain-caller");
+    let (mut server, mut client, first) = drained_by_hand(&world);
+    server.begin_drain();
+    let mut under_way = 0;
+    assert!(settles(|| {
+        while under_way < 4
+            && let Ok(call) = client.prepare(ECHO, 0)
+        {
+            client.start(first, call, 1);
+            under_way += 1;
+        }
+        server.poll();
+        client.poll(|_| under_way -= 1);
         server.is_drained()
     }));
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Access;
@@ -194,6 +195,27 @@ const RPC_CALL: usize = ARGS_AT as usize;
 fn begin(client: &mut Client, xid: u32) {
     let message = call_bytes(xid, PROGRAM, VERSION, ECHO, &[0; 40]);
     client.send(xid, Flags::MORE, Body::Msg(Chunks::NONE), &message[..40]);
+}
+
+/// Its client would not know whether it ran.
+#[test]
+fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
+    for scheme in SCHEMES {
+        let (mut world, address, mut client) = long_world("drain-rest", scheme, small());
+        client.ping();
+        begin(&mut client, 41);
+        let server = world.take_server();
+        let drained = std::thread::spawn(move || server.drain(Duration::from_secs(20)));
+        assert!(settles(|| RawPeer::try_connect(&address, &[]).is_err()), "it takes new connections");
+        // Longer than it waits for calls.
+        std::thread::sleep(Duration::from_millis(200));
+        let message = call_bytes(41, PROGRAM, VERSION, ECHO, &[0; 40]);
+        client.send(41, Flags::NONE, Body::Msg(Chunks::NONE), &message[40..]);
+        assert_eq!(client.error(), (41, ErrorBody::System), "{scheme:?}");
+        client.peer.wait_until_over();
+        let stats = drained.join().expect("no panic").expect("nothing is left");
+        assert_eq!((stats[0].calls, stats[0].calls_failed), (1, 1), "{scheme:?}");
+    }
 }
 
 #[test]
