@@ -73,7 +73,8 @@ pub struct ShardStats {
     pub revoked_by_peers: u64,
     /// Windows of calls of ours that this side has revoked itself, as their servers did not.
     pub revoked_here: u64,
-    /// Times that a full worker ring, or [`max_deferred`](crate::Config::max_deferred), held a call back.
+    /// Calls that a full worker ring, or [`max_deferred`](crate::Config::max_deferred), held back: each once, however
+    /// long.
     pub backpressure: u64,
     /// Times that a pool had no buffer for a call of ours, or for one of a peer that may not wait. Calls of peers that
     /// wait count in [`memory_waits`](Self::memory_waits).

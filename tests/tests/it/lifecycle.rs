@@ -251,6 +251,8 @@ fn a_full_worker_ring_holds_calls_back_and_loses_none() {
         });
         seen.iter().all(|&seen| seen)
     }));
+    let held = world.server().stats()[0].backpressure;
+    assert!(held < 61, "each is counted once, and the ring took the first: {held}");
 }
 
 #[test]

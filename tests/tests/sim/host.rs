@@ -188,7 +188,7 @@ impl Host {
         }
         journal.count("messages that were rejected", messages.rejected());
         journal.count("server pools dry", stats.pool_empty);
-        journal.count("turns in which workers were full", stats.backpressure);
+        journal.count("calls that full workers held back", stats.backpressure);
         journal.count("peer faults", stats.peer_faults);
         journal.count("pure grants", messages.grants_pure);
         let receive_size = self.client.config().receive_size;

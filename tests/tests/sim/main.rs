@@ -64,7 +64,7 @@ const COVERED: &[&str] = &[
     "calls on workers",
     "calls answered later",
     "calls that nobody waited for when they were answered",
-    "turns in which workers were full",
+    "calls that full workers held back",
     "Receives that grow",
     "Receives that shrink",
     "Receives that have another size",

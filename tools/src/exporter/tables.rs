@@ -29,7 +29,7 @@ pub(super) const COUNTERS: &[Number<ShardStats>] = &[
     number("write_waits", "Replies that had to wait for RDMA Writes of their connection", |shard| shard.write_waits),
     number("read_waits", "Calls that had to wait for RDMA Reads of their connection", |shard| shard.read_waits),
     number("pool_empty", "Times that the pool had no buffer, and a call could not wait", |shard| shard.pool_empty),
-    number("backpressure", "Times that a full worker ring held a call back", |shard| shard.backpressure),
+    number("backpressure", "Calls that a full worker ring, or max_deferred, held back", |shard| shard.backpressure),
     number("connections_made", "Connections since the start", |shard| shard.connections_total),
     number("connections_refused", "Connect requests without Receives for them", |shard| shard.connections_refused),
     number("connections_expired", "Connections not set up in time", |shard| shard.connections_expired),

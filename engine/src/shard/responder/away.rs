@@ -20,6 +20,8 @@ pub(super) struct Away {
     workers: Option<Port>,
     /// Calls that a full worker ring holds back.
     backlog: VecDeque<(WorkKey, Box<OwnedCall>)>,
+    /// So many of them, the first ones, were held back before.
+    held: usize,
     /// What workers have given back, and is being answered.
     worked: Vec<Worked>,
     /// Calls, and futures.
@@ -36,7 +38,7 @@ impl Away {
     pub(super) fn new(signal: Signal) -> Self {
         let (backlog, worked) = (VecDeque::new(), Vec::new());
         let futures = Futures::new(signal.clone());
-        Self { futures, home: Home::new(), workers: None, backlog, worked, count: 0, signal }
+        Self { futures, home: Home::new(), workers: None, backlog, held: 0, worked, count: 0, signal }
     }
 
     /// Nothing is away.
@@ -84,16 +86,18 @@ impl Away {
         self.backlog.len() + self.workers.as_ref().map_or(0, |port| port.outstanding())
     }
 
-    /// Hands to the workers what waits for them; false if their rings do not take all of it.
-    pub(super) fn dispatch(&mut self) -> bool {
-        let Some(port) = self.workers.as_mut() else { return true };
+    /// Hands to the workers what waits for them; returns how many calls their full rings hold back for the first time.
+    pub(super) fn dispatch(&mut self) -> usize {
+        let Some(port) = self.workers.as_mut() else { return 0 };
         while let Some((key, call)) = self.backlog.pop_front() {
             if let Err(back) = port.dispatch(key, call) {
                 self.backlog.push_front(back);
-                return false;
+                break;
             }
+            self.held = self.held.saturating_sub(1);
         }
-        true
+        let held = std::mem::replace(&mut self.held, self.backlog.len());
+        self.held - held
     }
 
     /// What the workers have finished; to be [given back](Self::keep_worked), empty.

@@ -78,9 +78,7 @@ impl SimulatedWorkers {
 impl Responder {
     /// Hands to the workers what waits for them, as far as their rings take it.
     pub(super) fn dispatch<F: Fabric>(&mut self, cx: &mut Context<F>) {
-        if !self.away.dispatch() {
-            cx.stats.backpressure += 1;
-        }
+        cx.stats.backpressure += self.away.dispatch() as u64;
     }
 
     /// Takes back what the workers have finished; returns how many.
