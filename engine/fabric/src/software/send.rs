@@ -2,6 +2,7 @@
 //! most of them within the post.
 
 use rpcrdma_mempool::{Buf, Lent, PeerMapping};
+use rustix::io::Errno;
 
 use super::message::Message;
 use super::qp::{Common, Qp, State};
@@ -354,6 +355,10 @@ impl Qp {
         };
         let id = region.id;
         if let Err(error) = (Message::Region { id, bytes }).send(socket, &[fd]) {
+            if matches!(error, Errno::PIPE | Errno::CONNRESET) {
+                // It has closed the connection, which is all that there is to say.
+                return Err(Status::Flushed);
+            }
             common.log.warn(
                 "peers that do not take the descriptor of a region",
                 format_args!("{:?}: the peer does not take the descriptor of a region: {error}", self.id),
@@ -386,11 +391,12 @@ impl Qp {
     #[cold]
     #[inline(never)]
     fn fail_request(&mut self, common: &mut Common, failed: Option<Retire>) -> bool {
-        let reason = match failed {
-            Some(r) => format!("{:?} {:#x} failed: {:?}", r.opcode, r.wr_id, r.status),
-            None => "the peer refused a message".to_owned(),
+        let (cause, reason) = match failed {
+            Some(r) if r.status == Status::Flushed => (Disconnect::Peer, "the peer closed the connection".to_owned()),
+            Some(r) => (Disconnect::Failure, format!("{:?} {:#x} failed: {:?}", r.opcode, r.wr_id, r.status)),
+            None => (Disconnect::Failure, "the peer refused a message".to_owned()),
         };
-        self.fail(common, Disconnect::Failure, reason);
+        self.fail(common, cause, reason);
         false
     }
 

@@ -135,6 +135,22 @@ fn windows_that_lie() {
     town.ends(qp);
 }
 
+/// What cannot be shown to a peer that has gone ends as all else does, and is no fault.
+#[test]
+fn memory_for_a_peer_that_has_closed_the_connection() {
+    let mut town = Town::new("gone");
+    let (intruder, qp) = town.intruder();
+    drop(intruder);
+    let window = town.server.alloc_window(qp).expect("window");
+    let wr = WorkRequest::Bind { window, mem: lend(&town), offset: 0, len: 4096, access: Access::REMOTE };
+    town.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("bind");
+    let status = town.until("it ends", |t| t.done.iter().find(|d| d.qp == qp).map(|d| d.status));
+    assert_eq!(status, Status::Flushed);
+    let told = |event: &ControlEvent| matches!(event, ControlEvent::Disconnected { qp: id, .. } if *id == qp);
+    let event = town.until("it is told", |t| t.events.iter().position(told).map(|at| t.events.remove(at)));
+    assert!(matches!(event, ControlEvent::Disconnected { cause: Disconnect::Peer, .. }), "{event:?}");
+}
+
 /// A peer that is in the middle of a copy for ever holds its own connection up, and memory only for `linger`.
 #[test]
 fn a_peer_that_never_ends_its_copy() {
