@@ -198,7 +198,7 @@ pub enum CallError {
     #[error("not as its binding has it: {0}")]
     Binding(BindingError),
     /// It has chunks, and goes in a direction in which the peer takes none.
-    #[error("the peer takes no chunks in this direction (its `Config::reverse`)")]
+    #[error("no chunks go in this direction: in version 2 by the peer's `Config::reverse`, in version 1 never")]
     NoChunks,
     /// All buffers of this side that would do are in use: try again when calls have ended, or their replies
     /// have been dropped. (Where the other side has none it answers [`ErrorBody::System`].)
