@@ -14,7 +14,7 @@ const HOLD_UP: u64 = 1_000_000_000;
 /// Nanoseconds until it may again.
 const LET_PAST: u64 = 4 * HOLD_UP;
 /// Nanoseconds that an application may keep what others wait for.
-pub(super) const PATIENCE: u64 = 1_000_000_000;
+const PATIENCE: u64 = 1_000_000_000;
 /// Nanoseconds between two looks at who has it.
 const LOOK_EVERY: u64 = PATIENCE / 100;
 

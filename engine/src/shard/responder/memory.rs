@@ -6,7 +6,7 @@
 //! cannot wait for each other.
 //!
 //! Any other call is refused only if the pool could not hold what it needs were all of it free; or if for
-//! [`PATIENCE`] all that would do has been kept by the application, or by calls that wait themselves, or by those who
+//! a second all that would do has been kept by the application, or by calls that wait themselves, or by those who
 //! began a message and do not go on with it, perhaps because they wait for calls that wait here. None is refused because
 //! many wait: what their messages are in was promised to their connections.
 
@@ -14,7 +14,7 @@ use arrayvec::ArrayVec;
 
 use super::Responder;
 use super::header::{CallRefusal, Trouble};
-use super::lines::{PATIENCE, Waiting};
+use super::lines::Waiting;
 use super::needs::Shortage;
 use crate::fabric::Fabric;
 use crate::service::{OwnedCall, ResultBytes};
@@ -105,7 +105,6 @@ impl Responder {
             if waiting.is_to_be_told(now) {
                 self.tell_of_wait(cx, &waiting, &shortage);
             }
-            cx.schedule.wake_by(waiting.since().saturating_add(PATIENCE).max(now));
             given_up |=
                 self.waiters.is_to_be_looked_at(size, now) && self.is_hopeless(cx, waiting.call(), &shortage, now);
             if given_up {
@@ -173,7 +172,7 @@ impl Responder {
         cx.warn("calls that wait for memory for a second", line);
     }
 
-    /// Whether what is waited for does not come home: for [`PATIENCE`] nobody has worked with any of it. What a call
+    /// Whether what is waited for does not come home: for a second nobody has worked with any of it. What a call
     /// has that is being served comes home when it is answered, or [ends with its
     /// connection](crate::shard::progress).
     #[cold]
