@@ -151,7 +151,7 @@ fn what_fails_is_explained() {
     put(&nfsd.path().join("file"), b"");
     let long = "n".repeat(256);
     for (command, words) in [
-        (&["get", "absent", "/dev/null"][..], "absent of absent: NFS3ERR_NOENT"),
+        (&["get", "absent", "/dev/null"][..], "LOOKUP of \"absent\" in absent: NFS3ERR_NOENT: No such file"),
         (&["stat", "file/below"], "NFS3ERR_NOTDIR"),
         (&["ls", "file"], "NFS3ERR_NOTDIR"),
         (&["put", "/dev/null", &long], "NFS3ERR_NAMETOOLONG"),

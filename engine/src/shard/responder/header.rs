@@ -58,7 +58,10 @@ impl Trouble {
             }
             Self::NoBuffers(lack) => {
                 let lack = lack.map_or_else(
-                    || "it needs more than is free (`Config::long_buffers`, `Config::message_buffers`)".to_owned(),
+                    || {
+                        "it needs more than is free: raise `Config::long_buffers`, or `Config::message_buffers`"
+                            .to_owned()
+                    },
                     |lack| lack.to_string(),
                 );
                 let why = format!("none is free for it, and it may not wait, or has for a second in vain: {lack}");

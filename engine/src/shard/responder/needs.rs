@@ -70,7 +70,7 @@ impl Shortage {
 impl fmt::Display for Lack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { needed, count, knob } = self;
-        write!(f, "it needs a buffer of {needed} bytes, of which there are {count} in all ({knob})")
+        write!(f, "it needs a buffer of {needed} bytes, of which there are {count} in all: raise {knob}")
     }
 }
 
