@@ -232,6 +232,23 @@ fn calls_with_bulk_that_lack_room_for_their_reply_wait_for_deferred_ones() {
     assert_eq!(scene.responder.go_on(&mut scene.cx), 1);
 }
 
+/// What a call needs beside one buffer is as good as taken: it waits for its own connection, and stands in no line.
+#[test]
+fn a_call_that_needs_many_buffers_counts_them_for_its_share() {
+    let mut scene = Scene::new();
+    let mut conn = open_conn(0, true);
+    scene.serve(&mut conn, 1, LATER);
+    scene.serve(&mut conn, 2, LATER);
+    let _held = scene.cx.pool.alloc(40_000).expect("one of four");
+    let mut call = scene.answered(&mut conn, 3, 40_000);
+    call.message = scene.spare.pop().map(ReceivedBuf::whole);
+    (1..4).for_each(|_| call.results.push(ResultChunk::of(40_000, 1)));
+    call.entry = scene.responder.services.as_ref().expect("services").find(1, 1, BULK).expect("it is there");
+    assert!(scene.responder.must_wait(&mut scene.cx, &mut conn, &call));
+    call.results.truncate(1);
+    assert!(!scene.responder.must_wait(&mut scene.cx, &mut conn, &call), "one is within its share");
+}
+
 /// Who needs one buffer goes past who needs many, but not always.
 #[test]
 fn a_call_that_needs_many_buffers_lets_others_past() {
