@@ -1,4 +1,4 @@
-//! Peers over TCP that are slow, or stop, while they owe RDMA Reads: by the server's clock, which the test moves.
+//! Peers that are slow, or stop, while they owe RDMA Reads or grants: by the server's clock, which the test moves.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use rpcrdma::fabric::Access;
 use rpcrdma::fabric::contract::loopback_address;
 use rpcrdma::fabric::iwarp::wire::{self as iwarp, Opcode, Place, fpdu_len};
 use rpcrdma::wire::{Body, Chunks, Flags, ReadSegment, Segment, Version};
-use rpcrdma::{Address, Config};
+use rpcrdma::{Address, Config, LocalClient, Scheme};
 use rpcrdma_tests::*;
 
 use super::hostile_client::ping;
@@ -140,6 +140,37 @@ fn a_peer_that_answers_no_reads_is_ended_whatever_else_it_sends() {
 }
 
 /// A call that waits for memory owes nothing, and so no deadline ends its connection.
+/// It has few credits and many calls, and looks once in a second: short replies are few bytes, but it takes all of them.
+#[test]
+fn a_client_that_takes_some_replies_each_second_is_not_ended() {
+    const CALLS: u64 = 64;
+    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+        let world = World::new("some-replies");
+        let address = world.address();
+        let server = TimedServer::start(&address, small(), services_with(4096, 32 << 10, false));
+        let config = Config { scheme, credits: 4, max_credits: 4, ..small() };
+        let mut client = LocalClient::connect(&address, small_client(config)).expect("a server");
+        echo(&mut client, b"four").expect("an answer");
+        for token in 0..CALLS {
+            let (call, first) = (client.prepare(ECHO, 4).expect("a buffer"), client.first());
+            client.start(first, call, token);
+        }
+        client.flush();
+        let (mut ended, mut seconds) = (0, 0);
+        while ended < CALLS && seconds < 2 * CALLS {
+            server.pass(Duration::from_secs(1));
+            client.poll(|done| {
+                done.result.expect("nobody ends the connection");
+                ended += 1;
+            });
+            client.flush();
+            seconds += 1;
+        }
+        let stats = server.stats();
+        assert_eq!((ended, stats.peers_stalled), (CALLS, 0), "{scheme:?}: after {seconds} s");
+    }
+}
+
 #[test]
 fn a_host_that_is_never_idle_locks_no_other_host_out() {
     let shard = Config { receives: 256, progress_timeout: Duration::MAX, ..config() };
