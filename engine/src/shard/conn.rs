@@ -78,6 +78,9 @@ struct Linger {
     heard: u64,
     /// However much its peer sends.
     end: u64,
+    /// The message that its peer was in the middle of then. For the rest of it there is a
+    /// [deadline](super::progress) of its own.
+    half: Option<u32>,
 }
 
 /// Silences after which a connection that drains ends, though its peer goes on to call.
@@ -279,7 +282,11 @@ impl Conn {
     pub(super) fn lingers_until(&mut self, now: u64, silence: u64) -> u64 {
         let received = self.proto.counters().received;
         let end = now.saturating_add(silence.saturating_mul(LONGEST_LINGER));
-        let linger = self.linger.get_or_insert(Linger { received, heard: now, end });
+        let half = self.proto.half_sent();
+        let linger = self.linger.get_or_insert(Linger { received, heard: now, end, half });
+        if half.is_some() && half == linger.half {
+            return u64::MAX;
+        }
         if linger.received != received {
             (linger.received, linger.heard) = (received, now);
         }

@@ -83,16 +83,14 @@ impl<F: Fabric> Shard<F> {
     /// already: the rest of a message that it is in the middle of; or calls, when the shard drains, as its peer is told
     /// of each that it was not run. What comes once it is closed is lost, and may have run for all that its peer knows.
     pub(super) fn lingers(&mut self, conn: &mut Conn) -> bool {
-        if conn.proto.half_sent().is_some() {
-            return true;
-        }
         // Version 1 has no word for it: its clients send again what is not answered.
         let tells = conn.accepted().is_some() && conn.proto.terms().version != Version::V1;
-        if !self.life.is_draining() || !tells {
-            return false;
-        }
+        let silence = match self.life.is_draining() && tells {
+            true => nanoseconds(self.cx.config.control_interval),
+            false => 0,
+        };
         let now = self.cx.clock.read();
-        let until = conn.lingers_until(now, nanoseconds(self.cx.config.control_interval));
+        let until = conn.lingers_until(now, silence);
         self.cx.schedule.wake_by(until);
         now < until
     }

@@ -211,10 +211,12 @@ fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
         std::thread::sleep(Duration::from_millis(200));
         let message = call_bytes(41, PROGRAM, VERSION, ECHO, &[0; 40]);
         client.send(41, Flags::NONE, Body::Msg(Chunks::NONE), &message[40..]);
+        // For the rest of this one it does not wait.
+        begin(&mut client, 42);
         assert_eq!(client.error(), (41, ErrorBody::System), "{scheme:?}");
         client.peer.wait_until_over();
         let stats = drained.join().expect("no panic").expect("nothing is left");
-        assert_eq!((stats[0].calls, stats[0].calls_failed), (1, 1), "{scheme:?}");
+        assert_eq!((stats[0].calls, stats[0].calls_failed, stats[0].peers_stalled), (1, 1, 0), "{scheme:?}");
     }
 }
 

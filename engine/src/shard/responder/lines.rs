@@ -3,7 +3,7 @@
 //! Who waits for one size is in nobody's way who needs another. Within a line a call that needs several buffers would
 //! have to wait for ever if each that came free went to those behind it, and would hold all of them up for ever if none
 //! did, as others may keep some for long. So it holds the line up for [`HOLD_UP`], then steps aside, and does so
-//! again [`LET_PAST`] later.
+//! again [`LET_PAST`] later. Meanwhile it goes on as soon as there is enough.
 
 use std::collections::VecDeque;
 
@@ -130,9 +130,10 @@ impl Lines {
         line.calls.insert(behind, waiting);
     }
 
-    /// The sizes that are waited for, the longest first.
-    pub(super) fn sizes(&self) -> impl Iterator<Item = usize> {
-        self.all.iter().rev().filter(|line| !line.is_empty()).map(|line| line.size)
+    /// Since when the first of each line has waited, and for which size.
+    pub(super) fn firsts(&self) -> impl Iterator<Item = (u64, usize)> {
+        let first = |line: &Line| line.aside.front().or(line.calls.front()).map(|waiting| (waiting.since, line.size));
+        self.all.iter().filter_map(first)
     }
 
     /// Those sizes that whoever comes is to leave alone, the shortest first.
@@ -153,6 +154,21 @@ impl Lines {
         let first = line.calls.pop_front();
         self.len -= usize::from(first.is_some());
         first
+    }
+
+    /// The first of those that have stepped aside, while others are let past. It is to come back, unless it waits no more.
+    pub(super) fn take_aside(&mut self, size: usize, now: u64) -> Option<Waiting> {
+        let first = self.line(size).filter(|line| line.lets_past(now))?.aside.pop_front()?;
+        self.len -= 1;
+        Some(first)
+    }
+
+    /// It goes on waiting there.
+    pub(super) fn put_aside(&mut self, size: usize, waiting: Waiting) {
+        if let Some(line) = self.line(size) {
+            line.aside.push_front(waiting);
+            self.len += 1;
+        }
     }
 
     /// It goes on waiting, as the first.

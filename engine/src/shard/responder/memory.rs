@@ -80,9 +80,10 @@ impl Responder {
     #[cold]
     pub(super) fn serve_memory_waiters<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let now = cx.clock.read();
-        // Those that need much choose before those who would do with less.
-        let sizes: ArrayVec<usize, 16> = self.waiters.sizes().take(16).collect();
-        let served = sizes.iter().map(|&size| self.serve_line(cx, size, now)).sum();
+        // Who has waited for longest chooses first, as he may need what the first of another line waits for, too.
+        let mut firsts: ArrayVec<(u64, usize), 16> = self.waiters.firsts().take(16).collect();
+        firsts.sort_unstable();
+        let served = firsts.iter().map(|&(_, size)| self.serve_line(cx, size, now)).sum();
         cx.set_awaited(self.waiters.awaited(now));
         served
     }
@@ -90,6 +91,12 @@ impl Responder {
     /// The same of those that wait for buffers of one size.
     fn serve_line<F: Fabric>(&mut self, cx: &mut Context<F>, size: usize, now: u64) -> usize {
         let (mut served, mut given_up) = (0, false);
+        if let Some(waiting) = self.waiters.take_aside(size, now) {
+            match self.try_waiter(cx, size, waiting) {
+                Some(waiting) => self.waiters.put_aside(size, waiting),
+                None => served += 1,
+            }
+        }
         for _ in 0..BATCH {
             let Some(waiting) = self.waiters.take_first(size, now) else { break };
             let Some(mut waiting) = self.try_waiter(cx, size, waiting) else {

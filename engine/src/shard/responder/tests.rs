@@ -290,6 +290,27 @@ fn a_call_that_needs_many_buffers_lets_others_past() {
 }
 
 #[test]
+fn who_has_stepped_aside_goes_on_as_soon_as_there_is_enough() {
+    let (mut scene, time) = (Scene::new(), SimulatedTime::new());
+    scene.cx.clock = Clock::simulated(&time);
+    let mut conn = open_conn(0, true);
+    let held = scene.cx.pool.alloc(40_000).expect("one of four");
+    let mut call = scene.answered(&mut conn, 1, 40_000);
+    call.message = scene.spare.pop().map(ReceivedBuf::whole);
+    (1..4).for_each(|_| call.results.push(ResultChunk::of(40_000, 1)));
+    call.entry = scene.responder.services.as_ref().expect("services").find(1, 1, BULK).expect("it is there");
+    scene.responder.start(&mut scene.cx, &mut conn, call);
+    scene.cx.conns.insert(conn);
+    for _ in 0..3 {
+        time.advance(Duration::from_millis(600));
+        assert_eq!(scene.responder.go_on(&mut scene.cx), 0);
+    }
+    assert!(!scene.cx.awaits_some() && scene.responder.waiters.len() == 1, "it has stepped aside");
+    drop(held);
+    assert_eq!((scene.responder.go_on(&mut scene.cx), scene.responder.waiters.len()), (1, 0));
+}
+
+#[test]
 fn what_waits_is_counted_with_how_long_and_told_after_a_second() {
     let (mut scene, time) = (Scene::new(), SimulatedTime::new());
     scene.cx.clock = Clock::simulated(&time);
