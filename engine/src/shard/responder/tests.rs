@@ -289,6 +289,31 @@ fn a_call_that_needs_many_buffers_lets_others_past() {
     assert!(pass(&mut scene, 1) >= 1, "there are enough");
 }
 
+/// Also if it needs what another line waits for, too.
+#[test]
+fn who_has_waited_for_longest_chooses_first() {
+    let (mut scene, time) = (Scene::new(), SimulatedTime::new());
+    scene.cx.clock = Clock::simulated(&time);
+    let (mut first, mut later) = (open_conn(0, true), open_conn(1, true));
+    let mut call = scene.answered(&mut later, 2, 40_000);
+    call.message = scene.spare.pop().map(ReceivedBuf::whole);
+    let mut held = scene.empty_pool();
+    scene.serve_held(&mut first, 1);
+    time.advance(Duration::from_millis(1));
+    call.entry = scene.responder.services.as_ref().expect("services").find(1, 1, BULK).expect("it is there");
+    scene.responder.start(&mut scene.cx, &mut later, call);
+    assert_eq!(scene.responder.waiters.len(), 2);
+    scene.cx.conns.insert(first);
+    scene.cx.conns.insert(later);
+    for len in [512, 65536] {
+        let one = held.iter().position(|buf| buf.capacity() == len).expect("it was taken");
+        held.swap_remove(one);
+    }
+    assert_eq!(scene.responder.go_on(&mut scene.cx), 1);
+    let mut first = scene.cx.conns.take_slot(0).expect("it is there");
+    assert_eq!(scene.sent(&mut first), [1], "the later one needs that buffer for its reply, and one that is longer");
+}
+
 #[test]
 fn who_has_stepped_aside_goes_on_as_soon_as_there_is_enough() {
     let (mut scene, time) = (Scene::new(), SimulatedTime::new());
