@@ -47,7 +47,7 @@ fn an_unknown_loop_is_refused() {
 
 /// The figures of a short run of the yardstick; standard output has them, and nothing else.
 fn yardstick(args: &[&str]) -> Value {
-    let said = output(env!("CARGO_BIN_EXE_tcp"), &[args, &["-D", "0.2", "--json", "-"]].concat());
+    let said = output(env!("CARGO_BIN_EXE_tcp"), &[args, &["-D", "1", "--json", "-"]].concat());
     let report: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error} in {said}"));
     report["results"][0].clone()
 }
@@ -68,7 +68,7 @@ fn the_yardstick_has_figures() {
     for figures in [&both, &both["reverse"], &both["sum"]] {
         assert!(positive(&figures["bytes_per_s"]), "{both}");
     }
-    let said = output(env!("CARGO_BIN_EXE_tcp"), &["pingpong", "-D", "0.2"]);
+    let said = output(env!("CARGO_BIN_EXE_tcp"), &["pingpong", "-D", "1"]);
     assert!(said.contains(" p50 ") && said.contains(" p99 ") && said.contains(" mean "), "{said}");
 }
 

@@ -73,6 +73,8 @@ pub(super) struct Lines {
     /// By size.
     all: Vec<Line>,
     len: usize,
+    /// In which order they are gone through, to be used again.
+    order: Vec<(u64, usize)>,
 }
 
 /// Those that wait for one size.
@@ -123,17 +125,29 @@ impl Lines {
         }
         let line = &mut self.all[at];
         // Whoever waited before is gone: unless he was refused just now, as those are that his refusal lets go on.
-        if line.is_empty() && now > line.hope.refused.saturating_add(PATIENCE) {
-            line.hope.none_since = None;
+        if line.is_empty() {
+            line.holds_up_since = None;
+            if now > line.hope.refused.saturating_add(PATIENCE) {
+                line.hope.none_since = None;
+            }
         }
         let behind = line.calls.partition_point(|other| other.since <= waiting.since);
         line.calls.insert(behind, waiting);
     }
 
-    /// Since when the first of each line has waited, and for which size.
-    pub(super) fn firsts(&self) -> impl Iterator<Item = (u64, usize)> {
+    /// The lines by how long the first of each has waited: since when, and for which size. To be
+    /// [given back](Self::keep_order).
+    pub(super) fn take_order(&mut self) -> Vec<(u64, usize)> {
+        let mut order = std::mem::take(&mut self.order);
         let first = |line: &Line| line.aside.front().or(line.calls.front()).map(|waiting| (waiting.since, line.size));
-        self.all.iter().filter_map(first)
+        order.extend(self.all.iter().filter_map(first));
+        order.sort_unstable();
+        order
+    }
+
+    pub(super) fn keep_order(&mut self, mut order: Vec<(u64, usize)>) {
+        order.clear();
+        self.order = order;
     }
 
     /// Those sizes that whoever comes is to leave alone, the shortest first.

@@ -5,12 +5,10 @@
 //! chunk, and holds more, is refused. What a call needs it gets as a whole or not at all, so that two that need much
 //! cannot wait for each other.
 //!
-//! Any other call is refused only if the pool could not hold what it needs were all of it free; or if for
-//! a second all that would do has been kept by the application, or by calls that wait themselves, or by those who
+//! Any other call is refused only if the pool could not hold what it needs were all of it free; or if for a second
+//! nobody has worked with what would do. Then the application keeps it, or calls do that wait themselves, or those who
 //! began a message and do not go on with it, perhaps because they wait for calls that wait here. None is refused because
 //! many wait: what their messages are in was promised to their connections.
-
-use arrayvec::ArrayVec;
 
 use super::Responder;
 use super::header::{CallRefusal, Trouble};
@@ -81,9 +79,9 @@ impl Responder {
     pub(super) fn serve_memory_waiters<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let now = cx.clock.read();
         // Who has waited for longest chooses first, as he may need what the first of another line waits for, too.
-        let mut firsts: ArrayVec<(u64, usize), 16> = self.waiters.firsts().take(16).collect();
-        firsts.sort_unstable();
-        let served = firsts.iter().map(|&(_, size)| self.serve_line(cx, size, now)).sum();
+        let order = self.waiters.take_order();
+        let served = order.iter().map(|&(_, size)| self.serve_line(cx, size, now)).sum();
+        self.waiters.keep_order(order);
         cx.set_awaited(self.waiters.awaited(now));
         served
     }

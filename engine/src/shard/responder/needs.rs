@@ -22,6 +22,13 @@ struct Need {
     longest: usize,
 }
 
+impl Need {
+    /// Any buffer will do.
+    fn bulk(len: usize) -> Self {
+        Self { len, longest: usize::MAX }
+    }
+}
+
 /// All that a call may need: its message, a reply, its results, its Read chunks.
 type Needs = ArrayVec<Need, { 2 * MAX_CHUNKS + 2 }>;
 
@@ -78,7 +85,11 @@ impl Responder {
     /// What the pool could not hold of what a call needs, were all of it free. What fits a buffer fits all larger ones,
     /// too.
     pub(super) fn never_fits<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> Option<Lack> {
-        let needs = self.needs(cx, call);
+        let mut needs = self.needs(cx, call);
+        // A message that is longer than a Receive has taken its part already.
+        let message = call.message.as_ref().map(|message| message.capacity());
+        needs.extend(message.filter(|&len| len != cx.sizing.capacity()).map(Need::bulk));
+        needs.sort_unstable_by_key(|need| Reverse(need.len));
         let count = |need: &Need| cx.pool.room_within(need.len, need.longest).1;
         let too_many = needs.iter().enumerate().find(|&(longer, need)| count(need) <= longer);
         too_many.map(|(_, need)| lack_of(cx, need))
@@ -90,7 +101,7 @@ impl Responder {
         let free = |need: &Need| cx.pool.room_within(need.len, need.longest.min(cx.longest_for(need.len))).0;
         let lacking = needs.iter().enumerate().find(|&(longer, need)| free(need) <= longer).map(|(_, need)| need);
         let awaited = || needs.iter().find(|need| cx.is_awaited(cx.class_of(need.len)));
-        let need = lacking.or_else(awaited).or(needs.first()).copied().unwrap_or(Need { len: 0, longest: usize::MAX });
+        let need = lacking.or_else(awaited).or(needs.first()).copied().unwrap_or(Need::bulk(0));
         Shortage { need, size: cx.class_of(need.len), leaves_some: free(&need) > 0 }
     }
 
@@ -100,28 +111,25 @@ impl Responder {
         !self.needs(cx, call).iter().any(|need| cx.is_awaited(cx.class_of(need.len)))
     }
 
-    /// What a call needs, the longest first.
+    /// What a call needs beside its message, the longest first.
     fn needs<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> Needs {
         let mut needs = Needs::new();
         let Some(services) = &self.services else { return needs };
-        let bulk = |len| Need { len, longest: usize::MAX };
         let mut lands = false;
-        if let Some(message) = &call.message {
-            // A long one has taken its part already.
-            needs.extend(Some(message.capacity()).filter(|&len| len != cx.sizing.capacity()).map(bulk));
+        if call.message.is_some() {
             let entry = services.entry(call.entry);
             let (_, len) = reply_room(call, entry);
             needs.push(Need { len, longest: cx.config.longest_for_reply(len) });
             if entry.result_memory == ResultMemory::Pool {
                 let room = |capacity: u32| (capacity as usize).min(entry.binding.results.max_len);
                 let results = call.results.iter().map(|result| room(result.capacity)).filter(|&len| len > 0);
-                needs.extend(results.map(|len| bulk(cx.chunk_room(len))));
+                needs.extend(results.map(|len| Need::bulk(cx.chunk_room(len))));
             }
             lands = entry.lands();
         }
         // Whoever chooses where they land has memory for them.
         if !lands {
-            needs.extend(call.chunks_to_fetch().map(|len| bulk(cx.chunk_room(len))));
+            needs.extend(call.chunks_to_fetch().map(|len| Need::bulk(cx.chunk_room(len))));
         }
         needs.sort_unstable_by_key(|need| Reverse(need.len));
         needs

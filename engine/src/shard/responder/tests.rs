@@ -94,6 +94,15 @@ impl Scene {
         call
     }
 
+    /// A call that needs so many buffers of `long_buffers`, and one for its reply, in a message that was spared.
+    fn bulk(&mut self, conn: &mut Conn, xid: u32, chunks: usize) -> Box<OwnedCall> {
+        let mut call = self.answered(conn, xid, 40_000);
+        call.message = self.spare.pop().map(ReceivedBuf::whole);
+        (1..chunks).for_each(|_| call.results.push(ResultChunk::of(40_000, 1)));
+        call.entry = self.services.find(1, 1, BULK).expect("it is there");
+        call
+    }
+
     /// The XIDs of the replies that were sent on a connection since it was asked last.
     fn sent(&mut self, conn: &mut Conn) -> Vec<u32> {
         self.cx.post_chain(conn);
@@ -216,9 +225,7 @@ fn calls_with_bulk_that_lack_room_for_their_reply_wait_for_deferred_ones() {
     scene.serve(&mut parked, 1, LATER);
     let longest = scene.cx.config.longest_for_reply(1);
     let held: Vec<_> = std::iter::from_fn(|| scene.cx.pool.alloc_within(1, longest)).collect();
-    let mut call = scene.answered(&mut conn, 2, 40_000);
-    call.message = scene.spare.pop().map(ReceivedBuf::whole);
-    call.entry = scene.responder.services.as_ref().expect("services").find(1, 1, BULK).expect("it is there");
+    let call = scene.bulk(&mut conn, 2, 1);
     scene.responder.start(&mut scene.cx, &mut conn, call);
     assert_eq!(scene.responder.waiters.len(), 1);
     scene.cx.conns.insert(parked);
@@ -240,10 +247,7 @@ fn a_call_that_needs_many_buffers_counts_them_for_its_share() {
     scene.serve(&mut conn, 1, LATER);
     scene.serve(&mut conn, 2, LATER);
     let _held = scene.cx.pool.alloc(40_000).expect("one of four");
-    let mut call = scene.answered(&mut conn, 3, 40_000);
-    call.message = scene.spare.pop().map(ReceivedBuf::whole);
-    (1..4).for_each(|_| call.results.push(ResultChunk::of(40_000, 1)));
-    call.entry = scene.responder.services.as_ref().expect("services").find(1, 1, BULK).expect("it is there");
+    let mut call = scene.bulk(&mut conn, 3, 4);
     assert!(scene.responder.must_wait(&mut scene.cx, &mut conn, &call));
     call.results.truncate(1);
     assert!(!scene.responder.must_wait(&mut scene.cx, &mut conn, &call), "one is within its share");
@@ -255,12 +259,8 @@ fn a_call_that_needs_many_buffers_lets_others_past() {
     let (mut scene, time) = (Scene::new(), SimulatedTime::new());
     scene.cx.clock = Clock::simulated(&time);
     let (mut many, mut one) = (open_conn(0, true), open_conn(1, true));
-    let entry = scene.responder.services.as_ref().expect("services").find(1, 1, BULK).expect("it is there");
     let bulk = |scene: &mut Scene, conn: &mut Conn, xid: u32, chunks: usize| {
-        let mut call = scene.answered(conn, xid, 40_000);
-        call.message = scene.spare.pop().map(ReceivedBuf::whole);
-        (1..chunks).for_each(|_| call.results.push(ResultChunk::of(40_000, 1)));
-        call.entry = entry;
+        let call = scene.bulk(conn, xid, chunks);
         scene.responder.start(&mut scene.cx, conn, call);
     };
     let mut held = vec![scene.cx.pool.alloc(40_000).expect("a buffer")];
@@ -289,18 +289,28 @@ fn a_call_that_needs_many_buffers_lets_others_past() {
     assert!(pass(&mut scene, 1) >= 1, "there are enough");
 }
 
+/// Receives may be longer than they need be.
+#[test]
+fn what_a_message_came_in_is_not_waited_for() {
+    let mut scene = Scene::new();
+    let mut conn = open_conn(0, true);
+    let long = scene.cx.pool.alloc(40_000).expect("a buffer");
+    let _held = scene.empty_pool();
+    scene.serve_message(&mut conn, 1, SHORT, long);
+    let call = scene.responder.waiters.iter().next().expect("it waits").call();
+    assert_eq!(scene.responder.waits_for(&scene.cx, call).size(), 512, "for its reply alone");
+}
+
 /// Also if it needs what another line waits for, too.
 #[test]
 fn who_has_waited_for_longest_chooses_first() {
     let (mut scene, time) = (Scene::new(), SimulatedTime::new());
     scene.cx.clock = Clock::simulated(&time);
     let (mut first, mut later) = (open_conn(0, true), open_conn(1, true));
-    let mut call = scene.answered(&mut later, 2, 40_000);
-    call.message = scene.spare.pop().map(ReceivedBuf::whole);
+    let call = scene.bulk(&mut later, 2, 1);
     let mut held = scene.empty_pool();
     scene.serve_held(&mut first, 1);
     time.advance(Duration::from_millis(1));
-    call.entry = scene.responder.services.as_ref().expect("services").find(1, 1, BULK).expect("it is there");
     scene.responder.start(&mut scene.cx, &mut later, call);
     assert_eq!(scene.responder.waiters.len(), 2);
     scene.cx.conns.insert(first);
@@ -320,10 +330,7 @@ fn who_has_stepped_aside_goes_on_as_soon_as_there_is_enough() {
     scene.cx.clock = Clock::simulated(&time);
     let mut conn = open_conn(0, true);
     let held = scene.cx.pool.alloc(40_000).expect("one of four");
-    let mut call = scene.answered(&mut conn, 1, 40_000);
-    call.message = scene.spare.pop().map(ReceivedBuf::whole);
-    (1..4).for_each(|_| call.results.push(ResultChunk::of(40_000, 1)));
-    call.entry = scene.responder.services.as_ref().expect("services").find(1, 1, BULK).expect("it is there");
+    let call = scene.bulk(&mut conn, 1, 4);
     scene.responder.start(&mut scene.cx, &mut conn, call);
     scene.cx.conns.insert(conn);
     for _ in 0..3 {
