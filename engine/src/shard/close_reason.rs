@@ -20,7 +20,7 @@ pub enum CloseReason {
         said: Vec<u8>,
     },
     /// The device could not carry out a work request.
-    #[error("{opcode:?} failed: {status:?}")]
+    #[error("{}", not_done(*opcode, *status))]
     Device {
         /// What it was to do.
         opcode: Opcode,
@@ -53,6 +53,8 @@ impl CloseReason {
     /// What the log calls the end of an accepted connection; `None` where it is as it is meant to be, or has been told.
     pub(super) fn for_the_log(&self) -> Option<&'static str> {
         match self {
+            // It went with its connection, as when a peer leaves amid a transfer: that is no failure of the device.
+            Self::Device { status: Status::Flushed, .. } => None,
             // A request has failed, or the peer has answered or taken nothing for as long as the fabric allows.
             Self::Device { .. } | Self::Disconnected { cause: Disconnect::Failure, .. } => {
                 Some("connections ended by their device")
@@ -116,6 +118,13 @@ pub enum Stall {
     Message,
 }
 
+fn not_done(opcode: Opcode, status: Status) -> String {
+    match status {
+        Status::Flushed => format!("the connection ended with a {opcode:?} under way"),
+        _ => format!("{opcode:?} failed: {status:?}"),
+    }
+}
+
 fn not_posted(error: PostError) -> String {
     match error {
         PostError::QueueFull => "the device's send queue is full".into(),
@@ -132,6 +141,14 @@ mod tests {
     fn what_a_peer_says_looks_like_no_line_of_ours() {
         let rejected = CloseReason::Rejected { said: b"full\n\x1b[31m\xff".to_vec() };
         assert_eq!(rejected.to_string(), "rejected by the peer: full\\n\\u{1b}[31m\u{fffd}");
+    }
+
+    #[test]
+    fn a_request_that_went_with_its_connection_is_no_failure_of_the_device() {
+        let ended = |status| CloseReason::Device { opcode: Opcode::Write, status };
+        assert!(ended(Status::RetryExceeded).for_the_log().is_some() && ended(Status::Flushed).for_the_log().is_none());
+        assert_eq!(ended(Status::RetryExceeded).to_string(), "Write failed: RetryExceeded");
+        assert_eq!(ended(Status::Flushed).to_string(), "the connection ended with a Write under way");
     }
 
     #[test]
