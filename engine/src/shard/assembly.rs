@@ -1,11 +1,11 @@
 //! What has come of continued messages. They have at most half of the long buffers of each size, and none of the last
-//! eighth: for one more the oldest of them makes room.
+//! eighth: for one more the host that has most of them makes room, with its oldest.
 //!
 //! Who has such a buffer is written down where it is taken and where it goes: whatever peers send,
 //! connections are not counted for it.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
 use std::rc::Rc;
 
@@ -13,12 +13,20 @@ use rpcrdma_mempool::Buf;
 
 use super::conn::Conn;
 use super::context::Context;
-use super::host::is_short_for_hosts;
+use super::host::{Party, is_short_for_hosts};
 use crate::fabric::{Fabric, QpId};
 use crate::wire::View;
 
-/// Connections with a long buffer for what they put together, and its bytes: by the age of the message.
-type Holders = Rc<RefCell<BTreeMap<u64, (QpId, usize)>>>;
+/// Who has a long buffer for what it puts together: by the age of the message.
+type Holders = Rc<RefCell<BTreeMap<u64, Holder>>>;
+
+#[derive(Clone, Copy, Debug)]
+struct Holder {
+    qp: QpId,
+    party: Party,
+    /// Of its buffer.
+    capacity: usize,
+}
 
 /// The continued messages of all connections.
 #[derive(Debug, Default)]
@@ -35,9 +43,9 @@ impl Assemblies {
     }
 
     /// What has come of the message of this age, of this connection, is in `buf`.
-    fn hold(&self, buf: Buf, is_long: bool, age: u64, qp: QpId) -> Assembly {
+    fn hold(&self, buf: Buf, is_long: bool, age: u64, (qp, party): (QpId, Party)) -> Assembly {
         let place = is_long.then(|| {
-            self.long.borrow_mut().insert(age, (qp, buf.capacity()));
+            self.long.borrow_mut().insert(age, Holder { qp, party, capacity: buf.capacity() });
             Place { age, among: Rc::clone(&self.long) }
         });
         Assembly { buf, _place: place }
@@ -46,14 +54,25 @@ impl Assemblies {
     /// Whether one more may have one of `count` buffers of at least so many bytes, of which so many are free.
     fn may_have(&self, size: usize, (free, count): (usize, usize)) -> bool {
         // No more can be in use for that than are in use at all.
-        let held = || self.long.borrow().values().filter(|(_, capacity)| *capacity >= size).count();
+        let held = || self.long.borrow().values().filter(|holder| holder.capacity >= size).count();
         free * 2 > count || (held() < count / 2 && !is_short_for_hosts(free, count))
     }
 
-    /// Whoever has had a buffer of at least so many bytes since before the message of this age began, for longest.
-    fn oldest(&self, size: usize, before: u64) -> Option<QpId> {
+    /// Who makes room for a message of this party that began with the number `age` and needs a buffer of at least so
+    /// many bytes: the party that has most such buffers, with its oldest. If none has more than this one, that is one of
+    /// its own, from before this message.
+    fn makes_room(&self, size: usize, age: u64, party: Party) -> Option<QpId> {
         let holders = self.long.borrow();
-        holders.range(..before).find(|(_, (_, capacity))| *capacity >= size).map(|(_, &(qp, _))| qp)
+        let holders = || holders.iter().filter(|(_, holder)| holder.capacity >= size);
+        let mut counts: HashMap<Party, usize> = HashMap::new();
+        holders().for_each(|(_, holder)| *counts.entry(holder.party).or_default() += 1);
+        let most = counts.values().copied().max()?;
+        let has_most = |party: &Party| counts.get(party) == Some(&most);
+        let makes_room = |begun: u64, of: &Party| match has_most(&party) {
+            true => *of == party && begun < age,
+            false => has_most(of),
+        };
+        holders().find(|&(&begun, holder)| makes_room(begun, &holder.party)).map(|(_, holder)| holder.qp)
     }
 }
 
@@ -159,7 +178,7 @@ impl<F: Fabric> Context<F> {
     /// the table, and has none.
     fn alloc_assembly(&mut self, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
         let buf = self.alloc_in_part(roomy).or_else(|| self.alloc_in_part(len)).or_else(|| {
-            self.drop_oldest_assembly(conn, len);
+            self.drop_assembly(conn, len);
             self.alloc_in_part(len)
         });
         self.stats.pool_empty += u64::from(buf.is_none());
@@ -178,18 +197,22 @@ impl<F: Fabric> Context<F> {
     /// What has come of the message of a connection is in this buffer.
     fn hold_assembly(&self, conn: &mut Conn, buf: Buf) {
         let is_long = buf.capacity() > self.sizing.configured_capacity();
-        conn.assembling.held = Some(self.assemblies.hold(buf, is_long, conn.assembling.age, conn.qp()));
+        let whose = (conn.qp(), conn.party());
+        conn.assembling.held = Some(self.assemblies.hold(buf, is_long, conn.assembling.age, whose));
     }
 
-    /// Whoever began a message first, and has not ended it, loses it: all that comes of it yet is dropped,
-    /// and it is answered with an error.
-    fn drop_oldest_assembly(&mut self, conn: &Conn, len: usize) {
-        let Some(oldest) = self.assemblies.oldest(len, conn.assembling.age) else { return };
-        if let Some(other) = self.conns.get_mut(oldest) {
-            other.assembling.give_up();
-            other.proto.spoil_sequence();
-            self.stats.pool_empty += 1;
-        }
+    /// Whoever [makes room](Assemblies::makes_room) loses its message: all that comes of it yet is dropped, and it is
+    /// answered with an error.
+    fn drop_assembly(&mut self, conn: &Conn, len: usize) {
+        let Some(who) = self.assemblies.makes_room(len, conn.assembling.age, conn.party()) else { return };
+        let Some(other) = self.conns.get_mut(who) else { return };
+        other.assembling.give_up();
+        other.proto.spoil_sequence();
+        self.stats.pool_empty += 1;
+        let host = other.accepted().map_or("a server", |accepted| accepted.host()).to_owned();
+        self.warn("messages in parts that made room for others", format_args!(
+            "a message in parts of {host} made room for another: such messages have half of the buffers (Config::long_buffers)"
+        ));
     }
 }
 
@@ -199,35 +222,66 @@ mod tests {
 
     use super::*;
 
+    fn qp(slot: u32) -> QpId {
+        QpId { slot, generation: 0 }
+    }
+
+    fn pool(counts: [usize; 2]) -> Pool {
+        let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
+        let classes = [64, 128].into_iter().zip(counts).map(|(size, count)| Class { size, count }).collect();
+        Pool::new(&PoolConfig { classes, arena }).expect("memory")
+    }
+
     #[test]
     fn long_buffers_are_counted_from_where_they_are_taken_to_where_they_go() {
-        let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
-        let classes = vec![Class { size: 64, count: 4 }, Class { size: 128, count: 4 }];
-        let pool = Pool::new(&PoolConfig { classes, arena }).expect("memory");
+        let pool = pool([4, 4]);
         let mut all = Assemblies::default();
-        let qp = |slot| QpId { slot, generation: 0 };
+        let other = Party::Connection(qp(0));
         let mut hold = |is_long, slot, len| {
             let age = all.begin();
-            (all.hold(pool.alloc(len).expect("a buffer"), is_long, age, qp(slot)), age)
+            (all.hold(pool.alloc(len).expect("a buffer"), is_long, age, (qp(slot), Party::Connection(qp(slot)))), age)
         };
         let ((first, _), (second, _), (short, _), (third, last)) =
             (hold(true, 7, 64), hold(true, 5, 64), hold(false, 6, 64), hold(true, 3, 128));
-        assert_eq!(all.oldest(64, last), Some(qp(7)));
-        assert_eq!(all.oldest(65, last + 1), Some(qp(3)), "the only one that has so much");
-        assert_eq!(all.oldest(64, 1), None, "nobody makes room for an older one");
+        assert_eq!(all.makes_room(64, last, other), Some(qp(7)));
+        assert_eq!(all.makes_room(65, last + 1, other), Some(qp(3)), "the only one that has so much");
+        assert_eq!(
+            all.makes_room(64, 1, Party::Connection(qp(7))),
+            None,
+            "nobody makes room for an older one of its own"
+        );
         assert!(!all.may_have(64, (0, 6)) && all.may_have(64, (2, 8)), "three have long buffers: half of six");
         assert!(!all.may_have(64, (1, 8)), "the last eighth is for others");
         assert!(all.may_have(128, (0, 4)) && !all.may_have(128, (0, 2)), "one has a longer one");
         assert!(all.may_have(64, (4, 6)), "most are free");
         // It gets a longer one.
-        let grown = all.hold(first.buf, true, 1, qp(7));
-        assert_eq!(all.oldest(64, last), Some(qp(7)));
+        let grown = all.hold(first.buf, true, 1, (qp(7), Party::Connection(qp(7))));
+        assert_eq!(all.makes_room(64, last, other), Some(qp(7)));
         drop((grown, short));
-        assert_eq!(all.oldest(64, last), Some(qp(5)));
+        assert_eq!(all.makes_room(64, last, other), Some(qp(5)));
         drop(second);
-        assert_eq!(all.oldest(64, last), None, "the last one itself is not older");
+        assert_eq!(all.makes_room(64, last, Party::Connection(qp(3))), None, "the last one itself is not older");
         assert!(!all.may_have(64, (0, 2)) && all.may_have(64, (0, 4)));
         drop(third);
         assert!(all.long.borrow().is_empty());
+    }
+
+    /// One host begins more and more of them: it makes room for itself, and for others.
+    #[test]
+    fn the_host_that_has_most_makes_room() {
+        let (pool, mut all) = (pool([8, 1]), Assemblies::default());
+        let (greedy, modest) = (Party::Host([10, 0, 0, 1].into()), Party::Host([10, 0, 0, 2].into()));
+        let mut hold = |slot, party| {
+            let age = all.begin();
+            all.hold(pool.alloc(64).expect("a buffer"), true, age, (qp(slot), party))
+        };
+        // The modest one's is the oldest of all.
+        let _held = [hold(1, modest), hold(2, greedy), hold(3, greedy)];
+        let age = all.begin();
+        assert_eq!(all.makes_room(64, age, greedy), Some(qp(2)), "the other host's stays");
+        assert_eq!(all.makes_room(64, age, modest), Some(qp(2)));
+        assert_eq!(all.makes_room(64, age, Party::Host([10, 0, 0, 3].into())), Some(qp(2)));
+        // It began this one first, and is to make room with what came later: this one goes.
+        assert_eq!(all.makes_room(64, 1, greedy), None);
     }
 }

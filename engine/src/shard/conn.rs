@@ -12,6 +12,7 @@ use super::assembly::Assembling;
 use super::close_reason::{CloseReason, LocalClose};
 use super::continuation::Continuation;
 use super::credits::Use;
+use super::host::Party;
 use super::peers::OwedEnd;
 use super::progress::{Owed, Progress};
 use super::receives::Promise;
@@ -179,6 +180,11 @@ impl Conn {
     #[inline]
     pub(super) fn host(&self) -> Option<IpAddr> {
         self.host
+    }
+
+    /// Who has a share of what there is: its host, or itself.
+    pub(super) fn party(&self) -> Party {
+        Party::of(self.host, self.origin())
     }
 
     /// Of one that was accepted: from whom.

@@ -3,8 +3,24 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use crate::fabric::QpId;
+
 /// Of the last such part of the buffers that would do, where there are as many at least, a host gets its share alone.
 const LAST: usize = 8;
+
+/// Who has one share: a host, or, where peers have no addresses, a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Party {
+    Host(IpAddr),
+    Connection(QpId),
+}
+
+impl Party {
+    /// Of a connection from this address.
+    pub(super) fn of(address: Option<IpAddr>, connection: QpId) -> Self {
+        address.map_or(Self::Connection(connection), |address| Self::Host(network(address)))
+    }
+}
 
 /// What counts as one host: who has an IPv6 address has all those of its network of 64 bits.
 pub(super) fn network(address: IpAddr) -> IpAddr {

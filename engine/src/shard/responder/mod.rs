@@ -153,8 +153,8 @@ impl Served {
         self.replies.iter().flatten().map(|call| bytes(call) as u64).sum()
     }
 
-    /// Calls that may hold memory of the shard: those that are not answered, but for those that wait with
-    /// their message alone, and those whose replies are not known to have left.
+    /// Calls that hold memory of the shard, or have it next: those that are not answered, but for those that are held
+    /// back for their share, and those whose replies are not known to have left.
     #[inline(always)]
     fn held(conn: &Conn) -> usize {
         conn.served.held_calls(&conn.proto) + conn.sends.under_way() as usize

@@ -11,7 +11,6 @@
 //! the call has ended.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 
 use rpcrdma_mempool::Buf;
 
@@ -19,12 +18,12 @@ use super::lines::Waiting;
 use super::memory::release;
 use super::replies::reply_room;
 use super::{Responder, Served};
-use crate::fabric::{Fabric, QpId};
+use crate::fabric::Fabric;
 use crate::service::{MAX_CHUNKS, OwnedCall, ResultMemory};
 use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
-use crate::shard::host::{is_short_for_hosts, network};
+use crate::shard::host::{Party, is_short_for_hosts};
 use crate::wire::Version;
 
 /// A pool is short for a connection when less than this part of its buffers is free.
@@ -41,23 +40,9 @@ pub(super) struct Shares {
     /// Calls that are held back, of all connections.
     held_back: usize,
     /// Calls that hosts hold memory for, as they were counted last, and those that were let through since.
-    hosts: HashMap<Whose, usize>,
+    hosts: HashMap<Party, usize>,
     /// When they are to be counted again, in nanoseconds.
     recount: u64,
-}
-
-/// Whose a call is: a host's, or, where peers have no addresses, a connection's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Whose {
-    Host(IpAddr),
-    Connection(QpId),
-}
-
-impl Whose {
-    /// Of the calls of this connection.
-    fn of(conn: &Conn) -> Self {
-        conn.host().map_or(Self::Connection(conn.origin()), |host| Self::Host(network(host)))
-    }
 }
 
 /// What a call needs, as far as its share is concerned.
@@ -152,7 +137,7 @@ impl Shares {
     /// Whether a host holds memory for so many calls already. If not, one more is counted.
     #[cold]
     fn host_is_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, share: usize) -> bool {
-        let host = Whose::of(conn);
+        let host = conn.party();
         let now = cx.clock.read();
         if now >= self.recount {
             self.hosts.clear();
@@ -180,7 +165,7 @@ impl Shares {
             // Some may have left unheard.
             cx.request_completion(conn);
         }
-        *self.hosts.entry(Whose::of(conn)).or_default() += held;
+        *self.hosts.entry(conn.party()).or_default() += held;
     }
 }
 
