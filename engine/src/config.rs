@@ -89,7 +89,8 @@ pub struct Config {
     /// follow it.
     pub host_auth: AuthPolicy,
     /// How often a client's connection that was lost is tried to be made again, before it is given up; 0 for
-    /// never. Default 0.
+    /// never. These are counted anew once it was of use: more than one message came, or it was open for as long as the
+    /// longest of `reconnect_backoff`. Default 0.
     pub reconnect_attempts: u32,
     /// How long the first of these attempts waits, and the longest: the wait doubles each time.
     /// Default 10 ms and 1 s.
@@ -101,8 +102,8 @@ pub struct Config {
     /// Default 1 s.
     pub negotiation_timeout: Duration,
     /// The credit limit that a connection starts with: Receives kept for it, messages that its peer may have
-    /// under way, and calls that are not answered among them. 4 to 32767. Default 64. Each costs `receive_size` bytes. A new connection gets at most
-    /// an eighth of what `receives` has left.
+    /// under way, and calls that are not answered among them. 4 to 32767. Default 64. Each costs `receive_size` bytes. A
+    /// new connection gets at most an eighth of what `receives` has left beyond 128.
     pub credits: u32,
     /// What the credit limit of a connection may grow to that uses all of it. Less than `credits` counts as `credits`.
     /// It grows while three quarters of the Receives are free. Credit limits shrink again when Receives get short, but

@@ -338,7 +338,7 @@ impl<F: Fabric> Shard<F> {
             conn.settle_until(u64::MAX);
             conn.refresh();
             if conn.again.is_under_way() {
-                conn.again.succeeded();
+                conn.again.succeeded(self.cx.clock.read());
                 self.requester.resume(&mut self.cx, conn);
             }
             self.life.opened(ConnRef(conn.origin()));

@@ -18,8 +18,10 @@ use crate::wire::Version;
 pub(super) struct Again {
     /// Of a client: where it leads.
     address: Option<FabricAddress>,
-    /// Times that it was made again since it was open.
+    /// Times that it was made again since it was last of use.
     attempts: u32,
+    /// Since when it is open again, in nanoseconds, if it is.
+    open_since: Option<u64>,
     /// While it waits to be made again: when the next attempt is due, in nanoseconds.
     retry_at: u64,
     /// Its server does not speak version 2.
@@ -39,12 +41,21 @@ impl Again {
 
     /// It was lost, and is not open again yet.
     pub(super) fn is_under_way(&self) -> bool {
-        self.attempts > 0
+        self.attempts > 0 && self.open_since.is_none()
     }
 
     /// It is open again.
-    pub(super) fn succeeded(&mut self) {
-        self.attempts = 0;
+    pub(super) fn succeeded(&mut self, now: u64) {
+        self.open_since = Some(now);
+    }
+
+    /// It is lost: times that it was made again. What was of use, or was open for so many nanoseconds, starts anew. A
+    /// server that ends each connection as soon as it has it would else be asked without end, and without a pause.
+    fn attempts_when_lost(&self, now: u64, useful: bool, long: u64) -> u32 {
+        match self.open_since {
+            Some(since) if useful || now.saturating_sub(since) >= long => 0,
+            _ => self.attempts,
+        }
     }
 }
 
@@ -58,11 +69,11 @@ impl Conn {
 
 impl<F: Fabric> Shard<F> {
     /// Whether a connection that has ended is to be made again.
-    pub(super) fn may_reconnect(&self, conn: &Conn) -> bool {
+    pub(super) fn may_reconnect(&mut self, conn: &Conn) -> bool {
         if conn.again.address.is_none() || self.life.is_draining() {
             return false;
         }
-        let more = conn.again.attempts < self.cx.config.reconnect_attempts;
+        let more = self.attempts_of(conn) < self.cx.config.reconnect_attempts;
         match conn.stage() {
             Stage::Negotiating => self.wants_version_1(conn) || more,
             Stage::Open => self.lost_after_version_error(conn) || more,
@@ -70,6 +81,13 @@ impl<F: Fabric> Shard<F> {
             Stage::Connecting => conn.again.attempts > 0 && more,
             Stage::Draining | Stage::Closing | Stage::Reconnecting => false,
         }
+    }
+
+    /// Times that a connection which is lost was made again since it was last of use: more came than its first message.
+    fn attempts_of(&mut self, conn: &Conn) -> u32 {
+        let useful = conn.proto.counters().received > 1;
+        let (_, longest) = self.cx.config.reconnect_backoff;
+        conn.again.attempts_when_lost(self.cx.clock.read(), useful, nanoseconds(longest))
     }
 
     /// The first message was lost, or not answered: the server may know version 1 only (version 2 §4.3.3).
@@ -92,6 +110,7 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn begin_reconnect(&mut self, mut conn: Box<Conn>) {
         let version_1 = self.wants_version_1(&conn) || self.lost_after_version_error(&conn);
         conn.again.version_1_only |= version_1;
+        (conn.again.attempts, conn.again.open_since) = (self.attempts_of(&conn), None);
         if let Some(reason) = conn.close_reason() {
             let line = format_args!("{:?} lost, to be made again: {reason}", conn.qp());
             self.cx.info("connections lost, to be made again", line);
@@ -167,8 +186,10 @@ mod tests {
         assert!(!again.is_under_way());
         again.attempts = 3;
         assert!(again.is_under_way());
-        again.succeeded();
+        again.succeeded(10);
         assert!(!again.is_under_way() && again.address.is_some());
+        assert_eq!(again.attempts_when_lost(15, false, 6), 3, "it was of no use, and not open for long");
+        assert_eq!([again.attempts_when_lost(15, true, 6), again.attempts_when_lost(16, false, 6)], [0, 0]);
         again.give_up();
         assert!(again.address.is_none(), "it leads nowhere");
     }
