@@ -293,6 +293,10 @@ impl Conn {
         if half.is_some() && half == linger.half {
             return u64::MAX;
         }
+        // What its peer sends behind the rest has its time from there on.
+        if linger.half.take().is_some() {
+            linger.end = end;
+        }
         if linger.received != received {
             (linger.received, linger.heard) = (received, now);
         }

@@ -220,6 +220,28 @@ fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
     }
 }
 
+/// As long as behind any other message, however late the rest comes.
+#[test]
+fn a_drain_listens_behind_the_rest_of_a_message() {
+    let interval = Duration::from_millis(30);
+    let config = Config { control_interval: interval, ..small() };
+    let (mut world, address, mut client) = long_world("drain-behind", Scheme::V2Windowed, config);
+    client.ping();
+    begin(&mut client, 41);
+    let server = world.take_server();
+    let drained = std::thread::spawn(move || server.drain(Duration::from_secs(20)));
+    assert!(settles(|| RawPeer::try_connect(&address, &[]).is_err()), "it takes new connections");
+    // Longer than a drain listens to whoever goes on to call.
+    std::thread::sleep(12 * interval);
+    let message = call_bytes(41, PROGRAM, VERSION, ECHO, &[0; 40]);
+    client.send(41, Flags::NONE, Body::Msg(Chunks::NONE), &message[40..]);
+    assert_eq!(client.error(), (41, ErrorBody::System));
+    client.send(42, Flags::NONE, Body::Msg(Chunks::NONE), &call_bytes(42, PROGRAM, VERSION, ECHO, &[0; 40]));
+    assert_eq!(client.error(), (42, ErrorBody::System), "it is told, too");
+    client.peer.wait_until_over();
+    drained.join().expect("no panic").expect("nothing is left");
+}
+
 #[test]
 fn parts_of_two_messages_that_are_mixed_are_refused() {
     for scheme in SCHEMES {
