@@ -64,7 +64,7 @@ struct Cli {
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 18, value_parser = clap::value_parser!(u32).range(512..=1 << 20))]
     block: u32,
     /// Data of up to so many bytes is part of the RPC message; more goes into a chunk of its own. A message
-    /// that is too long for one Send is itself put into a chunk.
+    /// that is too long for one Send is itself put into a chunk. 0 to 1048576.
     #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = clap::value_parser!(u32).range(..=1 << 20))]
     inline: u32,
     /// RPC-over-RDMA version to begin with; with 2, a server that does not speak it is talked to in version
@@ -191,6 +191,9 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What a message has beside a block of data, at most: both its headers, and the arguments or results.
+const HEADERS: usize = 1024;
+
 /// Memory for the calls that may be under way, and no more.
 fn config(options: &Cli) -> anyhow::Result<ClientConfig> {
     let depth = usize::from(options.depth);
@@ -199,7 +202,7 @@ fn config(options: &Cli) -> anyhow::Result<ClientConfig> {
         scheme: if options.rdma_version == 1 { Scheme::V1 } else { Scheme::V2Windowed },
         remote_invalidate: !options.no_invalidate,
         max_calls: depth.max(16),
-        bulk_buffers: vec![(options.block as usize, depth), (DIRECTORY + 4096, 4)],
+        bulk_buffers: vec![(options.block as usize + HEADERS, depth), (DIRECTORY + 4096, 4)],
         iwarp: options.iwarp.config(std::slice::from_ref(&options.server))?,
         ..config.shard
     };

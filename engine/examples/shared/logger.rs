@@ -1,4 +1,5 @@
-//! Where the examples' servers write what the engine logs: warnings and errors go to standard error.
+//! Where the examples' servers write what the engine logs: to standard error, what is at least as grave as `RUST_LOG`
+//! says: `error`, `warn` (without it), `info`, `debug`, `trace`.
 
 use std::io::Write;
 
@@ -6,7 +7,7 @@ struct Log;
 
 impl log::Log for Log {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        metadata.level() <= log::Level::Warn
+        metadata.level() <= log::max_level()
     }
 
     fn log(&self, record: &log::Record<'_>) {
@@ -21,6 +22,7 @@ impl log::Log for Log {
 /// Begins to write them.
 pub(crate) fn start() {
     if log::set_logger(&Log).is_ok() {
-        log::set_max_level(log::LevelFilter::Warn);
+        let level = std::env::var("RUST_LOG").ok().and_then(|level| level.parse().ok());
+        log::set_max_level(level.unwrap_or(log::LevelFilter::Warn));
     }
 }
