@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use log::{Level, LevelFilter, Log, Metadata, Record};
+use log::{LevelFilter, Log, Metadata, Record};
 use rpcrdma::fabric::Access;
 use rpcrdma::service::DeferredCall;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, ReadSegment};
@@ -22,7 +22,7 @@ struct Listener;
 
 impl Log for Listener {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.level() <= Level::Warn
+        metadata.level() <= log::max_level()
     }
 
     fn log(&self, record: &Record<'_>) {
@@ -39,6 +39,10 @@ fn heard() -> Vec<String> {
     // The other test may have been first.
     let _ = log::set_logger(&Listener);
     log::set_max_level(LevelFilter::Warn);
+    taken()
+}
+
+fn taken() -> Vec<String> {
     std::mem::take(&mut HEARD.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -139,6 +143,22 @@ async fn dies_of_old_age(_call: DeferredCall) {
     panic!("of {}", "old age")
 }
 
+/// Its caller is told all about it; the log of the server says so to whoever asks for it.
+#[test]
+fn a_refused_call_is_named_at_level_info() {
+    let mut world = World::new("refused");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, small());
+    echo(&mut client, b"in whose place the next one is").expect("it is served");
+    heard();
+    log::set_max_level(LevelFilter::Info);
+    let call = client.prepare(99, 0).expect("a buffer");
+    client.call(call).expect_err("there is no such procedure");
+    let lines = taken();
+    let what = format!("procedure 99 of program 0x{PROGRAM:x}, version {VERSION}, is refused: PROC_UNAVAIL");
+    assert!(lines.iter().any(|line| line.ends_with(&what)), "{lines:?}");
+}
+
 /// The peer learns that something is wrong at the server; the log says what, once for each kind and not for each
 /// call.
 #[test]
@@ -219,6 +239,7 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
     assert_few(&undeclared, CALLS);
     let (of_memory, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.contains("ERR_SYSTEM"));
     assert!(of_memory.len() == 1 && of_memory[0].contains("raise `Config::bulk_buffers`"), "{of_memory:?}");
+    assert!(of_memory[0].contains("it needs 2 buffers of 1048576 bytes or more"), "{of_memory:?}");
     drop(world.take_server());
     assert_few(&[others, heard()].concat(), CALLS);
 }

@@ -250,6 +250,12 @@ impl OwnedCall {
 }
 
 impl<T: ?Sized> ServerCall<T> {
+    /// What it calls.
+    #[inline(always)]
+    pub(crate) fn name(&mut self, program: u32, version: u32, procedure: u32) {
+        (self.program, self.version, self.procedure) = (program, version, procedure);
+    }
+
     /// Gives it the buffer of its reply, of which it has none yet; its results start at byte `results_at`.
     #[inline(always)]
     pub(crate) fn give_reply(&mut self, reply: Buf, results_at: usize) {

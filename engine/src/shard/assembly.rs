@@ -1,5 +1,6 @@
-//! What has come of continued messages. They have at most half of the long buffers of each size, and none of the last
-//! eighth: for one more the host that has most of them makes room, with its oldest.
+//! What has come of continued messages. They have at most half of the long buffers of each size, and of the last eighth
+//! one for each host. For one more the host that has most of them makes room, or whoever has been at it for
+//! [long](LONG), with the one that comes most slowly: who sends all that it may is not pushed out by who begins more.
 //!
 //! Who has such a buffer is written down where it is taken and where it goes: whatever peers send,
 //! connections are not counted for it.
@@ -20,12 +21,26 @@ use crate::wire::View;
 /// Who has a long buffer for what it puts together: by the age of the message.
 type Holders = Rc<RefCell<BTreeMap<u64, Holder>>>;
 
+/// Nanoseconds after which a message makes room for that of a host that has fewer.
+const LONG: u64 = 100_000_000;
+
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     qp: QpId,
     party: Party,
     /// Of its buffer.
     capacity: usize,
+    /// Bytes that have come.
+    len: usize,
+    /// When the message began, in nanoseconds.
+    began: u64,
+}
+
+impl Holder {
+    /// Bytes in so many seconds, as far as it goes: the smaller the slower.
+    fn rate(&self, now: u64) -> u64 {
+        (self.len as u64).saturating_mul(1_000_000_000) / now.saturating_sub(self.began).max(1)
+    }
 }
 
 /// The continued messages of all connections.
@@ -43,36 +58,46 @@ impl Assemblies {
     }
 
     /// What has come of the message of this age, of this connection, is in `buf`.
-    fn hold(&self, buf: Buf, is_long: bool, age: u64, (qp, party): (QpId, Party)) -> Assembly {
+    fn hold(&self, buf: Buf, is_long: bool, (age, began): (u64, u64), (qp, party): (QpId, Party)) -> Assembly {
         let place = is_long.then(|| {
-            self.long.borrow_mut().insert(age, Holder { qp, party, capacity: buf.capacity() });
+            let holder = Holder { qp, party, capacity: buf.capacity(), len: buf.len(), began };
+            self.long.borrow_mut().insert(age, holder);
             Place { age, among: Rc::clone(&self.long) }
         });
         Assembly { buf, _place: place }
     }
 
-    /// Whether one more may have one of `count` buffers of at least so many bytes, of which so many are free.
-    fn may_have(&self, size: usize, (free, count): (usize, usize)) -> bool {
+    /// Whether one more, of this party, may have one of `count` buffers of at least so many bytes, of which so many are
+    /// free.
+    fn may_have(&self, size: usize, (free, count): (usize, usize), party: Party) -> bool {
         // No more can be in use for that than are in use at all.
-        let held = || self.long.borrow().values().filter(|holder| holder.capacity >= size).count();
-        free * 2 > count || (held() < count / 2 && !is_short_for_hosts(free, count))
+        if free * 2 > count {
+            return true;
+        }
+        let holders = self.long.borrow();
+        let held = || holders.values().filter(|holder| holder.capacity >= size);
+        let is_first = || held().all(|holder| holder.party != party);
+        held().count() < count / 2 && (!is_short_for_hosts(free, count) || is_first())
     }
 
     /// Who makes room for a message of this party that began with the number `age` and needs a buffer of at least so
-    /// many bytes: the party that has most such buffers, with its oldest. If none has more than this one, that is one of
-    /// its own, from before this message.
-    fn makes_room(&self, size: usize, age: u64, party: Party) -> Option<QpId> {
+    /// many bytes. Of its own that is one from before this message, if no party has more than it. Else it is one of who
+    /// has most, or one that has taken long.
+    fn makes_room(&self, size: usize, age: u64, party: Party, now: u64) -> Option<QpId> {
         let holders = self.long.borrow();
         let holders = || holders.iter().filter(|(_, holder)| holder.capacity >= size);
         let mut counts: HashMap<Party, usize> = HashMap::new();
         holders().for_each(|(_, holder)| *counts.entry(holder.party).or_default() += 1);
         let most = counts.values().copied().max()?;
-        let has_most = |party: &Party| counts.get(party) == Some(&most);
-        let makes_room = |begun: u64, of: &Party| match has_most(&party) {
-            true => *of == party && begun < age,
-            false => has_most(of),
+        let count = |party: &Party| counts.get(party).copied().unwrap_or(0);
+        let makes_room = |&(&begun, holder): &(&u64, &Holder)| match (holder.party == party, count(&party) == most) {
+            (own, true) => own && begun < age,
+            (own, false) => {
+                let has_most = most > 1 && count(&holder.party) == most;
+                has_most || (!own && now.saturating_sub(holder.began) >= LONG)
+            }
         };
-        holders().find(|&(&begun, holder)| makes_room(begun, &holder.party)).map(|(_, holder)| holder.qp)
+        holders().filter(makes_room).min_by_key(|(_, holder)| holder.rate(now)).map(|(_, holder)| holder.qp)
     }
 }
 
@@ -81,8 +106,10 @@ impl Assemblies {
 pub(super) struct Assembling {
     /// What has come of it.
     held: Option<Assembly>,
-    /// When it began: the number of such messages that the shard had seen before.
+    /// The number of such messages that the shard had seen when it began, with it.
     age: u64,
+    /// When that was, in nanoseconds.
+    began: u64,
 }
 
 impl Assembling {
@@ -97,10 +124,10 @@ impl Assembling {
         self.held = None;
     }
 
-    /// Bytes that have come of it, if its buffer is so long.
-    pub(super) fn held_in(&self, range: &RangeInclusive<usize>) -> Option<usize> {
+    /// Which one it is and how much of it has come, if its buffer is so long: another number once more has come.
+    pub(super) fn held_in(&self, range: &RangeInclusive<usize>) -> Option<u64> {
         let buf = &self.held.as_ref()?.buf;
-        range.contains(&buf.capacity()).then(|| buf.len())
+        range.contains(&buf.capacity()).then(|| (self.age << 32).wrapping_add(buf.len() as u64))
     }
 
     fn take(&mut self) -> Option<Buf> {
@@ -137,7 +164,7 @@ impl<F: Fabric> Context<F> {
         }
         let Some(part) = view.map(View::payload) else { return };
         if first {
-            conn.assembling.age = self.assemblies.begin();
+            (conn.assembling.age, conn.assembling.began) = (self.assemblies.begin(), self.clock.read());
             match self.alloc_assembly(conn, part.len(), 2 * self.config.receive_size) {
                 Some(mut buf) => {
                     buf.set_window(0, 0);
@@ -177,19 +204,19 @@ impl<F: Fabric> Context<F> {
     /// A buffer for what comes in parts, and has so many bytes, or better `roomy` as many. `conn` is not in
     /// the table, and has none.
     fn alloc_assembly(&mut self, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
-        let buf = self.alloc_in_part(roomy).or_else(|| self.alloc_in_part(len)).or_else(|| {
+        let party = conn.party();
+        let buf = self.alloc_in_part(party, roomy).or_else(|| self.alloc_in_part(party, len)).or_else(|| {
             self.drop_assembly(conn, len);
-            self.alloc_in_part(len)
+            self.alloc_in_part(party, len)
         });
         self.stats.pool_empty += u64::from(buf.is_none());
         buf
     }
 
     /// A buffer of so many bytes, of a size of which continued messages have not their part.
-    fn alloc_in_part(&self, len: usize) -> Option<Buf> {
-        let may_have = |size: &usize| {
-            *size <= self.sizing.configured_capacity() || self.assemblies.may_have(*size, self.pool.room(*size))
-        };
+    fn alloc_in_part(&self, party: Party, len: usize) -> Option<Buf> {
+        let is_short = |size: usize| size <= self.sizing.configured_capacity();
+        let may_have = |&size: &usize| is_short(size) || self.assemblies.may_have(size, self.pool.room(size), party);
         let longest = self.pool.sizes().filter(|&size| size >= len).take_while(may_have).last()?;
         self.pool.alloc_within(len, longest.min(self.longest_for(len)))
     }
@@ -198,21 +225,26 @@ impl<F: Fabric> Context<F> {
     fn hold_assembly(&self, conn: &mut Conn, buf: Buf) {
         let is_long = buf.capacity() > self.sizing.configured_capacity();
         let whose = (conn.qp(), conn.party());
-        conn.assembling.held = Some(self.assemblies.hold(buf, is_long, conn.assembling.age, whose));
+        conn.assembling.held =
+            Some(self.assemblies.hold(buf, is_long, (conn.assembling.age, conn.assembling.began), whose));
     }
 
     /// Whoever [makes room](Assemblies::makes_room) loses its message: all that comes of it yet is dropped, and it is
     /// answered with an error.
     fn drop_assembly(&mut self, conn: &Conn, len: usize) {
-        let Some(who) = self.assemblies.makes_room(len, conn.assembling.age, conn.party()) else { return };
+        let now = self.clock.read();
+        let Some(who) = self.assemblies.makes_room(len, conn.assembling.age, conn.party(), now) else { return };
         let Some(other) = self.conns.get_mut(who) else { return };
         other.assembling.give_up();
         other.proto.spoil_sequence();
         self.stats.pool_empty += 1;
-        let host = other.accepted().map_or("a server", |accepted| accepted.host()).to_owned();
-        self.warn("messages in parts that made room for others", format_args!(
-            "a message in parts of {host} made room for another: such messages have half of the buffers (Config::long_buffers)"
-        ));
+        let name = |conn: &Conn| conn.accepted().map_or("a server", |accepted| accepted.host()).to_owned();
+        let (loser, winner) = (name(other), name(conn));
+        let line = format_args!(
+            "a message in parts of {loser} made room for one of {winner}: such messages have half of the buffers \
+             (Config::long_buffers)"
+        );
+        self.warn("messages in parts that made room for others", line);
     }
 }
 
@@ -234,36 +266,24 @@ mod tests {
 
     #[test]
     fn long_buffers_are_counted_from_where_they_are_taken_to_where_they_go() {
-        let pool = pool([4, 4]);
-        let mut all = Assemblies::default();
-        let other = Party::Connection(qp(0));
+        let (pool, mut all) = (pool([4, 4]), Assemblies::default());
+        let (one, other) = (Party::Connection(qp(7)), Party::Connection(qp(0)));
         let mut hold = |is_long, slot, len| {
             let age = all.begin();
-            (all.hold(pool.alloc(len).expect("a buffer"), is_long, age, (qp(slot), Party::Connection(qp(slot)))), age)
+            all.hold(pool.alloc(len).expect("a buffer"), is_long, (age, 0), (qp(slot), Party::Connection(qp(slot))))
         };
-        let ((first, _), (second, _), (short, _), (third, last)) =
+        let (first, second, short, third) =
             (hold(true, 7, 64), hold(true, 5, 64), hold(false, 6, 64), hold(true, 3, 128));
-        assert_eq!(all.makes_room(64, last, other), Some(qp(7)));
-        assert_eq!(all.makes_room(65, last + 1, other), Some(qp(3)), "the only one that has so much");
-        assert_eq!(
-            all.makes_room(64, 1, Party::Connection(qp(7))),
-            None,
-            "nobody makes room for an older one of its own"
-        );
-        assert!(!all.may_have(64, (0, 6)) && all.may_have(64, (2, 8)), "three have long buffers: half of six");
-        assert!(!all.may_have(64, (1, 8)), "the last eighth is for others");
-        assert!(all.may_have(128, (0, 4)) && !all.may_have(128, (0, 2)), "one has a longer one");
-        assert!(all.may_have(64, (4, 6)), "most are free");
-        // It gets a longer one.
-        let grown = all.hold(first.buf, true, 1, (qp(7), Party::Connection(qp(7))));
-        assert_eq!(all.makes_room(64, last, other), Some(qp(7)));
-        drop((grown, short));
-        assert_eq!(all.makes_room(64, last, other), Some(qp(5)));
-        drop(second);
-        assert_eq!(all.makes_room(64, last, Party::Connection(qp(3))), None, "the last one itself is not older");
-        assert!(!all.may_have(64, (0, 2)) && all.may_have(64, (0, 4)));
+        assert!(!all.may_have(64, (0, 6), other) && all.may_have(64, (2, 8), other), "three have some: half of six");
+        assert!(!all.may_have(64, (1, 8), one) && all.may_have(64, (1, 8), other), "one of the last eighth for each");
+        assert!(all.may_have(128, (0, 4), other) && !all.may_have(128, (0, 2), other), "one has a longer one");
+        assert!(all.may_have(64, (4, 6), one), "most are free");
+        assert_eq!(all.makes_room(65, 5, other, LONG), Some(qp(3)), "the only one that has so much");
+        drop((first, short, second));
+        assert!(!all.may_have(64, (0, 2), other) && all.may_have(64, (0, 4), other));
         drop(third);
         assert!(all.long.borrow().is_empty());
+        assert_eq!(all.makes_room(64, 5, other, LONG), None);
     }
 
     /// One host begins more and more of them: it makes room for itself, and for others.
@@ -271,17 +291,29 @@ mod tests {
     fn the_host_that_has_most_makes_room() {
         let (pool, mut all) = (pool([8, 1]), Assemblies::default());
         let (greedy, modest) = (Party::Host([10, 0, 0, 1].into()), Party::Host([10, 0, 0, 2].into()));
-        let mut hold = |slot, party| {
-            let age = all.begin();
-            all.hold(pool.alloc(64).expect("a buffer"), true, age, (qp(slot), party))
+        let newcomer = Party::Host([10, 0, 0, 3].into());
+        let mut hold = |slot, party, len, began| {
+            let (age, buf) = (all.begin(), pool.alloc(len).expect("a buffer"));
+            all.hold(buf, true, (age, began), (qp(slot), party))
         };
-        // The modest one's is the oldest of all.
-        let _held = [hold(1, modest), hold(2, greedy), hold(3, greedy)];
+        // The modest one's is the oldest of all, and the slowest.
+        let held = [hold(1, modest, 1, 0), hold(2, greedy, 64, 5), hold(3, greedy, 2, 5)];
+        let now = 100;
         let age = all.begin();
-        assert_eq!(all.makes_room(64, age, greedy), Some(qp(2)), "the other host's stays");
-        assert_eq!(all.makes_room(64, age, modest), Some(qp(2)));
-        assert_eq!(all.makes_room(64, age, Party::Host([10, 0, 0, 3].into())), Some(qp(2)));
+        assert_eq!(
+            all.makes_room(64, age, greedy, now),
+            Some(qp(3)),
+            "the other host's stays, and who is nearly through"
+        );
+        assert_eq!(all.makes_room(64, age, modest, now), Some(qp(3)));
+        assert_eq!(all.makes_room(64, age, newcomer, now), Some(qp(3)));
         // It began this one first, and is to make room with what came later: this one goes.
-        assert_eq!(all.makes_room(64, 1, greedy), None);
+        assert_eq!(all.makes_room(64, 1, greedy, now), None);
+        assert_eq!(all.makes_room(64, age, newcomer, LONG), Some(qp(1)), "or who takes long");
+        let [modest_one, one, _] = held;
+        drop(one);
+        assert_eq!(all.makes_room(64, age, newcomer, now), None, "nobody who has one, and has just begun it");
+        assert_eq!(all.makes_room(64, age, greedy, LONG), Some(qp(3)), "as many as any other: one of its own");
+        drop(modest_one);
     }
 }

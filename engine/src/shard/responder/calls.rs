@@ -173,7 +173,7 @@ impl Responder {
             return;
         }
         let Some(message) = cx.assemble_last(conn, view.payload()) else {
-            return self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::NoBuffers(None)));
+            return self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::NoParts));
         };
         if read.is_ok() {
             read = self.read_rpc(&message, 0, &mut call);

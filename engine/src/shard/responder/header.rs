@@ -35,6 +35,8 @@ pub(in crate::shard) enum Trouble {
     NeverFits(Lack),
     /// There are no buffers for it now, and it cannot wait. What it lacks, where that is known.
     NoBuffers(Option<Lack>),
+    /// What came of it in parts was dropped.
+    NoParts,
     /// What was read for it did not come home.
     Lost,
     /// The reply cache cannot tell whether it ran before.
@@ -67,6 +69,11 @@ impl Trouble {
                 let why = format!("none is free for it, and it may not wait, or has for a second in vain: {lack}");
                 return ("calls for which there was no memory", why.into());
             }
+            Self::NoParts => (
+                "calls in parts for which there was no memory",
+                "what came of it in parts was dropped, as such messages have half of the buffers of each size: raise \
+                 `Config::long_buffers`",
+            ),
             Self::CacheFull => (
                 "calls for which the reply cache had no room",
                 "as many calls run as a part of the cache has entries: raise `ReplyCacheConfig::entries`",
@@ -136,8 +143,10 @@ impl Responder {
     /// The same where the caller says who it is.
     #[inline(never)]
     fn read_named(&mut self, payload: &[u8], base: usize, call: &mut OwnedCall) -> Result<(), CallRefusal> {
-        let (header, args_at) = rpc::CallHeader::parse(payload)
-            .map_err(|error| error.answer().map_or(CallRefusal::NotACall, CallRefusal::Rpc))?;
+        let (header, args_at) = rpc::CallHeader::parse(payload).map_err(|error| {
+            call.name(0, 0, 0);
+            error.answer().map_or(CallRefusal::NotACall, CallRefusal::Rpc)
+        })?;
         self.take_header(header, args_at, payload, base, call)
     }
 
@@ -151,6 +160,7 @@ impl Responder {
         base: usize,
         call: &mut OwnedCall,
     ) -> Result<(), CallRefusal> {
+        call.name(header.program, header.version, header.procedure);
         if header.xid != call.xid {
             // RFC 8166 §4.1: they are the same; a reply could not be matched.
             return Err(CallRefusal::Transport(ErrorBody::BadXdr));
@@ -158,7 +168,6 @@ impl Responder {
         let Some(services) = &self.services else { return Err(CallRefusal::NotACall) };
         let found = services.find(header.program, header.version, header.procedure);
         call.entry = found.map_err(|refusal| CallRefusal::Rpc(reply_body(refusal)))?;
-        (call.program, call.version, call.procedure) = (header.program, header.version, header.procedure);
         call.flavor = header.credential.flavor;
         // The credential's body stands behind the six words of the call and its own two.
         let credential_at = base + 32;
@@ -211,6 +220,8 @@ fn take_lists<W: IntoIterator<Item = Segment>>(
     reply: Option<impl IntoIterator<Item = Segment>>,
 ) -> Result<(), CallRefusal> {
     call.unusual = true;
+    // It may be refused before that is known.
+    call.name(0, 0, 0);
     call.asked.extend(reads);
     // The segments of a chunk may be anywhere in the list, and chunks in any order: grouped, they are in the
     // order of the list.

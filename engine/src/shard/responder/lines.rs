@@ -2,8 +2,13 @@
 //!
 //! Who waits for one size is in nobody's way who needs another. Within a line a call that needs several buffers would
 //! have to wait for ever if each that came free went to those behind it, and would hold all of them up for ever if none
-//! did, as others may keep some for long. So it holds the line up for [`HOLD_UP`], then steps aside, and does so
-//! again [`LET_PAST`] later. Meanwhile it goes on as soon as there is enough.
+//! did, as others may keep some for long. So it holds the line up for [`HOLD_UP`], then steps aside. However a hold-up
+//! ends, others are let past for [`LET_PAST`] times as long before there is another one: lines flow for four fifths of the
+//! time. Who has stepped aside goes on as soon as there is enough.
+//!
+//! Who needs buffers of several sizes waits in the line of one that there is too little of. When that one is there, and
+//! another is not, it moves to the other's line, and holds up the one that it leaves in the same way: else the buffer
+//! that came home for it would go to those behind it, each time.
 
 use std::collections::VecDeque;
 
@@ -11,12 +16,14 @@ use crate::service::OwnedCall;
 
 /// Nanoseconds that a call which needs several buffers holds up those behind it.
 const HOLD_UP: u64 = 1_000_000_000;
-/// Nanoseconds until it may again.
-const LET_PAST: u64 = 4 * HOLD_UP;
+/// For so many times as long as it did others are let past before one does again.
+const LET_PAST: u64 = 4;
 /// Nanoseconds that an application may keep what others wait for.
 const PATIENCE: u64 = 1_000_000_000;
 /// Nanoseconds between two looks at who has it.
 const LOOK_EVERY: u64 = PATIENCE / 100;
+/// Nanoseconds in which those that a refusal lets go on come, who wait for the same in vain.
+const SOON: u64 = 10 * LOOK_EVERY;
 
 /// A call that waits.
 #[derive(Debug)]
@@ -85,11 +92,20 @@ pub(super) struct Line {
     calls: VecDeque<Waiting>,
     /// Those that have stepped aside.
     aside: VecDeque<Waiting>,
-    /// Since when the first holds up others, in nanoseconds.
-    holds_up_since: Option<u64>,
+    hold: Option<Hold>,
     /// Others are let past until then.
     lets_past_until: u64,
     hope: Hope,
+}
+
+/// A call holds up those behind it. Times are in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Hold {
+    begun: u64,
+    /// Which one: since when it waits.
+    who: u64,
+    /// It waits in another line by now, and holds up those that came after it.
+    left: bool,
 }
 
 /// Whether what is waited for will come home.
@@ -101,8 +117,8 @@ struct Hope {
     next_look: u64,
     /// When a call was last refused for that.
     refused: u64,
-    /// Bytes that had come of messages in parts at the last look.
-    parts: usize,
+    /// What had come of messages in parts at the last look: another number once more has.
+    parts: u64,
 }
 
 impl Lines {
@@ -125,14 +141,10 @@ impl Lines {
         }
         let line = &mut self.all[at];
         // Whoever waited before is gone: unless he was refused just now, as those are that his refusal lets go on.
-        if line.is_empty() {
-            line.holds_up_since = None;
-            if now > line.hope.refused.saturating_add(PATIENCE) {
-                line.hope.none_since = None;
-            }
+        if line.is_empty() && now > line.hope.refused.saturating_add(SOON) {
+            line.hope.none_since = None;
         }
-        let behind = line.calls.partition_point(|other| other.since <= waiting.since);
-        line.calls.insert(behind, waiting);
+        line.insert(waiting);
     }
 
     /// The lines by how long the first of each has waited: since when, and for which size. To be
@@ -152,35 +164,62 @@ impl Lines {
 
     /// Those sizes that whoever comes is to leave alone, the shortest first.
     pub(super) fn awaited(&self, now: u64) -> impl Iterator<Item = usize> {
-        let closed = move |line: &&Line| !line.calls.is_empty() || !(line.aside.is_empty() || line.lets_past(now));
+        self.awaited_before(u64::MAX, now)
+    }
+
+    /// Those that whoever waits since then is to leave alone: others have waited for longer.
+    pub(super) fn awaited_before(&self, since: u64, now: u64) -> impl Iterator<Item = usize> {
+        let closed = move |line: &&Line| {
+            let before = |waiting: &Waiting| waiting.since < since;
+            line.calls.front().is_some_and(before)
+                || (line.is_held_by_who_left(now) && line.hold.is_some_and(|hold| hold.who < since))
+                || (!line.lets_past(now) && line.aside.iter().any(before))
+        };
         self.all.iter().filter(closed).map(|line| line.size)
+    }
+
+    /// A call of this line moves to another one's: what it waited for is there, and something else is not.
+    pub(super) fn move_to(&mut self, other: usize, from: usize, waiting: Waiting, now: u64) {
+        if let Some(line) = self.line(from) {
+            line.holds_up(Hold { begun: now, who: waiting.since, left: true }, now);
+        }
+        self.push(other, waiting, now);
+    }
+
+    /// Until when the line for this size is held up by one that has left it, if it is.
+    pub(super) fn is_held_until(&mut self, size: usize, now: u64) -> Option<u64> {
+        let line = self.line(size)?;
+        line.take_back(now);
+        let hold = line.hold.filter(|hold| hold.left)?;
+        if line.is_held_by_who_left(now) {
+            let later = line.calls.front().is_some_and(|first| first.since > hold.who);
+            return later.then_some(hold.begun.saturating_add(HOLD_UP));
+        }
+        line.end_hold(now);
+        None
     }
 
     /// The first in the line for this size. It is to come back, unless it waits no more.
     pub(super) fn take_first(&mut self, size: usize, now: u64) -> Option<Waiting> {
         let line = self.line(size)?;
-        if !line.lets_past(now) {
-            // In the order in which they came.
-            while let Some(waiting) = line.aside.pop_back() {
-                line.calls.push_front(waiting);
-            }
-        }
+        line.take_back(now);
         let first = line.calls.pop_front();
         self.len -= usize::from(first.is_some());
         first
     }
 
-    /// The first of those that have stepped aside, while others are let past. It is to come back, unless it waits no more.
-    pub(super) fn take_aside(&mut self, size: usize, now: u64) -> Option<Waiting> {
-        let first = self.line(size).filter(|line| line.lets_past(now))?.aside.pop_front()?;
+    /// The one that has stepped aside as the `at`th of them, while others are let past. It is to come back, unless it
+    /// waits no more.
+    pub(super) fn take_aside(&mut self, size: usize, at: usize, now: u64) -> Option<Waiting> {
+        let waiting = self.line(size).filter(|line| line.lets_past(now))?.aside.remove(at)?;
         self.len -= 1;
-        Some(first)
+        Some(waiting)
     }
 
     /// It goes on waiting there.
-    pub(super) fn put_aside(&mut self, size: usize, waiting: Waiting) {
+    pub(super) fn put_aside(&mut self, size: usize, at: usize, waiting: Waiting) {
         if let Some(line) = self.line(size) {
-            line.aside.push_front(waiting);
+            line.aside.insert(at.min(line.aside.len()), waiting);
             self.len += 1;
         }
     }
@@ -200,20 +239,26 @@ impl Lines {
     pub(super) fn step_aside(&mut self, size: usize, waiting: Waiting, now: u64) -> Result<(), u64> {
         self.len += 1;
         let Some(line) = self.line(size) else { return Ok(()) };
-        if line.holds_up(now) {
+        if let Some(begun) = line.holds_up(Hold { begun: now, who: waiting.since, left: false }, now) {
             line.calls.push_front(waiting);
-            return Err(line.holds_up_since.unwrap_or(now).saturating_add(HOLD_UP));
+            return Err(begun.saturating_add(HOLD_UP));
         }
         line.aside.push_back(waiting);
         Ok(())
     }
 
-    /// One of this line goes on.
-    pub(super) fn went_on(&mut self, size: usize) {
+    /// One of this line goes on, that waited since then.
+    pub(super) fn went_on(&mut self, size: usize, since: u64, now: u64) {
+        self.waits_no_more(since, now);
         if let Some(line) = self.line(size) {
-            line.holds_up_since = None;
             line.hope.none_since = None;
         }
+    }
+
+    /// Who waited since then does not wait any more: it holds nobody up.
+    pub(super) fn waits_no_more(&mut self, since: u64, now: u64) {
+        let held = |line: &&mut Line| line.hold.is_some_and(|hold| hold.who == since);
+        self.all.iter_mut().filter(held).for_each(|line| line.end_hold(now));
     }
 
     /// It is time to look whether there is hope.
@@ -221,12 +266,12 @@ impl Lines {
         self.line(size).is_some_and(|line| now >= line.hope.next_look)
     }
 
-    /// Whether there has been no hope for too long; `hope` if there is some now, `parts` bytes of messages in parts have
-    /// come so far.
+    /// Whether there has been no hope for too long; `hope` if there is some now, `parts` says what has come of
+    /// messages in parts.
     ///
     /// # Errors
     /// When that may be, if it goes on.
-    pub(super) fn is_given_up(&mut self, size: usize, now: u64, hope: bool, parts: usize) -> Result<(), u64> {
+    pub(super) fn is_given_up(&mut self, size: usize, now: u64, hope: bool, parts: u64) -> Result<(), u64> {
         let Some(Line { hope: of, .. }) = self.line(size) else { return Err(u64::MAX) };
         of.next_look = now.saturating_add(LOOK_EVERY);
         if hope || std::mem::replace(&mut of.parts, parts) != parts {
@@ -244,7 +289,13 @@ impl Lines {
     }
 
     /// Takes away those that are not to be kept.
-    pub(super) fn retain(&mut self, keeps: impl Fn(&OwnedCall) -> bool, mut drop: impl FnMut(Box<OwnedCall>)) {
+    pub(super) fn retain(
+        &mut self,
+        now: u64,
+        keeps: impl Fn(&OwnedCall) -> bool,
+        mut drop: impl FnMut(Box<OwnedCall>),
+    ) {
+        let mut gone = Vec::new();
         for line in &mut self.all {
             for calls in [&mut line.calls, &mut line.aside] {
                 for waiting in std::mem::take(calls) {
@@ -252,12 +303,14 @@ impl Lines {
                         true => calls.push_back(waiting),
                         false => {
                             self.len -= 1;
+                            gone.push(waiting.since);
                             drop(waiting.call);
                         }
                     }
                 }
             }
         }
+        gone.into_iter().for_each(|since| self.waits_no_more(since, now));
     }
 
     /// All that wait.
@@ -279,16 +332,47 @@ impl Line {
         now < self.lets_past_until
     }
 
-    /// Whether the first, which needs more than there is, holds up those behind it.
-    fn holds_up(&mut self, now: u64) -> bool {
+    /// Those that have stepped aside are in the line again when nobody is let past.
+    fn take_back(&mut self, now: u64) {
+        if !self.lets_past(now) {
+            while let Some(waiting) = self.aside.pop_back() {
+                self.insert(waiting);
+            }
+        }
+    }
+
+    /// In the order in which they came.
+    fn insert(&mut self, waiting: Waiting) {
+        let behind = self.calls.partition_point(|other| other.since <= waiting.since);
+        self.calls.insert(behind, waiting);
+    }
+
+    /// One that has left for another line, and may still come to need this one, holds up those that came after it.
+    fn is_held_by_who_left(&self, now: u64) -> bool {
+        self.hold.is_some_and(|hold| hold.left && now < hold.begun.saturating_add(HOLD_UP))
+    }
+
+    /// Whether a call holds up those behind it, and since when there is a hold-up: one that another one began goes on.
+    fn holds_up(&mut self, hold: Hold, now: u64) -> Option<u64> {
         if self.lets_past(now) {
-            return false;
+            return None;
         }
-        let holds_up = now < self.holds_up_since.get_or_insert(now).saturating_add(HOLD_UP);
-        if !holds_up {
-            self.holds_up_since = None;
-            self.lets_past_until = now.saturating_add(LET_PAST);
+        let begun = self.hold.map_or(now, |before| before.begun);
+        // Who came first keeps it.
+        let first = self.hold.filter(|before| before.left && before.who < hold.who);
+        self.hold = Some(first.unwrap_or(Hold { begun, ..hold }));
+        if now < begun.saturating_add(HOLD_UP) {
+            return Some(begun);
         }
-        holds_up
+        self.end_hold(now);
+        None
+    }
+
+    /// It has ended, in whatever way: others are let past.
+    fn end_hold(&mut self, now: u64) {
+        if let Some(hold) = self.hold.take() {
+            let took = now.saturating_sub(hold.begun).min(HOLD_UP);
+            self.lets_past_until = now.saturating_add(LET_PAST * took);
+        }
     }
 }

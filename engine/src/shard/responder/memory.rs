@@ -10,6 +10,8 @@
 //! began a message and do not go on with it, perhaps because they wait for calls that wait here. None is refused because
 //! many wait: what their messages are in was promised to their connections.
 
+use std::fmt;
+
 use super::Responder;
 use super::header::{CallRefusal, Trouble};
 use super::lines::Waiting;
@@ -89,31 +91,48 @@ impl Responder {
     /// The same of those that wait for buffers of one size.
     fn serve_line<F: Fabric>(&mut self, cx: &mut Context<F>, size: usize, now: u64) -> usize {
         let (mut served, mut given_up) = (0, false);
-        if let Some(waiting) = self.waiters.take_aside(size, now) {
-            match self.try_waiter(cx, size, waiting) {
-                Some(waiting) => self.waiters.put_aside(size, waiting),
-                None => served += 1,
+        let mut aside = 0;
+        while aside < BATCH
+            && let Some(waiting) = self.waiters.take_aside(size, aside, now)
+        {
+            let Some(waiting) = self.try_waiter(cx, size, waiting, now) else {
+                served += 1;
+                continue;
+            };
+            let shortage = self.waits_for(cx, waiting.call());
+            given_up = given_up || self.is_in_vain(cx, size, waiting.call(), &shortage, now);
+            if given_up && shortage.size() == size {
+                self.refuse_waiter(cx, waiting, now);
+                continue;
             }
+            self.waiters.put_aside(size, aside, waiting);
+            aside += 1;
         }
         for _ in 0..BATCH {
+            if let Some(until) = self.waiters.is_held_until(size, now) {
+                cx.schedule.wake_by(until);
+                break;
+            }
             let Some(waiting) = self.waiters.take_first(size, now) else { break };
-            let Some(mut waiting) = self.try_waiter(cx, size, waiting) else {
+            let Some(mut waiting) = self.try_waiter(cx, size, waiting, now) else {
                 served += 1;
                 continue;
             };
             let shortage = self.waits_for(cx, waiting.call());
             if shortage.size() != size {
                 // What it waited for is there, and now it lacks something else.
-                self.waiters.push(shortage.size(), waiting, now);
+                self.waiters.move_to(shortage.size(), size, waiting, now);
                 continue;
             }
             if waiting.is_to_be_told(now) {
-                self.tell_of_wait(cx, &waiting, &shortage);
+                let conn = cx.conns.get(ConnRef(waiting.call().qp));
+                let peer = conn.and_then(Conn::accepted).map_or("", |accepted| accepted.host()).to_owned();
+                // It is in no line now.
+                Self::tell_of_wait(cx, &peer, waiting.call(), self.waiting() + 1, shortage.lack(cx));
             }
-            given_up |=
-                self.waiters.is_to_be_looked_at(size, now) && self.is_hopeless(cx, waiting.call(), &shortage, now);
+            given_up = given_up || self.is_in_vain(cx, size, waiting.call(), &shortage, now);
             if given_up {
-                self.refuse_waiter(cx, waiting);
+                self.refuse_waiter(cx, waiting, now);
                 continue;
             }
             if !shortage.leaves_some() {
@@ -129,15 +148,25 @@ impl Responder {
     }
 
     /// Goes on with a call if there is memory for it; gives it back if there is not.
-    fn try_waiter<F: Fabric>(&mut self, cx: &mut Context<F>, size: usize, waiting: Waiting) -> Option<Waiting> {
+    fn try_waiter<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        size: usize,
+        waiting: Waiting,
+        now: u64,
+    ) -> Option<Waiting> {
+        let since = waiting.since();
+        // What only others wait for that came later is there for it, too.
+        cx.set_awaited(self.waiters.awaited_before(since, now));
         waiting.try_with(|call| {
             let Some(conn) = cx.conns.take(call.qp) else {
+                self.waiters.waits_no_more(since, now);
                 self.boxes.put(call);
                 return None;
             };
             cx.lend(conn, |cx, conn| match self.begin(cx, conn, call) {
                 Ok(()) => {
-                    self.waiters.went_on(size);
+                    self.waiters.went_on(size, since, now);
                     cx.ready.add(conn);
                     None
                 }
@@ -151,7 +180,8 @@ impl Responder {
 
     /// A call has waited in vain.
     #[cold]
-    fn refuse_waiter<F: Fabric>(&mut self, cx: &mut Context<F>, waiting: Waiting) {
+    fn refuse_waiter<F: Fabric>(&mut self, cx: &mut Context<F>, waiting: Waiting, now: u64) {
+        self.waiters.waits_no_more(waiting.since(), now);
         let call = waiting.end();
         let Some(conn) = cx.conns.take(call.qp) else { return self.boxes.put(call) };
         cx.lend(conn, |cx, conn| {
@@ -160,21 +190,35 @@ impl Responder {
         });
     }
 
-    /// Tells the log of a call that waits for long, and what for.
+    /// Tells the log of a call of this peer that waits for long, and what for.
     #[cold]
-    fn tell_of_wait<F: Fabric>(&self, cx: &mut Context<F>, waiting: &Waiting, shortage: &Shortage) {
-        let call = waiting.call();
-        let peer =
-            cx.conns.get(ConnRef(call.qp)).and_then(Conn::accepted).map_or("", |accepted| accepted.host()).to_owned();
+    pub(super) fn tell_of_wait<F: Fabric>(
+        cx: &mut Context<F>,
+        peer: &str,
+        call: &OwnedCall,
+        all: usize,
+        what_for: impl fmt::Display,
+    ) {
         let (procedure, program) = (call.procedure, ProgramNumber(call.program));
-        // It is in no line now.
-        let all = self.waiters.len() + 1;
         let line = format_args!(
-            "connection of {peer}: a call of procedure {procedure} of program {program} has waited for memory for a \
-             second, {all} wait in all: {}",
-            shortage.lack(cx)
+            "connection of {peer}: a call of procedure {procedure} of program {program} has waited for a second, \
+             {all} wait in all: {what_for}"
         );
         cx.warn("calls that wait for memory for a second", line);
+    }
+
+    /// Whether a call of the line for this size waits in vain, if it is time to look.
+    fn is_in_vain<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        size: usize,
+        call: &OwnedCall,
+        shortage: &Shortage,
+        now: u64,
+    ) -> bool {
+        shortage.size() == size
+            && self.waiters.is_to_be_looked_at(size, now)
+            && self.is_hopeless(cx, call, shortage, now)
     }
 
     /// Whether what is waited for does not come home: for a second nobody has worked with any of it. What a call
@@ -190,7 +234,7 @@ impl Responder {
         let waiting = messages.filter(|message| range.contains(&message.capacity())).count();
         // Whoever goes on with a message in parts brings home what it is put together in.
         let halves = cx.conns.iter().filter_map(|conn| conn.assembling.held_in(&range));
-        let (halves, parts) = halves.fold((0, 0), |(count, bytes), half| (count + 1, bytes + half));
+        let (halves, parts) = halves.fold((0, 0u64), |(count, all), half| (count + 1, all.wrapping_add(half)));
         let idle = waiting + halves + cx.receives.waiting_in(&range);
         let Context { conns, fabric, pool, .. } = cx;
         // What is frozen may be on its way to a peer.
@@ -207,8 +251,8 @@ impl Responder {
     /// The calls of a connection that is over wait no more.
     pub(super) fn drop_memory_waiters<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &Conn) {
         if !self.waiters.is_empty() {
-            self.waiters.retain(|call| call.qp != conn.qp(), |call| self.boxes.put(call));
             let now = cx.clock.read();
+            self.waiters.retain(now, |call| call.qp != conn.qp(), |call| self.boxes.put(call));
             cx.set_awaited(self.waiters.awaited(now));
         }
     }

@@ -229,12 +229,17 @@ impl Responder {
     /// Adds what became of the calls so far; `conns` is all connections.
     pub(super) fn add_to<'a>(&self, stats: &mut ShardStats, conns: impl Iterator<Item = &'a Conn>, now: u64) {
         stats.worker_depth = self.away.with_workers() as u64;
-        stats.calls_waiting = (self.waiters.len() + self.shares.held_back()) as u64;
+        stats.calls_waiting = self.waiting() as u64;
         let held_back = conns.filter_map(|conn| conn.served.held_back.front().map(Waiting::since));
         stats.longest_wait =
             held_back.chain(self.waiters.iter().map(Waiting::since)).min().map_or(0, |since| now.saturating_sub(since));
         stats.refusals = self.tally.refusals();
         stats.procedures = self.services.as_ref().map_or_else(Vec::new, |services| self.tally.procedures(services));
+    }
+
+    /// Calls that wait for memory, or for their share of it.
+    fn waiting(&self) -> usize {
+        self.waiters.len() + self.shares.held_back()
     }
 
     /// A call that is timed is over.

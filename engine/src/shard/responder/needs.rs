@@ -8,6 +8,7 @@ use arrayvec::ArrayVec;
 
 use super::Responder;
 use super::replies::reply_room;
+use super::shares::shared;
 use crate::fabric::Fabric;
 use crate::proto::Knob;
 use crate::service::{MAX_CHUNKS, OwnedCall, ResultMemory};
@@ -37,7 +38,9 @@ type Needs = ArrayVec<Need, { 2 * MAX_CHUNKS + 2 }>;
 pub(in crate::shard) struct Lack {
     /// Bytes of a buffer that it needs.
     needed: usize,
-    /// Buffers that hold so many, free or not.
+    /// How many of at least so many it needs.
+    several: usize,
+    /// Buffers that hold so many, free or not, without those of Receives.
     count: usize,
     /// What says how many there are.
     knob: Knob,
@@ -47,6 +50,8 @@ pub(in crate::shard) struct Lack {
 #[derive(Debug)]
 pub(super) struct Shortage {
     need: Need,
+    /// How many at least so long it needs.
+    several: usize,
     /// Bytes of the smallest buffers that would do.
     size: usize,
     leaves_some: bool,
@@ -70,14 +75,18 @@ impl Shortage {
 
     /// The same for the log.
     pub(super) fn lack<F: Fabric>(&self, cx: &Context<F>) -> Lack {
-        lack_of(cx, &self.need)
+        lack_of(cx, &self.need, self.several)
     }
 }
 
 impl fmt::Display for Lack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { needed, count, knob } = self;
-        write!(f, "it needs a buffer of {needed} bytes, of which there are {count} in all: raise {knob}")
+        let Self { needed, several, count, knob } = self;
+        match several {
+            1 => write!(f, "it needs a buffer of {needed} bytes")?,
+            _ => write!(f, "it needs {several} buffers of {needed} bytes or more")?,
+        }
+        write!(f, ", of which there are {count} in all: raise {knob}")
     }
 }
 
@@ -92,17 +101,18 @@ impl Responder {
         needs.sort_unstable_by_key(|need| Reverse(need.len));
         let count = |need: &Need| cx.pool.room_within(need.len, need.longest).1;
         let too_many = needs.iter().enumerate().find(|&(longer, need)| count(need) <= longer);
-        too_many.map(|(_, need)| lack_of(cx, need))
+        too_many.map(|(longer, need)| lack_of(cx, need, longer + 1))
     }
 
     /// What a call waits for: of the buffers that it needs the longest that is not free, or that others wait for.
     pub(super) fn waits_for<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> Shortage {
         let needs = self.needs(cx, call);
         let free = |need: &Need| cx.pool.room_within(need.len, need.longest.min(cx.longest_for(need.len))).0;
-        let lacking = needs.iter().enumerate().find(|&(longer, need)| free(need) <= longer).map(|(_, need)| need);
-        let awaited = || needs.iter().find(|need| cx.is_awaited(cx.class_of(need.len)));
-        let need = lacking.or_else(awaited).or(needs.first()).copied().unwrap_or(Need::bulk(0));
-        Shortage { need, size: cx.class_of(need.len), leaves_some: free(&need) > 0 }
+        let lacking = needs.iter().enumerate().find(|&(longer, need)| free(need) <= longer);
+        let awaited = || needs.iter().enumerate().find(|(_, need)| cx.is_awaited(cx.class_of(need.len)));
+        let found = lacking.or_else(awaited).or(needs.first().map(|need| (0, need)));
+        let (longer, need) = found.map_or((0, Need::bulk(0)), |(longer, &need)| (longer, need));
+        Shortage { need, several: longer + 1, size: cx.class_of(need.len), leaves_some: free(&need) > 0 }
     }
 
     /// A call need not wait behind those that wait for what it needs.
@@ -136,7 +146,8 @@ impl Responder {
     }
 }
 
-fn lack_of<F: Fabric>(cx: &Context<F>, need: &Need) -> Lack {
+/// What there is of a buffer of which so many are needed, and who says how many there are.
+fn lack_of<F: Fabric>(cx: &Context<F>, need: &Need, several: usize) -> Lack {
     let (_, count) = cx.pool.room_within(need.len, need.longest);
-    Lack { needed: need.len, count, knob: cx.knob_of_buffers(need.len) }
+    Lack { needed: need.len, several, count: shared(cx, need.len, count), knob: cx.knob_of_buffers(need.len) }
 }

@@ -102,9 +102,10 @@ impl Responder {
         why: &dyn fmt::Display,
     ) {
         let peer = conn.accepted().map_or("", |accepted| accepted.host());
-        let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+        let (procedure, program, version) = (call.procedure, ProgramNumber(call.program), call.version);
         let line = format_args!(
-            "connection of {peer}: a call of procedure {procedure} of program {program} is refused: {why}"
+            "connection of {peer}: a call of procedure {procedure} of program {program}, version {version}, is refused: \
+             {why}"
         );
         cx.info(what, line);
     }

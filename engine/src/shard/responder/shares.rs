@@ -85,7 +85,7 @@ fn is_short(free: usize, count: usize) -> bool {
 
 /// Of `count` buffers that hold `len` bytes, those that are there to be shared: not the posted Receives.
 #[inline(always)]
-fn shared<F: Fabric>(cx: &Context<F>, len: usize, count: usize) -> usize {
+pub(super) fn shared<F: Fabric>(cx: &Context<F>, len: usize, count: usize) -> usize {
     let posted = if len <= cx.sizing.configured_capacity() { cx.receives.held() } else { 0 };
     count.saturating_sub(posted)
 }
@@ -280,11 +280,34 @@ impl Responder {
         cx.with_each(|cx, conn| {
             if conn.served.is_gated() {
                 self.resume(cx, conn);
+                self.tell_of_held_back(cx, conn);
             }
         });
         if self.shares.held_back + self.unwritten > 0 {
             let soon = cx.clock.read() + nanoseconds(cx.config.control_interval);
             cx.schedule.wake_by(soon);
+        }
+    }
+
+    /// Tells the log of a call that is held back for long.
+    pub(super) fn tell_of_held_back<F: Fabric>(&self, cx: &mut Context<F>, conn: &mut Conn) {
+        let now = cx.clock.read();
+        if !conn.served.held_back.front_mut().is_some_and(|first| first.is_to_be_told(now)) {
+            return;
+        }
+        let Some(first) = conn.served.held_back.front() else { return };
+        let peer = conn.accepted().map_or("", |accepted| accepted.host());
+        match Self::exceeds_reads(&cx.config, conn, first.call()) {
+            true => {
+                let why =
+                    "its connection has as many RDMA Reads under way as `Config::max_reads` and `max_read_bytes` allow";
+                Self::tell_of_wait(cx, peer, first.call(), self.waiting(), why);
+            }
+            false => {
+                let lack = self.waits_for(cx, first.call()).lack(cx);
+                let why = format_args!("few are free, and its connection, or its host, has its share of them: {lack}");
+                Self::tell_of_wait(cx, peer, first.call(), self.waiting(), why);
+            }
         }
     }
 

@@ -328,18 +328,45 @@ fn who_has_waited_for_longest_chooses_first() {
 fn who_has_stepped_aside_goes_on_as_soon_as_there_is_enough() {
     let (mut scene, time) = (Scene::new(), SimulatedTime::new());
     scene.cx.clock = Clock::simulated(&time);
-    let mut conn = open_conn(0, true);
-    let held = scene.cx.pool.alloc(40_000).expect("one of four");
-    let call = scene.bulk(&mut conn, 1, 4);
-    scene.responder.start(&mut scene.cx, &mut conn, call);
-    scene.cx.conns.insert(conn);
+    let mut held: Vec<_> = (0..3).map(|_| scene.cx.pool.alloc(40_000).expect("one of four")).collect();
+    for (slot, chunks) in [(0, 4), (1, 2)] {
+        let mut conn = open_conn(slot, true);
+        let call = scene.bulk(&mut conn, 1, chunks);
+        scene.responder.start(&mut scene.cx, &mut conn, call);
+        scene.cx.conns.insert(conn);
+    }
     for _ in 0..3 {
         time.advance(Duration::from_millis(600));
         assert_eq!(scene.responder.go_on(&mut scene.cx), 0);
     }
-    assert!(!scene.cx.awaits_some() && scene.responder.waiters.len() == 1, "it has stepped aside");
-    drop(held);
-    assert_eq!((scene.responder.go_on(&mut scene.cx), scene.responder.waiters.len()), (1, 0));
+    assert!(!scene.cx.awaits_some() && scene.responder.waiters.len() == 2, "they have stepped aside");
+    held.pop();
+    assert_eq!((scene.responder.go_on(&mut scene.cx), scene.responder.waiters.len()), (1, 1), "who needs two");
+}
+
+/// One of each of two sizes: what is there for it does not go to others while the other one comes home.
+#[test]
+fn who_lacks_another_size_keeps_what_is_there_for_a_second() {
+    let (mut scene, time) = (Scene::new(), SimulatedTime::new());
+    scene.cx.clock = Clock::simulated(&time);
+    let mut conn = open_conn(0, true);
+    let call = scene.bulk(&mut conn, 1, 1);
+    let mut held = scene.empty_pool();
+    scene.responder.start(&mut scene.cx, &mut conn, call);
+    scene.cx.conns.insert(conn);
+    let mut comes_home = |scene: &mut Scene, len: usize| {
+        let one = held.iter().position(|buf| buf.capacity() == len).expect("it was taken");
+        held.swap_remove(one);
+        scene.responder.go_on(&mut scene.cx)
+    };
+    let awaited = |scene: &Scene| [512, 65536].map(|len| scene.cx.is_awaited(len));
+    assert_eq!(awaited(&scene), [false, true], "it waits for the longest");
+    assert_eq!((comes_home(&mut scene, 65536), awaited(&scene)), (0, [true, true]));
+    time.advance(Duration::from_millis(999));
+    assert_eq!((scene.responder.go_on(&mut scene.cx), awaited(&scene)), (0, [true, true]));
+    time.advance(Duration::from_millis(1));
+    assert_eq!((scene.responder.go_on(&mut scene.cx), awaited(&scene)), (0, [true, false]), "others are let past");
+    assert_eq!((comes_home(&mut scene, 512), awaited(&scene)), (1, [false, false]));
 }
 
 #[test]
@@ -509,7 +536,8 @@ fn what_was_taken_of_a_connection_that_is_over_comes_home_to_nobody() {
 
 #[test]
 fn one_connection_beyond_its_share_waits_for_itself_alone() {
-    let mut scene = Scene::new();
+    let (mut scene, time) = (Scene::new(), SimulatedTime::new());
+    scene.cx.clock = Clock::simulated(&time);
     let mut conn = open_conn(0, true);
     // Replies that do not leave: the device says nothing of them.
     let held = scene.empty_pool();
@@ -528,6 +556,12 @@ fn one_connection_beyond_its_share_waits_for_itself_alone() {
     assert!(Served::held(&conn) > 1);
     let before = scene.responder.shares.held_back();
     assert_eq!(before, conn.served.held_back.len());
+    let told = |conn: &Conn| conn.served.held_back.front().is_some_and(Waiting::is_told);
+    scene.responder.tell_of_held_back(&mut scene.cx, &mut conn);
+    assert!(!told(&conn));
+    time.advance(Duration::from_secs(1));
+    scene.responder.tell_of_held_back(&mut scene.cx, &mut conn);
+    assert!(told(&conn), "the log names what waits for its share, too");
     scene.responder.connection_lost(&mut scene.cx, &mut conn);
     assert_eq!((scene.responder.shares.held_back(), conn.served.held_back.len()), (0, 0));
 }
