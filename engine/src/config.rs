@@ -89,7 +89,7 @@ pub struct Config {
     /// follow it.
     pub host_auth: AuthPolicy,
     /// How often a client's connection that was lost is tried to be made again, before it is given up; 0 for
-    /// never. These are counted anew once it was of use: more than one message came, or it was open for as long as the
+    /// never. These are counted anew once it was of use: a call was answered, or it was open for as long as the
     /// longest of `reconnect_backoff`. Default 0.
     pub reconnect_attempts: u32,
     /// How long the first of these attempts waits, and the longest: the wait doubles each time.

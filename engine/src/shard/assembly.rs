@@ -1,6 +1,6 @@
 //! What has come of continued messages. They have at most half of the long buffers of each size, and of the last eighth
-//! one for each host. For one more the host that has most of them makes room, or whoever has been at it for
-//! [long](LONG), with the one that comes most slowly: who sends all that it may is not pushed out by who begins more.
+//! one for each host. For one more the host that has most of them makes room, with the one that comes most slowly. Where
+//! none has more than one, that is one that has taken [long](LONG).
 //!
 //! Who has such a buffer is written down where it is taken and where it goes: whatever peers send,
 //! connections are not counted for it.
@@ -37,7 +37,7 @@ struct Holder {
 }
 
 impl Holder {
-    /// Bytes in so many seconds, as far as it goes: the smaller the slower.
+    /// Bytes that have come in a second, in the mean.
     fn rate(&self, now: u64) -> u64 {
         (self.len as u64).saturating_mul(1_000_000_000) / now.saturating_sub(self.began).max(1)
     }
@@ -82,7 +82,7 @@ impl Assemblies {
 
     /// Who makes room for a message of this party that began with the number `age` and needs a buffer of at least so
     /// many bytes. Of its own that is one from before this message, if no party has more than it. Else it is one of who
-    /// has most, or one that has taken long.
+    /// has most; where that is one for each, of those that have taken long.
     fn makes_room(&self, size: usize, age: u64, party: Party, now: u64) -> Option<QpId> {
         let holders = self.long.borrow();
         let holders = || holders.iter().filter(|(_, holder)| holder.capacity >= size);
@@ -93,8 +93,8 @@ impl Assemblies {
         let makes_room = |&(&begun, holder): &(&u64, &Holder)| match (holder.party == party, count(&party) == most) {
             (own, true) => own && begun < age,
             (own, false) => {
-                let has_most = most > 1 && count(&holder.party) == most;
-                has_most || (!own && now.saturating_sub(holder.began) >= LONG)
+                let takes_long = || !own && now.saturating_sub(holder.began) >= LONG;
+                if most > 1 { count(&holder.party) == most } else { takes_long() }
             }
         };
         holders().filter(makes_room).min_by_key(|(_, holder)| holder.rate(now)).map(|(_, holder)| holder.qp)
@@ -309,10 +309,11 @@ mod tests {
         assert_eq!(all.makes_room(64, age, newcomer, now), Some(qp(3)));
         // It began this one first, and is to make room with what came later: this one goes.
         assert_eq!(all.makes_room(64, 1, greedy, now), None);
-        assert_eq!(all.makes_room(64, age, newcomer, LONG), Some(qp(1)), "or who takes long");
+        assert_eq!(all.makes_room(64, age, newcomer, LONG), Some(qp(3)), "whoever else takes long");
         let [modest_one, one, _] = held;
         drop(one);
         assert_eq!(all.makes_room(64, age, newcomer, now), None, "nobody who has one, and has just begun it");
+        assert_eq!(all.makes_room(64, age, newcomer, LONG), Some(qp(1)), "but who takes long");
         assert_eq!(all.makes_room(64, age, greedy, LONG), Some(qp(3)), "as many as any other: one of its own");
         drop(modest_one);
     }

@@ -49,8 +49,8 @@ impl Again {
         self.open_since = Some(now);
     }
 
-    /// It is lost: times that it was made again. What was of use, or was open for so many nanoseconds, starts anew. A
-    /// server that ends each connection as soon as it has it would else be asked without end, and without a pause.
+    /// It is lost: times that it was made again since it was of use, or was open for so many nanoseconds. A server that
+    /// ends each connection as soon as it has it would else be asked without end, and without a pause.
     fn attempts_when_lost(&self, now: u64, useful: bool, long: u64) -> u32 {
         match self.open_since {
             Some(since) if useful || now.saturating_sub(since) >= long => 0,
@@ -83,11 +83,10 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Times that a connection which is lost was made again since it was last of use: more came than its first message.
+    /// Times that a connection which is lost was made again since it was last of use.
     fn attempts_of(&mut self, conn: &Conn) -> u32 {
-        let useful = conn.proto.counters().received > 1;
         let (_, longest) = self.cx.config.reconnect_backoff;
-        conn.again.attempts_when_lost(self.cx.clock.read(), useful, nanoseconds(longest))
+        conn.again.attempts_when_lost(self.cx.clock.read(), conn.requests.was_answered(), nanoseconds(longest))
     }
 
     /// The first message was lost, or not answered: the server may know version 1 only (version 2 §4.3.3).
@@ -115,6 +114,7 @@ impl<F: Fabric> Shard<F> {
             let line = format_args!("{:?} lost, to be made again: {reason}", conn.qp());
             self.cx.info("connections lost, to be made again", line);
         }
+        conn.requests.begin_anew();
         self.release_qp(&mut conn);
         self.requester.interrupt(&mut self.cx, &mut conn);
         conn.forget_device();

@@ -66,6 +66,8 @@ pub(super) struct Requests {
     plain_reply: usize,
     /// The peer has refused a plain call for want of a Reply chunk: from then on no call is plain.
     keeps_all: bool,
+    /// One was answered since the connection was made.
+    answered: bool,
 }
 
 /// A call of ours whose message waits to be sent, or for its reply: a slot, used again and again.
@@ -110,6 +112,16 @@ impl Requests {
     #[inline]
     pub(super) fn first_place(&self) -> *const [u8; size_of::<OutCall>()] {
         self.calls.as_ptr().cast()
+    }
+
+    /// One was answered since the connection was made.
+    pub(super) fn was_answered(&self) -> bool {
+        self.answered
+    }
+
+    /// The connection is made again.
+    pub(super) fn begin_anew(&mut self) {
+        self.answered = false;
     }
 
     /// As many slots as the protocol has.

@@ -61,6 +61,7 @@ impl Requester {
         invalidated: Option<u32>,
     ) {
         let (sink, exposure, started) = conn.end_call(call);
+        conn.requests.answered = true;
         cx.timed(started);
         let result = match read.header {
             Ok(header) => Ok(Reply { message, header, memory: None }),

@@ -92,6 +92,8 @@ pub(super) struct Line {
     calls: VecDeque<Waiting>,
     /// Those that have stepped aside.
     aside: VecDeque<Waiting>,
+    /// Which of them is tried next.
+    next_aside: usize,
     hold: Option<Hold>,
     /// Others are let past until then.
     lets_past_until: u64,
@@ -208,18 +210,28 @@ impl Lines {
         first
     }
 
-    /// The one that has stepped aside as the `at`th of them, while others are let past. It is to come back, unless it
-    /// waits no more.
-    pub(super) fn take_aside(&mut self, size: usize, at: usize, now: u64) -> Option<Waiting> {
-        let waiting = self.line(size).filter(|line| line.lets_past(now))?.aside.remove(at)?;
+    /// How many have stepped aside.
+    pub(super) fn aside(&mut self, size: usize) -> usize {
+        self.line(size).map_or(0, |line| line.aside.len())
+    }
+
+    /// The next of those that have stepped aside, while others are let past: all have their turn. It is to come back,
+    /// unless it waits no more.
+    pub(super) fn take_aside(&mut self, size: usize, now: u64) -> Option<Waiting> {
+        let line = self.line(size).filter(|line| line.lets_past(now))?;
+        if line.next_aside >= line.aside.len() {
+            line.next_aside = 0;
+        }
+        let waiting = line.aside.remove(line.next_aside)?;
         self.len -= 1;
         Some(waiting)
     }
 
     /// It goes on waiting there.
-    pub(super) fn put_aside(&mut self, size: usize, at: usize, waiting: Waiting) {
+    pub(super) fn put_aside(&mut self, size: usize, waiting: Waiting) {
         if let Some(line) = self.line(size) {
-            line.aside.insert(at.min(line.aside.len()), waiting);
+            line.aside.insert(line.next_aside.min(line.aside.len()), waiting);
+            line.next_aside += 1;
             self.len += 1;
         }
     }
@@ -372,7 +384,7 @@ impl Line {
     fn end_hold(&mut self, now: u64) {
         if let Some(hold) = self.hold.take() {
             let took = now.saturating_sub(hold.begun).min(HOLD_UP);
-            self.lets_past_until = now.saturating_add(LET_PAST * took);
+            self.lets_past_until = hold.begun.saturating_add((1 + LET_PAST) * took);
         }
     }
 }

@@ -91,10 +91,8 @@ impl Responder {
     /// The same of those that wait for buffers of one size.
     fn serve_line<F: Fabric>(&mut self, cx: &mut Context<F>, size: usize, now: u64) -> usize {
         let (mut served, mut given_up) = (0, false);
-        let mut aside = 0;
-        while aside < BATCH
-            && let Some(waiting) = self.waiters.take_aside(size, aside, now)
-        {
+        for _ in 0..self.waiters.aside(size).min(BATCH) {
+            let Some(waiting) = self.waiters.take_aside(size, now) else { break };
             let Some(waiting) = self.try_waiter(cx, size, waiting, now) else {
                 served += 1;
                 continue;
@@ -105,8 +103,7 @@ impl Responder {
                 self.refuse_waiter(cx, waiting, now);
                 continue;
             }
-            self.waiters.put_aside(size, aside, waiting);
-            aside += 1;
+            self.waiters.put_aside(size, waiting);
         }
         for _ in 0..BATCH {
             if let Some(until) = self.waiters.is_held_until(size, now) {
@@ -164,7 +161,8 @@ impl Responder {
                 self.boxes.put(call);
                 return None;
             };
-            cx.lend(conn, |cx, conn| match self.begin(cx, conn, call) {
+            let in_turn = !cx.awaits_some() || self.is_in_turn(cx, &call);
+            cx.lend(conn, |cx, conn| match if in_turn { self.begin(cx, conn, call) } else { Err(call) } {
                 Ok(()) => {
                     self.waiters.went_on(size, since, now);
                     cx.ready.add(conn);

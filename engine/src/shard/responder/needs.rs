@@ -100,19 +100,24 @@ impl Responder {
         needs.extend(message.filter(|&len| len != cx.sizing.capacity()).map(Need::bulk));
         needs.sort_unstable_by_key(|need| Reverse(need.len));
         let count = |need: &Need| cx.pool.room_within(need.len, need.longest).1;
-        let too_many = needs.iter().enumerate().find(|&(longer, need)| count(need) <= longer);
-        too_many.map(|(longer, need)| lack_of(cx, need, longer + 1))
+        let too_many = needs.iter().enumerate().map(|(at, need)| (need, rivals(&needs[..at], need.longest)));
+        too_many
+            .into_iter()
+            .find(|&(need, rivals)| count(need) <= rivals)
+            .map(|(need, rivals)| lack_of(cx, need, rivals + 1))
     }
 
     /// What a call waits for: of the buffers that it needs the longest that is not free, or that others wait for.
     pub(super) fn waits_for<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> Shortage {
         let needs = self.needs(cx, call);
-        let free = |need: &Need| cx.pool.room_within(need.len, need.longest.min(cx.longest_for(need.len))).0;
-        let lacking = needs.iter().enumerate().find(|&(longer, need)| free(need) <= longer);
-        let awaited = || needs.iter().enumerate().find(|(_, need)| cx.is_awaited(cx.class_of(need.len)));
+        let longest = |need: &Need| need.longest.min(cx.longest_for(need.len));
+        let free = |need: &Need| cx.pool.room_within(need.len, longest(need)).0;
+        let all = || needs.iter().enumerate().map(|(at, need)| (rivals(&needs[..at], longest(need)), need));
+        let lacking = all().find(|&(rivals, need)| free(need) <= rivals);
+        let awaited = || all().find(|(_, need)| cx.is_awaited(cx.class_of(need.len)));
         let found = lacking.or_else(awaited).or(needs.first().map(|need| (0, need)));
-        let (longer, need) = found.map_or((0, Need::bulk(0)), |(longer, &need)| (longer, need));
-        Shortage { need, several: longer + 1, size: cx.class_of(need.len), leaves_some: free(&need) > 0 }
+        let (rivals, need) = found.map_or((0, Need::bulk(0)), |(rivals, &need)| (rivals, need));
+        Shortage { need, several: rivals + 1, size: cx.class_of(need.len), leaves_some: free(&need) > 0 }
     }
 
     /// A call need not wait behind those that wait for what it needs.
@@ -144,6 +149,11 @@ impl Responder {
         needs.sort_unstable_by_key(|need| Reverse(need.len));
         needs
     }
+}
+
+/// How many of these, which are longer than one more, may be in a buffer for that, which has at most so many bytes.
+fn rivals(needs: &[Need], longest: usize) -> usize {
+    needs.iter().filter(|need| need.len <= longest).count()
 }
 
 /// What there is of a buffer of which so many are needed, and who says how many there are.

@@ -4,6 +4,7 @@ use std::time::Duration;
 use rpcrdma_mempool::{Buf, Frozen};
 
 use super::*;
+use crate::config::Config;
 use crate::fabric::ReceivedBuf;
 use crate::handoff::parker::{Sleeper, Wake};
 use crate::proto::Event;
@@ -35,6 +36,10 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
+        Self::with(small())
+    }
+
+    fn with(config: Config) -> Self {
         let mut services = Services::new();
         let answer = |call: &mut crate::ServerCall| {
             call.reply_mut(4).ok_or(crate::proto::Refusal::SystemError)?.fill(9);
@@ -45,7 +50,7 @@ impl Scene {
         services.add(1, 1, BULK, Procedure::new(answer).write_chunks(1, 50_000));
         let (hold, held) = mpsc::channel();
         services.add(1, 1, LATER, Procedure::deferred(move |call| hold.send(call).expect("it is held")));
-        let mut cx = context(small());
+        let mut cx = context(config);
         cx.config.max_deferred = 2;
         let signal = Sleeper::new(Wake::Fabric(cx.fabric.waker())).signal();
         let responder = Responder::new(Some(services.to_local()), signal);
@@ -342,6 +347,48 @@ fn who_has_stepped_aside_goes_on_as_soon_as_there_is_enough() {
     assert!(!scene.cx.awaits_some() && scene.responder.waiters.len() == 2, "they have stepped aside");
     held.pop();
     assert_eq!((scene.responder.go_on(&mut scene.cx), scene.responder.waiters.len()), (1, 1), "who needs two");
+}
+
+/// What is gathered for it is not there for who came later, whatever else that one waits for, or does not.
+#[test]
+fn who_needs_several_gathers_them_from_those_that_came_later() {
+    let (mut scene, time) = (Scene::new(), SimulatedTime::new());
+    scene.cx.clock = Clock::simulated(&time);
+    let (mut first, mut later) = (open_conn(0, true), open_conn(1, true));
+    let (all, one) = (scene.bulk(&mut first, 1, 4), scene.bulk(&mut later, 2, 1));
+    let mut held = scene.empty_pool();
+    let mut comes_home = |len: usize| {
+        let one = held.iter().position(|buf| buf.capacity() == len).expect("it was taken");
+        drop(held.swap_remove(one));
+    };
+    (0..3).for_each(|_| comes_home(65536));
+    scene.responder.start(&mut scene.cx, &mut first, all);
+    time.advance(Duration::from_millis(1));
+    scene.responder.start(&mut scene.cx, &mut later, one);
+    scene.cx.conns.insert(first);
+    scene.cx.conns.insert(later);
+    comes_home(512);
+    assert_eq!(scene.responder.go_on(&mut scene.cx), 0, "the later one has its room for a reply, and three others");
+    comes_home(65536);
+    assert_eq!(scene.responder.go_on(&mut scene.cx), 1);
+    let mut first = scene.cx.conns.take_slot(0).expect("it is there");
+    assert_eq!(scene.sent(&mut first).len(), 1);
+}
+
+/// Nor for a call that needs nothing but its reply, however many are free.
+#[test]
+fn short_replies_leave_alone_what_is_gathered() {
+    let mut scene = Scene::with(Config { small_buffers: 4096, ..small() });
+    let (mut first, mut later) = (open_conn(0, true), open_conn(1, true));
+    let mut held = scene.empty_pool();
+    scene.serve_held(&mut first, 1);
+    assert!(scene.cx.is_awaited(512));
+    held.clear();
+    scene.serve_held(&mut later, 2);
+    assert_eq!((scene.responder.waiters.len(), scene.sent(&mut later)), (2, vec![]));
+    scene.cx.conns.insert(first);
+    scene.cx.conns.insert(later);
+    assert_eq!(scene.responder.go_on(&mut scene.cx), 2);
 }
 
 /// One of each of two sizes: what is there for it does not go to others while the other one comes home.
