@@ -21,7 +21,7 @@ use crate::wire::View;
 /// Who has a long buffer for what it puts together: by the age of the message.
 type Holders = Rc<RefCell<BTreeMap<u64, Holder>>>;
 
-/// Nanoseconds after which a message makes room for that of a host that has fewer.
+/// Nanoseconds after which the only message of a host makes room for that of a host that has none.
 const LONG: u64 = 100_000_000;
 
 #[derive(Clone, Copy, Debug)]

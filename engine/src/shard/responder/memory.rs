@@ -97,11 +97,14 @@ impl Responder {
                 served += 1;
                 continue;
             };
-            let shortage = self.waits_for(cx, waiting.call());
-            given_up = given_up || self.is_in_vain(cx, size, waiting.call(), &shortage, now);
-            if given_up && shortage.size() == size {
-                self.refuse_waiter(cx, waiting, now);
-                continue;
+            // What it lacks is of interest now and then.
+            if given_up || self.waiters.is_to_be_looked_at(size, now) {
+                let shortage = self.waits_for(cx, waiting.call());
+                given_up = given_up || self.is_in_vain(cx, size, waiting.call(), &shortage, now);
+                if given_up && shortage.size() == size {
+                    self.refuse_waiter(cx, waiting, now);
+                    continue;
+                }
             }
             self.waiters.put_aside(size, waiting);
         }

@@ -100,11 +100,9 @@ impl Responder {
         needs.extend(message.filter(|&len| len != cx.sizing.capacity()).map(Need::bulk));
         needs.sort_unstable_by_key(|need| Reverse(need.len));
         let count = |need: &Need| cx.pool.room_within(need.len, need.longest).1;
-        let too_many = needs.iter().enumerate().map(|(at, need)| (need, rivals(&needs[..at], need.longest)));
-        too_many
-            .into_iter()
-            .find(|&(need, rivals)| count(need) <= rivals)
-            .map(|(need, rivals)| lack_of(cx, need, rivals + 1))
+        let mut all = needs.iter().enumerate().map(|(at, need)| (need, rivals(&needs[..at], need.longest)));
+        let too_many = all.find(|&(need, rivals)| count(need) <= rivals);
+        too_many.map(|(need, rivals)| lack_of(cx, need, rivals + 1))
     }
 
     /// What a call waits for: of the buffers that it needs the longest that is not free, or that others wait for.
