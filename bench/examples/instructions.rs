@@ -155,7 +155,7 @@ fn client_side_poll<F: Fabric>(client: &mut LocalClient<F>, expected: usize) -> 
 }
 
 fn echo(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
-    let (args, mut results) = call.args_and_writer().ok_or(Refusal::SystemError)?;
+    let (args, mut results) = call.args_and_writer();
     results.put(args).map_err(|_| Refusal::GarbageArguments)
 }
 
@@ -184,7 +184,7 @@ fn write(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
 }
 
 fn read(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
-    let mut result = call.result_writer(0).ok_or(Refusal::GarbageArguments)?;
+    let mut result = call.result_writer(0)?;
     result.put(&[7; PAYLOAD]).map_err(|_| Refusal::GarbageArguments)
 }
 

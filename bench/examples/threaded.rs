@@ -31,7 +31,7 @@ fn client_side(client: &mut Client, under_way: &mut Vec<Pending>, depth: u64) ->
 }
 
 fn echo(call: &mut rpcrdma::ServerCall) -> Result<(), Refusal> {
-    call.reply_mut(PAYLOAD).ok_or(Refusal::SystemError)?.fill(7);
+    call.reply_mut(PAYLOAD)?.fill(7);
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 
 use rpcrdma::client::{ClientConfig, LocalClient};
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Address, Procedure, Refusal, Server, Services};
+use rpcrdma::{Address, Procedure, Server, Services};
 
 /// Program numbers from 0x20000000 to 0x3fffffff are everybody's own (RFC 5531 §13).
 const PROGRAM: u32 = 0x2000_0001;
@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The server has a thread for each shard; this procedure runs on the shard that received the call.
     let echo = Procedure::new(|call| {
         let len = call.args().len();
-        let (args, results) = call.args_and_reply(len).ok_or(Refusal::GarbageArguments)?;
+        let (args, results) = call.args_and_reply(len)?;
         results.copy_from_slice(args);
         Ok(())
     });

@@ -94,7 +94,7 @@ fn main() -> Result<(), Failure> {
     let address: Address = format!("soft:own-loop-{}", std::process::id()).parse()?;
     let mut services = Services::default();
     let echo = Procedure::local(|call| {
-        let (args, mut results) = call.args_and_writer().ok_or(Refusal::SystemError)?;
+        let (args, mut results) = call.args_and_writer();
         results.put(args).or(Err(Refusal::SystemError))
     });
     services.add(PROGRAM, 1, ECHO, echo);

@@ -23,11 +23,11 @@
 //! // What may come and go as chunks is declared; a call that does otherwise is refused before it is run.
 //! let uppercase = Procedure::new(|call| {
 //!     let text = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
-//!     let mut result = call.result_writer(0).ok_or(Refusal::GarbageArguments)?;
-//!     result.put(&text.to_ascii_uppercase()).map_err(|_| Refusal::GarbageArguments)?;
+//!     let mut result = call.result_writer(0)?;
+//!     result.put(&text.to_ascii_uppercase())?;
 //!     // The results that travel within the message: here, how long the text is.
 //!     let len = (text.len() as u32).to_be_bytes();
-//!     call.reply_mut(4).ok_or(Refusal::SystemError)?.copy_from_slice(&len);
+//!     call.reply_mut(4)?.copy_from_slice(&len);
 //!     Ok(())
 //! });
 //! let uppercase = uppercase.read_chunks(1, LONGEST).uncounted().write_chunks(1, LONGEST);

@@ -102,7 +102,7 @@ fn word(call: &ServerCall, index: usize) -> Result<u32, Refusal> {
 
 /// Sets the results; more than there is room for is the server's fault.
 fn results(call: &mut ServerCall, bytes: &[u8]) -> Result<(), Refusal> {
-    call.reply_mut(bytes.len()).ok_or(Refusal::SystemError)?.copy_from_slice(bytes);
+    call.reply_mut(bytes.len())?.copy_from_slice(bytes);
     Ok(())
 }
 
@@ -135,7 +135,7 @@ fn load(call: &mut ServerCall) -> Result<(), Refusal> {
     for n in 0..MAX_CHUNKS {
         let Some(capacity) = call.write_chunk_capacity(n) else { break };
         let len = (word(call, n + 1)? as usize).min(capacity);
-        if let Some(result) = call.result_mut(n) {
+        if let Ok(result) = call.result_mut(n) {
             pattern(seed + n as u32, &mut result[..len]);
         }
         call.set_result_len(n, len);
@@ -147,7 +147,7 @@ fn load(call: &mut ServerCall) -> Result<(), Refusal> {
 fn mirror(call: &mut ServerCall) -> Result<(), Refusal> {
     for n in 0..call.read_chunks() {
         let data = call.take_read_chunk(n).ok_or(Refusal::SystemError)?;
-        let result = call.result_mut(n).ok_or(Refusal::GarbageArguments)?;
+        let result = call.result_mut(n)?;
         result.get_mut(..data.len()).ok_or(Refusal::GarbageArguments)?.copy_from_slice(&data);
         call.set_result_len(n, data.len());
     }
@@ -173,7 +173,7 @@ fn credential(call: &mut ServerCall) -> Result<(), Refusal> {
 
 fn reply(call: &mut ServerCall) -> Result<(), Refusal> {
     let len = word(call, 0)? as usize;
-    let bytes = call.reply_mut(len).ok_or(Refusal::SystemError)?;
+    let bytes = call.reply_mut(len)?;
     pattern(len as u32, bytes);
     Ok(())
 }

@@ -67,12 +67,12 @@ fn services() -> Services {
     let echo = |call: &mut ServerCall| {
         let mut bytes = [0; 64];
         bytes.copy_from_slice(call.args().get(..64).ok_or(Refusal::GarbageArguments)?);
-        call.reply_mut(64).ok_or(Refusal::SystemError)?.copy_from_slice(&bytes);
+        call.reply_mut(64)?.copy_from_slice(&bytes);
         Ok(())
     };
     let mirror = |call: &mut ServerCall| {
         let data = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
-        let result = call.result_mut(0).ok_or(Refusal::GarbageArguments)?;
+        let result = call.result_mut(0)?;
         result[..data.len()].copy_from_slice(&data);
         call.set_result_len(0, data.len());
         Ok(())

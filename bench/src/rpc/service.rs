@@ -202,16 +202,14 @@ impl Program {
 }
 
 fn echo(call: &mut ServerCall) -> Result<(), Refusal> {
-    let (args, mut results) = call.args_and_writer().ok_or(Refusal::SystemError)?;
+    let (args, mut results) = call.args_and_writer();
     results.put(args).map_err(|_| Refusal::GarbageArguments)
 }
 
 fn read(call: &mut ServerCall, content: &Frozen) -> Result<(), Refusal> {
     let len = call.write_chunk_capacity(0).filter(|&len| len <= content.len());
     let len = len.ok_or(Refusal::GarbageArguments)?;
-    if !call.set_result(0, content.part(0, len)) {
-        return Err(Refusal::SystemError);
-    }
+    call.set_result(0, content.part(0, len))?;
     reply(call, &(len as u32).to_be_bytes())
 }
 
@@ -230,7 +228,7 @@ fn write(call: &mut ServerCall) -> Result<(), Refusal> {
 fn read_message(call: &mut ServerCall, content: &[u8]) -> Result<(), Refusal> {
     let len = word(call.args());
     let content = len.and_then(|len| content.get(..len as usize)).ok_or(Refusal::GarbageArguments)?;
-    let mut results = call.reply_writer().ok_or(Refusal::SystemError)?;
+    let mut results = call.reply_writer();
     let padding = padded(content.len()) - content.len();
     let written = results.put(&(content.len() as u32).to_be_bytes()).and_then(|()| results.put(content));
     written.and_then(|()| results.put_zeroes(padding)).map_err(|_| Refusal::SystemError)
@@ -251,7 +249,7 @@ fn write_message(call: &mut ServerCall) -> Result<(), Refusal> {
 }
 
 pub(super) fn reply(call: &mut ServerCall, results: &[u8]) -> Result<(), Refusal> {
-    let mut room = call.reply_writer().ok_or(Refusal::SystemError)?;
+    let mut room = call.reply_writer();
     room.put(results).map_err(|_| Refusal::SystemError)
 }
 

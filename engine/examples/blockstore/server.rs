@@ -94,9 +94,9 @@ fn read(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
     }
     // The result is read to where it is sent from; the chunk's room may be less than what is asked for.
     let outcome = match call.result_writer(0) {
-        Some(mut result) => store.read(offset, count as usize, &mut result),
-        None if count == 0 => store.left(offset).map(|_| 0),
-        None => return Err(Refusal::GarbageArguments),
+        Ok(mut result) => store.read(offset, count as usize, &mut result),
+        Err(_) if count == 0 => store.left(offset).map(|_| 0),
+        Err(no_result) => return Err(no_result.into()),
     };
     if outcome.is_err() {
         call.set_result_len(0, 0);
@@ -137,7 +137,7 @@ fn begin_read(store: &Store, disk: &Disk, mut call: DeferredCall) {
         return answer::<ReadData>(call, Err(Status::TooLong));
     }
     // The chunk's room may be less than what is asked for.
-    let room = call.result_writer(0).map(|result| result.room());
+    let room = call.result_writer(0).map(|result| result.room()).ok();
     if room.is_none() && count > 0 {
         return call.answer(Err(Refusal::GarbageArguments));
     }
@@ -198,6 +198,6 @@ fn args<T: Xdr>(call: &ServerCall) -> Result<T, Refusal> {
 }
 
 fn reply<T: Xdr>(call: &mut ServerCall, result: Result<T, Status>) -> Result<(), Refusal> {
-    let room = call.reply_mut(codec::result_len(&result)).ok_or(Refusal::SystemError)?;
+    let room = call.reply_mut(codec::result_len(&result))?;
     codec::encode_result(&result, room).map_err(|_| Refusal::SystemError)
 }

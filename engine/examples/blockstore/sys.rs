@@ -81,7 +81,7 @@ impl Job {
         let (done, len) = (self.done, self.len);
         match self.what {
             What::Read => {
-                let mut result = self.call.result_writer(0)?;
+                let mut result = self.call.result_writer(0).ok()?;
                 (len <= result.room()).then(|| result.as_mut_ptr().wrapping_add(done))
             }
             What::Write => self.call.read_chunk(0)?.get(done..len).map(|data| data.as_ptr().cast_mut()),
@@ -92,7 +92,7 @@ impl Job {
     /// The call, with the result that was read; and where in the file it starts, and how long it is.
     pub(crate) fn into_done(mut self) -> (DeferredCall, u64, usize) {
         if self.what == What::Read
-            && let Some(mut result) = self.call.result_writer(0)
+            && let Ok(mut result) = self.call.result_writer(0)
         {
             // SAFETY: the kernel has said of each of these bytes that it has written it, from the start of the
             // result on; and as the job is not in a ring, it writes no more.

@@ -67,7 +67,7 @@ impl<'a> Args<'a> {
 
 /// Writes the results of a call.
 pub(crate) fn reply<T: Pack>(call: &mut ServerCall, results: &T) -> Result<(), Refusal> {
-    let mut room = call.reply_writer().ok_or(Refusal::SystemError)?;
+    let mut room = call.reply_writer();
     results.pack(&mut room).map_err(|_| Refusal::SystemError)?;
     Ok(())
 }

@@ -50,13 +50,13 @@ fn place(call: &mut ServerCall, results: READLINK3resok<'_>) -> Result<(), Refus
         return reply(call, &whole);
     }
     let needed = path.len();
-    if call.result_writer(0).is_none_or(|mut room| room.put(&path).is_err()) {
+    if call.result_writer(0).map_or(true, |mut room| room.put(&path).is_err()) {
         return Err(Refusal::ShortChunk { index: 0, needed: needed as u32 });
     }
     let mut bytes = Vec::with_capacity(whole.packed_size());
     whole.pack(&mut bytes).map_err(|_| Refusal::SystemError)?;
     bytes.truncate(bytes.len() - padded(needed));
-    let mut room = call.reply_writer().ok_or(Refusal::SystemError)?;
+    let mut room = call.reply_writer();
     room.put(&bytes).map_err(|_| Refusal::SystemError)
 }
 

@@ -37,13 +37,13 @@ pub(crate) fn read(export: &Export, who: &Identity, call: &mut ServerCall) -> Re
     let direct = call.write_chunk_capacity(0).filter(|&room| room > 0);
     let outcome = found.as_ref().map_err(|&status| status).and_then(|node| match direct {
         Some(room) => {
-            let result = call.result_writer(0).ok_or(nfsstat3::NFS3ERR_SERVERFAULT)?;
+            let result = call.result_writer(0).map_err(|_| nfsstat3::NFS3ERR_SERVERFAULT)?;
             read_into(node, who, offset, result, count.min(room))
         }
         None => {
             // In whole words, so that there is room for the padding.
             let most = (call.reply_room().saturating_sub(READ_HEAD) & !3).min(INLINE_READ);
-            let mut results = call.reply_writer().ok_or(nfsstat3::NFS3ERR_SERVERFAULT)?;
+            let mut results = call.reply_writer();
             results.put_zeroes(READ_HEAD).map_err(|_| nfsstat3::NFS3ERR_SERVERFAULT)?;
             read_into(node, who, offset, results, count.min(most))
         }
@@ -53,7 +53,7 @@ pub(crate) fn read(export: &Export, who: &Identity, call: &mut ServerCall) -> Re
             let eof = offset.saturating_add(len as u64) >= stat.st_size as u64;
             let inline = if direct.is_some() { 0 } else { padded(len) };
             // The data are there, and what rounds them up is zero.
-            let room = call.reply_mut(READ_HEAD + inline).ok_or(Refusal::SystemError)?;
+            let room = call.reply_mut(READ_HEAD + inline)?;
             // Always with attributes: clients place the data by the length of what is in front of it.
             let mut head = &mut room[..READ_HEAD];
             let words = (nfsstat3::NFS3_OK, optional(Some(fattr(&stat))), len as u32, eof, len as u32);

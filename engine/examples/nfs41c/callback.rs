@@ -44,7 +44,7 @@ pub(crate) fn services(tell: Sender<Heard>) -> Arc<Services> {
             // One that nobody waits for any more is answered all the same.
             let _ = tell.lock().map(|tell| tell.send(event));
         }
-        call.reply_mut(results.len()).ok_or(Refusal::SystemError)?.copy_from_slice(&results);
+        call.reply_mut(results.len())?.copy_from_slice(&results);
         Ok(())
     });
     let mut services = Services::new();

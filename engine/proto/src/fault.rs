@@ -5,7 +5,7 @@ use std::fmt;
 use crate::auth::AuthError;
 use crate::binding::BindingError;
 use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
-use crate::wire::{ErrorBody, WireErrorKind};
+use crate::wire::{ErrorBody, NoSpace, WireErrorKind};
 
 /// The peer broke a rule that the connection cannot outlive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -314,6 +314,13 @@ pub enum Refusal {
     /// The credential was refused; the `auth_stat` of RFC 5531 §9.
     #[error("authentication refused, auth_stat {0}")]
     Authentication(u32),
+}
+
+/// Results that do not fit where they go are the server's own trouble: it declared less.
+impl From<NoSpace> for Refusal {
+    fn from(_: NoSpace) -> Self {
+        Self::SystemError
+    }
 }
 
 impl Refusal {

@@ -1,50 +1,49 @@
 //! The memory of served calls.
 
-use super::call::OwnedCall;
+use super::call::{Arrived, Call, OwnedCall, Unready};
 use crate::fabric::QpId;
 use crate::proto::InboundId;
 
-/// Keeps the boxes of served calls for reuse: none is allocated per call.
+/// Keeps the memory of served calls for reuse: none is allocated per call.
 #[derive(Debug, Default)]
 pub(crate) struct CallBoxes {
     #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
     spare: Vec<Box<OwnedCall>>,
     /// Index of the shard that they are of.
-    pub(crate) shard: u32,
+    shard: u32,
 }
 
 impl CallBoxes {
+    /// Which of its server's shards they are of.
+    pub(crate) fn set_shard(&mut self, index: u32) {
+        self.shard = index;
+    }
+
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.spare.len()
     }
 
-    #[inline]
-    pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> Box<OwnedCall> {
+    /// A call that has come on this connection, by this name.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> Call<Arrived> {
         match self.spare.pop() {
-            Some(mut call) => {
-                call.qp = qp;
-                call.id = id;
-                call.results_len = 0;
-                call
-            }
-            None => OwnedCall::blank(self.shard, qp, id),
+            Some(memory) => Call::again(memory, qp, id),
+            None => Call::blank(self.shard, qp, id),
         }
     }
 
     /// Takes a call back; its buffers go home.
     #[inline(always)]
-    pub(crate) fn put(&mut self, mut call: Box<OwnedCall>) {
-        // Most have given both away.
-        if call.message.is_some() {
-            call.message = None;
+    pub(crate) fn put<S>(&mut self, call: Call<S>) {
+        self.spare.push(call.end());
+    }
+
+    /// The same of one that waited.
+    pub(crate) fn put_unready(&mut self, call: Unready) {
+        match call {
+            Unready::Long(call) => self.put(call),
+            Unready::Admitted(call) => self.put(call),
         }
-        if call.reply.is_some() {
-            call.reply = None;
-        }
-        if call.unusual {
-            call.clear();
-        }
-        self.spare.push(call);
     }
 }

@@ -9,9 +9,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::call::{OwnedCall, ServerCall};
+use super::call::{Answered, Call, OwnedCall, Ready, ServerCall};
 use crate::handoff::parker::Signal;
-use crate::handoff::returns::WayHome;
+use crate::handoff::returns::{Came, Home, WayHome};
 use crate::proto::Refusal;
 
 /// Where calls that were taken came from: one connection, for as long as it lasts.
@@ -22,11 +22,6 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// A connection of the shard that this leads to.
-    pub(crate) fn new(way: WayHome<OwnedCall>, signal: Signal) -> Self {
-        Self { way, signal, over: AtomicBool::new(false) }
-    }
-
     /// The connection is over.
     pub(crate) fn end(&self) {
         // Relaxed: nothing is read because of it that another thread wrote.
@@ -35,6 +30,51 @@ impl Origin {
 
     pub(crate) fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
+    }
+}
+
+/// Where calls that were taken come home to, on their shard.
+pub(crate) struct CallsHome {
+    home: Home<OwnedCall>,
+    /// Wakes the shard.
+    signal: Signal,
+}
+
+impl CallsHome {
+    /// `signal` wakes the shard.
+    pub(crate) fn new(signal: Signal) -> Self {
+        Self { home: Home::new(), signal }
+    }
+
+    /// What leads here, for one more connection of the shard.
+    pub(crate) fn origin(&self) -> Arc<Origin> {
+        Arc::new(Origin { way: self.home.way(), signal: self.signal.clone(), over: AtomicBool::new(false) })
+    }
+
+    /// Takes all that have come, in their order.
+    #[inline(always)]
+    pub(crate) fn take(&mut self) -> CameHome {
+        CameHome(self.home.take())
+    }
+}
+
+/// Calls that have come home, oldest first.
+pub(crate) struct CameHome(Came<OwnedCall>);
+
+impl CameHome {
+    /// All were taken.
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Iterator for CameHome {
+    type Item = Call<Answered>;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Call<Answered>> {
+        Call::next_of(&mut self.0)
     }
 }
 
@@ -47,13 +87,13 @@ impl Origin {
 /// ([`ShardStats::calls_dropped`](crate::stats::ShardStats::calls_dropped)).
 pub struct DeferredCall {
     /// `None` once it is on its way home.
-    call: Option<Box<OwnedCall>>,
+    call: Option<Call<Ready>>,
     origin: Arc<Origin>,
 }
 
 impl DeferredCall {
     #[inline]
-    pub(crate) fn new(call: Box<OwnedCall>, origin: &Arc<Origin>) -> Self {
+    pub(crate) fn new(call: Call<Ready>, origin: &Arc<Origin>) -> Self {
         Self { call: Some(call), origin: Arc::clone(origin) }
     }
 
@@ -61,18 +101,15 @@ impl DeferredCall {
     /// current turn, or its next one. If the connection is over meanwhile, nothing happens.
     #[inline]
     pub fn answer(mut self, outcome: Result<(), Refusal>) {
-        if let Some(mut call) = self.call.take() {
-            call.refusal = outcome.err();
-            self.send_home(call);
+        if let Some(call) = self.call.take() {
+            self.send_home(call.answered(outcome));
         }
     }
 
     #[inline]
-    fn send_home(&self, mut call: Box<OwnedCall>) {
-        // What has run must not run again, whoever is left to hear of it.
-        call.remember();
+    fn send_home(&self, call: Call<Answered>) {
         // A shard that is gone needs nothing back.
-        if self.origin.way.give_back(call).is_ok() {
+        if call.go_home(&self.origin.way).is_ok() {
             self.origin.signal.notify();
         }
     }
@@ -87,9 +124,8 @@ impl DeferredCall {
 impl Drop for DeferredCall {
     #[inline]
     fn drop(&mut self) {
-        if let Some(mut call) = self.call.take() {
-            call.drop_unanswered();
-            self.send_home(call);
+        if let Some(call) = self.call.take() {
+            self.send_home(call.dropped());
         }
     }
 }
@@ -99,14 +135,14 @@ impl Deref for DeferredCall {
 
     #[inline]
     fn deref(&self) -> &ServerCall {
-        self.call.as_deref().expect("it goes home once, by value")
+        self.call.as_ref().expect("it goes home once, by value").view()
     }
 }
 
 impl DerefMut for DeferredCall {
     #[inline]
     fn deref_mut(&mut self) -> &mut ServerCall {
-        self.call.as_deref_mut().expect("it goes home once, by value")
+        self.call.as_mut().expect("it goes home once, by value").view_mut()
     }
 }
 

@@ -12,10 +12,13 @@ mod task;
 mod writer;
 
 pub(crate) use boxes::CallBoxes;
-pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, ServerCall};
-pub(crate) use call::{Miscounted, OwnedCall, ReadArgument, ResultBytes, ResultChunk, Verifier};
+pub(crate) use call::{
+    Admitted, Answered, Arrived, Call, CallParts, Chunks, Header, Long, Miscounted, Ready, Refused, Replying,
+    RpcMessage, Stamp, Unready,
+};
+pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, NoResult, ServerCall};
 pub use deferred::DeferredCall;
-pub(crate) use deferred::Origin;
+pub(crate) use deferred::{CallsHome, CameHome, Origin};
 pub(crate) use handler::Task;
 pub use handler::{Local, Sharing, Threads};
 pub use procedure::{MAX_PROCEDURE, Procedure, ServiceError, Services, Unservable};

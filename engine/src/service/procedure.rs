@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rpcrdma_mempool::Buf;
 
-use super::call::{MAX_CHUNKS, ServerCall};
+use super::call::{Answered, Call, MAX_CHUNKS, Ready, ServerCall};
 use super::deferred::DeferredCall;
 use super::handler::{Handler, Local, Sharing, Task, Threads};
 use super::reply_cache::{CHECKSUMMED, CallKey, Client, Lookup, ReplyCache};
@@ -69,8 +69,8 @@ type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
 
 impl Cached {
     /// What is known of a call. `None` if it is new, and has its ticket; or if nobody can say whose it is.
-    pub(crate) fn look_up(&self, call: &mut ServerCall) -> Option<Lookup> {
-        match self.cache.begin(self.key(call)?) {
+    pub(crate) fn look_up(&self, call: &mut Call<Ready>) -> Option<Lookup> {
+        match self.cache.begin(self.key(call.view())?) {
             Lookup::New(ticket) => {
                 call.set_claim(ticket);
                 None
@@ -80,8 +80,8 @@ impl Cached {
     }
 
     /// Whether the call that this one repeats is not through yet.
-    pub(crate) fn still_runs(&self, call: &ServerCall) -> bool {
-        self.key(call).is_some_and(|key| self.cache.is_running(&key))
+    pub(crate) fn still_runs(&self, call: &Call<Ready>) -> bool {
+        self.key(call.view()).is_some_and(|key| self.cache.is_running(&key))
     }
 
     fn key(&self, call: &ServerCall) -> Option<CallKey> {
@@ -271,29 +271,19 @@ impl<S: Sharing> Procedure<S> {
         self
     }
 
-    /// Runs a call if it is one that runs on the shard, whenever it comes; false if it is not.
+    /// Runs a call if it is one that runs on the shard, whenever it comes; else it comes back.
     #[inline(always)]
-    pub(crate) fn run_here(&self, call: &mut ServerCall) -> bool {
-        if self.plain {
-            self.run(call);
-        }
-        self.plain
+    pub(crate) fn run_here(&self, call: Call<Ready>) -> Result<Call<Answered>, Call<Ready>> {
+        if self.plain { Ok(self.run(call)) } else { Err(call) }
     }
 
-    /// Runs a call, on a shard or a worker, and remembers its reply where that is asked for. A handler that
-    /// panics costs its call, and nobody else's.
+    /// Runs a call, on a shard or a worker. A handler that panics costs its call, and nobody else's.
     #[inline(never)]
-    pub(crate) fn run(&self, call: &mut ServerCall) {
-        let Handler::Run(run) = &self.handler else {
-            call.refusal = None;
-            return;
-        };
-        match caught(|| run(call)) {
-            Ok(outcome) => call.refusal = outcome.err(),
-            Err(panic) => call.set_panic(panic),
-        }
-        if self.cached.is_some() {
-            call.remember();
+    pub(crate) fn run(&self, mut call: Call<Ready>) -> Call<Answered> {
+        let Handler::Run(run) = &self.handler else { return call.answered(Ok(())) };
+        match caught(|| run(call.view_mut())) {
+            Ok(outcome) => call.answered(outcome),
+            Err(panic) => call.panicked(panic),
         }
     }
 
@@ -307,9 +297,9 @@ impl<S: Sharing> Procedure<S> {
     ///
     /// # Errors
     /// What was said by whoever chooses, and panicked.
-    pub(crate) fn choose_landing(&self, call: &ServerCall, chunk: usize, len: usize) -> Result<Option<Buf>, Box<str>> {
+    pub(crate) fn choose_landing(&self, call: &Call<Ready>, chunk: usize, len: usize) -> Result<Option<Buf>, Box<str>> {
         let Some(choose) = &self.landing else { return Ok(None) };
-        caught(|| choose(call, chunk, len))
+        caught(|| choose(call.view(), chunk, len))
     }
 
     /// Its handler takes its calls.

@@ -131,8 +131,9 @@ impl CallKey {
 
     /// Of a call that is being served; so many bytes count of each argument.
     pub(super) fn of(client: Client, call: &ServerCall, checksummed: usize) -> Self {
-        let ServerCall { xid, program, version, procedure, .. } = *call;
-        let inline = Self { client, xid, program, version, procedure, checksum: 0 }.with(call.args(), checksummed);
+        let (program, version, procedure) = (call.program(), call.version(), call.procedure());
+        let inline = Self { client, xid: call.xid(), program, version, procedure, checksum: 0 };
+        let inline = inline.with(call.args(), checksummed);
         (0..call.read_chunks()).fold(inline, |key, n| key.with(call.read_chunk(n).unwrap_or_default(), checksummed))
     }
 

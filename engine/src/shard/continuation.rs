@@ -8,7 +8,7 @@ use super::requester::call_header_len;
 use crate::config::{HEADROOM_PLAIN, SMALL_BUFFER};
 use crate::fabric::Fabric;
 use crate::proto::{CallId, Outgoing};
-use crate::service::OwnedCall;
+use crate::service::{Call, Replying};
 use crate::wire::ChunkCounts;
 
 /// Bytes of the shortest parts, but for the last: what the smallest buffers hold.
@@ -20,14 +20,14 @@ pub(super) enum Whose {
     /// A call of ours, and what it exposes.
     Call(CallId, Option<u32>),
     /// The reply to a call of the peer's.
-    Reply(Box<OwnedCall>),
+    Reply(Call<Replying>),
 }
 
 impl Whose {
     fn outgoing(&self) -> Outgoing {
         match self {
             Self::Call(call, _) => Outgoing::Call(*call),
-            Self::Reply(call) => Outgoing::Reply(call.id),
+            Self::Reply(call) => Outgoing::Reply(call.id()),
         }
     }
 }

@@ -5,6 +5,7 @@ use super::conn::Conn;
 use super::stage::Stage;
 use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{CallError, Event, Incoming, Lists, PeerFault, Rejected};
+use crate::service::RpcMessage;
 use crate::wire::{ErrorBody, Head, HeaderType, View, WireError};
 
 impl<F: Fabric> Shard<F> {
@@ -51,8 +52,8 @@ impl<F: Fabric> Shard<F> {
                 {
                     return self.responder.serve_unusual(cx, conn, call, view);
                 }
-                let read = self.responder.read(conn, &incoming, &message, &mut call);
-                self.responder.serve(cx, conn, call, read, message);
+                let (read, at) = (self.responder.read(conn, &incoming, &message, &mut call), incoming.head.len);
+                self.responder.serve(cx, conn, call, read, RpcMessage::new(message, at));
             }
             Ok(Event::Reply { call, token }) => {
                 if let Some(view) = incoming.view()

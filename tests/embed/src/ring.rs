@@ -126,7 +126,7 @@ impl Ring {
         let entry: squeue::Entry = match &mut job {
             Job::Read(Get { call, file, at, len, done }) => {
                 // Whoever made the job has seen that there is room for `len` bytes.
-                let Some(mut room) = call.result_writer(0).filter(|room| room.room() >= *len) else { return Err(job) };
+                let Ok(mut room) = call.result_writer(0) else { return Err(job) };
                 let memory = room.as_mut_ptr().wrapping_add(*done);
                 let (left, at) = ((*len - *done) as u32, *at + *done as u64);
                 opcode::Read::new(Fd(file.as_raw_fd()), memory, left).offset(at).build()
@@ -170,8 +170,9 @@ impl Ring {
         let moved = usize::try_from(entry.result()).map_err(|_| io::Error::from_raw_os_error(-entry.result()));
         if let (Job::Read(get), Ok(moved)) = (&mut job, &moved) {
             get.done += moved;
-            let whole = get.is_whole();
-            if let Some(mut value) = get.call.result_writer(0).filter(|_| whole) {
+            if get.is_whole()
+                && let Ok(mut value) = get.call.result_writer(0)
+            {
                 // SAFETY: the kernel has written all of these bytes there, from the start on, and is done.
                 unsafe { value.advance(get.len) };
             }

@@ -78,7 +78,7 @@ fn list(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
     let mut page = (names.len() as u32).to_be_bytes().to_vec();
     names.iter().for_each(|name| put_opaque(&mut page, name));
     page.extend(u32::from(more).to_be_bytes());
-    call.reply_mut(page.len()).ok_or(Refusal::SystemError)?.copy_from_slice(&page);
+    call.reply_mut(page.len())?.copy_from_slice(&page);
     Ok(())
 }
 
@@ -112,7 +112,7 @@ impl Disk {
         let len = place.len as usize;
         if len == 0 {
             answer(call, &[1, 0]);
-        } else if call.result_writer(0).is_some_and(|room| room.room() >= len) {
+        } else if call.result_writer(0).is_ok_and(|room| room.room() >= len) {
             let file = Arc::clone(&self.store.logs()[place.log]);
             self.gets.push_back(Get::new(call, file, place.at, len));
         } else {
@@ -215,14 +215,11 @@ fn failed(why: &str) -> Refusal {
 
 /// Answers with these words.
 fn answer(mut call: DeferredCall, words: &[u32]) {
-    let outcome = match call.reply_mut(4 * words.len()) {
-        Some(results) => {
-            results.as_chunks_mut().0.iter_mut().zip(words).for_each(|(room, word)| *room = word.to_be_bytes());
-            Ok(())
-        }
-        None => Err(Refusal::SystemError),
-    };
-    call.answer(outcome);
+    let room = call.reply_mut(4 * words.len());
+    let written = room.map(|results| {
+        results.as_chunks_mut().0.iter_mut().zip(words).for_each(|(room, word)| *room = word.to_be_bytes());
+    });
+    call.answer(written.map_err(Refusal::from));
 }
 
 /// Turns with the shard.

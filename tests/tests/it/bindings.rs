@@ -117,15 +117,15 @@ fn nfs() -> Services {
         let found = call.args().first() == Some(&0);
         if !found {
             // The arm of the union that has no data: status, attributes that are not there.
-            call.reply_mut(8).ok_or(Refusal::SystemError)?.copy_from_slice(&be(&[2, 0]));
+            call.reply_mut(8)?.copy_from_slice(&be(&[2, 0]));
             return Ok(());
         }
         let len = FILE as u32;
-        let room = call.result_mut(0).ok_or(Refusal::GarbageArguments)?;
+        let room = call.result_mut(0)?;
         pattern(1, &mut room[..FILE]);
         call.set_result_len(0, FILE);
         // Status, no attributes, count, end of file, length of the data.
-        call.reply_mut(20).ok_or(Refusal::SystemError)?.copy_from_slice(&be(&[0, 0, len, 1, len]));
+        call.reply_mut(20)?.copy_from_slice(&be(&[0, 0, len, 1, len]));
         Ok(())
     });
     let mut services = Services::new();
@@ -174,7 +174,7 @@ fn read_chunks_with_their_padding_are_taken() {
                 let item = data.get(..data.len().min(501)).filter(|item| patterned(n as u32, item));
                 lens.extend((item.ok_or(Refusal::GarbageArguments)?.len() as u32).to_be_bytes());
             }
-            call.reply_mut(lens.len()).ok_or(Refusal::SystemError)?.copy_from_slice(&lens);
+            call.reply_mut(lens.len())?.copy_from_slice(&lens);
             Ok(())
         });
         services.add(PROGRAM, VERSION, 20, lens.read_chunks(2, 501));
@@ -216,7 +216,7 @@ fn read_chunks_lose_their_padding_by_the_count_in_front() {
         let join = |call: &mut rpcrdma::ServerCall| {
             let parts: Vec<_> = (0..call.read_chunks()).filter_map(|n| call.read_chunk(n)).collect();
             let joined = parts.join(&b'|');
-            call.reply_writer().ok_or(Refusal::SystemError)?.put(&joined).map_err(|_| Refusal::SystemError)
+            call.reply_writer().put(&joined).map_err(|_| Refusal::SystemError)
         };
         services.add(PROGRAM, VERSION, 20, Procedure::new(join).read_chunks(2, 1 << 20));
         services.add(PROGRAM, VERSION, 21, Procedure::new(join).read_chunks(2, 1 << 20).uncounted());
@@ -312,12 +312,12 @@ fn an_empty_write_chunk_brings_its_result_inline() {
                 match call.write_chunk_capacity(n) {
                     Some(0) | None => inline.extend([n as u8; 8]),
                     Some(_) => {
-                        call.result_mut(n).ok_or(Refusal::SystemError)?[..8].fill(n as u8);
+                        call.result_mut(n)?[..8].fill(n as u8);
                         call.set_result_len(n, 8);
                     }
                 }
             }
-            call.reply_mut(inline.len()).ok_or(Refusal::SystemError)?.copy_from_slice(&inline);
+            call.reply_mut(inline.len())?.copy_from_slice(&inline);
             Ok(())
         });
         services.add(PROGRAM, VERSION, 20, items.write_chunks(2, 8));

@@ -79,7 +79,7 @@ fn a_reply_in_parts_that_no_buffer_holds_is_not_mistaken_for_its_last_part() {
     let mut world = World::new("no-room");
     let mut services = standard_services();
     for (procedure, len) in [(20, 6000), (21, 10_000)] {
-        let long = move |call: &mut ServerCall| call.reply_mut(len).map(|_| ()).ok_or(Refusal::SystemError);
+        let long = move |call: &mut ServerCall| call.reply_mut(len).map(|_| ()).map_err(Refusal::from);
         services.add(PROGRAM, VERSION, procedure, Procedure::new(long).max_reply(len));
     }
     let address = world.serve_with(small_server(), services);

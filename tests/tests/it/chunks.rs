@@ -39,7 +39,7 @@ fn chunks_start_where_a_device_wants_them() {
         let flip = Procedure::new(move |call| {
             let data = call.read_chunk(0).ok_or(Refusal::GarbageArguments)?.to_vec();
             let at = call.read_chunk(0).map(<[u8]>::as_ptr);
-            let mut result = call.result_writer(0).ok_or(Refusal::GarbageArguments)?;
+            let mut result = call.result_writer(0)?;
             let aligned =
                 [at.unwrap_or_default(), result.as_mut_ptr()].iter().all(|at| at.addr().is_multiple_of(align));
             assert!(aligned, "{align}: {at:?}, {result:?}");
@@ -305,7 +305,7 @@ fn results_of_the_handlers_own_memory_are_shared() {
     let handler = move |call: &mut rpcrdma::ServerCall| {
         let bytes = own.lock().unwrap().clone().ok_or(Refusal::SystemError)?;
         for n in 0..2 {
-            if !call.set_result(n, bytes.clone()) {
+            if call.set_result(n, bytes.clone()).is_err() {
                 return Err(Refusal::GarbageArguments);
             }
         }
@@ -364,7 +364,7 @@ fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
     let mut services = standard_services();
     let handler = move |call: &mut rpcrdma::ServerCall| {
         let bytes = shared.lock().unwrap().take().ok_or(Refusal::GarbageArguments)?;
-        assert!(call.set_result(0, bytes));
+        call.set_result(0, bytes)?;
         Ok(())
     };
     services.add(PROGRAM, VERSION, 20, Procedure::new(handler).write_chunks(1, 4096).results_from_handler());
@@ -391,8 +391,8 @@ fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
     let wait = Mutex::new(wait);
     let handler = move |call: &mut rpcrdma::ServerCall| {
         let () = wait.lock().unwrap().recv().map_err(|_| Refusal::SystemError)?;
-        let n = call.result_mut(0).ok_or(Refusal::SystemError)?.len();
-        pattern(9, call.result_mut(0).ok_or(Refusal::SystemError)?);
+        let n = call.result_mut(0)?.len();
+        pattern(9, call.result_mut(0)?);
         call.set_result_len(0, n);
         Ok(())
     };

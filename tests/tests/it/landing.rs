@@ -89,7 +89,7 @@ fn services(arena: &Arena, asked: &Arc<AtomicUsize>) -> Services {
     };
     let give = move |call: &mut ServerCall| {
         let page = latest.lock().unwrap().clone().ok_or(Refusal::SystemError)?;
-        if call.set_result(0, page) { Ok(()) } else { Err(Refusal::GarbageArguments) }
+        Ok(call.set_result(0, page)?)
     };
     let mut services = standard_services();
     services

@@ -332,7 +332,7 @@ pub(super) fn gated(gate: &Gate, workers: bool) -> rpcrdma::Services {
     let gate = gate.clone();
     let handler = move |call: &mut ServerCall| {
         gate.wait();
-        if let Some(result) = call.result_mut(0) {
+        if let Ok(result) = call.result_mut(0) {
             let len = result.len();
             pattern(20, result);
             call.set_result_len(0, len);

@@ -13,7 +13,7 @@ use rpcrdma::wire::rpc::CallHeader;
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
 };
-use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme};
+use rpcrdma::{CallError, Config, Procedure, Scheme};
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -367,10 +367,10 @@ fn a_reply_is_reduced_before_it_goes_into_the_reply_chunk() {
         let mut services = standard_services();
         let both = Procedure::new(|call| {
             let len = call.args().first().map_or(0, |&byte| 100 * usize::from(byte));
-            let room = call.result_mut(0).ok_or(Refusal::GarbageArguments)?;
+            let room = call.result_mut(0)?;
             pattern(7, &mut room[..ITEM]);
             call.set_result_len(0, ITEM);
-            pattern(8, call.reply_mut(len).ok_or(Refusal::SystemError)?);
+            pattern(8, call.reply_mut(len)?);
             Ok(())
         });
         services.add(PROGRAM, VERSION, 20, both.write_chunks(1, 4000).max_reply(20_000));

@@ -32,7 +32,7 @@ fn sharing(queue: &Queue) -> Services<Local> {
     let served = Cell::new(0u32);
     let count = Procedure::local(move |call| {
         served.set(served.get() + 1);
-        call.reply_writer().ok_or(Refusal::SystemError)?.put(&served.get().to_be_bytes()).or(Err(Refusal::SystemError))
+        call.reply_writer().put(&served.get().to_be_bytes()).map_err(Refusal::from)
     });
     services.add(PROGRAM, VERSION, COUNT, count);
     services
@@ -40,10 +40,7 @@ fn sharing(queue: &Queue) -> Services<Local> {
 
 fn answer(mut call: DeferredCall) {
     let args = call.args().to_vec();
-    let outcome = call
-        .reply_writer()
-        .ok_or(Refusal::SystemError)
-        .and_then(|mut results| results.put(&args).or(Err(Refusal::SystemError)));
+    let outcome = call.reply_writer().put(&args).map_err(Refusal::from);
     call.answer(outcome);
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use rpcrdma::fabric::{Access, Fabric, FabricError};
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Config, Procedure, Refusal, ServerCall, Services};
+use rpcrdma::{Config, Procedure, ServerCall, Services};
 use rpcrdma_mempool::{Arena, Class, Frozen, GivenMemory, Pool};
 use rpcrdma_tests::*;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -123,10 +123,7 @@ fn sends_from(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>), fil
     fill(&mut page);
     let page = Mutex::new(page.freeze());
     let mut services = standard_services();
-    let give = move |call: &mut ServerCall| match call.set_result(0, page.lock().unwrap().clone()) {
-        true => Ok(()),
-        false => Err(Refusal::GarbageArguments),
-    };
+    let give = move |call: &mut ServerCall| Ok(call.set_result(0, page.lock().unwrap().clone())?);
     let give = Procedure::new(give).write_chunks(1, PAGE).results_from_handler();
     services.add(PROGRAM, VERSION, PAGE_OF, give.on_workers());
     let shard = Config { arenas: vec![arena], ..small() };
@@ -172,7 +169,7 @@ fn a_call_keeps_the_memory_that_it_sends() {
     pattern(3, &mut page);
     let page: Frozen = page.freeze();
     drop(pool);
-    assert!(call.set_result(0, page));
+    call.set_result(0, page).expect("there is room");
     call.answer(Ok(()));
     let mut ended = false;
     assert!(settles(|| {

@@ -11,7 +11,7 @@ use rpcrdma::shard::Shard;
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, View, ViewBody, WriteList,
 };
-use rpcrdma::{Address, CallError, Config, Procedure, Refusal, Scheme};
+use rpcrdma::{Address, CallError, Config, Procedure, Scheme};
 use rpcrdma_tests::*;
 
 use super::hostile_client::{answer, be, ping, scene, unharmed};
@@ -34,8 +34,8 @@ pub(super) fn long_world(name: &'static str, scheme: Scheme, shard: Config) -> (
     let mut services = standard_services();
     let long = Procedure::new(|call| {
         let args = call.args().to_vec();
-        call.reply_mut(args.len()).ok_or(Refusal::SystemError)?.copy_from_slice(&args);
-        if let Some(room) = call.result_mut(0) {
+        call.reply_mut(args.len())?.copy_from_slice(&args);
+        if let Ok(room) = call.result_mut(0) {
             pattern(3, room);
             let len = room.len();
             call.set_result_len(0, len);
@@ -82,7 +82,7 @@ fn a_reply_in_parts_gets_through_when_what_waits_behind_it_has_the_buffers() {
             ..small()
         };
         let long = Procedure::new(|call| {
-            call.reply_mut(LENGTH).ok_or(Refusal::SystemError)?.fill(7);
+            call.reply_mut(LENGTH)?.fill(7);
             Ok(())
         });
         let mut services = standard_services();

@@ -88,7 +88,7 @@ fn again_services() -> Services {
     let mut services = rpcrdma_tests::standard_services();
     let longer = Procedure::new(|call| {
         let args = call.args().to_vec();
-        call.reply_mut(args.len()).ok_or(rpcrdma::Refusal::SystemError)?.copy_from_slice(&args);
+        call.reply_mut(args.len())?.copy_from_slice(&args);
         Ok(())
     });
     services.add(PROGRAM, VERSION, rpcrdma_tests::ECHO, longer.max_reply(8000));

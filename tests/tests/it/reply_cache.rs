@@ -57,7 +57,7 @@ fn scene_of(name: &'static str, entries: usize, shard: Config) -> Scene {
             // Relaxed: read when all is quiet.
             let before = ran.fetch_add(1, Ordering::Relaxed);
             let results = [&before.to_be_bytes()[..], call.args()].concat();
-            call.reply_mut(results.len()).ok_or(Refusal::SystemError)?.copy_from_slice(&results);
+            call.reply_mut(results.len())?.copy_from_slice(&results);
             Ok(())
         }
     };
@@ -327,7 +327,7 @@ fn a_callers_host_is_known_where_there_are_addresses() {
     let mut services = standard_services();
     let host = Procedure::new(|call| {
         let host = call.peer_host().map_or_else(String::new, |host| host.to_string());
-        call.reply_mut(host.len()).ok_or(Refusal::SystemError)?.copy_from_slice(host.as_bytes());
+        call.reply_mut(host.len())?.copy_from_slice(host.as_bytes());
         Ok(())
     });
     services.add(PROGRAM, VERSION, 70, host.clone()).add(PROGRAM, VERSION, 71, host.on_workers());
@@ -358,7 +358,7 @@ fn other_data_in_a_read_chunk_makes_another_call() {
         let (cache, ran) = (Arc::new(ReplyCache::new(ReplyCacheConfig::default())), AtomicU32::new(0));
         let counts = move |call: &mut rpcrdma::ServerCall| {
             let before = ran.fetch_add(1, Ordering::Relaxed);
-            call.reply_mut(4).ok_or(Refusal::SystemError)?.copy_from_slice(&before.to_be_bytes());
+            call.reply_mut(4)?.copy_from_slice(&before.to_be_bytes());
             Ok(())
         };
         let store = Procedure::new(counts).read_chunks(1, 4096);

@@ -26,7 +26,7 @@ fn services() -> Services {
     let two = Procedure::new(|call| {
         for (n, needed) in [(0, 8), (1, NEEDED)] {
             match call.result_mut(n) {
-                Some(room) if room.len() >= needed => pattern(n as u32, &mut room[..needed]),
+                Ok(room) if room.len() >= needed => pattern(n as u32, &mut room[..needed]),
                 _ => return Err(Refusal::ShortChunk { index: n as u32, needed: needed as u32 }),
             }
             call.set_result_len(n, needed);

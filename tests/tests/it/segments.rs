@@ -199,7 +199,7 @@ fn a_long_reply_returns_as_many_segments_as_its_call_may_offer() {
         let mut world = World::new("long-returned");
         let mut services = standard_services();
         let long = Procedure::new(|call| {
-            pattern(7, call.reply_mut(3000).ok_or(Refusal::SystemError)?);
+            pattern(7, call.reply_mut(3000)?);
             Ok(())
         });
         services.add(PROGRAM, VERSION, LONG, long.max_reply(4096).write_chunks(MAX_CHUNKS, CHUNK));
@@ -359,7 +359,7 @@ fn the_room_for_a_reply_is_what_its_lists_leave() {
         let mut services = standard_services();
         let full = Procedure::new(|call| {
             let room = call.reply_room();
-            pattern(5, call.reply_mut(room).ok_or(Refusal::SystemError)?);
+            pattern(5, call.reply_mut(room)?);
             Ok(())
         });
         services.add(PROGRAM, VERSION, FULL, full.max_reply(8192).write_chunks(MAX_CHUNKS, CHUNK));

@@ -38,10 +38,10 @@ type Handler = fn(&mut ServerCall, usize) -> Result<(), Refusal>;
 
 /// Leave `len` bytes of inline results unwritten, but for some ones at their start: how many.
 const INLINE: [(Handler, usize); 5] = [
-    (|call, len| call.reply_mut(len).map(drop).ok_or(Refusal::SystemError), 0),
+    (|call, len| call.reply_mut(len).map(drop).map_err(Refusal::from), 0),
     (
         |call, len| {
-            let (_, results) = call.args_and_reply(len).ok_or(Refusal::SystemError)?;
+            let (_, results) = call.args_and_reply(len)?;
             results[..3].fill(1);
             Ok(())
         },
@@ -49,24 +49,24 @@ const INLINE: [(Handler, usize); 5] = [
     ),
     (
         |call, len| {
-            call.reply_writer().ok_or(Refusal::SystemError)?.put(&[1; 5]).map_err(|_| Refusal::SystemError)?;
-            call.reply_mut(len).map(drop).ok_or(Refusal::SystemError)
+            call.reply_writer().put(&[1; 5]).map_err(|_| Refusal::SystemError)?;
+            call.reply_mut(len).map(drop).map_err(Refusal::from)
         },
         5,
     ),
     (
         |call, len| {
-            call.reply_mut(len).ok_or(Refusal::SystemError)?.fill(1);
-            call.reply_writer().ok_or(Refusal::SystemError)?;
-            call.reply_mut(len).map(drop).ok_or(Refusal::SystemError)
+            call.reply_mut(len)?.fill(1);
+            call.reply_writer();
+            call.reply_mut(len).map(drop).map_err(Refusal::from)
         },
         0,
     ),
     (
         |call, len| {
-            call.reply_mut(40).ok_or(Refusal::SystemError)?.fill(1);
-            call.reply_mut(7).ok_or(Refusal::SystemError)?;
-            call.reply_mut(len).map(drop).ok_or(Refusal::SystemError)
+            call.reply_mut(40)?.fill(1);
+            call.reply_mut(7)?;
+            call.reply_mut(len).map(drop).map_err(Refusal::from)
         },
         7,
     ),
@@ -83,7 +83,7 @@ const DIRECT: [(Handler, usize); 5] = [
     ),
     (
         |call, len| {
-            call.result_mut(0).ok_or(Refusal::SystemError)?[..3].fill(1);
+            call.result_mut(0)?[..3].fill(1);
             call.set_result_len(0, len);
             Ok(())
         },
@@ -91,7 +91,7 @@ const DIRECT: [(Handler, usize); 5] = [
     ),
     (
         |call, len| {
-            call.result_writer(0).ok_or(Refusal::SystemError)?.put(&[1; 5]).map_err(|_| Refusal::SystemError)?;
+            call.result_writer(0)?.put(&[1; 5]).map_err(|_| Refusal::SystemError)?;
             call.set_result_len(0, len);
             Ok(())
         },
@@ -99,8 +99,8 @@ const DIRECT: [(Handler, usize); 5] = [
     ),
     (
         |call, len| {
-            call.result_writer(0).ok_or(Refusal::SystemError)?.put(&[1; 9]).map_err(|_| Refusal::SystemError)?;
-            call.result_writer(0).ok_or(Refusal::SystemError)?.put(&[1; 2]).map_err(|_| Refusal::SystemError)?;
+            call.result_writer(0)?.put(&[1; 9]).map_err(|_| Refusal::SystemError)?;
+            call.result_writer(0)?.put(&[1; 2]).map_err(|_| Refusal::SystemError)?;
             call.set_result_len(0, len);
             Ok(())
         },
@@ -109,7 +109,7 @@ const DIRECT: [(Handler, usize); 5] = [
     (
         |call, len| {
             call.set_result_len(0, 4);
-            call.result_mut(0).ok_or(Refusal::SystemError)?[..6].fill(1);
+            call.result_mut(0)?[..6].fill(1);
             call.set_result_len(0, 2);
             call.set_result_len(0, len);
             Ok(())
@@ -123,12 +123,12 @@ fn spill(call: &mut ServerCall) -> Result<(), Refusal> {
     if call.args().iter().chain(call.read_chunk(0).unwrap_or_default()).any(|&byte| byte != SECRET) {
         return Err(Refusal::GarbageArguments);
     }
-    if let Some(result) = call.result_mut(0) {
+    if let Ok(result) = call.result_mut(0) {
         result.fill(SECRET);
         let len = result.len();
         call.set_result_len(0, len);
     }
-    call.reply_mut(len).ok_or(Refusal::SystemError)?.fill(SECRET);
+    call.reply_mut(len)?.fill(SECRET);
     Ok(())
 }
 
@@ -197,7 +197,7 @@ fn services() -> Services {
         services.add(PROGRAM, VERSION, number, spill);
     }
     let echo = |call: &mut ServerCall| {
-        let (args, mut results) = call.args_and_writer().ok_or(Refusal::SystemError)?;
+        let (args, mut results) = call.args_and_writer();
         results.put(args).map_err(|_| Refusal::GarbageArguments)
     };
     services.add(PROGRAM, VERSION, LONG_ECHO, Procedure::new(echo).max_reply(20_000));
@@ -301,7 +301,7 @@ fn results_that_are_given_up_are_not_sent() {
     const LEN: usize = 3000;
     fn begin(call: &mut ServerCall) {
         call.reply_mut(LEN).expect("room")[..5].fill(1);
-        if let Some(result) = call.result_mut(0) {
+        if let Ok(result) = call.result_mut(0) {
             result[..5].fill(1);
             call.set_result_len(0, LEN);
         }
@@ -372,7 +372,7 @@ fn what_lands_has_nothing_of_what_was_there() {
         let own = arena.clone();
         let mirror = |call: &mut ServerCall| {
             let page = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
-            if call.set_result(0, page) { Ok(()) } else { Err(Refusal::GarbageArguments) }
+            Ok(call.set_result(0, page)?)
         };
         let stored = Procedure::new(mirror).read_chunks(1, PAGE).uncounted().write_chunks(1, PAGE);
         let mut services = services();

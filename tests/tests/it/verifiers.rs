@@ -46,10 +46,10 @@ fn sign(call: &mut ServerCall) -> Result<(), Refusal> {
     // The last one counts.
     call.set_verifier(9, &[1; 300]).map_err(|_| Refusal::SystemError)?;
     call.set_verifier(FLAVOR, &body(verifier)).map_err(|_| Refusal::SystemError)?;
-    if let Some(mut chunk) = call.result_writer(0) {
+    if let Ok(mut chunk) = call.result_writer(0) {
         chunk.put(&[8; 100]).map_err(|_| Refusal::SystemError)?;
     }
-    pattern(9, call.reply_mut(results).ok_or(Refusal::SystemError)?);
+    pattern(9, call.reply_mut(results)?);
     Ok(())
 }
 

@@ -152,7 +152,7 @@ fn right(is: bool) -> Result<(), Refusal> {
 }
 
 fn results(call: &mut ServerCall, seed: u32, len: usize) -> Result<(), Refusal> {
-    pattern(seed, call.reply_mut(len).ok_or(Refusal::SystemError)?);
+    pattern(seed, call.reply_mut(len)?);
     Ok(())
 }
 
@@ -161,7 +161,7 @@ fn note(call: &mut ServerCall) -> Result<Name, Refusal> {
     let name = words.name()?;
     right(patterned(name.1, words.rest()))?;
     let args = call.args().to_vec();
-    call.reply_mut(args.len()).ok_or(Refusal::SystemError)?.copy_from_slice(&args);
+    call.reply_mut(args.len())?.copy_from_slice(&args);
     Ok(name)
 }
 
@@ -176,7 +176,7 @@ fn mix(call: &mut ServerCall) -> Result<Name, Refusal> {
     for (n, &len) in wanted.iter().enumerate() {
         let room = call.write_chunk_capacity(n).ok_or(Refusal::GarbageArguments)?;
         let len = len.min(room);
-        if let Some(result) = call.result_mut(n) {
+        if let Ok(result) = call.result_mut(n) {
             pattern(seed + 1 + n as u32, &mut result[..len]);
         }
         call.set_result_len(n, len);
@@ -210,7 +210,7 @@ fn grow(call: &mut ServerCall) -> Result<Name, Refusal> {
         if room < len {
             return Err(Refusal::ShortChunk { index: n as u32, needed: len as u32 });
         }
-        pattern(seed + n as u32, &mut call.result_mut(n).ok_or(Refusal::SystemError)?[..len]);
+        pattern(seed + n as u32, &mut call.result_mut(n)?[..len]);
         call.set_result_len(n, len);
     }
     results(call, seed, 8)?;

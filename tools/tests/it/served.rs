@@ -59,7 +59,7 @@ impl Served {
         let mut services = Services::new();
         let echo = Procedure::new(|call| {
             let arguments = call.args().to_vec();
-            let reply = call.reply_mut(arguments.len()).ok_or(rpcrdma::Refusal::SystemError)?;
+            let reply = call.reply_mut(arguments.len())?;
             reply.copy_from_slice(&arguments);
             Ok(())
         });

@@ -7,19 +7,18 @@ use super::futures::Futures;
 use super::workers::{Port, WorkKey, Workers};
 use crate::config::POLL_BATCH;
 use crate::handoff::parker::Signal;
-use crate::handoff::returns::{Came, Home};
 use crate::handoff::workers::JobResult;
-use crate::service::{Origin, OwnedCall, Task};
+use crate::service::{Answered, Call, CallsHome, CameHome, Origin, Ready, Task};
 
 /// See the page of this module.
 pub(super) struct Away {
     // In front of where their calls come home.
     futures: Futures,
     /// Where calls that handlers have taken come home.
-    home: Home<OwnedCall>,
+    home: CallsHome,
     workers: Option<Port>,
     /// Calls that a full worker ring holds back.
-    backlog: VecDeque<(WorkKey, Box<OwnedCall>)>,
+    backlog: VecDeque<(WorkKey, Call<Ready>)>,
     /// So many of them, the first ones, were held back before.
     held: usize,
     /// What workers have given back, and is being answered.
@@ -31,14 +30,15 @@ pub(super) struct Away {
 }
 
 /// A call that a worker has given back, or what became of it.
-pub(super) type Worked = (WorkKey, JobResult<Box<OwnedCall>>);
+pub(super) type Worked = (WorkKey, JobResult<Call<Answered>>);
 
 impl Away {
     /// `signal` wakes the shard.
     pub(super) fn new(signal: Signal) -> Self {
         let (backlog, worked) = (VecDeque::new(), Vec::new());
         let futures = Futures::new(signal.clone());
-        Self { futures, home: Home::new(), workers: None, backlog, held: 0, worked, count: 0, signal }
+        let home = CallsHome::new(signal.clone());
+        Self { futures, home, workers: None, backlog, held: 0, worked, count: 0, signal }
     }
 
     /// Nothing is away.
@@ -70,7 +70,7 @@ impl Away {
     }
 
     /// A call waits for a worker.
-    pub(super) fn send_to_workers(&mut self, key: WorkKey, call: Box<OwnedCall>) {
+    pub(super) fn send_to_workers(&mut self, key: WorkKey, call: Call<Ready>) {
         self.give();
         self.backlog.push_back((key, call));
     }
@@ -117,7 +117,7 @@ impl Away {
 
     /// Where calls of one more connection come from, and go home to.
     pub(super) fn origin(&self) -> Arc<Origin> {
-        Arc::new(Origin::new(self.home.way(), self.signal.clone()))
+        self.home.origin()
     }
 
     /// A call goes.
@@ -146,7 +146,7 @@ impl Away {
 
     /// Calls that their handlers have answered.
     #[inline(always)]
-    pub(super) fn take_answered(&mut self) -> Came<OwnedCall> {
+    pub(super) fn take_answered(&mut self) -> CameHome {
         self.home.take()
     }
 }

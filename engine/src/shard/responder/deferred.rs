@@ -2,9 +2,7 @@
 
 use super::Responder;
 use crate::fabric::Fabric;
-use crate::handoff::returns::Came;
-use crate::proto::Refusal;
-use crate::service::{DeferredCall, OwnedCall};
+use crate::service::{Answered, Call, CameHome, DeferredCall, Ready};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 
@@ -12,7 +10,7 @@ impl Responder {
     /// Has the handler of a call take it, if its connection may have one more out; else it waits for one that
     /// comes home.
     #[inline(always)]
-    pub(super) fn hand_over<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<OwnedCall>) {
+    pub(super) fn hand_over<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
         if conn.served.taken >= cx.config.max_deferred {
             cx.stats.backpressure += 1;
             return conn.served.untaken.push_back(call);
@@ -21,7 +19,7 @@ impl Responder {
         // It may have been answered at once.
         let mut came = self.away.take_answered();
         let Some(call) = came.next() else { return };
-        if call.qp == conn.qp() {
+        if call.qp() == conn.qp() {
             self.came_home(cx, conn, call);
         } else {
             self.came_home_to_another(cx, call);
@@ -33,9 +31,9 @@ impl Responder {
 
     /// With a call that was answered at once others have come.
     #[cold]
-    fn more_came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, came: Came<OwnedCall>) {
+    fn more_came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, came: CameHome) {
         for call in came {
-            match call.qp == conn.qp() {
+            match call.qp() == conn.qp() {
                 true => self.came_home(cx, conn, call),
                 false => self.came_home_to_another(cx, call),
             }
@@ -44,9 +42,9 @@ impl Responder {
 
     /// Has the handler of a call take it.
     #[inline(always)]
-    fn give<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<OwnedCall>) {
+    fn give<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
         let Some(services) = &self.services else { return };
-        let entry = services.entry(call.entry);
+        let entry = services.entry(call.entry());
         let origin = conn.served.origin.get_or_insert_with(|| self.away.origin());
         self.away.give();
         conn.served.taken += 1;
@@ -62,11 +60,11 @@ impl Responder {
 
     /// Answers a call that comes home, while its connection is in the table.
     #[inline(never)]
-    fn came_home_to_another<F: Fabric>(&mut self, cx: &mut Context<F>, mut call: Box<OwnedCall>) {
-        let Some(conn) = cx.conns.take(call.qp) else {
+    fn came_home_to_another<F: Fabric>(&mut self, cx: &mut Context<F>, call: Call<Answered>) {
+        let Some(conn) = cx.conns.take(call.qp()) else {
             // The connection ended meanwhile; so did the call.
             self.away.came_back();
-            self.count_dropped(cx, &mut call);
+            self.count_dropped(cx, &call);
             return self.boxes.put(call);
         };
         cx.lend(conn, |cx, conn| {
@@ -76,11 +74,11 @@ impl Responder {
     }
 
     #[inline(always)]
-    fn came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<OwnedCall>) {
+    fn came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Answered>) {
         self.away.came_back();
         conn.served.taken -= 1;
         if call.was_dropped() {
-            self.count_dropped(cx, &mut call);
+            self.count_dropped(cx, &call);
         }
         self.finish(cx, conn, call);
         if !conn.served.untaken.is_empty() {
@@ -96,16 +94,9 @@ impl Responder {
     }
 
     #[cold]
-    fn count_dropped<F: Fabric>(&self, cx: &mut Context<F>, call: &mut OwnedCall) {
-        if !call.was_dropped() {
-            return;
-        }
-        if self.is_silent(call) {
-            // It is not answered anyway.
-            call.refusal = Some(Refusal::NoReply);
-            return;
-        }
-        cx.stats.calls_dropped += 1;
+    fn count_dropped<F: Fabric>(&self, cx: &mut Context<F>, call: &Call<Answered>) {
+        // A call that is not answered anyway may be dropped.
+        cx.stats.calls_dropped += u64::from(call.was_dropped() && !self.is_silent(call));
     }
 
     /// The connection is over: nobody waits for what was taken, and the rest is not handed over.

@@ -6,11 +6,11 @@ use super::Responder;
 use super::needs::Lack;
 use crate::binding::reduction_allowed;
 use crate::proto::{Incoming, LIMITS, Lists, Refusal};
-use crate::service::{Local, OwnedCall, Procedure, REFUSAL_LEN, ResultChunk};
+use crate::service::{Arrived, Call, Chunks, Header, Local, Procedure, REFUSAL_LEN};
 use crate::shard::conn::Conn;
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
-use crate::wire::{ErrorBody, ReadSegment, SEGMENT_LEN, Segment, Version, View};
+use crate::wire::{ChunkCounts, ErrorBody, ReadSegment, SEGMENT_LEN, Segment, Version, View};
 
 /// Why a call is not run: what it is answered with instead.
 pub(in crate::shard) enum CallRefusal {
@@ -20,8 +20,8 @@ pub(in crate::shard) enum CallRefusal {
     Rpc(ReplyBody<'static>),
     /// The transport answers.
     Transport(ErrorBody),
-    /// The same, as its chunks are not what its procedure declares.
-    Undeclared(ErrorBody),
+    /// The same, as its chunks are not what the procedure of this entry declares.
+    Undeclared { entry: usize, error: ErrorBody },
     /// The transport answers ERR_SYSTEM, and the log says why.
     System(Trouble),
 }
@@ -102,7 +102,7 @@ pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
 }
 
 impl Responder {
-    /// Reads the RPC header and chunk lists of a call, which is this message, into `call`, and holds them
+    /// Reads the RPC header and chunk lists of a call, which is this message, and holds them
     /// against what the procedure declares. Nothing of a length, count or position is used before it is bounded here.
     #[inline(always)]
     pub(in crate::shard) fn read(
@@ -110,9 +110,9 @@ impl Responder {
         conn: &Conn,
         incoming: &Incoming<'_>,
         message: &[u8],
-        call: &mut OwnedCall,
-    ) -> Result<(), CallRefusal> {
-        (call.xid, call.inv_handle) = (incoming.head.xid, incoming.head.inv_handle);
+        call: &mut Call<Arrived>,
+    ) -> Result<Header, CallRefusal> {
+        call.set_head(incoming.head.xid, incoming.head.inv_handle);
         match incoming.lists {
             Lists::None => {}
             Lists::Single(chunks) => {
@@ -125,59 +125,48 @@ impl Responder {
                 }
             }
         }
-        let base = incoming.head.len;
-        self.read_rpc(message.get(base..).unwrap_or_default(), base, call)
+        self.read_rpc(message.get(incoming.head.len..).unwrap_or_default(), call)
     }
 
-    /// Reads the RPC message of a call, which starts at byte `base` of the call's buffer, and holds its chunks
-    /// against what the procedure declares.
+    /// Reads the RPC message of a call, and holds the call's chunks against what the procedure declares.
     #[inline(always)]
-    pub(super) fn read_rpc(&mut self, payload: &[u8], base: usize, call: &mut OwnedCall) -> Result<(), CallRefusal> {
+    pub(super) fn read_rpc(&mut self, message: &[u8], call: &Call<Arrived>) -> Result<Header, CallRefusal> {
         // Most headers are told by one look, and are of known length.
-        match rpc::AnonymousCall::read(payload) {
-            Some(header) => self.take_header(header.into(), rpc::AnonymousCall::LEN, payload, base, call),
-            None => self.read_named(payload, base, call),
+        match rpc::AnonymousCall::read(message) {
+            Some(header) => self.take_header(&header.into(), rpc::AnonymousCall::LEN, message, call),
+            None => self.read_named(message, call),
         }
     }
 
     /// The same where the caller says who it is.
     #[inline(never)]
-    fn read_named(&mut self, payload: &[u8], base: usize, call: &mut OwnedCall) -> Result<(), CallRefusal> {
-        let (header, args_at) = rpc::CallHeader::parse(payload).map_err(|error| {
-            call.name(0, 0, 0);
-            error.answer().map_or(CallRefusal::NotACall, CallRefusal::Rpc)
-        })?;
-        self.take_header(header, args_at, payload, base, call)
+    fn read_named(&mut self, message: &[u8], call: &Call<Arrived>) -> Result<Header, CallRefusal> {
+        let (header, len) = rpc::CallHeader::parse(message)
+            .map_err(|error| error.answer().map_or(CallRefusal::NotACall, CallRefusal::Rpc))?;
+        self.take_header(&header, len, message, call)
     }
 
-    /// Takes over the RPC header of a call, behind which the arguments are.
+    /// Holds a call against the RPC header of its message, of `len` bytes, behind which the arguments are.
     #[inline(always)]
     fn take_header(
         &mut self,
-        header: rpc::CallHeader<'_>,
-        args_at: usize,
-        payload: &[u8],
-        base: usize,
-        call: &mut OwnedCall,
-    ) -> Result<(), CallRefusal> {
-        call.name(header.program, header.version, header.procedure);
-        if header.xid != call.xid {
+        header: &rpc::CallHeader<'_>,
+        len: usize,
+        message: &[u8],
+        call: &Call<Arrived>,
+    ) -> Result<Header, CallRefusal> {
+        if header.xid != call.xid() {
             // RFC 8166 §4.1: they are the same; a reply could not be matched.
             return Err(CallRefusal::Transport(ErrorBody::BadXdr));
         }
         let Some(services) = &self.services else { return Err(CallRefusal::NotACall) };
         let found = services.find(header.program, header.version, header.procedure);
-        call.entry = found.map_err(|refusal| CallRefusal::Rpc(reply_body(refusal)))?;
-        call.flavor = header.credential.flavor;
-        // The credential's body stands behind the six words of the call and its own two.
-        let credential_at = base + 32;
-        call.credential = credential_at as u32..(credential_at + header.credential.body.len()) as u32;
-        call.args = (base + args_at) as u32..(base + payload.len()) as u32;
-        if call.returns || !call.asked.is_empty() {
-            let (entry, inline) = (services.entry(call.entry), payload.len());
-            check_chunks(header.credential, entry, (args_at, inline), call).map_err(CallRefusal::Undeclared)?;
+        let entry = found.map_err(|refusal| CallRefusal::Rpc(reply_body(refusal)))?;
+        if call.returns() || call.fetches() {
+            check_chunks(header.credential, services.entry(entry), (len, message.len()), call.chunks())
+                .map_err(|error| CallRefusal::Undeclared { entry, error })?;
         }
-        Ok(())
+        Ok(Header::new(entry, len))
     }
 }
 
@@ -188,19 +177,18 @@ fn check_chunks(
     credential: rpc::OpaqueAuth<'_>,
     entry: &Procedure<Local>,
     (args_at, inline): (usize, usize),
-    call: &mut OwnedCall,
+    chunks: &Chunks,
 ) -> Result<(), ErrorBody> {
     if credential.flavor != rpc::Flavor::None.code() {
-        check_reduction(&credential, entry, call)?;
+        check_reduction(&credential, entry, chunks)?;
     }
-    check_reads(&call.asked, entry, args_at, inline)?;
-    call.set_fetch(call.asked.len(), args_at as u32);
-    check_writes(entry, call)
+    check_reads(chunks.reads(), entry, args_at, inline)?;
+    check_writes(entry, credential.flavor, chunks.results())
 }
 
 /// Takes over the chunk lists of a call that was checked as a whole, if it has any.
 #[inline(never)]
-pub(super) fn read_lists(view: &View<'_>, call: &mut OwnedCall) -> Result<(), CallRefusal> {
+pub(super) fn read_lists(view: &View<'_>, call: &mut Call<Arrived>) -> Result<(), CallRefusal> {
     if !view.has_chunks() {
         return Ok(());
     }
@@ -213,60 +201,43 @@ pub(super) fn read_lists(view: &View<'_>, call: &mut OwnedCall) -> Result<(), Ca
 /// Takes over chunk lists that are no longer than they may be.
 #[inline(always)]
 fn take_lists<W: IntoIterator<Item = Segment>>(
-    call: &mut OwnedCall,
+    call: &mut Call<Arrived>,
     version: Version,
     reads: impl IntoIterator<Item = ReadSegment>,
     writes: impl IntoIterator<Item = W>,
     reply: Option<impl IntoIterator<Item = Segment>>,
 ) -> Result<(), CallRefusal> {
-    call.unusual = true;
-    // It may be refused before that is known.
-    call.name(0, 0, 0);
-    call.asked.extend(reads);
-    // The segments of a chunk may be anywhere in the list, and chunks in any order: grouped, they are in the
-    // order of the list.
-    if call.asked.len() > 1 {
-        call.asked.sort_by_key(|read| read.position);
-    }
-    for chunk in writes {
-        call.returns = true;
-        let (before, mut capacity) = (call.segments.len(), 0u32);
-        for segment in chunk {
-            capacity = capacity.saturating_add(segment.length);
-            call.segments.push(segment);
-        }
-        call.results.push(ResultChunk::of(capacity, (call.segments.len() - before) as u32));
-    }
+    let chunks = call.begin_chunks();
+    chunks.take_reads(reads);
+    writes.into_iter().for_each(|chunk| chunks.take_write(chunk));
     if let Some(chunk) = reply {
-        (call.returns, call.reply_offered) = (true, true);
-        call.reply_chunk.extend(chunk);
+        chunks.take_reply(chunk);
     }
-    check_returned(call).map_err(CallRefusal::Transport)?;
+    let (returned, only) = (chunks.returned(), only_handle(chunks));
+    check_returned(&returned, call.inline_room()).map_err(CallRefusal::Transport)?;
     if version == Version::V1 {
-        call.inv_handle = only_handle(call);
+        call.set_head(call.xid(), only);
     }
     Ok(())
 }
 
-/// What the caller receives must have room for a header that returns its Write list and Reply chunk, and for
-/// a refusal at least.
-fn check_returned(call: &OwnedCall) -> Result<(), ErrorBody> {
-    let counts = call.returned();
-    let room = (call.inline_room as usize).saturating_sub(REFUSAL_LEN);
-    if counts.encoded_len() <= room {
+/// What the caller receives, so many bytes of RPC message, must have room for a header that returns its Write list and
+/// Reply chunk, and for a refusal at least.
+fn check_returned(returned: &ChunkCounts, inline_room: usize) -> Result<(), ErrorBody> {
+    let room = inline_room.saturating_sub(REFUSAL_LEN);
+    if returned.encoded_len() <= room {
         return Ok(());
     }
-    let chunks = counts.writes + usize::from(counts.reply.is_some());
-    let fixed = counts.encoded_len() - SEGMENT_LEN * counts.segments();
+    let chunks = returned.writes + usize::from(returned.reply.is_some());
+    let fixed = returned.encoded_len() - SEGMENT_LEN * returned.segments();
     Err(ErrorBody::Segments { max: (room.saturating_sub(fixed) / SEGMENT_LEN / chunks) as u32 })
 }
 
 /// The handle that all segments of the call name, 0 if there is none: version 1 has no field for the one to
 /// invalidate (RFC 8797 §4.1), and of several the requester may want to keep some. The Linux client has one
 /// for the padding of all that it reads, as long as its connection lasts.
-fn only_handle(call: &OwnedCall) -> u32 {
-    let written = call.segments.iter().chain(&call.reply_chunk);
-    let mut handles = written.chain(call.asked.iter().map(|read| &read.target)).map(|segment| segment.handle);
+fn only_handle(chunks: &Chunks) -> u32 {
+    let mut handles = chunks.handles();
     let first = handles.next().unwrap_or(0);
     if handles.all(|handle| handle == first) { first } else { 0 }
 }
@@ -276,29 +247,26 @@ fn only_handle(call: &OwnedCall) -> u32 {
 fn check_reduction(
     credential: &rpc::OpaqueAuth<'_>,
     entry: &Procedure<Local>,
-    call: &OwnedCall,
+    chunks: &Chunks,
 ) -> Result<(), ErrorBody> {
     if reduction_allowed(credential.flavor, credential.body) {
         return Ok(());
     }
-    if !call.asked.is_empty() {
+    if !chunks.reads().is_empty() {
         return Err(ErrorBody::ReadChunks { max: 0 });
     }
-    if !call.results.is_empty() {
+    if chunks.results() > 0 {
         let length_needed = rpc::accepted_reply_room(credential.flavor) + entry.binding.reply_len(0);
         return Err(ErrorBody::ReplyResource { length_needed: length_needed as u32 });
     }
     Ok(())
 }
 
-/// Takes the Position Zero Read chunk, which holds the RPC message, from the front of the Read list.
-pub(super) fn read_position_zero(call: &mut OwnedCall, longest: u64) -> Result<(), CallRefusal> {
-    let count = call.asked.iter().take_while(|read| read.position == 0).count();
-    let total: u64 = call.asked.iter().take(count).map(|read| u64::from(read.target.length)).sum();
-    call.set_fetch(count, 0);
-    match total {
+/// Holds the Position Zero Read chunk, which is at the front of the Read list, against the longest RPC message.
+pub(super) fn check_position_zero(chunks: &Chunks, longest: u64) -> Result<(), CallRefusal> {
+    match chunks.message_bytes() {
         0 => Err(CallRefusal::Transport(ErrorBody::BadXdr)),
-        _ if total > longest => Err(CallRefusal::Transport(ErrorBody::ReadChunks { max: 0 })),
+        bytes if bytes > longest => Err(CallRefusal::Transport(ErrorBody::ReadChunks { max: 0 })),
         _ => Ok(()),
     }
 }
@@ -344,12 +312,12 @@ fn check_reads(
 }
 
 #[inline(always)]
-fn check_writes(entry: &Procedure<Local>, call: &OwnedCall) -> Result<(), ErrorBody> {
-    match (call.results.len(), entry.binding.results.count) {
+fn check_writes(entry: &Procedure<Local>, flavor: u32, results: usize) -> Result<(), ErrorBody> {
+    match (results, entry.binding.results.count) {
         (0, _) => Ok(()),
         // Who handles none asks for a Reply chunk instead (version 2 §6.4.3).
         (_, 0) => {
-            let length_needed = (rpc::accepted_reply_room(call.flavor) + entry.binding.max_reply) as u32;
+            let length_needed = (rpc::accepted_reply_room(flavor) + entry.binding.max_reply) as u32;
             Err(ErrorBody::ReplyResource { length_needed })
         }
         (chunks, most) if chunks > most => Err(ErrorBody::WriteChunks { max: most as u32 }),

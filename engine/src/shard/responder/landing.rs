@@ -1,5 +1,7 @@
 //! Read chunks of a call: the RDMA Reads that bring them, and the memory where they land.
 
+use std::ops::Deref;
+
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{Buf, Lent};
 
@@ -8,16 +10,49 @@ use super::header::{CallRefusal, Trouble, reply_body};
 use super::reads::Reads;
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, WorkRequest};
 use crate::proto::{MAX_READ_SEGMENTS, Refusal};
-use crate::service::{Local, MAX_CHUNKS, Miscounted, OwnedCall, Procedure, ReadArgument};
+use crate::service::{
+    Call, CallBoxes, CallParts, Local, Long, MAX_CHUNKS, Miscounted, Procedure, Ready, RpcMessage, Unready,
+};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::wire::Segment;
 use crate::wire::rpc::ProgramNumber;
 
+/// A call that something is read for.
+#[derive(Debug)]
+pub(super) enum Fetching {
+    /// Its RPC message.
+    Long(Call<Long>),
+    /// Its arguments.
+    Ready(Call<Ready>),
+}
+
+impl Deref for Fetching {
+    type Target = CallParts;
+
+    #[inline(always)]
+    fn deref(&self) -> &CallParts {
+        match self {
+            Self::Long(call) => call,
+            Self::Ready(call) => call,
+        }
+    }
+}
+
+impl Fetching {
+    /// Nothing is read: it has to wait.
+    fn give_back(self) -> Unready {
+        match self {
+            Self::Long(call) => Unready::Long(call),
+            Self::Ready(call) => Unready::Admitted(call.give_back()),
+        }
+    }
+}
+
 /// A call that waits for its RDMA Reads.
 #[derive(Debug)]
 pub(super) struct PendingReads {
-    call: Box<OwnedCall>,
+    call: Fetching,
     landing: ArrayVec<Lent, MAX_CHUNKS>,
     /// RDMA Reads that were posted for them.
     count: usize,
@@ -29,9 +64,12 @@ impl PendingReads {
         Reads { count: self.count, bytes: self.landing.iter().map(Lent::len).sum() }
     }
 
-    /// The call, whose Reads are over without having completed.
-    pub(super) fn into_call(self) -> Box<OwnedCall> {
-        self.call
+    /// The Reads are over without having completed, and with them the call.
+    pub(super) fn end(self, boxes: &mut CallBoxes) {
+        match self.call {
+            Fetching::Long(call) => boxes.put(call),
+            Fetching::Ready(call) => boxes.put(call),
+        }
     }
 }
 
@@ -42,18 +80,18 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<OwnedCall>,
-    ) -> Result<(), Box<OwnedCall>> {
-        let (before, count) = (conn.sends.len(), call.to_fetch().count());
+        mut call: Fetching,
+    ) -> Result<(), Unready> {
+        let before = conn.sends.len();
         match self.push_reads(cx, conn, &mut call) {
-            Ok(landing) => {
-                let index = call.id.index();
+            Ok((landing, count)) => {
+                let index = call.id().index();
                 conn.served.pending[index] = Some(PendingReads { call, landing, count });
             }
             // Nothing is read for a call that waits, or is refused.
             Err(NoLanding::NoMemory) => {
                 conn.sends.truncate(before);
-                return Err(call);
+                return Err(call.give_back());
             }
             Err(NoLanding::Wrong(why)) => {
                 conn.sends.truncate(before);
@@ -63,26 +101,30 @@ impl Responder {
         Ok(())
     }
 
-    /// Queues the RDMA Reads of a call; returns where they land.
+    /// Queues the RDMA Reads of a call; returns where they land, and how many they are.
     #[inline(always)]
     fn push_reads<F: Fabric>(
         &self,
         cx: &Context<F>,
         conn: &mut Conn,
-        call: &mut OwnedCall,
-    ) -> Result<ArrayVec<Lent, MAX_CHUNKS>, NoLanding> {
-        let name = call.id.index() as u64;
-        let (mut left, first) = (call.to_fetch().count(), call.to_fetch().next());
-        if let (1, Some((at, segment))) = (left, first) {
+        call: &mut Fetching,
+    ) -> Result<(ArrayVec<Lent, MAX_CHUNKS>, usize), NoLanding> {
+        let name = call.id().index() as u64;
+        let first_two = {
+            let mut reads = call.chunks().to_fetch();
+            (reads.next(), reads.next())
+        };
+        if let (Some((at, segment)), None) = first_two {
             // Most bring one segment.
             let lent = self.land(cx, call, at, segment.length as usize)?;
             conn.sends.push_named(name, true, || read_of(&lent, 0, &segment));
-            return Ok(ArrayVec::from_iter([lent]));
+            return Ok((ArrayVec::from_iter([lent]), 1));
         }
         let mut landing = ArrayVec::<Lent, MAX_CHUNKS>::new();
         let mut filled = 0;
-        let (all, mut before): (ArrayVec<_, MAX_READ_SEGMENTS>, _) = (call.to_fetch().collect(), None);
-        let lens: ArrayVec<usize, MAX_CHUNKS> = call.chunks_to_fetch().collect();
+        let (all, mut before): (ArrayVec<_, MAX_READ_SEGMENTS>, _) = (call.chunks().to_fetch().collect(), None);
+        let (count, mut left) = (all.len(), all.len());
+        let lens: ArrayVec<usize, MAX_CHUNKS> = call.chunks().chunks_to_fetch().collect();
         let mut lens = lens.into_iter();
         for (at, segment) in all {
             left -= 1;
@@ -97,21 +139,27 @@ impl Responder {
             conn.sends.push_named(name, signalled, || read_of(lent, filled, &segment));
             filled += len;
         }
-        Ok(landing)
+        Ok((landing, count))
     }
 
-    /// Memory for the next Read chunk of a call, `len` bytes that belong at byte `at` of its arguments: where its
+    /// Memory for the next Read chunk of a call, `len` bytes at this position: where its
     /// procedure wants them, or in the pool.
     #[inline(always)]
-    fn land<F: Fabric>(&self, cx: &Context<F>, call: &mut OwnedCall, at: u32, len: usize) -> Result<Lent, NoLanding> {
+    fn land<F: Fabric>(
+        &self,
+        cx: &Context<F>,
+        call: &mut Fetching,
+        position: u32,
+        len: usize,
+    ) -> Result<Lent, NoLanding> {
         // A long call's message is no argument.
-        if call.message.is_some() {
-            call.reads.push(ReadArgument { at, buf: None });
+        if let Fetching::Ready(call) = call {
+            let index = call.push_argument(position);
             if let Some(services) = &self.services
-                && let entry = services.entry(call.entry)
+                && let entry = services.entry(call.entry())
                 && entry.lands()
             {
-                return choose_landing(cx, entry, call, len);
+                return choose_landing(cx, entry, call, index, len);
             }
         }
         lend(cx.alloc_chunk(len))
@@ -119,36 +167,36 @@ impl Responder {
 
     /// A call is refused as its procedure has chosen memory for a Read chunk that this cannot land in.
     #[cold]
-    fn refuse_landing<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<OwnedCall>, why: &str) {
-        call.reads.clear();
+    fn refuse_landing<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Fetching, why: &str) {
+        // Those of a long call are in memory of the pool.
+        let Fetching::Ready(call) = call else { return };
         cx.stats.landings_refused += 1;
-        let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+        let (program, _, procedure) = call.name();
+        let program = ProgramNumber(program);
         let line = format_args!(
             "procedure {procedure} of program {program} is answered with SYSTEM_ERR: where a Read chunk is to land: {why}"
         );
         cx.error("Read chunks that cannot land", line);
-        self.refuse_call(cx, conn, call, CallRefusal::Rpc(reply_body(Refusal::SystemError)));
+        self.refuse_call(cx, conn, call.refuse(), CallRefusal::Rpc(reply_body(Refusal::SystemError)));
     }
 
     /// The RDMA Reads of a call have completed.
     pub(in crate::shard) fn fetched<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: usize) {
-        let Some(PendingReads { mut call, mut landing, .. }) =
-            conn.served.pending.get_mut(index).and_then(Option::take)
+        let Some(PendingReads { call, mut landing, .. }) = conn.served.pending.get_mut(index).and_then(Option::take)
         else {
             return;
         };
         conn.served.fetched = conn.served.fetched.wrapping_add(1);
-        if call.message.is_none() {
-            return self.long_call_fetched(cx, conn, call, landing);
-        }
-        for read in call.reads.iter_mut().rev() {
-            read.buf = landing.pop().and_then(|lent| lent.reclaim().ok());
-            if read.buf.is_none() {
-                return self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::Lost));
-            }
+        let mut last = || landing.pop()?.reclaim().ok();
+        let mut call = match call {
+            Fetching::Long(call) => return self.long_call_fetched(cx, conn, call, last()),
+            Fetching::Ready(call) => call,
+        };
+        if !call.landed(last) {
+            return self.refuse_call(cx, conn, call.refuse(), CallRefusal::System(Trouble::Lost));
         }
         if let Some(services) = &self.services
-            && let Err(wrong) = call.trim_reads(&services.entry(call.entry).binding)
+            && let Err(wrong) = call.trim_arguments(&services.entry(call.entry()).binding)
         {
             return self.refuse_miscounted(cx, conn, call, wrong);
         }
@@ -161,10 +209,11 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        call: Box<OwnedCall>,
+        call: Call<Ready>,
         Miscounted { chunk, word }: Miscounted,
     ) {
-        let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+        let (program, _, procedure) = call.name();
+        let program = ProgramNumber(program);
         let word = word.map_or_else(|| "no word".to_owned(), |word| format!("the word {word}"));
         let line = format_args!(
             "procedure {procedure} of program {program} is answered with GARBAGE_ARGS: {word} is in front of a Read chunk \
@@ -172,7 +221,7 @@ impl Responder {
              declare it `uncounted`"
         );
         cx.warn("Read chunks that are not what the word in front of them counts", line);
-        self.refuse_call(cx, conn, call, CallRefusal::Rpc(reply_body(Refusal::GarbageArguments)));
+        self.refuse_call(cx, conn, call.refuse(), CallRefusal::Rpc(reply_body(Refusal::GarbageArguments)));
     }
 
     /// The RPC message of a long call has come: it is read as one that came inline.
@@ -181,17 +230,16 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<OwnedCall>,
-        landing: ArrayVec<Lent, MAX_CHUNKS>,
+        call: Call<Long>,
+        message: Option<Buf>,
     ) {
-        let landed = landing.into_iter().next().and_then(|lent| lent.reclaim().ok());
-        let Some(message) = landed else {
-            return self.refuse_call(cx, conn, call, CallRefusal::System(Trouble::Lost));
+        let Some(message) = message else {
+            return self.refuse_call(cx, conn, call.refuse(), CallRefusal::System(Trouble::Lost));
         };
-        call.end_fetch();
-        let read = self.read_rpc(&message, 0, &mut call);
+        let mut call = call.has_come();
         call.put_together();
-        self.serve(cx, conn, call, read, ReceivedBuf::whole(message));
+        let read = self.read_rpc(&message, &call);
+        self.serve(cx, conn, call, read, RpcMessage::new(ReceivedBuf::whole(message), 0));
     }
 }
 
@@ -209,16 +257,17 @@ fn lend(buf: Option<Buf>) -> Result<Lent, NoLanding> {
     buf.and_then(|buf| buf.lend().ok()).ok_or(NoLanding::NoMemory)
 }
 
-/// Has a procedure choose where the last of a call's Read chunks lands.
+/// Has a procedure choose where a Read chunk lands.
 #[inline(never)]
 fn choose_landing<F: Fabric>(
     cx: &Context<F>,
     entry: &Procedure<Local>,
-    call: &OwnedCall,
+    call: &Call<Ready>,
+    index: usize,
     len: usize,
 ) -> Result<Lent, NoLanding> {
     let wrong = |why: String| Err(NoLanding::Wrong(why));
-    let mut buf = match entry.choose_landing(call, call.reads.len() - 1, len) {
+    let mut buf = match entry.choose_landing(call, index, len) {
         Ok(Some(buf)) => buf,
         Ok(None) if cx.pool.room(len).1 == 0 => {
             return wrong(format!("none was chosen, and no buffer of `Config::bulk_buffers` has {len} bytes"));

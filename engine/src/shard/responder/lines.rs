@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 
-use crate::service::OwnedCall;
+use crate::service::Unready;
 
 /// Nanoseconds that a call which needs several buffers holds up those behind it.
 const HOLD_UP: u64 = 1_000_000_000;
@@ -28,7 +28,7 @@ const SOON: u64 = 10 * LOOK_EVERY;
 /// A call that waits.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    call: Box<OwnedCall>,
+    call: Unready,
     /// In nanoseconds.
     since: u64,
     /// The log was told.
@@ -37,22 +37,22 @@ pub(super) struct Waiting {
 
 impl Waiting {
     /// One that begins to wait.
-    pub(super) fn new(call: Box<OwnedCall>, since: u64) -> Self {
+    pub(super) fn new(call: Unready, since: u64) -> Self {
         Self { call, since, told: false }
     }
 
     /// What waits.
-    pub(super) fn call(&self) -> &OwnedCall {
+    pub(super) fn call(&self) -> &Unready {
         &self.call
     }
 
     /// It waits no more.
-    pub(super) fn end(self) -> Box<OwnedCall> {
+    pub(super) fn end(self) -> Unready {
         self.call
     }
 
     /// Tries to go on with it: whoever tries gives the call back that waits on.
-    pub(super) fn try_with(self, go_on: impl FnOnce(Box<OwnedCall>) -> Option<Box<OwnedCall>>) -> Option<Self> {
+    pub(super) fn try_with(self, go_on: impl FnOnce(Unready) -> Option<Unready>) -> Option<Self> {
         let Self { call, since, told } = self;
         go_on(call).map(|call| Self { call, since, told })
     }
@@ -301,12 +301,7 @@ impl Lines {
     }
 
     /// Takes away those that are not to be kept.
-    pub(super) fn retain(
-        &mut self,
-        now: u64,
-        keeps: impl Fn(&OwnedCall) -> bool,
-        mut drop: impl FnMut(Box<OwnedCall>),
-    ) {
+    pub(super) fn retain(&mut self, now: u64, keeps: impl Fn(&Unready) -> bool, mut drop: impl FnMut(Unready)) {
         let mut gone = Vec::new();
         for line in &mut self.all {
             for calls in [&mut line.calls, &mut line.aside] {

@@ -17,7 +17,7 @@ use super::header::{CallRefusal, Trouble};
 use super::lines::Waiting;
 use super::needs::Shortage;
 use crate::fabric::Fabric;
-use crate::service::{OwnedCall, ResultBytes};
+use crate::service::{CallParts, Unready};
 use crate::shard::ConnRef;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
@@ -26,23 +26,10 @@ use crate::wire::rpc::ProgramNumber;
 /// Most calls of one line that are tried, or refused, in a turn.
 const BATCH: usize = 16;
 
-/// A call that waits holds nothing of the pool but its message.
-pub(super) fn release(call: &mut OwnedCall) {
-    call.reply = None;
-    call.reads.clear();
-    call.results.iter_mut().for_each(|result| result.bytes = ResultBytes::Empty);
-}
-
 impl Responder {
     /// A call waits for memory.
     #[cold]
-    pub(super) fn wait_for_memory<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        mut call: Box<OwnedCall>,
-    ) {
-        release(&mut call);
+    pub(super) fn wait_for_memory<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) {
         if self.may_not_wait(cx, conn, &call) {
             return self.refuse_for_memory(cx, conn, call);
         }
@@ -60,20 +47,18 @@ impl Responder {
 
     /// Whether a call is not to wait for memory: others could wait for what it holds, or nothing that comes home would
     /// do, or what it came in was not promised.
-    pub(super) fn may_not_wait<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, call: &OwnedCall) -> bool {
-        Self::holds_what_others_wait_for(call)
-            || self.never_fits(cx, call).is_some()
-            || Self::is_beyond_promise(cx, conn)
+    pub(super) fn may_not_wait<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, call: &Unready) -> bool {
+        call.is_put_together() || self.never_fits(cx, call).is_some() || Self::is_beyond_promise(cx, conn)
     }
 
     /// A call is refused for want of memory, for which it may not wait.
-    pub(super) fn refuse_for_memory<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Box<OwnedCall>) {
+    pub(super) fn refuse_for_memory<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) {
         cx.stats.pool_empty += 1;
         let trouble = match self.never_fits(cx, &call) {
             Some(lack) => Trouble::NeverFits(lack),
             None => Trouble::NoBuffers(Some(self.waits_for(cx, &call).lack(cx))),
         };
-        self.refuse_call(cx, conn, call, CallRefusal::System(trouble));
+        self.refuse_call(cx, conn, call.refuse(), CallRefusal::System(trouble));
     }
 
     /// Goes on with the calls for which there is memory now; returns with how many.
@@ -125,7 +110,7 @@ impl Responder {
                 continue;
             }
             if waiting.is_to_be_told(now) {
-                let conn = cx.conns.get(ConnRef(waiting.call().qp));
+                let conn = cx.conns.get(ConnRef(waiting.call().qp()));
                 let peer = conn.and_then(Conn::accepted).map_or("", |accepted| accepted.host()).to_owned();
                 // It is in no line now.
                 Self::tell_of_wait(cx, &peer, waiting.call(), self.waiting() + 1, shortage.lack(cx));
@@ -159,9 +144,9 @@ impl Responder {
         // What only others wait for that came later is there for it, too.
         cx.set_awaited(self.waiters.awaited_before(since, now));
         waiting.try_with(|call| {
-            let Some(conn) = cx.conns.take(call.qp) else {
+            let Some(conn) = cx.conns.take(call.qp()) else {
                 self.waiters.waits_no_more(since, now);
-                self.boxes.put(call);
+                self.boxes.put_unready(call);
                 return None;
             };
             let in_turn = !cx.awaits_some() || self.is_in_turn(cx, &call);
@@ -171,10 +156,7 @@ impl Responder {
                     cx.ready.add(conn);
                     None
                 }
-                Err(mut call) => {
-                    release(&mut call);
-                    Some(call)
-                }
+                Err(call) => Some(call),
             })
         })
     }
@@ -184,7 +166,7 @@ impl Responder {
     fn refuse_waiter<F: Fabric>(&mut self, cx: &mut Context<F>, waiting: Waiting, now: u64) {
         self.waiters.waits_no_more(waiting.since(), now);
         let call = waiting.end();
-        let Some(conn) = cx.conns.take(call.qp) else { return self.boxes.put(call) };
+        let Some(conn) = cx.conns.take(call.qp()) else { return self.boxes.put_unready(call) };
         cx.lend(conn, |cx, conn| {
             self.refuse_for_memory(cx, conn, call);
             cx.ready.add(conn);
@@ -196,11 +178,12 @@ impl Responder {
     pub(super) fn tell_of_wait<F: Fabric>(
         cx: &mut Context<F>,
         peer: &str,
-        call: &OwnedCall,
+        call: &CallParts,
         all: usize,
         what_for: impl fmt::Display,
     ) {
-        let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+        let (program, _, procedure) = call.name();
+        let program = ProgramNumber(program);
         let line = format_args!(
             "connection of {peer}: a call of procedure {procedure} of program {program} has waited for a second, \
              {all} wait in all: {what_for}"
@@ -213,7 +196,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         size: usize,
-        call: &OwnedCall,
+        call: &Unready,
         shortage: &Shortage,
         now: u64,
     ) -> bool {
@@ -226,13 +209,13 @@ impl Responder {
     /// has that is being served comes home when it is answered, or [ends with its
     /// connection](crate::shard::progress).
     #[cold]
-    fn is_hopeless<F: Fabric>(&mut self, cx: &mut Context<F>, call: &OwnedCall, shortage: &Shortage, now: u64) -> bool {
+    fn is_hopeless<F: Fabric>(&mut self, cx: &mut Context<F>, call: &Unready, shortage: &Shortage, now: u64) -> bool {
         let range = shortage.range();
         let (shortest, longest) = (*range.start(), *range.end());
         let held_back = cx.conns.iter().flat_map(|conn| &conn.served.held_back);
         let waiting = self.waiters.iter().chain(held_back).map(Waiting::call).chain([call]);
-        let messages = waiting.filter_map(|call| call.message.as_ref());
-        let waiting = messages.filter(|message| range.contains(&message.capacity())).count();
+        let messages = waiting.filter_map(|call| call.message_capacity());
+        let waiting = messages.filter(|capacity| range.contains(capacity)).count();
         // Whoever goes on with a message in parts brings home what it is put together in.
         let halves = cx.conns.iter().filter_map(|conn| conn.assembling.held_in(&range));
         let (halves, parts) = halves.fold((0, 0u64), |(count, all), half| (count + 1, all.wrapping_add(half)));
@@ -253,14 +236,9 @@ impl Responder {
     pub(super) fn drop_memory_waiters<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &Conn) {
         if !self.waiters.is_empty() {
             let now = cx.clock.read();
-            self.waiters.retain(now, |call| call.qp != conn.qp(), |call| self.boxes.put(call));
+            let Self { waiters, boxes, .. } = self;
+            waiters.retain(now, |call| call.qp() != conn.qp(), |call| boxes.put_unready(call));
             cx.set_awaited(self.waiters.awaited(now));
         }
-    }
-
-    /// Whether a call's message was put together, from parts or by RDMA Reads, in a buffer of the pool: those that
-    /// wait with such could wait for each other.
-    pub(super) fn holds_what_others_wait_for(call: &OwnedCall) -> bool {
-        call.put_together && call.message.is_some()
     }
 }

@@ -48,7 +48,7 @@ use super::stage::Stage;
 use crate::fabric::Fabric;
 use crate::handoff::parker::Signal;
 use crate::proto::Connection;
-use crate::service::{CallBoxes, Local, Origin, OwnedCall, Services};
+use crate::service::{Call, CallBoxes, Local, Origin, Ready, Replying, Services, Stamp};
 use crate::stats::ShardStats;
 use crate::wire;
 
@@ -68,7 +68,7 @@ pub(super) struct Responder {
     /// Calls that are not here.
     away: Away,
     /// Calls that came again while they ran.
-    repeats: VecDeque<Box<OwnedCall>>,
+    repeats: VecDeque<Call<Ready>>,
     /// Calls that wait for memory.
     waiters: Lines,
     /// How much of the pool one connection may hold.
@@ -82,7 +82,7 @@ pub(super) struct Responder {
 #[derive(Default)]
 pub(super) struct Served {
     /// By [`InboundId`](crate::proto::InboundId) slot: answered calls that wait to be sent.
-    replies: Vec<Option<Box<OwnedCall>>>,
+    replies: Vec<Option<Call<Replying>>>,
     /// By the same: calls that wait for their RDMA Reads.
     pending: Vec<Option<PendingReads>>,
     /// Calls whose RDMA Reads have come, so far. The number wraps.
@@ -92,13 +92,13 @@ pub(super) struct Served {
     /// Calls that handlers have taken, and not back yet.
     taken: u32,
     /// Calls that wait until handlers have taken fewer.
-    untaken: VecDeque<Box<OwnedCall>>,
+    untaken: VecDeque<Call<Ready>>,
     /// Where those that were taken came from; `None` while none ever was.
     origin: Option<Arc<Origin>>,
     /// Calls that wait until the connection is within its share of a pool that is short.
     held_back: VecDeque<Waiting>,
     /// Answered calls that wait until fewer bytes are being written for others.
-    unwritten: VecDeque<Box<OwnedCall>>,
+    unwritten: VecDeque<Call<Replying>>,
     /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
     inline_room: u32,
     /// Calls need no thought before they are run: the connection is open, and its peer nobody in particular.
@@ -149,8 +149,7 @@ impl Served {
 
     /// Bytes of the replies that wait to be sent, in chunks and beside them.
     pub(super) fn waiting_bytes(&self) -> u64 {
-        let bytes = |call: &OwnedCall| call.results_len + call.results.iter().map(|result| result.len).sum::<usize>();
-        self.replies.iter().flatten().map(|call| bytes(call) as u64).sum()
+        self.replies.iter().flatten().map(|call| call.bytes() as u64).sum()
     }
 
     /// Calls that hold memory of the shard, or have it next: those that are not answered, but for those that are held
@@ -190,7 +189,7 @@ impl Responder {
 
     /// Which of its server's shards it is on.
     pub(super) fn set_shard(&mut self, index: u32) {
-        self.boxes.shard = index;
+        self.boxes.set_shard(index);
     }
 
     /// Serves these from now on.
@@ -242,11 +241,12 @@ impl Responder {
         self.waiters.len() + self.shares.held_back()
     }
 
-    /// A call that is timed is over.
+    /// A call that is timed is over, of the procedure of this entry.
     #[inline(never)]
-    fn time<F: Fabric>(&mut self, cx: &mut Context<F>, call: &mut OwnedCall) {
-        if let Some(arrived) = call.arrived.take() {
-            self.tally.timed(call, cx.record(arrived));
+    fn time<F: Fabric>(&mut self, cx: &mut Context<F>, entry: Option<usize>, stamp: &Stamp) {
+        let took = cx.record(stamp.arrived());
+        if let Some(entry) = entry {
+            self.tally.timed(entry, stamp, took);
         }
     }
 
@@ -297,12 +297,12 @@ impl Responder {
             self.boxes.put(call);
         }
         for pending in conn.served.pending.iter_mut().filter_map(Option::take) {
-            self.boxes.put(pending.into_call());
+            pending.end(&mut self.boxes);
         }
     }
 
     /// A call whose reply will not be sent.
-    pub(super) fn drop_call(&mut self, call: Box<OwnedCall>) {
+    pub(super) fn drop_call(&mut self, call: Call<Replying>) {
         self.boxes.put(call);
     }
 }

@@ -11,7 +11,7 @@ use super::replies::reply_room;
 use super::shares::shared;
 use crate::fabric::Fabric;
 use crate::proto::Knob;
-use crate::service::{MAX_CHUNKS, OwnedCall, ResultMemory};
+use crate::service::{MAX_CHUNKS, ResultMemory, Unready};
 use crate::shard::context::Context;
 
 /// A buffer that a call needs.
@@ -93,11 +93,10 @@ impl fmt::Display for Lack {
 impl Responder {
     /// What the pool could not hold of what a call needs, were all of it free. What fits a buffer fits all larger ones,
     /// too.
-    pub(super) fn never_fits<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> Option<Lack> {
+    pub(super) fn never_fits<F: Fabric>(&self, cx: &Context<F>, call: &Unready) -> Option<Lack> {
         let mut needs = self.needs(cx, call);
         // A message that is longer than a Receive has taken its part already.
-        let message = call.message.as_ref().map(|message| message.capacity());
-        needs.extend(message.filter(|&len| len != cx.sizing.capacity()).map(Need::bulk));
+        needs.extend(call.message_capacity().filter(|&len| len != cx.sizing.capacity()).map(Need::bulk));
         needs.sort_unstable_by_key(|need| Reverse(need.len));
         let count = |need: &Need| cx.pool.room_within(need.len, need.longest).1;
         let mut all = needs.iter().enumerate().map(|(at, need)| (need, rivals(&needs[..at], need.longest)));
@@ -106,7 +105,7 @@ impl Responder {
     }
 
     /// What a call waits for: of the buffers that it needs the longest that is not free, or that others wait for.
-    pub(super) fn waits_for<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> Shortage {
+    pub(super) fn waits_for<F: Fabric>(&self, cx: &Context<F>, call: &Unready) -> Shortage {
         let needs = self.needs(cx, call);
         let longest = |need: &Need| need.longest.min(cx.longest_for(need.len));
         let free = |need: &Need| cx.pool.room_within(need.len, longest(need)).0;
@@ -120,29 +119,31 @@ impl Responder {
 
     /// A call need not wait behind those that wait for what it needs.
     #[cold]
-    pub(super) fn is_in_turn<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> bool {
+    pub(super) fn is_in_turn<F: Fabric>(&self, cx: &Context<F>, call: &Unready) -> bool {
         !self.needs(cx, call).iter().any(|need| cx.is_awaited(cx.class_of(need.len)))
     }
 
     /// What a call needs beside its message, the longest first.
-    fn needs<F: Fabric>(&self, cx: &Context<F>, call: &OwnedCall) -> Needs {
+    fn needs<F: Fabric>(&self, cx: &Context<F>, call: &Unready) -> Needs {
         let mut needs = Needs::new();
         let Some(services) = &self.services else { return needs };
         let mut lands = false;
-        if call.message.is_some() {
-            let entry = services.entry(call.entry);
+        if let Some(entry) = call.entry() {
+            let entry = services.entry(entry);
             let (_, len) = reply_room(call, entry);
             needs.push(Need { len, longest: cx.config.longest_for_reply(len) });
             if entry.result_memory == ResultMemory::Pool {
                 let room = |capacity: u32| (capacity as usize).min(entry.binding.results.max_len);
-                let results = call.results.iter().map(|result| room(result.capacity)).filter(|&len| len > 0);
+                let capacities = call.chunks().capacities();
+                let results = capacities.map(room).filter(|&len| len > 0);
                 needs.extend(results.map(|len| Need::bulk(cx.chunk_room(len))));
             }
             lands = entry.lands();
         }
         // Whoever chooses where they land has memory for them.
         if !lands {
-            needs.extend(call.chunks_to_fetch().map(|len| Need::bulk(cx.chunk_room(len))));
+            let reads = call.chunks().chunks_to_fetch();
+            needs.extend(reads.map(|len| Need::bulk(cx.chunk_room(len))));
         }
         needs.sort_unstable_by_key(|need| Reverse(need.len));
         needs

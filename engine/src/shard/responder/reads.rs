@@ -7,7 +7,7 @@
 use super::landing::PendingReads;
 use super::{Responder, Served};
 use crate::config::Config;
-use crate::service::OwnedCall;
+use crate::service::{Chunks, Unready};
 use crate::shard::conn::Conn;
 
 /// RDMA Reads, and their bytes.
@@ -18,6 +18,11 @@ pub(super) struct Reads {
 }
 
 impl Reads {
+    /// What is to be read for a call.
+    pub(super) fn of(chunks: &Chunks) -> Self {
+        Self { count: chunks.to_fetch().count(), bytes: chunks.chunks_to_fetch().sum() }
+    }
+
     fn and(self, more: Self) -> Self {
         Self { count: self.count + more.count, bytes: self.bytes + more.bytes }
     }
@@ -64,18 +69,18 @@ impl Served {
 impl Responder {
     /// Whether a call must wait for Reads of its connection.
     #[inline(always)]
-    pub(super) fn exceeds_reads(config: &Config, conn: &Conn, call: &OwnedCall) -> bool {
+    pub(super) fn exceeds_reads(config: &Config, conn: &Conn, call: &Unready) -> bool {
         config.limits_reads() && Self::exceeds_these_reads(config, conn, call)
     }
 
     /// Whether a call that is held back waits for Reads of its connection, or behind those that do.
-    pub(super) fn waits_for_reads(config: &Config, conn: &Conn, call: &OwnedCall) -> bool {
+    pub(super) fn waits_for_reads(config: &Config, conn: &Conn, call: &Unready) -> bool {
         config.limits_reads() && (!conn.served.held_back.is_empty() || Self::exceeds_these_reads(config, conn, call))
     }
 
     #[inline(never)]
-    fn exceeds_these_reads(config: &Config, conn: &Conn, call: &OwnedCall) -> bool {
-        let own = Reads { count: call.to_fetch().count(), bytes: call.chunks_to_fetch().sum() };
+    fn exceeds_these_reads(config: &Config, conn: &Conn, call: &Unready) -> bool {
+        let own = Reads::of(call.chunks());
         own.count > 0 && must_wait(config, conn.served.reads(), own)
     }
 }

@@ -5,12 +5,12 @@ use std::fmt;
 use super::Responder;
 use super::header::{CallRefusal, Trouble};
 use super::replies::reply_headroom;
-use crate::fabric::{Fabric, ReceivedBuf};
+use crate::fabric::Fabric;
 use crate::proto::Refusal;
-use crate::service::{OwnedCall, REFUSAL_LEN};
+use crate::service::{Answered, Call, Refused};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
-use crate::wire::rpc::{AcceptStat, ProgramNumber, ReplyBody, ReplyHeader};
+use crate::wire::rpc::{AcceptStat, ProgramNumber, ReplyBody};
 use crate::wire::{ErrorBody, Version};
 
 impl Responder {
@@ -20,7 +20,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Box<OwnedCall>,
+        call: Call<Refused>,
         refusal: CallRefusal,
     ) {
         if let CallRefusal::System(trouble) = refusal
@@ -30,12 +30,13 @@ impl Responder {
         }
         cx.stats.calls_failed += 1;
         self.tally.refused(&call, &refusal);
-        let id = call.id;
-        if let CallRefusal::Undeclared(error) = refusal {
-            let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+        let id = call.id();
+        if let CallRefusal::Undeclared { error, .. } = refusal {
+            let (program, _, procedure) = call.name();
+            let program = ProgramNumber(program);
             let peer = conn.accepted().map_or("", |accepted| accepted.host());
-            let read: u64 = call.asked.iter().map(|read| u64::from(read.target.length)).sum();
-            let writes = call.results.len();
+            let read = call.chunks().read_bytes();
+            let writes = call.chunks().results();
             let line = format_args!(
                 "connection of {peer}: procedure {procedure} of program {program} is answered with an error: {error}; \
                  {read} bytes in Read chunks and {writes} Write chunks are not what it declares (`read_chunks`, \
@@ -57,7 +58,7 @@ impl Responder {
                 return self.boxes.put(call);
             }
             CallRefusal::System(trouble) => return self.answer_system(cx, conn, call, trouble),
-            CallRefusal::Transport(error) | CallRefusal::Undeclared(error) => {
+            CallRefusal::Transport(error) | CallRefusal::Undeclared { error, .. } => {
                 // Version 1 has one word for all of them.
                 Self::tell_refused(cx, conn, &call, "calls refused by the transport", &error);
                 conn.proto.reply_error(id, error);
@@ -65,31 +66,12 @@ impl Responder {
             }
         };
         let at = reply_headroom(&call);
-        let verifier = std::mem::take(&mut call.verifier);
-        let body = match body {
-            ReplyBody::Accepted { stat, .. } => ReplyBody::Accepted { verifier: verifier.get(), stat },
-            denied => denied,
-        };
-        let header = ReplyHeader { xid: call.xid, body };
-        if call.reply.as_ref().is_none_or(|buf| buf.capacity() < at + header.encoded_len()) {
-            let needed = at + header.encoded_len().max(REFUSAL_LEN);
-            // The message that it came in is not needed any more.
-            let message = call.message.take().filter(|message| message.capacity() >= needed);
-            call.reply = message.map(ReceivedBuf::into_buf).or_else(|| cx.alloc(needed));
-        }
-        call.results.iter_mut().for_each(|result| result.len = 0);
-        let written = call.reply.as_mut().and_then(|buf| {
-            let len = header.emit(buf.full_mut().get_mut(at..)?).ok()?;
-            buf.set_window(at, len);
-            Some(())
-        });
-        call.refusal = Some(Refusal::SystemError);
-        match written {
-            Some(()) => self.answer(cx, conn, call, false),
-            None if Self::puts_off(conn, Trouble::NoBuffers(None)) => {
+        match call.compose(body, at, |len| cx.alloc(len)) {
+            Ok(call) => self.answer(cx, conn, call),
+            Err(call) if Self::puts_off(conn, Trouble::NoBuffers(None)) => {
                 self.put_off(cx, conn, call, Trouble::NoBuffers(None))
             }
-            None => self.answer_system(cx, conn, call, Trouble::NoBuffers(None)),
+            Err(call) => self.answer_system(cx, conn, call, Trouble::NoBuffers(None)),
         }
     }
 
@@ -97,12 +79,13 @@ impl Responder {
     fn tell_refused<F: Fabric>(
         cx: &mut Context<F>,
         conn: &Conn,
-        call: &OwnedCall,
+        call: &Call<Refused>,
         what: &'static str,
         why: &dyn fmt::Display,
     ) {
         let peer = conn.accepted().map_or("", |accepted| accepted.host());
-        let (procedure, program, version) = (call.procedure, ProgramNumber(call.program), call.version);
+        let (program, version, procedure) = call.name();
+        let program = ProgramNumber(program);
         let line = format_args!(
             "connection of {peer}: a call of procedure {procedure} of program {program}, version {version}, is refused: \
              {why}"
@@ -123,7 +106,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        call: Box<OwnedCall>,
+        call: Call<Refused>,
         trouble: Trouble,
     ) {
         cx.stats.calls_put_off += 1;
@@ -132,7 +115,7 @@ impl Responder {
             let peer = conn.accepted().map_or("", |accepted| accepted.host());
             cx.warn(what, format_args!("connection of {peer}: a call is left to be sent again: {why}"));
         }
-        conn.proto.forget(call.id);
+        conn.proto.forget(call.id());
         self.boxes.put(call);
         conn.drain();
         cx.ready.add(conn);
@@ -144,7 +127,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        call: Box<OwnedCall>,
+        call: Call<Refused>,
         trouble: Trouble,
     ) {
         let (what, why) = trouble.words();
@@ -155,17 +138,17 @@ impl Responder {
             Trouble::Draining => cx.info(what, line),
             _ => cx.warn(what, line),
         }
-        conn.proto.reply_error(call.id, ErrorBody::System);
+        conn.proto.reply_error(call.id(), ErrorBody::System);
         self.boxes.put(call);
     }
 
     /// A call is answered with SYSTEM_ERR by its handler's doing: the caller learns no more, the log does.
     #[cold]
-    pub(super) fn tell_system_error<F: Fabric>(&self, cx: &mut Context<F>, call: &mut OwnedCall) {
+    pub(super) fn tell_system_error<F: Fabric>(&self, cx: &mut Context<F>, call: &mut Call<Answered>) {
         let panic = call.take_panic();
-        let (what, why) = match (&panic, call.refusal) {
+        let (what, why) = match (&panic, call.outcome()) {
             (Some(panic), _) => ("handlers that panicked", format!("its handler panicked: {panic}")),
-            (None, Some(Refusal::NoReply)) => (
+            (None, Err(Refusal::NoReply)) => (
                 "handlers that did not answer",
                 "its handler came to `Refusal::NoReply`, which only those of `Procedure::one_way` may".to_owned(),
             ),
@@ -174,7 +157,8 @@ impl Responder {
             }
             (None, _) => ("calls that handlers refused", "its handler came to `Refusal::SystemError`".to_owned()),
         };
-        let (procedure, program) = (call.procedure, ProgramNumber(call.program));
+        let (program, _, procedure) = call.name();
+        let program = ProgramNumber(program);
         let line = format_args!("procedure {procedure} of program {program} is answered with SYSTEM_ERR: {why}");
         cx.error(what, line);
     }

@@ -15,11 +15,10 @@ use std::collections::HashMap;
 use rpcrdma_mempool::Buf;
 
 use super::lines::Waiting;
-use super::memory::release;
 use super::replies::reply_room;
 use super::{Responder, Served};
 use crate::fabric::Fabric;
-use crate::service::{MAX_CHUNKS, OwnedCall, ResultMemory};
+use crate::service::{MAX_CHUNKS, ResultMemory, Unready};
 use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
@@ -172,41 +171,44 @@ impl Shares {
 impl Responder {
     /// Whether a call must wait until its connection holds less, or behind those that do.
     #[inline(always)]
-    pub(super) fn must_wait<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &OwnedCall) -> bool {
+    pub(super) fn must_wait<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &Unready) -> bool {
         (!conn.served.held_back.is_empty() && self.is_behind(cx, conn, call)) || self.exceeds_share(cx, conn, call)
     }
 
     /// Goes on with the calls that wait, as what they wait for may have come home by now; true if one that
     /// has come after them must not go past those that are left.
     #[cold]
-    fn is_behind<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &OwnedCall) -> bool {
+    fn is_behind<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &Unready) -> bool {
         self.resume(cx, conn);
-        let bulk = call.needs_bulk();
+        let bulk = call.fetches() || call.chunks().results() > 0;
         // What must not wait would be refused.
-        bulk && !conn.served.held_back.is_empty() && !Self::holds_what_others_wait_for(call)
+        bulk && !conn.served.held_back.is_empty() && !call.is_put_together()
     }
 
     /// Whether a call is beyond the share of its connection, or beyond its Reads.
     #[inline(always)]
-    fn exceeds_share<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &OwnedCall) -> bool {
+    fn exceeds_share<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &Unready) -> bool {
         if Self::exceeds_reads(&cx.config, conn, call) {
             return true;
         }
-        let bulk = call.to_fetch().map(|(_, part)| part.length as usize).max();
+        let chunks = call.chunks();
+        let bulk = chunks.longest_read();
         let Some(services) = &self.services else { return false };
-        if call.message.is_none() {
+        let Some(entry) = call.entry() else {
             // It is yet to come, and nothing else is known.
-            return bulk.is_some_and(|len| self.shares.is_beyond(cx, conn, Request::bulk(cx.chunk_room(len), 1)));
-        }
-        let entry = services.entry(call.entry);
-        let pool = entry.result_memory == ResultMemory::Pool;
-        let results = call.results.iter().filter(|_| pool).map(|result| result.capacity as usize).max();
-        let request = match bulk.max(results.map(|len| len.min(entry.binding.results.max_len))) {
-            Some(len) if len > 0 => Request::bulk(cx.chunk_room(len), 2 * MAX_CHUNKS),
-            _ => {
+            return bulk > 0 && self.shares.is_beyond(cx, conn, Request::bulk(cx.chunk_room(bulk), 1));
+        };
+        let entry = services.entry(entry);
+        let results = match entry.result_memory {
+            ResultMemory::Pool => chunks.largest_capacity().min(entry.binding.results.max_len),
+            ResultMemory::Handler => 0,
+        };
+        let request = match bulk.max(results) {
+            0 => {
                 let (_, len) = reply_room(call, entry);
                 Request { longest: cx.longest_for_reply(len), ..Request::bulk(len, 1) }
             }
+            len => Request::bulk(cx.chunk_room(len), 2 * MAX_CHUNKS),
         };
         // There are almost always so many that nothing more need be known.
         !request.meets_plenty(cx) && self.exceeds_share_of(cx, conn, call, request)
@@ -217,19 +219,18 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        call: &OwnedCall,
+        call: &Unready,
         request: Request,
     ) -> bool {
-        let count = (call.chunks_to_fetch().count() + call.results.len()).max(1);
-        let refused = Self::holds_what_others_wait_for(call);
+        let count = (call.chunks().chunks_to_fetch().count() + call.chunks().results()).max(1);
+        let refused = call.is_put_together();
         self.shares.is_beyond(cx, conn, Request { count, refused, ..request })
     }
 
     /// A call is held back until its connection is within its share.
     #[cold]
-    pub(super) fn hold_back<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Box<OwnedCall>) {
+    pub(super) fn hold_back<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) {
         let by_reads = Self::waits_for_reads(&cx.config, conn, &call);
-        release(&mut call);
         let may_not_wait = match by_reads {
             true => self.never_fits(cx, &call).is_some() || Self::is_beyond_promise(cx, conn),
             false => self.may_not_wait(cx, conn, &call),
@@ -315,7 +316,7 @@ impl Responder {
     pub(super) fn drop_held_back(&mut self, conn: &mut Conn) {
         self.shares.held_back -= conn.served.held_back.len();
         for waiting in conn.served.held_back.drain(..) {
-            self.boxes.put(waiting.end());
+            self.boxes.put_unready(waiting.end());
         }
     }
 }

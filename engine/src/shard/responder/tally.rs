@@ -2,7 +2,7 @@
 //! neither costs nothing here.
 
 use super::header::CallRefusal;
-use crate::service::{Local, NO_ENTRY, OwnedCall, Services};
+use crate::service::{Call, Local, Refused, Services, Stamp};
 use crate::stats::{MINUTE, ProcedureStats, Refusals, Values};
 use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
 
@@ -29,7 +29,7 @@ struct Entry {
 fn kind<'a>(refusals: &'a mut Refusals, refusal: &CallRefusal) -> Option<&'a mut u64> {
     Some(match refusal {
         CallRefusal::NotACall => return None,
-        CallRefusal::Transport(_) | CallRefusal::Undeclared(_) => &mut refusals.transport,
+        CallRefusal::Transport(_) | CallRefusal::Undeclared { .. } => &mut refusals.transport,
         CallRefusal::System(_) => &mut refusals.err_system,
         CallRefusal::Rpc(ReplyBody::Denied(RejectStat::AuthError(_))) => &mut refusals.authentication,
         CallRefusal::Rpc(ReplyBody::Denied(RejectStat::RpcMismatch { .. })) => &mut refusals.unavailable,
@@ -46,9 +46,6 @@ fn kind<'a>(refusals: &'a mut Refusals, refusal: &CallRefusal) -> Option<&'a mut
 
 impl Tally {
     fn entry(&mut self, entry: usize) -> Option<&mut Entry> {
-        if entry == NO_ENTRY {
-            return None;
-        }
         if self.entries.len() <= entry {
             self.entries.resize_with(entry + 1, Entry::default);
         }
@@ -57,11 +54,17 @@ impl Tally {
 
     /// A call is refused.
     #[cold]
-    pub(super) fn refused(&mut self, call: &OwnedCall, refusal: &CallRefusal) {
+    pub(super) fn refused(&mut self, call: &Call<Refused>, refusal: &CallRefusal) {
         if let Some(count) = kind(&mut self.refusals, refusal) {
             *count += 1;
         }
-        if let Some(count) = self.entry(call.entry).and_then(|entry| kind(&mut entry.refusals, refusal)) {
+        let entry = match refusal {
+            CallRefusal::Undeclared { entry, .. } => Some(*entry),
+            _ => call.entry(),
+        };
+        if let Some(count) =
+            entry.and_then(|entry| self.entry(entry)).and_then(|entry| kind(&mut entry.refusals, refusal))
+        {
             *count += 1;
         }
     }
@@ -72,14 +75,12 @@ impl Tally {
         self.refusals.err_system += 1;
     }
 
-    /// A call that was timed is over, and took so many nanoseconds.
-    pub(super) fn timed(&mut self, call: &OwnedCall, took: u64) {
-        let Some(entry) = self.entry(call.entry) else { return };
-        let (fetched, written) = (call.asked.iter().map(|read| u64::from(read.target.length)), call.results.iter());
-        entry.bytes_in += u64::from(call.args.end - call.args.start) + fetched.sum::<u64>();
-        if call.refusal.is_none() {
-            entry.bytes_out += (call.results_len + written.map(|result| result.len).sum::<usize>()) as u64;
-        }
+    /// A call of a procedure that was timed is over, and took so many nanoseconds.
+    pub(super) fn timed(&mut self, entry: usize, stamp: &Stamp, took: u64) {
+        let Some(entry) = self.entry(entry) else { return };
+        let (bytes_in, bytes_out) = stamp.bytes();
+        entry.bytes_in += bytes_in;
+        entry.bytes_out += bytes_out;
         // Too long for the histogram is as long as it goes.
         entry.latency.get_or_insert_default().saturating_record(took);
     }

@@ -1,18 +1,19 @@
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use rpcrdma_mempool::{Buf, Frozen};
+use rpcrdma_mempool::{ArenaConfig, Buf, Class, Frozen, PagePolicy, Pool, PoolConfig};
 
 use super::*;
 use crate::config::Config;
 use crate::fabric::ReceivedBuf;
 use crate::handoff::parker::{Sleeper, Wake};
 use crate::proto::Event;
-use crate::service::{DeferredCall, Procedure, ResultChunk};
+use crate::service::{Arrived, DeferredCall, Header, Procedure, RpcMessage, Unready};
 use crate::shard::arrivals::Accepted;
 use crate::shard::clock::{Clock, SimulatedTime};
 use crate::shard::progress::Watch;
 use crate::shard::testing::{NoDevice, call, context, message, open_conn, receive, received, small};
+use crate::wire::Segment;
 
 /// Answers with four bytes.
 const SHORT: u32 = 1;
@@ -32,6 +33,8 @@ struct Scene {
     cx: Context<NoDevice>,
     /// Receives that were taken before the pool was emptied.
     spare: Vec<Buf>,
+    /// Memory of the service's own.
+    own: Pool,
 }
 
 impl Scene {
@@ -42,7 +45,7 @@ impl Scene {
     fn with(config: Config) -> Self {
         let mut services = Services::new();
         let answer = |call: &mut crate::ServerCall| {
-            call.reply_mut(4).ok_or(crate::proto::Refusal::SystemError)?.fill(9);
+            call.reply_mut(4)?.fill(9);
             Ok(())
         };
         services.add(1, 1, SHORT, Procedure::new(answer));
@@ -55,7 +58,9 @@ impl Scene {
         let signal = Sleeper::new(Wake::Fabric(cx.fabric.waker())).signal();
         let responder = Responder::new(Some(services.to_local()), signal);
         let spare = std::iter::from_fn(|| cx.alloc(cx.config.receive_size)).take(16).collect();
-        Self { responder, services: Arc::new(services), held, cx, spare }
+        let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
+        let own = Pool::new(&PoolConfig { classes: vec![Class { size: 8192, count: 16 }], arena }).expect("memory");
+        Self { responder, services: Arc::new(services), held, cx, spare, own }
     }
 
     /// A call comes.
@@ -76,7 +81,7 @@ impl Scene {
             }
             event => panic!("{event:?}"),
         });
-        responder.serve(cx, conn, call, read, message);
+        responder.serve(cx, conn, call, read, RpcMessage::new(message, 16));
     }
 
     /// The same where the buffers that are left are not to be taken for the call's message.
@@ -85,27 +90,38 @@ impl Scene {
         self.serve_message(conn, xid, SHORT, message);
     }
 
-    /// A call that is answered, with so many bytes for a Write chunk.
-    fn answered(&mut self, conn: &mut Conn, xid: u32, bytes: usize) -> Box<OwnedCall> {
+    /// A call that has come, with Write chunks of so many bytes.
+    fn arrived(&mut self, conn: &mut Conn, xid: u32, writes: &[u32]) -> Call<Arrived> {
         let Self { responder, cx, .. } = self;
         let message = received(cx.alloc(cx.config.receive_size).expect("a buffer"), &message(16, &call(xid, SHORT)));
         let mut call = receive(conn, &message, |conn, event, _| match event {
             Event::Call { id } => responder.take_call(cx, conn, id),
             event => panic!("{event:?}"),
         });
-        let mut result = ResultChunk::of(bytes as u32, 1);
-        result.len = bytes;
-        call.results.push(result);
+        for &length in writes {
+            call.begin_chunks().take_write([Segment { handle: 1, length, offset: 0 }]);
+        }
         call
     }
 
+    /// A call that is answered, with so many bytes for a Write chunk.
+    fn answered(&mut self, conn: &mut Conn, xid: u32, bytes: usize) -> Call<Replying> {
+        let call = self.arrived(conn, xid, &[bytes as u32]);
+        let (message, reply) = (self.cx.alloc(100).expect("a buffer"), self.cx.alloc(100).expect("a buffer"));
+        let call = call.admit(RpcMessage::new(ReceivedBuf::whole(message), 0), Header::new(0, 40));
+        let mut call = call.give_reply(reply, 60);
+        let mut result = self.own.alloc(bytes).expect("a buffer");
+        result.set_window(0, bytes);
+        call.view_mut().set_result(0, result.freeze()).expect("there is room");
+        call.answered(Ok(())).complete()
+    }
+
     /// A call that needs so many buffers of `long_buffers`, and one for its reply, in a message that was spared.
-    fn bulk(&mut self, conn: &mut Conn, xid: u32, chunks: usize) -> Box<OwnedCall> {
-        let mut call = self.answered(conn, xid, 40_000);
-        call.message = self.spare.pop().map(ReceivedBuf::whole);
-        (1..chunks).for_each(|_| call.results.push(ResultChunk::of(40_000, 1)));
-        call.entry = self.services.find(1, 1, BULK).expect("it is there");
-        call
+    fn bulk(&mut self, conn: &mut Conn, xid: u32, chunks: usize) -> Unready {
+        let call = self.arrived(conn, xid, &vec![40_000; chunks]);
+        let message = self.spare.pop().map(ReceivedBuf::whole).expect("as many as the test needs");
+        let entry = self.services.find(1, 1, BULK).expect("it is there");
+        Unready::Admitted(call.admit(RpcMessage::new(message, 0), Header::new(entry, 40)))
     }
 
     /// The XIDs of the replies that were sent on a connection since it was asked last.
@@ -147,7 +163,6 @@ fn calls_without_memory_wait_hold_nothing_and_go_on_in_their_order() {
         scene.serve_held(&mut conn, xid);
     }
     assert!(scene.responder.waits_for_memory() && scene.responder.holds_calls_back());
-    assert!(scene.responder.waiters.iter().all(|waiting| waiting.call().reply.is_none()));
     assert!(scene.sent(&mut conn).is_empty());
     drop(held);
     scene.cx.conns.insert(conn);
@@ -252,9 +267,10 @@ fn a_call_that_needs_many_buffers_counts_them_for_its_share() {
     scene.serve(&mut conn, 1, LATER);
     scene.serve(&mut conn, 2, LATER);
     let _held = scene.cx.pool.alloc(40_000).expect("one of four");
-    let mut call = scene.bulk(&mut conn, 3, 4);
+    let call = scene.bulk(&mut conn, 3, 4);
     assert!(scene.responder.must_wait(&mut scene.cx, &mut conn, &call));
-    call.results.truncate(1);
+    conn.proto.forget(call.id());
+    let call = scene.bulk(&mut conn, 4, 1);
     assert!(!scene.responder.must_wait(&mut scene.cx, &mut conn, &call), "one is within its share");
 }
 
@@ -629,7 +645,7 @@ fn replies_beyond_what_a_connection_may_write_wait_for_themselves_alone() {
         goes
     };
     assert!(goes(&mut conn, 1, 5000), "what is beyond it alone goes alone");
-    assert!(!goes(&mut conn, 2, 600) && !goes(&mut conn, 3, 500));
+    assert!(!goes(&mut conn, 2, 600) && !goes(&mut conn, 3, 400));
     assert!(goes(&mut conn, 4, 0), "it writes nothing");
     assert!(goes(&mut other, 5, 600) && goes(&mut other, 6, 400), "nothing else is under way there");
     assert!(!goes(&mut other, 7, 1));

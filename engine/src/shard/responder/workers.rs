@@ -7,7 +7,7 @@ use super::header::Trouble;
 use crate::fabric::{Fabric, QpId};
 use crate::handoff::workers::{Bench, JobError, ShardPort, WorkerPool};
 use crate::proto::InboundId;
-use crate::service::{OwnedCall, Services};
+use crate::service::{Answered, Call, Ready, Services};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::shard::peers::OwedEnd;
@@ -24,32 +24,29 @@ pub(crate) struct WorkKey {
 
 impl WorkKey {
     /// Of this call of this connection.
-    pub(super) fn of(conn: &Conn, call: &OwnedCall) -> Self {
-        Self { qp: conn.qp(), id: call.id, owed_end: conn.owed_end().cloned() }
+    pub(super) fn of(conn: &Conn, call: &Call<Ready>) -> Self {
+        Self { qp: conn.qp(), id: call.id(), owed_end: conn.owed_end().cloned() }
     }
 }
 
 /// The threads that run what does not run on shards.
-pub(crate) type Workers = WorkerPool<WorkKey, Box<OwnedCall>, Box<OwnedCall>>;
+pub(crate) type Workers = WorkerPool<WorkKey, Call<Ready>, Call<Answered>>;
 /// The shard's end of them.
-pub(super) type Port = ShardPort<WorkKey, Box<OwnedCall>, Box<OwnedCall>>;
+pub(super) type Port = ShardPort<WorkKey, Call<Ready>, Call<Answered>>;
 
 /// What a worker does with a call.
-pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Box<OwnedCall>) -> Box<OwnedCall> {
-    move |mut call| {
-        services.entry(call.entry).run(&mut *call);
-        call
-    }
+pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Call<Ready>) -> Call<Answered> {
+    move |call| services.entry(call.entry()).run(call)
 }
 
-type Work = Box<dyn Fn(Box<OwnedCall>) -> Box<OwnedCall>>;
+type Work = Box<dyn Fn(Call<Ready>) -> Call<Answered>>;
 
 /// Workers without threads, for simulations: they work when they are given a turn, on the thread that gives
 /// it. Shards [use them](crate::shard::Shard::simulate_workers) as they use those of a
 /// [`Server`](crate::Server).
 pub struct SimulatedWorkers {
     pool: Workers,
-    benches: Vec<Bench<WorkKey, Box<OwnedCall>, Box<OwnedCall>, Work>>,
+    benches: Vec<Bench<WorkKey, Call<Ready>, Call<Answered>, Work>>,
 }
 
 impl SimulatedWorkers {
@@ -92,7 +89,7 @@ impl Responder {
         count
     }
 
-    fn worked_off<F: Fabric>(&mut self, cx: &mut Context<F>, key: &WorkKey, result: Result<Box<OwnedCall>, JobError>) {
+    fn worked_off<F: Fabric>(&mut self, cx: &mut Context<F>, key: &WorkKey, result: Result<Call<Answered>, JobError>) {
         self.away.came_back();
         let &WorkKey { qp, id, .. } = key;
         let Some(conn) = cx.conns.take(qp) else {

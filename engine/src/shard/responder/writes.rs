@@ -8,16 +8,16 @@ use super::{Responder, Served};
 use crate::config::Config;
 use crate::fabric::Fabric;
 use crate::proto::ReplyForm;
-use crate::service::OwnedCall;
+use crate::service::{Call, Replying};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 
 /// Bytes that the RDMA Writes of a reply carry.
-fn bytes_of(conn: &Conn, call: &OwnedCall) -> usize {
-    let results: usize = call.results.iter().map(|result| result.len).sum();
-    let len = call.header_len() + call.results_len;
-    let long = call.reply_offered && matches!(reply_form(conn, call, len), ReplyForm::ReplyChunk);
-    results + if long { len } else { 0 }
+fn bytes_of(conn: &Conn, call: &Call<Replying>) -> usize {
+    let chunks = call.chunks();
+    let (_, len) = call.place();
+    let long = chunks.reply().is_some() && matches!(reply_form(conn, call, len), ReplyForm::ReplyChunk);
+    chunks.result_bytes() + if long { len } else { 0 }
 }
 
 /// Bytes that are being written, or are about to be.
@@ -27,16 +27,16 @@ fn under_way(conn: &Conn) -> usize {
     conn.sends.written() + queued
 }
 
-fn must_wait(config: &Config, conn: &Conn, call: &OwnedCall) -> bool {
+fn must_wait(config: &Config, conn: &Conn, call: &Call<Replying>) -> bool {
     let bytes = bytes_of(conn, call);
     bytes > 0 && is_beyond(config.max_write_bytes, under_way(conn), bytes)
 }
 
 /// The RDMA Writes of a reply are queued: they are counted until the Send behind them has left.
 #[inline(always)]
-pub(super) fn note(config: &Config, conn: &mut Conn, call: &OwnedCall) {
-    let segments = call.segments.iter().chain(&call.reply_chunk);
-    conn.sends.note_writes(segments.map(|segment| segment.length as usize).sum(), config.max_write_bytes.is_some());
+pub(super) fn note(config: &Config, conn: &mut Conn, call: &Call<Replying>) {
+    let written = call.chunks().written();
+    conn.sends.note_writes(written, config.max_write_bytes.is_some());
 }
 
 impl Responder {
@@ -45,8 +45,8 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        call: Box<OwnedCall>,
-    ) -> Option<Box<OwnedCall>> {
+        call: Call<Replying>,
+    ) -> Option<Call<Replying>> {
         let behind = || !conn.served.unwritten.is_empty() && bytes_of(conn, &call) > 0;
         if cx.config.max_write_bytes.is_none() || !(behind() || must_wait(&cx.config, conn, &call)) {
             return Some(call);
@@ -68,7 +68,7 @@ impl Responder {
             }
             let Some(call) = conn.served.unwritten.pop_front() else { return };
             self.unwritten -= 1;
-            self.answer(cx, conn, call, false);
+            self.answer(cx, conn, call);
             cx.ready.add(conn);
         }
     }

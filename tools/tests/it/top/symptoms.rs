@@ -116,7 +116,8 @@ impl Load {
 }
 
 fn done(call: &mut ServerCall) -> Result<(), Refusal> {
-    call.reply_mut(4).map(|reply| reply.fill(0)).ok_or(Refusal::SystemError)
+    call.reply_mut(4)?.fill(0);
+    Ok(())
 }
 
 fn server(shard: Config) -> ServerConfig {

@@ -1,0 +1,241 @@
+//! The last states of a call that is served: its handler is through, or it is refused, and it is answered.
+
+use rpcrdma_mempool::{ArenaId, Buf};
+
+use super::chunks::Chunks;
+use super::state::{Answered, Call, Refused, Replying};
+use super::{CallParts, OwnedCall, Reply};
+use crate::fabric::ReceivedBuf;
+use crate::handoff::returns::{Came, WayHome};
+use crate::proto::Refusal;
+use crate::service::{NO_ENTRY, REFUSAL_LEN};
+use crate::wire::rpc::{self, AcceptStat, OpaqueAuth, ReplyBody, ReplyHeader};
+
+impl Call<Answered> {
+    /// Sends it to its shard.
+    ///
+    /// # Errors
+    /// That is gone, and needs nothing back.
+    #[inline(always)]
+    pub(in crate::service) fn go_home(self, way: &WayHome<OwnedCall>) -> Result<(), Box<OwnedCall>> {
+        way.give_back(self.into_memory())
+    }
+
+    /// The first of those that have come home.
+    #[inline(always)]
+    pub(in crate::service) fn next_of(came: &mut Came<OwnedCall>) -> Option<Self> {
+        came.next().map(Self::in_memory)
+    }
+
+    /// Keeps its reply for when it comes again.
+    #[inline(never)]
+    pub(super) fn remember(&mut self) {
+        let CallParts { reply: Reply { buf, at, len }, outcome, extras, .. } = self.parts();
+        let Some(extra) = extras.get_mut() else { return };
+        let Some(claim) = extra.claim.take() else { return };
+        match outcome {
+            Ok(()) => {
+                let results = buf.as_mut().and_then(|buf| buf.full_mut().get(*at..*at + *len));
+                claim.finish_with(extra.verifier.get(), results.unwrap_or_default());
+            }
+            // Nobody knows what was done.
+            Err(Refusal::SystemError | Refusal::NoReply) => drop(claim),
+            Err(_) => claim.forget(),
+        }
+    }
+
+    /// Index of its procedure's entry in the services.
+    #[inline(always)]
+    pub(crate) fn entry(&self) -> usize {
+        self.entry
+    }
+
+    /// What it is answered with instead of results, if that is so.
+    #[inline(always)]
+    pub(crate) fn outcome(&self) -> Result<(), Refusal> {
+        self.outcome
+    }
+
+    /// Its reply is like most: results, if it has any, are in its message, behind a header without verifier.
+    #[inline(always)]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.outcome.is_ok() && self.extras.get().is_none()
+    }
+
+    /// What its handler said when it panicked, if it did.
+    #[cold]
+    pub(crate) fn take_panic(&mut self) -> Option<Box<str>> {
+        self.parts().extras.get_mut()?.panic.take()
+    }
+
+    /// The arenas of results in memory of the handler's own.
+    pub(crate) fn arenas(&self) -> impl Iterator<Item = ArenaId> {
+        self.chunks().arenas()
+    }
+
+    /// If it is timed: how much came with it, and how much it is answered with.
+    pub(crate) fn note_bytes(&mut self) {
+        let parts = self.parts();
+        let Some(extra) = parts.extras.get_mut() else { return };
+        let Some(stamp) = &mut extra.stamp else { return };
+        stamp.bytes_in = parts.message.args().len() as u64 + extra.chunks.read_bytes();
+        if parts.outcome.is_ok() {
+            stamp.bytes_out = (parts.reply.len + extra.chunks.result_bytes()) as u64;
+        }
+    }
+
+    /// It is answered with a verifier that is not AUTH_NONE.
+    #[inline(always)]
+    pub(crate) fn has_verifier(&self) -> bool {
+        self.extras.get().is_some_and(|extra| extra.verifier.is_some())
+    }
+
+    /// Bytes of the RPC header of its reply.
+    #[inline(always)]
+    pub(crate) fn header_len(&self) -> usize {
+        CallParts::header_len(self)
+    }
+
+    /// Moves its results back to byte `at` of the buffer of its reply, or of a longer one, if they are not so far back
+    /// already. False without memory for it.
+    #[cold]
+    pub(crate) fn move_results(&mut self, at: usize, alloc: impl FnOnce(usize) -> Option<Buf>) -> bool {
+        let reply = &mut self.parts().reply;
+        let (results, end) = (reply.at..reply.at + reply.len, at + reply.len);
+        if at <= reply.at {
+            return true;
+        }
+        match &mut reply.buf {
+            Some(buf) if end <= buf.capacity() => buf.full_mut().copy_within(results, at),
+            Some(buf) => {
+                let Some(mut longer) = alloc(end) else { return false };
+                longer[at..].copy_from_slice(&buf.full_mut()[results]);
+                reply.buf = Some(longer);
+            }
+            None => return false,
+        }
+        reply.at = at;
+        true
+    }
+
+    /// Writes the RPC header of its reply in front of its results, where there is room for it.
+    #[inline(always)]
+    pub(crate) fn complete(mut self) -> Call<Replying> {
+        let header_len = self.header_len();
+        let CallParts { xid, reply: Reply { buf, at, len }, extras, .. } = self.parts();
+        let end = *at;
+        (*at, *len) = (end - header_len, *len + header_len);
+        if let Some(header) = buf.as_mut().and_then(|buf| buf.full_mut().get_mut(*at..end)) {
+            match extras.get().map(|extra| &extra.verifier).filter(|verifier| verifier.is_some()) {
+                None => _ = rpc::emit_accepted_success(header, *xid),
+                Some(verifier) => emit_verified(header, *xid, verifier.get()),
+            }
+        }
+        self.becomes()
+    }
+
+    pub(crate) fn refuse(self) -> Call<Refused> {
+        self.becomes()
+    }
+}
+
+#[inline(never)]
+fn emit_verified(out: &mut [u8], xid: u32, verifier: OpaqueAuth<'_>) {
+    let body = ReplyBody::Accepted { verifier, stat: AcceptStat::Success };
+    let written = ReplyHeader { xid, body }.emit(out);
+    debug_assert_eq!(written, Ok(out.len()));
+}
+
+impl Call<Refused> {
+    /// Index of its procedure's entry in the services, if it has come to one.
+    pub(crate) fn entry(&self) -> Option<usize> {
+        (self.entry != NO_ENTRY).then_some(self.entry)
+    }
+
+    /// Writes its reply, which has no results, at byte `at` of the first of these that has room for it: the buffer of
+    /// its reply, that of its message, and a new one of at least so many bytes.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    #[cold]
+    pub(crate) fn compose(
+        mut self,
+        body: ReplyBody<'_>,
+        at: usize,
+        alloc: impl FnOnce(usize) -> Option<Buf>,
+    ) -> Result<Call<Replying>, Self> {
+        let CallParts { xid, message, reply, extras, .. } = self.parts();
+        if let Some(extra) = extras.get_mut() {
+            extra.chunks.drop_results();
+        }
+        let verifier = extras.get().map_or(OpaqueAuth::NONE, |extra| extra.verifier.get());
+        let body = match body {
+            ReplyBody::Accepted { stat, .. } => ReplyBody::Accepted { verifier, stat },
+            denied @ ReplyBody::Denied(_) => denied,
+        };
+        let header = ReplyHeader { xid: *xid, body };
+        let needed = at + header.encoded_len();
+        if reply.buf.as_ref().is_none_or(|buf| buf.capacity() < needed) {
+            // The message that it came in is not needed any more.
+            let message = message.buf.take().filter(|message| message.capacity() >= needed);
+            reply.buf =
+                message.map(ReceivedBuf::into_buf).or_else(|| alloc(at + header.encoded_len().max(REFUSAL_LEN)));
+        }
+        let written = reply.buf.as_mut().and_then(|buf| header.emit(buf.full_mut().get_mut(at..)?).ok());
+        let Some(len) = written else { return Err(self) };
+        (reply.at, reply.len) = (at, len);
+        Ok(self.becomes())
+    }
+}
+
+impl Call<Replying> {
+    /// Where its reply is in the buffer of that, and how many bytes that are.
+    #[inline(always)]
+    pub(crate) fn place(&self) -> (usize, usize) {
+        (self.reply.at, self.reply.len)
+    }
+
+    /// Bytes of its reply, and of its results in chunks.
+    pub(crate) fn bytes(&self) -> usize {
+        self.reply.len + self.chunks().result_bytes()
+    }
+
+    /// The buffer of its reply, to be sent.
+    #[inline(always)]
+    pub(crate) fn take_reply(&mut self) -> Option<Buf> {
+        self.parts().reply.buf.take()
+    }
+
+    /// Its reply waits, after all.
+    pub(crate) fn put_reply(&mut self, reply: Buf) {
+        let (at, len) = (reply.start(), reply.len());
+        self.parts().reply = Reply { buf: Some(reply), at, len };
+    }
+
+    /// What its message is in, which is not needed any more.
+    #[inline(always)]
+    pub(crate) fn take_message(&mut self) -> Option<ReceivedBuf> {
+        self.parts().message.buf.take()
+    }
+
+    /// Its chunk lists, to be written out.
+    #[inline(always)]
+    pub(crate) fn chunks_mut(&mut self) -> Option<&mut Chunks> {
+        self.parts().extras.get_mut().map(|extra| &mut extra.chunks)
+    }
+
+    /// The handle that the caller offers for Send With Invalidate; 0 for none.
+    #[inline(always)]
+    pub(crate) fn inv_handle(&self) -> u32 {
+        self.inv_handle
+    }
+
+    /// Index of its procedure's entry in the services, if it has come to one.
+    pub(crate) fn entry(&self) -> Option<usize> {
+        (self.entry != NO_ENTRY).then_some(self.entry)
+    }
+
+    pub(crate) fn refuse(self) -> Call<Refused> {
+        self.becomes()
+    }
+}
