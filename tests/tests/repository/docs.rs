@@ -261,12 +261,17 @@ fn anchor(line: &str) -> Option<String> {
     Some(text.chars().filter(|&c| kept(c)).map(|c| if c == ' ' { '-' } else { c }).collect())
 }
 
-/// The way of a call is told with the functions that it goes through: they are in the files that stand in
-/// front of them.
+/// The way of a call is told in a few steps, with the functions that it goes through: they are in the files that stand
+/// in front of them.
 #[test]
 fn the_way_of_a_call_is_through_functions_that_there_are() {
+    let readme = read("engine/README.md");
+    let ways = ["## One inline call", "## One bulk call"].map(|heading| rows(&section(&readme, heading)));
+    for way in &ways {
+        assert!((8..=12).contains(&way.len()), "{} steps", way.len());
+    }
     let mut seen = 0;
-    for row in rows(&section(&read("engine/README.md"), "## One call, out and home")) {
+    for row in ways.iter().flatten() {
         let mut file = String::new();
         let text = row[1..].join(" ");
         for name in text.split('`').skip(1).step_by(2) {

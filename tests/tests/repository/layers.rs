@@ -1,6 +1,6 @@
 //! The house keeps its shape: which layer may name which, where `unsafe` may be, and how long a file may get.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rpcrdma_tests::source::{code, code_without_tests, files, is_test, paths, read, words};
 
@@ -182,6 +182,60 @@ const LENDERS: &[(&str, &[&str])] = &[
         ],
     ),
 ];
+
+/// The states of a call that is served, and the files of the shard that name each. Exactly these: what happens to a call
+/// in a state is found in the files beside it.
+const STATES: &[(&str, &[&str])] = &[
+    ("Arrived", &["responder/calls.rs", "responder/header.rs"]),
+    ("Long", &["responder/landing.rs"]),
+    ("Admitted", &["responder/calls.rs"]),
+    (
+        "Unready",
+        &[
+            "responder/calls.rs",
+            "responder/landing.rs",
+            "responder/lines.rs",
+            "responder/memory.rs",
+            "responder/needs.rs",
+            "responder/reads.rs",
+            "responder/shares.rs",
+        ],
+    ),
+    (
+        "Ready",
+        &[
+            "responder/away.rs",
+            "responder/calls.rs",
+            "responder/deferred.rs",
+            "responder/landing.rs",
+            "responder/mod.rs",
+            "responder/workers.rs",
+        ],
+    ),
+    (
+        "Answered",
+        &[
+            "responder/away.rs",
+            "responder/calls.rs",
+            "responder/deferred.rs",
+            "responder/refusals.rs",
+            "responder/workers.rs",
+        ],
+    ),
+    ("Refused", &["responder/refusals.rs", "responder/tally.rs"]),
+    (
+        "Replying",
+        &["continuation.rs", "responder/calls.rs", "responder/mod.rs", "responder/replies.rs", "responder/writes.rs"],
+    ),
+];
+
+/// Types beside a served call that are values: what their fields are is all that there is to them.
+const CALL_VALUES: &[&str] = &["Caller", "Miscounted"];
+
+/// Where files that reach each other are counted.
+const KNOTTED: &[&str] = &["engine/src/service/", "engine/src/shard/"];
+/// The most files there that reach each other by the modules that they name. Fewer are to be written down here.
+const KNOT: usize = 13;
 
 fn sources() -> Vec<String> {
     let all: Vec<_> =
@@ -375,6 +429,82 @@ fn types_of_the_shard_keep_their_fields_or_have_nothing_to_keep() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(kept > 20 && lent == LENDERS.len(), "{kept} types keep their fields, {lent} lend some");
+}
+
+#[test]
+fn a_served_call_in_a_state_is_where_it_is_said_to_be() {
+    let mut found: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for path in files("engine/src/shard/", ".rs").into_iter().filter(|path| !is_test(path)) {
+        let named = paths(&code_without_tests(&read(&path)), "crate");
+        for (state, _) in STATES.iter().filter(|(state, _)| named.contains(&("service".into(), (*state).to_owned()))) {
+            found.entry(state).or_default().push(path["engine/src/shard/".len()..].to_owned());
+        }
+    }
+    for (state, places) in STATES {
+        assert_eq!(found.get(state).map(Vec::as_slice).unwrap_or_default(), *places, "of {state}");
+    }
+}
+
+#[test]
+fn states_of_a_served_call_keep_their_fields() {
+    let mut kept = 0;
+    for path in files("engine/src/service/call/", ".rs") {
+        let code = code_without_tests(&read(&path));
+        for (head, body) in code.split("struct ").skip(1).filter_map(|rest| rest.split_once(" {\n")) {
+            let name = head.split(|c: char| !c.is_alphanumeric()).next().unwrap_or(head);
+            let body = body.split("\n}").next().unwrap_or(body);
+            let open =
+                body.lines().map(str::trim).filter(|line| line.starts_with("pub(crate)") || line.starts_with("pub "));
+            let open: Vec<_> = open.filter(|_| !CALL_VALUES.contains(&name)).collect();
+            assert!(open.is_empty(), "{path}: others may touch {open:?} of {name}");
+            kept += 1;
+        }
+    }
+    assert!(kept > 10, "only {kept} types were found");
+}
+
+/// The files that each file names, of those where they are counted.
+fn names() -> BTreeMap<String, BTreeSet<String>> {
+    let all: Vec<String> = KNOTTED.iter().flat_map(|place| files(place, ".rs")).filter(|path| !is_test(path)).collect();
+    let all: Vec<String> = all.into_iter().filter(|path| !path.ends_with("/testing.rs")).collect();
+    let modules: BTreeMap<Vec<String>, &String> =
+        all.iter().map(|path| (module_of(path).1.into_iter().map(str::to_owned).collect(), path)).collect();
+    let named_by = |path: &String| {
+        let code = code_without_tests(&read(path));
+        let (_, steps) = module_of(path);
+        let climbs = (0..=steps.len()).map(|up| match up {
+            0 => ("crate".to_owned(), &steps[..0]),
+            up => (vec!["super"; up].join("::"), &steps[..steps.len() - up]),
+        });
+        let found = climbs.flat_map(|(prefix, base)| {
+            let full = move |(first, second): (String, String)| {
+                let base: Vec<String> = base.iter().map(|&step| step.to_owned()).collect();
+                [base, vec![first, second]].concat()
+            };
+            paths(&code, &prefix).into_iter().map(full).collect::<Vec<_>>()
+        });
+        let file = |full: Vec<String>| (1..=full.len()).rev().find_map(|len| modules.get(&full[..len]).copied());
+        found.filter_map(file).filter(|other| *other != path).cloned().collect()
+    };
+    all.iter().map(|path| (path.clone(), named_by(path))).collect()
+}
+
+#[test]
+fn few_files_reach_each_other() {
+    let names = names();
+    let reached = |from: &String| {
+        let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+        while let Some(path) = next.pop() {
+            next.extend(names[path].iter().filter(|other| seen.insert((*other).clone())));
+        }
+        seen
+    };
+    let reached: BTreeMap<&String, BTreeSet<String>> = names.keys().map(|path| (path, reached(path))).collect();
+    let knot_of = |path: &String| -> Vec<&String> {
+        reached[path].iter().filter(|other| reached[*other].contains(path)).collect()
+    };
+    let knot = names.keys().map(knot_of).max_by_key(Vec::len).expect("there are files");
+    assert_eq!(knot.len(), KNOT, "these reach each other: {knot:#?}");
 }
 
 #[test]
