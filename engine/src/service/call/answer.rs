@@ -59,7 +59,7 @@ impl Call<Answered> {
     /// Its reply is like most: results, if it has any, are in its message, behind a header without verifier.
     #[inline(always)]
     pub(crate) fn is_plain(&self) -> bool {
-        self.outcome.is_ok() && self.extras.get().is_none()
+        self.outcome.is_ok() && !self.extras.has_any()
     }
 
     /// What its handler said when it panicked, if it did.
@@ -193,6 +193,12 @@ impl Call<Replying> {
     #[inline(always)]
     pub(crate) fn place(&self) -> (usize, usize) {
         (self.reply.at, self.reply.len)
+    }
+
+    /// Its reply is a message, and there is nothing else to do with it.
+    #[inline(always)]
+    pub(crate) fn is_plain(&self) -> bool {
+        !self.extras.has_any()
     }
 
     /// Bytes of its reply, and of its results in chunks.

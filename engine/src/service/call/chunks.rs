@@ -433,50 +433,61 @@ impl Chunks {
     }
 
     /// Gives away the results and a long reply: `write` has the segments of each, which it says the lengths in, its
-    /// bytes, and how many they are. Returns how many segments each chunk of the Write list has; `None` if memory
-    /// cannot be lent.
+    /// bytes, and how many they are. `None` if memory cannot be lent.
     #[inline(always)]
     pub(crate) fn write_out(
         &mut self,
         long: Option<Buf>,
         mut write: impl FnMut(&mut [Segment], Option<Source>, u32),
-    ) -> Option<ArrayVec<u32, MAX_CHUNKS>> {
-        let mut counts = ArrayVec::new();
-        let mut segments = &mut self.writes[..];
-        for result in self.results.drain(..) {
-            counts.push(result.segments);
+    ) -> Option<Written> {
+        let (mut written, mut segments) = (Written::default(), &mut self.writes[..]);
+        for result in &mut self.results {
             let (mine, rest) = std::mem::take(&mut segments).split_at_mut(result.segments as usize);
             segments = rest;
-            let source = match result.bytes {
+            let source = match std::mem::replace(&mut result.bytes, ResultBytes::Empty) {
                 ResultBytes::Pool(buf) => Some(Source::Lent(buf.lend().ok()?)),
                 ResultBytes::Shared(bytes) => Some(Source::Frozen(bytes)),
                 ResultBytes::Empty => None,
             };
             write(mine, source, result.len as u32);
+            written.counts.push(result.segments);
+            written.bytes += result.len;
         }
         if let Some(chunk) = &mut self.reply {
-            let len = long.as_ref().map_or(0, |reply| reply.len() as u32);
+            let len = long.as_ref().map_or(0, |reply| reply.len());
             let source = match long {
                 Some(reply) => Some(Source::Lent(reply.lend().ok()?)),
                 None => None,
             };
-            write(chunk, source, len);
+            write(chunk, source, len as u32);
+            written.bytes += len;
         }
-        Some(counts)
+        Some(written)
     }
 
-    /// The Write list, of which each chunk has so many segments.
-    pub(crate) fn write_list<'a>(&'a self, counts: &'a [u32]) -> WriteList<'a> {
-        WriteList { counts, segments: &self.writes }
+    /// The Write list, whose segments say how much was written into each.
+    pub(crate) fn write_list<'a>(&'a self, written: &'a Written) -> WriteList<'a> {
+        WriteList { counts: &written.counts, segments: &self.writes }
     }
 
     /// The Reply chunk, if one was offered.
     pub(crate) fn reply(&self) -> Option<&[Segment]> {
         self.reply.as_deref()
     }
+}
 
-    /// Bytes that are written, as the segments say once they were [written out](Self::write_out).
-    pub(crate) fn written(&self) -> usize {
-        self.writes.iter().chain(self.reply.iter().flatten()).map(|segment| segment.length as usize).sum()
+/// What was [written out](Chunks::write_out).
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    /// How many segments each chunk of the Write list has.
+    counts: ArrayVec<u32, MAX_CHUNKS>,
+    /// Of all chunks.
+    bytes: usize,
+}
+
+impl Written {
+    /// Bytes of all chunks.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
     }
 }

@@ -98,6 +98,12 @@ pub(super) struct Extras {
 }
 
 impl Extras {
+    /// The call has some.
+    #[inline(always)]
+    pub(super) fn has_any(&self) -> bool {
+        self.has_any
+    }
+
     /// `None` if the call has none.
     #[inline(always)]
     pub(super) fn get(&self) -> Option<&Extra> {

@@ -183,6 +183,12 @@ impl CallParts {
         self.extras.get().map_or(NO_CHUNKS, |extra| &extra.chunks)
     }
 
+    /// It has no chunks, neither to be read for it nor to be returned by its reply.
+    #[inline(always)]
+    pub(crate) fn is_short(&self) -> bool {
+        !self.extras.has_any() || !(self.returns() || self.fetches())
+    }
+
     /// Its reply returns a Write list or a Reply chunk.
     #[inline(always)]
     pub(crate) fn returns(&self) -> bool {

@@ -411,7 +411,7 @@ impl Call<Ready> {
         self.parts().outcome = outcome;
         let mut answered: Call<Answered> = self.becomes();
         // What has run must not run again, whoever is left to hear of it.
-        if answered.parts().extras.get().is_some_and(|extra| extra.claim.is_some()) {
+        if answered.parts().extras.has_any() {
             answered.remember();
         }
         answered

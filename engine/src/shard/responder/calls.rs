@@ -55,8 +55,7 @@ impl Responder {
             return self.refuse_call(cx, conn, call.refuse(), refusal);
         }
         // Most need a buffer for their reply, and nothing else.
-        if !call.returns()
-            && !call.fetches()
+        if call.is_short()
             && let Some(services) = &self.services
         {
             let entry = services.entry(call.entry());

@@ -2,9 +2,9 @@
 
 use rpcrdma_mempool::Buf;
 
+use super::Responder;
 use super::header::CallRefusal;
-use super::{Responder, writes};
-use crate::config::{HEADROOM_PLAIN, headroom_for};
+use crate::config::{Config, HEADROOM_PLAIN, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
 use crate::service::{Call, CallParts, Local, Procedure, Replying};
@@ -36,7 +36,9 @@ impl Responder {
         mut call: Call<Replying>,
         receives_ok: bool,
     ) {
-        if let Some(stamp) = call.take_stamp() {
+        if !call.is_plain()
+            && let Some(stamp) = call.take_stamp()
+        {
             self.time(cx, call.entry(), &stamp);
         }
         let (at, len) = call.place();
@@ -99,10 +101,8 @@ impl Responder {
         (mut buf, at, len): (Buf, usize, usize),
         receives_ok: bool,
     ) {
-        let start = if call.returns() {
-            let start = Self::emit_written(conn, &mut call, None, receives_ok, &mut buf, at);
-            writes::note(&cx.config, conn, &call);
-            start
+        let start = if !call.is_plain() && call.returns() {
+            Self::emit_written(&cx.config, conn, &mut call, None, receives_ok, &mut buf, at)
         } else {
             conn.proto.emit_plain(Outgoing::Reply(call.id()), receives_ok, buf.full_mut(), at)
         };
@@ -130,8 +130,7 @@ impl Responder {
             conn.proto.reply(id);
             return cx.ready.add(conn);
         };
-        let start = Self::emit_written(conn, &mut call, Some(reply), receives_ok, &mut buf, room);
-        writes::note(&cx.config, conn, &call);
+        let start = Self::emit_written(&cx.config, conn, &mut call, Some(reply), receives_ok, &mut buf, room);
         self.push_reply(cx, conn, call, buf, start.map(|start| (start, room - start)));
     }
 
@@ -166,6 +165,7 @@ impl Responder {
 
     /// Queues the RDMA Writes of a reply, and writes the header that says how much went into each segment.
     fn emit_written(
+        config: &Config,
         conn: &mut Conn,
         call: &mut Call<Replying>,
         long: Option<Buf>,
@@ -175,9 +175,11 @@ impl Responder {
     ) -> Option<usize> {
         let (id, external) = (call.id(), long.is_some());
         let chunks = call.chunks_mut()?;
-        let counts = chunks.write_out(long, |segments, source, len| fill(conn, segments, source, len))?;
+        let written = chunks.write_out(long, |segments, source, len| fill(conn, segments, source, len))?;
+        // They are counted until the Send behind them has left.
+        conn.sends.note_writes(written.bytes(), config.max_write_bytes.is_some());
         // A Reply chunk that was offered comes back, used or not (RFC 8166 §4.4.3).
-        let (writes, reply) = (chunks.write_list(&counts), chunks.reply());
+        let (writes, reply) = (chunks.write_list(&written), chunks.reply());
         let form = Form { chunks: Chunks { writes, reply, ..Chunks::NONE }, external };
         conn.proto.emit_before(Outgoing::Reply(id), &form, receives_ok, buf.full_mut(), at)
     }

@@ -32,13 +32,6 @@ fn must_wait(config: &Config, conn: &Conn, call: &Call<Replying>) -> bool {
     bytes > 0 && is_beyond(config.max_write_bytes, under_way(conn), bytes)
 }
 
-/// The RDMA Writes of a reply are queued: they are counted until the Send behind them has left.
-#[inline(always)]
-pub(super) fn note(config: &Config, conn: &mut Conn, call: &Call<Replying>) {
-    let written = call.chunks().written();
-    conn.sends.note_writes(written, config.max_write_bytes.is_some());
-}
-
 impl Responder {
     /// A reply that must wait for others, or behind those that do, waits; else it is given back.
     pub(super) fn hold_reply<F: Fabric>(
