@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use rpcrdma::server::ServerConfig;
-use rpcrdma::service::MAX_CHUNKS;
+use rpcrdma::service::{MAX_CHUNKS, NoResult};
 use rpcrdma::wire::ErrorBody;
-use rpcrdma::{CallError, Config, Knob, Procedure, Refusal, Server};
+use rpcrdma::{CallError, Config, Knob, Procedure, Refusal, Server, ServerCall};
 use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
 use rpcrdma_tests::*;
 
@@ -302,12 +302,10 @@ fn results_of_the_handlers_own_memory_are_shared() {
     let shared = Arc::new(Mutex::new(Some(data.freeze())));
     let mut services = standard_services();
     let own = Arc::clone(&shared);
-    let handler = move |call: &mut rpcrdma::ServerCall| {
+    let handler = move |call: &mut ServerCall| {
         let bytes = own.lock().unwrap().clone().ok_or(Refusal::SystemError)?;
         for n in 0..2 {
-            if call.set_result(n, bytes.clone()).is_err() {
-                return Err(Refusal::GarbageArguments);
-            }
+            call.set_result(n, bytes.clone())?;
         }
         call.set_result_len(1, 77);
         Ok(())
@@ -334,16 +332,14 @@ fn results_of_the_handlers_own_memory_are_shared() {
         });
         ended == 8
     }));
-    // Too little room, and no room at all.
-    for room in [&[60_000, 60_001][..], &[60_001]] {
+    // The first is asked again, with the rest of the buffer that the room is in.
+    let missing = Err(CallError::Refused(Refusal::GarbageArguments));
+    for (room, outcome) in [(&[60_000, 60_001][..], Ok(())), (&[60_001], missing)] {
         let mut call = client.prepare_with_chunks(20, 0).unwrap();
         for &len in room {
             call.write_chunk(client.alloc(first, len).unwrap()).unwrap();
         }
-        assert_eq!(
-            client.call(call).map(drop).map_err(CallError::from),
-            Err(CallError::Refused(Refusal::GarbageArguments))
-        );
+        assert_eq!(client.call(call).map(drop).map_err(CallError::from), outcome);
     }
     drop(client);
     world.server_balances();
@@ -354,6 +350,51 @@ fn results_of_the_handlers_own_memory_are_shared() {
     }));
 }
 
+#[test]
+fn a_result_that_goes_nowhere_says_why() {
+    const OWN: u32 = 30;
+    const POOL: u32 = 31;
+    let mut world = World::new("nowhere");
+    let pool = Pool::new(&PoolConfig {
+        classes: vec![Class { size: 4096, count: 1 }],
+        arena: ArenaConfig { bytes: 0, pages: PagePolicy::Small, name: "nowhere", ..ArenaConfig::default() },
+    });
+    let pool = pool.expect("memory");
+    let page = pool.alloc(4096).expect("a buffer").freeze();
+    let why = |result: Result<rpcrdma::service::ResultWriter<'_>, NoResult>| result.map(drop).expect_err("no result");
+    let own = move |call: &mut ServerCall| {
+        assert_eq!(why(call.result_writer(0)), NoResult::NoMemory);
+        assert_eq!(why(call.result_writer(1)), NoResult::NoChunk);
+        let too_small = NoResult::TooSmall { index: 0, needed: 4096, capacity: 4095 };
+        assert_eq!(call.set_result(0, page.clone()), Err(too_small));
+        assert_eq!(Refusal::from(too_small), Refusal::ShortChunk { index: 0, needed: 4096 });
+        Ok(())
+    };
+    let from_pool = move |call: &mut ServerCall| {
+        let argument = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
+        assert_eq!(call.result_mut(1).map(|room| room.len()), Err(NoResult::NoChunk));
+        call.set_result(0, argument)?;
+        assert_eq!(call.result_mut(0).map(|room| room.len()), Err(NoResult::Shared));
+        assert_eq!(call.reply_mut(1 << 20).map(|room| room.len()).map_err(|no_space| no_space.needed), Err(1 << 20));
+        Err(why(call.result_writer(0)).into())
+    };
+    let mut services = standard_services();
+    services.add(PROGRAM, VERSION, OWN, Procedure::new(own).write_chunks(1, 4096).results_from_handler());
+    let from_pool = Procedure::new(from_pool).read_chunks(1, 4096).uncounted().write_chunks(1, 4096);
+    services.add(PROGRAM, VERSION, POOL, from_pool);
+    let address = world.serve_with(ServerConfig { shard: small(), ..ServerConfig::default() }, services);
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    let mut call = client.prepare_with_chunks(OWN, 0).expect("memory");
+    call.write_chunk(client.alloc(first, 4095).expect("memory")).expect("room");
+    client.call(call).expect("an answer");
+    let mut call = client.prepare_with_chunks(POOL, 0).expect("memory");
+    call.read_chunk(0, client.alloc(first, 100).expect("memory")).expect("room");
+    call.write_chunk(client.alloc(first, 4096).expect("memory")).expect("room");
+    let answer = client.call(call).map(drop).map_err(CallError::from);
+    assert_eq!(answer, Err(CallError::Refused(Refusal::SystemError)), "it has sent that memory already");
+}
+
 /// The fabric would refuse to send from it, and end the connection: the call is refused instead.
 #[test]
 fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
@@ -362,7 +403,7 @@ fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
     let pool = Pool::new(&PoolConfig { classes: vec![Class { size: 4096, count: 1 }], arena }).unwrap();
     let shared = Mutex::new(Some(pool.alloc(4096).unwrap().freeze()));
     let mut services = standard_services();
-    let handler = move |call: &mut rpcrdma::ServerCall| {
+    let handler = move |call: &mut ServerCall| {
         let bytes = shared.lock().unwrap().take().ok_or(Refusal::GarbageArguments)?;
         call.set_result(0, bytes)?;
         Ok(())
@@ -389,7 +430,7 @@ fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
     let mut services = standard_services();
     let (go, wait) = mpsc::channel();
     let wait = Mutex::new(wait);
-    let handler = move |call: &mut rpcrdma::ServerCall| {
+    let handler = move |call: &mut ServerCall| {
         let () = wait.lock().unwrap().recv().map_err(|_| Refusal::SystemError)?;
         let n = call.result_mut(0)?.len();
         pattern(9, call.result_mut(0)?);
