@@ -492,5 +492,6 @@ impl Credits {
 }
 
 #[cfg(test)]
-#[path = "credits_model.rs"]
 mod model;
+#[cfg(test)]
+mod tests;
