@@ -92,7 +92,7 @@ pub(super) struct Qp {
     // What every poll looks at.
     pub(super) ring: PeerRings,
     pub(super) rx: Consumer,
-    /// The next poll has something to do even if no message is there.
+    /// The next poll has something to do even if no message is there. So it is as long as the queue pair is not live.
     pub(super) chores: bool,
     /// Something is to be done now and then: acknowledgements in either direction.
     pub(super) later: bool,
@@ -180,7 +180,7 @@ impl Qp {
         Self {
             ring,
             rx: layout.consumer(max_message),
-            chores: false,
+            chores: true,
             later: false,
             state: State::Connecting,
             halted: false,
@@ -226,6 +226,7 @@ impl Qp {
     }
 
     /// Tells the peer how far we have come, and wakes it if it waits for that.
+    #[inline(never)]
     pub(super) fn report(&mut self) {
         // Pair with the loads in `settle_reported` and `refusal` at the other side: who finds a refusal finds
         // the head that it is about.
@@ -256,7 +257,7 @@ impl Qp {
         if self.rx.untold() != 0 {
             self.report();
         }
-        let waiting = !self.pending.is_empty() || self.retire.has_signalled();
+        let waiting = !self.pending.is_empty() || self.retire.has_reported();
         let waits = if waiting { Waits::Anything } else { Waits::Message };
         self.own_bell.set(&self.ring, waits);
         self.armed = Some(waits);

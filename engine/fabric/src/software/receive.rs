@@ -58,12 +58,24 @@ impl Qp {
 
     #[inline(always)]
     fn work(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, first: u64) -> Polled {
-        if !self.is_live() {
+        // One that is not live has chores.
+        if self.chores && !self.is_live() || first != 0 && !self.receive(common, out, end, first) {
             return Polled::Dead;
         }
-        if first != 0 && !self.receive(common, out, end, first) {
-            return Polled::Dead;
+        // In a conversation nobody waits for the end of what was sent.
+        if first != 0 && !self.chores && !self.is_half_full() {
+            if self.rx.owes_report() {
+                self.report();
+            }
+            self.later = true;
+            return Polled::Active;
         }
+        self.tidy(common, out, end, first)
+    }
+
+    /// Sees to what was sent, to what waits, and to when that is done next.
+    #[inline(never)]
+    fn tidy(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, first: u64) -> Polled {
         if !self.retire.is_empty() && !self.forget_done() && !self.reap(common, out, end) {
             return Polled::Dead;
         }
@@ -86,10 +98,7 @@ impl Qp {
             return;
         }
         // Nobody waits for the end of unsignalled requests, as long as there is room for more of them.
-        self.chores = self.halted
-            || self.retire.has_signalled()
-            || !self.pending.is_empty()
-            || self.retire.len() > self.depth / 2;
+        self.chores = self.halted || self.retire.has_reported() || !self.pending.is_empty() || self.is_half_full();
         self.later = !self.retire.is_empty() || self.rx.untold() != 0;
     }
 

@@ -1,5 +1,7 @@
 //! Requests that were carried out and wait for their turn to be reported.
 
+use std::collections::VecDeque;
+
 use crate::{Opcode, Status};
 
 /// One such request.
@@ -13,68 +15,101 @@ pub(super) struct Retire {
     pub(super) status: Status,
 }
 
-/// A queue of them, of fixed size: entered and left with every message.
+impl Retire {
+    /// Its end is reported: it is signalled, or has failed.
+    #[inline]
+    fn is_reported(&self) -> bool {
+        self.signalled || !self.status.is_ok()
+    }
+}
+
+/// A queue of them, of fixed size: entered with every message. One that is reported takes those before it along.
 #[derive(Debug)]
 pub(super) struct RetireQueue {
     /// A power of two.
     places: Box<[Retire]>,
-    first: usize,
-    len: usize,
-    signalled: usize,
+    /// How many have left, and how many have entered.
+    left: usize,
+    entered: usize,
+    /// Which of them are to be reported, as they were counted when they entered.
+    reported: VecDeque<usize>,
 }
 
 impl RetireQueue {
     pub(super) fn new(depth: usize) -> Self {
         let nothing = Retire { wr_id: 0, end: 0, opcode: Opcode::Send, signalled: false, status: Status::Success };
-        Self { places: vec![nothing; depth.next_power_of_two()].into(), first: 0, len: 0, signalled: 0 }
+        let places = vec![nothing; depth.next_power_of_two()].into();
+        Self { places, left: 0, entered: 0, reported: VecDeque::new() }
     }
 
     #[inline]
     pub(super) fn len(&self) -> usize {
-        self.len
+        self.entered - self.left
     }
 
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
-    /// Whether one of them is waited for.
+    /// Whether one of them is to be reported.
     #[inline]
-    pub(super) fn has_signalled(&self) -> bool {
-        self.signalled != 0
+    pub(super) fn has_reported(&self) -> bool {
+        !self.reported.is_empty()
     }
 
     /// Enters one. The send queue's depth, which is checked at post, keeps it from running over.
     #[inline]
     pub(super) fn push(&mut self, retire: Retire) {
-        debug_assert!(self.len < self.places.len(), "{} requests in {} places", self.len, self.places.len());
-        let at = (self.first + self.len) & (self.places.len() - 1);
+        debug_assert!(self.len() < self.places.len(), "{} requests in {} places", self.len(), self.places.len());
+        if retire.is_reported() {
+            self.note_reported();
+        }
+        let at = self.entered & (self.places.len() - 1);
         if let Some(place) = self.places.get_mut(at) {
             *place = retire;
         }
-        self.len += 1;
-        self.signalled += usize::from(retire.signalled);
+        self.entered += 1;
     }
 
-    /// Forgets all of them; none is signalled.
+    #[inline(never)]
+    fn note_reported(&mut self) {
+        self.reported.push_back(self.entered);
+    }
+
+    /// Forgets all of them; none is to be reported.
     #[inline]
     pub(super) fn clear(&mut self) {
-        debug_assert_eq!(self.signalled, 0);
-        self.len = 0;
+        debug_assert!(self.reported.is_empty());
+        self.left = self.entered;
     }
 
-    #[inline]
+    fn get(&self, at: usize) -> Option<&Retire> {
+        self.places.get(at & (self.places.len() - 1))
+    }
+
+    /// The first that is to be reported.
+    pub(super) fn first_reported(&self) -> Option<&Retire> {
+        self.get(*self.reported.front()?)
+    }
+
+    /// The first that is to be reported leaves, and all before it.
+    pub(super) fn pop_reported(&mut self) {
+        if let Some(at) = self.reported.pop_front() {
+            self.left = at + 1;
+        }
+    }
+
     pub(super) fn front(&self) -> Option<&Retire> {
-        if self.len == 0 { None } else { self.places.get(self.first) }
+        if self.is_empty() { None } else { self.get(self.left) }
     }
 
-    #[inline]
     pub(super) fn pop(&mut self) -> Option<Retire> {
         let front = *self.front()?;
-        self.first = (self.first + 1) & (self.places.len() - 1);
-        self.len -= 1;
-        self.signalled -= usize::from(front.signalled);
+        if front.is_reported() {
+            self.reported.pop_front();
+        }
+        self.left += 1;
         Some(front)
     }
 }

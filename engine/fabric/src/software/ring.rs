@@ -183,7 +183,7 @@ impl Producer {
         if !memory.write(at + HEADER as u64, payload) {
             return false;
         }
-        self.sent += record_bytes(header.len());
+        self.sent += record_bytes(payload.len() as u32);
         memory.word(self.sent).set(0);
         memory.word(at + 8).set(header.second);
         // Pairs with the load in `Consumer::peek`: who sees the word sees the record and the zero behind it.

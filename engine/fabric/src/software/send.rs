@@ -57,9 +57,7 @@ impl Qp {
         self.chores |= signalled;
         self.later = true;
         // What was sent goes home here.
-        if let Some(Posting { wr: WorkRequest::Send { buf, .. }, .. }) = chain.pop() {
-            drop(buf);
-        }
+        chain.clear();
         if self.peer_may_sleep && self.peer_bell.take(&self.ring) {
             self.wake_peer();
         }
@@ -246,11 +244,19 @@ impl Qp {
     #[inline(always)]
     fn send(&mut self, wr_id: u64, signalled: bool, buf: &Buf, invalidate: Option<u32>) {
         let header = Header::message(buf.len() as u32, invalidate, self.rx.report());
-        let sent = self.tx.push(&self.ring.tx(), header, buf);
-        // What has room is sent; were it not so, the queue pair would end.
-        let status = if sent { Status::Success } else { Status::LocalQpOperation };
-        self.halted |= !sent;
+        if !self.tx.push(&self.ring.tx(), header, buf) {
+            return self.not_sent(wr_id, signalled);
+        }
         let end = self.tx.sent();
+        self.retire.push(Retire { wr_id, end, opcode: Opcode::Send, signalled, status: Status::Success });
+    }
+
+    /// What has room is sent; were it not so, the queue pair ends.
+    #[cold]
+    #[inline(never)]
+    fn not_sent(&mut self, wr_id: u64, signalled: bool) {
+        self.halted = true;
+        let (end, status) = (self.tx.sent(), Status::LocalQpOperation);
         self.retire.push(Retire { wr_id, end, opcode: Opcode::Send, signalled, status });
     }
 
@@ -400,11 +406,16 @@ impl Qp {
         false
     }
 
-    /// The peer has taken everything, nothing has failed, and nobody waits to hear of it: true then, and it
-    /// is forgotten.
+    /// So many wait to be forgotten that there may soon be no room for more.
+    #[inline]
+    pub(super) fn is_half_full(&self) -> bool {
+        self.retire.len() > self.depth / 2
+    }
+
+    /// The peer has taken everything, and nobody waits to hear of it: true then, and it is forgotten.
     #[inline]
     pub(super) fn forget_done(&mut self) -> bool {
-        let done = self.tx.is_idle() && !self.halted && !self.retire.has_signalled();
+        let done = self.tx.is_idle() && !self.retire.has_reported();
         if done {
             self.retire.clear();
         }
@@ -422,19 +433,23 @@ impl Qp {
                 return self.fail_request(common, None);
             }
         }
-        while let Some(r) = self.retire.front()
+        while let Some(&r) = self.retire.first_reported()
             && self.tx.is_acked(r.end)
         {
             if !r.status.is_ok() {
-                let failed = *r;
-                return self.fail_request(common, Some(failed));
+                return self.fail_request(common, Some(r));
             }
-            if r.signalled {
-                if out.len() >= end {
-                    break;
-                }
-                out.push(Completion::ended(self.id, r.wr_id, r.opcode, Status::Success));
+            if out.len() >= end {
+                return true;
             }
+            out.push(Completion::ended(self.id, r.wr_id, r.opcode, Status::Success));
+            self.retire.pop_reported();
+        }
+        // Those of which nobody hears leave with one that is reported, as long as there is room for more.
+        while self.is_half_full()
+            && let Some(r) = self.retire.front()
+            && self.tx.is_acked(r.end)
+        {
             self.retire.pop();
         }
         true
