@@ -50,7 +50,7 @@ impl SendQueue {
     }
 
     /// Queues a Send; one in `signal_every` is signalled.
-    #[inline]
+    #[inline(never)]
     pub(super) fn push_send(&mut self, buf: Buf, invalidate: Option<u32>, signal_every: u32) {
         self.sends = self.sends.wrapping_add(1);
         let signalled = self.sends.wrapping_sub(self.signalled) >= signal_every;
