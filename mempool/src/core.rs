@@ -249,6 +249,12 @@ impl Core {
         &self.metas()[first..first + list.placed.count]
     }
 
+    /// Other threads have returned something. Owner thread only.
+    #[inline]
+    pub(crate) fn has_remote(&self) -> bool {
+        self.home.has_any()
+    }
+
     /// Takes in what other threads returned. Owner thread only.
     #[inline]
     pub(crate) fn drain(&self) -> usize {

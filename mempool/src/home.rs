@@ -73,15 +73,18 @@ impl Home {
         }
     }
 
+    /// Owner only: buffers wait. One relaxed load.
+    #[inline]
+    pub(crate) fn has_any(&self) -> bool {
+        // Relaxed: a stale "empty" only delays the buffer to the next turn.
+        self.head.load(Ordering::Relaxed) != EMPTY
+    }
+
     /// Owner only: hands every waiting buffer to `each`; returns how many. One relaxed load when there is
     /// none.
     #[inline]
     pub(crate) fn take(&self, each: impl FnMut(u32)) -> usize {
-        // Relaxed: a stale "empty" only delays the buffer to the next turn.
-        if self.head.load(Ordering::Relaxed) == EMPTY {
-            return 0;
-        }
-        self.take_all(EMPTY, each)
+        if self.has_any() { self.take_all(EMPTY, each) } else { 0 }
     }
 
     /// Owner only, once, as its last call: `out` buffers are out, those that wait here included. True if all

@@ -141,6 +141,12 @@ impl Pool {
         self.core().arena()
     }
 
+    /// Other threads may have dropped buffers: there is something to take in. One relaxed load.
+    #[inline]
+    pub fn has_remote(&self) -> bool {
+        self.core().has_remote()
+    }
+
     /// Takes in the buffers that other threads dropped; returns how many. Once per turn; one relaxed load
     /// when there are none.
     #[inline]

@@ -38,14 +38,14 @@ impl Drop for OwnTask {
 }
 
 impl<F: Fabric> Shard<F> {
-    /// The application's own turn.
+    /// The application has one.
     #[inline]
-    pub(super) fn turn_task(&mut self) -> bool {
-        self.task.0.is_some() && self.turn_this_task()
+    pub(super) fn has_task(&self) -> bool {
+        self.task.0.is_some()
     }
 
-    #[inline(never)]
-    fn turn_this_task(&mut self) -> bool {
+    /// The application's own turn.
+    pub(super) fn turn_task(&mut self) -> bool {
         let Some(task) = &mut self.task.0 else { return false };
         caught(|| task.poll()).unwrap_or_else(|panic| {
             self.lose_task(&panic);

@@ -52,11 +52,19 @@ impl Clock {
         Self { source: Source::Simulated(time.clone()), now: time.now(), turns: 0 }
     }
 
-    /// The time as of some turns ago.
+    /// A turn begins: in one of some, the clock is read.
     #[inline]
-    pub(super) fn turn(&mut self) -> u64 {
+    pub(super) fn turn(&mut self) {
         self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(TURNS) { self.read() } else { self.now }
+        if self.turns.is_multiple_of(TURNS) {
+            self.read();
+        }
+    }
+
+    /// The time as of some turns ago, or as it was read since.
+    #[inline]
+    pub(super) fn of_turn(&self) -> u64 {
+        self.now
     }
 
     /// The time now.

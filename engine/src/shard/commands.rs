@@ -235,14 +235,14 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Step 3 of a turn: what other threads ask. Returns how much there was.
+    /// Other threads may ask something.
     #[inline]
-    pub(super) fn inbox(&mut self) -> usize {
-        if self.outside.inbox.is_none() { 0 } else { self.read_inbox() }
+    pub(super) fn has_inbox(&self) -> bool {
+        self.outside.inbox.is_some()
     }
 
-    #[inline(never)]
-    fn read_inbox(&mut self) -> usize {
+    /// What other threads ask. Returns how much there was.
+    pub(super) fn inbox(&mut self) -> usize {
         let Some(mut inbox) = self.outside.inbox.take() else { return 0 };
         let count = inbox.poll(POLL_BATCH, |command| self.command(command));
         self.outside.inbox = Some(inbox);

@@ -31,16 +31,53 @@ impl<F: Fabric> Shard<F> {
     /// A connection's failure ends that connection; the later steps run for all the others.
     #[inline]
     pub fn poll_once(&mut self) -> bool {
-        let now = self.cx.clock.turn();
+        self.cx.clock.turn();
         self.cx.stats.polls += 1;
         // 1. Completions: messages, finished Reads, revocations, failures.
-        let completed = self.completions();
-        // 2. Timers.
+        let mut found = self.completions();
+        // 2. What other threads have for us.
+        if self.has_others() {
+            found += self.hear_others();
+        }
+        if self.has_more_to_do() {
+            return self.finish_turn(found);
+        }
+        self.cx.stats.idle_polls += u64::from(found == 0);
+        found != 0
+    }
+
+    /// There is somebody who is asked in every turn.
+    #[inline(always)]
+    fn has_others(&self) -> bool {
+        self.has_inbox() || self.has_task() || self.responder.has_calls_away()
+    }
+
+    #[inline(never)]
+    fn hear_others(&mut self) -> usize {
+        self.inbox() + usize::from(self.turn_task()) + self.responder.collect(&mut self.cx)
+    }
+
+    /// Any of the steps from 3 on has something to do. In most turns none has.
+    #[inline(always)]
+    fn has_more_to_do(&self) -> bool {
+        let now = self.cx.clock.of_turn();
+        !self.cx.ready.is_empty()
+            || now >= self.requester.next_deadline()
+            || self.cx.schedule.is_control_due(now)
+            || self.cx.receives.is_low()
+            || self.cx.pool.has_remote()
+            || self.responder.holds_calls_back()
+            || self.cx.has_starved()
+    }
+
+    /// Steps 3 to 6 of a turn that has `found` so much.
+    #[inline(never)]
+    fn finish_turn(&mut self, mut found: usize) -> bool {
+        let now = self.cx.clock.of_turn();
+        // 3. Timers.
         if now >= self.requester.next_deadline() {
             self.requester.expire(&mut self.cx, now);
         }
-        // 3. What other threads have for us.
-        let handed = self.inbox() + usize::from(self.turn_task()) + self.responder.collect(&mut self.cx);
         // 4. Connections with something to say: it is gathered, and posted as one chain with one doorbell.
         let transmitted = !self.cx.ready.is_empty();
         if transmitted {
@@ -55,19 +92,15 @@ impl<F: Fabric> Shard<F> {
             self.cx.refill();
         }
         self.cx.pool.drain_remote();
-        let mut served = 0;
         if self.responder.holds_calls_back() {
-            served = self.responder.go_on(&mut self.cx);
+            found += self.responder.go_on(&mut self.cx);
         }
-        // Most turns that find anything find completions.
-        if completed != 0 || handed + served != 0 || transmitted {
-            if self.cx.has_starved() && completed + handed + served != 0 {
-                self.cx.feed();
-            }
-            return true;
+        if self.cx.has_starved() && found != 0 {
+            self.cx.feed();
         }
-        self.cx.stats.idle_polls += 1;
-        false
+        let busy = found != 0 || transmitted;
+        self.cx.stats.idle_polls += u64::from(!busy);
+        busy
     }
 
     /// Posts what was started, now instead of in the next turn: one chain and one doorbell for each

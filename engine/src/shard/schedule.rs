@@ -40,11 +40,17 @@ impl Schedule {
         self.pace = nanoseconds(interval) / HASTE;
     }
 
+    /// Whether it is time for a look.
+    #[inline]
+    pub(super) fn is_control_due(&self, now: u64) -> bool {
+        now >= self.control_due
+    }
+
     /// Whether it is looked at now; if so, the next time is `interval` later, or sooner after
     /// [`hasten`](Self::hasten): twice as long after each look.
     #[inline]
     pub(super) fn control_is_due(&mut self, now: u64, interval: Duration) -> bool {
-        let due = now >= self.control_due;
+        let due = self.is_control_due(now);
         if due {
             let pace = self.pace.min(nanoseconds(interval));
             self.control_due = now.saturating_add(pace);

@@ -41,7 +41,7 @@ impl ConnTable {
     #[inline(always)]
     pub(super) fn take(&mut self, qp: QpId) -> Option<Box<Conn>> {
         let entry = self.slots.get_mut(qp.slot as usize)?;
-        if entry.as_ref()?.qp() != qp {
+        if entry.as_ref()?.qp().generation != qp.generation {
             return None;
         }
         entry.take()

@@ -212,14 +212,18 @@ impl Responder {
         self.away.has_workers()
     }
 
-    /// Takes home what comes from workers, futures and whoever took a call; returns how much there was.
+    /// Calls are with workers, futures, or whoever took them.
     #[inline]
-    pub(super) fn collect<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
+    pub(super) fn has_calls_away(&self) -> bool {
         // Asked in every turn: one branch.
+        !self.away.is_empty()
+    }
+
+    /// Takes home what comes from there; returns how much there was.
+    pub(super) fn collect<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         if self.away.is_empty() { 0 } else { self.collect_away(cx) }
     }
 
-    #[inline(never)]
     fn collect_away<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let ended = self.away.poll_futures(|panic| tell_panic(cx, panic));
         ended + self.collect_worked(cx) + self.collect_taken(cx)
