@@ -125,7 +125,7 @@ impl<'a> PeerRing<'a> {
     #[must_use = "false means that nothing was copied"]
     pub fn read(&self, position: u64, to: &mut [u8]) -> bool {
         let at = position as usize & self.place.mask;
-        if to.len() > self.place.mask + 1 - at {
+        if at + to.len() > self.place.mask + 1 {
             return self.read_around(at, to);
         }
         // SAFETY: `at` is below the ring's length.
@@ -141,7 +141,7 @@ impl<'a> PeerRing<'a> {
     #[must_use = "false means that nothing was copied"]
     pub fn write(&self, position: u64, from: &[u8]) -> bool {
         let at = position as usize & self.place.mask;
-        if from.len() > self.place.mask + 1 - at {
+        if at + from.len() > self.place.mask + 1 {
             return self.write_around(at, from);
         }
         // SAFETY: `at` is below the ring's length.
@@ -154,7 +154,7 @@ impl<'a> PeerRing<'a> {
 
     /// What runs over the ring's end.
     #[inline(never)]
-    fn read_around(&self, at: usize, to: &mut [u8]) -> bool {
+    fn read_around(self, at: usize, to: &mut [u8]) -> bool {
         if to.len() > self.place.mask + 1 {
             return false;
         }
@@ -163,7 +163,7 @@ impl<'a> PeerRing<'a> {
     }
 
     #[inline(never)]
-    fn write_around(&self, at: usize, from: &[u8]) -> bool {
+    fn write_around(self, at: usize, from: &[u8]) -> bool {
         if from.len() > self.place.mask + 1 {
             return false;
         }

@@ -290,13 +290,12 @@ impl Qp {
         self.is_live() && (self.rnr_polls != 0 && self.rnr_retry < 7 || !self.pending.is_empty() && !self.needs_room)
     }
 
-    /// Refuses the record at the head of the ring: both sides go to error. False: it is over.
+    /// Refuses the record at the head of the ring: both sides go to error.
     #[cold]
     #[inline(never)]
-    pub(super) fn refuse(&mut self, common: &mut Common, why: Refusal, reason: &str) -> bool {
+    pub(super) fn refuse(&mut self, common: &mut Common, why: Refusal, reason: &str) {
         self.refused = Some(why);
         self.fail(common, Disconnect::Violation, reason.to_owned());
-        false
     }
 
     /// The peer does what no correct one does. False: it is over.

@@ -3,6 +3,7 @@
 use rpcrdma_mempool::Buf;
 
 use super::qp::{Common, Qp, Refusal};
+use super::ring::Header;
 use crate::keys::Revoked;
 use crate::{Completion, ReceivedBuf, Status};
 
@@ -102,80 +103,108 @@ impl Qp {
         self.later = !self.retire.is_empty() || self.rx.untold() != 0;
     }
 
-    /// Takes messages. False if the queue pair ends by that.
-    #[inline]
-    fn receive(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, mut first: u64) -> bool {
-        let end = end.min(out.len() + BURST);
-        while out.len() < end {
-            let header = self.rx.header(&self.ring.rx(), first);
-            if !self.rx.admits(header) {
-                if !self.follow_growth(header) {
-                    return self.violation(common, "a record header that cannot be");
-                }
-                first = self.rx.peek(&self.ring.rx());
-                if first == 0 {
-                    break;
-                }
-                continue;
-            }
-            if !self.tx.acknowledge(header.head()) {
-                return self.violation(common, "it takes what was never sent");
-            }
-            let queue = match &mut self.own_receives {
-                Some(own) => own,
-                None => &mut common.receives,
-            };
-            let Some(buf) = queue.pop() else { return self.not_ready(common) };
-            let len = header.len();
-            let message = match ReceivedBuf::filled(buf, len as usize, |to| self.rx.copy(&self.ring.rx(), to)) {
-                Ok(message) => message,
-                Err(buf) => return self.not_received(common, out, buf, len),
-            };
-            self.rnr_polls = 0;
-            let invalidated = header.invalidate();
-            if let Some(rkey) = invalidated
-                && self.windows.revoke_key(rkey) != Revoked::Done
-            {
-                return self.bad_invalidation(common, out, message.into_buf());
-            }
-            self.rx.advance(len);
-            out.push(Completion::received(self.id, message, invalidated));
-            first = self.rx.peek(&self.ring.rx());
-            if first == 0 {
-                break;
-            }
+    /// Takes messages; there is room for one in `out`. False if the queue pair ends by that.
+    #[inline(always)]
+    fn receive(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, first: u64) -> bool {
+        match self.receive_one(common, out, first) {
+            Some(0) => true,
+            Some(first) => self.receive_more(common, out, end, first),
+            None => false,
+        }
+    }
+
+    /// The same behind a first message.
+    #[inline(never)]
+    fn receive_more(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, mut first: u64) -> bool {
+        let end = end.min(out.len() + BURST - 1);
+        while first != 0 && out.len() < end {
+            let Some(next) = self.receive_one(common, out, first) else { return false };
+            first = next;
         }
         true
+    }
+
+    /// Takes a record. The first word behind it, or 0 if that waits; `None` if the queue pair ends by that.
+    #[inline(always)]
+    fn receive_one(&mut self, common: &mut Common, out: &mut Vec<Completion>, first: u64) -> Option<u64> {
+        let header = self.rx.header(&self.ring.rx(), first);
+        if !self.rx.admits(header) {
+            return self.receive_marker(common, header);
+        }
+        if !self.tx.acknowledge(header.head()) {
+            return self.false_head(common);
+        }
+        let queue = match &mut self.own_receives {
+            Some(own) => own,
+            None => &mut common.receives,
+        };
+        let Some(buf) = queue.pop() else { return self.not_ready(common) };
+        let len = header.len();
+        let message = match ReceivedBuf::filled(buf, len as usize, |to| self.rx.copy(&self.ring.rx(), to)) {
+            Ok(message) => message,
+            Err(buf) => return self.not_received(common, out, buf, len),
+        };
+        self.rnr_polls = 0;
+        let invalidated = header.invalidate();
+        if let Some(rkey) = invalidated
+            && self.windows.revoke_key(rkey) != Revoked::Done
+        {
+            return self.bad_invalidation(common, out, message.into_buf());
+        }
+        self.rx.advance(len);
+        out.push(Completion::received(self.id, message, invalidated));
+        Some(self.rx.peek(&self.ring.rx()))
+    }
+
+    /// The same of what is no message.
+    #[cold]
+    #[inline(never)]
+    fn receive_marker(&mut self, common: &mut Common, header: Header) -> Option<u64> {
+        if self.follow_growth(header) {
+            return Some(self.rx.peek(&self.ring.rx()));
+        }
+        self.violation(common, "a record header that cannot be");
+        None
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn false_head(&mut self, common: &mut Common) -> Option<u64> {
+        self.violation(common, "it takes what was never sent");
+        None
     }
 
     /// There is no Receive for the message: it stays where it is, as often as our parameters let the peer try
     /// again.
     #[cold]
     #[inline(never)]
-    fn not_ready(&mut self, common: &mut Common) -> bool {
+    fn not_ready(&mut self, common: &mut Common) -> Option<u64> {
         if self.rnr_polls == 0 {
             common.stats.receiver_not_ready += 1;
         }
         self.rnr_polls = self.rnr_polls.saturating_add(1);
         if self.rnr_retry < 7 && self.rnr_polls > u32::from(self.rnr_retry) * RNR_POLLS {
-            return self.refuse(common, Refusal::NotReady, "a message met no Receive for longer than rnr_retry allows");
+            self.refuse(common, Refusal::NotReady, "a message met no Receive for longer than rnr_retry allows");
+            return None;
         }
-        true
+        Some(0)
     }
 
     #[cold]
     #[inline(never)]
-    fn not_received(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf, len: u32) -> bool {
+    fn not_received(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf, len: u32) -> Option<u64> {
         let reason = format!("a message of {len} bytes met a Receive of {}", buf.capacity());
         out.push(Completion::failed_receive(self.id, Status::LocalLength, buf));
-        self.refuse(common, Refusal::InvalidRequest, &reason)
+        self.refuse(common, Refusal::InvalidRequest, &reason);
+        None
     }
 
     #[cold]
     #[inline(never)]
-    fn bad_invalidation(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf) -> bool {
+    fn bad_invalidation(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf) -> Option<u64> {
         common.stats.access_refused += 1;
         out.push(Completion::failed_receive(self.id, Status::RemoteInvalidRequest, buf));
-        self.refuse(common, Refusal::InvalidRequest, "the peer invalidates a key that is not bound here")
+        self.refuse(common, Refusal::InvalidRequest, "the peer invalidates a key that is not bound here");
+        None
     }
 }
