@@ -174,21 +174,33 @@ impl Producer {
         self.acked < self.grown && self.sent + record_bytes(len) + u64::from(LINE) <= self.new_until
     }
 
-    /// Publishes one record. The caller has asked [`has_room`](Self::has_room). False, and nothing is published, if the
-    /// payload does not fit the ring at all.
+    /// Writes the payload of the next record. The caller has asked [`has_room`](Self::has_room). False, and nothing is
+    /// written, if the payload does not fit the ring at all.
     #[inline(always)]
-    #[must_use = "false means that nothing was published"]
-    pub(super) fn push(&mut self, memory: &impl RingMemory, header: Header, payload: &[u8]) -> bool {
+    #[must_use = "false means that nothing was written"]
+    pub(super) fn write(&self, memory: &impl RingMemory, payload: &[u8]) -> bool {
+        memory.write(self.sent + HEADER as u64, payload)
+    }
+
+    /// Publishes the record whose payload was [written](Self::write), which is as long as its header says.
+    #[inline(always)]
+    pub(super) fn publish(&mut self, memory: &impl RingMemory, header: Header) {
         let at = self.sent;
-        if !memory.write(at + HEADER as u64, payload) {
-            return false;
-        }
-        self.sent += record_bytes(payload.len() as u32);
+        self.sent += record_bytes(header.len());
         memory.word(self.sent).set(0);
         memory.word(at + 8).set(header.second);
         // Pairs with the load in `Consumer::peek`: who sees the word sees the record and the zero behind it.
         memory.word(at).publish(header.first);
-        true
+    }
+
+    /// Both in one.
+    #[cfg(any(test, fuzzing, feature = "testing"))]
+    pub(super) fn push(&mut self, memory: &impl RingMemory, header: Header, payload: &[u8]) -> bool {
+        let written = self.write(memory, payload);
+        if written {
+            self.publish(memory, header);
+        }
+        written
     }
 
     /// How many bytes the ring is to have, which has no room for a record with this payload, so that there is room for
@@ -214,7 +226,7 @@ impl Producer {
         let header = Header::growth(bytes);
         memory.word(self.sent).set(0);
         memory.word(marker + 8).set(header.second);
-        // As in `push`.
+        // As in `publish`.
         memory.word(marker).publish(header.first);
     }
 
@@ -260,7 +272,7 @@ impl Consumer {
     /// The first word of the next record's header, or 0.
     #[inline]
     pub(super) fn peek(&self, memory: &impl RingMemory) -> u64 {
-        // Pairs with the publication in `Producer::push`.
+        // Pairs with the publication in `Producer::publish`.
         memory.word(self.head).acquire()
     }
 

@@ -32,42 +32,57 @@ impl Qp {
         if self.state != State::Up || !self.pending.is_empty() || self.halted {
             return self.post_behind(common, chain, 0);
         }
-        if chain.len() == 1 && self.post_one(common, chain) {
-            return Ok(());
+        let before = self.tx.sent();
+        let Some(first) = chain.first() else { return Ok(()) };
+        // Sends for which there is room are what a conversation is made of.
+        let mut sent = usize::from(self.post_one(common, first));
+        if sent < chain.len() {
+            sent = self.post_more(common, chain, sent);
         }
-        self.post_all(common, chain)
-    }
-
-    /// Posts a chain of one Send for which there is room: what a conversation is made of. False if it is
-    /// anything else.
-    #[inline(always)]
-    fn post_one(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> bool {
-        let Some(Posting { wr_id, signalled, wr: WorkRequest::Send { buf, invalidate, .. } }) = chain.first() else {
-            return false;
-        };
-        let (len, signalled) = (buf.len() as u32, *signalled);
-        let refused = self.retire.len() >= self.depth || self.check_send(common, buf).is_err();
-        if refused || !self.tx.has_room(len) {
-            return false;
+        if sent < chain.len() {
+            chain.drain(..sent);
+            return self.post_all(common, chain, before);
         }
-        self.send(*wr_id, signalled, buf, *invalidate);
-        common.stats.posts += 1;
-        common.stats.signalled += u64::from(signalled);
-        common.stats.doorbells += 1;
-        self.chores |= signalled;
-        self.later = true;
         // What was sent goes home here.
         chain.clear();
-        if self.peer_may_sleep && self.peer_bell.take(&self.ring) {
-            self.wake_peer();
+        self.ring(common);
+        Ok(())
+    }
+
+    /// Carries out a request, if it is a Send for which there is room.
+    #[inline(always)]
+    fn post_one(&mut self, common: &mut Common, posting: &Posting) -> bool {
+        let WorkRequest::Send { buf, invalidate, .. } = &posting.wr else { return false };
+        let refused = self.retire.len() >= self.depth || self.check_send(common, buf).is_err();
+        if refused || !self.tx.has_room(buf.len() as u32) || !self.send(posting, buf, invalidate) {
+            return false;
         }
+        if posting.signalled {
+            self.chores = true;
+            common.stats.signalled += 1;
+        }
+        common.stats.posts += 1;
+        self.later = true;
         true
+    }
+
+    /// The same for the rest of a chain of which the first `sent` were carried out, as far as it goes; returns how many
+    /// are by then.
+    #[inline(never)]
+    fn post_more(&mut self, common: &mut Common, chain: &[Posting], mut sent: usize) -> usize {
+        let limit = self.tx.sent() + COPY_BUDGET as u64;
+        while let Some(posting) = chain.get(sent)
+            && self.tx.sent() < limit
+            && self.post_one(common, posting)
+        {
+            sent += 1;
+        }
+        sent
     }
 
     /// Posts a chain while nothing waits.
     #[inline(never)]
-    fn post_all(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        let before = self.tx.sent();
+    fn post_all(&mut self, common: &mut Common, chain: &mut Vec<Posting>, before: u64) -> Result<(), PostError> {
         let mut budget = COPY_BUDGET;
         let mut result = Ok(());
         let (mut done, mut signalled) = (0, 0);
@@ -127,10 +142,16 @@ impl Qp {
     #[inline]
     fn ring_doorbell(&self, common: &mut Common, before: u64) {
         if self.tx.sent() != before {
-            common.stats.doorbells += 1;
-            if self.peer_may_sleep && self.peer_bell.take(&self.ring) {
-                self.wake_peer();
-            }
+            self.ring(common);
+        }
+    }
+
+    /// The same behind what was published.
+    #[inline(always)]
+    fn ring(&self, common: &mut Common) {
+        common.stats.doorbells += 1;
+        if self.peer_may_sleep && self.peer_bell.take(&self.ring) {
+            self.wake_peer();
         }
     }
 
@@ -236,19 +257,26 @@ impl Qp {
             return Step::Wait;
         }
         *budget = budget.saturating_sub(buf.len());
-        self.send(posting.wr_id, posting.signalled, buf, *invalidate);
+        if !self.send(posting, buf, invalidate) {
+            self.not_sent(posting.wr_id, posting.signalled);
+        }
         Step::Done
     }
 
-    /// Puts a message into the ring, in which there is room for it.
+    /// Puts a message into the ring, in which there is room for it. False if there is not.
     #[inline(always)]
-    fn send(&mut self, wr_id: u64, signalled: bool, buf: &Buf, invalidate: Option<u32>) {
-        let header = Header::message(buf.len() as u32, invalidate, self.rx.report());
-        if !self.tx.push(&self.ring.tx(), header, buf) {
-            return self.not_sent(wr_id, signalled);
+    fn send(&mut self, posting: &Posting, buf: &Buf, invalidate: &Option<u32>) -> bool {
+        let ring = self.ring.tx();
+        // The copy is a call: what is needed behind it is read behind it.
+        if !self.tx.write(&ring, buf) {
+            return false;
         }
+        let header = Header::message(buf.len() as u32, *invalidate, self.rx.report());
+        self.tx.publish(&ring, header);
+        let Posting { wr_id, signalled, .. } = *posting;
         let end = self.tx.sent();
         self.retire.push(Retire { wr_id, end, opcode: Opcode::Send, signalled, status: Status::Success });
+        true
     }
 
     /// What has room is sent; were it not so, the queue pair ends.
