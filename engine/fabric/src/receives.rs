@@ -76,6 +76,7 @@ impl Receives {
         let room = bufs.len().min(self.room());
         let n = bufs[..room].iter().take_while(|buf| known(buf.arena())).count();
         match over {
+            None if n == bufs.len() && self.fenced.is_none() => self.bufs.append(bufs),
             None => self.post(bufs.drain(..n)),
             Some(qp) => ready.extend(bufs.drain(..n).map(|buf| Completion::failed_receive(qp, Status::Flushed, buf))),
         }

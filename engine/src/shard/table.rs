@@ -85,7 +85,10 @@ impl ConnTable {
             return self.put_aside(conn);
         }
         let slot = conn.qp().slot as usize;
-        self.slots[slot] = Some(conn);
+        let before = self.slots[slot].replace(conn);
+        debug_assert!(before.is_none(), "two connections of one queue pair");
+        // There is none to drop.
+        std::mem::forget(before);
         true
     }
 

@@ -144,8 +144,10 @@ impl SoftwareFabric {
 
     #[inline]
     fn poll_hot(&mut self, out: &mut Vec<Completion>, end: usize) {
-        let many = self.hot.len() > FAR_AHEAD;
-        for _ in 0..self.hot.len() {
+        let mut left = self.hot.len();
+        let many = left > FAR_AHEAD;
+        while left > 0 {
+            left -= 1;
             if self.turn >= self.hot.len() {
                 self.turn = 0;
             }
