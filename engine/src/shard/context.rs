@@ -181,7 +181,7 @@ impl<F: Fabric> Context<F> {
     }
 
     /// Posts what a connection has queued: one chain, one doorbell.
-    #[inline]
+    #[inline(always)]
     pub(super) fn post_chain(&mut self, conn: &mut Conn) {
         if conn.sends.is_empty() {
             return;

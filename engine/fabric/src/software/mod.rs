@@ -299,7 +299,7 @@ impl Fabric for SoftwareFabric {
         let Some(qp) = self.table.get(id) else { return };
         match qp.state {
             State::Up => {
-                qp.state = State::Closing;
+                (qp.state, qp.chores) = (State::Closing, true);
                 qp.deadline = Some(Instant::now() + self.common.config.linger);
                 self.common.attention.push(qp.id.slot);
             }

@@ -92,7 +92,8 @@ pub(super) struct Qp {
     // What every poll looks at.
     pub(super) ring: PeerRings,
     pub(super) rx: Consumer,
-    /// The next poll has something to do even if no message is there. So it is as long as the queue pair is not live.
+    /// The next poll has something to do even if no message is there. So it is unless it is up, and
+    /// nothing that was posted waits or has failed.
     pub(super) chores: bool,
     /// Something is to be done now and then: acknowledgements in either direction.
     pub(super) later: bool,

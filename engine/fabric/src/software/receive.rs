@@ -2,7 +2,7 @@
 
 use rpcrdma_mempool::Buf;
 
-use super::qp::{Common, Qp, Refusal};
+use super::qp::{Common, Qp, Refusal, State};
 use super::ring::Header;
 use crate::keys::Revoked;
 use crate::{Completion, ReceivedBuf, Status};
@@ -93,13 +93,12 @@ impl Qp {
     /// Decides how soon the next poll has to do more than look for a message.
     #[inline]
     pub(super) fn plan(&mut self) {
-        if self.retire.is_empty() && self.pending.is_empty() && !self.halted {
-            self.chores = false;
-            self.later = self.rx.untold() != 0;
-            return;
-        }
         // Nobody waits for the end of unsignalled requests, as long as there is room for more of them.
-        self.chores = self.halted || self.retire.has_reported() || !self.pending.is_empty() || self.is_half_full();
+        self.chores = self.state != State::Up
+            || self.halted
+            || self.retire.has_reported()
+            || !self.pending.is_empty()
+            || self.is_half_full();
         self.later = !self.retire.is_empty() || self.rx.untold() != 0;
     }
 

@@ -29,7 +29,8 @@ impl Qp {
     /// Posts a chain; see [`Fabric::post_send`](crate::Fabric::post_send).
     #[inline]
     pub(super) fn post(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        if self.state != State::Up || !self.pending.is_empty() || self.halted {
+        // All of these are chores.
+        if self.chores && (self.state != State::Up || !self.pending.is_empty() || self.halted) {
             return self.post_behind(common, chain, 0);
         }
         let before = self.tx.sent();
