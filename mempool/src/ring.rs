@@ -152,13 +152,13 @@ impl<'a> PeerRing<'a> {
         true
     }
 
-    /// What runs over the ring's end.
+    /// What runs over the ring's end. Behind it nothing is unwound: callers hold no buffer for that.
     #[inline(never)]
     fn read_around(self, at: usize, to: &mut [u8]) -> bool {
         if to.len() > self.place.mask + 1 {
             return false;
         }
-        let (front, back) = to.split_at_mut(self.place.mask + 1 - at);
+        let Some((front, back)) = to.split_at_mut_checked(self.place.mask + 1 - at) else { return false };
         self.read(at as u64, front) && self.read(0, back)
     }
 
@@ -167,7 +167,7 @@ impl<'a> PeerRing<'a> {
         if from.len() > self.place.mask + 1 {
             return false;
         }
-        let (front, back) = from.split_at(self.place.mask + 1 - at);
+        let Some((front, back)) = from.split_at_checked(self.place.mask + 1 - at) else { return false };
         self.write(at as u64, front) && self.write(0, back)
     }
 }

@@ -145,11 +145,10 @@ impl Qp {
         };
         self.rnr_polls = 0;
         let invalidated = header.invalidate();
-        if let Some(rkey) = invalidated
-            && self.windows.revoke_key(rkey) != Revoked::Done
-        {
-            return self.bad_invalidation(common, out, message.into_buf());
-        }
+        let message = match invalidated {
+            None => message,
+            Some(rkey) => self.invalidate(common, out, message, rkey)?,
+        };
         self.rx.advance(len);
         out.push(Completion::received(self.id, message, invalidated));
         Some(self.rx.peek(&self.ring.rx()))
@@ -198,11 +197,20 @@ impl Qp {
         None
     }
 
-    #[cold]
+    /// The message invalidates this key. `None` if it does not, and the queue pair ends by that.
     #[inline(never)]
-    fn bad_invalidation(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf) -> Option<u64> {
+    fn invalidate(
+        &mut self,
+        common: &mut Common,
+        out: &mut Vec<Completion>,
+        message: ReceivedBuf,
+        rkey: u32,
+    ) -> Option<ReceivedBuf> {
+        if self.windows.revoke_key(rkey) == Revoked::Done {
+            return Some(message);
+        }
         common.stats.access_refused += 1;
-        out.push(Completion::failed_receive(self.id, Status::RemoteInvalidRequest, buf));
+        out.push(Completion::failed_receive(self.id, Status::RemoteInvalidRequest, message.into_buf()));
         self.refuse(common, Refusal::InvalidRequest, "the peer invalidates a key that is not bound here");
         None
     }
