@@ -87,8 +87,6 @@ impl ConnTable {
         let slot = conn.qp().slot as usize;
         let before = self.slots[slot].replace(conn);
         debug_assert!(before.is_none(), "two connections of one queue pair");
-        // There is none to drop.
-        std::mem::forget(before);
         true
     }
 
