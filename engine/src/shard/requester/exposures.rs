@@ -22,6 +22,8 @@ pub(super) struct Exposed {
     segment: Segment,
     /// Of a Read chunk: where it belongs in the RPC message.
     position: u32,
+    /// Of a Write chunk: bytes that the peer says are in it.
+    pub(super) written: u32,
     revoked: bool,
 }
 
@@ -69,6 +71,11 @@ impl Exposure {
         self.parts.get(self.reads..self.reads + self.writes).unwrap_or_default()
     }
 
+    /// The same, to note what was written.
+    pub(super) fn writes_mut(&mut self) -> &mut [Exposed] {
+        self.parts.get_mut(self.reads..self.reads + self.writes).unwrap_or_default()
+    }
+
     /// The Reply chunk.
     pub(super) fn reply(&self) -> Option<&Exposed> {
         self.parts.get(self.reads + self.writes)
@@ -85,10 +92,9 @@ impl Exposure {
     }
 
     /// Takes the buffers back into the memory that they came from; false if the device holds one of them
-    /// still. The windows are free.
-    fn take_back(&mut self, memory: Option<&mut Memory>, windows: &mut Vec<WindowId>) -> bool {
+    /// still. The windows are free. Of a call that was `answered` the Write chunks are as long as what was written.
+    fn take_back(&mut self, mut memory: Option<&mut Memory>, answered: bool, windows: &mut Vec<WindowId>) -> bool {
         let (reads, all_but_reply) = (self.reads, self.reads + self.writes);
-        let mut memory = memory;
         let mut whole = true;
         for (n, part) in self.parts.drain(..).enumerate() {
             windows.push(part.window);
@@ -96,7 +102,12 @@ impl Exposure {
             match part.mem.reclaim() {
                 Ok(buf) if n < reads && part.position == 0 => memory.call = Some(buf),
                 Ok(buf) if n < reads => memory.send.push((part.position, buf)),
-                Ok(buf) if n < all_but_reply => memory.receive.push(buf),
+                Ok(mut buf) if n < all_but_reply => {
+                    if answered {
+                        buf.set_window(buf.start(), part.written as usize);
+                    }
+                    memory.receive.push(buf);
+                }
                 Ok(buf) => memory.reply = Some(buf),
                 Err(_) => whole = false,
             }
@@ -111,8 +122,6 @@ pub(super) struct Ending {
     pub(super) sink: Sink,
     pub(super) token: u64,
     pub(super) result: CallResult,
-    /// Bytes that the peer wrote into each Write chunk.
-    pub(super) written: ArrayVec<u32, MAX_CHUNKS>,
     /// Length of the RPC reply that is in the Reply chunk, if it is there.
     pub(super) long: Option<u32>,
     /// The call is to be sent again, for this reason, rather than to be told.
@@ -122,25 +131,13 @@ pub(super) struct Ending {
 impl Ending {
     /// Without results.
     pub(super) fn error(sink: Sink, token: u64, error: CallError) -> Self {
-        Self { sink, token, result: Err(error.into()), written: ArrayVec::new(), long: None, again: None }
+        Self { sink, token, result: Err(error.into()), long: None, again: None }
     }
 
     /// The call is sent again; its sink stays with it.
     pub(super) fn again(token: u64, call: CallId, error: ErrorBody) -> Self {
         Self { again: Some((call, error)), ..Self::error(Sink::Polled, token, CallError::Transport(error)) }
     }
-}
-
-/// What an exposure leaves when nothing of it can be reached any more.
-#[derive(Debug)]
-pub(super) struct Recovered {
-    /// Nobody waits for a call that was given up.
-    pub(super) ending: Option<Ending>,
-    /// If anybody waits for it. Of a call that has a reply, the Write chunks are as long as what was written.
-    pub(super) memory: Option<ChunkMemory>,
-    /// All of that memory is there. (Else the device says that it is revoked, and holds it
-    /// still.)
-    pub(super) whole: bool,
 }
 
 /// What one connection exposes.
@@ -172,7 +169,7 @@ impl Exposures {
     /// A window is about to be bound to one more piece of memory: in the order of [`Exposure::all`].
     pub(super) fn add(&mut self, index: u32, window: WindowId, mem: Lent, segment: Segment, position: u32) {
         if let Some(exposure) = self.slots.get_mut(index as usize) {
-            exposure.parts.push(Exposed { window, mem, segment, position, revoked: false });
+            exposure.parts.push(Exposed { window, mem, segment, position, written: 0, revoked: false });
         }
     }
 
@@ -194,16 +191,18 @@ impl Exposures {
         self.slots.get(index as usize)
     }
 
+    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Exposure> {
+        self.slots.get_mut(index as usize)
+    }
+
     /// The call is over, and the peer has invalidated one handle, if it has. Gives the windows that are to be
     /// revoked, the number of those, and that of all.
     pub(super) fn end(
         &mut self,
         index: u32,
         invalidated: Option<u32>,
-        ending: Option<Ending>,
     ) -> (impl Iterator<Item = WindowId> + use<'_>, usize, usize) {
         let exposure = &mut self.slots[index as usize];
-        exposure.ending = ending;
         let mut left = 0;
         for part in &mut exposure.parts {
             part.revoked = Some(part.segment.handle) == invalidated;
@@ -213,27 +212,33 @@ impl Exposures {
         (bound, left, exposure.parts.len())
     }
 
-    /// Nothing of it can be reached any more: the slot is free, and its memory the caller's again.
-    pub(super) fn recover(&mut self, index: u32) -> Option<Recovered> {
-        let exposure = self.slots.get_mut(index as usize)?;
-        let ending = exposure.ending.take();
+    /// The call's outcome waits for the last revocation.
+    pub(super) fn wait(&mut self, index: u32, ending: Option<Ending>) {
+        self.slots[index as usize].ending = ending;
+    }
+
+    /// The outcome that waits, if one does.
+    pub(super) fn ending(&mut self, index: u32) -> Option<Ending> {
+        self.slots.get_mut(index as usize)?.ending.take()
+    }
+
+    /// Nothing of it can be reached any more: the slot is free. Its memory is the caller's again, if there is one who
+    /// waits for this outcome; and whether all of that is there. (Else the device says that it is revoked, and holds it
+    /// still.)
+    pub(super) fn recover(&mut self, index: u32, ending: Option<&Ending>) -> (Option<ChunkMemory>, bool) {
+        let Some(exposure) = self.slots.get_mut(index as usize) else { return (None, true) };
         let mut memory = exposure.memory.take().filter(|_| ending.is_some());
-        let whole = exposure.take_back(memory.as_deref_mut(), &mut self.windows);
+        let answered = ending.is_some_and(|ending| ending.result.is_ok());
+        let whole = exposure.take_back(memory.as_deref_mut(), answered, &mut self.windows);
         self.free.push(index);
-        if let (Some(Ending { result: Ok(_), written, .. }), Some(memory)) = (&ending, &mut memory) {
-            for (n, buf) in memory.receive.iter_mut().enumerate() {
-                let (start, len) = (buf.start(), written.get(n).copied().unwrap_or(0));
-                buf.set_window(start, len as usize);
-            }
-        }
-        Some(Recovered { ending, memory, whole })
+        (memory, whole)
     }
 
     /// The device is gone: the memory of a call that has not ended. `None` if not all of it can be had.
     pub(super) fn bring_home(&mut self, index: u32) -> Option<ChunkMemory> {
         let exposure = self.slots.get_mut(index as usize)?;
         let mut memory = exposure.memory.take()?;
-        exposure.take_back(Some(&mut memory), &mut self.windows).then_some(memory)
+        exposure.take_back(Some(&mut memory), false, &mut self.windows).then_some(memory)
     }
 
     /// Those whose calls are over, and wait for the last revocation.
@@ -286,12 +291,11 @@ mod tests {
         (index, held)
     }
 
-    fn answered(written: u32, again: bool) -> Ending {
+    /// An outcome without results.
+    fn failed(again: bool) -> Ending {
         let call = Connection::new(ConnConfig::default()).start_call(1, u64::MAX).expect("a free slot");
         let again = again.then_some((call, ErrorBody::System));
-        let mut ending = Ending { again, ..Ending::error(Sink::Polled, 7, CallError::Closed) };
-        ending.written.push(written);
-        ending
+        Ending { again, ..Ending::error(Sink::Polled, 7, CallError::Closed) }
     }
 
     #[test]
@@ -302,11 +306,13 @@ mod tests {
         assert!(exposure.is_long() && exposure.reply().is_some());
         assert_eq!((exposure.reads().len(), exposure.writes().len(), exposure.all().len()), (2, 1, 4));
         assert!(!exposures.is_empty() && exposures.ended().is_empty());
-        let (bound, left, all) = exposures.end(index, Some(2), Some(answered(2, true)));
+        let (bound, left, all) = exposures.end(index, Some(2));
         assert_eq!((bound.map(|window| window.index).collect::<Vec<_>>(), left, all), (vec![1, 3, 4], 3, 4));
+        exposures.wait(index, Some(failed(true)));
         assert_eq!(exposures.ended(), [index]);
         drop(held);
-        let Recovered { ending, memory, whole } = exposures.recover(index).expect("it was there");
+        let ending = exposures.ending(index);
+        let (memory, whole) = exposures.recover(index, ending.as_ref());
         assert!(whole && ending.is_some_and(|ending| ending.token == 7));
         let memory = memory.expect("the call is sent again");
         assert_eq!(memory.call.as_ref().map(|buf| buf.len()), Some(1));
@@ -324,12 +330,13 @@ mod tests {
     fn nobody_gets_memory_that_the_device_holds_or_that_nobody_waits_for() {
         let (pool, mut exposures) = (pool(), Exposures::default());
         let (index, held) = expose(&mut exposures, &pool);
-        drop(exposures.end(index, None, Some(answered(2, true))));
-        assert!(!exposures.recover(index).expect("it was there").whole);
+        drop(exposures.end(index, None));
+        let (_, whole) = exposures.recover(index, Some(&failed(true)));
+        assert!(!whole);
         drop(held);
         let (index, _held) = expose(&mut exposures, &pool);
-        drop(exposures.end(index, None, None));
-        assert!(exposures.recover(index).expect("it was there").memory.is_none(), "it was given up");
+        drop(exposures.end(index, None));
+        assert!(exposures.recover(index, None).0.is_none(), "it was given up");
     }
 
     #[test]
@@ -343,9 +350,11 @@ mod tests {
         drop(held);
         let (index, _held) = expose(&mut exposures, &pool);
         drop(_held);
-        drop(exposures.end(index, None, Some(answered(0, false))));
+        drop(exposures.end(index, None));
+        exposures.wait(index, Some(failed(false)));
         assert_eq!(exposures.ended(), [index]);
-        let Recovered { memory, .. } = exposures.recover(index).expect("it was there");
+        let ending = exposures.ending(index);
+        let (memory, _) = exposures.recover(index, ending.as_ref());
         let given = memory.map(|memory| memory.receive.iter().map(|buf| buf.len()).collect::<Vec<_>>());
         assert_eq!(given, Some(vec![3]), "of a call that has failed, as long as it was");
         exposures.forget_device();

@@ -149,7 +149,7 @@ impl Requester {
         invalidated: Option<u32>,
     ) {
         let exposure = conn.exposure_of(call);
-        let long = exposure.is_some_and(Exposure::is_long);
+        let long = exposure.as_deref().is_some_and(Exposure::is_long);
         // A long call that cannot be read will not be read the next time either (version 2 §6.4.3), unless it
         // was for other chunks.
         let hopeless = long

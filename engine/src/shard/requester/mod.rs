@@ -34,7 +34,7 @@ use crate::wire::{self, Version};
 pub(super) use calls::call_header_len;
 pub(crate) use calls::{CallRequest, headroom};
 pub(crate) use chunks::ChunkMemory;
-use exposures::{Exposure, Exposures, Recovered};
+use exposures::{Exposure, Exposures};
 use forms::Lists;
 pub(crate) use outcome::Sink;
 pub use outcome::{CallResult, Done, FailedCall, Reply, Returned};
@@ -180,9 +180,9 @@ fn calls_are_taken(proto: &Connection) -> bool {
 impl Conn {
     /// What a call exposes.
     #[inline]
-    fn exposure_of(&self, call: CallId) -> Option<&Exposure> {
+    fn exposure_of(&mut self, call: CallId) -> Option<&mut Exposure> {
         let index = self.requests.calls.get(self.proto.call_slot(call))?.exposure?;
-        self.requests.exposures.get(index)
+        self.requests.exposures.get_mut(index)
     }
 
     /// Whether an exposure is still that of a call.
@@ -330,9 +330,8 @@ impl Requester {
     /// The connection is over, and will not be made again: so are its calls, and what they exposed.
     pub(super) fn connection_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         for index in conn.requests.exposures.ended() {
-            let Some(Recovered { ending: Some(ending), memory, .. }) = conn.requests.exposures.recover(index) else {
-                continue;
-            };
+            let Some(ending) = conn.requests.exposures.ending(index) else { continue };
+            let (memory, _) = conn.requests.exposures.recover(index, Some(&ending));
             if let Some((call, _)) = ending.again {
                 // It is not sent again: it ends with those below, if it was not given up meanwhile.
                 if conn.proto.is_waiting(call) {

@@ -93,6 +93,10 @@ impl FailedCall {
 pub struct Returned(Option<ChunkMemory>);
 
 impl Returned {
+    pub(super) fn of(memory: Option<ChunkMemory>) -> Self {
+        Self(memory)
+    }
+
     /// Those that were to be sent as Read chunks, in order.
     pub fn take_sent(&mut self) -> impl Iterator<Item = Buf> {
         self.0.as_mut().into_iter().flat_map(ChunkMemory::take_send)
