@@ -18,7 +18,7 @@ pub struct Incoming<'a> {
 pub enum Lists<'a> {
     /// It is a MSG in one piece, without chunks, in the layout that both ends have settled on.
     None,
-    /// It is a call of that kind, but for its chunks: at most one each way, of one segment.
+    /// It is of that kind, but for its chunks: at most one each way, of one segment.
     Single(SingleChunks),
     /// It was [checked](Connection::check) as a whole: any message, or why it is none.
     Checked(&'a Result<View<'a>, WireError>),
@@ -83,7 +83,7 @@ impl Connection {
         self.heads.decoder()?.read(message)
     }
 
-    /// Decodes a call with chunks by its layout.
+    /// Decodes a message with chunks by its layout.
     #[inline]
     pub fn decode_with_chunks(&self, message: &[u8]) -> Option<Incoming<'static>> {
         let (head, chunks) = self.heads.decoder()?.read_with_chunks(message)?;

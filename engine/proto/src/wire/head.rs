@@ -1,5 +1,5 @@
-//! The headers of most messages, read by their layout: a MSG in one piece without chunks, or a call with one
-//! chunk in each direction at most. What is laid out in any other way takes a [`View`].
+//! The headers of most messages, read by their layout: a MSG in one piece without chunks, or with one chunk in each
+//! direction at most. What is laid out in any other way takes a [`View`].
 
 use super::chunks::{Lists, READ_SEGMENT_LEN, ReadSegment, SEGMENT_LEN, Segment};
 use super::codes::{Flags, HeaderType, Version};
@@ -47,7 +47,7 @@ impl Head {
     }
 }
 
-/// The chunks of a call that has a Read chunk, a Write chunk or one of each, each of one segment.
+/// The chunks of a message that has a Read chunk, a Write chunk or one of each, each of one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SingleChunks {
     /// The Read list.
@@ -80,14 +80,15 @@ impl HeadLayout {
         }
     }
 
-    /// Reads the header of a call that is laid out so, but for [such lists](SingleChunks); `None` if it is
+    /// Reads the header of a message that is laid out so, but for [such lists](SingleChunks); `None` if it is
     /// anything else.
     #[inline]
     pub fn read_with_chunks(self, message: &[u8]) -> Option<(Head, SingleChunks)> {
         match self {
             HeadLayout::V1 => {
-                let with = read_with_lists::<16>(message, Version::V1, Flags::NONE)?;
-                (super::xdr::word(message, with.0.len + 4) == 0 && message.len() >= with.0.len + 8).then_some(with)
+                let (head, chunks) = read_with_lists::<16>(message, Version::V1, Flags::NONE)?;
+                let msg_type = super::xdr::word(message.get(head.len..)?.first_chunk::<8>()?, 4);
+                (msg_type <= 1).then_some((Head { response: msg_type == 1, ..head }, chunks))
             }
             HeadLayout::V2 => read_with_lists::<24>(message, Version::V2, self.flags()),
             HeadLayout::V2Windowed => read_with_lists::<28>(message, Version::V2, self.flags()),
@@ -142,14 +143,15 @@ fn read_v1(message: &[u8]) -> Option<Head> {
     })
 }
 
-/// `N` bytes are in front of the lists.
+/// `N` bytes are in front of the lists. Version 1 does not say here which way the message goes.
 #[inline(always)]
 fn read_with_lists<const N: usize>(message: &[u8], version: Version, flags: Flags) -> Option<(Head, SingleChunks)> {
     let (header, lists) = message.split_first_chunk::<N>()?;
-    let is_call = word(header, 4) == version.code()
+    let said = if version == Version::V1 { Flags::NONE } else { Flags(word(header, 16)) };
+    let is_msg = word(header, 4) == version.code()
         && word(header, 12) == HeaderType::Msg.code()
-        && (version == Version::V1 || word(header, 16) == flags.0);
-    if !is_call {
+        && said.without(Flags::RESPONSE) == flags;
+    if !is_msg {
         return None;
     }
     let (read, lists) = one_or_none::<{ READ_SEGMENT_LEN }>(lists, &[])?;
@@ -160,7 +162,7 @@ fn read_with_lists<const N: usize>(message: &[u8], version: Version, flags: Flag
         credit: word(header, 8),
         received: flags.contains(Flags::RECEIVED).then(|| word(header, 20)),
         inv_handle: if version == Version::V1 { 0 } else { word(header, N - 4) },
-        response: false,
+        response: said.contains(Flags::RESPONSE),
         len: message.len() - payload.len(),
     };
     let chunks = SingleChunks { read: read.map(ReadSegment::read), write: write.map(Segment::read) };

@@ -156,15 +156,20 @@ pub(super) fn heads_agree_with_views(message: &[u8], revision: Revision) {
     }
 }
 
-/// The same of a call with chunks.
+/// The same of a message with chunks.
 fn chunks_agree(message: &[u8], layout: HeadLayout, view: Option<&View<'_>>) {
+    let response = |view: &View<'_>| match layout {
+        HeadLayout::V1 => view.payload().get(4..8) == Some(&[0, 0, 0, 1]),
+        _ => view.flags().contains(Flags::RESPONSE),
+    };
     let expected = view.filter(|view| {
         let mut writes = view.writes();
         let is_call = match layout {
             HeadLayout::V1 => view.payload().get(4..8) == Some(&[0; 4]),
             _ => view.flags() == layout.flags(),
         };
-        is_call
+        let is_reply = response(view) && view.flags().without(Flags::RESPONSE) == layout.flags();
+        (is_call || is_reply)
             && view.htype() == HeaderType::Msg
             && view.has_chunks()
             && view.reads().count() <= 1
@@ -177,7 +182,7 @@ fn chunks_agree(message: &[u8], layout: HeadLayout, view: Option<&View<'_>>) {
     if let (Some((head, chunks)), Some(view)) = (read, expected) {
         let said = (view.xid(), view.credit(), view.received(), view.inv_handle());
         assert_eq!((head.xid, head.credit, head.received, head.inv_handle), said);
-        assert_eq!((head.response, head.len), (false, view.payload_offset()));
+        assert_eq!((head.response, head.len), (response(view), view.payload_offset()));
         assert_eq!(chunks.read, view.reads().next());
         assert_eq!(chunks.write, view.writes().next().and_then(|chunk| chunk.segments().next()));
     }
