@@ -187,47 +187,50 @@ impl Connection {
         buf: &mut [u8],
         end: usize,
     ) -> Option<usize> {
-        match out {
-            Outgoing::Connprop => return self.emit_connprop(receives_ok, buf, end),
-            Outgoing::Optional => return self.emit_operation(receives_ok, buf, end),
-            _ => {}
-        }
         let (xid, flags, counted) = match out {
-            Outgoing::WrongVersion { xid, .. } => (xid, Flags::NONE, false),
             Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
             Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
-            Outgoing::Error { xid, .. } => (xid, Flags::RESPONSE, false),
-            Outgoing::Grant => (0, Flags::NONE, false),
-            Outgoing::Connprop | Outgoing::Optional | Outgoing::Continue => return None,
+            _ => return self.emit_own(out, receives_ok, buf, end),
         };
-        let body = match out {
-            Outgoing::Error { error, .. } => Body::Error(error),
-            Outgoing::Grant => Body::Nomsg(Chunks::NONE),
-            _ if form.external => {
-                self.counters.long_sent += 1;
-                Body::Nomsg(form.chunks)
-            }
-            _ => {
-                self.counters.chunked_sent += 1;
-                Body::Msg(form.chunks)
-            }
+        let (count, body) = match form.external {
+            true => (&mut self.counters.long_sent, Body::Nomsg(form.chunks)),
+            false => (&mut self.counters.chunked_sent, Body::Msg(form.chunks)),
         };
-        // What an error says of credits is ignored in version 2, so it promises nothing, and a grant may
-        // still be due behind it.
-        let error = matches!(out, Outgoing::Error { .. } | Outgoing::WrongVersion { .. });
-        let grants = !error || self.session.version() == Version::V1;
-        let words = match out {
-            Outgoing::Grant => self.account_grant(receives_ok),
-            _ => self.account(counted, grants, receives_ok),
-        };
-        if let Outgoing::WrongVersion { xid, vers } = out {
-            let start = end.checked_sub(wire::ERR_VERS_LEN)?;
-            let versions = self.versions();
-            wire::emit_err_vers(buf.get_mut(start..end)?, xid, vers, words.credit, versions).ok()?;
-            return Some(start);
-        }
+        *count += 1;
+        let words = self.account(counted, true, receives_ok);
         let header = Header { xid, credit: words.credit, received: words.received, flags, body };
         header.emit_before(buf, end, self.session.version(), self.config.revision)
+    }
+
+    /// The same of a message that is the connection's own.
+    #[cold]
+    fn emit_own(&mut self, out: Outgoing, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
+        let (xid, flags, body) = match out {
+            Outgoing::Connprop => return self.emit_connprop(receives_ok, buf, end),
+            Outgoing::Optional => return self.emit_operation(receives_ok, buf, end),
+            Outgoing::WrongVersion { xid, vers } => {
+                let credit = self.account_error(receives_ok).credit;
+                let start = end.checked_sub(wire::ERR_VERS_LEN)?;
+                let versions = self.versions();
+                wire::emit_err_vers(buf.get_mut(start..end)?, xid, vers, credit, versions).ok()?;
+                return Some(start);
+            }
+            Outgoing::Error { xid, error } => (xid, Flags::RESPONSE, Body::Error(error)),
+            Outgoing::Grant => (0, Flags::NONE, Body::Nomsg(Chunks::NONE)),
+            Outgoing::Call(_) | Outgoing::Reply(_) | Outgoing::Continue => return None,
+        };
+        let words = match out {
+            Outgoing::Grant => self.account_grant(receives_ok),
+            _ => self.account_error(receives_ok),
+        };
+        let header = Header { xid, credit: words.credit, received: words.received, flags, body };
+        header.emit_before(buf, end, self.session.version(), self.config.revision)
+    }
+
+    /// What an error says of credits is ignored in version 2: it promises nothing, and a grant may still be due
+    /// behind it.
+    fn account_error(&mut self, receives_ok: bool) -> CreditWords {
+        self.account(false, self.session.version() == Version::V1, receives_ok)
     }
 
     /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts;

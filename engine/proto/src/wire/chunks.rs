@@ -31,10 +31,10 @@ impl Segment {
         Segment { handle: word(bytes, 0), length: word(bytes, 4), offset: high << 32 | u64::from(word(bytes, 12)) }
     }
 
-    fn emit(&self, out: &mut Writer<'_>) -> Result<(), NoSpace> {
-        out.u32(self.handle)?;
-        out.u32(self.length)?;
-        out.u64(self.offset)
+    /// As it is encoded.
+    #[inline]
+    const fn words(&self) -> [u32; 4] {
+        [self.handle, self.length, (self.offset >> 32) as u32, self.offset as u32]
     }
 }
 
@@ -250,23 +250,41 @@ impl Chunks<'_> {
         }
     }
 
+    /// The lists as they are encoded if they have one segment in all, and it is no Reply chunk's: what
+    /// [`emit`](Self::emit) writes behind the handle.
+    #[inline(always)]
+    pub(super) fn single(&self) -> Option<[u32; 9]> {
+        let WriteList { counts, segments } = self.writes;
+        match (self.reads, counts, segments, self.reply) {
+            ([ReadSegment { position, target }], [], [], None) => {
+                let [handle, length, high, low] = target.words();
+                Some([1, *position, handle, length, high, low, 0, 0, 0])
+            }
+            ([], [1], [segment], None) => {
+                let [handle, length, high, low] = segment.words();
+                Some([0, 1, 1, handle, length, high, low, 0, 0])
+            }
+            _ => None,
+        }
+    }
+
     pub(super) fn emit(&self, out: &mut Writer<'_>, version: Version) -> Result<(), NoSpace> {
         if version == Version::V2 {
             out.u32(self.inv_handle)?;
         }
         for read in self.reads {
-            out.bool(true)?;
-            out.u32(read.position)?;
-            read.target.emit(out)?;
+            let [handle, length, high, low] = read.target.words();
+            out.words([1, read.position, handle, length, high, low])?;
         }
-        out.bool(false)?;
+        out.u32(0)?;
         for chunk in self.writes.iter() {
-            out.bool(true)?;
             emit_write_chunk(chunk, out)?;
         }
-        out.bool(false)?;
-        out.bool(self.reply.is_some())?;
-        self.reply.map_or(Ok(()), |chunk| emit_write_chunk(chunk, out))
+        out.u32(0)?;
+        match self.reply {
+            Some(chunk) => emit_write_chunk(chunk, out),
+            None => out.u32(0),
+        }
     }
 }
 
@@ -305,9 +323,11 @@ impl ChunkCounts {
     }
 }
 
+/// With the word in front that says that it is present.
+#[inline]
 fn emit_write_chunk(chunk: &[Segment], out: &mut Writer<'_>) -> Result<(), NoSpace> {
-    out.u32(chunk.len() as u32)?;
-    chunk.iter().try_for_each(|segment| segment.emit(out))
+    out.words([1, chunk.len() as u32])?;
+    chunk.iter().try_for_each(|segment| out.words(segment.words()))
 }
 
 /// A Write list to be sent, flat: the first `counts[0]` segments are chunk 0, the next `counts[1]` chunk 1,

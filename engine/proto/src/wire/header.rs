@@ -104,7 +104,23 @@ impl Header<'_> {
 
     /// Writes the header so that it ends at byte `end` of `buf`, and returns where it starts; the rest as
     /// [`emit`](Self::emit). `None`, and nothing is written, if there is not that much room.
+    #[inline(always)]
     pub fn emit_before(&self, buf: &mut [u8], end: usize, version: Version, revision: Revision) -> Option<usize> {
+        if let (Version::V2, Some(received), Body::Msg(chunks)) = (version, self.received, &self.body)
+            && let Some(list) = chunks.single()
+        {
+            let flags = self.flags.with(Flags::RECEIVED).0;
+            let code = HeaderType::Msg.code();
+            let prefix = [self.xid, version.code(), self.credit, code, flags, received, chunks.inv_handle];
+            let start = end.checked_sub(4 * (prefix.len() + list.len()))?;
+            put(buf.get_mut(start..end)?, prefix, list);
+            return Some(start);
+        }
+        self.emit_any_before(buf, end, version, revision)
+    }
+
+    #[inline(never)]
+    fn emit_any_before(&self, buf: &mut [u8], end: usize, version: Version, revision: Revision) -> Option<usize> {
         let start = end.checked_sub(self.encoded_len(version, revision))?;
         let mut writer = Writer::new(buf.get_mut(start..end)?);
         self.write(&mut writer, version, revision).ok()?;
@@ -113,14 +129,12 @@ impl Header<'_> {
     }
 
     fn write(&self, out: &mut Writer<'_>, version: Version, revision: Revision) -> Result<(), NoSpace> {
-        out.u32(self.xid)?;
-        out.u32(version.code())?;
-        out.u32(self.credit)?;
-        out.u32(self.body.htype().code())?;
+        out.words([self.xid, version.code(), self.credit, self.body.htype().code()])?;
         if version == Version::V2 {
-            out.u32(sent_flags(self.flags, self.received).0)?;
-            if let Some(received) = self.received {
-                out.u32(received)?;
+            let flags = sent_flags(self.flags, self.received).0;
+            match self.received {
+                Some(received) => out.words([flags, received])?,
+                None => out.u32(flags)?,
             }
         }
         match &self.body {
@@ -187,8 +201,8 @@ pub fn emit_msg(out: &mut [u8], version: Version, xid: u32, credit: u32, receive
 }
 
 #[inline(always)]
-fn put<const N: usize>(out: &mut [u8], common: [u32; 4], tail: [u32; N]) -> usize {
-    let len = COMMON_LEN + 4 * N;
+fn put<const M: usize, const N: usize>(out: &mut [u8], common: [u32; M], tail: [u32; N]) -> usize {
+    let len = 4 * (M + N);
     let out = &mut out[..len];
     for (bytes, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(common.iter().chain(&tail)) {
         *bytes = word.to_be_bytes();

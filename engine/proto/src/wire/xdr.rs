@@ -165,6 +165,12 @@ impl<'b> Writer<'b> {
         self.bytes(&word.to_be_bytes())
     }
 
+    /// Several of them: the room is looked at once.
+    #[inline(always)]
+    pub fn words<const N: usize>(&mut self, words: [u32; N]) -> Result<(), NoSpace> {
+        self.bytes(words.map(u32::to_be_bytes).as_flattened())
+    }
+
     /// `unsigned hyper`.
     #[inline]
     pub fn u64(&mut self, word: u64) -> Result<(), NoSpace> {
