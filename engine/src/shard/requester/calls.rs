@@ -261,7 +261,9 @@ impl Requester {
         };
         match self.expose(cx, conn, call, memory) {
             Ok(index) => {
-                if is_too_long(conn, &message, Some(index)) {
+                // There is room for its header in front of it.
+                let most = message.start() + message.len();
+                if most > conn.proto.terms().send_inline_threshold && is_too_long(conn, &message, Some(index)) {
                     self.start_continuation(cx, conn, call, message, Some(index), receives_ok);
                 } else {
                     self.keep(cx, conn, call, &message);
@@ -319,7 +321,7 @@ impl Requester {
     }
 
     /// Keeps a copy of a call's message, so that it can be sent again; without memory for that it is not.
-    #[cold]
+    #[inline]
     fn keep<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, message: &Buf) {
         // The message of a long call is in its chunk, and comes back with it.
         if !message.is_empty() {

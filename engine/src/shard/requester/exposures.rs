@@ -18,7 +18,8 @@ use crate::wire::{ErrorBody, Segment};
 #[derive(Debug)]
 pub(super) struct Exposed {
     window: WindowId,
-    mem: Lent,
+    /// Until it is taken back.
+    mem: Option<Lent>,
     segment: Segment,
     /// Of a Read chunk: where it belongs in the RPC message.
     position: u32,
@@ -93,13 +94,14 @@ impl Exposure {
 
     /// Takes the buffers back into the memory that they came from; false if the device holds one of them
     /// still. The windows are free. Of a call that was `answered` the Write chunks are as long as what was written.
+    #[inline(always)]
     fn take_back(&mut self, mut memory: Option<&mut Memory>, answered: bool, windows: &mut Vec<WindowId>) -> bool {
         let (reads, all_but_reply) = (self.reads, self.reads + self.writes);
         let mut whole = true;
-        for (n, part) in self.parts.drain(..).enumerate() {
+        for (n, part) in self.parts.iter_mut().enumerate() {
             windows.push(part.window);
-            let Some(memory) = &mut memory else { continue };
-            match part.mem.reclaim() {
+            let (Some(memory), Some(mem)) = (&mut memory, part.mem.take()) else { continue };
+            match mem.reclaim() {
                 Ok(buf) if n < reads && part.position == 0 => memory.call = Some(buf),
                 Ok(buf) if n < reads => memory.send.push((part.position, buf)),
                 Ok(mut buf) if n < all_but_reply => {
@@ -112,6 +114,7 @@ impl Exposure {
                 Err(_) => whole = false,
             }
         }
+        self.parts.clear();
         whole
     }
 }
@@ -169,7 +172,7 @@ impl Exposures {
     /// A window is about to be bound to one more piece of memory: in the order of [`Exposure::all`].
     pub(super) fn add(&mut self, index: u32, window: WindowId, mem: Lent, segment: Segment, position: u32) {
         if let Some(exposure) = self.slots.get_mut(index as usize) {
-            exposure.parts.push(Exposed { window, mem, segment, position, written: 0, revoked: false });
+            exposure.parts.push(Exposed { window, mem: Some(mem), segment, position, written: 0, revoked: false });
         }
     }
 
@@ -197,6 +200,7 @@ impl Exposures {
 
     /// The call is over, and the peer has invalidated one handle, if it has. Gives the windows that are to be
     /// revoked, the number of those, and that of all.
+    #[inline(always)]
     pub(super) fn end(
         &mut self,
         index: u32,
@@ -225,6 +229,7 @@ impl Exposures {
     /// Nothing of it can be reached any more: the slot is free. Its memory is the caller's again, if there is one who
     /// waits for this outcome; and whether all of that is there. (Else the device says that it is revoked, and holds it
     /// still.)
+    #[inline(always)]
     pub(super) fn recover(&mut self, index: u32, ending: Option<&Ending>) -> (Option<ChunkMemory>, bool) {
         let Some(exposure) = self.slots.get_mut(index as usize) else { return (None, true) };
         let mut memory = exposure.memory.take().filter(|_| ending.is_some());

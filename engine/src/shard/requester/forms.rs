@@ -30,7 +30,6 @@ impl Requester {
     ///
     /// # Errors
     /// Why it cannot be sent.
-    #[cold]
     pub(super) fn shape<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -53,6 +52,15 @@ impl Requester {
         let mut limits = conn.proto.form_limits();
         limits.chunks &= may_expose;
         let chunks = measure(memory.as_deref(), conn.proto.terms())?;
+        let lists = chunks.encoded_len();
+        if limits.chunks
+            && chunks.reply.is_none()
+            && message.len() + lists <= conn.requests.plain_call
+            && max_reply + lists <= conn.requests.plain_reply
+        {
+            // It is plain but for the lists, as its reply is.
+            return self.make_room(cx, conn, message, &chunks);
+        }
         // The reply returns the Write chunks.
         let returned = ChunkCounts { reads: 0, reply: None, ..chunks };
         let (header, reply_header) = (conn.proto.header_len(&chunks), conn.proto.header_len(&returned));
@@ -387,25 +395,26 @@ impl Lists {
     /// Those of memory that is exposed. False if there are too many segments: the peer has changed its terms
     /// since the call was shaped.
     pub(super) fn fill(&mut self, exposure: &Exposure, terms: &Terms) -> bool {
-        let lens = exposure.all().iter().map(|part| part.segment().length as usize);
-        if check_segments(&counts_of(exposure, terms), lens, terms).is_err() {
-            return false;
-        }
         self.reads.clear();
         self.counts.clear();
         self.writes.clear();
         self.reply.clear();
+        let mut left = terms.segment_count as usize;
         for part in exposure.reads() {
+            let Some((_, segments)) = cut(part, terms, &mut left) else { return false };
             let position = part.position();
-            self.reads.extend(cut(part, terms).map(|target| ReadSegment { position, target }));
+            segments.for_each(|target| self.reads.push(ReadSegment { position, target }));
         }
         for part in exposure.writes() {
-            let before = self.writes.len();
-            self.writes.extend(cut(part, terms));
-            self.counts.push((self.writes.len() - before) as u32);
+            let Some((count, segments)) = cut(part, terms, &mut left) else { return false };
+            segments.for_each(|segment| self.writes.push(segment));
+            self.counts.push(count as u32);
         }
         self.has_reply = exposure.reply().is_some();
-        self.reply.extend(exposure.reply().into_iter().flat_map(|part| cut(part, terms)));
+        if let Some(part) = exposure.reply() {
+            let Some((_, segments)) = cut(part, terms, &mut left) else { return false };
+            segments.for_each(|segment| self.reply.push(segment));
+        }
         self.offer = exposure.all().last().map_or(0, |part| part.segment().handle);
         true
     }
@@ -421,16 +430,21 @@ impl Lists {
     }
 }
 
-/// The segments of one piece of memory, each as long as the peer handles them.
-fn cut(part: &Exposed, terms: &Terms) -> impl Iterator<Item = Segment> {
+/// The segments of one piece of memory, each as long as the peer handles them, and how many; `None` if those are too
+/// many for a chunk, or for the `left` places of a header.
+#[inline]
+fn cut(part: &Exposed, terms: &Terms, left: &mut usize) -> Option<(usize, impl Iterator<Item = Segment>)> {
     let (mut rest, size) = (*part.segment(), terms.segment_size);
-    std::iter::from_fn(move || {
+    let count = segments_of(rest.length as usize, terms);
+    *left = left.checked_sub(count).filter(|_| count <= MAX_SEGMENTS)?;
+    let segments = std::iter::from_fn(move || {
         let length = rest.length.min(size);
         let segment = Segment { length, ..rest };
         rest.length -= length;
         rest.offset += u64::from(length);
         (length > 0).then_some(segment)
-    })
+    });
+    Some((count, segments))
 }
 
 impl Conn {

@@ -94,7 +94,7 @@ struct OutCall {
 
 impl OutCall {
     /// It will not be sent, or not again.
-    #[cold]
+    #[inline]
     fn forget(&mut self) {
         (self.message, self.memory, self.kept, self.one_way) = (None, None, None, false);
         self.max_reply = 0;

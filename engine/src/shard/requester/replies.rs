@@ -147,6 +147,7 @@ impl Requester {
     }
 
     /// Nothing of the exposure can be reached any more: its memory is the caller's again.
+    #[inline(always)]
     fn recover<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: u32, ending: Option<Ending>) {
         let (memory, whole) = conn.requests.exposures.recover(index, ending.as_ref());
         // A connection that is closing waits for this.
