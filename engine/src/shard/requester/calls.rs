@@ -6,6 +6,7 @@ use rpcrdma_mempool::Buf;
 
 use super::Requester;
 use super::chunks::{ChunkMemory, Memory};
+use super::exposures::Place;
 use super::forms::{counts_of, measure};
 use super::outcome::{FailedCall, Reply, Sink};
 use crate::config::HEADROOM_CHUNKS;
@@ -236,6 +237,7 @@ impl Requester {
 
     /// Sends a call: writes its header, exposes its memory, queues the work requests. Returns its exposure,
     /// if it has one.
+    #[inline(always)]
     fn transmit_call<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -321,7 +323,7 @@ impl Requester {
     }
 
     /// Keeps a copy of a call's message, so that it can be sent again; without memory for that it is not.
-    #[inline]
+    #[inline(always)]
     fn keep<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, message: &Buf) {
         // The message of a long call is in its chunk, and comes back with it.
         if !message.is_empty() {
@@ -375,6 +377,7 @@ impl Requester {
     }
 
     /// Binds a window for each chunk; the binds go out in front of the Send.
+    #[inline(always)]
     fn expose<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -382,47 +385,40 @@ impl Requester {
         call: CallId,
         mut memory: ChunkMemory,
     ) -> Result<u32, FabricError> {
-        let long = memory.call.take();
-        let reads = memory.send.len() + usize::from(long.is_some());
-        let index = conn.requests.exposures.begin(reads, memory.receive.len(), conn.proto.terms().segment_size);
-        if let Some(mut buf) = long {
+        let qp = conn.qp();
+        let Memory { call: long, send, receive, reply, .. } = &mut *memory;
+        let (index, exposure, windows) = conn.requests.exposures.begin();
+        let mut expose = |place: Place, buf: Buf, access: Access| {
+            let len = buf.len();
+            let mem = buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
+            let window = match windows.pop() {
+                Some(window) => window,
+                None => cx.fabric.alloc_window(qp)?,
+            };
+            let segment = Segment {
+                handle: cx.fabric.next_rkey(window),
+                length: len as u32,
+                offset: cx.fabric.remote_address(&mem, 0),
+            };
+            conn.sends.push(WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access });
+            exposure.add(window, mem, segment, place);
+            Ok(())
+        };
+        if let Some(mut buf) = long.take() {
             set_xid(&mut buf, call);
-            self.expose_one(cx, conn, index, 0, buf, Access::REMOTE_READ)?;
+            expose(Place::Read(0), buf, Access::REMOTE_READ)?;
         }
-        for (position, buf) in memory.send.drain(..) {
-            self.expose_one(cx, conn, index, position, buf, Access::REMOTE_READ)?;
+        for (position, buf) in send.drain(..) {
+            expose(Place::Read(position), buf, Access::REMOTE_READ)?;
         }
-        let Memory { receive, reply, .. } = &mut *memory;
-        for buf in receive.drain(..).chain(reply.take()) {
-            self.expose_one(cx, conn, index, 0, buf, Access::REMOTE_WRITE)?;
+        for buf in receive.drain(..) {
+            expose(Place::Write(0), buf, Access::REMOTE_WRITE)?;
         }
-        conn.requests.exposures.keep(index, memory);
+        if let Some(buf) = reply.take() {
+            expose(Place::Reply, buf, Access::REMOTE_WRITE)?;
+        }
+        exposure.keep(memory);
         Ok(index)
-    }
-
-    fn expose_one<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        index: u32,
-        position: u32,
-        buf: Buf,
-        access: Access,
-    ) -> Result<(), FabricError> {
-        let len = buf.len();
-        let mem = buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
-        let window = match conn.requests.exposures.free_window() {
-            Some(window) => window,
-            None => cx.fabric.alloc_window(conn.qp())?,
-        };
-        let segment = Segment {
-            handle: cx.fabric.next_rkey(window),
-            length: len as u32,
-            offset: cx.fabric.remote_address(&mem, 0),
-        };
-        conn.sends.push(WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access });
-        conn.requests.exposures.add(index, window, mem, segment, position);
-        Ok(())
     }
 }
 

@@ -14,6 +14,17 @@ use crate::proto::{CallError, CallId};
 use crate::service::MAX_CHUNKS;
 use crate::wire::{ErrorBody, Segment};
 
+/// Which chunk a piece of exposed memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// A Read chunk, and where it belongs in the RPC message.
+    Read(u32),
+    /// A Write chunk, and how many bytes the peer says are in it.
+    Write(u32),
+    /// The Reply chunk.
+    Reply,
+}
+
 /// One piece of exposed memory: a chunk of one segment.
 #[derive(Debug)]
 pub(super) struct Exposed {
@@ -21,20 +32,25 @@ pub(super) struct Exposed {
     /// Until it is taken back.
     mem: Option<Lent>,
     segment: Segment,
-    /// Of a Read chunk: where it belongs in the RPC message.
-    position: u32,
-    /// Of a Write chunk: bytes that the peer says are in it.
-    pub(super) written: u32,
+    place: Place,
     revoked: bool,
 }
 
 impl Exposed {
+    #[inline]
     pub(super) fn segment(&self) -> &Segment {
         &self.segment
     }
 
-    pub(super) fn position(&self) -> u32 {
-        self.position
+    #[inline]
+    pub(super) fn place(&self) -> Place {
+        self.place
+    }
+
+    /// Of a Write chunk: how many bytes the peer says are in it.
+    #[inline]
+    pub(super) fn note_written(&mut self, written: u32) {
+        self.place = Place::Write(written);
     }
 }
 
@@ -44,10 +60,6 @@ pub(super) struct Exposure {
     /// Read chunks first, that of position zero before all, then Write chunks, then the Reply chunk. Empty
     /// while the slot is free.
     parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS + 2 }>,
-    /// How many of `parts` are Read chunks.
-    reads: usize,
-    /// How many are Write chunks.
-    writes: usize,
     /// Most bytes of the segments that they were offered in.
     segment_size: u32,
     /// What the buffers go back into.
@@ -58,60 +70,72 @@ pub(super) struct Exposure {
 
 impl Exposure {
     /// All of them: Read chunks, Write chunks, Reply chunk.
+    #[inline]
     pub(super) fn all(&self) -> &[Exposed] {
         &self.parts
     }
 
-    /// The Read chunks.
-    pub(super) fn reads(&self) -> &[Exposed] {
-        self.parts.get(..self.reads).unwrap_or_default()
-    }
-
-    /// The Write chunks.
-    pub(super) fn writes(&self) -> &[Exposed] {
-        self.parts.get(self.reads..self.reads + self.writes).unwrap_or_default()
-    }
-
-    /// The same, to note what was written.
-    pub(super) fn writes_mut(&mut self) -> &mut [Exposed] {
-        self.parts.get_mut(self.reads..self.reads + self.writes).unwrap_or_default()
+    /// The Write chunks, to note what was written.
+    #[inline]
+    pub(super) fn writes_mut(&mut self) -> impl Iterator<Item = &mut Exposed> {
+        self.parts.iter_mut().filter(|part| matches!(part.place, Place::Write(_)))
     }
 
     /// The Reply chunk.
     pub(super) fn reply(&self) -> Option<&Exposed> {
-        self.parts.get(self.reads + self.writes)
+        self.parts.last().filter(|part| part.place == Place::Reply)
     }
 
     /// The RPC message is in a Position Zero Read chunk.
     pub(super) fn is_long(&self) -> bool {
-        self.reads().first().is_some_and(|part| part.position == 0)
+        self.parts.first().is_some_and(|part| part.place == Place::Read(0))
+    }
+
+    /// It has no Read chunk but that.
+    pub(super) fn is_long_only(&self) -> bool {
+        self.is_long() && !matches!(self.parts.get(1), Some(Exposed { place: Place::Read(_), .. }))
     }
 
     /// Most bytes of the segments that they were offered in.
+    #[inline]
     pub(super) fn segment_size(&self) -> u32 {
         self.segment_size
+    }
+
+    /// A window is about to be bound to one more piece of memory: in the order of [`all`](Self::all).
+    #[inline]
+    pub(super) fn add(&mut self, window: WindowId, mem: Lent, segment: Segment, place: Place) {
+        self.parts.push(Exposed { window, mem: Some(mem), segment, place, revoked: false });
+    }
+
+    /// All is exposed; the buffers will go back into this.
+    #[inline]
+    pub(super) fn keep(&mut self, memory: ChunkMemory) {
+        self.memory = Some(memory);
     }
 
     /// Takes the buffers back into the memory that they came from; false if the device holds one of them
     /// still. The windows are free. Of a call that was `answered` the Write chunks are as long as what was written.
     #[inline(always)]
     fn take_back(&mut self, mut memory: Option<&mut Memory>, answered: bool, windows: &mut Vec<WindowId>) -> bool {
-        let (reads, all_but_reply) = (self.reads, self.reads + self.writes);
         let mut whole = true;
-        for (n, part) in self.parts.iter_mut().enumerate() {
+        for part in &mut self.parts {
             windows.push(part.window);
             let (Some(memory), Some(mem)) = (&mut memory, part.mem.take()) else { continue };
-            match mem.reclaim() {
-                Ok(buf) if n < reads && part.position == 0 => memory.call = Some(buf),
-                Ok(buf) if n < reads => memory.send.push((part.position, buf)),
-                Ok(mut buf) if n < all_but_reply => {
+            let Ok(mut buf) = mem.reclaim() else {
+                whole = false;
+                continue;
+            };
+            match part.place {
+                Place::Read(0) => memory.call = Some(buf),
+                Place::Read(position) => memory.send.push((position, buf)),
+                Place::Write(written) => {
                     if answered {
-                        buf.set_window(buf.start(), part.written as usize);
+                        buf.set_window(buf.start(), written as usize);
                     }
                     memory.receive.push(buf);
                 }
-                Ok(buf) => memory.reply = Some(buf),
-                Err(_) => whole = false,
+                Place::Reply => memory.reply = Some(buf),
             }
         }
         self.parts.clear();
@@ -152,35 +176,14 @@ pub(super) struct Exposures {
 }
 
 impl Exposures {
-    /// A free slot, for so many Read and Write chunks; its index names it in work requests.
-    pub(super) fn begin(&mut self, reads: usize, writes: usize, segment_size: u32) -> u32 {
+    /// A free slot, by an index that names it in work requests; and the windows that are not bound.
+    #[inline]
+    pub(super) fn begin(&mut self) -> (u32, &mut Exposure, &mut Vec<WindowId>) {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Exposure::default());
             self.slots.len() as u32 - 1
         });
-        if let Some(exposure) = self.slots.get_mut(index as usize) {
-            (exposure.reads, exposure.writes, exposure.segment_size) = (reads, writes, segment_size);
-        }
-        index
-    }
-
-    /// A window that is not bound; `None` where the device has to make one more.
-    pub(super) fn free_window(&mut self) -> Option<WindowId> {
-        self.windows.pop()
-    }
-
-    /// A window is about to be bound to one more piece of memory: in the order of [`Exposure::all`].
-    pub(super) fn add(&mut self, index: u32, window: WindowId, mem: Lent, segment: Segment, position: u32) {
-        if let Some(exposure) = self.slots.get_mut(index as usize) {
-            exposure.parts.push(Exposed { window, mem: Some(mem), segment, position, written: 0, revoked: false });
-        }
-    }
-
-    /// All is exposed; the buffers will go back into this.
-    pub(super) fn keep(&mut self, index: u32, memory: ChunkMemory) {
-        if let Some(exposure) = self.slots.get_mut(index as usize) {
-            exposure.memory = Some(memory);
-        }
+        (index, &mut self.slots[index as usize], &mut self.windows)
     }
 
     /// It is offered in segments of up to so many bytes.
@@ -283,16 +286,16 @@ mod tests {
     /// Two Read chunks, that of position zero among them, a Write chunk and a Reply chunk, each of as many
     /// bytes as its handle says.
     fn expose(exposures: &mut Exposures, pool: &Pool) -> (u32, Vec<Lent>) {
-        let index = exposures.begin(2, 1, 1 << 20);
+        let (index, exposure, windows) = exposures.begin();
         let mut held = Vec::new();
-        for (n, position) in [(1, 0), (2, 44), (3, 0), (4, 0)] {
+        for (n, place) in [(1, Place::Read(0)), (2, Place::Read(44)), (3, Place::Write(0)), (4, Place::Reply)] {
             let mem = pool.alloc(n).expect("a buffer").lend().expect("its own thread");
             let segment = Segment { handle: n as u32, length: n as u32, offset: 0 };
-            let window = exposures.free_window().unwrap_or(window(n as u32));
-            exposures.add(index, window, mem.clone(), segment, position);
+            let window = windows.pop().unwrap_or(window(n as u32));
+            exposure.add(window, mem.clone(), segment, place);
             held.push(mem);
         }
-        exposures.keep(index, ChunkMemory::new());
+        exposure.keep(ChunkMemory::new());
         (index, held)
     }
 
@@ -309,7 +312,7 @@ mod tests {
         let (index, held) = expose(&mut exposures, &pool);
         let exposure = exposures.get(index).expect("it is there");
         assert!(exposure.is_long() && exposure.reply().is_some());
-        assert_eq!((exposure.reads().len(), exposure.writes().len(), exposure.all().len()), (2, 1, 4));
+        assert!(!exposure.is_long_only() && exposure.all().len() == 4);
         assert!(!exposures.is_empty() && exposures.ended().is_empty());
         let (bound, left, all) = exposures.end(index, Some(2));
         assert_eq!((bound.map(|window| window.index).collect::<Vec<_>>(), left, all), (vec![1, 3, 4], 3, 4));
@@ -328,7 +331,7 @@ mod tests {
         assert!(exposures.is_empty() && exposures.ended().is_empty());
         // Slot and windows are used again.
         let (again, _held) = expose(&mut exposures, &pool);
-        assert_eq!((again, exposures.free_window()), (index, None));
+        assert_eq!((again, exposures.windows.pop()), (index, None));
     }
 
     #[test]
@@ -363,6 +366,6 @@ mod tests {
         let given = memory.map(|memory| memory.receive.iter().map(|buf| buf.len()).collect::<Vec<_>>());
         assert_eq!(given, Some(vec![3]), "of a call that has failed, as long as it was");
         exposures.forget_device();
-        assert!(exposures.is_empty() && exposures.free_window().is_none());
+        assert!(exposures.is_empty() && exposures.windows.is_empty());
     }
 }

@@ -5,12 +5,12 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
 use super::chunks::{ChunkMemory, Memory};
-use super::exposures::{Ending, Exposed, Exposure};
+use super::exposures::{Ending, Exposure, Place};
 use super::{Requester, calls_are_taken};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
 use crate::proto::{
-    CallError, CallForm, CallId, CallLengths, FIRST_MESSAGE_LEN, LEAST_LAST_PART, MAX_READ_SEGMENTS,
+    CallError, CallForm, CallId, CallLengths, FIRST_MESSAGE_LEN, FormLimits, LEAST_LAST_PART, MAX_READ_SEGMENTS,
     MAX_WRITE_SEGMENTS, Terms, choose_call,
 };
 use crate::service::{MAX_CHUNKS, MAX_SEGMENTS};
@@ -30,6 +30,7 @@ impl Requester {
     ///
     /// # Errors
     /// Why it cannot be sent.
+    #[inline(always)]
     pub(super) fn shape<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -39,21 +40,23 @@ impl Requester {
         max_reply: usize,
         may_expose: bool,
     ) -> Result<(), CallError> {
-        // One that drains ends what it has begun, and takes no new call.
-        if !matches!(conn.stage(), Stage::Open | Stage::Draining) {
-            return Err(CallError::Closed);
-        }
-        if !conn.proto.may_call() || !calls_are_taken(&conn.proto) {
-            return Err(CallError::NoReverse);
+        // Where calls may be plain, they are taken.
+        if conn.requests.plain_call == 0 {
+            // One that drains ends what it has begun, and takes no new call.
+            if !matches!(conn.stage(), Stage::Open | Stage::Draining) {
+                return Err(CallError::Closed);
+            }
+            if !conn.proto.may_call() || !calls_are_taken(&conn.proto) {
+                return Err(CallError::NoReverse);
+            }
         }
         if let Some(memory) = memory.as_deref() {
             conn.check_memory(memory, message.len())?;
         }
-        let mut limits = conn.proto.form_limits();
-        limits.chunks &= may_expose;
+        let may_expose = may_expose && conn.proto.form_limits().chunks;
         let chunks = measure(memory.as_deref(), conn.proto.terms())?;
         let lists = chunks.encoded_len();
-        if limits.chunks
+        if may_expose
             && chunks.reply.is_none()
             && message.len() + lists <= conn.requests.plain_call
             && max_reply + lists <= conn.requests.plain_reply
@@ -61,6 +64,21 @@ impl Requester {
             // It is plain but for the lists, as its reply is.
             return self.make_room(cx, conn, message, &chunks);
         }
+        self.choose_form(cx, conn, message, memory, max_reply, (may_expose, chunks))
+    }
+
+    /// The same for a call that may need more than the message that it is in.
+    #[cold]
+    fn choose_form<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        message: &mut Buf,
+        memory: &mut Option<ChunkMemory>,
+        max_reply: usize,
+        (may_expose, chunks): (bool, ChunkCounts),
+    ) -> Result<(), CallError> {
+        let limits = FormLimits { chunks: may_expose, ..conn.proto.form_limits() };
         // The reply returns the Write chunks.
         let returned = ChunkCounts { reads: 0, reply: None, ..chunks };
         let (header, reply_header) = (conn.proto.header_len(&chunks), conn.proto.header_len(&returned));
@@ -162,7 +180,7 @@ impl Requester {
         // was for other chunks.
         let hopeless = long
             && matches!(error, ErrorBody::ReadChunks { .. })
-            && exposure.is_some_and(|exposure| exposure.reads().len() == 1);
+            && exposure.is_some_and(|exposure| exposure.is_long_only());
         let gone = !long && conn.out_call(call).kept.is_none();
         if gone && matches!(error, ErrorBody::ReplyResource { .. }) {
             // This peer does not continue its replies: from now on even plain calls are kept, and get what
@@ -338,6 +356,7 @@ fn segments_of(len: usize, terms: &Terms) -> usize {
 /// # Errors
 /// [`CallError::ChunkSegments`] or [`CallError::HeaderSegments`] if they have more segments than this side,
 /// or the peer, handles.
+#[inline]
 pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCounts, CallError> {
     let Some(memory) = memory else { return Ok(ChunkCounts::default()) };
     let of = |buf: &Buf| segments_of(buf.len(), terms);
@@ -369,13 +388,18 @@ fn check_segments(counts: &ChunkCounts, lens: impl Iterator<Item = usize>, terms
 
 /// Chunk lists of memory that is exposed.
 pub(super) fn counts_of(exposure: &Exposure, terms: &Terms) -> ChunkCounts {
-    let of = |part: &Exposed| segments_of(part.segment().length as usize, terms);
-    ChunkCounts {
-        reads: exposure.reads().iter().map(of).sum(),
-        writes: exposure.writes().len(),
-        write_segments: exposure.writes().iter().map(of).sum(),
-        reply: exposure.reply().map(of),
+    let mut counts = ChunkCounts::default();
+    for part in exposure.all() {
+        let segments = segments_of(part.segment().length as usize, terms);
+        match part.place() {
+            Place::Read(_) => counts.reads += segments,
+            Place::Write(_) => {
+                (counts.writes, counts.write_segments) = (counts.writes + 1, counts.write_segments + segments)
+            }
+            Place::Reply => counts.reply = Some(segments),
+        }
     }
+    counts
 }
 
 /// The chunk lists of a call, cut into segments of the length that the peer handles. One of them serves all
@@ -400,22 +424,31 @@ impl Lists {
         self.writes.clear();
         self.reply.clear();
         let mut left = terms.segment_count as usize;
-        for part in exposure.reads() {
-            let Some((_, segments)) = cut(part, terms, &mut left) else { return false };
-            let position = part.position();
-            segments.for_each(|target| self.reads.push(ReadSegment { position, target }));
+        (self.offer, self.has_reply) = (0, false);
+        for part in exposure.all() {
+            let (mut rest, size) = (*part.segment(), terms.segment_size);
+            let count = segments_of(rest.length as usize, terms);
+            match left.checked_sub(count) {
+                Some(fewer) if count <= MAX_SEGMENTS => left = fewer,
+                _ => return false,
+            }
+            self.offer = rest.handle;
+            match part.place() {
+                Place::Read(_) => {}
+                Place::Write(_) => self.counts.push(count as u32),
+                Place::Reply => self.has_reply = true,
+            }
+            for _ in 0..count {
+                let segment = Segment { length: rest.length.min(size), ..rest };
+                match part.place() {
+                    Place::Read(position) => self.reads.push(ReadSegment { position, target: segment }),
+                    Place::Write(_) => self.writes.push(segment),
+                    Place::Reply => self.reply.push(segment),
+                }
+                rest.length -= segment.length;
+                rest.offset += u64::from(segment.length);
+            }
         }
-        for part in exposure.writes() {
-            let Some((count, segments)) = cut(part, terms, &mut left) else { return false };
-            segments.for_each(|segment| self.writes.push(segment));
-            self.counts.push(count as u32);
-        }
-        self.has_reply = exposure.reply().is_some();
-        if let Some(part) = exposure.reply() {
-            let Some((_, segments)) = cut(part, terms, &mut left) else { return false };
-            segments.for_each(|segment| self.reply.push(segment));
-        }
-        self.offer = exposure.all().last().map_or(0, |part| part.segment().handle);
         true
     }
 
@@ -430,26 +463,10 @@ impl Lists {
     }
 }
 
-/// The segments of one piece of memory, each as long as the peer handles them, and how many; `None` if those are too
-/// many for a chunk, or for the `left` places of a header.
-#[inline]
-fn cut(part: &Exposed, terms: &Terms, left: &mut usize) -> Option<(usize, impl Iterator<Item = Segment>)> {
-    let (mut rest, size) = (*part.segment(), terms.segment_size);
-    let count = segments_of(rest.length as usize, terms);
-    *left = left.checked_sub(count).filter(|_| count <= MAX_SEGMENTS)?;
-    let segments = std::iter::from_fn(move || {
-        let length = rest.length.min(size);
-        let segment = Segment { length, ..rest };
-        rest.length -= length;
-        rest.offset += u64::from(length);
-        (length > 0).then_some(segment)
-    });
-    Some((count, segments))
-}
-
 impl Conn {
     /// Whose memory the chunks of a call are, whether there is any, and whether it can be where it is said to
     /// be. `inline_len` is the length of the reduced message.
+    #[inline]
     fn check_memory(&self, memory: &Memory, inline: usize) -> Result<(), CallError> {
         let mine = self.requests.exposed.as_ref().map(|pool| pool.arena().id());
         let bufs = memory.send.iter().map(|(_, buf)| buf).chain(&memory.receive);

@@ -327,15 +327,13 @@ fn note_written(
     chunks: impl Iterator<Item = impl Iterator<Item = Segment>>,
     offered: Option<&mut Exposure>,
 ) -> Result<(), CallError> {
-    let (size, writes) = match offered {
-        Some(offered) => (offered.segment_size(), offered.writes_mut()),
-        None => (0, &mut [][..]),
-    };
-    let mut expected = writes.iter_mut();
+    let size = offered.as_ref().map_or(0, |offered| offered.segment_size());
+    let mut expected = offered.into_iter().flat_map(Exposure::writes_mut);
     for chunk in chunks {
-        let part =
-            expected.next().ok_or(CallError::MalformedReply("it returns more Write chunks than were offered"))?;
-        part.written = written_into(chunk, part, size)?;
+        let Some(part) = expected.next() else {
+            return Err(CallError::MalformedReply("it returns more Write chunks than were offered"));
+        };
+        part.note_written(written_into(chunk, part, size)?);
     }
     Ok(())
 }
