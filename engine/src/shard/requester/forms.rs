@@ -1,7 +1,6 @@
 //! The form of our calls: what of them goes into chunks, what is offered for the reply, what is sent again
 //! when it was refused.
 
-use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
 use super::chunks::{ChunkMemory, Memory};
@@ -10,16 +9,15 @@ use super::{Requester, calls_are_taken};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
 use crate::proto::{
-    CallError, CallForm, CallId, CallLengths, FIRST_MESSAGE_LEN, FormLimits, LEAST_LAST_PART, MAX_READ_SEGMENTS,
-    MAX_WRITE_SEGMENTS, Terms, choose_call,
+    CallError, CallForm, CallId, CallLengths, FIRST_MESSAGE_LEN, FormLimits, LEAST_LAST_PART, Terms, choose_call,
 };
-use crate::service::{MAX_CHUNKS, MAX_SEGMENTS};
+use crate::service::MAX_SEGMENTS;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::shard::stage::Stage;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::xdr::padded;
-use crate::wire::{ChunkCounts, Chunks, ErrorBody, ReadSegment, SEGMENT_LEN, Segment, Version, WriteList};
+use crate::wire::{ChunkCounts, ErrorBody, SEGMENT_LEN, Version};
 
 /// How often a call is sent again because it was refused.
 const MAX_RETRIES: u8 = 2;
@@ -346,7 +344,7 @@ fn unreduce(message: &[u8], memory: &Memory, whole: &mut [u8]) {
 
 /// How many segments of the length that the peer handles so many bytes are.
 #[inline]
-fn segments_of(len: usize, terms: &Terms) -> usize {
+pub(super) fn segments_of(len: usize, terms: &Terms) -> usize {
     let size = terms.segment_size as usize;
     if len <= size { usize::from(len > 0) } else { len.div_ceil(size) }
 }
@@ -400,67 +398,6 @@ pub(super) fn counts_of(exposure: &Exposure, terms: &Terms) -> ChunkCounts {
         }
     }
     counts
-}
-
-/// The chunk lists of a call, cut into segments of the length that the peer handles. One of them serves all
-/// calls in turn.
-#[derive(Debug, Default)]
-pub(super) struct Lists {
-    reads: ArrayVec<ReadSegment, MAX_READ_SEGMENTS>,
-    counts: ArrayVec<u32, MAX_CHUNKS>,
-    writes: ArrayVec<Segment, MAX_WRITE_SEGMENTS>,
-    reply: ArrayVec<Segment, MAX_SEGMENTS>,
-    has_reply: bool,
-    /// The handle that the peer may invalidate.
-    offer: u32,
-}
-
-impl Lists {
-    /// Those of memory that is exposed. False if there are too many segments: the peer has changed its terms
-    /// since the call was shaped.
-    pub(super) fn fill(&mut self, exposure: &Exposure, terms: &Terms) -> bool {
-        self.reads.clear();
-        self.counts.clear();
-        self.writes.clear();
-        self.reply.clear();
-        let mut left = terms.segment_count as usize;
-        (self.offer, self.has_reply) = (0, false);
-        for part in exposure.all() {
-            let (mut rest, size) = (*part.segment(), terms.segment_size);
-            let count = segments_of(rest.length as usize, terms);
-            match left.checked_sub(count) {
-                Some(fewer) if count <= MAX_SEGMENTS => left = fewer,
-                _ => return false,
-            }
-            self.offer = rest.handle;
-            match part.place() {
-                Place::Read(_) => {}
-                Place::Write(_) => self.counts.push(count as u32),
-                Place::Reply => self.has_reply = true,
-            }
-            for _ in 0..count {
-                let segment = Segment { length: rest.length.min(size), ..rest };
-                match part.place() {
-                    Place::Read(position) => self.reads.push(ReadSegment { position, target: segment }),
-                    Place::Write(_) => self.writes.push(segment),
-                    Place::Reply => self.reply.push(segment),
-                }
-                rest.length -= segment.length;
-                rest.offset += u64::from(segment.length);
-            }
-        }
-        true
-    }
-
-    /// As they go into a header, with the handle that may be invalidated if one is to be offered.
-    pub(super) fn chunks(&self, offer: bool) -> Chunks<'_> {
-        Chunks {
-            inv_handle: if offer { self.offer } else { 0 },
-            reads: &self.reads,
-            writes: WriteList { counts: &self.counts, segments: &self.writes },
-            reply: self.has_reply.then_some(&self.reply[..]),
-        }
-    }
 }
 
 impl Conn {

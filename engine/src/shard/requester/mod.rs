@@ -8,12 +8,14 @@
 //! | `replies` | a reply has come: what it says, and the end of its call |
 //! | `chunks` | the memory that goes with a call |
 //! | `exposures` | what one connection exposes to its peer |
+//! | `lists` | the chunk lists of the call that is being sent |
 //! | `outcome` | how a call ends, and who is told |
 
 mod calls;
 mod chunks;
 mod exposures;
 mod forms;
+mod lists;
 mod outcome;
 mod replies;
 #[cfg(test)]
@@ -35,7 +37,7 @@ pub(super) use calls::call_header_len;
 pub(crate) use calls::{CallRequest, headroom};
 pub(crate) use chunks::ChunkMemory;
 use exposures::{Exposure, Exposures};
-use forms::Lists;
+use lists::Lists;
 pub(crate) use outcome::Sink;
 pub use outcome::{CallResult, Done, FailedCall, Reply, Returned};
 
