@@ -407,7 +407,7 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Holds a call with chunks against the binding.
     fn check(&self, call: &mut PreparedCall) -> Result<(), BindingError> {
-        let Some(memory) = &mut call.memory else { return Ok(()) };
+        let Some(memory) = call.memory.as_mut().filter(|_| self.config.limits_chunks()) else { return Ok(()) };
         let reads: ArrayVec<usize, MAX_CHUNKS> = memory.send.iter().map(|(_, buf)| buf.len()).collect();
         let writes: ArrayVec<usize, MAX_CHUNKS> = memory.receive.iter().map(|buf| buf.len()).collect();
         let inline_len = call.message.len() - call.args_at;

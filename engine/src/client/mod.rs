@@ -99,6 +99,13 @@ pub enum ConnectError {
 }
 
 impl ClientConfig {
+    /// There is anything to hold calls with chunks against.
+    #[inline]
+    fn limits_chunks(&self) -> bool {
+        let credential = self.credential.get();
+        self.bindings.is_some() || !reduction_allowed(credential.flavor, credential.body)
+    }
+
     /// Holds a call with chunks against the binding. `reads` and `writes` are the lengths of its chunks. The
     /// most bytes of inline results that its reply may have if each result goes into the Write chunk that
     /// there is for it; `None` if that is not known.

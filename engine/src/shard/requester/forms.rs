@@ -354,7 +354,7 @@ pub(super) fn segments_of(len: usize, terms: &Terms) -> usize {
 /// # Errors
 /// [`CallError::ChunkSegments`] or [`CallError::HeaderSegments`] if they have more segments than this side,
 /// or the peer, handles.
-#[inline]
+#[inline(always)]
 pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCounts, CallError> {
     let Some(memory) = memory else { return Ok(ChunkCounts::default()) };
     let of = |buf: &Buf| segments_of(buf.len(), terms);

@@ -172,7 +172,7 @@ impl Requester {
     }
 
     /// A reply has its memory again, the `whole` of it or not: what is still to be checked of it.
-    #[inline]
+    #[inline(always)]
     fn complete<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
