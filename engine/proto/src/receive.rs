@@ -35,7 +35,7 @@ impl Connection {
         if head.response { Ok(self.replied(head.xid, lists)) } else { self.called(head.xid, lists) }
     }
 
-    #[inline(never)]
+    #[inline(always)]
     fn take_single(&mut self, head: Head, reads: bool) -> Result<Event, PeerFault> {
         self.take(head, Some(HasLists { long: false, reads }))
     }

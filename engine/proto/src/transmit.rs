@@ -192,14 +192,12 @@ impl Connection {
             Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
             _ => return self.emit_own(out, receives_ok, buf, end),
         };
-        let (count, body) = match form.external {
-            true => (&mut self.counters.long_sent, Body::Nomsg(form.chunks)),
-            false => (&mut self.counters.chunked_sent, Body::Msg(form.chunks)),
-        };
-        *count += 1;
-        let words = self.account(counted, true, receives_ok);
-        let header = Header { xid, credit: words.credit, received: words.received, flags, body };
-        header.emit_before(buf, end, self.session.version(), self.config.revision)
+        *if form.external { &mut self.counters.long_sent } else { &mut self.counters.chunked_sent } += 1;
+        let CreditWords { credit, received } = self.account(counted, true, receives_ok);
+        let (version, revision) = (self.session.version(), self.config.revision);
+        // By two ways, so that the lists are read where they are.
+        let mut emit = |body| Header { xid, credit, received, flags, body }.emit_before(buf, end, version, revision);
+        if form.external { emit(Body::Nomsg(form.chunks)) } else { emit(Body::Msg(form.chunks)) }
     }
 
     /// The same of a message that is the connection's own.
