@@ -1,0 +1,203 @@
+//! What connecting costs, and whom it holds up.
+//!
+//! ```sh
+//! cargo run --release -p rpcrdma-bench --example storm -- counted|timed|witness [CONNECTIONS [BURST]]
+//! ```
+//!
+//! BURST connections at a time are being made: 16 by default.
+//!
+//! `counted` has both ends on one thread, in simulated time, so that every run is alike. It is for `valgrind
+//! --tool=callgrind --toggle-collect='*server_side*'`, or `'*client_side*'`. The difference of two numbers of connections
+//! is what those between them cost. `timed` is the same, and tells the processor time of the server's turns. A call that
+//! is served waits for no more than such a turn.
+//!
+//! `witness` has a server in a process of its own, which never sleeps, and a connection that makes one call after the
+//! other: first alone, then while the others are being made. The client's work for these is done between two calls, so
+//! the round trips show what the server does for them. `tuning.md` has the figures.
+#![forbid(unsafe_code)]
+
+use std::error::Error;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rpcrdma::client::{ClientConfig, Connection, LocalClient};
+use rpcrdma::fabric::Fabric;
+use rpcrdma::fabric::software::SoftwareFabric;
+use rpcrdma::server::{Server, ServerConfig};
+use rpcrdma::shard::{Shard, SimulatedTime};
+use rpcrdma::{Address, Config, IdlePolicy, Procedure, Services};
+
+/// Of the service.
+const PROGRAM: u32 = 0x2000_0001;
+/// What a turn of both sides takes in simulated time.
+const TURN: Duration = Duration::from_micros(1);
+/// How long the witness is alone.
+const ALONE: Duration = Duration::from_secs(1);
+
+type Failure = Box<dyn Error>;
+
+#[inline(never)]
+fn server_side<F: Fabric>(server: &mut Shard<F>) {
+    server.poll_control();
+    server.poll_once();
+}
+
+#[inline(never)]
+fn client_side<F: Fabric>(client: &mut LocalClient<F>) {
+    client.shard_mut().poll_control();
+    client.poll(|_| ());
+}
+
+#[inline(never)]
+fn client_side_connect<F: Fabric>(client: &mut LocalClient<F>, address: &Address) -> Result<Connection, Failure> {
+    Ok(client.begin_connect(address)?)
+}
+
+fn main() -> Result<(), Failure> {
+    let mut arguments = std::env::args().skip(1);
+    let kind = arguments.next();
+    let mut number = |usual| arguments.next().map_or(Ok(usual), |text| text.parse::<usize>());
+    let (connections, burst) = (number(2000)?, number(16)?);
+    let address: Address = format!("soft:storm-{}", std::process::id()).parse()?;
+    match kind.as_deref() {
+        Some("counted") => turns(&address, connections, burst.max(1), || 0),
+        Some("timed") => turns(&address, connections, burst.max(1), processor_time),
+        Some("witness") => witness(&address, connections, burst.max(1)),
+        Some("serve") => serve(connections),
+        _ => Err("usage: storm counted|timed|witness [CONNECTIONS [BURST]]".into()),
+    }
+}
+
+fn config(connections: usize) -> Config {
+    let (receives, idle) = (connections * 8 + 1024, IdlePolicy::Poll);
+    let keep_alive = Duration::from_secs(30);
+    Config { credits: 4, max_credits: 4, max_calls: 16, receives, idle, keep_alive, ..Config::default() }
+}
+
+fn services() -> Services {
+    let mut services = Services::new();
+    services.add(PROGRAM, 1, 0, Procedure::new(|_| Ok(())));
+    services
+}
+
+fn client_config(connections: usize) -> ClientConfig {
+    let shard = Config { bulk_buffers: vec![(4096, 1)], ..config(connections) };
+    ClientConfig { shard, ..ClientConfig::new(PROGRAM, 1) }
+}
+
+fn turns(address: &Address, connections: usize, burst: usize, time_now: fn() -> u64) -> Result<(), Failure> {
+    let fabric = |config: &Config| SoftwareFabric::new(config.software());
+    let (config, client) = (config(connections), client_config(connections));
+    let time = SimulatedTime::new();
+    let listener = SoftwareFabric::bind(address.fabric_address())?;
+    let mut server = Shard::open(fabric(&config)?, config, Some(Arc::new(services())))?;
+    server.simulate(&time);
+    server.listen(&listener)?;
+    let mut client = LocalClient::open(fabric(&client.shard)?, client)?;
+    client.simulate(&time);
+    let (mut made, mut turns, mut connecting) = (0, Vec::new(), Vec::new());
+    while made < connections {
+        for _ in 0..burst.min(connections - made) {
+            connecting.push(client_side_connect(&mut client, address)?);
+        }
+        while !connecting.is_empty() {
+            let start = time_now();
+            server_side(&mut server);
+            turns.push(time_now() - start);
+            client_side(&mut client);
+            time.advance(TURN);
+            made += opened(&client, &mut connecting)?;
+        }
+    }
+    println!("{made} connections, processor time of the server {} us", turns.iter().sum::<u64>() / 1000);
+    show("turns of the server", &mut turns);
+    Ok(())
+}
+
+/// Serves the process that has started this one, until that closes our standard input.
+fn serve(connections: usize) -> Result<(), Failure> {
+    let address: Address = format!("soft:storm-{}", std::os::unix::process::parent_id()).parse()?;
+    let server = ServerConfig { shard: config(connections), ..ServerConfig::default() };
+    let _server = Server::start(&address, services(), &server)?;
+    println!("serving");
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+fn witness(address: &Address, connections: usize, burst: usize) -> Result<(), Failure> {
+    let mut server = Command::new(std::env::current_exe()?)
+        .args(["serve", &connections.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().ok_or("no output")?).read_line(&mut line)?;
+    let mut witness = LocalClient::connect(address, client_config(1))?;
+    let mut others = LocalClient::connect(address, client_config(connections))?;
+    let (mut alone, start) = (Vec::new(), Instant::now());
+    while start.elapsed() < ALONE {
+        alone.push(round_trip(&mut witness)?);
+        client_side(&mut others);
+    }
+    let (mut stormy, start, mut made) = (Vec::new(), Instant::now(), 0);
+    let mut connecting = Vec::new();
+    while made < connections {
+        for _ in 0..burst.min(connections - made - connecting.len()) {
+            connecting.push(others.begin_connect(address)?);
+        }
+        while !connecting.is_empty() {
+            stormy.push(round_trip(&mut witness)?);
+            client_side(&mut others);
+            made += opened(&others, &mut connecting)?;
+        }
+    }
+    let took = start.elapsed();
+    show("round trips alone", &mut alone);
+    show("round trips in the storm", &mut stormy);
+    println!(
+        "{made} connections in {:.3} s, {:.0} us each",
+        took.as_secs_f64(),
+        took.as_secs_f64() * 1e6 / made as f64
+    );
+    drop((witness, others, server.stdin.take()));
+    server.wait()?;
+    Ok(())
+}
+
+/// Takes out the connections that are open: how many.
+fn opened<F: Fabric>(client: &LocalClient<F>, connecting: &mut Vec<Connection>) -> Result<usize, Failure> {
+    let before = connecting.len();
+    connecting.retain(|&connection| !client.is_open(connection));
+    match connecting.iter().find_map(|&connection| client.closed_because(connection)) {
+        Some(reason) => Err(reason.clone().into()),
+        None => Ok(before - connecting.len()),
+    }
+}
+
+/// That this thread has had, in nanoseconds: what others have meanwhile does not count.
+fn processor_time() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Makes a call, and waits for its reply: in nanoseconds.
+fn round_trip(witness: &mut LocalClient) -> Result<u64, Failure> {
+    let start = Instant::now();
+    let (connection, call) = (witness.first(), witness.prepare(0, 0)?);
+    witness.start(connection, call, 0);
+    let mut ended = None;
+    while ended.is_none() {
+        witness.poll(|done| ended = Some(done.result.map(|_| ())));
+    }
+    ended.transpose()?;
+    Ok(start.elapsed().as_nanos() as u64)
+}
+
+fn show(what: &str, times: &mut [u64]) {
+    times.sort_unstable();
+    let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize] as f64 / 1e3;
+    let (p50, p99, p999, most) = (at(0.5), at(0.99), at(0.999), at(1.0));
+    println!("{what}: {}, p50 {p50:.1} us, p99 {p99:.1}, p99.9 {p999:.1}, most {most:.1}", times.len());
+}
