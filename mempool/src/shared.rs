@@ -178,6 +178,11 @@ impl SharedMapping {
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+
+    /// The mapping, and the memfd for the other process.
+    pub fn into_parts(self) -> (PeerMapping, OwnedFd) {
+        (self.mapping, self.fd)
+    }
 }
 
 impl std::ops::Deref for SharedMapping {

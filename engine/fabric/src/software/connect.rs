@@ -127,10 +127,7 @@ pub(super) fn table_bytes(windows: u32) -> Result<usize, String> {
 
 /// Makes memory to share: its mapping, and the descriptor for the peer.
 pub(super) fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), FabricError> {
-    let shared = SharedMapping::create(bytes, name).map_err(|e| system(name, e))?;
-    let dup = || shared.fd().try_clone_to_owned().map_err(|e| system("dup (limit: ulimit -n)", e));
-    let mapping = PeerMapping::map(dup()?, bytes).map_err(|e| system(name, e))?;
-    Ok((mapping, dup()?))
+    SharedMapping::create(bytes, name).map(SharedMapping::into_parts).map_err(|e| system(name, e))
 }
 
 /// What this side says of its end.
