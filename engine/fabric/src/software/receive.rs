@@ -16,7 +16,7 @@ const LATER: u32 = 16;
 /// Polls that make up one retry of a sender whose message meets no Receive.
 const RNR_POLLS: u32 = 1024;
 
-/// Empty polls after which a queue pair is looked at less often.
+/// Empty polls after which a queue pair that is used is looked at less often.
 const IDLE_POLLS: u32 = 4096;
 
 /// What a poll found.
@@ -54,7 +54,16 @@ impl Qp {
         if self.chores || self.later {
             return self.work(common, out, end, 0);
         }
-        if self.idle < IDLE_POLLS { Polled::Quiet } else { Polled::Idle }
+        if self.idle < self.patience_polls() { Polled::Quiet } else { Polled::Idle }
+    }
+
+    /// Empty polls after which it is looked at less often. One that has taken little is seldom used: until then each of
+    /// many new ones takes part in every poll. One that has taken nothing is about to.
+    fn patience_polls(&self) -> u32 {
+        match self.rx.taken() {
+            0 => IDLE_POLLS,
+            bytes => bytes.min(IDLE_POLLS.into()) as u32,
+        }
     }
 
     #[inline(always)]
