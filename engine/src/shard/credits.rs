@@ -48,7 +48,8 @@ impl Use {
     fn is_quiet(&mut self, sent: u64, now: u64, every: u64) -> bool {
         let quiet = sent == self.sent && now >= self.due(every);
         if sent != self.sent || quiet {
-            (self.sent, self.quiet_since) = (sent, now);
+            // The look is soon after the moment that it is for.
+            (self.sent, self.quiet_since) = (sent, now - now % moment(every));
         }
         quiet
     }
@@ -56,17 +57,24 @@ impl Use {
     /// When a message is due for want of others. Up to an eighth of the time later, as the messages of many
     /// connections go out together then: each time costs an idle shard a sleep and the polls before it.
     fn due(&self, every: u64) -> u64 {
-        self.quiet_since.saturating_add(every).next_multiple_of((every / SLOTS).max(1))
+        self.quiet_since.saturating_add(every).next_multiple_of(moment(every))
     }
 }
 
-/// When windows are fitted.
+/// From one moment to the next at which messages go out that keep connections alive, in nanoseconds.
+fn moment(every: u64) -> u64 {
+    (every / SLOTS).max(1)
+}
+
+/// When windows are fitted, and when it is looked which connections are quiet.
 #[derive(Debug, Default)]
 pub(super) struct Fitting {
     /// In nanoseconds.
     due: u64,
     /// The part of the connections whose turn it is then.
     part: u64,
+    /// The next moment at which quiet connections are kept alive, in nanoseconds.
+    alive_due: u64,
 }
 
 impl Fitting {
@@ -78,6 +86,16 @@ impl Fitting {
         self.due = now.saturating_add(interval);
         self.part = (self.part + turn.parts) % PARTS;
         turn
+    }
+
+    /// Whether to look which connections are quiet: all of them, at each moment. However often the control plane is
+    /// looked at, each of many connections that are being made costs no look at the others.
+    fn takes_quiet(&mut self, now: u64, every: u64) -> bool {
+        let due = every != 0 && now >= self.alive_due;
+        if due {
+            self.alive_due = now.saturating_add(1).checked_next_multiple_of(moment(every)).unwrap_or(u64::MAX);
+        }
+        due
     }
 }
 
@@ -159,7 +177,11 @@ impl<F: Fabric> Context<F> {
             self.relieved();
         }
         let turn = fitting.take_due(now, nanoseconds(self.config.control_interval));
-        let keep_alive = !self.config.keep_alive.is_zero();
+        let every = nanoseconds(self.config.keep_alive);
+        let keep_alive = fitting.takes_quiet(now, every);
+        if every != 0 && !self.conns.slots().is_empty() {
+            self.schedule.wake_by(fitting.alive_due);
+        }
         if turn.is_nobodys() && !keep_alive {
             return;
         }
@@ -171,7 +193,7 @@ impl<F: Fabric> Context<F> {
                 cx.fit_credits(conn, open);
             }
             if keep_alive && conn.stage() == Stage::Open {
-                cx.keep_alive(conn);
+                cx.keep_alive(conn, now, every);
             }
         });
         self.refill();
@@ -205,9 +227,7 @@ impl<F: Fabric> Context<F> {
         self.receives.promise(&mut conn.promise, receives, overcommit);
     }
 
-    fn keep_alive(&mut self, conn: &mut Conn) {
-        let now = self.clock.read();
-        let every = nanoseconds(self.config.keep_alive);
+    fn keep_alive(&mut self, conn: &mut Conn, now: u64, every: u64) {
         if conn.usage.is_quiet(conn.proto.counters().sent, now, every) {
             if conn.proto.terms().version == Version::V2 {
                 conn.proto.keep_alive();
@@ -216,7 +236,6 @@ impl<F: Fabric> Context<F> {
                 self.write_nothing(conn);
             }
         }
-        self.schedule.wake_by(conn.usage.due(every));
     }
 }
 
@@ -243,6 +262,16 @@ mod tests {
         assert!(!all.iter_mut().any(|usage| usage.is_quiet(0, 8999, every)));
         assert!(all.iter_mut().all(|usage| usage.is_quiet(0, 9000, every)));
         assert!(all.iter().all(|usage| usage.due(every) == 17_000), "and not later each time");
+    }
+
+    #[test]
+    fn it_is_looked_which_are_quiet_once_for_each_moment_however_often_control_is() {
+        let mut fitting = Fitting::default();
+        let looks = |fitting: &mut Fitting, every| (800..1600).filter(|&now| fitting.takes_quiet(now, every)).count();
+        assert_eq!((looks(&mut fitting, 0), looks(&mut fitting, 800)), (0, 8), "at 800, 900 and so on");
+        let mut usage = Use::default();
+        assert!(!usage.is_quiet(1, 1203, 800), "it is a look for 1200");
+        assert_eq!(usage.due(800), 2000);
     }
 
     #[test]
