@@ -425,6 +425,11 @@ impl SoftwareFabric {
 
     fn dial_again(&mut self) {
         for dial in std::mem::take(&mut self.connections.dials) {
+            // What has no room for one has none for the next.
+            if self.connections.dials.last().is_some_and(|last| last.address == dial.address) {
+                self.connections.dials.push(dial);
+                continue;
+            }
             let failed = match address::connect(&dial.address) {
                 Ok(None) => {
                     self.connections.dials.push(dial);
