@@ -18,8 +18,6 @@ use crate::{FabricError, Waker};
 
 /// Sockets with news that one look takes in; the others follow in the next.
 pub(crate) const EVENTS: usize = 64;
-/// The same for connections of one listener.
-const ACCEPTS: usize = 64;
 /// What the set says of its own descriptors. A fabric's tokens are larger.
 const WAKER: u64 = 0;
 const LISTENER: u64 = 1;
@@ -120,13 +118,18 @@ impl<L: Listen> Sockets<L> {
         epoll::add(&self.epoll, socket, EventData::new_u64(token), flags).map_err(|e| failed("epoll_ctl", e))
     }
 
-    /// Takes connections of the listeners, of which each shard has at most so many that were not answered yet: those
-    /// that are this shard's.
-    pub(crate) fn accept(&self, most: usize, mut not: impl FnMut(NotAccepted)) -> Vec<Arrival<L::Visitor>> {
+    /// Takes connections of the listeners, so many of each. Each shard has at most so many that were not answered yet:
+    /// those that are this shard's are returned.
+    pub(crate) fn accept(
+        &self,
+        count: usize,
+        most: usize,
+        mut not: impl FnMut(NotAccepted),
+    ) -> Vec<Arrival<L::Visitor>> {
         let mut arrivals = Vec::new();
         for (listener, seat) in &self.listeners {
             // Bounded, refusals included, so that a storm of connections leaves time for those that are there.
-            for _ in 0..most.min(ACCEPTS) {
+            for _ in 0..most.min(count) {
                 match listener.accept() {
                     Ok(Ok(visitor)) => arrivals.extend(seat.place(visitor, most)),
                     Ok(Err(why)) => not(NotAccepted::Refused(why)),

@@ -25,6 +25,8 @@ use crate::seats::{self, Arrival};
 use crate::sockets::{FIRST_TOKEN, News, Randoms, Sockets, failed, shorter};
 use crate::{ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId};
 
+/// Connections that one look takes of a listener.
+const ACCEPTS: usize = 64;
 /// Longest sleep while something has a time limit that no socket announces.
 const TICK: Duration = Duration::from_millis(10);
 /// Longest sleep while a message waits for a Receive, as often as the peer was told to try again.
@@ -183,7 +185,7 @@ impl Connections {
 
     /// Takes connections of the listeners.
     fn accept_sockets(&mut self, common: &mut Common) {
-        let arrivals = self.sockets.accept(common.config.max_handshakes, |not| common.not_accepted(not));
+        let arrivals = self.sockets.accept(ACCEPTS, common.config.max_handshakes, |not| common.not_accepted(not));
         arrivals.into_iter().for_each(|arrival| self.accept_socket(common, arrival));
     }
 

@@ -1,5 +1,6 @@
 //! Connection management: everything that goes over sockets, in `poll_control` and `wait`.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::net::Shutdown;
 
 use super::SoftwareFabric;
-use super::address::{self, SoftwareListener, system};
+use super::address::{self, SoftwareListener, Visitor, system};
 use super::config::{MAX_WINDOWS, SoftwareConfig};
 use super::memory::{Layout, Side};
 use super::message::{MAX_PRIVATE_DATA, Message, Opening, Received};
@@ -16,6 +17,7 @@ use super::qp::{Parts, Qp, State};
 use super::region;
 use super::request::{Offer, Request};
 use super::window::{ENTRY, OwnWindows, PeerWindows};
+use crate::seats::Arrival;
 use crate::sockets::{News, Randoms, Sockets, shorter};
 use crate::{ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId};
 
@@ -28,6 +30,8 @@ const SHORT_TICK: Duration = Duration::from_micros(100);
 #[derive(Debug)]
 pub(super) struct Connections {
     pub(super) sockets: Sockets<SoftwareListener>,
+    /// Those that have not been read yet.
+    pub(super) arrivals: VecDeque<Arrival<Visitor>>,
     pub(super) requests: Vec<Request>,
     pub(super) next_request: u64,
     dials: Vec<Dial>,
@@ -83,6 +87,7 @@ impl Connections {
     pub(super) fn new() -> Result<Self, FabricError> {
         Ok(Self {
             sockets: Sockets::new()?,
+            arrivals: VecDeque::new(),
             requests: Vec::new(),
             next_request: 0,
             dials: Vec::new(),
@@ -246,14 +251,18 @@ impl SoftwareFabric {
     pub(super) fn pump(&mut self, timeout: Option<Duration>) {
         // Interrupted is fine.
         let Some(news) = self.connections.sockets.wait(timeout) else { return };
-        self.connections.accept_handed(&mut self.common);
+        // Of requests one in each look, as the calls of others wait meanwhile. Its owner looks again at once then, and
+        // what is not read now stays readable.
+        let mut asked = self.connections.take_arrivals(&mut self.common);
         for news in news {
             match news {
                 // Left for `sleep`: a wake also ends the *next* wait.
                 News::Wake => {}
-                News::Listener => self.connections.accept_sockets(&mut self.common),
+                News::Listener => asked = asked || self.connections.accept_sockets(&mut self.common),
                 News::Socket(token) => match Token::of(token) {
-                    Token::Request(id) => self.connections.read_request(RequestId(id), &mut self.common),
+                    Token::Request(id) => {
+                        asked = asked || self.connections.read_request(RequestId(id), &mut self.common);
+                    }
                     Token::Qp(id) => self.read_qp(id),
                 },
             }
@@ -449,7 +458,10 @@ impl SoftwareFabric {
 
     /// How long it may sleep.
     pub(super) fn sleep_limit(&self) -> Option<Duration> {
-        let news = self.common.rung || !self.common.ready.is_empty() || !self.common.events.is_empty();
+        let news = self.common.rung
+            || !self.common.ready.is_empty()
+            || !self.common.events.is_empty()
+            || !self.connections.arrivals.is_empty();
         if news {
             Some(Duration::ZERO)
         } else if self.hot.iter().any(|&slot| self.table.peek_at(slot).is_some_and(Qp::needs_polls)) {

@@ -18,6 +18,9 @@ use crate::{ControlEvent, RequestId};
 /// What the places for connections that have said nothing are divided by: more are not one process's.
 const SHARE: usize = 4;
 
+/// Connections that one look takes of a listener.
+const ACCEPTS: usize = 16;
+
 /// A connection that a peer has started.
 #[derive(Debug)]
 pub(super) struct Request {
@@ -53,18 +56,30 @@ pub(super) struct Offer {
 
 impl Connections {
     /// Takes connections of the listeners, and reads what they say at once: an honest one has said it
-    /// already.
-    pub(super) fn accept_sockets(&mut self, common: &mut Common) {
-        let arrivals = self.sockets.accept(common.config.max_handshakes, |not| common.not_accepted(not));
-        arrivals.into_iter().for_each(|arrival| self.accept_socket(common, arrival));
+    /// already. True if that was a request; what came behind it waits.
+    pub(super) fn accept_sockets(&mut self, common: &mut Common) -> bool {
+        let arrivals = self.sockets.accept(ACCEPTS, common.config.max_handshakes, |not| common.not_accepted(not));
+        self.arrivals.extend(arrivals);
+        self.read_arrivals(common)
     }
 
-    /// Takes the connections that another of those who share a listener has seen first.
-    pub(super) fn accept_handed(&mut self, common: &mut Common) {
-        self.sockets.handed().into_iter().for_each(|arrival| self.accept_socket(common, arrival));
+    /// The same for connections that another of those who share a listener has seen first, and for those that have
+    /// waited.
+    pub(super) fn take_arrivals(&mut self, common: &mut Common) -> bool {
+        self.arrivals.extend(self.sockets.handed());
+        self.read_arrivals(common)
     }
 
-    fn accept_socket(&mut self, common: &mut Common, arrival: Arrival<Visitor>) {
+    fn read_arrivals(&mut self, common: &mut Common) -> bool {
+        while let Some(arrival) = self.arrivals.pop_front() {
+            if self.accept_socket(common, arrival) {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn accept_socket(&mut self, common: &mut Common, arrival: Arrival<Visitor>) -> bool {
         let Arrival { who: (socket, peer), taken } = arrival;
         let most = common.config.max_handshakes;
         let own = |request: &Request| request.is_silent() && request.peer.pid == peer.pid;
@@ -72,16 +87,18 @@ impl Connections {
         if self.requests.iter().filter(|request| own(request)).count() >= (most / SHARE).max(1) {
             self.drop_oldest(common, own);
         } else if self.requests.len() >= most && !self.drop_oldest(common, Request::is_silent) {
-            return common.refuse(format_args!("{peer}: {most} requests (max_handshakes) wait for an answer"));
+            common.refuse(format_args!("{peer}: {most} requests (max_handshakes) wait for an answer"));
+            return false;
         }
         let id = RequestId(self.next_request);
         self.next_request += 1;
         if let Err(error) = self.watch(socket.as_fd(), Token::Request(id.0)) {
-            return common.refuse(format_args!("{peer}: {error}"));
+            common.refuse(format_args!("{peer}: {error}"));
+            return false;
         }
         let deadline = Instant::now() + common.config.handshake_timeout;
         self.requests.push(Request { id, socket, peer, deadline, offer: None, taken });
-        self.read_request(id, common);
+        self.read_request(id, common)
     }
 
     /// Drops the oldest of these. False if there is none.
@@ -93,17 +110,18 @@ impl Connections {
         true
     }
 
-    pub(super) fn read_request(&mut self, id: RequestId, common: &mut Common) {
-        let Some(at) = self.requests.iter().position(|r| r.id == id) else { return };
+    /// Reads what it has said. True if that is a request, for the owner to answer.
+    pub(super) fn read_request(&mut self, id: RequestId, common: &mut Common) -> bool {
+        let Some(at) = self.requests.iter().position(|r| r.id == id) else { return false };
         let request = &mut self.requests[at];
         let refused = match (Message::receive(request.socket.as_fd()), request.offer.is_some()) {
-            (Received::Empty, _) => return,
+            (Received::Empty, _) => return false,
             (Received::Message(Message::Hello(hello), fds), false) => match Offer::check(common, &hello, fds) {
                 Ok(offer) => {
                     request.offer = Some(offer);
                     let (peer, private_data) = (request.peer.to_string(), hello.private_data);
                     common.events.push_back(ControlEvent::ConnectRequest { request: id, private_data, peer });
-                    return;
+                    return true;
                 }
                 Err(why) => why,
             },
@@ -111,12 +129,13 @@ impl Connections {
             (Received::Closed, _) => {
                 log::debug!("software fabric: {} has given up its connect request", request.peer);
                 self.requests.swap_remove(at);
-                return;
+                return false;
             }
             (Received::Garbage(why), _) => why.to_owned(),
         };
         common.refuse(format_args!("{}: {refused}", request.peer));
         self.requests.swap_remove(at);
+        false
     }
 }
 
