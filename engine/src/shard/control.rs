@@ -243,12 +243,13 @@ impl<F: Fabric> Shard<F> {
                 conn.end_for(reason);
             });
         }
-        let mut events = std::mem::take(&mut self.events);
-        self.cx.fabric.poll_control(&mut events);
-        for event in events.drain(..) {
-            self.control_event(event);
+        if let Some((request, private_data, peer)) = self.life.take_request() {
+            self.requested(request, &private_data, &peer);
+            // The device may have more.
+            self.cx.schedule.control_now();
+        } else {
+            self.control_events();
         }
-        self.events = events;
         self.cx.schedule.begin();
         if self.cx.has_starved() {
             self.cx.feed();
@@ -270,6 +271,15 @@ impl<F: Fabric> Shard<F> {
         self.end_closed();
     }
 
+    fn control_events(&mut self) {
+        let mut events = std::mem::take(&mut self.events);
+        self.cx.fabric.poll_control(&mut events);
+        for event in events.drain(..) {
+            self.control_event(event);
+        }
+        self.events = events;
+    }
+
     /// What the control plane has said of the end of a connection, or says when it is asked. Many may end at once: it
     /// is asked once for those that it tells of together.
     pub(super) fn why_disconnected(&mut self, qp: QpId) -> Option<CloseReason> {
@@ -286,7 +296,8 @@ impl<F: Fabric> Shard<F> {
     fn control_event(&mut self, event: ControlEvent) {
         match event {
             ControlEvent::ConnectRequest { request, private_data, peer } => {
-                self.requested(request, &private_data, &peer);
+                self.life.asked((request, private_data, peer));
+                self.cx.schedule.control_now();
             }
             ControlEvent::Established { qp, private_data } => self.established(qp, &private_data),
             ControlEvent::Rejected { qp, private_data } => {

@@ -1,8 +1,13 @@
 //! What a shard's connections are about to become, by name, and what its owner is to know of it.
 
+use std::collections::VecDeque;
+
 use super::close_reason::CloseReason;
 use super::{ConnRef, Notice};
-use crate::fabric::QpId;
+use crate::fabric::{QpId, RequestId};
+
+/// A connect request: its name, what was said with it, and who has.
+pub(super) type Request = (RequestId, Vec<u8>, String);
 
 /// See the module page.
 #[derive(Debug, Default)]
@@ -10,6 +15,9 @@ pub(super) struct Lifecycle {
     notices: Vec<Notice>,
     /// Clients that wait for the answer to their first message.
     negotiating: Vec<QpId>,
+    /// Connect requests. Of these one turn answers one, and does not look for others, as calls that are served wait
+    /// meanwhile.
+    requests: VecDeque<Request>,
     /// Accepted connections that are being set up.
     arriving: Vec<QpId>,
     /// Those whose peers have ended them.
@@ -76,6 +84,16 @@ impl Lifecycle {
     /// Clients that negotiate.
     pub(super) fn negotiating(&self) -> &[QpId] {
         &self.negotiating
+    }
+
+    /// Somebody wants to connect.
+    pub(super) fn asked(&mut self, request: Request) {
+        self.requests.push_back(request);
+    }
+
+    /// Takes the request that is answered next.
+    pub(super) fn take_request(&mut self) -> Option<Request> {
+        self.requests.pop_front()
     }
 
     /// One more connection of somebody else's is being set up.
