@@ -36,6 +36,10 @@ const TURN: Duration = Duration::from_micros(1);
 /// How long the witness is alone.
 const ALONE: Duration = Duration::from_secs(1);
 
+/// Of round trips that take longer it is asked whether others had the processors, and of how long a wait for them.
+const SLOW: Duration = Duration::from_micros(20);
+const WAIT: u64 = 5_000;
+
 type Failure = Box<dyn Error>;
 
 #[inline(never)]
@@ -136,26 +140,26 @@ fn witness(address: &Address, connections: usize, burst: usize) -> Result<(), Fa
     BufReader::new(server.stdout.take().ok_or("no output")?).read_line(&mut line)?;
     let mut witness = LocalClient::connect(address, client_config(1))?;
     let mut others = LocalClient::connect(address, client_config(connections))?;
-    let (mut alone, start) = (Vec::new(), Instant::now());
+    let (mut alone, start) = (RoundTrips::new(server.id()), Instant::now());
     while start.elapsed() < ALONE {
-        alone.push(round_trip(&mut witness)?);
+        alone.take(&mut witness)?;
         client_side(&mut others);
     }
-    let (mut stormy, start, mut made) = (Vec::new(), Instant::now(), 0);
+    let (mut stormy, start, mut made) = (RoundTrips::new(server.id()), Instant::now(), 0);
     let mut connecting = Vec::new();
     while made < connections {
         for _ in 0..burst.min(connections - made - connecting.len()) {
             connecting.push(others.begin_connect(address)?);
         }
         while !connecting.is_empty() {
-            stormy.push(round_trip(&mut witness)?);
+            stormy.take(&mut witness)?;
             client_side(&mut others);
             made += opened(&others, &mut connecting)?;
         }
     }
     let took = start.elapsed();
-    show("round trips alone", &mut alone);
-    show("round trips in the storm", &mut stormy);
+    alone.show("alone");
+    stormy.show("in the storm");
     println!(
         "{made} connections in {:.3} s, {:.0} us each",
         took.as_secs_f64(),
@@ -182,22 +186,63 @@ fn processor_time() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Makes a call, and waits for its reply: in nanoseconds.
-fn round_trip(witness: &mut LocalClient) -> Result<u64, Failure> {
-    let start = Instant::now();
-    let (connection, call) = (witness.first(), witness.prepare(0, 0)?);
-    witness.start(connection, call, 0);
-    let mut ended = None;
-    while ended.is_none() {
-        witness.poll(|done| ended = Some(done.result.map(|_| ())));
+/// Round trips, in nanoseconds.
+struct RoundTrips {
+    times: Vec<u64>,
+    /// Those in which others had the processors.
+    set_aside: usize,
+    server: u32,
+    waited: u64,
+}
+
+impl RoundTrips {
+    fn new(server: u32) -> Self {
+        Self { times: Vec::new(), set_aside: 0, server, waited: waited(server) }
     }
-    ended.transpose()?;
-    Ok(start.elapsed().as_nanos() as u64)
+
+    /// Makes a call, and waits for its reply.
+    fn take(&mut self, witness: &mut LocalClient) -> Result<(), Failure> {
+        let start = Instant::now();
+        let (connection, call) = (witness.first(), witness.prepare(0, 0)?);
+        witness.start(connection, call, 0);
+        let mut ended = None;
+        while ended.is_none() {
+            witness.poll(|done| ended = Some(done.result.map(|_| ())));
+        }
+        ended.transpose()?;
+        let took = start.elapsed();
+        if took > SLOW {
+            let waited = waited(self.server);
+            let before = std::mem::replace(&mut self.waited, waited);
+            if waited > before + WAIT {
+                self.set_aside += 1;
+                return Ok(());
+            }
+        }
+        self.times.push(took.as_nanos() as u64);
+        Ok(())
+    }
+
+    fn show(mut self, when: &str) {
+        println!("{} round trips {when} in which others had a processor are set aside", self.set_aside);
+        show(&format!("round trips {when}"), &mut self.times);
+    }
+}
+
+/// How long this process and the server were ready to run while others ran, in nanoseconds.
+fn waited(server: u32) -> u64 {
+    let of = |process: &str| {
+        let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+        let told = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok());
+        told.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>()
+    };
+    of("self") + of(&server.to_string())
 }
 
 fn show(what: &str, times: &mut [u64]) {
     times.sort_unstable();
-    let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize] as f64 / 1e3;
+    let at =
+        |part: f64| times.get((times.len() as f64 * part) as usize).or(times.last()).map_or(0.0, |&t| t as f64 / 1e3);
     let (p50, p99, p999, most) = (at(0.5), at(0.99), at(0.999), at(1.0));
     println!("{what}: {}, p50 {p50:.1} us, p99 {p99:.1}, p99.9 {p999:.1}, most {most:.1}", times.len());
 }
