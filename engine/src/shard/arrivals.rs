@@ -11,10 +11,10 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
+use super::accepted::Accepted;
 use super::clock::nanoseconds;
 use super::close_reason::LocalClose;
 use super::conn::Conn;
-use super::host::network;
 use super::stage::Stage;
 use super::{ConnRef, Shard};
 use crate::config::RECEIVE_MARGIN;
@@ -31,49 +31,6 @@ const FIRST_MESSAGE: u64 = 10_000_000;
 /// Nanoseconds between two connections that are ended for other hosts, idle or busy ones. Whoever connects, and goes,
 /// ends no more of them than that.
 const FOR_OTHERS: [u64; 2] = [FIRST_MESSAGE, 1_000_000_000];
-
-/// Of a connection that was accepted: from whom, and when it was last of use.
-#[derive(Clone, Debug)]
-pub(super) struct Accepted {
-    host: Box<str>,
-    /// What counts as one host.
-    whose: Box<str>,
-    /// In nanoseconds.
-    since: u64,
-    /// It has said nothing yet.
-    new: bool,
-    /// Messages of use that it had sent when it was last looked at, and when that was found, in nanoseconds.
-    useful: u64,
-    heard: u64,
-    /// When it must be set up, in nanoseconds; `u64::MAX` once it is.
-    deadline: u64,
-}
-
-impl Accepted {
-    pub(super) fn new(peer: &str, now: u64, deadline: u64) -> Self {
-        let address = peer.parse::<SocketAddr>().ok().map(|at| at.ip());
-        let host = address.map_or_else(|| peer.to_owned(), |address| address.to_string());
-        let whose = address.map_or_else(|| peer.to_owned(), |address| network(address).to_string());
-        Self { host: host.into(), whose: whose.into(), since: now, new: true, useful: 0, heard: now, deadline }
-    }
-
-    /// From whom: an address without a port, or what the fabric calls a peer.
-    pub(super) fn host(&self) -> &str {
-        &self.host
-    }
-
-    /// When it was accepted, and when it was last found to have sent something of use, in nanoseconds.
-    pub(super) fn times(&self) -> (u64, u64) {
-        (self.since, self.heard)
-    }
-
-    /// So many messages of use have come.
-    pub(super) fn look(&mut self, useful: u64, now: u64) {
-        if useful != self.useful {
-            (self.useful, self.heard) = (useful, now);
-        }
-    }
-}
 
 /// A connection that Receives are kept for.
 #[derive(Clone, Copy, Debug)]
@@ -141,7 +98,7 @@ impl<F: Fabric> Shard<F> {
         let now = self.cx.clock.read();
         let deadline = now.saturating_add(nanoseconds(self.cx.config.setup_timeout));
         let accepted = Accepted::new(peer, now, deadline);
-        let in_the_way = match self.in_the_way_of(&accepted.whose, now) {
+        let in_the_way = match self.in_the_way_of(accepted.whose(), now) {
             Ok(in_the_way) => in_the_way,
             Err(error) => {
                 self.cx.stats.connections_refused += 1;
@@ -153,7 +110,7 @@ impl<F: Fabric> Shard<F> {
             Ok(qp) => {
                 // Not for one that the fabric refuses.
                 if let Some(other) = in_the_way {
-                    self.displace(other, &accepted.whose, now);
+                    self.displace(other, accepted.whose(), now);
                 }
                 let config = self.conn_config(MIN_CREDITS, true, PrivateData::parse(private_data), false);
                 let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
@@ -193,9 +150,9 @@ impl<F: Fabric> Shard<F> {
             let accepted = conn.accepted()?;
             let idle = conn.proto.is_idle() && conn.is_idle();
             let useful = conn.proto.useful_messages();
-            let silent = if useful == accepted.useful { now.saturating_sub(accepted.heard) } else { 0 };
+            let silent = accepted.silent(useful, now);
             let reserve = conn.promise.receives() as usize;
-            Some(Keeper { qp: conn.qp(), host: &accepted.whose, new: accepted.new, idle, silent, reserve })
+            Some(Keeper { qp: conn.qp(), host: accepted.whose(), new: accepted.is_new(), idle, silent, reserve })
         })
     }
 
@@ -203,7 +160,7 @@ impl<F: Fabric> Shard<F> {
     fn displace(&mut self, qp: QpId, host: &str, now: u64) {
         self.cx.stats.connections_displaced += 1;
         let accepted = self.cx.conns.get(ConnRef(qp)).and_then(Conn::accepted);
-        if accepted.is_some_and(|accepted| !accepted.new && *accepted.whose != *host) {
+        if accepted.is_some_and(|accepted| !accepted.is_new() && accepted.whose() != host) {
             self.life.end_for_others(now);
         }
         self.close_now(qp, LocalClose::Displaced);
@@ -213,10 +170,10 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn accept_established(&mut self, conn: &mut Conn) {
         conn.go(Stage::Open);
         conn.refresh();
-        self.cx.peers.established(conn);
+        conn.tell_established(&self.cx.peers);
         self.life.opened(ConnRef(conn.qp()));
         // Version 1 may be silent for as long as it wants to.
-        if self.cx.config.version_1 || conn.accepted().is_none_or(|accepted| !accepted.new) {
+        if self.cx.config.version_1 || conn.accepted().is_none_or(|accepted| !accepted.is_new()) {
             self.has_arrived(conn);
         }
     }
@@ -224,8 +181,9 @@ impl<F: Fabric> Shard<F> {
     /// Its first message has come: from now on it is a connection as all others are.
     #[cold]
     pub(super) fn widen(&mut self, conn: &mut Conn) {
-        let Some(accepted) = conn.accepted_mut().filter(|accepted| accepted.new) else { return };
-        accepted.new = false;
+        if !conn.accepted_mut().is_some_and(Accepted::says_something) {
+            return;
+        }
         if conn.stage() != Stage::Connecting {
             self.has_arrived(conn);
         }
@@ -244,8 +202,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Nothing is to be waited for any more.
     pub(super) fn has_arrived(&mut self, conn: &mut Conn) {
-        if let Some(accepted) = conn.accepted_mut().filter(|accepted| accepted.deadline != u64::MAX) {
-            accepted.deadline = u64::MAX;
+        if conn.accepted_mut().is_some_and(Accepted::is_set_up_now) {
             self.life.arrives_no_more(conn.qp());
         }
     }
@@ -259,7 +216,7 @@ impl<F: Fabric> Shard<F> {
         let now = self.cx.clock.read();
         while let Some(&qp) = self.life.arriving().first() {
             let deadline = self.with(qp, |shard, conn| {
-                let deadline = conn.accepted().map_or(u64::MAX, |accepted| accepted.deadline);
+                let deadline = conn.accepted().map_or(u64::MAX, Accepted::deadline);
                 if deadline <= now {
                     shard.cx.stats.connections_expired += 1;
                     conn.end_for(LocalClose::SetupTimeout);
@@ -351,32 +308,5 @@ mod tests {
         };
         assert_eq!((after(&all, FIRST_MESSAGE - 1), after(&all, FIRST_MESSAGE)), (None, Some(1)));
         assert_eq!((after(&all[..1], 999_999_999), after(&all[..1], 1_000_000_000)), (None, Some(0)));
-    }
-
-    #[test]
-    fn a_network_is_one_host() {
-        let whose = |peer| Accepted::new(peer, 0, 0).whose;
-        assert_eq!(whose("[2001:db8::1]:1"), whose("[2001:db8::2:2]:1"));
-        assert_eq!(whose("[::ffff:192.0.2.1]:1"), whose("192.0.2.1:2"));
-        assert_ne!(whose("192.0.2.1:1"), whose("192.0.2.2:1"));
-    }
-
-    #[test]
-    fn the_port_of_a_peer_is_not_its_host() {
-        let host = |peer| Accepted::new(peer, 0, 0).host;
-        assert_eq!(host("10.1.2.3:4711"), host("10.1.2.3:4712"));
-        assert_ne!(host("10.1.2.3:4711"), host("10.1.2.4:4711"));
-        assert_eq!(&*host("[fe80::1]:99"), "fe80::1");
-        assert_eq!(&*host("pid 17 uid 0"), "pid 17 uid 0");
-    }
-
-    #[test]
-    fn an_accepted_connection_is_silent_since_its_last_message_of_use() {
-        let mut accepted = Accepted::new("x", 5, 10);
-        accepted.look(0, 100);
-        assert_eq!(accepted.heard, 5);
-        accepted.look(3, 200);
-        accepted.look(3, 300);
-        assert_eq!(accepted.heard, 200);
     }
 }

@@ -7,13 +7,12 @@ use std::sync::Arc;
 use rpcrdma_mempool::prefetch;
 
 use super::ConnRef;
-use super::arrivals::Accepted;
+use super::accepted::Accepted;
 use super::assembly::Assembling;
 use super::close_reason::{CloseReason, LocalClose};
-use super::continuation::Continuation;
-use super::credits::Use;
 use super::host::Party;
-use super::peers::OwedEnd;
+use super::outgoing::Continuation;
+use super::peers::{OwedEnd, Peers};
 use super::progress::{Owed, Progress};
 use super::receives::Promise;
 use super::reconnect::Again;
@@ -21,6 +20,7 @@ use super::requester::Requests;
 use super::responder::Served;
 use super::send_queue::SendQueue;
 use super::stage::Stage;
+use super::usage::Use;
 use crate::fabric::{Fabric, QpId};
 use crate::proto::{ConnConfig, Connection};
 
@@ -197,9 +197,11 @@ impl Conn {
         self.accepted.as_mut()
     }
 
-    /// The upper layer was told of it, and is owed its end.
-    pub(super) fn owe_end(&mut self, end: OwedEnd) {
-        self.owed_end = Some(end);
+    /// A connection of a peer may be used, or is used already: the upper layer is told, once.
+    pub(super) fn tell_established(&mut self, peers: &Peers) {
+        if self.accepted.is_some() && self.owed_end.is_none() {
+            self.owed_end = peers.established(self.origin(), self.host(), self.peer().cloned());
+        }
     }
 
     /// What the upper layer is owed, if it was told of it.
@@ -207,9 +209,11 @@ impl Conn {
         self.owed_end.as_ref()
     }
 
-    /// The same, for good.
-    pub(super) fn take_owed_end(&mut self) -> Option<OwedEnd> {
-        self.owed_end.take()
+    /// It is over, for this reason: the upper layer is told when no worker has any of its calls.
+    pub(super) fn tell_ended(&mut self, reason: &CloseReason) {
+        if let Some(owed) = self.owed_end.take() {
+            owed.end(self.peer().cloned(), reason.clone());
+        }
     }
 
     /// Of a client that negotiates: until when, in nanoseconds.

@@ -1,17 +1,19 @@
 //! What all of a shard's parts work with: the device, the pool, the clock, the connections, the statistics.
 //! It is passed to whoever does something, and decides nothing about calls.
 
+mod buffers;
+
 use std::fmt::Arguments;
 
 use log::Level;
-use rpcrdma_mempool::{ArenaId, Buf, Pool};
+use rpcrdma_mempool::{Buf, Pool};
 
 use super::assembly::Assemblies;
 use super::clock::Clock;
 use super::close_reason::{CloseReason, LocalClose};
 use super::conn::Conn;
-use super::list::push;
 use super::peers::Peers;
+use super::ready::ReadyList;
 use super::receives::ReceiveBudget;
 use super::resize::Sizing;
 use super::sampler::Sampler;
@@ -19,10 +21,9 @@ use super::schedule::Schedule;
 use super::stage::Stage;
 use super::table::ConnTable;
 use super::{ConnRef, OpenError};
-use crate::config::{BUFFER_ALIGN, Config, HEADROOM_CHUNKS};
+use crate::config::Config;
 use crate::fabric::log_limit::LogLimit;
 use crate::fabric::{Access, Fabric, PostError};
-use crate::proto::{CallError, Knob};
 use crate::stats::ShardStats;
 
 /// Longest chain that is counted by its length.
@@ -57,53 +58,6 @@ pub(super) struct Context<F: Fabric> {
     log: LogLimit,
     /// Posts by the number of work requests in them; the last is for all longer ones.
     batches: Box<[u64; MAX_BATCH + 1]>,
-}
-
-/// The connections with something to say: slots of their queue pairs.
-#[derive(Debug)]
-pub(super) struct ReadyList {
-    /// Of this turn.
-    slots: Vec<u32>,
-    /// The same of the turn before, which are being asked.
-    taken: Vec<u32>,
-}
-
-impl ReadyList {
-    fn new() -> Self {
-        Self { slots: Vec::with_capacity(64), taken: Vec::with_capacity(64) }
-    }
-
-    /// Adds a connection, unless it is there.
-    #[inline]
-    pub(super) fn add(&mut self, conn: &mut Conn) {
-        if conn.set_ready(true) {
-            push(&mut self.slots, || conn.qp().slot);
-        }
-    }
-
-    #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.slots.is_empty()
-    }
-
-    /// Takes the only one.
-    #[inline]
-    pub(super) fn take_only(&mut self) -> Option<u32> {
-        if self.slots.len() == 1 { self.slots.pop() } else { None }
-    }
-
-    /// Takes all. They are given back, so that no list is ever made anew.
-    #[inline]
-    pub(super) fn take_all(&mut self) -> Vec<u32> {
-        std::mem::replace(&mut self.slots, std::mem::take(&mut self.taken))
-    }
-
-    /// Takes the list back that [`take_all`](Self::take_all) gave.
-    #[inline]
-    pub(super) fn give_back(&mut self, mut list: Vec<u32>) {
-        list.clear();
-        self.taken = list;
-    }
 }
 
 impl<F: Fabric> Context<F> {
@@ -305,158 +259,6 @@ impl<F: Fabric> Context<F> {
         self.ready.add(conn);
     }
 
-    /// A buffer of the pool for `len` bytes; counts when there is none.
-    #[inline]
-    pub(super) fn alloc(&mut self, len: usize) -> Option<Buf> {
-        let buf = self.pool.alloc(len);
-        self.stats.pool_empty += u64::from(buf.is_none());
-        buf
-    }
-
-    /// The same for a call of ours.
-    ///
-    /// # Errors
-    /// Why there is none.
-    #[inline]
-    pub(super) fn alloc_for_call(&mut self, len: usize) -> Result<Buf, CallError> {
-        self.alloc(len).ok_or_else(|| self.lacks_buffer(len))
-    }
-
-    /// Why there is no buffer of the pool for `len` bytes.
-    #[cold]
-    pub(super) fn lacks_buffer(&self, len: usize) -> CallError {
-        self.config.lacks_buffer(self.serves, len)
-    }
-
-    /// What says how many buffers of the pool there are for `len` bytes, or that there are none so long.
-    #[cold]
-    pub(super) fn knob_of_buffers(&self, len: usize) -> Knob {
-        self.config.knob_of_buffers(self.serves, len)
-    }
-
-    /// The longest buffer that a reply of `len` bytes may have: one that fits a message leaves the longer ones to bulk,
-    /// or those who keep many calls unanswered would hold all of them.
-    #[inline(always)]
-    pub(super) fn longest_for_reply(&self, len: usize) -> usize {
-        self.config.longest_for_reply(len).min(self.longest_for(len))
-    }
-
-    /// Bytes of the smallest buffers that hold so many.
-    pub(super) fn class_of(&self, len: usize) -> usize {
-        self.pool.sizes().find(|&size| size >= len).unwrap_or(usize::MAX)
-    }
-
-    /// Calls wait for buffers of these sizes, which are ascending.
-    pub(super) fn set_awaited(&mut self, sizes: impl Iterator<Item = usize>) {
-        self.awaited.clear();
-        self.awaited.extend(sizes);
-    }
-
-    /// They do for those of this size.
-    pub(super) fn is_awaited(&self, size: usize) -> bool {
-        self.awaited.contains(&size)
-    }
-
-    /// They do for some.
-    #[inline(always)]
-    pub(super) fn awaits_some(&self) -> bool {
-        !self.awaited.is_empty()
-    }
-
-    /// The longest buffer that may be had for `len` bytes: longer ones than fit are left to the calls that wait for them.
-    #[inline(always)]
-    pub(super) fn longest_for(&self, len: usize) -> usize {
-        if self.awaits_some() { self.longest_not_awaited(len) } else { usize::MAX }
-    }
-
-    #[cold]
-    fn longest_not_awaited(&self, len: usize) -> usize {
-        let own = self.class_of(len);
-        self.awaited.iter().find(|&&size| size > own).map_or(usize::MAX, |&size| size - 1)
-    }
-
-    /// Bytes of the buffer that a chunk of `len` bytes is in: as many more as align it, where the pool has such.
-    #[inline]
-    pub(super) fn chunk_room(&self, len: usize) -> usize {
-        if self.config.chunk_align > BUFFER_ALIGN { self.aligned_room(len) } else { len }
-    }
-
-    #[inline(never)]
-    fn aligned_room(&self, len: usize) -> usize {
-        let room = len + self.config.chunk_align - BUFFER_ALIGN;
-        if self.pool.room(room).1 > 0 { room } else { len }
-    }
-
-    /// A buffer of the pool for a chunk of `len` bytes, aligned as is wished.
-    #[inline]
-    pub(super) fn alloc_chunk(&self, len: usize) -> Option<Buf> {
-        match self.config.chunk_align > BUFFER_ALIGN {
-            true => self.alloc_aligned(len),
-            false => self.pool.alloc_within(len, self.longest_for(len)),
-        }
-    }
-
-    /// Its window starts within the buffer where that is aligned, so that the buffers still spread over the sets
-    /// of the cache.
-    #[inline(never)]
-    fn alloc_aligned(&self, len: usize) -> Option<Buf> {
-        let (align, room) = (self.config.chunk_align, self.aligned_room(len));
-        let mut buf = self.pool.alloc_within(room, self.longest_for(room))?;
-        if room > len {
-            buf.set_window(buf.address().next_multiple_of(align) - buf.address(), len);
-        }
-        Some(buf)
-    }
-
-    /// A buffer of a pool of bulk buffers beside the shard's own, which is made at first use; to be exposed to a peer,
-    /// or shown to none.
-    pub(super) fn alloc_bulk(&mut self, pool: &mut Option<Pool>, exposed: bool, len: usize) -> Option<Buf> {
-        if pool.is_none() && !self.config.bulk_buffers.is_empty() {
-            match self.bulk_pool(exposed) {
-                Ok(made) => *pool = Some(made),
-                Err(error) => {
-                    let what = if exposed { "memory to expose to a peer" } else { "memory for a copy of a reply" };
-                    self.error(what, format_args!("{what}: {error}"));
-                }
-            }
-        }
-        let pool = pool.as_ref()?;
-        pool.drain_remote();
-        pool.alloc(len)
-    }
-
-    fn bulk_pool(&mut self, exposed: bool) -> Result<Pool, OpenError> {
-        let pool = Pool::new(&self.config.exposed_pool())?;
-        if exposed {
-            self.fabric.register(pool.arena(), Access::REMOTE)?;
-        }
-        Ok(pool)
-    }
-
-    /// The fabric knows this memory, for work requests of this side.
-    pub(super) fn knows(&self, arena: ArenaId) -> bool {
-        arena == self.pool.arena().id() || self.config.arenas.iter().any(|own| own.id() == arena)
-    }
-
-    /// A copy of a message, with the usual room in front for a header with chunks. `None` without memory for
-    /// it.
-    pub(super) fn copy_of(&mut self, message: &[u8]) -> Option<Buf> {
-        self.copy_with(HEADROOM_CHUNKS, message)
-    }
-
-    /// A copy of a message, with so much room in front.
-    pub(super) fn copy_with(&mut self, room: usize, message: &[u8]) -> Option<Buf> {
-        let mut copy = self.alloc(room + message.len())?;
-        copy.set_window(room, message.len());
-        copy.copy_from_slice(message);
-        Some(copy)
-    }
-
-    /// A message with the usual room in front for a header with chunks.
-    pub(super) fn roomy(&mut self, message: Buf) -> Option<Buf> {
-        if message.start() >= HEADROOM_CHUNKS { Some(message) } else { self.copy_of(&message) }
-    }
-
     /// The time, in nanoseconds, if this call is one of those that are timed.
     #[inline]
     pub(super) fn sample(&mut self) -> Option<u64> {
@@ -520,40 +322,6 @@ impl<F: Fabric> Context<F> {
 mod tests {
     use super::*;
     use crate::shard::testing::{context, open_conn, small};
-
-    #[test]
-    fn a_connection_is_once_in_the_list_of_those_with_something_to_say() {
-        let mut ready = ReadyList::new();
-        let (mut one, mut other) = (open_conn(3, true), open_conn(5, true));
-        ready.add(&mut one);
-        ready.add(&mut one);
-        assert_eq!((ready.take_only(), ready.take_only()), (Some(3), None));
-        one.set_ready(false);
-        ready.add(&mut other);
-        ready.add(&mut one);
-        assert_eq!(ready.take_only(), None, "there are two");
-        let all = ready.take_all();
-        assert_eq!(all, [5, 3]);
-        other.set_ready(false);
-        ready.add(&mut other);
-        ready.give_back(all);
-        assert_eq!(ready.take_all(), [5], "what came meanwhile");
-        assert!(ready.is_empty(), "what was given back is not in it again");
-    }
-
-    #[test]
-    fn a_chunk_is_aligned_where_any_buffer_lets_it_be() {
-        let config = Config { chunk_align: 4096, bulk_buffers: vec![(1 << 17, 2)], ..small() };
-        let cx = context(config.clone());
-        let rooms = [(100, 100 + 4032), (1 << 16, (1 << 16) + 4032), (1 << 17, 1 << 17)];
-        rooms.into_iter().for_each(|(len, room)| assert_eq!(cx.chunk_room(len), room));
-        let first = cx.alloc_chunk(1 << 16).expect("of the longer buffers");
-        assert!(first.address().is_multiple_of(4096) && first.capacity() == 1 << 17);
-        assert_eq!(cx.alloc_chunk(1 << 17).expect("the other").start(), 0, "none is long enough to align it");
-        let _second = cx.alloc_chunk(1 << 16).expect("the other");
-        assert!(cx.alloc_chunk(1 << 16).is_none(), "those that would not be aligned are no second choice");
-        assert_eq!(context(Config { chunk_align: 64, ..config }).chunk_room(100), 100);
-    }
 
     #[test]
     fn a_connection_that_is_over_is_ended_at_once_by_control() {

@@ -1,56 +1,17 @@
-//! Continued messages that go out (version 2 §4.5.2).
+//! Sends messages in parts (version 2 §4.5.2).
 
 use rpcrdma_mempool::Buf;
 
 use super::conn::Conn;
 use super::context::Context;
+use super::outgoing::{Continuation, Whose};
 use super::requester::call_header_len;
 use crate::config::{HEADROOM_PLAIN, SMALL_BUFFER};
 use crate::fabric::Fabric;
-use crate::proto::{CallId, Outgoing};
-use crate::service::{Call, Replying};
 use crate::wire::ChunkCounts;
 
 /// Bytes of the shortest parts, but for the last: what the smallest buffers hold.
 const LEAST_CONTINUED: usize = SMALL_BUFFER - HEADROOM_PLAIN;
-
-/// Whose message goes out in parts.
-#[derive(Debug)]
-pub(super) enum Whose {
-    /// A call of ours, and what it exposes.
-    Call(CallId, Option<u32>),
-    /// The reply to a call of the peer's.
-    Reply(Call<Replying>),
-}
-
-impl Whose {
-    fn outgoing(&self) -> Outgoing {
-        match self {
-            Self::Call(call, _) => Outgoing::Call(*call),
-            Self::Reply(call) => Outgoing::Reply(call.id()),
-        }
-    }
-}
-
-/// A continued message that goes out.
-#[derive(Debug)]
-pub(super) struct Continuation {
-    pub(super) of: Whose,
-    /// Its window is what is left.
-    pub(super) rest: Buf,
-    /// Where all of it starts in the buffer, and its length.
-    pub(super) whole: (usize, usize),
-    /// Bytes of the last part's header.
-    pub(super) last_header: usize,
-}
-
-impl Continuation {
-    /// All of `message`, which the last part's header goes with.
-    pub(super) fn new(of: Whose, message: Buf, last_header: usize) -> Self {
-        let whole = (message.start(), message.len());
-        Self { of, rest: message, whole, last_header }
-    }
-}
 
 /// What became of the next part.
 pub(super) enum NextPart {

@@ -3,8 +3,7 @@
 use super::clock::nanoseconds;
 use super::close_reason::{CloseReason, LocalClose};
 use super::conn::Conn;
-use super::continuation::{Continuation, Whose};
-use super::peers::Peers;
+use super::outgoing::{Continuation, Whose};
 use super::reconnect::Again;
 use super::stage::Stage;
 use super::{ConnRef, Shard};
@@ -407,7 +406,7 @@ impl<F: Fabric> Shard<F> {
         self.say_why(ConnRef(origin), &reason);
         self.release_qp(&mut conn);
         self.requester.connection_lost(&mut self.cx, &mut conn);
-        Peers::ended(&mut conn, &reason);
+        conn.tell_ended(&reason);
         log::debug!("{origin:?} closed: {reason}");
         if let (Some(accepted), Some(what)) = (conn.accepted(), reason.for_the_log()) {
             self.cx.warn(what, format_args!("connection of {} ended: {reason}", accepted.host()));

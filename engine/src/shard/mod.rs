@@ -11,21 +11,25 @@
 //! | `receive` | a message has come: what it is, and who goes on with it |
 //! | `responder` | the engine of the peers' calls |
 //! | `requester` | the engine of our calls |
+//! | `ready` | the connections with something to say |
 //! | `context` | what both work with: device, pool, clock, connections, statistics |
 //! | `conn` | what is kept for a connection |
 //! | `table`, `stage` | the connections, and where each is in its life |
 //! | `receives` | the budget of Receives |
 //! | `send_queue` | what one connection posts, and what is known of it |
 //! | `continuation` | messages that go out in several |
+//! | `outgoing` | such a message |
 //! | `assembly` | messages that come in several |
 //! | `control` | connect, listen, accept, drain, break |
 //! | `lifecycle` | what connections are about to become, counted |
 //! | `peers` | connections of peers and their ends, told to the upper layer |
+//! | `accepted` | a connection that was accepted: from whom, and when it was last of use |
 //! | `arrivals` | connections of others until they have said something, and when they are silent |
 //! | `host` | which addresses are those of one host |
 //! | `reconnect` | connections that are made again |
 //! | `resize` | Receives of another size while calls run |
 //! | `changes` | other characteristics that change while connected |
+//! | `usage` | how much is made of credits, and for how long a connection has been quiet |
 //! | `credits` | credits that follow the load, keep-alive |
 //! | `progress` | deadlines on what peers owe |
 //! | `report` | what is told of it when somebody asks |
@@ -42,6 +46,7 @@
 //! Each engine, and each type of the table above, has its fields to itself: what another file wants of it, it
 //! asks for. A [`Shard`] has them side by side, and decides which of them goes on.
 
+mod accepted;
 mod application;
 mod arrivals;
 mod assembly;
@@ -57,9 +62,11 @@ mod credits;
 mod host;
 mod lifecycle;
 mod list;
+mod outgoing;
 mod peers;
 mod poll;
 mod progress;
+mod ready;
 mod receive;
 mod receives;
 mod reconnect;
@@ -75,6 +82,7 @@ mod table;
 #[cfg(test)]
 mod testing;
 mod thread;
+mod usage;
 
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ use log::Level;
 
 use super::clock::nanoseconds;
 use super::close_reason::{CloseReason, LocalClose};
-use super::conn::Conn;
+use crate::fabric::QpId;
 use crate::fabric::log_limit::LogLimit;
 use crate::handoff::panics::caught;
 use crate::service::Caller;
@@ -24,10 +24,6 @@ pub struct Peer {
 }
 
 impl Peer {
-    fn of(shard: u32, conn: &Conn) -> Self {
-        Self { caller: Caller { shard, qp: conn.origin() }, host: conn.host(), identity: conn.peer().cloned() }
-    }
-
     /// Its connection, as its calls have it ([`ServerCall::caller`](crate::ServerCall::caller)).
     pub fn caller(&self) -> Caller {
         self.caller
@@ -106,20 +102,12 @@ impl Peers {
         (self.hook, self.shard) = (Some(hook), shard);
     }
 
-    /// A connection of a peer may be used, or is used already.
-    pub(super) fn established(&self, conn: &mut Conn) {
-        let Some(hook) = &self.hook else { return };
-        if conn.accepted().is_some() && conn.owed_end().is_none() {
-            conn.owe_end(OwedEnd::begin(hook.clone(), Peer::of(self.shard, conn)));
-        }
-    }
-
-    /// A connection is over, for this reason. Workers may still have calls of it.
-    pub(super) fn ended(conn: &mut Conn, reason: &CloseReason) {
-        if let Some(owed) = conn.take_owed_end() {
-            // It is over once.
-            let _ = owed.0.end.set((conn.peer().cloned(), reason.clone()));
-        }
+    /// Tells of a connection of a peer that may be used; its end is owed from now on, if anybody wants to hear of it.
+    pub(super) fn established(&self, qp: QpId, host: Option<IpAddr>, identity: Option<Arc<str>>) -> Option<OwedEnd> {
+        let hook = self.hook.clone()?;
+        let peer = Peer { caller: Caller { shard: self.shard, qp }, host, identity };
+        hook.tell(PeerEvent::Established(&peer));
+        Some(OwedEnd(Arc::new(Owed { hook, peer, end: OnceLock::new() })))
     }
 }
 
@@ -138,10 +126,10 @@ struct Owed {
 }
 
 impl OwedEnd {
-    /// Tells of a connection, and owes its end.
-    fn begin(hook: PeerHook, peer: Peer) -> Self {
-        hook.tell(PeerEvent::Established(&peer));
-        Self(Arc::new(Owed { hook, peer, end: OnceLock::new() }))
+    /// The connection is over, for this reason. Workers may still have calls of it.
+    pub(super) fn end(self, identity: Option<Arc<str>>, reason: CloseReason) {
+        // It is over once.
+        let _ = self.0.end.set((identity, reason));
     }
 }
 
@@ -161,7 +149,8 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::shard::arrivals::Accepted;
+    use crate::shard::accepted::Accepted;
+    use crate::shard::conn::Conn;
     use crate::shard::testing::open_conn;
 
     /// What was told, in words.
@@ -204,14 +193,14 @@ mod tests {
         let told = Told::default();
         let peers = peers(&told);
         let mut conn = accepted(3);
-        Peers::ended(&mut conn, &LocalClose::Requested.into());
+        conn.tell_ended(&LocalClose::Requested.into());
         assert!(told.take().is_empty(), "nobody knows of it");
-        peers.established(&mut conn);
-        peers.established(&mut conn);
+        conn.tell_established(&peers);
+        conn.tell_established(&peers);
         assert_eq!(told.take(), ["3 is there"]);
-        Peers::ended(&mut conn, &LocalClose::Displaced.into());
+        conn.tell_ended(&LocalClose::Displaced.into());
         assert_eq!(told.take(), [format!("3: {}", LocalClose::Displaced)]);
-        Peers::ended(&mut conn, &LocalClose::Requested.into());
+        conn.tell_ended(&LocalClose::Requested.into());
         drop(conn);
         assert!(told.take().is_empty(), "it is over once");
     }
@@ -221,9 +210,9 @@ mod tests {
         let told = Told::default();
         let peers = peers(&told);
         let mut conn = accepted(3);
-        peers.established(&mut conn);
+        conn.tell_established(&peers);
         let calls = [conn.owed_end().cloned(), conn.owed_end().cloned()];
-        Peers::ended(&mut conn, &LocalClose::Requested.into());
+        conn.tell_ended(&LocalClose::Requested.into());
         drop((conn, peers));
         assert_eq!(told.take(), ["3 is there"], "calls of it run, or will");
         let [one, other] = calls;
@@ -238,7 +227,7 @@ mod tests {
         let told = Told::default();
         let peers = peers(&told);
         let mut conn = accepted(7);
-        peers.established(&mut conn);
+        conn.tell_established(&peers);
         drop((conn, peers));
         assert_eq!(told.take(), ["7 is there".to_owned(), format!("7: {}", LocalClose::Stopped)]);
     }

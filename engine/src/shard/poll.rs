@@ -3,7 +3,8 @@
 use super::Shard;
 use super::close_reason::CloseReason;
 use super::conn::Conn;
-use super::continuation::{Continuation, NextPart, Whose};
+use super::continuation::NextPart;
+use super::outgoing::{Continuation, Whose};
 use super::stage::Stage;
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, SMALL_BUFFER};
 use crate::fabric::{Completion, Fabric, Opcode, QpId, Status};

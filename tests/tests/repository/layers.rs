@@ -159,6 +159,8 @@ const UNSAFE: &[&str] = &[
 
 /// The most lines of a source file.
 const LONGEST: usize = 700;
+/// The same, tests included, where most changes are made.
+const LONGEST_OF: (usize, &[&str]) = (500, &["engine/proto/src/", "engine/src/shard/"]);
 
 /// Types of the shard that lend some of their fields to its other files: parts that keep their own fields, so that
 /// whoever works on one can borrow two of them.
@@ -225,7 +227,7 @@ const STATES: &[(&str, &[&str])] = &[
     ("Refused", &["responder/refusals.rs", "responder/tally.rs"]),
     (
         "Replying",
-        &["continuation.rs", "responder/calls.rs", "responder/mod.rs", "responder/replies.rs", "responder/writes.rs"],
+        &["outgoing.rs", "responder/calls.rs", "responder/mod.rs", "responder/replies.rs", "responder/writes.rs"],
     ),
 ];
 
@@ -235,7 +237,7 @@ const CALL_VALUES: &[&str] = &["Caller", "Miscounted"];
 /// Where files that reach each other are counted.
 const KNOTTED: &[&str] = &["engine/src/service/", "engine/src/shard/"];
 /// The most files there that reach each other by the modules that they name. Fewer are to be written down here.
-const KNOT: usize = 13;
+const KNOT: usize = 10;
 
 fn sources() -> Vec<String> {
     let all: Vec<_> =
@@ -509,12 +511,13 @@ fn few_files_reach_each_other() {
 
 #[test]
 fn no_file_is_too_long() {
-    let lines = |path: &String| read(path).lines().count();
-    let long: Vec<_> = sources()
-        .into_iter()
-        .filter(|path| !is_test(path))
-        .map(|path| (lines(&path), path))
-        .filter(|(lines, _)| *lines > LONGEST)
-        .collect();
-    assert!(long.is_empty(), "more than {LONGEST} lines: {long:?}");
+    let (shorter, places) = LONGEST_OF;
+    let longest = |path: &str| match places.iter().any(|place| path.starts_with(place)) {
+        true => shorter,
+        false if is_test(path) => usize::MAX,
+        false => LONGEST,
+    };
+    let lines = |path: &str| read(path).lines().count();
+    let long: Vec<_> = sources().into_iter().filter(|path| lines(path) > longest(path)).collect();
+    assert!(long.is_empty(), "more than {LONGEST} lines, or {shorter} in {places:?}: {long:?}");
 }

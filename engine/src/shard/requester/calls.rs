@@ -15,7 +15,7 @@ use crate::proto::{CallError, CallId, Form, Knob, Outgoing};
 use crate::shard::ConnRef;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
-use crate::shard::continuation::{Continuation, Whose};
+use crate::shard::outgoing::{Continuation, Whose};
 use crate::wire::{ChunkCounts, Segment, Version};
 
 /// A call with all its memory, ready to start.

@@ -10,7 +10,7 @@ use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_repl
 use crate::service::{Call, CallParts, Local, Procedure, Replying};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
-use crate::shard::continuation::{Continuation, Whose};
+use crate::shard::outgoing::{Continuation, Whose};
 use crate::wire::{Chunks, ErrorBody, Segment, rpc};
 
 impl Responder {

@@ -11,7 +11,7 @@ use crate::fabric::ReceivedBuf;
 use crate::handoff::parker::{Sleeper, Wake};
 use crate::proto::Event;
 use crate::service::{Arrived, DeferredCall, Header, Procedure, RpcMessage, Unready};
-use crate::shard::arrivals::Accepted;
+use crate::shard::accepted::Accepted;
 use crate::shard::clock::{Clock, SimulatedTime};
 use crate::shard::progress::Watch;
 use crate::shard::testing::{NoDevice, call, context, message, open_conn, receive, received, small};

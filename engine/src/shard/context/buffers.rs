@@ -1,0 +1,183 @@
+//! Memory of the shard's pool, and of those beside it: who may have how long a buffer.
+
+use rpcrdma_mempool::{ArenaId, Buf, Pool};
+
+use super::Context;
+use crate::config::{BUFFER_ALIGN, HEADROOM_CHUNKS};
+use crate::fabric::{Access, Fabric};
+use crate::proto::{CallError, Knob};
+use crate::shard::OpenError;
+
+impl<F: Fabric> Context<F> {
+    /// A buffer of the pool for `len` bytes; counts when there is none.
+    #[inline]
+    pub(in crate::shard) fn alloc(&mut self, len: usize) -> Option<Buf> {
+        let buf = self.pool.alloc(len);
+        self.stats.pool_empty += u64::from(buf.is_none());
+        buf
+    }
+
+    /// The same for a call of ours.
+    ///
+    /// # Errors
+    /// Why there is none.
+    #[inline]
+    pub(in crate::shard) fn alloc_for_call(&mut self, len: usize) -> Result<Buf, CallError> {
+        self.alloc(len).ok_or_else(|| self.lacks_buffer(len))
+    }
+
+    /// Why there is no buffer of the pool for `len` bytes.
+    #[cold]
+    pub(in crate::shard) fn lacks_buffer(&self, len: usize) -> CallError {
+        self.config.lacks_buffer(self.serves, len)
+    }
+
+    /// What says how many buffers of the pool there are for `len` bytes, or that there are none so long.
+    #[cold]
+    pub(in crate::shard) fn knob_of_buffers(&self, len: usize) -> Knob {
+        self.config.knob_of_buffers(self.serves, len)
+    }
+
+    /// The longest buffer that a reply of `len` bytes may have: one that fits a message leaves the longer ones to bulk,
+    /// or those who keep many calls unanswered would hold all of them.
+    #[inline(always)]
+    pub(in crate::shard) fn longest_for_reply(&self, len: usize) -> usize {
+        self.config.longest_for_reply(len).min(self.longest_for(len))
+    }
+
+    /// Bytes of the smallest buffers that hold so many.
+    pub(in crate::shard) fn class_of(&self, len: usize) -> usize {
+        self.pool.sizes().find(|&size| size >= len).unwrap_or(usize::MAX)
+    }
+
+    /// Calls wait for buffers of these sizes, which are ascending.
+    pub(in crate::shard) fn set_awaited(&mut self, sizes: impl Iterator<Item = usize>) {
+        self.awaited.clear();
+        self.awaited.extend(sizes);
+    }
+
+    /// They do for those of this size.
+    pub(in crate::shard) fn is_awaited(&self, size: usize) -> bool {
+        self.awaited.contains(&size)
+    }
+
+    /// They do for some.
+    #[inline(always)]
+    pub(in crate::shard) fn awaits_some(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
+    /// The longest buffer that may be had for `len` bytes: longer ones than fit are left to the calls that wait for them.
+    #[inline(always)]
+    pub(in crate::shard) fn longest_for(&self, len: usize) -> usize {
+        if self.awaits_some() { self.longest_not_awaited(len) } else { usize::MAX }
+    }
+
+    #[cold]
+    fn longest_not_awaited(&self, len: usize) -> usize {
+        let own = self.class_of(len);
+        self.awaited.iter().find(|&&size| size > own).map_or(usize::MAX, |&size| size - 1)
+    }
+
+    /// Bytes of the buffer that a chunk of `len` bytes is in: as many more as align it, where the pool has such.
+    #[inline]
+    pub(in crate::shard) fn chunk_room(&self, len: usize) -> usize {
+        if self.config.chunk_align > BUFFER_ALIGN { self.aligned_room(len) } else { len }
+    }
+
+    #[inline(never)]
+    fn aligned_room(&self, len: usize) -> usize {
+        let room = len + self.config.chunk_align - BUFFER_ALIGN;
+        if self.pool.room(room).1 > 0 { room } else { len }
+    }
+
+    /// A buffer of the pool for a chunk of `len` bytes, aligned as is wished.
+    #[inline]
+    pub(in crate::shard) fn alloc_chunk(&self, len: usize) -> Option<Buf> {
+        match self.config.chunk_align > BUFFER_ALIGN {
+            true => self.alloc_aligned(len),
+            false => self.pool.alloc_within(len, self.longest_for(len)),
+        }
+    }
+
+    /// Its window starts within the buffer where that is aligned, so that the buffers still spread over the sets
+    /// of the cache.
+    #[inline(never)]
+    fn alloc_aligned(&self, len: usize) -> Option<Buf> {
+        let (align, room) = (self.config.chunk_align, self.aligned_room(len));
+        let mut buf = self.pool.alloc_within(room, self.longest_for(room))?;
+        if room > len {
+            buf.set_window(buf.address().next_multiple_of(align) - buf.address(), len);
+        }
+        Some(buf)
+    }
+
+    /// A buffer of a pool of bulk buffers beside the shard's own, which is made at first use; to be exposed to a peer,
+    /// or shown to none.
+    pub(in crate::shard) fn alloc_bulk(&mut self, pool: &mut Option<Pool>, exposed: bool, len: usize) -> Option<Buf> {
+        if pool.is_none() && !self.config.bulk_buffers.is_empty() {
+            match self.bulk_pool(exposed) {
+                Ok(made) => *pool = Some(made),
+                Err(error) => {
+                    let what = if exposed { "memory to expose to a peer" } else { "memory for a copy of a reply" };
+                    self.error(what, format_args!("{what}: {error}"));
+                }
+            }
+        }
+        let pool = pool.as_ref()?;
+        pool.drain_remote();
+        pool.alloc(len)
+    }
+
+    fn bulk_pool(&mut self, exposed: bool) -> Result<Pool, OpenError> {
+        let pool = Pool::new(&self.config.exposed_pool())?;
+        if exposed {
+            self.fabric.register(pool.arena(), Access::REMOTE)?;
+        }
+        Ok(pool)
+    }
+
+    /// The fabric knows this memory, for work requests of this side.
+    pub(in crate::shard) fn knows(&self, arena: ArenaId) -> bool {
+        arena == self.pool.arena().id() || self.config.arenas.iter().any(|own| own.id() == arena)
+    }
+
+    /// A copy of a message, with the usual room in front for a header with chunks. `None` without memory for
+    /// it.
+    pub(in crate::shard) fn copy_of(&mut self, message: &[u8]) -> Option<Buf> {
+        self.copy_with(HEADROOM_CHUNKS, message)
+    }
+
+    /// A copy of a message, with so much room in front.
+    pub(in crate::shard) fn copy_with(&mut self, room: usize, message: &[u8]) -> Option<Buf> {
+        let mut copy = self.alloc(room + message.len())?;
+        copy.set_window(room, message.len());
+        copy.copy_from_slice(message);
+        Some(copy)
+    }
+
+    /// A message with the usual room in front for a header with chunks.
+    pub(in crate::shard) fn roomy(&mut self, message: Buf) -> Option<Buf> {
+        if message.start() >= HEADROOM_CHUNKS { Some(message) } else { self.copy_of(&message) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use crate::shard::testing::{context, small};
+
+    #[test]
+    fn a_chunk_is_aligned_where_any_buffer_lets_it_be() {
+        let config = Config { chunk_align: 4096, bulk_buffers: vec![(1 << 17, 2)], ..small() };
+        let cx = context(config.clone());
+        let rooms = [(100, 100 + 4032), (1 << 16, (1 << 16) + 4032), (1 << 17, 1 << 17)];
+        rooms.into_iter().for_each(|(len, room)| assert_eq!(cx.chunk_room(len), room));
+        let first = cx.alloc_chunk(1 << 16).expect("of the longer buffers");
+        assert!(first.address().is_multiple_of(4096) && first.capacity() == 1 << 17);
+        assert_eq!(cx.alloc_chunk(1 << 17).expect("the other").start(), 0, "none is long enough to align it");
+        let _second = cx.alloc_chunk(1 << 16).expect("the other");
+        assert!(cx.alloc_chunk(1 << 16).is_none(), "those that would not be aligned are no second choice");
+        assert_eq!(context(Config { chunk_align: 64, ..config }).chunk_room(100), 100);
+    }
+}
