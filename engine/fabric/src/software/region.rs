@@ -41,15 +41,18 @@ impl Region {
 /// What is registered with one fabric.
 #[derive(Debug, Default)]
 pub(super) struct Regions {
+    /// The first that was registered: a shard's own, in which nearly all messages are.
+    first: Option<ArenaId>,
+    /// Sorted by arena: each connection may add one.
     list: Vec<Region>,
     next_id: u32,
 }
 
 impl Regions {
     pub(super) fn add(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
-        if self.contains(arena.id()) {
+        let Err(at) = self.find(arena.id()) else {
             return Err(FabricError::Misuse(format!("{:?} is registered already", arena.id())));
-        }
+        };
         let remote = access.remote_read || access.remote_write;
         let descriptor = if remote {
             let fd = arena.fd().ok_or(FabricError::NotShowable { arena: arena.id() })?.try_clone_to_owned();
@@ -59,30 +62,37 @@ impl Regions {
         };
         let id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
-        self.list.push(Region { arena: arena.id(), access, bytes: arena.len() as u64, id, descriptor });
+        self.first.get_or_insert(arena.id());
+        self.list.insert(at, Region { arena: arena.id(), access, bytes: arena.len() as u64, id, descriptor });
         Ok(())
     }
 
     pub(super) fn remove(&mut self, arena: ArenaId) -> Result<(), FabricError> {
-        let at = self.list.iter().position(|r| r.arena == arena);
-        let at = at.ok_or_else(|| FabricError::Misuse(format!("{arena:?} is not registered")))?;
+        let at = self.find(arena).map_err(|_| FabricError::Misuse(format!("{arena:?} is not registered")))?;
         self.list.remove(at);
+        self.first.take_if(|first| *first == arena);
         Ok(())
     }
 
     /// Whether memory of this arena may be used in work requests. On the path of every message.
     #[inline]
     pub(super) fn contains(&self, arena: ArenaId) -> bool {
-        self.list.first().is_some_and(|r| r.arena == arena) || self.is_further_down(arena)
+        self.first == Some(arena) || self.is_further_down(arena)
     }
 
     #[inline(never)]
     fn is_further_down(&self, arena: ArenaId) -> bool {
-        self.list.iter().any(|r| r.arena == arena)
+        self.find(arena).is_ok()
     }
 
     pub(super) fn get(&self, arena: ArenaId) -> Option<&Region> {
-        self.list.iter().find(|r| r.arena == arena)
+        self.find(arena).ok().and_then(|at| self.list.get(at))
+    }
+
+    /// Where the arena is, or else belongs.
+    #[inline]
+    fn find(&self, arena: ArenaId) -> Result<usize, usize> {
+        self.list.binary_search_by_key(&arena, |r| r.arena)
     }
 }
 

@@ -1,5 +1,8 @@
 //! Memory that peers show, or are shown: mappings, windows, copies that do not end.
 
+use rpcrdma_mempool::Arena;
+
+use super::super::region::Regions;
 use super::*;
 
 /// Many pieces of memory, each of which is a mapping, of which a process has so many.
@@ -57,6 +60,30 @@ fn shown_memory_is_a_share_of_the_mappings_that_there_are() {
     let (intruder, qp) = town.intruder();
     drop(intruder);
     town.ends(qp);
+}
+
+/// Arenas are found in whatever order they were registered, and not once they are gone.
+#[test]
+fn registered_arenas_are_found() {
+    let config = ArenaConfig { bytes: 4096, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
+    let arenas: Vec<_> = (0..5).map(|_| Arena::new(&config).expect("an arena")).collect();
+    let mut regions = Regions::default();
+    let order = [2, 4, 0, 3, 1];
+    for (id, &at) in order.iter().enumerate() {
+        let arena = &arenas[at];
+        assert!(!regions.contains(arena.id()) && regions.get(arena.id()).is_none());
+        regions.add(arena, Access::LOCAL).expect("registered");
+        assert!(regions.add(arena, Access::LOCAL).is_err(), "registered twice");
+        assert!(order[..=id].iter().all(|&known| regions.contains(arenas[known].id())));
+        assert_eq!(regions.get(arena.id()).map(|region| region.id), Some(id as u32));
+    }
+    for (gone, &at) in order.iter().enumerate() {
+        let arena = arenas[at].id();
+        regions.remove(arena).expect("deregistered");
+        assert!(regions.remove(arena).is_err(), "deregistered twice");
+        assert!(!regions.contains(arena) && regions.get(arena).is_none());
+        assert!(order[gone + 1..].iter().all(|&left| regions.contains(arenas[left].id())));
+    }
 }
 
 /// Memory that takes long to unmap is unmapped elsewhere; its place is free when it is.
