@@ -6,11 +6,13 @@ use rustix::io::Errno;
 
 use super::message::Message;
 use super::qp::{Common, Qp, State};
+use super::region::Region;
 use super::retire::Retire;
 use super::ring::Header;
 use super::window::Exposure;
 use crate::checks;
 use crate::keys::Revoked;
+use crate::log_limit::ClockedLog;
 use crate::{Access, Completion, Disconnect, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest};
 
 /// Bytes that one queue pair may copy per post or poll, so that the others get their turn.
@@ -92,12 +94,13 @@ impl Qp {
                 result = Err(PostError::QueueFull);
                 break;
             }
-            if let Err(why) = self.check(common, posting) {
-                result = Err(PostError::Invalid(why));
-                break;
-            }
-            if self.step(common, posting, &mut budget) == Step::Wait {
-                return self.post_waits(common, chain, done, before);
+            match self.step(common, posting, true, Some(&mut budget)) {
+                Ok(Step::Done) => {}
+                Ok(Step::Wait) => return self.post_waits(common, chain, done, before),
+                Err(why) => {
+                    result = Err(PostError::Invalid(why));
+                    break;
+                }
             }
             signalled += u64::from(posting.signalled);
             done += 1;
@@ -165,13 +168,13 @@ impl Qp {
         }
         let mut result = Ok(());
         let mut taken = 0;
-        for posting in chain.iter() {
+        for posting in chain.iter_mut() {
             if taken >= checked {
                 if self.retire.len() + self.pending.len() + taken >= self.depth && self.state != State::Error {
                     result = Err(PostError::QueueFull);
                     break;
                 }
-                if let Err(why) = self.check(common, posting) {
+                if let Err(why) = self.step(common, posting, true, None) {
                     result = Err(PostError::Invalid(why));
                     break;
                 }
@@ -192,15 +195,6 @@ impl Qp {
         result
     }
 
-    /// What a NIC's driver checks before it takes a request.
-    #[inline(always)]
-    fn check(&mut self, common: &Common, posting: &Posting) -> Result<(), &'static str> {
-        match &posting.wr {
-            WorkRequest::Send { buf, .. } => self.check_send(common, buf),
-            _ => self.check_memory(common, posting),
-        }
-    }
-
     #[inline]
     fn check_send(&self, common: &Common, buf: &Buf) -> Result<(), &'static str> {
         if buf.len() > self.max_message as usize {
@@ -209,59 +203,35 @@ impl Qp {
         checks::known(common.regions.contains(buf.arena()))
     }
 
-    #[inline(never)]
-    fn check_memory(&mut self, common: &Common, posting: &Posting) -> Result<(), &'static str> {
-        match &posting.wr {
-            WorkRequest::Send { .. } => Ok(()),
-            WorkRequest::Write { src, offset, len, .. } => {
-                let (arena, all) = src.extent();
-                checks::known(common.regions.contains(arena))?;
-                checks::inside(*offset, *len, all)
-            }
-            WorkRequest::Read { dst, offset, len, .. } => {
-                checks::known(common.regions.contains(dst.arena()))?;
-                checks::inside(*offset, *len, dst.len())
-            }
-            WorkRequest::Bind { window, mem, offset, len, access } => {
-                if !common.regions.get(mem.arena()).is_some_and(|r| r.permits(*access) && r.showing().is_some()) {
-                    return Err("memory that is not registered with these rights");
-                }
-                checks::inside_some(*offset, *len, mem.len())?;
-                if *access == Access::LOCAL {
-                    return Err("a window without rights");
-                }
-                if window.qp != self.id || !self.windows.keys_mut().post_bind(window.index) {
-                    return Err("a window that is not free, or of another queue pair");
-                }
-                Ok(())
-            }
-            WorkRequest::LocalInvalidate { window } => {
-                if window.qp != self.id || !self.windows.keys_mut().post_invalidate(window.index) {
-                    return Err("a window that is not bound, or of another queue pair");
-                }
-                Ok(())
-            }
-        }
-    }
-
-    /// Carries a request out, as far as room and budget allow.
+    /// Checks a `fresh` request as a NIC's driver does before it takes it. Then carries it out, as far as room and
+    /// budget allow; without a budget it is only checked.
     #[inline(always)]
-    fn step(&mut self, common: &mut Common, posting: &mut Posting, budget: &mut usize) -> Step {
+    fn step(
+        &mut self,
+        common: &mut Common,
+        posting: &mut Posting,
+        fresh: bool,
+        budget: Option<&mut usize>,
+    ) -> Result<Step, &'static str> {
         let WorkRequest::Send { buf, invalidate, .. } = &posting.wr else {
-            return self.step_memory(common, posting, budget);
+            return self.step_memory(common, posting, fresh, budget);
         };
+        if fresh {
+            self.check_send(common, buf)?;
+        }
+        let Some(budget) = budget else { return Ok(Step::Wait) };
         let len = buf.len() as u32;
         // The first of a turn may be longer than the budget: else it would never go.
         let turn_over = *budget < buf.len() && *budget < COPY_BUDGET;
         if turn_over || !self.tx.has_room(len) && !self.make_room(len) {
             self.needs_room = !turn_over;
-            return Step::Wait;
+            return Ok(Step::Wait);
         }
         *budget = budget.saturating_sub(buf.len());
         if !self.send(posting, buf, invalidate) {
             self.not_sent(posting.wr_id, posting.signalled);
         }
-        Step::Done
+        Ok(Step::Done)
     }
 
     /// Puts a message into the ring, in which there is room for it. False if there is not.
@@ -291,12 +261,24 @@ impl Qp {
 
     /// The same, for all but Sends.
     #[inline(never)]
-    fn step_memory(&mut self, common: &mut Common, posting: &mut Posting, budget: &mut usize) -> Step {
+    fn step_memory(
+        &mut self,
+        common: &mut Common,
+        posting: &mut Posting,
+        fresh: bool,
+        budget: Option<&mut usize>,
+    ) -> Result<Step, &'static str> {
         let (wr_id, signalled, opcode) = (posting.wr_id, posting.signalled, posting.wr.opcode());
-        self.needs_room = false;
+        self.needs_room &= budget.is_none();
         let status = match &mut posting.wr {
             WorkRequest::Send { .. } => Status::Success,
             WorkRequest::Write { src, offset, len, remote } => {
+                if fresh {
+                    let (arena, all) = src.extent();
+                    checks::known(common.regions.contains(arena))?;
+                    checks::inside(*offset, *len, all)?;
+                }
+                let Some(budget) = budget else { return Ok(Step::Wait) };
                 let slice = (*len).min(*budget);
                 let status = self.copy(common, remote, *len, true, |there, at| match src {
                     Source::Lent(lent) => there.copy_from_lent(at, lent, *offset, slice),
@@ -304,39 +286,70 @@ impl Qp {
                 });
                 match advance(status, budget, slice, offset, len, remote) {
                     Some(status) => status,
-                    None => return Step::Wait,
+                    None => return Ok(Step::Wait),
                 }
             }
             WorkRequest::Read { dst, offset, len, remote } => {
+                if fresh {
+                    checks::known(common.regions.contains(dst.arena()))?;
+                    checks::inside(*offset, *len, dst.len())?;
+                }
+                let Some(budget) = budget else { return Ok(Step::Wait) };
                 let slice = (*len).min(*budget);
                 let to: &Lent = dst;
                 let status =
                     self.copy(common, remote, *len, false, |there, at| there.copy_to_lent(at, to, *offset, slice));
                 match advance(status, budget, slice, offset, len, remote) {
                     Some(status) => status,
-                    None => return Step::Wait,
+                    None => return Ok(Step::Wait),
                 }
             }
-            WorkRequest::Bind { window, mem, offset, len, access } => match self.show(common, mem) {
-                Ok(region) => {
-                    let address = (mem.offset() + *offset) as u64;
-                    let what = Exposure { mem, region, address, len: *len as u64, access: *access };
-                    if self.windows.bind(window.index, &what) { Status::Success } else { Status::WindowBind }
+            WorkRequest::Bind { window, mem, offset, len, access } => {
+                let region = common.regions.get(mem.arena());
+                if fresh {
+                    if !region.is_some_and(|r| r.permits(*access) && r.showing().is_some()) {
+                        return Err("memory that is not registered with these rights");
+                    }
+                    checks::inside_some(*offset, *len, mem.len())?;
+                    if *access == Access::LOCAL {
+                        return Err("a window without rights");
+                    }
+                    if window.qp != self.id || !self.windows.keys_mut().post_bind(window.index) {
+                        return Err("a window that is not free, or of another queue pair");
+                    }
                 }
-                Err(status) => status,
-            },
-            WorkRequest::LocalInvalidate { window } => match self.windows.revoke(window.index) {
-                Revoked::Busy => return Step::Wait,
-                // The peer may have been faster.
-                Revoked::Done | Revoked::NotBound => Status::Success,
-            },
+                if budget.is_none() {
+                    return Ok(Step::Wait);
+                }
+                match self.show(&mut common.log, region) {
+                    Ok(region) => {
+                        let address = (mem.offset() + *offset) as u64;
+                        let what = Exposure { mem, region, address, len: *len as u64, access: *access };
+                        if self.windows.bind(window.index, &what) { Status::Success } else { Status::WindowBind }
+                    }
+                    Err(status) => status,
+                }
+            }
+            WorkRequest::LocalInvalidate { window } => {
+                if fresh && (window.qp != self.id || !self.windows.keys_mut().post_invalidate(window.index)) {
+                    return Err("a window that is not bound, or of another queue pair");
+                }
+                if budget.is_none() {
+                    return Ok(Step::Wait);
+                }
+                match self.windows.revoke(window.index) {
+                    Revoked::Busy => return Ok(Step::Wait),
+                    // The peer may have been faster.
+                    Revoked::Done | Revoked::NotBound => Status::Success,
+                }
+            }
         };
         if signalled || !status.is_ok() {
             let end = self.tx.sent();
             self.retire.push(Retire { wr_id, end, opcode, signalled, status });
         }
         self.halted = !status.is_ok();
-        Step::Done
+        Ok(Step::Done)
     }
 
     /// Copies one slice to or from the peer's memory, if its window allows all that is left.
@@ -379,9 +392,9 @@ impl Qp {
         Status::RemoteAccess
     }
 
-    /// Sends the peer the descriptor of this memory, once per connection.
-    fn show(&mut self, common: &mut Common, mem: &Lent) -> Result<u32, Status> {
-        let Some(region) = common.regions.get(mem.arena()) else { return Err(Status::LocalProtection) };
+    /// Sends the peer the descriptor of this memory, if it is still registered, once per connection.
+    fn show(&mut self, log: &mut ClockedLog, region: Option<&Region>) -> Result<u32, Status> {
+        let Some(region) = region else { return Err(Status::LocalProtection) };
         // Mostly it is the last.
         if self.announced.last() == Some(&region.id) || self.announced.contains(&region.id) {
             return Ok(region.id);
@@ -395,7 +408,7 @@ impl Qp {
                 // It has closed the connection, which is all that there is to say.
                 return Err(Status::Flushed);
             }
-            common.log.warn(
+            log.warn(
                 "peers that do not take the descriptor of a region",
                 format_args!("{:?}: the peer does not take the descriptor of a region: {error}", self.id),
             );
@@ -415,7 +428,7 @@ impl Qp {
         let mut pending = std::mem::take(&mut self.pending);
         while !self.halted
             && let Some(posting) = pending.front_mut()
-            && self.step(common, posting, &mut budget) == Step::Done
+            && self.step(common, posting, false, Some(&mut budget)) == Ok(Step::Done)
         {
             pending.pop_front();
         }
