@@ -71,7 +71,9 @@ use super::{
     FabricStats, Flow, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
-/// Queue pairs on the cold list that each poll looks at.
+/// Queue pairs on the cold list that each poll looks at, and again so many behind one that has something. All that were
+/// quiet are heard in one turn then. Else that takes half as many turns, each longer than the last, as who is found
+/// turns hot.
 const COLD_POLLS: usize = 2;
 
 /// How many queue pairs ahead of the one that is polled are fetched, and the message of how many ahead.
@@ -196,7 +198,9 @@ impl SoftwareFabric {
 
     #[inline(never)]
     fn poll_cold(&mut self, out: &mut Vec<Completion>, end: usize) {
-        for _ in 0..self.cold.len().min(COLD_POLLS) {
+        let mut looks = self.cold.len().min(COLD_POLLS);
+        while looks > 0 {
+            looks -= 1;
             if self.cold_turn >= self.cold.len() {
                 self.cold_turn = 0;
             }
@@ -206,6 +210,7 @@ impl SoftwareFabric {
                 Polled::Active => {
                     self.cold.swap_remove(self.cold_turn);
                     self.warm(slot);
+                    looks = COLD_POLLS;
                 }
                 Polled::Dead => {
                     self.cold.swap_remove(self.cold_turn);

@@ -20,6 +20,19 @@ impl Town {
         assert_eq!(posted, Ok(()));
     }
 
+    /// Twenty more connections: the client's ends, and the server's.
+    fn twenty_more(&mut self) -> Vec<(QpId, QpId)> {
+        let mut pairs = Vec::new();
+        for _ in 0..20 {
+            let client = self.client.connect(&self.address.clone(), &params()).expect("connect");
+            let server = self.accept();
+            self.is_up(client);
+            self.turn();
+            pairs.push((client, server));
+        }
+        pairs
+    }
+
     /// The server polls until all of its queue pairs are cold.
     fn quiet(&mut self) {
         (0..QUIET).for_each(|_| {
@@ -39,14 +52,7 @@ impl Town {
 #[test]
 fn a_sleep_costs_nothing_for_those_that_are_quiet_and_each_of_them_ends_it() {
     let mut town = Town::new("quiet");
-    let mut pairs = Vec::new();
-    for _ in 0..20 {
-        let client = town.client.connect(&town.address.clone(), &params()).expect("connect");
-        let server = town.accept();
-        town.is_up(client);
-        town.turn();
-        pairs.push((client, server));
-    }
+    let pairs = town.twenty_more();
     town.quiet();
     for (client, server) in [pairs[7], pairs[19], pairs[7]] {
         town.last_look();
@@ -61,6 +67,18 @@ fn a_sleep_costs_nothing_for_those_that_are_quiet_and_each_of_them_ends_it() {
         assert_eq!(town.done.pop().expect("it").qp, server);
         town.quiet();
     }
+}
+
+#[test]
+fn all_that_were_quiet_are_heard_at_once() {
+    let mut town = Town::new("at-once");
+    let pairs = town.twenty_more();
+    town.quiet();
+    for &(client, _) in &pairs {
+        town.send(client, false);
+    }
+    assert_eq!(town.server.poll_cq(&mut town.done, 8), 8, "no more than is asked for");
+    assert_eq!(town.server.poll_cq(&mut town.done, 64), 12);
 }
 
 #[test]
