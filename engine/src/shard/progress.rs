@@ -183,27 +183,45 @@ impl Progress {
     }
 }
 
+/// Parts that the connections are looked at in, one behind the other: a look at all of many would hold up every call.
+const PARTS: usize = 16;
+
 /// When the connections are looked at.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    looked: u64,
+    /// When each part was looked at, in nanoseconds.
+    looked: [u64; PARTS],
+    /// The part whose turn is next, and when.
+    part: usize,
     due: u64,
-    /// Something is owed, so that the next look must not be slept through.
-    owed: bool,
+    /// Parts that were looked at since one was in which something is owed. After all of them no look is due that must
+    /// not be slept through.
+    quiet: usize,
 }
 
+/// The parts that are looked at now: nanoseconds since the last look at each, as far as they count.
+type Turn = [Option<u64>; PARTS];
+
 impl Watch {
-    /// A look begins: nanoseconds since the last one, as far as they count. While this side was not there,
-    /// nobody could make progress.
-    fn begin(&mut self, now: u64, every: u64) -> u64 {
-        let elapsed = now.saturating_sub(self.looked).min(every.saturating_mul(2));
-        (self.looked, self.due, self.owed) = (now, now.saturating_add(every), false);
-        elapsed
+    /// Looks begin, of each part once in `every` nanoseconds. Behind a pause several are due, at most all. While this
+    /// side was not there, nobody could make progress: of that time no more than two looks' counts.
+    fn begin(&mut self, now: u64, every: u64) -> Turn {
+        let step = (every / PARTS as u64).max(1);
+        let parts = (now.saturating_sub(self.due) / step).saturating_add(1).min(PARTS as u64);
+        let mut turn = Turn::default();
+        for _ in 0..parts {
+            let looked = std::mem::replace(&mut self.looked[self.part], now);
+            turn[self.part] = Some(now.saturating_sub(looked).min(every.saturating_mul(2)));
+            self.part = (self.part + 1) % PARTS;
+            self.quiet += 1;
+        }
+        self.due = now.saturating_add(step);
+        turn
     }
 
     /// When the next look must be, in nanoseconds.
     fn next(&self) -> u64 {
-        if self.owed { self.due } else { u64::MAX }
+        if self.quiet < PARTS { self.due } else { u64::MAX }
     }
 }
 
@@ -217,21 +235,26 @@ impl Watch {
         cx.schedule.wake_by(self.next());
     }
 
-    /// Looks at all connections, and ends those whose peers have owed something for
+    /// Looks at the connections whose turn it is, and ends those whose peers have owed something for
     /// [`Config::progress_timeout`](crate::Config::progress_timeout).
     #[cold]
     fn end_stalled<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
         let timeout = nanoseconds(cx.config.progress_timeout);
         let every = (timeout / LOOKS).max(nanoseconds(cx.config.control_interval));
-        let elapsed = self.begin(now, every);
-        cx.with_each(|cx, conn| {
-            let ended = self.look(cx, conn, elapsed, timeout);
-            if !ended && conn.progress.awaits_send() {
-                // Of the last Sends nothing may ever be heard: they are asked for. At once, as what is posted later
-                // stands behind Reads that came later, and that no bytes are counted for.
-                cx.request_completion(conn);
-            }
-        });
+        let turn = self.begin(now, every);
+        let whose = |slot: usize| turn[slot % PARTS];
+        cx.with_those(
+            |slot| whose(slot).is_some(),
+            |cx, conn| {
+                let elapsed = whose(conn.qp().slot as usize).unwrap_or(0);
+                let ended = self.look(cx, conn, elapsed, timeout);
+                if !ended && conn.progress.awaits_send() {
+                    // Of the last Sends nothing may ever be heard: they are asked for. At once, as what is posted later
+                    // stands behind Reads that came later, and that no bytes are counted for.
+                    cx.request_completion(conn);
+                }
+            },
+        );
     }
 
     /// Looks at one connection; true if it is ended for what it owes.
@@ -246,7 +269,9 @@ impl Watch {
         let bytes = (unseen, owed.waiting, cx.config.receive_size as u64);
         let passed = conn.progress.pass(elapsed, flow, bytes, cx.config.least_rate);
         let (waited, why) = conn.progress.look(owed, &passed);
-        self.owed |= conn.progress.is_owed();
+        if conn.progress.is_owed() {
+            self.quiet = 0;
+        }
         if waited < timeout.max(1) || conn.is_over() {
             return false;
         }
@@ -408,12 +433,26 @@ mod tests {
 
     #[test]
     fn time_in_which_nobody_looked_is_held_against_nobody() {
-        let mut watch = Watch::default();
-        assert_eq!(watch.begin(100, 10), 20);
-        assert_eq!(watch.begin(105, 10), 5);
-        watch.owed = true;
-        assert_eq!(watch.next(), 115);
-        assert_eq!(watch.begin(u64::MAX, 10), 20);
+        let (mut watch, every) = (Watch::default(), 10 * PARTS as u64);
+        assert_eq!(watch.begin(10_000, every), [Some(2 * every); PARTS], "behind a pause all are due");
         assert_eq!(watch.next(), u64::MAX, "nothing was found to be owed");
+        assert_eq!(watch.begin(u64::MAX, every), [Some(2 * every); PARTS]);
+    }
+
+    #[test]
+    fn the_parts_take_turns_and_none_is_slept_through_while_anything_is_owed() {
+        let (mut watch, every) = (Watch::default(), 10 * PARTS as u64);
+        watch.begin(10_000, every);
+        watch.quiet = 0;
+        for part in 0..PARTS {
+            assert_eq!(watch.next(), 10_010 + 10 * part as u64);
+            let turn = watch.begin(watch.due, every);
+            let looked: Vec<_> = (0..PARTS).filter(|&other| turn[other].is_some()).collect();
+            assert_eq!((looked, turn[part]), (vec![part], Some(10 + 10 * part as u64)));
+        }
+        assert_eq!(watch.next(), u64::MAX, "all were looked at");
+        let turn = watch.begin(watch.due + 20, every);
+        assert_eq!(turn.map(|part| part.is_some()).iter().filter(|due| **due).count(), 3, "it is late by two");
+        assert_eq!(turn[..3], [Some(every + 20), Some(every + 10), Some(every)]);
     }
 }
