@@ -1,7 +1,7 @@
 //! A received message, decoded as far as its kind asks for.
 
 use super::Connection;
-use crate::wire::{Flags, Head, HeaderType, SingleChunks, View, WireError};
+use crate::wire::{Flags, Head, HeadLayout, HeaderType, Plain, SingleChunks, View, WireError};
 
 /// A received message. What most are is told by one look at a header of known layout; any other is checked as
 /// a whole. Both ways come to the same.
@@ -71,22 +71,28 @@ impl Connection {
     /// [checked](Self::check). The connection has not seen it yet.
     #[inline(always)]
     pub fn decode(&self, message: &[u8]) -> Option<Incoming<'static>> {
-        match self.decode_plain(message) {
-            Some(head) => Some(head.into()),
-            None => self.decode_with_chunks(message),
+        match self.plain(message) {
+            Some(plain) => plain.head(message).map(Into::into),
+            None => self.decode_other(message),
         }
     }
 
-    /// Decodes a message without chunks by its layout.
+    /// Whether a message is like most: windowed, and without chunks.
     #[inline(always)]
-    pub fn decode_plain(&self, message: &[u8]) -> Option<Head> {
-        self.heads.decoder()?.read(message)
+    pub fn plain(&self, message: &[u8]) -> Option<Plain> {
+        if self.heads.decoder() == Some(HeadLayout::V2Windowed) { Plain::of(message) } else { None }
     }
 
-    /// Decodes a message with chunks by its layout.
+    /// Decodes any other message by its layout.
     #[inline]
-    pub fn decode_with_chunks(&self, message: &[u8]) -> Option<Incoming<'static>> {
-        let (head, chunks) = self.heads.decoder()?.read_with_chunks(message)?;
+    pub fn decode_other(&self, message: &[u8]) -> Option<Incoming<'static>> {
+        let layout = self.heads.decoder()?;
+        if layout != HeadLayout::V2Windowed
+            && let Some(head) = layout.read(message)
+        {
+            return Some(head.into());
+        }
+        let (head, chunks) = layout.read_with_chunks(message)?;
         Some(Incoming { head, lists: Lists::Single(chunks) })
     }
 

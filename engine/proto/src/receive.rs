@@ -27,7 +27,8 @@ impl Connection {
     /// A call or reply in one piece, in the layout that was settled on: its credits, then what it is.
     #[inline(always)]
     fn take(&mut self, head: Head, lists: Option<HasLists>) -> Result<Event, PeerFault> {
-        if self.session.version() == Version::V1 {
+        // A windowed header is of version 2.
+        if head.received.is_none() && self.session.version() == Version::V1 {
             return self.take_v1(head.xid, head.credit, head.response, lists);
         }
         let words = CreditWords { credit: head.credit, received: head.received };

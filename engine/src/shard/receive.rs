@@ -6,16 +6,27 @@ use super::stage::Stage;
 use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{CallError, Event, Incoming, Lists, PeerFault, Rejected};
 use crate::service::RpcMessage;
-use crate::wire::{ErrorBody, Head, HeaderType, View, WireError};
+use crate::wire::{ErrorBody, Head, HeaderType, Plain, View, WireError};
 
 impl<F: Fabric> Shard<F> {
-    /// Takes a message. Most are plain, and for them the compiler makes a [`take`](Self::take) of its own.
+    /// Takes a message. Each kind has a [`take`](Self::take) of its own, which keeps what it works on in registers.
     #[inline(never)]
     pub(super) fn received(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
-        match conn.proto.decode_plain(&message) {
-            Some(head) => self.take(conn, Some(head), message, invalidated),
+        match conn.proto.plain(&message) {
+            Some(Plain::Call) => self.received_call(conn, message),
+            Some(Plain::Reply) => self.received_reply(conn, message, invalidated),
             None => self.received_other(conn, message, invalidated),
         }
+    }
+
+    #[inline(never)]
+    fn received_call(&mut self, conn: &mut Conn, message: ReceivedBuf) {
+        self.take(conn, Plain::Call.head(&message), message, None);
+    }
+
+    #[inline(never)]
+    fn received_reply(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
+        self.take(conn, Plain::Reply.head(&message), message, invalidated);
     }
 
     #[inline(never)]
@@ -23,8 +34,8 @@ impl<F: Fabric> Shard<F> {
         self.take(conn, None, message, invalidated);
     }
 
-    /// Decodes a message, unless it is plain, lets the connection say what it means, and goes on with the
-    /// call or the reply that it is.
+    /// Decodes a message, unless it is plain and has this head, lets the connection say what it means, and goes on with
+    /// the call or the reply that it is.
     #[inline(always)]
     fn take(&mut self, conn: &mut Conn, plain: Option<Head>, message: ReceivedBuf, invalidated: Option<u32>) {
         if matches!(conn.stage(), Stage::Connecting | Stage::Closing) && !self.is_expected(conn) {
@@ -33,7 +44,7 @@ impl<F: Fabric> Shard<F> {
         let checked;
         let incoming = if let Some(head) = plain {
             head.into()
-        } else if let Some(incoming) = conn.proto.decode_with_chunks(&message) {
+        } else if let Some(incoming) = conn.proto.decode_other(&message) {
             incoming
         } else {
             checked = conn.proto.check(&message);

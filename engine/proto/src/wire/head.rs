@@ -3,6 +3,7 @@
 
 use super::chunks::{Lists, READ_SEGMENT_LEN, ReadSegment, SEGMENT_LEN, Segment};
 use super::codes::{Flags, HeaderType, Version};
+use super::header::msg_len;
 use super::view::View;
 
 /// How such a header is laid out on a connection.
@@ -74,8 +75,8 @@ impl HeadLayout {
     #[inline(always)]
     pub fn read(self, message: &[u8]) -> Option<Head> {
         match self {
-            HeadLayout::V2Windowed => read_v2::<40>(message, true),
-            HeadLayout::V2 => read_v2::<36>(message, false),
+            HeadLayout::V2Windowed => Plain::of(message)?.head(message),
+            HeadLayout::V2 => read_v2(message),
             HeadLayout::V1 => read_v1(message),
         }
     }
@@ -108,21 +109,64 @@ fn is_msg_of<const N: usize>(version: Version, header: &[u8; N]) -> bool {
         && header.last_chunk() == Some(&[0; LISTS])
 }
 
+/// What a message is whose header is that of [`HeadLayout::V2Windowed`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plain {
+    /// A call.
+    Call,
+    /// A reply.
+    Reply,
+}
+
+/// Bytes of such a header.
+const WINDOWED: usize = msg_len(Version::V2, true);
+
+impl Plain {
+    /// `None` of a message that is laid out in any other way.
+    #[inline(always)]
+    pub fn of(message: &[u8]) -> Option<Self> {
+        let header: &[u8; WINDOWED] = message.first_chunk()?;
+        if !is_msg_of(Version::V2, header) {
+            return None;
+        }
+        const CALL: u32 = Flags::RECEIVED.0;
+        const REPLY: u32 = Flags::RECEIVED.with(Flags::RESPONSE).0;
+        match word(header, 16) {
+            CALL => Some(Self::Call),
+            REPLY => Some(Self::Reply),
+            _ => None,
+        }
+    }
+
+    /// What the header says beside that. `None` if it is cut short.
+    #[inline(always)]
+    pub fn head(self, message: &[u8]) -> Option<Head> {
+        let header: &[u8; WINDOWED] = message.first_chunk()?;
+        Some(Head {
+            xid: word(header, 0),
+            credit: word(header, 8),
+            received: Some(word(header, 20)),
+            inv_handle: word(header, WINDOWED - LISTS - 4),
+            response: self == Self::Reply,
+            len: WINDOWED,
+        })
+    }
+}
+
 #[inline(always)]
-fn read_v2<const N: usize>(message: &[u8], windowed: bool) -> Option<Head> {
-    let header: &[u8; N] = message.first_chunk()?;
+fn read_v2(message: &[u8]) -> Option<Head> {
+    let header: &[u8; 36] = message.first_chunk()?;
     let flags = Flags(word(header, 16));
-    let layout = if windowed { Flags::RECEIVED } else { Flags::NONE };
-    if !is_msg_of(Version::V2, header) || flags.without(Flags::RESPONSE) != layout {
+    if !is_msg_of(Version::V2, header) || flags.without(Flags::RESPONSE) != Flags::NONE {
         return None;
     }
     Some(Head {
         xid: word(header, 0),
         credit: word(header, 8),
-        received: windowed.then(|| word(header, 20)),
-        inv_handle: word(header, N - LISTS - 4),
+        received: None,
+        inv_handle: word(header, header.len() - LISTS - 4),
         response: flags.contains(Flags::RESPONSE),
-        len: N,
+        len: header.len(),
     })
 }
 

@@ -66,7 +66,7 @@ pub use chunks::{
 };
 pub use codes::{Flags, HeaderType, Revision, Version};
 pub use error::{ErrorBody, WireError, WireErrorKind};
-pub use head::{Head, HeadLayout, SingleChunks};
+pub use head::{Head, HeadLayout, Plain, SingleChunks};
 pub use header::{
     Body, Header, WINDOWED_LEN, connprop_len, emit_connprop_continued, emit_err_vers, emit_msg, emit_windowed, msg_len,
 };
