@@ -13,8 +13,8 @@ mod writer;
 
 pub(crate) use boxes::CallBoxes;
 pub(crate) use call::{
-    Admitted, Answered, Arrived, Call, CallParts, Chunks, Header, Long, Miscounted, Ready, Refused, Replying,
-    RpcMessage, Stamp, Unready,
+    Admitted, Answered, Arrived, Call, CallParts, Chunks, Header, Long, Miscounted, Ready, Refused, ReplyMessage,
+    Replying, RpcMessage, Stamp, Unready,
 };
 pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, NoResult, ServerCall};
 pub use deferred::DeferredCall;

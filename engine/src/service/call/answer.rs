@@ -5,11 +5,26 @@ use rpcrdma_mempool::{ArenaId, Buf};
 use super::chunks::Chunks;
 use super::state::{Answered, Call, Refused, Replying};
 use super::{CallParts, OwnedCall, Reply};
+use crate::config::HEADROOM_PLAIN;
 use crate::fabric::ReceivedBuf;
 use crate::handoff::returns::{Came, WayHome};
 use crate::proto::Refusal;
 use crate::service::{NO_ENTRY, REFUSAL_LEN};
-use crate::wire::rpc::{self, AcceptStat, OpaqueAuth, ReplyBody, ReplyHeader};
+use crate::wire::rpc::{self, ACCEPTED_REPLY_LEN, AcceptStat, OpaqueAuth, ReplyBody, ReplyHeader};
+
+/// Where the results of most calls begin in the buffers of their replies.
+const PLAIN_RESULTS: usize = HEADROOM_PLAIN + ACCEPTED_REPLY_LEN;
+
+/// The RPC message of a reply, or what of it is still to be sent.
+#[derive(Debug)]
+pub(crate) struct ReplyMessage {
+    pub(crate) buf: Buf,
+    /// Its first byte in the buffer, and how many there are. In front of it is room for its transport header.
+    pub(crate) at: usize,
+    pub(crate) len: usize,
+    /// There is nothing else to do with its call.
+    pub(crate) plain: bool,
+}
 
 impl Call<Answered> {
     /// Sends it to its shard.
@@ -56,10 +71,20 @@ impl Call<Answered> {
         self.outcome
     }
 
-    /// Its reply is like most: results, if it has any, are in its message, behind a header without verifier.
+    /// Completes its reply if it is like most, and takes it: results, if it has any, are in its message, where those of
+    /// most begin, behind a header without verifier. Else the call comes back.
     #[inline(always)]
-    pub(crate) fn is_plain(&self) -> bool {
-        self.outcome.is_ok() && !self.extras.has_any()
+    pub(crate) fn complete_plain(mut self) -> Result<(Call<Replying>, ReplyMessage), Self> {
+        let CallParts { xid, reply, outcome, extras, .. } = self.parts();
+        if outcome.is_err() || extras.has_any() || reply.at != PLAIN_RESULTS {
+            return Err(self);
+        }
+        let Some(mut buf) = reply.buf.take() else { return Err(self) };
+        if let Some(header) = buf.full_mut().get_mut(HEADROOM_PLAIN..PLAIN_RESULTS) {
+            rpc::emit_accepted_success(header, *xid);
+        }
+        let message = ReplyMessage { buf, at: HEADROOM_PLAIN, len: reply.len + ACCEPTED_REPLY_LEN, plain: true };
+        Ok((self.becomes(), message))
     }
 
     /// What its handler said when it panicked, if it did.
@@ -189,16 +214,9 @@ impl Call<Refused> {
 }
 
 impl Call<Replying> {
-    /// Where its reply is in the buffer of that, and how many bytes that are.
-    #[inline(always)]
-    pub(crate) fn place(&self) -> (usize, usize) {
-        (self.reply.at, self.reply.len)
-    }
-
-    /// Its reply is a message, and there is nothing else to do with it.
-    #[inline(always)]
-    pub(crate) fn is_plain(&self) -> bool {
-        !self.extras.has_any()
+    /// Bytes of the RPC message of its reply.
+    pub(crate) fn reply_len(&self) -> usize {
+        self.reply.len
     }
 
     /// Bytes of its reply, and of its results in chunks.
@@ -206,16 +224,17 @@ impl Call<Replying> {
         self.reply.len + self.chunks().result_bytes()
     }
 
-    /// The buffer of its reply, to be sent.
+    /// The message of its reply, to be sent.
     #[inline(always)]
-    pub(crate) fn take_reply(&mut self) -> Option<Buf> {
-        self.parts().reply.buf.take()
+    pub(crate) fn take_reply(&mut self) -> Option<ReplyMessage> {
+        let plain = !self.extras.has_any();
+        let Reply { buf, at, len } = &mut self.parts().reply;
+        Some(ReplyMessage { buf: buf.take()?, at: *at, len: *len, plain })
     }
 
     /// Its reply waits, after all.
-    pub(crate) fn put_reply(&mut self, reply: Buf) {
-        let (at, len) = (reply.start(), reply.len());
-        self.parts().reply = Reply { buf: Some(reply), at, len };
+    pub(crate) fn put_reply(&mut self, ReplyMessage { buf, at, len, .. }: ReplyMessage) {
+        self.parts().reply = Reply { buf: Some(buf), at, len };
     }
 
     /// What its message is in, which is not needed any more.

@@ -24,6 +24,7 @@ pub use crate::proto::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::NoSpace;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor, MAX_AUTH_LEN};
 
+pub(crate) use answer::ReplyMessage;
 use chunks::NO_CHUNKS;
 pub(crate) use chunks::{Chunks, Miscounted};
 use extra::Extras;

@@ -9,7 +9,7 @@ use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{InboundId, Refusal};
 use crate::service::reply_cache::Lookup;
 use crate::service::{
-    Admitted, Answered, Arrived, Call, Header, Ready, Replying, ResultMemory, RpcMessage, RunOn, Unready,
+    Admitted, Answered, Arrived, Call, Header, Ready, ReplyMessage, Replying, ResultMemory, RpcMessage, RunOn, Unready,
 };
 use crate::shard::clock::nanoseconds;
 use crate::shard::conn::Conn;
@@ -255,9 +255,9 @@ impl Responder {
     #[inline(always)]
     pub(super) fn finish<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Answered>) {
         cx.stats.calls += 1;
-        match call.is_plain() {
-            true => self.answer(cx, conn, call.complete()),
-            false => self.finish_unusual(cx, conn, call),
+        match call.complete_plain() {
+            Ok((call, reply)) => self.answer_with(cx, conn, call, reply),
+            Err(call) => self.finish_unusual(cx, conn, call),
         }
     }
 
@@ -343,16 +343,31 @@ impl Responder {
 
     /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's
     /// chain is posted.
-    #[inline(always)]
+    #[inline(never)]
     pub(super) fn answer<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Replying>) {
+        if let Some(reply) = call.take_reply() {
+            self.answer_with(cx, conn, call, reply);
+        }
+    }
+
+    /// The same with this message.
+    #[inline(always)]
+    fn answer_with<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Call<Replying>,
+        reply: ReplyMessage,
+    ) {
         let receives_ok = cx.receives_ok(conn);
         let backlogged = conn.is_backlogged(cx.config.signal_every);
         if backlogged {
             conn.proto.reply(call.id());
         }
         if !backlogged && conn.proto.reply_now(call.id(), receives_ok) {
-            self.transmit_reply(cx, conn, call, receives_ok);
+            self.transmit_reply(cx, conn, call, reply, receives_ok);
         } else {
+            call.put_reply(reply);
             // What the call came in is what Receives may be short of. (A header with chunks may be written
             // into it.)
             if !call.returns() {

@@ -7,7 +7,7 @@ use super::header::CallRefusal;
 use crate::config::{Config, HEADROOM_PLAIN, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
-use crate::service::{Call, CallParts, Local, Procedure, Replying};
+use crate::service::{Call, CallParts, Local, Procedure, ReplyMessage, Replying};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::shard::outgoing::{Continuation, Whose};
@@ -22,8 +22,10 @@ impl Responder {
         id: InboundId,
         receives_ok: bool,
     ) {
-        if let Some(call) = conn.served.replies[id.index()].take() {
-            self.transmit_reply(cx, conn, call, receives_ok);
+        if let Some(mut call) = conn.served.replies[id.index()].take()
+            && let Some(reply) = call.take_reply()
+        {
+            self.transmit_reply(cx, conn, call, reply, receives_ok);
         }
     }
 
@@ -34,19 +36,18 @@ impl Responder {
         cx: &mut Context<F>,
         conn: &mut Conn,
         mut call: Call<Replying>,
+        reply: ReplyMessage,
         receives_ok: bool,
     ) {
-        if !call.is_plain()
+        if !reply.plain
             && let Some(stamp) = call.take_stamp()
         {
             self.time(cx, call.entry(), &stamp);
         }
-        let (at, len) = call.place();
-        let Some(buf) = call.take_reply() else { return };
         // In front of it is room for its header: where that fits, too, nothing more need be known.
-        match at + len <= conn.proto.terms().send_inline_threshold {
-            true => self.transmit_reply_message(cx, conn, call, (buf, at, len), receives_ok),
-            false => self.transmit_reply_by_form(cx, conn, call, (buf, at, len), receives_ok),
+        match reply.at + reply.len <= conn.proto.terms().send_inline_threshold {
+            true => self.transmit_reply_message(cx, conn, call, reply, receives_ok),
+            false => self.transmit_reply_by_form(cx, conn, call, reply, receives_ok),
         }
     }
 
@@ -57,22 +58,22 @@ impl Responder {
         cx: &mut Context<F>,
         conn: &mut Conn,
         call: Call<Replying>,
-        (mut buf, at, len): (Buf, usize, usize),
+        mut reply: ReplyMessage,
         receives_ok: bool,
     ) {
-        buf.set_window(at, len);
-        match reply_form(conn, &call, len) {
-            ReplyForm::Inline => self.transmit_reply_message(cx, conn, call, (buf, at, len), receives_ok),
-            ReplyForm::ReplyChunk => self.transmit_long_reply(cx, conn, call, buf, receives_ok),
+        reply.buf.set_window(reply.at, reply.len);
+        match reply_form(conn, &call, reply.len) {
+            ReplyForm::Inline => self.transmit_reply_message(cx, conn, call, reply, receives_ok),
+            ReplyForm::ReplyChunk => self.transmit_long_reply(cx, conn, call, reply, receives_ok),
             // A refusal, or the peer has come to receive less since the call was looked at.
             ReplyForm::TooLong => {
-                let error = ErrorBody::ReplyResource { length_needed: len as u32 };
+                let error = ErrorBody::ReplyResource { length_needed: reply.len as u32 };
                 self.refuse_call(cx, conn, call.refuse(), CallRefusal::Transport(error));
                 cx.ready.add(conn);
             }
             ReplyForm::Continued => {
                 let last_header = reply_header_len(&conn.proto, &call);
-                cx.start_continuation(conn, Continuation::new(Whose::Reply(call), buf, last_header), receives_ok);
+                cx.start_continuation(conn, Continuation::new(Whose::Reply(call), reply.buf, last_header), receives_ok);
             }
         }
     }
@@ -86,22 +87,21 @@ impl Responder {
         rest: Buf,
         receives_ok: bool,
     ) {
-        let (at, len) = (rest.start(), rest.len());
-        self.transmit_reply_message(cx, conn, call, (rest, at, len), receives_ok);
+        let (at, len, plain) = (rest.start(), rest.len(), false);
+        self.transmit_reply_message(cx, conn, call, ReplyMessage { buf: rest, at, len, plain }, receives_ok);
     }
 
-    /// Sends a reply, or what is left of it, which is in `buf` from a byte on, and so long: queues the RDMA
-    /// Writes, writes the header, queues the Send.
+    /// Sends a reply, or what is left of it: queues the RDMA Writes, writes the header, queues the Send.
     #[inline(always)]
     fn transmit_reply_message<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
         mut call: Call<Replying>,
-        (mut buf, at, len): (Buf, usize, usize),
+        ReplyMessage { mut buf, at, len, plain }: ReplyMessage,
         receives_ok: bool,
     ) {
-        let start = if !call.is_plain() && call.returns() {
+        let start = if !plain && call.returns() {
             Self::emit_written(&cx.config, conn, &mut call, None, receives_ok, &mut buf, at)
         } else {
             conn.proto.emit_plain(Outgoing::Reply(call.id()), receives_ok, buf.full_mut(), at)
@@ -116,7 +116,7 @@ impl Responder {
         cx: &mut Context<F>,
         conn: &mut Conn,
         mut call: Call<Replying>,
-        reply: Buf,
+        reply: ReplyMessage,
         receives_ok: bool,
     ) {
         // The message that it came in is not needed any more.
@@ -130,7 +130,7 @@ impl Responder {
             conn.proto.reply(id);
             return cx.ready.add(conn);
         };
-        let start = Self::emit_written(&cx.config, conn, &mut call, Some(reply), receives_ok, &mut buf, room);
+        let start = Self::emit_written(&cx.config, conn, &mut call, Some(reply.buf), receives_ok, &mut buf, room);
         self.push_reply(cx, conn, call, buf, start.map(|start| (start, room - start)));
     }
 

@@ -15,7 +15,7 @@ use crate::shard::context::Context;
 /// Bytes that the RDMA Writes of a reply carry.
 fn bytes_of(conn: &Conn, call: &Call<Replying>) -> usize {
     let chunks = call.chunks();
-    let (_, len) = call.place();
+    let len = call.reply_len();
     let long = chunks.reply().is_some() && matches!(reply_form(conn, call, len), ReplyForm::ReplyChunk);
     chunks.result_bytes() + if long { len } else { 0 }
 }
