@@ -9,6 +9,8 @@ use crate::proto::InboundId;
 pub(crate) struct CallBoxes {
     #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
     spare: Vec<Box<OwnedCall>>,
+    /// The one that was given back last, while it is not in use: most calls are over before the next one comes.
+    last: Option<Box<OwnedCall>>,
     /// Index of the shard that they are of.
     shard: u32,
 }
@@ -21,13 +23,13 @@ impl CallBoxes {
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.spare.len()
+        self.spare.len() + usize::from(self.last.is_some())
     }
 
     /// A call that has come on this connection, by this name.
     #[inline(always)]
     pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> Call<Arrived> {
-        match self.spare.pop() {
+        match self.last.take().or_else(|| self.spare.pop()) {
             Some(memory) => Call::again(memory, qp, id),
             None => Call::blank(self.shard, qp, id),
         }
@@ -36,7 +38,16 @@ impl CallBoxes {
     /// Takes a call back; its buffers go home.
     #[inline(always)]
     pub(crate) fn put<S>(&mut self, call: Call<S>) {
-        self.spare.push(call.end());
+        self.put_memory(call.end());
+    }
+
+    /// The same of one whose buffers are taken.
+    #[inline(always)]
+    pub(crate) fn put_memory(&mut self, memory: Box<OwnedCall>) {
+        match &mut self.last {
+            last @ None => *last = Some(memory),
+            Some(_) => self.spare.push(memory),
+        }
     }
 
     /// The same of one that waited.

@@ -389,8 +389,12 @@ impl Conn {
     /// shard in its queue.
     #[inline]
     pub(super) fn is_backlogged(&self, signal_every: u32) -> bool {
-        let under_way = self.proto.credits().credit_limit().max(self.proto.call_slots() as u32);
-        self.sends.under_way() >= under_way.saturating_add(signal_every)
+        let under_way = self.sends.under_way();
+        // Most have sent fewer since one was signalled.
+        under_way >= signal_every && {
+            let most = self.proto.credits().credit_limit().max(self.proto.call_slots() as u32);
+            under_way >= most.saturating_add(signal_every)
+        }
     }
 
     /// What its peer is waited for. `in_device`: the device has memory of this connection.

@@ -100,7 +100,8 @@ impl Shares {
     #[inline(always)]
     pub(super) fn alloc<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, len: usize) -> Option<Buf> {
         // The smallest that would do are almost always so many that nobody is beyond a share.
-        let first = cx.pool.alloc_if(len, |free, count| !cx.awaits_some() && !is_short(free, shared(cx, len, count)));
+        let plenty = |free, count| !is_short(free, count) || !is_short(free, shared(cx, len, count));
+        let first = cx.pool.alloc_if(len, |free, count| !cx.awaits_some() && plenty(free, count));
         first.or_else(|| self.alloc_unless_beyond(cx, conn, len))
     }
 
