@@ -130,7 +130,7 @@ impl Connection {
 
     /// A reply may go out at once.
     #[inline(always)]
-    fn may_reply(&self, receives_ok: bool) -> bool {
+    pub(super) fn may_reply(&self, receives_ok: bool) -> bool {
         self.outbox.is_empty() && self.credits.may_send(false, receives_ok)
     }
 

@@ -1,7 +1,7 @@
 //! What goes out next, and its header.
 
 use super::credits::FOR_REPLIES;
-use super::{Connection, CreditWords, Outgoing, Scheme};
+use super::{Connection, CreditWords, InboundId, Outgoing, Scheme};
 use crate::wire::{self, Body, ChunkCounts, Chunks, Flags, Header, Version};
 
 /// How an outgoing message's payload travels, if not simply inline.
@@ -149,19 +149,40 @@ impl Connection {
         end: usize,
     ) -> Option<usize> {
         if self.windowed() && receives_ok {
-            // What `account` comes to, when the peer is told everything.
-            self.outbox.note_sent();
-            self.counters.sent += 1;
-            self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
-            let (credit, received) = self.credits.on_send_windowed(self.room());
             let start = end.checked_sub(wire::WINDOWED_LEN)?;
-            wire::emit_windowed(buf.get_mut(start..end)?.first_chunk_mut()?, xid, credit, received, flags);
+            self.emit_windowed(xid, flags, buf.get_mut(start..end)?.first_chunk_mut()?);
             return Some(start);
         }
         let words = self.account(counted, true, receives_ok);
         let start = end.checked_sub(wire::msg_len(self.session.version(), words.received.is_some()))?;
         wire::emit_msg(buf.get_mut(start..end)?, self.session.version(), xid, words.credit, words.received, flags);
         Some(start)
+    }
+
+    /// What [`account`](Self::account) comes to, when the peer is told everything, and the header.
+    #[inline(always)]
+    fn emit_windowed(&mut self, xid: u32, flags: Flags, header: &mut [u8; wire::WINDOWED_LEN]) {
+        self.outbox.note_sent();
+        self.counters.sent += 1;
+        self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
+        let (credit, received) = self.credits.on_send_windowed(self.room());
+        wire::emit_windowed(header, xid, credit, received, flags);
+    }
+
+    /// Whether a reply without chunks may go out at once, with a windowed header: it is not queued, and its header must be
+    /// [written](Self::emit_reply) now. `receives_ok` is true.
+    #[inline(always)]
+    pub fn replies_windowed(&self) -> bool {
+        self.windowed() && self.may_reply(true)
+    }
+
+    /// Writes such a header of such a reply. False if that names a served call that is gone.
+    #[inline(always)]
+    #[must_use = "false means that nothing was written"]
+    pub fn emit_reply(&mut self, id: InboundId, header: &mut [u8; wire::WINDOWED_LEN]) -> bool {
+        let Some(call) = self.inbound.remove(id) else { return false };
+        self.emit_windowed(call.xid, Flags::RESPONSE, header);
+        true
     }
 
     /// Writes the header of a part of a call or reply that is not the last, as

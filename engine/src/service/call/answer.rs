@@ -243,6 +243,12 @@ impl Call<Replying> {
         self.parts().message.buf.take()
     }
 
+    /// It is over: its message, and its memory, which is to be used again.
+    #[inline(always)]
+    pub(crate) fn end_with_message(mut self) -> (Option<ReceivedBuf>, Box<OwnedCall>) {
+        (self.take_message(), self.end())
+    }
+
     /// Its chunk lists, to be written out.
     #[inline(always)]
     pub(crate) fn chunks_mut(&mut self) -> Option<&mut Chunks> {

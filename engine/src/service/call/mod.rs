@@ -235,7 +235,7 @@ pub struct ServerCall<T: ?Sized = [()]> {
 }
 
 /// As the engine holds it.
-pub(super) type OwnedCall = ServerCall<[(); 0]>;
+pub(crate) type OwnedCall = ServerCall<[(); 0]>;
 
 impl Linked for OwnedCall {
     fn link(&mut self) -> &mut Link<Self> {

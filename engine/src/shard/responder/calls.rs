@@ -3,7 +3,7 @@
 use super::Responder;
 use super::header::{CallRefusal, Trouble, check_position_zero, read_lists, reply_body};
 use super::landing::Fetching;
-use super::replies::{reply_headroom, reply_room};
+use super::replies::{fits_inline, reply_headroom, reply_room};
 use super::workers::WorkKey;
 use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{InboundId, Refusal};
@@ -356,11 +356,31 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Call<Replying>,
+        call: Call<Replying>,
         reply: ReplyMessage,
     ) {
         let receives_ok = cx.receives_ok(conn);
         let backlogged = conn.is_backlogged(cx.config.signal_every);
+        if reply.plain && receives_ok && !backlogged && conn.proto.replies_windowed() && fits_inline(conn, &reply) {
+            self.transmit_plain(cx, conn, call, reply);
+        } else {
+            self.answer_other(cx, conn, call, reply, (receives_ok, backlogged));
+        }
+        if !cx.config.batch {
+            cx.post_chain(conn);
+        }
+    }
+
+    /// The same of any reply, or when it must wait.
+    #[inline(never)]
+    fn answer_other<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Call<Replying>,
+        reply: ReplyMessage,
+        (receives_ok, backlogged): (bool, bool),
+    ) {
         if backlogged {
             conn.proto.reply(call.id());
         }
@@ -375,9 +395,6 @@ impl Responder {
             }
             let index = call.id().index();
             conn.served.replies[index] = Some(call);
-        }
-        if !cx.config.batch {
-            cx.post_chain(conn);
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::service::{Call, CallParts, Local, Procedure, ReplyMessage, Replying};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::shard::outgoing::{Continuation, Whose};
-use crate::wire::{Chunks, ErrorBody, Segment, rpc};
+use crate::wire::{Chunks, ErrorBody, Segment, WINDOWED_LEN, rpc};
 
 impl Responder {
     /// Sends a reply that waited for its credit.
@@ -44,8 +44,7 @@ impl Responder {
         {
             self.time(cx, call.entry(), &stamp);
         }
-        // In front of it is room for its header: where that fits, too, nothing more need be known.
-        match reply.at + reply.len <= conn.proto.terms().send_inline_threshold {
+        match fits_inline(conn, &reply) {
             true => self.transmit_reply_message(cx, conn, call, reply, receives_ok),
             false => self.transmit_reply_by_form(cx, conn, call, reply, receives_ok),
         }
@@ -109,6 +108,21 @@ impl Responder {
         self.push_reply(cx, conn, call, buf, start.map(|start| (start, len + at - start)));
     }
 
+    /// Sends a reply like most: a message without chunks, that [fits](fits_inline), with a windowed header.
+    #[inline(always)]
+    pub(super) fn transmit_plain<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: Call<Replying>,
+        ReplyMessage { mut buf, at, len, .. }: ReplyMessage,
+    ) {
+        let start = at - WINDOWED_LEN;
+        let header = buf.full_mut().get_mut(start..at).and_then(<[u8]>::first_chunk_mut);
+        let written = header.is_some_and(|header| conn.proto.emit_reply(call.id(), header));
+        self.push_reply(cx, conn, call, buf, written.then_some((start, WINDOWED_LEN + len)));
+    }
+
     /// Sends a reply by RDMA Write into the Reply chunk of its call, and its header behind it.
     #[cold]
     fn transmit_long_reply<F: Fabric>(
@@ -140,7 +154,7 @@ impl Responder {
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
-        mut call: Call<Replying>,
+        call: Call<Replying>,
         mut buf: Buf,
         range: Option<(usize, usize)>,
     ) {
@@ -154,13 +168,14 @@ impl Responder {
             }
             _ => cx.unsendable(conn, "a reply"),
         }
+        let (message, memory) = call.end_with_message();
+        self.boxes.put_memory(memory);
         // The buffer that the call came in goes back to where it came from.
-        if let Some(message) = call.take_message()
+        if let Some(message) = message
             && message.capacity() == cx.sizing.capacity()
         {
             cx.receives.give(|| message.into_buf());
         }
-        self.boxes.put(call);
     }
 
     /// Queues the RDMA Writes of a reply, and writes the header that says how much went into each segment.
@@ -202,6 +217,12 @@ fn fill(conn: &mut Conn, segments: &mut [Segment], mut source: Option<Source>, l
         offset += len as usize;
         left -= len;
     }
+}
+
+/// In front of a reply is room for its header: where that fits, too, nothing more need be known of its form.
+#[inline(always)]
+pub(super) fn fits_inline(conn: &Conn, reply: &ReplyMessage) -> bool {
+    reply.at + reply.len <= conn.proto.terms().send_inline_threshold
 }
 
 /// How a reply of `len` bytes travels.
