@@ -148,8 +148,8 @@ impl Connection {
 
     /// Queues a transport error instead of a reply, and forgets the call.
     pub fn reply_error(&mut self, id: InboundId, error: ErrorBody) {
-        if let Some(inbound) = self.inbound.remove(id) {
-            self.queue_error(Outgoing::Error { xid: inbound.xid, error });
+        if let Some(xid) = self.inbound.remove(id) {
+            self.queue_error(Outgoing::Error { xid, error });
             self.counters.reject(&Rejected::Answered(error));
         }
     }

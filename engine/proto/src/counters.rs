@@ -9,12 +9,12 @@ use super::Rejected;
 pub struct Counters {
     /// Messages received.
     pub received: u64,
-    /// Messages sent.
-    pub sent: u64,
     /// Messages that granted credits beside their payload.
     pub grants_piggybacked: u64,
     /// Messages that did nothing but grant credits.
     pub grants_pure: u64,
+    /// Messages sent.
+    pub sent: u64,
     /// Messages received with MORE: another part of the same call or reply follows.
     pub continued_received: u64,
     /// Messages sent with MORE: another part of the same call or reply follows.

@@ -10,10 +10,9 @@
 //! | [`Scheme::V2Incremental`] | low half: newly granted; high half: most outstanding | previous limit + newly granted, and no more than the most at a time |
 //! | [`Scheme::V1`] | requested, or granted, calls outstanding | calls answered + granted |
 //!
-//! Before the peer has said anything, a client's limit is 1 and a server's 0
-//! (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.3); in version 1 it is 1 in either direction (RFC 8166
-//! §3.3.1). A pure grant may exceed the limit by one, and every receiver keeps one Receive for it (§4.3.1.2
-//! there).
+//! Before the peer has said anything, a client's limit is 1 and a server's 0 (draft-ietf-nfsv4-rpcrdma-version-two-00
+//! §4.3.3); in version 1 it is 1 in either direction (RFC 8166 §3.3.1). A pure grant may exceed the limit by one, and
+//! every receiver keeps one Receive for it (§4.3.1.2 there).
 
 use super::fault::PeerFault;
 
@@ -77,10 +76,10 @@ pub struct Credits {
     made: u32,
     /// Version 1 requester: calls answered (or known never to be).
     answered: u32,
-    /// Messages received since the peer was last told.
-    unreported: u32,
-    /// Those of them that were more than a pure grant.
-    unreported_payload: u32,
+    /// What was `received` when the peer was last told all of it.
+    reported: u32,
+    /// What was `received` when it was last told of that, and one more for each pure grant since.
+    reported_payload: u32,
     /// Pure grants that were sent since the last message that was more, of either end.
     thanks: u8,
     /// Incremental: what the peer surely had received when it last granted more.
@@ -110,8 +109,8 @@ impl Credits {
             credit_limit,
             made: credit_limit,
             answered: 0,
-            unreported: 0,
-            unreported_payload: 0,
+            reported: 0,
+            reported_payload: 0,
             thanks: 0,
             reached: 0,
             grant_after: if coalesce { credit_limit / 2 } else { 1 },
@@ -275,10 +274,10 @@ impl Credits {
         if (limit.wrapping_sub(self.told_limit) as i32) > 0 {
             self.told_limit = limit;
         }
-        self.unreported_payload = 0;
+        self.reported_payload = self.received;
         // As long as there is room for less, more is to be told.
         if room >= self.credit_limit {
-            self.unreported = 0;
+            self.reported = self.received;
         }
     }
 
@@ -407,10 +406,9 @@ impl Credits {
         if (self.received.wrapping_sub(self.told_limit) as i32) > 1 {
             return Err(PeerFault::CreditsExceeded { received: self.received, limit: self.told_limit });
         }
-        self.unreported += 1;
-        self.unreported_payload += u32::from(payload);
-        if payload {
-            self.thanks = 0;
+        match payload {
+            true => self.thanks = 0,
+            false => self.reported_payload = self.reported_payload.wrapping_add(1),
         }
         Ok(())
     }
@@ -418,7 +416,12 @@ impl Credits {
     /// Something arrived that the peer has not been told of.
     #[inline]
     pub fn wants_report(&self) -> bool {
-        self.unreported_payload > 0
+        self.unreported_payload() > 0
+    }
+
+    /// But for pure grants.
+    fn unreported_payload(&self) -> u32 {
+        self.received.wrapping_sub(self.reported_payload)
     }
 
     /// Messages sent so far, modulo 2^32: names the last one.
@@ -439,7 +442,7 @@ impl Credits {
 
     /// The peer waits to hear that the message which has just come was received.
     pub fn report_soon(&mut self) {
-        self.unreported_payload = self.unreported_payload.max(self.grant_after);
+        self.reported_payload = self.received.wrapping_sub(self.unreported_payload().max(self.grant_after));
     }
 
     /// Version 1: one of our calls was answered (or can no longer be), which frees what it used.
@@ -459,10 +462,10 @@ impl Credits {
         // Pure grants use up credits too, and must be reported in the end; but never one for one, or two
         // idle peers would thank each other for ever.
         let low = match room >= self.credit_limit {
-            true => self.unreported > 0 && left <= (self.credit_limit / 2) as i32,
+            true => self.received != self.reported && left <= (self.credit_limit / 2) as i32,
             false => self.wants_crowded(room, left),
         };
-        (low || self.unreported_payload >= self.grant_after) && self.may_grant()
+        (low || self.unreported_payload() >= self.grant_after) && self.may_grant()
     }
 
     /// The same for want of credits, while there is not room for the whole credit limit: only a peer that has used all
@@ -481,11 +484,11 @@ impl Credits {
     /// Starts the counters elsewhere, to test wrap-around.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, mine: u32, theirs: u32) {
-        let Self { sent, limit, granted, acknowledged, reached, answered, received, told_limit, .. } = self;
+        let Self { sent, limit, granted, acknowledged, reached, answered, .. } = self;
         for count in [sent, limit, granted, acknowledged, reached, answered] {
             *count = count.wrapping_add(mine);
         }
-        for count in [received, told_limit] {
+        for count in [&mut self.received, &mut self.told_limit, &mut self.reported, &mut self.reported_payload] {
             *count = count.wrapping_add(theirs);
         }
     }

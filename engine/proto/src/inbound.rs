@@ -1,7 +1,5 @@
 //! The peer's calls that are being served.
 
-use super::free_list::FreeList;
-
 /// A call of the peer, until it is answered. Stale ones never name a newer call; the default names none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct InboundId {
@@ -17,76 +15,94 @@ impl InboundId {
 }
 
 /// What must be remembered to answer.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Inbound {
     pub(super) xid: u32,
+    /// Of the call that is served, or of the next one to be.
     generation: u32,
-    live: bool,
+    /// Of a free slot: the next free one, or [`LAST`]. Else [`SERVED`].
+    next: u32,
 }
 
+/// No slot has these numbers.
+const LAST: u32 = u32::MAX;
+const SERVED: u32 = u32::MAX - 1;
+
 /// Slots of served calls: two for each call that the peer may have under way, as version 1 tolerates twice as many.
+/// Those that are free are a list, the last freed one first.
 #[derive(Debug)]
 pub(super) struct InboundTable {
     slots: Vec<Inbound>,
-    free: FreeList,
+    /// The first free slot, or [`LAST`].
+    free: u32,
+    /// Slots of calls that are served.
+    served: usize,
 }
 
 impl InboundTable {
     /// For so many calls under way.
     pub(super) fn new(calls: usize) -> Self {
-        let capacity = 2 * calls;
-        Self { slots: vec![Inbound::default(); capacity], free: FreeList::new(capacity) }
+        let mut table = Self { slots: Vec::new(), free: LAST, served: 0 };
+        table.fit(calls);
+        table
     }
 
-    /// Where slots and links begin: the first ones are used most.
+    /// Where slots begin: the first ones are used most.
     #[inline]
-    pub(super) fn first_places(&self) -> [*const u8; 2] {
-        [self.slots.as_ptr().cast(), self.free.first_place()]
+    pub(super) fn first_place(&self) -> *const u8 {
+        self.slots.as_ptr().cast()
     }
 
     #[inline(always)]
     pub(super) fn insert(&mut self, xid: u32) -> Option<InboundId> {
-        let index = self.free.pop()?;
-        let slot = &mut self.slots[index as usize];
-        let generation = slot.generation.wrapping_add(1);
-        *slot = Inbound { xid, generation, live: true };
-        Some(InboundId { index, generation })
+        let index = self.free;
+        // There is no slot at `LAST`.
+        let slot = self.slots.get_mut(index as usize)?;
+        self.free = slot.next;
+        (slot.xid, slot.next) = (xid, SERVED);
+        self.served += 1;
+        Some(InboundId { index, generation: slot.generation })
     }
 
     pub(super) fn get(&self, id: InboundId) -> Option<&Inbound> {
-        let slot = self.slots.get(id.index as usize)?;
-        (slot.live && slot.generation == id.generation).then_some(slot)
+        self.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation)
     }
 
+    /// Takes out a call, and returns its XID.
     #[inline(always)]
-    pub(super) fn remove(&mut self, id: InboundId) -> Option<Inbound> {
+    pub(super) fn remove(&mut self, id: InboundId) -> Option<u32> {
         let slot = self.slots.get_mut(id.index as usize)?;
-        if !slot.live || slot.generation != id.generation {
+        if slot.generation != id.generation {
             return None;
         }
-        slot.live = false;
-        self.free.push(id.index);
-        Some(*slot)
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.next = self.free;
+        self.free = id.index;
+        self.served -= 1;
+        Some(slot.xid)
     }
 
     /// Whether the peer has made this call twice, and the other one is being served, too.
     pub(super) fn is_double(&self, id: InboundId) -> bool {
         let Some(call) = self.get(id) else { return false };
-        self.slots.iter().filter(|slot| slot.live && slot.xid == call.xid).count() > 1
+        self.slots.iter().filter(|slot| slot.next == SERVED && slot.xid == call.xid).count() > 1
     }
 
     /// So many calls may be under way from now on. It never gets smaller.
     pub(super) fn fit(&mut self, calls: usize) {
         let capacity = 2 * calls;
-        if capacity > self.slots.len() {
-            self.slots.resize(capacity, Inbound::default());
-            self.free.grow(capacity);
+        let old = self.slots.len();
+        if capacity > old {
+            // Those that are new go first, the lowest before the others.
+            let next = |slot| if slot == capacity { self.free } else { slot as u32 };
+            self.slots.extend((old + 1..=capacity).map(|slot| Inbound { xid: 0, generation: 1, next: next(slot) }));
+            self.free = old as u32;
         }
     }
 
     #[inline(always)]
     pub(super) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.served
     }
 
     pub(super) fn capacity(&self) -> usize {
@@ -108,7 +124,7 @@ mod tests {
         let mut table = InboundTable::new(1);
         let first = table.insert(7).unwrap();
         assert!(table.insert(9).is_some() && table.insert(8).is_none());
-        assert_eq!(table.remove(first).map(|call| call.xid), Some(7));
+        assert_eq!(table.remove(first), Some(7));
         assert!(table.remove(first).is_none() && table.len() == 1, "it is answered once");
         let second = table.insert(8).unwrap();
         assert_eq!(first.index(), second.index());

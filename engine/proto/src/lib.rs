@@ -248,9 +248,9 @@ impl Connection {
 
     /// Where that is which a message needs beside the connection itself, most often, to have it fetched ahead of need.
     #[inline]
-    pub fn tables(&self) -> [*const u8; 4] {
-        let ([calls, free_calls], [inbound, free_inbound]) = (self.calls.first_places(), self.inbound.first_places());
-        [calls, free_calls, inbound, free_inbound]
+    pub fn tables(&self) -> [*const u8; 3] {
+        let [calls, free_calls] = self.calls.first_places();
+        [calls, free_calls, self.inbound.first_place()]
     }
 
     /// Who the peer is. If it has [failed](HostAuth::failure) when the connection is made, that is of no use.

@@ -132,7 +132,7 @@ impl Connection {
     pub fn emit_plain(&mut self, out: Outgoing, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         let (xid, flags, counted) = match out {
             Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
-            Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
+            Outgoing::Reply(id) => (self.inbound.remove(id)?, Flags::RESPONSE, false),
             _ => return None,
         };
         self.emit_msg(xid, flags, counted, receives_ok, buf, end)
@@ -180,8 +180,8 @@ impl Connection {
     #[inline(always)]
     #[must_use = "false means that nothing was written"]
     pub fn emit_reply(&mut self, id: InboundId, header: &mut [u8; wire::WINDOWED_LEN]) -> bool {
-        let Some(call) = self.inbound.remove(id) else { return false };
-        self.emit_windowed(call.xid, Flags::RESPONSE, header);
+        let Some(xid) = self.inbound.remove(id) else { return false };
+        self.emit_windowed(xid, Flags::RESPONSE, header);
         true
     }
 
@@ -210,7 +210,7 @@ impl Connection {
     ) -> Option<usize> {
         let (xid, flags, counted) = match out {
             Outgoing::Call(call) => (call.xid(), Flags::NONE, true),
-            Outgoing::Reply(id) => (self.inbound.remove(id)?.xid, Flags::RESPONSE, false),
+            Outgoing::Reply(id) => (self.inbound.remove(id)?, Flags::RESPONSE, false),
             _ => return self.emit_own(out, receives_ok, buf, end),
         };
         *if form.external { &mut self.counters.long_sent } else { &mut self.counters.chunked_sent } += 1;
