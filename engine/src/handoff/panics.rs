@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 ///
 /// # Errors
 /// What it had to say, if it panicked.
-#[inline]
+#[inline(always)]
 pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Result<T, Box<str>> {
     // What it has borrowed of others is its own to have left in order.
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| text(&*panic))

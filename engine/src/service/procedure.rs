@@ -278,7 +278,7 @@ impl<S: Sharing> Procedure<S> {
     }
 
     /// Runs a call, on a shard or a worker. A handler that panics costs its call, and nobody else's.
-    #[inline(never)]
+    #[inline(always)]
     pub(crate) fn run(&self, mut call: Call<Ready>) -> Call<Answered> {
         let Handler::Run(run) = &self.handler else { return call.answered(Ok(())) };
         match caught(|| run(call.view_mut())) {
@@ -521,7 +521,6 @@ impl<S: Sharing> Services<S> {
     }
 
     /// The entry of a procedure, or why there is none (RFC 5531 §9).
-    #[inline(always)]
     pub(crate) fn find(&self, program: u32, version: u32, procedure: u32) -> Result<usize, Refusal> {
         let mut known: Option<(u32, u32)> = None;
         for candidate in &self.versions {

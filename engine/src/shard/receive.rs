@@ -63,6 +63,9 @@ impl<F: Fabric> Shard<F> {
                 {
                     return self.responder.serve_unusual(cx, conn, call, view);
                 }
+                if let Some(head) = plain {
+                    return self.responder.serve_plain(cx, conn, call, &head, message);
+                }
                 let (read, at) = (self.responder.read(conn, &incoming, &message, &mut call), incoming.head.len);
                 self.responder.serve(cx, conn, call, read, RpcMessage::new(message, at));
             }

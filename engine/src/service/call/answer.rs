@@ -233,6 +233,7 @@ impl Call<Replying> {
     }
 
     /// Its reply waits, after all.
+    #[inline(always)]
     pub(crate) fn put_reply(&mut self, ReplyMessage { buf, at, len, .. }: ReplyMessage) {
         self.parts().reply = Reply { buf: Some(buf), at, len };
     }

@@ -74,6 +74,12 @@ impl RpcMessage {
     pub(crate) fn new(buf: ReceivedBuf, at: usize) -> Self {
         Self { buf, at }
     }
+
+    /// They are these.
+    #[inline(always)]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.buf.get(self.at..).unwrap_or_default()
+    }
 }
 
 /// What the RPC header of a call was found to say.
@@ -277,7 +283,10 @@ impl Call<Admitted> {
     pub(crate) fn give_reply(mut self, reply: Buf, results_at: usize) -> Call<Ready> {
         let parts = self.parts();
         debug_assert!(parts.reply.buf.is_none());
-        parts.reply.buf.get_or_insert(reply);
+        // Asked first, it need not be dropped.
+        if let none @ None = &mut parts.reply.buf {
+            *none = Some(reply);
+        }
         (parts.reply.at, parts.reply.len) = (results_at, 0);
         self.becomes()
     }

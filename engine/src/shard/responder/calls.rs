@@ -16,7 +16,7 @@ use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::shard::stage::Stage;
 use crate::wire::rpc::{OpaqueAuth, ProgramNumber, ReplyBody};
-use crate::wire::{ErrorBody, HeaderType, Version, View};
+use crate::wire::{ErrorBody, Head, HeaderType, Version, View};
 
 impl Responder {
     /// A call has come, of which no more is known than whose it is.
@@ -35,6 +35,38 @@ impl Responder {
         call
     }
 
+    /// A call without chunks has arrived, as this message: it is read, gets memory, if it may have it, and runs.
+    #[inline(always)]
+    pub(in crate::shard) fn serve_plain<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Call<Arrived>,
+        head: &Head,
+        message: ReceivedBuf,
+    ) {
+        call.set_head(head.xid, head.inv_handle);
+        match self.read_again(head, &message) {
+            Some(header) => {
+                self.serve_admitted(cx, conn, call.admit(RpcMessage::new(message, head.len), header));
+            }
+            None => self.serve_other(cx, conn, call, RpcMessage::new(message, head.len)),
+        }
+    }
+
+    /// The same if the call before was not like it.
+    #[inline(never)]
+    fn serve_other<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        call: Call<Arrived>,
+        message: RpcMessage,
+    ) {
+        let read = self.read_rpc(message.bytes(), &call);
+        self.serve(cx, conn, call, read, message);
+    }
+
     /// A call has arrived, and has been read: it gets memory, if it may have it, and runs.
     #[inline(always)]
     pub(in crate::shard) fn serve<F: Fabric>(
@@ -45,10 +77,20 @@ impl Responder {
         read: Result<Header, CallRefusal>,
         message: RpcMessage,
     ) {
-        let mut call = match read {
-            Ok(header) => call.admit(message, header),
-            Err(refusal) => return self.refuse_call(cx, conn, call.refuse_message(message), refusal),
-        };
+        match read {
+            Ok(header) => self.serve_admitted(cx, conn, call.admit(message, header)),
+            Err(refusal) => self.refuse_call(cx, conn, call.refuse_message(message), refusal),
+        }
+    }
+
+    /// The same of a call of a procedure that there is.
+    #[inline(always)]
+    pub(in crate::shard) fn serve_admitted<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        mut call: Call<Admitted>,
+    ) {
         if !conn.served.plain
             && let Err(refusal) = Self::look_twice(conn, &mut call)
         {
@@ -256,7 +298,7 @@ impl Responder {
     pub(super) fn finish<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Answered>) {
         cx.stats.calls += 1;
         match call.complete_plain() {
-            Ok((call, reply)) => self.answer_with(cx, conn, call, reply),
+            Ok((call, reply)) => self.answer_plain(cx, conn, call, reply),
             Err(call) => self.finish_unusual(cx, conn, call),
         }
     }
@@ -341,53 +383,46 @@ impl Responder {
         cx.ready.add(conn);
     }
 
-    /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's
-    /// chain is posted.
-    #[inline(never)]
-    pub(super) fn answer<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Replying>) {
-        if let Some(reply) = call.take_reply() {
-            self.answer_with(cx, conn, call, reply);
-        }
-    }
-
-    /// The same with this message.
+    /// Sends a reply like most now, if it may go out at once. Any other, or a later one, is one to [answer](Self::answer).
     #[inline(always)]
-    fn answer_with<F: Fabric>(
-        &mut self,
-        cx: &mut Context<F>,
-        conn: &mut Conn,
-        call: Call<Replying>,
-        reply: ReplyMessage,
-    ) {
-        let receives_ok = cx.receives_ok(conn);
-        let backlogged = conn.is_backlogged(cx.config.signal_every);
-        if reply.plain && receives_ok && !backlogged && conn.proto.replies_windowed() && fits_inline(conn, &reply) {
-            self.transmit_plain(cx, conn, call, reply);
-        } else {
-            self.answer_other(cx, conn, call, reply, (receives_ok, backlogged));
-        }
-        if !cx.config.batch {
-            cx.post_chain(conn);
-        }
-    }
-
-    /// The same of any reply, or when it must wait.
-    #[inline(never)]
-    fn answer_other<F: Fabric>(
+    fn answer_plain<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
         conn: &mut Conn,
         mut call: Call<Replying>,
         reply: ReplyMessage,
-        (receives_ok, backlogged): (bool, bool),
     ) {
+        if !fits_inline(conn, &reply)
+            || !conn.proto.replies_windowed()
+            || !cx.receives_ok(conn)
+            || conn.is_backlogged(cx.config.signal_every)
+        {
+            call.put_reply(reply);
+            return self.answer_later(cx, conn, call);
+        }
+        self.transmit_plain(cx, conn, call, reply);
+        if !cx.config.batch {
+            cx.post_chain(conn);
+        }
+    }
+
+    #[inline(never)]
+    fn answer_later<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Replying>) {
+        self.answer(cx, conn, call);
+    }
+
+    /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's
+    /// chain is posted.
+    #[inline(always)]
+    pub(super) fn answer<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Replying>) {
+        let receives_ok = cx.receives_ok(conn);
+        let backlogged = conn.is_backlogged(cx.config.signal_every);
         if backlogged {
             conn.proto.reply(call.id());
         }
         if !backlogged && conn.proto.reply_now(call.id(), receives_ok) {
-            self.transmit_reply(cx, conn, call, reply, receives_ok);
+            self.transmit_reply(cx, conn, call, receives_ok);
         } else {
-            call.put_reply(reply);
             // What the call came in is what Receives may be short of. (A header with chunks may be written
             // into it.)
             if !call.returns() {
@@ -395,6 +430,9 @@ impl Responder {
             }
             let index = call.id().index();
             conn.served.replies[index] = Some(call);
+        }
+        if !cx.config.batch {
+            cx.post_chain(conn);
         }
     }
 }

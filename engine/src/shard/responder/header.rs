@@ -1,6 +1,7 @@
 //! Reads calls of the peer: RPC header and chunk lists, held against what the procedure declares.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use super::Responder;
 use super::needs::Lack;
@@ -10,7 +11,7 @@ use crate::service::{Arrived, Call, Chunks, Header, Local, Procedure, REFUSAL_LE
 use crate::shard::conn::Conn;
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
-use crate::wire::{ChunkCounts, ErrorBody, ReadSegment, SEGMENT_LEN, Segment, Version, View};
+use crate::wire::{ChunkCounts, ErrorBody, Head, ReadSegment, SEGMENT_LEN, Segment, Version, View};
 
 /// Why a call is not run: what it is answered with instead.
 pub(in crate::shard) enum CallRefusal {
@@ -101,7 +102,27 @@ pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
     })
 }
 
+/// Where program, version and procedure are in the RPC message of a call.
+const NAME: Range<usize> = 12..24;
+
+/// A procedure, as it is named in the RPC header of a call.
+pub(super) struct Found {
+    name: [u8; 12],
+    entry: usize,
+}
+
 impl Responder {
+    /// Reads the RPC header of a call without chunks, which is this message, if it is like most: of nobody in
+    /// particular, and of the procedure that was called last. `None` of any other, which is to be [read](Self::read_rpc).
+    #[inline(always)]
+    pub(super) fn read_again(&self, head: &Head, message: &[u8]) -> Option<Header> {
+        let message = message.get(head.len..)?;
+        let header = rpc::AnonymousCall::read(message)?;
+        let last = self.last.as_ref()?;
+        let again = header.xid == head.xid && message.get(NAME)? == last.name;
+        again.then_some(Header::new(last.entry, rpc::AnonymousCall::LEN))
+    }
+
     /// Reads the RPC header and chunk lists of a call, which is this message, and holds them
     /// against what the procedure declares. Nothing of a length, count or position is used before it is bounded here.
     #[inline(always)]
@@ -166,6 +187,8 @@ impl Responder {
             check_chunks(header.credential, services.entry(entry), (len, message.len()), call.chunks())
                 .map_err(|error| CallRefusal::Undeclared { entry, error })?;
         }
+        let name = message.get(NAME).and_then(<[u8]>::first_chunk);
+        self.last = name.map(|&name| Found { name, entry });
         Ok(Header::new(entry, len))
     }
 }

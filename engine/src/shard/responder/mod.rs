@@ -54,6 +54,7 @@ use crate::wire;
 
 use away::Away;
 use deferred::tell_panic;
+use header::Found;
 use landing::PendingReads;
 use lines::{Lines, Waiting};
 use shares::Shares;
@@ -64,6 +65,8 @@ pub(crate) use workers::{Workers, worker_of};
 /// See the module page.
 pub(super) struct Responder {
     services: Option<Services<Local>>,
+    /// Which of their procedures was called last.
+    last: Option<Found>,
     boxes: CallBoxes,
     /// Calls that are not here.
     away: Away,
@@ -177,6 +180,7 @@ impl Responder {
     pub(super) fn new(services: Option<Services<Local>>, signal: Signal) -> Self {
         Self {
             services,
+            last: None,
             boxes: CallBoxes::default(),
             away: Away::new(signal),
             repeats: VecDeque::new(),
@@ -194,7 +198,7 @@ impl Responder {
 
     /// Serves these from now on.
     pub(super) fn set_services(&mut self, services: Services<Local>) {
-        self.services = Some(services);
+        (self.services, self.last) = (Some(services), None);
     }
 
     /// It serves anything.

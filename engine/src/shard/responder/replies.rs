@@ -22,10 +22,8 @@ impl Responder {
         id: InboundId,
         receives_ok: bool,
     ) {
-        if let Some(mut call) = conn.served.replies[id.index()].take()
-            && let Some(reply) = call.take_reply()
-        {
-            self.transmit_reply(cx, conn, call, reply, receives_ok);
+        if let Some(call) = conn.served.replies[id.index()].take() {
+            self.transmit_reply(cx, conn, call, receives_ok);
         }
     }
 
@@ -36,9 +34,9 @@ impl Responder {
         cx: &mut Context<F>,
         conn: &mut Conn,
         mut call: Call<Replying>,
-        reply: ReplyMessage,
         receives_ok: bool,
     ) {
+        let Some(reply) = call.take_reply() else { return };
         if !reply.plain
             && let Some(stamp) = call.take_stamp()
         {
@@ -166,7 +164,10 @@ impl Responder {
                 let signal_every = if self.waiters.is_empty() { cx.config.signal_every } else { 1 };
                 conn.sends.push_send(buf, offered.then_some(call.inv_handle()), signal_every);
             }
-            _ => cx.unsendable(conn, "a reply"),
+            _ => {
+                drop(buf);
+                cx.unsendable(conn, "a reply");
+            }
         }
         let (message, memory) = call.end_with_message();
         self.boxes.put_memory(memory);
