@@ -129,6 +129,11 @@ impl Binding {
         self
     }
 
+    /// In front of each argument that may be reduced is the count of its bytes.
+    pub const fn is_counted(&self) -> bool {
+        self.counted
+    }
+
     /// Bytes of the argument that is in a Read chunk of so many, which may have its XDR round-up, too: RFC
     /// 8166 §3.4.5.2 allows that, and leaves the count in the message as it is. `word` is the one in
     /// front of the chunk, if there is one. `None` if it is not the count of these bytes, or counts more than the

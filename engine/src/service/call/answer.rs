@@ -76,7 +76,7 @@ impl Call<Answered> {
     #[inline(always)]
     pub(crate) fn complete_plain(mut self) -> Result<(Call<Replying>, ReplyMessage), Self> {
         let CallParts { xid, reply, outcome, extras, .. } = self.parts();
-        if outcome.is_err() || extras.has_any() || reply.at != PLAIN_RESULTS {
+        if outcome.is_err() || !extras.leave_reply_plain() || reply.at != PLAIN_RESULTS {
             return Err(self);
         }
         let Some(mut buf) = reply.buf.take() else { return Err(self) };

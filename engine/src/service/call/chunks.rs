@@ -221,9 +221,13 @@ impl Chunks {
         self.reply.as_ref().map(|chunk| chunk.iter().map(|segment| u64::from(segment.length)).sum())
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(super) fn clear_reads(&mut self) {
         self.reads.clear();
         self.arguments.clear();
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.clear_reads();
         self.results.clear();
         self.writes.clear();
         self.reply = None;
@@ -303,7 +307,7 @@ impl Chunks {
     /// The word in front of a chunk, if there is one, is not the count of its bytes, as the binding declares it.
     pub(super) fn trim_arguments(&mut self, inline: &[u8], binding: &Binding) -> Result<(), Miscounted> {
         for index in 0..self.arguments.len() {
-            let word = self.word_before(index, inline);
+            let word = if binding.is_counted() { self.word_before(index, inline) } else { None };
             if let Some(buf) = self.arguments.get_mut(index).and_then(|argument| argument.buf.as_mut()) {
                 let chunk = buf.len();
                 let len = binding.argument_len(chunk, word).ok_or(Miscounted { chunk, word })?;

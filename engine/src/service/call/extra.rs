@@ -27,6 +27,11 @@ impl Verifier {
         ACCEPTED_REPLY_LEN + if self.is_some() { padded(self.body.len()) } else { 0 }
     }
 
+    /// Nothing was set.
+    fn is_clear(&self) -> bool {
+        !self.is_some() && self.body.is_empty()
+    }
+
     pub(super) fn get(&self) -> OpaqueAuth<'_> {
         OpaqueAuth { flavor: self.flavor, body: &self.body }
     }
@@ -80,7 +85,18 @@ pub(super) struct Extra {
 }
 
 impl Extra {
+    /// There is nothing but Read chunks: nothing that its reply must heed.
+    fn has_only_reads(&self) -> bool {
+        let Self { chunks, verifier, peer, claim, panic, dropped, put_together, stamp } = self;
+        let none = || peer.is_none() && claim.is_none() && panic.is_none() && stamp.is_none();
+        !chunks.is_returned() && verifier.is_clear() && !dropped && !put_together && none()
+    }
+
     fn clear(&mut self) {
+        // Most calls with chunks come with data, and are answered without.
+        if self.has_only_reads() {
+            return self.chunks.clear_reads();
+        }
         let Self { chunks, verifier, peer, claim, panic, dropped, put_together, stamp } = self;
         chunks.clear();
         verifier.set(Flavor::None.code(), &[]);
@@ -102,6 +118,17 @@ impl Extras {
     #[inline(always)]
     pub(super) fn has_any(&self) -> bool {
         self.has_any
+    }
+
+    /// The reply need not heed them.
+    #[inline(always)]
+    pub(super) fn leave_reply_plain(&self) -> bool {
+        !self.has_any || self.have_only_reads()
+    }
+
+    #[inline(never)]
+    fn have_only_reads(&self) -> bool {
+        self.memory.as_ref().is_none_or(|extra| extra.has_only_reads())
     }
 
     /// `None` if the call has none.
