@@ -232,7 +232,7 @@ const STATES: &[(&str, &[&str])] = &[
 ];
 
 /// Types beside a served call that are values: what their fields are is all that there is to them.
-const CALL_VALUES: &[&str] = &["Caller", "Miscounted"];
+const CALL_VALUES: &[&str] = &["ReplyMessage", "Caller", "Miscounted"];
 
 /// Where files that reach each other are counted.
 const KNOTTED: &[&str] = &["engine/src/service/", "engine/src/shard/"];

@@ -5,15 +5,11 @@ use rpcrdma_mempool::{ArenaId, Buf};
 use super::chunks::Chunks;
 use super::state::{Answered, Call, Refused, Replying};
 use super::{CallParts, OwnedCall, Reply};
-use crate::config::HEADROOM_PLAIN;
 use crate::fabric::ReceivedBuf;
 use crate::handoff::returns::{Came, WayHome};
 use crate::proto::Refusal;
 use crate::service::{NO_ENTRY, REFUSAL_LEN};
 use crate::wire::rpc::{self, ACCEPTED_REPLY_LEN, AcceptStat, OpaqueAuth, ReplyBody, ReplyHeader};
-
-/// Where the results of most calls begin in the buffers of their replies.
-const PLAIN_RESULTS: usize = HEADROOM_PLAIN + ACCEPTED_REPLY_LEN;
 
 /// The RPC message of a reply, or what of it is still to be sent.
 #[derive(Debug)]
@@ -71,19 +67,19 @@ impl Call<Answered> {
         self.outcome
     }
 
-    /// Completes its reply if it is like most, and takes it: results, if it has any, are in its message, where those of
-    /// most begin, behind a header without verifier. Else the call comes back.
+    /// Completes its reply if it is like most, and takes it: results, if it has any, are in its message, which begins at
+    /// this byte, behind a header without verifier. Else the call comes back.
     #[inline(always)]
-    pub(crate) fn complete_plain(mut self) -> Result<(Call<Replying>, ReplyMessage), Self> {
+    pub(crate) fn complete_plain(mut self, at: usize) -> Result<(Call<Replying>, ReplyMessage), Self> {
         let CallParts { xid, reply, outcome, extras, .. } = self.parts();
-        if outcome.is_err() || !extras.leave_reply_plain() || reply.at != PLAIN_RESULTS {
+        if outcome.is_err() || !extras.leave_reply_plain() || reply.at != at + ACCEPTED_REPLY_LEN {
             return Err(self);
         }
         let Some(mut buf) = reply.buf.take() else { return Err(self) };
-        if let Some(header) = buf.full_mut().get_mut(HEADROOM_PLAIN..PLAIN_RESULTS) {
+        if let Some(header) = buf.full_mut().get_mut(at..reply.at) {
             rpc::emit_accepted_success(header, *xid);
         }
-        let message = ReplyMessage { buf, at: HEADROOM_PLAIN, len: reply.len + ACCEPTED_REPLY_LEN, plain: true };
+        let message = ReplyMessage { buf, at, len: reply.len + ACCEPTED_REPLY_LEN, plain: true };
         Ok((self.becomes(), message))
     }
 

@@ -5,6 +5,7 @@ use super::header::{CallRefusal, Trouble, check_position_zero, read_lists, reply
 use super::landing::Fetching;
 use super::replies::{fits_inline, reply_headroom, reply_room};
 use super::workers::WorkKey;
+use crate::config::HEADROOM_PLAIN;
 use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{InboundId, Refusal};
 use crate::service::reply_cache::Lookup;
@@ -297,7 +298,7 @@ impl Responder {
     #[inline(always)]
     pub(super) fn finish<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Answered>) {
         cx.stats.calls += 1;
-        match call.complete_plain() {
+        match call.complete_plain(HEADROOM_PLAIN) {
             Ok((call, reply)) => self.answer_plain(cx, conn, call, reply),
             Err(call) => self.finish_unusual(cx, conn, call),
         }
