@@ -319,6 +319,17 @@ pub struct Posting {
     pub wr: WorkRequest,
 }
 
+impl Posting {
+    /// It was carried out: its memory goes home. Most are Sends, whose buffers need no look at what else there is.
+    #[inline(always)]
+    pub(crate) fn finish(self) {
+        match self.wr {
+            WorkRequest::Send { buf, .. } => drop(buf),
+            other => drop(other),
+        }
+    }
+}
+
 /// Which kind of work a completion ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opcode {

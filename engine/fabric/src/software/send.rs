@@ -36,19 +36,28 @@ impl Qp {
             return self.post_behind(common, chain, 0);
         }
         let before = self.tx.sent();
-        let Some(first) = chain.first() else { return Ok(()) };
-        // Sends for which there is room are what a conversation is made of.
-        let mut sent = usize::from(self.post_one(common, first));
-        if sent < chain.len() {
-            sent = self.post_more(common, chain, sent);
+        // A Send for which there is room is what a conversation is made of.
+        if chain.len() == 1
+            && let Some(sent) = chain.pop_if(|only| self.post_one(common, only))
+        {
+            sent.finish();
+            self.ring(common);
+            return Ok(());
         }
-        if sent < chain.len() {
-            chain.drain(..sent);
+        self.post_many(common, chain, before)
+    }
+
+    /// The same for any chain.
+    #[inline(never)]
+    fn post_many(&mut self, common: &mut Common, chain: &mut Vec<Posting>, before: u64) -> Result<(), PostError> {
+        let sent = self.post_sends(common, chain);
+        if sent > 0 {
+            chain.drain(..sent).for_each(Posting::finish);
+        }
+        if !chain.is_empty() {
             return self.post_all(common, chain, before);
         }
-        // What was sent goes home here.
-        chain.clear();
-        self.ring(common);
+        self.ring_doorbell(common, before);
         Ok(())
     }
 
@@ -69,22 +78,15 @@ impl Qp {
         true
     }
 
-    /// The same for the rest of a chain of which the first `sent` were carried out, as far as it goes; returns how many
-    /// are by then.
-    #[inline(never)]
-    fn post_more(&mut self, common: &mut Common, chain: &[Posting], mut sent: usize) -> usize {
+    /// The same for the first of a chain; returns how many.
+    #[inline(always)]
+    fn post_sends(&mut self, common: &mut Common, chain: &[Posting]) -> usize {
         let limit = self.tx.sent() + COPY_BUDGET as u64;
-        while let Some(posting) = chain.get(sent)
-            && self.tx.sent() < limit
-            && self.post_one(common, posting)
-        {
-            sent += 1;
-        }
-        sent
+        chain.iter().take_while(|posting| self.tx.sent() < limit && self.post_one(common, posting)).count()
     }
 
     /// Posts a chain while nothing waits.
-    #[inline(never)]
+    #[inline(always)]
     fn post_all(&mut self, common: &mut Common, chain: &mut Vec<Posting>, before: u64) -> Result<(), PostError> {
         let mut budget = COPY_BUDGET;
         let mut result = Ok(());
