@@ -14,7 +14,7 @@ use super::software::{SoftwareFabric, SoftwareListener};
 use super::verbs::{VerbsFabric, VerbsListener};
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
-    Flow, PostError, Posting, QpId, RequestId, Waker, WindowId,
+    Flow, Found, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
 /// One of the fabrics of this build. Addresses are in the form of the one that it is, without the word before
@@ -112,6 +112,8 @@ impl Fabric for AnyFabric {
         fn post_immediate(&mut self, qp: QpId, posting: Posting, immediate: u32) -> bool;
         #[inline]
         fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize;
+        #[inline]
+        fn poll_message(&mut self, out: &mut Vec<Completion>, max: usize) -> Found;
         fn arm(&mut self);
         fn wait(&mut self, timeout: Option<Duration>) -> bool;
         fn waker(&self) -> Waker;

@@ -27,6 +27,7 @@
 //! | `error` | failures of a fabric, or of what it stands on |
 //! | `forward` | what a wrapper of fabrics only hands on |
 //! | `checks` | what every fabric checks of a work request |
+//! | `arrival` | a message that a poll hands over by itself |
 //! | `received`, `receives` | buffers with what has come in them; a queue of posted ones |
 //! | [`host`] | `HOST:PORT`, as addresses of two of the fabrics have it |
 //! | `keys` | the keys of memory windows |
@@ -43,6 +44,7 @@
 //! | `chaos`, `trace` | wrappers of any fabric: one misbehaves, one writes down what goes through it |
 
 pub mod any;
+mod arrival;
 #[cfg(any(test, feature = "testing"))]
 pub mod chaos;
 mod checks;
@@ -76,6 +78,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
+pub use self::arrival::{Arrival, Found};
 pub use self::device_event::DeviceEvent;
 pub use self::error::FabricError;
 pub use self::received::ReceivedBuf;
@@ -648,6 +651,12 @@ pub trait Fabric: Sized {
     /// Appends up to `max` completions; returns how many. Never blocks. Calls the system where nothing else tells of
     /// news: over TCP, a bounded few times in a turn, and for connections that have been idle in every 16th turn only.
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize;
+    /// The same, but a message that is alone is returned, not appended: a conversation has one at a time.
+    #[inline]
+    fn poll_message(&mut self, out: &mut Vec<Completion>, max: usize) -> Found {
+        let count = self.poll_cq(out, max);
+        Found::of_last(out, count)
+    }
 
     /// From now until the next [`wait`](Self::wait) returns, completions and control events wake that wait.
     fn arm(&mut self);

@@ -14,12 +14,6 @@ impl Completion {
         let buf = Some(ReceivedBuf::new(buf, 0));
         Self { wr_id: 0, qp, opcode: Opcode::Recv, status, buf, invalidated: None }
     }
-
-    /// Of a Receive that has become a message.
-    #[inline(always)]
-    pub(crate) fn received(qp: QpId, buf: ReceivedBuf, invalidated: Option<u32>) -> Self {
-        Self { wr_id: 0, qp, opcode: Opcode::Recv, status: Status::Success, buf: Some(buf), invalidated }
-    }
 }
 
 /// Receives that are posted: the last one is the warmest, and goes first.

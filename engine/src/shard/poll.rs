@@ -7,7 +7,7 @@ use super::continuation::NextPart;
 use super::outgoing::{Continuation, Whose};
 use super::stage::Stage;
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, SMALL_BUFFER};
-use crate::fabric::{Completion, Fabric, Opcode, QpId, Status};
+use crate::fabric::{Arrival, Completion, Fabric, Found, Opcode, QpId, Status};
 use crate::proto::{Form, Outgoing};
 
 /// Whether a work request failed because of what the peer said or sent.
@@ -115,23 +115,23 @@ impl<F: Fabric> Shard<F> {
 
     #[inline]
     fn completions(&mut self) -> usize {
-        let count = self.cx.fabric.poll_cq(&mut self.completions, POLL_BATCH);
-        if count == 0 {
-            return 0;
-        }
-        self.cx.stats.completions += count as u64;
-        if count == 1 {
-            if let Some(completion) = self.completions.pop() {
-                self.count_receive(&completion);
-                self.with(completion.qp, |shard, conn| {
-                    shard.completed(conn, completion);
+        match self.cx.fabric.poll_message(&mut self.completions, POLL_BATCH) {
+            Found::Completions(0) => 0,
+            Found::Message(Arrival { qp, buf, invalidated }) => {
+                self.cx.stats.completions += 1;
+                self.cx.receives.completed();
+                self.with(qp, |shard, conn| {
+                    shard.received(conn, buf, invalidated);
                     shard.settle(conn, true);
                 });
+                1
             }
-            return 1;
+            Found::Completions(count) => {
+                self.cx.stats.completions += count as u64;
+                self.many_completions(count == 1);
+                count
+            }
         }
-        self.many_completions();
-        count
     }
 
     #[inline(always)]
@@ -141,9 +141,9 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// The same for more than one.
+    /// Those that are not one message alone.
     #[inline(never)]
-    fn many_completions(&mut self) {
+    fn many_completions(&mut self, only_one: bool) {
         let many = self.cx.conns.slots().len() > FEW;
         let mut completions = std::mem::take(&mut self.completions);
         let mut rest = completions.drain(..);
@@ -163,7 +163,7 @@ impl<F: Fabric> Shard<F> {
                     shard.count_receive(&next);
                     shard.completed(conn, next);
                 }
-                shard.settle(conn, false);
+                shard.settle(conn, only_one);
             });
         }
         drop(rest);

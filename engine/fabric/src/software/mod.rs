@@ -67,8 +67,8 @@ use super::log_limit::ClockedLog;
 use super::receives::Receives;
 use super::table::Table;
 use super::{
-    Access, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError,
-    FabricStats, Flow, PostError, Posting, QpId, RequestId, Waker, WindowId,
+    Access, Arrival, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress,
+    FabricError, FabricStats, Flow, Found, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
 /// Queue pairs on the cold list that each poll looks at, and again so many behind one that has something. All that were
@@ -144,8 +144,10 @@ impl SoftwareFabric {
         self.common.receives.iter().map(Buf::capacity).min()
     }
 
+    /// A message that nothing was appended before or behind is returned.
     #[inline]
-    fn poll_hot(&mut self, out: &mut Vec<Completion>, end: usize) {
+    fn poll_hot(&mut self, out: &mut Vec<Completion>, end: usize) -> Option<Arrival> {
+        let start = out.len();
         let mut left = self.hot.len();
         let many = left > FAR_AHEAD;
         while left > 0 {
@@ -156,32 +158,43 @@ impl SoftwareFabric {
             if many {
                 self.look_ahead();
             }
-            let Some(&slot) = self.hot.get(self.turn) else { return };
+            let Some(&slot) = self.hot.get(self.turn) else { break };
             let Some(qp) = self.table.at(slot) else {
                 self.hot.swap_remove(self.turn);
                 continue;
             };
             match qp.poll(&mut self.common, out, end) {
-                Polled::Quiet => self.turn += 1,
-                Polled::Active => {
+                Ok(message) => {
                     self.turn += 1;
+                    if left == 0 && out.len() == start {
+                        return Some(message);
+                    }
+                    out.push(message.into());
                     if out.len() >= end {
-                        return;
+                        break;
                     }
                 }
-                Polled::Idle => {
+                Err(Polled::Quiet) => self.turn += 1,
+                Err(Polled::Active) => {
+                    self.turn += 1;
+                    if out.len() >= end {
+                        break;
+                    }
+                }
+                Err(Polled::Idle) => {
                     qp.cold = true;
                     self.hot.swap_remove(self.turn);
                     self.cold.push(slot);
                 }
-                Polled::Dead => {
+                Err(Polled::Dead) => {
                     self.hot.swap_remove(self.turn);
                     if out.len() >= end {
-                        return;
+                        break;
                     }
                 }
             }
         }
+        None
     }
 
     /// Has fetched what the polls of the next ones need, as one that is polled seldom is in no cache.
@@ -205,7 +218,15 @@ impl SoftwareFabric {
                 self.cold_turn = 0;
             }
             let Some(&slot) = self.cold.get(self.cold_turn) else { return };
-            match self.table.at(slot).map_or(Polled::Dead, |qp| qp.poll(&mut self.common, out, end)) {
+            let polled = match self.table.at(slot).map(|qp| qp.poll(&mut self.common, out, end)) {
+                Some(Ok(message)) => {
+                    out.push(message.into());
+                    Polled::Active
+                }
+                Some(Err(polled)) => polled,
+                None => Polled::Dead,
+            };
+            match polled {
                 Polled::Quiet | Polled::Idle => self.cold_turn += 1,
                 Polled::Active => {
                     self.cold.swap_remove(self.cold_turn);
@@ -384,20 +405,36 @@ impl Fabric for SoftwareFabric {
         }
     }
 
-    #[inline]
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
+        match self.poll_message(out, max) {
+            Found::Message(message) => {
+                out.push(message.into());
+                1
+            }
+            Found::Completions(count) => count,
+        }
+    }
+
+    #[inline]
+    fn poll_message(&mut self, out: &mut Vec<Completion>, max: usize) -> Found {
         let start = out.len();
         let end = start.saturating_add(max);
         if !self.common.ready.is_empty() {
             Completion::hand_out(&mut self.common.ready, out, end);
         }
         if out.len() < end {
-            self.poll_hot(out, end);
+            if let Some(message) = self.poll_hot(out, end) {
+                if out.len() == start && self.cold.is_empty() {
+                    return Found::Message(message);
+                }
+                out.push(message.into());
+            }
             if !self.cold.is_empty() && out.len() < end {
                 self.poll_cold(out, end);
             }
         }
-        out.len() - start
+        let count = out.len() - start;
+        Found::of_last(out, count)
     }
 
     fn arm(&mut self) {

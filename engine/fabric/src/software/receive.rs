@@ -5,7 +5,7 @@ use rpcrdma_mempool::Buf;
 use super::qp::{Common, Qp, Refusal, State};
 use super::ring::Header;
 use crate::keys::Revoked;
-use crate::{Completion, ReceivedBuf, Status};
+use crate::{Arrival, Completion, ReceivedBuf, Status};
 
 /// Messages that one queue pair may deliver per poll, so that the others get their turn.
 const BURST: usize = 32;
@@ -19,40 +19,56 @@ const RNR_POLLS: u32 = 1024;
 /// Empty polls after which a queue pair that is used is looked at less often.
 const IDLE_POLLS: u32 = 4096;
 
-/// What a poll found.
+/// What a poll found that is not one message alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Polled {
     /// Nothing to do.
     Quiet,
     /// Nothing was to do for long.
     Idle,
-    /// Something is going on.
+    /// Something is going on. Messages were appended.
     Active,
     /// It is over; do not poll it again.
     Dead,
 }
 
+/// Why a record is not a message that was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum NoMessage {
+    /// It was a marker.
+    Marker,
+    /// It waits for a Receive.
+    Waits,
+    /// The queue pair ends by it.
+    Over,
+}
+
 impl Qp {
-    /// One look at the queue pair.
+    /// One look at the queue pair. A message that is alone is returned, with nothing else to be done.
     #[inline]
-    pub(super) fn poll(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
+    pub(super) fn poll(
+        &mut self,
+        common: &mut Common,
+        out: &mut Vec<Completion>,
+        end: usize,
+    ) -> Result<Arrival, Polled> {
         let first = self.rx.peek(&self.ring.rx());
         if first != 0 {
             self.idle = 0;
-            return self.work(common, out, end, first);
+            return self.receive(common, out, end, first);
         }
         self.idle += 1;
         if !self.chores && !self.idle.is_multiple_of(LATER) {
-            return Polled::Quiet;
+            return Err(Polled::Quiet);
         }
-        self.look(common, out, end)
+        Err(self.look(common, out, end))
     }
 
     /// Does what has to be done even without a message.
     #[inline(never)]
     fn look(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
         if self.chores || self.later {
-            return self.work(common, out, end, 0);
+            return if self.is_over() { Polled::Dead } else { self.tidy(common, out, end, false) };
         }
         if self.idle < self.patience_polls() { Polled::Quiet } else { Polled::Idle }
     }
@@ -66,33 +82,52 @@ impl Qp {
         }
     }
 
+    /// One that is not live has chores.
     #[inline(always)]
-    fn work(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, first: u64) -> Polled {
-        // One that is not live has chores.
-        if self.chores && !self.is_live() || first != 0 && !self.receive(common, out, end, first) {
-            return Polled::Dead;
+    fn is_over(&self) -> bool {
+        self.chores && !self.is_live()
+    }
+
+    /// Takes what has come.
+    #[inline(always)]
+    fn receive(
+        &mut self,
+        common: &mut Common,
+        out: &mut Vec<Completion>,
+        end: usize,
+        first: u64,
+    ) -> Result<Arrival, Polled> {
+        if self.is_over() {
+            return Err(Polled::Dead);
         }
-        // In a conversation nobody waits for the end of what was sent.
-        if first != 0 && !self.chores && !self.is_half_full() {
-            if self.rx.owes_report() {
-                self.report();
+        match self.receive_one(common, out, first) {
+            Ok(message) if self.is_all() => Ok(message),
+            Ok(message) => {
+                out.push(message.into());
+                Err(self.receive_more(common, out, end, None))
             }
-            self.later = true;
-            return Polled::Active;
+            Err(why) => Err(self.receive_more(common, out, end, Some(why))),
         }
-        self.tidy(common, out, end, first)
+    }
+
+    /// Nothing else has come, and nothing is to be done now: in a conversation nobody waits for the end of what was
+    /// sent. Calls nothing: whoever holds a message meanwhile holds it in registers.
+    #[inline(always)]
+    fn is_all(&mut self) -> bool {
+        self.later = true;
+        !self.chores && !self.is_half_full() && !self.rx.owes_report() && self.rx.peek(&self.ring.rx()) == 0
     }
 
     /// Sees to what was sent, to what waits, and to when that is done next.
     #[inline(never)]
-    fn tidy(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, first: u64) -> Polled {
+    fn tidy(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, received: bool) -> Polled {
         if !self.retire.is_empty() && !self.forget_done() && !self.reap(common, out, end) {
             return Polled::Dead;
         }
         if !self.pending.is_empty() {
             self.resume(common);
         }
-        if self.rx.untold() != 0 && (self.rx.owes_report() || first == 0 && self.idle.is_multiple_of(LATER)) {
+        if self.rx.untold() != 0 && (self.rx.owes_report() || !received && self.idle.is_multiple_of(LATER)) {
             self.report();
         }
         self.plan();
@@ -111,99 +146,116 @@ impl Qp {
         self.later = !self.retire.is_empty() || self.rx.untold() != 0;
     }
 
-    /// Takes messages; there is room for one in `out`. False if the queue pair ends by that.
-    #[inline(always)]
-    fn receive(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, first: u64) -> bool {
-        match self.receive_one(common, out, first) {
-            Some(0) => true,
-            Some(first) => self.receive_more(common, out, end, first),
-            None => false,
-        }
-    }
-
-    /// The same behind a first message.
+    /// Goes on behind a first record, and does what is to be done when all have been taken.
     #[inline(never)]
-    fn receive_more(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, mut first: u64) -> bool {
-        let end = end.min(out.len() + BURST - 1);
-        while first != 0 && out.len() < end {
-            let Some(next) = self.receive_one(common, out, first) else { return false };
-            first = next;
+    fn receive_more(
+        &mut self,
+        common: &mut Common,
+        out: &mut Vec<Completion>,
+        end: usize,
+        first: Option<NoMessage>,
+    ) -> Polled {
+        let last = end.min(out.len() + BURST - 1);
+        let mut stopped = first;
+        while stopped.is_none_or(|why| why == NoMessage::Marker) && out.len() < last {
+            let first = self.rx.peek(&self.ring.rx());
+            if first == 0 {
+                break;
+            }
+            match self.receive_one(common, out, first) {
+                Ok(message) => out.push(message.into()),
+                Err(why) => stopped = Some(why),
+            }
         }
-        true
+        if stopped == Some(NoMessage::Over) {
+            return Polled::Dead;
+        }
+        if self.chores || self.is_half_full() {
+            return self.tidy(common, out, end, true);
+        }
+        if self.rx.owes_report() {
+            self.report();
+        }
+        self.later = true;
+        Polled::Active
     }
 
-    /// Takes a record. The first word behind it, or 0 if that waits; `None` if the queue pair ends by that.
+    /// Takes a record.
     #[inline(always)]
-    fn receive_one(&mut self, common: &mut Common, out: &mut Vec<Completion>, first: u64) -> Option<u64> {
+    fn receive_one(
+        &mut self,
+        common: &mut Common,
+        out: &mut Vec<Completion>,
+        first: u64,
+    ) -> Result<Arrival, NoMessage> {
         let header = self.rx.header(&self.ring.rx(), first);
         if !self.rx.admits(header) {
-            return self.receive_marker(common, header);
+            return Err(self.receive_marker(common, header));
         }
         if !self.tx.acknowledge(header.head()) {
-            return self.false_head(common);
+            return Err(self.false_head(common));
         }
         let queue = match &mut self.own_receives {
             Some(own) => own,
             None => &mut common.receives,
         };
-        let Some(buf) = queue.pop() else { return self.not_ready(common) };
+        let Some(buf) = queue.pop() else { return Err(self.not_ready(common)) };
         let len = header.len();
         let message = match ReceivedBuf::filled(buf, len as usize, |to| self.rx.copy(&self.ring.rx(), to)) {
             Ok(message) => message,
-            Err(buf) => return self.not_received(common, out, buf, len),
+            Err(buf) => return Err(self.not_received(common, out, buf, len)),
         };
         self.rnr_polls = 0;
         let invalidated = header.invalidate();
         let message = match invalidated {
             None => message,
-            Some(rkey) => self.invalidate(common, out, message, rkey)?,
+            Some(rkey) => self.invalidate(common, out, message, rkey).ok_or(NoMessage::Over)?,
         };
         self.rx.advance(len);
-        out.push(Completion::received(self.id, message, invalidated));
-        Some(self.rx.peek(&self.ring.rx()))
+        Ok(Arrival { qp: self.id, buf: message, invalidated })
     }
 
     /// The same of what is no message.
     #[cold]
     #[inline(never)]
-    fn receive_marker(&mut self, common: &mut Common, header: Header) -> Option<u64> {
+    fn receive_marker(&mut self, common: &mut Common, header: Header) -> NoMessage {
         if self.follow_growth(header) {
-            return Some(self.rx.peek(&self.ring.rx()));
+            return NoMessage::Marker;
         }
         self.violation(common, "a record header that cannot be");
-        None
+        NoMessage::Over
     }
 
     #[cold]
     #[inline(never)]
-    fn false_head(&mut self, common: &mut Common) -> Option<u64> {
+    fn false_head(&mut self, common: &mut Common) -> NoMessage {
         self.violation(common, "it takes what was never sent");
-        None
+        NoMessage::Over
     }
 
     /// There is no Receive for the message: it stays where it is, as often as our parameters let the peer try
     /// again.
     #[cold]
     #[inline(never)]
-    fn not_ready(&mut self, common: &mut Common) -> Option<u64> {
+    fn not_ready(&mut self, common: &mut Common) -> NoMessage {
         if self.rnr_polls == 0 {
             common.stats.receiver_not_ready += 1;
         }
         self.rnr_polls = self.rnr_polls.saturating_add(1);
         if self.rnr_retry < 7 && self.rnr_polls > u32::from(self.rnr_retry) * RNR_POLLS {
             self.refuse(common, Refusal::NotReady, "a message met no Receive for longer than rnr_retry allows");
-            return None;
+            return NoMessage::Over;
         }
-        Some(0)
+        NoMessage::Waits
     }
 
     #[cold]
     #[inline(never)]
-    fn not_received(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf, len: u32) -> Option<u64> {
+    fn not_received(&mut self, common: &mut Common, out: &mut Vec<Completion>, buf: Buf, len: u32) -> NoMessage {
         let reason = format!("a message of {len} bytes met a Receive of {}", buf.capacity());
         out.push(Completion::failed_receive(self.id, Status::LocalLength, buf));
         self.refuse(common, Refusal::InvalidRequest, &reason);
-        None
+        NoMessage::Over
     }
 
     /// The message invalidates this key. `None` if it does not, and the queue pair ends by that.

@@ -16,7 +16,7 @@ use crate::iwarp::wire::{
 };
 use crate::keys::Revoked;
 use crate::receives::Receives;
-use crate::{Completion, Disconnect, FabricStats, QpId, ReceivedBuf, Status};
+use crate::{Arrival, Completion, Disconnect, FabricStats, QpId, ReceivedBuf, Status};
 
 /// Bytes for one place from which on they are read straight there, by a call of their own: it costs as much as copying
 /// a few KiB.
@@ -591,7 +591,7 @@ impl Placing {
             return Err(Wrong::new(Fault::CannotInvalidate, what));
         }
         self.send_msn = self.send_msn.wrapping_add(1);
-        to.out.push(Completion::received(to.id, ReceivedBuf::new(buf, len), invalidated));
+        to.out.push(Arrival { qp: to.id, buf: ReceivedBuf::new(buf, len), invalidated }.into());
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! Many quiet queue pairs, and who sleeps among them.
 
 use super::*;
+use crate::Found;
 
 /// Polls after which every queue pair is cold.
 const QUIET: usize = 5000;
@@ -79,6 +80,33 @@ fn all_that_were_quiet_are_heard_at_once() {
     }
     assert_eq!(town.server.poll_cq(&mut town.done, 8), 8, "no more than is asked for");
     assert_eq!(town.server.poll_cq(&mut town.done, 64), 12);
+}
+
+#[test]
+fn a_message_that_is_alone_is_returned_and_others_are_appended() {
+    let mut town = Town::new("alone");
+    let pairs = town.twenty_more();
+    town.quiet();
+    // Found by the look at those that are quiet, then in each poll.
+    for (client, server) in [pairs[3], pairs[3], pairs[9], pairs[3]] {
+        town.send(client, false);
+        let message = loop {
+            match town.server.poll_message(&mut town.done, 64) {
+                Found::Completions(0) => {}
+                Found::Message(message) => break message,
+                found => panic!("{found:?}"),
+            }
+        };
+        assert_eq!((message.qp, message.buf.len(), town.done.len()), (server, 8, 0));
+    }
+    town.send(pairs[3].0, false);
+    town.send(pairs[9].0, false);
+    assert!(matches!(town.server.poll_message(&mut town.done, 64), Found::Completions(2)));
+    assert_eq!(town.done.len(), 2);
+    town.send(pairs[3].0, false);
+    town.send(pairs[3].0, false);
+    assert!(matches!(town.server.poll_message(&mut town.done, 1), Found::Message(_)));
+    assert!(matches!(town.server.poll_message(&mut town.done, 1), Found::Message(_)));
 }
 
 #[test]

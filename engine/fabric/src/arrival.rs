@@ -1,0 +1,44 @@
+//! A message that a poll hands over by itself.
+
+#![forbid(unsafe_code)]
+
+use crate::{Completion, Opcode, QpId, ReceivedBuf, Status};
+
+/// A message that has arrived: what a [`Completion`] of [`Opcode::Recv`] says when it is a success.
+#[derive(Debug)]
+pub struct Arrival {
+    /// The queue pair that it came to. It may be gone already.
+    pub qp: QpId,
+    /// The message.
+    pub buf: ReceivedBuf,
+    /// The key of ours that it revoked.
+    pub invalidated: Option<u32>,
+}
+
+impl From<Arrival> for Completion {
+    #[inline(always)]
+    fn from(arrival: Arrival) -> Self {
+        let Arrival { qp, buf, invalidated } = arrival;
+        Self { wr_id: 0, qp, opcode: Opcode::Recv, status: Status::Success, buf: Some(buf), invalidated }
+    }
+}
+
+/// What [`Fabric::poll_message`](crate::Fabric::poll_message) has found.
+#[derive(Debug)]
+pub enum Found {
+    /// One message, and nothing else. It was not appended.
+    Message(Arrival),
+    /// So many completions were appended.
+    Completions(usize),
+}
+
+impl Found {
+    /// `count` completions were appended: a message that is alone is taken back out.
+    #[inline]
+    pub(crate) fn of_last(out: &mut Vec<Completion>, count: usize) -> Self {
+        match out.pop_if(|last| count == 1 && last.status.is_ok() && last.buf.is_some()) {
+            Some(Completion { qp, buf: Some(buf), invalidated, .. }) => Self::Message(Arrival { qp, buf, invalidated }),
+            _ => Self::Completions(count),
+        }
+    }
+}
