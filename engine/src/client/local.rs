@@ -20,7 +20,7 @@ use crate::handoff::idle::Idle;
 use crate::proto::{CallError, CallId};
 use crate::service::MAX_CHUNKS;
 use crate::shard::{
-    CallRequest, CallResult, ChunkMemory, CloseReason, ConnRef, Done, FailedCall, Notice, OpenError, Shard,
+    CallRequest, CallResult, ChunkMemory, CloseReason, ConnRef, Done, FailedCall, Memory, Notice, OpenError, Shard,
     SimulatedTime, Sink, check, headroom,
 };
 use crate::stats::ShardStats;
@@ -69,7 +69,7 @@ pub struct PreparedCall {
     /// Bytes of the message, from its start on, that are this call's; the others hold what other messages
     /// had there.
     filled: usize,
-    memory: Option<ChunkMemory>,
+    memory: ChunkMemory,
     procedure: u32,
     one_way: bool,
     max_reply: usize,
@@ -144,7 +144,7 @@ impl PreparedCall {
     /// # Errors
     /// The buffer back, if the call was not prepared for chunks, or has too many.
     pub fn read_chunk(&mut self, at: usize, data: Buf) -> Result<(), ChunkError> {
-        let Some(memory) = &mut self.memory else { return Err(ChunkError::not_prepared(data)) };
+        let Some(memory) = self.memory.get_mut() else { return Err(ChunkError::not_prepared(data)) };
         let position = (self.args_at + at) as u32;
         memory.send.try_push((position, data)).map_err(|full| ChunkError::too_many(full.element().1))
     }
@@ -155,7 +155,7 @@ impl PreparedCall {
     /// # Errors
     /// The buffer back, if the call was not prepared for chunks, or has too many.
     pub fn write_chunk(&mut self, room: Buf) -> Result<(), ChunkError> {
-        let Some(memory) = &mut self.memory else { return Err(ChunkError::not_prepared(room)) };
+        let Some(memory) = self.memory.get_mut() else { return Err(ChunkError::not_prepared(room)) };
         memory.receive.try_push(room).map_err(|full| ChunkError::too_many(full.element()))
     }
 
@@ -364,7 +364,7 @@ impl<F: Fabric> LocalClient<F> {
             message,
             args_at,
             filled: args_at,
-            memory: chunks.then(ChunkMemory::new),
+            memory: if chunks { ChunkMemory::new() } else { ChunkMemory::NONE },
             procedure,
             one_way: false,
             max_reply: 0,
@@ -386,15 +386,15 @@ impl<F: Fabric> LocalClient<F> {
     /// ended already.
     #[inline(always)]
     pub fn start(&mut self, connection: Connection, mut call: PreparedCall, token: u64) -> Option<CallId> {
-        if call.memory.is_some()
-            && let Err(error) = self.check(&mut call)
+        call.fill();
+        let PreparedCall { message, args_at, mut memory, procedure, one_way, max_reply, deadline, .. } = call;
+        if let Some(chunks) = memory.get_mut()
+            && let Err(error) = self.check(procedure, message.len() - args_at, chunks)
         {
-            let failed = FailedCall::new(CallError::Binding(error), call.memory);
+            let failed = FailedCall::new(CallError::Binding(error), memory);
             self.shard.fail_call(Sink::Polled, token, failed);
             return None;
         }
-        call.fill();
-        let PreparedCall { message, memory, one_way, max_reply, deadline, .. } = call;
         let conn = connection.0;
         let sink = Sink::Polled;
         let max_reply = self.template.reply_room(max_reply);
@@ -406,12 +406,13 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Holds a call with chunks against the binding.
-    fn check(&self, call: &mut PreparedCall) -> Result<(), BindingError> {
-        let Some(memory) = call.memory.as_mut().filter(|_| self.config.limits_chunks()) else { return Ok(()) };
+    fn check(&self, procedure: u32, inline_len: usize, memory: &mut Memory) -> Result<(), BindingError> {
+        if !self.config.limits_chunks() {
+            return Ok(());
+        }
         let reads: ArrayVec<usize, MAX_CHUNKS> = memory.send.iter().map(|(_, buf)| buf.len()).collect();
         let writes: ArrayVec<usize, MAX_CHUNKS> = memory.receive.iter().map(|buf| buf.len()).collect();
-        let inline_len = call.message.len() - call.args_at;
-        memory.most_results = self.config.check_binding(call.procedure, inline_len, &reads, &writes)?;
+        memory.most_results = self.config.check_binding(procedure, inline_len, &reads, &writes)?;
         Ok(())
     }
 

@@ -244,15 +244,14 @@ impl Client {
     /// [`CallError::TooManyChunks`]; [`CallError::Binding`].
     pub fn start(&mut self, mut call: ClientCall) -> Result<Pending, FailedCall> {
         let header = self.line.shared.template.len();
-        let mut memory = None;
+        let mut memory = ChunkMemory::NONE;
         if !call.send.is_empty() || !call.receive.is_empty() {
-            let mut chunks = ChunkMemory::new();
+            let chunks = memory.get_or_new();
             chunks.send.extend(call.send.drain(..).map(|(at, data)| ((header + at) as u32, data)));
-            match self.check(&call, &chunks) {
+            match self.check(&call, &chunks.send) {
                 Ok(most) => chunks.most_results = most,
-                Err(error) => return Err(FailedCall::new(error, Some(chunks))),
+                Err(error) => return Err(FailedCall::new(error, memory)),
             }
-            memory = Some(chunks);
         }
         let Some((ticket, completer)) = self.slots.acquire() else {
             return Err(FailedCall::new(self.too_many_calls(), memory));
@@ -273,11 +272,11 @@ impl Client {
     }
 
     /// Holds a call with chunks against the binding: the most bytes of inline results that it leaves, if that is known.
-    fn check(&self, call: &ClientCall, chunks: &ChunkMemory) -> Result<Option<usize>, CallError> {
+    fn check(&self, call: &ClientCall, send: &[(u32, Buf)]) -> Result<Option<usize>, CallError> {
         if call.too_many_chunks {
             return Err(CallError::TooManyChunks { limit: MAX_CHUNKS });
         }
-        let reads: ArrayVec<usize, MAX_CHUNKS> = chunks.send.iter().map(|(_, buf)| buf.len()).collect();
+        let reads: ArrayVec<usize, MAX_CHUNKS> = send.iter().map(|(_, buf)| buf.len()).collect();
         let writes: ArrayVec<usize, MAX_CHUNKS> = call.receive.iter().map(|&len| len as usize).collect();
         let config = &self.line.shared.config;
         config.check_binding(call.procedure, call.args.len(), &reads, &writes).map_err(CallError::Binding)

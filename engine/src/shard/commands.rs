@@ -55,7 +55,7 @@ pub(crate) struct RemoteCall {
     pub(crate) conn: ConnRef,
     pub(crate) message: Message,
     /// Its chunks; those to be received get their memory from the shard.
-    pub(crate) memory: Option<ChunkMemory>,
+    pub(crate) memory: ChunkMemory,
     /// Write chunks: bytes of each.
     pub(crate) receive: ArrayVec<u32, MAX_CHUNKS>,
     /// Most bytes of inline results that the reply may have.
@@ -295,15 +295,14 @@ impl<F: Fabric> Shard<F> {
         let room = headroom(memory.is_some());
         let bytes = message.bytes();
         if !receive.is_empty()
-            && let Some(mut chunks) = memory.take()
+            && let Some(chunks) = memory.get_mut()
         {
             for &len in &receive {
                 match self.alloc_exposed(conn, len as usize) {
                     Ok(buf) => chunks.receive.push(buf),
-                    Err(error) => return self.fail(sink, FailedCall::new(error, Some(chunks))),
+                    Err(error) => return self.fail(sink, FailedCall::new(error, memory)),
                 }
             }
-            memory = Some(chunks);
         }
         let mut buf = match self.cx.alloc_for_call(room + bytes.len()) {
             Ok(buf) => buf,

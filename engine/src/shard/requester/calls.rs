@@ -23,7 +23,8 @@ use crate::wire::{ChunkCounts, Segment, Version};
 pub(crate) struct CallRequest {
     /// The RPC message, its XID still blank, with headroom before the window.
     pub(crate) message: Buf,
-    pub(crate) memory: Option<ChunkMemory>,
+    /// Of its chunks.
+    pub(crate) memory: ChunkMemory,
     /// Most bytes of inline results that the reply may have.
     pub(crate) max_reply: usize,
     /// From now.
@@ -55,7 +56,7 @@ impl Requester {
                 cx.stats.calls += 1;
                 self.next_deadline = self.next_deadline.min(deadline);
                 let out = conn.out_call(call);
-                (out.sink, out.message, out.memory, out.exposure) = (sink, Some(message), None, None);
+                (out.sink, out.message, out.memory, out.exposure) = (sink, Some(message), ChunkMemory::NONE, None);
                 out.one_way = true;
                 cx.ready.add(conn);
                 Some(call)
@@ -203,7 +204,7 @@ impl Requester {
         let out = &mut conn.requests.calls[slot];
         let (Some(mut message), memory) = (out.message.take(), out.memory.take()) else { return };
         if (memory.is_some() || message.len() > conn.requests.plain_call)
-            && let Err(error) = self.still_fits(cx, conn, &mut message, memory.as_deref())
+            && let Err(error) = self.still_fits(cx, conn, &mut message, memory.get())
         {
             conn.requests.calls[slot].memory = memory;
             return self.give_up_call(cx, conn, call, error);
@@ -244,11 +245,11 @@ impl Requester {
         conn: &mut Conn,
         call: CallId,
         mut message: Buf,
-        memory: Option<ChunkMemory>,
+        memory: ChunkMemory,
         receives_ok: bool,
     ) -> Option<u32> {
         set_xid(&mut message, call);
-        let Some(memory) = memory else {
+        if memory.is_none() {
             if message.len() > conn.requests.plain_call && is_too_long(conn, &message, None) {
                 self.start_continuation(cx, conn, call, message, None, receives_ok);
             } else {
@@ -260,7 +261,7 @@ impl Requester {
                 self.transmit_rest(cx, conn, call, message, receives_ok);
             }
             return None;
-        };
+        }
         match self.expose(cx, conn, call, memory) {
             Ok(index) => {
                 // There is room for its header in front of it.
@@ -386,8 +387,8 @@ impl Requester {
         mut memory: ChunkMemory,
     ) -> Result<u32, FabricError> {
         let qp = conn.qp();
-        let Memory { call: long, send, receive, reply, .. } = &mut *memory;
         let (index, exposure, windows) = conn.requests.exposures.begin();
+        let Some(Memory { call: long, send, receive, reply, .. }) = memory.get_mut() else { return Ok(index) };
         let mut expose = |place: Place, buf: Buf, access: Access| {
             let len = buf.len();
             let mem = buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;

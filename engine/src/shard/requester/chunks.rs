@@ -2,7 +2,6 @@
 //! each thread, so that none is allocated per call.
 
 use std::cell::RefCell;
-use std::ops::{Deref, DerefMut};
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
@@ -39,40 +38,65 @@ impl Memory {
     }
 }
 
-/// A box of them.
-#[derive(Debug)]
+/// A box of them, or [none](Self::NONE): a word, as all calls carry it through all stages.
+#[derive(Debug, Default)]
 pub(crate) struct ChunkMemory(Option<Box<Memory>>);
 
 impl ChunkMemory {
+    /// That of a call without chunks.
+    pub(crate) const NONE: Self = Self(None);
+
     /// An empty one.
     pub(crate) fn new() -> Self {
-        let spare = SPARE.with_borrow_mut(Vec::pop);
-        Self(Some(spare.unwrap_or_default()))
+        let mut new = Self::NONE;
+        new.get_or_new();
+        new
+    }
+
+    #[inline]
+    pub(crate) fn is_none(&self) -> bool {
+        self.0.is_none()
+    }
+
+    #[inline]
+    pub(crate) fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Leaves none.
+    #[inline]
+    pub(super) fn take(&mut self) -> Self {
+        Self(self.0.take())
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> Option<&Memory> {
+        self.0.as_deref()
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self) -> Option<&mut Memory> {
+        self.0.as_deref_mut()
+    }
+
+    /// An empty one if there is none.
+    pub(crate) fn get_or_new(&mut self) -> &mut Memory {
+        self.0.get_or_insert_with(|| SPARE.with_borrow_mut(Vec::pop).unwrap_or_default())
+    }
+
+    /// None of an empty one.
+    pub(super) fn unless_empty(self) -> Self {
+        if self.get().is_some_and(Memory::is_empty) { Self::NONE } else { self }
     }
 
     /// The buffers of the Read chunks, in order.
     pub(super) fn take_send(&mut self) -> impl Iterator<Item = Buf> {
-        self.send.drain(..).map(|(_, buf)| buf)
+        self.get_mut().into_iter().flat_map(|memory| memory.send.drain(..).map(|(_, buf)| buf))
     }
 
     /// The buffers of the Write chunks, in order.
     pub(super) fn take_receive(&mut self) -> impl Iterator<Item = Buf> {
-        self.receive.drain(..)
-    }
-}
-
-impl Deref for ChunkMemory {
-    type Target = Memory;
-
-    fn deref(&self) -> &Memory {
-        // Only `drop` takes it.
-        self.0.as_ref().expect("present until dropped")
-    }
-}
-
-impl DerefMut for ChunkMemory {
-    fn deref_mut(&mut self) -> &mut Memory {
-        self.0.as_mut().expect("present until dropped")
+        self.get_mut().into_iter().flat_map(|memory| memory.receive.drain(..))
     }
 }
 

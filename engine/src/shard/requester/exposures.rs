@@ -63,7 +63,7 @@ pub(super) struct Exposure {
     /// Most bytes of the segments that they were offered in.
     segment_size: u32,
     /// What the buffers go back into.
-    memory: Option<ChunkMemory>,
+    memory: ChunkMemory,
     /// The call's outcome, which waits for the last revocation.
     ending: Option<Ending>,
 }
@@ -111,7 +111,7 @@ impl Exposure {
     /// All is exposed; the buffers will go back into this.
     #[inline]
     pub(super) fn keep(&mut self, memory: ChunkMemory) {
-        self.memory = Some(memory);
+        self.memory = memory;
     }
 
     /// Takes the buffers back into the memory that they came from; false if the device holds one of them
@@ -229,24 +229,29 @@ impl Exposures {
         self.slots.get_mut(index as usize)?.ending.take()
     }
 
-    /// Nothing of it can be reached any more: the slot is free. Its memory is the caller's again, if there is one who
-    /// waits for this outcome; and whether all of that is there. (Else the device says that it is revoked, and holds it
+    /// Nothing of it can be reached any more: the slot is free. Its memory is the caller's again, if it is `wanted`, as
+    /// of a call that was `answered` or not; and whether all of that is there. (Else the device says that it is revoked, and holds it
     /// still.)
     #[inline(always)]
-    pub(super) fn recover(&mut self, index: u32, ending: Option<&Ending>) -> (Option<ChunkMemory>, bool) {
-        let Some(exposure) = self.slots.get_mut(index as usize) else { return (None, true) };
-        let mut memory = exposure.memory.take().filter(|_| ending.is_some());
-        let answered = ending.is_some_and(|ending| ending.result.is_ok());
-        let whole = exposure.take_back(memory.as_deref_mut(), answered, &mut self.windows);
+    pub(super) fn recover(&mut self, index: u32, wanted: bool, answered: bool) -> (ChunkMemory, bool) {
+        let Some(exposure) = self.slots.get_mut(index as usize) else { return (ChunkMemory::NONE, true) };
+        let mut memory = exposure.memory.take();
+        if !wanted {
+            memory = ChunkMemory::NONE;
+        }
+        let whole = exposure.take_back(memory.get_mut(), answered, &mut self.windows);
         self.free.push(index);
         (memory, whole)
     }
 
-    /// The device is gone: the memory of a call that has not ended. `None` if not all of it can be had.
-    pub(super) fn bring_home(&mut self, index: u32) -> Option<ChunkMemory> {
-        let exposure = self.slots.get_mut(index as usize)?;
-        let mut memory = exposure.memory.take()?;
-        exposure.take_back(Some(&mut memory), false, &mut self.windows).then_some(memory)
+    /// The device is gone: the memory of a call that has not ended. None if not all of it can be had.
+    pub(super) fn bring_home(&mut self, index: u32) -> ChunkMemory {
+        let Some(exposure) = self.slots.get_mut(index as usize) else { return ChunkMemory::NONE };
+        let mut memory = exposure.memory.take();
+        match exposure.take_back(memory.get_mut(), false, &mut self.windows) {
+            true => memory,
+            false => ChunkMemory::NONE,
+        }
     }
 
     /// Those whose calls are over, and wait for the last revocation.
@@ -320,9 +325,9 @@ mod tests {
         assert_eq!(exposures.ended(), [index]);
         drop(held);
         let ending = exposures.ending(index);
-        let (memory, whole) = exposures.recover(index, ending.as_ref());
+        let (memory, whole) = exposures.recover(index, ending.is_some(), false);
         assert!(whole && ending.is_some_and(|ending| ending.token == 7));
-        let memory = memory.expect("the call is sent again");
+        let memory = memory.get().expect("the call is sent again");
         assert_eq!(memory.call.as_ref().map(|buf| buf.len()), Some(1));
         assert_eq!(memory.send.iter().map(|(at, buf)| (*at, buf.len())).collect::<Vec<_>>(), [(44, 2)]);
         // A call that is sent again offers all of it again.
@@ -339,12 +344,12 @@ mod tests {
         let (pool, mut exposures) = (pool(), Exposures::default());
         let (index, held) = expose(&mut exposures, &pool);
         drop(exposures.end(index, None));
-        let (_, whole) = exposures.recover(index, Some(&failed(true)));
+        let (_, whole) = exposures.recover(index, true, false);
         assert!(!whole);
         drop(held);
         let (index, _held) = expose(&mut exposures, &pool);
         drop(exposures.end(index, None));
-        assert!(exposures.recover(index, None).0.is_none(), "it was given up");
+        assert!(exposures.recover(index, false, false).0.is_none(), "it was given up");
     }
 
     #[test]
@@ -352,7 +357,7 @@ mod tests {
         let (pool, mut exposures) = (pool(), Exposures::default());
         let (index, held) = expose(&mut exposures, &pool);
         drop(held);
-        assert_eq!(exposures.bring_home(index).map(|memory| memory.receive.len()), Some(1));
+        assert_eq!(exposures.bring_home(index).get().map(|memory| memory.receive.len()), Some(1));
         let (index, held) = expose(&mut exposures, &pool);
         assert!(exposures.bring_home(index).is_none(), "the device holds it");
         drop(held);
@@ -362,8 +367,8 @@ mod tests {
         exposures.wait(index, Some(failed(false)));
         assert_eq!(exposures.ended(), [index]);
         let ending = exposures.ending(index);
-        let (memory, _) = exposures.recover(index, ending.as_ref());
-        let given = memory.map(|memory| memory.receive.iter().map(|buf| buf.len()).collect::<Vec<_>>());
+        let (memory, _) = exposures.recover(index, ending.is_some(), false);
+        let given = memory.get().map(|memory| memory.receive.iter().map(|buf| buf.len()).collect::<Vec<_>>());
         assert_eq!(given, Some(vec![3]), "of a call that has failed, as long as it was");
         exposures.forget_device();
         assert!(exposures.is_empty() && exposures.windows.is_empty());

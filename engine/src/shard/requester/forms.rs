@@ -34,7 +34,7 @@ impl Requester {
         cx: &mut Context<F>,
         conn: &mut Conn,
         message: &mut Buf,
-        memory: &mut Option<ChunkMemory>,
+        memory: &mut ChunkMemory,
         max_reply: usize,
         may_expose: bool,
     ) -> Result<(), CallError> {
@@ -48,11 +48,11 @@ impl Requester {
                 return Err(CallError::NoReverse);
             }
         }
-        if let Some(memory) = memory.as_deref() {
+        if let Some(memory) = memory.get() {
             conn.check_memory(memory, message.len())?;
         }
         let may_expose = may_expose && conn.proto.form_limits().chunks;
-        let chunks = measure(memory.as_deref(), conn.proto.terms())?;
+        let chunks = measure(memory.get(), conn.proto.terms())?;
         let lists = chunks.encoded_len();
         if may_expose
             && chunks.reply.is_none()
@@ -72,7 +72,7 @@ impl Requester {
         cx: &mut Context<F>,
         conn: &mut Conn,
         message: &mut Buf,
-        memory: &mut Option<ChunkMemory>,
+        memory: &mut ChunkMemory,
         max_reply: usize,
         (may_expose, chunks): (bool, ChunkCounts),
     ) -> Result<(), CallError> {
@@ -81,7 +81,7 @@ impl Requester {
         let returned = ChunkCounts { reads: 0, reply: None, ..chunks };
         let (header, reply_header) = (conn.proto.header_len(&chunks), conn.proto.header_len(&returned));
         let reply = ACCEPTED_REPLY_LEN + max_reply;
-        if memory.as_deref().is_some_and(|memory| !memory.is_empty()) && !limits.chunks {
+        if memory.get().is_some_and(|memory| !memory.is_empty()) && !limits.chunks {
             return Err(CallError::NoChunks);
         }
         // What a Reply chunk would add, if there is none.
@@ -94,14 +94,14 @@ impl Requester {
             reply,
         };
         let mut plan = choose_call(&limits, &lengths)?;
-        if memory.as_deref().is_some_and(|memory| memory.reply.is_some()) {
+        if memory.get().is_some_and(|memory| memory.reply.is_some()) {
             // A larger one, from the last attempt.
             plan.reply_chunk = false;
         }
         if plan.form != CallForm::Long && !plan.reply_chunk {
             return self.make_room(cx, conn, message, &chunks);
         }
-        let memory = memory.get_or_insert_with(ChunkMemory::new);
+        let memory = memory.get_or_new();
         if plan.reply_chunk {
             memory.reply = Some(self.alloc_for(cx, conn, padded(reply))?);
         }
@@ -209,16 +209,15 @@ impl Requester {
         conn: &mut Conn,
         call: CallId,
         error: ErrorBody,
-        memory: ChunkMemory,
+        mut memory: ChunkMemory,
     ) {
         if !conn.proto.is_waiting(call) {
             // Its deadline passed, or it was cancelled.
             return;
         }
-        let mut memory = Some(memory);
         let formed = self.form_larger(cx, conn, call, error, &mut memory);
         let out = conn.out_call(call);
-        out.memory = memory.filter(|memory| !memory.is_empty());
+        out.memory = memory.unless_empty();
         match formed {
             Ok(message) => {
                 (out.message, out.exposure) = (Some(message), None);
@@ -236,10 +235,10 @@ impl Requester {
         conn: &mut Conn,
         call: CallId,
         error: ErrorBody,
-        memory: &mut Option<ChunkMemory>,
+        memory: &mut ChunkMemory,
     ) -> Result<Buf, CallError> {
         let retries = conn.out_call(call).retries;
-        let given = memory.get_or_insert_with(ChunkMemory::new);
+        let given = memory.get_or_new();
         let kept = conn.out_call(call).kept.take().or_else(|| given.call.take());
         let message = kept.ok_or(CallError::Transport(error))?;
         let message = self.enlarge(cx, conn, given, &message, error, retries)?.unwrap_or(message);
@@ -270,13 +269,13 @@ impl Requester {
         let (message, memory, max_reply) = (out.message.take(), out.memory.take(), out.max_reply);
         let (mut memory, one_way) = (memory, out.one_way);
         // The chunks that its last form had.
-        let long = memory.as_mut().and_then(|memory| {
+        let long = memory.get_mut().and_then(|memory| {
             memory.reply = None;
             memory.call.take()
         });
         let message = message.filter(|message| !message.is_empty()).or(long);
         let needed = HEADROOM_CHUNKS + message.as_ref().map_or(0, |message| message.len());
-        let mut memory = memory.filter(|memory| !memory.is_empty());
+        let mut memory = memory.unless_empty();
         let formed = match message.and_then(|message| cx.roomy(message)) {
             None => Err(cx.lacks_buffer(needed)),
             Some(_) if one_way && conn.proto.terms().version == Version::V1 => Err(CallError::NotOneWay),

@@ -35,7 +35,7 @@ use crate::wire::{self, Version};
 
 pub(super) use calls::call_header_len;
 pub(crate) use calls::{CallRequest, headroom};
-pub(crate) use chunks::ChunkMemory;
+pub(crate) use chunks::{ChunkMemory, Memory};
 use exposures::{Exposure, Exposures};
 use lists::Lists;
 pub(crate) use outcome::Sink;
@@ -79,7 +79,7 @@ struct OutCall {
     /// The message; gone once it was sent.
     message: Option<Buf>,
     /// Its chunks; gone to `exposure` once it was sent.
-    memory: Option<ChunkMemory>,
+    memory: ChunkMemory,
     /// What it exposes: its index in the exposures.
     exposure: Option<u32>,
     /// When it was started, in nanoseconds, if it is one of those that are timed.
@@ -98,7 +98,7 @@ impl OutCall {
     /// It will not be sent, or not again.
     #[inline]
     fn forget(&mut self) {
-        (self.message, self.memory, self.kept, self.one_way) = (None, None, None, false);
+        (self.message, self.memory, self.kept, self.one_way) = (None, ChunkMemory::NONE, None, false);
         self.max_reply = 0;
     }
 }
@@ -321,7 +321,7 @@ impl Requester {
         conn: &mut Conn,
         call: CallId,
         error: CallError,
-        memory: Option<ChunkMemory>,
+        memory: ChunkMemory,
     ) {
         if let Some(token) = conn.proto.give_up(call) {
             let (sink, ..) = conn.end_call(call);
@@ -333,7 +333,7 @@ impl Requester {
     pub(super) fn connection_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         for index in conn.requests.exposures.ended() {
             let Some(ending) = conn.requests.exposures.ending(index) else { continue };
-            let (memory, _) = conn.requests.exposures.recover(index, Some(&ending));
+            let (memory, _) = conn.requests.exposures.recover(index, true, ending.result.is_ok());
             if let Some((call, _)) = ending.again {
                 // It is not sent again: it ends with those below, if it was not given up meanwhile.
                 if conn.proto.is_waiting(call) {
@@ -346,10 +346,12 @@ impl Requester {
             self.deliver(cx, ending.sink, ending.token, Err(FailedCall::new(error, memory)));
         }
         while let Some((call, token, error)) = conn.proto.lost() {
-            let queued = conn.out_call(call).memory.take();
+            let mut memory = conn.out_call(call).memory.take();
             let (sink, exposure, _) = conn.end_call(call);
-            // The device is through with all that it held of this connection.
-            let memory = queued.or_else(|| conn.requests.exposures.bring_home(exposure?));
+            if let (true, Some(index)) = (memory.is_none(), exposure) {
+                // The device is through with all that it held of this connection.
+                memory = conn.requests.exposures.bring_home(index);
+            }
             self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
         }
         conn.requests.exposures.forget_device();
@@ -373,7 +375,7 @@ impl Requester {
             if out.message.is_none() {
                 out.message = out.kept.take().filter(|_| cx.config.retransmit);
             }
-            let long = out.memory.as_ref().is_some_and(|memory| memory.call.is_some());
+            let long = out.memory.get().is_some_and(|memory| memory.call.is_some());
             if whole && (out.message.is_some() || (long && (cx.config.retransmit || !sent))) {
                 continue;
             }

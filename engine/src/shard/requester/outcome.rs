@@ -17,13 +17,13 @@ pub struct Reply {
     /// Where its RPC header is; the results are what is behind it.
     pub(super) header: Range<u32>,
     /// What was sent and received as chunks.
-    pub(super) memory: Option<ChunkMemory>,
+    pub(super) memory: ChunkMemory,
 }
 
 impl Reply {
     /// What a call without a reply comes to.
     pub(super) fn empty(message: Buf) -> Self {
-        Self { message: ReceivedBuf::new(message, 0), header: 0..0, memory: None }
+        Self { message: ReceivedBuf::new(message, 0), header: 0..0, memory: ChunkMemory::NONE }
     }
 
     /// The results that came inline, in the buffer that they arrived in.
@@ -47,17 +47,17 @@ impl Reply {
     /// On the software fabric a server that keeps to no rule may go on changing it: there, and with a server
     /// that is not trusted, copy what is checked before it is used.
     pub fn chunk(&self, index: usize) -> Option<&[u8]> {
-        self.memory.as_ref()?.receive.get(index).map(|buf| &buf[..])
+        self.memory.get()?.receive.get(index).map(|buf| &buf[..])
     }
 
     /// The buffers of the Write chunks, in order, each as long as what came; for keeping, or for using again.
     pub fn take_chunks(&mut self) -> impl Iterator<Item = Buf> {
-        self.memory.as_mut().into_iter().flat_map(ChunkMemory::take_receive)
+        self.memory.take_receive()
     }
 
     /// The buffers of the Read chunks, in order: their memory is the caller's again.
     pub fn take_sent(&mut self) -> impl Iterator<Item = Buf> {
-        self.memory.as_mut().into_iter().flat_map(ChunkMemory::take_send)
+        self.memory.take_send()
     }
 }
 
@@ -78,7 +78,7 @@ pub struct FailedCall {
 impl FailedCall {
     /// With the memory that nobody else can reach any more.
     #[cold]
-    pub(crate) fn new(error: CallError, memory: Option<ChunkMemory>) -> Self {
+    pub(crate) fn new(error: CallError, memory: ChunkMemory) -> Self {
         Self { error, returned: Returned(memory) }
     }
 }
@@ -90,27 +90,23 @@ impl FailedCall {
 /// up, by its deadline or by its caller, are the server's to use until it answers, and go home by themselves after
 /// that. Those that are not taken go home when this is dropped: an error that is kept keeps them.
 #[derive(Debug)]
-pub struct Returned(Option<ChunkMemory>);
+pub struct Returned(ChunkMemory);
 
 impl Returned {
-    pub(super) fn of(memory: Option<ChunkMemory>) -> Self {
-        Self(memory)
-    }
-
     /// Those that were to be sent as Read chunks, in order.
     pub fn take_sent(&mut self) -> impl Iterator<Item = Buf> {
-        self.0.as_mut().into_iter().flat_map(ChunkMemory::take_send)
+        self.0.take_send()
     }
 
     /// Those that were offered as Write chunks, in order, and as long as they were offered. They hold anything.
     pub fn take_chunks(&mut self) -> impl Iterator<Item = Buf> {
-        self.0.as_mut().into_iter().flat_map(ChunkMemory::take_receive)
+        self.0.take_receive()
     }
 }
 
 impl From<CallError> for FailedCall {
     fn from(error: CallError) -> Self {
-        Self::new(error, None)
+        Self::new(error, ChunkMemory::NONE)
     }
 }
 

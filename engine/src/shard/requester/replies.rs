@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use rpcrdma_mempool::Buf;
 
+use super::chunks::ChunkMemory;
 use super::exposures::{Ending, Exposed, Exposure};
-use super::outcome::{FailedCall, Reply, Returned};
+use super::outcome::{CallResult, FailedCall, Reply, Sink};
 use super::{Requester, Requests};
 use crate::fabric::{Fabric, ReceivedBuf, WorkRequest};
 use crate::proto::{CallError, CallId, Incoming, Knob, Lists, Refusal};
@@ -68,17 +69,32 @@ impl Requester {
         let (sink, exposure, started) = conn.end_call(call);
         conn.requests.answered = true;
         cx.timed(started);
-        let result = match read.header {
-            Ok(header) => Ok(Reply { message, header, memory: None }),
-            Err(error) => Err(error.into()),
-        };
         match exposure {
-            None => self.deliver(cx, sink, token, result),
-            Some(index) => {
-                let ending = Ending { sink, token, result, long: read.long, again: None };
-                self.conclude(cx, conn, index, invalidated, Some(ending));
-            }
+            None => self.deliver(cx, sink, token, read.result(message)),
+            Some(index) => self.replied_exposed(cx, conn, (index, invalidated), (sink, token), read, message),
         }
+    }
+
+    /// The same of a call that has exposed memory.
+    #[inline(never)]
+    fn replied_exposed<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        (index, invalidated): (u32, Option<u32>),
+        (sink, token): (Sink, u64),
+        read: ReadReply,
+        message: ReceivedBuf,
+    ) {
+        let long = read.long;
+        let result = read.result(message);
+        if self.revoke(cx, conn, index, invalidated) {
+            let (memory, whole) = conn.requests.exposures.recover(index, true, result.is_ok());
+            // A connection that is closing waits for this.
+            cx.ready.add(conn);
+            return self.end_with(cx, (sink, token), result, long, (memory, whole));
+        }
+        conn.requests.exposures.wait(index, Some(Ending { sink, token, result, long, again: None }));
     }
 
     /// The call will get no results: told when nothing is exposed any more.
@@ -114,7 +130,7 @@ impl Requester {
         }
     }
 
-    /// Revokes what the peer has not revoked itself; tells the ending when that is proved.
+    /// The call gets no results: revokes what the peer has not revoked itself; tells the ending when that is proved.
     #[inline(never)]
     pub(super) fn conclude<F: Fabric>(
         &mut self,
@@ -124,20 +140,35 @@ impl Requester {
         invalidated: Option<u32>,
         ending: Option<Ending>,
     ) {
+        match self.revoke(cx, conn, index, invalidated) {
+            true => self.recover(cx, conn, index, ending),
+            false => conn.requests.exposures.wait(index, ending),
+        }
+    }
+
+    /// Revokes what the peer has not revoked itself. True if there is nothing of that, and nothing to wait for.
+    #[inline(always)]
+    fn revoke<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        conn: &mut Conn,
+        index: u32,
+        invalidated: Option<u32>,
+    ) -> bool {
         let Conn { requests: Requests { exposures, .. }, sends, .. } = conn;
         let (windows, left, all) = exposures.end(index, invalidated);
         cx.stats.revoked_here += left as u64;
         cx.stats.revoked_by_peers += (all - left) as u64;
+        if left == 0 {
+            return true;
+        }
         for (n, window) in windows.enumerate() {
             // They complete in order: the last one speaks for all.
             let signalled = n + 1 == left;
             sends.push_named(u64::from(index), signalled, || WorkRequest::LocalInvalidate { window });
         }
-        if left == 0 {
-            return self.recover(cx, conn, index, ending);
-        }
-        exposures.wait(index, ending);
         cx.ready.add(conn);
+        false
     }
 
     /// The last revocation of an exposure is proved.
@@ -147,27 +178,39 @@ impl Requester {
     }
 
     /// Nothing of the exposure can be reached any more: its memory is the caller's again.
-    #[inline(always)]
     fn recover<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: u32, ending: Option<Ending>) {
-        let (memory, whole) = conn.requests.exposures.recover(index, ending.as_ref());
+        let answered = ending.as_ref().is_some_and(|ending| ending.result.is_ok());
+        let (memory, whole) = conn.requests.exposures.recover(index, ending.is_some(), answered);
         // A connection that is closing waits for this.
         cx.ready.add(conn);
-        let Some(Ending { sink, token, mut result, long, again }) = ending else { return };
-        if let Some((call, error)) = again {
-            return match memory {
-                Some(memory) if whole => self.send_again(cx, conn, call, error, memory),
-                memory => self.give_up_with(cx, conn, call, CallError::Transport(error), memory),
-            };
+        let Some(Ending { sink, token, result, long, again }) = ending else { return };
+        match again {
+            None => self.end_with(cx, (sink, token), result, long, (memory, whole)),
+            Some((call, error)) if whole && memory.is_some() => self.send_again(cx, conn, call, error, memory),
+            Some((call, error)) => self.give_up_with(cx, conn, call, CallError::Transport(error), memory),
         }
-        match &mut result {
-            Ok(reply) => {
+    }
+
+    /// A call has ended, and its memory, the `whole` of it or not, is the caller's again.
+    #[inline(always)]
+    fn end_with<F: Fabric>(
+        &mut self,
+        cx: &mut Context<F>,
+        (sink, token): (Sink, u64),
+        result: CallResult,
+        long: Option<u32>,
+        (memory, whole): (ChunkMemory, bool),
+    ) {
+        let result = match result {
+            Ok(mut reply) => {
                 reply.memory = memory;
-                if let Err(error) = self.complete(cx, reply, long, whole) {
-                    result = Err(FailedCall::new(error, reply.memory.take()));
+                match self.complete(cx, &mut reply, long, whole) {
+                    Ok(()) => Ok(reply),
+                    Err(error) => Err(FailedCall::new(error, reply.memory)),
                 }
             }
-            Err(failed) => failed.returned = Returned::of(memory),
-        }
+            Err(failed) => Err(FailedCall::new(failed.error, memory)),
+        };
         self.deliver(cx, sink, token, result);
     }
 
@@ -183,7 +226,7 @@ impl Requester {
         if !whole {
             return Err(CallError::MalformedReply("its memory is still in use by the device"));
         }
-        let Some(memory) = &mut reply.memory else { return Ok(()) };
+        let Some(memory) = reply.memory.get_mut() else { return Ok(()) };
         // By the binding, one of them belongs into a Write chunk (RFC 8166 §6.1).
         let most = memory.most_results.unwrap_or(usize::MAX);
         if let (Some(buf), Some(len)) = (memory.reply.take(), long) {
@@ -243,6 +286,15 @@ impl ReadReply {
     #[inline(always)]
     fn of(lists: Result<(), CallError>, xid: u32, payload: &[u8], base: usize) -> Self {
         Self { header: lists.and_then(|()| header_of(xid, payload, base)), long: None }
+    }
+
+    /// What it comes to; the memory of its call is still exposed.
+    #[inline(always)]
+    fn result(self, message: ReceivedBuf) -> CallResult {
+        match self.header {
+            Ok(header) => Ok(Reply { message, header, memory: ChunkMemory::NONE }),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

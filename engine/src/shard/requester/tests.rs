@@ -36,11 +36,11 @@ impl Scene {
 
     /// Starts a call; with `exposed`, into a Write chunk of so many bytes.
     fn start(&mut self, token: u64, deadline: Option<Duration>, exposed: Option<usize>) -> CallId {
-        let memory = exposed.map(|len| {
-            let mut memory = ChunkMemory::new();
-            memory.receive.push(self.with(|requester, cx, conn| requester.alloc_for(cx, conn, len)).expect("memory"));
-            memory
-        });
+        let mut memory = ChunkMemory::NONE;
+        if let Some(len) = exposed {
+            let buf = self.with(|requester, cx, conn| requester.alloc_for(cx, conn, len)).expect("memory");
+            memory.get_or_new().receive.push(buf);
+        }
         let bytes: Vec<_> = call(0, 1).iter().flat_map(|word| word.to_be_bytes()).collect();
         let message = self.cx.copy_of(&bytes).expect("a buffer");
         let request = CallRequest { message, memory, max_reply: 64, deadline, token, sink: Sink::Polled };
@@ -157,7 +157,8 @@ fn a_call_that_cannot_be_sent_again_gives_its_memory_back() {
     scene.with(|requester, cx, conn| {
         let out = &mut conn.requests.calls[conn.proto.call_slot(call)];
         out.kept = out.message.take();
-        let memory = out.memory.take().expect("its chunk");
+        let memory = out.memory.take();
+        assert!(memory.is_some(), "its chunk");
         requester.send_again(cx, conn, call, error, memory);
     });
     let mut ended: Vec<_> = scene.requester.done().drain(..).collect();
