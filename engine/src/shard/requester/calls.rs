@@ -120,9 +120,10 @@ impl Requester {
             Ok(started) => started,
             Err(error) => return self.fail_call(cx, sink, token, error.into()),
         };
-        let at = conn.proto.call_slot(call);
-        let out = &mut conn.requests.calls[at];
-        (out.sink, out.started) = (sink, started);
+        if !now || started.is_some() || !matches!(sink, Sink::Polled) {
+            let out = conn.out_call(call);
+            (out.sink, out.started) = (sink, started);
+        }
         if now {
             set_xid(&mut message, call);
             self.transmit_rest(cx, conn, call, message, receives_ok);
@@ -130,7 +131,7 @@ impl Requester {
                 cx.post_chain(conn);
             }
         } else {
-            out.message = Some(message);
+            conn.out_call(call).message = Some(message);
         }
         cx.ready.add(conn);
         Some(call)
@@ -159,7 +160,7 @@ impl Requester {
             Err(error) => return self.fail_call(cx, sink, token, FailedCall::new(error, memory)),
         };
         let at = conn.proto.call_slot(call);
-        let out = &mut conn.requests.calls[at];
+        let out = conn.out_call(call);
         (out.sink, out.started) = (sink, started);
         (out.max_reply, out.retries) = (max_reply, 0);
         if now {

@@ -75,6 +75,8 @@ pub(super) struct Requests {
 /// A call of ours whose message waits to be sent, or for its reply: a slot, used again and again.
 #[derive(Debug, Default)]
 struct OutCall {
+    /// Anything of it is of use. Of a polled call that went out at once, and was plain, nothing is.
+    used: bool,
     sink: Sink,
     /// The message; gone once it was sent.
     message: Option<Buf>,
@@ -202,9 +204,11 @@ impl Conn {
         }
     }
 
-    /// What is kept of a call of ours. Not for the path of messages, which looks its slot up once.
+    /// What is kept of a call of ours: from now on, if nothing was.
     fn out_call(&mut self, call: CallId) -> &mut OutCall {
-        &mut self.requests.calls[self.proto.call_slot(call)]
+        let out = &mut self.requests.calls[self.proto.call_slot(call)];
+        out.used = true;
+        out
     }
 
     /// Ends a call's record: who is to be told, what it exposes, when it was started if it is timed.
@@ -212,6 +216,9 @@ impl Conn {
     fn end_call(&mut self, call: CallId) -> (Sink, Option<u32>, Option<u64>) {
         let slot = self.proto.call_slot(call);
         let out = &mut self.requests.calls[slot];
+        if !std::mem::take(&mut out.used) {
+            return (Sink::Polled, None, None);
+        }
         if out.message.is_some() || out.kept.is_some() || out.memory.is_some() || out.one_way {
             out.forget();
         }
