@@ -329,7 +329,7 @@ impl Requester {
     fn keep<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, message: &Buf) {
         // The message of a long call is in its chunk, and comes back with it.
         if !message.is_empty() {
-            conn.out_call(call).kept = cx.copy_of(message);
+            conn.out_call(call).keep(cx, message);
         }
     }
 

@@ -179,7 +179,7 @@ impl Requester {
         let hopeless = long
             && matches!(error, ErrorBody::ReadChunks { .. })
             && exposure.is_some_and(|exposure| exposure.is_long_only());
-        let gone = !long && conn.out_call(call).kept.is_none();
+        let gone = !long && !conn.out_call(call).keeps();
         if gone && matches!(error, ErrorBody::ReplyResource { .. }) {
             // This peer does not continue its replies: from now on even plain calls are kept, and get what
             // their replies take.
@@ -239,7 +239,7 @@ impl Requester {
     ) -> Result<Buf, CallError> {
         let retries = conn.out_call(call).retries;
         let given = memory.get_or_new();
-        let kept = conn.out_call(call).kept.take().or_else(|| given.call.take());
+        let kept = conn.out_call(call).take_kept(cx).or_else(|| given.call.take());
         let message = kept.ok_or(CallError::Transport(error))?;
         let message = self.enlarge(cx, conn, given, &message, error, retries)?.unwrap_or(message);
         let out = conn.out_call(call);

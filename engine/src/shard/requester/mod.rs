@@ -86,8 +86,9 @@ struct OutCall {
     exposure: Option<u32>,
     /// When it was started, in nanoseconds, if it is one of those that are timed.
     started: Option<u64>,
-    /// What was sent, to send it again: a copy of the message, or itself if it went out in parts.
+    /// What was sent, to send it again: a copy of the message, or itself if it went out in parts. One of the two.
     kept: Option<Buf>,
+    copy: Vec<u8>,
     /// Most bytes of inline results.
     max_reply: usize,
     /// It is over when it is sent: no reply comes.
@@ -96,12 +97,41 @@ struct OutCall {
     retries: u8,
 }
 
+/// Longest message of which a copy stays with its slot. Longer ones take a buffer.
+const SHORT: usize = 256;
+
 impl OutCall {
+    /// Keeps a copy of the message, so that it can be sent again; without memory for that it is not.
+    #[inline]
+    fn keep<F: Fabric>(&mut self, cx: &mut Context<F>, message: &[u8]) {
+        self.copy.clear();
+        if message.len() <= SHORT {
+            self.copy.extend_from_slice(message);
+        } else {
+            self.kept = cx.copy_of(message);
+        }
+    }
+
+    /// Something is kept.
+    fn keeps(&self) -> bool {
+        self.kept.is_some() || !self.copy.is_empty()
+    }
+
+    /// What is kept, if there is memory for it.
+    fn take_kept<F: Fabric>(&mut self, cx: &mut Context<F>) -> Option<Buf> {
+        if !self.copy.is_empty() {
+            self.kept = cx.copy_of(&self.copy);
+            self.copy.clear();
+        }
+        self.kept.take()
+    }
+
     /// It will not be sent, or not again.
     #[inline]
     fn forget(&mut self) {
         (self.message, self.memory, self.kept, self.one_way) = (None, ChunkMemory::NONE, None, false);
         self.max_reply = 0;
+        self.copy.clear();
     }
 }
 
@@ -200,7 +230,9 @@ impl Conn {
     pub(super) fn keep_whole(&mut self, call: CallId, mut message: Buf, (start, len): (usize, usize)) {
         if self.proto.is_under_way(call) {
             message.set_window(start, len);
-            self.out_call(call).kept = Some(message);
+            let out = self.out_call(call);
+            out.copy.clear();
+            out.kept = Some(message);
         }
     }
 
@@ -222,6 +254,7 @@ impl Conn {
         if out.message.is_some() || out.kept.is_some() || out.memory.is_some() || out.one_way {
             out.forget();
         }
+        out.copy.clear();
         (std::mem::take(&mut out.sink), out.exposure.take(), out.started.take())
     }
 }
@@ -380,7 +413,7 @@ impl Requester {
             let whole = bring_home(conn, call);
             let out = conn.out_call(call);
             if out.message.is_none() {
-                out.message = out.kept.take().filter(|_| cx.config.retransmit);
+                out.message = out.take_kept(cx).filter(|_| cx.config.retransmit);
             }
             let long = out.memory.get().is_some_and(|memory| memory.call.is_some());
             if whole && (out.message.is_some() || (long && (cx.config.retransmit || !sent))) {
