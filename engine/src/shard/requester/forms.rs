@@ -356,31 +356,28 @@ pub(super) fn segments_of(len: usize, terms: &Terms) -> usize {
 #[inline(always)]
 pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCounts, CallError> {
     let Some(memory) = memory else { return Ok(ChunkCounts::default()) };
-    let of = |buf: &Buf| segments_of(buf.len(), terms);
-    let counts = ChunkCounts {
-        reads: memory.call.as_ref().map_or(0, of) + memory.send.iter().map(|(_, buf)| of(buf)).sum::<usize>(),
-        writes: memory.receive.len(),
-        write_segments: memory.receive.iter().map(of).sum(),
-        reply: memory.reply.as_ref().map(of),
+    let (mut counts, mut most) = (ChunkCounts::default(), 0);
+    let mut count = |buf: &Buf| {
+        let segments = segments_of(buf.len(), terms);
+        most = segments.max(most);
+        segments
     };
-    let chunks = memory.call.iter().chain(memory.send.iter().map(|(_, buf)| buf));
-    let lens = chunks.chain(&memory.receive).chain(&memory.reply).map(Buf::len);
-    check_segments(&counts, lens, terms).map(|()| counts)
-}
-
-/// Holds segments against what each chunk, and the whole header, may have; `lens` are the bytes of each
-/// chunk.
-#[inline(always)]
-fn check_segments(counts: &ChunkCounts, lens: impl Iterator<Item = usize>, terms: &Terms) -> Result<(), CallError> {
-    let (segments, limit) = (counts.segments(), terms.segment_count as usize);
-    // Usually all together have no more than one chunk may have.
-    if segments > MAX_SEGMENTS {
-        let segments = segments_of(lens.max().unwrap_or(0), terms);
-        if segments > MAX_SEGMENTS {
-            return Err(CallError::ChunkSegments { segments, limit: MAX_SEGMENTS });
-        }
+    if let Some(call) = &memory.call {
+        counts.reads = count(call);
     }
-    if segments > limit { Err(CallError::HeaderSegments { segments, limit }) } else { Ok(()) }
+    for (_, buf) in &memory.send {
+        counts.reads += count(buf);
+    }
+    for buf in &memory.receive {
+        counts.write_segments += count(buf);
+    }
+    counts.writes = memory.receive.len();
+    counts.reply = memory.reply.as_ref().map(count);
+    let (segments, limit) = (counts.segments(), terms.segment_count as usize);
+    if most > MAX_SEGMENTS {
+        return Err(CallError::ChunkSegments { segments: most, limit: MAX_SEGMENTS });
+    }
+    if segments > limit { Err(CallError::HeaderSegments { segments, limit }) } else { Ok(counts) }
 }
 
 /// Chunk lists of memory that is exposed.
@@ -405,24 +402,23 @@ impl Conn {
     #[inline]
     fn check_memory(&self, memory: &Memory, inline: usize) -> Result<(), CallError> {
         let mine = self.requests.exposed.as_ref().map(|pool| pool.arena().id());
-        let bufs = memory.send.iter().map(|(_, buf)| buf).chain(&memory.receive);
-        if bufs.clone().any(|buf| Some(buf.arena()) != mine) {
-            return Err(CallError::ForeignMemory);
-        }
-        if bufs.clone().any(|buf| buf.is_empty()) {
-            return Err(CallError::EmptyChunk);
-        }
+        let check = |buf: &Buf| match buf {
+            buf if Some(buf.arena()) != mine => Err(CallError::ForeignMemory),
+            buf if buf.is_empty() => Err(CallError::EmptyChunk),
+            _ => Ok(()),
+        };
         // Position zero is the message itself; the others are in order, as the chunks' data is, and none is
         // behind the end.
         let (mut earliest, mut end) = (4, inline);
         for (position, buf) in &memory.send {
+            check(buf)?;
             let (at, len) = (*position as usize, padded(buf.len()));
             if !at.is_multiple_of(4) || at < earliest || at > end {
                 return Err(CallError::Position(*position));
             }
             (earliest, end) = (at + len, end + len);
         }
-        Ok(())
+        memory.receive.iter().try_for_each(check)
     }
 }
 
