@@ -363,10 +363,10 @@ impl Requester {
     ) {
         let (at, len) = (message.start(), message.len());
         let terms = conn.proto.terms();
-        if !self.lists.fill(conn.requests.exposures.offer(index, terms.segment_size), terms) {
+        let exposure = conn.requests.exposures.offer(index, terms.segment_size);
+        let Some(chunks) = self.lists.of(exposure, terms, conn.proto.offers_invalidation()) else {
             return cx.unsendable(conn, "a call");
-        }
-        let chunks = self.lists.chunks(conn.proto.offers_invalidation());
+        };
         // A long call is in a chunk itself.
         let form = Form { chunks, external: len == 0 };
         match conn.proto.emit_before(Outgoing::Call(call), &form, receives_ok, message.full_mut(), at) {

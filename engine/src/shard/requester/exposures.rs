@@ -12,7 +12,7 @@ use super::outcome::{CallResult, Sink};
 use crate::fabric::WindowId;
 use crate::proto::{CallError, CallId};
 use crate::service::MAX_CHUNKS;
-use crate::wire::{ErrorBody, Segment};
+use crate::wire::{ErrorBody, ReadSegment, Segment};
 
 /// Which chunk a piece of exposed memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,8 @@ pub(super) struct Exposed {
     window: WindowId,
     /// Until it is taken back.
     mem: Option<Lent>,
-    segment: Segment,
+    /// Where it is, and of a Read chunk where it belongs in the RPC message.
+    at: ReadSegment,
     place: Place,
     revoked: bool,
 }
@@ -39,7 +40,13 @@ pub(super) struct Exposed {
 impl Exposed {
     #[inline]
     pub(super) fn segment(&self) -> &Segment {
-        &self.segment
+        &self.at.target
+    }
+
+    /// The same as a Read list has it.
+    #[inline]
+    pub(super) fn read_segment(&self) -> &ReadSegment {
+        &self.at
     }
 
     #[inline]
@@ -105,7 +112,9 @@ impl Exposure {
     /// A window is about to be bound to one more piece of memory: in the order of [`all`](Self::all).
     #[inline]
     pub(super) fn add(&mut self, window: WindowId, mem: Lent, segment: Segment, place: Place) {
-        self.parts.push(Exposed { window, mem: Some(mem), segment, place, revoked: false });
+        let position = if let Place::Read(position) = place { position } else { 0 };
+        let at = ReadSegment { position, target: segment };
+        self.parts.push(Exposed { window, mem: Some(mem), at, place, revoked: false });
     }
 
     /// All is exposed; the buffers will go back into this.
@@ -212,7 +221,7 @@ impl Exposures {
         let exposure = &mut self.slots[index as usize];
         let mut left = 0;
         for part in &mut exposure.parts {
-            part.revoked = Some(part.segment.handle) == invalidated;
+            part.revoked = Some(part.at.target.handle) == invalidated;
             left += usize::from(!part.revoked);
         }
         let bound = exposure.parts.iter().filter(|part| !part.revoked).map(|part| part.window);

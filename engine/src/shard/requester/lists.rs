@@ -22,9 +22,31 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Those of memory that is exposed. False if there are too many segments: the peer has changed its terms
-    /// since the call was shaped.
-    pub(super) fn fill(&mut self, exposure: &Exposure, terms: &Terms) -> bool {
+    /// Those of memory that is exposed, as they go into a header, with the handle that may be invalidated if one is to be
+    /// `offered`. `None` if there are too many segments: the peer has changed its terms since the call was shaped.
+    #[inline(always)]
+    pub(super) fn of<'a>(&'a mut self, exposure: &'a Exposure, terms: &Terms, offered: bool) -> Option<Chunks<'a>> {
+        match exposure.all() {
+            // Usually there is one chunk, of one segment.
+            [part] if segments_of(part.segment().length as usize, terms) == 1 && terms.segment_count > 0 => {
+                let segments = std::slice::from_ref(part.segment());
+                let inv_handle = if offered { part.segment().handle } else { 0 };
+                Some(match part.place() {
+                    Place::Read(_) => {
+                        Chunks { inv_handle, reads: std::slice::from_ref(part.read_segment()), ..Chunks::NONE }
+                    }
+                    Place::Write(_) => {
+                        Chunks { inv_handle, writes: WriteList { counts: &[1], segments }, ..Chunks::NONE }
+                    }
+                    Place::Reply => Chunks { inv_handle, reply: Some(segments), ..Chunks::NONE },
+                })
+            }
+            _ => self.fill(exposure, terms).then(|| self.chunks(offered)),
+        }
+    }
+
+    #[inline(never)]
+    fn fill(&mut self, exposure: &Exposure, terms: &Terms) -> bool {
         self.reads.clear();
         self.counts.clear();
         self.writes.clear();
@@ -58,8 +80,7 @@ impl Lists {
         true
     }
 
-    /// As they go into a header, with the handle that may be invalidated if one is to be offered.
-    pub(super) fn chunks(&self, offer: bool) -> Chunks<'_> {
+    fn chunks(&self, offer: bool) -> Chunks<'_> {
         Chunks {
             inv_handle: if offer { self.offer } else { 0 },
             reads: &self.reads,
