@@ -389,8 +389,11 @@ impl Requester {
     ) -> Result<u32, FabricError> {
         let qp = conn.qp();
         let (index, exposure, windows) = conn.requests.exposures.begin();
-        let Some(Memory { call: long, send, receive, reply, .. }) = memory.get_mut() else { return Ok(index) };
-        let mut expose = |place: Place, buf: Buf, access: Access| {
+        if let Some(buf) = memory.get_mut().and_then(|memory| memory.call.as_mut()) {
+            set_xid(buf, call);
+        }
+        while let Some((place, buf)) = memory.get_mut().and_then(Memory::take_next) {
+            let access = if let Place::Read(_) = place { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
             let len = buf.len();
             let mem = buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
             let window = match windows.pop() {
@@ -404,20 +407,6 @@ impl Requester {
             };
             conn.sends.push(WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access });
             exposure.add(window, mem, segment, place);
-            Ok(())
-        };
-        if let Some(mut buf) = long.take() {
-            set_xid(&mut buf, call);
-            expose(Place::Read(0), buf, Access::REMOTE_READ)?;
-        }
-        for (position, buf) in send.drain(..) {
-            expose(Place::Read(position), buf, Access::REMOTE_READ)?;
-        }
-        for buf in receive.drain(..) {
-            expose(Place::Write(0), buf, Access::REMOTE_WRITE)?;
-        }
-        if let Some(buf) = reply.take() {
-            expose(Place::Reply, buf, Access::REMOTE_WRITE)?;
         }
         exposure.keep(memory);
         Ok(index)

@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
+use super::exposures::Place;
 use crate::service::MAX_CHUNKS;
 
 /// Boxes that a thread keeps.
@@ -32,6 +33,21 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    /// The next of its buffers, in the order in which a header has them.
+    #[inline]
+    pub(super) fn take_next(&mut self) -> Option<(Place, Buf)> {
+        if let Some(buf) = self.call.take() {
+            return Some((Place::Read(0), buf));
+        }
+        if let Some((position, buf)) = self.send.pop_at(0) {
+            return Some((Place::Read(position), buf));
+        }
+        if let Some(buf) = self.receive.pop_at(0) {
+            return Some((Place::Write(0), buf));
+        }
+        self.reply.take().map(|buf| (Place::Reply, buf))
+    }
+
     /// There is nothing to expose.
     pub(crate) fn is_empty(&self) -> bool {
         self.send.is_empty() && self.receive.is_empty() && self.call.is_none() && self.reply.is_none()
