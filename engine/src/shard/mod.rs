@@ -356,6 +356,9 @@ impl<F: Fabric> Shard<F> {
     /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::TooLong`] when
     /// it never has, [`CallError::Closed`] without a connection.
     pub(crate) fn alloc_exposed(&mut self, conn: ConnRef, len: usize) -> Result<Buf, CallError> {
+        if let Some(buf) = self.cx.conns.get(conn).and_then(|conn| conn.requests.alloc(len)) {
+            return Ok(buf);
+        }
         let buf = self.with_ref(conn, |shard, conn| shard.requester.alloc_for(&mut shard.cx, conn, len));
         buf.unwrap_or(Err(CallError::Closed))
     }

@@ -12,6 +12,7 @@ use super::outcome::{CallResult, Sink};
 use crate::fabric::WindowId;
 use crate::proto::{CallError, CallId};
 use crate::service::MAX_CHUNKS;
+use crate::shard::list::push;
 use crate::wire::{ErrorBody, ReadSegment, Segment};
 
 /// Which chunk a piece of exposed memory is.
@@ -128,9 +129,10 @@ impl Exposure {
     #[inline(always)]
     fn take_back(&mut self, mut memory: Option<&mut Memory>, answered: bool, windows: &mut Vec<WindowId>) -> bool {
         let mut whole = true;
-        for part in &mut self.parts {
-            windows.push(part.window);
-            let (Some(memory), Some(mem)) = (&mut memory, part.mem.take()) else { continue };
+        // Usually there is one: the others may move up.
+        while let Some(part) = self.parts.pop_at(0) {
+            push(windows, || part.window);
+            let (Some(memory), Some(mem)) = (&mut memory, part.mem) else { continue };
             let Ok(mut buf) = mem.reclaim() else {
                 whole = false;
                 continue;
@@ -147,7 +149,6 @@ impl Exposure {
                 Place::Reply => memory.reply = Some(buf),
             }
         }
-        self.parts.clear();
         whole
     }
 }
@@ -249,7 +250,7 @@ impl Exposures {
             memory = ChunkMemory::NONE;
         }
         let whole = exposure.take_back(memory.get_mut(), answered, &mut self.windows);
-        self.free.push(index);
+        push(&mut self.free, || index);
         (memory, whole)
     }
 

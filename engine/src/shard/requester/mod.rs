@@ -158,6 +158,14 @@ impl Requests {
         self.answered = false;
     }
 
+    /// A buffer of the memory that this peer alone can reach, if that is made, and has one.
+    #[inline]
+    pub(super) fn alloc(&self, len: usize) -> Option<Buf> {
+        let pool = self.exposed.as_ref()?;
+        pool.drain_remote();
+        pool.alloc(len)
+    }
+
     /// As many slots as the protocol has.
     pub(super) fn fit(&mut self, slots: usize) {
         self.calls.resize_with(slots, OutCall::default);
