@@ -83,10 +83,10 @@ impl Exposure {
         &self.parts
     }
 
-    /// The Write chunks, to note what was written.
+    /// The same, to note what was written.
     #[inline]
-    pub(super) fn writes_mut(&mut self) -> impl Iterator<Item = &mut Exposed> {
-        self.parts.iter_mut().filter(|part| matches!(part.place, Place::Write(_)))
+    pub(super) fn all_mut(&mut self) -> &mut [Exposed] {
+        &mut self.parts
     }
 
     /// The Reply chunk.

@@ -292,7 +292,9 @@ impl Requester {
     /// Tells how a call ended.
     #[inline(always)]
     pub(super) fn deliver<F: Fabric>(&mut self, cx: &mut Context<F>, sink: Sink, token: u64, result: CallResult) {
-        cx.stats.calls_failed += u64::from(result.is_err());
+        if result.is_err() {
+            cx.stats.calls_failed += 1;
+        }
         match sink {
             Sink::Polled => push(&mut self.done, || Done { token, result }),
             Sink::Thread(completer) => completer.complete(result),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use rpcrdma_mempool::Buf;
 
 use super::chunks::ChunkMemory;
-use super::exposures::{Ending, Exposed, Exposure};
+use super::exposures::{Ending, Exposed, Exposure, Place};
 use super::outcome::{CallResult, FailedCall, Reply, Sink};
 use super::{Requester, Requests};
 use crate::fabric::{Fabric, ReceivedBuf, WorkRequest};
@@ -229,7 +229,9 @@ impl Requester {
         let Some(memory) = reply.memory.get_mut() else { return Ok(()) };
         // By the binding, one of them belongs into a Write chunk (RFC 8166 §6.1).
         let most = memory.most_results.unwrap_or(usize::MAX);
-        if let (Some(buf), Some(len)) = (memory.reply.take(), long) {
+        if let Some(buf) = memory.reply.take()
+            && let Some(len) = long
+        {
             self.take_long(cx, reply, buf, len)?;
         }
         if reply.results().len() > most {
@@ -379,10 +381,10 @@ fn note_written(
     chunks: impl Iterator<Item = impl Iterator<Item = Segment>>,
     offered: Option<&mut Exposure>,
 ) -> Result<(), CallError> {
-    let size = offered.as_ref().map_or(0, |offered| offered.segment_size());
-    let mut expected = offered.into_iter().flat_map(Exposure::writes_mut);
+    let (size, parts) = offered.map_or((0, &mut [][..]), |offered| (offered.segment_size(), offered.all_mut()));
+    let mut expected = parts.iter_mut();
     for chunk in chunks {
-        let Some(part) = expected.next() else {
+        let Some(part) = expected.find(|part| matches!(part.place(), Place::Write(_))) else {
             return Err(CallError::MalformedReply("it returns more Write chunks than were offered"));
         };
         part.note_written(written_into(chunk, part, size)?);
