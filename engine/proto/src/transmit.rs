@@ -216,9 +216,13 @@ impl Connection {
         *if form.external { &mut self.counters.long_sent } else { &mut self.counters.chunked_sent } += 1;
         let CreditWords { credit, received } = self.account(counted, true, receives_ok);
         let (version, revision) = (self.session.version(), self.config.revision);
-        // By two ways, so that the lists are read where they are.
-        let mut emit = |body| Header { xid, credit, received, flags, body }.emit_before(buf, end, version, revision);
-        if form.external { emit(Body::Nomsg(form.chunks)) } else { emit(Body::Msg(form.chunks)) }
+        if let (Version::V2, Some(received), false) = (version, received, form.external)
+            && let Some(start) = wire::emit_windowed_single(buf, end, (xid, credit, received), flags, &form.chunks)
+        {
+            return Some(start);
+        }
+        let body = if form.external { Body::Nomsg(form.chunks) } else { Body::Msg(form.chunks) };
+        Header { xid, credit, received, flags, body }.emit_before(buf, end, version, revision)
     }
 
     /// The same of a message that is the connection's own.

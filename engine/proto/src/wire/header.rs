@@ -104,23 +104,8 @@ impl Header<'_> {
 
     /// Writes the header so that it ends at byte `end` of `buf`, and returns where it starts; the rest as
     /// [`emit`](Self::emit). `None`, and nothing is written, if there is not that much room.
-    #[inline(always)]
-    pub fn emit_before(&self, buf: &mut [u8], end: usize, version: Version, revision: Revision) -> Option<usize> {
-        if let (Version::V2, Some(received), Body::Msg(chunks)) = (version, self.received, &self.body)
-            && let Some(list) = chunks.single()
-        {
-            let flags = self.flags.with(Flags::RECEIVED).0;
-            let code = HeaderType::Msg.code();
-            let prefix = [self.xid, version.code(), self.credit, code, flags, received, chunks.inv_handle];
-            let start = end.checked_sub(4 * (prefix.len() + list.len()))?;
-            put(buf.get_mut(start..end)?, prefix, list);
-            return Some(start);
-        }
-        self.emit_any_before(buf, end, version, revision)
-    }
-
     #[inline(never)]
-    fn emit_any_before(&self, buf: &mut [u8], end: usize, version: Version, revision: Revision) -> Option<usize> {
+    pub fn emit_before(&self, buf: &mut [u8], end: usize, version: Version, revision: Revision) -> Option<usize> {
         let start = end.checked_sub(self.encoded_len(version, revision))?;
         let mut writer = Writer::new(buf.get_mut(start..end)?);
         self.write(&mut writer, version, revision).ok()?;
@@ -182,6 +167,24 @@ pub const WINDOWED_LEN: usize = msg_len(Version::V2, true);
 pub fn emit_windowed(out: &mut [u8; WINDOWED_LEN], xid: u32, credit: u32, received: u32, flags: Flags) {
     let common = [xid, Version::V2.code(), credit, HeaderType::Msg.code()];
     put(out, common, [flags.with(Flags::RECEIVED).0, received, 0, 0, 0, 0]);
+}
+
+/// As [`Header::emit_before`] writes a version 2 MSG header with the count of received messages and these chunks, if they
+/// have one segment in all, and it is no Reply chunk's. `None`, and nothing is written, if not, or without room.
+#[inline(always)]
+pub fn emit_windowed_single(
+    buf: &mut [u8],
+    end: usize,
+    (xid, credit, received): (u32, u32, u32),
+    flags: Flags,
+    chunks: &Chunks<'_>,
+) -> Option<usize> {
+    let list = chunks.single()?;
+    let (version, code, flags) = (Version::V2.code(), HeaderType::Msg.code(), flags.with(Flags::RECEIVED).0);
+    let prefix = [xid, version, credit, code, flags, received, chunks.inv_handle];
+    let start = end.checked_sub(4 * (prefix.len() + list.len()))?;
+    put(buf.get_mut(start..end)?, prefix, list);
+    Some(start)
 }
 
 /// Writes a MSG header without chunks to the start of `out` and returns its length, [`msg_len`]: the fast

@@ -294,6 +294,31 @@ proptest! {
         }
     }
 
+    /// [`emit_windowed_single`] writes what [`Header::emit_before`] writes, of one segment that is no Reply chunk's.
+    #[test]
+    fn single_segments_agree(
+        (xid, credit, received, flags, inv_handle) in any::<(u32, u32, u32, u32, u32)>(),
+        reads in prop::collection::vec((any::<u32>(), segment()), 0..3),
+        writes in prop::collection::vec(segment(), 0..3),
+        end in 0..100_usize,
+    ) {
+        let reads: Vec<_> = reads.into_iter().map(|(position, target)| ReadSegment { position, target }).collect();
+        let counts = [writes.len() as u32];
+        let list = WriteList { counts: &counts[..writes.len().min(1)], segments: &writes };
+        let chunks = Chunks { inv_handle, reads: &reads, writes: list, reply: None };
+        let flags = Flags(flags % 4);
+        let value = Header { xid, credit, received: Some(received), flags, body: Body::Msg(chunks) };
+        let (mut slow, mut fast) = ([0xEE; 100], [0xEE; 100]);
+        let start = value.emit_before(&mut slow, end, Version::V2, Revision::Ietf00);
+        let single = emit_windowed_single(&mut fast, end, (xid, credit, received), flags, &chunks);
+        if reads.len() + writes.len() == 1 {
+            prop_assert_eq!(single, start);
+            prop_assert_eq!(fast, slow);
+        } else {
+            prop_assert_eq!((single, fast), (None, [0xEE; 100]));
+        }
+    }
+
     /// Random bytes behind a plausible start never panic, whatever is asked of them.
     #[test]
     fn any_bytes(
