@@ -194,34 +194,53 @@ pub(super) struct Watch {
     /// The part whose turn is next, and when.
     part: usize,
     due: u64,
-    /// Parts that were looked at since one was in which something is owed. After all of them no look is due that must
-    /// not be slept through.
+    /// When all are due.
+    all_due: u64,
+    /// Parts that were looked at since anything was owed or done. After all of them no look is due that must not be
+    /// slept through.
     quiet: usize,
+    /// The last looks came behind a pause.
+    paused: bool,
+    /// What the shard had done by then, as [`done`] counts it.
+    done: u64,
+}
+
+/// A count that moves when the shard takes or sends anything.
+fn done<F: Fabric>(cx: &Context<F>) -> u64 {
+    cx.stats.completions.wrapping_add(cx.fabric.stats().posts)
 }
 
 /// The parts that are looked at now: nanoseconds since the last look at each, as far as they count.
 type Turn = [Option<u64>; PARTS];
 
 impl Watch {
-    /// Looks begin, of each part once in `every` nanoseconds. Behind a pause several are due, at most all. While this
-    /// side was not there, nobody could make progress: of that time no more than two looks' counts.
+    /// Looks begin, of each part once in `every` nanoseconds. Behind a pause several are due, at most all.
+    ///
+    /// While this side was not there, nobody could make progress, and what came meanwhile may not have been read yet: no
+    /// time counts then. Of a side that is away again and again as much counts as two looks take.
     fn begin(&mut self, now: u64, every: u64) -> Turn {
         let step = (every / PARTS as u64).max(1);
-        let parts = (now.saturating_sub(self.due) / step).saturating_add(1).min(PARTS as u64);
+        let late = now.saturating_sub(self.due);
+        let parts = (late / step).saturating_add(1).min(PARTS as u64);
+        let was_paused = std::mem::replace(&mut self.paused, late > every.saturating_mul(2));
+        let most = if self.paused && !was_paused { 0 } else { every.saturating_mul(2) };
         let mut turn = Turn::default();
         for _ in 0..parts {
             let looked = std::mem::replace(&mut self.looked[self.part], now);
-            turn[self.part] = Some(now.saturating_sub(looked).min(every.saturating_mul(2)));
+            turn[self.part] = Some(now.saturating_sub(looked).min(most));
             self.part = (self.part + 1) % PARTS;
             self.quiet += 1;
         }
-        self.due = now.saturating_add(step);
+        (self.due, self.all_due) = (now.saturating_add(step), now.saturating_add(every));
         turn
     }
 
-    /// When the next look must be, in nanoseconds.
-    fn next(&self) -> u64 {
-        if self.quiet < PARTS { self.due } else { u64::MAX }
+    /// When a shard that sleeps must look again, in nanoseconds: at all parts at once. `done`: what it has done so far.
+    fn next(&mut self, done: u64) -> u64 {
+        if std::mem::replace(&mut self.done, done) != done {
+            self.quiet = 0;
+        }
+        if self.quiet < PARTS { self.all_due } else { u64::MAX }
     }
 }
 
@@ -232,7 +251,14 @@ impl Watch {
         if now >= self.due {
             self.end_stalled(cx, now);
         }
-        cx.schedule.wake_by(self.next());
+        self.before_sleep(cx);
+    }
+
+    /// Whatever was done since the last look may have left something that is owed: no sleep is longer than until all
+    /// connections are looked at again.
+    pub(super) fn before_sleep<F: Fabric>(&mut self, cx: &mut Context<F>) {
+        let next = self.next(done(cx));
+        cx.schedule.wake_by(next);
     }
 
     /// Looks at the connections whose turn it is, and ends those whose peers have owed something for
@@ -240,7 +266,7 @@ impl Watch {
     #[cold]
     fn end_stalled<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
         let timeout = nanoseconds(cx.config.progress_timeout);
-        let every = (timeout / LOOKS).max(nanoseconds(cx.config.control_interval));
+        let every = (timeout / LOOKS).max(nanoseconds(cx.config.control_interval)).max(1);
         let turn = self.begin(now, every);
         let whose = |slot: usize| turn[slot % PARTS];
         cx.with_those(
@@ -431,28 +457,43 @@ mod tests {
         assert_eq!([250, 50, 20].map(|nanos| look(&mut progress, owed, nanos).0), [0, 0, 20]);
     }
 
+    /// Of each part.
+    const EVERY: u64 = 10 * PARTS as u64;
+
     #[test]
     fn time_in_which_nobody_looked_is_held_against_nobody() {
-        let (mut watch, every) = (Watch::default(), 10 * PARTS as u64);
-        assert_eq!(watch.begin(10_000, every), [Some(2 * every); PARTS], "behind a pause all are due");
-        assert_eq!(watch.next(), u64::MAX, "nothing was found to be owed");
-        assert_eq!(watch.begin(u64::MAX, every), [Some(2 * every); PARTS]);
+        let mut watch = Watch::default();
+        assert_eq!(watch.begin(10_000, EVERY), [Some(0); PARTS], "behind a pause all are due");
+        assert_eq!(watch.begin(20_000, EVERY), [Some(2 * EVERY); PARTS], "it is away again");
+        assert_eq!(watch.begin(watch.due, EVERY)[0], Some(10));
+        assert_eq!(watch.begin(u64::MAX, EVERY), [Some(0); PARTS]);
     }
 
     #[test]
-    fn the_parts_take_turns_and_none_is_slept_through_while_anything_is_owed() {
-        let (mut watch, every) = (Watch::default(), 10 * PARTS as u64);
-        watch.begin(10_000, every);
-        watch.quiet = 0;
+    fn the_parts_take_turns() {
+        let mut watch = Watch::default();
+        watch.begin(10_000, EVERY);
         for part in 0..PARTS {
-            assert_eq!(watch.next(), 10_010 + 10 * part as u64);
-            let turn = watch.begin(watch.due, every);
+            let turn = watch.begin(watch.due, EVERY);
             let looked: Vec<_> = (0..PARTS).filter(|&other| turn[other].is_some()).collect();
             assert_eq!((looked, turn[part]), (vec![part], Some(10 + 10 * part as u64)));
         }
-        assert_eq!(watch.next(), u64::MAX, "all were looked at");
-        let turn = watch.begin(watch.due + 20, every);
-        assert_eq!(turn.map(|part| part.is_some()).iter().filter(|due| **due).count(), 3, "it is late by two");
-        assert_eq!(turn[..3], [Some(every + 20), Some(every + 10), Some(every)]);
+        let turn = watch.begin(watch.due + 20, EVERY);
+        assert_eq!(turn.iter().filter(|part| part.is_some()).count(), 3, "it is late by two");
+        assert_eq!(turn[..3], [Some(EVERY + 20), Some(EVERY + 10), Some(EVERY)]);
+    }
+
+    #[test]
+    fn who_sleeps_looks_at_all_again_unless_nothing_was_owed_or_done_since() {
+        let mut watch = Watch::default();
+        watch.begin(10_000, EVERY);
+        assert_eq!(watch.next(0), u64::MAX, "nothing was found to be owed");
+        assert_eq!(watch.next(1), 10_000 + EVERY, "what was done since may have left something");
+        assert_eq!(watch.begin(watch.all_due, EVERY), [Some(EVERY); PARTS]);
+        assert_eq!(watch.next(1), u64::MAX);
+        // Something is owed in this part.
+        watch.begin(watch.due, EVERY);
+        watch.quiet = 0;
+        assert_eq!(watch.next(1), watch.due + EVERY - 10);
     }
 }

@@ -188,6 +188,7 @@ impl<F: Fabric> Shard<F> {
         if self.poll_once() || self.life.notices().len() != told || !self.cx.ready.is_empty() {
             return None;
         }
+        self.watch.before_sleep(&mut self.cx);
         // Memory that other threads let go wakes nobody.
         let waits = self.responder.waits_for_memory();
         let longest = if waits { longest.min(MEMORY_WAIT_SLEEP) } else { longest };
