@@ -198,7 +198,9 @@ impl Buf {
     #[inline(always)]
     pub fn set_window(&mut self, start: usize, len: usize) {
         let capacity = self.capacity();
-        assert!(start <= capacity && len <= capacity - start, "window {start}+{len} in a buffer of {capacity} bytes");
+        if start > capacity || len > capacity - start {
+            no_window(start, len, capacity);
+        }
         self.handle.window = Window::new(start as u32, len as u32);
     }
 
@@ -433,6 +435,13 @@ fn check_count(before: u32) {
     if before & state::COUNT > state::COUNT / 2 {
         overflow();
     }
+}
+
+/// Out of line, with what it says: nothing of that is on the way of those that have room.
+#[cold]
+#[inline(never)]
+fn no_window(start: usize, len: usize, capacity: usize) -> ! {
+    panic!("window {start}+{len} in a buffer of {capacity} bytes");
 }
 
 #[cfg(all(test, not(loom)))]
