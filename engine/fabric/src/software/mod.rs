@@ -422,16 +422,17 @@ impl Fabric for SoftwareFabric {
         if !self.common.ready.is_empty() {
             Completion::hand_out(&mut self.common.ready, out, end);
         }
-        if out.len() < end {
-            if let Some(message) = self.poll_hot(out, end) {
-                if out.len() == start && self.cold.is_empty() {
-                    return Found::Message(message);
-                }
-                out.push(message.into());
+        // Before those that may fill every poll: who is heard is hot from then on.
+        if !self.cold.is_empty() && out.len() < end {
+            self.poll_cold(out, end);
+        }
+        if out.len() < end
+            && let Some(message) = self.poll_hot(out, end)
+        {
+            if out.len() == start {
+                return Found::Message(message);
             }
-            if !self.cold.is_empty() && out.len() < end {
-                self.poll_cold(out, end);
-            }
+            out.push(message.into());
         }
         let count = out.len() - start;
         Found::of_last(out, count)

@@ -82,6 +82,26 @@ fn all_that_were_quiet_are_heard_at_once() {
     assert_eq!(town.server.poll_cq(&mut town.done, 64), 12);
 }
 
+/// One that has a message in every poll, which has room for no other.
+#[test]
+fn who_is_quiet_is_heard_beside_one_that_fills_each_poll() {
+    let mut town = Town::new("busy");
+    let (busy, server) = town.twenty_more()[0];
+    town.quiet();
+    town.send(busy, false);
+    town.until("the busy one is heard", |t| t.done.pop());
+    let quiet = town.honest;
+    town.send(quiet.0, false);
+    let mut heard = false;
+    for _ in 0..QUIET {
+        town.send(busy, false);
+        town.server.poll_cq(&mut town.done, 1);
+        town.client.poll_cq(&mut Vec::new(), 64);
+        heard |= town.done.drain(..).any(|done| done.qp != server);
+    }
+    assert!(heard, "it waits behind the other one for ever");
+}
+
 #[test]
 fn a_message_that_is_alone_is_returned_and_others_are_appended() {
     let mut town = Town::new("alone");
