@@ -153,7 +153,7 @@ impl<L: Listen> Sockets<L> {
 
     /// Waits for news, as long as allowed; `None` if it was interrupted. A wake ends this wait, and the next one until
     /// [`woken`](Self::woken).
-    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Option<impl Iterator<Item = News> + use<L>> {
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Option<impl Iterator<Item = News> + Clone + use<L>> {
         let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
         let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
         let (ready, _) = epoll::wait(&self.epoll, &mut space, timeout.as_ref()).ok()?;

@@ -252,19 +252,27 @@ impl SoftwareFabric {
         // Interrupted is fine.
         let Some(news) = self.connections.sockets.wait(timeout) else { return };
         // Of requests one in each look, as the calls of others wait meanwhile. Its owner looks again at once then, and
-        // what is not read now stays readable.
-        let mut asked = self.connections.take_arrivals(&mut self.common);
+        // what is not read now stays readable. Who has a place comes first: the others come without end, those do not.
+        let mut asked = false;
+        for news in news.clone() {
+            if let News::Socket(token) = news
+                && let Token::Request(id) = Token::of(token)
+            {
+                asked = asked || self.connections.read_request(RequestId(id), &mut self.common);
+            }
+        }
+        self.connections.take_arrivals();
+        asked = asked || self.connections.read_arrivals(&mut self.common);
         for news in news {
             match news {
                 // Left for `sleep`: a wake also ends the *next* wait.
                 News::Wake => {}
                 News::Listener => asked = asked || self.connections.accept_sockets(&mut self.common),
-                News::Socket(token) => match Token::of(token) {
-                    Token::Request(id) => {
-                        asked = asked || self.connections.read_request(RequestId(id), &mut self.common);
+                News::Socket(token) => {
+                    if let Token::Qp(id) = Token::of(token) {
+                        self.read_qp(id);
                     }
-                    Token::Qp(id) => self.read_qp(id),
-                },
+                }
             }
         }
     }

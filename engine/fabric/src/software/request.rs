@@ -63,14 +63,13 @@ impl Connections {
         self.read_arrivals(common)
     }
 
-    /// The same for connections that another of those who share a listener has seen first, and for those that have
-    /// waited.
-    pub(super) fn take_arrivals(&mut self, common: &mut Common) -> bool {
+    /// Takes connections that another of those who share a listener has seen first.
+    pub(super) fn take_arrivals(&mut self) {
         self.arrivals.extend(self.sockets.handed());
-        self.read_arrivals(common)
     }
 
-    fn read_arrivals(&mut self, common: &mut Common) -> bool {
+    /// Reads what those have said that were taken, up to the first request. True if there was one.
+    pub(super) fn read_arrivals(&mut self, common: &mut Common) -> bool {
         while let Some(arrival) = self.arrivals.pop_front() {
             if self.accept_socket(common, arrival) {
                 return true;

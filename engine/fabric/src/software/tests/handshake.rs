@@ -299,3 +299,42 @@ fn answers_that_cannot_be() {
     }
     assert!(matches!(&events[..], [ControlEvent::ConnectFailed { qp: id, .. }] if *id == qp), "{events:?}");
 }
+
+/// Processes that connect and ask without end: each look finds another one that has asked already.
+#[test]
+fn who_was_slow_to_ask_is_heard_among_requests_without_end() {
+    const LOOKS: usize = 8;
+    static PID: AtomicI32 = AtomicI32::new(1);
+    let mut town = Town::new("without-end");
+    town.server.common.config.handshake_timeout = 10 * PATIENCE;
+    let gate = FabricAddress(format!("hostile-gate-without-end-{}", std::process::id()));
+    let admit = |_: BorrowedFd<'_>| Ok(Peer { pid: PID.load(Ordering::Relaxed), uid: 0 });
+    let listener = SoftwareListener::bind_for(&gate, admit).expect("bind");
+    town.server.listen(&listener).expect("listen");
+    let (ring, table) = (sealed(Layout::new(RING).bytes()), sealed(table_bytes(WINDOWS).expect("windows")));
+    let ask = |socket: &OwnedFd| hello().send(socket.as_fd(), &[ring.fd(), table.fd()]).expect("send");
+    let slow = dial(&gate);
+    town.turn();
+    PID.store(2, Ordering::Relaxed);
+    let mut storm = Vec::new();
+    let mut heard = false;
+    for look in 0..2 * LOOKS {
+        // Two for one that is answered.
+        for _ in 0..2 {
+            let socket = dial(&gate);
+            ask(&socket);
+            storm.push(socket);
+        }
+        if look == LOOKS {
+            ask(&slow);
+        }
+        town.server.poll_control(&mut town.events);
+        for event in std::mem::take(&mut town.events) {
+            if let ControlEvent::ConnectRequest { request, peer, .. } = event {
+                heard |= peer.starts_with("pid 1 ");
+                town.server.reject(request, &[]);
+            }
+        }
+    }
+    assert!(heard, "it waits behind the others for ever");
+}
