@@ -242,13 +242,7 @@ impl<F: Fabric> Shard<F> {
                 conn.end_for(reason);
             });
         }
-        if let Some((request, private_data, peer)) = self.life.take_request() {
-            self.requested(request, &private_data, &peer);
-            // The device may have more.
-            self.cx.schedule.control_now();
-        } else {
-            self.control_events();
-        }
+        self.look_at_connections();
         self.cx.schedule.begin();
         if self.cx.has_starved() {
             self.cx.feed();
@@ -268,6 +262,27 @@ impl<F: Fabric> Shard<F> {
             self.reconnect();
         }
         self.end_closed();
+    }
+
+    /// Takes what the control plane says, and answers connect requests while there is time for it, one at least: the
+    /// device may have more behind each. Calls wait meanwhile.
+    fn look_at_connections(&mut self) {
+        self.control_events();
+        let Some(mut next) = self.life.take_request() else { return };
+        let begun = self.cx.clock.read();
+        let end = self.life.answers_until(begun);
+        loop {
+            let (request, private_data, peer) = next;
+            self.requested(request, &private_data, &peer);
+            let now = self.cx.clock.read();
+            if now >= end {
+                self.life.answers_later(now);
+                return self.cx.schedule.control_now();
+            }
+            self.control_events();
+            let Some(another) = self.life.take_request() else { return };
+            next = another;
+        }
     }
 
     fn control_events(&mut self) {

@@ -6,6 +6,11 @@ use super::close_reason::CloseReason;
 use super::{ConnRef, Notice};
 use crate::fabric::{QpId, RequestId};
 
+/// Connect requests are answered for so long in a turn, in nanoseconds.
+const ANSWERS: u64 = 100_000;
+/// What the time of a long turn is divided by, for those of the next.
+const ANSWERS_OF_TURN: u64 = 16;
+
 /// A connect request: its name, what was said with it, and who has.
 pub(super) type Request = (RequestId, Vec<u8>, String);
 
@@ -15,9 +20,10 @@ pub(super) struct Lifecycle {
     notices: Vec<Notice>,
     /// Clients that wait for the answer to their first message.
     negotiating: Vec<QpId>,
-    /// Connect requests. Of these one turn answers one, and does not look for others, as calls that are served wait
-    /// meanwhile.
+    /// Connect requests. A turn answers them for a short time only, as calls that are served wait meanwhile.
     requests: VecDeque<Request>,
+    /// When a turn had no more time for them, in nanoseconds.
+    interrupted: Option<u64>,
     /// Accepted connections that are being set up.
     arriving: Vec<QpId>,
     /// Those whose peers have ended them.
@@ -96,6 +102,18 @@ impl Lifecycle {
         self.requests.pop_front()
     }
 
+    /// Until when those are answered that wait, in nanoseconds, in a turn that begins with it now. Where handlers make
+    /// turns long it is a part of the last one: else those that connect had to wait for a turn each.
+    pub(super) fn answers_until(&mut self, now: u64) -> u64 {
+        let turn = self.interrupted.take().map_or(0, |then| now.saturating_sub(then));
+        now.saturating_add(ANSWERS.max(turn / ANSWERS_OF_TURN))
+    }
+
+    /// There was no more time for them in this turn. The next one goes on.
+    pub(super) fn answers_later(&mut self, now: u64) {
+        self.interrupted = Some(now);
+    }
+
     /// One more connection of somebody else's is being set up.
     pub(super) fn arrives(&mut self, qp: QpId) {
         self.arriving.push(qp);
@@ -163,6 +181,17 @@ mod tests {
         life.negotiates_no_more(qp(1));
         life.arrives_no_more(qp(7));
         assert_eq!((life.negotiating().len(), life.arriving().len()), (2, 0), "who is gone is gone once");
+    }
+
+    #[test]
+    fn connect_requests_have_a_part_of_a_long_turn_and_else_a_short_time() {
+        let mut life = Lifecycle::new();
+        assert_eq!(life.answers_until(64_000_000), 64_100_000, "the first");
+        life.answers_later(64_100_000);
+        assert_eq!(life.answers_until(64_200_000), 64_300_000, "a short turn");
+        life.answers_later(64_300_000);
+        assert_eq!(life.answers_until(128_300_000), 132_300_000, "a long one");
+        assert_eq!(life.answers_until(900_000_000), 900_100_000, "nothing waited");
     }
 
     #[test]

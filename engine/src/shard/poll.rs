@@ -375,6 +375,8 @@ impl<F: Fabric> Shard<F> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::proto::Event;
     use crate::shard::SimulatedTime;
@@ -426,5 +428,25 @@ mod tests {
         assert!(shard.poll_once());
         assert_eq!(shard.cx.fabric.take_sent().len(), 1);
         assert!(!shard.cx.has_starved() && !shard.poll_once());
+    }
+
+    #[test]
+    fn connect_requests_are_answered_for_a_short_time_or_a_part_of_a_long_turn() {
+        let time = SimulatedTime::new();
+        let takes = Some((time.clone(), Duration::from_micros(40)));
+        let mut device = NoDevice::default();
+        (device.asks, device.takes) = (20, takes);
+        let mut shard = Shard::open(device, small(), None).expect("memory");
+        shard.simulate(&time);
+        let mut answered = |turn: Duration| {
+            time.advance(turn);
+            let before = shard.cx.fabric.rejected;
+            shard.poll_once();
+            shard.cx.fabric.rejected - before
+        };
+        assert_eq!(answered(Duration::ZERO), 3, "100 µs are over with the third");
+        assert_eq!(answered(Duration::from_micros(10)), 3);
+        assert_eq!(answered(Duration::from_micros(3200)), 5, "a sixteenth of what the turn has taken");
+        assert_eq!(answered(Duration::ZERO), 3);
     }
 }

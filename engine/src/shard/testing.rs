@@ -9,6 +9,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent, PagePolicy};
 
+use super::SimulatedTime;
 use super::conn::Conn;
 use super::context::Context;
 use super::stage::Stage;
@@ -27,12 +28,18 @@ pub(super) struct NoDevice {
     /// All that was posted, in order.
     pub(super) posted: Vec<Posting>,
     windows: u32,
+    /// Connect requests that come, one in each look.
+    pub(super) asks: usize,
+    /// How many were rejected, each of which lets this time pass.
+    pub(super) rejected: usize,
+    pub(super) takes: Option<(SimulatedTime, Duration)>,
 }
 
 impl Default for NoDevice {
     fn default() -> Self {
         let never = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("a descriptor");
-        Self { never, capabilities: Capabilities::default(), posted: Vec::new(), windows: 0 }
+        let capabilities = Capabilities::default();
+        Self { never, capabilities, posted: Vec::new(), windows: 0, asks: 0, rejected: 0, takes: None }
     }
 }
 
@@ -73,13 +80,23 @@ impl Fabric for NoDevice {
         Err(FabricError::Misuse("there is no device".into()))
     }
 
-    fn reject(&mut self, _: RequestId, _: &[u8]) {}
+    fn reject(&mut self, _: RequestId, _: &[u8]) {
+        self.rejected += 1;
+        if let Some((time, takes)) = &self.takes {
+            time.advance(*takes);
+        }
+    }
 
     fn disconnect(&mut self, _: QpId) {}
 
     fn destroy_qp(&mut self, _: QpId) {}
 
-    fn poll_control(&mut self, _: &mut Vec<ControlEvent>) {}
+    fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
+        let Some(left) = self.asks.checked_sub(1) else { return };
+        self.asks = left;
+        let request = RequestId(left as u64);
+        events.push(ControlEvent::ConnectRequest { request, private_data: Vec::new(), peer: "x".into() });
+    }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
         self.windows += 1;
