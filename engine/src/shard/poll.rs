@@ -433,7 +433,7 @@ mod tests {
     #[test]
     fn connect_requests_are_answered_for_a_short_time_or_a_part_of_a_long_turn() {
         let time = SimulatedTime::new();
-        let takes = Some((time.clone(), Duration::from_micros(40)));
+        let takes = Some((time.clone(), Duration::from_micros(10)));
         let mut device = NoDevice::default();
         (device.asks, device.takes) = (20, takes);
         let mut shard = Shard::open(device, small(), None).expect("memory");
@@ -444,9 +444,9 @@ mod tests {
             shard.poll_once();
             shard.cx.fabric.rejected - before
         };
-        assert_eq!(answered(Duration::ZERO), 3, "100 µs are over with the third");
+        assert_eq!(answered(Duration::ZERO), 3, "25 µs are over with the third");
         assert_eq!(answered(Duration::from_micros(10)), 3);
-        assert_eq!(answered(Duration::from_micros(3200)), 5, "a sixteenth of what the turn has taken");
+        assert_eq!(answered(Duration::from_micros(800)), 5, "a sixteenth of what the turn has taken");
         assert_eq!(answered(Duration::ZERO), 3);
     }
 }

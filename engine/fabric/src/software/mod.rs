@@ -75,6 +75,8 @@ use super::{
 /// quiet are heard in one turn then. Else that takes half as many turns, each longer than the last, as who is found
 /// turns hot.
 const COLD_POLLS: usize = 2;
+/// The same of a poll behind one that was full: what was in it may take its owner long, so that polls are few.
+const COLD_POLLS_OF_BUSY: usize = 16;
 
 /// How many queue pairs ahead of the one that is polled are fetched, and the message of how many ahead.
 const FAR_AHEAD: usize = 8;
@@ -92,6 +94,8 @@ pub struct SoftwareFabric {
     /// Queue pairs that were quiet for long.
     cold: Vec<u32>,
     cold_turn: usize,
+    /// Of them the next poll looks at so many.
+    cold_polls: usize,
     capabilities: Capabilities,
     connections: Connections,
 }
@@ -134,6 +138,7 @@ impl SoftwareFabric {
             turn: 0,
             cold: Vec::new(),
             cold_turn: 0,
+            cold_polls: COLD_POLLS,
             capabilities,
         })
     }
@@ -211,7 +216,7 @@ impl SoftwareFabric {
 
     #[inline(never)]
     fn poll_cold(&mut self, out: &mut Vec<Completion>, end: usize) {
-        let mut looks = self.cold.len().min(COLD_POLLS);
+        let mut looks = self.cold.len().min(std::mem::replace(&mut self.cold_polls, COLD_POLLS));
         while looks > 0 {
             looks -= 1;
             if self.cold_turn >= self.cold.len() {
@@ -231,7 +236,7 @@ impl SoftwareFabric {
                 Polled::Active => {
                     self.cold.swap_remove(self.cold_turn);
                     self.warm(slot);
-                    looks = COLD_POLLS;
+                    looks = looks.max(COLD_POLLS);
                 }
                 Polled::Dead => {
                     self.cold.swap_remove(self.cold_turn);
@@ -433,6 +438,9 @@ impl Fabric for SoftwareFabric {
                 return Found::Message(message);
             }
             out.push(message.into());
+        }
+        if out.len() >= end {
+            self.cold_polls = COLD_POLLS_OF_BUSY;
         }
         let count = out.len() - start;
         Found::of_last(out, count)

@@ -102,6 +102,29 @@ fn who_is_quiet_is_heard_beside_one_that_fills_each_poll() {
     assert!(heard, "it waits behind the other one for ever");
 }
 
+/// What fills a poll may keep its owner for long.
+#[test]
+fn behind_a_full_poll_more_of_those_that_are_quiet_are_looked_at() {
+    let mut town = Town::new("full");
+    let pairs = town.twenty_more();
+    town.quiet();
+    let (busy, server) = pairs[0];
+    town.send(busy, false);
+    town.until("the busy one is heard", |t| t.done.pop());
+    let mut polls = 0;
+    for &(quiet, _) in &pairs[1..] {
+        town.send(quiet, false);
+    }
+    // All of them in fewer polls than one finds by itself.
+    while town.done.iter().filter(|done| done.qp != server).count() < pairs.len() - 1 {
+        town.send(busy, false);
+        town.server.poll_cq(&mut town.done, 20);
+        town.client.poll_cq(&mut Vec::new(), 64);
+        polls += 1;
+        assert!(polls <= 3, "{polls} polls");
+    }
+}
+
 #[test]
 fn a_message_that_is_alone_is_returned_and_others_are_appended() {
     let mut town = Town::new("alone");
