@@ -183,9 +183,15 @@ impl Connections {
         until([self.silent.next_deadline(), self.partings.next_deadline()])
     }
 
-    /// Takes connections of the listeners.
+    /// Takes connections of the listeners, as many as there are places that no request has which waits for its answer.
+    /// The others stay in the backlog until the owner has answered: they are not turned away for its being slow.
     fn accept_sockets(&mut self, common: &mut Common) {
-        let arrivals = self.sockets.accept(ACCEPTS, common.config.max_handshakes, |not| common.not_accepted(not));
+        let most = common.config.max_handshakes;
+        let places = most.saturating_sub(self.asked.len()).min(ACCEPTS);
+        if places == 0 {
+            return;
+        }
+        let arrivals = self.sockets.accept(places, most, |not| common.not_accepted(not));
         arrivals.into_iter().for_each(|arrival| self.accept_socket(common, arrival));
     }
 

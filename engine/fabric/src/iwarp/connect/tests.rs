@@ -117,6 +117,28 @@ fn refused_and_half_open_connections_cost_no_turn_anything() {
     assert_eq!(server.fabric.longest_wait(), None);
 }
 
+/// Places are taken by requests that the owner has not answered yet.
+#[test]
+fn who_comes_while_the_owner_is_slow_is_not_turned_away() {
+    const PLACES: usize = 3;
+    let config = IwarpConfig { max_handshakes: PLACES, linger: HOUR, ..IwarpConfig::default() };
+    let whole = request(&config);
+    let mut server = Refuser::new(config);
+    let _peers: Vec<_> = (0..3 * PLACES).map(|_| server.peer(&whole)).collect();
+    let (mut events, start) = (Vec::new(), Instant::now());
+    for answered in 0..3 * PLACES {
+        while events.is_empty() {
+            server.fabric.poll_control(&mut events);
+            assert!(start.elapsed() < PATIENCE, "{answered} have asked");
+        }
+        let Some(ControlEvent::ConnectRequest { request, .. }) = events.pop() else { panic!("{events:?}") };
+        server.fabric.poll_control(&mut events);
+        assert!(events.len() < PLACES, "one place is that of the request which is answered next");
+        server.fabric.reject(request, b"no");
+    }
+    assert_eq!((server.fabric.connections.partings.len(), server.fabric.stats().requests_refused), (3 * PLACES, 0));
+}
+
 /// Whether the owner says no, or what is asked for is not done here.
 #[test]
 fn refused_peers_are_seen_off_for_linger() {
