@@ -197,9 +197,8 @@ impl World {
             self.step(true);
         }
         // Those who hold back leave, and those who do not get what they asked for.
-        for peer in self.peers.iter_mut().filter(|peer| !peer.conduct.is_honest()) {
-            peer.leave();
-        }
+        let leaving = self.peers.iter_mut().filter(|peer| !peer.conduct.is_honest());
+        let left = leaving.map(|peer| u64::from(peer.leave())).sum::<u64>();
         let mut steps = 0;
         while self.peers.iter().chain([&self.witness]).any(|peer| peer.under_way() > 0) {
             self.step(false);
@@ -214,7 +213,7 @@ impl World {
         let mut tally = BTreeMap::new();
         let ended: u64 = all().map(|peer| peer.fate.ended).sum();
         let stalled = self.shard.stats().peers_stalled;
-        assert!(stalled <= ended, "{stalled} stalled, and {ended} were told of their end");
+        assert!(stalled <= ended + left, "{stalled} stalled, {ended} were told of their end, and {left} had left");
         for peer in all() {
             *tally.entry(peer.conduct.name()).or_default() += 1;
         }
@@ -229,7 +228,7 @@ impl World {
             ("calls that waited for memory", self.shard.stats().memory_waits),
         ];
         tally.extend(counts);
-        self.peers.iter_mut().for_each(Peer::leave);
+        self.peers.iter_mut().for_each(|peer| _ = peer.leave());
         self.witness.leave();
         for _ in 0..100 {
             self.time.advance(STEP);

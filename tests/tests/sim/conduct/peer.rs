@@ -139,13 +139,14 @@ impl Peer {
         calls.map(|call| now - call.began).max().unwrap_or_default()
     }
 
-    /// Leaves without a word.
-    pub(super) fn leave(&mut self) {
-        if let Some(mut line) = self.line.take() {
-            self.fate.ended += u64::from(line.wire.is_over());
-            let calls = line.calls.into_iter().filter(|(_, call)| call.procedure == KEEP);
-            self.unanswered.extend(calls);
-        }
+    /// Leaves without a word. True if the server had not ended the connection: it may before it hears of that.
+    pub(super) fn leave(&mut self) -> bool {
+        let Some(mut line) = self.line.take() else { return false };
+        let over = line.wire.is_over();
+        self.fate.ended += u64::from(over);
+        let calls = line.calls.into_iter().filter(|(_, call)| call.procedure == KEEP);
+        self.unanswered.extend(calls);
+        !over
     }
 
     /// What it does at this time, so long after the last; `busy`: it begins calls.
@@ -156,7 +157,8 @@ impl Peer {
         let Some(line) = &mut self.line else { return };
         if matches!(self.conduct, Conduct::ComesAndGoes(each) if now >= line.began + each) {
             self.again = now + Duration::from_millis(self.random.below(500) as u64);
-            return self.leave();
+            self.leave();
+            return;
         }
         // What does not move now may not move all the faster later.
         let (more, unit) = (self.conduct.bytes_in(passed), line.wire.unit());
