@@ -279,7 +279,9 @@ impl<F: Fabric> Shard<F> {
                 self.life.answers_later(now);
                 return self.cx.schedule.control_now();
             }
-            self.control_events();
+            if !self.life.has_requests() {
+                self.control_events();
+            }
             let Some(another) = self.life.take_request() else { return };
             next = another;
         }

@@ -102,6 +102,11 @@ impl Lifecycle {
         self.requests.pop_front()
     }
 
+    /// Any of them waits.
+    pub(super) fn has_requests(&self) -> bool {
+        !self.requests.is_empty()
+    }
+
     /// Until when those are answered that wait, in nanoseconds, in a turn that begins with it now. Where handlers make
     /// turns long it is a part of the last one: else those that connect had to wait for a turn each.
     pub(super) fn answers_until(&mut self, now: u64) -> u64 {

@@ -239,9 +239,9 @@ impl Exposures {
         self.slots.get_mut(index as usize)?.ending.take()
     }
 
-    /// Nothing of it can be reached any more: the slot is free. Its memory is the caller's again, if it is `wanted`, as
-    /// of a call that was `answered` or not; and whether all of that is there. (Else the device says that it is revoked, and holds it
-    /// still.)
+    /// Nothing of it can be reached any more: the slot is free. Returns its memory, if that is `wanted`, and whether
+    /// all of it is there. Else the device says that it is revoked, and holds it still. Write chunks of a call that
+    /// was `answered` are as long as what came.
     #[inline(always)]
     pub(super) fn recover(&mut self, index: u32, wanted: bool, answered: bool) -> (ChunkMemory, bool) {
         let Some(exposure) = self.slots.get_mut(index as usize) else { return (ChunkMemory::NONE, true) };
