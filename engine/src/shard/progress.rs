@@ -20,6 +20,7 @@ use super::context::Context;
 use super::stage::Stage;
 use crate::config::Config;
 use crate::fabric::{Fabric, Flow};
+use crate::stats::ShardStats;
 
 /// Looks at a connection within [`Config::progress_timeout`](crate::Config::progress_timeout).
 const LOOKS: u64 = 8;
@@ -205,9 +206,10 @@ pub(super) struct Watch {
     done: u64,
 }
 
-/// A count that moves when the shard takes or sends anything.
-fn done<F: Fabric>(cx: &Context<F>) -> u64 {
-    cx.stats.completions.wrapping_add(cx.fabric.stats().posts)
+/// A count that moves when a turn finds or sends anything, and when a call is started. Of what the shard has counted
+/// itself: a device may have to ask the system for its own counts.
+fn done(stats: &ShardStats) -> u64 {
+    (stats.polls - stats.idle_polls).wrapping_add(stats.calls)
 }
 
 /// The parts that are looked at now: nanoseconds since the last look at each, as far as they count.
@@ -242,9 +244,7 @@ impl Watch {
         }
         if self.quiet < PARTS { self.all_due } else { u64::MAX }
     }
-}
 
-impl Watch {
     /// Part of step 5 of a turn: ends the connections whose peers owe something for too long.
     pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
         let now = cx.clock.read();
@@ -257,7 +257,7 @@ impl Watch {
     /// Whatever was done since the last look may have left something that is owed: no sleep is longer than until all
     /// connections are looked at again.
     pub(super) fn before_sleep<F: Fabric>(&mut self, cx: &mut Context<F>) {
-        let next = self.next(done(cx));
+        let next = self.next(done(&cx.stats));
         cx.schedule.wake_by(next);
     }
 
