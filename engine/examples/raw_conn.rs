@@ -9,8 +9,8 @@
 use std::error::Error;
 
 use rpcrdma::Scheme;
-use rpcrdma::proto::{ConnConfig, Connection, Event, Form, InboundId, Incoming, Outgoing};
-use rpcrdma::wire::{Chunks, ReadSegment, Revision, Segment, View};
+use rpcrdma_proto::wire::{Chunks, ReadSegment, Revision, Segment, View};
+use rpcrdma_proto::{ConnConfig, Connection, Event, Form, InboundId, Incoming, Outgoing};
 
 /// Where the payload starts in a message buffer; headers are written before it.
 const HEADROOM: usize = 256;

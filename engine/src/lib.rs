@@ -89,23 +89,54 @@
 //! `README.md` beside this crate says how a call goes through the code, `PROTOCOL.md` what is on the wire,
 //! and `tuning.md` when to turn which knob.
 
+// What `unreachable_pub` and `dead_code` find without the feature is reached with it.
+#![cfg_attr(not(feature = "unstable-internals"), allow(unreachable_pub, dead_code))]
+
 pub mod client;
 mod config;
-// Rings and slots between shards and other threads. No part of what programs use: public for benchmarks and
-// for the tests that hold its ends to their rules.
-#[doc(hidden)]
-pub mod handoff;
 pub mod rpcbind;
 pub mod server;
 pub mod service;
-// One core's loop. No part of what programs use: public for benchmarks and for tests that turn it by
-// themselves.
-#[doc(hidden)]
-pub mod shard;
 pub mod stats;
 pub mod stream;
 
+// Rings and slots between shards and other threads.
+#[cfg(not(feature = "unstable-internals"))]
+mod handoff;
+#[cfg(feature = "unstable-internals")]
+#[doc(hidden)]
+pub mod handoff;
+// One core's loop.
+#[cfg(not(feature = "unstable-internals"))]
+mod shard;
+#[cfg(feature = "unstable-internals")]
+#[doc(hidden)]
+pub mod shard;
+
 mod address;
+
+/// Host authentication: keys, and the policy toward peers.
+pub mod auth {
+    pub use rpcrdma_proto::auth::{
+        AuthError, AuthPolicy, Handshake, KeyError, MAX_KEY_ID, MAX_MESSAGE, MAX_OPENING, MAX_STEPS, MIN_KEY,
+        Mechanism, PreSharedKey, Role, Step,
+    };
+}
+
+/// XDR (RFC 4506), for arguments and results.
+pub mod xdr {
+    pub use rpcrdma_proto::wire::xdr::{BadXdr, NoSpace, Reader, Writer, padded};
+}
+
+/// RPC credentials and verifiers (RFC 5531 §8).
+pub mod rpc {
+    pub use rpcrdma_proto::wire::rpc::{AuthStat, AuthSys, Flavor, OpaqueAuth};
+}
+
+/// Upper-layer bindings: which arguments and results of a program may travel as chunks (RFC 8166 §6).
+pub mod binding {
+    pub use rpcrdma_proto::binding::{Binding, BindingError, Bindings, Eligible, nfs3};
+}
 
 pub use address::{Address, AddressError};
 pub use client::{Client, Endpoint, LocalClient};
@@ -114,15 +145,14 @@ pub use handoff::idle::IdlePolicy;
 pub use handoff::pin::PinError;
 pub use proto::{CallError, Knob, PeerFault, Refusal, Scheme};
 pub use rpcrdma_fabric::FabricError;
+pub use rpcrdma_fabric::iwarp::IwarpConfig;
 pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, PagePolicy};
-#[doc(inline)]
-pub use rpcrdma_proto::{auth, binding};
 pub use server::Server;
 pub use service::{Procedure, ServerCall, Services};
 pub use shard::{CallResult, CloseReason, FailedCall, LocalClose, OpenError, Reply, ResizeError, SpawnError, Stall};
 
-pub use rpcrdma_fabric as fabric;
-pub use rpcrdma_mempool as mempool;
-pub use rpcrdma_proto as proto;
-#[doc(no_inline)]
-pub use rpcrdma_proto::wire;
+#[cfg(feature = "unstable-internals")]
+#[doc(hidden)]
+pub use {rpcrdma_fabric as fabric, rpcrdma_mempool as mempool, rpcrdma_proto as proto, rpcrdma_proto::wire};
+#[cfg(not(feature = "unstable-internals"))]
+use {rpcrdma_fabric as fabric, rpcrdma_proto as proto, rpcrdma_proto::wire};

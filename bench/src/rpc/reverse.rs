@@ -229,7 +229,7 @@ impl Target for ReverseTarget {
             self.idle.reset();
             return Ok(());
         }
-        match self.idle.next() {
+        match self.idle.after_empty_poll() {
             IdleStep::Spin => {}
             IdleStep::Yield => thread::yield_now(),
             // Whichever was begun first ends first, as a rule.

@@ -210,7 +210,7 @@ impl RpcTarget {
 
     /// True if it slept.
     fn idle(&mut self) -> bool {
-        match self.idle.next() {
+        match self.idle.after_empty_poll() {
             IdleStep::Spin => {}
             IdleStep::Yield => std::thread::yield_now(),
             IdleStep::Sleep => {

@@ -9,9 +9,10 @@ mod threaded;
 
 use std::sync::Arc;
 
-use crate::binding::{BindingError, Bindings, reduction_allowed};
+use crate::binding::{BindingError, Bindings};
 use crate::config::{Config, ConfigError};
 use crate::fabric::FabricError;
+use crate::proto::binding::reduction_allowed;
 use crate::service::Services;
 use crate::shard::{CloseReason, OpenError, SpawnError};
 

@@ -81,11 +81,9 @@ impl Idle {
         self.empty = 0;
     }
 
-    /// There was none: what now? After a sleep the count goes on, so that a wake-up for nothing sleeps again
-    /// at once.
+    /// The next step after a poll without work. The count survives a sleep: a spurious wake-up sleeps again at once.
     #[inline]
-    #[expect(clippy::should_implement_trait, reason = "it is no iterator: it never ends and is reset from outside")]
-    pub fn next(&mut self) -> IdleStep {
+    pub fn after_empty_poll(&mut self) -> IdleStep {
         // Halving keeps the count far above any spin limit and lets the yields go on.
         self.empty = self.empty.checked_add(1).unwrap_or(u32::MAX / 2);
         let sleep = match self.policy {
@@ -107,7 +105,7 @@ impl Idle {
     /// There was none: does what [`next`](Self::next) says; `sleep` is how.
     #[inline]
     pub fn pass(&mut self, sleep: impl FnOnce()) {
-        match self.next() {
+        match self.after_empty_poll() {
             IdleStep::Spin => hint::spin_loop(),
             IdleStep::Yield => thread::yield_now(),
             IdleStep::Sleep => sleep(),
@@ -120,7 +118,7 @@ mod tests {
     use super::*;
 
     fn steps(mut idle: Idle, n: usize) -> Vec<IdleStep> {
-        (0..n).map(|_| idle.next()).collect()
+        (0..n).map(|_| idle.after_empty_poll()).collect()
     }
 
     #[test]
@@ -148,11 +146,11 @@ mod tests {
     #[test]
     fn adaptive_sleeps_after_its_spins_and_again_after_a_false_wake() {
         let mut idle = Idle::new(IdlePolicy::Adaptive { spin: 3 });
-        let got: Vec<_> = (0..5).map(|_| idle.next()).collect();
+        let got: Vec<_> = (0..5).map(|_| idle.after_empty_poll()).collect();
         use IdleStep::{Sleep, Spin};
         assert_eq!(got, [Spin, Spin, Spin, Sleep, Sleep]);
         idle.reset();
-        assert_eq!((idle.next(), idle.empty), (Spin, 1));
+        assert_eq!((idle.after_empty_poll(), idle.empty), (Spin, 1));
     }
 
     #[test]

@@ -322,7 +322,7 @@ impl<T> Ticket<T> {
                 return Some(result);
             }
             let end = self.end?;
-            let in_time = match idle.next() {
+            let in_time = match idle.after_empty_poll() {
                 IdleStep::Spin => {
                     hint::spin_loop();
                     true

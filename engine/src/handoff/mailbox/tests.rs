@@ -192,7 +192,7 @@ mod real {
                 } else if ended == 2 && mailbox.busy() == 0 {
                     return;
                 } else {
-                    match idle.next() {
+                    match idle.after_empty_poll() {
                         IdleStep::Spin => std::hint::spin_loop(),
                         IdleStep::Yield => std::thread::yield_now(),
                         // The end of the last sender notifies too.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::Responder;
 use super::needs::Lack;
-use crate::binding::reduction_allowed;
+use crate::proto::binding::reduction_allowed;
 use crate::proto::{Incoming, LIMITS, Lists, Refusal};
 use crate::service::{Arrived, Call, Chunks, Header, Local, Procedure, REFUSAL_LEN};
 use crate::shard::conn::Conn;
