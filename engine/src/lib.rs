@@ -82,10 +82,6 @@
 //! configuration is its `default()` and what is to be otherwise: `Config { receive_size: 8192, ..Config::default() }`.
 //! Fields may be added to it, variants to errors.
 //!
-//! The crates below are under their own names, for tools and tests: [`proto`] and its [`wire`], one
-//! connection's rules and bytes, without I/O; [`fabric`], what an RDMA device is; [`mempool`], arenas and
-//! pools.
-//!
 //! `README.md` beside this crate says how a call goes through the code, `PROTOCOL.md` what is on the wire,
 //! and `tuning.md` when to turn which knob.
 

@@ -162,7 +162,7 @@ impl Nfs {
             ("connections", stats.connections_total),
             ("calls", stats.calls),
             ("failed", stats.calls_failed),
-            ("again", stats.calls_again),
+            ("again", stats.calls_retransmitted),
             ("calls_with_chunks", messages.chunked_sent),
             ("calls_in_chunks", messages.long_sent),
             ("replies_with_chunks", messages.chunked_received),

@@ -248,7 +248,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
         Err(left) => (left.to_string(), before),
     };
     let sum = |of: fn(&rpcrdma::stats::ShardStats) -> u64| stats.iter().map(of).sum::<u64>();
-    let (calls, failed, put_off) = (sum(|s| s.calls), sum(|s| s.calls_failed), sum(|s| s.calls_put_off));
+    let (calls, failed, put_off) = (sum(|s| s.calls), sum(|s| s.calls_failed), sum(|s| s.calls_shed));
     say(&format!("{drained}; {calls} calls served, {failed} refused, {put_off} left to be sent again"));
     Ok(())
 }

@@ -175,7 +175,7 @@ impl Procedure {
     /// The buffer must be of a pool that was made on the shard's thread, in its own arena or in one of
     /// [`Config::arenas`](crate::Config::arenas). A call for whose chunk it is not, or is too short, is answered with
     /// SYSTEM_ERR and nothing of it is read; the log says why, and
-    /// [`ShardStats::landings_refused`](crate::stats::ShardStats::landings_refused) counts it.
+    /// [`ShardStats::read_targets_refused`](crate::stats::ShardStats::read_targets_refused) counts it.
     ///
     /// `choose` runs on the shard, and must not block. It is asked again for a call that has had to wait for memory.
     pub fn landing(

@@ -158,7 +158,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Ends a connection, so that one of this host has its Receives.
     fn displace(&mut self, qp: QpId, host: &str, now: u64) {
-        self.cx.stats.connections_displaced += 1;
+        self.cx.stats.connections_evicted += 1;
         let accepted = self.cx.conns.get(ConnRef(qp)).and_then(Conn::accepted);
         if accepted.is_some_and(|accepted| !accepted.is_new() && accepted.whose() != host) {
             self.life.end_for_others(now);

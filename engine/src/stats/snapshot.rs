@@ -15,7 +15,7 @@ pub const FORMAT: u32 = 1;
 #[serde(default)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// [`FORMAT`].
+    /// Format number.
     pub format: u32,
     /// The server's process.
     pub pid: u32,

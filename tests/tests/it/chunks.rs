@@ -202,7 +202,7 @@ fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
     assert_eq!(call(20, &[1, 1, 1], &[]).map_err(CallError::from), Ok(()));
     assert_eq!(call(ECHO, &[5], &[]).map_err(CallError::from), Ok(()));
     assert_eq!(call(ECHO, &[], &[5]).map_err(CallError::from), Ok(()));
-    let again = client.stats().calls_again;
+    let again = client.stats().calls_retransmitted;
     assert_eq!(again, 1 + 1 + 2, "the Write chunk is tried once more, with a larger Reply chunk");
     drop(client);
     assert_eq!(world.server().stats()[0].calls_failed, 4 + again);

@@ -282,7 +282,7 @@ fn connections_that_say_nothing_lock_nobody_out() {
     // On a fast host most were refused meanwhile, as nobody had said nothing for 10 ms yet.
     assert!(settles(|| {
         crowd.knock_again();
-        world.server().stats()[0].connections_displaced > 100
+        world.server().stats()[0].connections_evicted > 100
     }));
     unharmed(&mut witness);
     let stats = &world.server().stats()[0];
@@ -317,7 +317,7 @@ fn connections_that_fell_silent_lock_nobody_out() {
         }));
         mirror(&mut newcomer.expect("it is there"), seed, &[777]).expect("it is served");
     }
-    assert!(world.server().stats()[0].connections_displaced > 0);
+    assert!(world.server().stats()[0].connections_evicted > 0);
 }
 
 #[test]

@@ -141,7 +141,7 @@ fn chunks_land_in_pages_of_the_applications_and_are_sent_from_there() {
         }
         assert_eq!(asked.load(Ordering::SeqCst), seed as usize);
         drop(clients);
-        assert_eq!(world.server().stats().iter().map(|shard| shard.landings_refused).sum::<u64>(), 0);
+        assert_eq!(world.server().stats().iter().map(|shard| shard.read_targets_refused).sum::<u64>(), 0);
     }
 }
 
@@ -225,7 +225,7 @@ fn memory_that_will_not_do_costs_its_call_alone_and_nothing_is_read() {
         put(&mut client, 30, seed, CHUNK).unwrap();
     }
     let stats = &world.server().stats()[0];
-    assert_eq!((stats.landings_refused, stats.calls_failed, stats.peer_faults), (5, 5, 0));
+    assert_eq!((stats.read_targets_refused, stats.calls_failed, stats.peer_faults), (5, 5, 0));
     drop(client);
 }
 
@@ -291,7 +291,7 @@ fn nothing_is_read_of_a_call_when_its_second_chunk_cannot_land() {
         assert_eq!(ended, Some(if what == 2 { Ok(()) } else { refused }), "{what}");
         assert_eq!(reads.get(), wanted, "{what}: RDMA Reads");
     }
-    assert_eq!(server.stats().landings_refused, 4);
+    assert_eq!(server.stats().read_targets_refused, 4);
     drop(client);
     server.abort();
 }

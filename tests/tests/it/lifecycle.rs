@@ -437,7 +437,7 @@ fn draining_leaves_what_is_new_to_clients_of_version_1() {
     let stats = drained.join().expect("no panic").expect("nothing is left");
     assert_eq!(stats[0].calls_failed, 0);
     // Elsewhere they may come when it has ended the connection.
-    assert!(place::on_device() || stats[0].calls_put_off == 2, "{}", stats[0].calls_put_off);
+    assert!(place::on_device() || stats[0].calls_shed == 2, "{}", stats[0].calls_shed);
 }
 
 fn server_with_workers(scheme: Scheme) -> ServerConfig {

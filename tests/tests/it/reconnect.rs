@@ -80,7 +80,7 @@ fn calls_go_to_the_next_server_under_their_xids() {
             store(&mut client, 1, &[50_000, 3]).unwrap();
             load(&mut client, 1, &[(50_000, 50_000), (10, 10)]).unwrap();
         }
-        assert!(client.stats().calls_again >= 60, "{scheme:?}");
+        assert!(client.stats().calls_retransmitted >= 60, "{scheme:?}");
     }
 }
 

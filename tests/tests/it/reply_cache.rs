@@ -202,7 +202,7 @@ fn a_call_that_is_made_again_with_more_room_for_its_reply_has_run() {
     call.args_mut().fill(9);
     let reply = client.call(call).expect("a reply, at the second attempt");
     assert_eq!((reply.results().len(), reply.results().first_chunk()), (10_004, Some(&[0; 4])));
-    assert_eq!(client.stats().calls_again, 1);
+    assert_eq!(client.stats().calls_retransmitted, 1);
     assert_eq!((scene.ran(), scene.cache.stats().hits), (1, 1));
 }
 

@@ -94,16 +94,16 @@ fn write_resource_makes_the_client_call_again_with_more_room() {
         let address = serve(&mut world, with(scheme, Revision::Ietf00));
         let mut client = world.client(&address, with(scheme, Revision::Ietf00));
         assert_eq!(two(&mut client, [8, NEEDED]), Ok(()), "{scheme:?}");
-        assert_eq!(client.stats().calls_again, 0);
+        assert_eq!(client.stats().calls_retransmitted, 0);
         for (room, attempts) in [([8, 100], 1), ([4, NEEDED], 1), ([1, 1], 2)] {
-            let before = client.stats().calls_again;
+            let before = client.stats().calls_retransmitted;
             let result = two(&mut client, room);
             if scheme == Scheme::V1 {
                 // It has one error for all, which says nothing of what is needed.
                 assert!(matches!(result, Err(CallError::Transport(_))), "{result:?}");
             } else {
                 assert_eq!(result, Ok(()), "{scheme:?} {room:?}");
-                assert_eq!(client.stats().calls_again - before, attempts, "{scheme:?} {room:?}");
+                assert_eq!(client.stats().calls_retransmitted - before, attempts, "{scheme:?} {room:?}");
             }
             assert_eq!(client.stats().exposed_buffers, 0);
         }
@@ -147,7 +147,7 @@ fn reply_resource_makes_the_client_call_again_with_more_room() {
         let mut client = world.client(&address, config);
         // The last one says nothing of its reply.
         for (expected, again) in [(10_000, 0), (4500, 1), (0, 1)] {
-            let before = client.stats().calls_again;
+            let before = client.stats().calls_retransmitted;
             let mut call = client.prepare(REPLY, 4).expect("a buffer");
             call.args_mut().copy_from_slice(&be(&[10_000]));
             if expected != 0 {
@@ -155,7 +155,7 @@ fn reply_resource_makes_the_client_call_again_with_more_room() {
             }
             let reply = client.call(call).expect("a reply");
             assert!(reply.results().len() == 10_000 && patterned(10_000, reply.results()), "{scheme:?}");
-            assert_eq!(client.stats().calls_again - before, again, "{scheme:?}");
+            assert_eq!(client.stats().calls_retransmitted - before, again, "{scheme:?}");
         }
     }
 }
@@ -385,7 +385,7 @@ fn read_chunks_error_to_a_long_call_ends_it() {
             "{scheme:?}"
         );
         let stats = client.stats();
-        assert_eq!((stats.calls_again, stats.exposed_buffers), (0, 0));
+        assert_eq!((stats.calls_retransmitted, stats.exposed_buffers), (0, 0));
         assert_eq!(super::hostile_server::plain(&mut client), Ok(b"fine".to_vec()));
         drop(client);
         server.join();

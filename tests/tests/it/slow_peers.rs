@@ -191,8 +191,8 @@ fn a_host_that_is_never_idle_locks_no_other_host_out() {
         })
         .collect();
     let stats = server.stats();
-    assert!((1..=4).contains(&stats.connections_displaced), "{stats:?}");
-    let known = stats.connections as usize + stats.connections_displaced as usize;
+    assert!((1..=4).contains(&stats.connections_evicted), "{stats:?}");
+    let known = stats.connections as usize + stats.connections_evicted as usize;
     assert_eq!((known, stats.peers_stalled), (slow.len() + others.len(), 0), "each ended for room, if at all");
 }
 
@@ -205,7 +205,7 @@ fn busy_connections_end_for_other_hosts_one_in_a_second() {
     while let Ok(one) = try_reads(&address, SLOW, 1, 1) {
         slow.push(one);
     }
-    assert_eq!(server.stats().connections_displaced, 0, "a host makes no room for itself");
+    assert_eq!(server.stats().connections_evicted, 0, "a host makes no room for itself");
     server.pass(Duration::from_secs(1));
     let mut others = Vec::new();
     let mut displaced_by_all_that_get_in = || {
@@ -213,7 +213,7 @@ fn busy_connections_end_for_other_hosts_one_in_a_second() {
             others.push(one);
             assert!(others.len() < 128, "each connection keeps Receives");
         }
-        server.stats().connections_displaced
+        server.stats().connections_evicted
     };
     assert_eq!(displaced_by_all_that_get_in(), 1);
     server.pass(Duration::from_millis(999));

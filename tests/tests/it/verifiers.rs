@@ -131,7 +131,7 @@ fn there_is_room_for_a_verifier_in_every_form_of_a_reply() {
             }
         }
         let stats = client.stats();
-        assert_eq!((stats.calls_again, stats.calls_failed), (0, 0), "{scheme:?}: none had to be made again");
+        assert_eq!((stats.calls_retransmitted, stats.calls_failed), (0, 0), "{scheme:?}: none had to be made again");
         drop(client);
         let mut client = Client::connect(&address, config).unwrap();
         for results in [8, 3900, LONGEST] {
@@ -139,7 +139,7 @@ fn there_is_room_for_a_verifier_in_every_form_of_a_reply() {
             let call = ClientCall::new(SIGN).args(args).expect_reply(results);
             assert_signed(client.call(call), 400, results, "by the ring");
         }
-        assert_eq!(client.stats().map(|stats| stats.calls_again), Some(0));
+        assert_eq!(client.stats().map(|stats| stats.calls_retransmitted), Some(0));
         drop(client);
         // Who has no room set aside gets those that fit.
         let mut client = LocalClient::connect(&address, signing(scheme, Credential::none())).unwrap();

@@ -405,7 +405,7 @@ fn err_chunk_ends_its_call_which_is_not_made_again() {
         assert_eq!(client.stats().exposed_buffers, 0);
         assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
     }
-    assert_eq!(client.stats().calls_again, 0);
+    assert_eq!(client.stats().calls_retransmitted, 0);
     drop(client);
     server.join();
 }

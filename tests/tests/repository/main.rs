@@ -3,6 +3,7 @@
 mod dependencies;
 mod deploy;
 mod docs;
+mod face;
 mod gate;
 mod layers;
 mod requirements;

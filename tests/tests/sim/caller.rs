@@ -271,7 +271,7 @@ impl Caller {
         journal.count("pure grants", messages.grants_pure);
         let receive_size = self.client.config().receive_size;
         journal.count("Receives that have another size", u64::from(stats.receive_size != receive_size));
-        journal.count("calls sent again", stats.calls_again);
+        journal.count("calls sent again", stats.calls_retransmitted);
         journal.chaos(&probe.inner().chaos_stats());
     }
 

@@ -291,7 +291,7 @@ impl Desk {
     fn may_reuse(&self, client: &mut LocalClient<Device>, hostile: bool) -> bool {
         self.reconnects
             || self.calls.values().any(|call| call.shape.replaced())
-            || (hostile && client.stats().calls_again > 0)
+            || (hostile && client.stats().calls_retransmitted > 0)
     }
 
     fn check_unexposed(&self, client: &LocalClient<Device>, token: u64, call: &Call) {

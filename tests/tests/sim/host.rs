@@ -154,7 +154,7 @@ impl Host {
     /// Connections that others may lose by its doing.
     pub(crate) fn may_lose(&mut self) -> u64 {
         // Those of version 1 for whose calls it had no memory.
-        self.forgiven + self.client.shard().fabric().inner().broken().len() as u64 + self.client.stats().calls_put_off
+        self.forgiven + self.client.shard().fabric().inner().broken().len() as u64 + self.client.stats().calls_shed
     }
 
     /// Times that it had no memory for a call, at least.

@@ -8,10 +8,10 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, text::encode};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
-use rpcrdma::stats::{ClassStats, ProcedureStats, ShardStats, Snapshot};
+use rpcrdma::stats::{ClassStats, MetricKind, ProcedureStats, ShardStats, Snapshot};
 
 use super::devices::{DeviceCounter, Origin};
-use super::tables::{COUNTERS, GAUGES, POOL_GAUGES, REFUSALS};
+use super::tables::{POOL_GAUGES, REFUSALS};
 
 /// Upper bounds of the buckets of latencies, in nanoseconds: three for each factor of ten, 1 µs to 10 s.
 const LATENCIES: [u64; 22] = [
@@ -143,14 +143,14 @@ impl Told {
             .iter()
             .filter_map(|shard| Some((vec![("shard", shard.shard.to_string())], shard.stats.as_ref()?)))
             .collect();
-        for (numbers, kind, write) in [
-            (COUNTERS, MetricType::Counter, counter as fn(&mut MetricEncoder<'_>, u64) -> Written),
-            (GAUGES, MetricType::Gauge, gauge),
-        ] {
-            for number in numbers {
-                let members = shards.iter().map(|(labels, stats)| (labels.clone(), (number.of)(stats)));
-                family(encoder, (number.name, number.help, None), kind, members, write)?;
-            }
+        for (at, head) in ShardStats::default().metrics().enumerate() {
+            let (kind, write) = match head.kind {
+                MetricKind::Counter => (MetricType::Counter, counter as fn(&mut MetricEncoder<'_>, u64) -> Written),
+                MetricKind::Gauge => (MetricType::Gauge, gauge as _),
+            };
+            let members =
+                shards.iter().filter_map(|(labels, stats)| Some((labels.clone(), stats.metrics().nth(at)?.value)));
+            family(encoder, (head.name, head.help, None), kind, members, write)?;
         }
         let members = shards.iter().map(|(labels, stats)| (labels.clone(), stats.receive_size as u64));
         let head = ("receive_size", "The least that each posted Receive has", Some(&Unit::Bytes));

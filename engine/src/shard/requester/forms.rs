@@ -192,7 +192,7 @@ impl Requester {
             return self.failed(cx, conn, call, token, CallError::Transport(error), invalidated);
         }
         out.retries += 1;
-        cx.stats.calls_again += 1;
+        cx.stats.calls_retransmitted += 1;
         match out.exposure.take() {
             Some(index) => {
                 let ending = Ending::again(token, call, error);

@@ -438,7 +438,7 @@ impl Requester {
     pub(super) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         for call in conn.proto.queued() {
             match self.form_again(cx, conn, call) {
-                Ok(()) => cx.stats.calls_again += 1,
+                Ok(()) => cx.stats.calls_retransmitted += 1,
                 Err(error) => self.give_up_call(cx, conn, call, error),
             }
         }

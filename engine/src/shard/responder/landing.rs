@@ -170,7 +170,7 @@ impl Responder {
     fn refuse_landing<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Fetching, why: &str) {
         // Those of a long call are in memory of the pool.
         let Fetching::Ready(call) = call else { return };
-        cx.stats.landings_refused += 1;
+        cx.stats.read_targets_refused += 1;
         let (program, _, procedure) = call.name();
         let program = ProgramNumber(program);
         let line = format_args!(

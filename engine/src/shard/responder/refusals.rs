@@ -109,7 +109,7 @@ impl Responder {
         call: Call<Refused>,
         trouble: Trouble,
     ) {
-        cx.stats.calls_put_off += 1;
+        cx.stats.calls_shed += 1;
         let (what, why) = trouble.words();
         if trouble != Trouble::Draining {
             let peer = conn.accepted().map_or("", |accepted| accepted.host());

@@ -104,7 +104,7 @@ impl Responder {
             match result {
                 Ok(call) => self.finish(cx, conn, call),
                 Err(JobError::Stopped) if Self::puts_off(conn, Trouble::NoWorkers) => {
-                    cx.stats.calls_put_off += 1;
+                    cx.stats.calls_shed += 1;
                     conn.proto.forget(id);
                     conn.drain();
                 }

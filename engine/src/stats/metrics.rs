@@ -1,0 +1,110 @@
+//! The numbers of a shard by name: one definition for embedding programs and for the exporter.
+
+use super::ShardStats;
+
+/// One number of a shard, with its Prometheus name and help text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Metric {
+    /// Name without prefix and suffix: Prometheus adds `rpcrdma_` and, for counters, `_total`.
+    pub name: &'static str,
+    /// Help text, one line.
+    pub help: &'static str,
+    /// Counter or gauge.
+    pub kind: MetricKind,
+    /// Value, in the unit that the name ends with; a plain number otherwise.
+    pub value: u64,
+}
+
+/// Direction of a [`Metric`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricKind {
+    /// Grows until the server stops.
+    Counter,
+    /// Rises and falls.
+    Gauge,
+}
+
+/// Name, help text and source of a metric.
+type Definition = (&'static str, &'static str, fn(&ShardStats) -> u64);
+
+impl ShardStats {
+    /// All counters and gauges, always in the same order.
+    pub fn metrics(&self) -> impl Iterator<Item = Metric> + '_ {
+        let of = move |kind| move |&(name, help, of): &Definition| Metric { name, help, kind, value: of(self) };
+        COUNTERS.iter().map(of(MetricKind::Counter)).chain(GAUGES.iter().map(of(MetricKind::Gauge)))
+    }
+
+    /// Value of the [`Metric`] with this name; `None` if there is no such metric.
+    pub fn get(&self, name: &str) -> Option<u64> {
+        self.metrics().find(|metric| metric.name == name).map(|metric| metric.value)
+    }
+}
+
+/// What only grows while the server runs.
+const COUNTERS: &[Definition] = &[
+    ("turns", "Turns of the shard's loop", |shard| shard.polls),
+    ("idle_turns", "Turns that found nothing to do", |shard| shard.idle_polls),
+    ("sleeps", "Times that the shard slept", |shard| shard.sleeps),
+    ("calls", "Calls served and answered", |shard| shard.calls),
+    ("calls_failed", "Calls that were refused, or ended without a reply", |shard| shard.calls_failed),
+    ("calls_dropped", "Calls that handlers took and dropped", |shard| shard.calls_dropped),
+    ("calls_shed", "Calls that were left to be sent again", |shard| shard.calls_shed),
+    ("calls_retransmitted", "Calls of the server's own that were sent again", |shard| shard.calls_retransmitted),
+    ("read_targets_refused", "Places for Read chunks that could not be used", |shard| shard.read_targets_refused),
+    ("memory_waits", "Times that calls had to wait for memory", |shard| shard.memory_waits),
+    ("write_waits", "Replies that had to wait for RDMA Writes of their connection", |shard| shard.write_waits),
+    ("read_waits", "Calls that had to wait for RDMA Reads of their connection", |shard| shard.read_waits),
+    ("pool_empty", "Times that the pool had no buffer, and a call could not wait", |shard| shard.pool_empty),
+    ("backpressure", "Calls that a full worker ring, or max_deferred, held back", |shard| shard.backpressure),
+    ("connections_made", "Connections since the start", |shard| shard.connections_total),
+    ("connections_refused", "Connect requests without Receives for them", |shard| shard.connections_refused),
+    ("connections_expired", "Connections not set up in time", |shard| shard.connections_expired),
+    ("connections_evicted", "Connections that made room for others", |shard| shard.connections_evicted),
+    ("peer_faults", "Connections ended as the peer broke a rule", |shard| shard.peer_faults),
+    ("peers_stalled", "Connections ended as the peer owed something", |shard| shard.peers_stalled),
+    ("messages_received", "Messages received", |shard| shard.messages.received),
+    ("messages_sent", "Messages sent", |shard| shard.messages.sent),
+    ("messages_rejected", "Messages dropped, or answered with an error", |shard| shard.messages.rejected()),
+    ("grants_piggybacked", "Messages that granted credits beside their payload", |shard| {
+        shard.messages.grants_piggybacked
+    }),
+    ("grants_pure", "Messages that did nothing but grant credits", |shard| shard.messages.grants_pure),
+    ("continued_messages_received", "Messages received that another part follows", |shard| {
+        shard.messages.continued_received
+    }),
+    ("continued_messages_sent", "Messages sent that another part follows", |shard| shard.messages.continued_sent),
+    ("chunked_messages_received", "Calls and replies received with chunks", |shard| shard.messages.chunked_received),
+    ("chunked_messages_sent", "Calls and replies sent with chunks", |shard| shard.messages.chunked_sent),
+    ("long_messages_received", "Calls and replies received in a chunk", |shard| shard.messages.long_received),
+    ("long_messages_sent", "Calls and replies sent in a chunk", |shard| shard.messages.long_sent),
+    ("completions", "Completions", |shard| shard.completions),
+    ("work_requests", "Work requests posted", |shard| shard.fabric.posts),
+    ("work_requests_signalled", "Work requests that asked for a completion", |shard| shard.fabric.signalled),
+    ("doorbells", "Times that the device was told of work", |shard| shard.fabric.doorbells),
+    ("receives", "Receives posted", |shard| shard.fabric.recv_posts),
+    ("receiver_not_ready", "Messages that met no Receive", |shard| shard.fabric.receiver_not_ready),
+    ("access_refused", "RDMA operations that a key, bound or right refused", |shard| shard.fabric.access_refused),
+    ("peer_violations", "Times that a peer broke the fabric's rules", |shard| shard.fabric.peer_violations),
+    ("connect_requests_refused", "Connect requests that the fabric refused", |shard| shard.fabric.requests_refused),
+    ("system_calls", "System calls that moved bytes of messages", |shard| shard.fabric.system_calls),
+    ("empty_system_calls", "System calls that looked for such bytes in vain", |shard| shard.fabric.empty_system_calls),
+    ("port_downs", "Times that the device's port went down", |shard| shard.fabric.port_downs),
+    ("device_failures", "Times that the device was removed, or beyond use", |shard| shard.fabric.device_failures),
+    ("windows_revoked_by_peers", "Windows that peers revoked with their replies", |shard| shard.revoked_by_peers),
+    ("windows_revoked_here", "Windows that this side had to revoke", |shard| shard.revoked_here),
+    ("buffers_leaked", "Buffers lost", |shard| shard.pool.leaked),
+];
+
+/// What goes up and down.
+const GAUGES: &[Definition] = &[
+    ("connections", "Connections now", |shard| shard.connections),
+    ("credits_granted", "Credit limits of all connections", |shard| shard.credits_granted),
+    ("credits_used", "Of these, those in use", |shard| shard.credits_used),
+    ("receives_posted", "Receives that the device has", |shard| shard.receives_posted),
+    ("receives_promised", "Receives promised to connections", |shard| shard.receives_promised),
+    ("receives_lowest", "The fewest Receives that the device had", |shard| shard.receives_lowest),
+    ("worker_queue_depth", "Calls with the workers, or waiting for them", |shard| shard.worker_depth),
+    ("calls_waiting", "Calls that wait for memory, or for RDMA Reads", |shard| shard.calls_waiting),
+    ("exposed_buffers", "Buffers that peers may reach", |shard| shard.exposed_buffers),
+];

@@ -1,0 +1,206 @@
+//! The public API of crate `rpcrdma`: its list in `engine/api.txt`, its size, and what each item must have.
+//!
+//! The list is made from rustdoc's JSON, of the features that are stable. Inherent methods count as items, trait
+//! implementations do not; public fields and variants count apart.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use rpcrdma_tests::source::{read, root};
+use serde_json::Value;
+
+/// The crates that items are exported from; the first is the one that is looked at.
+const CRATES: [&str; 4] = ["rpcrdma", "rpcrdma-proto", "rpcrdma-fabric", "rpcrdma-mempool"];
+/// Most modules, types, traits, functions, constants and methods.
+const MOST_ITEMS: usize = 440;
+/// Most fields and variants.
+const MOST_FIELDS: usize = 460;
+const LIST: &str = "engine/api.txt";
+
+/// rustdoc's JSON of one crate.
+struct Crate {
+    json: Value,
+}
+
+impl Crate {
+    fn of(package: &str, target: &str) -> Self {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["rustdoc", "--quiet", "--locked", "--lib", "-p", package]).current_dir(root());
+        cargo.args(["--target-dir", target, "--", "-Zunstable-options", "--output-format=json"]);
+        cargo.env("RUSTDOC", root().join("tests/rustdoc"));
+        assert!(cargo.status().expect("cargo runs").success(), "cargo rustdoc -p {package}");
+        let path = format!("{target}/doc/{}.json", package.replace('-', "_"));
+        let text = std::fs::read_to_string(&path).expect(&path);
+        Self { json: serde_json::from_str(&text).expect("JSON") }
+    }
+
+    fn item(&self, id: &Value) -> Option<&Value> {
+        self.json["index"].get(id.to_string())
+    }
+
+    /// What an item is, and the rest of it.
+    fn inner(item: &Value) -> (&str, &Value) {
+        let object = item["inner"].as_object().expect("an item has one kind");
+        object.iter().next().map(|(kind, inner)| (kind.as_str(), inner)).expect("of one entry")
+    }
+}
+
+/// One line of the list.
+struct Entry<'a> {
+    kind: &'a str,
+    item: &'a Value,
+}
+
+/// What is reached from the root of the first crate, by its path.
+struct Face<'a> {
+    crates: &'a [Crate],
+    entries: BTreeMap<String, Entry<'a>>,
+    seen: BTreeSet<(usize, String)>,
+}
+
+impl<'a> Face<'a> {
+    fn of(crates: &'a [Crate]) -> Self {
+        let mut face = Self { crates, entries: BTreeMap::new(), seen: BTreeSet::new() };
+        let first = &crates[0];
+        let items = &Crate::inner(first.item(&first.json["root"]).expect("a root")).1["items"];
+        face.walk_all(0, items, "");
+        face
+    }
+
+    fn walk_all(&mut self, of: usize, items: &'a Value, path: &str) {
+        for id in items.as_array().expect("a list") {
+            self.walk(of, id, path);
+        }
+    }
+
+    /// Where an item of another crate is described.
+    fn elsewhere(&self, of: usize, id: &Value) -> Option<(usize, &'a Value)> {
+        let crates: &'a [Crate] = self.crates;
+        let path = crates[of].json["paths"].get(id.to_string())?.get("path")?;
+        let name = path.as_array()?.first()?.as_str()?.replace('_', "-");
+        let of = CRATES.iter().position(|one| *one == name)?;
+        let paths = crates[of].json["paths"].as_object()?;
+        let (id, _) = paths.iter().find(|(_, entry)| entry["crate_id"] == 0 && entry["path"] == *path)?;
+        Some((of, crates[of].json["index"].get(id)?))
+    }
+
+    fn walk(&mut self, of: usize, id: &Value, path: &str) {
+        let crates: &'a [Crate] = self.crates;
+        let Some(item) = crates[of].item(id) else { return };
+        let (kind, inner) = Crate::inner(item);
+        if kind != "use" {
+            if item["visibility"] == "public" || item["visibility"] == "default" {
+                self.add(of, item, &join(path, item["name"].as_str().expect("a name")));
+            }
+            return;
+        }
+        let target = crates[of].item(&inner["id"]).map(|item| (of, item));
+        let (of, item) = target.or_else(|| self.elsewhere(of, &inner["id"])).expect("what is exported is ours");
+        self.add(of, item, &join(path, inner["name"].as_str().expect("a name")));
+    }
+
+    fn add(&mut self, of: usize, item: &'a Value, path: &str) {
+        let hidden =
+            item["attrs"].as_array().is_some_and(|all| all.iter().any(|one| one.to_string().contains("hidden")));
+        if hidden || !self.seen.insert((of, item["id"].to_string())) {
+            return;
+        }
+        let (kind, inner) = Crate::inner(item);
+        self.entries.insert(path.to_owned(), Entry { kind, item });
+        match kind {
+            "module" | "trait" => self.walk_all(of, &inner["items"], path),
+            "struct" => {
+                let fields = inner["kind"]["plain"].get("fields").or_else(|| inner["kind"].get("tuple"));
+                self.members(of, fields, path);
+                self.methods(of, inner, path);
+            }
+            "enum" => {
+                self.members(of, inner.get("variants"), path);
+                self.methods(of, inner, path);
+            }
+            _ => {}
+        }
+    }
+
+    fn members(&mut self, of: usize, ids: Option<&'a Value>, path: &str) {
+        for id in ids.and_then(Value::as_array).into_iter().flatten() {
+            self.walk(of, id, path);
+        }
+    }
+
+    fn methods(&mut self, of: usize, inner: &'a Value, path: &str) {
+        let crates: &'a [Crate] = self.crates;
+        for id in inner["impls"].as_array().into_iter().flatten() {
+            if let Some(item) = crates[of].item(id) {
+                let inherent = &item["inner"]["impl"];
+                if inherent["trait"].is_null() {
+                    self.members(of, inherent.get("items"), path);
+                }
+            }
+        }
+    }
+}
+
+fn join(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}::{name}") }
+}
+
+fn is_member(kind: &str) -> bool {
+    kind == "struct_field" || kind == "variant"
+}
+
+/// The declaration as it stands in the source, on one line, without its body.
+fn declaration(entry: &Entry<'_>) -> String {
+    let span = &entry.item["span"];
+    let number = |value: &Value| value.as_u64().expect("a number") as usize;
+    let file = read(span["filename"].as_str().expect("a file"));
+    let lines =
+        file.lines().skip(number(&span["begin"][0]) - 1).take(number(&span["end"][0]) + 1 - number(&span["begin"][0]));
+    let text: Vec<&str> =
+        lines.map(str::trim).filter(|line| !line.starts_with("//") && !line.starts_with("#[")).collect();
+    let text = text.join(" ").replace("pub const fn", "pub fn").replace("pub fn", "fn");
+    let end = match entry.kind {
+        "function" => text.find(" {").or_else(|| text.find(';')),
+        "struct_field" => None,
+        _ => text.find([' ', '(', '{', ',']).filter(|_| entry.kind == "variant"),
+    };
+    text[..end.unwrap_or(text.len())].trim_end_matches(',').to_owned()
+}
+
+fn crates() -> Vec<Crate> {
+    // Beside the test's own program: what is built for it is not built again.
+    let program = std::env::current_exe().expect("a path");
+    let target = program.ancestors().nth(3).expect("target/debug/deps").to_str().expect("UTF-8").to_owned();
+    CRATES.iter().map(|package| Crate::of(package, &target)).collect()
+}
+
+/// Each change of the public API changes this list. `FACE=write` writes it anew.
+#[test]
+fn the_public_api_is_as_listed() {
+    let crates = crates();
+    let face = Face::of(&crates);
+    let mut list = String::new();
+    for (path, entry) in &face.entries {
+        let declared = match entry.kind {
+            "function" | "struct_field" => format!(": {}", declaration(entry)),
+            _ => String::new(),
+        };
+        list.push_str(&format!("{} {path}{declared}\n", entry.kind.trim_start_matches("struct_")));
+    }
+    let fields = face.entries.values().filter(|entry| is_member(entry.kind)).count();
+    let items = face.entries.len() - fields;
+    println!("{items} items, {fields} fields and variants");
+    if std::env::var_os("FACE").is_some_and(|value| value == "write") {
+        std::fs::write(root().join(LIST), &list).expect("it is written");
+    }
+    let listed = read(LIST);
+    for line in list.lines().filter(|line| !listed.lines().any(|one| one == *line)) {
+        println!("not in {LIST}: {line}");
+    }
+    for line in listed.lines().filter(|line| !list.lines().any(|one| one == *line)) {
+        println!("gone, but in {LIST}: {line}");
+    }
+    assert!(list == listed, "the public API differs from {LIST}: FACE=write writes it");
+    assert!(items > 100 && items <= MOST_ITEMS, "{items} items, at most {MOST_ITEMS}");
+    assert!(fields > 50 && fields <= MOST_FIELDS, "{fields} fields and variants, at most {MOST_FIELDS}");
+}
