@@ -75,7 +75,6 @@
 //! | [`stats`] | what a shard did |
 //! | [`auth`] | who a host is: keys, and what is asked of peers |
 //! | [`binding`] | what of a program may travel as chunks; NFS version 3 is there |
-//! | [`rpcbind`], [`stream`] | finding a port, and RPC over TCP, for what goes beside RDMA |
 //!
 //! Errors are typed all the way: a call ends with a [`Reply`] or a [`CallError`], which comes with the buffers of its
 //! chunks ([`FailedCall`]); a connection ends with a [`CloseReason`], which `closed_because` of its client tells. A
@@ -90,11 +89,9 @@
 
 pub mod client;
 mod config;
-pub mod rpcbind;
 pub mod server;
 pub mod service;
 pub mod stats;
-pub mod stream;
 
 // Rings and slots between shards and other threads.
 #[cfg(not(feature = "unstable-internals"))]
@@ -131,7 +128,7 @@ pub mod rpc {
 
 /// Upper-layer bindings: which arguments and results of a program may travel as chunks (RFC 8166 §6).
 pub mod binding {
-    pub use rpcrdma_proto::binding::{Binding, BindingError, Bindings, Eligible, nfs3};
+    pub use rpcrdma_proto::binding::{Binding, BindingError, Bindings, Eligible};
 }
 
 pub use address::{Address, AddressError};

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rpcrdma::binding::nfs3;
 use rpcrdma::client::{ClientConfig, PreparedCall};
 use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::mempool::PagePolicy;
-use rpcrdma::rpcbind::{self, Transport};
+use rpcrdma::proto::binding::nfs3;
 use rpcrdma::{Address, CallError, Config, LocalClient, Scheme};
+use rpcrdma_rpcbind::{self as rpcbind, Transport};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::command::{CommandError, Ended, Outcome, seconds};

@@ -36,9 +36,9 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use rpcrdma::binding::nfs3::{PROGRAM, Sizes, VERSION, bindings};
 use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::{Address, Config, LocalClient, Scheme};
+use rpcrdma_proto::binding::nfs3::{PROGRAM, Sizes, VERSION, bindings};
 
 use calls::{DIRECTORY, Nfs};
 use iwarp::IwarpOptions;

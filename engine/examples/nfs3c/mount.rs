@@ -8,9 +8,9 @@ use nfs3_types::mount::{PROGRAM, VERSION, dirpath, mountres3};
 use nfs3_types::nfs3::nfs_fh3;
 use nfs3_types::xdr_codec::Opaque;
 use rpcrdma::Address;
-use rpcrdma::binding::nfs3;
-use rpcrdma::rpcbind::{self, Transport};
-use rpcrdma::stream::StreamClient;
+use rpcrdma_proto::binding::nfs3;
+use rpcrdma_rpcbind::stream::StreamClient;
+use rpcrdma_rpcbind::{self as rpcbind, Transport};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 use crate::calls::{decode, encode};

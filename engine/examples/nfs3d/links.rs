@@ -6,9 +6,9 @@ use nfs3_types::nfs3::{
     nfspath3, nfsstat3, sattr3,
 };
 use nfs3_types::xdr_codec::Pack;
-use rpcrdma::binding::nfs3::PATH_MAX;
 use rpcrdma::wire::xdr::padded;
 use rpcrdma::{Refusal, ServerCall};
+use rpcrdma_proto::binding::nfs3::PATH_MAX;
 use rustix::fs::{AtFlags, CWD, linkat, readlinkat, symlinkat};
 
 use crate::attr::{self, fattr, now};

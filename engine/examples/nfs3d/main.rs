@@ -62,10 +62,10 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::Parser;
-use rpcrdma::binding::nfs3;
-use rpcrdma::rpcbind::{Mapping, Registration, Transport};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, IdlePolicy, Server};
+use rpcrdma_proto::binding::nfs3;
+use rpcrdma_rpcbind::{Mapping, Registration, Transport};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 

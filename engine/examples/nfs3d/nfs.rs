@@ -5,12 +5,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use nfs3_types::xdr_codec::Pack;
-use rpcrdma::binding::nfs3::{self, PATH_MAX, Sizes};
 use rpcrdma::service::DeferredCall;
 use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
 use rpcrdma::wire::rpc::{AuthSys, Flavor};
 use rpcrdma::wire::xdr::padded;
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
+use rpcrdma_proto::binding::nfs3::{self, PATH_MAX, Sizes};
 
 use crate::codec::{self, Args};
 use crate::export::Export;

@@ -545,7 +545,7 @@ impl<S: Sharing> Services<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::binding::nfs3::{self, Sizes};
+    use crate::proto::binding::nfs3::{self, Sizes};
 
     #[test]
     fn a_bound_procedure_declares_nothing_twice() {

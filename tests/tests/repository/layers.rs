@@ -53,20 +53,6 @@ const LAYERS: &[Layer] = &[
         crates: &[MEMPOOL, "arrayvec", "crc32c", "libc", "log", "nix", "rdma_sys", "rustix", "serde", "thiserror"],
     },
     Layer {
-        name: "stream",
-        places: &["engine/src/stream.rs"],
-        uses: &["proto", "wire"],
-        pure: false,
-        crates: &["thiserror"],
-    },
-    Layer {
-        name: "rpcbind",
-        places: &["engine/src/rpcbind.rs", "engine/src/rpcbind/"],
-        uses: &["stream", "wire"],
-        pure: false,
-        crates: &["thiserror"],
-    },
-    Layer {
         name: "handoff",
         places: &["engine/src/handoff/"],
         uses: &["fabric"],

@@ -7,14 +7,16 @@
 //! it was asked (RFC 1833 §2.2.1), which is never RDMA; so it would give the port of the same program on TCP.
 #![forbid(unsafe_code)]
 
+pub mod stream;
+
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
 use crate::stream::{StreamClient, StreamError};
-use crate::wire::rpc::ProgramNumber;
-use crate::wire::xdr::{BadXdr, Reader, padded};
+use rpcrdma_proto::wire::rpc::ProgramNumber;
+use rpcrdma_proto::wire::xdr::{BadXdr, Reader, padded};
 
 /// Program number of rpcbind.
 pub const PROGRAM: u32 = 100_000;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::Transport::{Rdma, Tcp};
 use super::*;
-use crate::wire::rpc::{AcceptStat, CallHeader, ReplyBody, ReplyHeader};
+use rpcrdma_proto::wire::rpc::{AcceptStat, CallHeader, ReplyBody, ReplyHeader};
 
 /// An rpcbind: a list, behind a socket.
 struct Fake {

@@ -8,8 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::proto::Refusal;
-use crate::wire::rpc::{CallHeader, OpaqueAuth, ReplyHeader};
+use rpcrdma_proto::Refusal;
+use rpcrdma_proto::wire::rpc::{CallHeader, OpaqueAuth, ReplyHeader};
 
 /// Longest reply that is taken, in bytes.
 const LONGEST: usize = 4 << 20;
