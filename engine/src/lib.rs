@@ -138,7 +138,7 @@ pub use handoff::idle::IdlePolicy;
 pub use handoff::pin::PinError;
 pub use proto::{CallError, Knob, PeerFault, Refusal, Scheme};
 pub use rpcrdma_fabric::FabricError;
-pub use rpcrdma_fabric::iwarp::IwarpConfig;
+pub use rpcrdma_fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, PagePolicy};
 pub use server::Server;
 pub use service::{Procedure, ServerCall, Services};

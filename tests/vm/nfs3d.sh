@@ -1,9 +1,9 @@
-# For tests of the example nfs3d with the Linux kernel's client: sourced, by bash, in the guest, behind lib.sh.
+# For tests of nfs3d with the Linux kernel's client: sourced, by bash, in the guest, behind lib.sh.
 #
 # The server exports /srv/nfs3d, a file system in memory, at $ours (see peers.sh), RDMA port 20049; MOUNT is at TCP port
 # 20148. Its standard output is in /run/nfs3d.
 source "$(dirname "${BASH_SOURCE[0]}")/peers.sh"
-program NFS3D examples/nfs3d "cargo build -p rpcrdma --features verbs --example nfs3d"
+program NFS3D nfs3d "cargo build -p rpcrdma-nfs3d --features verbs"
 nfs3d=$NFS3D
 
 modprobe -a rpcrdma nfsv3

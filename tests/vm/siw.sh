@@ -3,7 +3,7 @@
 export DEVICE=siw0
 source "$(dirname "${BASH_SOURCE[0]}")/nfsd.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
-program NFS3C examples/nfs3c "cargo build -p rpcrdma --features verbs --example nfs3c"
+program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
 up
 truncate -s 1G /run/large
 cp /run/large /srv/nfs/large

@@ -1,7 +1,6 @@
-//! The repository itself: documents, requirements, layers, others' crates, units of systemd.
+//! The repository itself: documents, requirements, layers, others' crates.
 
 mod dependencies;
-mod deploy;
 mod docs;
 mod face;
 mod gate;

@@ -143,10 +143,10 @@ fn every_section_that_requires_something_has_a_row() {
 /// RFC 8267 §6.4.2: what the client `nfs41c` sends has no chunk but that of a long message, whatever is too long.
 #[test]
 fn nfs41c_offers_no_chunks() {
-    let session = read("engine/examples/nfs41c/session.rs");
+    let session = read("tests/src/bin/nfs41c/session.rs");
     assert!(session.contains("client.prepare(COMPOUND"), "its calls are made in another way");
     for file in ["callback.rs", "codec.rs", "main.rs", "session.rs"] {
-        let source = read(format!("engine/examples/nfs41c/{file}"));
+        let source = read(format!("tests/src/bin/nfs41c/{file}"));
         for word in ["prepare_with_chunks", ".read_chunk(", ".write_chunk("] {
             assert!(!source.contains(word), "{file} has {word}");
         }

@@ -1,7 +1,7 @@
-# The example block store on a disk of which one block is broken: READ, WRITE and FLUSH of it end with the protocol's
+# The block store on a disk of which one block is broken: READ, WRITE and FLUSH of it end with the protocol's
 # error at the client and a line at the server; what is beside it is served, and so is another client all the while.
 source "$(dirname "$0")/../lib.sh"
-program BLOCKSTORE examples/blockstore "cargo build -p rpcrdma --features verbs --example blockstore"
+program BLOCKSTORE blockstore "cargo build -p rpcrdma-blockstore --features verbs"
 modprobe ext4 && modprobe null_blk nr_devices=0 || { echo "no ext4 or null_blk in this kernel"; exit 77; }
 mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
 disk=/sys/kernel/config/nullb/broken

@@ -1,4 +1,4 @@
-# The example nfs3d, mounted by the Linux kernel's client over RDMA: files of all lengths.
+# nfs3d, mounted by the Linux kernel's client over RDMA: files of all lengths.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 storage

@@ -1,4 +1,4 @@
-# What goes wrong with files, seen through the Linux kernel's client of the example nfs3d: a full disk, a read-only
+# What goes wrong with files, seen through the Linux kernel's client of nfs3d: a full disk, a read-only
 # export, permissions, stale handles, names and paths that are too long, two mounts at once.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"

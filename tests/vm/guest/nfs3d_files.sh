@@ -1,4 +1,4 @@
-# The example nfs3d, mounted by the Linux kernel's client over RDMA: parts of files, a tree in and out, names,
+# nfs3d, mounted by the Linux kernel's client over RDMA: parts of files, a tree in and out, names,
 # links, modes, times.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
@@ -38,7 +38,7 @@ cmp /run/expected /mnt/file || fail "a file that was changed in places is anothe
 echo "- a tree in and out"
 mkdir -p /run/tree/src
 cp -a "$(dirname "$0")"/../../../engine/src/{lib.rs,handoff,service} /run/tree/src/
-cp -a "$(dirname "$0")/../../../engine/examples" /run/tree/
+cp -a "$(dirname "$0")/../../../tools/nfs3d" /run/tree/
 ln -s src/lib.rs /run/tree/link
 ln -s "$(printf 'x%.0s' $(seq 1000))" /run/tree/long-link
 cp -a /run/tree /mnt/tree

@@ -1,4 +1,4 @@
-# git works on a mount of the example nfs3d: a clone, its check, a commit, and another clone from there.
+# git works on a mount of nfs3d: a clone, its check, a commit, and another clone from there.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 command -v git >/dev/null || { echo "no git"; exit 77; }
@@ -11,9 +11,10 @@ git config --global --add safe.directory '*'
 
 # A few hundred files, and some that are large and cannot be packed: more of them would be more of the same.
 echo "- a repository of a part of this tree"
-mkdir -p /run/git-tree/{engine,tests}
+mkdir -p /run/git-tree/{engine,tests,tools}
 cp -r "$(dirname "$0")"/../../../mempool /run/git-tree/
-cp -r "$(dirname "$0")"/../../../engine/{README.md,examples} /run/git-tree/engine/
+cp -r "$(dirname "$0")"/../../../engine/README.md /run/git-tree/engine/
+cp -r "$(dirname "$0")"/../../../tools/{nfs3d,blockstore} /run/git-tree/tools/
 cp -r "$(dirname "$0")"/../../../tests/{data,vm} /run/git-tree/tests/
 cd /run/git-tree
 find . -type d -empty -delete # which git knows nothing of

@@ -1,4 +1,4 @@
-# The example nfs3d and what it invalidates for the Linux kernel's client, captured on the cable: a READ whose length is
+# nfs3d and what it invalidates for the Linux kernel's client, captured on the cable: a READ whose length is
 # no multiple of 4 offers a segment for the data, and one for the padding, whose handle the client keeps as long as the
 # connection lasts. That one is never invalidated.
 source "$(dirname "$0")/../lib.sh"

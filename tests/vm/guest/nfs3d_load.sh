@@ -1,4 +1,4 @@
-# The example nfs3d under load of the Linux kernel's client: fio with verification, storms of renames and removals, many
+# nfs3d under load of the Linux kernel's client: fio with verification, storms of renames and removals, many
 # small files, two mounts at once, a remount, an unmount under load; and a client of 1024-byte thresholds.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"

@@ -1,4 +1,4 @@
-# The example nfs3d is killed and started again while the Linux kernel's client writes, renames and removes: with a hard
+# nfs3d is killed and started again while the Linux kernel's client writes, renames and removes: with a hard
 # mount nothing that was acknowledged is lost, nothing is done twice, and open files go on.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"

@@ -1,10 +1,10 @@
-# A client of the example nfs3d waits for a slow disk, and another one for nothing: one shard, one export on a device
+# A client of nfs3d waits for a slow disk, and another one for nothing: one shard, one export on a device
 # that takes half a second (DELAY_MS) for whatever it is asked, but what the second client reads is in the server's
 # memory. Its calls must not wait for those of the first one, which has more of them under way than it may hold threads:
 # reads, then writes.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
-program NFS3C examples/nfs3c "cargo build -p rpcrdma --features verbs --example nfs3c"
+program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
 modprobe ext4 && modprobe null_blk nr_devices=0 || { echo "no ext4 or null_blk in this kernel"; exit 77; }
 mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
 disk=/sys/kernel/config/nullb/slow

@@ -1,4 +1,4 @@
-# The example nfs3d is asked to end (SIGTERM) and started again amid fio of the Linux kernel's client on a hard mount, time
+# nfs3d is asked to end (SIGTERM) and started again amid fio of the Linux kernel's client on a hard mount, time
 # after time (ROUNDS): what it has begun it ends, the rest the client sends again, and no application sees an error.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"

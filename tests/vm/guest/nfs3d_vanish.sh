@@ -1,4 +1,4 @@
-# A client machine of the example nfs3d is gone from one moment to the next, amid its writes, and says no goodbye: from
+# A client machine of nfs3d is gone from one moment to the next, amid its writes, and says no goodbye: from
 # then on nothing that is sent over the cable arrives. The server notices by its device, and has all back that was the
 # client's; another client is served all the while. When the machine is there again, its mount goes on, and nothing that
 # was acknowledged is lost. One that had nothing under way is found out by the server's keep-alive. Nearly all of it is

@@ -1,8 +1,8 @@
-# The Linux kernel's NFS 4.1 server calls its client, the example nfs41c, on the connection that the client made (RFC
+# The Linux kernel's NFS 4.1 server calls its client, nfs41c, on the connection that the client made (RFC
 # 8167): it recalls a delegation, as somebody at the server wants to write.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"
-program NFS41C examples/nfs41c "cargo build -p rpcrdma --features verbs --example nfs41c"
+program NFS41C nfs41c "cargo build -p rpcrdma-tests --features verbs --bin nfs41c"
 up
 mkdir -p /srv/nfs/callback
 said=/run/said

@@ -1,8 +1,8 @@
-# The example nfs3c and the Linux kernel's NFS server: files of all lengths there and back by chunks, many calls at
+# nfs3c and the Linux kernel's NFS server: files of all lengths there and back by chunks, many calls at
 # once; directories, links.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"
-program NFS3C examples/nfs3c "cargo build -p rpcrdma --features verbs --example nfs3c"
+program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
 up
 stats=/run/stats
 rm -rf /srv/nfs/*
@@ -70,9 +70,9 @@ is $stats replies_in_chunks 10
 
 echo "- a tree: names that need several Reply chunks, links, sums"
 mkdir -p /srv/nfs/tree/many
-cp -r "$(dirname "$0")/../../../engine/examples" /srv/nfs/tree/
+cp -r "$(dirname "$0")/../../../tools/nfs3d" /srv/nfs/tree/
 touch /srv/nfs/tree/many/a-name-that-is-neither-short-nor-long-{1..400}
-ln -s examples/hello.rs /srv/nfs/tree/link
+ln -s nfs3d/src/main.rs /srv/nfs/tree/link
 ln -s "$(printf 'x%.0s' $(seq 1000))" /srv/nfs/tree/long-link
 nfs3c ls tree/many
 at_least $stats replies_in_chunks 2
@@ -83,8 +83,8 @@ diff <(sort /run/out) \
     <(cd /srv/nfs/tree &&
         { find . -type f -print0 | xargs -0 sha256sum && find . -type l -printf '%p %l\n'; } | sort) ||
     fail "other sums"
-nfs3c stat tree/examples/hello.rs
-grep -q " $(stat -c %s /srv/nfs/tree/examples/hello.rs) " /run/out || fail "another size: $(cat /run/out)"
+nfs3c stat tree/nfs3d/src/main.rs
+grep -q " $(stat -c %s /srv/nfs/tree/nfs3d/src/main.rs) " /run/out || fail "another size: $(cat /run/out)"
 
 echo "- errors"
 ! "${enter[@]}" "$NFS3C" $at /srv/nfs get absent /run/nfsd-back 2>$stats || fail "a file that is not there"

@@ -3,8 +3,8 @@
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
-program NFS3C examples/nfs3c "cargo build -p rpcrdma --features verbs --example nfs3c"
-program NFS3D examples/nfs3d "cargo build -p rpcrdma --features verbs --example nfs3d"
+program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
+program NFS3D nfs3d "cargo build -p rpcrdma-nfs3d --features verbs"
 up # and with it rpcbind
 mkdir -p /srv/rpcbind
 mount -t tmpfs tmpfs /srv/rpcbind

@@ -11,7 +11,7 @@ for tool in dumpcap tshark; do
     command -v $tool >/dev/null || { echo "$tool is missing: apt-get install tshark"; exit 77; }
 done
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
-program NFS3C examples/nfs3c "cargo build -p rpcrdma --features verbs --example nfs3c"
+program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
 up
 "$(dirname "$0")/../wire-up"
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done

@@ -1,4 +1,4 @@
-# The Linux kernel's client over soft-iWARP writes to and reads from the example nfs3d through a cable that is slow in
+# The Linux kernel's client over soft-iWARP writes to and reads from nfs3d through a cable that is slow in
 # both directions, with delay and loss: it is served on one connection, however long one of its calls takes.
 # idle
 export DEVICE=siw0

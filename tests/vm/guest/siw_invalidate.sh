@@ -1,3 +1,3 @@
-# What the example nfs3d on the iWARP fabric invalidates for the Linux kernel's client over soft-iWARP: the steps of the
+# What nfs3d on the iWARP fabric invalidates for the Linux kernel's client over soft-iWARP: the steps of the
 # same script over soft-RoCE.
 DEVICE=siw0 bash "$(dirname "$0")/nfs3d_invalidate.sh"

@@ -1,4 +1,4 @@
-# The example nfs3d on the iWARP fabric, without an RDMA device, mounted by the Linux kernel's client over soft-iWARP:
+# nfs3d on the iWARP fabric, without an RDMA device, mounted by the Linux kernel's client over soft-iWARP:
 # the steps of the same scripts over soft-RoCE.
 export DEVICE=siw0
 for steps in nfs3d nfs3d_errors nfs3d_load nfs3d_restart nfs3d_git; do

@@ -13,7 +13,7 @@ for tool in dumpcap tshark; do
     command -v $tool >/dev/null || { echo "$tool is missing: apt-get install tshark"; exit 77; }
 done
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
-program NFS3C examples/nfs3c "cargo build -p rpcrdma --features verbs --example nfs3c"
+program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
 up
 source "$vm/nfs3d.sh"
 trap 'umount -l /mnt /srv/nfs3d 2>/dev/null || true

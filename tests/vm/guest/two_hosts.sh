@@ -1,7 +1,7 @@
 # Two hosts without an RDMA device, here two network namespaces: the commands of the README's section on them.
 source "$(dirname "$0")/../lib.sh"
 program RPCPERF rpcperf "cargo build -p rpcrdma-bench --features verbs"
-program BLOCKSTORE examples/blockstore "cargo build -p rpcrdma --features verbs --example blockstore"
+program BLOCKSTORE blockstore "cargo build -p rpcrdma-blockstore --features verbs"
 ip netns add near
 ip netns add far
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; ip netns delete near; ip netns delete far' EXIT

@@ -4,7 +4,7 @@
 # contradict something are refused.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
-program NFS3D examples/nfs3d "cargo build -p rpcrdma --features verbs --example nfs3d"
+program NFS3D nfs3d "cargo build -p rpcrdma-nfs3d --features verbs"
 program RPCRDMA rpcrdma 'cargo build -p rpcrdma-tools --features verbs --bin rpcrdma'
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
     "$(dirname "$0")/../wire-up" down' EXIT

@@ -1,7 +1,7 @@
 # One server with two devices at once, each with a shard of its own: the device of a shard is the one on the way to its
 # address. What is written through one of them is read through the other, and each is given back.
 source "$(dirname "$0")/../lib.sh"
-program BLOCKSTORE examples/blockstore "cargo build -p rpcrdma --features verbs --example blockstore"
+program BLOCKSTORE blockstore "cargo build -p rpcrdma-blockstore --features verbs"
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; rdma link delete rxe1' EXIT
 rdma link add rxe1 type rxe netdev v1
 await grep -qs 'ffff:0a00:0002' /sys/class/infiniband/rxe1/ports/1/gids/*

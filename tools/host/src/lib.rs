@@ -16,6 +16,7 @@
 //! | `fix` | the commands that mend what was found |
 //! | [`checks`] | all checks |
 //! | [`plan`] | shards and workers on cores |
+//! | [`logger`] | the log of a program, on standard error |
 #![forbid(unsafe_code)]
 
 mod cgroup;
@@ -24,6 +25,7 @@ pub mod checks;
 pub mod cores;
 pub mod devices;
 mod fix;
+pub mod logger;
 pub mod plan;
 mod process;
 mod route;

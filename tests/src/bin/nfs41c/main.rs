@@ -1,0 +1,109 @@
+//! An NFS version 4.1 client that answers its server: it opens a file, is given a delegation of it, waits for
+//! the server to want that back, in a call in the reverse direction on the connection that the client made
+//! (RFC 8167), and gives it back.
+//!
+//! ```text
+//! cargo run --release -p rpcrdma-tests --features verbs --bin nfs41c -- verbs:10.0.0.1 file
+//! ```
+//!
+//! | module | holds |
+//! |---|---|
+//! | `session` | a session with a back channel, and the few operations that are needed |
+//! | `callback` | the callback program |
+//! | `codec` | XDR of NFS version 4.1 |
+#![forbid(unsafe_code)]
+
+mod callback;
+mod codec;
+mod session;
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure};
+use clap::Parser;
+use rpcrdma::client::{ClientConfig, Credential};
+use rpcrdma::{Address, Config, LocalClient, Scheme};
+
+use callback::Heard;
+use session::Session;
+
+/// Opens a file of an NFS 4.1 server, for reading, and holds a delegation of it until the server recalls
+/// that.
+#[derive(Debug, Parser)]
+#[command(name = "nfs41c")]
+struct Cli {
+    /// The server: verbs:HOST[:PORT], iwarp:HOST[:PORT], soft:NAME.
+    server: Address,
+    /// The file, from the server's root.
+    path: String,
+    /// RPC-over-RDMA version to begin with; with 2, a server that does not speak it is talked to in version
+    /// 1.
+    #[arg(long, value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
+    rdma_version: u8,
+    /// Seconds to wait for the recall.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    wait: u64,
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("nfs41c: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Cli) -> anyhow::Result<()> {
+    let (tell, heard) = mpsc::channel();
+    let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
+    let mut config = ClientConfig::new(session::PROGRAM, session::VERSION);
+    config.shard = Config {
+        scheme: if options.rdma_version == 1 { Scheme::V1 } else { Scheme::V2Windowed },
+        // Each call of the server has a slot of the session.
+        reverse_credits: session::BACK_SLOTS,
+        ..config.shard
+    };
+    config.credential = Credential::sys("nfs41c", uid.as_raw(), gid.as_raw(), &[])
+        .map_err(|_| anyhow::anyhow!("a credential that is too long"))?;
+    config.services = Some(callback::services(tell));
+    let client = LocalClient::connect(&options.server, config)?;
+    let mut session = Session::create(client, uid.as_raw(), gid.as_raw())?;
+    say(&format!("session of RPC-over-RDMA version {}, with a back channel", session.rdma_version()));
+    let file = session.open(&options.path)?;
+    let Some(delegation) = file.delegation else { bail!("{} was opened without a delegation", options.path) };
+    say(&format!("delegated {}", options.path));
+
+    let end = Instant::now() + Duration::from_secs(options.wait);
+    loop {
+        session.poll();
+        match heard.try_recv() {
+            Ok(Heard::Sequence { slot, sequence }) => say(&format!("CB_SEQUENCE {sequence} of slot {slot}")),
+            Ok(Heard::Recall(stateid)) => {
+                say("CB_RECALL");
+                ensure!(stateid == delegation, "the server recalls what this client does not hold");
+                break;
+            }
+            Ok(Heard::Other(operation)) => say(&format!("callback operation {operation} is not supported")),
+            Err(_) => {}
+        }
+        ensure!(Instant::now() < end, "nothing was recalled within {} s", options.wait);
+    }
+    session.give_back(&file.handle, &delegation)?;
+    say("returned the delegation");
+    session.close(&file)?;
+    let (calls, rejected) = session.end()?;
+    say(&format!("{calls} calls made and served, {rejected} messages rejected"));
+    Ok(())
+}
+
+/// A line on standard output, at once.
+fn say(line: &str) {
+    let mut out = std::io::stdout();
+    // Whoever read it may have gone, which is no reason to stop.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}

@@ -1,0 +1,350 @@
+//! A block store over one file, and a client that copies a file into it and verifies it.
+//!
+//! ```text
+//! cargo run --release --bin blockstore -- demo
+//!
+//! cargo run --release --bin blockstore -- serve --file store.img --size 1G --listen soft:store
+//! cargo run --release --bin blockstore -- copy SOURCE soft:store
+//! cargo run --release --bin blockstore -- verify SOURCE soft:store
+//! ```
+//!
+//! | file | holds |
+//! |---|---|
+//! | `codec` | the protocol: procedures, arguments, results, and what of them travels as chunks |
+//! | `store` | the file: opened past the page cache and through it, or mapped |
+//! | `disk` | a shard's io_uring over it: what waits, what goes past the page cache, what is gone on with |
+//! | `sys` | the ring and the memory of the calls that the kernel has, and the mapping; the only unsafe code |
+//! | `server` | what each procedure does, and where it runs |
+//! | `client` | many calls under way, in buffers that are used again |
+//! | `demo` | all of it at once, with the server in a second process |
+//! | `compare` | how fast that is, beside `fio` on the same file |
+#![deny(unsafe_code)]
+
+mod client;
+mod codec;
+mod compare;
+mod demo;
+mod disk;
+mod server;
+mod store;
+mod sys;
+
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use clap::{Args, Parser, ValueEnum};
+use rpcrdma::auth::{AuthPolicy, PreSharedKey};
+use rpcrdma::service::ShardSetup;
+use rpcrdma::{Address, IdlePolicy, Server};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::iterator::Signals;
+
+use client::{BlockClient, Figures};
+use store::Store;
+
+/// First word of the line that the server writes to standard output once clients may connect.
+const READY: &str = "listening";
+/// Bytes of a page, on most machines.
+const PAGE: usize = 4096;
+/// How long calls under way may take to end when the server is told to stop.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// A block store over RPC-over-RDMA.
+#[derive(Debug, Parser)]
+#[command(name = "blockstore")]
+enum Cli {
+    /// Serves a file until SIGINT or SIGTERM.
+    Serve(Serve),
+    /// Copies a file to the start of a store, and flushes it.
+    Copy(Transfer),
+    /// Reads a store in random order, and compares it with a file.
+    Verify(Verify),
+    /// Serves a temporary file in a second process, copies to it, verifies it, and says how fast that was.
+    Demo(demo::Demo),
+    /// Measures a store, and `fio` on the same file, in turn.
+    Compare(compare::Compare),
+}
+
+/// How the server moves blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Io {
+    /// By io_uring, where that is allowed.
+    Auto,
+    /// By io_uring, or not at all.
+    Uring,
+    /// Through a mapping (of a tmpfs by the system), and by workers.
+    Threads,
+}
+
+/// What a shard does when there is nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Idle {
+    /// It looks again and again for a while, then sleeps.
+    Adaptive,
+    /// It sleeps at once.
+    Event,
+    /// It never sleeps.
+    Poll,
+}
+
+impl Idle {
+    fn policy(self) -> IdlePolicy {
+        match self {
+            Self::Adaptive => IdlePolicy::default(),
+            Self::Event => IdlePolicy::Event,
+            Self::Poll => IdlePolicy::Poll,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+struct Serve {
+    /// The file.
+    #[arg(long, value_name = "PATH")]
+    file: PathBuf,
+    /// Makes the file this long, if it is shorter or does not exist: bytes, or with K, M, G, T (1024 each).
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    size: Option<u64>,
+    /// Where to listen: an address, or several, of several devices or fabrics, separated by commas.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "soft:blockstore")]
+    listen: Vec<Address>,
+    /// Cores to pin shards to, one each, separated by commas. Without, there is one shard for each address, anywhere.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    cores: Vec<usize>,
+    /// How blocks are moved.
+    #[arg(long, value_enum, default_value_t = Io::Auto)]
+    io: Io,
+    /// Without io_uring: threads for WRITE and FLUSH, which may block. With 0, they run on the shards, which stand
+    /// still meanwhile.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    workers: usize,
+    /// With io_uring: uses the page cache for all blocks.
+    #[arg(long)]
+    buffered: bool,
+    /// With io_uring: most blocks that the kernel has at once, of each shard; others wait.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    ring: u32,
+    /// What shards do when there is nothing to do.
+    #[arg(long, value_enum, default_value_t = Idle::Adaptive)]
+    idle: Idle,
+    /// Serves the file as it is, and refuses WRITE.
+    #[arg(long)]
+    read_only: bool,
+    /// Tells statistics at this Unix socket, for `rpcrdma top` and `rpcrdma exporter`.
+    #[arg(long, value_name = "PATH")]
+    stats: Option<PathBuf>,
+    #[command(flatten)]
+    trust: Trust,
+    /// Stops when the process that started this one ends.
+    #[arg(long, hide = true)]
+    parent: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+struct Transfer {
+    /// The file.
+    source: PathBuf,
+    /// The store's address: soft:NAME, iwarp:HOST:PORT.
+    address: Address,
+    #[command(flatten)]
+    shape: Shape,
+    #[command(flatten)]
+    trust: Trust,
+}
+
+/// Whom to talk to.
+#[derive(Debug, Args)]
+struct Trust {
+    /// Talks to those only who hold the key in this file (`openssl rand -out FILE 32` makes one), and proves to hold
+    /// it, too. That says who connects; it does not encrypt.
+    #[arg(long, value_name = "FILE")]
+    host_key: Option<PathBuf>,
+}
+
+impl Trust {
+    fn policy(&self) -> anyhow::Result<AuthPolicy> {
+        let Some(path) = &self.host_key else { return Ok(AuthPolicy::Off) };
+        let key = std::fs::read(path).with_context(|| format!("--host-key {}", path.display()))?;
+        let key = PreSharedKey::new("blockstore", &key).with_context(|| format!("--host-key {}", path.display()))?;
+        Ok(AuthPolicy::Required(Arc::new(key)))
+    }
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+struct Shape {
+    /// Bytes of each call.
+    #[arg(long, value_name = "BYTES", default_value = "64K", value_parser = block)]
+    block: usize,
+    /// Calls under way.
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    depth: u16,
+}
+
+#[derive(Debug, Args)]
+struct Verify {
+    #[command(flatten)]
+    transfer: Transfer,
+    /// Gives the order of the blocks.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+}
+
+/// Bytes: a number, and K, M, G or T for powers of 1024.
+fn size(text: &str) -> Result<u64, String> {
+    let unit = text.chars().last().and_then(|unit| "KMGT".find(unit.to_ascii_uppercase()));
+    let (digits, shift) = unit.map_or((text, 0), |unit| (&text[..text.len() - 1], 10 * (unit as u32 + 1)));
+    let number: u64 = digits.parse().map_err(|_| "a number, with K, M, G or T for powers of 1024".to_owned())?;
+    number.checked_mul(1 << shift).filter(|&bytes| bytes <= i64::MAX as u64).ok_or_else(|| "too large".into())
+}
+
+fn block(text: &str) -> Result<usize, String> {
+    match size(text)? {
+        0 => Err("at least 1".into()),
+        bytes => usize::try_from(bytes).map_err(|_| "too large".into()),
+    }
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse() {
+        Cli::Serve(options) => serve(&options),
+        Cli::Copy(options) => copy(&options),
+        Cli::Verify(options) => verify(&options),
+        Cli::Demo(options) => demo::run(&options),
+        Cli::Compare(options) => compare::run(&options),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(options: &Serve) -> anyhow::Result<()> {
+    rpcrdma_host::logger::start();
+    let (cores, addresses) = (options.cores.len(), options.listen.len());
+    ensure!(cores == 0 || cores >= addresses, "--cores: {cores} cores for the {addresses} addresses of --listen");
+    // Before there is anything to lose: what comes from now on is waited for below.
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
+    // A write beyond a limit of this process's files (`ulimit -f`) is an error then, and not the end.
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).context("SIGXFSZ")?;
+    if let Some(parent) = options.parent {
+        demo::stop_with(parent)?;
+    }
+    let mut store = Store::open(&options.file, options.size, options.read_only)?;
+    let shown = options.file.display();
+    let uring = uses_uring(options.io, &store)?;
+    let mut align = 1;
+    if !uring {
+        store.map().with_context(|| format!("{shown}"))?;
+    } else if !options.buffered {
+        match store.open_direct() {
+            // A block that starts within a page lies in one page more, which is one segment more for the device.
+            Ok(()) => align = store.direct().map_or(1, |direct| direct.align.max(PAGE)),
+            Err(error) => eprintln!("{shown}: no O_DIRECT here ({error:#}): buffered I/O"),
+        }
+    }
+    let mut config = server::config(&options.cores, align, options.idle.policy());
+    config.shard.host_auth = options.trust.policy()?;
+    config.stats.clone_from(&options.stats);
+    if options.cores.is_empty() {
+        config.shards = options.listen.len();
+    }
+    let store = Arc::new(store);
+    let (server, how) = if uring {
+        let (own, entries) = (Arc::clone(&store), options.ring);
+        let make = move |setup: &ShardSetup<'_>| server::on_ring(&own, setup, entries);
+        let direct = store.direct().map_or("", |_| ", O_DIRECT");
+        (Server::start_with(&options.listen, &config, make)?, format!("io_uring{direct}"))
+    } else {
+        config.workers = server::workers(options.workers);
+        (
+            Server::start(&options.listen, server::services(&store, options.workers > 0), &config)?,
+            format!("{} worker(s)", options.workers),
+        )
+    };
+    let access = if store.is_writable() { "writable" } else { "read-only" };
+    say(&format!(
+        "{READY} on {}: {shown}, {} bytes, {access}; {} shard(s), {how}",
+        options.listen.iter().map(Address::to_string).collect::<Vec<_>>().join(", "),
+        store.size(),
+        config.shards,
+    ));
+    signals.forever().next();
+    let before = server.stats();
+    let (drained, stats) = match server.drain(DRAIN) {
+        Ok(stats) => ("drained".to_owned(), stats),
+        Err(left) => (left.to_string(), before),
+    };
+    store.flush()?;
+    let sum = |of: fn(&rpcrdma::stats::ShardStats) -> u64| stats.iter().map(of).sum::<u64>();
+    let (calls, failed, put_off) = (sum(|s| s.calls), sum(|s| s.calls_failed), sum(|s| s.calls_shed));
+    say(&format!("{drained}; {calls} calls served, {failed} refused, {put_off} left to be sent again"));
+    Ok(())
+}
+
+/// What may keep programs from io_uring.
+const MAY_FORBID: &str = "see `sysctl kernel.io_uring_disabled`, `ulimit -l`, and seccomp";
+
+/// Whether blocks are moved by io_uring; says why not, where it could be wished.
+fn uses_uring(io: Io, store: &Store) -> anyhow::Result<bool> {
+    // One like those of the shards, which calls the system for all that they do.
+    match (io, sys::Ring::new(1, &[store.file().as_fd()])) {
+        (Io::Threads, _) => Ok(false),
+        (_, Ok(_)) => Ok(true),
+        (Io::Uring, Err(error)) => bail!("io_uring: {error} ({MAY_FORBID})"),
+        (Io::Auto, Err(error)) => {
+            eprintln!(
+                "no io_uring here ({error}; {MAY_FORBID}): blocks are read by the shards, and written by workers"
+            );
+            Ok(false)
+        }
+    }
+}
+
+fn open_source(path: &Path) -> anyhow::Result<(File, u64)> {
+    let source = File::open(path).with_context(|| format!("{}", path.display()))?;
+    let size = source.metadata().with_context(|| format!("{}", path.display()))?.len();
+    Ok((source, size))
+}
+
+fn copy(options: &Transfer) -> anyhow::Result<()> {
+    let (source, size) = open_source(&options.source)?;
+    let Shape { block, depth } = options.shape;
+    let mut client = BlockClient::connect(&options.address, block, depth.into(), options.trust.policy()?)?;
+    report("copied", &client.copy(&source, size)?, &options.address);
+    say(&format!("flushed in {:.3} s", client.flush()?.as_secs_f64()));
+    Ok(())
+}
+
+fn verify(options: &Verify) -> anyhow::Result<()> {
+    let Transfer { source, address, shape: Shape { block, depth }, trust } = &options.transfer;
+    let (source, size) = open_source(source)?;
+    let mut client = BlockClient::connect(address, *block, usize::from(*depth), trust.policy()?)?;
+    let (figures, sum) = client.verify(&source, size, options.seed)?;
+    report("verified", &figures, address);
+    say(&format!("crc32 {sum:08x}, equal to the source's"));
+    Ok(())
+}
+
+/// A line on standard output; whoever read it may have gone, which is no reason to stop.
+fn say(line: &str) {
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// What was done, how fast, and over what: figures of one fabric say nothing of another.
+fn report(what: &str, figures: &Figures, address: &Address) {
+    let Figures { bytes, time, retried } = figures;
+    let retried = if *retried > 0 { format!(", {retried} calls made again") } else { String::new() };
+    let speed = figures.megabytes_per_second();
+    let fabric = if matches!(address, Address::Soft(_)) { "software fabric" } else { address.scheme() };
+    say(&format!("{what} {bytes} bytes in {:.3} s: {speed:.0} MB/s{retried} ({fabric})", time.as_secs_f64()));
+}

@@ -1,0 +1,267 @@
+#![expect(unsafe_code, reason = "maps a file, and has the kernel read and write the memory of calls")]
+//! What the system does with memory: the mapping of a file, and the io_uring that moves blocks between a file and
+//! the memory of calls.
+
+use std::fs::File;
+use std::io;
+use std::mem;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr;
+use std::time::Duration;
+
+use io_uring::types::{Fixed, FsyncFlags};
+use io_uring::{IoUring, opcode};
+use memmap2::{Mmap, MmapOptions};
+use rpcrdma::Arena;
+use rpcrdma::service::DeferredCall;
+use rustix::io::Errno;
+
+/// Maps part of a file.
+pub(crate) fn map(file: &File, offset: u64, len: u64) -> io::Result<Mmap> {
+    let mut options = MmapOptions::new();
+    options.offset(offset).len(len as usize);
+    // SAFETY: what a mapping shows must not change while a reference to it lives. In this process the file is
+    // open in one place, the `Store`, which writes to a stripe only while it holds the stripe's lock for
+    // itself, and references live only under the same lock. Other processes are kept out by the file's
+    // lock as far as they ask for it; see `Store` for others.
+    unsafe { options.map(file) }
+}
+
+/// What is done for a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// The file's bytes become the result in its first Write chunk.
+    Read,
+    /// The bytes of its first Read chunk become the file's.
+    Write,
+    /// What was written before becomes stable.
+    Sync,
+}
+
+/// A call, and what is to be done for it.
+#[derive(Debug)]
+pub(crate) struct Job {
+    call: DeferredCall,
+    what: What,
+    /// Where in the file.
+    offset: u64,
+    len: usize,
+    /// Bytes of those that the kernel has moved: each was written to the call's memory, or read from it.
+    done: usize,
+    /// The file that it was last given to the kernel with.
+    file: u32,
+}
+
+impl Job {
+    pub(crate) fn new(call: DeferredCall, what: What, offset: u64, len: usize) -> Self {
+        Self { call, what, offset, len, done: 0, file: 0 }
+    }
+
+    pub(crate) fn what(&self) -> What {
+        self.what
+    }
+
+    /// Where in the file that starts which is left to be done.
+    pub(crate) fn at(&self) -> u64 {
+        self.offset + self.done as u64
+    }
+
+    /// Which of the ring's files it was last about.
+    pub(crate) fn file(&self) -> u32 {
+        self.file
+    }
+
+    /// Bytes that are left to be done.
+    pub(crate) fn left(&self) -> usize {
+        self.len - self.done
+    }
+
+    /// Where in memory that starts which is left to be done; `None` if the call has not so much.
+    pub(crate) fn memory(&mut self) -> Option<*mut u8> {
+        let (done, len) = (self.done, self.len);
+        match self.what {
+            What::Read => {
+                let mut result = self.call.result_writer(0).ok()?;
+                (len <= result.room()).then(|| result.as_mut_ptr().wrapping_add(done))
+            }
+            What::Write => self.call.read_chunk(0)?.get(done..len).map(|data| data.as_ptr().cast_mut()),
+            What::Sync => Some(ptr::null_mut()),
+        }
+    }
+
+    /// The call, with the result that was read; and where in the file it starts, and how long it is.
+    pub(crate) fn into_done(mut self) -> (DeferredCall, u64, usize) {
+        if self.what == What::Read
+            && let Ok(mut result) = self.call.result_writer(0)
+        {
+            // SAFETY: the kernel has said of each of these bytes that it has written it, from the start of the
+            // result on; and as the job is not in a ring, it writes no more.
+            unsafe { result.advance(self.done) };
+        }
+        (self.call, self.offset, self.len)
+    }
+
+    /// The call, without a result.
+    pub(crate) fn into_call(self) -> DeferredCall {
+        self.call
+    }
+}
+
+/// Longest piece of memory that the kernel registers as one.
+const PIECE: usize = 1 << 30;
+
+/// An io_uring of one shard, and the jobs that the kernel has: these it keeps, whatever happens, until the kernel
+/// is done with their memory.
+pub(crate) struct Ring {
+    ring: IoUring,
+    /// The memory that is registered, in pieces.
+    registered: Option<Arena>,
+    /// By their number in the kernel.
+    jobs: Vec<Option<Job>>,
+    free: Vec<usize>,
+}
+
+impl Ring {
+    /// A ring for so many jobs, and these files, which go by their place in the list.
+    pub(crate) fn new(entries: u32, files: &[BorrowedFd<'_>]) -> io::Result<Self> {
+        let mut builder = IoUring::builder();
+        // Completions are worked on in the shard's own system calls, and not by interrupting it. Of Linux 6.0. (With
+        // IORING_SETUP_DEFER_TASKRUN, which puts off more, they would not wake who sleeps on the descriptor.)
+        let lean = builder.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().build(entries);
+        let ring = match lean {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => IoUring::new(entries),
+            other => other,
+        }?;
+        let files: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
+        if !files.is_empty() {
+            ring.submitter().register_files(&files)?;
+        }
+        // A filter may let a program make rings that it may not use: better told now than by the first block.
+        ring.submit()?;
+        let jobs = (0..entries).map(|_| None).collect();
+        Ok(Self { ring, registered: None, jobs, free: (0..entries as usize).rev().collect() })
+    }
+
+    /// Registers memory, so that its pages need not be looked up for each job.
+    pub(crate) fn register(&mut self, arena: &Arena) -> io::Result<()> {
+        let (base, len) = (arena.base_address(), arena.len());
+        let pieces = (0..len).step_by(PIECE).map(|at| libc::iovec {
+            iov_base: ptr::with_exposed_provenance_mut(base + at),
+            iov_len: PIECE.min(len - at),
+        });
+        let pieces: Vec<_> = pieces.collect();
+        // SAFETY: the arena stays mapped for as long as there is a handle to it, and one is kept beside the ring.
+        unsafe { self.ring.submitter().register_buffers(&pieces) }?;
+        self.registered = Some(arena.clone());
+        Ok(())
+    }
+
+    /// Readable when something has completed.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.ring.as_fd()
+    }
+
+    /// The piece of registered memory that all of these bytes are in.
+    fn piece(&self, memory: *mut u8, len: usize) -> Option<u16> {
+        let arena = self.registered.as_ref()?;
+        let first = memory.addr().checked_sub(arena.base_address())?;
+        let last = first + len.checked_sub(1)?;
+        (last < arena.len() && first / PIECE == last / PIECE).then_some((first / PIECE) as u16)
+    }
+
+    /// Gives the kernel a job, with the file that it is about, at the next [`submit`](Self::submit). Comes back
+    /// with it if there is no room for it now.
+    pub(crate) fn start(&mut self, mut job: Job, file: u32) -> Result<(), Job> {
+        let (Some(&slot), Some(memory)) = (self.free.last(), job.memory()) else { return Err(job) };
+        let (len, at) = (job.left() as u32, job.at());
+        let entry = match (job.what, self.piece(memory, job.left())) {
+            (What::Read, Some(piece)) => opcode::ReadFixed::new(Fixed(file), memory, len, piece).offset(at).build(),
+            (What::Read, None) => opcode::Read::new(Fixed(file), memory, len).offset(at).build(),
+            (What::Write, Some(piece)) => opcode::WriteFixed::new(Fixed(file), memory, len, piece).offset(at).build(),
+            (What::Write, None) => opcode::Write::new(Fixed(file), memory, len).offset(at).build(),
+            (What::Sync, _) => opcode::Fsync::new(Fixed(file)).flags(FsyncFlags::DATASYNC).build(),
+        };
+        let entry = entry.user_data(slot as u64);
+        let mut queue = self.ring.submission();
+        // SAFETY: the `len` bytes at `memory` are the call's, as `Job::memory` has checked. They are in a buffer of
+        // the pool, which is where it is however the call, or its box, is moved, and which is the call's until
+        // that is answered or dropped. The call is kept in `jobs`, where nobody touches it, until the kernel has
+        // said that it is done with it, also when the connection or the server ends: see `drop`.
+        if unsafe { queue.push(&entry) }.is_err() {
+            return Err(job);
+        }
+        drop(queue);
+        job.file = file;
+        self.jobs[slot] = Some(job);
+        self.free.pop();
+        Ok(())
+    }
+
+    /// Tells the kernel what was started, and has it do what it has put off for us; true if there was anything.
+    pub(crate) fn submit(&mut self) -> io::Result<bool> {
+        let queue = self.ring.submission();
+        if queue.is_empty() && !queue.taskrun() && !queue.cq_overflow() {
+            return Ok(false);
+        }
+        drop(queue);
+        match self.ring.submit() {
+            Ok(_) => Ok(true),
+            Err(error) if passes(&error) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A job that the kernel is done with, and how many bytes it has moved of what was left.
+    pub(crate) fn take_completed(&mut self) -> Option<(Job, Result<usize, Errno>)> {
+        loop {
+            let completed = self.ring.completion().next()?;
+            let slot = completed.user_data() as usize;
+            let Some(mut job) = self.jobs.get_mut(slot).and_then(Option::take) else { continue };
+            self.free.push(slot);
+            let moved = match usize::try_from(completed.result()) {
+                Ok(moved) => Ok(moved.min(job.left())),
+                Err(_) => Err(Errno::from_raw_os_error(-completed.result())),
+            };
+            job.done += moved.unwrap_or(0);
+            return Some((job, moved));
+        }
+    }
+
+    /// Jobs that the kernel has.
+    pub(crate) fn under_way(&self) -> usize {
+        self.jobs.len() - self.free.len()
+    }
+}
+
+/// It may go better the next time.
+fn passes(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::INTR | Errno::AGAIN | Errno::BUSY))
+}
+
+impl Ring {
+    /// Waits until the kernel is done with the memory of all calls that it has; `ended` is told of each.
+    pub(crate) fn wait_for_all(&mut self, mut ended: impl FnMut(&Job)) {
+        while self.under_way() > 0 {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(error) if passes(&error) => std::thread::sleep(Duration::from_millis(1)),
+                Err(error) => {
+                    eprintln!("io_uring_enter: {error}: {} blocks are never given back", self.under_way());
+                    self.jobs.drain(..).flatten().for_each(mem::forget);
+                    self.free.clear();
+                    mem::forget(self.registered.take());
+                    return;
+                }
+            }
+            while let Some((job, _)) = self.take_completed() {
+                ended(&job);
+            }
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.wait_for_all(|_| {});
+    }
+}

@@ -1,0 +1,105 @@
+//! The io_uring of a shard that ends before the kernel has finished its work.
+#![deny(unsafe_code)]
+
+#[expect(dead_code, reason = "what is tested here is the ring")]
+#[path = "../src/sys.rs"]
+mod sys;
+
+use std::cell::RefCell;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use rpcrdma::client::ClientConfig;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::service::{Application, Local, ShardTask};
+use rpcrdma::{Address, CallError, FailedCall, LocalClient, Procedure, Server, Services};
+use rustix::io::ioctl_fionbio;
+
+use sys::{Job, Ring, What};
+
+const PROGRAM: u32 = 0x2000_0001;
+const LEN: usize = 4096;
+
+/// A shard's ring; whoever listens hears of each job that the kernel has been given, and, as the channel ends, of the
+/// ring's own end.
+struct Turn {
+    ring: Rc<RefCell<Ring>>,
+    given: mpsc::Sender<usize>,
+}
+
+impl ShardTask for Turn {
+    fn poll(&mut self) -> bool {
+        let mut ring = self.ring.borrow_mut();
+        let any = ring.submit().expect("io_uring_enter");
+        if any && ring.under_way() > 0 {
+            self.given.send(ring.under_way()).expect("the test listens");
+        }
+        while let Some((job, moved)) = ring.take_completed() {
+            drop((job, moved));
+        }
+        any
+    }
+}
+
+#[test]
+fn a_ring_outlives_its_shard_until_the_kernel_is_done_with_its_memory() {
+    for registered in [true, false] {
+        outlive(registered);
+    }
+}
+
+/// A call reads from a pipe that nobody writes to, and the server is told to end.
+fn outlive(registered: bool) {
+    let (file, mut writer) = std::io::pipe().expect("a pipe");
+    let (given, taken) = mpsc::channel();
+    let (mut left, file) = (file.try_clone().expect("a descriptor"), Arc::new(file));
+    let address: Address =
+        format!("soft:blockstore-ring-{}-{registered}", std::process::id()).parse().expect("an address");
+    let own = Arc::clone(&file);
+    let make = move |setup: &rpcrdma::service::ShardSetup<'_>| {
+        let mut ring = Ring::new(4, &[own.as_fd()])?;
+        if registered {
+            ring.register(setup.arena)?;
+        }
+        let ring = Rc::new(RefCell::new(ring));
+        let mut services = Services::<Local>::default();
+        let kernel = Rc::downgrade(&ring);
+        let read = Procedure::local_deferred(move |call| {
+            let ring = kernel.upgrade().expect("the shard's task has it");
+            assert!(ring.borrow_mut().start(Job::new(call, What::Read, 0, LEN), 0).is_ok(), "there is room");
+        });
+        services.add(PROGRAM, 1, 1, read.write_chunks(1, LEN));
+        Ok(Application { services, task: Some(Box::new(Turn { ring, given: given.clone() })) })
+    };
+    let server = match Server::start_with(&address, &ServerConfig::default(), make) {
+        Ok(server) => server,
+        Err(error) => return println!("not run: {error}"),
+    };
+    let (over, ended) = mpsc::channel();
+    let client = std::thread::spawn(move || {
+        let mut client = LocalClient::connect(&address, ClientConfig::new(PROGRAM, 1)).expect("it connects");
+        let room = client.alloc(client.first(), LEN).expect("memory");
+        let mut call = client.prepare_with_chunks(1, 0).expect("a buffer");
+        call.write_chunk(room).expect("room for a chunk");
+        over.send(client.call(call).map(drop)).expect("the test listens");
+    });
+    assert_eq!(taken.recv(), Ok(1), "the kernel has the read");
+
+    let undrained = server.drain(Duration::from_millis(100)).expect_err("there is a call that does not end");
+    assert_eq!(undrained.stuck_shards, 1, "its shard is there for as long as the kernel may write to its memory");
+    assert!(
+        matches!(ended.recv(), Ok(Err(FailedCall { error: CallError::ConnectionLost { .. }, .. }))),
+        "the caller is told at once"
+    );
+    client.join().expect("no panic");
+    assert_eq!(taken.try_recv(), Err(mpsc::TryRecvError::Empty), "the ring is there");
+
+    writer.write_all(&[7; LEN]).expect("the pipe has room");
+    assert_eq!(taken.recv(), Err(mpsc::RecvError), "then it ends");
+    // What was written went to the memory of the call that it was read for.
+    ioctl_fionbio(&left, true).expect("a descriptor");
+    assert_eq!(left.read(&mut [0]).map_err(|error| error.kind()), Err(std::io::ErrorKind::WouldBlock));
+}

@@ -1,0 +1,215 @@
+//! An NFS version 3 client without a mount: lists, reads and writes the files of a server over RDMA, such as
+//! the Linux kernel's, many calls at a time.
+//!
+//! ```text
+//! cargo run --release -p rpcrdma-nfs3d --features verbs --bin nfs3c -- verbs:10.0.0.1 /srv/nfs ls
+//! cargo run --release -p rpcrdma-nfs3d --features verbs --bin nfs3c -- verbs:10.0.0.1 /srv/nfs put local-file directory/file
+//! ```
+//!
+//! | file | holds |
+//! |---|---|
+//! | `mount` | the handle of an export, from MOUNT version 3 on TCP |
+//! | `calls` | a connection, one call after another |
+//! | `many` | many calls under way at once |
+//! | `transfer` | files to the server and back |
+//! | `latency` | how long single calls take |
+//! | `tree` | directories, and what is below them |
+//!
+//! The options about the iWARP fabric are those of `nfs3d`.
+#![forbid(unsafe_code)]
+
+mod calls;
+#[path = "../../iwarp.rs"]
+mod iwarp;
+mod latency;
+mod many;
+mod mount;
+mod transfer;
+mod tree;
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use rpcrdma::client::{ClientConfig, Credential};
+use rpcrdma::{Address, Config, LocalClient, Scheme};
+use rpcrdma_proto::binding::nfs3::{PROGRAM, Sizes, VERSION, bindings};
+
+use calls::{DIRECTORY, Nfs};
+use iwarp::IwarpOptions;
+
+/// Lists, reads and writes the files of an NFS version 3 server over RDMA, or over the software fabric.
+#[derive(Debug, Parser)]
+#[command(name = "nfs3c")]
+struct Cli {
+    /// The server: verbs:HOST[:PORT], iwarp:HOST[:PORT], soft:NAME.
+    server: Address,
+    /// What it exports: a directory.
+    export: String,
+    /// Where MOUNT is, on TCP. [default: the server's host, or this one; port 20048]
+    #[arg(long, value_name = "HOST[:PORT]")]
+    mount: Option<String>,
+    /// Asks rpcbind at the server's host for the ports of both NFS and MOUNT.
+    #[arg(long, conflicts_with = "mount")]
+    rpcbind: bool,
+    /// Calls under way at once.
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=256))]
+    depth: u16,
+    /// Most bytes of each READ and WRITE; fewer, where the server takes fewer.
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 18, value_parser = clap::value_parser!(u32).range(512..=1 << 20))]
+    block: u32,
+    /// Data of up to so many bytes is part of the RPC message; more goes into a chunk of its own. A message
+    /// that is too long for one Send is itself put into a chunk. 0 to 1048576.
+    #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = clap::value_parser!(u32).range(..=1 << 20))]
+    inline: u32,
+    /// RPC-over-RDMA version to begin with; with 2, a server that does not speak it is talked to in version
+    /// 1.
+    #[arg(long, value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
+    rdma_version: u8,
+    /// Does not let the server invalidate handles (Send With Invalidate).
+    #[arg(long)]
+    no_invalidate: bool,
+    #[command(flatten)]
+    iwarp: IwarpOptions,
+    /// Prints what the connection did, as a line of JSON on standard error.
+    #[arg(long)]
+    stats: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Lists a directory, with attributes and what symbolic links say.
+    Ls {
+        /// Below the export.
+        #[arg(default_value = "")]
+        path: String,
+    },
+    /// Prints the attributes of a file.
+    Stat {
+        /// Below the export.
+        path: String,
+    },
+    /// Copies a file from the server.
+    Get {
+        /// Below the export.
+        path: String,
+        /// The copy.
+        local: PathBuf,
+    },
+    /// Copies files to the server.
+    Put {
+        /// The originals.
+        #[arg(required = true)]
+        local: Vec<PathBuf>,
+        /// Below the export: the copy, or, of several, the directory that they go to.
+        path: String,
+    },
+    /// Prints the SHA-256 of each file below a directory, as `sha256sum` does, and of each symbolic link what
+    /// it says.
+    Sum {
+        /// Below the export.
+        #[arg(default_value = "")]
+        path: String,
+    },
+    /// Reads the first block of a file again and again, one call after another, and prints how long that takes.
+    Time {
+        /// Below the export.
+        path: String,
+        /// Calls.
+        #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+        calls: u32,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("nfs3c: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Cli) -> anyhow::Result<()> {
+    let (server, at) = mount::places(&options.server, options.mount.as_deref(), options.rpcbind)?;
+    let root = mount::root(at, &options.export)?;
+    let client = LocalClient::connect(&server, config(options)?)?;
+    let mut nfs = Nfs::new(client, root, options.depth.into(), options.block)?;
+    nfs.inline = options.inline;
+    let mut out = io::stdout().lock();
+    match &options.command {
+        Command::Ls { path } => {
+            let directory = nfs.find(path)?;
+            for entry in tree::list(&mut nfs, &directory)? {
+                let (attributes, name) = (tree::describe(&entry.attributes), String::from_utf8_lossy(&entry.name));
+                match &entry.says {
+                    Some(target) => writeln!(out, "{attributes} {name} -> {}", String::from_utf8_lossy(target))?,
+                    None => writeln!(out, "{attributes} {name}")?,
+                }
+            }
+        }
+        Command::Stat { path } => {
+            let file = nfs.find(path)?;
+            writeln!(out, "{} {path}", tree::describe(&nfs.getattr(&file)?))?;
+        }
+        Command::Get { path, local } => {
+            let file = nfs.find(path)?;
+            let size = nfs.getattr(&file)?.size;
+            let copy = File::create(local).with_context(|| local.display().to_string())?;
+            transfer::get(&mut nfs, &file, size, |offset, data| Ok(copy.write_all_at(data, offset)?))?;
+        }
+        Command::Put { local, path } => {
+            for original in local {
+                let name = original.file_name().unwrap_or_default().to_string_lossy();
+                let path = if local.len() == 1 { path } else { &format!("{path}/{name}") };
+                let original = File::open(original).with_context(|| original.display().to_string())?;
+                transfer::put(&mut nfs, &original, path)?;
+            }
+        }
+        Command::Sum { path } => {
+            let directory = nfs.find(path)?;
+            tree::sums(&mut nfs, &directory, &mut out)?;
+        }
+        Command::Time { path, calls } => {
+            let file = nfs.find(path)?;
+            let took = latency::of_reads(&mut nfs, &file, *calls)?;
+            let [median, p99, most] = [0.5, 0.99, 1.0].map(|share| took.percentile(share));
+            writeln!(out, "{calls} READs: median {median:.0} µs, 99 % {p99:.0} µs, most {most:.0} µs")?;
+        }
+    }
+    if options.stats {
+        eprintln!("{}", nfs.stats());
+    }
+    Ok(())
+}
+
+/// What a message has beside a block of data, at most: both its headers, and the arguments or results.
+const HEADERS: usize = 1024;
+
+/// Memory for the calls that may be under way, and no more.
+fn config(options: &Cli) -> anyhow::Result<ClientConfig> {
+    let depth = usize::from(options.depth);
+    let mut config = ClientConfig::new(PROGRAM, VERSION);
+    config.shard = Config {
+        scheme: if options.rdma_version == 1 { Scheme::V1 } else { Scheme::V2Windowed },
+        remote_invalidate: !options.no_invalidate,
+        max_calls: depth.max(16),
+        bulk_buffers: vec![(options.block as usize + HEADERS, depth), (DIRECTORY + 4096, 4)],
+        iwarp: options.iwarp.config(std::slice::from_ref(&options.server))?,
+        ..config.shard
+    };
+    let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
+    config.credential = Credential::sys("nfs3c", uid.as_raw(), gid.as_raw(), &[])
+        .map_err(|_| anyhow::anyhow!("a credential that is too long"))?;
+    let sizes = Sizes { transfer: options.block as usize, directory: DIRECTORY };
+    config.bindings = Some(Arc::new(bindings(&sizes)));
+    Ok(config)
+}

@@ -1,0 +1,142 @@
+//! As whom a call runs: its AUTH_SYS credential, as far as the server honours it.
+#![forbid(unsafe_code)]
+
+use arrayvec::ArrayVec;
+use rpcrdma::rpc::{AuthStat, AuthSys, Flavor};
+use rpcrdma::{Refusal, ServerCall};
+use rustix::fs::{Gid, Uid};
+use rustix::io;
+use rustix::process::{getegid, geteuid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+
+/// Whom clients' users become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Squash {
+    /// Themselves.
+    None,
+    /// Themselves, but root becomes nobody.
+    Root,
+    /// Nobody, all of them.
+    All,
+}
+
+/// User and group of those who are nobody.
+pub(crate) const NOBODY: u32 = 65534;
+
+/// Turns credentials into identities.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Policy {
+    squash: Squash,
+    /// The server may become somebody else. Without, everybody is the server's own user.
+    privileged: bool,
+    /// The server's own user and group.
+    uid: u32,
+    gid: u32,
+}
+
+/// A user on whose behalf the server acts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) uid: u32,
+    gid: u32,
+    groups: ArrayVec<u32, { AuthSys::MAX_GIDS }>,
+    /// It is the server's own, or all are: nothing has to be changed.
+    own: bool,
+}
+
+impl Policy {
+    pub(crate) fn new(squash: Squash) -> Self {
+        let (uid, gid) = (geteuid(), getegid());
+        Self { squash, privileged: uid.is_root(), uid: uid.as_raw(), gid: gid.as_raw() }
+    }
+
+    /// Whether credentials are honoured.
+    pub(crate) fn is_privileged(&self) -> bool {
+        self.privileged
+    }
+
+    /// The server's own identity.
+    pub(crate) fn own(&self) -> Identity {
+        Identity { uid: self.uid, gid: self.gid, groups: ArrayVec::new(), own: true }
+    }
+
+    /// The identity that a call runs as.
+    ///
+    /// # Errors
+    /// Its credential is of another flavor than AUTH_NONE and AUTH_SYS, or malformed.
+    pub(crate) fn of(&self, call: &ServerCall) -> Result<Identity, Refusal> {
+        let (flavor, body) = call.credential();
+        let nobody = (NOBODY, NOBODY, ArrayVec::new());
+        let (uid, gid, groups) = if flavor == Flavor::None.code() {
+            nobody
+        } else if flavor == Flavor::Sys.code() {
+            let sys = AuthSys::parse(body).map_err(|_| Refusal::Authentication(AuthStat::BadCred.code()))?;
+            // To the system the highest number means "as before", which is root.
+            let known = |id| if id == u32::MAX { NOBODY } else { id };
+            match self.squash {
+                Squash::All => nobody,
+                Squash::Root if sys.uid == 0 => nobody,
+                // Whoever is in root's group need not be root.
+                Squash::Root => {
+                    let squashed = |gid| if gid == 0 { NOBODY } else { known(gid) };
+                    (known(sys.uid), squashed(sys.gid), sys.gids().map(squashed).collect())
+                }
+                Squash::None => (known(sys.uid), known(sys.gid), sys.gids().map(known).collect()),
+            }
+        } else {
+            return Err(Refusal::Authentication(AuthStat::RejectedCred.code()));
+        };
+        if !self.privileged {
+            return Ok(Identity { uid: self.uid, gid, groups, own: true });
+        }
+        let own = uid == 0 && gid == self.gid;
+        Ok(Identity { uid, gid, groups, own })
+    }
+}
+
+impl Identity {
+    /// Runs system calls as this user, on this thread.
+    ///
+    /// # Errors
+    /// Theirs; or that the thread could not become this user, and nothing was done.
+    pub(crate) fn act<T>(&self, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        if self.own {
+            return run();
+        }
+        let _back = Become::user(self)?;
+        run()
+    }
+
+    /// It may do to a file what only its owner, or root, may.
+    pub(crate) fn owns(&self, uid: u32) -> bool {
+        self.own || self.uid == 0 || self.uid == uid
+    }
+}
+
+/// Lets the thread be itself again when dropped.
+struct Become;
+
+impl Become {
+    fn user(who: &Identity) -> io::Result<Self> {
+        // From here on whatever happens is undone.
+        let back = Become;
+        let groups: ArrayVec<Gid, { AuthSys::MAX_GIDS }> = who.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
+        set_thread_groups(&groups)?;
+        set_thread_res_gid(None, Gid::from_raw(who.gid), None)?;
+        set_thread_res_uid(None, Uid::from_raw(who.uid), None)?;
+        Ok(back)
+    }
+}
+
+impl Drop for Become {
+    fn drop(&mut self) {
+        let back = set_thread_res_uid(None, Uid::ROOT, None)
+            .and_then(|()| set_thread_res_gid(None, rustix::process::getgid(), None))
+            .and_then(|()| set_thread_groups(&[]));
+        if let Err(error) = back {
+            // The thread would go on as somebody else, for others.
+            eprintln!("this thread could not become root again: {error}");
+            std::process::abort();
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Options about the iWARP fabric, of `nfs3c` and `nfs3d`.
+#![forbid(unsafe_code)]
+
+use anyhow::ensure;
+use clap::Args;
+use rpcrdma::Address;
+use rpcrdma::{Crc, FpduSize, IwarpConfig};
+
+/// Of meaning at `iwarp:` addresses only, and refused at others.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct IwarpOptions {
+    /// iWARP: CRC-32C of each FPDU: never, and peers that want it are refused; if the peer asks for it; always.
+    /// [default: if-asked]
+    #[arg(long, value_name = "never|if-asked|always")]
+    crc: Option<Crc>,
+    /// iWARP: how long FPDUs are: within a TCP segment, or as long as the format allows. [default: auto, by the peer]
+    #[arg(long, value_name = "auto|segment|longest")]
+    fpdu: Option<FpduSize>,
+}
+
+impl IwarpOptions {
+    /// What they say of the fabric at those of the addresses that are of it.
+    pub(crate) fn config(self, addresses: &[Address]) -> anyhow::Result<IwarpConfig> {
+        let told = self.crc.is_some() || self.fpdu.is_some();
+        ensure!(
+            !told || addresses.iter().any(|address| matches!(address, Address::Iwarp(_))),
+            "--crc and --fpdu are about iwarp: addresses, and {} is none",
+            addresses.iter().map(Address::to_string).collect::<Vec<_>>().join(", ")
+        );
+        let (crc, fpdu_size) = (self.crc.unwrap_or_default(), self.fpdu.unwrap_or_default());
+        Ok(IwarpConfig { crc, fpdu_size, ..IwarpConfig::default() })
+    }
+}

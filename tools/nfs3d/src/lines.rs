@@ -1,0 +1,17 @@
+//! Lines of the log that clients can cause as often as they like, within bounds.
+#![forbid(unsafe_code)]
+
+use std::fmt::Arguments;
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::Instant;
+
+use rpcrdma_fabric::log_limit::LogLimit;
+
+/// An error, of a kind in words that fit behind "17 more: ".
+pub(crate) fn error(what: &'static str, line: Arguments<'_>) {
+    static LIMIT: LazyLock<(Instant, Mutex<LogLimit>)> =
+        LazyLock::new(|| (Instant::now(), Mutex::new(LogLimit::new(module_path!()))));
+    let (began, limit) = &*LIMIT;
+    let now = began.elapsed().as_nanos() as u64;
+    limit.lock().unwrap_or_else(PoisonError::into_inner).error(now, what, line);
+}

@@ -1,0 +1,338 @@
+//! An NFS version 3 server: exports one directory, over RDMA to the Linux kernel's client, or over the
+//! software fabric.
+//!
+//! ```text
+//! cargo run --release -p rpcrdma-nfs3d --features verbs --bin nfs3d -- /srv/data --listen verbs:10.0.0.1:20049
+//! mount -t nfs -o vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=20048,nolock 10.0.0.1:/srv/data /mnt
+//! ```
+//!
+//! Beside NFS there is MOUNT, on TCP. What else RFC 8267 §5.1 asks of a server is not here: no NLM (locks
+//! among hosts: mount with `nolock`, and locks hold among the processes of one host) and no NSM, which it
+//! would need; nor NFSACL (no ACLs; clients ask, are refused, and go on).
+//!
+//! | file | holds |
+//! |---|---|
+//! | `nfs` | the procedures, and what of them travels as chunks |
+//! | `pool`, `shares` | the threads that do the work, and how many of them one client may hold |
+//! | `attributes`, `dirs`, `create`, `remove`, `links`, `read_write` | what they do |
+//! | `mount` | MOUNT version 3, on TCP |
+//! | `export` | from handles to files, and from names to both |
+//! | `handles`, `names`, `sys` | file handles that survive a restart; `sys` has the only unsafe code |
+//! | `node`, `cache` | open files |
+//! | `identity` | as whom a call runs |
+//! | `bin` | `nfs3c`, a client without a mount |
+//! | `iwarp` | options about the iWARP fabric, those of `nfs3c` too |
+//! | `attr`, `status`, `codec`, `lines` | attributes, errors, arguments and results; lines of the log |
+#![deny(unsafe_code)]
+
+mod attr;
+mod attributes;
+mod cache;
+mod codec;
+mod create;
+mod dirs;
+mod export;
+mod handles;
+mod identity;
+mod iwarp;
+mod lines;
+mod links;
+mod mount;
+mod names;
+mod nfs;
+mod node;
+mod pool;
+mod read_write;
+mod remove;
+mod shares;
+mod status;
+mod sys;
+
+use std::io::{Read as _, Write as _};
+use std::net::Ipv4Addr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::Parser;
+use rpcrdma::server::ServerConfig;
+use rpcrdma::{Address, Config, IdlePolicy, Server};
+use rpcrdma_proto::binding::nfs3;
+use rpcrdma_rpcbind::{Mapping, Registration, Transport};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use export::{Export, Options};
+use handles::{By, Key};
+use identity::{Policy, Squash};
+use iwarp::IwarpOptions;
+use pool::Pool;
+
+/// First word of the line that the server writes to standard output once clients may mount.
+const READY: &str = "listening";
+/// How long calls under way may take to end when the server is told to stop.
+const DRAIN: Duration = Duration::from_secs(10);
+/// A file that nobody has used for as long as this, or twice as long, is closed.
+const TIDY: Duration = Duration::from_secs(5);
+/// Calls of one connection that may be under way.
+const CREDITS: u32 = 32;
+
+/// Exports a directory by NFS version 3, over RDMA, TCP (iWARP) or the software fabric.
+///
+/// As root, it acts as whoever calls, as AUTH_SYS credentials say (see --squash): whoever can reach the
+/// server can claim to be anybody, so be sure who that is. Not as root, it acts as its own user, whoever
+/// calls.
+///
+/// Other file systems mounted within the directory are not exported. There is no lock manager (NLM, and NSM
+/// with it): clients mount with nolock, and their locks are not seen by other hosts. There are no ACLs
+/// (NFSACL).
+#[derive(Debug, Parser)]
+#[command(name = "nfs3d", args_override_self = true)]
+struct Cli {
+    /// The directory.
+    directory: PathBuf,
+    /// Where to serve NFS: verbs:HOST:PORT, verbs:DEVICE/GID@HOST:PORT, iwarp:HOST:PORT, soft:NAME; or several of
+    /// these, separated by commas, of several devices or fabrics.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "soft:nfs3d")]
+    listen: Vec<Address>,
+    /// TCP port of MOUNT; 0 for any that is free.
+    #[arg(long, value_name = "PORT", default_value_t = 20048)]
+    mount_port: u16,
+    /// Registers NFS and MOUNT with this host's rpcbind, and withdraws them at the end. It knows one address of IPv4 and
+    /// one of IPv6 for each program.
+    #[arg(long)]
+    rpcbind: bool,
+    /// Whom clients' users become.
+    #[arg(long, value_enum, default_value = "root")]
+    squash: Squash,
+    /// Refuses every change.
+    #[arg(long)]
+    read_only: bool,
+    /// Answers changes of names and attributes before they are stable. (What is written is as stable as its
+    /// client asks, in any case.)
+    #[arg(long = "async")]
+    not_sync: bool,
+    /// Threads that do the work, as it may wait for a disk; one client has half of them at most, the next one
+    /// half of the rest, and so on: however long the disk takes that one waits for, others go on. With 0, the
+    /// shards do it, which stand still meanwhile: fastest for what is in memory.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(0..=256))]
+    workers: u16,
+    /// Cores to pin shards to, one each, separated by commas, and at least one for each address. Without, there is one
+    /// shard for each address, anywhere.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    cores: Vec<usize>,
+    /// What a shard does when it finds no work.
+    #[arg(long, value_enum, default_value = "yield")]
+    idle: Idle,
+    /// Clients that may be busy at once, for each shard: each takes 32 MiB of memory.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    clients: u16,
+    /// Seconds without a reply after which it is found out whether a client is still there; 0 for never.
+    /// (One that is gone without a word has its memory until then.)
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    keep_alive: u32,
+    /// Seconds for which a client may owe what it was asked for, as the data of a WRITE, before its connection is ended.
+    /// Time in which it moves data at the least rate does not count.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    progress_timeout: u32,
+    /// The least rate, in bytes a second.
+    #[arg(long, value_name = "BYTES", default_value_t = 16 << 10, value_parser = clap::value_parser!(u64).range(1..))]
+    least_rate: u64,
+    /// What file handles are made of.
+    #[arg(long, value_enum, default_value = "auto")]
+    handles: By,
+    /// The key that file handles are sealed with, made if it is not there: with it, handles survive a
+    /// restart. As it says who may open which file, it must not be in the directory. [default: nfs3d.key
+    /// in /var/lib for root, in ~/.local/state for others]
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Tells statistics at this Unix socket, for `rpcrdma top` and `rpcrdma exporter`.
+    #[arg(long, value_name = "PATH")]
+    stats: Option<PathBuf>,
+    #[command(flatten)]
+    iwarp: IwarpOptions,
+}
+
+/// What a shard does when it finds no work.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Idle {
+    /// Sleeps: each call pays for waking it.
+    Event,
+    /// Lets others have the core for a while, then sleeps: for cores that it shares with clients.
+    Yield,
+    /// Goes on looking for a while, then sleeps.
+    Spin,
+    /// Goes on looking: for a core of its own (see --cores), which is always busy.
+    Poll,
+}
+
+impl Idle {
+    fn policy(self) -> IdlePolicy {
+        match self {
+            Self::Event => IdlePolicy::Event,
+            Self::Yield => IdlePolicy::Yield { times: 16 },
+            Self::Spin => IdlePolicy::default(),
+            Self::Poll => IdlePolicy::Poll,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Cli) -> anyhow::Result<()> {
+    rpcrdma_host::logger::start();
+    let (cores, addresses) = (options.cores.len(), options.listen.len());
+    ensure!(cores == 0 || cores >= addresses, "--cores: {cores} cores for the {addresses} addresses of --listen");
+    // Before there is anything to lose: what comes from now on is waited for below.
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
+    // Clients say what modes are to be.
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let policy = Policy::new(options.squash);
+    if policy.is_privileged() {
+        // The threads started from here on have none of root's groups, and get those of whom they act for.
+        rustix::thread::set_thread_groups(&[]).context("setgroups")?;
+    }
+    let export = Arc::new(Export::open(
+        &options.directory,
+        Options {
+            read_only: options.read_only,
+            sync: !options.not_sync,
+            policy,
+            handles: options.handles,
+            key: key(&options.key.clone().map_or_else(default_key, Ok)?, &options.directory)?,
+            files: files()?,
+        },
+    )?);
+    let mount_port = mount::serve(&export, options.mount_port)?;
+    let pool = (options.workers > 0).then(|| Pool::start(&export, options.workers.into())).transpose();
+    let pool = pool.context("--workers")?;
+    let server = Server::start(&options.listen, nfs::services(&export, pool.as_ref()), &config(options)?)?;
+    let registered = if options.rpcbind { Some(register(&options.listen, mount_port)?) } else { None };
+    let tidied = Arc::clone(&export);
+    std::thread::Builder::new().name("tidy".into()).spawn(move || {
+        loop {
+            std::thread::sleep(TIDY);
+            tidied.tidy();
+        }
+    })?;
+    say(&format!(
+        "{READY} on {}: {}, {}, {}; MOUNT on TCP port {mount_port}; {}",
+        options.listen.iter().map(Address::to_string).collect::<Vec<_>>().join(", "),
+        export.path().display(),
+        if options.read_only { "read-only" } else { "writable" },
+        export.handles().describe(),
+        if policy.is_privileged() { "users are honoured" } else { "everybody is the server's user" },
+    ));
+    signals.forever().next();
+    if let Some(registered) = registered {
+        registered.withdraw()?;
+    }
+    let before = server.stats();
+    let (drained, stats) = match server.drain(DRAIN) {
+        Ok(stats) => ("drained".to_owned(), stats),
+        Err(left) => (left.to_string(), before),
+    };
+    let sum = |of: fn(&rpcrdma::stats::ShardStats) -> u64| stats.iter().map(of).sum::<u64>();
+    let (calls, failed, put_off) = (sum(|s| s.calls), sum(|s| s.calls_failed), sum(|s| s.calls_shed));
+    say(&format!("{drained}; {calls} calls served, {failed} refused, {put_off} left to be sent again"));
+    Ok(())
+}
+
+/// Tells rpcbind of both programs.
+fn register(listen: &[Address], mount_port: u16) -> anyhow::Result<Registration> {
+    let nfs = |address: &Address| {
+        let at = address.socket_address()?.with_context(|| format!("{address}: rpcbind knows networks only"))?;
+        Ok(Mapping::new(nfs3::PROGRAM, nfs3::VERSION, Transport::Rdma, at))
+    };
+    let mut mappings = listen.iter().map(nfs).collect::<anyhow::Result<Vec<_>>>()?;
+    let mount = (Ipv4Addr::UNSPECIFIED, mount_port).into();
+    mappings.push(Mapping::new(mount::PROGRAM, mount::VERSION, Transport::Tcp, mount));
+    Ok(Registration::new(mappings)?)
+}
+
+/// Shards on cores, one each, or one for each address anywhere; and buffers for as many calls as clients may have under
+/// way.
+fn config(options: &Cli) -> anyhow::Result<ServerConfig> {
+    let calls = CREDITS as usize * usize::from(options.clients);
+    let shard = Config {
+        credits: CREDITS,
+        max_credits: CREDITS,
+        idle: options.idle.policy(),
+        keep_alive: Duration::from_secs(options.keep_alive.into()),
+        progress_timeout: Duration::from_secs(options.progress_timeout.into()),
+        least_rate: options.least_rate,
+        bulk_buffers: vec![(16 << 10, calls), (nfs::TRANSFER as usize, calls)],
+        long_buffers: vec![(nfs::DIRECTORY as usize + 4096, calls.min(64))],
+        iwarp: options.iwarp.config(&options.listen)?,
+        ..Config::default()
+    };
+    Ok(ServerConfig {
+        shard,
+        shards: if options.cores.is_empty() { options.listen.len() } else { options.cores.len() },
+        cores: (!options.cores.is_empty()).then(|| options.cores.clone()),
+        stats: options.stats.clone(),
+        ..ServerConfig::default()
+    })
+}
+
+/// How many files may be open: as many as the system lets it.
+fn files() -> anyhow::Result<usize> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let most = maximum.map_or(1 << 16, |most| most.min(1 << 16)).max(current.unwrap_or(0));
+    setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum }).context("RLIMIT_NOFILE")?;
+    Ok(most as usize)
+}
+
+/// Where the key is, if nobody says.
+fn default_key() -> anyhow::Result<PathBuf> {
+    let directory = if rustix::process::geteuid().is_root() {
+        PathBuf::from("/var/lib")
+    } else {
+        let home = std::env::var_os("HOME").context("no HOME: --key says where the key for file handles is")?;
+        PathBuf::from(home).join(".local/state")
+    };
+    std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+    Ok(directory.join("nfs3d.key"))
+}
+
+/// The key of a file, which is made if it is not there. It is not in the directory that clients see.
+fn key(path: &Path, directory: &Path) -> anyhow::Result<Key> {
+    let mut key = Key::default();
+    let name = || path.display().to_string();
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if let (Ok(parent), Ok(directory)) = (parent.canonicalize(), directory.canonicalize()) {
+        ensure!(!parent.starts_with(directory), "--key {}: clients see what is in the exported directory", name());
+    }
+    match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Ok(mut file) => {
+            getrandom::fill(&mut key).map_err(|error| anyhow::anyhow!("getrandom: {error}"))?;
+            file.write_all(&key).and_then(|()| file.sync_all()).with_context(name)?;
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            let mut bytes = Vec::new();
+            std::fs::File::open(path).and_then(|file| file.take(64).read_to_end(&mut bytes)).with_context(name)?;
+            ensure!(bytes.len() == key.len(), "{}: not a key, which has {} bytes", name(), key.len());
+            key.copy_from_slice(&bytes);
+        }
+        Err(error) => return Err(error).with_context(name),
+    }
+    Ok(key)
+}
+
+/// A line on standard output; whoever read it may have gone, which is no reason to stop.
+fn say(line: &str) {
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}

@@ -1,0 +1,120 @@
+//! The program: its 22 procedures, where they run, and what of them travels as chunks.
+#![forbid(unsafe_code)]
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use nfs3_types::xdr_codec::Pack;
+use rpcrdma::rpc::{AuthSys, Flavor};
+use rpcrdma::service::DeferredCall;
+use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
+use rpcrdma::xdr::padded;
+use rpcrdma::{Procedure, Refusal, ServerCall, Services};
+use rpcrdma_proto::binding::nfs3::{self, PATH_MAX, Sizes};
+
+use crate::codec::{self, Args};
+use crate::export::Export;
+use crate::identity::Identity;
+use crate::pool::Pool;
+use crate::{attributes, create, dirs, links, read_write, remove};
+
+/// Most bytes of one READ or WRITE.
+pub(crate) const TRANSFER: u32 = 1 << 20;
+/// Most bytes of one READDIR or READDIRPLUS.
+pub(crate) const DIRECTORY: u32 = 64 << 10;
+/// Bytes that a READ gives inline, to a client that has offered no Write chunk: what fits one message of 4096
+/// in version 1. It gets less where messages are shorter, and asks for the rest.
+pub(crate) const INLINE_READ: usize = 3940;
+
+const SETATTR: u32 = 2;
+const READLINK: u32 = 5;
+const READ: u32 = 6;
+const WRITE: u32 = 7;
+const SYMLINK: u32 = 10;
+const LINK: u32 = 15;
+
+/// Takes the whole call: for procedures with chunks.
+pub(crate) type Whole = fn(&Export, &Identity, &mut ServerCall) -> Result<(), Refusal>;
+
+/// The services of an export. Everything may wait for a disk, so everything is the pool's to answer, if there is one;
+/// else shards do it, and stand still meanwhile.
+pub(crate) fn services(export: &Arc<Export>, pool: Option<&Arc<Pool>>) -> Services {
+    let sizes = Sizes { transfer: TRANSFER as usize, directory: DIRECTORY as usize };
+    let replies = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
+    let mut services = Services::new();
+    let mut add = |number, whole: Whole| {
+        let Some(mut binding) = nfs3::binding(number, &sizes) else { return };
+        match number {
+            READ => binding.max_reply += INLINE_READ,
+            // Paths travel either way.
+            READLINK => binding.max_reply += padded(PATH_MAX),
+            _ => {}
+        }
+        let procedure = match pool.cloned() {
+            Some(pool) => Procedure::deferred(move |call: DeferredCall| pool.submit(call, whole)),
+            None => {
+                let export = Arc::clone(export);
+                Procedure::new(move |call| run(&export, whole, call))
+            }
+        };
+        let procedure = procedure.with_binding(binding);
+        let procedure = if runs_once(number) { procedure.cached(Arc::clone(&replies), host) } else { procedure };
+        services.add(nfs3::PROGRAM, nfs3::VERSION, number, procedure);
+    };
+    add(1, |export, who, call| inline(export, who, call, attributes::getattr));
+    add(SETATTR, |export, who, call| inline(export, who, call, attributes::setattr));
+    add(3, |export, who, call| inline(export, who, call, dirs::lookup));
+    add(4, |export, who, call| inline(export, who, call, attributes::access));
+    add(READLINK, links::readlink);
+    add(READ, read_write::read);
+    add(WRITE, read_write::write);
+    add(8, |export, who, call| inline(export, who, call, create::create));
+    add(9, |export, who, call| inline(export, who, call, create::mkdir));
+    add(SYMLINK, links::symlink);
+    add(11, |export, who, call| inline(export, who, call, create::mknod));
+    add(12, |export, who, call| inline(export, who, call, remove::remove));
+    add(13, |export, who, call| inline(export, who, call, remove::rmdir));
+    add(14, |export, who, call| inline(export, who, call, remove::rename));
+    add(LINK, |export, who, call| inline(export, who, call, links::link));
+    add(16, |export, who, call| inline(export, who, call, dirs::readdir));
+    add(17, |export, who, call| inline(export, who, call, dirs::readdirplus));
+    add(18, |export, who, call| inline(export, who, call, attributes::fsstat));
+    add(19, |export, who, call| inline(export, who, call, attributes::fsinfo));
+    add(20, |export, who, call| inline(export, who, call, attributes::pathconf));
+    add(21, |export, who, call| inline(export, who, call, read_write::commit));
+    services
+}
+
+/// What has changed something must not do so again when its client, reconnected, asks again. A WRITE would come to the
+/// same, but not behind another that its client has made since.
+pub(crate) fn runs_once(procedure: u32) -> bool {
+    matches!(procedure, SETATTR | WRITE..=LINK)
+}
+
+/// Answers a call, as the user that it names.
+pub(crate) fn run(export: &Export, whole: Whole, call: &mut ServerCall) -> Result<(), Refusal> {
+    let who = export.options().policy.of(call)?;
+    whole(export, &who, call)
+}
+
+/// Whose call it is: the host's that it comes from, and that its credential names. Both are the same when it
+/// has reconnected, be it from another port; two hosts that are given the same name are not taken for each
+/// other.
+pub(crate) fn host(call: &ServerCall) -> Option<Client> {
+    let (flavor, body) = call.credential();
+    let sys = (flavor == Flavor::Sys.code()).then(|| AuthSys::parse(body).ok()).flatten()?;
+    let mut hasher = DefaultHasher::new();
+    (sys.machine, call.peer_host()).hash(&mut hasher);
+    Some(Client::number(hasher.finish()))
+}
+
+/// Runs a procedure whose arguments and results travel in messages.
+fn inline<T: Pack>(
+    export: &Export,
+    who: &Identity,
+    call: &mut ServerCall,
+    run: impl FnOnce(&Export, &Identity, Args<'_>) -> Result<T, Refusal>,
+) -> Result<(), Refusal> {
+    let results = run(export, who, Args::new(call.args()))?;
+    codec::reply(call, &results)
+}

@@ -1,0 +1,16 @@
+//! `nfs3d` as its users run it, called by a client on the engine and by `nfs3c`: every procedure, its errors, bad input,
+//! restarts, and the unit of systemd.
+#![forbid(unsafe_code)]
+
+mod bad_input;
+mod client;
+mod directories;
+mod files;
+mod iwarp;
+mod mount;
+mod names;
+mod nfs3c;
+mod reduced;
+mod restart;
+mod threads;
+mod unit;

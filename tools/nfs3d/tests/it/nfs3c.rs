@@ -1,0 +1,169 @@
+//! `nfs3c` as its users run it, against `nfs3d`.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::client::{Nfsd, pattern, put};
+
+/// Runs the client; its exit status, and what it says on both outputs.
+fn run(nfsd: &Nfsd, options: &[&str], command: &[&str]) -> (i32, String, String) {
+    run_by_way_of(&nfsd.address, nfsd, options, command)
+}
+
+/// The same, with the server at this address.
+pub(crate) fn run_by_way_of(address: &str, nfsd: &Nfsd, options: &[&str], command: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_nfs3c"))
+        .args([address, nfsd.path().to_str().expect("text")])
+        .args(["--mount", &format!("127.0.0.1:{}", nfsd.mount_port)])
+        .args(if options.contains(&"--block") { &[][..] } else { &["--block", "65536"] })
+        .args(options)
+        .args(command)
+        .stdin(Stdio::null())
+        .output()
+        .expect("it runs");
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    (output.status.code().expect("no signal"), text(output.stdout), text(output.stderr))
+}
+
+#[track_caller]
+fn succeeds(nfsd: &Nfsd, options: &[&str], command: &[&str]) -> (String, String) {
+    let (status, out, errors) = run(nfsd, options, command);
+    assert_eq!(status, 0, "{command:?}: {errors}");
+    (out, errors)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("text")
+}
+
+/// A figure of the line that `--stats` prints.
+#[track_caller]
+fn figure(stats: &str, name: &str) -> u64 {
+    let rest = stats.split(&format!("\"{name}\":")).nth(1).unwrap_or_else(|| panic!("no {name} in {stats}"));
+    rest.split([',', '}']).next().and_then(|number| number.parse().ok()).expect("a number")
+}
+
+#[test]
+fn files_go_there_and_back() {
+    let nfsd = Nfsd::start(&[]);
+    let local = tempfile::tempdir().unwrap();
+    let (original, copy) = (local.path().join("original"), local.path().join("copy"));
+    std::fs::create_dir(nfsd.path().join("d")).unwrap();
+    for len in [0, 1, 3, 4, 511, 512, 513, 4097, 65535, 65536, 65537, 65536 * 40 + 5] {
+        put(&original, &pattern(len));
+        succeeds(&nfsd, &[], &["put", text(&original), "d/file"]);
+        assert!(std::fs::read(nfsd.path().join("d/file")).unwrap() == pattern(len), "{len} bytes there");
+        succeeds(&nfsd, &["--depth", "3"], &["get", "/d/file", text(&copy)]);
+        assert!(std::fs::read(&copy).unwrap() == pattern(len), "{len} bytes back");
+    }
+    // Several at once.
+    succeeds(&nfsd, &[], &["put", text(&original), text(&copy), "d"]);
+    for name in ["original", "copy"] {
+        assert!(std::fs::read(nfsd.path().join("d").join(name)).unwrap() == pattern(65536 * 40 + 5), "{name}");
+    }
+}
+
+#[test]
+fn every_form_is_used_in_either_version() {
+    let nfsd = Nfsd::start(&[]);
+    let local = tempfile::tempdir().unwrap();
+    put(&nfsd.path().join("big"), &pattern(65536 * 40));
+    std::os::unix::fs::symlink("big", nfsd.path().join("link")).unwrap();
+    let copy = local.path().join("copy");
+    for (version, invalidate) in [("1", true), ("1", false), ("2", true), ("2", false)] {
+        let mut options = vec!["--stats", "--rdma-version", version];
+        options.extend((!invalidate).then_some("--no-invalidate"));
+        for (command, chunks, direction) in [
+            (&["get", "big", text(&copy)][..], 40, "replies_with_chunks"),
+            (&["put", text(&copy), "new"], 40, "calls_with_chunks"),
+        ] {
+            let (_, stats) = succeeds(&nfsd, &options, command);
+            let figure = |name| figure(&stats, name);
+            assert_eq!(figure("rdma_version").to_string(), version);
+            assert_eq!((figure("failed"), figure("rejected"), figure("connections")), (0, 0, 1), "{stats}");
+            assert!(figure(direction) >= chunks, "{stats}");
+            let (by_server, here) = (figure("invalidated_by_server"), figure("invalidated_here"));
+            assert_eq!((by_server >= chunks, here >= chunks), (invalidate, !invalidate), "{stats}");
+        }
+        assert!(std::fs::read(nfsd.path().join("new")).unwrap() == pattern(65536 * 40));
+    }
+}
+
+#[test]
+fn data_may_be_part_of_messages_too_long_for_one_send() {
+    let nfsd = Nfsd::start(&[]);
+    let local = tempfile::tempdir().unwrap();
+    let (original, copy) = (local.path().join("original"), local.path().join("copy"));
+    put(&original, &pattern(200_003));
+    for version in ["1", "2"] {
+        let options = ["--stats", "--rdma-version", version, "--inline", "20000", "--block", "20000", "--depth", "4"];
+        let (_, stats) = succeeds(&nfsd, &options, &["put", text(&original), "file"]);
+        // Ten long calls, the eleventh is short.
+        assert_eq!((figure(&stats, "calls_in_chunks"), figure(&stats, "calls_with_chunks")), (10, 0), "{stats}");
+        assert!(std::fs::read(nfsd.path().join("file")).unwrap() == pattern(200_003));
+        succeeds(&nfsd, &options, &["get", "file", text(&copy)]);
+        assert!(std::fs::read(&copy).unwrap() == pattern(200_003));
+    }
+}
+
+#[test]
+fn a_tree_is_listed_and_summed() {
+    let nfsd = Nfsd::start(&[]);
+    let root = nfsd.path();
+    std::fs::create_dir_all(root.join("a/b")).unwrap();
+    put(&root.join("a/one"), b"one\n");
+    put(&root.join("a/b/two"), &pattern(200_001));
+    std::os::unix::fs::symlink("../nowhere", root.join("a/link")).unwrap();
+    std::os::unix::fs::symlink("x".repeat(1000), root.join("long")).unwrap();
+    // More names than one reply brings.
+    std::fs::create_dir(root.join("many")).unwrap();
+    for n in 0..1000 {
+        put(&root.join(format!("many/a-name-that-is-neither-short-nor-long-{n:04}")), b"");
+    }
+    let (listed, _) = succeeds(&nfsd, &[], &["ls", "a"]);
+    let names: Vec<_> = listed.lines().map(|line| line.rsplit_once("  ").map_or(line, |(_, rest)| rest)).collect();
+    assert_eq!(names.len(), 3, "{listed}");
+    assert!(listed.lines().next().is_some_and(|line| line.starts_with('d') && line.ends_with(" b")), "{listed}");
+    assert!(listed.contains(" link -> ../nowhere\n") && listed.contains(" 4 one\n"), "{listed}");
+    let (listed, stats) = succeeds(&nfsd, &["--stats", "--rdma-version", "1"], &["ls", "many"]);
+    assert_eq!(listed.lines().count(), 1000);
+    assert!(figure(&stats, "replies_in_chunks") >= 2, "{stats}");
+    let (attributes, _) = succeeds(&nfsd, &[], &["stat", "a/b/two"]);
+    assert!(attributes.contains(" 200001 a/b/two"), "{attributes}");
+
+    std::fs::remove_dir_all(root.join("many")).unwrap();
+    let (sums, _) = succeeds(&nfsd, &[], &["sum"]);
+    let mut sums: Vec<&str> = sums.lines().collect();
+    sums.sort_unstable();
+    let expected = Command::new("bash")
+        .args(["-c", "(find . -type f | xargs sha256sum; find . -type l -printf '%p %l\\n') | LC_ALL=C sort"])
+        .current_dir(&root)
+        .output()
+        .expect("bash");
+    let expected = String::from_utf8(expected.stdout).expect("text");
+    assert_eq!(sums, expected.lines().collect::<Vec<_>>());
+    assert_eq!(sums.len(), 4);
+}
+
+#[test]
+fn what_fails_is_explained() {
+    let nfsd = Nfsd::start(&[]);
+    put(&nfsd.path().join("file"), b"");
+    let long = "n".repeat(256);
+    for (command, words) in [
+        (&["get", "absent", "/dev/null"][..], "LOOKUP of \"absent\" in absent: NFS3ERR_NOENT: No such file"),
+        (&["stat", "file/below"], "NFS3ERR_NOTDIR"),
+        (&["ls", "file"], "NFS3ERR_NOTDIR"),
+        (&["put", "/dev/null", &long], "NFS3ERR_NAMETOOLONG"),
+        (&["put", "/nonexistent", "x"], "/nonexistent: No such file"),
+    ] {
+        let (status, _, errors) = run(&nfsd, &[], command);
+        assert!(status == 1 && errors.starts_with("nfs3c: ") && errors.contains(words), "{command:?}: {errors}");
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_nfs3c"))
+        .args([&nfsd.address, "/elsewhere", "--mount", &format!("127.0.0.1:{}", nfsd.mount_port), "ls"])
+        .output()
+        .expect("it runs");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("MOUNT of /elsewhere") && errors.contains("MNT3ERR_NOENT"), "{errors}");
+}

@@ -1,0 +1,52 @@
+//! The systemd unit in `deploy/`: systemd accepts it, and `nfs3d` its command line.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// The unit, and the words of its command line.
+fn unit() -> (String, Vec<String>) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/nfs3d.service");
+    let unit = fs::read_to_string(path).expect("the unit");
+    let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("a command line");
+    let words = command.split(' ').map(str::to_owned).collect();
+    (unit, words)
+}
+
+#[test]
+fn the_server_knows_each_option_of_the_unit() {
+    let (unit, words) = unit();
+    let help = Command::new(env!("CARGO_BIN_EXE_nfs3d")).arg("--help").output().expect("it runs");
+    let help = String::from_utf8(help.stdout).expect("text");
+    let options: Vec<_> = words.iter().filter(|word| word.starts_with("--")).collect();
+    assert!(options.len() > 3, "{words:?}");
+    for option in options {
+        assert!(help.contains(&format!("{option} <")), "nfs3d has no option {option} with a value");
+    }
+    // A shard refuses a core that the process may not run on.
+    let value = |option: &str| &words[words.iter().position(|word| word == option).expect("it is there") + 1];
+    let cores: Vec<usize> = value("--cores").split(',').map(|core| core.parse().expect("a core")).collect();
+    let affinity = unit.lines().find_map(|line| line.strip_prefix("CPUAffinity=")).expect("cores");
+    let (first, last) = affinity.split_once('-').expect("a range");
+    let all = first.parse::<usize>().expect("a core")..=last.parse().expect("a core");
+    assert!(cores.len() > 1 && cores.iter().all(|core| all.contains(core)), "{cores:?} of {affinity}");
+}
+
+#[test]
+fn systemd_takes_the_unit() {
+    let (unit, words) = unit();
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("nfs3d.service");
+    // Whether the program is installed here does not matter.
+    fs::write(&path, unit.replace(&words[0], "/bin/true")).expect("written");
+    let said = match Command::new("systemd-analyze").arg("verify").arg(&path).output() {
+        Err(error) => return println!("not run: systemd-analyze: {error}"),
+        Ok(said) => said,
+    };
+    let words = String::from_utf8_lossy(&said.stderr);
+    assert!(said.status.success() && words.is_empty(), "{words}");
+    // It does see what is wrong.
+    fs::write(&path, unit.replace("=infinity", "=much")).expect("written");
+    let said = Command::new("systemd-analyze").arg("verify").arg(&path).output().expect("it runs");
+    assert!(String::from_utf8_lossy(&said.stderr).contains("much"), "{said:?}");
+}
