@@ -1,7 +1,9 @@
-//! A server in the application's own loop, beside other work of it: here the echo of a Unix socket.
+//! External event loop: how does a program serve calls in a loop of its own? This one also echoes a Unix socket, and
+//! sleeps in `epoll_wait` while neither has work.
 //!
-//! `cargo run --release --example own_loop -- epoll`: the loop sleeps until one of both has something to do.\
-//! `cargo run --release --example own_loop -- spin`: it never does, as programs on SPDK.
+//! `cargo run --release --example own_loop`
+//!
+//! A program that never sleeps, as on SPDK, calls [`LocalServer::poll`] in each turn and needs nothing else of this.
 
 use std::error::Error;
 use std::io::{ErrorKind, Read, Write};
@@ -12,56 +14,53 @@ use rpcrdma::client::ClientConfig;
 use rpcrdma::server::LocalServer;
 use rpcrdma::{Address, Config, LocalClient, Procedure, Refusal, Services};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::fd::OwnedFd;
 
-/// Program numbers from 0x20000000 to 0x3fffffff are everybody's own (RFC 5531 §13).
+/// Program numbers from 0x20000000 to 0x3fffffff are free for anyone to use (RFC 5531 §13).
 const PROGRAM: u32 = 0x2000_0001;
 const ECHO: u32 = 1;
-/// How often each of the two is asked.
+/// Calls, and writes to the socket.
 const ROUNDS: u32 = 1000;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// The application's other work: it sends back what comes by a socket.
+/// The other work of the program: echoes a socket.
 struct Other {
     socket: UnixStream,
     bytes: u64,
+    is_closed: bool,
 }
 
 impl Other {
-    /// Does what there is to do, without blocking. True if there was anything; an error once its peer is gone.
+    /// Works without blocking. True if there was work.
     fn poll(&mut self) -> Result<bool, Failure> {
         let mut bytes = [0; 64];
         match self.socket.read(&mut bytes) {
-            Ok(0) => Err("the peer is gone".into()),
+            Ok(0) => self.is_closed = true,
             Ok(len) => {
                 self.socket.write_all(&bytes[..len])?;
                 self.bytes += len as u64;
-                Ok(true)
+                return Ok(true);
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
-            Err(error) => Err(error.into()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.into()),
         }
+        Ok(false)
     }
 }
 
-/// Both turn, and neither waits for the other.
-fn spin(server: &mut LocalServer, other: &mut Other) -> Result<(), Failure> {
-    loop {
-        server.poll();
-        other.poll()?;
-    }
-}
-
-/// The same, and the loop sleeps while neither has anything to do.
-fn sleep(server: &mut LocalServer, other: &mut Other) -> Result<(), Failure> {
-    let epoll: OwnedFd = epoll::create(CreateFlags::CLOEXEC)?;
+/// The loop: runs until the peer closes the socket.
+fn run(server: &mut LocalServer, other: &mut Other) -> Result<(), Failure> {
+    let epoll = epoll::create(CreateFlags::CLOEXEC)?;
     epoll::add(&epoll, &*server, EventData::new_u64(0), EventFlags::IN)?;
     epoll::add(&epoll, &other.socket, EventData::new_u64(1), EventFlags::IN)?;
     loop {
+        // `poll` never blocks. It returns true while there may be more work.
         while server.poll() | other.poll()? {}
+        if other.is_closed {
+            return Ok(());
+        }
+        // From `arm` on, new work makes the server's descriptor readable. `None`: there is work already.
         if let Some(longest) = server.arm(Duration::from_secs(1)) {
-            // What comes for the server from `arm` on has made its descriptor readable.
             let mut events = Vec::with_capacity(2);
             epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), Some(&longest.try_into()?))?;
         }
@@ -69,43 +68,40 @@ fn sleep(server: &mut LocalServer, other: &mut Other) -> Result<(), Failure> {
     }
 }
 
-/// Calls, and writes to the socket, in turn.
-fn ask(address: &Address, mut socket: UnixStream) -> Result<(), Failure> {
+/// The peer of both: calls, and writes to the socket, in turn.
+fn peer(address: &Address, mut socket: UnixStream) -> Result<(), Failure> {
     let mut client = LocalClient::connect(address, ClientConfig::new(PROGRAM, 1))?;
     let mut back = [0; 4];
     for round in 0..ROUNDS {
         let mut call = client.prepare(ECHO, 4)?;
         call.put_args(&round.to_be_bytes())?;
-        if client.call(call)?.results() != round.to_be_bytes() {
-            return Err("another reply".into());
-        }
+        assert_eq!(client.call(call)?.results(), round.to_be_bytes());
         socket.write_all(&round.to_be_bytes())?;
         socket.read_exact(&mut back)?;
+        assert_eq!(back, round.to_be_bytes());
     }
     Ok(())
 }
 
 fn main() -> Result<(), Failure> {
-    let run = match std::env::args().nth(1).as_deref() {
-        Some("epoll") => sleep,
-        Some("spin") => spin,
-        _ => return Err("usage: own_loop epoll|spin".into()),
-    };
-    let address: Address = format!("soft:own-loop-{}", std::process::id()).parse()?;
-    let mut services = Services::default();
+    // Shared memory. The first argument may name another transport: `iwarp:127.0.0.1:20049`.
+    let address = std::env::args().nth(1).unwrap_or_else(|| format!("soft:own-loop-{}", std::process::id()));
+    let address: Address = address.parse()?;
+    // The handler runs on this thread, in `LocalServer::poll`. It may share `Rc` and `RefCell` with the loop.
     let echo = Procedure::local(|call| {
         let (args, mut results) = call.args_and_writer();
-        results.put(args).or(Err(Refusal::SystemError))
+        results.put(args).map_err(Refusal::from)
     });
+    let mut services = Services::default();
     services.add(PROGRAM, 1, ECHO, echo);
     let mut server = LocalServer::bind(&address, Config::default(), services)?;
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
-    let mut other = Other { socket: ours, bytes: 0 };
-    let asking = std::thread::spawn(move || ask(&address, theirs));
-    // Until the other end of the socket is closed.
-    let end = run(&mut server, &mut other);
-    asking.join().map_err(|_| "the client panicked")??;
-    println!("{} calls and {} bytes were answered in one loop", server.stats().calls, other.bytes);
-    if other.bytes == u64::from(ROUNDS) * 4 { Ok(()) } else { end }
+    let mut other = Other { socket: ours, bytes: 0, is_closed: false };
+    let peer = std::thread::spawn(move || peer(&address, theirs));
+    run(&mut server, &mut other)?;
+    peer.join().map_err(|_| "the peer panicked")??;
+    assert_eq!((server.stats().calls, other.bytes), (ROUNDS.into(), u64::from(ROUNDS) * 4));
+    println!("{ROUNDS} calls and {} bytes answered in one loop", other.bytes);
+    Ok(())
 }

@@ -1,10 +1,10 @@
-//! The protocol without anything around it: two [`Connection`]s joined in one function, with no fabric, no
-//! thread and no clock. Every message is printed as it crosses.
+//! The protocol alone: what do the messages of a connection look like? Two [`Connection`]s are joined in one function,
+//! without device, thread or clock. Each message is printed as it crosses.
 //!
-//! `cargo run --example raw_conn`
+//! `cargo run --release --example raw_protocol`
 //!
-//! A [`Connection`] is one end's rules. It reads messages, says which may be sent, and writes their headers
-//! in front of payloads that its owner keeps. In the engine the owner is a shard; here it is `main`.
+//! A [`Connection`] holds the rules of one end. It reads messages, says which may be sent, and writes their headers in
+//! front of payloads that its owner keeps. In the engine a shard owns it; here `main` does.
 
 use std::error::Error;
 
@@ -12,7 +12,7 @@ use rpcrdma::Scheme;
 use rpcrdma_proto::wire::{Chunks, ReadSegment, Revision, Segment, View};
 use rpcrdma_proto::{ConnConfig, Connection, Event, Form, InboundId, Incoming, Outgoing};
 
-/// Where the payload starts in a message buffer; headers are written before it.
+/// Offset of the payload in a message buffer. The header is written before it.
 const HEADROOM: usize = 256;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -35,19 +35,20 @@ fn config(scheme: Scheme, server: bool) -> ConnConfig {
     }
 }
 
-/// Six calls, the last with an argument that the server fetches by RDMA Read, and their replies.
+/// Six calls and their replies. The server fetches an argument of the last by RDMA Read.
 fn exchange(scheme: Scheme) -> Result<(), Box<dyn Error>> {
     let mut client = Connection::new(config(scheme, false));
     let mut server = Connection::new(config(scheme, true));
     let calls = (0..6).map(|token| client.start_call(token, u64::MAX)).collect::<Result<Vec<_>, _>>()?;
-    // The memory that the last call exposes: 1000 bytes that belong behind the first 8 of its payload.
+    // Memory of the client: 1000 bytes of the last call, which follow the first 8 of its payload.
     let target = Segment { handle: 0x17, length: 1000, offset: 0x4000 };
     let data = [ReadSegment { position: 8, target }];
     let chunks = |out| if out == Outgoing::Call(calls[5]) { &data[..] } else { &[] };
 
-    let mut answered = 0;
-    while answered < 6 {
-        // As many calls go out as the server has granted: the first goes alone, for nothing is granted yet.
+    let (mut answered, mut batches) = (Vec::new(), Vec::new());
+    while answered.len() < 6 {
+        // The client sends as many calls as the server has granted. Until the first grant, version 1 sends one call, and
+        // version 2 sends CONNPROP.
         let mut served: Vec<InboundId> = Vec::new();
         for message in transmit(&mut client, b"a ca\0\0\0\0", chunks)? {
             let view = View::check(&message, Revision::Ietf00);
@@ -56,21 +57,26 @@ fn exchange(scheme: Scheme) -> Result<(), Box<dyn Error>> {
                 served.push(id);
             }
         }
-        // The server may answer in any order; here the youngest first.
+        batches.push(served.len());
+        // The server may answer in any order: here the newest first.
         served.into_iter().rev().for_each(|id| server.reply(id));
         for message in transmit(&mut server, b"repl\0\0\0\x01", |_| &[])? {
             let view = View::check(&message, Revision::Ietf00);
             println!("  server -> {}", view.as_ref().map_err(|error| error.to_string())?);
             if let Event::Reply { token, .. } = client.receive(&Incoming::checked(&view))? {
                 println!("            call {token} is answered");
-                answered += 1;
+                answered.push(token);
             }
         }
     }
+    println!("  calls per turn: {batches:?}");
+    assert_eq!(batches, if scheme == Scheme::V1 { [1, 4, 1] } else { [0, 4, 2] }, "the server grants 4 credits");
+    answered.sort_unstable();
+    assert_eq!(answered, [0, 1, 2, 3, 4, 5]);
     Ok(())
 }
 
-/// Everything that `from` may send now. `chunks` gives the Read list of a message.
+/// All messages that `from` may send now. `chunks` returns the Read list of a message.
 fn transmit<'a>(
     from: &mut Connection,
     payload: &[u8],

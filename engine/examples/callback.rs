@@ -1,0 +1,65 @@
+//! Callbacks: how does a server call its client? A client watches a value. The server calls it when the value changes,
+//! on the connection that the client made (RFC 8167).
+//!
+//! `cargo run --release --example callback`
+
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
+
+use rpcrdma::client::{Client, ClientCall, ClientConfig};
+use rpcrdma::server::ServerConfig;
+use rpcrdma::{Address, Procedure, Refusal, Server, Services};
+
+/// Program numbers from 0x20000000 to 0x3fffffff are free for anyone to use (RFC 5531 §13).
+const PROGRAM: u32 = 0x2000_0001;
+/// Of the server: registers the caller.
+const WATCH: u32 = 1;
+/// The client's program, and its procedure: the argument is the new value.
+const CALLBACK: u32 = 0x2000_0002;
+const CHANGED: u32 = 1;
+
+/// A channel's sender for handlers, which several threads may call.
+fn shared<T>(sender: mpsc::Sender<T>) -> impl Fn(T) -> Result<(), Refusal> {
+    let sender = Mutex::new(sender);
+    move |value| sender.lock().map_err(|_| Refusal::SystemError)?.send(value).map_err(|_| Refusal::SystemError)
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // Shared memory. The first argument may name another transport: `iwarp:127.0.0.1:20049`.
+    let address = std::env::args().nth(1).unwrap_or_else(|| format!("soft:callback-{}", std::process::id()));
+    let address: Address = address.parse()?;
+
+    // The server remembers who watches.
+    let (sender, watchers) = mpsc::channel();
+    let register = shared(sender);
+    let mut services = Services::new();
+    services.add(PROGRAM, 1, WATCH, Procedure::new(move |call| register(call.caller())));
+    let server = Server::start(&address, services, &ServerConfig::default())?;
+
+    // The client serves calls too. `Config::reverse_credits` bounds the calls that its server may have outstanding.
+    let (sender, changes) = mpsc::channel();
+    let changed = shared(sender);
+    let mut callbacks = Services::new();
+    let handler = move |call: &mut rpcrdma::ServerCall| {
+        let value = call.args().try_into().map_err(|_| Refusal::GarbageArguments)?;
+        changed(u32::from_be_bytes(value))
+    };
+    callbacks.add(CALLBACK, 1, CHANGED, Procedure::new(handler));
+    let config = ClientConfig { services: Some(callbacks.into()), ..ClientConfig::new(PROGRAM, 1) };
+    let mut client = Client::connect(&address, config)?;
+    client.call(ClientCall::new(WATCH))?;
+
+    // Back at the server: a client of the caller, on the same connection.
+    let caller = watchers.recv()?;
+    let mut watcher = server.call_back(caller, ClientConfig::new(CALLBACK, 1)).ok_or("the watcher is gone")?;
+    for value in 1..=3u32 {
+        watcher.call(ClientCall::new(CHANGED).args(value.to_be_bytes()).deadline(Duration::from_secs(10)))?;
+        assert_eq!(changes.try_recv(), Ok(value), "the client has heard of it before the call ends");
+        println!("the client was told of value {value}");
+    }
+
+    // The connection is the client's: with it the way back ends.
+    drop(client);
+    assert!(watcher.call(ClientCall::new(CHANGED).args([0; 4])).is_err());
+    Ok(())
+}

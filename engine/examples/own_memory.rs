@@ -1,0 +1,123 @@
+#![expect(unsafe_code, reason = "gives the engine memory of the program")]
+//! Own memory: how does a server receive into, and send from, a page cache that it has already? Without a copy.
+//!
+//! `cargo run --release --example own_memory`
+//!
+//! The cache is a `Vec` here. It may be hugetlb pages, a memfd, or the pages of another library.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use rpcrdma::client::{ClientConfig, LocalClient};
+use rpcrdma::mempool::{Class, GivenMemory, Pool};
+use rpcrdma::server::ServerConfig;
+use rpcrdma::service::Application;
+use rpcrdma::{Address, Arena, Config, Frozen, Procedure, Refusal, Server, ServerCall, Services};
+
+/// Program numbers from 0x20000000 to 0x3fffffff are free for anyone to use (RFC 5531 §13).
+const PROGRAM: u32 = 0x2000_0001;
+/// Arguments: number of a page, and the page.
+const WRITE: u32 = 1;
+/// Argument: number of a page. Result: the page.
+const READ: u32 = 2;
+
+const PAGE: usize = 4096;
+const PAGES: usize = 64;
+
+/// Aligned for devices, and for O_DIRECT.
+#[derive(Clone)]
+#[repr(align(4096))]
+struct Page(#[expect(dead_code, reason = "buffers of the engine refer to it")] [u8; PAGE]);
+
+/// An arena over the program's memory.
+fn arena() -> Result<Arena, Box<dyn std::error::Error>> {
+    let mut pages = vec![Page([0; PAGE]); PAGES];
+    let base = NonNull::from(pages.as_mut_slice()).cast();
+    // SAFETY: the memory is mapped, and nobody else uses it, until the engine drops `pages`.
+    let memory = unsafe { GivenMemory::new(base, PAGES * PAGE, pages) }?;
+    Ok(Arena::over(memory, "page cache"))
+}
+
+/// The pages of one shard, and those of them that hold data.
+struct Cache {
+    free: Pool,
+    stored: RefCell<HashMap<u32, Frozen>>,
+}
+
+fn number(call: &ServerCall) -> Result<u32, Refusal> {
+    call.args().try_into().map(u32::from_be_bytes).map_err(|_| Refusal::GarbageArguments)
+}
+
+impl Cache {
+    fn write(&self, call: &mut ServerCall) -> Result<(), Refusal> {
+        let number = number(call)?;
+        // The page itself, not a copy.
+        let page = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
+        assert_eq!((page.arena(), page.len()), (self.free.arena().id(), PAGE), "the device has put it into the cache");
+        // A page that was stored before is free once no reply is sent from it.
+        self.stored.borrow_mut().insert(number, page);
+        Ok(())
+    }
+
+    fn read(&self, call: &mut ServerCall) -> Result<(), Refusal> {
+        let number = number(call)?;
+        let page = self.stored.borrow().get(&number).cloned().ok_or(Refusal::SystemError)?;
+        // A reference. The device sends from the page.
+        Ok(call.set_result(0, page)?)
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // Shared memory. The first argument may name another transport: `iwarp:127.0.0.1:20049`.
+    let address = std::env::args().nth(1).unwrap_or_else(|| format!("soft:own-memory-{}", std::process::id()));
+    let address: Address = address.parse()?;
+
+    let arena = arena()?;
+    // Each shard registers the memory with its device.
+    let shard = Config { arenas: vec![arena.clone()], ..Config::default() };
+    let config = ServerConfig { shard, ..ServerConfig::default() };
+    // Made on the shard's thread: the pool of its pages belongs to that thread.
+    let server = Server::start_with(&address, &config, move |_| {
+        let free = Pool::of_pages(arena.clone(), Class { size: PAGE, count: PAGES })?;
+        let cache = Rc::new(Cache { free, stored: RefCell::default() });
+        let (landing, writing, reading) = (Rc::clone(&cache), Rc::clone(&cache), cache);
+        let write = Procedure::local(move |call| writing.write(call)).read_chunks(1, PAGE).uncounted();
+        // Before a Read chunk is read: where to. `None` is a buffer of the engine.
+        let write = write.landing(move |_, _, _| {
+            landing.free.drain_remote(); // pages that other threads have freed
+            landing.free.alloc(PAGE)
+        });
+        let read = Procedure::local(move |call| reading.read(call)).write_chunks(1, PAGE).results_from_handler();
+        let mut services = Services::default();
+        services.add(PROGRAM, 1, WRITE, write).add(PROGRAM, 1, READ, read);
+        Ok(Application { services, task: None })
+    })?;
+
+    let mut client = LocalClient::connect(&address, ClientConfig::new(PROGRAM, 1))?;
+    let connection = client.first();
+    // Half of the pages hold data. Each is overwritten three times, so that the cache needs its freed pages.
+    for round in 0..2 * PAGES {
+        let mut data = client.alloc(connection, PAGE)?;
+        data.fill(round as u8);
+        let mut call = client.prepare_with_chunks(WRITE, 4)?;
+        call.args_mut().copy_from_slice(&((round % (PAGES / 2)) as u32).to_be_bytes());
+        call.read_chunk(4, data)?;
+        client.call(call)?;
+    }
+    for number in 0..PAGES / 2 {
+        let room = client.alloc(connection, PAGE)?;
+        let mut call = client.prepare_with_chunks(READ, 4)?;
+        call.args_mut().copy_from_slice(&(number as u32).to_be_bytes());
+        call.write_chunk(room)?;
+        let reply = client.call(call)?;
+        let last = (number + 3 * PAGES / 2) as u8;
+        assert!(reply.chunk(0).is_some_and(|page| page.len() == PAGE && page.iter().all(|&byte| byte == last)));
+    }
+    println!("{} pages written, {} read", 2 * PAGES, PAGES / 2);
+    drop(client);
+    // The memory is the program's again once the last handle of the arena is gone: here with the server.
+    server.drain(std::time::Duration::from_secs(10))?;
+    Ok(())
+}
