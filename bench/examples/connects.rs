@@ -14,6 +14,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use rpcrdma::client::{Client, ClientCall, ClientConfig, Endpoint, LocalClient};
+use rpcrdma::config::{LimitsConfig, MemoryConfig, PollConfig};
 use rpcrdma::server::{Server, ServerConfig};
 use rpcrdma::{Address, Config, IdlePolicy, Procedure, Services};
 
@@ -48,16 +49,22 @@ fn main() -> Result<(), Box<dyn Error>> {
     let address: Address = format!("soft:connects-{}", std::process::id()).parse()?;
     let mut services = Services::new();
     services.add(PROGRAM, 1, 0, Procedure::new(|_| Ok(())));
-    let shard = Config { credits: 4, max_credits: 4, receives: connections * 8 + 1024, idle, ..Config::default() };
+    let shard = Config {
+        limits: LimitsConfig { credits: 4, max_credits: 4, ..LimitsConfig::default() },
+        memory: MemoryConfig { receives: connections * 8 + 1024, ..MemoryConfig::default() },
+        poll: PollConfig { idle, ..PollConfig::default() },
+        ..Config::default()
+    };
     let server = Server::start(&address, services, &ServerConfig { shard, shards, ..ServerConfig::default() })?;
     let small = Config {
-        receives: if kind == Kind::Threads { 256 } else { connections * 8 + 1024 },
-        message_buffers: 16,
-        small_buffers: 64,
-        credits: 4,
-        max_credits: 4,
-        max_calls: 16,
-        bulk_buffers: vec![(4096, 1)],
+        memory: MemoryConfig {
+            receives: if kind == Kind::Threads { 256 } else { connections * 8 + 1024 },
+            message_buffers: 16,
+            small_buffers: 64,
+            bulk_buffers: vec![(4096, 1)],
+            ..MemoryConfig::default()
+        },
+        limits: LimitsConfig { credits: 4, max_credits: 4, max_calls: 16, ..LimitsConfig::default() },
         ..Config::default()
     };
     let config = || ClientConfig { shard: small.clone(), ..ClientConfig::new(PROGRAM, 1) };

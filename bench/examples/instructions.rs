@@ -13,7 +13,7 @@
 //! The calls echo 64 bytes. With `write` and `read` as much travels in a Read or Write chunk, beside a call
 //! without arguments. With `deferred` the handler takes its calls, and answers them at once; with `task` they are put
 //! into a list, and answered in the same turn by the application's task, as a store does whose I/O has completed. With
-//! `checked` messages are not decoded by their layout (`Config::decode_by_layout`).
+//! `checked` messages are not decoded by their layout (`poll.decode_by_layout`).
 //!
 //! With `snapshots` there are so many connections, of which one makes the calls; all calls are timed; and after each
 //! EVERY calls the shard tells its statistics with all connections, as `ServerConfig::stats` has it do for each reader:
@@ -34,6 +34,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpcrdma::client::{ClientConfig, Connection, LocalClient};
+use rpcrdma::config::{PollConfig, WireConfig};
 use rpcrdma::fabric::Fabric;
 use rpcrdma::fabric::software::SoftwareFabric;
 #[cfg(feature = "verbs")]
@@ -223,15 +224,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(other) => return Err(format!("{other}: wanted v1, windowed or incremental").into()),
     };
     let idle = IdlePolicy::Poll;
-    let mut server = Config { scheme, decode_by_layout, idle, sample_latency: 0, ..Config::default() };
+    let mut server = Config {
+        wire: WireConfig { credit_mode: scheme, ..WireConfig::default() },
+        poll: PollConfig { decode_by_layout, idle, sample_latency: 0, ..PollConfig::default() },
+        ..Config::default()
+    };
     if let Some(Many { connections, snapshot_every }) = many {
         // For snapshots all calls are timed. Connections have few credits, so that Receives are enough for all.
-        server.sample_latency = u32::from(snapshot_every.is_some());
-        (server.credits, server.max_credits) = (FEW_CREDITS, FEW_CREDITS);
-        server.receives = server.receives.max(2 * connections * FEW_CREDITS as usize);
+        server.poll.sample_latency = u32::from(snapshot_every.is_some());
+        (server.limits.credits, server.limits.max_credits) = (FEW_CREDITS, FEW_CREDITS);
+        server.memory.receives = server.memory.receives.max(2 * connections * FEW_CREDITS as usize);
     }
-    let receives = if many.is_some() { server.receives } else { 1024 };
-    let client = Config { receives, ..server.clone() };
+    let receives = if many.is_some() { server.memory.receives } else { 1024 };
+    let mut client = server.clone();
+    client.memory.receives = receives;
     let own = || format!("soft:instructions-{}", std::process::id());
     let address: Address = rest.get(1).cloned().unwrap_or_else(own).parse()?;
     match &address {

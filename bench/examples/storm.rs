@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rpcrdma::client::{ClientConfig, Connection, LocalClient};
+use rpcrdma::config::{LimitsConfig, MemoryConfig, PollConfig, TimeoutConfig};
 use rpcrdma::fabric::Fabric;
 use rpcrdma::fabric::software::SoftwareFabric;
 use rpcrdma::server::{Server, ServerConfig};
@@ -79,7 +80,13 @@ fn main() -> Result<(), Failure> {
 fn config(connections: usize) -> Config {
     let (receives, idle) = (connections * 8 + 1024, IdlePolicy::Poll);
     let keep_alive = Duration::from_secs(30);
-    Config { credits: 4, max_credits: 4, max_calls: 16, receives, idle, keep_alive, ..Config::default() }
+    Config {
+        limits: LimitsConfig { credits: 4, max_credits: 4, max_calls: 16, ..LimitsConfig::default() },
+        memory: MemoryConfig { receives, ..MemoryConfig::default() },
+        poll: PollConfig { idle, ..PollConfig::default() },
+        timeouts: TimeoutConfig { keep_alive, ..TimeoutConfig::default() },
+        ..Config::default()
+    }
 }
 
 fn services() -> Services {
@@ -89,7 +96,8 @@ fn services() -> Services {
 }
 
 fn client_config(connections: usize) -> ClientConfig {
-    let shard = Config { bulk_buffers: vec![(4096, 1)], ..config(connections) };
+    let mut shard = config(connections);
+    shard.memory.bulk_buffers = vec![(4096, 1)];
     ClientConfig { shard, ..ClientConfig::new(PROGRAM, 1) }
 }
 

@@ -13,11 +13,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rpcrdma::Address;
 use rpcrdma::fabric::Capabilities;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::server::{Server, ServerConfig};
 use rpcrdma::service::Application;
-use rpcrdma::{Address, Config};
 
 use crate::cli::{
     BwArgs, CommonArgs, Defer, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, ServeArgs, TravelArgs,
@@ -72,17 +72,19 @@ impl CallServer {
             idle: args.idle,
             workers: args.engine.workers,
             defer: args.engine.defer,
-            credits: shared.credits,
-            inline_threshold: shared.receive_size as u32,
-            scheme: shared.scheme,
+            credits: shared.limits.credits,
+            inline_threshold: shared.wire.receive_size as u32,
+            scheme: shared.wire.credit_mode,
             load,
         };
         // As many calls in the reverse direction as the engine gives to a connection with all its credits.
-        let most = shared.reverse_credits.min(shared.credits / 4).max(1);
+        let most = shared.limits.reverse_credits.min(shared.limits.credits / 4).max(1);
         let (reverser, orders) = Reverser::new(most as usize);
         let program = Program::new(&info, Some(reverser))?;
+        let mut shard = config::of_server(&args.engine, shared);
+        shard.memory.arenas = vec![program.arena()];
         let config = ServerConfig {
-            shard: Config { arenas: vec![program.arena()], ..config::of_server(&args.engine, shared) },
+            shard,
             shards: cores.shards.len(),
             workers: workers(args, &load, cores),
             cores: Some(cores.shards.clone()),
@@ -332,7 +334,7 @@ impl Plan<'_> {
         let load = Load { connections, outstanding, bulk, message, form: travel.form };
         let mut config = config::shared(self.engine, &common.device, common.idle, !common.no_batch, &load)?;
         // Each connection has a set of its own.
-        config.bulk_buffers = if bulk > 0 { vec![(size, outstanding)] } else { load.exposed_messages() };
+        config.memory.bulk_buffers = if bulk > 0 { vec![(size, outstanding)] } else { load.exposed_messages() };
         let active = self.engine.active.map_or(connections, |active| connections.min(active as usize));
         let called = self.travel.direction() != Direction::Forward;
         let yields = placement.shared || (called && placement.third() == placement.client);
@@ -352,9 +354,9 @@ impl Plan<'_> {
                 idle: common.idle,
                 workers: 0,
                 defer: None,
-                credits: config.credits,
-                inline_threshold: config.receive_size as u32,
-                scheme: config.scheme,
+                credits: config.limits.credits,
+                inline_threshold: config.wire.receive_size as u32,
+                scheme: config.wire.credit_mode,
                 load,
             };
             (run, info)
@@ -390,21 +392,21 @@ impl Plan<'_> {
             server_idle: serving.idle.name().to_owned(),
             qps: common.qp,
             cq_mod: None,
-            batching: config.batch,
+            batching: config.poll.batch,
             engine: Some(EngineInfo {
-                protocol: config::scheme_name(config.scheme),
+                protocol: config::scheme_name(config.wire.credit_mode),
                 form: spec.travel.form.name(),
                 direction: self.travel.direction().name(),
-                credits: config.credits,
+                credits: config.limits.credits,
                 server_credits: serving.credits,
                 inline_threshold: serving.inline_threshold,
                 shards: serving.shards,
                 workers: serving.workers,
                 deferred_us: serving.defer.map(|Defer(microseconds)| microseconds),
-                signal_every: config.signal_every,
-                chunk_align: config.chunk_align,
-                coalesced_grants: config.coalesce_grants,
-                remote_invalidate: config.remote_invalidate,
+                signal_every: config.poll.signal_every,
+                chunk_align: config.memory.chunk_align,
+                coalesced_grants: config.poll.coalesce_grants,
+                remote_invalidate: config.wire.remote_invalidate,
             }),
             rpcperf_version: env!("CARGO_PKG_VERSION"),
             optimized_build: !cfg!(debug_assertions),

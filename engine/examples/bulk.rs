@@ -8,6 +8,7 @@
 use std::sync::{Arc, Mutex};
 
 use rpcrdma::client::{ClientConfig, LocalClient};
+use rpcrdma::config::MemoryConfig;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, Procedure, Refusal, Server, ServerCall, Services};
 
@@ -56,7 +57,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| format!("soft:bulk-{}", std::process::id()));
     let address: Address = address.parse()?;
     // Both ends keep buffers for chunks: here four blocks each.
-    let config = Config { bulk_buffers: vec![(BLOCK, 4)], ..Config::default() };
+    let config = Config {
+        memory: MemoryConfig { bulk_buffers: vec![(BLOCK, 4)], ..MemoryConfig::default() },
+        ..Config::default()
+    };
 
     let store: Arc<Store> = Arc::new(Mutex::new(vec![0; BLOCKS * BLOCK]));
     let (written, stored) = (Arc::clone(&store), store);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use rpcrdma::auth::{AuthPolicy, PreSharedKey};
 use rpcrdma::client::{ClientConfig, LocalClient};
+use rpcrdma::config::WireConfig;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, Procedure, Server, Services};
 
@@ -24,7 +25,7 @@ const KEY_OF_BOB: [u8; 32] = [0xB0; 32];
 /// Connects, and asks for the name that the server knows this end by.
 fn who_am_i(address: &Address, host_auth: AuthPolicy) -> Result<String, Box<dyn Error>> {
     let mut config = ClientConfig::new(PROGRAM, 1);
-    config.shard.host_auth = host_auth;
+    config.shard.wire.host_auth = host_auth;
     let mut client = LocalClient::connect(address, config)?;
     let call = client.prepare(WHO_AM_I, 0)?;
     let reply = client.call(call)?;
@@ -46,7 +47,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut services = Services::new();
     services.add(PROGRAM, 1, WHO_AM_I, who);
     // Required: a peer without a key may not connect. With Optional it may, and has no identity.
-    let shard = Config { host_auth: AuthPolicy::Required(Arc::new(keys)), ..Config::default() };
+    let shard = Config {
+        wire: WireConfig { host_auth: AuthPolicy::Required(Arc::new(keys)), ..WireConfig::default() },
+        ..Config::default()
+    };
     let _server = Server::start(&address, services, &ServerConfig { shard, ..ServerConfig::default() })?;
 
     // A client with Required checks the server, too: the server proves that it holds the same key.

@@ -13,7 +13,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use rpcrdma::client::{ClientConfig, LocalClient};
-use rpcrdma::fabric::iwarp::{Crc, IwarpConfig};
+use rpcrdma::config::{Crc, IwarpConfig};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, Procedure, Refusal, Server, Services};
 

@@ -11,6 +11,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use rpcrdma::client::{ClientConfig, LocalClient};
+use rpcrdma::config::MemoryConfig;
 use rpcrdma::mempool::{Class, GivenMemory, Pool};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::Application;
@@ -76,7 +77,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let arena = arena()?;
     // Each shard registers the memory with its device.
-    let shard = Config { arenas: vec![arena.clone()], ..Config::default() };
+    let shard =
+        Config { memory: MemoryConfig { arenas: vec![arena.clone()], ..MemoryConfig::default() }, ..Config::default() };
     let config = ServerConfig { shard, ..ServerConfig::default() };
     // Made on the shard's thread: the pool of its pages belongs to that thread.
     let server = Server::start_with(&address, &config, move |_| {

@@ -21,8 +21,8 @@ use crate::fabric::{Capabilities, Fabric, FabricAddress, FabricError};
 /// the way there by the routing tables; and of its GIDs the one of that IP address. Where that is not enough, the
 /// address names the device, and perhaps its GID by index: `verbs:DEVICE@HOST:PORT`, `verbs:DEVICE/GID@HOST:PORT`. It
 /// is not enough on InfiniBand with several devices, whose GIDs are no IP addresses; where several devices have ways
-/// to a client's server; and for servers that listen at all addresses (`0.0.0.0`). [`Config::device`] and
-/// [`Config::gid_index`] say the same of all addresses together; an address that names another one is refused when it
+/// to a client's server; and for servers that listen at all addresses (`0.0.0.0`). [`device.name`](crate::config::DeviceConfig::name) and
+/// [`device.gid_index`](crate::config::DeviceConfig::gid_index) say the same of all addresses together; an address that names another one is refused when it
 /// is opened. Several addresses of one [`Server`](crate::Server) may each name their own: each shard has the device of
 /// the address that it serves.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -139,7 +139,7 @@ impl Address {
     /// # Errors
     /// What failed, the limit that was met, and the remedy; the knob that means nothing to this fabric.
     pub fn open(&self, config: &Config) -> Result<AnyFabric, FabricError> {
-        config.path().check(self.scheme())?;
+        config.device.path().check(self.scheme())?;
         match self {
             Self::Soft(_) => Ok(AnyFabric::Software(SoftwareFabric::new(config.software())?)),
             Self::Iwarp(_) => Ok(AnyFabric::Iwarp(IwarpFabric::new(config.iwarp())?)),
@@ -232,7 +232,8 @@ mod tests {
         assert_eq!(on("mlx5_0/3").named_device().unwrap().map(|named| named.to_string()), Some("mlx5_0/3".into()));
         assert_eq!(on("mlx5_0").socket_address().unwrap(), Some("10.0.0.1:7".parse().unwrap()));
         assert_eq!(on("mlx5_0/3").with_socket_address(at).to_string(), "verbs:mlx5_0/3@[fd00::1]:7");
-        let config = Config { device: Some("rxe0".into()), ..Config::default() };
+        let mut config = Config::default();
+        config.device.name = Some("rxe0".into());
         let error = on("mlx5_0").open(&config).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(error.contains("it names mlx5_0, and `device` is rxe0"), "{error}");
         let soft = SoftwareFabric::new(Config::default().software()).unwrap();
@@ -244,8 +245,9 @@ mod tests {
     fn what_a_fabric_does_not_have_is_refused_when_it_is_opened() {
         let opened = |text: &str, config: Config| text.parse::<Address>().unwrap().open(&config).err();
         let says = |error: Option<FabricError>, knob: &str| error.is_some_and(|error| error.to_string().contains(knob));
-        let (tos, mtu) =
-            (Config { tos: Some(8), ..Config::default() }, Config { path_mtu: Some(512), ..Config::default() });
+        let (mut tos, mut mtu) = (Config::default(), Config::default());
+        tos.device.tos = Some(8);
+        mtu.device.path_mtu = Some(512);
         assert!(says(opened("soft:knobs", tos.clone()), "tos = 8"));
         assert_eq!(opened("iwarp:127.0.0.1:0", tos), None);
         assert!(says(opened("iwarp:127.0.0.1:0", mtu), "path_mtu = 512"));

@@ -88,7 +88,7 @@
 #![cfg_attr(not(feature = "unstable-internals"), allow(unreachable_pub, dead_code))]
 
 pub mod client;
-mod config;
+pub mod config;
 pub mod server;
 pub mod service;
 pub mod stats;
@@ -138,7 +138,6 @@ pub use handoff::idle::IdlePolicy;
 pub use handoff::pin::PinError;
 pub use proto::{CallError, Knob, PeerFault, Refusal, Scheme};
 pub use rpcrdma_fabric::FabricError;
-pub use rpcrdma_fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, PagePolicy};
 pub use server::Server;
 pub use service::{Procedure, ServerCall, Services};

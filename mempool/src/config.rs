@@ -14,14 +14,18 @@ const GIB1: usize = 1 << 30;
 
 /// The pages that an arena is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum PageSize {
     /// Reserved 1 GiB pages (hugetlb).
+    #[cfg_attr(feature = "serde", serde(rename = "1GiB"))]
     Huge1G,
     /// Reserved 2 MiB pages (hugetlb).
+    #[cfg_attr(feature = "serde", serde(rename = "2MiB"))]
     Huge2M,
     /// 2 MiB pages where the kernel finds them (transparent huge pages of shared memory).
     Transparent,
     /// 4 KiB pages.
+    #[cfg_attr(feature = "serde", serde(rename = "4KiB"))]
     Small,
 }
 
@@ -54,6 +58,7 @@ impl fmt::Display for PageSize {
 
 /// Which pages an arena may be made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum PagePolicy {
     /// The largest that can be had: 1 GiB, 2 MiB, transparent, 4 KiB. A size is tried if the arena fills a
     /// page of it and rounding up wastes less than half of the arena; the report says what was got and why

@@ -25,7 +25,7 @@ pub use services::{
     WORKER_ECHO, services_by, services_for, services_of, services_with, standard_services,
 };
 pub use timed::TimedServer;
-pub use world::{World, echo, load, mirror, served_or_lost, small, small_client, small_server, store};
+pub use world::{With, World, echo, load, mirror, served_or_lost, small, small_client, small_server, store};
 
 /// The examples of the documents outside of the crates are compiled, and run where they can be.
 #[cfg(doctest)]

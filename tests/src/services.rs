@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use rpcrdma::config::MemoryConfig;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::MAX_CHUNKS;
-use rpcrdma::{Config, Procedure, Refusal, ServerCall, Services};
+use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 
 use crate::data::{pattern, patterned};
 
@@ -52,7 +53,7 @@ pub fn services_for(receive_size: usize) -> Services {
 
 /// The program, for a server that is configured like this.
 pub fn services_of(config: &ServerConfig) -> Services {
-    let Config { bulk_buffers, long_buffers, .. } = &config.shard;
+    let MemoryConfig { bulk_buffers, long_buffers, .. } = &config.shard.memory;
     let longest = bulk_buffers.iter().chain(long_buffers).map(|class| class.0).max().unwrap_or(0);
     services_with(4096, longest.min(LONGEST), config.workers.is_some())
 }

@@ -78,8 +78,8 @@ impl World {
     }
 
     /// A client on this thread.
-    pub fn client(&self, address: &Address, config: Config) -> LocalClient {
-        LocalClient::connect(address, small_client(config)).expect("a connection")
+    pub fn client(&self, address: &Address, config: impl OfClient) -> LocalClient {
+        LocalClient::connect(address, config.of_client()).expect("a connection")
     }
 
     /// Waits until the last server has no connections and holds nothing.
@@ -118,15 +118,44 @@ impl Drop for World {
 /// A shard that is quick to make: little memory, small pages that are there when they are used. A client does not take
 /// a server that has no core for a moment for one of version 1.
 pub fn small() -> Config {
-    Config {
-        receives: 640,
-        small_buffers: 160,
-        message_buffers: 160,
-        bulk_buffers: vec![(64 << 10, 16), (1 << 20, 5)],
-        pages: PagePolicy::Small,
-        prefault: false,
-        negotiation_timeout: Duration::from_secs(3),
-        ..Config::default()
+    Config::default().with(|c| {
+        c.memory.receives = 640;
+        c.memory.small_buffers = 160;
+        c.memory.message_buffers = 160;
+        c.memory.bulk_buffers = vec![(64 << 10, 16), (1 << 20, 5)];
+        c.memory.pages = PagePolicy::Small;
+        c.memory.prefault = false;
+        c.timeouts.negotiation = Duration::from_secs(3);
+    })
+}
+
+/// What a test changes of a configuration.
+pub trait With: Sized {
+    /// The same but for that.
+    fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
+impl With for Config {}
+impl With for ClientConfig {}
+
+/// What a client of the standard program is made with: its shard's configuration, or all of it.
+pub trait OfClient {
+    /// All of it.
+    fn of_client(self) -> ClientConfig;
+}
+
+impl OfClient for Config {
+    fn of_client(self) -> ClientConfig {
+        small_client(self)
+    }
+}
+
+impl OfClient for ClientConfig {
+    fn of_client(self) -> ClientConfig {
+        self
     }
 }
 

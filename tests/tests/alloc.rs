@@ -5,8 +5,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rpcrdma::client::LocalClient;
-use rpcrdma::{Config, Procedure, Refusal, Scheme, ServerCall, Services};
-use rpcrdma_tests::{ECHO, MIRROR, PROGRAM, VERSION, World, filled, small, small_server};
+use rpcrdma::{Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma_tests::{ECHO, MIRROR, PROGRAM, VERSION, With, World, filled, small, small_server};
 
 /// Keeps the shard busy for a while.
 const PAUSE: u32 = 30;
@@ -183,8 +183,15 @@ fn allocates_nothing() {
             let mut world = World::new("alloc");
             // A credit limit that grows has larger tables: it starts with its most, for which there are
             // Receives.
-            let (max_credits, receives) = (small().credits, 16 * small().credits as usize);
-            let shard = Config { scheme, remote_invalidate, batch, signal_every, max_credits, receives, ..small() };
+            let (max_credits, receives) = (small().limits.credits, 16 * small().limits.credits as usize);
+            let shard = small().with(|c| {
+                c.wire.credit_mode = scheme;
+                c.wire.remote_invalidate = remote_invalidate;
+                c.poll.batch = batch;
+                c.poll.signal_every = signal_every;
+                c.limits.max_credits = max_credits;
+                c.memory.receives = receives;
+            });
             let config = rpcrdma::server::ServerConfig { shard: shard.clone(), ..small_server() };
             let address = world.serve_with(config, services());
             let mut client = world.client(&address, shard);

@@ -7,7 +7,8 @@ use log::{LevelFilter, Log, Metadata, Record};
 use rpcrdma::fabric::Access;
 use rpcrdma::service::DeferredCall;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, ReadSegment};
-use rpcrdma::{CallError, Config, Procedure, Refusal, Services};
+use rpcrdma::{CallError, Procedure, Refusal, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Uid;
@@ -212,7 +213,10 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), system_error);
     }
     // Of the buffers that it takes there are fewer than it takes.
-    let poor = Config { bulk_buffers: vec![(1 << 20, 1)], long_buffers: vec![], ..small() };
+    let poor = small().with(|c| {
+        c.memory.bulk_buffers = vec![(1 << 20, 1)];
+        c.memory.long_buffers = vec![];
+    });
     let mut scanty = Services::new();
     scanty.add(PROGRAM, VERSION, 24, Procedure::new(|_| Ok(())).write_chunks(4, 1 << 20));
     let address = world.serve_with(rpcrdma::server::ServerConfig { shard: poor, ..small_server() }, scanty);
@@ -238,7 +242,7 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
     assert!(undeclared[0].contains("`read_chunks`"), "{undeclared:?}");
     assert_few(&undeclared, CALLS);
     let (of_memory, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.contains("ERR_SYSTEM"));
-    assert!(of_memory.len() == 1 && of_memory[0].contains("raise `Config::bulk_buffers`"), "{of_memory:?}");
+    assert!(of_memory.len() == 1 && of_memory[0].contains("raise `memory.bulk_buffers`"), "{of_memory:?}");
     assert!(of_memory[0].contains("it needs 2 buffers of 1048576 bytes or more"), "{of_memory:?}");
     drop(world.take_server());
     assert_few(&[others, heard()].concat(), CALLS);

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rpcrdma::client::{ClientConfig, PreparedCall};
+use rpcrdma::config::{LimitsConfig, MemoryConfig, ReconnectConfig, WireConfig};
 use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::mempool::PagePolicy;
 use rpcrdma::proto::binding::nfs3;
@@ -178,28 +179,33 @@ fn locate(args: &Args) -> Result<Address, CommandError> {
 /// A shard for one call at a time, that takes little memory.
 fn config(args: &Args) -> ClientConfig {
     let shard = Config {
-        scheme: if args.rdma_version == 1 { Scheme::V1 } else { Scheme::V2Windowed },
-        // Enough for 128 credits, so that what a server grants is seen as it is.
-        receives: 1280,
-        credits: 128,
-        max_credits: 128,
-        small_buffers: 64,
-        message_buffers: 64,
-        bulk_buffers: vec![(2 * LONG_REPLY, 2)],
-        long_buffers: Vec::new(),
-        pages: PagePolicy::Small,
-        remote_invalidate: !args.no_invalidate,
+        wire: WireConfig {
+            credit_mode: if args.rdma_version == 1 { Scheme::V1 } else { Scheme::V2Windowed },
+            remote_invalidate: !args.no_invalidate,
+            ..WireConfig::default()
+        },
+        memory: MemoryConfig {
+            // Enough for 128 credits, so that what a server grants is seen as it is.
+            receives: 1280,
+            small_buffers: 64,
+            message_buffers: 64,
+            bulk_buffers: vec![(2 * LONG_REPLY, 2)],
+            long_buffers: Vec::new(),
+            pages: PagePolicy::Small,
+            ..MemoryConfig::default()
+        },
+        limits: LimitsConfig { credits: 128, max_credits: 128, ..LimitsConfig::default() },
         iwarp: IwarpConfig {
             crc: args.crc.unwrap_or_default(),
             fpdu_size: args.fpdu.unwrap_or_default(),
             ..IwarpConfig::default()
         },
-        // A server that comes back is found again.
-        reconnect_attempts: u32::MAX,
         ..Config::default()
     };
     let config = ClientConfig::new(args.program, args.program_version);
-    ClientConfig { shard, connect_timeout: args.timeout, ..config }
+    // A server that comes back is found again.
+    let reconnect = ReconnectConfig { attempts: u32::MAX, ..ReconnectConfig::default() };
+    ClientConfig { shard, reconnect, connect_timeout: args.timeout, ..config }
 }
 
 /// A NULL call.

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use rpcrdma::config::DeviceConfig;
 use rpcrdma::{Config, IdlePolicy, Scheme};
 
 use crate::cli::{DeviceArgs, EngineArgs, Form, Idle};
@@ -107,52 +108,58 @@ pub(crate) fn shared(
     let credits = args.credits.unwrap_or((2 * load.outstanding as u32).clamp(usual, 32_767));
     let reverse_credits = (load.outstanding as u32).max(FEWEST_REVERSE);
     let one = credits as usize + 1 + reverse_credits as usize;
-    let usual_config = Config::default();
+    let mut config = Config::default();
     // What the start of a chunk may be moved by; an alignment that cannot be is refused by the engine.
-    let slack = args.chunk_align.saturating_sub(usual_config.chunk_align).min(COARSEST);
+    let slack = args.chunk_align.saturating_sub(config.memory.chunk_align).min(COARSEST);
     let sends = load.connections * (2 * load.outstanding + args.signal_every as usize);
-    Ok(Config {
-        scheme: args.scheme()?,
-        receive_size: args.inline_threshold as usize & !3,
-        credits,
-        receives: SPARE_RECEIVES + (load.connections + SHARE) * one,
-        max_calls: load.outstanding,
-        small_buffers: args.small_buffers.map_or(1024 + sends, |count| count as usize),
-        message_buffers: args.message_buffers.map_or(256 + sends, |count| count as usize),
-        bulk_buffers: merged(load).into_iter().map(|(size, count)| (size + slack, count)).collect(),
-        chunk_align: args.chunk_align,
-        long_buffers: load.long_buffers(),
-        continue_up_to: match load.form {
-            Form::Continued => usize::MAX,
-            Form::Long => 0,
-            Form::Inline | Form::Chunk => usual_config.continue_up_to,
-        },
-        reassemble_up_to: usual_config.reassemble_up_to.max(load.message + SLACK),
-        reverse_credits,
-        // Who waits for an answer is not told by every device that there is no link.
-        keep_alive: Duration::from_millis(args.keep_alive.into()),
-        device: device.ib_dev.clone(),
+
+    let memory = &mut config.memory;
+    memory.receives = SPARE_RECEIVES + (load.connections + SHARE) * one;
+    memory.small_buffers = args.small_buffers.map_or(1024 + sends, |count| count as usize);
+    memory.message_buffers = args.message_buffers.map_or(256 + sends, |count| count as usize);
+    memory.bulk_buffers = merged(load).into_iter().map(|(size, count)| (size + slack, count)).collect();
+    memory.chunk_align = args.chunk_align;
+    memory.long_buffers = load.long_buffers();
+
+    let limits = &mut config.limits;
+    (limits.credits, limits.reverse_credits, limits.max_calls) = (credits, reverse_credits, load.outstanding);
+
+    // Who waits for an answer is not told by every device that there is no link.
+    config.timeouts.keep_alive = Duration::from_millis(args.keep_alive.into());
+
+    let wire = &mut config.wire;
+    wire.credit_mode = args.scheme()?;
+    wire.receive_size = args.inline_threshold as usize & !3;
+    match load.form {
+        Form::Continued => wire.continue_up_to = usize::MAX,
+        Form::Long => wire.continue_up_to = 0,
+        Form::Inline | Form::Chunk => {}
+    }
+    wire.reassemble_up_to = wire.reassemble_up_to.max(load.message + SLACK);
+    wire.remote_invalidate = !args.no_remote_invalidate;
+
+    config.device = DeviceConfig {
+        name: device.ib_dev.clone(),
         gid_index: device.gid_index,
         tos: device.tos,
         service_level: device.sl,
         path_mtu: device.mtu,
-        iwarp: device.iwarp(),
-        idle: policy(idle),
-        signal_every: args.signal_every,
-        batch,
-        coalesce_grants: !args.no_coalesce,
-        remote_invalidate: !args.no_remote_invalidate,
-        ..usual_config
-    })
+    };
+    config.iwarp = device.iwarp();
+
+    let poll = &mut config.poll;
+    (poll.idle, poll.signal_every, poll.batch) = (policy(idle), args.signal_every, batch);
+    poll.coalesce_grants = !args.no_coalesce;
+    Ok(config)
 }
 
 /// The same for a server, whose buffers for chunks may have been told.
-pub(crate) fn of_server(args: &EngineArgs, shared: Config) -> Config {
-    let shared = Config { max_reads: args.max_reads.map(|reads| reads as usize), ..shared };
-    if args.bulk_buffers.is_empty() {
-        return shared;
+pub(crate) fn of_server(args: &EngineArgs, mut config: Config) -> Config {
+    config.limits.max_reads = args.max_reads.map(|reads| reads as usize);
+    if !args.bulk_buffers.is_empty() {
+        config.memory.bulk_buffers = args.bulk_buffers.iter().map(|class| (class.size, class.count)).collect();
     }
-    Config { bulk_buffers: args.bulk_buffers.iter().map(|class| (class.size, class.count)).collect(), ..shared }
+    config
 }
 
 /// The engine's name for an idle policy.

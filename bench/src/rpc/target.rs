@@ -91,13 +91,13 @@ struct Lane {
 /// Connects, and asks the server who it is.
 pub(crate) fn connect(
     address: &Address,
-    config: Config,
+    mut config: Config,
     services: Option<Services>,
 ) -> Result<(LocalClient, Info), Failure> {
-    let scheme = config.scheme;
-    let shard = Config { sample_latency: 0, ..config };
+    let scheme = config.wire.credit_mode;
+    config.poll.sample_latency = 0;
     let services = services.map(Arc::new);
-    let config = ClientConfig { shard, services, ..ClientConfig::new(service::PROGRAM, service::VERSION) };
+    let config = ClientConfig { shard: config, services, ..ClientConfig::new(service::PROGRAM, service::VERSION) };
     let mut client = LocalClient::connect(address, config).map_err(|e| Failure::run("connect", e))?;
     let mut call = client.prepare(service::INFO, 0).map_err(|e| Failure::run("call", e))?;
     call.deadline(PATIENCE);
@@ -118,7 +118,7 @@ impl RpcTarget {
         let mut services = None;
         if let Some((_, info)) = &spec.reverse {
             let program = Program::new(info, None)?;
-            config.arenas.push(program.arena());
+            config.memory.arenas.push(program.arena());
             services = Some(program.services(&AtOnce { on_workers: false }));
         }
         let (mut client, _) = connect(address, config, services)?;
@@ -164,7 +164,7 @@ impl RpcTarget {
             lanes,
             stamp: 0,
             longest_sleep: LONGEST_SLEEP,
-            idle: Idle::new(spec.config.idle).yield_every(u32::from(spec.yields)),
+            idle: Idle::new(spec.config.poll.idle).yield_every(u32::from(spec.yields)),
             reverse: spec.reverse.as_ref().map(|(run, _)| run.clone()),
         })
     }

@@ -71,6 +71,10 @@ pub mod software;
 mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod trace;
+// Of configurations in files: of this crate, and of what stands on it.
+#[cfg(feature = "units")]
+#[doc(hidden)]
+pub mod units;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 

@@ -18,6 +18,7 @@ use super::fault::PeerFault;
 
 /// Which accounting a connection uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Scheme {
     /// Version 2 with the count of received messages in every header.
     V2Windowed,

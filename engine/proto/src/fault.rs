@@ -46,7 +46,7 @@ pub enum PeerFault {
     },
     /// It speaks none of the versions that this end does.
     #[error(
-        "peer speaks versions {low} to {high}, none of which this end is configured for (Config::scheme, Config::version_1)"
+        "peer speaks versions {low} to {high}, none of which this end is configured for (wire.credit_mode, wire.version_1)"
     )]
     NoCommonVersion {
         /// Its lowest.
@@ -61,7 +61,7 @@ pub enum PeerFault {
     #[error("host authentication: {0}")]
     NotAuthenticated(#[from] AuthError),
     /// It sends messages that are of no use.
-    #[error("peer sends more than {per_second} messages of no use in a second (Config::useless_per_second)")]
+    #[error("peer sends more than {per_second} messages of no use in a second (limits.max_unsolicited_per_second)")]
     Useless {
         /// So many are put up with.
         per_second: u32,
@@ -132,7 +132,7 @@ pub enum CallError {
     },
     /// As many calls are under way as may be at a time: try again when one has ended.
     #[error(
-        "{limit} calls are under way, and no more may be: `Config::max_calls`, or `Config::reverse_credits` in the reverse \
+        "{limit} calls are under way, and no more may be: `limits.max_calls`, or `limits.reverse_credits` in the reverse \
          direction, bounds them"
     )]
     TooManyCalls {
@@ -169,7 +169,7 @@ pub enum CallError {
     /// does not fit one message.
     #[error(
         "a header of {needed} bytes for the call's chunks, of which one message has room for {limit}: fewer chunks, or a \
-         larger `Config::receive_size` of both ends"
+         larger `wire.receive_size` of both ends"
     )]
     HeaderTooLong {
         /// Bytes of the header.
@@ -198,7 +198,7 @@ pub enum CallError {
     #[error("not as its binding has it: {0}")]
     Binding(BindingError),
     /// It has chunks, and goes in a direction in which the peer takes none.
-    #[error("no chunks go in this direction: in version 2 by the peer's `Config::reverse`, in version 1 never")]
+    #[error("no chunks go in this direction: in version 2 by the peer's `wire.reverse`, in version 1 never")]
     NoChunks,
     /// All buffers of this side that would do are in use: try again when calls have ended, or their replies
     /// have been dropped. (Where the other side has none it answers [`ErrorBody::System`].)
@@ -235,23 +235,23 @@ pub enum Knob {
 }
 
 impl Knob {
-    /// Its field of `Config`.
+    /// Its place in `Config`.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::ReceiveSize => "receive_size",
-            Self::ReassembleUpTo => "reassemble_up_to",
-            Self::SmallBuffers => "small_buffers",
-            Self::MessageBuffers => "message_buffers",
-            Self::LongBuffers => "long_buffers",
-            Self::BulkBuffers => "bulk_buffers",
-            Self::Receives => "receives",
+            Self::ReceiveSize => "wire.receive_size",
+            Self::ReassembleUpTo => "wire.reassemble_up_to",
+            Self::SmallBuffers => "memory.small_buffers",
+            Self::MessageBuffers => "memory.message_buffers",
+            Self::LongBuffers => "memory.long_buffers",
+            Self::BulkBuffers => "memory.bulk_buffers",
+            Self::Receives => "memory.receives",
         }
     }
 }
 
 impl fmt::Display for Knob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`Config::{}`", self.name())
+        write!(f, "`{}`", self.name())
     }
 }
 

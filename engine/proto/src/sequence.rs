@@ -149,7 +149,7 @@ impl Connection {
             }
             (true, false) => Ok(self.end_call(
                 view.xid(),
-                CallError::MalformedReply("longer than this side puts together (Config::reassemble_up_to)"),
+                CallError::MalformedReply("longer than this side puts together (wire.reassemble_up_to)"),
             )),
             (false, false) if self.config.takes_calls => Ok(self.answer(view.xid(), ErrorBody::System)),
             (false, false) => Ok(self.reject(Rejected::Unexpected)),

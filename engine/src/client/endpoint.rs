@@ -93,15 +93,16 @@ impl Endpoint {
     ) -> impl Future<Output = Result<Self, ConnectError>> + Send + use<> {
         let address = address.clone();
         async move {
-            config.check()?;
+            config.check().map_err(OpenError::from)?;
             check(&config.shard, config.services.as_deref(), 1)?;
             let scheme = address.scheme();
             let (shard_config, services) = (config.shard.clone(), config.services.clone());
+            let reconnect = config.reconnect.clone();
             let make = move || {
                 let fabric = address.open(&shard_config).map_err(OpenError::from)?;
-                Ok::<_, SpawnError>(Shard::open(fabric, shard_config, services)?)
+                Ok::<_, SpawnError>(Shard::open(fabric, shard_config, services)?.reconnecting(reconnect))
             };
-            let shard = spawn("rpcrdma-client".into(), config.shard.core, make).await?;
+            let shard = spawn("rpcrdma-client".into(), config.shard.poll.core, make).await?;
             Ok(Self { shared: Shared::new(shard, scheme, config) })
         }
     }

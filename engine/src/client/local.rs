@@ -196,7 +196,9 @@ impl<F: Fabric> LocalClient<F> {
     /// See [`OpenError`].
     pub fn open(fabric: F, config: ClientConfig) -> Result<Self, OpenError> {
         let template = Template::new(config.program, config.version, &config.credential);
-        let shard = Shard::open(fabric, config.shard.clone(), config.services.clone())?;
+        config.check()?;
+        let shard =
+            Shard::open(fabric, config.shard.clone(), config.services.clone())?.reconnecting(config.reconnect.clone());
         Ok(Self { shard, first: ConnRef::NONE, closed: VecDeque::new(), template, waiting: Vec::new(), config })
     }
 
@@ -216,7 +218,6 @@ impl<F: Fabric> LocalClient<F> {
     /// # Errors
     /// See [`ConnectError`].
     pub fn begin_connect(&mut self, address: &Address) -> Result<Connection, ConnectError> {
-        self.config.check()?;
         let fabric_address = address.of(self.shard.fabric().capabilities())?;
         let conn = self.shard.connect(fabric_address)?;
         Ok(self.adopt(conn))
@@ -376,7 +377,7 @@ impl<F: Fabric> LocalClient<F> {
     /// It holds zeroes, or what earlier calls on this connection had there.
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] when [`Config::bulk_buffers`](crate::Config::bulk_buffers) has no such buffer
+    /// [`CallError::NoMemory`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) has no such buffer
     /// left, [`CallError::TooLong`] when it never has.
     pub fn alloc(&mut self, connection: Connection, len: usize) -> Result<Buf, CallError> {
         self.shard.alloc_exposed(connection.0, len)
@@ -484,7 +485,7 @@ impl<F: Fabric> LocalClient<F> {
     /// How the call ended without a reply.
     pub fn call_on(&mut self, connection: Connection, call: PreparedCall) -> CallResult {
         self.start(connection, call, OWN);
-        let mut idle = Idle::new(self.config.shard.idle).yield_every(YIELD_EVERY);
+        let mut idle = Idle::new(self.config.shard.poll.idle).yield_every(YIELD_EVERY);
         loop {
             let busy = self.turn();
             let mut own = None;

@@ -10,7 +10,7 @@ mod threaded;
 use std::sync::Arc;
 
 use crate::binding::{BindingError, Bindings};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, MemoryConfig, ReconnectConfig, duration};
 use crate::fabric::FabricError;
 use crate::proto::binding::reduction_allowed;
 use crate::service::Services;
@@ -40,7 +40,9 @@ pub struct ClientConfig {
     /// What may be placed directly: calls that break it are not sent. `None`: the server alone decides.
     /// RPCSEC_GSS integrity and privacy are heeded in any case.
     pub bindings: Option<Arc<Bindings>>,
-    /// How long connecting may take. Default 5 s.
+    /// What is done about a connection that was lost. Default: nothing.
+    pub reconnect: ReconnectConfig,
+    /// Time for connecting, at most 24 h. Default 5 s.
     pub connect_timeout: std::time::Duration,
 }
 
@@ -48,21 +50,32 @@ impl ClientConfig {
     /// Defaults, but for what has none.
     pub fn new(program: u32, version: u32) -> Self {
         Self {
-            shard: Config { receives: 1024, small_buffers: 1024, message_buffers: 256, ..Config::default() },
+            shard: Config {
+                memory: MemoryConfig {
+                    receives: 1024,
+                    small_buffers: 1024,
+                    message_buffers: 256,
+                    ..MemoryConfig::default()
+                },
+                ..Config::default()
+            },
             program,
             version,
             credential: Credential::default(),
             services: None,
             bindings: None,
+            reconnect: ReconnectConfig::default(),
             connect_timeout: std::time::Duration::from_secs(5),
         }
     }
 
     /// Checks what a shard alone does not know.
-    fn check(&self) -> Result<(), OpenError> {
+    fn check(&self) -> Result<(), ConfigError> {
+        self.reconnect.validate()?;
+        duration("connect_timeout", self.connect_timeout)?;
         let wanted = "at least 1 where a client has services: what version 1 grants is never 0 (RFC 8166 §3.3.1)";
-        match (&self.services, self.shard.reverse_credits) {
-            (Some(_), 0) => Err(ConfigError { knob: "reverse_credits", value: 0, wanted: wanted.into() }.into()),
+        match (&self.services, self.shard.limits.reverse_credits) {
+            (Some(_), 0) => Err(ConfigError::new("limits.reverse_credits", 0, wanted)),
             _ => Ok(()),
         }
     }

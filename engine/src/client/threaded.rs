@@ -184,7 +184,7 @@ impl Client {
     }
 
     fn of(line: Arc<Line>) -> Self {
-        let calls = line.shared.config.shard.max_calls;
+        let calls = line.shared.config.shard.limits.max_calls;
         Self { sender: line.shared.shard.connector().connect(calls), slots: SlotTable::new(calls as u32), line }
     }
 
@@ -197,10 +197,10 @@ impl Client {
     /// shard, and waits for the answer.
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] when [`Config::bulk_buffers`](crate::Config::bulk_buffers) has no such buffer
+    /// [`CallError::NoMemory`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) has no such buffer
     /// left, [`CallError::TooLong`] when it never has; [`CallError::Closed`].
     pub fn alloc(&mut self, len: usize) -> Result<Buf, CallError> {
-        let idle = self.line.shared.config.shard.idle;
+        let idle = self.line.shared.config.shard.poll.idle;
         match self.ask_alloc(len).wait_with(idle, None) {
             Some(Ok(answer)) => answer,
             Some(Err(_)) | None => Err(CallError::Closed),
@@ -240,7 +240,7 @@ impl Client {
     ///
     /// # Errors
     /// [`CallError::TooManyCalls`] when this client has as many calls under way as
-    /// [`Config::max_calls`](crate::Config::max_calls); [`CallError::Closed`] when the shard has stopped;
+    /// [`limits.max_calls`](crate::config::LimitsConfig::max_calls); [`CallError::Closed`] when the shard has stopped;
     /// [`CallError::TooManyChunks`]; [`CallError::Binding`].
     pub fn start(&mut self, mut call: ClientCall) -> Result<Pending, FailedCall> {
         let header = self.line.shared.template.len();
@@ -268,7 +268,7 @@ impl Client {
         if let Some(Command::Call(unsent)) = self.tell(Command::Call(call)) {
             return Err(FailedCall::new(CallError::Closed, unsent.memory));
         }
-        Ok(Pending { ticket, idle: self.line.shared.config.shard.idle })
+        Ok(Pending { ticket, idle: self.line.shared.config.shard.poll.idle })
     }
 
     /// Holds a call with chunks against the binding: the most bytes of inline results that it leaves, if that is known.
@@ -284,7 +284,7 @@ impl Client {
 
     #[cold]
     fn too_many_calls(&self) -> CallError {
-        CallError::TooManyCalls { limit: self.line.shared.config.shard.max_calls }
+        CallError::TooManyCalls { limit: self.line.shared.config.shard.limits.max_calls }
     }
 
     /// Calls, and waits for the end.

@@ -15,6 +15,7 @@ pub const DEFAULT_SPIN: u32 = 2_000;
 /// How a polling thread (shard, worker, or application thread that waits) spends the time without work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum IdlePolicy {
     /// Never sleeps: lowest latency, one core always busy. Still yields the core now and then.
     Poll,

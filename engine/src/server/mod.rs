@@ -228,7 +228,7 @@ impl Server {
         for (index, (address, listener)) in places.iter().enumerate() {
             let mut shard_config = config.shard.clone();
             if let Some(cores) = &config.cores {
-                shard_config.core = Some(cores[index]);
+                shard_config.poll.core = Some(cores[index]);
             }
             let (listener, equip) = (listener.clone(), Arc::clone(&equip));
             let (own, address, peers) = (shard_config.clone(), address.clone(), config.peers.clone());
@@ -243,13 +243,13 @@ impl Server {
                 shard.listen(&listener).map_err(OpenError::from)?;
                 Ok(shard)
             };
-            shards.push(block_on(spawn(format!("rpcrdma-shard{index}"), shard_config.core, make))?);
+            shards.push(block_on(spawn(format!("rpcrdma-shard{index}"), shard_config.poll.core, make))?);
         }
         #[cfg(feature = "stats")]
         let stats = stats.map(|bound| StatsSocket::start(bound, sources(&shards, places, config))).transpose()?;
         Ok(Self {
             shards,
-            reverse_credits: config.shard.reverse_credits,
+            reverse_credits: config.shard.limits.reverse_credits,
             workers,
             #[cfg(feature = "stats")]
             stats,
@@ -258,17 +258,16 @@ impl Server {
 
     /// A client of a connected client: it makes calls in the reverse direction (RFC 8167), on the connection
     /// that `caller` called on, as whatever `config` says but for its `shard`. At most
-    /// [`Config::reverse_credits`] of them are under way. Every call ends with an error once the
+    /// [`limits.reverse_credits`](crate::config::LimitsConfig::reverse_credits) of them are under way. Every call ends with an error once the
     /// connection is gone.
     ///
     /// Version 1 has no word for it that a client is ready to be called: the upper layer must have said so
     /// (RFC 8167 §6). In version 2 each call is held against what the client's properties say.
     ///
     /// `None` for a caller of another server.
-    pub fn call_back(&self, caller: Caller, config: ClientConfig) -> Option<Client> {
+    pub fn call_back(&self, caller: Caller, mut config: ClientConfig) -> Option<Client> {
         let shard = self.shards.get(caller.shard as usize)?;
-        let shard_config = Config { max_calls: (self.reverse_credits as usize).max(1), ..config.shard };
-        let config = ClientConfig { shard: shard_config, ..config };
+        config.shard.limits.max_calls = (self.reverse_credits as usize).max(1);
         Some(Client::reverse(shard.share(), ConnRef(caller.qp), config))
     }
 
@@ -296,7 +295,7 @@ impl Server {
     /// Takes no more connections, lets the calls under way end, and stops; shortly before `timeout` is over
     /// without regard to them. Calls that still come are not begun. In version 2 their clients are told so, by
     /// ERR_SYSTEM: a connection is kept until nothing has come on it for one
-    /// [`control_interval`](Config::control_interval), or for ten if calls go on to come. Calls that come later are lost,
+    /// [`poll.control_interval`](crate::config::PollConfig::control_interval), or for ten if calls go on to come. Calls that come later are lost,
     /// and may have run for all that their clients know.
     ///
     /// It comes back when it is over, whatever a handler does: with what each shard had done by then, as
@@ -342,7 +341,7 @@ fn serve(shard: &mut Shard<AnyFabric>, services: &Services, workers: Option<&Wor
 #[cfg(feature = "stats")]
 fn sources(shards: &[ShardHandle], places: &[Place], config: &ServerConfig) -> Vec<Source> {
     let source = |(index, (shard, (address, _))): (usize, (&ShardHandle, &Place))| {
-        let core = config.cores.as_ref().map_or(config.shard.core, |cores| cores.get(index).copied());
+        let core = config.cores.as_ref().map_or(config.shard.poll.core, |cores| cores.get(index).copied());
         Source::new(index as u32, address, core, shard.share())
     };
     shards.iter().zip(places).enumerate().map(source).collect()

@@ -81,7 +81,7 @@ impl Iterator for CameHome {
 /// A call that its handler has taken, to answer it when it can: on the shard's thread, for example in the
 /// application's [task](super::ShardTask), or on any other. Arguments, chunks and the memory of the results are
 /// those of the [`ServerCall`] that it is; all of that stays with it for as long as it is kept, so how many a
-/// connection may have out is [bounded](crate::Config::max_deferred).
+/// connection may have out is [`limits.max_deferred`](crate::config::LimitsConfig::max_deferred).
 ///
 /// One that is dropped unanswered is answered with SYSTEM_ERR, and counted
 /// ([`ShardStats::calls_dropped`](crate::stats::ShardStats::calls_dropped)).

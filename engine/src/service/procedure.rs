@@ -173,7 +173,7 @@ impl Procedure {
     /// finds it with [`ServerCall::read_chunk`], and has it with [`take_read_chunk`](ServerCall::take_read_chunk).
     ///
     /// The buffer must be of a pool that was made on the shard's thread, in its own arena or in one of
-    /// [`Config::arenas`](crate::Config::arenas). A call for whose chunk it is not, or is too short, is answered with
+    /// [`memory.arenas`](crate::config::MemoryConfig::arenas). A call for whose chunk it is not, or is too short, is answered with
     /// SYSTEM_ERR and nothing of it is read; the log says why, and
     /// [`ShardStats::read_targets_refused`](crate::stats::ShardStats::read_targets_refused) counts it.
     ///
@@ -424,7 +424,7 @@ pub enum Unservable {
 }
 
 fn knob_of(declared: &str) -> &'static str {
-    if declared == "max_reply" { "`Config::long_buffers`" } else { "`Config::bulk_buffers`" }
+    if declared == "max_reply" { "`memory.long_buffers`" } else { "`memory.bulk_buffers`" }
 }
 
 impl Services {

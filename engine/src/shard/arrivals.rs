@@ -54,7 +54,7 @@ struct Shortage<'a> {
     all: usize,
     /// Those that a new connection keeps.
     least: usize,
-    /// [`Config::silent_after`](crate::Config::silent_after), in nanoseconds.
+    /// [`timeouts.evict_after`](crate::config::TimeoutConfig::evict_after), in nanoseconds.
     silent_after: u64,
     /// Nanoseconds since a connection was last ended for another host.
     peace: u64,
@@ -96,7 +96,7 @@ impl<F: Fabric> Shard<F> {
             return self.cx.fabric.reject(request, b"closed");
         }
         let now = self.cx.clock.read();
-        let deadline = now.saturating_add(nanoseconds(self.cx.config.setup_timeout));
+        let deadline = now.saturating_add(nanoseconds(self.cx.config.timeouts.setup));
         let accepted = Accepted::new(peer, now, deadline);
         let in_the_way = match self.in_the_way_of(accepted.whose(), now) {
             Ok(in_the_way) => in_the_way,
@@ -118,7 +118,7 @@ impl<F: Fabric> Shard<F> {
                 conn.was_accepted(accepted, host);
                 self.life.arrives(qp);
                 self.insert(conn);
-                self.cx.schedule.hasten(self.cx.config.control_interval);
+                self.cx.schedule.hasten(self.cx.config.poll.control_interval);
             }
             Err(error) => {
                 let line = format_args!("connection of {peer} not accepted: {error}");
@@ -135,9 +135,9 @@ impl<F: Fabric> Shard<F> {
         let Err(error) = self.share() else { return Ok(None) };
         let shortage = Shortage {
             host,
-            all: self.cx.config.receives.saturating_sub(RECEIVE_MARGIN),
+            all: self.cx.config.memory.receives.saturating_sub(RECEIVE_MARGIN),
             least: MIN_CREDITS as usize + 1,
-            silent_after: nanoseconds(self.cx.config.silent_after),
+            silent_after: nanoseconds(self.cx.config.timeouts.evict_after),
             peace: self.life.ended_for_others().map_or(u64::MAX, |then| now.saturating_sub(then)),
         };
         let keepers: Vec<_> = self.keepers(now).collect();
@@ -173,7 +173,7 @@ impl<F: Fabric> Shard<F> {
         conn.tell_established(&self.cx.peers);
         self.life.opened(ConnRef(conn.qp()));
         // Version 1 may be silent for as long as it wants to.
-        if self.cx.config.version_1 || conn.accepted().is_none_or(|accepted| !accepted.is_new()) {
+        if self.cx.config.wire.version_1 || conn.accepted().is_none_or(|accepted| !accepted.is_new()) {
             self.has_arrived(conn);
         }
     }

@@ -165,7 +165,7 @@ impl<F: Fabric> Context<F> {
         let Some(part) = view.map(View::payload) else { return };
         if first {
             (conn.assembling.age, conn.assembling.began) = (self.assemblies.begin(), self.clock.read());
-            match self.alloc_assembly(conn, part.len(), 2 * self.config.receive_size) {
+            match self.alloc_assembly(conn, part.len(), 2 * self.config.wire.receive_size) {
                 Some(mut buf) => {
                     buf.set_window(0, 0);
                     self.hold_assembly(conn, buf);
@@ -242,7 +242,7 @@ impl<F: Fabric> Context<F> {
         let (loser, winner) = (name(other), name(conn));
         let line = format_args!(
             "a message in parts of {loser} made room for one of {winner}: such messages have half of the buffers \
-             (Config::long_buffers)"
+             (memory.long_buffers)"
         );
         self.warn("messages in parts that made room for others", line);
     }

@@ -82,18 +82,18 @@ pub enum LocalClose {
     /// [`ClientConfig::connect_timeout`](crate::client::ClientConfig::connect_timeout) is over.
     #[error("it was not open in time (ClientConfig::connect_timeout)")]
     ConnectTimeout,
-    /// [`Config::negotiation_timeout`](crate::Config::negotiation_timeout) is over.
-    #[error("the peer does not answer the first message (Config::negotiation_timeout)")]
+    /// [`timeouts.negotiation`](crate::config::TimeoutConfig::negotiation) is over.
+    #[error("the peer does not answer the first message (timeouts.negotiation)")]
     NegotiationTimeout,
-    /// [`Config::setup_timeout`](crate::Config::setup_timeout) is over.
-    #[error("it was not set up in time (Config::setup_timeout)")]
+    /// [`timeouts.setup`](crate::config::TimeoutConfig::setup) is over.
+    #[error("it was not set up in time (timeouts.setup)")]
     SetupTimeout,
-    /// [`Config::progress_timeout`](crate::Config::progress_timeout) is over.
-    #[error("{0} (Config::progress_timeout, Config::least_rate)")]
+    /// [`timeouts.progress`](crate::config::TimeoutConfig::progress) is over.
+    #[error("{0} (timeouts.progress, limits.min_rate)")]
     ProgressTimeout(Stall),
-    /// Others needed its Receives: it was silent ([`Config::silent_after`](crate::Config::silent_after)), or its host
-    /// kept more than its share ([`Config::receives`](crate::Config::receives)).
-    #[error("its Receives are wanted by others (Config::receives, Config::silent_after)")]
+    /// Others needed its Receives: it was silent ([`timeouts.evict_after`](crate::config::TimeoutConfig::evict_after)), or its host
+    /// kept more than its share ([`memory.receives`](crate::config::MemoryConfig::receives)).
+    #[error("its Receives are wanted by others (memory.receives, timeouts.evict_after)")]
     Displaced,
     /// Something that was counted as sent could not be.
     #[error("{0} could not be sent")]
@@ -157,6 +157,6 @@ mod tests {
         assert_eq!(CloseReason::from(fault).to_string(), fault.to_string());
         let stalled = CloseReason::from(LocalClose::ProgressTimeout(Stall::Grant));
         let text = "the peer grants no credit for its replies, or for the rest of a message";
-        assert_eq!(stalled.to_string(), format!("{text} (Config::progress_timeout, Config::least_rate)"));
+        assert_eq!(stalled.to_string(), format!("{text} (timeouts.progress, limits.min_rate)"));
     }
 }

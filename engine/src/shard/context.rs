@@ -21,7 +21,7 @@ use super::schedule::Schedule;
 use super::stage::Stage;
 use super::table::ConnTable;
 use super::{ConnRef, OpenError};
-use crate::config::Config;
+use crate::config::{Config, ReconnectConfig};
 use crate::fabric::log_limit::LogLimit;
 use crate::fabric::{Access, Fabric, PostError};
 use crate::stats::ShardStats;
@@ -35,6 +35,7 @@ const AHEAD: usize = 16;
 /// See the module page.
 pub(super) struct Context<F: Fabric> {
     pub(super) config: Config,
+    pub(super) reconnect: ReconnectConfig,
     /// Some of its memory is for the peers' calls.
     serves: bool,
     pub(super) fabric: F,
@@ -66,13 +67,13 @@ impl<F: Fabric> Context<F> {
     /// # Errors
     /// The knob, limit or call that failed, and the remedy.
     pub(super) fn open(mut fabric: F, mut config: Config, serves: bool) -> Result<Self, OpenError> {
-        config.remote_invalidate &= fabric.capabilities().remote_invalidate;
+        config.wire.remote_invalidate &= fabric.capabilities().remote_invalidate;
         let pool = config.pool(serves);
-        let receive_size = pool.classes.iter().map(|class| class.size).find(|&size| size >= config.receive_size);
+        let receive_size = pool.classes.iter().map(|class| class.size).find(|&size| size >= config.wire.receive_size);
         let pool = Pool::new(&pool)?;
         log::debug!("shard pool: {}", pool.arena().report());
         fabric.register(pool.arena(), Access::LOCAL)?;
-        for arena in &config.arenas {
+        for arena in &config.memory.arenas {
             fabric.register(arena, Access::LOCAL)?;
         }
         Ok(Self {
@@ -81,18 +82,19 @@ impl<F: Fabric> Context<F> {
             peers: Peers::default(),
             ready: ReadyList::new(),
             starved: Vec::new(),
-            receives: ReceiveBudget::new(config.receives),
-            sizing: Sizing::new(config.receive_size, receive_size.unwrap_or(0)),
+            receives: ReceiveBudget::new(config.memory.receives),
+            sizing: Sizing::new(config.wire.receive_size, receive_size.unwrap_or(0)),
             assemblies: Assemblies::default(),
             awaited: Vec::new(),
             schedule: Schedule::default(),
             stats: ShardStats::default(),
-            sampler: Sampler::new(config.sample_latency),
+            sampler: Sampler::new(config.poll.sample_latency),
             log: LogLimit::new("rpcrdma::shard"),
             batches: Box::new([0; MAX_BATCH + 1]),
             pool,
             fabric,
             config,
+            reconnect: ReconnectConfig::default(),
             serves,
         })
     }
@@ -217,7 +219,7 @@ impl<F: Fabric> Context<F> {
     #[cold]
     pub(super) fn starve(&mut self, conn: &Conn) {
         self.starved.push(conn.qp().slot);
-        let soon = self.clock.after(Some(self.config.control_interval));
+        let soon = self.clock.after(Some(self.config.poll.control_interval));
         self.schedule.wake_by(soon);
     }
 

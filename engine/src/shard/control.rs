@@ -42,7 +42,7 @@ impl<F: Fabric> Shard<F> {
         let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
         conn.again = Again::of(address.clone());
         self.insert(conn);
-        self.cx.schedule.hasten(self.cx.config.control_interval);
+        self.cx.schedule.hasten(self.cx.config.poll.control_interval);
         Ok(ConnRef(qp))
     }
 
@@ -85,7 +85,7 @@ impl<F: Fabric> Shard<F> {
         // Version 1 has no word for it: its clients send again what is not answered.
         let tells = conn.accepted().is_some() && conn.proto.terms().version != Version::V1;
         let silence = match self.life.is_draining() && tells {
-            true => nanoseconds(self.cx.config.control_interval),
+            true => nanoseconds(self.cx.config.poll.control_interval),
             false => 0,
         };
         let now = self.cx.clock.read();
@@ -130,7 +130,7 @@ impl<F: Fabric> Shard<F> {
         // A Send for each message under way, and as many binds, Reads and Writes beside them. What does not
         // fit waits: a place costs the device some hundred bytes, for each connection.
         let capabilities = self.cx.fabric.capabilities();
-        let under_way = self.cx.config.max_credits.max(self.cx.config.max_calls as u32);
+        let under_way = self.cx.config.limits.max_credits.max(self.cx.config.limits.max_calls as u32);
         let send_queue_depth = (2 * under_way).clamp(128, 4096).min(capabilities.max_send_wr);
         let read_depth = capabilities.max_read_depth.min(16);
         ConnectParams {
@@ -142,7 +142,7 @@ impl<F: Fabric> Shard<F> {
             // does not.
             rnr_retry: 7,
             // Means nothing to version 2, and thresholds to version 1 (RFC 8797).
-            private_data: connect_data(self.cx.sizing.announced(), self.cx.config.remote_invalidate).to_vec(),
+            private_data: connect_data(self.cx.sizing.announced(), self.cx.config.wire.remote_invalidate).to_vec(),
             ..ConnectParams::default()
         }
     }
@@ -151,7 +151,7 @@ impl<F: Fabric> Shard<F> {
     /// calls is no bound: one that was answered keeps its windows until they are revoked, and by then
     /// others may have taken its place.
     fn windows(&self) -> u32 {
-        let buffers: usize = self.cx.config.bulk_buffers.iter().map(|&(_, count)| count).sum();
+        let buffers: usize = self.cx.config.memory.bulk_buffers.iter().map(|&(_, count)| count).sum();
         buffers.clamp(1, MOST_WINDOWS) as u32
     }
 
@@ -168,14 +168,14 @@ impl<F: Fabric> Shard<F> {
                 "all that there are buffers for are promised to others; raise `message_buffers`, or hold fewer".into(),
             ));
         }
-        let limit = self.cx.config.receives;
+        let limit = self.cx.config.memory.receives;
         let left = self.cx.receives.unpromised().saturating_sub(RECEIVE_MARGIN);
         let most = (left / SHARE).max(MIN_CREDITS as usize).min(left.saturating_sub(1)) as u32;
         if most < MIN_CREDITS {
             let remedy = "raise `receives`, or lower `credits`";
             return Err(no_receives(format!("all {limit} of this shard are promised to others; {remedy}")));
         }
-        Ok(self.cx.config.credits.min(most))
+        Ok(self.cx.config.limits.credits.min(most))
     }
 
     pub(super) fn conn_config(
@@ -188,34 +188,34 @@ impl<F: Fabric> Shard<F> {
         let xid_seed = self.life.next_seed();
         let config = &self.cx.config;
         let serves = self.responder.serves();
-        let largest = config.bulk_buffers.iter().map(|&(size, _)| size).max().unwrap_or(0);
+        let largest = config.memory.bulk_buffers.iter().map(|&(size, _)| size).max().unwrap_or(0);
         // A connection that gets a small share gives little of it to the reverse direction.
-        let reverse_credits = config.reverse_credits.min(credits / 4);
+        let reverse_credits = config.limits.reverse_credits.min(credits / 4);
         let reverse_calls = reverse_credits as usize;
         ConnConfig {
-            scheme: if version_1_only { Scheme::V1 } else { config.scheme },
-            version_1: config.version_1,
-            revision: config.revision,
+            scheme: if version_1_only { Scheme::V1 } else { config.wire.credit_mode },
+            version_1: config.wire.version_1,
+            revision: config.wire.revision,
             server,
             takes_calls: serves,
             credits,
             reverse_credits,
-            max_calls: if server { reverse_calls } else { config.max_calls },
-            reverse: if serves { config.reverse } else { ReverseSupport::None },
-            coalesce_grants: config.coalesce_grants,
+            max_calls: if server { reverse_calls } else { config.limits.max_calls },
+            reverse: if serves { config.wire.reverse } else { ReverseSupport::None },
+            coalesce_grants: config.poll.coalesce_grants,
             xid_seed,
             receive_size: self.cx.sizing.announced(),
-            longest_send: config.longest_message(),
-            optional_operations: config.optional_operations,
+            longest_send: config.wire.longest_message(),
+            optional_operations: config.wire.optional_operations,
             receive_sizes: self.cx.sizes_for_peers(),
             segment_size: largest.max(1 << 20) as u32,
             segment_count: LIMITS.call().segments() as u32,
-            continue_up_to: config.continue_up_to,
-            reassemble_up_to: config.reassemble_up_to,
-            remote_invalidation: config.remote_invalidate,
-            useless_per_second: config.useless_per_second,
-            auth: config.host_auth.clone(),
-            decode_by_layout: config.decode_by_layout,
+            continue_up_to: config.wire.continue_up_to,
+            reassemble_up_to: config.wire.reassemble_up_to,
+            remote_invalidation: config.wire.remote_invalidate,
+            useless_per_second: config.limits.max_unsolicited_per_second,
+            auth: config.wire.host_auth.clone(),
+            decode_by_layout: config.poll.decode_by_layout,
             private_data: peer,
         }
     }
@@ -348,7 +348,7 @@ impl<F: Fabric> Shard<F> {
                 return shard.settled(conn);
             }
             conn.go(Stage::Negotiating);
-            conn.settle_until(shard.cx.clock.read() + nanoseconds(shard.cx.config.negotiation_timeout));
+            conn.settle_until(shard.cx.clock.read() + nanoseconds(shard.cx.config.timeouts.negotiation));
             shard.cx.schedule.wake_by(conn.settle_by());
             shard.life.negotiates(qp);
         });

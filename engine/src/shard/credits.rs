@@ -132,8 +132,8 @@ impl<F: Fabric> Context<F> {
         if self.receives.ran_short() {
             self.relieved();
         }
-        let turn = fitting.take_due(now, nanoseconds(self.config.control_interval));
-        let every = nanoseconds(self.config.keep_alive);
+        let turn = fitting.take_due(now, nanoseconds(self.config.poll.control_interval));
+        let every = nanoseconds(self.config.timeouts.keep_alive);
         let keep_alive = fitting.takes_quiet(now, every);
         if every != 0 && !self.conns.slots().is_empty() {
             self.schedule.wake_by(fitting.alive_due);
@@ -157,14 +157,14 @@ impl<F: Fabric> Context<F> {
 
     fn fit_credits(&mut self, conn: &mut Conn, open: usize) {
         let turned = conn.usage.turned(conn.proto.counters().received);
-        let total = self.config.receives.saturating_sub(RECEIVE_MARGIN);
+        let total = self.config.memory.receives.saturating_sub(RECEIVE_MARGIN);
         let free = self.receives.unpromised().saturating_sub(RECEIVE_MARGIN);
         let credits = conn.proto.credits().credit_limit();
         let share = (total / open.max(1)).saturating_sub(2) as u32;
         let wanted = if free < total / 8 {
             credits.min(share)
         } else if turned >= TURNOVERS * u64::from(credits) && free > total / 4 * 3 {
-            credits.saturating_add(credits.min((free / 4) as u32)).min(self.config.max_credits.max(credits))
+            credits.saturating_add(credits.min((free / 4) as u32)).min(self.config.limits.max_credits.max(credits))
         } else {
             credits
         };

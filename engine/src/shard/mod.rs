@@ -88,7 +88,7 @@ use std::sync::Arc;
 
 use rpcrdma_mempool::{Arena, Buf, MemError};
 
-use crate::config::{BuffersError, Config, ConfigError, HEADROOM_PLAIN, POLL_BATCH};
+use crate::config::{BuffersError, Config, ConfigError, HEADROOM_PLAIN, POLL_BATCH, ReconnectConfig};
 use crate::fabric::{Completion, ControlEvent, Fabric, FabricError, QpId};
 use crate::handoff::parker::{Signal, Sleeper, Wake};
 use crate::proto::{CallError, CallId};
@@ -207,6 +207,12 @@ impl<F: Fabric> Shard<F> {
     /// The knob, limit or call that failed, and the remedy.
     pub fn open(fabric: F, config: Config, services: Option<Arc<Services>>) -> Result<Self, OpenError> {
         Self::open_local(fabric, config, services.map(|services| services.to_local()))
+    }
+
+    /// With another answer to the loss of connections that it makes.
+    pub(crate) fn reconnecting(mut self, reconnect: ReconnectConfig) -> Self {
+        self.cx.reconnect = reconnect;
+        self
     }
 
     /// The same with services of its own.

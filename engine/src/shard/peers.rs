@@ -34,7 +34,7 @@ impl Peer {
         self.host
     }
 
-    /// The name that it has proved ([`Config::host_auth`](crate::Config::host_auth)), if it has by now: the
+    /// The name that it has proved ([`wire.host_auth`](crate::config::WireConfig::host_auth)), if it has by now: the
     /// proof is in its first messages, behind the connection.
     pub fn identity(&self) -> Option<&str> {
         self.identity.as_deref()

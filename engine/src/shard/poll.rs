@@ -85,7 +85,7 @@ impl<F: Fabric> Shard<F> {
             self.transmit();
         }
         // 5. Control plane.
-        if self.cx.schedule.control_is_due(now, self.cx.config.control_interval) {
+        if self.cx.schedule.control_is_due(now, self.cx.config.poll.control_interval) {
             self.control();
         }
         // 6. Receives go back, buffers come home.
@@ -278,7 +278,7 @@ impl<F: Fabric> Shard<F> {
         }
         let mut more = true;
         for _ in 0..TRANSMIT_BATCH {
-            if conn.is_backlogged(self.cx.config.signal_every) {
+            if conn.is_backlogged(self.cx.config.poll.signal_every) {
                 // It goes on when something has left.
                 more = false;
                 break;
@@ -291,7 +291,7 @@ impl<F: Fabric> Shard<F> {
             };
             // What is due, and no keep-alive, may be taken along by a message of the next turn: a client's next calls.
             if out == Outgoing::Grant
-                && self.cx.config.coalesce_grants
+                && self.cx.config.poll.coalesce_grants
                 && conn.proto.has_output(receives_ok)
                 && !conn.has_waited_to_grant()
             {
@@ -323,7 +323,7 @@ impl<F: Fabric> Shard<F> {
                     }
                 }
             }
-            if !self.cx.config.batch {
+            if !self.cx.config.poll.batch {
                 self.cx.post_chain(conn);
             }
         }
@@ -365,7 +365,7 @@ impl<F: Fabric> Shard<F> {
         match conn.proto.emit_before(out, &Form::default(), receives_ok, buf.full_mut(), end) {
             Some(start) => {
                 buf.set_window(start, end - start);
-                conn.sends.push_send(buf, None, self.cx.config.signal_every);
+                conn.sends.push_send(buf, None, self.cx.config.poll.signal_every);
             }
             None => self.cx.unsendable(conn, "a control message"),
         }
@@ -407,7 +407,7 @@ mod tests {
     #[test]
     fn who_finds_no_buffer_does_not_keep_the_shard_awake() {
         let (mut shard, time, held) = starved();
-        let interval = shard.config().control_interval;
+        let interval = shard.config().poll.control_interval;
         assert!((0..64).all(|_| !shard.poll_once()), "there is nothing to do");
         assert_eq!(shard.arm(interval * 9), Some(interval), "it looks again");
         shard.disarm();

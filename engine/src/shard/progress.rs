@@ -2,7 +2,7 @@
 //! has asked for, to end a message that it has begun. Until then it holds memory of the shard.
 //!
 //! A peer that is slow is not ended. What it owes stands behind other bytes, so each byte that moves between the two
-//! sides pays for the time that it takes at [`Config::least_rate`](crate::Config::least_rate). No more is paid than the
+//! sides pays for the time that it takes at [`limits.min_rate`](crate::config::LimitsConfig::min_rate). No more is paid than the
 //! bytes take that stood before what is owed: whoever sends something else instead does not get on for ever. Where the
 //! device does not tell what has moved, those bytes are paid for in advance.
 //!
@@ -22,7 +22,7 @@ use crate::config::Config;
 use crate::fabric::{Fabric, Flow};
 use crate::stats::ShardStats;
 
-/// Looks at a connection within [`Config::progress_timeout`](crate::Config::progress_timeout).
+/// Looks at a connection within [`timeouts.progress`](crate::config::TimeoutConfig::progress).
 const LOOKS: u64 = 8;
 
 /// Bytes that may stand before what is owed though nothing tells of them: headers, and messages of the peer.
@@ -262,11 +262,11 @@ impl Watch {
     }
 
     /// Looks at the connections whose turn it is, and ends those whose peers have owed something for
-    /// [`Config::progress_timeout`](crate::Config::progress_timeout).
+    /// [`timeouts.progress`](crate::config::TimeoutConfig::progress).
     #[cold]
     fn end_stalled<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
-        let timeout = nanoseconds(cx.config.progress_timeout);
-        let every = (timeout / LOOKS).max(nanoseconds(cx.config.control_interval)).max(1);
+        let timeout = nanoseconds(cx.config.timeouts.progress);
+        let every = (timeout / LOOKS).max(nanoseconds(cx.config.poll.control_interval)).max(1);
         let turn = self.begin(now, every);
         let whose = |slot: usize| turn[slot % PARTS];
         cx.with_those(
@@ -292,8 +292,8 @@ impl Watch {
         let flow = cx.fabric.flow(conn.qp());
         let owed = conn.owed(in_device);
         let unseen = unseen(&cx.config, conn, &owed, flow.is_some());
-        let bytes = (unseen, owed.waiting, cx.config.receive_size as u64);
-        let passed = conn.progress.pass(elapsed, flow, bytes, cx.config.least_rate);
+        let bytes = (unseen, owed.waiting, cx.config.wire.receive_size as u64);
+        let passed = conn.progress.pass(elapsed, flow, bytes, cx.config.limits.min_rate);
         let (waited, why) = conn.progress.look(owed, &passed);
         if conn.progress.is_owed() {
             self.quiet = 0;
@@ -313,7 +313,7 @@ impl Watch {
 /// Bytes that may have to move before what is owed, and of which the device does not tell: what it has not been given
 /// yet. Where it `tells` of none, what this side knows of counts.
 fn unseen(config: &Config, conn: &Conn, owed: &Owed, tells: bool) -> u64 {
-    let rest = if owed.half_sent.is_some() { config.reassemble_up_to as u64 } else { 0 };
+    let rest = if owed.half_sent.is_some() { config.wire.reassemble_up_to as u64 } else { 0 };
     let known = || conn.served.read_bytes() as u64 + (owed.written - conn.progress.written);
     rest + if tells { SLACK + conn.sends.unposted() } else { known() }
 }

@@ -111,7 +111,7 @@ impl<F: Fabric> Shard<F> {
         }
         match event {
             Event::Continued { first, kept } => {
-                let view = View::check(message, self.cx.config.revision);
+                let view = View::check(message, self.cx.config.wire.revision);
                 return self.cx.part_came(conn, first, view.ok().filter(|_| kept).as_ref());
             }
             Event::Settled => {
@@ -134,8 +134,8 @@ impl<F: Fabric> Shard<F> {
             Event::Rejected(Rejected::Answered(ErrorBody::System)) => self.cx.warn(
                 "messages answered with ERR_SYSTEM",
                 format_args!(
-                    "{:?}: a call is answered with ERR_SYSTEM: it is longer than `Config::reassemble_up_to`, or no buffer \
-                     of `Config::long_buffers` holds its parts, or its peer has not authenticated itself yet",
+                    "{:?}: a call is answered with ERR_SYSTEM: it is longer than `wire.reassemble_up_to`, or no buffer \
+                     of `memory.long_buffers` holds its parts, or its peer has not authenticated itself yet",
                     conn.qp()
                 ),
             ),

@@ -73,7 +73,7 @@ impl<F: Fabric> Shard<F> {
         if conn.again.address.is_none() || self.life.is_draining() {
             return false;
         }
-        let more = self.attempts_of(conn) < self.cx.config.reconnect_attempts;
+        let more = self.attempts_of(conn) < self.cx.reconnect.attempts;
         match conn.stage() {
             Stage::Negotiating => self.wants_version_1(conn) || more,
             Stage::Open => self.lost_after_version_error(conn) || more,
@@ -85,14 +85,15 @@ impl<F: Fabric> Shard<F> {
 
     /// Times that a connection which is lost was made again since it was last of use.
     fn attempts_of(&mut self, conn: &Conn) -> u32 {
-        let (_, longest) = self.cx.config.reconnect_backoff;
+        let (_, longest) = self.cx.reconnect.backoff;
         conn.again.attempts_when_lost(self.cx.clock.read(), conn.requests.was_answered(), nanoseconds(longest))
     }
 
     /// The first message was lost, or not answered: the server may know version 1 only (version 2 §4.3.3).
     fn wants_version_1(&self, conn: &Conn) -> bool {
         // Which cannot authenticate.
-        let allowed = self.cx.config.version_1 && !matches!(self.cx.config.host_auth, AuthPolicy::Required(_));
+        let allowed =
+            self.cx.config.wire.version_1 && !matches!(self.cx.config.wire.host_auth, AuthPolicy::Required(_));
         allowed && !conn.again.version_1_only && conn.proto.phase() == Phase::Hello
     }
 
@@ -130,7 +131,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Nanoseconds to wait before the next attempt.
     fn backoff(&self, attempts: u32) -> u64 {
-        let (first, longest) = self.cx.config.reconnect_backoff;
+        let (first, longest) = self.cx.reconnect.backoff;
         nanoseconds(first.saturating_mul(1 << attempts.min(20)).min(longest))
     }
 
@@ -160,7 +161,7 @@ impl<F: Fabric> Shard<F> {
                 conn.made_again(qp, config);
                 self.insert(conn);
             }
-            Err(why) if conn.again.attempts < self.cx.config.reconnect_attempts => {
+            Err(why) if conn.again.attempts < self.cx.reconnect.attempts => {
                 conn.again.attempts += 1;
                 conn.again.retry_at = now + self.backoff(conn.again.attempts);
                 conn.not_made_again(why);

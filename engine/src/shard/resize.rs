@@ -157,7 +157,7 @@ impl<F: Fabric> Context<F> {
     /// # Errors
     /// Nothing has changed.
     pub(super) fn change_receive_size(&mut self, bytes: usize) -> Result<(), ResizeError> {
-        let most = self.config.longest_message();
+        let most = self.config.wire.longest_message();
         if !(LEAST..=most).contains(&bytes) || !bytes.is_multiple_of(4) {
             return Err(ResizeError::Bounds { wanted: bytes, most });
         }
@@ -183,10 +183,10 @@ impl<F: Fabric> Context<F> {
     fn post_from_now_on(&mut self, bytes: usize) -> Result<(), ResizeError> {
         let again = self.sizing.retired.iter().position(|sized| sized.size == bytes);
         let next = match again {
-            _ if bytes == self.config.receive_size => None,
+            _ if bytes == self.config.wire.receive_size => None,
             Some(at) => Some(self.sizing.retired.swap_remove(at)),
             None => {
-                let count = self.config.receives + self.config.message_buffers;
+                let count = self.config.memory.receives + self.config.memory.message_buffers;
                 let classes = vec![Class { size: bytes, count }];
                 let pool = Pool::new(&PoolConfig { classes, arena: self.config.arena() })?;
                 self.fabric.register(pool.arena(), Access::LOCAL)?;
@@ -221,7 +221,7 @@ impl<F: Fabric> Context<F> {
 
     /// Changes to a size that a peer asks for, when it is its turn.
     pub(super) fn ask_for_size(&mut self, bytes: usize) {
-        if self.config.resize_on_request {
+        if self.config.wire.resize_on_request {
             self.sizing.asked = Some(bytes);
         }
     }
@@ -289,6 +289,6 @@ impl<F: Fabric> Context<F> {
 
     /// Sizes of Receives that peers may ask for.
     pub(super) fn sizes_for_peers(&self) -> Option<(usize, usize)> {
-        self.config.resize_on_request.then(|| (LEAST, self.config.longest_message()))
+        self.config.wire.resize_on_request.then(|| (LEAST, self.config.wire.longest_message()))
     }
 }

@@ -13,7 +13,7 @@ use super::SimulatedTime;
 use super::conn::Conn;
 use super::context::Context;
 use super::stage::Stage;
-use crate::config::Config;
+use crate::config::{Config, LimitsConfig, MemoryConfig};
 use crate::fabric::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
     PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId, WorkRequest,
@@ -159,8 +159,8 @@ impl NoDevice {
 }
 
 /// What parts of a shard work with, in little memory.
-pub(super) fn context(config: Config) -> Context<NoDevice> {
-    let config = Config { pages: PagePolicy::Small, prefault: false, ..config };
+pub(super) fn context(mut config: Config) -> Context<NoDevice> {
+    (config.memory.pages, config.memory.prefault) = (PagePolicy::Small, false);
     let mut cx = Context::open(NoDevice::default(), config, true).expect("memory");
     cx.refill();
     cx
@@ -169,12 +169,15 @@ pub(super) fn context(config: Config) -> Context<NoDevice> {
 /// A configuration with few buffers.
 pub(super) fn small() -> Config {
     Config {
-        receives: 256,
-        credits: 16,
-        message_buffers: 64,
-        small_buffers: 64,
-        bulk_buffers: vec![(4096, 8)],
-        long_buffers: vec![(65536, 4)],
+        memory: MemoryConfig {
+            receives: 256,
+            message_buffers: 64,
+            small_buffers: 64,
+            bulk_buffers: vec![(4096, 8)],
+            long_buffers: vec![(65536, 4)],
+            ..MemoryConfig::default()
+        },
+        limits: LimitsConfig { credits: 16, ..LimitsConfig::default() },
         ..Config::default()
     }
 }

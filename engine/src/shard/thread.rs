@@ -154,7 +154,7 @@ impl Drop for ShardHandle {
 impl<F: Fabric> Shard<F> {
     /// Turns until told to stop.
     fn turn_until_stopped(&mut self) {
-        let mut idle = Idle::new(self.cx.config.idle).yield_every(YIELD_EVERY);
+        let mut idle = Idle::new(self.cx.config.poll.idle).yield_every(YIELD_EVERY);
         while !self.outside.is_stopped() {
             let busy = self.poll_once();
             // Before it sleeps: with its last connection a drain is through.
@@ -252,14 +252,14 @@ impl<F: Fabric> Shard<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
     use crate::handoff::idle::IdlePolicy;
     use crate::shard::close_reason::LocalClose;
     use crate::shard::testing::{NoDevice, open_conn, small};
 
     #[test]
     fn a_shard_that_has_drained_stops_and_does_not_sleep_first() {
-        let config = Config { idle: IdlePolicy::Event, ..small() };
+        let mut config = small();
+        config.poll.idle = IdlePolicy::Event;
         let mut shard = Shard::open(NoDevice::default(), config, None).expect("memory");
         let conn = open_conn(0, true);
         let qp = conn.qp();

@@ -69,15 +69,15 @@ fields! {
         connections_total: u64,
         /// Connect requests that were refused because no Receives were left.
         connections_refused: u64,
-        /// Connections that were not set up in time ([`Config::setup_timeout`](crate::Config::setup_timeout)).
+        /// Connections that were not set up in time ([`timeouts.setup`](crate::config::TimeoutConfig::setup)).
         connections_expired: u64,
         /// Connections that made room for others: they were silent
-        /// ([`Config::silent_after`](crate::Config::silent_after)), or of a host that kept more than its share of Receives.
+        /// ([`timeouts.evict_after`](crate::config::TimeoutConfig::evict_after)), or of a host that kept more than its share of Receives.
         connections_evicted: u64,
         /// Connections that ended because the peer broke a rule.
         peer_faults: u64,
         /// Connections that ended because the peer owed something for too long
-        /// ([`Config::progress_timeout`](crate::Config::progress_timeout)).
+        /// ([`timeouts.progress`](crate::config::TimeoutConfig::progress)).
         peers_stalled: u64,
         /// Calls made and ended, or served and answered.
         calls: u64,
@@ -97,7 +97,7 @@ fields! {
         revoked_by_peers: u64,
         /// Windows of calls of ours that this side has revoked itself, as their servers did not.
         revoked_here: u64,
-        /// Calls that a full worker ring, or [`max_deferred`](crate::Config::max_deferred), held back: each once, however
+        /// Calls that a full worker ring, or [`limits.max_deferred`](crate::config::LimitsConfig::max_deferred), held back: each once, however
         /// long.
         backpressure: u64,
         /// Times that a pool had no buffer for a call of ours, or for one of a peer that may not wait. Calls of peers that
@@ -110,10 +110,10 @@ fields! {
         /// How long the first of these has waited, in nanoseconds; 0 if none waits.
         longest_wait: u64,
         /// Calls of peers that had to wait for RDMA Reads of their connection
-        /// ([`Config::max_reads`](crate::Config::max_reads), [`Config::max_read_bytes`](crate::Config::max_read_bytes)).
+        /// ([`limits.max_reads`](crate::config::LimitsConfig::max_reads), [`limits.max_read_bytes`](crate::config::LimitsConfig::max_read_bytes)).
         read_waits: u64,
         /// Replies that had to wait for RDMA Writes of their connection
-        /// ([`Config::max_write_bytes`](crate::Config::max_write_bytes)).
+        /// ([`limits.max_write_bytes`](crate::config::LimitsConfig::max_write_bytes)).
         write_waits: u64,
         /// Calls that are with the workers, or wait for them.
         worker_depth: u64,
@@ -163,7 +163,7 @@ fields! {
         /// From where it comes: an address without its port, or process and user on the software fabric. Empty for one
         /// that this side has made.
         peer: String,
-        /// The name that the peer has proved ([`Config::host_auth`](crate::Config::host_auth)).
+        /// The name that the peer has proved ([`wire.host_auth`](crate::config::WireConfig::host_auth)).
         identity: Option<String>,
         /// `connecting`, `negotiating`, `open`, `draining`, `closing` or `reconnecting`.
         stage: String,
@@ -194,7 +194,7 @@ fields! {
 
 fields! {
     /// What became of the calls of one procedure of a server, on one shard. Calls are those that were timed, one of
-    /// [`Config::sample_latency`](crate::Config::sample_latency) in the mean: with 1 there, all of them. Refusals are all
+    /// [`poll.sample_latency`](crate::config::PollConfig::sample_latency) in the mean: with 1 there, all of them. Refusals are all
     /// that there were.
     #[derive(Clone, Debug, Default)]
     #[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::time::Duration;
 
+use rpcrdma::config::MemoryConfig;
 use rpcrdma::client::{Client, ClientCall, ClientConfig, Endpoint};
 use rpcrdma::{Address, Config, Reply};
 
@@ -22,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub async fn endpoint(address: &Address) -> Result<Endpoint> {
     // A connection has its own buffers for values, so they are few.
     let shard =
-        Config { bulk_buffers: vec![(16 << 10, 8), (MAX_VALUE, 4)], ..ClientConfig::new(PROGRAM, VERSION).shard };
+        Config { memory: MemoryConfig { bulk_buffers: vec![(16 << 10, 8), (MAX_VALUE, 4)], ..ClientConfig::new(PROGRAM, VERSION).shard.memory }, ..ClientConfig::new(PROGRAM, VERSION).shard };
     Ok(Endpoint::start_async(address, ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) }).await?)
 }
 

@@ -10,7 +10,8 @@ use rpcrdma::fabric::{Access, RemoteMemory};
 use rpcrdma::proto::binding::nfs3;
 use rpcrdma::wire::rpc::{AcceptStat, CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, View, WriteList};
-use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme, Services};
+use rpcrdma::{CallError, Procedure, Refusal, Scheme, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -27,7 +28,7 @@ fn bound(bindings: &[(u32, Binding)], scheme: Scheme) -> ClientConfig {
     for &(procedure, binding) in bindings {
         all.add(PROGRAM, VERSION, procedure, binding);
     }
-    ClientConfig { bindings: Some(Arc::new(all)), ..small_client(Config { scheme, ..small() }) }
+    ClientConfig { bindings: Some(Arc::new(all)), ..small_client(small().with(|c| c.wire.credit_mode = scheme)) }
 }
 
 /// A call with chunks of these lengths behind four bytes of arguments.

@@ -6,6 +6,7 @@ use rpcrdma::client::{ClientConfig, Credential, LocalClient};
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::wire::rpc::AuthSys;
 use rpcrdma::{CallError, Config, FailedCall, Knob, Procedure, Refusal, Scheme, Server, ServerCall};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::lifecycle::{GATED, Gate, gated};
@@ -25,7 +26,7 @@ struct Case {
 }
 
 fn with(scheme: Scheme) -> Config {
-    Config { scheme, ..small() }
+    small().with(|c| c.wire.credit_mode = scheme)
 }
 
 fn server_with(shard: Config) -> rpcrdma::server::ServerConfig {
@@ -84,7 +85,7 @@ fn a_reply_in_parts_that_no_buffer_holds_is_not_mistaken_for_its_last_part() {
     }
     let address = world.serve_with(small_server(), services);
     // The first part fits a buffer for messages; the second, which may be the last, does not fit behind it.
-    let mut client = world.client(&address, Config { long_buffers: vec![], ..small() });
+    let mut client = world.client(&address, small().with(|c| c.memory.long_buffers = vec![]));
     for procedure in [20, 21] {
         let call = client.prepare(procedure, 0).unwrap();
         let error = client.call(call).map(drop).unwrap_err();
@@ -202,7 +203,10 @@ fn the_server_sees_the_credential() {
 fn many_calls_with_few_credits_all_end() {
     for Case { scheme, .. } in SCHEMES {
         let mut world = World::new("credits");
-        let config = Config { credits: 4, max_calls: 128, ..with(scheme) };
+        let config = with(scheme).with(|c| {
+            c.limits.credits = 4;
+            c.limits.max_calls = 128;
+        });
         let address = world.serve(server_with(config.clone()));
         let mut client = world.client(&address, config);
         many_calls(&mut client, 5000, 128);
@@ -214,8 +218,18 @@ fn a_client_with_few_credits_gets_every_error_of_a_server_with_many() {
     let mut world = World::new("errors");
     let mut services = standard_services();
     services.add(PROGRAM, VERSION, 20, Procedure::new(|_| Ok(())).write_chunks(1, 1000));
-    let address = world.serve_with(server_with(Config { credits: 120, receives: 2048, ..small() }), services);
-    let config = Config { credits: 4, max_calls: 128, bulk_buffers: vec![(1024, 40)], ..small() };
+    let address = world.serve_with(
+        server_with(small().with(|c| {
+            c.limits.credits = 120;
+            c.memory.receives = 2048;
+        })),
+        services,
+    );
+    let config = small().with(|c| {
+        c.limits.credits = 4;
+        c.limits.max_calls = 128;
+        c.memory.bulk_buffers = vec![(1024, 40)];
+    });
     let mut client = world.client(&address, config);
     let first = client.first();
     for round in 0..5 {
@@ -255,7 +269,7 @@ fn a_client_with_few_credits_gets_every_error_of_a_server_with_many() {
 fn no_more_than_max_calls_are_under_way() {
     let mut world = World::new("too-many");
     let address = world.serve(small_server());
-    let mut client = world.client(&address, Config { max_calls: 8, ..small() });
+    let mut client = world.client(&address, small().with(|c| c.limits.max_calls = 8));
     let first = client.first();
     for token in 0..10 {
         let call = client.prepare(ECHO, 8).unwrap();
@@ -313,7 +327,7 @@ fn a_deadline_ends_a_call_once_and_its_reply_is_dropped() {
 #[test]
 fn a_cancelled_call_ends_once() {
     let mut world = World::new("cancel");
-    let address = world.serve(server_with_workers(Config { credits: 4, ..small() }));
+    let address = world.serve(server_with_workers(small().with(|c| c.limits.credits = 4)));
     let mut client = world.client(&address, small());
     let first = client.first();
     echo(&mut client, b"all credits are here").unwrap();
@@ -360,7 +374,11 @@ fn an_empty_pool_is_said_and_gets_over() {
     let mut world = World::new("full-pool");
     let address = world.serve(small_server());
     for scheme in [Scheme::V2Windowed] {
-        let config = Config { small_buffers: 16, message_buffers: 8, receives: 256, ..with(scheme) };
+        let config = with(scheme).with(|c| {
+            c.memory.small_buffers = 16;
+            c.memory.message_buffers = 8;
+            c.memory.receives = 256;
+        });
         let mut client = world.client(&address, config);
         // Replies are held until there is no buffer for one more call.
         let mut held = Vec::new();
@@ -391,8 +409,11 @@ fn a_server_short_of_memory_says_so_and_gets_over() {
     let mut world = World::new("server-pool");
     // What does not fit into the buffers for bulk data does not fit anywhere.
     let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);
-    let address = world.serve(server_with(Config { bulk_buffers, long_buffers, ..small() }));
-    let mut client = world.client(&address, Config { bulk_buffers: vec![(64 << 10, 30)], ..small() });
+    let address = world.serve(server_with(small().with(|c| {
+        c.memory.bulk_buffers = bulk_buffers;
+        c.memory.long_buffers = long_buffers;
+    })));
+    let mut client = world.client(&address, small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 30)]));
     let first = client.first();
     for round in 0..20 {
         for token in 0..8 {
@@ -452,14 +473,14 @@ fn configurations_that_cannot_work_are_explained() {
     let world = World::new("config");
     let address = world.address();
     for (config, knob) in [
-        (Config { credits: 3, ..small() }, "credits"),
-        (Config { receive_size: 1000, ..small() }, "receive_size"),
-        (Config { receive_size: 1026, ..small() }, "receive_size"),
-        (Config { receives: 10, ..small() }, "receives"),
-        (Config { signal_every: 0, ..small() }, "signal_every"),
-        (Config { max_calls: 0, ..small() }, "max_calls"),
-        (Config { sample_latency: 3, ..small() }, "sample_latency"),
-        (Config { bulk_buffers: vec![(0, 1)], ..small() }, "bulk_buffers"),
+        (small().with(|c| c.limits.credits = 3), "credits"),
+        (small().with(|c| c.wire.receive_size = 1000), "receive_size"),
+        (small().with(|c| c.wire.receive_size = 1026), "receive_size"),
+        (small().with(|c| c.memory.receives = 10), "receives"),
+        (small().with(|c| c.poll.signal_every = 0), "signal_every"),
+        (small().with(|c| c.limits.max_calls = 0), "max_calls"),
+        (small().with(|c| c.poll.sample_latency = 3), "sample_latency"),
+        (small().with(|c| c.memory.bulk_buffers = vec![(0, 1)]), "bulk_buffers"),
     ] {
         let error = Server::start(&address, standard_services(), &server_with(config)).err().unwrap().to_string();
         assert!(error.contains(knob), "{error}");
@@ -482,7 +503,9 @@ fn pages_that_cannot_be_had_are_explained() {
     let address = world.address();
     let pages = rpcrdma_mempool::PagePolicy::Require(rpcrdma_mempool::PageSize::Huge1G);
     // Hardly any machine has a free page of 1 GiB; where one does, the server starts.
-    if let Err(error) = Server::start(&address, standard_services(), &server_with(Config { pages, ..small() })) {
+    if let Err(error) =
+        Server::start(&address, standard_services(), &server_with(small().with(|c| c.memory.pages = pages)))
+    {
         let error = error.to_string();
         assert!(error.contains("1 GiB") && error.contains("hugepages"), "{error}");
     }

@@ -9,6 +9,7 @@ use rpcrdma::wire::optional::{Operation, OperationCode};
 use rpcrdma::wire::properties::{Builder, Properties, Property, PropertyId, PropertySet, ReverseSupport};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, View, ViewBody, WriteList};
 use rpcrdma::{Address, CallError, Config, Procedure, Scheme, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 /// As [`ECHO`], for long arguments.
@@ -33,7 +34,12 @@ fn config() -> Config {
     // A long echo exposes two buffers: its call's, and its reply's.
     let bulk_buffers = vec![(64 << 10, 64), (1 << 20, 5)];
     let long_buffers = vec![(32 << 10, 400)];
-    Config { max_receive_size: MOST, bulk_buffers, long_buffers, resize_on_request: true, ..small() }
+    small().with(|c| {
+        c.wire.max_receive_size = MOST;
+        c.wire.resize_on_request = true;
+        c.memory.bulk_buffers = bulk_buffers;
+        c.memory.long_buffers = long_buffers;
+    })
 }
 
 fn serve(world: &mut World, shard: Config) -> Address {
@@ -355,7 +361,7 @@ fn characteristics_are_requested_answered_and_updated() {
     let constant = ChangeError::Constant(PropertyId::SegmentSize);
     assert_eq!(client.request_change(first, &[Characteristic::SegmentSize(4096)]), Err(constant));
     // A server that is not to be resized by its clients.
-    let address = serve(&mut world, Config { resize_on_request: false, ..config() });
+    let address = serve(&mut world, config().with(|c| c.wire.resize_on_request = false));
     let mut client = LocalClient::connect(&address, small_client(config())).expect("a connection");
     client.request_change(first, &wanted[2..]).expect("a request");
     assert!(settles(|| {
@@ -369,8 +375,8 @@ fn characteristics_are_requested_answered_and_updated() {
 #[test]
 fn ends_that_do_not_offer_changes_make_none() {
     let mut world = World::new("not-offered");
-    let without = Config { optional_operations: false, ..config() };
-    let old = Config { scheme: Scheme::V1, ..config() };
+    let without = config().with(|c| c.wire.optional_operations = false);
+    let old = config().with(|c| c.wire.credit_mode = Scheme::V1);
     for (server, client) in [(&without, &config()), (&config(), &without), (&old, &config()), (&config(), &old)] {
         let address = serve(&mut world, server.clone());
         let mut client = LocalClient::connect(&address, small_client(client.clone())).expect("a connection");
@@ -544,7 +550,7 @@ fn remote_invalidation_is_switched_off_and_on_while_connected() {
     // What a client does: a call with one chunk is a Bind and a Send, and an invalidation of its own if the
     // server does none.
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
-        let mut client = world.client(&address, Config { scheme, ..config() });
+        let mut client = world.client(&address, config().with(|c| c.wire.credit_mode = scheme));
         let first = client.first();
         for round in 0..20 {
             let on = round % 2 == 0;
@@ -558,7 +564,10 @@ fn remote_invalidation_is_switched_off_and_on_while_connected() {
             let posts = client.stats().fabric.posts - before;
             assert!(if on { (20..30).contains(&posts) } else { posts >= 30 }, "{posts} posts, round {round}");
         }
-        let off = Config { remote_invalidate: false, scheme, ..config() };
+        let off = config().with(|c| {
+            c.wire.remote_invalidate = false;
+            c.wire.credit_mode = scheme;
+        });
         let mut client = world.client(&address, off);
         mirror(&mut client, 9, &[3000]).expect("a reply");
         let constant = Err(ChangeError::Constant(PropertyId::RemoteInvalidation));
@@ -570,7 +579,7 @@ fn remote_invalidation_is_switched_off_and_on_while_connected() {
 fn resize_under_load(world: &mut World, scheme: Scheme) {
     const CALLS: u64 = 6000;
     const AT_A_TIME: u64 = 24;
-    let shard = Config { scheme, ..config() };
+    let shard = config().with(|c| c.wire.credit_mode = scheme);
     let address = serve(world, shard.clone());
     let mut clients: Vec<LocalClient> = (0..2).map(|_| world.client(&address, shard.clone())).collect();
     let sizes = [8192, 4096, 16384, 12288, 16384, 4096, 5000, 4096];

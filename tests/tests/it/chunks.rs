@@ -6,8 +6,9 @@ use std::time::Duration;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::{MAX_CHUNKS, NoResult};
 use rpcrdma::wire::ErrorBody;
-use rpcrdma::{CallError, Config, Knob, Procedure, Refusal, Server, ServerCall};
+use rpcrdma::{CallError, Knob, Procedure, Refusal, Server, ServerCall};
 use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 #[test]
@@ -48,7 +49,10 @@ fn chunks_start_where_a_device_wants_them() {
         });
         services.add(PROGRAM, VERSION, FLIP, flip.read_chunks(1, 1 << 20).uncounted().write_chunks(1, 1 << 20));
         let bulk_buffers = vec![(8192, 16), (128 << 10, 8), ((1 << 20) + 4096, 4)];
-        let shard = Config { chunk_align: align, bulk_buffers, ..small() };
+        let shard = small().with(|c| {
+            c.memory.chunk_align = align;
+            c.memory.bulk_buffers = bulk_buffers;
+        });
         let server = Server::start(&address, services, &ServerConfig { shard, ..ServerConfig::default() });
         let server = server.expect("a server");
         let mut client = world.client(&address, small());
@@ -65,7 +69,7 @@ fn chunks_start_where_a_device_wants_them() {
         drop((client, server));
     }
     for chunk_align in [0, 32, 96, 8192] {
-        let refused = Config { chunk_align, ..small() }.validate().expect_err("it cannot be");
+        let refused = small().with(|c| c.memory.chunk_align = chunk_align).validate().expect_err("it cannot be");
         assert_eq!(refused.knob, "chunk_align");
     }
 }
@@ -89,7 +93,10 @@ fn as_many_chunks_as_there_may_be() {
 fn a_call_may_take_the_place_of_one_whose_memory_is_not_revoked_yet() {
     let mut world = World::new("successor");
     let address = world.serve(small_server());
-    let config = Config { max_calls: 1, remote_invalidate: false, ..small() };
+    let config = small().with(|c| {
+        c.limits.max_calls = 1;
+        c.wire.remote_invalidate = false;
+    });
     let mut client = world.client(&address, config);
     let first = client.first();
     let (mut started, mut ended) = (0, 0);
@@ -135,7 +142,7 @@ fn calls_with_as_many_chunks_as_there_may_be_go_side_by_side() {
     let mut world = World::new("side-by-side");
     let address = world.serve(small_server());
     // Few calls, but each with all its chunks.
-    let mut client = world.client(&address, Config { max_calls: 2, ..small() });
+    let mut client = world.client(&address, small().with(|c| c.limits.max_calls = 2));
     let first = client.first();
     for round in 0..20 {
         for token in 0..2 {
@@ -311,7 +318,7 @@ fn results_of_the_handlers_own_memory_are_shared() {
         Ok(())
     };
     services.add(PROGRAM, VERSION, 20, Procedure::new(handler).write_chunks(2, 1 << 20).results_from_handler());
-    let shard = Config { arenas: vec![pool.arena().clone()], ..small() };
+    let shard = small().with(|c| c.memory.arenas = vec![pool.arena().clone()]);
     let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services);
     let mut client = world.client(&address, small());
     let first = client.first();
@@ -441,7 +448,7 @@ fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
     services.add(PROGRAM, VERSION, 20, slow);
     let address = world.serve_with(super::calls::workers(), services);
     for remote_invalidate in [true, false] {
-        let mut client = world.client(&address, Config { remote_invalidate, ..small() });
+        let mut client = world.client(&address, small().with(|c| c.wire.remote_invalidate = remote_invalidate));
         let first = client.first();
         for by_deadline in [true, false] {
             let mut call = client.prepare_with_chunks(20, 0).unwrap();

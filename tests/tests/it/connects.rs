@@ -7,6 +7,7 @@ use rpcrdma::client::{ClientConfig, LocalClient};
 use rpcrdma::server::{ServerConfig, ServerError};
 use rpcrdma::shard::SimulatedTime;
 use rpcrdma::{Address, CloseReason, Config, LocalClose, Server};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 /// What a turn takes a busy shard, about.
@@ -48,9 +49,12 @@ fn a_busy_server_finds_the_next_connection_long_before_its_next_look_is_due() {
     if place::on_device() {
         return;
     }
-    let shard = Config { credits: 4, receives: 4096, ..small() };
+    let shard = small().with(|c| {
+        c.limits.credits = 4;
+        c.memory.receives = 4096;
+    });
     // The first one waits for looks that are due anyway.
-    let (first, interval) = (time_for(1, &shard), shard.control_interval);
+    let (first, interval) = (time_for(1, &shard), shard.poll.control_interval);
     assert!(first < interval * 3, "{first:?} for the first");
     // It takes the five hundredth no longer than the second, but for a turn.
     let each = [50, 500].map(|connections| (time_for(connections, &shard) - first) / (connections - 1));
@@ -60,7 +64,7 @@ fn a_busy_server_finds_the_next_connection_long_before_its_next_look_is_due() {
 #[test]
 fn connections_spread_evenly_over_the_shards_of_a_server() {
     let mut world = World::new("spread");
-    let shard = Config { credits: 4, ..small() };
+    let shard = small().with(|c| c.limits.credits = 4);
     let address = world.serve(ServerConfig { shard: shard.clone(), shards: 4, ..ServerConfig::default() });
     let held = || -> Vec<u64> { world.server().stats().iter().map(|stats| stats.connections).collect() };
     for of_each in [10, 2] {
@@ -115,7 +119,7 @@ fn one_server_has_addresses_of_several_fabrics() {
     let world = World::new("addresses");
     let second = format!("soft:addresses-{}", std::process::id()).parse().expect("an address");
     let addresses = [world.address(), second];
-    let shard = Config { credits: 4, ..small() };
+    let shard = small().with(|c| c.limits.credits = 4);
     let config = |shards| ServerConfig { shard: shard.clone(), shards, ..ServerConfig::default() };
     for (few, given) in [(&addresses[..0], 0), (&addresses[..], 2)] {
         let refused = Server::start(few, standard_services(), &config(1)).err().expect("it cannot be");

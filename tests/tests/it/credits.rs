@@ -1,9 +1,10 @@
 //! Flow control of version 2 as its peer sees it (§4.3.1.1, §4.3.3): nothing beyond what was granted, the
 //! high half of an increment, and what errors say of it.
 
+use rpcrdma::Scheme;
 use rpcrdma::client::{Client as Caller, ClientCall};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Version, View};
-use rpcrdma::{Config, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::error_of;
@@ -69,7 +70,7 @@ fn a_server_sends_no_more_than_its_client_has_granted() {
 
 #[test]
 fn a_server_obeys_a_high_half_that_is_lowered() {
-    let config = Config { continue_up_to: 64 << 10, ..small() };
+    let config = small().with(|c| c.wire.continue_up_to = 64 << 10);
     let (_world, _, mut client) = long_world("lowered", Scheme::V2Incremental, config);
     client.ping();
     let grant = |most| with_increment(0, most, 0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
@@ -115,7 +116,7 @@ fn a_client_obeys_a_high_half_that_is_lowered() {
         }
         while peer.receive().is_some() {}
     });
-    let config = Config { scheme: Scheme::V2Incremental, ..small() };
+    let config = small().with(|c| c.wire.credit_mode = Scheme::V2Incremental);
     let mut client = Caller::connect(&address, small_client(config)).expect("a connection");
     client.call(ClientCall::new(ECHO)).expect("a reply");
     let pending: Vec<_> = (0..12).map(|_| client.start(ClientCall::new(ECHO)).expect("a slot")).collect();

@@ -15,6 +15,7 @@ use rpcrdma::service::DeferredCall;
 use rpcrdma::service::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
 use rpcrdma::wire::{Body, Chunks, Flags, Revision, Version, View};
 use rpcrdma::{Buf, CallError, Config, IdlePolicy, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::reverse::{HELLO, telling_services};
@@ -124,9 +125,12 @@ fn whatever_a_procedure_takes_and_gives_it_may_answer_later() {
         for scheme in SCHEMES {
             let desk = Desk::new();
             let mut world = World::new("later");
-            let config = Config { scheme, idle, ..small() };
+            let config = small().with(|c| {
+                c.wire.credit_mode = scheme;
+                c.poll.idle = idle;
+            });
             let address = world.serve_with(server(config), services(way, &desk));
-            let mut client = world.client(&address, Config { scheme, ..small() });
+            let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
             let what = format!("{way:?}, {idle:?}, {scheme:?}");
             for len in [0, 4, 100, 3000] {
                 echo(&mut client, &vec![7; len]).unwrap_or_else(|error| panic!("{what}, {len} bytes: {error}"));
@@ -167,9 +171,13 @@ fn many_at_once_come_back_each_to_its_caller() {
         let desk = Desk::new();
         let mut world = World::new("many-later");
         // Fewer may be out than are called.
-        let config = Config { scheme, max_deferred: 3, ..small() };
+        let config = small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.limits.max_deferred = 3;
+        });
         let address = world.serve_with(server(config), services(way, &desk));
-        let mut clients: Vec<_> = (0..2).map(|_| world.client(&address, Config { scheme, ..small() })).collect();
+        let mut clients: Vec<_> =
+            (0..2).map(|_| world.client(&address, small().with(|c| c.wire.credit_mode = scheme))).collect();
         let mut wanted = [0u64; 2];
         for (n, client) in clients.iter_mut().enumerate() {
             for token in 0..16u64 {
@@ -224,7 +232,7 @@ fn many_threads_answer_and_each_call_ends_once() {
         let mut services = standard_services();
         let held = Procedure::deferred(move |call| take.send(call).expect("somebody answers it"));
         services.add(PROGRAM, VERSION, HELD, held);
-        let address = world.serve_with(server(Config { idle, ..small() }), services);
+        let address = world.serve_with(server(small().with(|c| c.poll.idle = idle)), services);
         let mut clients = [0; 2].map(|_| world.client(&address, small()));
         let mut ended = [0; 2].map(|_| vec![0u32; CALLS as usize]);
         let (mut started, mut answered) = ([0; 2], [0; 2]);
@@ -278,7 +286,7 @@ fn holding_with(
 
 /// A client that has more than the one credit that version 1 starts with.
 fn new_client(world: &World, address: &rpcrdma::Address, scheme: Scheme) -> LocalClient {
-    let mut client = world.client(address, Config { scheme, ..small() });
+    let mut client = world.client(address, small().with(|c| c.wire.credit_mode = scheme));
     echo(&mut client, b"hello").expect("an echo");
     client
 }
@@ -314,7 +322,7 @@ fn end(client: &mut LocalClient) -> (u64, Result<Vec<u8>, CallError>) {
 fn who_is_dropped_unanswered_is_refused_and_counted() {
     for scheme in SCHEMES {
         let mut world = World::new("dropped");
-        let (address, held) = holding(&mut world, Config { scheme, ..small() });
+        let (address, held) = holding(&mut world, small().with(|c| c.wire.credit_mode = scheme));
         let mut client = new_client(&world, &address, scheme);
         for token in 0..3 {
             start(&mut client, token);
@@ -333,7 +341,7 @@ fn who_is_dropped_unanswered_is_refused_and_counted() {
 fn who_answers_a_connection_that_is_over_is_told_and_does_no_harm() {
     for scheme in SCHEMES {
         let mut world = World::new("over");
-        let (address, held) = holding(&mut world, Config { scheme, ..small() });
+        let (address, held) = holding(&mut world, small().with(|c| c.wire.credit_mode = scheme));
         let mut client = new_client(&world, &address, scheme);
         let mut other = new_client(&world, &address, scheme);
         for token in 0..4 {
@@ -367,7 +375,13 @@ fn who_answers_a_connection_that_is_over_is_told_and_does_no_harm() {
 fn no_more_are_taken_of_a_connection_than_may_be() {
     for scheme in SCHEMES {
         let mut world = World::new("bounded");
-        let (address, held) = holding(&mut world, Config { scheme, max_deferred: 2, ..small() });
+        let (address, held) = holding(
+            &mut world,
+            small().with(|c| {
+                c.wire.credit_mode = scheme;
+                c.limits.max_deferred = 2;
+            }),
+        );
         let mut greedy = new_client(&world, &address, scheme);
         let mut other = new_client(&world, &address, scheme);
         for token in 0..6 {
@@ -414,7 +428,7 @@ fn no_more_are_taken_of_a_connection_than_may_be() {
 fn a_drain_waits_for_what_was_taken_up_to_its_time() {
     for scheme in SCHEMES {
         let mut world = World::new("drained");
-        let (address, held) = holding(&mut world, Config { scheme, ..small() });
+        let (address, held) = holding(&mut world, small().with(|c| c.wire.credit_mode = scheme));
         let mut client = new_client(&world, &address, scheme);
         start(&mut client, 7);
         let mut call = next(&held);
@@ -437,7 +451,7 @@ fn a_drain_waits_for_what_was_taken_up_to_its_time() {
         drop(client);
 
         // What is never answered is not waited for for ever, and may be answered when all is over.
-        let (address, held) = holding(&mut world, Config { scheme, ..small() });
+        let (address, held) = holding(&mut world, small().with(|c| c.wire.credit_mode = scheme));
         let mut client = new_client(&world, &address, scheme);
         start(&mut client, 8);
         let call = next(&held);
@@ -460,7 +474,7 @@ fn what_is_answered_later_is_remembered_and_runs_once() {
         let kept = Arc::clone(&cache);
         let somebody = |_: &ServerCall| Some(Whose::number(1));
         let shape = move |procedure: Procedure| procedure.cached(Arc::clone(&kept), somebody);
-        let config = Config { scheme, ..small() };
+        let config = small().with(|c| c.wire.credit_mode = scheme);
         let (address, held) = holding_with(&mut world, config, standard_services(), shape);
         // The same call, on two connections, the first of which ends before it is answered.
         let call = call_bytes(99, PROGRAM, VERSION, HELD, b"");
@@ -506,9 +520,10 @@ fn a_client_may_answer_its_server_later() {
         let desk = Desk::new();
         let mut world = World::new("later-back");
         let (services, told) = telling_services();
-        let address = world.serve_with(server(Config { scheme, ..small() }), services);
+        let address = world.serve_with(server(small().with(|c| c.wire.credit_mode = scheme)), services);
         let own = Arc::new(self::services(Way::Thread, &desk));
-        let config = ClientConfig { services: Some(own), ..small_client(Config { scheme, ..small() }) };
+        let config =
+            ClientConfig { services: Some(own), ..small_client(small().with(|c| c.wire.credit_mode = scheme)) };
         let mut forward = Client::connect(&address, config).expect("a connection");
         forward.call(ClientCall::new(HELLO)).expect("a reply");
         let caller = told.recv().expect("it was called");
@@ -529,7 +544,7 @@ fn who_panics_loses_its_own_call_only() {
         let mut world = World::new("panics");
         let mut services = services(way, &desk);
         services.add(PROGRAM, VERSION, HELD, Procedure::deferred(|_| panic!("as the test wants")));
-        let address = world.serve_with(server(Config { scheme, ..small() }), services);
+        let address = world.serve_with(server(small().with(|c| c.wire.credit_mode = scheme)), services);
         let mut client = new_client(&world, &address, scheme);
         for procedure in [PANIC, HELD] {
             let call = client.prepare(procedure, 0).expect("memory");
@@ -580,7 +595,7 @@ fn a_future_is_dropped_with_its_connection_and_may_go_on_behind_its_answer() {
         };
         let mut services = standard_services();
         services.add(PROGRAM, VERSION, HELD, Procedure::asynchronous(for_ever));
-        let address = world.serve_with(server(Config { scheme, ..small() }), services);
+        let address = world.serve_with(server(small().with(|c| c.wire.credit_mode = scheme)), services);
         let mut client = new_client(&world, &address, scheme);
         let mut other = new_client(&world, &address, scheme);
         let mut answered = client.prepare(HELD, 4).expect("memory");
@@ -646,7 +661,7 @@ fn who_waits_for_memory_gets_what_comes_home() {
         let hold = Procedure::deferred(move |call| give.send(call).expect("it is held"));
         services.add(PROGRAM, VERSION, HELD, hold.write_chunks(1, 1 << 20));
         let address = world.address();
-        let server = TimedServer::start(&address, Config { scheme, ..small() }, services);
+        let server = TimedServer::start(&address, small().with(|c| c.wire.credit_mode = scheme), services);
         let mut clients: Vec<_> = (0..8).map(|_| new_client(&world, &address, scheme)).collect();
         for (token, client) in clients.iter_mut().enumerate() {
             let mut call = client.prepare_with_chunks(HELD, 0).expect("memory");
@@ -702,7 +717,11 @@ fn memory_whose_address_was_told_stays_with_its_call() {
         services.add(PROGRAM, VERSION, HELD, procedure.write_chunks(1, 1 << 16));
         // All the bulk memory that there is, is one call's.
         let (bulk_buffers, long_buffers) = (vec![(1 << 20, 1)], vec![]);
-        let shard = Config { arenas: vec![pool.arena().clone()], bulk_buffers, long_buffers, ..small() };
+        let shard = small().with(|c| {
+            c.memory.arenas = vec![pool.arena().clone()];
+            c.memory.bulk_buffers = bulk_buffers;
+            c.memory.long_buffers = long_buffers;
+        });
         let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
         let mut client = world.client(&address, small());
         let first = client.first();

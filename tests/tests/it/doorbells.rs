@@ -11,6 +11,7 @@ use rpcrdma::fabric::software::SoftwareFabric;
 use rpcrdma::fabric::{Fabric, FabricAddress, FabricStats};
 use rpcrdma::shard::Shard;
 use rpcrdma::{Address, Config, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 const AT_A_TIME: u64 = 32;
@@ -18,7 +19,7 @@ const ROUNDS: u64 = 100;
 
 /// What both sides have done in these rounds, behind some others: there is to be credit first.
 fn rounds<F: Fabric>(config: &Config, at: &Address, bind: &FabricAddress, open: impl Fn() -> F) -> [Since; 2] {
-    let scheme = config.scheme;
+    let scheme = config.wire.credit_mode;
     let listener = F::bind(bind).expect("a free address");
     let mut server = Shard::open(open(), config.clone(), Some(Arc::new(standard_services()))).expect("a shard");
     server.listen(&listener).expect("it listens");
@@ -81,7 +82,7 @@ impl Since {
 fn with_32_calls_at_a_time_a_doorbell_tells_of_many_and_few_ask_for_a_completion() {
     let _world = World::new("doorbells");
     for scheme in [Scheme::V1, Scheme::V2Windowed, Scheme::V2Incremental] {
-        let config = Config { scheme, ..small() };
+        let config = small().with(|c| c.wire.credit_mode = scheme);
         let name = FabricAddress(format!("doorbells-{}-{scheme:?}", std::process::id()));
         let host = loopback_address();
         let address = |scheme: &str, at: &FabricAddress| format!("{scheme}:{}", at.0).parse().expect("an address");

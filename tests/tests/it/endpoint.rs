@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use rpcrdma::client::{Client, ClientCall, ClientConfig, ConnectError, Endpoint};
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Address, CallError, Config, Services};
+use rpcrdma::{Address, CallError, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::calls::workers;
@@ -16,12 +17,21 @@ use super::threads::block_on;
 
 /// Of one with many connections.
 fn shared() -> ClientConfig {
-    small_client(Config { credits: 4, max_calls: 16, ..small() })
+    small_client(small().with(|c| {
+        c.limits.credits = 4;
+        c.limits.max_calls = 16;
+    }))
 }
 
 /// One that takes many connections.
 fn roomy() -> ServerConfig {
-    ServerConfig { shard: Config { credits: 4, receives: 1024, ..small() }, ..workers() }
+    ServerConfig {
+        shard: small().with(|c| {
+            c.limits.credits = 4;
+            c.memory.receives = 1024;
+        }),
+        ..workers()
+    }
 }
 
 fn connections(endpoint: &Endpoint) -> u64 {
@@ -119,7 +129,10 @@ fn futures_do_what_blocking_does() {
 fn more_is_asked_for_than_a_ring_holds() {
     let mut world = World::new("endpoint-ring");
     let address = world.serve(workers());
-    let config = small_client(Config { max_calls: 2, bulk_buffers: vec![(64 << 10, 100)], ..small() });
+    let config = small_client(small().with(|c| {
+        c.limits.max_calls = 2;
+        c.memory.bulk_buffers = vec![(64 << 10, 100)];
+    }));
     let mut client = Client::connect(&address, config).expect("a connection");
     let asked: Vec<_> = (0..150).map(|_| client.alloc_async(10)).collect();
     // Those that were asked for leave room for calls.

@@ -8,7 +8,8 @@ use rpcrdma::service::{Application, MAX_CHUNKS, ShardSetup, Unservable};
 use rpcrdma::shard::SpawnError;
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::wire::rpc::ProgramNumber;
-use rpcrdma::{CallError, Client, Config, Knob, OpenError, Procedure, Refusal, Scheme, Server, Services};
+use rpcrdma::{CallError, Client, Knob, OpenError, Procedure, Refusal, Scheme, Server, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 /// One procedure, 7.
@@ -58,12 +59,13 @@ fn a_procedure_on_workers_needs_workers() {
 #[test]
 fn what_is_declared_fits_a_buffer() {
     let mut world = World::new("declared");
-    let longest = small().bulk_buffers.iter().chain(&small().long_buffers).map(|class| class.0).max().unwrap();
+    let longest =
+        small().memory.bulk_buffers.iter().chain(&small().memory.long_buffers).map(|class| class.0).max().unwrap();
     for (procedure, declared, knob) in [
-        (nothing().read_chunks(1, longest + 1), "read_chunks", "`Config::bulk_buffers`"),
-        (nothing().write_chunks(2, longest + 1), "write_chunks", "`Config::bulk_buffers`"),
-        (nothing().max_reply(longest), "max_reply", "`Config::long_buffers`"),
-        (nothing().max_reply(usize::MAX), "max_reply", "`Config::long_buffers`"),
+        (nothing().read_chunks(1, longest + 1), "read_chunks", "`memory.bulk_buffers`"),
+        (nothing().write_chunks(2, longest + 1), "write_chunks", "`memory.bulk_buffers`"),
+        (nothing().max_reply(longest), "max_reply", "`memory.long_buffers`"),
+        (nothing().max_reply(usize::MAX), "max_reply", "`memory.long_buffers`"),
     ] {
         let error = refused(&world, one(procedure.clone()), &small_server());
         let text = error.to_string();
@@ -91,7 +93,7 @@ fn what_is_declared_fits_a_buffer() {
 fn more_memory_than_the_host_has_is_refused() {
     let mut world = World::new("memory");
     let available = usize::try_from(rpcrdma_mempool::MemoryLimits::read().available).unwrap();
-    let most = Config { bulk_buffers: vec![(1 << 20, (available >> 20) + 1024)], ..small() };
+    let most = small().with(|c| c.memory.bulk_buffers = vec![(1 << 20, (available >> 20) + 1024)]);
     let address = world.serve(small_server());
     let error = refused(&world, one(nothing()), &ServerConfig { shard: most.clone(), ..small_server() });
     let text = error.to_string();
@@ -104,26 +106,44 @@ fn more_memory_than_the_host_has_is_refused() {
         LocalClient::connect(&address, small_client(most.clone())).err().map(|error| error.to_string()),
         Client::connect(&address, small_client(most)).err().map(|error| error.to_string()),
     ] {
-        assert!(error.as_deref().is_some_and(|text| text.contains("`Config::bulk_buffers`")), "{error:?}");
+        assert!(error.as_deref().is_some_and(|text| text.contains("`memory.bulk_buffers`")), "{error:?}");
     }
     // What one shard could have, four cannot.
-    let half = Config { message_buffers: available / 4 / 3 / 4096, ..small() };
+    let half = small().with(|c| c.memory.message_buffers = available / 4 / 3 / 4096);
     let config = ServerConfig { shard: half, shards: 8, ..small_server() };
     let text = refused(&world, one(nothing()), &config).to_string();
-    assert!(text.starts_with("8 shards") && text.contains("`Config::message_buffers`"), "{text}");
+    assert!(text.starts_with("8 shards") && text.contains("`memory.message_buffers`"), "{text}");
 }
 
 #[test]
 fn credits_have_receives() {
     let world = World::new("unbacked");
     for (config, knob) in [
-        (Config { receives: 256, credits: 128, ..small() }, "credits is 128: at most 127"),
-        (Config { receives: 512, max_credits: 513, ..small() }, "max_credits is 513: at most 512"),
+        (
+            small().with(|c| {
+                c.memory.receives = 256;
+                c.limits.credits = 128;
+            }),
+            "credits is 128: at most 127",
+        ),
+        (
+            small().with(|c| {
+                c.memory.receives = 512;
+                c.limits.max_credits = 513;
+            }),
+            "max_credits is 513: at most 512",
+        ),
     ] {
         let text = refused(&world, one(nothing()), &ServerConfig { shard: config, ..small_server() }).to_string();
         assert!(text.starts_with(knob) && text.contains("`receives`"), "{text}");
     }
-    Config { receives: 256, credits: 127, ..small() }.validate().unwrap();
+    small()
+        .with(|c| {
+            c.memory.receives = 256;
+            c.limits.credits = 127;
+        })
+        .validate()
+        .unwrap();
 }
 
 #[test]
@@ -131,7 +151,7 @@ fn the_knob_that_is_named_is_the_one_that_was_set() {
     let mut world = World::new("knobs");
     let address = world.serve(small_server());
     for receive_size in [0, 2 << 20] {
-        let config = Config { receive_size, ..small() };
+        let config = small().with(|c| c.wire.receive_size = receive_size);
         let server = refused(&world, one(nothing()), &ServerConfig { shard: config.clone(), ..small_server() });
         for text in [
             server.to_string(),
@@ -142,8 +162,13 @@ fn the_knob_that_is_named_is_the_one_that_was_set() {
         }
     }
     // What the knob may be the fabric can do.
-    let most = Config { receive_size: 1 << 20, receives: 257, credits: 4, message_buffers: 4, ..small() };
-    let shard = Config { long_buffers: vec![(2 << 20, 1)], ..most.clone() };
+    let most = small().with(|c| {
+        c.wire.receive_size = 1 << 20;
+        c.memory.receives = 257;
+        c.memory.message_buffers = 4;
+        c.limits.credits = 4;
+    });
+    let shard = most.clone().with(|c| c.memory.long_buffers = vec![(2 << 20, 1)]);
     let address = world.serve(ServerConfig { shard, ..small_server() });
     let mut client = world.client(&address, most);
     echo(&mut client, b"as long as they get").unwrap();
@@ -153,15 +178,15 @@ fn the_knob_that_is_named_is_the_one_that_was_set() {
 fn a_call_that_is_too_long_is_told_from_one_without_a_buffer_now() {
     let mut world = World::new("too-long");
     let address = world.serve(small_server());
-    let mut client = world.client(&address, Config { bulk_buffers: vec![(4096, 2)], ..small() });
+    let mut client = world.client(&address, small().with(|c| c.memory.bulk_buffers = vec![(4096, 2)]));
     let first = client.first();
     let error = client.alloc(first, 4097).map(drop).unwrap_err();
     assert_eq!(error, CallError::TooLong { needed: 4097, limit: 4096, knob: Knob::BulkBuffers });
-    assert_eq!(error.to_string(), "4097 bytes are too long, 4096 is the most: `Config::bulk_buffers` bounds it");
+    assert_eq!(error.to_string(), "4097 bytes are too long, 4096 is the most: `memory.bulk_buffers` bounds it");
     let held = [client.alloc(first, 4096).unwrap(), client.alloc(first, 1).unwrap()];
     let error = client.alloc(first, 4000).map(drop).unwrap_err();
     assert_eq!(error, CallError::NoMemory { needed: 4000, knob: Knob::BulkBuffers });
-    assert!(error.to_string().contains("`Config::bulk_buffers` says how many"), "{error}");
+    assert!(error.to_string().contains("`memory.bulk_buffers` says how many"), "{error}");
     drop(held);
     client.alloc(first, 4000).unwrap();
 
@@ -179,7 +204,7 @@ fn a_call_that_is_too_long_is_told_from_one_without_a_buffer_now() {
         assert!(matches!(error, CallError::NoMemory { knob: of, .. } if of == knob), "{len}: {error}");
     }
     // A client without memory for chunks has none, ever.
-    let mut client = world.client(&address, Config { bulk_buffers: vec![], ..small() });
+    let mut client = world.client(&address, small().with(|c| c.memory.bulk_buffers = vec![]));
     let error = client.alloc(first, 1).map(drop).unwrap_err();
     assert_eq!(error, CallError::TooLong { needed: 1, limit: 0, knob: Knob::BulkBuffers });
 }
@@ -187,7 +212,7 @@ fn a_call_that_is_too_long_is_told_from_one_without_a_buffer_now() {
 #[test]
 fn how_a_call_ended_says_what_to_turn() {
     let too_many = CallError::TooManyCalls { limit: 8 }.to_string();
-    assert!(too_many.starts_with("8 calls") && too_many.contains("`Config::max_calls`"), "{too_many}");
+    assert!(too_many.starts_with("8 calls") && too_many.contains("`limits.max_calls`"), "{too_many}");
     let closed = CallError::Closed.to_string();
     assert!(closed.starts_with("not connected") && closed.contains("`closed_because`"), "{closed}");
     let system = CallError::Transport(ErrorBody::System).to_string();
@@ -223,7 +248,7 @@ fn no_reply_of_an_ordinary_procedure_is_a_system_error() {
         let mute = || Procedure::new(|_| Err(Refusal::NoReply));
         services.add(PROGRAM, VERSION, 20, mute()).add(PROGRAM, VERSION, 21, mute().on_workers());
         let address = world.serve_with(config, services);
-        let mut client = world.client(&address, Config { scheme, ..small() });
+        let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         for procedure in [20, 21] {
             let mut call = client.prepare(procedure, 0).unwrap();
             call.deadline(std::time::Duration::from_secs(20));

@@ -13,6 +13,7 @@ use rpcrdma::shard::Shard;
 use rpcrdma::stats::ShardStats;
 use rpcrdma::wire::{Chunks, Revision, Version, View};
 use rpcrdma::{Address, CallError, Config, FailedCall, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -114,7 +115,10 @@ fn clients_with_bad_devices() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
         for (seed, chaos) in [(1, SLOW), (2, SLOW), (3, BROKEN), (4, BROKEN)] {
             let mut world = World::new("bad-client-device");
-            let config = Config { scheme, signal_every: 1 + seed as u32, ..small() };
+            let config = small().with(|c| {
+                c.wire.credit_mode = scheme;
+                c.poll.signal_every = 1 + seed as u32;
+            });
             let server = rpcrdma::server::ServerConfig { shard: config.clone(), ..small_server() };
             let address = world.serve(server);
             let fabric = device(&address, &config, chaos, seed);
@@ -132,7 +136,7 @@ fn servers_with_bad_devices() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
         for (seed, chaos) in [(5, SLOW), (6, BROKEN)] {
             let world = World::new("bad-server-device");
-            let config = Config { scheme, ..small() };
+            let config = small().with(|c| c.wire.credit_mode = scheme);
             let address = world.address();
             let server = BadServer::start(&address, &config, chaos, seed);
             let fabric = device(&address, &config, ChaosConfig::default(), seed);
@@ -205,7 +209,7 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
             }
             while peer.receive().is_some() {}
         });
-        let config = Config { scheme: Scheme::V1, ..small() };
+        let config = small().with(|c| c.wire.credit_mode = Scheme::V1);
         let chaos = ChaosConfig { invalidations_refused, ..ChaosConfig::default() };
         let fabric = device(&address, &config, chaos, 1);
         let mut client = LocalClient::with_fabric(fabric, &address, small_client(config)).expect("a connection");
@@ -254,7 +258,7 @@ fn a_reply_that_cannot_be_sent_ends_the_connection() {
         for message in [&good, &bad] {
             let world = World::new("not-sent");
             let address = world.address();
-            let config = Config { scheme: Scheme::V1, ..small() };
+            let config = small().with(|c| c.wire.credit_mode = Scheme::V1);
             let server = BadServer::start(&address, &config, chaos, 1);
             let mut peer = RawPeer::connect_as(&address, Version::V1);
             peer.send(message);

@@ -1,10 +1,11 @@
 //! What deployed implementations got wrong, and had to be repaired in the field: each of these defects has
 //! its test here, or is named with the test that would find it in `tests/peers.md`.
 
+use rpcrdma::Scheme;
 use rpcrdma::fabric::Access;
 use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, Flags, ReadSegment, Revision, Segment, View, WriteList};
-use rpcrdma::{Config, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -20,7 +21,11 @@ fn view(bytes: &[u8]) -> View<'_> {
 fn a_version_1_grant_is_the_servers_own_whatever_is_asked_for() {
     const CREDITS: u32 = 12;
     let mut world = World::new("grants");
-    let shard = Config { scheme: Scheme::V1, credits: CREDITS, max_credits: CREDITS, ..small() };
+    let shard = small().with(|c| {
+        c.wire.credit_mode = Scheme::V1;
+        c.limits.credits = CREDITS;
+        c.limits.max_credits = CREDITS;
+    });
     let address = world.serve(rpcrdma::server::ServerConfig { shard, ..small_server() });
     let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
     let (memory, _room) = client.peer.expose(&[0; 6000], Access::REMOTE_WRITE);

@@ -10,6 +10,7 @@ use rpcrdma::server::ServerConfig;
 use rpcrdma::shard::SimulatedTime;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Segment, Version, WriteList};
 use rpcrdma::{Address, Config, IdlePolicy, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::{be, ping, unharmed};
@@ -77,8 +78,14 @@ fn is_served(witness: &mut LocalClient, continues: bool) {
 fn many_clients_that_never_read_take_no_memory_from_others() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
         let mut world = World::new("hoard");
-        let address = serve(&mut world, Config { scheme, receives: 4096, ..small() });
-        let mut witness = world.client(&address, Config { scheme, ..small() });
+        let address = serve(
+            &mut world,
+            small().with(|c| {
+                c.wire.credit_mode = scheme;
+                c.memory.receives = 4096;
+            }),
+        );
+        let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         let mut peers = Vec::new();
         for n in 0..many() {
             let mut peer = RawPeer::connect_as(&address, version(scheme));
@@ -100,9 +107,13 @@ fn a_client_that_never_reads_is_ended() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
         let world = World::new("deadline");
         // A device that does not tell what moves has time for all that it was given.
-        let shard = Config { scheme, progress_timeout: PROGRESS, least_rate: 1 << 30, ..small() };
+        let shard = small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.timeouts.progress = PROGRESS;
+            c.limits.min_rate = 1 << 30;
+        });
         let (address, server) = world.serve_timed(shard);
-        let mut witness = world.client(&address, Config { scheme, ..small() });
+        let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         let mut peer = RawPeer::connect_as(&address, version(scheme));
         ping(&mut peer, 1);
         hoard(&mut peer, &mut witness);
@@ -125,7 +136,7 @@ fn a_client_that_never_reads_is_ended() {
 #[test]
 fn a_message_that_is_never_ended_ends_its_connection() {
     let world = World::new("half-sent");
-    let (address, server) = world.serve_timed(Config { progress_timeout: PROGRESS, ..small() });
+    let (address, server) = world.serve_timed(small().with(|c| c.timeouts.progress = PROGRESS));
     let mut witness = world.client(&address, small());
     let mut peer = RawPeer::connect(&address);
     ping(&mut peer, 1);
@@ -148,7 +159,7 @@ fn a_message_that_is_never_ended_ends_its_connection() {
 #[test]
 fn a_client_that_grants_nothing_for_its_replies_is_ended() {
     let world = World::new("no-grant");
-    let (address, server) = world.serve_timed(Config { progress_timeout: PROGRESS, ..small() });
+    let (address, server) = world.serve_timed(small().with(|c| c.timeouts.progress = PROGRESS));
     let mut witness = world.client(&address, small());
     let mut peer = RawPeer::connect_silently(&address);
     // One, for the server's properties.
@@ -174,7 +185,12 @@ fn a_client_that_grants_nothing_for_its_replies_is_ended() {
 fn clients_that_grant_nothing_leave_buffers_to_others() {
     let mut world = World::new("ungranted");
     let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);
-    let shard = Config { credits: 16, message_buffers: 60, bulk_buffers, long_buffers, ..small() };
+    let shard = small().with(|c| {
+        c.limits.credits = 16;
+        c.memory.message_buffers = 60;
+        c.memory.bulk_buffers = bulk_buffers;
+        c.memory.long_buffers = long_buffers;
+    });
     let address = serve(&mut world, shard);
     let mut witness = world.client(&address, small());
     let mut peers = Vec::new();
@@ -199,7 +215,10 @@ fn clients_that_grant_nothing_leave_buffers_to_others() {
 #[test]
 fn a_client_that_is_quiet_is_not_ended() {
     let world = World::new("quiet");
-    let shard = Config { progress_timeout: PROGRESS, idle: IdlePolicy::Poll, ..small() };
+    let shard = small().with(|c| {
+        c.timeouts.progress = PROGRESS;
+        c.poll.idle = IdlePolicy::Poll;
+    });
     let (address, server) = world.serve_timed(shard.clone());
     let time = SimulatedTime::new();
     let mut quiet = LocalClient::open(address.open(&shard).expect("a device"), small_client(shard)).expect("a shard");
@@ -293,7 +312,7 @@ fn connections_that_say_nothing_lock_nobody_out() {
 fn connections_that_fell_silent_lock_nobody_out() {
     let mut world = World::new("silent");
     let silent_after = Duration::from_millis(if place::on_device() { 1000 } else { 100 });
-    let address = serve(&mut world, Config { silent_after, ..small() });
+    let address = serve(&mut world, small().with(|c| c.timeouts.evict_after = silent_after));
     let mut witness = world.client(&address, small());
     let mut peers = Vec::new();
     for _ in 0..107 {
@@ -326,7 +345,10 @@ fn a_connection_that_is_not_set_up_in_time_is_over() {
     let setup_timeout = Duration::from_millis(100);
     // Of version 1 the first message may come at any time.
     for version_1 in [false, true] {
-        let (address, server) = world.serve_timed(Config { setup_timeout, version_1, ..small() });
+        let (address, server) = world.serve_timed(small().with(|c| {
+            c.timeouts.setup = setup_timeout;
+            c.wire.version_1 = version_1;
+        }));
         let mut witness = world.client(&address, small());
         let mut peer = RawPeer::connect_silently(&address);
         // The server, too, knows that it is there.
@@ -359,8 +381,11 @@ fn messages_of_no_use_end_their_connection() {
     ];
     for scheme in [Scheme::V1, Scheme::V2Windowed] {
         // No time passes in which more would be put up with.
-        let (address, server) = world.serve_timed(Config { scheme, useless_per_second: 20, ..small() });
-        let mut witness = world.client(&address, Config { scheme, ..small() });
+        let (address, server) = world.serve_timed(small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.limits.max_unsolicited_per_second = 20;
+        }));
+        let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         let mut faults = 0;
         for (kind, make) in kinds {
             if scheme != Scheme::V1 && matches!(kind, "RDMA_DONE" | "a header that cannot be read") {
@@ -395,7 +420,7 @@ fn messages_of_no_use_end_their_connection() {
 #[test]
 fn grants_that_nothing_asked_for_end_their_connection() {
     let world = World::new("grants");
-    let (address, server) = world.serve_timed(Config { useless_per_second: 20, ..small() });
+    let (address, server) = world.serve_timed(small().with(|c| c.limits.max_unsolicited_per_second = 20));
     let mut witness = world.client(&address, small());
     let mut peer = RawPeer::connect(&address);
     let round = |peer: &mut RawPeer, grants: usize| {

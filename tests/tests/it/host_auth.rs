@@ -9,6 +9,7 @@ use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::properties::Properties;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, View, ViewBody};
 use rpcrdma::{Address, Config, Procedure, Scheme, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 /// Results: the name that the caller's host has proved, or nothing.
@@ -29,7 +30,7 @@ fn services() -> Services {
 }
 
 fn with(host_auth: AuthPolicy) -> Config {
-    Config { host_auth, ..small() }
+    small().with(|c| c.wire.host_auth = host_auth)
 }
 
 fn serve(world: &mut World, shard: Config) -> Address {
@@ -123,7 +124,7 @@ fn host_authentication_takes_several_messages() {
     let mut world = World::new("several-messages");
     for (scheme, len) in [(Scheme::V2Windowed, 3), (Scheme::V2Windowed, 15_000), (Scheme::V2Incremental, 10_001)] {
         let policy = AuthPolicy::Required(Arc::new(Words { words: &["one", "two", "three", "four"], len }));
-        let config = Config { scheme, ..with(policy) };
+        let config = with(policy).with(|c| c.wire.credit_mode = scheme);
         let address = serve(&mut world, config.clone());
         let mut client = world.client(&address, config);
         assert_eq!(who(&mut client), ["a client of words"; 2], "{scheme:?}, {len} bytes");
@@ -185,7 +186,7 @@ fn policy_decides_about_an_unauthenticated_peer() {
         (&required, &off, Err("server")),
         (&off, &required, Err("client")),
     ] {
-        let only_2 = |host_auth: &AuthPolicy| Config { version_1: false, ..with(host_auth.clone()) };
+        let only_2 = |host_auth: &AuthPolicy| with(host_auth.clone()).with(|c| c.wire.version_1 = false);
         let address = serve(&mut world, only_2(server));
         let result = LocalClient::connect(&address, small_client(only_2(client)));
         match outcome {
@@ -198,7 +199,7 @@ fn policy_decides_about_an_unauthenticated_peer() {
         }
     }
     // Version 1 has no properties.
-    let old = |host_auth: &AuthPolicy| Config { scheme: Scheme::V1, ..with(host_auth.clone()) };
+    let old = |host_auth: &AuthPolicy| with(host_auth.clone()).with(|c| c.wire.credit_mode = Scheme::V1);
     let address = serve(&mut world, with(optional.clone()));
     assert_eq!(who(&mut world.client(&address, old(&off))), [""; 2]);
     let address = serve(&mut world, with(required.clone()));

@@ -8,7 +8,8 @@ use rpcrdma::proto::Counters;
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, ReadSegment, Revision, Segment, Version, View, ViewBody, WriteList,
 };
-use rpcrdma::{Address, Config, Scheme};
+use rpcrdma::{Address, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 const WINDOWED: Flags = Flags::NONE;
@@ -16,7 +17,7 @@ const WINDOWED: Flags = Flags::NONE;
 /// A world with a server, and a client that behaves.
 pub(super) fn scene(name: &'static str, scheme: Scheme) -> (World, Address, LocalClient) {
     let mut world = World::new(name);
-    let shard = Config { scheme, ..small() };
+    let shard = small().with(|c| c.wire.credit_mode = scheme);
     let address = world.serve(rpcrdma::server::ServerConfig { shard: shard.clone(), ..small_server() });
     let client = world.client(&address, shard);
     (world, address, client)
@@ -532,7 +533,7 @@ fn what_a_peer_did_is_known_though_its_end_is_told_in_the_same_turn() {
     const XID: u32 = 7;
     let mut world = World::new("same-turn");
     // Each turn looks at the control plane behind all else.
-    let shard = Config { control_interval: Duration::from_nanos(1), ..small() };
+    let shard = small().with(|c| c.poll.control_interval = Duration::from_nanos(1));
     let address = world.serve(rpcrdma::server::ServerConfig { shard, ..small_server() });
     for count in 1..=20 {
         let mut peer = RawPeer::connect(&address);

@@ -6,7 +6,8 @@ use std::time::Duration;
 use rpcrdma::fabric::{Access, RemoteMemory};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::{Body, Chunks, Flags, Version};
-use rpcrdma::{Address, Config, Scheme};
+use rpcrdma::{Address, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::place::{on_device, over_tcp};
 use rpcrdma_tests::*;
 
@@ -155,7 +156,10 @@ fn keys_that_were_not_given_open_nothing() {
 fn floods_of_nonsense_stop_nobody_else() {
     for scheme in [Scheme::V1, Scheme::V2Windowed] {
         let mut world = World::new("flood");
-        let shard = Config { scheme, useless_per_second: 20, ..small() };
+        let shard = small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.limits.max_unsolicited_per_second = 20;
+        });
         let address = world.serve(ServerConfig { shard: shard.clone(), ..small_server() });
         let mut witness = world.client(&address, shard);
         let version = if scheme == Scheme::V1 { 1 } else { 2 };

@@ -7,7 +7,8 @@ use std::time::Duration;
 use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::RemoteMemory;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, ReadSegment, Revision, Segment, View, WriteList};
-use rpcrdma::{Address, CallError, Config};
+use rpcrdma::{Address, CallError};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 /// A call as the server sees it.
@@ -295,7 +296,7 @@ fn a_server_that_never_answers_costs_no_more_than_deadlines() {
         reply(peer, call.xid, Chunks::NONE, &reply_bytes(call.xid, b"fine"), None);
         while next_call(peer).is_some() {}
     });
-    let mut client = world.client(&address, Config { max_calls: 8, ..small() });
+    let mut client = world.client(&address, small().with(|c| c.limits.max_calls = 8));
     let first = client.first();
     assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
     let mut ends = Vec::new();

@@ -5,7 +5,8 @@ use std::time::Duration;
 use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Status;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Address, CallError, CloseReason, Config, FailedCall, Server};
+use rpcrdma::{Address, CallError, CloseReason, FailedCall, Server};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 /// What a child does until it is killed.
@@ -63,7 +64,7 @@ fn clients_killed_at_random_harm_nobody() {
     let kills = std::env::var("KILLS").map_or(50, |n| n.parse().expect("a number"));
     let mut world = World::new("killed-clients");
     // Memory for all that three clients may have under way: the witness is never refused.
-    let shard = Config { bulk_buffers: vec![(64 << 10, 120)], ..small() };
+    let shard = small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 120)]);
     let address = world.serve(ServerConfig { shard, ..small_server() });
     let mut witness = world.client(&address, small());
     let mut random = Random::new(50);

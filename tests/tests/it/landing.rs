@@ -12,6 +12,7 @@ use rpcrdma::shard::Shard;
 use rpcrdma::wire::{ReadSegment, Revision};
 use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme, ServerCall, Services};
 use rpcrdma_mempool::{Arena, ArenaConfig, ArenaId, Buf, Class, PagePolicy, Pool};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::calls::workers;
@@ -116,7 +117,7 @@ fn caching(world: &mut World, shard: Config, shards: usize) -> (rpcrdma::Address
     let (arena, _) = own_arena(shards * PAGES * PAGE);
     let asked = Arc::new(AtomicUsize::new(0));
     let services = services(&arena, &asked);
-    let shard = Config { arenas: vec![arena], ..shard };
+    let shard = shard.with(|c| c.memory.arenas = vec![arena]);
     (world.serve_with(ServerConfig { shard, shards, ..workers() }, services), asked)
 }
 
@@ -124,8 +125,8 @@ fn caching(world: &mut World, shard: Config, shards: usize) -> (rpcrdma::Address
 fn chunks_land_in_pages_of_the_applications_and_are_sent_from_there() {
     for scheme in [Scheme::V2Windowed, Scheme::V1] {
         let mut world = World::new("landing");
-        let (address, asked) = caching(&mut world, Config { scheme, ..small() }, 2);
-        let mut clients = [0; 4].map(|_| world.client(&address, Config { scheme, ..small() }));
+        let (address, asked) = caching(&mut world, small().with(|c| c.wire.credit_mode = scheme), 2);
+        let mut clients = [0; 4].map(|_| world.client(&address, small().with(|c| c.wire.credit_mode = scheme)));
         let mut seed = 0;
         for _ in 0..2 * PAGES {
             for (client, procedure) in clients.iter_mut().zip([30, 31, 32, 30]) {
@@ -163,7 +164,7 @@ fn a_long_call_chooses_when_its_message_has_come() {
     };
     let mut services = standard_services();
     services.add(PROGRAM, VERSION, LONG, Procedure::new(take).read_chunks(1, PAGE).uncounted().landing(choose));
-    let shard = Config { arenas: vec![arena], ..small() };
+    let shard = small().with(|c| c.memory.arenas = vec![arena]);
     let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services);
     let mut client = world.client(&address, small());
     let first = client.first();
@@ -213,7 +214,12 @@ fn memory_that_will_not_do_costs_its_call_alone_and_nothing_is_read() {
     let procedure = Procedure::new(handler).read_chunks(2, CHUNK).uncounted().landing(choose);
     services.add(PROGRAM, VERSION, 30, procedure);
     let (bulk_buffers, long_buffers) = (vec![(2048, 4)], vec![(2048, 4)]);
-    let shard = Config { arenas: vec![arena], bulk_buffers, long_buffers, receive_size: 4096, ..small() };
+    let shard = small().with(|c| {
+        c.memory.arenas = vec![arena];
+        c.memory.bulk_buffers = bulk_buffers;
+        c.memory.long_buffers = long_buffers;
+        c.wire.receive_size = 4096;
+    });
     let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services);
     let mut client = world.client(&address, small());
     for wrong in 0..5 {
@@ -260,7 +266,7 @@ fn nothing_is_read_of_a_call_when_its_second_chunk_cannot_land() {
         count.set(count.get() + usize::from(line.contains(" Read ") && line.contains(" bytes of ")));
     });
     let listener = address.bind().expect("a free address");
-    let shard = Config { arenas: vec![arena], ..small() };
+    let shard = small().with(|c| c.memory.arenas = vec![arena]);
     let mut server = Shard::open_local(fabric, shard, Some(services)).expect("a shard");
     server.listen(&listener).expect("listening");
     let mut client = LocalClient::open(place::open(&address), small_client(small())).expect("a client");
@@ -327,7 +333,11 @@ fn calls_that_wait_for_memory_give_their_pages_back_meanwhile() {
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, BOTH, both);
     let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);
-    let shard = Config { arenas: vec![arena], bulk_buffers, long_buffers, ..small() };
+    let shard = small().with(|c| {
+        c.memory.arenas = vec![arena];
+        c.memory.bulk_buffers = bulk_buffers;
+        c.memory.long_buffers = long_buffers;
+    });
     let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services);
     let mut client = world.client(&address, small());
     let first = client.first();

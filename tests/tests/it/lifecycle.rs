@@ -9,6 +9,7 @@ use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, Version};
 use rpcrdma::{CallError, Config, FailedCall, IdlePolicy, Procedure, Refusal, Scheme, ServerCall};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::calls::{many_calls, workers};
@@ -31,7 +32,7 @@ fn no_connection_is_begun_whose_first_messages_would_find_no_receive() {
     let refused = refused.expect("Receives run out").to_string();
     assert!(refused.contains("message_buffers"), "{refused}");
     let stats = client.stats();
-    assert!(stats.receives_promised < stats.receives_posted + 2 * u64::from(small().credits), "{stats:?}");
+    assert!(stats.receives_promised < stats.receives_posted + 2 * u64::from(small().limits.credits), "{stats:?}");
     drop(held);
     client.add_connection(&address).expect("there is memory again");
 }
@@ -42,18 +43,17 @@ fn every_combination_of_switches_carries_calls_and_chunks() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
         for switches in 0..16 {
             let on = |bit: u32| switches & 1 << bit != 0;
-            let config = Config {
-                scheme,
-                remote_invalidate: on(0),
-                batch: on(1),
-                signal_every: if on(2) { 1 } else { 16 },
-                coalesce_grants: on(3),
-                bulk_buffers: vec![(64 << 10, 8)],
-                receives: 300,
-                small_buffers: 100,
-                message_buffers: 100,
-                ..small()
-            };
+            let config = small().with(|c| {
+                c.wire.credit_mode = scheme;
+                c.wire.remote_invalidate = on(0);
+                c.poll.batch = on(1);
+                c.poll.signal_every = if on(2) { 1 } else { 16 };
+                c.poll.coalesce_grants = on(3);
+                c.memory.bulk_buffers = vec![(64 << 10, 8)];
+                c.memory.receives = 300;
+                c.memory.small_buffers = 100;
+                c.memory.message_buffers = 100;
+            });
             let address = world.serve(server_with(config.clone()));
             let mut client = world.client(&address, config);
             many_calls(&mut client, 300, 40);
@@ -79,7 +79,7 @@ fn remote_invalidation_saves_revocations() {
     let address = world.serve(small_server());
     let mut posts = Vec::new();
     for remote_invalidate in [true, false] {
-        let mut client = world.client(&address, Config { remote_invalidate, ..small() });
+        let mut client = world.client(&address, small().with(|c| c.wire.remote_invalidate = remote_invalidate));
         load(&mut client, 1, &[(100, 100)]).unwrap();
         let before = client.stats().fabric.posts;
         for seed in 0..20 {
@@ -93,7 +93,7 @@ fn remote_invalidation_saves_revocations() {
 #[test]
 fn the_other_revision_of_version_2_works_when_both_ends_use_it() {
     let mut world = World::new("revision");
-    let config = Config { revision: Revision::Cel09, ..small() };
+    let config = small().with(|c| c.wire.revision = Revision::Cel09);
     let mut services = standard_services();
     services.add(PROGRAM, VERSION, 20, Procedure::new(|_| Ok(())).write_chunks(1, 10));
     let address = world.serve_with(server_with(config.clone()), services);
@@ -116,12 +116,12 @@ fn the_other_revision_of_version_2_works_when_both_ends_use_it() {
 #[test]
 fn ends_with_no_version_in_common_say_so() {
     let mut world = World::new("versions");
-    let address = world.serve(server_with(Config { version_1: false, ..small() }));
-    let mut client = world.client(&address, Config { scheme: Scheme::V1, ..small() });
+    let address = world.serve(server_with(small().with(|c| c.wire.version_1 = false)));
+    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
     let error = echo(&mut client, b"whoever understands this").unwrap_err();
     assert_eq!(error, CallError::Transport(ErrorBody::Vers { low: 2, high: 2 }));
-    let address = world.serve(server_with(Config { scheme: Scheme::V1, ..small() }));
-    let config = small_client(Config { version_1: false, ..small() });
+    let address = world.serve(server_with(small().with(|c| c.wire.credit_mode = Scheme::V1)));
+    let config = small_client(small().with(|c| c.wire.version_1 = false));
     let refused = LocalClient::connect(&address, config).map(drop).unwrap_err().to_string();
     assert!(refused.contains("versions 1 to 1"), "{refused}");
 }
@@ -135,11 +135,11 @@ fn a_sleeping_server_wakes_up() {
         (IdlePolicy::Event, true),
         (IdlePolicy::default(), true),
     ] {
-        let mut config = server_with(Config { idle, ..small() });
+        let mut config = server_with(small().with(|c| c.poll.idle = idle));
         config.workers = Some(WorkerConfig { idle, ..WorkerConfig::default() });
         let address = world.serve(config);
         for client_idle in [IdlePolicy::Poll, IdlePolicy::Event, idle] {
-            let mut client = world.client(&address, Config { idle: client_idle, ..small() });
+            let mut client = world.client(&address, small().with(|c| c.poll.idle = client_idle));
             for _ in 0..5 {
                 echo(&mut client, b"good morning").unwrap();
                 if sleeps {
@@ -180,8 +180,14 @@ fn several_shards_share_the_connections() {
 #[test]
 fn many_connections_of_one_client() {
     let mut world = World::new("many");
-    let address = world.serve(server_with(Config { receives: 4096, ..small() }));
-    let mut client = world.client(&address, Config { credits: 8, receives: 2048, ..small() });
+    let address = world.serve(server_with(small().with(|c| c.memory.receives = 4096)));
+    let mut client = world.client(
+        &address,
+        small().with(|c| {
+            c.limits.credits = 8;
+            c.memory.receives = 2048;
+        }),
+    );
     let mut connections = vec![client.first()];
     for _ in 0..59 {
         connections.push(client.add_connection(&address).unwrap());
@@ -351,7 +357,7 @@ fn draining_finishes_what_is_under_way_and_refuses_what_is_new() {
         let mut world = World::new("drain");
         let gate = Gate::default();
         let address = world.serve_with(server_with_workers(scheme), gated(&gate, true));
-        let mut client = world.client(&address, Config { scheme, ..small() });
+        let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         let first = client.first();
         // Before the first reply there is credit for one call only.
         echo(&mut client, b"hello").unwrap();
@@ -442,7 +448,7 @@ fn draining_leaves_what_is_new_to_clients_of_version_1() {
 
 fn server_with_workers(scheme: Scheme) -> ServerConfig {
     let workers = WorkerConfig { count: 4, ..WorkerConfig::default() };
-    ServerConfig { workers: Some(workers), ..server_with(Config { scheme, ..small() }) }
+    ServerConfig { workers: Some(workers), ..server_with(small().with(|c| c.wire.credit_mode = scheme)) }
 }
 
 #[test]

@@ -13,7 +13,8 @@ use rpcrdma::wire::rpc::CallHeader;
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
 };
-use rpcrdma::{CallError, Config, Procedure, Scheme};
+use rpcrdma::{CallError, Procedure, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -28,7 +29,7 @@ fn view(bytes: &[u8]) -> View<'_> {
 /// A server of long replies, and a client of it.
 fn pair(name: &'static str, scheme: Scheme) -> (World, Client) {
     let mut world = World::new(name);
-    let shard = Config { scheme, ..small() };
+    let shard = small().with(|c| c.wire.credit_mode = scheme);
     let address = world.serve_with(ServerConfig { shard, ..small_server() }, services_for(16 << 10));
     let client = Client::connect(&address, scheme, Revision::Ietf00);
     (world, client)
@@ -139,7 +140,7 @@ fn a_nomsg_without_its_payload_chunk_is_refused() {
             }
             while peer.receive().is_some() {}
         });
-        let mut client = world.client(&address, Config { scheme, ..small() });
+        let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         for _ in 0..2 {
             let error = with_room(&mut client).expect_err("no reply");
             assert!(matches!(error, CallError::MalformedReply(_)), "{scheme:?}: {error}");
@@ -192,7 +193,13 @@ fn a_long_reply_whose_two_xids_differ_ends_its_call() {
             }
             while peer.receive().is_some() {}
         });
-        let mut client = world.client(&address, Config { scheme, continue_up_to: 0, ..small() });
+        let mut client = world.client(
+            &address,
+            small().with(|c| {
+                c.wire.credit_mode = scheme;
+                c.wire.continue_up_to = 0;
+            }),
+        );
         let error = with_room(&mut client).expect_err("another XID");
         assert!(matches!(error, CallError::MalformedReply(_)), "{scheme:?}: {error}");
         assert_eq!(with_room(&mut client), Ok(vec![9; 12_000]), "{scheme:?}");
@@ -246,7 +253,13 @@ fn a_reply_that_its_server_changes_afterwards_stays_as_it_was() {
             changed.send(()).expect("the client waits");
             while peer.receive().is_some() {}
         });
-        let mut client = world.client(&address, Config { scheme, continue_up_to: 0, ..small() });
+        let mut client = world.client(
+            &address,
+            small().with(|c| {
+                c.wire.credit_mode = scheme;
+                c.wire.continue_up_to = 0;
+            }),
+        );
         let mut call = client.prepare(ECHO, 4).expect("a buffer");
         call.expect_reply(20_000);
         let reply = client.call(call).expect("a reply");
@@ -284,7 +297,13 @@ fn long_call(scheme: Scheme, segment_size: u32, args: usize, chunk: Option<usize
         reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
         while peer.receive().is_some() {}
     });
-    let mut client = world.client(&address, Config { scheme, continue_up_to: 0, ..small() });
+    let mut client = world.client(
+        &address,
+        small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.wire.continue_up_to = 0;
+        }),
+    );
     let mut call = client.prepare_with_chunks(STORE, args).expect("a buffer");
     pattern(3, call.args_mut());
     let first = client.first();
@@ -464,7 +483,7 @@ fn version_1_offers_a_reply_chunk_when_a_reply_may_not_fit() {
             reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
         }
     });
-    let mut client = world.client(&address, Config { scheme: Scheme::V1, ..small() });
+    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
     for (expected, offered) in [(0, false), (972, false), (973, true), (10_001, true), (60_000, true)] {
         let mut call = client.prepare(ECHO, 4).expect("a buffer");
         call.expect_reply(expected);

@@ -10,6 +10,7 @@ use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, View};
 use rpcrdma::{CallError, Config, FailedCall, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -24,14 +25,21 @@ const LEN: usize = 50_000;
 fn poor(scheme: Scheme, workers: usize) -> ServerConfig {
     let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);
     ServerConfig {
-        shard: Config { scheme, bulk_buffers, long_buffers, ..small() },
+        shard: small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.memory.bulk_buffers = bulk_buffers;
+            c.memory.long_buffers = long_buffers;
+        }),
         workers: (workers > 0).then(|| WorkerConfig { count: workers, ..WorkerConfig::default() }),
         ..small_server()
     }
 }
 
 fn rich(scheme: Scheme) -> Config {
-    Config { scheme, bulk_buffers: vec![(64 << 10, 2 * CALLS as usize)], ..small() }
+    small().with(|c| {
+        c.wire.credit_mode = scheme;
+        c.memory.bulk_buffers = vec![(64 << 10, 2 * CALLS as usize)];
+    })
 }
 
 /// Starts calls that send, or get, a chunk each, and waits for all of them. Returns the tokens in the order
@@ -91,7 +99,7 @@ fn calls_of_many_connections_wait_and_none_is_refused_for_the_others() {
     for scheme in SCHEMES {
         let mut world = World::new("all-wait");
         let poor = poor(scheme, 0);
-        let shard = Config { message_buffers: 4, ..poor.shard.clone() };
+        let shard = poor.shard.clone().with(|c| c.memory.message_buffers = 4);
         let address = world.serve(ServerConfig { shard, ..poor });
         let mut clients: Vec<_> = (0..CLIENTS).map(|_| world.client(&address, rich(scheme))).collect();
         for round in 0..3 {
@@ -167,7 +175,7 @@ fn what_comes_as_memory_comes_home_goes_behind_those_that_wait() {
         let mut config = poor(scheme, 0);
         // What wakes those that wait would hide it: a look now and then, and Sends of which it is heard that
         // they have left.
-        (config.shard.control_interval, config.shard.signal_every) = (Duration::from_millis(200), 1);
+        (config.shard.poll.control_interval, config.shard.poll.signal_every) = (Duration::from_millis(200), 1);
         let address = world.serve_with(config, services);
         let mut client = world.client(&address, rich(scheme));
         let first = client.first();
@@ -232,7 +240,11 @@ fn calls_without_bulk_go_past_those_that_wait_for_it() {
 fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
     const CREDITS: u32 = 8;
     let mut world = World::new("twice-the-credits");
-    let shard = Config { scheme: Scheme::V1, credits: CREDITS, max_credits: CREDITS, ..small() };
+    let shard = small().with(|c| {
+        c.wire.credit_mode = Scheme::V1;
+        c.limits.credits = CREDITS;
+        c.limits.max_credits = CREDITS;
+    });
     let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
     let config = ServerConfig { shard, workers, ..small_server() };
     let gate = Gate::default();
@@ -271,7 +283,7 @@ fn long_calls_do_not_wait_for_memory_that_they_have_themselves() {
         let mut world = World::new("long-waiting");
         let address = world.serve(poor(scheme, 0));
         let long_buffers = vec![(32 << 10, 2 * CALLS as usize)];
-        let mut client = world.client(&address, Config { long_buffers, ..rich(scheme) });
+        let mut client = world.client(&address, rich(scheme).with(|c| c.memory.long_buffers = long_buffers));
         let first = client.first();
         for token in 0..CALLS {
             // The RPC message goes in a chunk, too.

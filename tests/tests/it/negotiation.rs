@@ -12,6 +12,7 @@ use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::properties::{Builder, Properties};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, Revision, Version, View, ViewBody};
 use rpcrdma::{Address, CallError, Config, Knob, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -29,11 +30,16 @@ fn view(bytes: &[u8]) -> View<'_> {
 
 /// Large messages, and nothing is continued that can be a chunk.
 fn large(scheme: Scheme) -> Config {
-    Config { scheme, receive_size: 8192, continue_up_to: 0, long_buffers: vec![(32 << 10, 8)], ..small() }
+    small().with(|c| {
+        c.wire.credit_mode = scheme;
+        c.wire.receive_size = 8192;
+        c.wire.continue_up_to = 0;
+        c.memory.long_buffers = vec![(32 << 10, 8)];
+    })
 }
 
 fn serve(world: &mut World, shard: Config) -> Address {
-    let services = services_for(shard.receive_size);
+    let services = services_for(shard.wire.receive_size);
     world.serve_with(ServerConfig { shard, ..small_server() }, services)
 }
 
@@ -58,7 +64,13 @@ fn the_first_message_is_a_connprop_of_at_most_1024_bytes() {
             peer.take_properties(&hello);
             behave(peer);
         });
-        let mut client = world.client(&address, Config { revision, host_auth, ..small() });
+        let mut client = world.client(
+            &address,
+            small().with(|c| {
+                c.wire.revision = revision;
+                c.wire.host_auth = host_auth;
+            }),
+        );
         assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
         drop(client);
         server.join();
@@ -258,7 +270,7 @@ fn a_server_stays_with_the_version_of_the_first_message() {
         assert_eq!(ping(&mut peer), None, "the connection is over");
     }
     // One that has version 2 only says so.
-    let address = serve(&mut world, Config { version_1: false, ..small() });
+    let address = serve(&mut world, small().with(|c| c.wire.version_1 = false));
     let mut peer = RawPeer::connect_as(&address, Version::V1);
     peer.send(&be(&[XID, 1, 9, 0, 0, 0, 0]));
     let bytes = peer.receive().expect("an answer").bytes;
@@ -292,7 +304,7 @@ fn after_err_vers_the_client_goes_on_in_version_1() {
                 peer.send(&err_vers(&hello, vers, 1, 1));
                 behave_in_version_1(peer);
             });
-            let mut client = world.client(&address, Config { scheme, ..small() });
+            let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
             for _ in 0..20 {
                 assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
             }
@@ -313,7 +325,7 @@ fn after_err_vers_the_client_goes_on_in_version_1() {
             peer.send(&refusal);
             peer.wait_until_over();
         });
-        let refused = LocalClient::connect(&address, small_client(Config { version_1, ..small() }));
+        let refused = LocalClient::connect(&address, small_client(small().with(|c| c.wire.version_1 = version_1)));
         let error = refused.err().expect("refused").to_string();
         assert!(error.contains("none of which"), "{error}");
         server.join();
@@ -331,7 +343,7 @@ fn a_connection_lost_behind_err_vers_is_made_again_in_version_1() {
         peer.leave();
         behave_in_version_1(&mut listener.accept_next());
     });
-    let mut client = world.client(&address, Config { retransmit: true, ..small() });
+    let mut client = world.client(&address, small_client(small()).with(|c| c.reconnect.retransmit = true));
     for _ in 0..3 {
         assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
     }
@@ -355,7 +367,7 @@ fn a_first_message_without_an_answer_leads_to_version_1() {
             }
             behave_in_version_1(&mut listener.accept_next());
         });
-        let mut client = world.client(&address, Config { negotiation_timeout: Duration::from_secs(1), ..small() });
+        let mut client = world.client(&address, small().with(|c| c.timeouts.negotiation = Duration::from_secs(1)));
         for _ in 0..3 {
             assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
         }
@@ -366,7 +378,10 @@ fn a_first_message_without_an_answer_leads_to_version_1() {
     let world = World::new("no-answer-2");
     let address = world.address();
     let server = Server::start_silently(&address, |peer| drop(peer.wait_until_over()));
-    let config = Config { version_1: false, negotiation_timeout: Duration::from_secs(1), ..small() };
+    let config = small().with(|c| {
+        c.wire.version_1 = false;
+        c.timeouts.negotiation = Duration::from_secs(1);
+    });
     assert!(LocalClient::connect(&address, small_client(config)).is_err());
     server.join();
 }
@@ -395,7 +410,7 @@ fn a_call_that_waits_and_is_too_long_by_then_ends_alone() {
         reply(peer, header.xid(), Chunks::NONE, &reply_bytes(header.xid(), b"fine"), None);
         assert!(next(peer).is_none(), "nothing else was sent");
     });
-    let mut client = world.client(&address, Config { revision: Revision::Cel09, ..small() });
+    let mut client = world.client(&address, small().with(|c| c.wire.revision = Revision::Cel09));
     let first = client.first();
     for (token, len) in [(1, 3000), (2, 4)] {
         let call = client.prepare(ECHO, len).expect("a buffer");

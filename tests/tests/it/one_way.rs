@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{CallError, Config, FailedCall, Procedure, Scheme};
+use rpcrdma::{CallError, FailedCall, Procedure, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 const NOTE: u32 = 60;
@@ -24,7 +25,7 @@ fn calls_without_a_reply_run_in_order_and_cost_no_credits() {
         let mut services = standard_services();
         services.add(PROGRAM, VERSION, NOTE, note);
         let address = world.serve_with(small_server(), services);
-        let mut client = world.client(&address, Config { scheme, ..small() });
+        let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         let (first, mut expected, mut ended) = (client.first(), 0u64, 0);
         for n in 0..2000u64 {
             // Now and then one that is continued, though others of that length would be chunks.
@@ -65,7 +66,12 @@ fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
     let note = Procedure::one_way(move |call| tell.send(call.args().to_vec()).expect("the test waits"));
     let mut services = standard_services();
     services.add(PROGRAM, VERSION, NOTE, note);
-    let config = || Config { reassemble_up_to: 100_000, long_buffers: vec![(128 << 10, 8)], ..small() };
+    let config = || {
+        small().with(|c| {
+            c.wire.reassemble_up_to = 100_000;
+            c.memory.long_buffers = vec![(128 << 10, 8)];
+        })
+    };
     let address = world.serve_with(ServerConfig { shard: config(), ..small_server() }, services);
     let mut client = world.client(&address, config());
     // The RPC header has 40 bytes.
@@ -92,7 +98,7 @@ fn version_1_and_chunks_have_no_calls_without_a_reply() {
     let mut services = standard_services();
     services.add(PROGRAM, VERSION, NOTE, Procedure::one_way(|_| {}));
     let address = world.serve_with(small_server(), services);
-    let mut client = world.client(&address, Config { scheme: Scheme::V1, ..small() });
+    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
     let mut call = client.prepare(NOTE, 0).unwrap();
     call.one_way();
     assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::NotOneWay));

@@ -12,7 +12,8 @@ use rpcrdma::client::Connection;
 use rpcrdma::server::{LocalServer, ServerConfig, ServerError, WorkerConfig};
 use rpcrdma::service::{Application, DeferredCall, Local, ShardTask};
 use rpcrdma::wire::ErrorBody;
-use rpcrdma::{CallError, Config, IdlePolicy, LocalClient, Procedure, Refusal, Server, Services};
+use rpcrdma::{CallError, IdlePolicy, LocalClient, Procedure, Refusal, Server, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd};
@@ -69,7 +70,7 @@ fn handlers_and_the_task_of_a_shard_share_what_is_there() {
         let address = world.address();
         let made = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&made);
-        let config = ServerConfig { shard: Config { idle, ..small() }, shards: 2, ..ServerConfig::default() };
+        let config = ServerConfig { shard: small().with(|c| c.poll.idle = idle), shards: 2, ..ServerConfig::default() };
         let server = Server::start_with(&address, &config, move |setup| {
             assert!(setup.index < 2 && setup.arena.len() > 1 << 20);
             count.fetch_add(1, Ordering::Relaxed);
@@ -127,7 +128,7 @@ fn the_work_of_a_task_keeps_its_shard_awake() {
     }
     let world = World::new("working");
     let (tell, told) = mpsc::channel();
-    let config = ServerConfig { shard: Config { idle: IdlePolicy::Event, ..small() }, ..ServerConfig::default() };
+    let config = ServerConfig { shard: small().with(|c| c.poll.idle = IdlePolicy::Event), ..ServerConfig::default() };
     let server = Server::start_with(&world.address(), &config, move |_| {
         let task = Working { turns: 0, sleeps: Cell::new(0), before: 0, tell: tell.clone() };
         Ok(Application { services: standard_services().to_local(), task: Some(Box::new(task)) })
@@ -193,7 +194,7 @@ fn what_cannot_be_made_is_said() {
 
 fn local_server(world: &World, idle: IdlePolicy, queue: &Queue) -> (LocalServer, rpcrdma::Address) {
     let address = world.address();
-    let server = LocalServer::bind(&address, Config { idle, ..small() }, sharing(queue)).expect("a server");
+    let server = LocalServer::bind(&address, small().with(|c| c.poll.idle = idle), sharing(queue)).expect("a server");
     (server, address)
 }
 
@@ -349,7 +350,7 @@ fn a_server_and_a_client_sleep_in_one_loop_of_their_callers() {
     let caller = caller(&address, 100);
     // A second server, which the same thread calls.
     let (mut other, there) = local_server(&world, IdlePolicy::Event, &Queue::default());
-    let config = small_client(Config { idle: IdlePolicy::Event, ..small() });
+    let config = small_client(small().with(|c| c.poll.idle = IdlePolicy::Event));
     let mut client = LocalClient::open(there.open(&config.shard).expect("a device"), config).expect("memory");
     let connection = client.begin_connect(&there).expect("a way");
     let (mut ended, mut started, mut slept) = (0, 0, 0);

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use rpcrdma::fabric::{Access, Fabric, FabricError};
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Config, Procedure, ServerCall, Services};
+use rpcrdma::{Procedure, ServerCall, Services};
 use rpcrdma_mempool::{Arena, Class, Frozen, GivenMemory, Pool};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
@@ -126,7 +127,7 @@ fn sends_from(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>), fil
     let give = move |call: &mut ServerCall| Ok(call.set_result(0, page.lock().unwrap().clone())?);
     let give = Procedure::new(give).write_chunks(1, PAGE).results_from_handler();
     services.add(PROGRAM, VERSION, PAGE_OF, give.on_workers());
-    let shard = Config { arenas: vec![arena], ..small() };
+    let shard = small().with(|c| c.memory.arenas = vec![arena]);
     let address = world.serve_with(ServerConfig { shards: 2, shard, ..workers() }, services);
     let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small())).collect();
     for client in &mut clients {
@@ -154,7 +155,7 @@ fn sends_from(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>), fil
 fn a_call_keeps_the_memory_that_it_sends() {
     let mut world = World::new("kept");
     let (arena, unmapped) = own_arena(PAGE);
-    let shard = Config { arenas: vec![arena.clone()], ..small() };
+    let shard = small().with(|c| c.memory.arenas = vec![arena.clone()]);
     let (hold, held) = mpsc::channel();
     let deferred = Procedure::deferred(move |call| hold.send(call).expect("somebody takes it"));
     let mut services = Services::new();

@@ -9,7 +9,8 @@ use std::task::{Context, Poll};
 
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::{Application, DeferredCall, ShardTask};
-use rpcrdma::{Address, CallError, Config, IdlePolicy, LocalClient, Procedure, Refusal, Server};
+use rpcrdma::{Address, CallError, IdlePolicy, LocalClient, Procedure, Refusal, Server};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 use rustix::fd::BorrowedFd;
 
@@ -79,7 +80,7 @@ impl ShardTask for Task {
 fn with_task(world: &World, in_poll: bool, in_descriptor: bool, bomb: bool) -> (Address, Server, Arc<AtomicUsize>) {
     let (address, bombs) = (world.address(), Arc::new(AtomicUsize::new(0)));
     let count = Arc::clone(&bombs);
-    let config = ServerConfig { shard: Config { idle: IdlePolicy::Event, ..small() }, ..ServerConfig::default() };
+    let config = ServerConfig { shard: small().with(|c| c.poll.idle = IdlePolicy::Event), ..ServerConfig::default() };
     let server = Server::start_with(&address, &config, move |_| {
         let calls = Rc::<Cell<Vec<DeferredCall>>>::default();
         // The task alone keeps them.

@@ -6,7 +6,8 @@ use std::time::Duration;
 use rpcrdma::client::{Client, ClientCall, LocalClient};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::DeferredCall;
-use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma::{CallError, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::memory::store;
@@ -89,9 +90,18 @@ fn a_single_credit_goes_round() {
             }
             let (mut world, desk, mut services) = (World::new("last-credit"), Desk::default(), standard_services());
             desk.add_to(&mut services);
-            let shard = Config { credits: CREDITS, max_credits: CREDITS, ..small() };
+            let shard = small().with(|c| {
+                c.limits.credits = CREDITS;
+                c.limits.max_credits = CREDITS;
+            });
             let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
-            let mut client = world.client(&address, Config { scheme, credits: CREDITS, ..small() });
+            let mut client = world.client(
+                &address,
+                small().with(|c| {
+                    c.wire.credit_mode = scheme;
+                    c.limits.credits = CREDITS;
+                }),
+            );
             echo(&mut client, b"four").unwrap();
             let held = CREDITS as usize - 1;
             (0..held).for_each(|n| start(&mut client, HELD, 4, 1000 + n as u64));
@@ -119,9 +129,13 @@ fn a_credit_limit_that_shrinks_below_the_held_calls_stops_no_message() {
         let (mut world, desk) = (World::new("shrunk"), Desk::default());
         let (mut services, told) = telling_services();
         desk.add_to(&mut services);
-        let shard = Config { credits: CREDITS, max_credits: CREDITS, receives: 256, ..small() };
+        let shard = small().with(|c| {
+            c.limits.credits = CREDITS;
+            c.limits.max_credits = CREDITS;
+            c.memory.receives = 256;
+        });
         let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
-        let client = Config { scheme, ..small() };
+        let client = small().with(|c| c.wire.credit_mode = scheme);
         let mut forward = Client::connect(&address, serving_client(client.clone())).unwrap();
         forward.call(ClientCall::new(HELLO)).unwrap();
         let mut reverse = world.server().call_back(told.recv().unwrap(), small_client(small())).unwrap();
@@ -154,9 +168,16 @@ fn calls_that_wait_for_calls_the_other_way_are_answered() {
         let (mut world, desk) = (World::new("nested"), Desk::default());
         let (mut services, told) = telling_services();
         desk.add_to(&mut services);
-        let shard = Config { credits: 8, max_credits: 8, ..small() };
+        let shard = small().with(|c| {
+            c.limits.credits = 8;
+            c.limits.max_credits = 8;
+        });
         let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
-        let client = Config { scheme, credits: 8, max_calls: 64, ..small() };
+        let client = small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.limits.credits = 8;
+            c.limits.max_calls = 64;
+        });
         let mut forward = Client::connect(&address, serving_client(client)).unwrap();
         forward.call(ClientCall::new(HELLO)).unwrap();
         let mut reverse = world.server().call_back(told.recv().unwrap(), small_client(small())).unwrap();
@@ -182,7 +203,13 @@ fn scarce(world: &mut World, desk: &Desk) -> rpcrdma::Address {
     desk.add_to(&mut services);
     let (bulk_buffers, long_buffers) = (vec![(64 << 10, 1)], vec![(32 << 10, 1)]);
     world.serve_with(
-        ServerConfig { shard: Config { bulk_buffers, long_buffers, ..small() }, ..small_server() },
+        ServerConfig {
+            shard: small().with(|c| {
+                c.memory.bulk_buffers = bulk_buffers;
+                c.memory.long_buffers = long_buffers;
+            }),
+            ..small_server()
+        },
         services,
     )
 }
@@ -227,9 +254,14 @@ fn waits_while_held(scheme: Scheme, max_deferred: u32, hold: impl Fn(&World, &De
     let mut services = services_with(4096, 64 << 10, false);
     desk.add_to(&mut services);
     let (bulk_buffers, long_buffers) = (vec![(64 << 10, 1)], vec![(32 << 10, 1)]);
-    let shard = Config { bulk_buffers, long_buffers, max_deferred, ..small() };
+    let shard = small().with(|c| {
+        c.memory.bulk_buffers = bulk_buffers;
+        c.memory.long_buffers = long_buffers;
+        c.limits.max_deferred = max_deferred;
+    });
     let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
-    let mut clients: Vec<_> = (0..3).map(|_| world.client(&address, Config { scheme, ..small() })).collect();
+    let mut clients: Vec<_> =
+        (0..3).map(|_| world.client(&address, small().with(|c| c.wire.credit_mode = scheme))).collect();
     clients.iter_mut().for_each(|client| assert!(echo(client, b"four").is_ok()));
     hold(&world, &desk, &mut clients);
     store(&mut clients[2], 5);
@@ -280,9 +312,13 @@ fn a_call_that_needs_many_buffers_does_not_stop_others() {
         let (mut world, desk) = (World::new("needs-many"), Desk::default());
         let mut services = services_with(4096, 64 << 10, false);
         desk.add_to(&mut services);
-        let shard = Config { bulk_buffers: vec![(64 << 10, 4)], long_buffers: vec![(32 << 10, 1)], ..small() };
+        let shard = small().with(|c| {
+            c.memory.bulk_buffers = vec![(64 << 10, 4)];
+            c.memory.long_buffers = vec![(32 << 10, 1)];
+        });
         let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
-        let mut clients: Vec<_> = (0..3).map(|_| world.client(&address, Config { scheme, ..small() })).collect();
+        let mut clients: Vec<_> =
+            (0..3).map(|_| world.client(&address, small().with(|c| c.wire.credit_mode = scheme))).collect();
         clients.iter_mut().for_each(|client| assert!(echo(client, b"four").is_ok()));
         held_bulk(&mut clients[0], 0);
         assert!(settle(&mut clients, || desk.len() == 1));
@@ -315,18 +351,20 @@ fn held_calls_of_many_clients_leave_memory_to_others() {
         desk.add_to(&mut services);
         let (bulk_buffers, long_buffers) = (vec![(64 << 10, 1)], vec![(32 << 10, 1)]);
         let receives = 512;
-        let shard = Config {
-            credits: 24,
-            max_credits: 24,
-            receives,
-            small_buffers: receives,
-            message_buffers: 8,
-            bulk_buffers,
-            long_buffers,
-            ..small()
-        };
+        let shard = small().with(|c| {
+            c.limits.credits = 24;
+            c.limits.max_credits = 24;
+            c.memory.receives = receives;
+            c.memory.small_buffers = receives;
+            c.memory.message_buffers = 8;
+            c.memory.bulk_buffers = bulk_buffers;
+            c.memory.long_buffers = long_buffers;
+        });
         let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
-        let config = Config { scheme, credits: 24, ..small() };
+        let config = small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.limits.credits = 24;
+        });
         let mut witness = world.client(&address, config.clone());
         start(&mut witness, SINK, 4, 0);
         assert_eq!(ends(&mut witness, 0), Some(Ok(())));
@@ -386,9 +424,12 @@ fn what_the_application_keeps_is_waited_for_a_second_beside_held_calls() {
     };
     services.add(PROGRAM, VERSION, 404, Procedure::new(keep).max_reply(0).read_chunks(1, 64 << 10).uncounted());
     let (bulk_buffers, long_buffers) = (vec![(64 << 10, 1)], vec![(32 << 10, 1)]);
-    let shard = Config { bulk_buffers, long_buffers, ..small() };
+    let shard = small().with(|c| {
+        c.memory.bulk_buffers = bulk_buffers;
+        c.memory.long_buffers = long_buffers;
+    });
     let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
-    let mut client = world.client(&address, Config { bulk_buffers: vec![(64 << 10, 8)], ..small() });
+    let mut client = world.client(&address, small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 8)]));
     let mut other = world.client(&address, small());
     echo(&mut other, b"four").unwrap();
     start(&mut other, HELD, 4, 100);

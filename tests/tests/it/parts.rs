@@ -12,6 +12,7 @@ use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, View, ViewBody, WriteList,
 };
 use rpcrdma::{Address, CallError, Config, Procedure, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::{answer, be, ping, scene, unharmed};
@@ -30,7 +31,7 @@ fn view(bytes: &[u8]) -> View<'_> {
 
 pub(super) fn long_world(name: &'static str, scheme: Scheme, shard: Config) -> (World, Address, Client) {
     let mut world = World::new(name);
-    let shard = Config { scheme, ..shard };
+    let shard = shard.with(|c| c.wire.credit_mode = scheme);
     let mut services = standard_services();
     let long = Procedure::new(|call| {
         let args = call.args().to_vec();
@@ -73,14 +74,13 @@ fn a_reply_in_parts_gets_through_when_what_waits_behind_it_has_the_buffers() {
         let address = world.address();
         // The long reply takes one long buffer; for its parts there are one more, one for bulk data, and one
         // of a message's length.
-        let config = Config {
-            scheme,
-            message_buffers: 1,
-            long_buffers: vec![(64 << 10, 2)],
-            bulk_buffers: vec![(1 << 20, 1)],
-            small_buffers: 32,
-            ..small()
-        };
+        let config = small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.memory.message_buffers = 1;
+            c.memory.long_buffers = vec![(64 << 10, 2)];
+            c.memory.bulk_buffers = vec![(1 << 20, 1)];
+            c.memory.small_buffers = 32;
+        });
         let long = Procedure::new(|call| {
             call.reply_mut(LENGTH)?.fill(7);
             Ok(())
@@ -93,7 +93,10 @@ fn a_reply_in_parts_gets_through_when_what_waits_behind_it_has_the_buffers() {
         let services = Some(Arc::new(services));
         let mut server = Shard::open(place::open(&address), config, services).expect("a shard");
         server.listen(&listener).expect("listening");
-        let patient = Config { scheme, continue_up_to: 64 << 10, ..small() };
+        let patient = small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.wire.continue_up_to = 64 << 10;
+        });
         let mut client = LocalClient::open(place::open(&address), small_client(patient)).expect("a client");
         let first = client.begin_connect(&address).expect("a connection");
         assert!(settles(|| {
@@ -166,7 +169,13 @@ fn parts_of_a_continued_message_go_out_in_order_and_together() {
             }
             while peer.receive().is_some() {}
         });
-        let mut client = world.client(&address, Config { scheme, continue_up_to: 16 << 10, ..small() });
+        let mut client = world.client(
+            &address,
+            small().with(|c| {
+                c.wire.credit_mode = scheme;
+                c.wire.continue_up_to = 16 << 10;
+            }),
+        );
         let first = client.first();
         let lens = [10_000, 9_000, 8];
         for (token, len) in lens.into_iter().enumerate() {
@@ -224,7 +233,7 @@ fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
 #[test]
 fn a_drain_listens_behind_the_rest_of_a_message() {
     let interval = Duration::from_millis(30);
-    let config = Config { control_interval: interval, ..small() };
+    let config = small().with(|c| c.poll.control_interval = interval);
     let (mut world, address, mut client) = long_world("drain-behind", Scheme::V2Windowed, config);
     client.ping();
     begin(&mut client, 41);
@@ -362,21 +371,26 @@ fn credits_that_run_out_within_a_message_hold_back_its_rest() {
             reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
             while peer.receive().is_some() {}
         });
-        let mut client = world.client(&address, Config { scheme, continue_up_to: 64 << 10, ..small() });
+        let mut client = world.client(
+            &address,
+            small().with(|c| {
+                c.wire.credit_mode = scheme;
+                c.wire.continue_up_to = 64 << 10;
+            }),
+        );
         let mut call = client.prepare(ECHO, 40_000).expect("a buffer");
         pattern(9, call.args_mut());
         client.call(call).expect("a reply");
         drop(client);
         server.join();
         // Two ends that grant as little as they may get long messages through in both directions.
-        let tight = Config {
-            scheme,
-            credits: 4,
-            max_credits: 4,
-            continue_up_to: 64 << 10,
-            long_buffers: vec![(128 << 10, 8)],
-            ..small()
-        };
+        let tight = small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.wire.continue_up_to = 64 << 10;
+            c.limits.credits = 4;
+            c.limits.max_credits = 4;
+            c.memory.long_buffers = vec![(128 << 10, 8)];
+        });
         drop(world);
         let (world, address, raw) = long_world("tight", scheme, tight.clone());
         drop(raw);
@@ -438,7 +452,10 @@ fn a_message_in_many_parts_is_put_together() {
 #[test]
 fn what_a_peer_may_continue_is_bounded() {
     for scheme in SCHEMES {
-        let limit = Config { scheme, reassemble_up_to: 16 << 10, ..small() };
+        let limit = small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.wire.reassemble_up_to = 16 << 10;
+        });
         let (world, address, mut client) = long_world("bounded", scheme, limit.clone());
         let mut witness = world.client(&address, small());
         client.ping();

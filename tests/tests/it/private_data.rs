@@ -9,6 +9,7 @@ use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::private_data::PrivateData;
 use rpcrdma::wire::{Body, Chunks, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList};
 use rpcrdma::{Address, Config, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -27,11 +28,14 @@ fn said(send_size: u32, receive_size: u32, remote_invalidation: bool) -> Vec<u8>
 }
 
 fn version_1(receive_size: usize) -> Config {
-    Config { scheme: Scheme::V1, receive_size, ..small() }
+    small().with(|c| {
+        c.wire.credit_mode = Scheme::V1;
+        c.wire.receive_size = receive_size;
+    })
 }
 
 fn serve(world: &mut World, shard: Config) -> Address {
-    let services = services_for(shard.receive_size);
+    let services = services_for(shard.wire.receive_size);
     world.serve_with(ServerConfig { shard, ..small_server() }, services)
 }
 
@@ -168,12 +172,11 @@ fn settings_may_change_with_a_reconnection() {
         reply(&mut peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
         while peer.receive().is_some() {}
     });
-    let config = Config {
-        reconnect_attempts: 1000,
-        reconnect_backoff: (Duration::from_millis(1), Duration::from_millis(10)),
-        retransmit: true,
-        ..version_1(4096)
-    };
+    let config = small_client(version_1(4096)).with(|c| {
+        c.reconnect.attempts = 1000;
+        c.reconnect.backoff = (Duration::from_millis(1), Duration::from_millis(10));
+        c.reconnect.retransmit = true;
+    });
     let mut client = world.client(&address, config);
     for receive_size in [4096, 1024, 2048] {
         // What fits exactly tells which threshold holds. The third call of each connection is answered on the
@@ -312,7 +315,7 @@ fn version_1_invalidates_only_if_both_ends_say_so() {
         (true, Vec::new()),
         (true, vec![1; 30]),
     ] {
-        let address = serve(&mut world, Config { remote_invalidate, ..version_1(4096) });
+        let address = serve(&mut world, version_1(4096).with(|c| c.wire.remote_invalidate = remote_invalidate));
         let mut client = client_saying(&address, &data);
         let own = PrivateData::parse(&client.peer.private_data).expect("the server's private data");
         assert_eq!(own.remote_invalidation, remote_invalidate);

@@ -5,7 +5,8 @@ use std::time::Duration;
 use rpcrdma::client::LocalClient;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::stats::{ProcedureStats, Refusals};
-use rpcrdma::{CallError, Config, Procedure, Refusal, Services};
+use rpcrdma::{CallError, Procedure, Refusal, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -50,7 +51,7 @@ fn refused(client: &mut LocalClient, procedure: u32, args: &[u8]) -> CallError {
 #[test]
 fn all_calls_are_counted_by_procedure_where_all_are_timed() {
     let mut world = World::new("procedures");
-    let shard = Config { sample_latency: 1, ..small() };
+    let shard = small().with(|c| c.poll.sample_latency = 1);
     let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services());
     let mut client = world.client(&address, small());
     for _ in 0..10 {
@@ -78,7 +79,7 @@ fn all_calls_are_counted_by_procedure_where_all_are_timed() {
 fn refusals_are_all_counted_by_what_was_told() {
     for sample_latency in [0, 64] {
         let mut world = World::new("refusals");
-        let shard = Config { sample_latency, ..small() };
+        let shard = small().with(|c| c.poll.sample_latency = sample_latency);
         let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services());
         let mut client = world.client(&address, small());
         // GARBAGE_ARGS, SYSTEM_ERR, PROC_UNAVAIL, AUTH_ERROR, by the handler.

@@ -13,6 +13,7 @@ use rpcrdma::server::LocalServer;
 use rpcrdma::shard::Shard;
 use rpcrdma::stats::ShardStats;
 use rpcrdma::{Config, LocalClient, Reply};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 /// Calls that arrive together, each with a chunk: more than one connection may then have read at a time.
@@ -31,7 +32,15 @@ fn waits(max_reads: Option<usize>, max_read_bytes: Option<usize>) -> u64 {
         call
     };
     let stored = |_: u32, reply: &Reply| assert_eq!(reply.results(), (CHUNK as u32).to_be_bytes());
-    rounds(Config { max_reads, max_read_bytes, ..small() }, store, stored).read_waits
+    rounds(
+        small().with(|c| {
+            c.limits.max_reads = max_reads;
+            c.limits.max_read_bytes = max_read_bytes;
+        }),
+        store,
+        stored,
+    )
+    .read_waits
 }
 
 /// How many replies had to wait.
@@ -44,7 +53,7 @@ fn write_waits(max_write_bytes: Option<usize>) -> u64 {
         call
     };
     let loaded = |seed: u32, reply: &Reply| assert!(patterned(seed, reply.chunk(0).expect("its chunk")));
-    rounds(Config { max_write_bytes, ..small() }, load, loaded).write_waits
+    rounds(small().with(|c| c.limits.max_write_bytes = max_write_bytes), load, loaded).write_waits
 }
 
 /// Has a server with this configuration answer some rounds of calls, each with a seed of its own.
@@ -92,7 +101,7 @@ fn calls_beyond_the_reads_of_a_connection_wait_and_all_are_answered() {
     assert!(waits(None, Some(1)) > 0);
     assert_eq!(waits(Some(TOGETHER as usize), Some(CHUNK * TOGETHER as usize)), 0, "that is enough for all");
     assert_eq!(waits(None, None), 0);
-    let refused = Config { max_reads: Some(0), ..small() }.validate().expect_err("nothing could be read");
+    let refused = small().with(|c| c.limits.max_reads = Some(0)).validate().expect_err("nothing could be read");
     assert_eq!(refused.knob, "max_reads");
 }
 
@@ -104,7 +113,8 @@ fn replies_beyond_the_writes_of_a_connection_wait_and_all_are_sent() {
     // Those of a round before may not be known to have left.
     assert_eq!(write_waits(Some(CHUNK * (ROUNDS * TOGETHER) as usize)), 0, "that is enough for all");
     assert_eq!(write_waits(None), 0);
-    let refused = Config { max_write_bytes: Some(0), ..small() }.validate().expect_err("nothing could be written");
+    let refused =
+        small().with(|c| c.limits.max_write_bytes = Some(0)).validate().expect_err("nothing could be written");
     assert_eq!(refused.knob, "max_write_bytes");
 }
 
@@ -134,7 +144,7 @@ impl Reads {
 fn observed(max_reads: Option<usize>, connections: usize, together: usize) -> (Reads, u64) {
     let world = World::new("reads-seen");
     let address = world.address();
-    let config = Config { max_reads, ..small() };
+    let config = small().with(|c| c.limits.max_reads = max_reads);
     let reads = Rc::new(RefCell::new(Reads::default()));
     let seen = Rc::clone(&reads);
     let fabric = address.open(&config).expect("a fabric");

@@ -2,21 +2,19 @@
 
 use std::time::Duration;
 
-use rpcrdma::client::LocalClient;
-use rpcrdma::{CallError, Config, Procedure, Scheme, Services};
-use rpcrdma_tests::{PROGRAM, VERSION, World, echo, load, settles, small, small_client, small_server, store};
+use rpcrdma::client::{ClientConfig, LocalClient};
+use rpcrdma::{CallError, Procedure, Scheme, Services};
+use rpcrdma_tests::{PROGRAM, VERSION, With, World, echo, load, settles, small, small_client, small_server, store};
 
 use super::returned::{KEEP, keeping};
 
 const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
 
-fn persistent(scheme: Scheme) -> Config {
-    Config {
-        scheme,
-        reconnect_attempts: 1000,
-        reconnect_backoff: (Duration::from_millis(1), Duration::from_millis(10)),
-        ..small()
-    }
+fn persistent(scheme: Scheme) -> ClientConfig {
+    small_client(small().with(|c| c.wire.credit_mode = scheme)).with(|c| {
+        c.reconnect.attempts = 1000;
+        c.reconnect.backoff = (Duration::from_millis(1), Duration::from_millis(10));
+    })
 }
 
 /// Turns until as many calls have ended.
@@ -36,8 +34,11 @@ fn a_call_in_parts_is_kept_without_a_copy() {
     const SIZE: usize = 16 << 10;
     let mut world = World::new("kept");
     let address = world.serve_with(small_server(), again_services());
-    let config = Config { long_buffers: vec![(SIZE, 4)], bulk_buffers: vec![(1 << 20, 5)], ..small() };
-    let mut client = world.client(&address, Config { retransmit: true, ..config });
+    let config = small().with(|c| {
+        c.memory.long_buffers = vec![(SIZE, 4)];
+        c.memory.bulk_buffers = vec![(1 << 20, 5)];
+    });
+    let mut client = world.client(&address, small_client(config).with(|c| c.reconnect.retransmit = true));
     let first = client.first();
     let mut call = client.prepare(rpcrdma_tests::ECHO, 8000).unwrap();
     call.args_mut().fill(7);
@@ -55,7 +56,7 @@ fn calls_go_to_the_next_server_under_their_xids() {
     for scheme in SCHEMES {
         let mut world = World::new("again");
         let address = world.serve(small_server());
-        let mut client = world.client(&address, Config { retransmit: true, ..persistent(scheme) });
+        let mut client = world.client(&address, persistent(scheme).with(|c| c.reconnect.retransmit = true));
         let first = client.first();
         for round in 0..3u64 {
             echo(&mut client, b"before").unwrap();
@@ -125,8 +126,11 @@ fn without_retransmission_a_call_says_whether_it_may_have_run() {
 fn attempts_end_and_deadlines_hold_while_there_is_no_connection() {
     let mut world = World::new("in-vain");
     let address = world.serve(small_server());
-    let config = Config { reconnect_attempts: 40, retransmit: true, ..persistent(Scheme::V2Windowed) };
-    let mut client = LocalClient::connect(&address, small_client(config)).unwrap();
+    let config = persistent(Scheme::V2Windowed).with(|c| {
+        c.reconnect.attempts = 40;
+        c.reconnect.retransmit = true;
+    });
+    let mut client = LocalClient::connect(&address, config).unwrap();
     let first = client.first();
     drop(world.take_server());
     let mut call = client.prepare(rpcrdma_tests::ECHO, 4).unwrap();

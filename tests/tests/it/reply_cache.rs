@@ -12,6 +12,7 @@ use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig, by_cre
 use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, ReadSegment, Revision, Version, View, ViewBody};
 use rpcrdma::{Address, Config, Procedure, Refusal, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -195,7 +196,7 @@ fn long_replies_are_given_again_in_whatever_form_they_travel() {
 #[test]
 fn a_call_that_is_made_again_with_more_room_for_its_reply_has_run() {
     // A revision without continued messages: a long reply needs a Reply chunk.
-    let shard = Config { revision: Revision::Cel09, ..small() };
+    let shard = small().with(|c| c.wire.revision = Revision::Cel09);
     let scene = scene_of("room", 64, shard.clone());
     let mut client = scene.world.client(&scene.address, shard);
     let mut call = client.prepare(COUNT, 10_000).expect("memory");

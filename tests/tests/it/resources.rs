@@ -10,6 +10,7 @@ use rpcrdma::fabric::{Access, RemoteMemory};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, Revision, Segment, View, WriteList};
 use rpcrdma::{CallError, Config, FailedCall, Knob, Procedure, Refusal, Scheme, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -42,7 +43,10 @@ fn serve(world: &mut World, shard: Config) -> rpcrdma::Address {
 }
 
 fn with(scheme: Scheme, revision: Revision) -> Config {
-    Config { scheme, revision, ..small() }
+    small().with(|c| {
+        c.wire.credit_mode = scheme;
+        c.wire.revision = revision;
+    })
 }
 
 #[test]
@@ -165,7 +169,7 @@ fn what_a_reply_needs_is_bounded_by_configuration() {
     let mut world = World::new("most-reply-room");
     let config = with(Scheme::V2Windowed, Revision::Cel09);
     let address = serve(&mut world, config.clone());
-    let mut client = world.client(&address, Config { bulk_buffers: vec![(8 << 10, 4)], ..config });
+    let mut client = world.client(&address, config.with(|c| c.memory.bulk_buffers = vec![(8 << 10, 4)]));
     for (len, is_had) in [(8000, true), (10_000, false)] {
         let mut call = client.prepare(REPLY, 4).expect("a buffer");
         call.args_mut().copy_from_slice(&be(&[len]));
@@ -201,7 +205,7 @@ fn a_server_that_does_not_continue_replies_is_known_after_the_first() {
             }
             while peer.receive().is_some() {}
         });
-        let mut client = world.client(&address, Config { scheme, ..small() });
+        let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         let mut call = || {
             let call = client.prepare(ECHO, 4).expect("a buffer");
             client.call(call).map(|reply| reply.results().to_vec())
@@ -232,12 +236,11 @@ fn what_a_reply_needs_is_remembered_when_the_connection_is_made_again() {
         reply(&mut peer, xid, Chunks::NONE, &reply_bytes(xid, b"here"), None);
         while peer.receive().is_some() {}
     });
-    let config = Config {
-        reconnect_attempts: 1000,
-        reconnect_backoff: (Duration::from_millis(1), Duration::from_millis(10)),
-        retransmit: true,
-        ..small()
-    };
+    let config = small_client(small()).with(|c| {
+        c.reconnect.attempts = 1000;
+        c.reconnect.backoff = (Duration::from_millis(1), Duration::from_millis(10));
+        c.reconnect.retransmit = true;
+    });
     let mut client = world.client(&address, config);
     let call = client.prepare(ECHO, 4).expect("a buffer");
     assert_eq!(client.call(call).expect("a reply").results(), b"here");
@@ -299,7 +302,7 @@ fn a_client_whose_write_chunks_are_refused_offers_a_reply_chunk_instead() {
             assert!(xids[0] == xids[1] && xids[1] == xids[2], "each attempt is the same call");
             while peer.receive().is_some() {}
         });
-        let mut client = world.client(&address, Config { scheme, ..small() });
+        let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         let first = client.first();
         let mut call = client.prepare_with_chunks(LOAD, 4).expect("a buffer");
         call.write_chunk(client.alloc(first, 100).expect("a buffer")).expect("room");
@@ -336,7 +339,13 @@ fn read_chunks_error_makes_the_client_send_a_long_call() {
             reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
             while peer.receive().is_some() {}
         });
-        let mut client = world.client(&address, Config { scheme, continue_up_to: 0, ..small() });
+        let mut client = world.client(
+            &address,
+            small().with(|c| {
+                c.wire.credit_mode = scheme;
+                c.wire.continue_up_to = 0;
+            }),
+        );
         let first = client.first();
         let mut call = client.prepare_with_chunks(STORE, 12).expect("a buffer");
         call.args_mut().copy_from_slice(&be(&[5001, 7, 0xAAAA]));
@@ -376,7 +385,13 @@ fn read_chunks_error_to_a_long_call_ends_it() {
             refuse(peer, &bytes, ErrorBody::ReadChunks { max: 0 });
             super::hostile_server::behave(peer);
         });
-        let mut client = world.client(&address, Config { scheme, continue_up_to: 0, ..small() });
+        let mut client = world.client(
+            &address,
+            small().with(|c| {
+                c.wire.credit_mode = scheme;
+                c.wire.continue_up_to = 0;
+            }),
+        );
         let call = client.prepare(ECHO, 20_000).expect("a buffer");
         let error = ErrorBody::ReadChunks { max: 0 };
         assert_eq!(

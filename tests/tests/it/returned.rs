@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use rpcrdma::client::{Client, ClientCall, LocalClient};
 use rpcrdma::service::{DeferredCall, MAX_CHUNKS};
-use rpcrdma::{Buf, CallError, CallResult, Config, FailedCall, Procedure, Refusal, Scheme, Services};
+use rpcrdma::{Buf, CallError, CallResult, FailedCall, Procedure, Refusal, Scheme, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::reverse::both_ways;
@@ -125,10 +126,13 @@ fn a_lost_connection_and_a_closed_one_give_buffers_back() {
 fn what_a_server_can_reach_yet_is_kept_and_what_was_not_sent_is_not() {
     let mut world = World::new("returned-late");
     let (services, kept) = keeping();
-    let shard = Config { credits: 4, max_credits: 4, ..small() };
+    let shard = small().with(|c| {
+        c.limits.credits = 4;
+        c.limits.max_credits = 4;
+    });
     let address = world.serve_with(rpcrdma::server::ServerConfig { shard, ..small_server() }, services);
     // In version 1 a credit is a call that is not answered.
-    let mut client = world.client(&address, Config { scheme: Scheme::V1, ..small() });
+    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
     let away = || kept.lock().expect("no panic").len() as u64;
     // The first of them take all credits.
     (0..6).for_each(|token| start(&mut client, KEEP, token, Some(Duration::from_millis(20))));
@@ -208,7 +212,7 @@ fn a_call_that_is_not_started_gives_them_back() {
     let mut world = World::new("returned-unstarted");
     let (services, kept) = keeping();
     let address = world.serve_with(small_server(), services);
-    let config = small_client(Config { max_calls: 1, ..small() });
+    let config = small_client(small().with(|c| c.limits.max_calls = 1));
     let mut client = Client::connect(&address, config).expect("a connection");
     let with = |client: &mut Client, chunks: u32| {
         (0..chunks).fold(ClientCall::new(KEEP).write_chunk(LEN as u32), |call, seed| {
@@ -253,7 +257,11 @@ fn calls_that_wait_to_be_sent_again_give_them_back_when_there_is_no_more_hope() 
     let (services, kept) = keeping();
     let address = world.serve_with(small_server(), services);
     let backoff = (Duration::from_millis(1), Duration::from_millis(10));
-    let config = Config { retransmit: true, reconnect_attempts: 3, reconnect_backoff: backoff, ..small() };
+    let config = small_client(small()).with(|c| {
+        c.reconnect.retransmit = true;
+        c.reconnect.attempts = 3;
+        c.reconnect.backoff = backoff;
+    });
     let mut client = world.client(&address, config);
     (1..=3).for_each(|token| start(&mut client, KEEP, token, None));
     assert!(settles(|| {

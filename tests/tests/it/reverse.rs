@@ -9,7 +9,7 @@ use rpcrdma::service::Caller;
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::{CallError, CloseReason, Config, Procedure, Scheme, Services};
 use rpcrdma_tests::{
-    ECHO, LOAD, PROGRAM, VERSION, World, settles, small, small_client, small_server, standard_services,
+    ECHO, LOAD, PROGRAM, VERSION, With, World, settles, small, small_client, small_server, standard_services,
 };
 
 pub(super) const HELLO: u32 = 100;
@@ -52,7 +52,7 @@ fn echo(client: &mut Client, args: &[u8]) -> Result<Vec<u8>, CallError> {
 #[test]
 fn a_client_with_services_has_reverse_credits() {
     let world = World::new("no-credits");
-    let shard = Config { reverse_credits: 0, ..small() };
+    let shard = small().with(|c| c.limits.reverse_credits = 0);
     let refused = Client::connect(&world.address(), serving_client(shard.clone())).err().expect("refused");
     assert!(refused.to_string().contains("reverse_credits is 0"), "{refused}");
     let refused = LocalClient::connect(&world.address(), serving_client(shard)).err().expect("refused");
@@ -63,7 +63,7 @@ fn a_client_with_services_has_reverse_credits() {
 fn both_directions_at_once_in_each_version() {
     for scheme in SCHEMES {
         let mut world = World::new("both-ways");
-        let config = Config { scheme, ..small() };
+        let config = small().with(|c| c.wire.credit_mode = scheme);
         let (mut forward, mut reverse) = both_ways(&mut world, config.clone(), config);
         let other = std::thread::spawn(move || {
             for n in 0..2000u32 {
@@ -86,7 +86,7 @@ fn both_directions_at_once_in_each_version() {
 fn reverse_calls_of_any_length_and_with_chunks() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         let mut world = World::new("reverse-forms");
-        let config = Config { scheme, ..small() };
+        let config = small().with(|c| c.wire.credit_mode = scheme);
         let (forward, mut reverse) = both_ways(&mut world, config.clone(), config);
         for len in [0, 4, 3000] {
             let args = vec![7; len];
@@ -107,7 +107,7 @@ fn reverse_calls_keep_to_the_level_of_the_client() {
         (ReverseSupport::Inline, Ok(()), Err(CallError::NoChunks)),
         (ReverseSupport::General, Ok(()), Ok(())),
     ] {
-        let client = Config { reverse: level, ..small() };
+        let client = small().with(|c| c.wire.reverse = level);
         let (forward, mut reverse) = both_ways(&mut world, small(), client);
         assert_eq!(echo(&mut reverse, b"four").map(drop), inline, "{level:?}");
         let args = [1u32, 5, 5, 0, 0].map(u32::to_be_bytes).concat();

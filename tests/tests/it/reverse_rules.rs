@@ -12,6 +12,7 @@ use rpcrdma::wire::private_data::PrivateData;
 use rpcrdma::wire::properties::{Properties, ReverseSupport};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Version, View, WriteList};
 use rpcrdma::{CallError, Config, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::{be, error_of};
@@ -75,7 +76,7 @@ fn results(mut pending: Pending) -> Result<Vec<u8>, CallError> {
 fn reverse_messages_have_version_xid_and_type_of_their_own() {
     for scheme in SCHEMES {
         // A server's call.
-        let config = Config { scheme, ..small() };
+        let config = small().with(|c| c.wire.credit_mode = scheme);
         let mut called = Called::new("reverse-call", scheme, config.clone());
         let pending = called.start(b"four");
         let bytes = called.raw.answer().bytes;
@@ -132,7 +133,7 @@ fn answer(peer: &mut RawPeer) -> Message {
 #[test]
 fn both_directions_use_one_xid_at_once() {
     for scheme in SCHEMES {
-        let mut called = Called::new("one-xid", scheme, Config { scheme, ..small() });
+        let mut called = Called::new("one-xid", scheme, small().with(|c| c.wire.credit_mode = scheme));
         for _ in 0..5 {
             let pending = called.start(b"four");
             let xid = called.next_call();
@@ -151,7 +152,7 @@ fn both_directions_use_one_xid_at_once() {
 #[test]
 fn the_response_flag_tells_whose_xid_it_is() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
-        let mut called = Called::new("whose", scheme, Config { scheme, ..small() });
+        let mut called = Called::new("whose", scheme, small().with(|c| c.wire.credit_mode = scheme));
         let pending = called.start(b"four");
         let xid = called.next_call();
         // A reply under its XID, but for the flag: it is not about the server's call. Nor is one that has the
@@ -174,7 +175,10 @@ fn the_response_flag_tells_whose_xid_it_is() {
 
 #[test]
 fn version_1_counts_the_directions_apart() {
-    let server = Config { scheme: Scheme::V1, reverse_credits: 2, ..small() };
+    let server = small().with(|c| {
+        c.wire.credit_mode = Scheme::V1;
+        c.limits.reverse_credits = 2;
+    });
     let mut called = Called::new("apart", Scheme::V1, server);
     let mut pending: Vec<_> = (0..2).map(|_| called.start(b"four")).collect();
     // Before a reply has said more, there is one; and what calls of the other direction say is about that
@@ -211,7 +215,10 @@ fn version_1_counts_the_directions_apart() {
 
 #[test]
 fn version_1_ignores_credits_of_no_known_direction() {
-    let server = Config { scheme: Scheme::V1, reverse_credits: 8, ..small() };
+    let server = small().with(|c| {
+        c.wire.credit_mode = Scheme::V1;
+        c.limits.reverse_credits = 8;
+    });
     let mut called = Called::new("no-direction", Scheme::V1, server);
     let pending: Vec<_> = (0..3).map(|_| called.start(b"four")).collect();
     let first = called.next_call();
@@ -249,7 +256,7 @@ fn said(inline_threshold: u32) -> Vec<u8> {
 #[test]
 fn reverse_calls_keep_to_the_thresholds_of_the_connection() {
     // Calls of a server: to what its client receives, as its replies.
-    let server = Config { scheme: Scheme::V1, ..small() };
+    let server = small().with(|c| c.wire.credit_mode = Scheme::V1);
     let mut called = Called::by("reverse-terms", server, |address| {
         let mut peer = RawPeer::try_connect(address, &said(2048)).expect("a connection");
         peer.version = Version::V1;
@@ -281,7 +288,7 @@ fn reverse_calls_keep_to_the_thresholds_of_the_connection() {
         assert_eq!(reply_of(longest + 4)[12..], be(&[4, 2]), "ERR_CHUNK");
         assert_eq!(reply_of(4).len(), 28 + 24 + 4);
     });
-    let client = Caller::connect(&address, serving_client(Config { scheme: Scheme::V1, ..small() }));
+    let client = Caller::connect(&address, serving_client(small().with(|c| c.wire.credit_mode = Scheme::V1)));
     server.join();
     drop(client);
 }
@@ -316,7 +323,10 @@ fn chunks_in_a_reverse_call_get_err_chunk_where_there_are_none() {
                     assert_eq!(view(&answer(peer).bytes).payload(), reply_bytes(9, b"four"));
                 }
             });
-            let config = Config { scheme, reverse, ..small() };
+            let config = small().with(|c| {
+                c.wire.credit_mode = scheme;
+                c.wire.reverse = reverse;
+            });
             let client = Caller::connect(&address, serving_client(config)).expect("a connection");
             server.join();
             drop(client);
@@ -371,7 +381,10 @@ fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
             peer.send(&bytes);
             while peer.receive().is_some() {}
         });
-        let config = Config { scheme: Scheme::V1, reverse, ..small() };
+        let config = small().with(|c| {
+            c.wire.credit_mode = Scheme::V1;
+            c.wire.reverse = reverse;
+        });
         let mut client = Caller::connect(&address, serving_client(config)).expect("a connection");
         let results = client.call(ClientCall::new(ECHO).args(b"mine")).map(|reply| reply.results().to_vec());
         assert_eq!(results.map_err(CallError::from), Ok(b"here".to_vec()), "{reverse:?}");
@@ -399,7 +412,10 @@ fn read_chunks_is_no_answer_where_none_was_offered() {
                 assert_eq!(error_of(&answer(peer).bytes, Revision::Ietf00), (XID, error), "{scheme:?}");
             }
         });
-        let config = Config { scheme, reverse: ReverseSupport::Inline, ..small() };
+        let config = small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.wire.reverse = ReverseSupport::Inline;
+        });
         let client = Caller::connect(&address, serving_client(config)).expect("a connection");
         server.join();
         drop(client);
@@ -424,7 +440,7 @@ fn a_client_invalidates_what_a_reverse_call_offers() {
                 assert!(memory.read_at(0, &mut now) && patterned(3, &now));
             }
         });
-        let client = Caller::connect(&address, serving_client(Config { scheme, ..small() }));
+        let client = Caller::connect(&address, serving_client(small().with(|c| c.wire.credit_mode = scheme)));
         server.join();
         drop(client);
     }
@@ -436,7 +452,10 @@ fn no_reverse_call_before_the_upper_layer_says_so() {
     for scheme in SCHEMES {
         let mut world = World::new("not-yet-ready");
         let (services, told) = telling_services();
-        let shard = Config { scheme, keep_alive: Duration::from_millis(1), ..small() };
+        let shard = small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.timeouts.keep_alive = Duration::from_millis(1);
+        });
         let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
         let connect = || Client::connect(&address, scheme, Revision::Ietf00);
         let (mut ready, mut other) = (connect(), connect());
@@ -472,7 +491,7 @@ fn no_reverse_call_before_the_upper_layer_says_so() {
     }
     // In version 2 the client's properties say so, and a call that is against them is not sent.
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
-        let mut called = Called::by("never-ready", Config { scheme, ..small() }, |address| {
+        let mut called = Called::by("never-ready", small().with(|c| c.wire.credit_mode = scheme), |address| {
             let mut peer = RawPeer::connect_silently(address);
             let windowed_credits = scheme == Scheme::V2Windowed;
             let reverse_support = ReverseSupport::None;
@@ -501,13 +520,11 @@ fn a_client_that_serves_keeps_its_connection_up() {
                 if round % 2 == 0 { peer.vanish() } else { peer.leave() }
             }
         });
-        let config = Config {
-            scheme,
-            reconnect_attempts: 10_000,
-            reconnect_backoff: (Duration::from_millis(1), Duration::from_millis(5)),
-            ..small()
-        };
-        let client = Caller::connect(&address, serving_client(config)).expect("a connection");
+        let config = serving_client(small().with(|c| c.wire.credit_mode = scheme)).with(|c| {
+            c.reconnect.attempts = 10_000;
+            c.reconnect.backoff = (Duration::from_millis(1), Duration::from_millis(5));
+        });
+        let client = Caller::connect(&address, config).expect("a connection");
         server.join();
         drop(client);
     }
@@ -516,7 +533,7 @@ fn a_client_that_serves_keeps_its_connection_up() {
 #[test]
 fn a_reverse_call_can_be_made_again_when_the_client_has_come_back() {
     for scheme in SCHEMES {
-        let mut called = Called::new("come-back", scheme, Config { scheme, ..small() });
+        let mut called = Called::new("come-back", scheme, small().with(|c| c.wire.credit_mode = scheme));
         let pending = called.start(b"four");
         called.next_call();
         let Called { raw, mut reverse, told, world, address } = called;
@@ -543,7 +560,10 @@ fn a_reverse_call_can_be_made_again_when_the_client_has_come_back() {
 fn reverse_calls_of_the_older_revision() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         let mut world = World::new("older");
-        let config = Config { scheme, revision: Revision::Cel09, ..small() };
+        let config = small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.wire.revision = Revision::Cel09;
+        });
         let (mut forward, mut reverse) = both_ways(&mut world, config.clone(), config);
         for n in 0..50u32 {
             for client in [&mut forward, &mut reverse] {

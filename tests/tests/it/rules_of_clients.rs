@@ -11,7 +11,8 @@ use rpcrdma::wire::rpc::CallHeader;
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
 };
-use rpcrdma::{CallError, Config, Scheme};
+use rpcrdma::{CallError, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::{be, error_of};
@@ -45,7 +46,7 @@ fn calls_offer_items_without_padding_at_their_positions() {
                 reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
             }
         });
-        let mut client = world.client(&address, Config { scheme, ..small() });
+        let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         let first = client.first();
         // Arguments: a word, 501 bytes and their padding, a word, 7 bytes.
         let mut call = client.prepare_with_chunks(MIRROR, 8).expect("a buffer");
@@ -139,7 +140,7 @@ fn clients_say_nothing_to_what_they_cannot_use() {
             reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None);
         }
     });
-    let mut client = world.client(&address, Config { scheme: Scheme::V1, ..small() });
+    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
     assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
     for _ in 0..2 {
         assert!(matches!(plain(&mut client), Err(CallError::MalformedReply(_))));
@@ -195,7 +196,11 @@ fn malformed_properties_of_a_server_get_bad_xdr() {
                 assert_eq!((errors, calls), (vec![(XID, ErrorBody::BadXdr)], 2), "case {case}");
             });
             // No timer of the test's patience would do.
-            let config = Config { scheme, version_1: false, negotiation_timeout: Duration::from_secs(600), ..small() };
+            let config = small().with(|c| {
+                c.wire.credit_mode = scheme;
+                c.wire.version_1 = false;
+                c.timeouts.negotiation = Duration::from_secs(600);
+            });
             let mut client = world.client(&address, config);
             for _ in 0..2 {
                 assert_eq!(plain(&mut client), Ok(b"fine".to_vec()), "case {case}");
@@ -300,7 +305,7 @@ fn bad_replies_of_version_1_end_their_call_with_a_cause() {
         }
         while peer.receive().is_some() {}
     });
-    let mut client = world.client(&address, Config { scheme: Scheme::V1, ..small() });
+    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
     let first = client.first();
     for name in names {
         let mut call = client.prepare_with_chunks(LOAD, 8).expect("a buffer");
@@ -366,7 +371,13 @@ fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
             }
             while peer.receive().is_some() {}
         });
-        let mut client = world.client(&address, Config { scheme, continue_up_to: 0, ..small() });
+        let mut client = world.client(
+            &address,
+            small().with(|c| {
+                c.wire.credit_mode = scheme;
+                c.wire.continue_up_to = 0;
+            }),
+        );
         let first = client.first();
         let malformed = |error| matches!(error, CallError::MalformedReply(_));
         for (lengths, expected) in CASES {

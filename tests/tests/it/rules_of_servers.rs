@@ -11,7 +11,8 @@ use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
 };
-use rpcrdma::{Address, Config, Procedure, Scheme};
+use rpcrdma::{Address, Procedure, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::{be, error_of, unharmed};
@@ -75,7 +76,7 @@ impl Client {
 }
 
 pub(super) fn server_of(scheme: Scheme) -> ServerConfig {
-    ServerConfig { shard: Config { scheme, ..small() }, ..small_server() }
+    ServerConfig { shard: small().with(|c| c.wire.credit_mode = scheme), ..small_server() }
 }
 
 /// A server and a client of it.
@@ -209,7 +210,7 @@ fn read_chunks_beyond_those_of_the_procedure_are_refused_with_their_number() {
         let mut world = World::new("read-chunks");
         let mut services = standard_services();
         services.add(PROGRAM, VERSION, TWO, Procedure::new(|_| Ok(())).read_chunks(2, 64).uncounted());
-        let shard = Config { scheme, ..small() };
+        let shard = small().with(|c| c.wire.credit_mode = scheme);
         let address = world.serve_with(ServerConfig { shard, ..small_server() }, services);
         let mut client = Client::connect(&address, scheme, Revision::Ietf00);
         let (target, _memory) = client.peer.expose(&[0; 64], Access::REMOTE_READ);
@@ -230,7 +231,10 @@ fn errors_have_the_response_flag() {
     for revision in [Revision::Ietf00, Revision::Cel09] {
         for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
             let mut world = World::new("flagged");
-            let shard = Config { scheme, revision, ..small() };
+            let shard = small().with(|c| {
+                c.wire.credit_mode = scheme;
+                c.wire.revision = revision;
+            });
             let address = world.serve(ServerConfig { shard, ..small_server() });
             let mut client = Client::connect(&address, scheme, revision);
             client.call(ECHO, reads(&[ReadSegment { position: ARGS_AT, target: segment(1) }]), b"");
@@ -250,7 +254,7 @@ fn pure_grants_have_xid_0_no_chunks_and_no_flag() {
         let (_world, _, mut client) = pair("grants", scheme);
         client.ping();
         // Each takes a Receive and is answered with nothing: a grant is due after half the credits.
-        for _ in 0..small().credits - 1 {
+        for _ in 0..small().limits.credits - 1 {
             client.send(XID, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(XID, b""));
         }
         let bytes = client.peer.receive().expect("a grant").bytes;
@@ -385,7 +389,7 @@ fn a_call_that_the_transport_refuses_is_not_run() {
 fn a_server_invalidates_what_a_call_offers_and_nothing_else() {
     for remote_invalidate in [true, false] {
         let mut world = World::new("offered");
-        let shard = Config { remote_invalidate, ..small() };
+        let shard = small().with(|c| c.wire.remote_invalidate = remote_invalidate);
         let address = world.serve(ServerConfig { shard, ..small_server() });
         let mut client = Client::connect(&address, Scheme::V2Windowed, Revision::Ietf00);
         let mut load = |offer: bool, position: Option<u32>| {
@@ -416,7 +420,7 @@ pub(super) fn assert_err_chunk(client: &mut Client, what: &str) {
 #[test]
 fn version_1_errors_repeat_xid_and_version_and_say_err_chunk() {
     let (world, address, mut client) = pair("err-chunk", Scheme::V1);
-    let mut witness = world.client(&address, Config { scheme: Scheme::V1, ..small() });
+    let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
     client.ping();
     let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"");
     let cases: [(&str, Vec<u8>); 7] = [
@@ -465,7 +469,7 @@ fn version_1_servers_drop_done_and_error_in_silence() {
 #[test]
 fn version_1_drops_what_is_shorter_than_28_bytes() {
     let (world, address, mut client) = pair("too-short", Scheme::V1);
-    let mut witness = world.client(&address, Config { scheme: Scheme::V1, ..small() });
+    let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
     client.ping();
     // Whatever type they say that they are of.
     let mut sent = 0;

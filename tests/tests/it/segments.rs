@@ -13,8 +13,9 @@ use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, ReadSegment, Revision, Segment, Version, View, ViewBody, WriteList,
 };
-use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme};
+use rpcrdma::{CallError, Procedure, Refusal, Scheme};
 use rpcrdma_mempool::Lent;
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::calls::workers;
@@ -466,7 +467,7 @@ fn call_of_many(scheme: Scheme, args: usize, offers: Properties<'static>) -> Res
             reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
         }
     });
-    let mut client = world.client(&address, Config { scheme, ..small() });
+    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
     let first = client.first();
     let mut call = client.prepare_with_chunks(STORE, args).expect("a buffer");
     pattern(3, call.args_mut());

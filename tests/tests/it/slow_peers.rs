@@ -8,6 +8,7 @@ use rpcrdma::fabric::contract::loopback_address;
 use rpcrdma::fabric::iwarp::wire::{self as iwarp, Opcode, Place, fpdu_len};
 use rpcrdma::wire::{Body, Chunks, Flags, ReadSegment, Segment, Version};
 use rpcrdma::{Address, Config, LocalClient, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::ping;
@@ -29,7 +30,10 @@ const POSITION: u32 = 44;
 
 fn config() -> Config {
     let least_rate = LEAST as u64 * (1000 / LOOK.as_millis() as u64);
-    Config { progress_timeout: PROGRESS, least_rate, ..small() }
+    small().with(|c| {
+        c.timeouts.progress = PROGRESS;
+        c.limits.min_rate = least_rate;
+    })
 }
 
 fn serve(config: Config) -> (Address, TimedServer) {
@@ -107,7 +111,12 @@ fn a_peer_that_answers_reads_at_the_least_rate_is_not_ended() {
 fn a_peer_that_is_asked_for_more_than_a_send_queue_holds_is_not_ended() {
     const CALLS: u32 = 48;
     let bulk_buffers = vec![(32 << 10, 4 * CALLS as usize)];
-    let (address, server) = serve(Config { credits: 64, max_credits: 64, max_calls: 64, bulk_buffers, ..config() });
+    let (address, server) = serve(config().with(|c| {
+        c.limits.credits = 64;
+        c.limits.max_credits = 64;
+        c.limits.max_calls = 64;
+        c.memory.bulk_buffers = bulk_buffers;
+    }));
     let mut slow = try_reads(&address, SLOW, CALLS, 15).expect("a connection");
     comes_at_the_least_rate(&server, &mut slow, CALLS.into());
 }
@@ -148,7 +157,11 @@ fn a_client_that_takes_some_replies_each_second_is_not_ended() {
         let world = World::new("some-replies");
         let address = world.address();
         let server = TimedServer::start(&address, small(), services_with(4096, 32 << 10, false));
-        let config = Config { scheme, credits: 4, max_credits: 4, ..small() };
+        let config = small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.limits.credits = 4;
+            c.limits.max_credits = 4;
+        });
         let mut client = LocalClient::connect(&address, small_client(config)).expect("a server");
         echo(&mut client, b"four").expect("an answer");
         for token in 0..CALLS {
@@ -173,7 +186,10 @@ fn a_client_that_takes_some_replies_each_second_is_not_ended() {
 
 #[test]
 fn a_host_that_is_never_idle_locks_no_other_host_out() {
-    let shard = Config { receives: 256, progress_timeout: Duration::MAX, ..config() };
+    let shard = config().with(|c| {
+        c.memory.receives = 256;
+        c.timeouts.progress = Duration::MAX;
+    });
     let (address, server) = serve(shard);
     let mut slow = Vec::new();
     while let Ok(one) = try_reads(&address, SLOW, 1, 1) {
@@ -199,7 +215,10 @@ fn a_host_that_is_never_idle_locks_no_other_host_out() {
 /// By the clock of the whole server: one that is busy ends for others no sooner than a second after the last.
 #[test]
 fn busy_connections_end_for_other_hosts_one_in_a_second() {
-    let shard = Config { receives: 256, progress_timeout: Duration::MAX, ..config() };
+    let shard = config().with(|c| {
+        c.memory.receives = 256;
+        c.timeouts.progress = Duration::MAX;
+    });
     let (address, server) = serve(shard);
     let mut slow = Vec::new();
     while let Ok(one) = try_reads(&address, SLOW, 1, 1) {
@@ -226,7 +245,11 @@ fn busy_connections_end_for_other_hosts_one_in_a_second() {
 fn a_host_leaves_bulk_memory_to_others_however_many_connections_it_has() {
     let buffers = vec![(32 << 10, 16)];
     let (long_buffers, progress_timeout) = (vec![(32 << 10, 8)], Duration::MAX);
-    let shard = Config { bulk_buffers: buffers, long_buffers, progress_timeout, ..config() };
+    let shard = config().with(|c| {
+        c.memory.bulk_buffers = buffers;
+        c.memory.long_buffers = long_buffers;
+        c.timeouts.progress = progress_timeout;
+    });
     let (address, server) = serve(shard);
     let slow: Vec<_> = (0..12).map(|_| reads(&address, SLOW, 8)).collect();
     server.pass(LOOK);

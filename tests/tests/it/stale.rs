@@ -12,6 +12,7 @@ use rpcrdma::service::DeferredCall;
 use rpcrdma::service::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
 use rpcrdma::wire::{Body, Chunks, Flags, NoSpace, Revision, Version, View};
 use rpcrdma::{CallError, Client, Config, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::landing::{PAGES, page_of};
@@ -264,7 +265,7 @@ fn expected(len: usize, ones: usize) -> Vec<u8> {
 fn results_that_nobody_wrote_are_zero() {
     for scheme in SCHEMES {
         let mut world = World::new("unwritten-results");
-        let config = Config { scheme, ..small() };
+        let config = small().with(|c| c.wire.credit_mode = scheme);
         let address = world.serve_with(server(config.clone()), services());
         let mut victim = world.client(&address, config.clone());
         let mut other = world.client(&address, config);
@@ -334,7 +335,7 @@ fn results_that_are_given_up_are_not_sent() {
         for (number, procedure) in (GIVEN_UP..).zip(all.clone()) {
             services.add(PROGRAM, VERSION, number, procedure.max_reply(LEN).write_chunks(1, 1 << 16));
         }
-        let config = Config { scheme, ..small() };
+        let config = small().with(|c| c.wire.credit_mode = scheme);
         let address = world.serve_with(server(config.clone()), services);
         let mut victim = world.client(&address, config.clone());
         let mut other = world.client(&address, config);
@@ -378,9 +379,12 @@ fn what_lands_has_nothing_of_what_was_there() {
         let mut services = services();
         let stored = stored.results_from_handler().landing(move |_, _, _| page_of(&own));
         services.add(PROGRAM, VERSION, STORED, stored);
-        let shard = Config { scheme, arenas: vec![arena], ..small() };
+        let shard = small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.memory.arenas = vec![arena];
+        });
         let address = world.serve_with(server(shard), services);
-        let config = Config { scheme, ..small() };
+        let config = small().with(|c| c.wire.credit_mode = scheme);
         let mut victim = world.client(&address, config.clone());
         let mut other = world.client(&address, config);
         let store = |client: &mut LocalClient, byte: u8, len: usize| {
@@ -447,7 +451,7 @@ fn replies_that_are_kept_have_nothing_of_others() {
 fn what_a_client_leaves_unwritten_is_zero() {
     for scheme in SCHEMES {
         let mut world = World::new("unwritten-arguments");
-        let config = Config { scheme, ..small() };
+        let config = small().with(|c| c.wire.credit_mode = scheme);
         let one = world.serve_with(server(config.clone()), services());
         let other = world.serve_with(server(config.clone()), services());
         let mut client = world.client(&one, config);
@@ -489,12 +493,12 @@ fn what_a_client_leaves_unwritten_is_zero() {
 fn reverse_replies_that_nobody_wrote_are_zero() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         let mut world = World::new("unwritten-reverse");
-        let config = Config { scheme, ..small() };
+        let config = small().with(|c| c.wire.credit_mode = scheme);
         let one = world.serve_with(server(config.clone()), services());
         let (told, other) = telling(&mut world, config.clone());
         // It has no workers: those run on its shard, too.
         let mut client = rpcrdma::client::ClientConfig { services: Some(Arc::new(services())), ..small_client(config) };
-        client.shard.max_calls = 200;
+        client.shard.limits.max_calls = 200;
         let mut client = LocalClient::connect(&one, client).unwrap();
         let second = client.add_connection(&other).unwrap();
         let hello = client.prepare(HELLO, 0).unwrap();

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use rpcrdma::server::{ServerConfig, ServerError};
 use rpcrdma::stats::{FORMAT, Snapshot};
-use rpcrdma::{Config, Procedure, Refusal, Server, Services};
+use rpcrdma::{Procedure, Refusal, Server, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 use rustix::fs::{FlockOperation, Uid};
 use tempfile::TempDir;
@@ -24,7 +25,7 @@ fn place() -> (TempDir, PathBuf) {
 /// A server that tells what it does, and times each call.
 fn telling(path: &Path) -> ServerConfig {
     ServerConfig {
-        shard: Config { sample_latency: 1, ..small() },
+        shard: small().with(|c| c.poll.sample_latency = 1),
         stats: Some(path.to_owned()),
         ..ServerConfig::default()
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rpcrdma::client::{Client, ClientCall};
 use rpcrdma::fabric::Disconnect;
 use rpcrdma::{CallError, CloseReason, Config, FailedCall, IdlePolicy, Knob, Refusal};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::calls::workers;
@@ -47,7 +48,7 @@ fn blocking_calls_futures_and_polls() {
     let mut world = World::new("client");
     let address = world.serve(workers());
     for idle in [IdlePolicy::Poll, IdlePolicy::default(), IdlePolicy::Event] {
-        let mut client = connect(&world, &address, Config { idle, ..small() });
+        let mut client = connect(&world, &address, small().with(|c| c.poll.idle = idle));
         for len in [0, 1, 64, 191, 192, 193, 1000, 3900] {
             let mut args = vec![0; len];
             pattern(len as u32, &mut args);
@@ -168,7 +169,7 @@ fn deadlines_limits_and_the_end() {
     let (gate, shut) = (Gate::default(), Gate::default());
     let _open = (gate.opens(), shut.opens());
     let address = world.serve_with(workers(), gated(&gate, true));
-    let mut client = connect(&world, &address, Config { max_calls: 4, ..small() });
+    let mut client = connect(&world, &address, small().with(|c| c.limits.max_calls = 4));
     let slow = || ClientCall::new(GATED);
     let failed = client.call(slow().deadline(Duration::from_millis(1))).unwrap_err();
     assert_eq!(failed.error, CallError::DeadlinePassed { sent: true });

@@ -9,7 +9,8 @@ use rpcrdma::server::WorkerConfig;
 use rpcrdma::service::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
 use rpcrdma::wire::rpc::{AcceptStat, MAX_AUTH_LEN, OpaqueAuth, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, Flags, NoSpace, Revision, View};
-use rpcrdma::{CallResult, Client, Config, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma::{CallResult, Client, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -78,14 +79,14 @@ fn services(cache: &Arc<ReplyCache>) -> Services {
 fn serve(world: &mut World, scheme: Scheme) -> (rpcrdma::Address, Arc<ReplyCache>) {
     let cache =
         Arc::new(ReplyCache::new(ReplyCacheConfig { entries: 64, bytes: 1 << 20, ..ReplyCacheConfig::default() }));
-    let shard = Config { scheme, ..small() };
+    let shard = small().with(|c| c.wire.credit_mode = scheme);
     let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
     let config = ServerConfig { shard, workers, ..small_server() };
     (world.serve_with(config, services(&cache)), cache)
 }
 
 fn signing(scheme: Scheme, credential: Credential) -> ClientConfig {
-    ClientConfig { credential, ..small_client(Config { scheme, ..small() }) }
+    ClientConfig { credential, ..small_client(small().with(|c| c.wire.credit_mode = scheme)) }
 }
 
 fn assert_signed(result: CallResult, verifier: usize, results: usize, what: &str) {

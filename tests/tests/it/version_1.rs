@@ -5,7 +5,8 @@ use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Access;
 use rpcrdma::wire::xdr::padded;
 use rpcrdma::wire::{Body, Chunks, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList};
-use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme};
+use rpcrdma::{CallError, Procedure, Refusal, Scheme};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
@@ -37,7 +38,11 @@ impl Bench {
     fn new(name: &'static str, calls: u64) -> Self {
         let world = World::new(name);
         let address = world.address();
-        let config = Config { scheme: Scheme::V1, credits: CREDITS, max_credits: CREDITS, ..small() };
+        let config = small().with(|c| {
+            c.wire.credit_mode = Scheme::V1;
+            c.limits.credits = CREDITS;
+            c.limits.max_credits = CREDITS;
+        });
         let mut listener = Some(Box::new(RawListener::bind(&address)));
         let fabric = address.open(&config).expect("a device");
         let mut client = LocalClient::open(fabric, small_client(config)).expect("a client");
@@ -169,9 +174,14 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
 #[test]
 fn a_responder_of_version_1_has_receives_for_what_it_grants_when_it_does() {
     let world = World::new("v1-receives");
-    let shard = Config { scheme: Scheme::V1, credits: 4, max_credits: 64, receives: 1024, ..small() };
+    let shard = small().with(|c| {
+        c.wire.credit_mode = Scheme::V1;
+        c.limits.credits = 4;
+        c.limits.max_credits = 64;
+        c.memory.receives = 1024;
+    });
     // Each credit limit is looked at once in that time.
-    let looks = 8 * shard.control_interval;
+    let looks = 8 * shard.poll.control_interval;
     let (address, server) = world.serve_timed(shard);
     let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
     let (mut open, mut granted) = (0, 1);
@@ -358,8 +368,11 @@ fn err_chunk_in_front_of_a_disconnect_ends_its_call_which_is_not_made_again() {
             reply(&mut peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None);
         }
     });
-    let retransmit = Config { reconnect_attempts: 5, retransmit: true, ..small() };
-    let mut client = world.client(&address, Config { scheme: Scheme::V1, ..retransmit });
+    let config = small_client(small().with(|c| c.wire.credit_mode = Scheme::V1)).with(|c| {
+        c.reconnect.attempts = 5;
+        c.reconnect.retransmit = true;
+    });
+    let mut client = world.client(&address, config);
     let first = client.first();
     let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
     call.read_chunk(4, client.alloc(first, 100).expect("a buffer")).expect("room");
@@ -389,8 +402,11 @@ fn err_chunk_ends_its_call_which_is_not_made_again() {
             }
         }
     });
-    let retransmit = Config { reconnect_attempts: 5, retransmit: true, ..small() };
-    let mut client = world.client(&address, Config { scheme: Scheme::V1, ..retransmit });
+    let config = small_client(small().with(|c| c.wire.credit_mode = Scheme::V1)).with(|c| {
+        c.reconnect.attempts = 5;
+        c.reconnect.retransmit = true;
+    });
+    let mut client = world.client(&address, config);
     let first = client.first();
     for form in 0..4 {
         let mut call = client.prepare_with_chunks(MIRROR, if form == 3 { 5000 } else { 4 }).expect("a buffer");

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use rpcrdma::server::{LocalServer, ServerConfig, WorkerConfig};
 use rpcrdma::service::{Application, DeferredCall, Local, ShardSetup, ShardTask};
-use rpcrdma::{Address, Config, IdlePolicy, LocalClient, Procedure, Server, Services};
+use rpcrdma::{Address, IdlePolicy, LocalClient, Procedure, Server, Services};
+use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -63,7 +64,7 @@ fn sleeper(
     make: impl Fn(&ShardSetup<'_>) -> (Services<Local>, Telling) + Send + Sync + 'static,
 ) -> (Address, Server) {
     let address = world.address();
-    let config = ServerConfig { shard: Config { idle: IdlePolicy::Event, ..small() }, ..ServerConfig::default() };
+    let config = ServerConfig { shard: small().with(|c| c.poll.idle = IdlePolicy::Event), ..ServerConfig::default() };
     let make = move |setup: &ShardSetup<'_>| {
         let (services, task) = make(setup);
         Ok(Application { services, task: Some(Box::new(task)) })
@@ -259,7 +260,7 @@ fn a_worker_wakes_the_loop_of_its_server() {
         Ok(())
     });
     services.add(PROGRAM, VERSION, WOKEN, woken.on_workers()).add(PROGRAM, VERSION, HELD, slow.on_workers());
-    let config = Config { idle: IdlePolicy::Event, ..small() };
+    let config = small().with(|c| c.poll.idle = IdlePolicy::Event);
     let workers = WorkerConfig { count: 2, idle: IdlePolicy::Event, ..WorkerConfig::default() };
     let mut server = LocalServer::bind_on_workers(&address, config, services, &workers).expect("a server");
     let caller = std::thread::spawn(move || {

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use rpcrdma::client::LocalClient;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Config, Procedure, Scheme, ServerCall};
-use rpcrdma_tests::{ECHO, PROGRAM, VERSION, World, echo, settles, small, standard_services};
+use rpcrdma::{Procedure, Scheme, ServerCall};
+use rpcrdma_tests::{ECHO, PROGRAM, VERSION, With, World, echo, settles, small, standard_services};
 
 use super::calls::workers;
 use super::lifecycle::Gate;
@@ -51,12 +51,20 @@ fn burst(client: &mut LocalClient, depth: u64, calls: u64) {
 fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         let world = World::new("credit-limits");
-        let shard = Config { credits: 8, max_credits: 64, receives: 1024, reverse_credits: 0, ..small() };
+        let shard = small().with(|c| {
+            c.limits.credits = 8;
+            c.limits.max_credits = 64;
+            c.limits.reverse_credits = 0;
+            c.memory.receives = 1024;
+        });
         // Each credit limit is looked at once in that time.
-        let looks = 8 * shard.control_interval;
+        let looks = 8 * shard.poll.control_interval;
         let (address, server) = world.serve_timed(shard);
         let promised = || server.stats().receives_promised;
-        let config = Config { scheme, credits: 64, ..small() };
+        let config = small().with(|c| {
+            c.wire.credit_mode = scheme;
+            c.limits.credits = 64;
+        });
         let mut busy = world.client(&address, config.clone());
         echo(&mut busy, b"four").unwrap();
         assert_eq!(promised(), 9, "{scheme:?}");
@@ -92,8 +100,8 @@ fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
 fn a_pure_grant_keeps_a_quiet_connection_alive() {
     for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
         let world = World::new("keep-alive");
-        let (address, server) = world.serve_timed(Config { keep_alive: KEEP_ALIVE, ..small() });
-        let mut client = world.client(&address, Config { scheme, ..small() });
+        let (address, server) = world.serve_timed(small().with(|c| c.timeouts.keep_alive = KEEP_ALIVE));
+        let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         echo(&mut client, b"four").unwrap();
         let before = client.stats().messages.received;
         // More of them than the client has granted: they are acknowledged now and then, and nobody thanks
@@ -112,8 +120,8 @@ fn a_pure_grant_keeps_a_quiet_connection_alive() {
 #[test]
 fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
     let world = World::new("keep-alive-1");
-    let (address, server) = world.serve_timed(Config { keep_alive: KEEP_ALIVE, ..small() });
-    let mut client = world.client(&address, Config { scheme: Scheme::V1, ..small() });
+    let (address, server) = world.serve_timed(small().with(|c| c.timeouts.keep_alive = KEEP_ALIVE));
+    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
     echo(&mut client, b"four").unwrap();
     let before = server.stats();
     // More than the send queue holds, so that they have to end.
@@ -154,17 +162,19 @@ fn answered_while_calls_of_others_have_the_buffers(scheme: Scheme) {
         }
     };
     services.add(PROGRAM, VERSION, GATED, Procedure::new(handler).max_reply(0).on_workers());
-    let shard = Config {
-        credits: 64,
-        max_credits: 64,
-        reverse_credits: 0,
-        receives: 512,
-        message_buffers: 16,
-        small_buffers: 2000,
-        ..small()
-    };
+    let shard = small().with(|c| {
+        c.limits.credits = 64;
+        c.limits.max_credits = 64;
+        c.limits.reverse_credits = 0;
+        c.memory.receives = 512;
+        c.memory.message_buffers = 16;
+        c.memory.small_buffers = 2000;
+    });
     let address = world.serve_with(ServerConfig { shard, ..workers() }, services);
-    let config = Config { scheme, credits: 64, ..small() };
+    let config = small().with(|c| {
+        c.wire.credit_mode = scheme;
+        c.limits.credits = 64;
+    });
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| world.client(&address, config.clone())).collect();
     let mut other = world.client(&address, config);
     // The first reply tells a client how many calls it may make.

@@ -5,11 +5,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rpcrdma::Address;
 use rpcrdma::client::{ClientConfig, LocalClient, PreparedCall};
 use rpcrdma::shard::SimulatedTime;
 use rpcrdma::wire::properties::ReverseSupport;
-use rpcrdma::{Address, Config};
-use rpcrdma_tests::{ECHO, shard_leak, small_client};
+use rpcrdma_tests::{ECHO, With, shard_leak, small_client};
 
 use crate::desk::{Desk, Link, Seat};
 use crate::device::{Device, device};
@@ -58,20 +58,20 @@ impl Caller {
         (runs, later): (&Runs, &Later),
     ) -> Self {
         let journal = journal.of(&format!("client{index}"));
-        let plan::Caller { config, software, chaos, links, late, habits, .. } = &plan.callers[index];
+        let plan::Caller { config, reconnect, software, chaos, links, late, habits, .. } = &plan.callers[index];
         let serves = plan.reverse != ReverseSupport::None;
         let fabric = device(plan.kind, (config, software), *chaos, &journal, Some(addresses), (serves, false));
         let services = serves.then(|| Arc::new(services(plan, runs, later)));
         // What a client grants is never 0.
-        let reverse_credits = config.reverse_credits.max(u32::from(serves));
-        let shard = Config { reverse_credits, ..config.clone() };
-        let client = ClientConfig { services, ..small_client(shard) };
+        let reverse_credits = config.limits.reverse_credits.max(u32::from(serves));
+        let shard = config.clone().with(|c| c.limits.reverse_credits = reverse_credits);
+        let client = ClientConfig { services, reconnect: reconnect.clone(), ..small_client(shard) };
         let mut client = LocalClient::open(fabric, client).expect("a client");
         client.simulate(time);
         let seat = Seat { plan, journal, time, runs, who: index as u32, habits: habits.clone() };
         let mut caller = Self {
             client,
-            desk: Desk::new(seat, config),
+            desk: Desk::new(seat, reconnect),
             plan: Rc::clone(plan),
             index,
             addresses: Rc::clone(addresses),
@@ -95,7 +95,7 @@ impl Caller {
         match self.client.begin_connect(address) {
             Ok(connection) => {
                 let config = &self.me().config;
-                let room = config.max_calls.next_power_of_two();
+                let room = config.limits.max_calls.next_power_of_two();
                 let terms = Terms::forward(&self.plan, config, group);
                 self.desk.links.push(Link {
                     connection,
@@ -269,7 +269,7 @@ impl Caller {
         }
         journal.count("late replies", messages.rejected_late);
         journal.count("pure grants", messages.grants_pure);
-        let receive_size = self.client.config().receive_size;
+        let receive_size = self.client.config().wire.receive_size;
         journal.count("Receives that have another size", u64::from(stats.receive_size != receive_size));
         journal.count("calls sent again", stats.calls_retransmitted);
         journal.chaos(&probe.inner().chaos_stats());

@@ -46,7 +46,7 @@ pub(crate) fn make(client: &mut LocalClient<Device>, links: &[Link], random: &mu
 
 fn longest(client: &LocalClient<Device>) -> usize {
     let config = client.config();
-    config.receive_size.max(config.max_receive_size)
+    config.wire.receive_size.max(config.wire.max_receive_size)
 }
 
 /// Mostly one that may be.

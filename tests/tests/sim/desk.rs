@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rpcrdma::client::{Connection, LocalClient};
+use rpcrdma::config::ReconnectConfig;
 use rpcrdma::proto::CallId;
 use rpcrdma::shard::{Done, SimulatedTime};
 use rpcrdma::wire::ErrorBody;
@@ -107,8 +108,8 @@ pub(crate) struct Seat<'a> {
 }
 
 impl Desk {
-    /// No calls yet. `config` is that of the shard.
-    pub(crate) fn new(place: Seat<'_>, config: &rpcrdma::Config) -> Self {
+    /// No calls yet.
+    pub(crate) fn new(place: Seat<'_>, reconnect: &ReconnectConfig) -> Self {
         let Seat { plan, journal, time, runs, who, habits } = place;
         Self {
             journal,
@@ -118,9 +119,9 @@ impl Desk {
             plan: Rc::clone(plan),
             habits,
             who,
-            reconnects: config.reconnect_attempts > 0,
+            reconnects: reconnect.attempts > 0,
             // A connection that is lost while it is negotiated is made again in any case.
-            repeats: config.retransmit,
+            repeats: reconnect.retransmit,
             calls: BTreeMap::new(),
             kept: Vec::new(),
             next_token: 0,

@@ -64,9 +64,9 @@ impl Terms {
             let (inline_threshold, most) = sizes(plan, &[client]);
             return Self { reverse: false, versions: [true; 2], inline_threshold, most };
         };
-        let one = [client, group].iter().any(|config| config.scheme == Scheme::V1);
+        let one = [client, group].iter().any(|config| config.wire.credit_mode == Scheme::V1);
         // Who is lost while it negotiates comes again in version 1.
-        let late = client.negotiation_timeout < PATIENT;
+        let late = client.timeouts.negotiation < PATIENT;
         let versions = [one || late || !plan.calm(), !one];
         let (inline_threshold, most) = sizes(plan, &[client, group]);
         Self {
@@ -80,15 +80,15 @@ impl Terms {
     /// Of a server's connections, whoever is at their other end.
     pub(crate) fn back(plan: &Plan, server: &Config) -> Self {
         let clients = || plan.callers.iter().map(|caller| &caller.config);
-        let one = |config: &Config| config.scheme == Scheme::V1;
+        let one = |config: &Config| config.wire.credit_mode == Scheme::V1;
         let versions = [
-            one(server) || clients().any(|config| one(config) || config.negotiation_timeout < PATIENT) || !plan.calm(),
+            one(server) || clients().any(|config| one(config) || config.timeouts.negotiation < PATIENT) || !plan.calm(),
             !one(server) && !clients().all(one),
         ];
         // The older text has no word for what an end sends at most.
-        let least = if plan.revision == Revision::Cel09 { 4096 } else { server.receive_size };
+        let least = if plan.revision == Revision::Cel09 { 4096 } else { server.wire.receive_size };
         let inline_threshold =
-            clients().map(|config| config.receive_size).fold(least.min(server.receive_size), usize::min);
+            clients().map(|config| config.wire.receive_size).fold(least.min(server.wire.receive_size), usize::min);
         let (changed, most) = sizes(plan, &[server]);
         Self { reverse: true, versions, inline_threshold: inline_threshold.min(changed), most }
     }
@@ -96,8 +96,8 @@ impl Terms {
 
 /// Least and most bytes of a message between such ends.
 fn sizes(plan: &Plan, ends: &[&Config]) -> (usize, usize) {
-    let least = ends.iter().map(|config| config.receive_size).fold(usize::MAX, usize::min);
-    let most = ends.iter().map(|config| config.receive_size.max(config.max_receive_size)).fold(0, usize::max);
+    let least = ends.iter().map(|config| config.wire.receive_size).fold(usize::MAX, usize::min);
+    let most = ends.iter().map(|config| config.wire.receive_size.max(config.wire.max_receive_size)).fold(0, usize::max);
     // An end may be asked to send no longer messages than this.
     if plan.change == 0 { (least, most) } else { (least.min(1024), most) }
 }

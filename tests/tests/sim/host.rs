@@ -44,13 +44,13 @@ impl Host {
         (services, workers): (&Arc<Services>, &SimulatedWorkers),
         generation: u32,
     ) -> Self {
-        let crate::plan::Group { config, software, chaos, habits, workers: count, .. } = &plan.groups[group];
+        let crate::plan::Group { config, reconnect, software, chaos, habits, workers: count, .. } = &plan.groups[group];
         let seed = chaos.seed ^ u64::from(generation) << 8;
         let chaos = rpcrdma::fabric::chaos::ChaosConfig { seed, ..*chaos };
         let strangers = plan.hostile_clients.contains(&group);
         let fabric = device(plan.kind, (config, software), chaos, &journal, None, (true, strangers));
         let services = Some(Arc::clone(services));
-        let client = ClientConfig { services, ..small_client(config.clone()) };
+        let client = ClientConfig { services, reconnect: reconnect.clone(), ..small_client(config.clone()) };
         let mut client = LocalClient::open(fabric, client).expect("a server");
         client.simulate(time);
         if *count > 0 {
@@ -59,7 +59,7 @@ impl Host {
         client.shard_mut().listen(listener).expect("listening");
         let who = FIRST_NAME + generation;
         let seat = Seat { plan, journal, time, runs, who, habits: habits.clone() };
-        let (desk, plan) = (Desk::new(seat, config), Rc::clone(plan));
+        let (desk, plan) = (Desk::new(seat, reconnect), Rc::clone(plan));
         Self { client, desk, plan, group, conns: Vec::new(), retired: false, forgiven: 0 }
     }
 
@@ -113,7 +113,7 @@ impl Host {
             opened: true,
             proved: false,
             // The least that the lowest credit limit leaves for this direction.
-            room: config.reverse_credits.min(1) as usize,
+            room: config.limits.reverse_credits.min(1) as usize,
             under_way: 0,
             given_up: 0,
         });
@@ -191,7 +191,7 @@ impl Host {
         journal.count("calls that full workers held back", stats.backpressure);
         journal.count("peer faults", stats.peer_faults);
         journal.count("pure grants", messages.grants_pure);
-        let receive_size = self.client.config().receive_size;
+        let receive_size = self.client.config().wire.receive_size;
         journal.count("Receives that have another size", u64::from(stats.receive_size != receive_size));
         journal.count("late replies to servers", messages.rejected_late);
         journal.chaos(&probe.inner().chaos_stats());

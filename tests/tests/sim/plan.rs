@@ -5,6 +5,7 @@ use std::time::Duration;
 use std::sync::Arc;
 
 use rpcrdma::auth::{AuthPolicy, PreSharedKey};
+use rpcrdma::config::ReconnectConfig;
 use rpcrdma::fabric::chaos::ChaosConfig;
 use rpcrdma::fabric::software::SoftwareConfig;
 use rpcrdma::wire::Revision;
@@ -59,6 +60,7 @@ pub(crate) struct Plan {
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) config: Config,
+    pub(crate) reconnect: ReconnectConfig,
     pub(crate) software: SoftwareConfig,
     pub(crate) chaos: ChaosConfig,
     pub(crate) shards: usize,
@@ -73,6 +75,7 @@ pub(crate) struct Group {
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) config: Config,
+    pub(crate) reconnect: ReconnectConfig,
     pub(crate) software: SoftwareConfig,
     pub(crate) chaos: ChaosConfig,
     /// Connections, by the group that each goes to; `None` is the hostile server.
@@ -145,11 +148,11 @@ impl Plan {
         let groups: Vec<Group> = (0..group_count)
             .map(|index| {
                 let hostile = hostile_clients.contains(&index);
-                let (mut config, mut software) = shape.config(r, false);
+                let (mut config, reconnect, mut software) = shape.config(r, false);
                 if crowd {
-                    (config.receives, config.credits, config.max_credits) = (256, 32, 64);
+                    (config.memory.receives, config.limits.credits, config.limits.max_credits) = (256, 32, 64);
                     // Credit limits are fitted again and again while they come.
-                    config.control_interval = Duration::from_nanos(200);
+                    config.poll.control_interval = Duration::from_nanos(200);
                     software.shared_receives = config.software().shared_receives;
                 }
                 let chaos = shape.chaos(r, hostile);
@@ -160,7 +163,7 @@ impl Plan {
                 let shards = 1 + usize::from(r.once_in(3) && !crowd);
                 let workers = if r.once_in(3) { 1 + r.below(3) } else { 0 };
                 let worker_ring = pick(r, &[1, 2, 4, 64]);
-                Group { config, software, chaos, shards, workers, worker_ring, habits }
+                Group { config, reconnect, software, chaos, shards, workers, worker_ring, habits }
             })
             .collect();
         let caller_count = if crowd { 3 } else { 1 + r.below(3) };
@@ -172,7 +175,7 @@ impl Plan {
                 if hostile {
                     links.push(None);
                 }
-                let (config, software) = shape.config(r, hostile);
+                let (config, reconnect, software) = shape.config(r, hostile);
                 let chaos = shape.chaos(r, hostile);
                 // Receives run short only after many messages.
                 let hoard = if r.once_in(10) { 5 + r.below(50) } else { 0 };
@@ -180,7 +183,16 @@ impl Plan {
                 let calls = 20 + r.below(60) + if hoard != 0 || shape.resizing { 300 } else { 0 };
                 // Those of a crowd that come later find that others have what there was.
                 let late = if crowd { 60 * index } else { 0 };
-                Caller { habits: habits(r, calls, config.max_calls), config, software, chaos, links, late, hoard }
+                Caller {
+                    habits: habits(r, calls, config.limits.max_calls),
+                    config,
+                    reconnect,
+                    software,
+                    chaos,
+                    links,
+                    late,
+                    hoard,
+                }
             })
             .collect();
         Self {
@@ -208,7 +220,7 @@ impl Plan {
     /// Whether hosts may, or must, prove who they are.
     pub(crate) fn authenticates(&self) -> bool {
         let all = self.groups.iter().map(|group| &group.config).chain(self.callers.iter().map(|c| &c.config));
-        all.into_iter().any(|config| !matches!(config.host_auth, AuthPolicy::Off))
+        all.into_iter().any(|config| !matches!(config.wire.host_auth, AuthPolicy::Off))
     }
 
     /// Nothing goes wrong but time: every call without a deadline that is not cancelled must succeed.
@@ -253,7 +265,7 @@ struct Shape {
 }
 
 impl Shape {
-    fn config(&self, r: &mut Random, hostile: bool) -> (Config, SoftwareConfig) {
+    fn config(&self, r: &mut Random, hostile: bool) -> (Config, ReconnectConfig, SoftwareConfig) {
         let tight = r.once_in(4);
         let any = pick(r, &[Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1]);
         let scheme = if self.mixed { any } else { self.scheme };
@@ -269,51 +281,49 @@ impl Shape {
         let credits = 4 + r.below(credits) as u32;
         let max_receive_size = if self.resizing { pick(r, &[0, 8192, 12_288, 16_384]) } else { 0 };
         let longest_message = max_receive_size.max(receive_size);
-        let config = Config {
-            scheme,
-            max_receive_size,
-            resize_on_request: r.once_in(2),
-            optional_operations: !r.once_in(5),
-            host_auth: self.host_auth(r),
-            revision: self.revision,
-            receive_size,
-            continue_up_to: pick(r, &[0, 5000, 16 << 10, 16 << 10]),
-            reassemble_up_to: 64 << 10,
-            credits,
-            max_credits: pick(r, &[credits, 4 * credits, 256]),
-            max_deferred: pick(r, &[1, 3, 1024]),
-            reverse_credits: pick(r, &[0, 2, 8, 8]),
-            reverse: self.reverse,
-            reconnect_attempts: if self.reconnecting { pick(r, &[0, 2, 5]) } else { 0 },
-            reconnect_backoff: {
-                let (first, most) = if self.tick < 20_000 { (0, 0) } else { pick(r, &[(0, 1), (1, 1)]) };
-                (Duration::from_millis(first), Duration::from_millis(most))
-            },
-            retransmit: r.once_in(2),
-            // Only who keeps to no rule needs so long.
-            negotiation_timeout: if hostile { Duration::from_millis(1) } else { PATIENT },
-            keep_alive: Duration::from_millis(if self.tick < 20_000 { 0 } else { pick(r, &[0, 1]) }),
-            receives: 256 + r.below(200),
-            max_calls: 1 + r.below(max_calls),
-            small_buffers: if tight { 16 } else { 64 + r.below(64) },
-            message_buffers: if tight { 2 + r.below(12) } else { 64 + r.below(64) },
-            bulk_buffers: vec![(2048, few(r, 16)), (longest, 1 + few(r, 11))],
-            long_buffers: vec![(12 << 10, few(r, 16)), (2 * long, few(r, 16))],
-            pages: PagePolicy::Small,
-            prefault: false,
-            idle: if r.once_in(3) { IdlePolicy::Event } else { IdlePolicy::Poll },
-            signal_every: pick(r, &[1, 2, 5, 16]),
-            batch: !r.once_in(8),
-            decode_by_layout: self.decode_by_layout,
-            coalesce_grants: !r.once_in(6),
-            remote_invalidate: !r.once_in(4),
-            sample_latency: pick(r, &[0, 1, 64]),
-            control_interval: Duration::from_micros(1 + r.below(40) as u64),
-            ..Config::default()
+        let (mut config, mut reconnect) = (Config::default(), ReconnectConfig::default());
+        config.wire.credit_mode = scheme;
+        config.wire.max_receive_size = max_receive_size;
+        config.wire.resize_on_request = r.once_in(2);
+        config.wire.optional_operations = !r.once_in(5);
+        config.wire.host_auth = self.host_auth(r);
+        config.wire.revision = self.revision;
+        config.wire.receive_size = receive_size;
+        config.wire.continue_up_to = pick(r, &[0, 5000, 16 << 10, 16 << 10]);
+        config.wire.reassemble_up_to = 64 << 10;
+        config.limits.credits = credits;
+        config.limits.max_credits = pick(r, &[credits, 4 * credits, 256]);
+        config.limits.max_deferred = pick(r, &[1, 3, 1024]);
+        config.limits.reverse_credits = pick(r, &[0, 2, 8, 8]);
+        config.wire.reverse = self.reverse;
+        reconnect.attempts = if self.reconnecting { pick(r, &[0, 2, 5]) } else { 0 };
+        reconnect.backoff = {
+            let (first, most) = if self.tick < 20_000 { (0, 0) } else { pick(r, &[(0, 1), (1, 1)]) };
+            (Duration::from_millis(first), Duration::from_millis(most))
         };
+        reconnect.retransmit = r.once_in(2);
+        // Only who keeps to no rule needs so long.
+        config.timeouts.negotiation = if hostile { Duration::from_millis(1) } else { PATIENT };
+        config.timeouts.keep_alive = Duration::from_millis(if self.tick < 20_000 { 0 } else { pick(r, &[0, 1]) });
+        config.memory.receives = 256 + r.below(200);
+        config.limits.max_calls = 1 + r.below(max_calls);
+        config.memory.small_buffers = if tight { 16 } else { 64 + r.below(64) };
+        config.memory.message_buffers = if tight { 2 + r.below(12) } else { 64 + r.below(64) };
+        config.memory.bulk_buffers = vec![(2048, few(r, 16)), (longest, 1 + few(r, 11))];
+        config.memory.long_buffers = vec![(12 << 10, few(r, 16)), (2 * long, few(r, 16))];
+        config.memory.pages = PagePolicy::Small;
+        config.memory.prefault = false;
+        config.poll.idle = if r.once_in(3) { IdlePolicy::Event } else { IdlePolicy::Poll };
+        config.poll.signal_every = pick(r, &[1, 2, 5, 16]);
+        config.poll.batch = !r.once_in(8);
+        config.poll.decode_by_layout = self.decode_by_layout;
+        config.poll.coalesce_grants = !r.once_in(6);
+        config.wire.remote_invalidate = !r.once_in(4);
+        config.poll.sample_latency = pick(r, &[0, 1, 64]);
+        config.poll.control_interval = Duration::from_micros(1 + r.below(40) as u64);
         let ring_bytes = (pick(r, &[2, 4, 32]) * longest_message.next_power_of_two()).max(4096);
         let software = SoftwareConfig { ring_bytes, linger: HOUR, handshake_timeout: HOUR, ..config.software() };
-        (config, software)
+        (config, reconnect, software)
     }
 
     /// Version 1 cannot authenticate: then nobody must. Everybody who tries has the key.

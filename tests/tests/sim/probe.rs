@@ -122,13 +122,13 @@ impl<F: Fabric + Smallest> Probe<F> {
         Self {
             inner,
             journal,
-            revision: config.revision,
-            version: if config.scheme == Scheme::V1 { Version::V1 } else { Version::V2 },
+            revision: config.wire.revision,
+            version: if config.wire.credit_mode == Scheme::V1 { Version::V1 } else { Version::V2 },
             serves,
             strangers,
-            credits: config.credits,
+            credits: config.limits.credits,
             // Version 1 counts the directions apart.
-            most: config.credits.max(config.max_credits) + config.reverse_credits.max(4) + 1,
+            most: config.limits.credits.max(config.limits.max_credits) + config.limits.reverse_credits.max(4) + 1,
             lost: Vec::new(),
             groups,
             hostile: addresses.map(|all| all.hostile.fabric_address().clone()),

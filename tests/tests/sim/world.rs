@@ -136,7 +136,7 @@ impl World {
         }
         let count = |what, times| world.journal.count(what, times);
         for config in plan.groups.iter().map(|group| &group.config) {
-            let scheme = match config.scheme {
+            let scheme = match config.wire.credit_mode {
                 Scheme::V2Windowed => "servers of version 2, windowed",
                 Scheme::V2Incremental => "servers of version 2, incremental",
                 Scheme::V1 => "servers of version 1",

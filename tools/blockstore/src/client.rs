@@ -10,7 +10,7 @@ use rpcrdma::Buf;
 use rpcrdma::auth::AuthPolicy;
 use rpcrdma::client::{ClientConfig, PreparedCall};
 use rpcrdma::xdr::Writer;
-use rpcrdma::{Address, CallError, Config, FailedCall, LocalClient, Reply};
+use rpcrdma::{Address, CallError, FailedCall, LocalClient, Reply};
 use rpcrdma_proto::wire::ErrorBody;
 
 use crate::codec::{self, Info, ReadArgs, ReadData, WriteArgs, Written, Xdr};
@@ -72,7 +72,9 @@ impl BlockClient {
         host_auth: AuthPolicy,
     ) -> anyhow::Result<Self> {
         let mut config = ClientConfig::new(codec::PROGRAM, codec::VERSION);
-        config.shard = Config { bulk_buffers: vec![(block, depth)], max_calls: depth, host_auth, ..config.shard };
+        config.shard.memory.bulk_buffers = vec![(block, depth)];
+        config.shard.limits.max_calls = depth;
+        config.shard.wire.host_auth = host_auth;
         let client = LocalClient::connect(address, config)?;
         let info = Info { size: 0, block_max: 0, writable: false };
         let mut this = Self { client, info, block, depth, buffers: Vec::new() };

@@ -252,7 +252,7 @@ fn serve(options: &Serve) -> anyhow::Result<()> {
         }
     }
     let mut config = server::config(&options.cores, align, options.idle.policy());
-    config.shard.host_auth = options.trust.policy()?;
+    config.shard.wire.host_auth = options.trust.policy()?;
     config.stats.clone_from(&options.stats);
     if options.cores.is_empty() {
         config.shards = options.listen.len();

@@ -4,6 +4,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
+use rpcrdma::config::{MemoryConfig, PollConfig};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::service::{Application, DeferredCall, Local, ShardSetup};
@@ -65,7 +66,11 @@ pub(crate) fn services(store: &Arc<Store>, workers: bool) -> Services {
 /// at multiples of `align`.
 pub(crate) fn config(cores: &[usize], align: usize, idle: IdlePolicy) -> ServerConfig {
     let bulk_buffers = vec![(4096 + align, 256), ((64 << 10) + align, 256), (BLOCK_MAX + align, 64)];
-    let shard = Config { bulk_buffers, chunk_align: align.clamp(64, 4096), idle, ..Config::default() };
+    let shard = Config {
+        memory: MemoryConfig { bulk_buffers, chunk_align: align.clamp(64, 4096), ..MemoryConfig::default() },
+        poll: PollConfig { idle, ..PollConfig::default() },
+        ..Config::default()
+    };
     let cores = (!cores.is_empty()).then(|| cores.to_vec());
     ServerConfig { shard, shards: cores.as_ref().map_or(1, Vec::len), cores, ..ServerConfig::default() }
 }

@@ -261,12 +261,18 @@ impl Plan {
         ]
     }
 
-    /// The same as an expression of Rust, with names of `rpcrdma` and `rpcrdma::server`.
+    /// The same in Rust, with names of `rpcrdma` and `rpcrdma::server`.
     pub fn configuration(&self) -> String {
-        let mut text = String::from("ServerConfig {\n");
-        let node = self.node.map_or(String::new(), |node| format!("numa_node: Some({node}), "));
-        let _ = writeln!(text, "    shard: Config {{ idle: IdlePolicy::Poll, {node}..Config::default() }},");
-        let _ = writeln!(text, "    shards: {},\n    cores: Some(vec!{:?}),", self.shards.len(), self.shards);
+        let mut text = String::from("let mut shard = Config::default();\nshard.poll.idle = IdlePolicy::Poll;\n");
+        if let Some(node) = self.node {
+            let _ = writeln!(text, "shard.memory.numa_node = Some({node});");
+        }
+        let _ = writeln!(
+            text,
+            "ServerConfig {{\n    shard,\n    shards: {},\n    cores: Some(vec!{:?}),",
+            self.shards.len(),
+            self.shards
+        );
         if !self.workers.is_empty() {
             let (count, cores) = (self.workers.len(), &self.workers);
             let _ = writeln!(

@@ -4,7 +4,7 @@
 use anyhow::ensure;
 use clap::Args;
 use rpcrdma::Address;
-use rpcrdma::{Crc, FpduSize, IwarpConfig};
+use rpcrdma::config::{Crc, FpduSize, IwarpConfig};
 
 /// Of meaning at `iwarp:` addresses only, and refused at others.
 #[derive(Clone, Copy, Debug, Args)]

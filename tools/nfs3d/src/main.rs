@@ -58,6 +58,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::Parser;
+use rpcrdma::config::{LimitsConfig, MemoryConfig, PollConfig, TimeoutConfig};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, IdlePolicy, Server};
 use rpcrdma_proto::binding::nfs3;
@@ -266,14 +267,23 @@ fn register(listen: &[Address], mount_port: u16) -> anyhow::Result<Registration>
 fn config(options: &Cli) -> anyhow::Result<ServerConfig> {
     let calls = CREDITS as usize * usize::from(options.clients);
     let shard = Config {
-        credits: CREDITS,
-        max_credits: CREDITS,
-        idle: options.idle.policy(),
-        keep_alive: Duration::from_secs(options.keep_alive.into()),
-        progress_timeout: Duration::from_secs(options.progress_timeout.into()),
-        least_rate: options.least_rate,
-        bulk_buffers: vec![(16 << 10, calls), (nfs::TRANSFER as usize, calls)],
-        long_buffers: vec![(nfs::DIRECTORY as usize + 4096, calls.min(64))],
+        limits: LimitsConfig {
+            credits: CREDITS,
+            max_credits: CREDITS,
+            min_rate: options.least_rate,
+            ..LimitsConfig::default()
+        },
+        poll: PollConfig { idle: options.idle.policy(), ..PollConfig::default() },
+        timeouts: TimeoutConfig {
+            keep_alive: Duration::from_secs(options.keep_alive.into()),
+            progress: Duration::from_secs(options.progress_timeout.into()),
+            ..TimeoutConfig::default()
+        },
+        memory: MemoryConfig {
+            bulk_buffers: vec![(16 << 10, calls), (nfs::TRANSFER as usize, calls)],
+            long_buffers: vec![(nfs::DIRECTORY as usize + 4096, calls.min(64))],
+            ..MemoryConfig::default()
+        },
         iwarp: options.iwarp.config(&options.listen)?,
         ..Config::default()
     };

@@ -33,7 +33,7 @@ const WIDE: usize = 200;
 /// Keys: s, p, c (or Tab) for shards, procedures, connections; arrows (or j, k) for another row, whose shard is told in
 /// full below; q ends. Where there is no terminal, or TERM is "dumb", each interval is printed. NO_COLOR is heeded.
 ///
-/// Latencies and what is told of procedures are of the calls that the server times: one of `Config::sample_latency`.
+/// Latencies and what is told of procedures are of the calls that the server times: one of `poll.sample_latency`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:

@@ -1,4 +1,4 @@
-//! Settings as a program has them: expressions of Rust, with names of `rpcrdma`, `rpcrdma::server` and
+//! Settings as a program has them: Rust, with names of `rpcrdma`, `rpcrdma::server` and
 //! `rpcrdma::client`.
 
 use super::knob::{Knob, class};
@@ -20,8 +20,8 @@ impl Code<'_> {
         let shards = self.settings.number(Knob::Shards);
         let workers = self.settings.number(Knob::Workers);
         let free = self.cores.get(1..).unwrap_or_default();
-        let mut lines = vec!["ServerConfig {".to_owned()];
-        lines.push(format!("    shard: Config {{ {}..Config::default() }},", self.fields(true)));
+        let fields = self.fields(true);
+        let mut lines = vec![format!("let mut shard = Config::default();\n{fields}ServerConfig {{\n    shard,")];
         lines.push(format!("    shards: {shards},"));
         if let Some(cores) = free.get(..shards) {
             lines.push(format!("    cores: Some(vec!{cores:?}),"));
@@ -38,10 +38,10 @@ impl Code<'_> {
         lines.join("\n")
     }
 
-    /// The shard of a client, made of that of `ClientConfig::new`, which is `shard`.
+    /// Changes of the shard of a client, which is `shard`, made by `ClientConfig::new`.
     pub(super) fn client(&self) -> String {
-        let core = self.cores.first().map_or_else(String::new, |core| format!("core: Some({core}), "));
-        format!("Config {{ {core}{}..shard }}", self.fields(false))
+        let core = self.cores.first().map_or_else(String::new, |core| format!("shard.poll.core = Some({core});\n"));
+        format!("{core}{}", self.fields(false)).trim_end().to_owned()
     }
 
     fn idle(&self) -> &'static str {
@@ -52,7 +52,7 @@ impl Code<'_> {
         }
     }
 
-    /// The fields of `Config` that are not as they are anyway, and those that are otherwise in `rpcperf`.
+    /// The knobs of `Config` that are not as they are anyway, and those that are otherwise in `rpcperf`.
     fn fields(&self, of_server: bool) -> String {
         let mut text = String::new();
         for knob in Knob::all() {
@@ -75,7 +75,13 @@ impl Code<'_> {
                 _ => self.settings.get(knob).filter(|value| knob.default() != Some(*value)).map(str::to_owned),
             };
             if let Some(value) = value {
-                text += &format!("{knob}: {value}, ");
+                let group = match knob {
+                    Knob::Credits => "limits",
+                    Knob::SmallBuffers | Knob::MessageBuffers | Knob::BulkBuffers => "memory",
+                    Knob::ReceiveSize => "wire",
+                    _ => "poll",
+                };
+                text += &format!("shard.{group}.{knob} = {value};\n");
             }
         }
         text
@@ -90,10 +96,10 @@ mod tests {
 
     use super::*;
 
-    /// The expression, and what it is made of.
+    /// The value of a block, and the text of the code in it.
     macro_rules! told {
-        ($expression:expr) => {
-            ($expression, stringify!($expression))
+        ($($code:tt)*) => {
+            ({ $($code)* }, stringify!($($code)*))
         };
     }
 
@@ -111,29 +117,44 @@ mod tests {
         assert_eq!(settings.to_string().split(' ').count(), Knob::all().count(), "every knob is in it");
         let code = Code { settings: &settings, credits: Some(64), cores: &[0, 1, 2, 3] };
         #[rustfmt::skip]
-        let (server, text) = told!(ServerConfig {
-            shard: Config {
-                credits: 128, batch: false, coalesce_grants: false, signal_every: 4, receive_size: 8192,
-                idle: IdlePolicy::Event, small_buffers: 512, message_buffers: 300,
-                bulk_buffers: vec![(65536, 4), (1048576, 2)], ..Config::default()
-            },
+        let (server, text) = told! {
+            let mut shard = Config::default();
+            shard.limits.credits = 128;
+            shard.poll.batch = false;
+            shard.poll.coalesce_grants = false;
+            shard.poll.signal_every = 4;
+            shard.wire.receive_size = 8192;
+            shard.poll.idle = IdlePolicy::Event;
+            shard.memory.small_buffers = 512;
+            shard.memory.message_buffers = 300;
+            shard.memory.bulk_buffers = vec![(65536, 4), (1048576, 2)];
+            ServerConfig {
+            shard,
             shards: 2,
             cores: Some(vec![1, 2]),
             workers: Some(WorkerConfig {
                 count: 1, cores: Some(vec![3]), idle: IdlePolicy::Event, ..WorkerConfig::default()
             }),
             ..ServerConfig::default()
-        });
+            }
+        };
         same(&code.server(), text);
-        assert_eq!((server.shards, server.shard.credits), (2, 128));
-        let shard = ClientConfig::new(1, 1).shard;
+        assert_eq!((server.shards, server.shard.limits.credits), (2, 128));
+        let mut shard = ClientConfig::new(1, 1).shard;
         #[rustfmt::skip]
-        let (client, text) = told!(Config {
-            core: Some(0), credits: 128, batch: false, coalesce_grants: false, signal_every: 4, receive_size: 8192,
-            idle: IdlePolicy::Event, small_buffers: 512, message_buffers: 300, ..shard
-        });
+        let ((), text) = told! {
+            shard.poll.core = Some(0);
+            shard.limits.credits = 128;
+            shard.poll.batch = false;
+            shard.poll.coalesce_grants = false;
+            shard.poll.signal_every = 4;
+            shard.wire.receive_size = 8192;
+            shard.poll.idle = IdlePolicy::Event;
+            shard.memory.small_buffers = 512;
+            shard.memory.message_buffers = 300;
+        };
         same(&code.client(), text);
-        assert_eq!(client.core, Some(0));
+        assert_eq!(shard.poll.core, Some(0));
     }
 
     #[test]
@@ -141,11 +162,16 @@ mod tests {
         let settings = Settings::default();
         let code = Code { settings: &settings, credits: Some(64), cores: &[] };
         #[rustfmt::skip]
-        let (server, text) = told!(ServerConfig {
-            shard: Config { credits: 64, idle: IdlePolicy::Poll, ..Config::default() },
-            shards: 1,
-            ..ServerConfig::default()
-        });
+        let (server, text) = told! {
+            let mut shard = Config::default();
+            shard.limits.credits = 64;
+            shard.poll.idle = IdlePolicy::Poll;
+            ServerConfig {
+                shard,
+                shards: 1,
+                ..ServerConfig::default()
+            }
+        };
         same(&code.server(), text);
         assert_eq!(server.cores, None);
         let adaptive: Settings = "idle=adaptive workers=2".parse().unwrap();
@@ -161,10 +187,10 @@ mod tests {
     fn the_usual_values_are_the_engines() {
         let (config, server) = (Config::default(), ServerConfig::default());
         let number = |knob: Knob| knob.default().and_then(|value| value.parse::<usize>().ok()).unwrap();
-        assert_eq!(number(Knob::SignalEvery), config.signal_every as usize);
-        assert_eq!(number(Knob::ReceiveSize), config.receive_size);
+        assert_eq!(number(Knob::SignalEvery), config.poll.signal_every as usize);
+        assert_eq!(number(Knob::ReceiveSize), config.wire.receive_size);
         assert_eq!((number(Knob::Shards), number(Knob::Workers)), (server.shards, 0));
-        assert!(config.batch && config.coalesce_grants && server.workers.is_none());
+        assert!(config.poll.batch && config.poll.coalesce_grants && server.workers.is_none());
         assert_eq!((Knob::Batch.default(), Knob::CoalesceGrants.default()), (Some("on"), Some("on")));
     }
 }

@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rpcrdma::config::{MemoryConfig, WireConfig};
 use rpcrdma::fabric::iwarp::wire::{Kind, Setup};
 use rpcrdma::fabric::iwarp::{Crc, IwarpConfig};
 use rpcrdma::mempool::PagePolicy;
@@ -32,11 +33,22 @@ fn tcp_address() -> String {
 }
 
 fn serve(address: &str, scheme: Scheme) -> Server {
-    serve_with(address, Config { scheme, ..Config::default() })
+    serve_with(
+        address,
+        Config { wire: WireConfig { credit_mode: scheme, ..WireConfig::default() }, ..Config::default() },
+    )
 }
 
 fn serve_with(address: &str, shard: Config) -> Server {
-    let shard = Config { receives: 512, bulk_buffers: vec![(64 << 10, 4)], pages: PagePolicy::Small, ..shard };
+    let shard = Config {
+        memory: MemoryConfig {
+            receives: 512,
+            bulk_buffers: vec![(64 << 10, 4)],
+            pages: PagePolicy::Small,
+            ..shard.memory
+        },
+        ..shard
+    };
     let mut services = Services::new();
     services.add(PROGRAM, 3, 1, Procedure::new(|_| Ok(())));
     let config = ServerConfig { shard, ..ServerConfig::default() };

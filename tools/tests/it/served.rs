@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rpcrdma::client::ClientConfig;
+use rpcrdma::config::{MemoryConfig, PollConfig};
 use rpcrdma::mempool::PagePolicy;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, IdlePolicy, LocalClient, Procedure, Server, Services};
@@ -26,12 +27,15 @@ pub(crate) struct Served {
 
 pub(crate) fn shard() -> Config {
     Config {
-        receives: 640,
-        small_buffers: 160,
-        message_buffers: 160,
-        bulk_buffers: vec![(64 << 10, 4)],
-        pages: PagePolicy::Small,
-        sample_latency: 1,
+        memory: MemoryConfig {
+            receives: 640,
+            small_buffers: 160,
+            message_buffers: 160,
+            bulk_buffers: vec![(64 << 10, 4)],
+            pages: PagePolicy::Small,
+            ..MemoryConfig::default()
+        },
+        poll: PollConfig { sample_latency: 1, ..PollConfig::default() },
         ..Config::default()
     }
 }
@@ -64,7 +68,7 @@ impl Served {
             Ok(())
         });
         services.add(PROGRAM, 1, 1, echo);
-        let shard = Config { idle: IdlePolicy::Event, ..shard() };
+        let shard = Config { poll: PollConfig { idle: IdlePolicy::Event, ..shard().poll }, ..shard() };
         let config = ServerConfig { shard, stats: Some(self.stats()), ..ServerConfig::default() };
         self.server = Some(Server::start(&self.address, services, &config).expect("a server"));
     }
@@ -87,7 +91,7 @@ impl Served {
 
 /// Calls, one each millisecond, as long as the connection lasts: enough to be seen, and cores are left to other tests.
 fn call(address: &Address, stop: &AtomicBool) {
-    let shard = Config { idle: IdlePolicy::Event, ..shard() };
+    let shard = Config { poll: PollConfig { idle: IdlePolicy::Event, ..shard().poll }, ..shard() };
     let config = ClientConfig { shard, ..ClientConfig::new(PROGRAM, 1) };
     let Ok(mut client) = LocalClient::connect(address, config) else { return };
     while !stop.load(Ordering::Relaxed) {

@@ -88,10 +88,10 @@ fn what_cannot_be_placed_is_refused() {
     }
 }
 
-/// The expression, and what it is made of.
+/// The value of a block, and the text of the code in it.
 macro_rules! told {
-    ($expression:expr) => {
-        ($expression, stringify!($expression))
+    ($($code:tt)*) => {
+        ({ $($code)* }, stringify!($($code)*))
     };
 }
 
@@ -101,13 +101,18 @@ fn the_configuration_is_one() {
     let topology = Topology::read(&Tree::new(machine.path()));
     let plan = Plan::propose(&topology, None, Wish::Threads { shards: 2, workers: 1 }).expect("there is room");
     #[rustfmt::skip]
-    let (config, text) = told!(ServerConfig {
-        shard: Config { idle: IdlePolicy::Poll, numa_node: Some(1), ..Config::default() },
+    let (config, text) = told! {
+        let mut shard = Config::default();
+        shard.poll.idle = IdlePolicy::Poll;
+        shard.memory.numa_node = Some(1);
+        ServerConfig {
+        shard,
         shards: 2,
         cores: Some(vec![5, 6]),
         workers: Some(WorkerConfig { count: 1, cores: Some(vec![4]), ..WorkerConfig::default() }),
         ..ServerConfig::default()
-    });
+        }
+    };
     assert_eq!(config.cores.as_deref(), Some(plan.shards()));
     let squeezed = |text: &str| text.split_whitespace().collect::<String>();
     assert_eq!(squeezed(&plan.configuration()), squeezed(text));

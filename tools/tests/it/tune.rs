@@ -85,7 +85,7 @@ fn the_planted_knob_is_found() {
         "recommended: credits=256\n",
         "times the start's calls/s, from ",
         "\nrpcperf rate --loopback -D 0.5 -t 8 --credits 256\n",
-        "shard: Config { credits: 256, idle: IdlePolicy::Poll, ..Config::default() },",
+        "shard.limits.credits = 256;\nshard.poll.idle = IdlePolicy::Poll;\nServerConfig {\n    shard,",
     ] {
         assert!(out.contains(words), "{words:?} is not in: {out}");
     }

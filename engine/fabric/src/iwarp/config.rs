@@ -12,6 +12,7 @@ use crate::FabricError;
 /// cards, switches and hosts do to a segment once they have checked it; the CRC goes from end to end. Neither is proof
 /// against somebody who wants to change the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "units", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Crc {
     /// Never; a peer that wants it is refused.
     Never,
@@ -43,6 +44,7 @@ impl fmt::Display for Crc {
 
 /// How long the FPDUs that this side sends may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "units", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum FpduSize {
     /// As [`Longest`](Self::Longest) to a peer that is this engine, else as [`Segment`](Self::Segment).
     #[default]
@@ -94,6 +96,7 @@ fn name_of<T: Copy + PartialEq, const N: usize>(names: &Names<T, N>, value: T) -
 /// How an [`IwarpFabric`](super::IwarpFabric) is set up. Every field has a default that suits a shard of some hundred
 /// connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "units", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct IwarpConfig {
     /// Whether FPDUs carry a CRC-32C. Default: if the peer wants it. Costs about a tenth of a nanosecond per byte, and
     /// a copy of what is received.
@@ -101,37 +104,47 @@ pub struct IwarpConfig {
     /// How long FPDUs are. Default: by the peer.
     pub fpdu_size: FpduSize,
     /// Longest message taken or sent, in bytes. Default 64 KiB. Costs nothing by itself.
+    #[cfg_attr(feature = "units", serde(skip))]
     pub max_message: usize,
     /// Receives that the shared queue holds. Default 4096; 32 bytes each are set aside.
+    #[cfg_attr(feature = "units", serde(skip))]
     pub shared_receives: usize,
     /// Most RDMA Reads of either side under way on one connection (IRD and ORD of RFC 6581). Default 16, at most
     /// 16383. A few dozen bytes each.
     pub read_depth: u16,
     /// `SO_SNDBUF` in bytes. Default: the kernel grows it as needed (`net.ipv4.tcp_wmem`).
+    #[cfg_attr(feature = "units", serde(with = "crate::units::some_bytes"))]
     pub send_buffer: Option<usize>,
     /// `SO_RCVBUF` in bytes. Default: the kernel grows it as needed (`net.ipv4.tcp_rmem`).
+    #[cfg_attr(feature = "units", serde(with = "crate::units::some_bytes"))]
     pub receive_buffer: Option<usize>,
     /// `SO_BUSY_POLL`: how long the kernel itself polls the network card when a read finds nothing. Default: as
     /// `net.core.busy_read` says. Loopback and virtual devices do not know it.
+    #[cfg_attr(feature = "units", serde(with = "crate::units::some_duration"))]
     pub busy_poll: Option<Duration>,
     /// `IP_TOS` and `IPV6_TCLASS`: type of service and traffic class of this side's packets, the DSCP in the upper six
     /// bits; TCP keeps the lower two, ECN, to itself. Default: as the kernel has it, 0. The packet that answers a
     /// client's first one does not have it yet.
+    #[cfg_attr(feature = "units", serde(skip))]
     pub tos: Option<u8>,
     /// How long what was sent may stay unacknowledged (`TCP_USER_TIMEOUT`; this side counts while a socket that was full
     /// is not empty), half a message may wait for its other half, and a message for a Receive, before the connection
     /// ends. Default 30 s.
+    #[cfg_attr(feature = "units", serde(with = "crate::units::duration"))]
     pub retry_timeout: Duration,
     /// How long a connection may be silent before TCP asks whether the peer is still there (`TCP_KEEPIDLE`); two more
     /// questions follow, a third of this apart. Default 60 s.
+    #[cfg_attr(feature = "units", serde(with = "crate::units::duration"))]
     pub keep_alive: Duration,
     /// Connections that may be between their first byte and their answer, at a listener. Default 64. When one more
     /// arrives, the one that has been silent longest is dropped.
     pub max_handshakes: usize,
     /// How long a connection may take to be set up, at either side. Default 5 s.
+    #[cfg_attr(feature = "units", serde(with = "crate::units::duration"))]
     pub handshake_timeout: Duration,
     /// How long a connection that is being closed, or was refused, waits for the peer to take what was sent. Default
     /// 1 s.
+    #[cfg_attr(feature = "units", serde(with = "crate::units::duration"))]
     pub linger: Duration,
 }
 
@@ -157,7 +170,7 @@ impl Default for IwarpConfig {
 }
 
 /// Reads that a depth of 14 bits can say (RFC 6581 §9.1).
-pub(super) const MAX_READ_DEPTH: u16 = (1 << 14) - 1;
+pub const MAX_READ_DEPTH: u16 = (1 << 14) - 1;
 
 impl IwarpConfig {
     /// Says which field is out of its range.

@@ -78,7 +78,7 @@ use rustix::fd::{AsFd, BorrowedFd};
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
-pub use self::config::{Crc, FpduSize, IwarpConfig};
+pub use self::config::{Crc, FpduSize, IwarpConfig, MAX_READ_DEPTH};
 use self::connect::Connections;
 use self::endpoint::Shared;
 pub use self::listener::IwarpListener;

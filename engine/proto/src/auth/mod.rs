@@ -95,7 +95,7 @@ pub enum AuthPolicy {
 #[non_exhaustive]
 pub enum AuthError {
     /// The policy asks for it, and the peer did not, or stopped half-way.
-    #[error("peer does not authenticate itself, which the policy requires (Config::host_auth)")]
+    #[error("peer does not authenticate itself, which the policy requires (wire.host_auth)")]
     Missing,
     /// A message that is none of this mechanism's, or out of turn.
     #[error("malformed message of host authentication")]

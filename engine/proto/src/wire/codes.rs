@@ -62,6 +62,7 @@ codes! {
 /// Which text's code points version 2 uses. The structure of headers is the same; both ends must agree, as
 /// nothing on the wire tells them apart. Selected by configuration; version 1 ignores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Revision {
     /// draft-ietf-nfsv4-rpcrdma-version-two-00: ten errors, six properties, message continuation.
     #[default]

@@ -78,6 +78,7 @@ impl PropertyId {
 
 /// How far a peer takes requests in the reverse direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum ReverseSupport {
     /// Not at all.
     None = 0,

@@ -13,7 +13,7 @@ impl<F: Fabric> LocalClient<F> {
     /// have read that it may send no more. Until then `receive_size` and `receive_size_posted` of the
     /// [statistics](Self::stats) differ.
     ///
-    /// Memory for Receives of another size than [`Config::receive_size`](crate::Config::receive_size) is made
+    /// Memory for Receives of another size than [`wire.receive_size`](crate::config::WireConfig::receive_size) is made
     /// here, and given back when it is no longer used: this takes as long as making a pool of `receives`
     /// of them.
     ///
@@ -28,7 +28,7 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// # Errors
     /// Nothing has changed: [`ChangeError::Unsupported`] with a peer that does not know of such changes,
-    /// [`ChangeError::Constant`] if [`Config::remote_invalidate`](crate::Config::remote_invalidate) is
+    /// [`ChangeError::Constant`] if [`wire.remote_invalidate`](crate::config::WireConfig::remote_invalidate) is
     /// off.
     pub fn set_remote_invalidation(&mut self, connection: Connection, yes: bool) -> Result<(), ChangeError> {
         self.shard.set_remote_invalidation(connection.0, yes)

@@ -388,7 +388,7 @@ impl<T: ?Sized> ServerCall<T> {
     }
 
     /// Sends memory of the service's own, without a copy. The arena that it is from must be the shard's own
-    /// or one of [`Config::arenas`](crate::Config::arenas): else the caller gets SYSTEM_ERR, and the log
+    /// or one of [`memory.arenas`](crate::config::MemoryConfig::arenas): else the caller gets SYSTEM_ERR, and the log
     /// says why.
     ///
     /// # Errors

@@ -82,19 +82,19 @@ impl<F: Fabric> Context<F> {
     /// Bytes of the buffer that a chunk of `len` bytes is in: as many more as align it, where the pool has such.
     #[inline]
     pub(in crate::shard) fn chunk_room(&self, len: usize) -> usize {
-        if self.config.chunk_align > BUFFER_ALIGN { self.aligned_room(len) } else { len }
+        if self.config.memory.chunk_align > BUFFER_ALIGN { self.aligned_room(len) } else { len }
     }
 
     #[inline(never)]
     fn aligned_room(&self, len: usize) -> usize {
-        let room = len + self.config.chunk_align - BUFFER_ALIGN;
+        let room = len + self.config.memory.chunk_align - BUFFER_ALIGN;
         if self.pool.room(room).1 > 0 { room } else { len }
     }
 
     /// A buffer of the pool for a chunk of `len` bytes, aligned as is wished.
     #[inline]
     pub(in crate::shard) fn alloc_chunk(&self, len: usize) -> Option<Buf> {
-        match self.config.chunk_align > BUFFER_ALIGN {
+        match self.config.memory.chunk_align > BUFFER_ALIGN {
             true => self.alloc_aligned(len),
             false => self.pool.alloc_within(len, self.longest_for(len)),
         }
@@ -104,7 +104,7 @@ impl<F: Fabric> Context<F> {
     /// of the cache.
     #[inline(never)]
     fn alloc_aligned(&self, len: usize) -> Option<Buf> {
-        let (align, room) = (self.config.chunk_align, self.aligned_room(len));
+        let (align, room) = (self.config.memory.chunk_align, self.aligned_room(len));
         let mut buf = self.pool.alloc_within(room, self.longest_for(room))?;
         if room > len {
             buf.set_window(buf.address().next_multiple_of(align) - buf.address(), len);
@@ -115,7 +115,7 @@ impl<F: Fabric> Context<F> {
     /// A buffer of a pool of bulk buffers beside the shard's own, which is made at first use; to be exposed to a peer,
     /// or shown to none.
     pub(in crate::shard) fn alloc_bulk(&mut self, pool: &mut Option<Pool>, exposed: bool, len: usize) -> Option<Buf> {
-        if pool.is_none() && !self.config.bulk_buffers.is_empty() {
+        if pool.is_none() && !self.config.memory.bulk_buffers.is_empty() {
             match self.bulk_pool(exposed) {
                 Ok(made) => *pool = Some(made),
                 Err(error) => {
@@ -139,7 +139,7 @@ impl<F: Fabric> Context<F> {
 
     /// The fabric knows this memory, for work requests of this side.
     pub(in crate::shard) fn knows(&self, arena: ArenaId) -> bool {
-        arena == self.pool.arena().id() || self.config.arenas.iter().any(|own| own.id() == arena)
+        arena == self.pool.arena().id() || self.config.memory.arenas.iter().any(|own| own.id() == arena)
     }
 
     /// A copy of a message, with the usual room in front for a header with chunks. `None` without memory for
@@ -164,12 +164,12 @@ impl<F: Fabric> Context<F> {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::Config;
     use crate::shard::testing::{context, small};
 
     #[test]
     fn a_chunk_is_aligned_where_any_buffer_lets_it_be() {
-        let config = Config { chunk_align: 4096, bulk_buffers: vec![(1 << 17, 2)], ..small() };
+        let mut config = small();
+        (config.memory.chunk_align, config.memory.bulk_buffers) = (4096, vec![(1 << 17, 2)]);
         let cx = context(config.clone());
         let rooms = [(100, 100 + 4032), (1 << 16, (1 << 16) + 4032), (1 << 17, 1 << 17)];
         rooms.into_iter().for_each(|(len, room)| assert_eq!(cx.chunk_room(len), room));
@@ -178,6 +178,7 @@ mod tests {
         assert_eq!(cx.alloc_chunk(1 << 17).expect("the other").start(), 0, "none is long enough to align it");
         let _second = cx.alloc_chunk(1 << 16).expect("the other");
         assert!(cx.alloc_chunk(1 << 16).is_none(), "those that would not be aligned are no second choice");
-        assert_eq!(context(Config { chunk_align: 64, ..config }).chunk_room(100), 100);
+        config.memory.chunk_align = 64;
+        assert_eq!(context(config).chunk_room(100), 100);
     }
 }

@@ -94,7 +94,7 @@ impl Requester {
         };
         let plain =
             memory.is_none() && message.len() <= conn.requests.plain_call && max_reply <= conn.requests.plain_reply;
-        let call = if plain && !cx.config.retransmit {
+        let call = if plain && !cx.reconnect.retransmit {
             self.start_plain(cx, &mut conn, message, (token, deadline), (sink, started))
         } else {
             let request = CallRequest { message, memory, max_reply, deadline: None, token, sink };
@@ -127,7 +127,7 @@ impl Requester {
         if now {
             set_xid(&mut message, call);
             self.transmit_rest(cx, conn, call, message, receives_ok);
-            if !cx.config.batch {
+            if !cx.config.poll.batch {
                 cx.post_chain(conn);
             }
         } else {
@@ -165,7 +165,7 @@ impl Requester {
         (out.max_reply, out.retries) = (max_reply, 0);
         if now {
             conn.requests.calls[at].exposure = self.transmit_call(cx, conn, call, message, memory, receives_ok);
-            if !cx.config.batch {
+            if !cx.config.poll.batch {
                 cx.post_chain(conn);
             }
         } else {
@@ -256,7 +256,7 @@ impl Requester {
             } else {
                 let out = &conn.requests.calls[conn.proto.call_slot(call)];
                 let plain = message.len() <= conn.requests.plain_call && out.max_reply <= conn.requests.plain_reply;
-                if !plain || cx.config.retransmit {
+                if !plain || cx.reconnect.retransmit {
                     self.keep(cx, conn, call, &message);
                 }
                 self.transmit_rest(cx, conn, call, message, receives_ok);
@@ -346,7 +346,7 @@ impl Requester {
         let at = message.start();
         let start = conn.proto.emit_plain(Outgoing::Call(call), receives_ok, message.full_mut(), at);
         match start.is_some_and(|start| message.extend_front(start)) {
-            true => conn.sends.push_send(message, None, cx.config.signal_every),
+            true => conn.sends.push_send(message, None, cx.config.poll.signal_every),
             false => cx.unsendable(conn, "a call"),
         }
     }
@@ -372,7 +372,7 @@ impl Requester {
         match conn.proto.emit_before(Outgoing::Call(call), &form, receives_ok, message.full_mut(), at) {
             Some(start) => {
                 message.set_window(start, len + at - start);
-                conn.sends.push_send(message, None, cx.config.signal_every);
+                conn.sends.push_send(message, None, cx.config.poll.signal_every);
             }
             None => cx.unsendable(conn, "a call"),
         }

@@ -304,7 +304,7 @@ impl Requester {
                     memory.receive.clear();
                     memory.most_results = None;
                 }
-                let needed = (length_needed as usize).max(cx.config.receive_size);
+                let needed = (length_needed as usize).max(cx.config.wire.receive_size);
                 memory.reply = Some(self.alloc_for(cx, conn, padded(needed))?);
                 Ok(None)
             }

@@ -52,7 +52,7 @@ impl Scene {
     /// The peer answers.
     fn answer(&mut self, message: &[u8], invalidated: Option<u32>) {
         self.with(|requester, cx, conn| {
-            let message: ReceivedBuf = received(cx.alloc(cx.config.receive_size).expect("a buffer"), message);
+            let message: ReceivedBuf = received(cx.alloc(cx.config.wire.receive_size).expect("a buffer"), message);
             let (call, read) = receive(conn, &message, |conn, event, incoming| match event {
                 Event::Reply { call, token } => (Some((call, token)), Some(conn.read_reply(call, incoming, &message))),
                 Event::Late { call } => (Some((call, 0)), None),

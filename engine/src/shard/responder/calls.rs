@@ -190,7 +190,7 @@ impl Responder {
         call.set_head(view.xid(), view.inv_handle());
         let read = read_lists(view, &mut call);
         if view.htype() == HeaderType::Nomsg {
-            let longest = cx.config.reassemble_up_to as u64;
+            let longest = cx.config.wire.reassemble_up_to as u64;
             if let Err(refusal) = read.and_then(|()| check_position_zero(call.chunks(), longest)) {
                 return self.refuse_call(cx, conn, call.refuse(), refusal);
             }
@@ -283,7 +283,7 @@ impl Responder {
             cx.lend(conn, |cx, conn| {
                 let once = self.services.as_ref().and_then(|all| all.entry(call.entry()).cached.as_ref());
                 if once.is_some_and(|cache| cache.still_runs(&call)) {
-                    let soon = cx.clock.read() + nanoseconds(cx.config.control_interval);
+                    let soon = cx.clock.read() + nanoseconds(cx.config.poll.control_interval);
                     cx.schedule.wake_by(soon);
                     self.repeats.push_back(call);
                 } else {
@@ -348,7 +348,7 @@ impl Responder {
                 "results in foreign arenas",
                 format_args!(
                     "procedure {procedure} of program {}: a result is in arena {arena}, which is not among \
-                     `Config::arenas`",
+                     `memory.arenas`",
                     ProgramNumber(program)
                 ),
             );
@@ -396,13 +396,13 @@ impl Responder {
         if !fits_inline(conn, &reply)
             || !conn.proto.replies_windowed()
             || !cx.receives_ok(conn)
-            || conn.is_backlogged(cx.config.signal_every)
+            || conn.is_backlogged(cx.config.poll.signal_every)
         {
             call.put_reply(reply);
             return self.answer_later(cx, conn, call);
         }
         self.transmit_plain(cx, conn, call, reply);
-        if !cx.config.batch {
+        if !cx.config.poll.batch {
             cx.post_chain(conn);
         }
     }
@@ -417,7 +417,7 @@ impl Responder {
     #[inline(always)]
     pub(super) fn answer<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Replying>) {
         let receives_ok = cx.receives_ok(conn);
-        let backlogged = conn.is_backlogged(cx.config.signal_every);
+        let backlogged = conn.is_backlogged(cx.config.poll.signal_every);
         if backlogged {
             conn.proto.reply(call.id());
         }
@@ -432,7 +432,7 @@ impl Responder {
             let index = call.id().index();
             conn.served.replies[index] = Some(call);
         }
-        if !cx.config.batch {
+        if !cx.config.poll.batch {
             cx.post_chain(conn);
         }
     }

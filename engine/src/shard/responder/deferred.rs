@@ -11,7 +11,7 @@ impl Responder {
     /// comes home.
     #[inline(always)]
     pub(super) fn hand_over<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
-        if conn.served.taken >= cx.config.max_deferred {
+        if conn.served.taken >= cx.config.limits.max_deferred {
             cx.stats.backpressure += 1;
             return conn.served.untaken.push_back(call);
         }

@@ -62,7 +62,7 @@ impl Trouble {
             Self::NoBuffers(lack) => {
                 let lack = lack.map_or_else(
                     || {
-                        "it needs more than is free: raise `Config::long_buffers`, or `Config::message_buffers`"
+                        "it needs more than is free: raise `memory.long_buffers`, or `memory.message_buffers`"
                             .to_owned()
                     },
                     |lack| lack.to_string(),
@@ -73,7 +73,7 @@ impl Trouble {
             Self::NoParts => (
                 "calls in parts for which there was no memory",
                 "what came of it in parts was dropped, as such messages have half of the buffers of each size: raise \
-                 `Config::long_buffers`",
+                 `memory.long_buffers`",
             ),
             Self::CacheFull => (
                 "calls for which the reply cache had no room",

@@ -270,7 +270,7 @@ fn choose_landing<F: Fabric>(
     let mut buf = match entry.choose_landing(call, index, len) {
         Ok(Some(buf)) => buf,
         Ok(None) if cx.pool.room(len).1 == 0 => {
-            return wrong(format!("none was chosen, and no buffer of `Config::bulk_buffers` has {len} bytes"));
+            return wrong(format!("none was chosen, and no buffer of `memory.bulk_buffers` has {len} bytes"));
         }
         Ok(None) => return lend(cx.alloc_chunk(len)),
         Err(panic) => return wrong(format!("whoever chooses it panicked: {panic}")),
@@ -279,7 +279,7 @@ fn choose_landing<F: Fabric>(
         return wrong(format!("a buffer of {} bytes for {len}", buf.len()));
     }
     if !cx.knows(buf.arena()) {
-        return wrong(format!("a buffer in arena {}, which is not among `Config::arenas`", buf.arena()));
+        return wrong(format!("a buffer in arena {}, which is not among `memory.arenas`", buf.arena()));
     }
     buf.set_window(buf.start(), len);
     buf.lend().or_else(|_| wrong("a buffer of a pool that was not made on the shard's thread".to_owned()))

@@ -1,5 +1,5 @@
 //! How many RDMA Reads of one connection may be under way, and of how many bytes
-//! ([`Config::max_reads`](crate::Config::max_reads), [`Config::max_read_bytes`](crate::Config::max_read_bytes)). A call
+//! ([`limits.max_reads`](crate::config::LimitsConfig::max_reads), [`limits.max_read_bytes`](crate::config::LimitsConfig::max_read_bytes)). A call
 //! beyond that waits, with the message that it came in, among those that are [held back](super::shares) on its
 //! connection, until others have been read. Nobody is refused for it: whoever waits has the Receive that its credit is
 //! for, and what it waits for comes home by itself or ends with the connection.
@@ -36,15 +36,15 @@ pub(super) fn is_beyond(limit: Option<usize>, under_way: usize, more: usize) -> 
 
 /// Whether a call's Reads must wait for those that are under way.
 fn must_wait(config: &Config, under_way: Reads, more: Reads) -> bool {
-    is_beyond(config.max_reads, under_way.count, more.count)
-        || is_beyond(config.max_read_bytes, under_way.bytes, more.bytes)
+    is_beyond(config.limits.max_reads, under_way.count, more.count)
+        || is_beyond(config.limits.max_read_bytes, under_way.bytes, more.bytes)
 }
 
 impl Config {
     /// RDMA Reads of a connection have a limit.
     #[inline(always)]
     pub(super) fn limits_reads(&self) -> bool {
-        self.max_reads.is_some() || self.max_read_bytes.is_some()
+        self.limits.max_reads.is_some() || self.limits.max_read_bytes.is_some()
     }
 }
 
@@ -90,7 +90,8 @@ mod tests {
     use super::*;
 
     fn waits(limits: (Option<usize>, Option<usize>), under_way: (usize, usize), more: (usize, usize)) -> bool {
-        let config = Config { max_reads: limits.0, max_read_bytes: limits.1, ..Config::default() };
+        let mut config = Config::default();
+        (config.limits.max_reads, config.limits.max_read_bytes) = limits;
         let reads = |(count, bytes)| Reads { count, bytes };
         must_wait(&config, reads(under_way), reads(more))
     }

@@ -161,7 +161,7 @@ impl Responder {
             Some((start, len)) if len <= conn.proto.terms().send_inline_threshold => {
                 buf.set_window(start, len);
                 // While calls wait for memory the end of each reply is of interest.
-                let signal_every = if self.waiters.is_empty() { cx.config.signal_every } else { 1 };
+                let signal_every = if self.waiters.is_empty() { cx.config.poll.signal_every } else { 1 };
                 conn.sends.push_send(buf, offered.then_some(call.inv_handle()), signal_every);
             }
             _ => {
@@ -193,7 +193,7 @@ impl Responder {
         let chunks = call.chunks_mut()?;
         let written = chunks.write_out(long, |segments, source, len| fill(conn, segments, source, len))?;
         // They are counted until the Send behind them has left.
-        conn.sends.note_writes(written.bytes(), config.max_write_bytes.is_some());
+        conn.sends.note_writes(written.bytes(), config.limits.max_write_bytes.is_some());
         // A Reply chunk that was offered comes back, used or not (RFC 8166 §4.4.3).
         let (writes, reply) = (chunks.write_list(&written), chunks.reply());
         let form = Form { chunks: Chunks { writes, reply, ..Chunks::NONE }, external };

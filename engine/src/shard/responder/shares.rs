@@ -286,7 +286,7 @@ impl Responder {
             }
         });
         if self.shares.held_back + self.unwritten > 0 {
-            let soon = cx.clock.read() + nanoseconds(cx.config.control_interval);
+            let soon = cx.clock.read() + nanoseconds(cx.config.poll.control_interval);
             cx.schedule.wake_by(soon);
         }
     }
@@ -302,7 +302,7 @@ impl Responder {
         match Self::exceeds_reads(&cx.config, conn, first.call()) {
             true => {
                 let why =
-                    "its connection has as many RDMA Reads under way as `Config::max_reads` and `max_read_bytes` allow";
+                    "its connection has as many RDMA Reads under way as `limits.max_reads` and `max_read_bytes` allow";
                 Self::tell_of_wait(cx, peer, first.call(), self.waiting(), why);
             }
             false => {

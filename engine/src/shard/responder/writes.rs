@@ -1,5 +1,5 @@
 //! How many bytes the RDMA Writes of one connection's replies may have under way
-//! ([`Config::max_write_bytes`](crate::Config::max_write_bytes)). A reply beyond that waits, with its results, until
+//! ([`limits.max_write_bytes`](crate::config::LimitsConfig::max_write_bytes)). A reply beyond that waits, with its results, until
 //! others are known to have left; those that write nothing go past it. The rule is that of [RDMA Reads](super::reads).
 
 use super::reads::is_beyond;
@@ -29,7 +29,7 @@ fn under_way(conn: &Conn) -> usize {
 
 fn must_wait(config: &Config, conn: &Conn, call: &Call<Replying>) -> bool {
     let bytes = bytes_of(conn, call);
-    bytes > 0 && is_beyond(config.max_write_bytes, under_way(conn), bytes)
+    bytes > 0 && is_beyond(config.limits.max_write_bytes, under_way(conn), bytes)
 }
 
 impl Responder {
@@ -41,7 +41,7 @@ impl Responder {
         call: Call<Replying>,
     ) -> Option<Call<Replying>> {
         let behind = || !conn.served.unwritten.is_empty() && bytes_of(conn, &call) > 0;
-        if cx.config.max_write_bytes.is_none() || !(behind() || must_wait(&cx.config, conn, &call)) {
+        if cx.config.limits.max_write_bytes.is_none() || !(behind() || must_wait(&cx.config, conn, &call)) {
             return Some(call);
         }
         cx.stats.write_waits += 1;

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure};
 use clap::Parser;
 use rpcrdma::client::{ClientConfig, Credential};
+use rpcrdma::config::{LimitsConfig, WireConfig};
 use rpcrdma::{Address, Config, LocalClient, Scheme};
 
 use callback::Heard;
@@ -63,9 +64,15 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
     let mut config = ClientConfig::new(session::PROGRAM, session::VERSION);
     config.shard = Config {
-        scheme: if options.rdma_version == 1 { Scheme::V1 } else { Scheme::V2Windowed },
-        // Each call of the server has a slot of the session.
-        reverse_credits: session::BACK_SLOTS,
+        wire: WireConfig {
+            credit_mode: if options.rdma_version == 1 { Scheme::V1 } else { Scheme::V2Windowed },
+            ..config.shard.wire
+        },
+        limits: LimitsConfig {
+            // Each call of the server has a slot of the session.
+            reverse_credits: session::BACK_SLOTS,
+            ..config.shard.limits
+        },
         ..config.shard
     };
     config.credential = Credential::sys("nfs41c", uid.as_raw(), gid.as_raw(), &[])

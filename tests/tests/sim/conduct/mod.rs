@@ -24,10 +24,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use rpcrdma::Address;
 use rpcrdma::fabric::iwarp::{Crc, FpduSize};
 use rpcrdma::shard::{Shard, SimulatedTime};
-use rpcrdma::{Address, Config};
-use rpcrdma_tests::{Random, shard_leak, small};
+use rpcrdma_tests::{Random, With, shard_leak, small};
 
 use crate::device::{Kind, Medium, listener};
 use grammar::Conduct;
@@ -122,14 +122,12 @@ impl World {
         let address: Address = address.parse().expect("a name");
         let mut random = Random::new(seed);
         let chunk = CHUNKS[usize::from(kind != Kind::Software && random.once_in(4))];
-        let config = Config {
-            bulk_buffers: vec![(chunk, BUFFERS)],
-            long_buffers: vec![(2 * chunk, 1)],
-            progress_timeout: PROGRESS,
-            least_rate: LEAST_RATE,
-            // Whoever takes no replies is let go by the engine, not by its own device.
-            ..small()
-        };
+        let config = small().with(|c| {
+            c.memory.bulk_buffers = vec![(chunk, BUFFERS)];
+            c.memory.long_buffers = vec![(2 * chunk, 1)];
+            c.timeouts.progress = PROGRESS;
+            c.limits.min_rate = LEAST_RATE;
+        });
         // What those who have gone have left in their rings is forgotten at once: it may be records without end.
         let fabric = kind.bare(Duration::ZERO, config.iwarp(), seed);
         let mut shard = Shard::open(fabric, config, Some(Arc::new(service::services(chunk)))).expect("a shard");

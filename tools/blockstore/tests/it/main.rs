@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rpcrdma::client::{ClientConfig, PreparedCall};
 use rpcrdma::xdr::Writer;
-use rpcrdma::{CallError, Config, LocalClient, Refusal, Reply};
+use rpcrdma::{CallError, LocalClient, Refusal, Reply};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use rustix::thread::CpuSet;
 use serde_json::Value;
@@ -263,7 +263,7 @@ impl Raw {
 
     fn connect(store: &Store) -> Self {
         let mut config = ClientConfig::new(codec::PROGRAM, codec::VERSION);
-        config.shard = Config { bulk_buffers: vec![(2 * Self::BLOCK_MAX, 2)], ..config.shard };
+        config.shard.memory.bulk_buffers = vec![(2 * Self::BLOCK_MAX, 2)];
         Self(LocalClient::connect(&store.address.parse().expect("an address"), config).expect("it connects"))
     }
 

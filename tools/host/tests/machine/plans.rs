@@ -143,7 +143,9 @@ fn the_commands_and_the_configuration_say_the_same() {
     );
     assert_eq!(commands[1], "nfs3d /srv/data --listen verbs:192.0.2.1 --cores 1,2 --idle poll --workers 1");
     let configuration = plan.configuration();
-    for words in ["numa_node: Some(0)", "shards: 2,", "cores: Some(vec![1, 2])", "count: 1, cores: Some(vec![3])"] {
+    for words in
+        ["shard.memory.numa_node = Some(0);", "shards: 2,", "cores: Some(vec![1, 2])", "count: 1, cores: Some(vec![3])"]
+    {
         assert!(configuration.contains(words), "{configuration}");
     }
 }

@@ -13,6 +13,7 @@ use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::fabric::contract::loopback_address;
 use rpcrdma::proto::binding::nfs3::{PROGRAM, Sizes, VERSION, bindings};
 use rpcrdma::{CallError, Config, LocalClient, Reply, Scheme};
+use rpcrdma_tests::With;
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
@@ -119,7 +120,7 @@ impl Nfsd {
 
     /// A client as a user.
     pub(crate) fn client_as(&self, uid: u32, scheme: Scheme) -> Nfs {
-        self.client_with(uid, Config { scheme, ..Config::default() })
+        self.client_with(uid, Config::default().with(|c| c.wire.credit_mode = scheme))
     }
 
     /// A client as a user, with some configuration of its shard.
@@ -128,7 +129,7 @@ impl Nfsd {
         config.credential = Credential::sys("tests", uid, uid, &[]).expect("a credential");
         config.bindings = Some(Arc::new(bindings(&Sizes::default())));
         let buffers = vec![(256 << 10, 4), (1 << 20, 2)];
-        config.shard = Config { bulk_buffers: buffers, ..shard };
+        config.shard = shard.with(|c| c.memory.bulk_buffers = buffers);
         let client = LocalClient::connect(&self.address.parse().expect("an address"), config).expect("connected");
         let handle = crate::mount::mount(self.mount_port, &self.path()).expect("mounted");
         Nfs { client, root: nfs_fh3 { data: Opaque::owned(handle) } }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::patience::settles;
 use crate::served::{PROGRAM, rpcrdma, shard};
 use rpcrdma::client::ClientConfig;
+use rpcrdma::config::{LimitsConfig, MemoryConfig, PollConfig, TimeoutConfig};
 use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::service::DeferredCall;
 use rpcrdma::{Address, Config, IdlePolicy, LocalClient, Procedure, Refusal, Server, ServerCall, Services};
@@ -75,7 +76,8 @@ impl Load {
 
     /// With Read chunks of this length, and memory for as many as are under way.
     fn of_chunks(depth: usize, read_chunk: usize) -> Self {
-        let config = Config { bulk_buffers: vec![(64 << 10, depth)], ..shard() };
+        let config =
+            Config { memory: MemoryConfig { bulk_buffers: vec![(64 << 10, depth)], ..shard().memory }, ..shard() };
         Self { read_chunk, config, ..Self::of(depth) }
     }
 
@@ -171,7 +173,10 @@ fn slow_workers_have_a_queue_and_push_back() {
 fn callers_that_want_more_than_they_may_use_all_credits() {
     let held = Mutex::new(Vec::<DeferredCall>::new());
     let holds = Procedure::deferred(move |call| held.lock().expect("no panic").push(call));
-    let ill = Ill::new(holds, server(Config { credits: 8, max_credits: 8, ..shard() }));
+    let ill = Ill::new(
+        holds,
+        server(Config { limits: LimitsConfig { credits: 8, max_credits: 8, ..shard().limits }, ..shard() }),
+    );
     ill.shows(&Load::of(32), |view| {
         let (shard, connection) = (&view["shards"][0], &view["connections"][0]);
         connection["credits_used"] == 8 && connection["credits_granted"] == 8 && now(shard, "busy") < 0.5
@@ -181,15 +186,27 @@ fn callers_that_want_more_than_they_may_use_all_credits() {
 /// The row: key `c`: `credits` of less than was configured; `promised` near `receives`
 #[test]
 fn a_shard_without_receives_left_gives_new_connections_few_credits() {
-    let load = Load { connections: 20, config: Config { receives: 4096, ..shard() }, ..Load::of(1) };
+    let load = Load {
+        connections: 20,
+        config: Config { memory: MemoryConfig { receives: 4096, ..shard().memory }, ..shard() },
+        ..Load::of(1)
+    };
     let cut = |view: &Value| {
         let granted = view["connections"].as_array().into_iter().flatten();
         granted
             .filter_map(|connection| connection["credits_granted"].as_u64())
             .any(|granted| 0 < granted && granted < 16)
     };
-    let of =
-        |receives| Ill::new(Procedure::new(done), server(Config { receives, credits: 16, max_credits: 16, ..shard() }));
+    let of = |receives| {
+        Ill::new(
+            Procedure::new(done),
+            server(Config {
+                memory: MemoryConfig { receives, ..shard().memory },
+                limits: LimitsConfig { credits: 16, max_credits: 16, ..shard().limits },
+                ..shard()
+            }),
+        )
+    };
     of(512).shows(&load, |view| cut(view) && view["shards"][0]["receives_promised"].as_u64() > Some(512 * 3 / 5));
     of(4096).shows(&load, |view| view["connections"].as_array().is_some_and(|all| all.len() == 20) && !cut(view));
 }
@@ -199,7 +216,13 @@ fn a_shard_without_receives_left_gives_new_connections_few_credits() {
 fn chunks_without_memory_wait_for_it() {
     let of = |buffers| {
         let takes = Procedure::new(done).read_chunks(1, 40_000).uncounted();
-        Ill::new(takes, server(Config { bulk_buffers: vec![(64 << 10, buffers)], ..shard() }))
+        Ill::new(
+            takes,
+            server(Config {
+                memory: MemoryConfig { bulk_buffers: vec![(64 << 10, buffers)], ..shard().memory },
+                ..shard()
+            }),
+        )
     };
     let load = Load::of_chunks(16, 40_000);
     of(2).shows(&load, |view| {
@@ -216,7 +239,14 @@ fn chunks_without_memory_wait_for_it() {
 fn calls_beyond_the_reads_of_their_connection_wait() {
     let of = |max_reads| {
         let takes = Procedure::new(done).read_chunks(1, 40_000).uncounted();
-        Ill::new(takes, server(Config { max_reads, bulk_buffers: vec![(64 << 10, 32)], ..shard() }))
+        Ill::new(
+            takes,
+            server(Config {
+                limits: LimitsConfig { max_reads, ..shard().limits },
+                memory: MemoryConfig { bulk_buffers: vec![(64 << 10, 32)], ..shard().memory },
+                ..shard()
+            }),
+        )
     };
     let load = Load::of_chunks(16, 40_000);
     of(Some(1)).shows(&load, |view| now(&view["shards"][0], "read_waits") > 0.0);
@@ -226,7 +256,8 @@ fn calls_beyond_the_reads_of_their_connection_wait() {
 /// The row: `sleeps/s` near `calls/s`
 #[test]
 fn a_shard_that_sleeps_between_calls_counts_it() {
-    let of = |idle| Ill::new(Procedure::new(done), server(Config { idle, ..shard() }));
+    let of =
+        |idle| Ill::new(Procedure::new(done), server(Config { poll: PollConfig { idle, ..shard().poll }, ..shard() }));
     of(IdlePolicy::Event).shows(&Load::of(1), |view| {
         let shard = &view["shards"][0];
         now(shard, "calls") > 0.0 && now(shard, "sleeps") * 2.0 > now(shard, "calls")
@@ -237,7 +268,9 @@ fn a_shard_that_sleeps_between_calls_counts_it() {
 /// The row: `batch` 1 and `doorbells/s` near `sent/s` at full load
 #[test]
 fn messages_that_leave_one_by_one_have_a_doorbell_each() {
-    let of = |batch| Ill::new(Procedure::new(done), server(Config { batch, ..shard() }));
+    let of = |batch| {
+        Ill::new(Procedure::new(done), server(Config { poll: PollConfig { batch, ..shard().poll }, ..shard() }))
+    };
     of(false).shows(&Load::of(16), |view| {
         let shard = &view["shards"][0];
         now(shard, "messages_sent") > 0.0
@@ -263,9 +296,18 @@ fn refusals_are_told_of_the_procedure() {
 /// The row: `faults` counts
 #[test]
 fn peers_that_break_rules_are_faults() {
-    let ill = Ill::new(Procedure::new(done), server(Config { useless_per_second: 1, ..shard() }));
+    let ill = Ill::new(
+        Procedure::new(done),
+        server(Config { limits: LimitsConfig { max_unsolicited_per_second: 1, ..shard().limits }, ..shard() }),
+    );
     // Nothing is asked, and a grant is sent again and again.
-    let load = Load { config: Config { keep_alive: Duration::from_millis(2), ..shard() }, ..Load::of(0) };
+    let load = Load {
+        config: Config {
+            timeouts: TimeoutConfig { keep_alive: Duration::from_millis(2), ..shard().timeouts },
+            ..shard()
+        },
+        ..Load::of(0)
+    };
     ill.shows(&load, |view| view["shards"][0]["faults_total"].as_u64() > Some(0));
 }
 
@@ -278,7 +320,8 @@ fn a_shard_that_can_do_no_more_is_busy() {
         done(call)
     });
     // A shard that polls has idle turns as soon as its caller has no core for a moment.
-    let ill = Ill::new(computes, server(Config { idle: IdlePolicy::Event, ..shard() }));
+    let ill =
+        Ill::new(computes, server(Config { poll: PollConfig { idle: IdlePolicy::Event, ..shard().poll }, ..shard() }));
     ill.shows(&Load::of(64), |view| {
         let shard = &view["shards"][0];
         let quiet = ["backpressure", "memory_waits", "read_waits", "faults"].iter().all(|name| now(shard, name) == 0.0);

@@ -77,7 +77,7 @@ fn short_replies_take_none_of_the_memory_for_bulk() {
     let call = scene.responder.waiters.iter().next().expect("it waits").call();
     let lack = scene.responder.waits_for(&scene.cx, call).lack(&scene.cx);
     assert_eq!(scene.responder.never_fits(&scene.cx, call), None);
-    assert!(lack.to_string().ends_with("raise `Config::small_buffers`"), "{lack}");
+    assert!(lack.to_string().ends_with("raise `memory.small_buffers`"), "{lack}");
     drop(held);
     scene.cx.conns.insert(conn);
     assert_eq!(scene.responder.go_on(&mut scene.cx), 1);
@@ -242,7 +242,9 @@ fn who_needs_several_gathers_them_from_those_that_came_later() {
 /// Nor for a call that needs nothing but its reply, however many are free.
 #[test]
 fn short_replies_leave_alone_what_is_gathered() {
-    let mut scene = Scene::with(Config { small_buffers: 4096, ..small() });
+    let mut config = small();
+    config.memory.small_buffers = 4096;
+    let mut scene = Scene::with(config);
     let (mut first, mut later) = (open_conn(0, true), open_conn(1, true));
     let mut held = scene.empty_pool();
     scene.serve_held(&mut first, 1);
@@ -321,7 +323,7 @@ fn calls_beyond_the_credit_limit_do_not_wait_while_receives_are_short() {
             let too_many = scene.cx.receives.posted() as u32 + 1;
             scene.cx.receives.promise(&mut conn.promise, too_many, 0);
         }
-        let size = scene.cx.config.receive_size;
+        let size = scene.cx.config.wire.receive_size;
         let messages: Vec<_> = (0..=limit).map(|_| scene.cx.alloc(size).expect("a buffer")).collect();
         let _kept = scene.empty_pool();
         for (xid, message) in (1..).zip(messages) {

@@ -56,10 +56,10 @@ impl Scene {
         let (hold, held) = mpsc::channel();
         services.add(1, 1, LATER, Procedure::deferred(move |call| hold.send(call).expect("it is held")));
         let mut cx = context(config);
-        cx.config.max_deferred = 2;
+        cx.config.limits.max_deferred = 2;
         let signal = Sleeper::new(Wake::Fabric(cx.fabric.waker())).signal();
         let responder = Responder::new(Some(services.to_local()), signal);
-        let spare = std::iter::from_fn(|| cx.alloc(cx.config.receive_size)).take(16).collect();
+        let spare = std::iter::from_fn(|| cx.alloc(cx.config.wire.receive_size)).take(16).collect();
         let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
         let own = Pool::new(&PoolConfig { classes: vec![Class { size: 8192, count: 16 }], arena }).expect("memory");
         Self { responder, services: Arc::new(services), held, cx, spare, own }
@@ -67,7 +67,7 @@ impl Scene {
 
     /// A call comes.
     fn serve(&mut self, conn: &mut Conn, xid: u32, procedure: u32) {
-        let buf = self.cx.alloc(self.cx.config.receive_size).expect("a buffer");
+        let buf = self.cx.alloc(self.cx.config.wire.receive_size).expect("a buffer");
         self.serve_message(conn, xid, procedure, buf);
     }
 
@@ -95,7 +95,8 @@ impl Scene {
     /// A call that has come, with Write chunks of so many bytes.
     fn arrived(&mut self, conn: &mut Conn, xid: u32, writes: &[u32]) -> Call<Arrived> {
         let Self { responder, cx, .. } = self;
-        let message = received(cx.alloc(cx.config.receive_size).expect("a buffer"), &message(16, &call(xid, SHORT)));
+        let message =
+            received(cx.alloc(cx.config.wire.receive_size).expect("a buffer"), &message(16, &call(xid, SHORT)));
         let mut call = receive(conn, &message, |conn, event, _| match event {
             Event::Call { id } => responder.take_call(cx, conn, id),
             event => panic!("{event:?}"),
@@ -301,7 +302,7 @@ fn one_connection_beyond_its_share_waits_for_itself_alone() {
 #[test]
 fn replies_beyond_what_a_connection_may_write_wait_for_themselves_alone() {
     let mut scene = Scene::new();
-    scene.cx.config.max_write_bytes = Some(1000);
+    scene.cx.config.limits.max_write_bytes = Some(1000);
     let (mut conn, mut other) = (open_conn(0, true), open_conn(1, true));
     let mut goes = |conn: &mut Conn, xid: u32, bytes: usize| {
         let reply = scene.answered(conn, xid, bytes);

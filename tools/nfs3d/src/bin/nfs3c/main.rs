@@ -37,6 +37,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use rpcrdma::client::{ClientConfig, Credential};
+use rpcrdma::config::{LimitsConfig, MemoryConfig, WireConfig};
 use rpcrdma::{Address, Config, LocalClient, Scheme};
 use rpcrdma_proto::binding::nfs3::{PROGRAM, Sizes, VERSION, bindings};
 
@@ -199,10 +200,16 @@ fn config(options: &Cli) -> anyhow::Result<ClientConfig> {
     let depth = usize::from(options.depth);
     let mut config = ClientConfig::new(PROGRAM, VERSION);
     config.shard = Config {
-        scheme: if options.rdma_version == 1 { Scheme::V1 } else { Scheme::V2Windowed },
-        remote_invalidate: !options.no_invalidate,
-        max_calls: depth.max(16),
-        bulk_buffers: vec![(options.block as usize + HEADERS, depth), (DIRECTORY + 4096, 4)],
+        wire: WireConfig {
+            credit_mode: if options.rdma_version == 1 { Scheme::V1 } else { Scheme::V2Windowed },
+            remote_invalidate: !options.no_invalidate,
+            ..config.shard.wire
+        },
+        limits: LimitsConfig { max_calls: depth.max(16), ..config.shard.limits },
+        memory: MemoryConfig {
+            bulk_buffers: vec![(options.block as usize + HEADERS, depth), (DIRECTORY + 4096, 4)],
+            ..config.shard.memory
+        },
         iwarp: options.iwarp.config(std::slice::from_ref(&options.server))?,
         ..config.shard
     };

@@ -46,7 +46,7 @@ impl Nfs {
                 again.extend(ended(job, reply)?);
             }
             if idle > PATIENCE {
-                match client.config().idle {
+                match client.config().poll.idle {
                     IdlePolicy::Poll => std::thread::yield_now(),
                     _ => client.wait(std::time::Duration::from_secs(1)),
                 }

@@ -1,0 +1,142 @@
+//! Times and sizes as configuration files have them: `"10s"`, `"64KiB"`, or a number of bytes.
+
+use std::time::Duration;
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serializer};
+
+/// The longest time, which is as good as none.
+const NEVER: &str = "never";
+
+fn time_text(time: Duration) -> String {
+    if time == Duration::MAX { NEVER.into() } else { humantime::format_duration(time).to_string() }
+}
+
+fn time_of<E: Error>(text: &str) -> Result<Duration, E> {
+    match text {
+        NEVER => Ok(Duration::MAX),
+        _ => humantime::parse_duration(text)
+            .map_err(|why| E::custom(format_args!("{text:?} is no time such as \"10s\", \"5ms\" or \"never\": {why}"))),
+    }
+}
+
+fn size_text(bytes: u64) -> String {
+    let unit = [(30, "GiB"), (20, "MiB"), (10, "KiB")].into_iter().find(|(bits, _)| bytes.trailing_zeros() >= *bits);
+    match unit.filter(|_| bytes > 0) {
+        Some((bits, name)) => format!("{}{name}", bytes >> bits),
+        None => format!("{bytes}B"),
+    }
+}
+
+/// A number of bytes, or a text such as `64KiB`.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "wanted a number of bytes, or a text such as \"64KiB\"")]
+enum Size {
+    Bytes(u64),
+    Text(String),
+}
+
+impl Size {
+    fn bytes<T: TryFrom<u64>, E: Error>(self) -> Result<T, E> {
+        let bytes = match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Text(text) => {
+                let size = text.parse::<bytesize::ByteSize>();
+                size.map_err(|_| E::custom(format_args!("{text:?} is no size such as \"64KiB\"")))?.as_u64()
+            }
+        };
+        T::try_from(bytes).map_err(|_| E::custom(format_args!("{bytes} bytes are too many")))
+    }
+}
+
+/// One time.
+pub mod duration {
+    use super::*;
+
+    /// As text.
+    pub fn serialize<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&time_text(*time))
+    }
+
+    /// From text.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        time_of(&String::deserialize(from)?)
+    }
+}
+
+/// A time that may be left to others.
+pub mod some_duration {
+    use super::*;
+
+    /// As text.
+    pub fn serialize<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_some(&time.map(time_text))
+    }
+
+    /// From text.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+        Option::<String>::deserialize(from)?.map(|text| time_of(&text)).transpose()
+    }
+}
+
+/// Two times.
+pub mod durations {
+    use super::*;
+
+    /// As texts.
+    pub fn serialize<S: Serializer>(times: &(Duration, Duration), to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq([time_text(times.0), time_text(times.1)])
+    }
+
+    /// From texts.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<(Duration, Duration), D::Error> {
+        let (first, second) = <(String, String)>::deserialize(from)?;
+        Ok((time_of(&first)?, time_of(&second)?))
+    }
+}
+
+/// A number of bytes.
+pub mod bytes {
+    use super::*;
+
+    /// As text.
+    pub fn serialize<T: Copy + TryInto<u64>, S: Serializer>(bytes: &T, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&size_text((*bytes).try_into().unwrap_or(u64::MAX)))
+    }
+
+    /// From a number or text.
+    pub fn deserialize<'de, T: TryFrom<u64>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+        Size::deserialize(from)?.bytes()
+    }
+}
+
+/// A number of bytes that may be left to others.
+pub mod some_bytes {
+    use super::*;
+
+    /// As text.
+    pub fn serialize<S: Serializer>(bytes: &Option<usize>, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_some(&bytes.map(|bytes| size_text(bytes as u64)))
+    }
+
+    /// From a number or text.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
+        Option::<Size>::deserialize(from)?.map(Size::bytes).transpose()
+    }
+}
+
+/// Classes of buffers: bytes and number of each.
+pub mod classes {
+    use super::*;
+
+    /// As pairs of text and number.
+    pub fn serialize<S: Serializer>(classes: &[(usize, usize)], to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(classes.iter().map(|&(size, count)| (size_text(size as u64), count)))
+    }
+
+    /// From pairs of a number or text, and a number.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(usize, usize)>, D::Error> {
+        let classes = Vec::<(Size, usize)>::deserialize(from)?;
+        classes.into_iter().map(|(size, count)| Ok((size.bytes()?, count))).collect()
+    }
+}

@@ -1,0 +1,158 @@
+//! Buffers of a shard: which there are, which knob asks for them, and whether the host has the memory.
+
+use rpcrdma_mempool::{ArenaConfig, AvailableMemory, Class, MemError, PoolConfig};
+
+use super::{Config, MemoryConfig};
+use crate::proto::{CallError, Knob, LIMITS};
+use crate::wire::{self, ChunkCounts, Limits, Version};
+
+/// Bytes in front of a message for a transport header without chunks.
+pub(crate) const HEADROOM_PLAIN: usize = 64;
+/// Bytes in front of a call of ours for a transport header with as many chunks as a call may have, each of
+/// one segment. One whose peer wants shorter segments is moved to where it has more room.
+pub(crate) const HEADROOM_CHUNKS: usize = headroom_for(&Limits { segments: 1, ..LIMITS }.call());
+/// Bytes in front of a reply for the longest transport header that it can have.
+pub(crate) const HEADROOM_REPLY: usize = headroom_for(&LIMITS.reply());
+/// What the pool's buffers start at multiples of.
+pub(crate) const BUFFER_ALIGN: usize = 64;
+/// Size class of buffers for short messages, headroom included.
+pub(crate) const SMALL_BUFFER: usize = 512;
+
+/// Room for the longest header with such lists, in whole cache lines.
+pub(crate) const fn headroom_for(counts: &ChunkCounts) -> usize {
+    (wire::msg_len(Version::V2, true) + counts.encoded_len()).next_multiple_of(64)
+}
+
+/// The host has not the memory for the buffers of a configuration.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{shards} shards with buffers of {bytes} bytes each, {knob_bytes} of them for {knob}, are more than there is \
+     memory for: {source}"
+)]
+#[non_exhaustive]
+pub struct BuffersError {
+    /// How many such shards there were to be.
+    pub shards: usize,
+    /// What the buffers of each come to.
+    pub bytes: usize,
+    /// The knob that asks for most of it.
+    pub knob: Knob,
+    /// What that asks for.
+    pub knob_bytes: usize,
+    /// What there is, and the remedy.
+    pub source: MemError,
+}
+
+impl Config {
+    /// The buffers of a shard, by the knob that asks for them; `serves`: some of them for the peers' calls.
+    fn buffers(&self, serves: bool) -> [(Knob, Vec<Class>); 5] {
+        let class = |size, count| Class { size, count };
+        let all = |classes: &[(usize, usize)]| classes.iter().map(|&(size, count)| class(size, count)).collect();
+        let messages = self.memory.message_buffers;
+        let mut message_buffers =
+            vec![class(self.wire.receive_size, messages), class(self.wire.receive_size + HEADROOM_REPLY, messages)];
+        if self.wire.longest_message() > self.wire.receive_size {
+            message_buffers.push(class(self.wire.longest_message() + HEADROOM_REPLY, messages));
+        }
+        [
+            (Knob::SmallBuffers, vec![class(SMALL_BUFFER, self.memory.small_buffers)]),
+            (Knob::MessageBuffers, message_buffers),
+            (Knob::Receives, vec![class(self.wire.receive_size, self.memory.receives)]),
+            (Knob::LongBuffers, all(&self.memory.long_buffers)),
+            (Knob::BulkBuffers, if serves { all(&self.memory.bulk_buffers) } else { Vec::new() }),
+        ]
+    }
+
+    /// The pool of a shard: buffers of one size are one class, whatever they are for.
+    pub(crate) fn pool(&self, serves: bool) -> PoolConfig {
+        let mut classes: Vec<_> = self.buffers(serves).into_iter().flat_map(|(_, classes)| classes).collect();
+        classes.sort_by_key(|class| class.size);
+        classes.dedup_by(|next, kept| {
+            let same = next.size == kept.size;
+            kept.count += if same { next.count } else { 0 };
+            same
+        });
+        PoolConfig { classes, arena: self.arena() }
+    }
+
+    /// The memory that one peer is shown.
+    pub(crate) fn exposed_pool(&self) -> PoolConfig {
+        let classes = self.memory.bulk_buffers.iter().map(|&(size, count)| Class { size, count }).collect();
+        PoolConfig { classes, arena: self.arena() }
+    }
+
+    /// The arena of a shard's pool, or of a connection's exposed memory: of the bytes that its pool takes.
+    pub(crate) fn arena(&self) -> ArenaConfig {
+        let MemoryConfig { pages, prefault, numa_node: node, .. } = self.memory;
+        ArenaConfig { bytes: 0, pages, prefault, node, ..ArenaConfig::default() }
+    }
+
+    /// Bytes of the longest buffer of a shard's pool.
+    pub(crate) fn longest_buffer(&self, serves: bool) -> usize {
+        self.pool(serves).classes.last().map_or(0, |class| class.size)
+    }
+
+    /// Why there is no buffer of so many bytes among these: none is ever so long, or none is free.
+    #[cold]
+    fn lacks(buffers: &[(Knob, Vec<Class>)], needed: usize, last: Knob) -> CallError {
+        match Self::knob_of(buffers, needed) {
+            Some(knob) => CallError::NoMemory { needed, knob },
+            None => {
+                let limit = buffers.iter().flat_map(|(_, classes)| classes).map(|class| class.size).max().unwrap_or(0);
+                CallError::TooLong { needed, limit, knob: last }
+            }
+        }
+    }
+
+    /// What asks for the smallest of these buffers that hold so many bytes.
+    fn knob_of(buffers: &[(Knob, Vec<Class>)], needed: usize) -> Option<Knob> {
+        let of_all = buffers.iter().flat_map(|(knob, classes)| classes.iter().map(|class| (class.size, *knob)));
+        of_all.filter(|&(size, _)| size >= needed).min_by_key(|&(size, _)| size).map(|(_, knob)| knob)
+    }
+
+    /// What asks for the buffers of the shard's pool that hold so many bytes, or would have to.
+    #[cold]
+    pub(crate) fn knob_of_buffers(&self, serves: bool, needed: usize) -> Knob {
+        Self::knob_of(&self.buffers(serves), needed).unwrap_or(Knob::BulkBuffers)
+    }
+
+    /// Bytes of the longest buffer that a reply of `len` bytes, its headers included, may have.
+    #[inline]
+    pub(crate) fn longest_for_reply(&self, len: usize) -> usize {
+        let longest = self.wire.longest_message() + HEADROOM_REPLY;
+        if len <= longest { longest } else { usize::MAX }
+    }
+
+    /// Why there is no buffer of so many bytes in the shard's pool.
+    #[cold]
+    pub(crate) fn lacks_buffer(&self, serves: bool, needed: usize) -> CallError {
+        Self::lacks(&self.buffers(serves), needed, Knob::LongBuffers)
+    }
+
+    /// Why there is none in the memory that one peer is shown.
+    #[cold]
+    pub(crate) fn lacks_exposed_buffer(&self, needed: usize) -> CallError {
+        Self::lacks(&[(Knob::BulkBuffers, self.exposed_pool().classes)], needed, Knob::BulkBuffers)
+    }
+
+    /// Whether the host has the memory for so many shards like this. One that does not serve has the memory
+    /// for a connection, too.
+    pub(crate) fn check_memory(&self, serves: bool, shards: usize) -> Result<(), Box<BuffersError>> {
+        let mut pools = vec![self.pool(serves)];
+        if !serves && !self.memory.bulk_buffers.is_empty() {
+            pools.push(self.exposed_pool());
+        }
+        let mut available = AvailableMemory::now(self.memory.numa_node);
+        let mut fit = || {
+            let arenas = pools.iter().map(PoolConfig::own_arena).collect::<Result<Vec<_>, _>>()?;
+            (0..shards).try_for_each(|_| arenas.iter().try_for_each(|arena| available.set_aside(arena)))
+        };
+        fit().map_err(|source| {
+            let bytes_of = |classes: &[Class]| classes.iter().map(|class| class.size.saturating_mul(class.count)).sum();
+            let of_knobs = self.buffers(true).map(|(knob, classes)| (knob, bytes_of(&classes)));
+            let (knob, knob_bytes) = of_knobs.into_iter().max_by_key(|of| of.1).unwrap_or((Knob::Receives, 0));
+            let bytes = pools.iter().map(|pool| bytes_of(&pool.classes)).sum();
+            Box::new(BuffersError { shards, bytes, knob, knob_bytes, source })
+        })
+    }
+}

@@ -1,0 +1,105 @@
+//! Limits against peers.
+
+use super::{ConfigError, MemoryConfig, RECEIVE_MARGIN, check, range};
+use crate::proto::{MAX_CREDITS, MIN_CREDITS};
+
+/// Limits against peers: what one connection may have under way, and what it may send without use.
+///
+/// | too small | too large |
+/// |---|---|
+/// | `credits`, `max_credits`: calls wait, throughput falls | few connections share the receives |
+/// | `max_calls`, `reverse_credits`: [`TooManyCalls`](crate::CallError::TooManyCalls) | about 100 bytes each |
+/// | `max_deferred`, `max_reads`, `max_read_bytes`, `max_write_bytes`: calls wait | one peer takes the buffers of others |
+/// | `min_rate`: slow peers hold memory for long | slow peers that are honest are disconnected |
+/// | `max_unsolicited_per_second`: honest peers are disconnected | a hostile peer costs CPU time |
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
+pub struct LimitsConfig {
+    /// Credit limit that a connection starts with: receives kept for it, messages that its peer may have under way, and
+    /// calls that are not answered among them. 4 to 32767. Default 64. Each costs `receive_size` bytes. A new connection
+    /// gets at most an eighth of what [`receives`](super::MemoryConfig::receives) has left beyond 128.
+    pub credits: u32,
+    /// Credit limit that a connection may grow to which uses all of it. Less than [`credits`](Self::credits) counts as
+    /// `credits`. It grows while three quarters of the receives are free. Credit limits shrink again when receives get
+    /// short, but for those of version 1. 4 to 32767. Default 256.
+    pub max_credits: u32,
+    /// Calls in the reverse direction that may be under way in version 1, which counts the directions apart: a client
+    /// with services keeps receives for so many, at least 1, a server for so many replies. 0 to 32767. Default 8.
+    pub reverse_credits: u32,
+    /// Outstanding calls of a client connection, 1 to 65536. Default 128. Each costs about 100 bytes.
+    pub max_calls: usize,
+    /// Unanswered calls of one connection that handlers may have taken
+    /// ([`DeferredCall`](crate::service::DeferredCall)): further ones wait. A call that is taken, or waits for that, keeps
+    /// its memory, and the receive that it came in. At least 1. Default 1024.
+    pub max_deferred: u32,
+    /// RDMA Reads of one connection that may be under way for its peer's calls: further calls with Read chunks wait. The
+    /// Reads of one call, one for each segment, are not parted: it goes alone. At least 1. Default none: what credits and
+    /// memory allow.
+    pub max_reads: Option<usize>,
+    /// The same, of bytes. At least 1. Default none.
+    #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::some_bytes"))]
+    pub max_read_bytes: Option<usize>,
+    /// Bytes that the RDMA Writes of one connection may have under way, for replies with Write chunks or in Reply chunks:
+    /// further ones wait, with their results. The Writes of one reply are not parted: it goes alone. At least 1. Default
+    /// none: what credits and memory allow.
+    #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::some_bytes"))]
+    pub max_write_bytes: Option<usize>,
+    /// Bytes per second of a peer that is slow but works, in both directions together: it is not disconnected for what
+    /// it owes ([`progress`](super::TimeoutConfig::progress)). At least 1. Default 16 KiB, which a line of 256 kbit/s
+    /// moves with delay and loss. A peer that is so slow may hold its share of memory for as long as its calls take at
+    /// this rate.
+    #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::bytes"))]
+    pub min_rate: u64,
+    /// Messages without use that a peer may send in a second, and at once: malformed ones, replies to no call, grants
+    /// that nothing asked for. Beyond that its connection ends. Default 1000.
+    pub max_unsolicited_per_second: u32,
+}
+
+impl Default for LimitsConfig {
+    fn default() -> Self {
+        Self {
+            credits: 64,
+            max_credits: 256,
+            reverse_credits: 8,
+            max_calls: 128,
+            max_deferred: 1024,
+            max_reads: None,
+            max_read_bytes: None,
+            max_write_bytes: None,
+            min_rate: 16 << 10,
+            max_unsolicited_per_second: 1000,
+        }
+    }
+}
+
+impl LimitsConfig {
+    pub(super) fn validate(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
+        range("limits.credits", self.credits, MIN_CREDITS..=MAX_CREDITS)?;
+        range("limits.max_credits", self.max_credits, MIN_CREDITS..=MAX_CREDITS)?;
+        let receives = memory.receives;
+        // Beside the margin there is one receive more than credits: for a pure grant.
+        let backed = receives - RECEIVE_MARGIN - 1;
+        if self.credits as usize > backed {
+            let mut wanted = format!("{MIN_CREDITS} to {backed}, as memory.receives is {receives}, some in reserve");
+            if self.max_credits < self.credits {
+                wanted += &format!("; limits.max_credits, {}, counts as limits.credits", self.max_credits);
+            }
+            return Err(ConfigError::new("limits.credits", self.credits, wanted));
+        }
+        if self.max_credits as usize > receives {
+            let wanted = format!("{MIN_CREDITS} to {receives}, as memory.receives is {receives}");
+            return Err(ConfigError::new("limits.max_credits", self.max_credits, wanted));
+        }
+        range("limits.reverse_credits", self.reverse_credits, 0..=MAX_CREDITS)?;
+        range("limits.max_calls", self.max_calls, 1..=1 << 16)?;
+        check(self.max_deferred > 0, "limits.max_deferred", 0, "at least 1")?;
+        for (knob, value) in [
+            ("limits.max_reads", self.max_reads),
+            ("limits.max_read_bytes", self.max_read_bytes),
+            ("limits.max_write_bytes", self.max_write_bytes),
+        ] {
+            check(value != Some(0), knob, 0, "at least 1, or unset for no limit")?;
+        }
+        check(self.min_rate > 0, "limits.min_rate", 0, "at least 1 byte per second")
+    }
+}

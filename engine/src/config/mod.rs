@@ -1,0 +1,187 @@
+//! Every knob of a shard, with its unit, its default and its cost. `tuning.md` says when to change one.
+//!
+//! One group for each subject; each group's page says what breaks when a knob is wrong. Knobs are written as
+//! `memory.receives`: in errors, in documents, and in the configuration files of programs.
+//!
+//! ```
+//! use rpcrdma::Config;
+//!
+//! let mut config = Config::default();
+//! config.memory.receives = 8192;
+//! config.limits.credits = 128;
+//! config.validate()?;
+//! # Ok::<(), rpcrdma::ConfigError>(())
+//! ```
+
+mod buffers;
+mod device;
+mod limits;
+mod memory;
+mod poll;
+mod reconnect;
+#[cfg(test)]
+mod tests;
+mod timeouts;
+mod wire;
+
+use std::borrow::Cow;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use crate::fabric::software::SoftwareConfig;
+#[cfg(feature = "verbs")]
+use crate::fabric::verbs::VerbsConfig;
+use crate::handoff::idle::IdlePolicy;
+
+pub use crate::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
+pub use buffers::BuffersError;
+pub(crate) use buffers::{BUFFER_ALIGN, HEADROOM_CHUNKS, HEADROOM_PLAIN, SMALL_BUFFER, headroom_for};
+pub use device::DeviceConfig;
+pub use limits::LimitsConfig;
+pub use memory::MemoryConfig;
+pub use poll::PollConfig;
+pub use reconnect::ReconnectConfig;
+pub use timeouts::TimeoutConfig;
+pub use wire::WireConfig;
+
+/// Configuration of a shard, in groups.
+#[derive(Clone, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
+pub struct Config {
+    /// Receives and buffers.
+    pub memory: MemoryConfig,
+    /// Limits against peers.
+    pub limits: LimitsConfig,
+    /// Time-outs of connections.
+    pub timeouts: TimeoutConfig,
+    /// Protocol version, form of messages, authentication of hosts.
+    pub wire: WireConfig,
+    /// RDMA device, and marks of its packets.
+    pub device: DeviceConfig,
+    /// Sockets, CRCs and time limits of the iWARP fabric; of no meaning to the others. Its `max_message`,
+    /// `shared_receives` and `tos` follow from `wire.receive_size`, `memory.receives` and `device.tos`.
+    pub iwarp: IwarpConfig,
+    /// Loop of the shard.
+    pub poll: PollConfig,
+}
+
+/// A configuration that cannot work: knob, value and range.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{knob} is {value}: {wanted}")]
+#[non_exhaustive]
+pub struct ConfigError {
+    /// The knob, as `memory.receives`.
+    pub knob: &'static str,
+    /// Its value.
+    pub value: String,
+    /// Its range, and the knobs that this follows from.
+    pub wanted: Cow<'static, str>,
+}
+
+impl ConfigError {
+    #[cold]
+    pub(crate) fn new(knob: &'static str, value: impl Display, wanted: impl Into<Cow<'static, str>>) -> Self {
+        Self { knob, value: value.to_string(), wanted: wanted.into() }
+    }
+}
+
+/// Refuses a value that is not `ok`.
+fn check(ok: bool, knob: &'static str, value: impl Display, wanted: &'static str) -> Result<(), ConfigError> {
+    if ok { Ok(()) } else { Err(ConfigError::new(knob, value, wanted)) }
+}
+
+/// Refuses a value out of its range.
+fn range<T: PartialOrd + Display>(knob: &'static str, value: T, of: RangeInclusive<T>) -> Result<(), ConfigError> {
+    match of.contains(&value) {
+        true => Ok(()),
+        false => Err(ConfigError::new(knob, value, format!("{} to {}", of.start(), of.end()))),
+    }
+}
+
+/// Longest time that is added to clocks: they do not overflow.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Refuses a time that is zero or too long.
+pub(crate) fn duration(knob: &'static str, value: Duration) -> Result<(), ConfigError> {
+    let possible = !value.is_zero() && value <= LONGEST;
+    check(possible, knob, format_args!("{value:?}"), "more than 0 s, at most 24 h")
+}
+
+impl Config {
+    /// The software fabric for a shard like this.
+    pub fn software(&self) -> SoftwareConfig {
+        let (max_message, defaults) = (self.wire.longest_message(), SoftwareConfig::default());
+        SoftwareConfig {
+            max_message,
+            // It holds two of the longest at least.
+            ring_bytes: defaults.ring_bytes.max((2 * max_message).next_power_of_two()),
+            shared_receives: self.memory.receives + RECEIVE_MARGIN,
+            may_sleep: self.poll.idle != IdlePolicy::Poll,
+            ..defaults
+        }
+    }
+
+    /// The iWARP fabric for a shard like this.
+    pub fn iwarp(&self) -> IwarpConfig {
+        IwarpConfig {
+            max_message: self.wire.longest_message(),
+            shared_receives: self.memory.receives + RECEIVE_MARGIN,
+            tos: self.device.tos,
+            ..self.iwarp.clone()
+        }
+    }
+
+    /// The verbs fabric for a shard like this.
+    #[cfg(feature = "verbs")]
+    pub fn verbs(&self) -> VerbsConfig {
+        VerbsConfig {
+            device: self.device.name.clone(),
+            gid_index: self.device.gid_index,
+            path: self.device.path(),
+            shared_receives: (self.memory.receives + RECEIVE_MARGIN) as u32,
+            ..VerbsConfig::default()
+        }
+    }
+
+    /// Checks what the types do not.
+    ///
+    /// # Errors
+    /// Names the knob, its value and its range.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.memory.validate()?;
+        self.limits.validate(&self.memory)?;
+        self.timeouts.validate()?;
+        self.wire.validate()?;
+        self.device.validate()?;
+        self.check_iwarp()?;
+        self.poll.validate()
+    }
+
+    fn check_iwarp(&self) -> Result<(), ConfigError> {
+        let iwarp = &self.iwarp;
+        range("iwarp.read_depth", iwarp.read_depth, 1..=crate::fabric::iwarp::MAX_READ_DEPTH)?;
+        check(iwarp.max_handshakes > 0, "iwarp.max_handshakes", 0, "at least 1")?;
+        for (knob, bytes) in [("iwarp.send_buffer", iwarp.send_buffer), ("iwarp.receive_buffer", iwarp.receive_buffer)]
+        {
+            bytes.map_or(Ok(()), |bytes| range(knob, bytes, 1..=i32::MAX as usize))?;
+        }
+        // The socket options have units of a millisecond and of a second.
+        let retry = iwarp.retry_timeout;
+        check(retry.as_millis() > 0, "iwarp.retry_timeout", format_args!("{retry:?}"), "1 ms to 24 h")?;
+        duration("iwarp.retry_timeout", retry)?;
+        let idle = iwarp.keep_alive;
+        let possible = (1..=32767).contains(&idle.as_secs());
+        check(possible, "iwarp.keep_alive", format_args!("{idle:?}"), "1 s to 32767 s")?;
+        duration("iwarp.handshake_timeout", iwarp.handshake_timeout)?;
+        duration("iwarp.linger", iwarp.linger)
+    }
+}
+
+/// Receives that a shard keeps posted beyond what it has promised: what one turn may consume, and as much
+/// again before more are posted.
+pub(crate) const RECEIVE_MARGIN: usize = 128;
+/// The rest of the margin at which more are posted.
+pub(crate) const RECEIVE_LOW_WATER: usize = 64;
+/// Completions that one turn takes.
+pub(crate) const POLL_BATCH: usize = 64;

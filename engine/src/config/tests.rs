@@ -1,0 +1,90 @@
+use super::*;
+
+#[test]
+fn the_defaults_are_in_range() {
+    assert_eq!(Config::default().validate(), Ok(()));
+    assert_eq!(ReconnectConfig::default().validate(), Ok(()));
+}
+
+/// Sets one knob.
+type Change = fn(&mut Config);
+
+#[test]
+fn each_knob_is_refused_by_name_value_and_range() {
+    let cases: &[(Change, &str)] = &[
+        (|c| c.memory.receives = 10, "memory.receives is 10: 256 to 1048576"),
+        (|c| c.memory.receives = 2 << 20, "memory.receives is 2097152: 256 to 1048576"),
+        (|c| c.memory.small_buffers = 15, "memory.small_buffers is 15: 16 to 16777216"),
+        (|c| c.memory.message_buffers = 0, "memory.message_buffers is 0: 1 to 16777216"),
+        (|c| c.memory.bulk_buffers = vec![(0, 1)], "memory.bulk_buffers is 1 of 0 bytes: 1 to 1073741824 bytes and"),
+        (|c| c.memory.long_buffers = vec![(64, 0)], "memory.long_buffers is 0 of 64 bytes: 1 to 1073741824 bytes and"),
+        (|c| c.memory.chunk_align = 96, "memory.chunk_align is 96: a power of two, 64 to 4096 bytes"),
+        (|c| c.limits.credits = 3, "limits.credits is 3: 4 to 32767"),
+        (|c| c.limits.max_credits = 40_000, "limits.max_credits is 40000: 4 to 32767"),
+        (
+            |c| (c.limits.credits, c.limits.max_credits) = (4000, 4096),
+            "limits.credits is 4000: 4 to 3967, as memory.receives is 4096, some in reserve",
+        ),
+        (
+            |c| (c.limits.credits, c.limits.max_credits) = (4000, 10),
+            "limits.credits is 4000: 4 to 3967, as memory.receives is 4096, some in reserve; limits.max_credits, 10, \
+             counts as limits.credits",
+        ),
+        (|c| c.limits.max_credits = 4097, "limits.max_credits is 4097: 4 to 4096, as memory.receives is 4096"),
+        (|c| c.limits.reverse_credits = 32768, "limits.reverse_credits is 32768: 0 to 32767"),
+        (|c| c.limits.max_calls = 0, "limits.max_calls is 0: 1 to 65536"),
+        (|c| c.limits.max_deferred = 0, "limits.max_deferred is 0: at least 1"),
+        (|c| c.limits.max_reads = Some(0), "limits.max_reads is 0: at least 1, or unset for no limit"),
+        (|c| c.limits.max_read_bytes = Some(0), "limits.max_read_bytes is 0: at least 1"),
+        (|c| c.limits.max_write_bytes = Some(0), "limits.max_write_bytes is 0: at least 1"),
+        (|c| c.limits.min_rate = 0, "limits.min_rate is 0: at least 1 byte per second"),
+        (|c| c.timeouts.setup = Duration::ZERO, "timeouts.setup is 0ns: more than 0 s, at most 24 h"),
+        (
+            |c| c.timeouts.negotiation = Duration::MAX,
+            "timeouts.negotiation is 18446744073709551615.999999999s: more than",
+        ),
+        (|c| c.timeouts.progress = Duration::ZERO, "timeouts.progress is 0s: more than 0 s"),
+        (|c| c.wire.receive_size = 1000, "wire.receive_size is 1000: 1024 to 1048576 bytes, a multiple of 4"),
+        (|c| c.wire.receive_size = 4098, "wire.receive_size is 4098: 1024 to 1048576 bytes, a multiple of 4"),
+        (|c| c.wire.receive_size = 2048, "wire.receive_size is 2048: 4096 to 1048576 bytes in version 2"),
+        (
+            |c| c.wire.max_receive_size = 2 << 20,
+            "wire.max_receive_size is 2097152: 0 to 1048576 bytes, a multiple of 4",
+        ),
+        (|c| c.wire.reassemble_up_to = 2 << 30, "wire.reassemble_up_to is 2147483648: at most 1073741824 bytes"),
+        (|c| c.device.name = Some(String::new()), "device.name is empty: the name of a device, or unset"),
+        (|c| c.device.service_level = Some(16), "device.service_level is 16: 0 to 15"),
+        (|c| c.device.path_mtu = Some(1500), "device.path_mtu is 1500: 256, 512, 1024, 2048 or 4096 bytes"),
+        (|c| c.iwarp.read_depth = 0, "iwarp.read_depth is 0: 1 to 16383"),
+        (|c| c.iwarp.max_handshakes = 0, "iwarp.max_handshakes is 0: at least 1"),
+        (|c| c.iwarp.send_buffer = Some(0), "iwarp.send_buffer is 0: 1 to 2147483647"),
+        (|c| c.iwarp.receive_buffer = Some(4 << 30), "iwarp.receive_buffer is 4294967296: 1 to 2147483647"),
+        (|c| c.iwarp.retry_timeout = Duration::from_micros(1), "iwarp.retry_timeout is 1µs: 1 ms to 24 h"),
+        (|c| c.iwarp.keep_alive = Duration::ZERO, "iwarp.keep_alive is 0ns: 1 s to 32767 s"),
+        (|c| c.iwarp.handshake_timeout = Duration::ZERO, "iwarp.handshake_timeout is 0ns: more than 0 s"),
+        (|c| c.iwarp.linger = Duration::MAX, "iwarp.linger is 18446744073709551615.999999999s: more than 0 s"),
+        (|c| c.poll.control_interval = Duration::ZERO, "poll.control_interval is 0ns: more than 0 s, at most 24 h"),
+        (|c| c.poll.signal_every = 0, "poll.signal_every is 0: at least 1"),
+        (|c| c.poll.sample_latency = 3, "poll.sample_latency is 3: 0 or a power of two"),
+    ];
+    for (change, wanted) in cases {
+        let mut config = Config::default();
+        change(&mut config);
+        let said = config.validate().expect_err(wanted).to_string();
+        assert!(said.starts_with(wanted), "{said}, not {wanted}");
+    }
+}
+
+#[test]
+fn the_waits_before_a_connection_is_made_again_grow() {
+    let refused = |first: u64, longest: u64| {
+        let backoff = (Duration::from_millis(first), Duration::from_millis(longest));
+        ReconnectConfig { backoff, ..ReconnectConfig::default() }.validate().map_err(|error| error.to_string())
+    };
+    assert_eq!(refused(5, 5), Ok(()));
+    assert_eq!(refused(0, 5), Ok(()));
+    let day = 24 * 60 * 60 * 1000;
+    assert_eq!(refused(1, day + 1), Err("reconnect.backoff is 1ms and 86400.001s: at most 24 h".into()));
+    let wanted = "reconnect.backoff is 6ms and 5ms: the first wait, and the longest, not less than it";
+    assert_eq!(refused(6, 5), Err(wanted.into()));
+}
