@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use rpcrdma::client::{ClientConfig, LocalClient};
 use rpcrdma::config::MemoryConfig;
-use rpcrdma::mempool::{Class, GivenMemory, Pool};
+use rpcrdma_mempool::{Class, GivenMemory, Pool};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::Application;
 use rpcrdma::{Address, Arena, Config, Frozen, Procedure, Refusal, Server, ServerCall, Services};

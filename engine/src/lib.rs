@@ -136,7 +136,7 @@ pub use client::{Client, Endpoint, LocalClient};
 pub use config::{BuffersError, Config, ConfigError};
 pub use handoff::idle::IdlePolicy;
 pub use handoff::pin::PinError;
-pub use proto::{CallError, Knob, PeerFault, Refusal, Scheme};
+pub use proto::{CallError, Fault, InvalidCall, Knob, PeerFault, Refusal, Scheme, Sent};
 pub use rpcrdma_fabric::FabricError;
 pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, PagePolicy};
 pub use server::Server;

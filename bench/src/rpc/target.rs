@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rpcrdma::client::{ClientConfig, Connection, LocalClient, PreparedCall};
 use rpcrdma::handoff::idle::{Idle, IdleStep};
+use rpcrdma::proto::Defect;
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::{Address, CallError, Config, Knob, Reply, Services};
 
@@ -192,7 +193,7 @@ impl RpcTarget {
         let mut call = self.client.prepare_with_chunks(self.procedure, self.args)?;
         self.stamp = self.stamp.wrapping_add(1);
         let lane = &mut self.lanes[token as usize].payload;
-        let mut payload = lane.chunk.take().ok_or(CallError::NotForChunks)?;
+        let mut payload = lane.chunk.take().ok_or(CallError::from(Defect::NotForChunks))?;
         let refused = if self.shape.receives_chunk() {
             // Whatever is there must not be taken for what comes.
             service::stamp(&mut payload, 0);

@@ -15,7 +15,7 @@ impl Connection {
     pub fn handle_timeout(&mut self, now: u64) -> Option<(CallId, u64, CallError)> {
         let call = self.calls.expired(now)?;
         let (token, sent) = self.calls.remove(call, true)?;
-        Some((call, token, CallError::DeadlinePassed { sent }))
+        Some((call, token, CallError::TimedOut { sent }))
     }
 
     /// Time has passed, in nanoseconds: to be said now and then.

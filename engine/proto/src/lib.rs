@@ -75,7 +75,7 @@
 //! let call = client.start_call(7, 1000).expect("a slot");
 //! let late = client.start_call(8, 500).expect("a slot");
 //! assert_eq!(client.next_timeout(), 500);
-//! assert_eq!(client.handle_timeout(600), Some((late, 8, CallError::DeadlinePassed { sent: false })));
+//! assert_eq!(client.handle_timeout(600), Some((late, 8, CallError::TimedOut { sent: false })));
 //! assert_eq!(client.handle_timeout(600), None);
 //!
 //! // The first messages introduce the ends to each other; then the call goes out.
@@ -137,7 +137,8 @@
 //! | `useless` | how many messages of no use a peer may send |
 //! | `form` | which form a message travels in |
 //! | `limits` | how many chunks and segments a call may have |
-//! | `fault` | what a peer can do wrong, how a call can end |
+//! | `fault` | what a peer can do wrong, how a server refuses a call |
+//! | `call_error` | how a call ends without a reply |
 //! | `counters` | what is counted |
 //! | [`auth`] | host authentication: who the other end is |
 //! | [`binding`] | what of a procedure may be placed directly |
@@ -145,6 +146,7 @@
 
 pub mod auth;
 pub mod binding;
+mod call_error;
 mod calls;
 mod characteristics;
 mod commands;
@@ -173,6 +175,9 @@ mod useless;
 mod version_1;
 pub mod wire;
 
+#[doc(hidden)]
+pub use call_error::Defect;
+pub use call_error::{CallError, Fault, InvalidCall, Sent};
 pub use calls::CallId;
 use calls::CallTable;
 use characteristics::Changes;
@@ -180,7 +185,7 @@ pub use config::ConnConfig;
 pub use counters::Counters;
 pub use credits::{CreditWords, Credits, MAX_CREDITS, MIN_CREDITS, Scheme};
 pub use event::{Event, Outgoing};
-pub use fault::{CallError, Knob, PeerFault, Refusal, Rejected};
+pub use fault::{Knob, PeerFault, Refusal, Rejected};
 pub use form::{CallForm, CallLengths, CallPlan, FormLimits, LEAST_LAST_PART, ReplyForm, choose_call, choose_reply};
 use heads::Heads;
 pub use inbound::InboundId;

@@ -376,7 +376,10 @@ fn a_reply_for_whose_parts_there_is_no_memory_says_so() {
     client.spoil_sequence();
     let event = take(&mut client, &part(call.xid(), Flags::NONE)).unwrap();
     assert!(
-        matches!(event, Event::Failed { token: 1, error: CallError::NoMemory { knob: Knob::LongBuffers, .. }, .. }),
+        matches!(
+            event,
+            Event::Failed { token: 1, error: CallError::NoReplyBuffer { knob: Knob::LongBuffers, .. }, .. }
+        ),
         "{event:?}"
     );
 }

@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
 use crate::handoff::idle::Idle;
-use crate::proto::{CallError, CallId};
+use crate::proto::{CallError, CallId, Defect};
 use crate::service::MAX_CHUNKS;
 use crate::shard::{
     CallRequest, CallResult, ChunkMemory, CloseReason, ConnRef, Done, FailedCall, Memory, Notice, OpenError, Shard,
@@ -81,7 +81,7 @@ pub struct PreparedCall {
 #[error("{error}")]
 #[non_exhaustive]
 pub struct ChunkError {
-    /// Why: [`CallError::TooManyChunks`] or [`CallError::NotForChunks`].
+    /// Why: [`CallError::Invalid`] or [`CallError::Invalid`].
     pub error: CallError,
     /// Back to whoever gave it.
     pub buf: Buf,
@@ -90,12 +90,12 @@ pub struct ChunkError {
 impl ChunkError {
     #[cold]
     fn not_prepared(buf: Buf) -> Self {
-        Self { error: CallError::NotForChunks, buf }
+        Self { error: Defect::NotForChunks.into(), buf }
     }
 
     #[cold]
     fn too_many(buf: Buf) -> Self {
-        Self { error: CallError::TooManyChunks { limit: MAX_CHUNKS }, buf }
+        Self { error: Defect::TooManyChunks { limit: MAX_CHUNKS }.into(), buf }
     }
 }
 
@@ -392,7 +392,7 @@ impl<F: Fabric> LocalClient<F> {
         if let Some(chunks) = memory.get_mut()
             && let Err(error) = self.check(procedure, message.len() - args_at, chunks)
         {
-            let failed = FailedCall::new(CallError::Binding(error), memory);
+            let failed = FailedCall::new(error.into(), memory);
             self.shard.fail_call(Sink::Polled, token, failed);
             return None;
         }

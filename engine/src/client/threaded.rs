@@ -16,7 +16,7 @@ use crate::handoff::block_on::block_on;
 use crate::handoff::idle::IdlePolicy;
 use crate::handoff::mailbox::{SendError, Sender};
 use crate::handoff::slot::{Lost, SlotTable, Ticket, oneshot};
-use crate::proto::CallError;
+use crate::proto::{CallError, Defect};
 use crate::service::MAX_CHUNKS;
 use crate::shard::{
     CallResult, ChunkMemory, CloseReason, ClosedBecause, Command, ConnRef, FailedCall, LocalClose, Message, OwnedConn,
@@ -241,7 +241,7 @@ impl Client {
     /// # Errors
     /// [`CallError::TooManyCalls`] when this client has as many calls under way as
     /// [`limits.max_calls`](crate::config::LimitsConfig::max_calls); [`CallError::Closed`] when the shard has stopped;
-    /// [`CallError::TooManyChunks`]; [`CallError::Binding`].
+    /// [`CallError::Invalid`].
     pub fn start(&mut self, mut call: ClientCall) -> Result<Pending, FailedCall> {
         let header = self.line.shared.template.len();
         let mut memory = ChunkMemory::NONE;
@@ -274,12 +274,12 @@ impl Client {
     /// Holds a call with chunks against the binding: the most bytes of inline results that it leaves, if that is known.
     fn check(&self, call: &ClientCall, send: &[(u32, Buf)]) -> Result<Option<usize>, CallError> {
         if call.too_many_chunks {
-            return Err(CallError::TooManyChunks { limit: MAX_CHUNKS });
+            return Err(Defect::TooManyChunks { limit: MAX_CHUNKS }.into());
         }
         let reads: ArrayVec<usize, MAX_CHUNKS> = send.iter().map(|(_, buf)| buf.len()).collect();
         let writes: ArrayVec<usize, MAX_CHUNKS> = call.receive.iter().map(|&len| len as usize).collect();
         let config = &self.line.shared.config;
-        config.check_binding(call.procedure, call.args.len(), &reads, &writes).map_err(CallError::Binding)
+        config.check_binding(call.procedure, call.args.len(), &reads, &writes).map_err(CallError::from)
     }
 
     #[cold]

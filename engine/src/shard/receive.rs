@@ -4,7 +4,7 @@ use super::Shard;
 use super::conn::Conn;
 use super::stage::Stage;
 use crate::fabric::{Fabric, ReceivedBuf};
-use crate::proto::{CallError, Event, Incoming, Lists, PeerFault, Rejected};
+use crate::proto::{CallError, Event, Incoming, Knob, Lists, PeerFault, Rejected};
 use crate::service::RpcMessage;
 use crate::wire::{ErrorBody, Head, HeaderType, Plain, View, WireError};
 
@@ -122,7 +122,7 @@ impl<F: Fabric> Shard<F> {
             Event::Failed { call, token, error } => {
                 let error = match error {
                     // Whether there ever is one is known here.
-                    CallError::NoMemory { needed, .. } => self.cx.lacks_buffer(needed),
+                    CallError::NoReplyBuffer { needed, knob: Knob::LongBuffers } => self.cx.lacks_buffer(needed).of_reply(),
                     other => other,
                 };
                 self.requester.failed(&mut self.cx, conn, call, token, error, invalidated);

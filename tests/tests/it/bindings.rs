@@ -8,6 +8,7 @@ use rpcrdma::binding::{Binding, BindingError, Bindings};
 use rpcrdma::client::{ClientConfig, Credential, LocalClient};
 use rpcrdma::fabric::{Access, RemoteMemory};
 use rpcrdma::proto::binding::nfs3;
+use rpcrdma::proto::Defect;
 use rpcrdma::wire::rpc::{AcceptStat, CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, View, WriteList};
 use rpcrdma::{CallError, Procedure, Refusal, Scheme, Services};
@@ -57,7 +58,7 @@ fn a_client_does_not_reduce_what_its_binding_does_not_name() {
             (LOAD, Binding::inline(100, 100).results(1, 500)),
         ];
         let mut client = LocalClient::connect(&address, bound(&table, scheme)).expect("a connection");
-        let broken = |error| Err(CallError::Binding(error));
+        let broken = |error| Err(Defect::Binding(error).into());
         let too_many = |found, max| broken(BindingError::TooManyArguments { found, max });
         assert_eq!(chunked(&mut client, ECHO, &[8], &[]), too_many(1, 0));
         assert_eq!(chunked(&mut client, STORE, &[8, 8], &[]), too_many(2, 1));
@@ -65,7 +66,9 @@ fn a_client_does_not_reduce_what_its_binding_does_not_name() {
         assert_eq!(chunked(&mut client, STORE, &[501], &[]), broken(longer));
         for (procedure, room) in [(ECHO, &[8][..]), (STORE, &[8]), (LOAD, &[8, 8])] {
             let result = chunked(&mut client, procedure, &[], room);
-            assert!(matches!(result, Err(CallError::Binding(BindingError::TooManyResults { .. }))));
+            assert!(
+                matches!(result, Err(CallError::Invalid(call)) if matches!(call.defect(), Defect::Binding(BindingError::TooManyResults { .. })))
+            );
         }
         // The table names all that may be reduced.
         assert_eq!(chunked(&mut client, MIRROR, &[8], &[]), broken(BindingError::ReductionOff));
@@ -417,7 +420,7 @@ fn client_reduces(credential: &[u8]) -> bool {
         assert_eq!(sent, [true, true, false]);
         return true;
     }
-    let refused = Err(CallError::Binding(BindingError::ReductionOff));
+    let refused = Err(Defect::Binding(BindingError::ReductionOff).into());
     assert_eq!(results, [refused.clone(), refused]);
     assert_eq!(sent, [false], "no message of a call that was refused");
     false

@@ -313,7 +313,7 @@ fn a_deadline_ends_a_call_once_and_its_reply_is_dropped() {
         client.stats().messages.rejected_late == 1
     });
     assert!(polled, "its reply never came");
-    assert_eq!(ends, [Err(CallError::DeadlinePassed { sent: true })]);
+    assert_eq!(ends, [Err(CallError::TimedOut { sent: true })]);
     start(&mut client, Duration::from_secs(60));
     ends.clear();
     assert!(settles(|| {
@@ -395,7 +395,7 @@ fn an_empty_pool_is_said_and_gets_over() {
             }
             assert!(held.len() < 1000, "there is no end");
         };
-        let stalled = matches!(error, CallError::NoMemory { .. } | CallError::DeadlinePassed { .. });
+        let stalled = matches!(error, CallError::NoMemory { .. } | CallError::TimedOut { .. });
         assert!(stalled, "{error}");
         held.clear();
         for _ in 0..300 {

@@ -3,6 +3,7 @@
 
 use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Access;
+use rpcrdma::proto::Defect;
 use rpcrdma::proto::exchange::{ChangeError, Characteristic, Event, Outcome};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::optional::{Operation, OperationCode};
@@ -520,7 +521,7 @@ fn a_call_that_waits_while_segments_get_shorter_ends_alone() {
     assert!(all, "{ended:?}");
     ended.sort_by_key(|(token, _)| *token);
     // Two segments are what anybody handles.
-    let too_many = CallError::ChunkSegments { segments: 128, limit: 16 };
+    let too_many = CallError::from(Defect::ChunkSegments { segments: 128, limit: 16 });
     assert_eq!(ended, [(1, None), (2, Some(too_many)), (3, None)]);
     drop(client);
     assert_eq!(server.join().expect("the raw server is content"), [1, 2]);

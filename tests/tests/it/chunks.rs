@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use rpcrdma::proto::Defect;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::{MAX_CHUNKS, NoResult};
 use rpcrdma::wire::ErrorBody;
@@ -228,9 +229,9 @@ fn positions_that_cannot_be_end_their_call_alone() {
             call.read_chunk(at, client.alloc(first, 64).unwrap()).unwrap();
         }
         let error = client.call(call).map(drop);
-        // Positions count from the start of the RPC message: its header has 40 bytes.
-        let wrong = 40 + *positions.last().unwrap() as u32;
-        assert_eq!(error.map_err(CallError::from), Err(CallError::Position(wrong)), "{positions:?}");
+        // As it was given: from the start of the arguments.
+        let wrong = *positions.last().unwrap() as u32;
+        assert_eq!(error.map_err(CallError::from), Err(Defect::Position(wrong).into()), "{positions:?}");
         store(&mut client, 1, &[64]).unwrap();
     }
 }
@@ -245,7 +246,7 @@ fn empty_chunks_are_refused_here() {
         let mut call = client.prepare_with_chunks(MIRROR, 4).unwrap();
         let empty = client.alloc(first, 0).unwrap();
         if send { call.read_chunk(4, empty) } else { call.write_chunk(empty) }.unwrap();
-        assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::EmptyChunk));
+        assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::EmptyChunk.into()));
         echo(&mut client, b"on").unwrap();
     }
 }
@@ -261,17 +262,17 @@ fn memory_of_others_is_refused() {
     let others = client.alloc(second, 10).unwrap();
     let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
     call.read_chunk(4, others).unwrap();
-    assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::ForeignMemory));
+    assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::ForeignMemory.into()));
     let mut call = client.prepare(STORE, 4).unwrap();
     let data = client.alloc(first, 10).unwrap();
     let refused = call.read_chunk(4, data).unwrap_err();
-    assert_eq!(refused.error, CallError::NotForChunks);
-    assert_eq!(call.write_chunk(refused.buf).unwrap_err().error, CallError::NotForChunks);
+    assert_eq!(refused.error, Defect::NotForChunks.into());
+    assert_eq!(call.write_chunk(refused.buf).unwrap_err().error, Defect::NotForChunks.into());
     let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
     for n in 0..=MAX_CHUNKS {
         let data = client.alloc(first, 10).unwrap();
         let taken = call.read_chunk(4, data).map_err(CallError::from);
-        let full = Err(CallError::TooManyChunks { limit: MAX_CHUNKS });
+        let full = Err(Defect::TooManyChunks { limit: MAX_CHUNKS }.into());
         assert_eq!(taken, if n < MAX_CHUNKS { Ok(()) } else { full });
     }
     let too_long = CallError::TooLong { needed: 2 << 20, limit: 1 << 20, knob: Knob::BulkBuffers };

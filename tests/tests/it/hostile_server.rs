@@ -310,7 +310,7 @@ fn a_server_that_never_answers_costs_no_more_than_deadlines() {
         client.poll(|done| ends.push(done.result.map(drop).map_err(CallError::from)));
         ends.len() == 10
     }));
-    let late = ends.iter().filter(|end| matches!(end, Err(CallError::DeadlinePassed { .. }))).count();
+    let late = ends.iter().filter(|end| matches!(end, Err(CallError::TimedOut { .. }))).count();
     let many = ends.iter().filter(|end| matches!(end, Err(CallError::TooManyCalls { .. }))).count();
     assert_eq!((late, many), (8, 2), "{ends:?}");
     assert_eq!(plain(&mut client), Err(CallError::TooManyCalls { limit: 8 }), "the server may still write");

@@ -8,6 +8,7 @@ use std::sync::mpsc::channel;
 
 use rpcrdma::auth::{AuthPolicy, PreSharedKey};
 use rpcrdma::client::LocalClient;
+use rpcrdma::proto::Defect;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::properties::{Builder, Properties};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, Revision, Version, View, ViewBody};
@@ -496,7 +497,7 @@ fn segments_are_cut_to_what_the_peer_handles() {
     let expected = vec![vec![8192, 8192, 3616], vec![5], vec![8192, 1], vec![8192]];
     assert_eq!(seen, [Ok(expected)]);
     // However short those are.
-    let too_many = Err(CallError::ChunkSegments { segments: 17, limit: 16 });
+    let too_many = Err(Defect::ChunkSegments { segments: 17, limit: 16 }.into());
     let offers = |offers| Properties { segment_size: 1001, ..offers };
     let seen = segments(offers, small(), &[(&[2100, 5], &[1002, 1001]), (&[17_000], &[])]);
     let expected = vec![vec![1001, 1001, 98], vec![5], vec![1001, 1], vec![1001]];
@@ -521,14 +522,14 @@ fn no_call_has_more_segments_than_the_peer_handles() {
     ];
     let seen = segments(offers, small(), &cases);
     let full = vec![4096; 3];
-    let too_many = Err(CallError::HeaderSegments { segments: 4, limit: 3 });
+    let too_many = Err(Defect::HeaderSegments { segments: 4, limit: 3 }.into());
     let expected = [
         Ok(vec![full]),
         too_many.clone(),
         Ok(vec![vec![8], vec![4096], vec![8]]),
         too_many.clone(),
         too_many,
-        Err(CallError::ChunkSegments { segments: 17, limit: 16 }),
+        Err(Defect::ChunkSegments { segments: 17, limit: 16 }.into()),
     ];
     assert_eq!(seen, expected);
 }

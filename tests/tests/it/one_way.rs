@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rpcrdma::proto::Defect;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{CallError, FailedCall, Procedure, Scheme};
 use rpcrdma_tests::With;
@@ -101,7 +102,7 @@ fn version_1_and_chunks_have_no_calls_without_a_reply() {
     let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
     let mut call = client.prepare(NOTE, 0).unwrap();
     call.one_way();
-    assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::NotOneWay));
+    assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::NotOneWay.into()));
     // Whoever waits for a reply gets one there, as credits are counted by replies.
     let call = client.prepare(NOTE, 0).unwrap();
     client.call(call).unwrap();
@@ -110,5 +111,5 @@ fn version_1_and_chunks_have_no_calls_without_a_reply() {
     let mut call = client.prepare_with_chunks(NOTE, 0).unwrap();
     call.write_chunk(client.alloc(first, 100).unwrap()).unwrap();
     call.one_way();
-    assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::NotOneWay));
+    assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::NotOneWay.into()));
 }

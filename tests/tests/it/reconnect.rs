@@ -139,7 +139,7 @@ fn attempts_end_and_deadlines_hold_while_there_is_no_connection() {
     let call = client.prepare(rpcrdma_tests::ECHO, 4).unwrap();
     client.start(first, call, 2);
     let ended = ends(&mut client, 2);
-    assert!(matches!(ended[0], (1, Err(CallError::DeadlinePassed { .. }))), "{ended:?}");
+    assert!(matches!(ended[0], (1, Err(CallError::TimedOut { .. }))), "{ended:?}");
     assert!(matches!(ended[1], (2, Err(CallError::ConnectionLost { .. }))), "{ended:?}");
     assert!(client.closed_because(first).is_some());
 }

@@ -177,7 +177,10 @@ fn what_a_reply_needs_is_bounded_by_configuration() {
             Ok(got) => assert!(is_had && got == len as usize),
             Err(error) => assert!(
                 !is_had
-                    && matches!(error, FailedCall { error: CallError::TooLong { knob: Knob::BulkBuffers, .. }, .. }),
+                    && matches!(
+                        error,
+                        FailedCall { error: CallError::NoReplyBuffer { knob: Knob::BulkBuffers, .. }, .. }
+                    ),
                 "{len}: {error}"
             ),
         }

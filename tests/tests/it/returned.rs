@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rpcrdma::client::{Client, ClientCall, LocalClient};
+use rpcrdma::proto::Defect;
 use rpcrdma::service::{DeferredCall, MAX_CHUNKS};
 use rpcrdma::{Buf, CallError, CallResult, FailedCall, Procedure, Refusal, Scheme, Services};
 use rpcrdma_tests::With;
@@ -142,7 +143,7 @@ fn what_a_server_can_reach_yet_is_kept_and_what_was_not_sent_is_not() {
         ends.len() == 6
     }));
     let was_sent = |end: &&rpcrdma::client::Done| {
-        matches!(end.result, Err(FailedCall { error: CallError::DeadlinePassed { sent: true }, .. }))
+        matches!(end.result, Err(FailedCall { error: CallError::TimedOut { sent: true }, .. }))
     };
     let sent = ends.iter().filter(was_sent).count() as u64;
     assert!((1..6).contains(&sent), "{sent} of 6");
@@ -150,10 +151,10 @@ fn what_a_server_can_reach_yet_is_kept_and_what_was_not_sent_is_not() {
     for done in ends {
         let seed = done.token as u32;
         match done.result {
-            Err(FailedCall { error: CallError::DeadlinePassed { sent: true }, .. }) => {
+            Err(FailedCall { error: CallError::TimedOut { sent: true }, .. }) => {
                 nothing(done.result.expect_err("it has failed"));
             }
-            result => assert_eq!(whole(result, seed).0, CallError::DeadlinePassed { sent: false }),
+            result => assert_eq!(whole(result, seed).0, CallError::TimedOut { sent: false }),
         }
     }
     assert_eq!(client.stats().exposed_buffers, 2 * sent, "those that the server has");
@@ -231,7 +232,7 @@ fn a_call_that_is_not_started_gives_them_back() {
     let back: Vec<_> = failed.returned.take_sent().collect();
     assert_eq!(back.len(), MAX_CHUNKS, "those that it has");
     assert!((0..).zip(&back).all(|(seed, data)| patterned(seed, data)));
-    assert_eq!(nothing(failed), CallError::TooManyChunks { limit: MAX_CHUNKS });
+    assert_eq!(nothing(failed), Defect::TooManyChunks { limit: MAX_CHUNKS }.into());
     // Else its handler keeps it behind the end of this test.
     assert!(settles(|| kept.lock().expect("no panic").len() == 1), "the first call arrives");
     drop(pending);

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
 use rpcrdma::client::{Client, ClientCall, ClientConfig, LocalClient};
+use rpcrdma::proto::Defect;
 use rpcrdma::service::Caller;
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::{CallError, CloseReason, Config, Procedure, Scheme, Services};
@@ -104,7 +105,7 @@ fn reverse_calls_keep_to_the_level_of_the_client() {
     let mut world = World::new("reverse-levels");
     for (level, inline, chunks) in [
         (ReverseSupport::None, Err(CallError::NoReverse), Err(CallError::NoReverse)),
-        (ReverseSupport::Inline, Ok(()), Err(CallError::NoChunks)),
+        (ReverseSupport::Inline, Ok(()), Err(Defect::NoChunks.into())),
         (ReverseSupport::General, Ok(()), Ok(())),
     ] {
         let client = small().with(|c| c.wire.reverse = level);

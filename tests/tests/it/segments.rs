@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
 use rpcrdma::fabric::Access;
+use rpcrdma::proto::Defect;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::{MAX_CHUNKS, MAX_SEGMENTS};
 use rpcrdma::wire::optional::Operation;
@@ -500,10 +501,16 @@ fn a_call_of_ours_may_have_as_many_segments_as_its_peer_takes() {
             assert!(patterned(3, &payload[ARGS_AT as usize..]), "{scheme:?} {args}");
         }
         let fewer = call_of_many(scheme, 4, Properties { segment_count: 127, ..offers });
-        assert_eq!(fewer, Err(CallError::HeaderSegments { segments: 128, limit: 127 }));
+        assert_eq!(fewer, Err(Defect::HeaderSegments { segments: 128, limit: 127 }.into()));
         let small = call_of_many(scheme, 4, Properties { receive_size: 2048, ..offers });
-        assert!(matches!(small, Err(CallError::HeaderTooLong { limit: 2040, .. })), "{small:?}");
+        assert!(
+            matches!(small, Err(CallError::Invalid(call)) if matches!(call.defect(), Defect::HeaderTooLong { limit: 2040, .. })),
+            "{small:?}"
+        );
         let small = call_of_many(scheme, 4, Properties { send_size: 1024, ..offers });
-        assert!(matches!(small, Err(CallError::HeaderTooLong { limit: 1016, .. })), "{small:?}");
+        assert!(
+            matches!(small, Err(CallError::Invalid(call)) if matches!(call.defect(), Defect::HeaderTooLong { limit: 1016, .. })),
+            "{small:?}"
+        );
     }
 }

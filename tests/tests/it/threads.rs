@@ -172,7 +172,7 @@ fn deadlines_limits_and_the_end() {
     let mut client = connect(&world, &address, small().with(|c| c.limits.max_calls = 4));
     let slow = || ClientCall::new(GATED);
     let failed = client.call(slow().deadline(Duration::from_millis(1))).unwrap_err();
-    assert_eq!(failed.error, CallError::DeadlinePassed { sent: true });
+    assert_eq!(failed.error, CallError::TimedOut { sent: true });
 
     let mut started: Vec<_> = (0..4).map(|_| client.start(slow()).unwrap()).collect();
     let refused = client.start(slow()).unwrap_err();

@@ -12,7 +12,7 @@ use rpcrdma::config::ReconnectConfig;
 use rpcrdma::proto::CallId;
 use rpcrdma::shard::{Done, SimulatedTime};
 use rpcrdma::wire::ErrorBody;
-use rpcrdma::{CallError, FailedCall, Knob, Reply};
+use rpcrdma::{CallError, FailedCall, Knob, Reply, Sent};
 use rpcrdma_tests::Random;
 
 use crate::changes;
@@ -274,7 +274,7 @@ impl Desk {
             }
             Err(FailedCall { error, .. }) => {
                 self.journal.note(format_args!("end {token}: {error}"));
-                let given_up = matches!(error, CallError::DeadlinePassed { .. } | CallError::Cancelled { .. });
+                let given_up = matches!(error, CallError::TimedOut { .. } | CallError::Cancelled { .. });
                 if given_up {
                     self.links[call.link].given_up += 1;
                 } else if call.id.is_some() && !self.may_reuse(client, hostile) {
@@ -315,14 +315,16 @@ impl Desk {
                 let again = client.shard().fabric().ends() > call.ends;
                 (if again && !over { "calls lost, connections not" } else { "calls lost" }, over || again)
             }
-            CallError::DeadlinePassed { .. } => {
+            CallError::TimedOut { .. } => {
                 ("deadlines passed", call.deadline.is_some_and(|deadline| deadline <= self.time.now()))
             }
             CallError::Cancelled { .. } => ("calls cancelled", call.cancelled),
             CallError::TooManyCalls { .. } => ("too many calls", call.crowded),
             CallError::Closed => ("calls on closed connections", call.refused || link.closing),
             CallError::NoReverse => ("clients that are not called", link.terms.reverse && !link.proved),
-            CallError::NoMemory { .. } | CallError::TooLong { knob: Knob::BulkBuffers | Knob::LongBuffers, .. } => {
+            CallError::NoMemory { .. }
+            | CallError::NoReplyBuffer { .. }
+            | CallError::TooLong { knob: Knob::BulkBuffers | Knob::LongBuffers, .. } => {
                 ("calls without memory", client.stats().pool_empty > 0)
             }
             CallError::Transport(ErrorBody::System | ErrorBody::BadXdr) => {
@@ -406,16 +408,8 @@ impl Desk {
 
 /// How often a call that failed so was carried out.
 fn claim_of(error: &CallError) -> Claim {
-    use CallError::{
-        Cancelled, Closed, ConnectionLost, DeadlinePassed, NoChunks, NoReverse, NotOneWay, TooLong, TooManyCalls,
-    };
-    match error {
-        DeadlinePassed { sent: false } | Cancelled { sent: false } | ConnectionLost { sent: false } => Claim::Never,
-        // Its reply may have been too long for a buffer of ours.
-        TooLong { knob: Knob::BulkBuffers | Knob::LongBuffers, .. } => Claim::AtMostOnce,
-        Closed | NoChunks | NoReverse | NotOneWay | TooLong { .. } | TooManyCalls { .. } | CallError::Refused(_) => {
-            Claim::Never
-        }
+    match (error.sent(), error) {
+        (Sent::No, _) | (_, CallError::Refused(_)) => Claim::Never,
         _ => Claim::AtMostOnce,
     }
 }

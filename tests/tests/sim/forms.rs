@@ -2,6 +2,7 @@
 //! back. A new form is one more function, and its row in [`FORMS`].
 
 use rpcrdma::client::{Connection, LocalClient, PreparedCall};
+use rpcrdma::proto::Defect;
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::wire::{ErrorBody, Revision};
 use rpcrdma::{CallError, Config, Refusal, Reply, Scheme};
@@ -270,7 +271,10 @@ fn failing(procedure: u32, args: Vec<u8>, error: fn(&CallError) -> bool) -> Shap
 
 /// There is no way to carry it in this direction.
 fn no_form(error: &CallError) -> bool {
-    matches!(error, CallError::NoChunks | CallError::TooLong { .. } | CallError::NotOneWay)
+    match error {
+        CallError::Invalid(call) => matches!(call.defect(), Defect::NoChunks | Defect::NotOneWay),
+        error => matches!(error, CallError::TooLong { .. }),
+    }
 }
 
 /// The peer's transport has refused it, for good; or it could never have been sent.

@@ -11,9 +11,9 @@ fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
         let unsent = pair.client.start_call(2, 200).unwrap();
         assert_eq!(pair.client.next_timeout(), 100);
         assert_eq!(pair.client.handle_timeout(99), None);
-        assert_eq!(pair.client.handle_timeout(100), Some((sent, 1, CallError::DeadlinePassed { sent: true })));
+        assert_eq!(pair.client.handle_timeout(100), Some((sent, 1, CallError::TimedOut { sent: true })));
         assert_eq!(pair.client.handle_timeout(100), None);
-        assert_eq!(pair.client.handle_timeout(300), Some((unsent, 2, CallError::DeadlinePassed { sent: false })));
+        assert_eq!(pair.client.handle_timeout(300), Some((unsent, 2, CallError::TimedOut { sent: false })));
         pair.turn();
         assert!(pair.answered.is_empty(), "{scheme:?}");
         assert_eq!(pair.client.counters().rejected_late, 1);

@@ -348,10 +348,12 @@ impl fmt::Display for ErrorBody {
             ErrorBody::ReadChunks { max } | ErrorBody::WriteChunks { max } | ErrorBody::Segments { max } => {
                 write!(f, "(max {max})")
             }
-            ErrorBody::WriteResource { chunk_index, length_needed } => {
-                write!(f, "(chunk {chunk_index} needs {length_needed})")
-            }
-            ErrorBody::ReplyResource { length_needed } => write!(f, "(needs {length_needed})"),
+            // Counted from 0, as everywhere but on the wire.
+            ErrorBody::WriteResource { chunk_index, length_needed } => match chunk_index.checked_sub(1) {
+                Some(index) => write!(f, "(Write chunk {index} needs {length_needed} bytes)"),
+                None => write!(f, "(a Write chunk needs {length_needed} bytes)"),
+            },
+            ErrorBody::ReplyResource { length_needed } => write!(f, "(reply needs {length_needed} bytes)"),
             ErrorBody::Unknown(code) => write!(f, "({code})"),
             _ => Ok(()),
         }

@@ -11,7 +11,7 @@ use super::forms::{counts_of, measure};
 use super::outcome::{FailedCall, Reply, Sink};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::{Access, Fabric, FabricError, WorkRequest};
-use crate::proto::{CallError, CallId, Form, Knob, Outgoing};
+use crate::proto::{CallError, CallId, Defect, Form, Knob, Outgoing};
 use crate::shard::ConnRef;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
@@ -49,7 +49,7 @@ impl Requester {
             // A chunk would have to be revoked, and nobody says when.
             self.shape(cx, conn, &mut message, &mut memory, 0, false)
         } else {
-            Err(CallError::NotOneWay)
+            Err(Defect::NotOneWay.into())
         };
         match shaped.and_then(|()| conn.proto.start_call(token, deadline)) {
             Ok(call) => {

@@ -9,13 +9,14 @@ use super::{Requester, calls_are_taken};
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
 use crate::proto::{
-    CallError, CallForm, CallId, CallLengths, FIRST_MESSAGE_LEN, FormLimits, LEAST_LAST_PART, Terms, choose_call,
+    CallError, CallForm, CallId, CallLengths, Defect, FIRST_MESSAGE_LEN, FormLimits, LEAST_LAST_PART, Terms,
+    choose_call,
 };
 use crate::service::MAX_SEGMENTS;
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::shard::stage::Stage;
-use crate::wire::rpc::ACCEPTED_REPLY_LEN;
+use crate::wire::rpc::{ACCEPTED_REPLY_LEN, CallHeader};
 use crate::wire::xdr::padded;
 use crate::wire::{ChunkCounts, ErrorBody, SEGMENT_LEN, Version};
 
@@ -49,7 +50,7 @@ impl Requester {
             }
         }
         if let Some(memory) = memory.get() {
-            conn.check_memory(memory, message.len())?;
+            conn.check_memory(memory, message)?;
         }
         let may_expose = may_expose && conn.proto.form_limits().chunks;
         let chunks = measure(memory.get(), conn.proto.terms())?;
@@ -82,7 +83,7 @@ impl Requester {
         let (header, reply_header) = (conn.proto.header_len(&chunks), conn.proto.header_len(&returned));
         let reply = ACCEPTED_REPLY_LEN + max_reply;
         if memory.get().is_some_and(|memory| !memory.is_empty()) && !limits.chunks {
-            return Err(CallError::NoChunks);
+            return Err(Defect::NoChunks.into());
         }
         // What a Reply chunk would add, if there is none.
         let segments = segments_of(padded(reply), conn.proto.terms());
@@ -119,7 +120,7 @@ impl Requester {
     /// the room in front of the call.
     ///
     /// # Errors
-    /// [`CallError::HeaderTooLong`]; [`CallError::NoMemory`] to move the call to where there is room.
+    /// [`CallError::Invalid`]; [`CallError::NoMemory`] to move the call to where there is room.
     #[inline]
     pub(super) fn make_room<F: Fabric>(
         &mut self,
@@ -150,7 +151,7 @@ impl Requester {
         for (needed, limit) in [(header, terms.send_inline_threshold), (returned, terms.receive_inline_threshold)] {
             let limit = limit - LEAST_LAST_PART;
             if needed > limit {
-                return Err(CallError::HeaderTooLong { needed, limit });
+                return Err(Defect::HeaderTooLong { needed, limit }.into());
             }
         }
         if message.start() < header {
@@ -224,7 +225,11 @@ impl Requester {
                 conn.proto.resend(call);
                 cx.ready.add(conn);
             }
-            Err(error) => self.give_up_call(cx, conn, call, error),
+            // It was answered: the server has refused it for want of room.
+            Err(lacks @ (CallError::NoMemory { .. } | CallError::TooLong { .. })) => {
+                self.give_up_call(cx, conn, call, lacks.of_reply())
+            }
+            Err(_) => self.give_up_call(cx, conn, call, CallError::Transport(error)),
         }
     }
 
@@ -278,7 +283,7 @@ impl Requester {
         let mut memory = memory.unless_empty();
         let formed = match message.and_then(|message| cx.roomy(message)) {
             None => Err(cx.lacks_buffer(needed)),
-            Some(_) if one_way && conn.proto.terms().version == Version::V1 => Err(CallError::NotOneWay),
+            Some(_) if one_way && conn.proto.terms().version == Version::V1 => Err(Defect::NotOneWay.into()),
             Some(mut message) => self.shape(cx, conn, &mut message, &mut memory, max_reply, !one_way).map(|()| message),
         };
         let out = conn.out_call(call);
@@ -351,7 +356,7 @@ pub(super) fn segments_of(len: usize, terms: &Terms) -> usize {
 /// Chunk lists of memory that is yet to be exposed.
 ///
 /// # Errors
-/// [`CallError::ChunkSegments`] or [`CallError::HeaderSegments`] if they have more segments than this side,
+/// [`CallError::Invalid`] or [`CallError::Invalid`] if they have more segments than this side,
 /// or the peer, handles.
 #[inline(always)]
 pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCounts, CallError> {
@@ -375,9 +380,9 @@ pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCou
     counts.reply = memory.reply.as_ref().map(count);
     let (segments, limit) = (counts.segments(), terms.segment_count as usize);
     if most > MAX_SEGMENTS {
-        return Err(CallError::ChunkSegments { segments: most, limit: MAX_SEGMENTS });
+        return Err(Defect::ChunkSegments { segments: most, limit: MAX_SEGMENTS }.into());
     }
-    if segments > limit { Err(CallError::HeaderSegments { segments, limit }) } else { Ok(counts) }
+    if segments > limit { Err(Defect::HeaderSegments { segments, limit }.into()) } else { Ok(counts) }
 }
 
 /// Chunk lists of memory that is exposed.
@@ -398,28 +403,35 @@ pub(super) fn counts_of(exposure: &Exposure, terms: &Terms) -> ChunkCounts {
 
 impl Conn {
     /// Whose memory the chunks of a call are, whether there is any, and whether it can be where it is said to
-    /// be. `inline_len` is the length of the reduced message.
+    /// be. `message` is the reduced one.
     #[inline]
-    fn check_memory(&self, memory: &Memory, inline: usize) -> Result<(), CallError> {
+    fn check_memory(&self, memory: &Memory, message: &[u8]) -> Result<(), CallError> {
         let mine = self.requests.exposed.as_ref().map(|pool| pool.arena().id());
         let check = |buf: &Buf| match buf {
-            buf if Some(buf.arena()) != mine => Err(CallError::ForeignMemory),
-            buf if buf.is_empty() => Err(CallError::EmptyChunk),
+            buf if Some(buf.arena()) != mine => Err(Defect::ForeignMemory.into()),
+            buf if buf.is_empty() => Err(Defect::EmptyChunk.into()),
             _ => Ok(()),
         };
         // Position zero is the message itself; the others are in order, as the chunks' data is, and none is
         // behind the end.
-        let (mut earliest, mut end) = (4, inline);
+        let (mut earliest, mut end) = (4, message.len());
         for (position, buf) in &memory.send {
             check(buf)?;
             let (at, len) = (*position as usize, padded(buf.len()));
             if !at.is_multiple_of(4) || at < earliest || at > end {
-                return Err(CallError::Position(*position));
+                return Err(misplaced(*position, message));
             }
             (earliest, end) = (at + len, end + len);
         }
         memory.receive.iter().try_for_each(check)
     }
+}
+
+/// No Read chunk can be at this position of the RPC message, which is told as the caller gave it: from the arguments on.
+#[cold]
+fn misplaced(position: u32, message: &[u8]) -> CallError {
+    let args_at = CallHeader::parse(message).map_or(0, |(_, len)| len as u32);
+    Defect::Position(position.saturating_sub(args_at)).into()
 }
 
 #[cfg(test)]

@@ -439,6 +439,10 @@ impl Requester {
         for call in conn.proto.queued() {
             match self.form_again(cx, conn, call) {
                 Ok(()) => cx.stats.calls_retransmitted += 1,
+                // It may have been sent on the connection before.
+                Err(_) if cx.config.retransmit => {
+                    self.give_up_call(cx, conn, call, CallError::ConnectionLost { sent: true })
+                }
                 Err(error) => self.give_up_call(cx, conn, call, error),
             }
         }

@@ -107,7 +107,7 @@ fn a_call_whose_time_is_over_is_told_of_at_once_and_its_reply_is_dropped() {
     assert_eq!(scene.requester.next_deadline(), 100);
     scene.time.advance(Duration::from_nanos(100));
     scene.requester.expire(&mut scene.cx, 100);
-    assert_eq!(scene.ended(), [(1, Err(CallError::DeadlinePassed { sent: true }))]);
+    assert_eq!(scene.ended(), [(1, Err(CallError::TimedOut { sent: true }))]);
     assert_eq!(scene.requester.next_deadline(), u64::MAX);
     scene.answer(&message(16, &reply(call.xid())), None);
     assert!(scene.ended().is_empty(), "nobody waits for it any more");

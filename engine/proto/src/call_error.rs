@@ -1,0 +1,375 @@
+//! How a call ends that has no reply: whether it was sent, whether it may be sent again, whose fault it was.
+
+use crate::binding::BindingError;
+use crate::fault::{Knob, Refusal};
+use crate::wire::ErrorBody;
+
+/// How a call ended without results.
+///
+/// [`sent`](Self::sent), [`may_retry`](Self::may_retry) and [`fault`](Self::fault) answer a program's three questions:
+///
+/// | variant | sent | may be sent again | whose fault |
+/// | --- | --- | --- | --- |
+/// | `TimedOut { sent: false }` | no | yes | connection: no credit, or not connected in time |
+/// | `TimedOut { sent: true }` | unanswered | if idempotent | peer |
+/// | `Cancelled { sent: false }` | no | yes | caller |
+/// | `Cancelled { sent: true }` | unanswered | if idempotent | caller |
+/// | `ConnectionLost { sent: false }` | no | yes, once connected | connection |
+/// | `ConnectionLost { sent: true }` | unanswered | if idempotent | connection |
+/// | `Closed` | no | yes, on another connection | connection |
+/// | `TooManyCalls` | no | yes, after a call has ended | caller |
+/// | `NoMemory` | no | yes, after a buffer was returned | host |
+/// | `TooLong` | no | never | caller |
+/// | `Invalid` | no | never | caller |
+/// | `NoReverse` | no | never on this connection | peer |
+/// | `NoReplyBuffer` | answered | if idempotent | host |
+/// | `MalformedReply` | answered | if idempotent | peer |
+/// | `Transport(ERR_SYSTEM)`, unknown codes | answered | if idempotent | peer |
+/// | `Transport(ERR_VERS)` | answered | never on this connection | peer |
+/// | `Transport`, other codes | answered | never | caller |
+/// | `Refused(SystemError)` | answered | if idempotent | peer |
+/// | `Refused`, others | answered | never | caller |
+///
+/// "If idempotent": the server may have executed the call. A server with a duplicate request cache recognizes only a
+/// call with the same XID, which a new call does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// Its time-out has expired.
+    #[error("call timed out ({})", sent_text(*.sent))]
+    TimedOut {
+        /// It was sent: the server may have executed it.
+        sent: bool,
+    },
+    /// The caller cancelled it.
+    #[error("call cancelled ({})", sent_text(*.sent))]
+    Cancelled {
+        /// It was sent: the server may have executed it.
+        sent: bool,
+    },
+    /// The connection ended first. `close_reason` of the client says why, unless it reconnects.
+    #[error("connection lost ({})", sent_text(*.sent))]
+    ConnectionLost {
+        /// It was sent: the server may have executed it.
+        sent: bool,
+    },
+    /// The connection is not established yet, is closing, or has ended.
+    #[error("not connected (`close_reason` of the client says why)")]
+    Closed,
+    /// As many calls are in progress as may be at a time.
+    #[error("{limit} calls in progress is the limit (limits.max_calls; reverse direction: limits.reverse_credits)")]
+    TooManyCalls {
+        /// Calls in progress.
+        limit: usize,
+    },
+    /// No buffer of this side is free for the call.
+    #[error("no buffer of {needed} bytes is free ({knob})")]
+    NoMemory {
+        /// Bytes of the buffer.
+        needed: usize,
+        /// The knob that counts such buffers.
+        knob: Knob,
+    },
+    /// The call, its reply or a chunk exceeds every buffer, or what may be sent without chunks.
+    #[error("{needed} bytes exceeds {limit} ({knob})")]
+    TooLong {
+        /// Bytes of the message with its headers, or of the chunk.
+        needed: usize,
+        /// Longest one.
+        limit: usize,
+        /// The knob that bounds it.
+        knob: Knob,
+    },
+    /// The call cannot be formed. Its text says why.
+    #[error(transparent)]
+    Invalid(#[from] InvalidCall),
+    /// The peer takes no calls in the reverse direction.
+    #[error("peer takes no reverse calls (ClientConfig::services of the peer)")]
+    NoReverse,
+    /// The server answered, and this side has no buffer for the reply.
+    #[error("no buffer for a reply of {needed} bytes ({knob})")]
+    NoReplyBuffer {
+        /// Bytes of the reply, or of its part in one chunk.
+        needed: usize,
+        /// The knob that bounds it.
+        knob: Knob,
+    },
+    /// The reply is malformed, or does not fit the call.
+    #[error("malformed reply: {0}")]
+    MalformedReply(&'static str),
+    /// The responder answered with a transport error.
+    #[error("transport error {}{}", .0, hint(.0))]
+    Transport(ErrorBody),
+    /// The server refused the call, or failed (RFC 5531 §9).
+    #[error("refused by the server: {0}")]
+    Refused(Refusal),
+}
+
+/// How far a failed call got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Sent {
+    /// It was not sent: the server has not executed it.
+    No,
+    /// It was sent, and no answer came: the server may have executed it.
+    Unanswered,
+    /// The server has answered it.
+    Answered,
+}
+
+/// Whose fault the failure of a call is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The program that called: change the call or the configuration.
+    Caller,
+    /// This host: it lacks memory.
+    Host,
+    /// The peer: its log says more.
+    Peer,
+    /// The connection: `close_reason` of the client says more.
+    Connection,
+}
+
+impl CallError {
+    /// Whether the call was sent.
+    pub const fn sent(&self) -> Sent {
+        match self {
+            Self::TimedOut { sent } | Self::Cancelled { sent } | Self::ConnectionLost { sent } => match sent {
+                true => Sent::Unanswered,
+                false => Sent::No,
+            },
+            Self::Closed
+            | Self::TooManyCalls { .. }
+            | Self::NoMemory { .. }
+            | Self::TooLong { .. }
+            | Self::Invalid(_)
+            | Self::NoReverse => Sent::No,
+            Self::NoReplyBuffer { .. } | Self::MalformedReply(_) | Self::Transport(_) | Self::Refused(_) => {
+                Sent::Answered
+            }
+        }
+    }
+
+    /// Whether the same call may be sent again: the server has not executed it, and it may succeed later. The table
+    /// above says when. An idempotent call may also be sent again where the server may have executed it.
+    pub const fn may_retry(&self) -> bool {
+        match self {
+            Self::TooLong { .. } | Self::Invalid(_) | Self::NoReverse => false,
+            _ => matches!(self.sent(), Sent::No),
+        }
+    }
+
+    /// The same error of a call that the server has answered: memory is lacking for its reply.
+    #[doc(hidden)]
+    pub const fn of_reply(self) -> Self {
+        match self {
+            Self::NoMemory { needed, knob } | Self::TooLong { needed, knob, .. } => {
+                Self::NoReplyBuffer { needed, knob }
+            }
+            other => other,
+        }
+    }
+
+    /// Whose fault it was.
+    pub const fn fault(&self) -> Fault {
+        match self {
+            Self::TimedOut { sent: false } | Self::ConnectionLost { .. } | Self::Closed => Fault::Connection,
+            Self::Cancelled { .. } | Self::TooManyCalls { .. } | Self::TooLong { .. } | Self::Invalid(_) => {
+                Fault::Caller
+            }
+            Self::NoMemory { .. } | Self::NoReplyBuffer { .. } => Fault::Host,
+            Self::TimedOut { sent: true }
+            | Self::NoReverse
+            | Self::MalformedReply(_)
+            | Self::Transport(ErrorBody::System | ErrorBody::Unknown(_) | ErrorBody::Vers { .. })
+            | Self::Refused(Refusal::SystemError) => Fault::Peer,
+            Self::Transport(_) | Self::Refused(_) => Fault::Caller,
+        }
+    }
+}
+
+/// A call that cannot be formed. Its text says which limit or rule it breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
+#[non_exhaustive]
+pub struct InvalidCall(#[from] Defect);
+
+impl InvalidCall {
+    /// What is wrong.
+    #[doc(hidden)]
+    pub const fn defect(&self) -> Defect {
+        self.0
+    }
+}
+
+impl From<Defect> for CallError {
+    fn from(defect: Defect) -> Self {
+        Self::Invalid(InvalidCall(defect))
+    }
+}
+
+impl From<BindingError> for CallError {
+    fn from(error: BindingError) -> Self {
+        Defect::Binding(error).into()
+    }
+}
+
+/// What is wrong with an [`InvalidCall`].
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Defect {
+    /// More chunks than one call may have each way.
+    #[error("more than {limit} Read chunks or {limit} Write chunks in one call")]
+    TooManyChunks {
+        /// [`MAX_CHUNKS`](super::MAX_CHUNKS).
+        limit: usize,
+    },
+    /// A chunk for a call that was prepared without.
+    #[error("chunk for a call without room for chunks (LocalClient::prepare_with_chunks)")]
+    NotForChunks,
+    /// A chunk has more segments than [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
+    #[error("chunk of {segments} segments exceeds {limit} (segment size RSSIZ of the peer): shorten the chunk")]
+    ChunkSegments {
+        /// Of the longest chunk.
+        segments: usize,
+        /// What a chunk may have.
+        limit: usize,
+    },
+    /// The chunks have more segments together than the peer takes in one header.
+    #[error("{segments} segments in one header exceeds {limit} (RCSIZ of the peer): use fewer or shorter chunks")]
+    HeaderSegments {
+        /// Of all chunks.
+        segments: usize,
+        /// What the peer takes.
+        limit: usize,
+    },
+    /// The transport header that lists the chunks of the call, or of its reply, does not fit one message.
+    #[error("chunk list of {needed} bytes exceeds {limit} (wire.receive_size of both ends): use fewer chunks")]
+    HeaderTooLong {
+        /// Bytes of the header.
+        needed: usize,
+        /// What there is room for.
+        limit: usize,
+    },
+    /// A chunk's memory is not of this connection's `alloc`.
+    #[error("chunk in memory that is not from `alloc` of this connection")]
+    ForeignMemory,
+    /// A chunk of no bytes.
+    #[error("chunk of 0 bytes")]
+    EmptyChunk,
+    /// A Read chunk's place is no multiple of 4, overlaps the chunk before it, or is beyond the arguments.
+    #[error("Read chunk at byte {0} of the arguments: not a multiple of 4, or not behind the chunk before it")]
+    Position(u32),
+    /// Version 1 counts its credits by replies, and a chunk must be revoked when it was used.
+    #[error("one-way call in version 1, or with chunks (wire.credit_mode)")]
+    NotOneWay,
+    /// The peer takes no chunks in this direction.
+    #[error("peer takes no chunks in this direction (version 2: wire.reverse of the peer; version 1: never)")]
+    NoChunks,
+    /// It breaks the binding of its procedure.
+    #[error(transparent)]
+    Binding(BindingError),
+}
+
+/// Where to look further.
+fn hint(error: &ErrorBody) -> &'static str {
+    match error {
+        ErrorBody::System => " (peer lacks memory, is draining or has failed: see its log)",
+        ErrorBody::BadXdr => {
+            " (malformed, or a chunk exceeds what the peer takes: Procedure::read_chunks, Procedure::write_chunks and \
+             memory.bulk_buffers of the peer)"
+        }
+        ErrorBody::WriteResource { .. } | ErrorBody::ReplyResource { .. } => {
+            " (limit of this side: memory.bulk_buffers)"
+        }
+        _ => "",
+    }
+}
+
+fn sent_text(sent: bool) -> &'static str {
+    if sent { "sent: the server may have executed it" } else { "not sent" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One of each, with what the table of [`CallError`] says of it.
+    fn all() -> Vec<(CallError, Sent, bool, Fault)> {
+        use CallError::{
+            Cancelled, Closed, ConnectionLost, Invalid, MalformedReply, NoMemory, NoReplyBuffer, NoReverse, Refused,
+            TimedOut, TooLong, TooManyCalls, Transport,
+        };
+        let (needed, knob) = (70_000, Knob::BulkBuffers);
+        vec![
+            (TimedOut { sent: false }, Sent::No, true, Fault::Connection),
+            (TimedOut { sent: true }, Sent::Unanswered, false, Fault::Peer),
+            (Cancelled { sent: false }, Sent::No, true, Fault::Caller),
+            (Cancelled { sent: true }, Sent::Unanswered, false, Fault::Caller),
+            (ConnectionLost { sent: false }, Sent::No, true, Fault::Connection),
+            (ConnectionLost { sent: true }, Sent::Unanswered, false, Fault::Connection),
+            (Closed, Sent::No, true, Fault::Connection),
+            (TooManyCalls { limit: 8 }, Sent::No, true, Fault::Caller),
+            (NoMemory { needed, knob }, Sent::No, true, Fault::Host),
+            (TooLong { needed, limit: 65_536, knob }, Sent::No, false, Fault::Caller),
+            (Invalid(Defect::EmptyChunk.into()), Sent::No, false, Fault::Caller),
+            (NoReverse, Sent::No, false, Fault::Peer),
+            (NoReplyBuffer { needed, knob }, Sent::Answered, false, Fault::Host),
+            (MalformedReply("its two XIDs differ"), Sent::Answered, false, Fault::Peer),
+            (Transport(ErrorBody::System), Sent::Answered, false, Fault::Peer),
+            (Transport(ErrorBody::Unknown(99)), Sent::Answered, false, Fault::Peer),
+            (Transport(ErrorBody::Vers { low: 1, high: 1 }), Sent::Answered, false, Fault::Peer),
+            (Transport(ErrorBody::BadXdr), Sent::Answered, false, Fault::Caller),
+            (Refused(Refusal::SystemError), Sent::Answered, false, Fault::Peer),
+            (Refused(Refusal::GarbageArguments), Sent::Answered, false, Fault::Caller),
+        ]
+    }
+
+    #[test]
+    fn every_error_says_whether_it_was_sent_may_be_sent_again_and_whose_fault_it_was() {
+        for (error, sent, may_retry, fault) in all() {
+            assert_eq!((error.sent(), error.may_retry(), error.fault()), (sent, may_retry, fault), "{error:?}");
+            assert!(!may_retry || sent == Sent::No, "{error:?}: what may have run is not run again unasked");
+        }
+        // The table has a row for each, in that order.
+        let rows = include_str!("call_error.rs").lines().filter_map(|line| line.strip_prefix("/// | `"));
+        let rows: Vec<Vec<&str>> = rows.map(|row| row.split(" | ").collect()).collect();
+        let mut all = all();
+        // One row has both.
+        all.retain(|(error, ..)| !matches!(error, CallError::Transport(ErrorBody::Unknown(_))));
+        assert_eq!(rows.len(), all.len());
+        for (row, (error, sent, may_retry, fault)) in rows.iter().zip(all) {
+            let name = format!("{error:?}");
+            let name = name.split([' ', '(']).next().unwrap();
+            assert!(row[0].starts_with(name), "{row:?}: {name}");
+            let told = match sent {
+                Sent::No => "no",
+                Sent::Unanswered => "unanswered",
+                Sent::Answered => "answered",
+            };
+            assert_eq!(row[1], told, "{row:?}");
+            assert_eq!(row[2].starts_with("yes"), may_retry, "{row:?}");
+            assert!(row[3].starts_with(&format!("{fault:?}").to_lowercase()), "{row:?}");
+        }
+    }
+
+    #[test]
+    fn texts_name_the_value_the_limit_and_the_knob() {
+        let says = |error: CallError, text: &str| assert_eq!(error.to_string(), text);
+        let error = ErrorBody::WriteResource { chunk_index: 1, length_needed: 70_000 };
+        let text = "transport error ERR_WRITE_RESOURCE(Write chunk 0 needs 70000 bytes) (limit of this side: \
+                    memory.bulk_buffers)";
+        // On the wire it is 1.
+        says(CallError::Transport(error), text);
+        says(CallError::TimedOut { sent: false }, "call timed out (not sent)");
+        says(Defect::EmptyChunk.into(), "chunk of 0 bytes");
+        says(
+            Defect::ChunkSegments { segments: 17, limit: 16 }.into(),
+            "chunk of 17 segments exceeds 16 (segment size RSSIZ of the peer): shorten the chunk",
+        );
+        let hint = CallError::Transport(ErrorBody::BadXdr).to_string();
+        assert!(hint.contains("Procedure::read_chunks") && hint.contains("memory.bulk_buffers"), "{hint}");
+    }
+}
