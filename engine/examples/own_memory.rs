@@ -12,10 +12,10 @@ use std::rc::Rc;
 
 use rpcrdma::client::{ClientConfig, LocalClient};
 use rpcrdma::config::MemoryConfig;
-use rpcrdma_mempool::{Class, GivenMemory, Pool};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::Application;
 use rpcrdma::{Address, Arena, Config, Frozen, Procedure, Refusal, Server, ServerCall, Services};
+use rpcrdma_mempool::{Class, GivenMemory, Pool};
 
 /// Program numbers from 0x20000000 to 0x3fffffff are free for anyone to use (RFC 5531 §13).
 const PROGRAM: u32 = 0x2000_0001;

@@ -7,7 +7,7 @@ use log::{LevelFilter, Log, Metadata, Record};
 use rpcrdma::fabric::Access;
 use rpcrdma::service::DeferredCall;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, ReadSegment};
-use rpcrdma::{CallError, Procedure, Refusal, Services};
+use rpcrdma::{CallError, Knob, Procedure, Refusal, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -156,7 +156,7 @@ fn a_refused_call_is_named_at_level_info() {
     let call = client.prepare(99, 0).expect("a buffer");
     client.call(call).expect_err("there is no such procedure");
     let lines = taken();
-    let what = format!("procedure 99 of program 0x{PROGRAM:x}, version {VERSION}, is refused: PROC_UNAVAIL");
+    let what = format!("refused procedure 99 of program 0x{PROGRAM:x}, version {VERSION}: PROC_UNAVAIL");
     assert!(lines.iter().any(|line| line.ends_with(&what)), "{lines:?}");
 }
 
@@ -176,6 +176,7 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
         .add(PROGRAM, VERSION, 21, panics().on_workers())
         .add(PROGRAM, VERSION, 22, Procedure::new(|_| Err(Refusal::NoReply)))
         .add(PROGRAM, VERSION, 23, Procedure::new(|_| Err(Refusal::SystemError)))
+        .add(PROGRAM, VERSION, 27, Procedure::new(|call| call.reply_mut(8 << 20).map(drop).map_err(Refusal::from)))
         .add(PROGRAM, VERSION, 24, Procedure::new(|_| Ok(())).write_chunks(4, 1 << 20))
         .add(PROGRAM, VERSION, 25, Procedure::deferred(|_| panic!("of {}", "old age")))
         .add(PROGRAM, VERSION, 26, Procedure::asynchronous(dies_of_old_age));
@@ -184,18 +185,19 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
     let system_error = Err(CallError::Refused(Refusal::SystemError));
     let failed = |world: &World| world.server().stats().iter().map(|shard| shard.calls_failed).sum::<u64>();
     for (procedure, cause) in [
-        (20, "its handler panicked: of old age"),
-        (21, "its handler panicked: of old age"),
-        (22, "`Refusal::NoReply`, which only those of `Procedure::one_way` may"),
-        (23, "its handler came to `Refusal::SystemError`"),
+        (20, "handler panicked: of old age"),
+        (21, "handler panicked: of old age"),
+        (22, "handler returned Refusal::NoReply (Procedure::one_way)"),
+        (23, "handler returned Refusal::SystemError"),
+        (27, "inline results of 8388608 bytes exceed"),
     ] {
         let before = failed(&world);
         let call = client.prepare(procedure, 0).expect("a buffer");
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), system_error, "{procedure}");
         assert_eq!(failed(&world), before + 1, "{procedure}");
-        let line = format!("procedure {procedure} of program 0x20000001 is answered with SYSTEM_ERR: ");
+        let line = format!(": SYSTEM_ERR to procedure {procedure} of program 0x20000001: ");
         let lines = heard();
-        let told = lines.iter().filter(|heard| heard.starts_with(&line) && heard.contains(cause)).count();
+        let told = lines.iter().filter(|heard| heard.contains(&line) && heard.contains(cause)).count();
         assert_eq!((told, lines.len()), (1, 1), "{lines:?}");
     }
     for procedure in [25, 26] {
@@ -203,10 +205,10 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), system_error, "{procedure}");
         let mut lines = heard();
         lines.sort();
-        let answered = format!("procedure {procedure} of program 0x20000001 is answered with SYSTEM_ERR: ");
+        let answered = format!(": SYSTEM_ERR to procedure {procedure} of program 0x20000001: ");
         assert_eq!(lines.len(), 2, "{lines:?}");
-        assert!(lines[0].ends_with("a handler that takes its calls panicked: of old age"), "{lines:?}");
-        assert!(lines[1].starts_with(&answered) && lines[1].ends_with("has dropped it unanswered"), "{lines:?}");
+        assert!(lines[0].ends_with("deferred handler panicked: of old age"), "{lines:?}");
+        assert!(lines[1].contains(&answered) && lines[1].ends_with("was dropped unanswered"), "{lines:?}");
     }
     for _ in 0..CALLS {
         let call = client.prepare(23, 0).expect("a buffer");
@@ -238,12 +240,12 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
     }
     drop((client, other, peer));
     drop(world.take_server());
-    let (undeclared, lines): (Vec<_>, Vec<_>) = heard().into_iter().partition(|line| line.contains("declare"));
-    assert!(undeclared[0].contains("`read_chunks`"), "{undeclared:?}");
+    let (undeclared, lines): (Vec<_>, Vec<_>) = heard().into_iter().partition(|line| line.contains("its declaration"));
+    assert!(undeclared[0].contains("Procedure::read_chunks"), "{undeclared:?}");
     assert_few(&undeclared, CALLS);
     let (of_memory, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.contains("ERR_SYSTEM"));
-    assert!(of_memory.len() == 1 && of_memory[0].contains("raise `memory.bulk_buffers`"), "{of_memory:?}");
-    assert!(of_memory[0].contains("it needs 2 buffers of 1048576 bytes or more"), "{of_memory:?}");
+    assert!(of_memory.len() == 1 && of_memory[0].contains(&Knob::BulkBuffers.to_string()), "{of_memory:?}");
+    assert!(of_memory[0].contains("2 buffers of at least 1048576 bytes"), "{of_memory:?}");
     drop(world.take_server());
     assert_few(&[others, heard()].concat(), CALLS);
 }

@@ -129,6 +129,7 @@ impl fmt::Display for Knob {
 
 /// The forms of RFC 5531 §9 that are not success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Refusal {
     /// No such program.
     #[error("program unavailable")]
@@ -158,14 +159,28 @@ pub enum Refusal {
         /// Highest version.
         high: u32,
     },
-    /// A Write chunk of the caller is too small for its result: answered with the transport's own error, and
-    /// the caller may come again with more room.
-    #[error("Write chunk {index} is too small, {needed} bytes are needed")]
+    /// A Write chunk of the caller is too short for its result. The answer is a transport error.
+    ///
+    /// The caller then retransmits the call with a longer chunk, or with the results in a Reply chunk: at most twice,
+    /// with the same XID. The handler runs again each time. Of a call that may not run twice it finds the length first,
+    /// or the procedure is `Procedure::cached`.
+    #[error("Write chunk {index} is too short for {needed} bytes")]
     ShortChunk {
         /// Which, counted from 0.
         index: u32,
         /// Bytes of the result.
         needed: u32,
+    },
+    /// A [`SystemError`](Self::SystemError) whose cause the server's log names. `?` makes it of errors about results.
+    #[doc(hidden)]
+    #[error("system error at the server (its log says which)")]
+    Failed {
+        /// The cause.
+        what: Failing,
+        /// Bytes of the result.
+        needed: u32,
+        /// Bytes that there may be.
+        limit: u32,
     },
     /// Nothing is answered: what a procedure of `Procedure::one_way` comes to. From any other it is a
     /// [`SystemError`](Self::SystemError): its caller waits for an answer.
@@ -176,14 +191,56 @@ pub enum Refusal {
     Authentication(u32),
 }
 
-/// Results that do not fit where they go are the server's own trouble: it declared less.
+/// Why a handler has no results.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failing {
+    /// A buffer has no room for what is written there.
+    Space,
+    /// The inline results exceed what the procedure declares.
+    Reply,
+    /// The result exceeds what the procedure declares for a Write chunk.
+    Undeclared,
+    /// The Write chunk holds memory of the handler's own already.
+    Shared,
+    /// There is no memory of the pool for the Write chunk.
+    NoMemory,
+}
+
+/// Results that do not fit are a system error: the procedure declared less. The log names the lengths.
 impl From<NoSpace> for Refusal {
-    fn from(_: NoSpace) -> Self {
-        Self::SystemError
+    fn from(NoSpace { needed, available }: NoSpace) -> Self {
+        Self::failed(Failing::Space, needed, available)
     }
 }
 
 impl Refusal {
+    /// A system error with its cause.
+    #[doc(hidden)]
+    #[cold]
+    pub fn failed(what: Failing, needed: usize, limit: usize) -> Self {
+        let [needed, limit] = [needed, limit].map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX));
+        Self::Failed { what, needed, limit }
+    }
+
+    /// What the log says of a system error.
+    #[doc(hidden)]
+    #[cold]
+    pub fn cause(&self) -> String {
+        let Self::Failed { what, needed, limit } = self else { return format!("handler returned Refusal::{self:?}") };
+        match what {
+            Failing::Space | Failing::Reply => {
+                format!("inline results of {needed} bytes exceed {limit} (Procedure::max_reply)")
+            }
+            Failing::Undeclared => format!("result of {needed} bytes exceeds {limit} (Procedure::write_chunks)"),
+            Failing::Shared => "Write chunk written after ServerCall::set_result gave it other memory".to_owned(),
+            Failing::NoMemory => {
+                "no pool memory for a Write chunk (Procedure::results_from_handler: use ServerCall::set_result)"
+                    .to_owned()
+            }
+        }
+    }
+
     /// What a reply says; `None` for success.
     #[inline]
     pub fn of(reply: &ReplyBody<'_>) -> Option<Self> {

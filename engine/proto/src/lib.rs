@@ -185,6 +185,8 @@ pub use config::ConnConfig;
 pub use counters::Counters;
 pub use credits::{CreditWords, Credits, MAX_CREDITS, MIN_CREDITS, Scheme};
 pub use event::{Event, Outgoing};
+#[doc(hidden)]
+pub use fault::Failing;
 pub use fault::{Knob, PeerFault, Refusal, Rejected};
 pub use form::{CallForm, CallLengths, CallPlan, FormLimits, LEAST_LAST_PART, ReplyForm, choose_call, choose_reply};
 use heads::Heads;

@@ -24,4 +24,4 @@ pub use handler::{Local, Sharing, Threads};
 pub use procedure::{MAX_PROCEDURE, Procedure, ServiceError, Services, Unservable};
 pub(crate) use procedure::{NO_ENTRY, REFUSAL_LEN, ResultMemory, RunOn};
 pub use task::{Application, ShardSetup, ShardTask};
-pub use writer::ResultWriter;
+pub use writer::{ResultTooLong, ResultWriter};

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 
 use rustix::io::{Errno, pread};
 
-use crate::wire::NoSpace;
+use crate::proto::{Failing, Refusal};
 
 /// Writes a result from its start on, and is its length: nothing is sent that was not written here, and
 /// nothing is cleared beforehand. [`ServerCall::result_writer`](super::ServerCall::result_writer) has that of
@@ -21,6 +21,52 @@ pub struct ResultWriter<'a> {
     len: &'a mut usize,
     /// Set once the address of `room` was told, if the memory could else be exchanged for other.
     told: Option<&'a mut bool>,
+    /// The Write chunk: counted from 0, and the most bytes that the procedure declares for it.
+    chunk: Option<(u32, u32)>,
+}
+
+/// A result that exceeds the room for it: none of the bytes were written.
+///
+/// `?` in a handler makes it [`Refusal::ShortChunk`] where the caller's Write chunk is too short, and
+/// [`Refusal::SystemError`] where the result exceeds what the procedure declares; the log then names the lengths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("result of {needed} bytes exceeds {room}{}", knob(*.chunk))]
+#[non_exhaustive]
+pub struct ResultTooLong {
+    needed: usize,
+    room: usize,
+    chunk: Option<(u32, u32)>,
+}
+
+impl ResultTooLong {
+    /// Bytes of the result so far, with those that were refused.
+    pub fn needed(&self) -> usize {
+        self.needed
+    }
+}
+
+fn knob(chunk: Option<(u32, u32)>) -> String {
+    match chunk {
+        Some((index, _)) => format!(" (Write chunk {index})"),
+        None => " (Procedure::max_reply)".to_owned(),
+    }
+}
+
+impl From<ResultTooLong> for Refusal {
+    fn from(ResultTooLong { needed, room, chunk }: ResultTooLong) -> Self {
+        match chunk {
+            None => Self::failed(Failing::Reply, needed, room),
+            Some((index, declared)) => chunk_too_short(index, needed, declared),
+        }
+    }
+}
+
+/// The refusal of a result for which a Write chunk has no room: whose bound it breaks.
+pub(super) fn chunk_too_short(index: u32, needed: usize, declared: u32) -> Refusal {
+    match u32::try_from(needed) {
+        Ok(needed) if needed <= declared => Refusal::ShortChunk { index, needed },
+        _ => Refusal::failed(Failing::Undeclared, needed, declared as usize),
+    }
 }
 
 impl<'a> ResultWriter<'a> {
@@ -28,13 +74,18 @@ impl<'a> ResultWriter<'a> {
     #[inline]
     pub(super) fn new(room: &'a mut [u8], len: &'a mut usize) -> Self {
         *len = 0;
-        Self { room, len, told: None }
+        Self { room, len, told: None, chunk: None }
     }
 
-    /// The same; says in `told` that the address was told.
+    /// The same in a Write chunk: which one, and what is declared for it. Says in `told` that the address was told.
     #[inline]
-    pub(super) fn telling(room: &'a mut [u8], len: &'a mut usize, told: &'a mut bool) -> Self {
-        Self { told: Some(told), ..Self::new(room, len) }
+    pub(super) fn of_chunk(
+        room: &'a mut [u8],
+        len: &'a mut usize,
+        told: &'a mut bool,
+        (index, declared): (u32, u32),
+    ) -> Self {
+        Self { told: Some(told), chunk: Some((index, declared)), ..Self::new(room, len) }
     }
 
     /// Bytes written so far: what is sent.
@@ -51,9 +102,10 @@ impl<'a> ResultWriter<'a> {
 
     /// The next `len` bytes, which hold anything.
     #[inline]
-    fn next(&mut self, len: usize) -> Result<&mut [u8], NoSpace> {
-        let available = self.room();
-        self.room.get_mut(*self.len..).and_then(|rest| rest.get_mut(..len)).ok_or(NoSpace { needed: len, available })
+    fn next(&mut self, len: usize) -> Result<&mut [u8], ResultTooLong> {
+        let (needed, room, chunk) = (self.len.saturating_add(len), self.room.len(), self.chunk);
+        let rest = self.room.get_mut(*self.len..).and_then(|rest| rest.get_mut(..len));
+        rest.ok_or(ResultTooLong { needed, room, chunk })
     }
 
     /// Writes these bytes.
@@ -61,7 +113,7 @@ impl<'a> ResultWriter<'a> {
     /// # Errors
     /// There is no room for all of them: none is written.
     #[inline]
-    pub fn put(&mut self, bytes: &[u8]) -> Result<(), NoSpace> {
+    pub fn put(&mut self, bytes: &[u8]) -> Result<(), ResultTooLong> {
         self.next(bytes.len())?.copy_from_slice(bytes);
         *self.len += bytes.len();
         Ok(())
@@ -71,7 +123,7 @@ impl<'a> ResultWriter<'a> {
     ///
     /// # Errors
     /// There is no room for all of them: none is written.
-    pub fn put_zeroes(&mut self, len: usize) -> Result<(), NoSpace> {
+    pub fn put_zeroes(&mut self, len: usize) -> Result<(), ResultTooLong> {
         self.next(len)?.fill(0);
         *self.len += len;
         Ok(())
@@ -156,8 +208,8 @@ mod tests {
         assert_eq!((writer.written(), writer.room()), (0, 16));
         writer.put(b"abc").unwrap();
         writer.put_zeroes(1).unwrap();
-        assert_eq!(writer.put(&[1; 13]), Err(NoSpace { needed: 13, available: 12 }));
-        assert_eq!(writer.put_zeroes(usize::MAX), Err(NoSpace { needed: usize::MAX, available: 12 }));
+        assert_eq!(writer.put(&[1; 13]), Err(ResultTooLong { needed: 17, room: 16, chunk: None }));
+        assert_eq!(writer.put_zeroes(usize::MAX), Err(ResultTooLong { needed: usize::MAX, room: 16, chunk: None }));
         assert_eq!(writer.write(&[7; 20]).unwrap(), 12);
         assert_eq!(writer.write(b"more").unwrap(), 0);
         assert_eq!((writer.written(), writer.room()), (16, 0));
@@ -175,6 +227,28 @@ mod tests {
         // SAFETY: they were just written.
         unsafe { writer.advance(2) };
         assert_eq!((writer.written(), writer.room()), (5, 11));
+    }
+
+    #[test]
+    fn whose_bound_a_result_breaks_says_how_it_is_refused() {
+        let refused = |declared, len| {
+            let (mut room, mut told, mut written) = ([0; 16], false, 0);
+            let mut writer = ResultWriter::of_chunk(&mut room, &mut written, &mut told, (2, declared));
+            writer.put(&[0; 10]).unwrap();
+            Refusal::from(writer.put_zeroes(len).unwrap_err())
+        };
+        assert_eq!(refused(64, 10), Refusal::ShortChunk { index: 2, needed: 20 });
+        assert_eq!(refused(64, 54), Refusal::ShortChunk { index: 2, needed: 64 });
+        let beyond = refused(64, 55);
+        assert_eq!(beyond, Refusal::failed(Failing::Undeclared, 65, 64));
+        assert_eq!(beyond.cause(), "result of 65 bytes exceeds 64 (Procedure::write_chunks)");
+        // The caller has room for what is declared.
+        assert_eq!(refused(16, 7), Refusal::failed(Failing::Undeclared, 17, 16));
+        let (mut room, mut len) = ([0; 16], 0);
+        let inline = ResultWriter::new(&mut room, &mut len).put(&[0; 17]).unwrap_err();
+        assert_eq!(inline.to_string(), "result of 17 bytes exceeds 16 (Procedure::max_reply)");
+        let cause = Refusal::from(inline).cause();
+        assert_eq!(cause, "inline results of 17 bytes exceed 16 (Procedure::max_reply)");
     }
 
     #[test]

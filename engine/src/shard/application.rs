@@ -60,7 +60,7 @@ impl<F: Fabric> Shard<F> {
             Ok(()) => String::new(),
             Err(panic) => format!("; and once more when it was dropped: {panic}"),
         };
-        let line = format_args!("the task of a shard has panicked, and is dropped: {panic}{again}");
+        let line = format_args!("task of a shard panicked, and was dropped: {panic}{again}");
         self.cx.error("tasks that panicked", line);
     }
 }

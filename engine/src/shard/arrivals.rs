@@ -102,7 +102,7 @@ impl<F: Fabric> Shard<F> {
             Ok(in_the_way) => in_the_way,
             Err(error) => {
                 self.cx.stats.connections_refused += 1;
-                self.cx.warn("connections refused", format_args!("connection of {peer} refused: {error}"));
+                self.cx.warn("connections refused", format_args!("{peer}: connection refused: {error}"));
                 return self.cx.fabric.reject(request, b"no receives left");
             }
         };
@@ -121,7 +121,7 @@ impl<F: Fabric> Shard<F> {
                 self.cx.schedule.hasten(self.cx.config.poll.control_interval);
             }
             Err(error) => {
-                let line = format_args!("connection of {peer} not accepted: {error}");
+                let line = format_args!("{peer}: connection not accepted: {error}");
                 self.cx.warn("connections not accepted", line);
             }
         }

@@ -241,7 +241,7 @@ impl<F: Fabric> Context<F> {
         let name = |conn: &Conn| conn.accepted().map_or("a server", |accepted| accepted.host()).to_owned();
         let (loser, winner) = (name(other), name(conn));
         let line = format_args!(
-            "a message in parts of {loser} made room for one of {winner}: such messages have half of the buffers \
+            "{loser}: message in parts dropped in favour of {winner}, as such messages have half of the buffers \
              (memory.long_buffers)"
         );
         self.warn("messages in parts that made room for others", line);

@@ -187,6 +187,15 @@ impl Conn {
         Party::of(self.host, self.origin())
     }
 
+    /// The peer, as a line of the log begins: the host of a client, or the connection to a server.
+    #[cold]
+    pub(super) fn who(&self) -> Box<str> {
+        match &self.accepted {
+            Some(accepted) => accepted.host().into(),
+            None => format!("server of {:?}", self.origin()).into(),
+        }
+    }
+
     /// Of one that was accepted: from whom.
     pub(super) fn accepted(&self) -> Option<&Accepted> {
         self.accepted.as_ref()

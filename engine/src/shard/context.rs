@@ -172,7 +172,7 @@ impl<F: Fabric> Context<F> {
     #[cold]
     pub(super) fn unsendable(&mut self, conn: &mut Conn, what: &'static str) {
         if !conn.is_over() {
-            let line = format_args!("{:?}: {what} could not be sent, its connection ends", conn.qp());
+            let line = format_args!("{}: connection ended: {what} could not be sent", conn.who());
             self.error("connections that ended as something could not be sent", line);
             conn.end_for(LocalClose::Unsendable(what));
         }

@@ -426,7 +426,7 @@ impl<F: Fabric> Shard<F> {
         conn.tell_ended(&reason);
         log::debug!("{origin:?} closed: {reason}");
         if let (Some(accepted), Some(what)) = (conn.accepted(), reason.for_the_log()) {
-            self.cx.warn(what, format_args!("connection of {} ended: {reason}", accepted.host()));
+            self.cx.warn(what, format_args!("{}: connection ended: {reason}", accepted.host()));
         }
         self.cx.conns.forget(origin);
         self.life.closed(ConnRef(origin), reason);

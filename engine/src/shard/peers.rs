@@ -77,7 +77,7 @@ impl PeerHook {
     fn tell(&self, event: PeerEvent<'_>) {
         if let Err(panic) = caught(|| (self.0.told)(event)) {
             let mut log = self.0.log.lock().unwrap_or_else(PoisonError::into_inner);
-            let line = format_args!("what is told of connections has panicked: {event:?}: {panic}");
+            let line = format_args!("peer hook panicked: {event:?}: {panic}");
             log.log(nanoseconds(self.0.began.elapsed()), Level::Error, "panics of what is told of connections", line);
         }
     }

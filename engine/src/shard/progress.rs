@@ -303,8 +303,8 @@ impl Watch {
         }
         cx.stats.peers_stalled += 1;
         let why = LocalClose::ProgressTimeout(why);
-        let peer = conn.accepted().map_or("a server", |accepted| accepted.host());
-        cx.warn("connections ended for what their peers owe", format_args!("connection of {peer} ended: {why}"));
+        let peer = conn.who();
+        cx.warn("connections ended for what their peers owe", format_args!("{peer}: connection ended: {why}"));
         conn.end_for(why);
         true
     }

@@ -122,7 +122,9 @@ impl<F: Fabric> Shard<F> {
             Event::Failed { call, token, error } => {
                 let error = match error {
                     // Whether there ever is one is known here.
-                    CallError::NoReplyBuffer { needed, knob: Knob::LongBuffers } => self.cx.lacks_buffer(needed).of_reply(),
+                    CallError::NoReplyBuffer { needed, knob: Knob::LongBuffers } => {
+                        self.cx.lacks_buffer(needed).of_reply()
+                    }
                     other => other,
                 };
                 self.requester.failed(&mut self.cx, conn, call, token, error, invalidated);
@@ -134,9 +136,9 @@ impl<F: Fabric> Shard<F> {
             Event::Rejected(Rejected::Answered(ErrorBody::System)) => self.cx.warn(
                 "messages answered with ERR_SYSTEM",
                 format_args!(
-                    "{:?}: a call is answered with ERR_SYSTEM: it is longer than `wire.reassemble_up_to`, or no buffer \
-                     of `memory.long_buffers` holds its parts, or its peer has not authenticated itself yet",
-                    conn.qp()
+                    "{}: ERR_SYSTEM to a call: too long, no buffer for its parts, or the peer is not authenticated yet \
+                     (wire.reassemble_up_to, memory.long_buffers, wire.host_auth)",
+                    conn.who()
                 ),
             ),
             // Calls and replies are never made of what could not be read.
@@ -151,7 +153,7 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     fn fault(&mut self, conn: &mut Conn, fault: PeerFault) {
         self.cx.stats.peer_faults += 1;
-        self.cx.warn("faults of peers", format_args!("{:?}: {fault}", conn.qp()));
+        self.cx.warn("faults of peers", format_args!("{}: connection ended: {fault}", conn.who()));
         if matches!(fault, PeerFault::NoCommonVersion { .. }) {
             // Another connection would end in the same way.
             conn.again.give_up();

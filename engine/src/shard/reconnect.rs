@@ -112,7 +112,7 @@ impl<F: Fabric> Shard<F> {
         conn.again.version_1_only |= version_1;
         (conn.again.attempts, conn.again.open_since) = (self.attempts_of(&conn), None);
         if let Some(reason) = conn.close_reason() {
-            let line = format_args!("{:?} lost, to be made again: {reason}", conn.qp());
+            let line = format_args!("{}: reconnecting: {reason}", conn.who());
             self.cx.info("connections lost, to be made again", line);
         }
         conn.requests.begin_anew();

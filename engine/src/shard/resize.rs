@@ -267,7 +267,7 @@ impl<F: Fabric> Context<F> {
         if let Err(error) = self.post_from_now_on(size) {
             self.warn(
                 "sizes of Receives that cannot be had",
-                format_args!("Receives of {size} bytes: {error}; larger ones stay"),
+                format_args!("receives of {size} bytes: {error}; larger receives stay"),
             );
         }
         self.sizing.stage = Progress::Still;
@@ -281,7 +281,7 @@ impl<F: Fabric> Context<F> {
         let unused: Vec<_> = self.sizing.retired.extract_if(.., home).collect();
         for sized in unused {
             if let Err(error) = self.fabric.deregister(sized.pool.arena().id()) {
-                let line = format_args!("memory of Receives of {} bytes: {error}", sized.size);
+                let line = format_args!("memory of receives of {} bytes: {error}", sized.size);
                 self.error("memory that is not given back", line);
             }
         }

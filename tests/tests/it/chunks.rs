@@ -7,7 +7,7 @@ use rpcrdma::proto::Defect;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::{MAX_CHUNKS, NoResult};
 use rpcrdma::wire::ErrorBody;
-use rpcrdma::{CallError, Knob, Procedure, Refusal, Server, ServerCall};
+use rpcrdma::{CallError, Knob, Procedure, Refusal, Server, ServerCall, Services};
 use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
@@ -214,6 +214,37 @@ fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
     assert_eq!(again, 1 + 1 + 2, "the Write chunk is tried once more, with a larger Reply chunk");
     drop(client);
     assert_eq!(world.server().stats()[0].calls_failed, 4 + again);
+}
+
+/// Whose bound a written result breaks: the caller's chunk, which it may offer again, or the procedure's declaration.
+#[test]
+fn a_written_result_that_exceeds_its_chunk_says_whose_bound_that_is() {
+    let mut world = World::new("written-results");
+    let written = |call: &mut ServerCall| {
+        let len = u32::from_be_bytes(call.args()[..4].try_into().map_err(|_| Refusal::GarbageArguments)?);
+        let mut writer = call.result_writer(0)?;
+        writer.put_zeroes(60)?;
+        Ok(writer.put_zeroes(len as usize - 60)?)
+    };
+    let mut services = Services::new();
+    services.add(PROGRAM, VERSION, 7, Procedure::new(written).write_chunks(1, 4096));
+    let address = world.serve_with(small_server(), services);
+    let mut client = world.client(&address, small());
+    let first = client.first();
+    for (len, room, outcome, again) in [
+        (64, 64, Ok(()), 0),
+        (4096, 64, Ok(()), 1),
+        (4097, 64, Err(CallError::Refused(Refusal::SystemError)), 0),
+        (4097, 8000, Err(CallError::Refused(Refusal::SystemError)), 0),
+    ] {
+        let before = client.stats().calls_retransmitted;
+        let mut call = client.prepare_with_chunks(7, 4).unwrap();
+        call.put_args(&u32::to_be_bytes(len)).unwrap();
+        call.write_chunk(client.alloc(first, room).unwrap()).unwrap();
+        let result = client.call(call).map(|reply| assert_eq!(reply.chunk(0).unwrap().len(), len as usize));
+        assert_eq!(result.map_err(CallError::from), outcome, "{len} bytes in {room}");
+        assert_eq!(client.stats().calls_retransmitted - before, again, "{len} bytes in {room}");
+    }
 }
 
 #[test]

@@ -80,7 +80,7 @@ fn one_line() {
     assert_eq!(line("00000001 00000001 00000040 00000004 00000002"), "v1 ERROR xid=0x00000001 credit=0x40 ERR_CHUNK");
     assert_eq!(
         line("00000001 00000002 00000040 00000004 00000005 00000007 00000008 00000002 00002000"),
-        "v2 ERROR xid=0x00000001 credit=0x40 flags=RESPONSE|RECEIVED received=7 ERR_WRITE_RESOURCE(chunk 2 needs 8192)"
+        "v2 ERROR xid=0x00000001 credit=0x40 flags=RESPONSE|RECEIVED received=7 ERR_WRITE_RESOURCE(Write chunk 1 needs 8192 bytes)"
     );
     assert_eq!(
         line(

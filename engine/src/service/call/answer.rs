@@ -50,7 +50,7 @@ impl Call<Answered> {
                 claim.finish_with(extra.verifier.get(), results.unwrap_or_default());
             }
             // Nobody knows what was done.
-            Err(Refusal::SystemError | Refusal::NoReply) => drop(claim),
+            Err(Refusal::SystemError | Refusal::Failed { .. } | Refusal::NoReply) => drop(claim),
             Err(_) => claim.forget(),
         }
     }

@@ -45,6 +45,8 @@ pub(crate) struct Miscounted {
 pub(super) struct ResultChunk {
     /// Bytes that the caller has room for.
     capacity: u32,
+    /// Most bytes that the procedure declares for a result.
+    declared: u32,
     /// Bytes that it gets.
     len: usize,
     /// Bytes of pool memory, from its start on, that are this call's, beside the first `len`.
@@ -61,7 +63,16 @@ pub(super) struct ResultChunk {
 impl ResultChunk {
     /// A chunk of so many bytes, in so many segments, that nothing is in yet.
     fn of(capacity: u32, segments: u32) -> Self {
-        Self { capacity, len: 0, filled: 0, bytes: ResultBytes::Empty, told: false, kept: None, segments }
+        Self {
+            capacity,
+            declared: u32::MAX,
+            len: 0,
+            filled: 0,
+            bytes: ResultBytes::Empty,
+            told: false,
+            kept: None,
+            segments,
+        }
     }
 
     /// Bytes that the caller has room for.
@@ -92,10 +103,15 @@ impl ResultChunk {
     }
 
     /// Writes its memory of the pool from the start on.
-    pub(super) fn writer(&mut self) -> Result<ResultWriter<'_>, NoResult> {
+    pub(super) fn writer(&mut self, index: usize) -> Result<ResultWriter<'_>, NoResult> {
         self.filled = self.filled.max(self.len);
+        let of = (index as u32, self.declared);
         match &mut self.bytes {
-            ResultBytes::Pool(buf) => Ok(ResultWriter::telling(&mut buf[..], &mut self.len, &mut self.told)),
+            ResultBytes::Pool(buf) => Ok(ResultWriter::of_chunk(&mut buf[..], &mut self.len, &mut self.told, of)),
+            // An empty chunk of the caller.
+            ResultBytes::Empty if self.capacity == 0 => {
+                Ok(ResultWriter::of_chunk(&mut [], &mut self.len, &mut self.told, of))
+            }
             ResultBytes::Empty => Err(NoResult::NoMemory),
             ResultBytes::Shared(_) => Err(NoResult::Shared),
         }
@@ -380,10 +396,12 @@ impl Chunks {
         self.results.iter().map(|result| result.len).sum()
     }
 
-    /// None of a result's room beyond this is used.
+    /// The procedure declares so many bytes for each result: no more of the caller's room is used.
     #[inline(always)]
     pub(super) fn limit_results(&mut self, most: u32) {
-        self.results.iter_mut().for_each(|result| result.capacity = result.capacity.min(most));
+        self.results.iter_mut().for_each(|result| {
+            (result.capacity, result.declared) = (result.capacity.min(most), most);
+        });
     }
 
     /// Gives each result memory of the pool, as much as it has room for. False if there is not enough.
@@ -416,6 +434,10 @@ impl Chunks {
     pub(super) fn share(&mut self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
         let result = self.result_mut(index)?;
         let (needed, capacity) = (bytes.len(), result.capacity as usize);
+        let declared = result.declared as usize;
+        if needed > declared {
+            return Err(NoResult::Undeclared { needed, declared });
+        }
         if needed > capacity {
             return Err(NoResult::TooSmall { index, needed, capacity });
         }

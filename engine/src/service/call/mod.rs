@@ -19,7 +19,7 @@ use rpcrdma_mempool::{Buf, Frozen};
 use super::writer::ResultWriter;
 use crate::fabric::{QpId, ReceivedBuf};
 use crate::handoff::returns::{Link, Linked};
-use crate::proto::{InboundId, Refusal};
+use crate::proto::{Failing, InboundId, Refusal};
 pub use crate::proto::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::NoSpace;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor, MAX_AUTH_LEN};
@@ -42,17 +42,27 @@ pub struct Caller {
 }
 
 /// Why a result does not go into a Write chunk.
+///
+/// What `?` in a handler answers:
+///
+/// | variant | answer | log |
+/// | --- | --- | --- |
+/// | `NoChunk` | [`Refusal::GarbageArguments`] | – |
+/// | `TooSmall` | [`Refusal::ShortChunk`] | – |
+/// | `Undeclared` | [`Refusal::SystemError`] | the length, and that declared |
+/// | `Shared` | [`Refusal::SystemError`] | the cause |
+/// | `NoMemory` | [`Refusal::SystemError`] | the cause |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoResult {
     /// The caller offers no such Write chunk.
-    #[error("the caller offers no such Write chunk")]
+    #[error("caller offers no such Write chunk")]
     NoChunk,
     /// The handler sends memory of its own in it: see [`ServerCall::set_result`].
-    #[error("memory of the handler's own is sent in this Write chunk")]
+    #[error("Write chunk holds memory given by ServerCall::set_result")]
     Shared,
-    /// It has no room for so much.
-    #[error("Write chunk {index} has room for {capacity} bytes, {needed} are needed")]
+    /// The caller's Write chunk is too short.
+    #[error("Write chunk {index} is too short: {needed} bytes exceeds {capacity}")]
     TooSmall {
         /// Which chunk, counted from 0.
         index: usize,
@@ -61,12 +71,17 @@ pub enum NoResult {
         /// Bytes that the caller has room for.
         capacity: usize,
     },
-    /// There is no memory of the pool for it: the chunk is empty, or the procedure was declared with
+    /// The procedure declares less ([`Procedure::write_chunks`](super::Procedure::write_chunks)).
+    #[error("result of {needed} bytes exceeds {declared} (Procedure::write_chunks)")]
+    Undeclared {
+        /// Bytes of the result.
+        needed: usize,
+        /// Bytes that are declared.
+        declared: usize,
+    },
+    /// No memory of the pool is set aside for it: the procedure is declared
     /// [`Procedure::results_from_handler`](super::Procedure::results_from_handler).
-    #[error(
-        "there is no memory of the pool for this Write chunk: it is empty, or the procedure is declared \
-         `Procedure::results_from_handler`"
-    )]
+    #[error("no pool memory for the Write chunk (Procedure::results_from_handler: use ServerCall::set_result)")]
     NoMemory,
 }
 
@@ -76,7 +91,9 @@ impl From<NoResult> for Refusal {
         match no_result {
             NoResult::NoChunk => Self::GarbageArguments,
             NoResult::TooSmall { index, needed, .. } => Self::ShortChunk { index: index as u32, needed: needed as u32 },
-            NoResult::Shared | NoResult::NoMemory => Self::SystemError,
+            NoResult::Undeclared { needed, declared } => Self::failed(Failing::Undeclared, needed, declared),
+            NoResult::Shared => Self::failed(Failing::Shared, 0, 0),
+            NoResult::NoMemory => Self::failed(Failing::NoMemory, 0, 0),
         }
     }
 }
@@ -376,7 +393,7 @@ impl<T: ?Sized> ServerCall<T> {
     /// There is no such chunk, or no memory of the pool for it.
     #[inline]
     pub fn result_writer(&mut self, index: usize) -> Result<ResultWriter<'_>, NoResult> {
-        self.chunks_mut()?.result_mut(index)?.writer()
+        self.chunks_mut()?.result_mut(index)?.writer(index)
     }
 
     /// Sends the first `len` bytes of a result; more than there are is cut to what there is: none of a chunk that the

@@ -276,7 +276,7 @@ impl Requester {
                 Some(index)
             }
             Err(error) => {
-                cx.error("failures to expose memory", format_args!("cannot expose memory: {error}"));
+                cx.error("failures to expose memory", format_args!("{}: cannot expose memory: {error}", conn.who()));
                 cx.unsendable(conn, "a call");
                 None
             }

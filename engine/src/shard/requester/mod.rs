@@ -408,7 +408,10 @@ impl Requester {
         if let Some(pool) = conn.requests.exposed.take()
             && let Err(error) = cx.fabric.deregister(pool.arena().id())
         {
-            cx.error("memory that is not given back", format_args!("memory of a closed connection: {error}"));
+            cx.error(
+                "memory that is not given back",
+                format_args!("{}: memory of a closed connection: {error}", conn.who()),
+            );
         }
     }
 
@@ -440,7 +443,7 @@ impl Requester {
             match self.form_again(cx, conn, call) {
                 Ok(()) => cx.stats.calls_retransmitted += 1,
                 // It may have been sent on the connection before.
-                Err(_) if cx.config.retransmit => {
+                Err(_) if cx.reconnect.retransmit => {
                     self.give_up_call(cx, conn, call, CallError::ConnectionLost { sent: true })
                 }
                 Err(error) => self.give_up_call(cx, conn, call, error),

@@ -308,7 +308,7 @@ impl Responder {
     #[inline(never)]
     fn finish_unusual<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Answered>) {
         call.note_bytes();
-        match self.look_at_outcome(cx, &mut call) {
+        match self.look_at_outcome(cx, conn, &mut call) {
             Ok(()) => {
                 if let Some(call) = self.hold_reply(cx, conn, call.complete()) {
                     self.answer(cx, conn, call);
@@ -324,6 +324,7 @@ impl Responder {
     fn look_at_outcome<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
+        conn: &Conn,
         call: &mut Call<Answered>,
     ) -> Result<(), Option<CallRefusal>> {
         match call.outcome() {
@@ -335,23 +336,21 @@ impl Responder {
                 return Err(Some(CallRefusal::Transport(error)));
             }
             Err(refusal) => {
-                if matches!(refusal, Refusal::SystemError | Refusal::NoReply) {
-                    self.tell_system_error(cx, call);
+                if matches!(refusal, Refusal::SystemError | Refusal::Failed { .. } | Refusal::NoReply) {
+                    self.tell_system_error(cx, conn, call);
                 }
                 return Err(Some(CallRefusal::Rpc(reply_body(refusal))));
             }
         }
         // It would end the connection.
         if let Some(arena) = call.arenas().find(|&arena| !cx.knows(arena)) {
-            let (program, _, procedure) = call.name();
-            cx.error(
-                "results in foreign arenas",
-                format_args!(
-                    "procedure {procedure} of program {}: a result is in arena {arena}, which is not among \
-                     `memory.arenas`",
-                    ProgramNumber(program)
-                ),
+            let (peer, (program, _, procedure)) = (conn.who(), call.name());
+            let program = ProgramNumber(program);
+            let line = format_args!(
+                "{peer}: SYSTEM_ERR to procedure {procedure} of program {program}: result in unregistered arena {arena} \
+                 (memory.arenas)"
             );
+            cx.error("results in foreign arenas", line);
             return Err(Some(CallRefusal::Rpc(reply_body(Refusal::SystemError))));
         }
         if call.has_verifier() {

@@ -115,5 +115,5 @@ impl Responder {
 /// of as such.
 #[cold]
 pub(super) fn tell_panic<F: Fabric>(cx: &mut Context<F>, panic: &str) {
-    cx.error("handlers that panicked", format_args!("a handler that takes its calls panicked: {panic}"));
+    cx.error("handlers that panicked", format_args!("deferred handler panicked: {panic}"));
 }

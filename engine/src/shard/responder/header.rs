@@ -55,32 +55,28 @@ impl Trouble {
     /// For the log: a few words that stand for all such calls, and what is to be done.
     pub(super) fn words(self) -> (&'static str, Cow<'static, str>) {
         let (what, why) = match self {
-            Self::Draining => ("calls to a server that drains", "the server drains"),
+            Self::Draining => ("calls to a server that drains", "server is draining"),
             Self::NeverFits(lack) => {
-                return ("calls that need more than all buffers", format!("the pool never holds it: {lack}").into());
+                return ("calls that need more than all buffers", format!("exceeds all buffers: {lack}").into());
             }
             Self::NoBuffers(lack) => {
                 let lack = lack.map_or_else(
-                    || {
-                        "it needs more than is free: raise `memory.long_buffers`, or `memory.message_buffers`"
-                            .to_owned()
-                    },
+                    || "too few free buffers (memory.long_buffers, memory.message_buffers)".to_owned(),
                     |lack| lack.to_string(),
                 );
-                let why = format!("none is free for it, and it may not wait, or has for a second in vain: {lack}");
+                let why = format!("no free buffer, and it may not wait or waited for 1 s: {lack}");
                 return ("calls for which there was no memory", why.into());
             }
             Self::NoParts => (
                 "calls in parts for which there was no memory",
-                "what came of it in parts was dropped, as such messages have half of the buffers of each size: raise \
-                 `memory.long_buffers`",
+                "its parts were dropped, as such messages have half of the buffers (memory.long_buffers)",
             ),
             Self::CacheFull => (
                 "calls for which the reply cache had no room",
-                "as many calls run as a part of the cache has entries: raise `ReplyCacheConfig::entries`",
+                "duplicate request cache full: all entries of a part are running calls (DuplicateRequestCacheConfig::entries)",
             ),
-            Self::NoWorkers => ("calls that met no worker", "the workers have stopped"),
-            Self::Lost => ("calls whose memory did not come home", "what was read for it did not come home"),
+            Self::NoWorkers => ("calls that met no worker", "workers have stopped"),
+            Self::Lost => ("calls whose memory did not come home", "memory of its RDMA Reads was not returned"),
         };
         (what, why.into())
     }
@@ -93,12 +89,12 @@ pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
         Refusal::ProgramMismatch { low, high } => AcceptStat::ProgMismatch { low, high },
         Refusal::ProcedureUnavailable => AcceptStat::ProcUnavail,
         Refusal::GarbageArguments => AcceptStat::GarbageArgs,
-        // Those that are not answered by RPC do not come here.
-        Refusal::SystemError | Refusal::NoReply | Refusal::ShortChunk { .. } => AcceptStat::SystemErr,
         Refusal::RpcMismatch { low, high } => {
             return ReplyBody::Denied(RejectStat::RpcMismatch { low, high });
         }
         Refusal::Authentication(stat) => return ReplyBody::Denied(RejectStat::AuthError(stat)),
+        // With a cause or without. Those that are not answered by RPC do not come here.
+        _ => AcceptStat::SystemErr,
     })
 }
 

@@ -171,11 +171,9 @@ impl Responder {
         // Those of a long call are in memory of the pool.
         let Fetching::Ready(call) = call else { return };
         cx.stats.read_targets_refused += 1;
-        let (program, _, procedure) = call.name();
+        let (peer, (program, _, procedure)) = (conn.who(), call.name());
         let program = ProgramNumber(program);
-        let line = format_args!(
-            "procedure {procedure} of program {program} is answered with SYSTEM_ERR: where a Read chunk is to land: {why}"
-        );
+        let line = format_args!("{peer}: SYSTEM_ERR to procedure {procedure} of program {program}: Read chunk: {why}");
         cx.error("Read chunks that cannot land", line);
         self.refuse_call(cx, conn, call.refuse(), CallRefusal::Rpc(reply_body(Refusal::SystemError)));
     }
@@ -212,13 +210,12 @@ impl Responder {
         call: Call<Ready>,
         Miscounted { chunk, word }: Miscounted,
     ) {
-        let (program, _, procedure) = call.name();
+        let (peer, (program, _, procedure)) = (conn.who(), call.name());
         let program = ProgramNumber(program);
-        let word = word.map_or_else(|| "no word".to_owned(), |word| format!("the word {word}"));
+        let word = word.map_or_else(|| "no count".to_owned(), |word| format!("count {word}"));
         let line = format_args!(
-            "procedure {procedure} of program {program} is answered with GARBAGE_ARGS: {word} is in front of a Read chunk \
-             of {chunk} bytes, where their count belongs; if its reduced arguments are not `opaque<>` or `string<>`, \
-             declare it `uncounted`"
+            "{peer}: GARBAGE_ARGS to procedure {procedure} of program {program}: {word} before a Read chunk of {chunk} \
+             bytes (Procedure::uncounted, unless its reduced arguments are opaque<> or string<>)"
         );
         cx.warn("Read chunks that are not what the word in front of them counts", line);
         self.refuse_call(cx, conn, call.refuse(), CallRefusal::Rpc(reply_body(Refusal::GarbageArguments)));

@@ -185,8 +185,7 @@ impl Responder {
         let (program, _, procedure) = call.name();
         let program = ProgramNumber(program);
         let line = format_args!(
-            "connection of {peer}: a call of procedure {procedure} of program {program} has waited for a second, \
-             {all} wait in all: {what_for}"
+            "{peer}: call of procedure {procedure} of program {program} has waited for 1 s, {all} calls wait: {what_for}"
         );
         cx.warn("calls that wait for memory for a second", line);
     }

@@ -83,10 +83,10 @@ impl fmt::Display for Lack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { needed, several, count, knob } = self;
         match several {
-            1 => write!(f, "it needs a buffer of {needed} bytes")?,
-            _ => write!(f, "it needs {several} buffers of {needed} bytes or more")?,
+            1 => write!(f, "a buffer of {needed} bytes")?,
+            _ => write!(f, "{several} buffers of at least {needed} bytes")?,
         }
-        write!(f, ", of which there are {count} in all: raise {knob}")
+        write!(f, ", {count} exist ({knob})")
     }
 }
 

@@ -34,13 +34,10 @@ impl Responder {
         if let CallRefusal::Undeclared { error, .. } = refusal {
             let (program, _, procedure) = call.name();
             let program = ProgramNumber(program);
-            let peer = conn.accepted().map_or("", |accepted| accepted.host());
-            let read = call.chunks().read_bytes();
-            let writes = call.chunks().results();
+            let (peer, read, writes) = (conn.who(), call.chunks().read_bytes(), call.chunks().results());
             let line = format_args!(
-                "connection of {peer}: procedure {procedure} of program {program} is answered with an error: {error}; \
-                 {read} bytes in Read chunks and {writes} Write chunks are not what it declares (`read_chunks`, \
-                 `write_chunks`)"
+                "{peer}: {error} to procedure {procedure} of program {program}: {read} bytes in Read chunks and {writes} \
+                 Write chunks exceed its declaration (Procedure::read_chunks, Procedure::write_chunks)"
             );
             cx.warn("calls whose chunks their procedures do not declare", line);
         }
@@ -83,13 +80,9 @@ impl Responder {
         what: &'static str,
         why: &dyn fmt::Display,
     ) {
-        let peer = conn.accepted().map_or("", |accepted| accepted.host());
-        let (program, version, procedure) = call.name();
+        let (peer, (program, version, procedure)) = (conn.who(), call.name());
         let program = ProgramNumber(program);
-        let line = format_args!(
-            "connection of {peer}: a call of procedure {procedure} of program {program}, version {version}, is refused: \
-             {why}"
-        );
+        let line = format_args!("{peer}: refused procedure {procedure} of program {program}, version {version}: {why}");
         cx.info(what, line);
     }
 
@@ -112,8 +105,8 @@ impl Responder {
         cx.stats.calls_shed += 1;
         let (what, why) = trouble.words();
         if trouble != Trouble::Draining {
-            let peer = conn.accepted().map_or("", |accepted| accepted.host());
-            cx.warn(what, format_args!("connection of {peer}: a call is left to be sent again: {why}"));
+            let peer = conn.who();
+            cx.warn(what, format_args!("{peer}: connection closed, so that its client retransmits: {why}"));
         }
         conn.proto.forget(call.id());
         self.boxes.put(call);
@@ -131,8 +124,8 @@ impl Responder {
         trouble: Trouble,
     ) {
         let (what, why) = trouble.words();
-        let peer = conn.accepted().map_or("", |accepted| accepted.host());
-        let line = format_args!("connection of {peer}: a call is answered with ERR_SYSTEM: {why}");
+        let peer = conn.who();
+        let line = format_args!("{peer}: ERR_SYSTEM to a call: {why}");
         match trouble {
             // As it is meant to be.
             Trouble::Draining => cx.info(what, line),
@@ -144,22 +137,22 @@ impl Responder {
 
     /// A call is answered with SYSTEM_ERR by its handler's doing: the caller learns no more, the log does.
     #[cold]
-    pub(super) fn tell_system_error<F: Fabric>(&self, cx: &mut Context<F>, call: &mut Call<Answered>) {
+    pub(super) fn tell_system_error<F: Fabric>(&self, cx: &mut Context<F>, conn: &Conn, call: &mut Call<Answered>) {
         let panic = call.take_panic();
         let (what, why) = match (&panic, call.outcome()) {
-            (Some(panic), _) => ("handlers that panicked", format!("its handler panicked: {panic}")),
-            (None, Err(Refusal::NoReply)) => (
-                "handlers that did not answer",
-                "its handler came to `Refusal::NoReply`, which only those of `Procedure::one_way` may".to_owned(),
-            ),
-            (None, _) if call.was_dropped() => {
-                ("calls dropped unanswered", "who had taken it has dropped it unanswered".to_owned())
+            (Some(panic), _) => ("handlers that panicked", format!("handler panicked: {panic}")),
+            (None, Err(Refusal::NoReply)) => {
+                ("handlers that did not answer", "handler returned Refusal::NoReply (Procedure::one_way)".to_owned())
             }
-            (None, _) => ("calls that handlers refused", "its handler came to `Refusal::SystemError`".to_owned()),
+            (None, _) if call.was_dropped() => {
+                ("calls dropped unanswered", "its DeferredCall was dropped unanswered".to_owned())
+            }
+            (None, Err(refusal)) => ("calls that handlers refused", refusal.cause()),
+            (None, Ok(())) => return,
         };
-        let (program, _, procedure) = call.name();
+        let (peer, (program, _, procedure)) = (conn.who(), call.name());
         let program = ProgramNumber(program);
-        let line = format_args!("procedure {procedure} of program {program} is answered with SYSTEM_ERR: {why}");
+        let line = format_args!("{peer}: SYSTEM_ERR to procedure {procedure} of program {program}: {why}");
         cx.error(what, line);
     }
 }

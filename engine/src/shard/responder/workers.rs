@@ -111,7 +111,7 @@ impl Responder {
                 Err(error) => {
                     cx.error(
                         "failures of workers",
-                        format_args!("{qp:?}: a call is answered with ERR_SYSTEM: its worker: {error}"),
+                        format_args!("{}: ERR_SYSTEM to a call: worker: {error}", conn.who()),
                     );
                     conn.proto.reply_error(id, ErrorBody::System);
                     cx.stats.calls_failed += 1;
