@@ -291,14 +291,14 @@ fn run<F: Fabric>(
     for _ in 0..many.map_or(1, |many| many.connections.max(1)) {
         let connection = client.begin_connect(address)?;
         connections.push(connection);
-        while !client.is_open(connection) {
+        while !client.is_established(connection) {
             server.poll_control();
             server_side(&mut server);
             client.shard_mut().poll_control();
             client_side_poll(&mut client, expected);
             std::thread::sleep(Duration::from_millis(1));
             time.advance(TURN);
-            if let Some(reason) = client.closed_because(connection) {
+            if let Some(reason) = client.close_reason(connection) {
                 return Err(reason.clone().into());
             }
         }

@@ -183,8 +183,8 @@ fn witness(address: &Address, connections: usize, burst: usize) -> Result<(), Fa
 /// Takes out the connections that are open: how many.
 fn opened<F: Fabric>(client: &LocalClient<F>, connecting: &mut Vec<Connection>) -> Result<usize, Failure> {
     let before = connecting.len();
-    connecting.retain(|&connection| !client.is_open(connection));
-    match connecting.iter().find_map(|&connection| client.closed_because(connection)) {
+    connecting.retain(|&connection| !client.is_established(connection));
+    match connecting.iter().find_map(|&connection| client.close_reason(connection)) {
         Some(reason) => Err(reason.clone().into()),
         None => Ok(before - connecting.len()),
     }

@@ -77,7 +77,7 @@
 //! | [`binding`] | what of a program may travel as chunks; NFS version 3 is there |
 //!
 //! Errors are typed all the way: a call ends with a [`Reply`] or a [`CallError`], which comes with the buffers of its
-//! chunks ([`FailedCall`]); a connection ends with a [`CloseReason`], which `closed_because` of its client tells. A
+//! chunks ([`FailedCall`]); a connection ends with a [`CloseReason`], which `close_reason` of its client tells. A
 //! configuration is its `default()` and what is to be otherwise: `Config { receive_size: 8192, ..Config::default() }`.
 //! Fields may be added to it, variants to errors.
 //!

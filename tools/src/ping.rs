@@ -211,7 +211,7 @@ fn config(args: &Args) -> ClientConfig {
 /// A NULL call.
 fn null(client: &mut LocalClient, args: &Args) -> Result<PreparedCall, CallError> {
     let mut call = client.prepare(NULL, 0)?;
-    call.deadline(args.timeout);
+    call.timeout(args.timeout);
     Ok(call)
 }
 

@@ -101,7 +101,7 @@ pub(crate) fn connect(
     let config = ClientConfig { shard: config, services, ..ClientConfig::new(service::PROGRAM, service::VERSION) };
     let mut client = LocalClient::connect(address, config).map_err(|e| Failure::run("connect", e))?;
     let mut call = client.prepare(service::INFO, 0).map_err(|e| Failure::run("call", e))?;
-    call.deadline(PATIENCE);
+    call.timeout(PATIENCE);
     let reply = client.call(call).map_err(|error| {
         Failure::Run(format!(
             "asking {address} who it is, by {}: {error}; is it an rpcperf, with the same --version and --credit-scheme?",
@@ -239,7 +239,7 @@ impl RpcTarget {
     /// A failure, with why a connection is over, if one is.
     #[cold]
     fn with_reason(&self, failure: Failure) -> Failure {
-        let reason = self.lanes.iter().find_map(|lane| self.client.closed_because(lane.connection));
+        let reason = self.lanes.iter().find_map(|lane| self.client.close_reason(lane.connection));
         match (failure, reason) {
             (Failure::Run(text), Some(reason)) => Failure::Run(format!("{text}: {reason}")),
             (failure, _) => failure,
@@ -251,7 +251,7 @@ impl RpcTarget {
         let what = "asking the server for calls of its own";
         let mut call = self.client.prepare(procedure, args.len()).map_err(|e| Failure::run(what, e))?;
         call.args_mut().copy_from_slice(args);
-        call.deadline(PATIENCE);
+        call.timeout(PATIENCE);
         self.client.call(call).map_err(|e| Failure::run(what, e))
     }
 

@@ -73,7 +73,7 @@ pub struct PreparedCall {
     procedure: u32,
     one_way: bool,
     max_reply: usize,
-    deadline: Option<Duration>,
+    timeout: Option<Duration>,
 }
 
 /// A chunk that a call does not take, with the buffer that was given for it.
@@ -173,8 +173,8 @@ impl PreparedCall {
     }
 
     /// Gives the call up after this time from its start.
-    pub fn deadline(&mut self, time: Duration) {
-        self.deadline = Some(time);
+    pub fn timeout(&mut self, time: Duration) {
+        self.timeout = Some(time);
     }
 }
 
@@ -212,8 +212,8 @@ impl<F: Fabric> LocalClient<F> {
         Ok(client)
     }
 
-    /// Starts to connect, and returns at once: poll until the connection [is open](Self::is_open), or there
-    /// is a [reason](Self::closed_because) why it never will be.
+    /// Starts to connect, and returns at once: poll until the connection
+    /// [is established](Self::is_established) or has a [close reason](Self::close_reason).
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -231,10 +231,10 @@ impl<F: Fabric> LocalClient<F> {
         let connection = self.begin_connect(address)?;
         let timeout = self.config.connect_timeout;
         let started = self.shard.now();
-        while !self.is_open(connection) {
+        while !self.is_established(connection) {
             self.shard.poll_control();
             self.turn();
-            if let Some(reason) = self.closed_because(connection) {
+            if let Some(reason) = self.close_reason(connection) {
                 return Err(ConnectError::Refused { address: address.to_string(), reason: reason.clone() });
             }
             if self.shard.now() - started > timeout.as_nanos() as u64 {
@@ -247,14 +247,14 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Takes no more calls on a connection, and returns at once: it ends when those under way have ended, and
-    /// then there is a [reason](Self::closed_because).
+    /// then there is a [reason](Self::close_reason).
     pub fn begin_close(&mut self, connection: Connection) {
         self.shard.close(connection.0);
     }
 
     /// Why a connection is over; `None` while it is not. Where a thousand others have ended since it is
     /// [`CloseReason::Before`].
-    pub fn closed_because(&self, connection: Connection) -> Option<&CloseReason> {
+    pub fn close_reason(&self, connection: Connection) -> Option<&CloseReason> {
         let kept = self.closed.iter().rev().find(|(closed, _)| *closed == connection.0);
         match kept {
             Some((_, reason)) => Some(reason),
@@ -332,8 +332,8 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// True while calls may be started on a connection.
-    pub fn is_open(&self, connection: Connection) -> bool {
-        self.shard.is_open(connection.0)
+    pub fn is_established(&self, connection: Connection) -> bool {
+        self.shard.is_established(connection.0)
     }
 
     /// A call with room for `args_len` bytes of arguments, and no chunks.
@@ -369,7 +369,7 @@ impl<F: Fabric> LocalClient<F> {
             procedure,
             one_way: false,
             max_reply: 0,
-            deadline: None,
+            timeout: None,
         })
     }
 
@@ -388,7 +388,7 @@ impl<F: Fabric> LocalClient<F> {
     #[inline(always)]
     pub fn start(&mut self, connection: Connection, mut call: PreparedCall, token: u64) -> Option<CallId> {
         call.fill();
-        let PreparedCall { message, args_at, mut memory, procedure, one_way, max_reply, deadline, .. } = call;
+        let PreparedCall { message, args_at, mut memory, procedure, one_way, max_reply, timeout, .. } = call;
         if let Some(chunks) = memory.get_mut()
             && let Err(error) = self.check(procedure, message.len() - args_at, chunks)
         {
@@ -399,7 +399,7 @@ impl<F: Fabric> LocalClient<F> {
         let conn = connection.0;
         let sink = Sink::Polled;
         let max_reply = self.template.reply_room(max_reply);
-        let request = CallRequest { message, memory, max_reply, deadline, token, sink };
+        let request = CallRequest { message, memory, max_reply, timeout, token, sink };
         if one_way {
             return self.shard.start_one_way(conn, request);
         }

@@ -24,7 +24,8 @@ use crate::shard::{
 };
 use crate::stats::ShardStats;
 
-/// A connection, as one application thread uses it. For another thread, take [`another`](Self::another).
+/// A connection, as one application thread uses it. Another thread uses a clone of it: the same connection, with
+/// a queue of its own to the shard.
 ///
 /// Calls may block ([`call`](Self::call)) or be futures of any runtime ([`start`](Self::start)); so may what comes
 /// before them ([`connect_async`](Self::connect_async), [`alloc_async`](Self::alloc_async)). The client's
@@ -56,7 +57,7 @@ pub struct ClientCall {
     send: ArrayVec<(usize, Buf), MAX_CHUNKS>,
     receive: ArrayVec<u32, MAX_CHUNKS>,
     max_reply: usize,
-    deadline: Option<Duration>,
+    timeout: Option<Duration>,
     /// It was given more chunks than it has.
     too_many_chunks: bool,
 }
@@ -96,8 +97,8 @@ impl ClientCall {
     }
 
     /// Gives the call up after this time from its start.
-    pub fn deadline(mut self, time: Duration) -> Self {
-        self.deadline = Some(time);
+    pub fn timeout(mut self, time: Duration) -> Self {
+        self.timeout = Some(time);
         self
     }
 }
@@ -134,6 +135,12 @@ fn ended(outcome: Result<CallResult, Lost>) -> CallResult {
 #[cold]
 fn lost() -> CallResult {
     Err(CallError::ConnectionLost { sent: true }.into())
+}
+
+impl Clone for Client {
+    fn clone(&self) -> Self {
+        Self::of(Arc::clone(&self.line))
+    }
 }
 
 impl Future for Pending {
@@ -186,11 +193,6 @@ impl Client {
     fn of(line: Arc<Line>) -> Self {
         let calls = line.shared.config.shard.limits.max_calls;
         Self { sender: line.shared.shard.connector().connect(calls), slots: SlotTable::new(calls as u32), line }
-    }
-
-    /// The same connection, for another thread.
-    pub fn another(&self) -> Self {
-        Self::of(Arc::clone(&self.line))
     }
 
     /// Memory for a chunk of a call: only this connection's server is ever given access to it. Asks the
@@ -261,10 +263,10 @@ impl Client {
             template.write(out, call.procedure);
             out[header..].copy_from_slice(&call.args);
         });
-        let (receive, deadline) = (call.receive, call.deadline);
+        let (receive, timeout) = (call.receive, call.timeout);
         let max_reply = template.reply_room(call.max_reply);
         let conn = self.line.conn;
-        let call = RemoteCall { conn, message, memory, receive, max_reply, deadline, completer };
+        let call = RemoteCall { conn, message, memory, receive, max_reply, timeout, completer };
         if let Some(Command::Call(unsent)) = self.tell(Command::Call(call)) {
             return Err(FailedCall::new(CallError::Closed, unsent.memory));
         }
@@ -295,15 +297,15 @@ impl Client {
         self.start(call)?.wait()
     }
 
-    /// True until the connection is over, which [`closed_because`](Self::closed_because) says why; also while it is
-    /// made again, and calls wait.
-    pub fn is_open(&self) -> bool {
-        self.closed_because().is_none()
+    /// True once the connection is over for good, as [`close_reason`](Self::close_reason) says; false while it is
+    /// re-established.
+    pub fn is_closed(&self) -> bool {
+        self.close_reason().is_some()
     }
 
     /// Why the connection is over; `None` while it is not, or is to be made again. It is there before the
     /// calls end that [end with it](CallError::ConnectionLost).
-    pub fn closed_because(&self) -> Option<&CloseReason> {
+    pub fn close_reason(&self) -> Option<&CloseReason> {
         let closed = &self.line.closed;
         if closed.get().is_none() && self.sender.is_closed() {
             return Some(closed.get_or_init(|| LocalClose::Stopped.into()));

@@ -101,8 +101,8 @@ impl LocalServer {
 
     /// This is told of peers' connections and their ends, as that of
     /// [`ServerConfig::peers`](super::ServerConfig::peers). To be said before the first [poll](Self::poll).
-    pub fn tell_of_peers(&mut self, hook: PeerHook) {
-        self.shard.tell_of_peers(hook, 0);
+    pub fn set_peer_hook(&mut self, hook: PeerHook) {
+        self.shard.set_peer_hook(hook, 0);
     }
 
     /// Serves at one more address, of the same fabric.

@@ -237,7 +237,7 @@ impl Server {
                 let mut shard = Shard::open_local(fabric, own, Some(Services::default()))?;
                 shard.set_index(index as u32);
                 if let Some(peers) = peers {
-                    shard.tell_of_peers(peers, index as u32);
+                    shard.set_peer_hook(peers, index as u32);
                 }
                 equip(&mut shard, index)?;
                 shard.listen(&listener).map_err(OpenError::from)?;

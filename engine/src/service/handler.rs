@@ -39,22 +39,22 @@ mod sealed {
         type Defer: Clone + Deref<Target: Fn(DeferredCall)>;
         /// Makes a future of the call.
         type Begin: Clone + Deref<Target: Fn(DeferredCall) -> Task>;
-        /// Chooses where a Read chunk lands.
-        type Land: Clone + Deref<Target: Fn(&ServerCall, usize, usize) -> Option<Buf>>;
+        /// Chooses the memory that a Read chunk is read into.
+        type Place: Clone + Deref<Target: Fn(&ServerCall, usize, usize) -> Option<Buf>>;
     }
 
     impl Handlers for Threads {
         type Run = Arc<dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync>;
         type Defer = Arc<dyn Fn(DeferredCall) + Send + Sync>;
         type Begin = Arc<dyn Fn(DeferredCall) -> Task + Send + Sync>;
-        type Land = Arc<dyn Fn(&ServerCall, usize, usize) -> Option<Buf> + Send + Sync>;
+        type Place = Arc<dyn Fn(&ServerCall, usize, usize) -> Option<Buf> + Send + Sync>;
     }
 
     impl Handlers for Local {
         type Run = Arc<dyn Fn(&mut ServerCall) -> Result<(), Refusal>>;
         type Defer = Arc<dyn Fn(DeferredCall)>;
         type Begin = Arc<dyn Fn(DeferredCall) -> Task>;
-        type Land = Arc<dyn Fn(&ServerCall, usize, usize) -> Option<Buf>>;
+        type Place = Arc<dyn Fn(&ServerCall, usize, usize) -> Option<Buf>>;
     }
 }
 

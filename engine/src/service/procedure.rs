@@ -44,8 +44,8 @@ pub struct Procedure<S: Sharing = Threads> {
     pub(crate) run_on: RunOn,
     pub(crate) binding: Binding,
     pub(crate) result_memory: ResultMemory,
-    /// Chooses where Read chunks land; without, they do so in the shard's pool.
-    landing: Option<S::Land>,
+    /// Chooses the memory that Read chunks are read into; without it, memory of the shard's pool.
+    read_target: Option<S::Place>,
     pub(crate) cached: Option<Cached>,
     /// It is not answered.
     pub(crate) silent: bool,
@@ -131,12 +131,12 @@ impl Procedure {
     }
 
     /// A procedure that takes its calls, and does not [answer](DeferredCall::answer) them: callers make
-    /// [one-way](crate::client::PreparedCall::one_way) calls of it. A call is over when it is dropped.
+    /// [one-way](crate::client::ClientCall::one_way) calls of it. A call is over when it is dropped.
     pub fn one_way_deferred(handler: impl Fn(DeferredCall) + Send + Sync + 'static) -> Self {
         Self { silent: true, ..Self::deferred(handler) }
     }
 
-    /// A procedure that is not answered: callers make [one-way](crate::client::PreparedCall::one_way)
+    /// A procedure that is not answered: callers make [one-way](crate::client::ClientCall::one_way)
     /// calls of it.
     pub fn one_way(handler: impl Fn(&mut ServerCall) + Send + Sync + 'static) -> Self {
         let procedure = Self::new(move |call| {
@@ -159,7 +159,7 @@ impl Procedure {
             run_on: self.run_on,
             binding: self.binding,
             result_memory: self.result_memory,
-            landing: self.landing.clone().map(|landing| landing as _),
+            read_target: self.read_target.clone().map(|choose| choose as _),
             cached: self.cached.clone(),
             silent: self.silent,
             plain: self.plain,
@@ -167,22 +167,22 @@ impl Procedure {
         }
     }
 
-    /// Has `choose` say where each Read chunk of a call lands, before it is read: it is told the call, whose arguments
-    /// are known, the chunk's index, and how many bytes it brings, an XDR round-up included where one comes with it.
-    /// The buffer's window is where it lands, and may be longer. `None`: in memory of the shard's pool. The handler
-    /// finds it with [`ServerCall::read_chunk`], and has it with [`take_read_chunk`](ServerCall::take_read_chunk).
+    /// Reads the Read chunks of a call into memory that `choose` gives. `choose` gets the call with its inline
+    /// arguments, the index of the chunk, and the chunk's bytes, an XDR round-up included. The window of the buffer is
+    /// the target; it may be longer than the chunk. With `None` the chunk is read into memory of the shard's pool. The
+    /// handler gets the chunk by [`ServerCall::read_chunk`] or [`take_read_chunk`](ServerCall::take_read_chunk).
     ///
-    /// The buffer must be of a pool that was made on the shard's thread, in its own arena or in one of
-    /// [`memory.arenas`](crate::config::MemoryConfig::arenas). A call for whose chunk it is not, or is too short, is answered with
-    /// SYSTEM_ERR and nothing of it is read; the log says why, and
+    /// The buffer must be of a pool made on the shard's thread, in its own arena or in one of
+    /// [`memory.arenas`](crate::config::MemoryConfig::arenas). A call with an unsuitable or too short buffer is answered with
+    /// SYSTEM_ERR, and none of its chunks is read. The log says why, and
     /// [`ShardStats::read_targets_refused`](crate::stats::ShardStats::read_targets_refused) counts it.
     ///
-    /// `choose` runs on the shard, and must not block. It is asked again for a call that has had to wait for memory.
-    pub fn landing(
+    /// `choose` runs on the shard and must not block. It runs again for a call that has waited for memory.
+    pub fn place_reads_in(
         mut self,
         choose: impl Fn(&ServerCall, usize, usize) -> Option<Buf> + Send + Sync + 'static,
     ) -> Self {
-        self.landing = Some(Arc::new(choose) as _);
+        self.read_target = Some(Arc::new(choose) as _);
         self
     }
 }
@@ -204,9 +204,9 @@ impl Procedure<Local> {
         Self::of(Handler::Begin(Arc::new(move |call| -> Task { Box::pin(handler(call)) }) as _))
     }
 
-    /// As [`landing`](Procedure::landing) of those that several shards share, for [one shard alone](Self::local).
-    pub fn landing(mut self, choose: impl Fn(&ServerCall, usize, usize) -> Option<Buf> + 'static) -> Self {
-        self.landing = Some(Arc::new(choose) as _);
+    /// As [`place_reads_in`](Procedure::place_reads_in) of shared procedures, for [one shard alone](Self::local).
+    pub fn place_reads_in(mut self, choose: impl Fn(&ServerCall, usize, usize) -> Option<Buf> + 'static) -> Self {
+        self.read_target = Some(Arc::new(choose) as _);
         self
     }
 }
@@ -218,7 +218,7 @@ impl<S: Sharing> Procedure<S> {
             run_on: RunOn::Shard,
             binding: Binding::inline(usize::MAX, 256),
             result_memory: ResultMemory::Pool,
-            landing: None,
+            read_target: None,
             cached: None,
             silent: false,
             plain: true,
@@ -289,16 +289,21 @@ impl<S: Sharing> Procedure<S> {
 
     /// It chooses where its Read chunks land.
     #[inline]
-    pub(crate) fn lands(&self) -> bool {
-        self.landing.is_some()
+    pub(crate) fn places_reads(&self) -> bool {
+        self.read_target.is_some()
     }
 
     /// Where it wants a Read chunk of `len` bytes to land; `None` for memory of the shard's pool.
     ///
     /// # Errors
     /// What was said by whoever chooses, and panicked.
-    pub(crate) fn choose_landing(&self, call: &Call<Ready>, chunk: usize, len: usize) -> Result<Option<Buf>, Box<str>> {
-        let Some(choose) = &self.landing else { return Ok(None) };
+    pub(crate) fn choose_read_target(
+        &self,
+        call: &Call<Ready>,
+        chunk: usize,
+        len: usize,
+    ) -> Result<Option<Buf>, Box<str>> {
+        let Some(choose) = &self.read_target else { return Ok(None) };
         caught(|| choose(call.view(), chunk, len))
     }
 
@@ -470,7 +475,7 @@ impl<S: Sharing> Services<S> {
             let Binding { arguments, results, .. } = entry.binding;
             let of_pool = entry.result_memory == ResultMemory::Pool;
             let needs = [
-                ("read_chunks", if arguments.count > 0 && !entry.lands() { arguments.max_len } else { 0 }),
+                ("read_chunks", if arguments.count > 0 && !entry.places_reads() { arguments.max_len } else { 0 }),
                 ("write_chunks", if results.count > 0 && of_pool { results.max_len } else { 0 }),
                 ("max_reply", headroom.saturating_add(entry.reply_room)),
             ];

@@ -60,7 +60,7 @@ pub(crate) struct RemoteCall {
     pub(crate) receive: ArrayVec<u32, MAX_CHUNKS>,
     /// Most bytes of inline results that the reply may have.
     pub(crate) max_reply: usize,
-    pub(crate) deadline: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
     pub(crate) completer: Completer<CallResult>,
 }
 
@@ -290,7 +290,7 @@ impl<F: Fabric> Shard<F> {
 
     #[inline]
     fn remote_call(&mut self, call: RemoteCall) {
-        let RemoteCall { conn, message, mut memory, receive, max_reply, deadline, completer } = call;
+        let RemoteCall { conn, message, mut memory, receive, max_reply, timeout, completer } = call;
         let sink = Sink::Thread(completer);
         let room = headroom(memory.is_some());
         let bytes = message.bytes();
@@ -310,7 +310,7 @@ impl<F: Fabric> Shard<F> {
         };
         buf.set_window(room, bytes.len());
         buf.copy_from_slice(bytes);
-        let request = CallRequest { message: buf, memory, max_reply, deadline, token: 0, sink };
+        let request = CallRequest { message: buf, memory, max_reply, timeout, token: 0, sink };
         self.start_call(conn, request);
     }
 }

@@ -47,7 +47,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// True while calls may be started on it.
-    pub fn is_open(&self, conn: ConnRef) -> bool {
+    pub fn is_established(&self, conn: ConnRef) -> bool {
         self.cx.conns.get(conn).is_some_and(|conn| conn.stage() == Stage::Open)
     }
 

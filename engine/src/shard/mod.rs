@@ -275,7 +275,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// This is told of peers' connections from now on; `index` is which of its server's shards it is.
-    pub(crate) fn tell_of_peers(&mut self, hook: PeerHook, index: u32) {
+    pub(crate) fn set_peer_hook(&mut self, hook: PeerHook, index: u32) {
         self.cx.peers.tell(hook, index);
     }
 

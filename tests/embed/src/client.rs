@@ -27,7 +27,8 @@ pub async fn endpoint(address: &Address) -> Result<Endpoint> {
     Ok(Endpoint::start_async(address, ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) }).await?)
 }
 
-/// A connection to a store, for one task; [`another`](Self::another) is for one more.
+/// A connection to a store, for one task. A clone, for another task, has the same connection.
+#[derive(Clone)]
 pub struct Store(Client);
 
 impl Store {
@@ -39,13 +40,8 @@ impl Store {
         Ok(Self(endpoint.connect_async(address).await?))
     }
 
-    /// The same connection.
-    pub fn another(&self) -> Self {
-        Self(self.0.another())
-    }
-
     async fn call(&mut self, call: ClientCall) -> Result<Reply> {
-        Ok(self.0.start(call.deadline(PATIENCE))?.await?)
+        Ok(self.0.start(call.timeout(PATIENCE))?.await?)
     }
 
     /// Gives a key a value.

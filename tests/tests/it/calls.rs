@@ -297,7 +297,7 @@ fn a_deadline_ends_a_call_once_and_its_reply_is_dropped() {
     let first = client.first();
     let start = |client: &mut LocalClient, deadline| {
         let mut call = client.prepare(GATED, 0).unwrap();
-        call.deadline(deadline);
+        call.timeout(deadline);
         client.start(first, call, 7);
     };
     start(&mut client, Duration::from_millis(1));
@@ -365,7 +365,7 @@ fn a_connection_of_another_client_is_closed_here() {
     let second = other.add_connection(&address).unwrap();
     let call = one.prepare(ECHO, 0).unwrap();
     assert_eq!(one.call_on(second, call).map(drop).map_err(CallError::from), Err(CallError::Closed));
-    assert!(!one.is_open(second) && other.is_open(second));
+    assert!(!one.is_established(second) && other.is_established(second));
     assert_eq!(one.alloc(second, 8).map(drop), Err(CallError::Closed));
 }
 
@@ -388,7 +388,7 @@ fn an_empty_pool_is_said_and_gets_over() {
                 Err(error) => break error,
             };
             call.args_mut().fill(1);
-            call.deadline(Duration::from_millis(200));
+            call.timeout(Duration::from_millis(200));
             match client.call(call) {
                 Ok(reply) => held.push(reply),
                 Err(failed) => break failed.error,

@@ -615,7 +615,7 @@ fn resize_under_load(world: &mut World, scheme: Scheme) {
                 ended += 1;
             });
             if let Some((seed, len, error)) = lost {
-                let reason = client.closed_because(client.first());
+                let reason = client.close_reason(client.first());
                 panic!("call {seed} of {len} bytes: {error}; {reason:?}; {client_steps:?} {server_step}");
             }
             let stats = client.stats();

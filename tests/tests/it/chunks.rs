@@ -487,7 +487,7 @@ fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
             call.read_chunk(0, client.alloc(first, 5000).unwrap()).unwrap();
             call.write_chunk(client.alloc(first, 5000).unwrap()).unwrap();
             if by_deadline {
-                call.deadline(Duration::from_millis(2));
+                call.timeout(Duration::from_millis(2));
             }
             let id = client.start(first, call, 1).unwrap();
             client.flush();

@@ -33,11 +33,11 @@ fn time_for(connections: u32, shard: &Config) -> Duration {
     let mut client = polled(&address, &time, small_client(shard.clone()));
     for _ in 0..connections {
         let connection = client.begin_connect(&address).expect("it begins");
-        while !client.is_open(connection) {
+        while !client.is_established(connection) {
             server.poll(|_| {});
             client.poll(|_| {});
             time.advance(TURN);
-            assert_eq!(client.closed_because(connection), None);
+            assert_eq!(client.close_reason(connection), None);
         }
     }
     Duration::from_nanos(time.now())
@@ -94,9 +94,9 @@ fn reasons_of_connections_that_are_over_are_kept_for_the_last_of_them() {
     client.begin_close(lost);
     assert!(settles(|| {
         client.poll(|_| {});
-        client.closed_because(lost).is_some()
+        client.close_reason(lost).is_some()
     }));
-    assert_eq!(client.closed_because(lost), Some(&LocalClose::Requested.into()));
+    assert_eq!(client.close_reason(lost), Some(&LocalClose::Requested.into()));
     for _ in 0..1100 {
         let connection = match client.begin_connect(&nowhere) {
             Ok(connection) => connection,
@@ -106,11 +106,11 @@ fn reasons_of_connections_that_are_over_are_kept_for_the_last_of_them() {
         client.begin_close(connection);
         assert!(settles(|| {
             client.poll(|_| {});
-            client.closed_because(connection).is_some()
+            client.close_reason(connection).is_some()
         }));
     }
-    assert_eq!(client.closed_because(lost), Some(&CloseReason::Before));
-    assert_eq!((client.closed_because(first), client.is_open(first)), (None, true));
+    assert_eq!(client.close_reason(lost), Some(&CloseReason::Before));
+    assert_eq!((client.close_reason(first), client.is_established(first)), (None, true));
 }
 
 /// Of whatever this run is on, and the software fabric, at a time.

@@ -30,9 +30,9 @@ fn rounds<F: Fabric>(config: &Config, at: &Address, bind: &FabricAddress, open: 
         server.poll_control();
         server.poll_once();
         client.poll(|_| ());
-        client.is_open(connection)
+        client.is_established(connection)
     });
-    assert!(is_open, "{scheme:?}: {:?}", client.closed_because(connection));
+    assert!(is_open, "{scheme:?}: {:?}", client.close_reason(connection));
     let mut rounds = |count: u64| {
         for _ in 0..count {
             for token in 0..AT_A_TIME {

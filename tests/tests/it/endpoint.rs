@@ -65,7 +65,7 @@ fn connections_share_a_thread_and_end_by_themselves() {
     let stays: Vec<_> =
         clients.iter_mut().map(|client| client.start(ClientCall::new(ECHO).args([7])).unwrap()).collect();
     // The connection is there as long as any client of it.
-    let mut kept = going[0].another();
+    let mut kept = going[0].clone();
     drop(going);
     assert_eq!(kept.call(ClientCall::new(ECHO).args([8])).unwrap().results(), [8]);
     drop(kept);

@@ -52,14 +52,14 @@ fn load_up(client: &mut LocalClient<Chaos<AnyFabric>>, address: &Address, count:
         let before = well + lost;
         let goes_on = settles(|| {
             for _ in 0..500 {
-                if started < count && !client.is_open(connection) {
+                if started < count && !client.is_established(connection) {
                     match client.add_connection(address) {
                         Ok(new) => connection = new,
                         // Broken again before it stood.
                         Err(_) => return well + lost > before,
                     }
                 }
-                while started < count && started - well - lost < 16 && client.is_open(connection) {
+                while started < count && started - well - lost < 16 && client.is_established(connection) {
                     let seed = started as u32;
                     let len = chunk_len(seed);
                     let procedure = if seed.is_multiple_of(2) { ECHO } else { MIRROR };
@@ -237,7 +237,7 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
             0 => assert_eq!(end, Some(Ok(()))),
             _ => {
                 assert_eq!(end, Some(Err(CallError::ConnectionLost { sent: true })));
-                assert!(!client.is_open(first));
+                assert!(!client.is_established(first));
             }
         }
         drop((tell, client));

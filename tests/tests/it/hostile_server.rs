@@ -303,7 +303,7 @@ fn a_server_that_never_answers_costs_no_more_than_deadlines() {
     for token in 0..10 {
         let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
         call.write_chunk(client.alloc(first, 100).expect("a buffer")).expect("room");
-        call.deadline(Duration::from_millis(20));
+        call.timeout(Duration::from_millis(20));
         client.start(first, call, token);
     }
     assert!(settles(|| {

@@ -118,7 +118,7 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
                 {
                     server.kill();
                 }
-                while under_way < 20 && client.is_open(first) {
+                while under_way < 20 && client.is_established(first) {
                     let token = ends.len() as u64;
                     let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
                     call.args_mut().fill(0);
@@ -149,13 +149,13 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
                     }
                 });
             }
-            server.is_none() && !client.is_open(first) && under_way == 0
+            server.is_none() && !client.is_established(first) && under_way == 0
         });
         assert!(over, "{under_way} calls never ended");
         assert!(ends.iter().all(|&ends| ends == 1));
         assert_eq!(shard_leak(&client.stats()), None);
         // What was flushed with it is no cause. A device may say nothing better.
-        let reason = client.closed_because(first);
+        let reason = client.close_reason(first);
         let flushed = matches!(reason, Some(CloseReason::Device { status: Status::Flushed, .. }));
         assert!(reason.is_some() && (!flushed || place::on_device() && !place::over_tcp()), "{reason:?}");
     }

@@ -71,7 +71,7 @@ fn services(arena: &Arena, asked: &Arc<AtomicUsize>) -> Services {
             asked.fetch_add(1, Ordering::SeqCst);
             page_of(&arena)
         };
-        procedure.read_chunks(1, PAGE).uncounted().landing(choose)
+        procedure.read_chunks(1, PAGE).uncounted().place_reads_in(choose)
     };
     let kept = Arc::clone(&latest);
     let handler = move |call: &mut ServerCall| keep(call, ours, &kept);
@@ -97,7 +97,7 @@ fn services(arena: &Arena, asked: &Arc<AtomicUsize>) -> Services {
         .add(PROGRAM, VERSION, STORES[0], land(Procedure::new(handler.clone())))
         .add(PROGRAM, VERSION, STORES[1], land(Procedure::new(handler).on_workers()))
         .add(PROGRAM, VERSION, STORES[2], land(Procedure::deferred(later)))
-        .add(PROGRAM, VERSION, STORES[3], Procedure::new(usual).read_chunks(1, PAGE).landing(|_, _, _| None))
+        .add(PROGRAM, VERSION, STORES[3], Procedure::new(usual).read_chunks(1, PAGE).place_reads_in(|_, _, _| None))
         .add(PROGRAM, VERSION, LATEST, Procedure::new(give).write_chunks(1, PAGE).results_from_handler());
     services
 }
@@ -163,7 +163,7 @@ fn a_long_call_chooses_when_its_message_has_come() {
         page_of(&own)
     };
     let mut services = standard_services();
-    services.add(PROGRAM, VERSION, LONG, Procedure::new(take).read_chunks(1, PAGE).uncounted().landing(choose));
+    services.add(PROGRAM, VERSION, LONG, Procedure::new(take).read_chunks(1, PAGE).uncounted().place_reads_in(choose));
     let shard = small().with(|c| c.memory.arenas = vec![arena]);
     let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services);
     let mut client = world.client(&address, small());
@@ -211,7 +211,7 @@ fn memory_that_will_not_do_costs_its_call_alone_and_nothing_is_read() {
         }
     };
     let mut services = services_with(4096, 2048, false);
-    let procedure = Procedure::new(handler).read_chunks(2, CHUNK).uncounted().landing(choose);
+    let procedure = Procedure::new(handler).read_chunks(2, CHUNK).uncounted().place_reads_in(choose);
     services.add(PROGRAM, VERSION, 30, procedure);
     let (bulk_buffers, long_buffers) = (vec![(2048, 4)], vec![(2048, 4)]);
     let shard = small().with(|c| {
@@ -259,7 +259,7 @@ fn nothing_is_read_of_a_call_when_its_second_chunk_cannot_land() {
     };
     let mut services = Services::new().to_local();
     let both = Procedure::local(handler).read_chunks(2, PAGE).uncounted();
-    services.add(PROGRAM, VERSION, BOTH, both.landing(choose));
+    services.add(PROGRAM, VERSION, BOTH, both.place_reads_in(choose));
     let reads = Rc::new(Cell::new(0));
     let count = Rc::clone(&reads);
     let fabric = Trace::new(place::open(&address), trace::length, move |line| {
@@ -329,7 +329,7 @@ fn calls_that_wait_for_memory_give_their_pages_back_meanwhile() {
     let (hold, held) = mpsc::channel();
     let own = arena.clone();
     let deferred = Procedure::deferred(move |call| hold.send(call).expect("somebody takes it"));
-    let both = deferred.read_chunks(1, PAGE).uncounted().write_chunks(1, 60_000).landing(move |_, _, _| page_of(&own));
+    let both = deferred.read_chunks(1, PAGE).uncounted().write_chunks(1, 60_000).place_reads_in(move |_, _, _| page_of(&own));
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, BOTH, both);
     let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);

@@ -406,7 +406,7 @@ fn draining_finishes_what_is_under_way_and_refuses_what_is_new() {
                 if !closed && let Ok(call) = client.prepare(ECHO, 4) {
                     closed = client.start(first, call, 100).is_none();
                 }
-                whole == 4 && closed && !client.is_open(first)
+                whole == 4 && closed && !client.is_established(first)
             }),
             "{whole} of 4 calls ended"
         );

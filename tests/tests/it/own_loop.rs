@@ -261,7 +261,7 @@ fn drained_by_hand(world: &World) -> (LocalServer, LocalClient, Connection) {
     assert!(settles(|| {
         server.poll();
         client.poll(|_| {});
-        client.is_open(connection)
+        client.is_established(connection)
     }));
     (server, client, connection)
 }
@@ -366,7 +366,7 @@ fn a_server_and_a_client_sleep_in_one_loop_of_their_callers() {
             assert_eq!(done.result.expect("a reply").results(), b"one loop");
             ended += 1;
         });
-        if client.is_open(connection) && started == ended && started < 100 {
+        if client.is_established(connection) && started == ended && started < 100 {
             let mut call = client.prepare(ECHO, 8).expect("memory");
             call.put_args(b"one loop").expect("room");
             client.start(connection, call, 0);

@@ -193,7 +193,7 @@ fn calls_that_wait_for_calls_the_other_way_are_answered() {
         for mut reply in pending {
             reply.wait().expect("it was answered");
         }
-        assert_eq!(forward.closed_because(), None, "{scheme:?}");
+        assert_eq!(forward.close_reason(), None, "{scheme:?}");
     }
 }
 

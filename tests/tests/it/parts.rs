@@ -103,7 +103,7 @@ fn a_reply_in_parts_gets_through_when_what_waits_behind_it_has_the_buffers() {
             server.poll_control();
             server.poll_once();
             client.poll(|done| panic!("{done:?}"));
-            client.is_open(first)
+            client.is_established(first)
         }));
         for token in 0..6 {
             let mut call = client.prepare(if token == 0 { LONG } else { SHORT }, 0).expect("a buffer");

@@ -151,7 +151,7 @@ fn a_server_that_is_dropped_tells_each_end_once_when_its_workers_are_through() {
         for client in [&mut client, &mut other] {
             assert!(settles(|| {
                 client.poll(drop);
-                !client.is_open(client.first())
+                !client.is_established(client.first())
             }));
         }
         assert!(!log.all().contains(&Told::Stopped(busy)), "calls of it run: {:?}", log.all());
@@ -189,7 +189,7 @@ fn a_server_that_its_caller_polls_tells_of_peers_too() {
     let mut server = LocalServer::bind(&address, small(), standard_services().to_local()).expect("a server");
     let log = Log::default();
     let told = log.clone();
-    server.tell_of_peers(PeerHook::new(move |event| match event {
+    server.set_peer_hook(PeerHook::new(move |event| match event {
         PeerEvent::Established(peer) => told.add(Told::Established(peer.caller())),
         PeerEvent::Ended(peer, _) => told.add(Told::Left(peer.caller())),
         other => panic!("{other:?}"),

@@ -189,17 +189,17 @@ fn settings_may_change_with_a_reconnection() {
         assert_eq!(told.recv().expect("the server speaks").1, HeaderType::Nomsg);
         let first = client.first();
         let mut call = client.prepare(ECHO, 0).expect("a buffer");
-        call.deadline(Duration::from_millis(1));
+        call.timeout(Duration::from_millis(1));
         client.start(first, call, 1);
         let mut ended = false;
         // It is given up, but has been sent; then the connection is lost.
         assert!(settles(|| {
             client.poll(|_| ended = true);
-            ended && !client.is_open(first)
+            ended && !client.is_established(first)
         }));
         assert!(settles(|| {
             client.poll(|_| {});
-            client.is_open(first)
+            client.is_established(first)
         }));
     }
     let call = client.prepare(ECHO, 0).expect("a buffer");

@@ -68,7 +68,7 @@ fn rounds(
     let fabric = address.open(&small()).expect("a fabric");
     let mut client = LocalClient::open(fabric, small_client(small())).expect("a client");
     let connection = client.begin_connect(&address).expect("it begins");
-    while !client.is_open(connection) {
+    while !client.is_established(connection) {
         server.poll();
         client.poll(|_| {});
     }
@@ -161,7 +161,7 @@ fn observed(max_reads: Option<usize>, connections: usize, together: usize) -> (R
     let mut client = LocalClient::open(fabric, small_client(small())).expect("a client");
     let connect = |_| client.begin_connect(&address).expect("it begins");
     let all: Vec<_> = (0..connections).map(connect).collect();
-    while !all.iter().all(|&connection| client.is_open(connection)) {
+    while !all.iter().all(|&connection| client.is_established(connection)) {
         turn();
         client.poll(|_| {});
     }

@@ -134,12 +134,12 @@ fn attempts_end_and_deadlines_hold_while_there_is_no_connection() {
     let first = client.first();
     drop(world.take_server());
     let mut call = client.prepare(rpcrdma_tests::ECHO, 4).unwrap();
-    call.deadline(Duration::from_millis(20));
+    call.timeout(Duration::from_millis(20));
     client.start(first, call, 1);
     let call = client.prepare(rpcrdma_tests::ECHO, 4).unwrap();
     client.start(first, call, 2);
     let ended = ends(&mut client, 2);
     assert!(matches!(ended[0], (1, Err(CallError::TimedOut { .. }))), "{ended:?}");
     assert!(matches!(ended[1], (2, Err(CallError::ConnectionLost { .. }))), "{ended:?}");
-    assert!(client.closed_because(first).is_some());
+    assert!(client.close_reason(first).is_some());
 }

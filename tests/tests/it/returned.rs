@@ -38,7 +38,7 @@ fn start(client: &mut LocalClient, procedure: u32, token: u64, deadline: Option<
     let mut call = client.prepare_with_chunks(procedure, 0).expect("memory");
     call.read_chunk(0, data).expect("its first");
     call.write_chunk(room).expect("its first");
-    deadline.into_iter().for_each(|time| call.deadline(time));
+    deadline.into_iter().for_each(|time| call.timeout(time));
     client.start(first, call, token);
 }
 
@@ -181,10 +181,10 @@ fn a_client_with_a_thread_gives_them_back_too() {
     assert_eq!(whole(block_on(call(&mut client, MISSING)), 7).0, refused);
     let mut pending = call(&mut client, KEEP);
     assert!(settles(|| !kept.lock().expect("no panic").is_empty()));
-    assert!(client.is_open());
+    assert!(!client.is_closed());
     drop(world.take_server());
     assert_eq!(whole(pending.wait(), 7).0, CallError::ConnectionLost { sent: true });
-    assert!(!client.is_open() && client.closed_because().is_some());
+    assert!(client.is_closed() && client.close_reason().is_some());
     kept.lock().expect("no panic").clear();
 }
 
@@ -245,11 +245,11 @@ fn a_call_whose_shard_has_stopped_gives_them_back() {
     let (_forward, mut reverse) = both_ways(&mut world, small(), small());
     let mut data = reverse.alloc(LEN).expect("memory");
     pattern(5, &mut data);
-    assert!(reverse.is_open());
+    assert!(!reverse.is_closed());
     drop(world.take_server());
     let call = ClientCall::new(STORE).read_chunk(4, data);
     assert_eq!(sent(reverse.start(call).expect_err("nobody is there"), 5), CallError::Closed);
-    assert!(!reverse.is_open() && reverse.closed_because().is_some());
+    assert!(reverse.is_closed() && reverse.close_reason().is_some());
 }
 
 #[test]

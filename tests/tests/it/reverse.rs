@@ -142,8 +142,8 @@ fn reverse_calls_end_with_the_connection() {
         error.is_some()
     }));
     assert!(matches!(error, Some(CallError::Closed | CallError::ConnectionLost { .. })), "{error:?}");
-    assert!(settles(|| reverse.closed_because().is_some()));
-    let reason = reverse.closed_because();
+    assert!(settles(|| reverse.close_reason().is_some()));
+    let reason = reverse.close_reason();
     assert!(matches!(reason, Some(CloseReason::Disconnected { .. })), "{reason:?}");
     drop(reverse);
 }
@@ -159,5 +159,5 @@ fn who_calls_back_too_late_is_told_so() {
     assert!(settles(|| world.server().stats().iter().all(|stats| stats.connections == 0)));
     let mut reverse = world.server().call_back(told.recv().unwrap(), small_client(small())).unwrap();
     assert_eq!(echo(&mut reverse, b"four"), Err(CallError::Closed));
-    assert_eq!(reverse.closed_because(), Some(&CloseReason::Before));
+    assert_eq!(reverse.close_reason(), Some(&CloseReason::Before));
 }

@@ -377,7 +377,7 @@ fn what_lands_has_nothing_of_what_was_there() {
         };
         let stored = Procedure::new(mirror).read_chunks(1, PAGE).uncounted().write_chunks(1, PAGE);
         let mut services = services();
-        let stored = stored.results_from_handler().landing(move |_, _, _| page_of(&own));
+        let stored = stored.results_from_handler().place_reads_in(move |_, _, _| page_of(&own));
         services.add(PROGRAM, VERSION, STORED, stored);
         let shard = small().with(|c| {
             c.wire.credit_mode = scheme;

@@ -133,7 +133,7 @@ fn many_threads_share_one_connection() {
     let client = connect(&world, &address, small());
     std::thread::scope(|scope| {
         for thread in 0..6u32 {
-            let mut client = client.another();
+            let mut client = client.clone();
             scope.spawn(move || {
                 for n in 0..300u32 {
                     let args = [[thread as u8; 60], [n as u8; 60]].concat();
@@ -171,7 +171,7 @@ fn deadlines_limits_and_the_end() {
     let address = world.serve_with(workers(), gated(&gate, true));
     let mut client = connect(&world, &address, small().with(|c| c.limits.max_calls = 4));
     let slow = || ClientCall::new(GATED);
-    let failed = client.call(slow().deadline(Duration::from_millis(1))).unwrap_err();
+    let failed = client.call(slow().timeout(Duration::from_millis(1))).unwrap_err();
     assert_eq!(failed.error, CallError::TimedOut { sent: true });
 
     let mut started: Vec<_> = (0..4).map(|_| client.start(slow()).unwrap()).collect();
@@ -209,7 +209,7 @@ fn a_lost_server_ends_what_waits_for_it() {
     let slow = || ClientCall::new(WORKER_ECHO).args(20_000u32.to_be_bytes());
     let pending: Vec<_> = (0..20).map(|_| client.start(slow()).unwrap()).collect();
     let waiter = {
-        let mut client = client.another();
+        let mut client = client.clone();
         std::thread::spawn(move || client.call(ClientCall::new(WORKER_ECHO).args(20_000u32.to_be_bytes())).map(drop))
     };
     drop(world.take_server());
@@ -237,18 +237,18 @@ fn a_lost_connection_has_a_reason() {
         let (services, kept) = keeping();
         world.serve_at(&address, small_server(), services);
         let mut client = connect(&world, &address, small());
-        let other = client.another();
+        let other = client.clone();
         // Nobody answers it.
         let mut slow = client.start(ClientCall::new(KEEP)).unwrap();
         client.call(ClientCall::new(ECHO)).unwrap();
         assert!(settles(|| !kept.lock().expect("no panic").is_empty()));
-        assert_eq!((client.closed_because(), other.closed_because()), (None, None));
+        assert_eq!((client.close_reason(), other.close_reason()), (None, None));
         let server = world.take_server();
         let end = std::thread::spawn(move || drop(server));
         assert!(matches!(slow.wait(), Err(FailedCall { error: CallError::ConnectionLost { .. }, .. })));
         // The reason is there as soon as a call has ended.
         for client in [&client, &other] {
-            assert!(matches!(client.closed_because(), Some(CloseReason::Disconnected { .. })));
+            assert!(matches!(client.close_reason(), Some(CloseReason::Disconnected { .. })));
         }
         end.join().unwrap();
         kept.lock().expect("no panic").clear();
@@ -261,10 +261,10 @@ fn a_connection_that_was_closed_says_so() {
     let address = world.serve(small_server());
     let mut client = connect(&world, &address, small());
     client.call(ClientCall::new(ECHO)).unwrap();
-    assert_eq!(client.closed_because(), None);
+    assert_eq!(client.close_reason(), None);
     client.close();
-    assert!(settles(|| client.closed_because().is_some()));
-    let reason = client.closed_because();
+    assert!(settles(|| client.close_reason().is_some()));
+    let reason = client.close_reason();
     assert!(matches!(reason, Some(CloseReason::Disconnected { cause: Disconnect::Local, .. })), "{reason:?}");
     assert_eq!(client.call(ClientCall::new(ECHO)).map(drop).map_err(CallError::from), Err(CallError::Closed));
 }

@@ -57,7 +57,7 @@ impl Bench {
             }
             server.as_mut().is_some_and(|peer| {
                 peer.turn();
-                peer.is_up() && client.is_open(connection)
+                peer.is_up() && client.is_established(connection)
             })
         }));
         let mut server = server.expect("it is connected");

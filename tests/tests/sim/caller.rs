@@ -177,7 +177,7 @@ impl Caller {
         let mut ended = Vec::new();
         self.client.poll(|done| ended.push(done));
         for link in &mut self.desk.links {
-            link.opened |= self.client.is_open(link.connection);
+            link.opened |= self.client.is_established(link.connection);
         }
         for done in ended {
             self.desk.ended(&mut self.client, done);
@@ -193,7 +193,7 @@ impl Caller {
         if link.over {
             return;
         }
-        let Some(reason) = self.client.closed_because(link.connection) else { return };
+        let Some(reason) = self.client.close_reason(link.connection) else { return };
         link.over = true;
         // Addresses differ from run to run.
         let reason = reason.to_string().split('"').step_by(2).collect::<String>();

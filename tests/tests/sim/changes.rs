@@ -17,7 +17,7 @@ pub(crate) fn make(client: &mut LocalClient<Device>, links: &[Link], random: &mu
     if random.once_in(2) {
         return resize(client, random, journal);
     }
-    let open: Vec<_> = links.iter().filter(|link| client.is_open(link.connection)).collect();
+    let open: Vec<_> = links.iter().filter(|link| client.is_established(link.connection)).collect();
     if open.is_empty() {
         return;
     }

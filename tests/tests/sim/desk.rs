@@ -189,7 +189,7 @@ impl Desk {
                 return false;
             }
             Err(CallError::Closed) => {
-                assert!(!client.is_open(connection), "an open connection says that it is closed");
+                assert!(!client.is_established(connection), "an open connection says that it is closed");
                 return false;
             }
             Err(other) => panic!("{}: {other}", self.journal.who()),
@@ -200,14 +200,14 @@ impl Desk {
         // A hostile peer may never answer.
         let deadline = (self.links[link].hostile || self.random.once_in(given)).then(|| {
             let time = 1 + self.random.below(200 * self.plan.tick as usize) as u64;
-            call.deadline(Duration::from_nanos(time));
+            call.timeout(Duration::from_nanos(time));
             self.time.now() + time
         });
         self.journal.note(format_args!("call {token} on {link}: {}", shape.form));
         let entry = &mut self.links[link];
         entry.under_way += 1;
         let crowded = entry.under_way + entry.given_up > entry.room;
-        let refused = !client.is_open(connection);
+        let refused = !client.is_established(connection);
         let ends = client.shard().fabric().ends();
         let id = client.start(connection, call, token);
         let call = Call { link, shape, id, deadline, cancelled: false, crowded, refused, ends, places };
@@ -309,7 +309,7 @@ impl Desk {
             self.journal.count(call.shape.form, 1);
             return;
         }
-        let over = link.over || client.closed_because(link.connection).is_some();
+        let over = link.over || client.close_reason(link.connection).is_some();
         let (what, is_true) = match error {
             CallError::ConnectionLost { .. } => {
                 let again = client.shard().fabric().ends() > call.ends;
@@ -376,7 +376,7 @@ impl Desk {
         let first = self.pinged;
         for link in first..self.links.len() {
             let Link { connection, hostile, room, .. } = self.links[link];
-            if client.is_open(connection) && !hostile && room > 0 && !self.call(client, link, Shape::ping()) {
+            if client.is_established(connection) && !hostile && room > 0 && !self.call(client, link, Shape::ping()) {
                 assert!(link > first, "{}: no memory though nothing is under way", self.journal.who());
                 return false;
             }

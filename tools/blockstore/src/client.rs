@@ -92,7 +92,7 @@ impl BlockClient {
     /// A call without arguments.
     fn simple<T: Xdr>(&mut self, procedure: u32, patience: Duration) -> anyhow::Result<T> {
         let mut call = self.client.prepare(procedure, 0)?;
-        call.deadline(patience);
+        call.timeout(patience);
         let reply = self.client.call(call).map_err(|failed| explain(failed.error))?;
         Ok(codec::decode_result(reply.results())??)
     }
@@ -287,7 +287,7 @@ fn now() -> Instant {
 fn prepare<T: Xdr>(client: &mut LocalClient, procedure: u32, args: &T) -> anyhow::Result<PreparedCall> {
     let mut call = client.prepare_with_chunks(procedure, T::LEN)?;
     args.encode(&mut Writer::new(call.args_mut()))?;
-    call.deadline(PATIENCE);
+    call.timeout(PATIENCE);
     Ok(call)
 }
 

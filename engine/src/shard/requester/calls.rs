@@ -28,7 +28,7 @@ pub(crate) struct CallRequest {
     /// Most bytes of inline results that the reply may have.
     pub(crate) max_reply: usize,
     /// From now.
-    pub(crate) deadline: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
     pub(crate) token: u64,
     pub(crate) sink: Sink,
 }
@@ -42,8 +42,8 @@ impl Requester {
         conn: &mut Conn,
         request: CallRequest,
     ) -> Option<CallId> {
-        let CallRequest { mut message, mut memory, deadline, token, sink, .. } = request;
-        let deadline = cx.clock.after(deadline);
+        let CallRequest { mut message, mut memory, timeout, token, sink, .. } = request;
+        let deadline = cx.clock.after(timeout);
         let allowed = memory.is_none() && conn.proto.terms().version == Version::V2;
         let shaped = if allowed {
             // A chunk would have to be revoked, and nobody says when.
@@ -84,9 +84,9 @@ impl Requester {
         conn: ConnRef,
         request: CallRequest,
     ) -> Option<CallId> {
-        let CallRequest { message, memory, max_reply, deadline, token, sink } = request;
+        let CallRequest { message, memory, max_reply, timeout, token, sink } = request;
         cx.stats.calls += 1;
-        let deadline = cx.clock.after(deadline);
+        let deadline = cx.clock.after(timeout);
         self.next_deadline = self.next_deadline.min(deadline);
         let started = cx.sample();
         let Some(mut conn) = cx.conns.take_ref(conn) else {
@@ -97,7 +97,7 @@ impl Requester {
         let call = if plain && !cx.reconnect.retransmit {
             self.start_plain(cx, &mut conn, message, (token, deadline), (sink, started))
         } else {
-            let request = CallRequest { message, memory, max_reply, deadline: None, token, sink };
+            let request = CallRequest { message, memory, max_reply, timeout: None, token, sink };
             self.start_shaped(cx, &mut conn, request, deadline, started)
         };
         // As `lend` does: to move the call into a closure would take as long as all of this.
@@ -137,7 +137,7 @@ impl Requester {
         Some(call)
     }
 
-    /// Starts any other call; `deadline` is a time, and that of `request` says nothing.
+    /// Starts any other call; `deadline` is a point in time; the time-out of `request` is unused.
     fn start_shaped<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,

@@ -157,9 +157,9 @@ impl Responder {
             let index = call.push_argument(position);
             if let Some(services) = &self.services
                 && let entry = services.entry(call.entry())
-                && entry.lands()
+                && entry.places_reads()
             {
-                return choose_landing(cx, entry, call, index, len);
+                return choose_read_target(cx, entry, call, index, len);
             }
         }
         lend(cx.alloc_chunk(len))
@@ -256,7 +256,7 @@ fn lend(buf: Option<Buf>) -> Result<Lent, NoLanding> {
 
 /// Has a procedure choose where a Read chunk lands.
 #[inline(never)]
-fn choose_landing<F: Fabric>(
+fn choose_read_target<F: Fabric>(
     cx: &Context<F>,
     entry: &Procedure<Local>,
     call: &Call<Ready>,
@@ -264,7 +264,7 @@ fn choose_landing<F: Fabric>(
     len: usize,
 ) -> Result<Lent, NoLanding> {
     let wrong = |why: String| Err(NoLanding::Wrong(why));
-    let mut buf = match entry.choose_landing(call, index, len) {
+    let mut buf = match entry.choose_read_target(call, index, len) {
         Ok(Some(buf)) => buf,
         Ok(None) if cx.pool.room(len).1 == 0 => {
             return wrong(format!("none was chosen, and no buffer of `memory.bulk_buffers` has {len} bytes"));

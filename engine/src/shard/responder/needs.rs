@@ -138,7 +138,7 @@ impl Responder {
                 let results = capacities.map(room).filter(|&len| len > 0);
                 needs.extend(results.map(|len| Need::bulk(cx.chunk_room(len))));
             }
-            lands = entry.lands();
+            lands = entry.places_reads();
         }
         // Whoever chooses where they land has memory for them.
         if !lands {

@@ -54,7 +54,7 @@ async fn fill(mut store: Store, seed: u32, client: u32) -> Result<()> {
 
 async fn verify(mut store: Store, seed: u32, client: u32) -> Result<()> {
     // Another task, of the same connection, lists them meanwhile.
-    let mut other = store.another();
+    let mut other = store.clone();
     let names = tokio::spawn(async move { other.list(&format!("{seed}/{client}/")).await });
     for key in 0..KEYS {
         let expected = is_kept(key).then(|| value(seed, client, key));

@@ -274,7 +274,7 @@ impl Raw {
         let args = writer.into_written();
         let mut call = self.0.prepare_with_chunks(procedure, args.len()).expect("a buffer");
         call.args_mut().copy_from_slice(args);
-        call.deadline(Duration::from_secs(60));
+        call.timeout(Duration::from_secs(60));
         call
     }
 

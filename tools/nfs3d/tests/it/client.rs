@@ -198,7 +198,7 @@ impl Nfs {
         let mut call = self.client.prepare(procedure as u32, arguments.len()).expect("memory");
         call.args_mut().copy_from_slice(arguments);
         call.expect_reply(longest);
-        call.deadline(PATIENCE);
+        call.timeout(PATIENCE);
         self.client.call(call).map_err(CallError::from)
     }
 
@@ -278,7 +278,7 @@ impl Nfs {
         let mut call = self.client.prepare_with_chunks(NFS_PROGRAM::NFSPROC3_READ as u32, args.len()).expect("memory");
         call.args_mut().copy_from_slice(&args);
         call.write_chunk(room).expect("a chunk");
-        call.deadline(PATIENCE);
+        call.timeout(PATIENCE);
         let reply = self.client.call(call).expect("a reply");
         let mut results = reply.results();
         let (status, _) = nfsstat3::unpack(&mut results).expect("a status");
@@ -330,7 +330,7 @@ impl Nfs {
         let mut call = self.client.prepare_with_chunks(NFS_PROGRAM::NFSPROC3_WRITE as u32, args.len()).expect("memory");
         call.args_mut().copy_from_slice(&args);
         call.read_chunk(args.len(), buf).expect("a chunk");
-        call.deadline(PATIENCE);
+        call.timeout(PATIENCE);
         decode(self.client.call(call).expect("a reply").results())
     }
 

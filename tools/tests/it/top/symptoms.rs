@@ -90,7 +90,7 @@ impl Load {
                     client.begin_connect(address).expect("it begins");
                 }
                 let mut under_way = 0;
-                while !stop.load(Ordering::Relaxed) && client.is_open(client.first()) {
+                while !stop.load(Ordering::Relaxed) && client.is_established(client.first()) {
                     while under_way < self.depth && self.start(&mut client) {
                         under_way += 1;
                     }

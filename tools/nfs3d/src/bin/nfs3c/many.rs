@@ -39,7 +39,7 @@ impl Nfs {
                 let slot = end.token as usize;
                 let Some(job) = under_way[slot].take() else { continue };
                 free.push(slot);
-                let reply = end.result.map_err(|error| match client.closed_because(first) {
+                let reply = end.result.map_err(|error| match client.close_reason(first) {
                     Some(reason) => anyhow::anyhow!("{error}; the connection ended: {reason}"),
                     None => error.into(),
                 })?;
