@@ -133,10 +133,9 @@ fn client_side_start_chunks<F: Fabric>(
 ) -> Result<(), Box<dyn Error>> {
     let connection = client.first();
     for token in 0..depth {
-        let mut call = client.prepare_with_chunks(procedure, 0)?;
+        let mut call = client.prepare(procedure, 0)?;
         let chunk = client.alloc(connection, PAYLOAD)?;
-        let full = if procedure == WRITE { call.read_chunk(0, chunk) } else { call.write_chunk(chunk) };
-        full.map_err(|_| "no room for a chunk")?;
+        call = if procedure == WRITE { call.read_chunk(0, chunk) } else { call.write_chunk_into(chunk) };
         client.start(connection, call, token);
     }
     client.flush();

@@ -7,7 +7,7 @@
 //! chunk* is room for a result that the server puts there.
 //!
 //! ```
-//! use rpcrdma::client::ClientConfig;
+//! use rpcrdma::client::{ClientCall, ClientConfig};
 //! use rpcrdma::server::ServerConfig;
 //! use rpcrdma::{Address, LocalClient, Procedure, Refusal, Server, Services};
 //!
@@ -41,10 +41,7 @@
 //! // Memory for chunks is the client's to give: the server reaches it for this call only.
 //! let mut argument = client.alloc(connection, text.len())?;
 //! argument.copy_from_slice(&text);
-//! let room = client.alloc(connection, text.len())?;
-//! let mut call = client.prepare_with_chunks(UPPERCASE, 0)?;
-//! call.read_chunk(0, argument)?;
-//! call.write_chunk(room)?;
+//! let call = ClientCall::new(UPPERCASE).read_chunk(0, argument).write_chunk(text.len() as u32);
 //! let reply = client.call(call)?;
 //! assert_eq!(reply.results(), (text.len() as u32).to_be_bytes());
 //! assert_eq!(reply.chunk(0), Some(&text.to_ascii_uppercase()[..]));

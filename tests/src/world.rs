@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rpcrdma::client::{ClientConfig, Connection, LocalClient, PreparedCall};
+use rpcrdma::client::{ClientCall, ClientConfig, Connection, LocalClient};
 use rpcrdma::fabric::Fabric;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, CallError, CallResult, Config, FailedCall, Server, Services};
@@ -179,8 +179,8 @@ fn words(values: &[u32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_be_bytes()).collect()
 }
 
-fn prepared<F: Fabric>(client: &mut LocalClient<F>, procedure: u32, args: &[u8]) -> Result<PreparedCall, CallError> {
-    let mut call = client.prepare_with_chunks(procedure, args.len())?;
+fn prepared<F: Fabric>(client: &mut LocalClient<F>, procedure: u32, args: &[u8]) -> Result<ClientCall, CallError> {
+    let mut call = client.prepare(procedure, args.len())?;
     call.args_mut().copy_from_slice(args);
     Ok(call)
 }
@@ -219,7 +219,7 @@ pub fn store<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize]) 
     let mut at = 4;
     for (n, &len) in lens.iter().enumerate() {
         let data = filled(client, first, seed + n as u32, len)?;
-        call.read_chunk(at, data).expect("at most MAX_CHUNKS");
+        call = call.read_chunk(at, data);
         at += len.next_multiple_of(4);
     }
     let mut reply = client.call(call)?;
@@ -246,7 +246,7 @@ pub fn load<F: Fabric>(client: &mut LocalClient<F>, seed: u32, chunks: &[(usize,
     for &(room, _) in chunks {
         let mut buf = client.alloc(first, room)?;
         buf.fill(0xEE);
-        call.write_chunk(buf).expect("at most MAX_CHUNKS");
+        call = call.write_chunk_into(buf);
     }
     loaded(client.call(call), seed, chunks)
 }
@@ -271,10 +271,10 @@ pub fn mirror<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize])
     let mut at = 4;
     for (n, &len) in lens.iter().enumerate() {
         let data = filled(client, first, seed + n as u32, len)?;
-        call.read_chunk(at, data).expect("at most MAX_CHUNKS");
+        call = call.read_chunk(at, data);
         at += len.next_multiple_of(4);
         let room = client.alloc(first, len)?;
-        call.write_chunk(room).expect("at most MAX_CHUNKS");
+        call = call.write_chunk_into(room);
     }
     let chunks: Vec<_> = lens.iter().map(|&len| (len, len)).collect();
     loaded(client.call(call), seed, &chunks)

@@ -103,11 +103,11 @@ fn start(client: &mut LocalClient, token: u64) {
 
 fn start_bulk(client: &mut LocalClient, token: u64) {
     let first = client.first();
-    let mut call = client.prepare_with_chunks(MIRROR, 0).expect("a buffer");
+    let mut call = client.prepare(MIRROR, 0).expect("a buffer");
     let mut data = client.alloc(first, 9000).expect("a buffer");
     data.fill(token as u8);
-    call.read_chunk(0, data).expect("room");
-    call.write_chunk(client.alloc(first, 9000).expect("a buffer")).expect("room");
+    call = call.read_chunk(0, data);
+    call = call.write_chunk_into(client.alloc(first, 9000).expect("a buffer"));
     client.start(first, call, token);
 }
 

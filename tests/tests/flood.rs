@@ -223,10 +223,10 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
     scanty.add(PROGRAM, VERSION, 24, Procedure::new(|_| Ok(())).write_chunks(4, 1 << 20));
     let address = world.serve_with(rpcrdma::server::ServerConfig { shard: poor, ..small_server() }, scanty);
     let mut other = world.client(&address, small());
-    let mut call = other.prepare_with_chunks(24, 0).expect("a buffer");
+    let mut call = other.prepare(24, 0).expect("a buffer");
     for _ in 0..2 {
         let room = other.alloc(other.first(), 1 << 20).expect("a buffer");
-        call.write_chunk(room).expect("room");
+        call = call.write_chunk_into(room);
     }
     assert_eq!(other.call(call).map(drop).map_err(CallError::from), Err(CallError::Transport(ErrorBody::System)));
     let mut peer = RawPeer::connect(&address);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rpcrdma::client::{ClientConfig, PreparedCall};
-use rpcrdma::config::{LimitsConfig, MemoryConfig, ReconnectConfig, WireConfig};
+use rpcrdma::binding::nfs3;
+use rpcrdma::client::{ClientCall, ClientConfig};
 use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::mempool::PagePolicy;
 use rpcrdma::proto::binding::nfs3;
@@ -209,16 +209,16 @@ fn config(args: &Args) -> ClientConfig {
 }
 
 /// A NULL call.
-fn null(client: &mut LocalClient, args: &Args) -> Result<PreparedCall, CallError> {
+fn null(client: &mut LocalClient, args: &Args) -> Result<ClientCall, CallError> {
     let mut call = client.prepare(NULL, 0)?;
-    call.timeout(args.timeout);
+    call = call.timeout(args.timeout);
     Ok(call)
 }
 
 /// A NULL call that offers a Reply chunk: whether it was used.
 fn offer_chunk(client: &mut LocalClient, args: &Args) -> Result<bool, CallError> {
     let mut call = null(client, args)?;
-    call.expect_reply(LONG_REPLY);
+    call = call.expect_reply(LONG_REPLY);
     let before = client.stats().messages.long_received;
     client.call(call)?;
     Ok(client.stats().messages.long_received > before)

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rpcrdma::client::{ClientConfig, Connection, LocalClient, PreparedCall};
+use rpcrdma::client::{ClientCall, ClientConfig, Connection, LocalClient};
 use rpcrdma::handoff::idle::{Idle, IdleStep};
 use rpcrdma::proto::Defect;
 use rpcrdma::wire::ErrorBody;
@@ -101,7 +101,7 @@ pub(crate) fn connect(
     let config = ClientConfig { shard: config, services, ..ClientConfig::new(service::PROGRAM, service::VERSION) };
     let mut client = LocalClient::connect(address, config).map_err(|e| Failure::run("connect", e))?;
     let mut call = client.prepare(service::INFO, 0).map_err(|e| Failure::run("call", e))?;
-    call.timeout(PATIENCE);
+    call = call.timeout(PATIENCE);
     let reply = client.call(call).map_err(|error| {
         Failure::Run(format!(
             "asking {address} who it is, by {}: {error}; is it an rpcperf, with the same --version and --credit-scheme?",
@@ -172,7 +172,7 @@ impl RpcTarget {
 
     /// An inline call of the lane, its payload stamped.
     #[inline(always)]
-    fn prepare_plain(&mut self, token: u32) -> Result<PreparedCall, CallError> {
+    fn prepare_plain(&mut self, token: u32) -> Result<ClientCall, CallError> {
         let mut call = self.client.prepare(self.procedure, self.args)?;
         self.stamp = self.stamp.wrapping_add(1);
         self.lanes[token as usize].payload.expected = service::stamp(call.args_mut(), self.stamp);
@@ -180,33 +180,31 @@ impl RpcTarget {
     }
 
     /// A call of the lane whose payload is among its arguments or results, stamped.
-    fn prepare_message(&mut self, token: u32) -> Result<PreparedCall, CallError> {
+    fn prepare_message(&mut self, token: u32) -> Result<ClientCall, CallError> {
         let mut call = self.client.prepare(self.procedure, self.args)?;
         self.stamp = self.stamp.wrapping_add(1);
         self.lanes[token as usize].payload.expected = self.shape.write_args(call.args_mut(), self.stamp);
-        call.expect_reply(self.results);
+        call = call.expect_reply(self.results);
         Ok(call)
     }
 
     /// A call of the lane whose payload travels by RDMA, stamped.
-    fn prepare_chunk(&mut self, token: u32) -> Result<PreparedCall, CallError> {
-        let mut call = self.client.prepare_with_chunks(self.procedure, self.args)?;
+    fn prepare_chunk(&mut self, token: u32) -> Result<ClientCall, CallError> {
+        let mut call = self.client.prepare(self.procedure, self.args)?;
         self.stamp = self.stamp.wrapping_add(1);
         let lane = &mut self.lanes[token as usize].payload;
-        let mut payload = lane.chunk.take().ok_or(CallError::from(Defect::NotForChunks))?;
-        let refused = if self.shape.receives_chunk() {
+        let mut payload = lane.chunk.take().expect("a lane has one call at a time");
+        Ok(if self.shape.receives_chunk() {
             // Whatever is there must not be taken for what comes.
             service::stamp(&mut payload, 0);
-            call.write_chunk(payload)
+            call.write_chunk_into(payload)
         } else {
             let count = (payload.len() as u32).to_be_bytes();
             let too_long = |_| CallError::TooLong { needed: 4, limit: self.args, knob: Knob::MessageBuffers };
             call.put_args(&count).map_err(too_long)?;
             lane.expected = service::stamp(&mut payload, self.stamp);
             call.read_chunk(4, payload)
-        };
-        refused?;
-        Ok(call)
+        })
     }
 
     /// True if it slept.
@@ -251,7 +249,7 @@ impl RpcTarget {
         let what = "asking the server for calls of its own";
         let mut call = self.client.prepare(procedure, args.len()).map_err(|e| Failure::run(what, e))?;
         call.args_mut().copy_from_slice(args);
-        call.timeout(PATIENCE);
+        call = call.timeout(PATIENCE);
         self.client.call(call).map_err(|e| Failure::run(what, e))
     }
 

@@ -5,26 +5,23 @@ mod changes;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 use rustix::fd::{AsFd, BorrowedFd};
 
+use super::call::{Args, ClientCall, Placed, move_reads};
 use super::header::Template;
 use super::{ClientConfig, ConnectError};
 use crate::address::Address;
-use crate::binding::BindingError;
-use crate::config::Config;
+use crate::config::{Config, HEADROOM_CALL};
 use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
 use crate::handoff::idle::Idle;
-use crate::proto::{CallError, CallId, Defect};
-use crate::service::MAX_CHUNKS;
+use crate::proto::{CallError, CallId};
 use crate::shard::{
     CallRequest, CallResult, ChunkMemory, CloseReason, ConnRef, Done, FailedCall, Memory, Notice, OpenError, Shard,
-    SimulatedTime, Sink, check, headroom,
+    SimulatedTime, Sink, check,
 };
 use crate::stats::ShardStats;
-use crate::wire::NoSpace;
 
 /// One of a local client's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,11 +38,10 @@ const YIELD_EVERY: u32 = 256;
 /// A client on the caller's own thread. Nothing happens unless it is polled.
 ///
 /// ```no_run
-/// use rpcrdma::client::{ClientConfig, LocalClient};
+/// use rpcrdma::client::{ClientCall, ClientConfig, LocalClient};
 ///
 /// let mut client = LocalClient::connect(&"soft:demo".parse()?, ClientConfig::new(0x2000_0001, 1))?;
-/// let call = client.prepare(0, 0)?;
-/// let reply = client.call(call)?;
+/// let reply = client.call(ClientCall::new(0))?;
 /// println!("{} bytes of results", reply.results().len());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -59,123 +55,6 @@ pub struct LocalClient<F: Fabric = AnyFabric> {
     /// Ended calls that a blocking call came across.
     waiting: Vec<Done>,
     config: ClientConfig,
-}
-
-/// A call with the memory that it is sent from.
-#[derive(Debug)]
-pub struct PreparedCall {
-    message: Buf,
-    args_at: usize,
-    /// Bytes of the message, from its start on, that are this call's; the others hold what other messages
-    /// had there.
-    filled: usize,
-    memory: ChunkMemory,
-    procedure: u32,
-    one_way: bool,
-    max_reply: usize,
-    timeout: Option<Duration>,
-}
-
-/// A chunk that a call does not take, with the buffer that was given for it.
-#[derive(Debug, thiserror::Error)]
-#[error("{error}")]
-#[non_exhaustive]
-pub struct ChunkError {
-    /// Why: [`CallError::Invalid`] or [`CallError::Invalid`].
-    pub error: CallError,
-    /// Back to whoever gave it.
-    pub buf: Buf,
-}
-
-impl ChunkError {
-    #[cold]
-    fn not_prepared(buf: Buf) -> Self {
-        Self { error: Defect::NotForChunks.into(), buf }
-    }
-
-    #[cold]
-    fn too_many(buf: Buf) -> Self {
-        Self { error: Defect::TooManyChunks { limit: MAX_CHUNKS }.into(), buf }
-    }
-}
-
-impl From<ChunkError> for CallError {
-    fn from(refused: ChunkError) -> Self {
-        refused.error
-    }
-}
-
-impl PreparedCall {
-    /// The arguments, where they are sent from: zero, as far as they are not written yet.
-    /// [`put_args`](Self::put_args) spares the zeroes.
-    #[inline]
-    pub fn args_mut(&mut self) -> &mut [u8] {
-        self.fill();
-        &mut self.message[self.args_at..]
-    }
-
-    /// Writes the next arguments, to where they are sent from; what is never written is sent as zeroes.
-    ///
-    /// # Errors
-    /// There is no room for all of them: none is written.
-    #[inline]
-    pub fn put_args(&mut self, args: &[u8]) -> Result<(), NoSpace> {
-        let room = self.message.get_mut(self.filled..).unwrap_or_default();
-        let available = room.len();
-        let room = room.get_mut(..args.len()).ok_or(NoSpace { needed: args.len(), available })?;
-        room.copy_from_slice(args);
-        self.filled += args.len();
-        Ok(())
-    }
-
-    /// Clears what the memory holds of other messages.
-    #[inline]
-    fn fill(&mut self) {
-        if let Some(rest @ [_, ..]) = self.message.get_mut(self.filled..) {
-            rest.fill(0);
-            self.filled = self.message.len();
-        }
-    }
-
-    /// Sends a buffer as a Read chunk: an argument that belongs at byte `at` of the arguments (a multiple of
-    /// 4), without XDR round-up. The buffer must be of the client's [`alloc`](LocalClient::alloc); its
-    /// window is what is sent.
-    ///
-    /// # Errors
-    /// The buffer back, if the call was not prepared for chunks, or has too many.
-    pub fn read_chunk(&mut self, at: usize, data: Buf) -> Result<(), ChunkError> {
-        let Some(memory) = self.memory.get_mut() else { return Err(ChunkError::not_prepared(data)) };
-        let position = (self.args_at + at) as u32;
-        memory.send.try_push((position, data)).map_err(|full| ChunkError::too_many(full.element().1))
-    }
-
-    /// Offers a buffer as a Write chunk for the next result; its window is how much there is room for. The
-    /// buffer must be of the client's [`alloc`](LocalClient::alloc).
-    ///
-    /// # Errors
-    /// The buffer back, if the call was not prepared for chunks, or has too many.
-    pub fn write_chunk(&mut self, room: Buf) -> Result<(), ChunkError> {
-        let Some(memory) = self.memory.get_mut() else { return Err(ChunkError::not_prepared(room)) };
-        memory.receive.try_push(room).map_err(|full| ChunkError::too_many(full.element()))
-    }
-
-    /// Says that the inline results may come to so many bytes, so that there is room for them however they
-    /// travel. Not needed for results that fit one message.
-    pub fn expect_reply(&mut self, bytes: usize) {
-        self.max_reply = bytes;
-    }
-
-    /// Makes it a call without a reply, of a [one-way](crate::Procedure::one_way) procedure: it has
-    /// ended, well, when it is sent, and nothing says whether it was carried out. In version 2 only, and
-    /// without chunks.
-    pub fn one_way(&mut self) {
-        self.one_way = true;
-    }
-
-    /// Gives the call up after this time from its start.
-    pub fn timeout(&mut self, time: Duration) {
-        self.timeout = Some(time);
-    }
 }
 
 impl LocalClient<AnyFabric> {
@@ -336,41 +215,23 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.is_established(connection.0)
     }
 
-    /// A call with room for `args_len` bytes of arguments, and no chunks.
+    /// Prepares a call with room for `args_len` bytes of arguments, in the memory that it is sent from. A call that was
+    /// [made without a client](ClientCall::new) gets that memory when it starts.
     ///
     /// # Errors
     /// [`CallError::NoMemory`] while the pool has no buffer for it: poll, and try again;
     /// [`CallError::TooLong`] when it never has.
     #[inline(always)]
-    pub fn prepare(&mut self, procedure: u32, args_len: usize) -> Result<PreparedCall, CallError> {
-        self.prepare_in(procedure, args_len, false)
-    }
-
-    /// A call that may have chunks.
-    ///
-    /// # Errors
-    /// As [`prepare`](Self::prepare).
-    pub fn prepare_with_chunks(&mut self, procedure: u32, args_len: usize) -> Result<PreparedCall, CallError> {
-        self.prepare_in(procedure, args_len, true)
+    pub fn prepare(&mut self, procedure: u32, args_len: usize) -> Result<ClientCall, CallError> {
+        Ok(ClientCall::with(procedure, Args::Placed(self.place(procedure, args_len)?)))
     }
 
     #[inline(always)]
-    fn prepare_in(&mut self, procedure: u32, args_len: usize, chunks: bool) -> Result<PreparedCall, CallError> {
-        let room = headroom(chunks);
-        let args_at = self.template.len();
-        let mut message = self.shard.alloc(room + args_at + args_len)?;
-        message.set_window(room, args_at + args_len);
-        self.template.write(&mut message, procedure);
-        Ok(PreparedCall {
-            message,
-            args_at,
-            filled: args_at,
-            memory: if chunks { ChunkMemory::new() } else { ChunkMemory::NONE },
-            procedure,
-            one_way: false,
-            max_reply: 0,
-            timeout: None,
-        })
+    fn place(&mut self, procedure: u32, args_len: usize) -> Result<Placed, CallError> {
+        let len = self.template.len() + args_len;
+        let mut message = self.shard.alloc(HEADROOM_CALL + len)?;
+        message.set_window(HEADROOM_CALL, len);
+        Ok(Placed::new(message, &self.template, procedure))
     }
 
     /// Memory for a chunk of a call on a connection: only that connection's peer is ever given access to it.
@@ -386,15 +247,21 @@ impl<F: Fabric> LocalClient<F> {
     /// Starts a call; [`poll`](Self::poll) tells how it ends, by `token`, exactly once. `None` if it has
     /// ended already.
     #[inline(always)]
-    pub fn start(&mut self, connection: Connection, mut call: PreparedCall, token: u64) -> Option<CallId> {
-        call.fill();
-        let PreparedCall { message, args_at, mut memory, procedure, one_way, max_reply, timeout, .. } = call;
+    pub fn start(&mut self, connection: Connection, call: ClientCall, token: u64) -> Option<CallId> {
+        let ClientCall { args, mut memory, procedure, one_way, max_reply, timeout } = call;
+        let mut placed = match args {
+            Args::Placed(placed) => placed,
+            Args::Owned(args) => match self.place_owned(procedure, &args, &mut memory) {
+                Ok(placed) => placed,
+                Err(error) => return self.fail(token, error, memory),
+            },
+        };
+        placed.fill();
+        let Placed { message, args_at, .. } = placed;
         if let Some(chunks) = memory.get_mut()
-            && let Err(error) = self.check(procedure, message.len() - args_at, chunks)
+            && let Err(error) = self.complete_chunks(connection, procedure, message.len() - args_at, chunks)
         {
-            let failed = FailedCall::new(error.into(), memory);
-            self.shard.fail_call(Sink::Polled, token, failed);
-            return None;
+            return self.fail(token, error, memory);
         }
         let conn = connection.0;
         let sink = Sink::Polled;
@@ -406,15 +273,34 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.start_call(conn, request)
     }
 
-    /// Holds a call with chunks against the binding.
-    fn check(&self, procedure: u32, inline_len: usize, memory: &mut Memory) -> Result<(), BindingError> {
-        if !self.config.limits_chunks() {
-            return Ok(());
+    #[cold]
+    fn fail(&mut self, token: u64, error: CallError, memory: ChunkMemory) -> Option<CallId> {
+        self.shard.fail_call(Sink::Polled, token, FailedCall::new(error, memory))
+    }
+
+    /// Copies owned arguments to where they are sent from.
+    #[inline(never)]
+    fn place_owned(&mut self, procedure: u32, args: &[u8], memory: &mut ChunkMemory) -> Result<Placed, CallError> {
+        let mut placed = self.place(procedure, args.len())?;
+        // It was made as long as they are.
+        let _ = placed.put(args);
+        if let Some(memory) = memory.get_mut() {
+            move_reads(memory, 0, placed.args_at);
         }
-        let reads: ArrayVec<usize, MAX_CHUNKS> = memory.send.iter().map(|(_, buf)| buf.len()).collect();
-        let writes: ArrayVec<usize, MAX_CHUNKS> = memory.receive.iter().map(|buf| buf.len()).collect();
-        memory.most_results = self.config.check_binding(procedure, inline_len, &reads, &writes)?;
-        Ok(())
+        Ok(placed)
+    }
+
+    /// Checks a call with chunks against the binding, and allocates its Write chunks.
+    #[inline]
+    fn complete_chunks(
+        &mut self,
+        connection: Connection,
+        procedure: u32,
+        inline_len: usize,
+        memory: &mut Memory,
+    ) -> Result<(), CallError> {
+        self.config.check_chunks(procedure, inline_len, memory)?;
+        memory.allocate(|len| self.shard.alloc_exposed(connection.0, len))
     }
 
     /// Posts the calls that were started since the last [`poll`](Self::poll): now, instead of in the next.
@@ -475,7 +361,7 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// # Errors
     /// How the call ended without a reply.
-    pub fn call(&mut self, call: PreparedCall) -> CallResult {
+    pub fn call(&mut self, call: ClientCall) -> CallResult {
         self.call_on(self.first(), call)
     }
 
@@ -483,7 +369,7 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// # Errors
     /// How the call ended without a reply.
-    pub fn call_on(&mut self, connection: Connection, call: PreparedCall) -> CallResult {
+    pub fn call_on(&mut self, connection: Connection, call: ClientCall) -> CallResult {
         self.start(connection, call, OWN);
         let mut idle = Idle::new(self.config.shard.poll.idle).yield_every(YIELD_EVERY);
         loop {

@@ -2,6 +2,7 @@
 //! [`Client`] talks to a shard on a thread of its own, blocking or as a `Future`; an [`Endpoint`] is such a thread with
 //! any number of connections.
 
+mod call;
 mod endpoint;
 mod header;
 mod local;
@@ -9,19 +10,23 @@ mod threaded;
 
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
+
 use crate::binding::{BindingError, Bindings};
 use crate::config::{Config, ConfigError, MemoryConfig, ReconnectConfig, duration};
 use crate::fabric::FabricError;
+use crate::proto::CallError;
 use crate::proto::binding::reduction_allowed;
-use crate::service::Services;
-use crate::shard::{CloseReason, OpenError, SpawnError};
+use crate::service::{MAX_CHUNKS, Services};
+use crate::shard::{CloseReason, Memory, OpenError, SpawnError};
 
 pub use crate::proto::{CallId, Terms};
 pub use crate::shard::{Done, Returned};
+pub use call::ClientCall;
 pub use endpoint::Endpoint;
 pub use header::Credential;
-pub use local::{ChunkError, Connection, LocalClient, PreparedCall};
-pub use threaded::{Client, ClientCall, Pending};
+pub use local::{Connection, LocalClient};
+pub use threaded::{Client, Pending};
 
 /// Whom a client calls, as whom, and how.
 #[derive(Clone, Debug)]
@@ -113,35 +118,40 @@ pub enum ConnectError {
 }
 
 impl ClientConfig {
-    /// There is anything to hold calls with chunks against.
+    /// Checks a call with chunks against the binding, and sets the most bytes of inline results that it leaves.
     #[inline]
-    fn limits_chunks(&self) -> bool {
+    fn check_chunks(&self, procedure: u32, inline_len: usize, memory: &mut Memory) -> Result<(), CallError> {
+        if memory.too_many {
+            return Err(call::too_many_chunks());
+        }
         let credential = self.credential.get();
-        self.bindings.is_some() || !reduction_allowed(credential.flavor, credential.body)
+        let reduction = reduction_allowed(credential.flavor, credential.body);
+        if self.bindings.is_none() && reduction {
+            return Ok(());
+        }
+        self.check_binding(procedure, inline_len, memory, reduction).map_err(CallError::Binding)
     }
 
-    /// Holds a call with chunks against the binding. `reads` and `writes` are the lengths of its chunks. The
-    /// most bytes of inline results that its reply may have if each result goes into the Write chunk that
-    /// there is for it; `None` if that is not known.
     fn check_binding(
         &self,
         procedure: u32,
         inline_len: usize,
-        reads: &[usize],
-        writes: &[usize],
-    ) -> Result<Option<usize>, BindingError> {
-        let credential = self.credential.get();
-        let reduction = reduction_allowed(credential.flavor, credential.body);
-        let binding = self.bindings.as_ref().map(|all| all.get(self.program, self.version, procedure));
-        match binding {
+        memory: &mut Memory,
+        reduction: bool,
+    ) -> Result<(), BindingError> {
+        let reads: ArrayVec<usize, MAX_CHUNKS> = memory.send.iter().map(|(_, buf)| buf.len()).collect();
+        let writes = memory.result_lens();
+        match self.bindings.as_ref().map(|all| all.get(self.program, self.version, procedure)) {
             Some(Some(binding)) => {
-                binding.check_call(inline_len, reads, writes, reduction)?;
-                Ok((!writes.is_empty()).then(|| binding.reply_len(writes.len())))
+                binding.check_call(inline_len, &reads, &writes, reduction)?;
+                // If each result goes into the Write chunk that there is for it.
+                memory.most_results = (!writes.is_empty()).then(|| binding.reply_len(writes.len()));
+                Ok(())
             }
             // The table names all that may be reduced.
             Some(None) if !reads.is_empty() || !writes.is_empty() => Err(BindingError::ReductionOff),
             _ if !reduction && (!reads.is_empty() || !writes.is_empty()) => Err(BindingError::ReductionOff),
-            _ => Ok(None),
+            _ => Ok(()),
         }
     }
 }

@@ -4,11 +4,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
-use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
+use super::call::{Args, ClientCall};
 use super::endpoint::{Endpoint, Shared};
 use super::{ClientConfig, ConnectError};
 use crate::address::Address;
@@ -16,11 +15,10 @@ use crate::handoff::block_on::block_on;
 use crate::handoff::idle::IdlePolicy;
 use crate::handoff::mailbox::{SendError, Sender};
 use crate::handoff::slot::{Lost, SlotTable, Ticket, oneshot};
-use crate::proto::{CallError, Defect};
-use crate::service::MAX_CHUNKS;
+use crate::proto::CallError;
 use crate::shard::{
-    CallResult, ChunkMemory, CloseReason, ClosedBecause, Command, ConnRef, FailedCall, LocalClose, Message, OwnedConn,
-    RemoteCall, ShardHandle,
+    CallResult, CloseReason, ClosedBecause, Command, ConnRef, FailedCall, LocalClose, Message, OwnedConn, RemoteCall,
+    ShardHandle,
 };
 use crate::stats::ShardStats;
 
@@ -47,60 +45,6 @@ struct Line {
     _owned: Option<OwnedConn>,
     closed: Arc<ClosedBecause>,
     shared: Arc<Shared>,
-}
-
-/// A call to be made.
-#[derive(Debug, Default)]
-pub struct ClientCall {
-    procedure: u32,
-    args: Vec<u8>,
-    send: ArrayVec<(usize, Buf), MAX_CHUNKS>,
-    receive: ArrayVec<u32, MAX_CHUNKS>,
-    max_reply: usize,
-    timeout: Option<Duration>,
-    /// It was given more chunks than it has.
-    too_many_chunks: bool,
-}
-
-impl ClientCall {
-    /// A call of this procedure, without arguments yet.
-    pub fn new(procedure: u32) -> Self {
-        Self { procedure, ..Self::default() }
-    }
-
-    /// Its arguments, XDR encoded, without those that are sent as chunks.
-    pub fn args(mut self, args: impl Into<Vec<u8>>) -> Self {
-        self.args = args.into();
-        self
-    }
-
-    /// Sends a buffer as a Read chunk: an argument that belongs at byte `at` of the arguments (a multiple of
-    /// 4). The buffer must be of the client's [`alloc`](Client::alloc). A call with more than [`MAX_CHUNKS`] is
-    /// not [started](Client::start), and does not have those beyond: they go home at once.
-    pub fn read_chunk(mut self, at: usize, data: Buf) -> Self {
-        self.too_many_chunks |= self.send.try_push((at, data)).is_err();
-        self
-    }
-
-    /// Makes room for `len` bytes of the next result, in a Write chunk. A call with more than [`MAX_CHUNKS`] is
-    /// not [started](Client::start).
-    pub fn write_chunk(mut self, len: u32) -> Self {
-        self.too_many_chunks |= self.receive.try_push(len).is_err();
-        self
-    }
-
-    /// Says that the inline results may come to so many bytes, so that there is room for them however they
-    /// travel. Not needed for results that fit one message.
-    pub fn expect_reply(mut self, bytes: usize) -> Self {
-        self.max_reply = bytes;
-        self
-    }
-
-    /// Gives the call up after this time from its start.
-    pub fn timeout(mut self, time: Duration) -> Self {
-        self.timeout = Some(time);
-        self
-    }
 }
 
 /// A call under way: wait for it, await it, or drop it.
@@ -245,48 +189,41 @@ impl Client {
     /// [`limits.max_calls`](crate::config::LimitsConfig::max_calls); [`CallError::Closed`] when the shard has stopped;
     /// [`CallError::Invalid`].
     pub fn start(&mut self, mut call: ClientCall) -> Result<Pending, FailedCall> {
-        let header = self.line.shared.template.len();
-        let mut memory = ChunkMemory::NONE;
-        if !call.send.is_empty() || !call.receive.is_empty() {
-            let chunks = memory.get_or_new();
-            chunks.send.extend(call.send.drain(..).map(|(at, data)| ((header + at) as u32, data)));
-            match self.check(&call, &chunks.send) {
-                Ok(most) => chunks.most_results = most,
-                Err(error) => return Err(FailedCall::new(error, memory)),
-            }
+        let Shared { template, config, .. } = &*self.line.shared;
+        let header = template.len();
+        if let Args::Placed(placed) = &call.args {
+            let at = placed.args_at;
+            call.move_reads(at, header);
+        } else {
+            call.move_reads(0, header);
+        }
+        let inline_len = call.args_mut().len();
+        if let Some(chunks) = call.memory.get_mut()
+            && let Err(error) = config.check_chunks(call.procedure, inline_len, chunks)
+        {
+            return Err(FailedCall::new(error, call.memory));
         }
         let Some((ticket, completer)) = self.slots.acquire() else {
-            return Err(FailedCall::new(self.too_many_calls(), memory));
+            return Err(FailedCall::new(CallError::TooManyCalls { limit: config.shard.max_calls }, call.memory));
         };
-        let template = &self.line.shared.template;
-        let message = Message::write(header + call.args.len(), |out| {
+        let message = Message::write(header + inline_len, |out| {
             template.write(out, call.procedure);
-            out[header..].copy_from_slice(&call.args);
+            out[header..].copy_from_slice(call.args_mut());
         });
-        let (receive, timeout) = (call.receive, call.timeout);
-        let max_reply = template.reply_room(call.max_reply);
-        let conn = self.line.conn;
-        let call = RemoteCall { conn, message, memory, receive, max_reply, timeout, completer };
+        let idle = config.shard.idle;
+        let call = RemoteCall {
+            conn: self.line.conn,
+            message,
+            memory: call.memory,
+            one_way: call.one_way,
+            max_reply: template.reply_room(call.max_reply),
+            timeout: call.timeout,
+            completer,
+        };
         if let Some(Command::Call(unsent)) = self.tell(Command::Call(call)) {
             return Err(FailedCall::new(CallError::Closed, unsent.memory));
         }
-        Ok(Pending { ticket, idle: self.line.shared.config.shard.poll.idle })
-    }
-
-    /// Holds a call with chunks against the binding: the most bytes of inline results that it leaves, if that is known.
-    fn check(&self, call: &ClientCall, send: &[(u32, Buf)]) -> Result<Option<usize>, CallError> {
-        if call.too_many_chunks {
-            return Err(Defect::TooManyChunks { limit: MAX_CHUNKS }.into());
-        }
-        let reads: ArrayVec<usize, MAX_CHUNKS> = send.iter().map(|(_, buf)| buf.len()).collect();
-        let writes: ArrayVec<usize, MAX_CHUNKS> = call.receive.iter().map(|&len| len as usize).collect();
-        let config = &self.line.shared.config;
-        config.check_binding(call.procedure, call.args.len(), &reads, &writes).map_err(CallError::from)
-    }
-
-    #[cold]
-    fn too_many_calls(&self) -> CallError {
-        CallError::TooManyCalls { limit: self.line.shared.config.shard.limits.max_calls }
+        Ok(Pending { ticket, idle })
     }
 
     /// Calls, and waits for the end.

@@ -3,19 +3,17 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
 use super::close_reason::{CloseReason, ClosedBecause, LocalClose};
-use super::requester::{CallRequest, ChunkMemory, headroom};
+use super::requester::{CallRequest, ChunkMemory};
 use super::{CallResult, ConnRef, FailedCall, Notice, ResizeError, Shard, Sink};
-use crate::config::POLL_BATCH;
+use crate::config::{HEADROOM_CALL, POLL_BATCH};
 use crate::fabric::{Fabric, FabricAddress};
 use crate::handoff::mailbox::{Connector, Mailbox};
 use crate::handoff::parker::{Signal, Sleeper};
 use crate::handoff::slot::Completer;
 use crate::proto::CallError;
-use crate::service::MAX_CHUNKS;
 use crate::stats::ShardStats;
 
 /// An RPC message on its way from another thread: short ones within the ring's slot.
@@ -54,10 +52,8 @@ impl Message {
 pub(crate) struct RemoteCall {
     pub(crate) conn: ConnRef,
     pub(crate) message: Message,
-    /// Its chunks; those to be received get their memory from the shard.
     pub(crate) memory: ChunkMemory,
-    /// Write chunks: bytes of each.
-    pub(crate) receive: ArrayVec<u32, MAX_CHUNKS>,
+    pub(crate) one_way: bool,
     /// Most bytes of inline results that the reply may have.
     pub(crate) max_reply: usize,
     pub(crate) timeout: Option<Duration>,
@@ -290,27 +286,24 @@ impl<F: Fabric> Shard<F> {
 
     #[inline]
     fn remote_call(&mut self, call: RemoteCall) {
-        let RemoteCall { conn, message, mut memory, receive, max_reply, timeout, completer } = call;
+        let RemoteCall { conn, message, mut memory, one_way, max_reply, timeout, completer } = call;
         let sink = Sink::Thread(completer);
-        let room = headroom(memory.is_some());
         let bytes = message.bytes();
-        if !receive.is_empty()
-            && let Some(chunks) = memory.get_mut()
+        if let Some(chunks) = memory.get_mut()
+            && let Err(error) = chunks.allocate(|len| self.alloc_exposed(conn, len))
         {
-            for &len in &receive {
-                match self.alloc_exposed(conn, len as usize) {
-                    Ok(buf) => chunks.receive.push(buf),
-                    Err(error) => return self.fail(sink, FailedCall::new(error, memory)),
-                }
-            }
+            return self.fail(sink, FailedCall::new(error, memory));
         }
-        let mut buf = match self.cx.alloc_for_call(room + bytes.len()) {
+        let mut buf = match self.cx.alloc_for_call(HEADROOM_CALL + bytes.len()) {
             Ok(buf) => buf,
             Err(error) => return self.fail(sink, FailedCall::new(error, memory)),
         };
-        buf.set_window(room, bytes.len());
+        buf.set_window(HEADROOM_CALL, bytes.len());
         buf.copy_from_slice(bytes);
         let request = CallRequest { message: buf, memory, max_reply, timeout, token: 0, sink };
-        self.start_call(conn, request);
+        match one_way {
+            true => self.start_one_way(conn, request),
+            false => self.start_call(conn, request),
+        };
     }
 }

@@ -110,7 +110,7 @@ use lifecycle::Lifecycle;
 pub use peers::{Peer, PeerEvent, PeerHook};
 use progress::Watch;
 use requester::Requester;
-pub(crate) use requester::{CallRequest, ChunkMemory, Memory, Sink, headroom};
+pub(crate) use requester::{CallRequest, ChunkMemory, Memory, Sink};
 pub use requester::{CallResult, Done, FailedCall, Reply, Returned};
 pub use resize::ResizeError;
 use responder::Responder;

@@ -35,14 +35,14 @@ fn bound(bindings: &[(u32, Binding)], scheme: Scheme) -> ClientConfig {
 /// A call with chunks of these lengths behind four bytes of arguments.
 fn chunked(client: &mut LocalClient, procedure: u32, sent: &[usize], room: &[usize]) -> Result<Vec<u8>, CallError> {
     let first = client.first();
-    let mut call = client.prepare_with_chunks(procedure, 4)?;
+    let mut call = client.prepare(procedure, 4)?;
     let mut at = 4;
     for &len in sent {
-        call.read_chunk(at, client.alloc(first, len)?).expect("room");
+        call = call.read_chunk(at, client.alloc(first, len)?);
         at += len.next_multiple_of(4);
     }
     for &len in room {
-        call.write_chunk(client.alloc(first, len)?).expect("room");
+        call = call.write_chunk_into(client.alloc(first, len)?);
     }
     client.call(call).map(|reply| reply.results().to_vec()).map_err(CallError::from)
 }

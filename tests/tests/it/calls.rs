@@ -234,10 +234,10 @@ fn a_client_with_few_credits_gets_every_error_of_a_server_with_many() {
     let first = client.first();
     for round in 0..5 {
         for token in 0..128 {
-            let mut call = client.prepare_with_chunks(20, 0).unwrap();
+            let mut call = client.prepare(20, 0).unwrap();
             // Two Write chunks: no other form of the call would be right either.
             for _ in 0..if token < 20 { 2 } else { 0 } {
-                call.write_chunk(client.alloc(first, 1000).unwrap()).unwrap();
+                call = call.write_chunk_into(client.alloc(first, 1000).unwrap());
             }
             client.start(first, call, token);
         }
@@ -297,7 +297,7 @@ fn a_deadline_ends_a_call_once_and_its_reply_is_dropped() {
     let first = client.first();
     let start = |client: &mut LocalClient, deadline| {
         let mut call = client.prepare(GATED, 0).unwrap();
-        call.timeout(deadline);
+        call = call.timeout(deadline);
         client.start(first, call, 7);
     };
     start(&mut client, Duration::from_millis(1));
@@ -388,7 +388,7 @@ fn an_empty_pool_is_said_and_gets_over() {
                 Err(error) => break error,
             };
             call.args_mut().fill(1);
-            call.timeout(Duration::from_millis(200));
+            call = call.timeout(Duration::from_millis(200));
             match client.call(call) {
                 Ok(reply) => held.push(reply),
                 Err(failed) => break failed.error,
@@ -417,10 +417,10 @@ fn a_server_short_of_memory_says_so_and_gets_over() {
     let first = client.first();
     for round in 0..20 {
         for token in 0..8 {
-            let mut call = client.prepare_with_chunks(LOAD, 20).unwrap();
+            let mut call = client.prepare(LOAD, 20).unwrap();
             call.args_mut().fill(0);
             for _ in 0..3 {
-                call.write_chunk(client.alloc(first, 50_000).unwrap()).unwrap();
+                call = call.write_chunk_into(client.alloc(first, 50_000).unwrap());
             }
             client.start(first, call, token);
         }

@@ -449,9 +449,9 @@ fn what_a_peer_tells_takes_effect_at_once() {
     let mut client = world.client(&address, small());
     let first = client.first();
     let call = |client: &mut LocalClient, args: usize| {
-        let mut call = client.prepare_with_chunks(LOAD, args).expect("memory");
+        let mut call = client.prepare(LOAD, args).expect("memory");
         let room = client.alloc(first, 20_000).expect("memory");
-        call.write_chunk(room).expect("room");
+        call = call.write_chunk_into(room);
         client.call(call).map(|_| ())
     };
     call(&mut client, 3000).expect("one message, one segment");
@@ -460,9 +460,9 @@ fn what_a_peer_tells_takes_effect_at_once() {
     call(&mut client, 100).expect_err("three segments are more than the peer handles");
     client.set_remote_invalidation(first, false).expect("a peer that knows of it");
     for _ in 0..2 {
-        let mut plain = client.prepare_with_chunks(LOAD, 100).expect("memory");
+        let mut plain = client.prepare(LOAD, 100).expect("memory");
         let room = client.alloc(first, 9000).expect("memory");
-        plain.write_chunk(room).expect("room");
+        plain = plain.write_chunk_into(room);
         client.call(plain).expect("a reply");
     }
     drop(client);
@@ -509,8 +509,8 @@ fn a_call_that_waits_while_segments_get_shorter_ends_alone() {
     let mut client = world.client(&address, small());
     let first = client.first();
     for (token, room) in [(1, 64 << 10), (2, 512 << 10), (3, 8 << 10)] {
-        let mut call = client.prepare_with_chunks(LOAD, 100).expect("memory");
-        call.write_chunk(client.alloc(first, room).expect("memory")).expect("room");
+        let mut call = client.prepare(LOAD, 100).expect("memory");
+        call = call.write_chunk_into(client.alloc(first, room).expect("memory"));
         client.start(first, call, token).expect("it is sent, or waits");
     }
     let mut ended = Vec::new();
@@ -595,7 +595,7 @@ fn resize_under_load(world: &mut World, scheme: Scheme) {
                 let len = 1 + random.below(len);
                 let Ok(mut call) = client.prepare(LONG_ECHO, len) else { break };
                 pattern(started as u32, call.args_mut());
-                call.expect_reply(len);
+                call = call.expect_reply(len);
                 let first = client.first();
                 client.start(first, call, started << 32 | len as u64);
                 started += 1;

@@ -59,11 +59,11 @@ fn chunks_start_where_a_device_wants_them() {
         let mut client = world.client(&address, small());
         for len in [1, 500, 4096, 5000, 64 << 10, 1 << 20] {
             let first = client.first();
-            let mut call = client.prepare_with_chunks(FLIP, 0).expect("memory");
+            let mut call = client.prepare(FLIP, 0).expect("memory");
             let mut data = client.alloc(first, len).expect("memory");
             data.fill(0x5A);
-            call.read_chunk(0, data).expect("room");
-            call.write_chunk(client.alloc(first, len).expect("memory")).expect("room");
+            call = call.read_chunk(0, data);
+            call = call.write_chunk_into(client.alloc(first, len).expect("memory"));
             let reply = client.call(call).expect("a reply");
             assert!(filled(!0x5A, reply.chunk(0).expect("a chunk")), "{align}, {len}");
         }
@@ -104,10 +104,10 @@ fn a_call_may_take_the_place_of_one_whose_memory_is_not_revoked_yet() {
     assert!(settles(|| {
         // As soon as the one before has been answered there is a place.
         if started < 20 {
-            let mut call = client.prepare_with_chunks(MIRROR, 0).unwrap();
+            let mut call = client.prepare(MIRROR, 0).unwrap();
             for n in 0..MAX_CHUNKS {
-                call.read_chunk(40 * n, client.alloc(first, 40).unwrap()).unwrap();
-                call.write_chunk(client.alloc(first, 40).unwrap()).unwrap();
+                call = call.read_chunk(40 * n, client.alloc(first, 40).unwrap());
+                call = call.write_chunk_into(client.alloc(first, 40).unwrap());
             }
             started += u64::from(client.start(first, call, started).is_some());
         }
@@ -129,9 +129,9 @@ fn short_and_unused_results_leave_the_rest_alone() {
     load(&mut client, 3, &[(10, 11)]).unwrap();
     // A procedure that knows of no result leaves both chunks unused.
     let first = client.first();
-    let mut call = client.prepare_with_chunks(MIRROR, 0).unwrap();
+    let mut call = client.prepare(MIRROR, 0).unwrap();
     for _ in 0..2 {
-        call.write_chunk(client.alloc(first, 100).unwrap()).unwrap();
+        call = call.write_chunk_into(client.alloc(first, 100).unwrap());
     }
     let mut reply = client.call(call).unwrap();
     assert_eq!((reply.chunk(0), reply.chunk(1), reply.chunk(2)), (Some(&[][..]), Some(&[][..]), None));
@@ -147,12 +147,12 @@ fn calls_with_as_many_chunks_as_there_may_be_go_side_by_side() {
     let first = client.first();
     for round in 0..20 {
         for token in 0..2 {
-            let mut call = client.prepare_with_chunks(MIRROR, 4).unwrap();
+            let mut call = client.prepare(MIRROR, 4).unwrap();
             for n in 0..MAX_CHUNKS {
                 let mut data = client.alloc(first, 1000).unwrap();
                 pattern(n as u32 + round, &mut data);
-                call.read_chunk(4 + 1000 * n, data).unwrap();
-                call.write_chunk(client.alloc(first, 1000).unwrap()).unwrap();
+                call = call.read_chunk(4 + 1000 * n, data);
+                call = call.write_chunk_into(client.alloc(first, 1000).unwrap());
             }
             client.start(first, call, token);
         }
@@ -182,15 +182,15 @@ fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
     let mut client = world.client(&address, small());
     let first = client.first();
     let mut call = |procedure, sent: &[usize], room: &[usize]| {
-        let mut call = client.prepare_with_chunks(procedure, 4).unwrap();
+        let mut call = client.prepare(procedure, 4).unwrap();
         call.args_mut().fill(0);
         let mut at = 4;
         for &len in sent {
-            call.read_chunk(at, client.alloc(first, len).unwrap()).unwrap();
+            call = call.read_chunk(at, client.alloc(first, len).unwrap());
             at += len.next_multiple_of(4);
         }
         for &len in room {
-            call.write_chunk(client.alloc(first, len).unwrap()).unwrap();
+            call = call.write_chunk_into(client.alloc(first, len).unwrap());
         }
         let result = client.call(call).map(drop);
         echo(&mut client, b"the connection lives on").unwrap();
@@ -255,9 +255,9 @@ fn positions_that_cannot_be_end_their_call_alone() {
     let first = client.first();
     // Not a multiple of 4, behind the arguments, within another chunk, in front of another chunk.
     for positions in [&[3][..], &[8], &[1 << 20], &[4, 4 + 68], &[4, 4 + 60], &[4, 0]] {
-        let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
+        let mut call = client.prepare(STORE, 4).unwrap();
         for &at in positions {
-            call.read_chunk(at, client.alloc(first, 64).unwrap()).unwrap();
+            call = call.read_chunk(at, client.alloc(first, 64).unwrap());
         }
         let error = client.call(call).map(drop);
         // As it was given: from the start of the arguments.
@@ -274,9 +274,9 @@ fn empty_chunks_are_refused_here() {
     let mut client = world.client(&address, small());
     let first = client.first();
     for send in [true, false] {
-        let mut call = client.prepare_with_chunks(MIRROR, 4).unwrap();
+        let mut call = client.prepare(MIRROR, 4).unwrap();
         let empty = client.alloc(first, 0).unwrap();
-        if send { call.read_chunk(4, empty) } else { call.write_chunk(empty) }.unwrap();
+        call = if send { call.read_chunk(4, empty) } else { call.write_chunk_into(empty) };
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::EmptyChunk.into()));
         echo(&mut client, b"on").unwrap();
     }
@@ -291,24 +291,19 @@ fn memory_of_others_is_refused() {
     let second = client.add_connection(&address).unwrap();
     let _ = client.alloc(first, 10).unwrap();
     let others = client.alloc(second, 10).unwrap();
-    let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
-    call.read_chunk(4, others).unwrap();
+    let mut call = client.prepare(STORE, 4).unwrap();
+    call = call.read_chunk(4, others);
     assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::ForeignMemory.into()));
     let mut call = client.prepare(STORE, 4).unwrap();
-    let data = client.alloc(first, 10).unwrap();
-    let refused = call.read_chunk(4, data).unwrap_err();
-    assert_eq!(refused.error, Defect::NotForChunks.into());
-    assert_eq!(call.write_chunk(refused.buf).unwrap_err().error, Defect::NotForChunks.into());
-    let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
     for n in 0..=MAX_CHUNKS {
         let data = client.alloc(first, 10).unwrap();
-        let taken = call.read_chunk(4, data).map_err(CallError::from);
-        let full = Err(Defect::TooManyChunks { limit: MAX_CHUNKS }.into());
-        assert_eq!(taken, if n < MAX_CHUNKS { Ok(()) } else { full });
+        call = call.read_chunk(4 + 12 * n, data);
     }
+    let mut failed = client.call(call).unwrap_err();
+    assert_eq!(failed.error, CallError::TooManyChunks { limit: MAX_CHUNKS });
+    assert_eq!(failed.returned.take_sent().count(), MAX_CHUNKS);
     let too_long = CallError::TooLong { needed: 2 << 20, limit: 1 << 20, knob: Knob::BulkBuffers };
     assert_eq!(client.alloc(first, 2 << 20).map(drop), Err(too_long));
-    drop(call);
     store(&mut client, 1, &[10]).unwrap();
 }
 
@@ -356,9 +351,9 @@ fn results_of_the_handlers_own_memory_are_shared() {
     let first = client.first();
     let mut ended = 0;
     for token in 0..8 {
-        let mut call = client.prepare_with_chunks(20, 0).unwrap();
+        let mut call = client.prepare(20, 0).unwrap();
         for _ in 0..2 {
-            call.write_chunk(client.alloc(first, 60_001).unwrap()).unwrap();
+            call = call.write_chunk_into(client.alloc(first, 60_001).unwrap());
         }
         client.start(first, call, token);
     }
@@ -374,9 +369,9 @@ fn results_of_the_handlers_own_memory_are_shared() {
     // The first is asked again, with the rest of the buffer that the room is in.
     let missing = Err(CallError::Refused(Refusal::GarbageArguments));
     for (room, outcome) in [(&[60_000, 60_001][..], Ok(())), (&[60_001], missing)] {
-        let mut call = client.prepare_with_chunks(20, 0).unwrap();
+        let mut call = client.prepare(20, 0).unwrap();
         for &len in room {
-            call.write_chunk(client.alloc(first, len).unwrap()).unwrap();
+            call = call.write_chunk_into(client.alloc(first, len).unwrap());
         }
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), outcome);
     }
@@ -424,12 +419,12 @@ fn a_result_that_goes_nowhere_says_why() {
     let address = world.serve_with(ServerConfig { shard: small(), ..ServerConfig::default() }, services);
     let mut client = world.client(&address, small());
     let first = client.first();
-    let mut call = client.prepare_with_chunks(OWN, 0).expect("memory");
-    call.write_chunk(client.alloc(first, 4095).expect("memory")).expect("room");
+    let mut call = client.prepare(OWN, 0).expect("memory");
+    call = call.write_chunk_into(client.alloc(first, 4095).expect("memory"));
     client.call(call).expect("an answer");
-    let mut call = client.prepare_with_chunks(POOL, 0).expect("memory");
-    call.read_chunk(0, client.alloc(first, 100).expect("memory")).expect("room");
-    call.write_chunk(client.alloc(first, 4096).expect("memory")).expect("room");
+    let mut call = client.prepare(POOL, 0).expect("memory");
+    call = call.read_chunk(0, client.alloc(first, 100).expect("memory"));
+    call = call.write_chunk_into(client.alloc(first, 4096).expect("memory"));
     let answer = client.call(call).map(drop).map_err(CallError::from);
     assert_eq!(answer, Err(CallError::Refused(Refusal::SystemError)), "it has sent that memory already");
 }
@@ -453,8 +448,8 @@ fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
     let first = client.first();
     // The second call finds the same connection alive, and the handler without memory to give.
     for refusal in [Refusal::SystemError, Refusal::GarbageArguments] {
-        let mut call = client.prepare_with_chunks(20, 0).unwrap();
-        call.write_chunk(client.alloc(first, 4096).unwrap()).unwrap();
+        let mut call = client.prepare(20, 0).unwrap();
+        call = call.write_chunk_into(client.alloc(first, 4096).unwrap());
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::Refused(refusal)));
     }
     drop(client);
@@ -483,11 +478,11 @@ fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
         let mut client = world.client(&address, small().with(|c| c.wire.remote_invalidate = remote_invalidate));
         let first = client.first();
         for by_deadline in [true, false] {
-            let mut call = client.prepare_with_chunks(20, 0).unwrap();
-            call.read_chunk(0, client.alloc(first, 5000).unwrap()).unwrap();
-            call.write_chunk(client.alloc(first, 5000).unwrap()).unwrap();
+            let mut call = client.prepare(20, 0).unwrap();
+            call = call.read_chunk(0, client.alloc(first, 5000).unwrap());
+            call = call.write_chunk_into(client.alloc(first, 5000).unwrap());
             if by_deadline {
-                call.timeout(Duration::from_millis(2));
+                call = call.timeout(Duration::from_millis(2));
             }
             let id = client.start(first, call, 1).unwrap();
             client.flush();

@@ -139,15 +139,15 @@ fn whatever_a_procedure_takes_and_gives_it_may_answer_later() {
             load(&mut client, 9, &[(5000, 5000), (70_000, 60_000)]).expect(&what);
             mirror(&mut client, 3, &[5000, 64_000]).expect(&what);
             // A long reply: in a Reply chunk, or continued.
-            let mut call = client.prepare_with_chunks(REPLY, 4).expect("memory");
+            let mut call = client.prepare(REPLY, 4).expect("memory");
             call.args_mut().copy_from_slice(&4400u32.to_be_bytes());
-            call.expect_reply(4400);
+            call = call.expect_reply(4400);
             let reply = client.call(call).expect(&what);
             assert!(patterned(4400, reply.results()), "{what}");
             // A long call.
-            let mut call = client.prepare_with_chunks(ECHO, 6000).expect("memory");
+            let mut call = client.prepare(ECHO, 6000).expect("memory");
             call.args_mut().fill(3);
-            call.expect_reply(4096);
+            call = call.expect_reply(4096);
             assert_eq!(
                 client.call(call).err().map(CallError::from),
                 Some(CallError::Refused(Refusal::SystemError)),
@@ -637,7 +637,7 @@ fn a_call_that_is_not_answered_may_be_taken_and_dropped() {
     for n in 0..20u32 {
         let mut call = client.prepare(HELD, 4).expect("memory");
         call.put_args(&n.to_be_bytes()).expect("room");
-        call.one_way();
+        call = call.one_way();
         client.call(call).expect("it was sent");
         assert_eq!(held.recv_timeout(Duration::from_secs(20)).expect("a call"), n.to_be_bytes());
     }
@@ -664,9 +664,9 @@ fn who_waits_for_memory_gets_what_comes_home() {
         let server = TimedServer::start(&address, small().with(|c| c.wire.credit_mode = scheme), services);
         let mut clients: Vec<_> = (0..8).map(|_| new_client(&world, &address, scheme)).collect();
         for (token, client) in clients.iter_mut().enumerate() {
-            let mut call = client.prepare_with_chunks(HELD, 0).expect("memory");
+            let mut call = client.prepare(HELD, 0).expect("memory");
             let room: Buf = client.alloc(client.first(), 1 << 20).expect("memory");
-            call.write_chunk(room).expect("a chunk");
+            call = call.write_chunk_into(room);
             client.start(client.first(), call, token as u64);
             client.flush();
         }
@@ -726,9 +726,9 @@ fn memory_whose_address_was_told_stays_with_its_call() {
         let mut client = world.client(&address, small());
         let first = client.first();
         for (token, procedure) in [(0, HELD), (1, LOAD)] {
-            let mut call = client.prepare_with_chunks(procedure, 8).unwrap();
+            let mut call = client.prepare(procedure, 8).unwrap();
             call.args_mut().copy_from_slice(&[8u32.to_be_bytes(), 8u32.to_be_bytes()].concat());
-            call.write_chunk(client.alloc(first, 50_000).unwrap()).unwrap();
+            call = call.write_chunk_into(client.alloc(first, 50_000).unwrap());
             client.start(first, call, token);
         }
         let mut ended = Vec::new();

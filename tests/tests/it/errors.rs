@@ -252,7 +252,7 @@ fn no_reply_of_an_ordinary_procedure_is_a_system_error() {
         let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         for procedure in [20, 21] {
             let mut call = client.prepare(procedure, 0).unwrap();
-            call.timeout(std::time::Duration::from_secs(20));
+            call = call.timeout(std::time::Duration::from_secs(20));
             assert_eq!(
                 client.call(call).map(drop).map_err(CallError::from),
                 Err(CallError::Refused(Refusal::SystemError)),

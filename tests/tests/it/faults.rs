@@ -63,7 +63,7 @@ fn load_up(client: &mut LocalClient<Chaos<AnyFabric>>, address: &Address, count:
                     let seed = started as u32;
                     let len = chunk_len(seed);
                     let procedure = if seed.is_multiple_of(2) { ECHO } else { MIRROR };
-                    let Ok(mut call) = client.prepare_with_chunks(procedure, 40) else { break };
+                    let Ok(mut call) = client.prepare(procedure, 40) else { break };
                     pattern(seed, call.args_mut());
                     if seed % 2 == 1 {
                         let (Ok(mut data), Ok(room)) = (client.alloc(connection, len), client.alloc(connection, len))
@@ -71,8 +71,8 @@ fn load_up(client: &mut LocalClient<Chaos<AnyFabric>>, address: &Address, count:
                             break;
                         };
                         pattern(seed, &mut data);
-                        call.read_chunk(40, data).expect("room");
-                        call.write_chunk(room).expect("room");
+                        call = call.read_chunk(40, data);
+                        call = call.write_chunk_into(room);
                     }
                     client.start(connection, call, started);
                     started += 1;
@@ -214,10 +214,10 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
         let fabric = device(&address, &config, chaos, 1);
         let mut client = LocalClient::with_fabric(fabric, &address, small_client(config)).expect("a connection");
         let first = client.first();
-        let mut call = client.prepare_with_chunks(STORE, 4).expect("a buffer");
+        let mut call = client.prepare(STORE, 4).expect("a buffer");
         let mut data = client.alloc(first, 500).expect("a buffer");
         pattern(1, &mut data);
-        call.read_chunk(4, data).expect("room");
+        call = call.read_chunk(4, data);
         client.start(first, call, 1);
         let mut end = None;
         let over = settles(|| {

@@ -46,10 +46,10 @@ fn key(name: &str) -> Arc<PreSharedKey> {
 fn who(client: &mut LocalClient) -> [String; 2] {
     [WHO, WHO + 1].map(|procedure| {
         let [plain, chunk] = [false, true].map(|chunk| {
-            let mut call = client.prepare_with_chunks(procedure, 0).expect("memory");
+            let mut call = client.prepare(procedure, 0).expect("memory");
             if chunk {
                 let data = client.alloc(client.first(), 64).expect("memory");
-                call.read_chunk(0, data).expect("room");
+                call = call.read_chunk(0, data);
             }
             let reply = client.call(call).expect("a reply");
             String::from_utf8(reply.results().to_vec()).expect("a name")

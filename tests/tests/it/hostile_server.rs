@@ -89,9 +89,9 @@ pub(super) fn plain(client: &mut LocalClient) -> Result<Vec<u8>, CallError> {
 /// A call with a Read chunk and a Write chunk of 500 bytes.
 fn with_memory(client: &mut LocalClient) -> Result<Vec<u8>, CallError> {
     let first = client.first();
-    let mut call = client.prepare_with_chunks(MIRROR, 4)?;
-    call.read_chunk(4, client.alloc(first, 500)?).expect("room");
-    call.write_chunk(client.alloc(first, 500)?).expect("room");
+    let mut call = client.prepare(MIRROR, 4)?;
+    call = call.read_chunk(4, client.alloc(first, 500)?);
+    call = call.write_chunk_into(client.alloc(first, 500)?);
     client.call(call).map(|reply| reply.chunk(0).unwrap_or_default().to_vec()).map_err(CallError::from)
 }
 
@@ -301,9 +301,9 @@ fn a_server_that_never_answers_costs_no_more_than_deadlines() {
     assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
     let mut ends = Vec::new();
     for token in 0..10 {
-        let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
-        call.write_chunk(client.alloc(first, 100).expect("a buffer")).expect("room");
-        call.timeout(Duration::from_millis(20));
+        let mut call = client.prepare(MIRROR, 4).expect("a buffer");
+        call = call.write_chunk_into(client.alloc(first, 100).expect("a buffer"));
+        call = call.timeout(Duration::from_millis(20));
         client.start(first, call, token);
     }
     assert!(settles(|| {
@@ -344,11 +344,11 @@ fn a_server_reaches_what_it_was_offered_and_nothing_else() {
     });
     let mut client = world.client(&address, small());
     let first = client.first();
-    let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
+    let mut call = client.prepare(MIRROR, 4).expect("a buffer");
     let mut data = client.alloc(first, 500).expect("a buffer");
     pattern(1, &mut data);
-    call.read_chunk(4, data).expect("room");
-    call.write_chunk(client.alloc(first, 500).expect("a buffer")).expect("room");
+    call = call.read_chunk(4, data);
+    call = call.write_chunk_into(client.alloc(first, 500).expect("a buffer"));
     let reply = client.call(call).expect("a reply");
     assert_eq!(reply.chunk(0), Some(&[3; 500][..]));
     ended.send(()).expect("the server waits");

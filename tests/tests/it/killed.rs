@@ -34,13 +34,13 @@ fn busy_client(address: &Address) {
     let mut said = false;
     loop {
         while under_way < 12 {
-            let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
+            let mut call = client.prepare(MIRROR, 4).expect("a buffer");
             call.args_mut().fill(0);
             if random.once_in(2)
                 && let (Ok(data), Ok(room)) = (client.alloc(first, 60_000), client.alloc(first, 60_000))
             {
-                call.read_chunk(4, data).expect("room for one");
-                call.write_chunk(room).expect("room for one");
+                call = call.read_chunk(4, data);
+                call = call.write_chunk_into(room);
             }
             client.start(first, call, 0);
             under_way += 1;
@@ -120,14 +120,14 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
                 }
                 while under_way < 20 && client.is_established(first) {
                     let token = ends.len() as u64;
-                    let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
+                    let mut call = client.prepare(MIRROR, 4).expect("a buffer");
                     call.args_mut().fill(0);
                     if token.is_multiple_of(2)
                         && let (Ok(mut data), Ok(room)) = (client.alloc(first, 5000), client.alloc(first, 5000))
                     {
                         pattern(token as u32, &mut data);
-                        call.read_chunk(4, data).expect("room for one");
-                        call.write_chunk(room).expect("room for one");
+                        call = call.read_chunk(4, data);
+                        call = call.write_chunk_into(room);
                     }
                     ends.push(0);
                     under_way += 1;

@@ -104,11 +104,11 @@ fn services(arena: &Arena, asked: &Arc<AtomicUsize>) -> Services {
 
 fn put(client: &mut LocalClient, procedure: u32, seed: u32, len: usize) -> Result<(), CallError> {
     let first = client.first();
-    let mut call = client.prepare_with_chunks(procedure, 4)?;
+    let mut call = client.prepare(procedure, 4)?;
     call.args_mut().copy_from_slice(&be(&[seed]));
     let mut data = client.alloc(first, len)?;
     pattern(seed, &mut data);
-    call.read_chunk(4, data).expect("room");
+    call = call.read_chunk(4, data);
     client.call(call).map(drop).map_err(CallError::from)
 }
 
@@ -134,8 +134,8 @@ fn chunks_land_in_pages_of_the_applications_and_are_sent_from_there() {
                 let len = if procedure == 31 { PAGE } else { PAGE - seed as usize };
                 put(client, procedure, seed, len).unwrap();
                 let first = client.first();
-                let mut call = client.prepare_with_chunks(LATEST, 0).unwrap();
-                call.write_chunk(client.alloc(first, PAGE).unwrap()).unwrap();
+                let mut call = client.prepare(LATEST, 0).unwrap();
+                call = call.write_chunk_into(client.alloc(first, PAGE).unwrap());
                 let reply = client.call(call).unwrap();
                 assert!(patterned(seed, reply.chunk(0).unwrap()) && reply.chunk(0).unwrap().len() == len);
             }
@@ -168,10 +168,10 @@ fn a_long_call_chooses_when_its_message_has_come() {
     let address = world.serve_with(ServerConfig { shard, ..ServerConfig::default() }, services);
     let mut client = world.client(&address, small());
     let first = client.first();
-    let mut call = client.prepare_with_chunks(LONG, 20_000).unwrap();
+    let mut call = client.prepare(LONG, 20_000).unwrap();
     let mut data = client.alloc(first, PAGE).unwrap();
     pattern(1, &mut data);
-    call.read_chunk(4, data).unwrap();
+    call = call.read_chunk(4, data);
     client.call(call).unwrap();
 }
 
@@ -278,12 +278,12 @@ fn nothing_is_read_of_a_call_when_its_second_chunk_cannot_land() {
         client.is_open(connection)
     }));
     for (what, wanted) in [0, 1, 0, 1, 2, 2].into_iter().zip([0, 0, 0, 0, 2, 4]) {
-        let mut call = client.prepare_with_chunks(BOTH, 4).expect("memory");
+        let mut call = client.prepare(BOTH, 4).expect("memory");
         call.args_mut().copy_from_slice(&be(&[what]));
         for chunk in 0..2 {
             let mut data = client.alloc(connection, PAGE).expect("memory");
             pattern(10 + chunk, &mut data);
-            call.read_chunk(4 + chunk as usize * PAGE, data).expect("room");
+            call = call.read_chunk(4 + chunk as usize * PAGE, data);
         }
         client.start(connection, call, 0);
         client.flush();
@@ -329,7 +329,8 @@ fn calls_that_wait_for_memory_give_their_pages_back_meanwhile() {
     let (hold, held) = mpsc::channel();
     let own = arena.clone();
     let deferred = Procedure::deferred(move |call| hold.send(call).expect("somebody takes it"));
-    let both = deferred.read_chunks(1, PAGE).uncounted().write_chunks(1, 60_000).place_reads_in(move |_, _, _| page_of(&own));
+    let both =
+        deferred.read_chunks(1, PAGE).uncounted().write_chunks(1, 60_000).place_reads_in(move |_, _, _| page_of(&own));
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, BOTH, both);
     let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);
@@ -342,12 +343,12 @@ fn calls_that_wait_for_memory_give_their_pages_back_meanwhile() {
     let mut client = world.client(&address, small());
     let first = client.first();
     for seed in 0..6 {
-        let mut call = client.prepare_with_chunks(BOTH, 4).unwrap();
+        let mut call = client.prepare(BOTH, 4).unwrap();
         call.args_mut().copy_from_slice(&be(&[seed]));
         let mut data = client.alloc(first, PAGE).unwrap();
         pattern(seed, &mut data);
-        call.read_chunk(4, data).unwrap();
-        call.write_chunk(client.alloc(first, 60_000).unwrap()).unwrap();
+        call = call.read_chunk(4, data);
+        call = call.write_chunk_into(client.alloc(first, 60_000).unwrap());
         client.start(first, call, u64::from(seed));
     }
     // Nobody answers the first of them before another waits.

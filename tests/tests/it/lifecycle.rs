@@ -101,9 +101,9 @@ fn the_other_revision_of_version_2_works_when_both_ends_use_it() {
     many_calls(&mut client, 300, 40);
     mirror(&mut client, 1, &[5000]).unwrap();
     let first = client.first();
-    let mut call = client.prepare_with_chunks(20, 0).unwrap();
+    let mut call = client.prepare(20, 0).unwrap();
     for _ in 0..2 {
-        call.write_chunk(client.alloc(first, 10).unwrap()).unwrap();
+        call = call.write_chunk_into(client.alloc(first, 10).unwrap());
     }
     let error = CallError::Transport(ErrorBody::WriteChunks { max: 1 });
     assert_eq!(
@@ -362,8 +362,8 @@ fn draining_finishes_what_is_under_way_and_refuses_what_is_new() {
         // Before the first reply there is credit for one call only.
         echo(&mut client, b"hello").unwrap();
         for token in 0..4 {
-            let mut call = client.prepare_with_chunks(GATED, 0).unwrap();
-            call.write_chunk(client.alloc(first, 1 << 20).unwrap()).unwrap();
+            let mut call = client.prepare(GATED, 0).unwrap();
+            call = call.write_chunk_into(client.alloc(first, 1 << 20).unwrap());
             client.start(first, call, token);
         }
         // They are all at the server once an echo has come back.
@@ -500,7 +500,7 @@ fn a_server_that_is_dropped_ends_every_call_once() {
         let first = client.first();
         let mut ends = vec![0; 100];
         for token in 0..100 {
-            let mut call = client.prepare_with_chunks(WORKER_ECHO, 4).unwrap();
+            let mut call = client.prepare(WORKER_ECHO, 4).unwrap();
             call.args_mut().copy_from_slice(&(round * 20u32).to_be_bytes());
             client.start(first, call, token);
             client.poll(|done| ends[done.token as usize] += 1);

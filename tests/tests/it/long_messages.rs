@@ -171,7 +171,7 @@ fn long_reply(peer: &mut RawPeer, xid: u32, chunks: Chunks<'_>) {
 /// A call whose reply may come to 20000 bytes.
 fn with_room(client: &mut rpcrdma::client::LocalClient) -> Result<Vec<u8>, CallError> {
     let mut call = client.prepare(ECHO, 4)?;
-    call.expect_reply(20_000);
+    call = call.expect_reply(20_000);
     client.call(call).map(|reply| reply.results().to_vec()).map_err(CallError::from)
 }
 
@@ -261,7 +261,7 @@ fn a_reply_that_its_server_changes_afterwards_stays_as_it_was() {
             }),
         );
         let mut call = client.prepare(ECHO, 4).expect("a buffer");
-        call.expect_reply(20_000);
+        call = call.expect_reply(20_000);
         let reply = client.call(call).expect("a reply");
         assert!(reply.results() == random, "{scheme:?}");
         read.send(()).expect("the server waits");
@@ -304,11 +304,11 @@ fn long_call(scheme: Scheme, segment_size: u32, args: usize, chunk: Option<usize
             c.wire.continue_up_to = 0;
         }),
     );
-    let mut call = client.prepare_with_chunks(STORE, args).expect("a buffer");
+    let mut call = client.prepare(STORE, args).expect("a buffer");
     pattern(3, call.args_mut());
     let first = client.first();
     if let Some(len) = chunk {
-        call.read_chunk(args, client.alloc(first, len).expect("a buffer")).expect("room");
+        call = call.read_chunk(args, client.alloc(first, len).expect("a buffer"));
     }
     client.call(call).expect("a reply");
     assert_eq!(client.stats().exposed_buffers, 0);
@@ -486,7 +486,7 @@ fn version_1_offers_a_reply_chunk_when_a_reply_may_not_fit() {
     let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
     for (expected, offered) in [(0, false), (972, false), (973, true), (10_001, true), (60_000, true)] {
         let mut call = client.prepare(ECHO, 4).expect("a buffer");
-        call.expect_reply(expected);
+        call = call.expect_reply(expected);
         client.call(call).expect("a reply");
         let room = told.recv().expect("the server speaks");
         assert_eq!(room.is_some(), offered, "{expected}");

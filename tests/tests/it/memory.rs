@@ -49,15 +49,15 @@ fn all_at_once(client: &mut rpcrdma::client::LocalClient, procedure: u32) -> Vec
     for token in 0..CALLS {
         let seed = token as u32;
         let args = if procedure == STORE { be(&[seed]) } else { be(&[seed, LEN as u32]) };
-        let mut call = client.prepare_with_chunks(procedure, args.len()).unwrap();
+        let mut call = client.prepare(procedure, args.len()).unwrap();
         call.args_mut().copy_from_slice(&args);
         let mut memory = client.alloc(first, LEN).unwrap();
         if procedure == STORE {
             pattern(seed, &mut memory);
-            call.read_chunk(4, memory).unwrap();
+            call = call.read_chunk(4, memory);
         } else {
             memory.fill(0xEE);
-            call.write_chunk(memory).unwrap();
+            call = call.write_chunk_into(memory);
         }
         client.start(first, call, token);
     }
@@ -126,11 +126,11 @@ fn calls_of_many_connections_wait_and_none_is_refused_for_the_others() {
 /// Starts a call that sends a chunk.
 pub(super) fn store(client: &mut rpcrdma::client::LocalClient, token: u64) {
     let (first, seed) = (client.first(), token as u32);
-    let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
+    let mut call = client.prepare(STORE, 4).unwrap();
     call.args_mut().copy_from_slice(&be(&[seed]));
     let mut memory = client.alloc(first, LEN).unwrap();
     pattern(seed, &mut memory);
-    call.read_chunk(4, memory).unwrap();
+    call = call.read_chunk(4, memory);
     client.start(first, call, token);
 }
 
@@ -180,10 +180,10 @@ fn what_comes_as_memory_comes_home_goes_behind_those_that_wait() {
         let mut client = world.client(&address, rich(scheme));
         let first = client.first();
         let send = |client: &mut rpcrdma::client::LocalClient, seed: u32| {
-            let mut call = client.prepare_with_chunks(STORE, 4).unwrap();
+            let mut call = client.prepare(STORE, 4).unwrap();
             call.args_mut().copy_from_slice(&be(&[seed]));
             let memory = client.alloc(first, LEN).unwrap();
-            call.read_chunk(4, memory).unwrap();
+            call = call.read_chunk(4, memory);
             client.start(first, call, u64::from(seed));
             client.flush();
         };
@@ -287,11 +287,11 @@ fn long_calls_do_not_wait_for_memory_that_they_have_themselves() {
         let first = client.first();
         for token in 0..CALLS {
             // The RPC message goes in a chunk, too.
-            let mut call = client.prepare_with_chunks(STORE, 20_000).unwrap();
+            let mut call = client.prepare(STORE, 20_000).unwrap();
             call.args_mut()[..4].copy_from_slice(&be(&[token as u32]));
             let mut memory = client.alloc(first, LEN).unwrap();
             pattern(token as u32, &mut memory);
-            call.read_chunk(4, memory).unwrap();
+            call = call.read_chunk(4, memory);
             client.start(first, call, token);
         }
         let (mut ended, mut served) = (0, 0);

@@ -139,7 +139,7 @@ fn assert_thresholds_of_calls(
     let mut client = world.client(&address, large(Scheme::V2Windowed));
     let mut sent = |args: usize, results: usize| {
         let mut call = client.prepare(ECHO, args).expect("a buffer");
-        call.expect_reply(results);
+        call = call.expect_reply(results);
         client.call(call).expect("a reply");
         told.recv().expect("the server speaks")
     };
@@ -472,14 +472,14 @@ fn segments(
     let seen = chunks
         .iter()
         .map(|(sent, room)| {
-            let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
+            let mut call = client.prepare(MIRROR, 4).expect("a buffer");
             let mut at = 4;
             for &len in *sent {
-                call.read_chunk(at, client.alloc(first, len).expect("a buffer")).expect("room");
+                call = call.read_chunk(at, client.alloc(first, len).expect("a buffer"));
                 at += len.next_multiple_of(4);
             }
             for &len in *room {
-                call.write_chunk(client.alloc(first, len).expect("a buffer")).expect("room");
+                call = call.write_chunk_into(client.alloc(first, len).expect("a buffer"));
             }
             client.call(call).map(|_| told.recv().expect("the server speaks")).map_err(CallError::from)
         })

@@ -42,7 +42,7 @@ fn calls_without_a_reply_run_in_order_and_cost_no_credits() {
                 }
             };
             call.args_mut().fill(n as u8);
-            call.one_way();
+            call = call.one_way();
             assert!(client.start(first, call, n).is_some(), "call {n} was not started");
             expected = expected.wrapping_mul(31).wrapping_add(len as u64);
             // No more than there are slots for.
@@ -79,7 +79,7 @@ fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
     for (len, sent) in [(99_960, true), (99_964, false)] {
         let mut call = client.prepare(NOTE, len).expect("a buffer");
         pattern(7, call.args_mut());
-        call.one_way();
+        call = call.one_way();
         match client.call(call).map(drop) {
             Ok(()) => {
                 let args = told.recv_timeout(std::time::Duration::from_secs(20)).expect("it runs");
@@ -101,15 +101,15 @@ fn version_1_and_chunks_have_no_calls_without_a_reply() {
     let address = world.serve_with(small_server(), services);
     let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
     let mut call = client.prepare(NOTE, 0).unwrap();
-    call.one_way();
+    call = call.one_way();
     assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::NotOneWay.into()));
     // Whoever waits for a reply gets one there, as credits are counted by replies.
     let call = client.prepare(NOTE, 0).unwrap();
     client.call(call).unwrap();
     let mut client = world.client(&address, small());
     let first = client.first();
-    let mut call = client.prepare_with_chunks(NOTE, 0).unwrap();
-    call.write_chunk(client.alloc(first, 100).unwrap()).unwrap();
-    call.one_way();
+    let mut call = client.prepare(NOTE, 0).unwrap();
+    call = call.write_chunk_into(client.alloc(first, 100).unwrap());
+    call = call.one_way();
     assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::NotOneWay.into()));
 }

@@ -82,8 +82,8 @@ pub(super) fn own_arena(bytes: usize) -> (Arena, Arc<AtomicBool>) {
 /// Asks for a page.
 fn get(client: &mut rpcrdma::client::LocalClient, token: u64) {
     let first = client.first();
-    let mut call = client.prepare_with_chunks(PAGE_OF, 0).unwrap();
-    call.write_chunk(client.alloc(first, PAGE).unwrap()).unwrap();
+    let mut call = client.prepare(PAGE_OF, 0).unwrap();
+    call = call.write_chunk_into(client.alloc(first, PAGE).unwrap());
     client.start(first, call, token);
 }
 

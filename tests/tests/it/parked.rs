@@ -59,7 +59,7 @@ impl Desk {
 fn start(client: &mut LocalClient, procedure: u32, len: usize, token: u64) {
     let (mut call, first) = (client.prepare(procedure, len).unwrap(), client.first());
     call.args_mut().fill(1);
-    call.expect_reply(LONG);
+    call = call.expect_reply(LONG);
     client.start(first, call, token);
     client.flush();
 }
@@ -322,11 +322,11 @@ fn a_call_that_needs_many_buffers_does_not_stop_others() {
         clients.iter_mut().for_each(|client| assert!(echo(client, b"four").is_ok()));
         held_bulk(&mut clients[0], 0);
         assert!(settle(&mut clients, || desk.len() == 1));
-        let (mut call, first) = (clients[1].prepare_with_chunks(STORE, 4).unwrap(), clients[1].first());
+        let (mut call, first) = (clients[1].prepare(STORE, 4).unwrap(), clients[1].first());
         call.args_mut().fill(0);
         for n in 0..4 {
             let memory = clients[1].alloc(first, 40_000).unwrap();
-            call.read_chunk(4 + 40_000 * n, memory).unwrap();
+            call = call.read_chunk(4 + 40_000 * n, memory);
         }
         clients[1].start(first, call, 7);
         clients[1].flush();
@@ -398,10 +398,10 @@ fn held_calls_of_many_clients_leave_memory_to_others() {
 
 /// A call with a Read chunk that the test holds.
 fn held_bulk(client: &mut LocalClient, token: u64) {
-    let (mut call, first) = (client.prepare_with_chunks(HELD_BULK, 4).unwrap(), client.first());
+    let (mut call, first) = (client.prepare(HELD_BULK, 4).unwrap(), client.first());
     call.args_mut().fill(0);
     let memory = client.alloc(first, 40_000).unwrap();
-    call.read_chunk(4, memory).unwrap();
+    call = call.read_chunk(4, memory);
     client.start(first, call, token);
     client.flush();
 }
@@ -434,10 +434,10 @@ fn what_the_application_keeps_is_waited_for_a_second_beside_held_calls() {
     echo(&mut other, b"four").unwrap();
     start(&mut other, HELD, 4, 100);
     assert!(settles(|| desk.len() == 1));
-    let (mut call, first) = (client.prepare_with_chunks(404, 4).unwrap(), client.first());
+    let (mut call, first) = (client.prepare(404, 4).unwrap(), client.first());
     call.args_mut().fill(0);
     let memory = client.alloc(first, 40_000).unwrap();
-    call.read_chunk(4, memory).unwrap();
+    call = call.read_chunk(4, memory);
     client.start(first, call, 0);
     assert_eq!(ends(&mut client, 0), Some(Ok(())));
     let begun = std::time::Instant::now();

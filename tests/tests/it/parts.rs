@@ -107,7 +107,7 @@ fn a_reply_in_parts_gets_through_when_what_waits_behind_it_has_the_buffers() {
         }));
         for token in 0..6 {
             let mut call = client.prepare(if token == 0 { LONG } else { SHORT }, 0).expect("a buffer");
-            call.expect_reply(LENGTH);
+            call = call.expect_reply(LENGTH);
             client.start(first, call, token);
             client.flush();
             // Each of the others comes between two parts of the first one's reply, and takes a buffer.
@@ -398,7 +398,7 @@ fn credits_that_run_out_within_a_message_hold_back_its_rest() {
         for len in [4, 60_000, 30_000] {
             let mut call = witness.prepare(LONG, len).expect("a buffer");
             pattern(5, call.args_mut());
-            call.expect_reply(len);
+            call = call.expect_reply(len);
             let reply = witness.call(call).expect("a reply");
             assert!(reply.results().len() == len && patterned(5, reply.results()));
         }

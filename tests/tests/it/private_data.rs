@@ -75,7 +75,7 @@ fn assert_thresholds_of_calls(private_data: Vec<u8>, call: usize, reply_len: usi
     let mut client = world.client(&address, version_1(8192));
     let mut sent = |args: usize, results: usize| {
         let mut call = client.prepare(ECHO, args).expect("a buffer");
-        call.expect_reply(results);
+        call = call.expect_reply(results);
         client.call(call).expect("a reply");
         told.recv().expect("the server speaks")
     };
@@ -189,7 +189,7 @@ fn settings_may_change_with_a_reconnection() {
         assert_eq!(told.recv().expect("the server speaks").1, HeaderType::Nomsg);
         let first = client.first();
         let mut call = client.prepare(ECHO, 0).expect("a buffer");
-        call.timeout(Duration::from_millis(1));
+        call = call.timeout(Duration::from_millis(1));
         client.start(first, call, 1);
         let mut ended = false;
         // It is given up, but has been sent; then the connection is lost.
@@ -293,10 +293,10 @@ fn version_1_invalidates_the_only_handle_of_the_call_that_it_answers() {
     let mut client = world.client(&address, version_1(4096));
     let first = client.first();
     for _ in 0..4 {
-        let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
+        let mut call = client.prepare(MIRROR, 4).expect("a buffer");
         for n in 0..2 {
-            call.read_chunk(4 + 8 * n, client.alloc(first, 8).expect("a buffer")).expect("room");
-            call.write_chunk(client.alloc(first, 8).expect("a buffer")).expect("room");
+            call = call.read_chunk(4 + 8 * n, client.alloc(first, 8).expect("a buffer"));
+            call = call.write_chunk_into(client.alloc(first, 8).expect("a buffer"));
         }
         client.call(call).expect("a reply");
     }

@@ -93,9 +93,9 @@ fn refusals_are_all_counted_by_what_was_told() {
         refused(&mut client, 999, &[]);
         // A chunk that it does not declare: the client sends the call again without.
         let first = client.first();
-        let mut call = client.prepare_with_chunks(REFUSE, 4).unwrap();
+        let mut call = client.prepare(REFUSE, 4).unwrap();
         call.args_mut().copy_from_slice(&be(&[0]));
-        call.read_chunk(4, client.alloc(first, 100).unwrap()).unwrap();
+        call = call.read_chunk(4, client.alloc(first, 100).unwrap());
         assert_eq!(
             client.call(call).map(drop).map_err(CallError::from),
             Err(CallError::Refused(Refusal::GarbageArguments))

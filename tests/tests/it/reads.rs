@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use rpcrdma::client::{Connection, PreparedCall};
+use rpcrdma::client::{ClientCall, Connection};
 use rpcrdma::fabric::any::AnyFabric;
 use rpcrdma::fabric::trace::{self, Trace};
 use rpcrdma::fabric::{Fabric, FabricAddress};
@@ -24,11 +24,11 @@ const ROUNDS: u64 = 4;
 /// How many calls had to wait, of some rounds of [`TOGETHER`].
 fn waits(max_reads: Option<usize>, max_read_bytes: Option<usize>) -> u64 {
     let store = |client: &mut LocalClient, connection: Connection, seed: u32| {
-        let mut call = client.prepare_with_chunks(STORE, 4).expect("memory");
+        let mut call = client.prepare(STORE, 4).expect("memory");
         call.put_args(&seed.to_be_bytes()).expect("room");
         let mut data = client.alloc(connection, CHUNK).expect("memory");
         pattern(seed, &mut data);
-        call.read_chunk(4, data).expect("room");
+        call = call.read_chunk(4, data);
         call
     };
     let stored = |_: u32, reply: &Reply| assert_eq!(reply.results(), (CHUNK as u32).to_be_bytes());
@@ -46,10 +46,10 @@ fn waits(max_reads: Option<usize>, max_read_bytes: Option<usize>) -> u64 {
 /// How many replies had to wait.
 fn write_waits(max_write_bytes: Option<usize>) -> u64 {
     let load = |client: &mut LocalClient, connection: Connection, seed: u32| {
-        let mut call = client.prepare_with_chunks(LOAD, 8).expect("memory");
+        let mut call = client.prepare(LOAD, 8).expect("memory");
         call.put_args(&seed.to_be_bytes()).expect("room");
         call.put_args(&(CHUNK as u32).to_be_bytes()).expect("room");
-        call.write_chunk(client.alloc(connection, CHUNK).expect("memory")).expect("room");
+        call = call.write_chunk_into(client.alloc(connection, CHUNK).expect("memory"));
         call
     };
     let loaded = |seed: u32, reply: &Reply| assert!(patterned(seed, reply.chunk(0).expect("its chunk")));
@@ -59,7 +59,7 @@ fn write_waits(max_write_bytes: Option<usize>) -> u64 {
 /// Has a server with this configuration answer some rounds of calls, each with a seed of its own.
 fn rounds(
     config: Config,
-    prepare: impl Fn(&mut LocalClient, Connection, u32) -> PreparedCall,
+    prepare: impl Fn(&mut LocalClient, Connection, u32) -> ClientCall,
     check: impl Fn(u32, &Reply),
 ) -> ShardStats {
     let world = World::new("reads");
@@ -170,11 +170,11 @@ fn observed(max_reads: Option<usize>, connections: usize, together: usize) -> (R
         let mut under_way = 0;
         for _ in 0..together {
             for &connection in &all {
-                let mut call = client.prepare_with_chunks(STORE, 4).expect("memory");
+                let mut call = client.prepare(STORE, 4).expect("memory");
                 call.put_args(&7_u32.to_be_bytes()).expect("room");
                 let mut data = client.alloc(connection, CHUNK).expect("memory");
                 pattern(7, &mut data);
-                call.read_chunk(4, data).expect("room");
+                call = call.read_chunk(4, data);
                 client.start(connection, call, 0).expect("under way");
                 under_way += 1;
             }

@@ -42,7 +42,7 @@ fn a_call_in_parts_is_kept_without_a_copy() {
     let first = client.first();
     let mut call = client.prepare(rpcrdma_tests::ECHO, 8000).unwrap();
     call.args_mut().fill(7);
-    call.expect_reply(8000);
+    call = call.expect_reply(8000);
     client.start(first, call, 0);
     client.flush();
     let classes = client.stats().pool.classes;
@@ -67,7 +67,7 @@ fn calls_go_to_the_next_server_under_their_xids() {
                 let len = [4, 400, 6000][token as usize % 3];
                 let mut call = client.prepare(rpcrdma_tests::ECHO, len).unwrap();
                 call.args_mut().fill(token as u8);
-                call.expect_reply(len);
+                call = call.expect_reply(len);
                 client.start(first, call, token);
                 client.poll(|done| panic!("{done:?} without a server"));
             }
@@ -134,7 +134,7 @@ fn attempts_end_and_deadlines_hold_while_there_is_no_connection() {
     let first = client.first();
     drop(world.take_server());
     let mut call = client.prepare(rpcrdma_tests::ECHO, 4).unwrap();
-    call.timeout(Duration::from_millis(20));
+    call = call.timeout(Duration::from_millis(20));
     client.start(first, call, 1);
     let call = client.prepare(rpcrdma_tests::ECHO, 4).unwrap();
     client.start(first, call, 2);

@@ -79,9 +79,9 @@ fn too_short_a_write_chunk_gets_write_resource_with_index_and_length() {
 /// Calls [`TWO`] with room of these lengths.
 fn two(client: &mut LocalClient, room: [usize; 2]) -> Result<(), CallError> {
     let first = client.first();
-    let mut call = client.prepare_with_chunks(TWO, 0)?;
+    let mut call = client.prepare(TWO, 0)?;
     for len in room {
-        call.write_chunk(client.alloc(first, len)?).expect("room");
+        call = call.write_chunk_into(client.alloc(first, len)?);
     }
     let reply = client.call(call)?;
     for (n, len) in [8, NEEDED].into_iter().enumerate() {
@@ -155,7 +155,7 @@ fn reply_resource_makes_the_client_call_again_with_more_room() {
             let mut call = client.prepare(REPLY, 4).expect("a buffer");
             call.args_mut().copy_from_slice(&be(&[10_000]));
             if expected != 0 {
-                call.expect_reply(expected);
+                call = call.expect_reply(expected);
             }
             let reply = client.call(call).expect("a reply");
             assert!(reply.results().len() == 10_000 && patterned(10_000, reply.results()), "{scheme:?}");
@@ -307,8 +307,8 @@ fn a_client_whose_write_chunks_are_refused_offers_a_reply_chunk_instead() {
         });
         let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         let first = client.first();
-        let mut call = client.prepare_with_chunks(LOAD, 4).expect("a buffer");
-        call.write_chunk(client.alloc(first, 100).expect("a buffer")).expect("room");
+        let mut call = client.prepare(LOAD, 4).expect("a buffer");
+        call = call.write_chunk_into(client.alloc(first, 100).expect("a buffer"));
         assert_eq!(client.call(call).expect("a reply").results(), b"all of it");
         let seen = [0; 3].map(|_| told.recv().expect("the server speaks"));
         assert_eq!(seen.map(|(writes, _)| writes), [1, 1, 0], "{scheme:?}");
@@ -350,12 +350,12 @@ fn read_chunks_error_makes_the_client_send_a_long_call() {
             }),
         );
         let first = client.first();
-        let mut call = client.prepare_with_chunks(STORE, 12).expect("a buffer");
+        let mut call = client.prepare(STORE, 12).expect("a buffer");
         call.args_mut().copy_from_slice(&be(&[5001, 7, 0xAAAA]));
         for (at, len) in [(4, 5001), (4 + 5004 + 4, 7)] {
             let mut data = client.alloc(first, len).expect("a buffer");
             pattern(len as u32, &mut data);
-            call.read_chunk(at, data).expect("room");
+            call = call.read_chunk(at, data);
         }
         client.call(call).expect("a reply");
         // All of it is there, with the padding of both items.
@@ -433,8 +433,8 @@ fn what_cannot_be_cured_by_more_ends_its_call() {
     let mut client = world.client(&address, small());
     let first = client.first();
     for error in errors {
-        let mut call = client.prepare_with_chunks(LOAD, 8).expect("a buffer");
-        call.write_chunk(client.alloc(first, 10).expect("a buffer")).expect("room");
+        let mut call = client.prepare(LOAD, 8).expect("a buffer");
+        call = call.write_chunk_into(client.alloc(first, 10).expect("a buffer"));
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::Transport(error)));
         assert_eq!(client.stats().exposed_buffers, 0);
     }

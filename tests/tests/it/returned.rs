@@ -35,10 +35,12 @@ fn start(client: &mut LocalClient, procedure: u32, token: u64, deadline: Option<
     let mut data = client.alloc(first, LEN).expect("memory");
     pattern(token as u32, &mut data);
     let room = client.alloc(first, LEN).expect("memory");
-    let mut call = client.prepare_with_chunks(procedure, 0).expect("memory");
-    call.read_chunk(0, data).expect("its first");
-    call.write_chunk(room).expect("its first");
-    deadline.into_iter().for_each(|time| call.timeout(time));
+    let mut call = client.prepare(procedure, 0).expect("memory");
+    call = call.read_chunk(0, data);
+    call = call.write_chunk_into(room);
+    if let Some(time) = deadline {
+        call = call.timeout(time);
+    }
     client.start(first, call, token);
 }
 
@@ -84,10 +86,10 @@ fn a_call_that_is_refused_gives_its_buffers_back() {
     let (error, sent, room) = whole(ended(&mut client), 1);
     assert_eq!(error, CallError::Refused(Refusal::ProcedureUnavailable));
     // They are as good as new.
-    let mut call = client.prepare_with_chunks(MIRROR, 4).expect("memory");
+    let mut call = client.prepare(MIRROR, 4).expect("memory");
     call.args_mut();
-    call.read_chunk(4, sent).expect("its first");
-    call.write_chunk(room).expect("its first");
+    call = call.read_chunk(4, sent);
+    call = call.write_chunk_into(room);
     assert!(patterned(1, client.call(call).expect("a reply").chunk(0).expect("a result")));
     // A reply has them itself.
     start(&mut client, KEEP, 2, None);
@@ -115,9 +117,9 @@ fn a_lost_connection_and_a_closed_one_give_buffers_back() {
     pattern(2, &mut late);
     drop(world.take_server());
     assert_eq!(whole(ended(&mut client), 1).0, CallError::ConnectionLost { sent: true });
-    let mut call = client.prepare_with_chunks(KEEP, 0).expect("memory");
-    call.read_chunk(0, late).expect("its first");
-    call.write_chunk(room).expect("its first");
+    let mut call = client.prepare(KEEP, 0).expect("memory");
+    call = call.read_chunk(0, late);
+    call = call.write_chunk_into(room);
     client.start(first, call, 2);
     assert_eq!(whole(ended(&mut client), 2).0, CallError::Closed);
     kept.lock().expect("no panic").clear();
@@ -196,9 +198,9 @@ fn a_call_that_is_waited_for_gives_them_back() {
     let first = client.first();
     let mut data = client.alloc(first, LEN).expect("memory");
     pattern(3, &mut data);
-    let mut call = client.prepare_with_chunks(MISSING, 0).expect("memory");
-    call.read_chunk(0, data).expect("its first");
-    call.write_chunk(client.alloc(first, LEN).expect("memory")).expect("its first");
+    let mut call = client.prepare(MISSING, 0).expect("memory");
+    call = call.read_chunk(0, data);
+    call = call.write_chunk_into(client.alloc(first, LEN).expect("memory"));
     let refused = CallError::Refused(Refusal::ProcedureUnavailable);
     assert_eq!(whole(client.call(call), 3).0, refused);
     let mut client = Client::connect(&address, small_client(small())).expect("a connection");

@@ -49,13 +49,13 @@ fn calls_offer_items_without_padding_at_their_positions() {
         let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         let first = client.first();
         // Arguments: a word, 501 bytes and their padding, a word, 7 bytes.
-        let mut call = client.prepare_with_chunks(MIRROR, 8).expect("a buffer");
+        let mut call = client.prepare(MIRROR, 8).expect("a buffer");
         call.args_mut().copy_from_slice(&be(&[501, 7]));
         for (at, len) in [(4, 501), (4 + 504 + 4, 7)] {
-            call.read_chunk(at, client.alloc(first, len).expect("a buffer")).expect("room");
+            call = call.read_chunk(at, client.alloc(first, len).expect("a buffer"));
         }
         for len in [503, 1] {
-            call.write_chunk(client.alloc(first, len).expect("a buffer")).expect("room");
+            call = call.write_chunk_into(client.alloc(first, len).expect("a buffer"));
         }
         client.call(call).expect("a reply");
         let bytes = says.recv().expect("the server speaks");
@@ -233,8 +233,8 @@ fn errors_that_cannot_be_obeyed_end_their_call_with_what_they_say() {
     let mut client = world.client(&address, small());
     let first = client.first();
     for error in errors {
-        let mut call = client.prepare_with_chunks(LOAD, 8).expect("a buffer");
-        call.write_chunk(client.alloc(first, 10).expect("a buffer")).expect("room");
+        let mut call = client.prepare(LOAD, 8).expect("a buffer");
+        call = call.write_chunk_into(client.alloc(first, 10).expect("a buffer"));
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::Transport(error)));
         assert_eq!(client.stats().exposed_buffers, 0);
     }
@@ -308,8 +308,8 @@ fn bad_replies_of_version_1_end_their_call_with_a_cause() {
     let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
     let first = client.first();
     for name in names {
-        let mut call = client.prepare_with_chunks(LOAD, 8).expect("a buffer");
-        call.write_chunk(client.alloc(first, 500).expect("a buffer")).expect("room");
+        let mut call = client.prepare(LOAD, 8).expect("a buffer");
+        call = call.write_chunk_into(client.alloc(first, 500).expect("a buffer"));
         let error = client.call(call).map_err(CallError::from).expect_err(name);
         assert!(matches!(error, CallError::MalformedReply(_)), "{name}: {error}");
         assert_eq!(client.stats().exposed_buffers, 0, "{name}");
@@ -381,8 +381,8 @@ fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
         let first = client.first();
         let malformed = |error| matches!(error, CallError::MalformedReply(_));
         for (lengths, expected) in CASES {
-            let mut call = client.prepare_with_chunks(MIRROR, 0).expect("a buffer");
-            call.write_chunk(client.alloc(first, 10_000).expect("a buffer")).expect("room");
+            let mut call = client.prepare(MIRROR, 0).expect("a buffer");
+            call = call.write_chunk_into(client.alloc(first, 10_000).expect("a buffer"));
             match (client.call(call), expected) {
                 (Ok(reply), Some(len)) => assert_eq!(reply.chunk(0).map(<[u8]>::len), Some(len)),
                 (Err(failed), None) => assert!(malformed(failed.error), "{lengths:?}"),
@@ -391,7 +391,7 @@ fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
         }
         for (lengths, expected) in CASES {
             let mut call = client.prepare(ECHO, 0).expect("a buffer");
-            call.expect_reply(10_000 - 24);
+            call = call.expect_reply(10_000 - 24);
             match (client.call(call), expected) {
                 // The reply's header has 24 bytes.
                 (Ok(reply), Some(len @ 24..)) => assert_eq!(reply.results().len(), len - 24),

@@ -470,12 +470,12 @@ fn call_of_many(scheme: Scheme, args: usize, offers: Properties<'static>) -> Res
     });
     let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
     let first = client.first();
-    let mut call = client.prepare_with_chunks(STORE, args).expect("a buffer");
+    let mut call = client.prepare(STORE, args).expect("a buffer");
     pattern(3, call.args_mut());
     for n in 0..MAX_CHUNKS {
         let at = args + n * (64 << 10);
-        call.read_chunk(at, client.alloc(first, 64 << 10).expect("a buffer")).expect("room");
-        call.write_chunk(client.alloc(first, 64 << 10).expect("a buffer")).expect("room");
+        call = call.read_chunk(at, client.alloc(first, 64 << 10).expect("a buffer"));
+        call = call.write_chunk_into(client.alloc(first, 64 << 10).expect("a buffer"));
     }
     let ended = client.call(call).map(|_| told.recv().expect("the server speaks")).map_err(CallError::from);
     assert_eq!(client.stats().exposed_buffers, 0);

@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll};
 
-use rpcrdma::client::{ClientCall, LocalClient, PreparedCall};
+use rpcrdma::client::{ClientCall, LocalClient};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::service::DeferredCall;
@@ -213,17 +213,17 @@ fn server(shard: Config) -> ServerConfig {
 }
 
 /// A call that has the secret in all that it sends, and gets it back in all that it receives.
-fn secret_call(client: &mut LocalClient, args: usize, chunk: usize) -> PreparedCall {
+fn secret_call(client: &mut LocalClient, args: usize, chunk: usize) -> ClientCall {
     let first = client.first();
     let (procedure, _) = SPILLS.into_iter().find(|&(_, room)| args <= room).expect("not too long");
-    let mut call = client.prepare_with_chunks(procedure, args).unwrap();
+    let mut call = client.prepare(procedure, args).unwrap();
     call.args_mut().fill(SECRET);
-    call.expect_reply(args);
+    call = call.expect_reply(args);
     if chunk > 0 {
         let mut data = client.alloc(first, chunk).unwrap();
         data.full_mut().fill(SECRET);
-        call.read_chunk(args, data).unwrap();
-        call.write_chunk(client.alloc(first, chunk).unwrap()).unwrap();
+        call = call.read_chunk(args, data);
+        call = call.write_chunk_into(client.alloc(first, chunk).unwrap());
     }
     call
 }
@@ -272,13 +272,13 @@ fn results_that_nobody_wrote_are_zero() {
         let first = other.first();
         for (number, (_, len, ones, direct)) in (SLOPPY..).zip(sloppy()) {
             fill_with_secrets(&mut victim, len);
-            let mut call = other.prepare_with_chunks(number, 0).unwrap();
+            let mut call = other.prepare(number, 0).unwrap();
             if direct {
                 let mut room = other.alloc(first, len + 100).unwrap();
                 room.fill(0xEE);
-                call.write_chunk(room).unwrap();
+                call = call.write_chunk_into(room);
             } else {
-                call.expect_reply(len);
+                call = call.expect_reply(len);
             }
             let mut reply = other.call(call).unwrap();
             let what = format!("{scheme:?}, procedure {number}, {len} bytes");
@@ -350,10 +350,10 @@ fn results_that_are_given_up_are_not_sent() {
             // RFC 5531 §9: MSG_ACCEPTED with an empty verifier, SYSTEM_ERR, and nothing behind it.
             let system_err: Vec<u8> = [number, 1, 0, 0, 0, 5].iter().flat_map(|word| word.to_be_bytes()).collect();
             assert_eq!(view.payload(), system_err, "{scheme:?}, procedure {number}");
-            let mut call = other.prepare_with_chunks(number, 0).unwrap();
+            let mut call = other.prepare(number, 0).unwrap();
             let mut room = other.alloc(other.first(), LEN).unwrap();
             room.fill(0xEE);
-            call.write_chunk(room).unwrap();
+            call = call.write_chunk_into(room);
             let mut failed = other.call(call).unwrap_err();
             assert_eq!(failed.error, CallError::Refused(Refusal::SystemError));
             let room = failed.returned.take_chunks().next().expect("it comes back");
@@ -389,13 +389,13 @@ fn what_lands_has_nothing_of_what_was_there() {
         let mut other = world.client(&address, config);
         let store = |client: &mut LocalClient, byte: u8, len: usize| {
             let first = client.first();
-            let mut call = client.prepare_with_chunks(STORED, 4).unwrap();
+            let mut call = client.prepare(STORED, 4).unwrap();
             let mut data = client.alloc(first, len).unwrap();
             data.fill(byte);
-            call.read_chunk(4, data).unwrap();
+            call = call.read_chunk(4, data);
             let mut room = client.alloc(first, PAGE).unwrap();
             room.fill(0xEE);
-            call.write_chunk(room).unwrap();
+            call = call.write_chunk_into(room);
             let mut reply = client.call(call).unwrap();
             let mut page = reply.take_chunks().next().unwrap();
             assert!(page[..] == vec![byte; len], "{scheme:?}, {len} bytes");
@@ -460,12 +460,12 @@ fn what_a_client_leaves_unwritten_is_zero() {
             for ones in [0, 5] {
                 fill_with_secrets(&mut client, len);
                 let mut call = if chunks {
-                    client.prepare_with_chunks(LONG_ECHO, len).unwrap()
+                    client.prepare(LONG_ECHO, len).unwrap()
                 } else {
                     client.prepare(LONG_ECHO, len).unwrap()
                 };
                 call.put_args(&vec![1; ones]).unwrap();
-                call.expect_reply(len);
+                call = call.expect_reply(len);
                 let results = client.call_on(second, call).unwrap();
                 assert!(results.results() == expected(len, ones), "{scheme:?}, {len} bytes");
                 let mut call = client.prepare(LONG_ECHO, len).unwrap();

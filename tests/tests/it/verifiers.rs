@@ -97,11 +97,11 @@ fn assert_signed(result: CallResult, verifier: usize, results: usize, what: &str
 
 /// A call that says how long its results may be, and nothing of the verifier.
 fn call(client: &mut LocalClient, procedure: u32, verifier: usize, results: usize, chunk: bool) -> CallResult {
-    let mut call = client.prepare_with_chunks(procedure, 8)?;
+    let mut call = client.prepare(procedure, 8)?;
     call.args_mut().copy_from_slice(&be(&[verifier as u32, results as u32]));
-    call.expect_reply(results);
+    call = call.expect_reply(results);
     if chunk {
-        call.write_chunk(client.alloc(client.first(), 100)?).expect("room");
+        call = call.write_chunk_into(client.alloc(client.first(), 100)?);
     }
     client.call(call)
 }

@@ -374,8 +374,8 @@ fn err_chunk_in_front_of_a_disconnect_ends_its_call_which_is_not_made_again() {
     });
     let mut client = world.client(&address, config);
     let first = client.first();
-    let mut call = client.prepare_with_chunks(MIRROR, 4).expect("a buffer");
-    call.read_chunk(4, client.alloc(first, 100).expect("a buffer")).expect("room");
+    let mut call = client.prepare(MIRROR, 4).expect("a buffer");
+    call = call.read_chunk(4, client.alloc(first, 100).expect("a buffer"));
     let result = client.call(call).map(drop).map_err(CallError::from);
     assert!(matches!(result, Err(CallError::Transport(_))), "{result:?}");
     assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
@@ -409,13 +409,13 @@ fn err_chunk_ends_its_call_which_is_not_made_again() {
     let mut client = world.client(&address, config);
     let first = client.first();
     for form in 0..4 {
-        let mut call = client.prepare_with_chunks(MIRROR, if form == 3 { 5000 } else { 4 }).expect("a buffer");
-        match form {
-            0 => call.read_chunk(4, client.alloc(first, 100).expect("a buffer")).expect("room"),
-            1 => call.write_chunk(client.alloc(first, 100).expect("a buffer")).expect("room"),
+        let mut call = client.prepare(MIRROR, if form == 3 { 5000 } else { 4 }).expect("a buffer");
+        call = match form {
+            0 => call.read_chunk(4, client.alloc(first, 100).expect("a buffer")),
+            1 => call.write_chunk(100),
             2 => call.expect_reply(10_000),
-            _ => {}
-        }
+            _ => call,
+        };
         let result = client.call(call).map(drop).map_err(CallError::from);
         assert!(matches!(result, Err(CallError::Transport(_))), "{form}: {result:?}");
         assert_eq!(client.stats().exposed_buffers, 0);

@@ -85,7 +85,7 @@ fn in_time(client: &mut LocalClient) {
     let start = Instant::now();
     for round in 0..ROUNDS {
         let mut call = client.prepare(WOKEN, 0).expect("memory");
-        call.timeout(IN_TIME);
+        call = call.timeout(IN_TIME);
         client.call(call).expect("a reply");
         assert!(start.elapsed() < IN_TIME, "{round} of {ROUNDS} rounds in {:?}", start.elapsed());
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpcrdma::Address;
-use rpcrdma::client::{ClientConfig, LocalClient, PreparedCall};
+use rpcrdma::client::{ClientCall, ClientConfig, LocalClient};
 use rpcrdma::shard::SimulatedTime;
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma_tests::{ECHO, With, shard_leak, small_client};
@@ -33,7 +33,7 @@ pub(crate) struct Caller {
     /// Where groups are, and the hostile server.
     addresses: Rc<Addresses>,
     /// Calls that are prepared and never made: they have all buffers, for so many turns.
-    hoard: Vec<PreparedCall>,
+    hoard: Vec<ClientCall>,
     hoarding: usize,
     reconnects: usize,
     /// Links that it makes later, and in how many rounds of its own.

@@ -198,11 +198,12 @@ impl Desk {
         self.next_token += 1;
         let given = self.habits.deadline;
         // A hostile peer may never answer.
-        let deadline = (self.links[link].hostile || self.random.once_in(given)).then(|| {
+        let mut deadline = None;
+        if self.links[link].hostile || self.random.once_in(given) {
             let time = 1 + self.random.below(200 * self.plan.tick as usize) as u64;
-            call.timeout(Duration::from_nanos(time));
-            self.time.now() + time
-        });
+            call = call.timeout(Duration::from_nanos(time));
+            deadline = Some(self.time.now() + time);
+        }
         self.journal.note(format_args!("call {token} on {link}: {}", shape.form));
         let entry = &mut self.links[link];
         entry.under_way += 1;

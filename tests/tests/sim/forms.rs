@@ -1,7 +1,7 @@
 //! The forms of calls. Each is one function that draws a call of the form: what is sent, and what must come
 //! back. A new form is one more function, and its row in [`FORMS`].
 
-use rpcrdma::client::{Connection, LocalClient, PreparedCall};
+use rpcrdma::client::{ClientCall, Connection, LocalClient};
 use rpcrdma::proto::Defect;
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::wire::{ErrorBody, Revision};
@@ -161,32 +161,27 @@ impl Shape {
         &self,
         client: &mut LocalClient<Device>,
         connection: Connection,
-    ) -> Result<(PreparedCall, Vec<Place>), CallError> {
-        let chunks = !self.sends.is_empty() || !self.rooms.is_empty();
-        let len = self.args.len();
-        let mut call = match chunks {
-            true => client.prepare_with_chunks(self.procedure, len)?,
-            false => client.prepare(self.procedure, len)?,
-        };
+    ) -> Result<(ClientCall, Vec<Place>), CallError> {
+        let mut call = client.prepare(self.procedure, self.args.len())?;
         call.args_mut().copy_from_slice(&self.args);
         if let Some(bytes) = self.announced {
-            call.expect_reply(bytes);
+            call = call.expect_reply(bytes);
         }
         if self.one_way {
-            call.one_way();
+            call = call.one_way();
         }
         let mut places = Vec::new();
         for &(at, seed, len) in &self.sends {
             let mut buf = client.alloc(connection, len)?;
             pattern(seed, &mut buf);
             places.push((buf.arena(), buf.base_offset()));
-            call.read_chunk(at, buf).expect("at most MAX_CHUNKS");
+            call = call.read_chunk(at, buf);
         }
         for &len in &self.rooms {
             let mut buf = client.alloc(connection, len)?;
             buf.fill(0xEE);
             places.push((buf.arena(), buf.base_offset()));
-            call.write_chunk(buf).expect("at most MAX_CHUNKS");
+            call = call.write_chunk_into(buf);
         }
         if self.replaced() {
             // Other calls may have that memory before this one ends.

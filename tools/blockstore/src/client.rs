@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail, ensure};
 use rpcrdma::Buf;
 use rpcrdma::auth::AuthPolicy;
-use rpcrdma::client::{ClientConfig, PreparedCall};
+use rpcrdma::client::{ClientCall, ClientConfig};
 use rpcrdma::xdr::Writer;
 use rpcrdma::{Address, CallError, FailedCall, LocalClient, Reply};
 use rpcrdma_proto::wire::ErrorBody;
@@ -92,7 +92,7 @@ impl BlockClient {
     /// A call without arguments.
     fn simple<T: Xdr>(&mut self, procedure: u32, patience: Duration) -> anyhow::Result<T> {
         let mut call = self.client.prepare(procedure, 0)?;
-        call.timeout(patience);
+        call = call.timeout(patience);
         let reply = self.client.call(call).map_err(|failed| explain(failed.error))?;
         Ok(codec::decode_result(reply.results())??)
     }
@@ -114,7 +114,7 @@ impl BlockClient {
             source.read_exact_at(&mut data, block.offset).context("the source")?;
             let args = WriteArgs { offset: block.offset, count: block.len as u32 };
             let mut call = prepare(client, codec::WRITE, &args)?;
-            call.read_chunk(WriteArgs::DATA_AT, data)?;
+            call = call.read_chunk(WriteArgs::DATA_AT, data);
             Ok(call)
         };
         let finish = |block: Block, reply: &mut Reply| {
@@ -135,7 +135,7 @@ impl BlockClient {
         let prepare = |client: &mut LocalClient, block: Block, room: Buf| {
             let args = ReadArgs { offset: block.offset, count: block.len as u32 };
             let mut call = prepare(client, codec::READ, &args)?;
-            call.write_chunk(room)?;
+            call = call.write_chunk_into(room);
             Ok(call)
         };
         let finish = |at: Block, reply: &mut Reply| {
@@ -168,21 +168,19 @@ impl BlockClient {
         });
         let prepare = |client: &mut LocalClient, block: Block, memory: Buf| {
             let (procedure, args) = if write { (codec::WRITE, WriteArgs::LEN) } else { (codec::READ, ReadArgs::LEN) };
-            let mut call = client.prepare_with_chunks(procedure, args)?;
+            let mut call = client.prepare(procedure, args)?;
             let mut out = Writer::new(call.args_mut());
             let count = block.len as u32;
-            let room = match write {
+            Ok(match write {
                 true => {
                     WriteArgs { offset: block.offset, count }.encode(&mut out)?;
                     call.read_chunk(WriteArgs::DATA_AT, memory)
                 }
                 false => {
                     ReadArgs { offset: block.offset, count }.encode(&mut out)?;
-                    call.write_chunk(memory)
+                    call.write_chunk_into(memory)
                 }
-            };
-            room.map_err(|_| anyhow!("no room for a chunk"))?;
-            Ok(call)
+            })
         };
         let finish = |block: Block, reply: &mut Reply| {
             let count = match write {
@@ -209,7 +207,7 @@ impl BlockClient {
         what: &str,
         order: &[u32],
         size: u64,
-        prepare: impl FnMut(&mut LocalClient, Block, Buf) -> anyhow::Result<PreparedCall>,
+        prepare: impl FnMut(&mut LocalClient, Block, Buf) -> anyhow::Result<ClientCall>,
         finish: impl FnMut(Block, &mut Reply) -> anyhow::Result<Buf>,
     ) -> anyhow::Result<Figures> {
         let start = now();
@@ -224,7 +222,7 @@ impl BlockClient {
     fn pipeline(
         &mut self,
         mut blocks: impl Iterator<Item = Block>,
-        mut prepare: impl FnMut(&mut LocalClient, Block, Buf) -> anyhow::Result<PreparedCall>,
+        mut prepare: impl FnMut(&mut LocalClient, Block, Buf) -> anyhow::Result<ClientCall>,
         mut finish: impl FnMut(Block, &mut Reply) -> anyhow::Result<Buf>,
         (ended, retried): (&mut u64, &mut u64),
     ) -> anyhow::Result<()> {
@@ -284,10 +282,10 @@ fn now() -> Instant {
 }
 
 /// A call with its arguments in place.
-fn prepare<T: Xdr>(client: &mut LocalClient, procedure: u32, args: &T) -> anyhow::Result<PreparedCall> {
-    let mut call = client.prepare_with_chunks(procedure, T::LEN)?;
+fn prepare<T: Xdr>(client: &mut LocalClient, procedure: u32, args: &T) -> anyhow::Result<ClientCall> {
+    let mut call = client.prepare(procedure, T::LEN)?;
     args.encode(&mut Writer::new(call.args_mut()))?;
-    call.timeout(PATIENCE);
+    call = call.timeout(PATIENCE);
     Ok(call)
 }
 

@@ -82,8 +82,8 @@ fn outlive(registered: bool) {
     let client = std::thread::spawn(move || {
         let mut client = LocalClient::connect(&address, ClientConfig::new(PROGRAM, 1)).expect("it connects");
         let room = client.alloc(client.first(), LEN).expect("memory");
-        let mut call = client.prepare_with_chunks(1, 0).expect("a buffer");
-        call.write_chunk(room).expect("room for a chunk");
+        let mut call = client.prepare(1, 0).expect("a buffer");
+        call = call.write_chunk_into(room);
         over.send(client.call(call).map(drop)).expect("the test listens");
     });
     assert_eq!(taken.recv(), Ok(1), "the kernel has the read");

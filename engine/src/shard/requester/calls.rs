@@ -433,8 +433,3 @@ pub(in crate::shard) fn call_header_len(conn: &Conn, exposure: Option<u32>) -> u
     let chunks = exposure.map_or(ChunkCounts::default(), |exposure| counts_of(exposure, conn.proto.terms()));
     conn.proto.header_len(&chunks)
 }
-
-/// Room that a call of ours needs in front of it.
-pub(crate) const fn headroom(chunks: bool) -> usize {
-    if chunks { HEADROOM_CHUNKS } else { crate::config::HEADROOM_PLAIN }
-}

@@ -7,6 +7,7 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
 
 use super::exposures::Place;
+use crate::proto::CallError;
 use crate::service::MAX_CHUNKS;
 
 /// Boxes that a thread keeps.
@@ -28,6 +29,10 @@ pub(crate) struct Memory {
     pub(crate) call: Option<Buf>,
     /// The Reply chunk.
     pub(crate) reply: Option<Buf>,
+    /// Write chunks that get their memory when the call starts: the place of each among all of them, and its bytes.
+    pub(crate) wanted: ArrayVec<(usize, u32), MAX_CHUNKS>,
+    /// More chunks were given than a call may have.
+    pub(crate) too_many: bool,
     /// Most bytes of inline results that the binding leaves beside the Write chunks, if it is known.
     pub(crate) most_results: Option<usize>,
 }
@@ -46,6 +51,32 @@ impl Memory {
             return Some((Place::Write(0), buf));
         }
         self.reply.take().map(|buf| (Place::Reply, buf))
+    }
+
+    /// Write chunks, with memory or without.
+    #[inline]
+    pub(crate) fn results(&self) -> usize {
+        self.receive.len() + self.wanted.len()
+    }
+
+    /// Bytes of each Write chunk.
+    pub(crate) fn result_lens(&self) -> ArrayVec<usize, MAX_CHUNKS> {
+        let mut lens: ArrayVec<_, MAX_CHUNKS> = self.receive.iter().map(|buf| buf.len()).collect();
+        self.wanted.iter().for_each(|&(index, len)| lens.insert(index, len as usize));
+        lens
+    }
+
+    /// Gives memory to the Write chunks that have none.
+    ///
+    /// # Errors
+    /// That of `alloc`.
+    #[inline]
+    pub(crate) fn allocate(&mut self, mut alloc: impl FnMut(usize) -> Result<Buf, CallError>) -> Result<(), CallError> {
+        let Self { wanted, receive, .. } = self;
+        for (index, len) in wanted.drain(..) {
+            receive.insert(index, alloc(len as usize)?);
+        }
+        Ok(())
     }
 
     /// There is nothing to expose.
@@ -131,6 +162,8 @@ impl Drop for ChunkMemory {
 fn keep(mut memory: Box<Memory>) {
     memory.send.clear();
     memory.receive.clear();
+    memory.wanted.clear();
+    memory.too_many = false;
     (memory.call, memory.reply, memory.most_results) = (None, None, None);
     // A thread that is ending keeps nothing.
     let _ = SPARE.try_with(|spare| {

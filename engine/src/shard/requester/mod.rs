@@ -33,8 +33,8 @@ use crate::wire::properties::ReverseSupport;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
 use crate::wire::{self, Version};
 
+pub(crate) use calls::CallRequest;
 pub(super) use calls::call_header_len;
-pub(crate) use calls::{CallRequest, headroom};
 pub(crate) use chunks::{ChunkMemory, Memory};
 use exposures::{Exposure, Exposures};
 use lists::Lists;

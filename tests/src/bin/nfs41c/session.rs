@@ -84,7 +84,7 @@ fn call(
     args.opaque(b"").u32(MINOR).u32(compound.names.len() as u32).fixed(&compound.operations.0);
     let mut call = client.prepare(COMPOUND, args.0.len())?;
     call.args_mut().copy_from_slice(&args.0);
-    call.expect_reply(LONGEST as usize);
+    call = call.expect_reply(LONGEST as usize);
     let reply = client.call(call)?;
     let mut results = Reader::new(reply.results());
     let status = results.u32("status")?;

@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rpcrdma::client::{ClientConfig, PreparedCall};
+use rpcrdma::client::{ClientCall, ClientConfig};
 use rpcrdma::xdr::Writer;
 use rpcrdma::{CallError, LocalClient, Refusal, Reply};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
@@ -267,18 +267,18 @@ impl Raw {
         Self(LocalClient::connect(&store.address.parse().expect("an address"), config).expect("it connects"))
     }
 
-    fn prepare(&mut self, procedure: u32, args: &impl Xdr) -> PreparedCall {
+    fn prepare(&mut self, procedure: u32, args: &impl Xdr) -> ClientCall {
         let mut bytes = [0; 64];
         let mut writer = Writer::new(&mut bytes);
         args.encode(&mut writer).expect("room");
         let args = writer.into_written();
-        let mut call = self.0.prepare_with_chunks(procedure, args.len()).expect("a buffer");
+        let mut call = self.0.prepare(procedure, args.len()).expect("a buffer");
         call.args_mut().copy_from_slice(args);
-        call.timeout(Duration::from_secs(60));
+        call = call.timeout(Duration::from_secs(60));
         call
     }
 
-    fn call<T: Xdr>(&mut self, call: PreparedCall) -> (Answer<T>, Option<Reply>) {
+    fn call<T: Xdr>(&mut self, call: ClientCall) -> (Answer<T>, Option<Reply>) {
         match self.0.call(call) {
             Ok(reply) => (Ok(codec::decode_result(reply.results()).expect("a result")), Some(reply)),
             Err(failed) => (Err(failed.error), None),
@@ -296,7 +296,7 @@ impl Raw {
         if let Some(room) = room {
             let first = self.0.first();
             let chunk = self.0.alloc(first, room).expect("memory");
-            call.write_chunk(chunk).expect("room for a chunk");
+            call = call.write_chunk_into(chunk);
         }
         let (answer, reply) = self.call(call);
         (answer, reply.and_then(|reply| reply.chunk(0).map(<[u8]>::to_vec)).unwrap_or_default())
@@ -309,7 +309,7 @@ impl Raw {
             let first = self.0.first();
             let mut chunk = self.0.alloc(first, data.len()).expect("memory");
             chunk.copy_from_slice(data);
-            call.read_chunk(at, chunk).expect("room for a chunk");
+            call = call.read_chunk(at, chunk);
         }
         self.call(call).0
     }
@@ -437,7 +437,7 @@ fn blocks_that_share_a_page_are_all_there() {
             chunk.copy_from_slice(&data);
             let args = WriteArgs { offset: (page + at) as u64, count: len as u32 };
             let mut call = clients[client].prepare(codec::WRITE, &args);
-            call.read_chunk(WriteArgs::DATA_AT, chunk).expect("room for a chunk");
+            call = call.read_chunk(WriteArgs::DATA_AT, chunk);
             (client, call)
         });
         for (client, call) in calls {

@@ -10,7 +10,7 @@ use crate::client::{Nfs, Nfsd, at, encode, pattern, with_mode};
 fn outcome(nfs: &mut Nfs, procedure: u32, arguments: &[u8]) -> Result<usize, CallError> {
     let mut call = nfs.client.prepare(procedure, arguments.len()).expect("memory");
     call.args_mut().copy_from_slice(arguments);
-    call.expect_reply(70 << 10);
+    call = call.expect_reply(70 << 10);
     nfs.client.call(call).map(|reply| reply.results().len()).map_err(CallError::from)
 }
 
@@ -110,9 +110,9 @@ fn data_that_does_not_fit_its_count_is_refused() {
         let mut buf = nfs.client.alloc(nfs.client.first(), bytes).unwrap();
         buf.set_window(0, bytes);
         buf.copy_from_slice(&pattern(bytes));
-        let mut call = nfs.client.prepare_with_chunks(7, args.len()).unwrap();
+        let mut call = nfs.client.prepare(7, args.len()).unwrap();
         call.args_mut().copy_from_slice(&args);
-        call.read_chunk(args.len().checked_add_signed(shift).unwrap(), buf).unwrap();
+        call = call.read_chunk(args.len().checked_add_signed(shift).unwrap(), buf);
         match nfs.client.call(call) {
             Err(FailedCall { error: CallError::Refused(Refusal::GarbageArguments), .. }) => {
                 assert!(garbage, "{count} {length} {shift} {bytes}")

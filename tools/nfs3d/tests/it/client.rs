@@ -197,8 +197,8 @@ impl Nfs {
     ) -> Result<Reply, CallError> {
         let mut call = self.client.prepare(procedure as u32, arguments.len()).expect("memory");
         call.args_mut().copy_from_slice(arguments);
-        call.expect_reply(longest);
-        call.timeout(PATIENCE);
+        call = call.expect_reply(longest);
+        call = call.timeout(PATIENCE);
         self.client.call(call).map_err(CallError::from)
     }
 
@@ -275,10 +275,10 @@ impl Nfs {
     ) -> Result<(fattr3, bool, Vec<u8>), nfsstat3> {
         let args = encode(&READ3args { file: file.clone(), offset, count });
         let room = self.client.alloc(self.client.first(), (count as usize).max(1)).expect("memory");
-        let mut call = self.client.prepare_with_chunks(NFS_PROGRAM::NFSPROC3_READ as u32, args.len()).expect("memory");
+        let mut call = self.client.prepare(NFS_PROGRAM::NFSPROC3_READ as u32, args.len()).expect("memory");
         call.args_mut().copy_from_slice(&args);
-        call.write_chunk(room).expect("a chunk");
-        call.timeout(PATIENCE);
+        call = call.write_chunk_into(room);
+        call = call.timeout(PATIENCE);
         let reply = self.client.call(call).expect("a reply");
         let mut results = reply.results();
         let (status, _) = nfsstat3::unpack(&mut results).expect("a status");
@@ -327,10 +327,10 @@ impl Nfs {
         let mut buf = self.client.alloc(self.client.first(), data.len()).expect("memory");
         buf.set_window(0, data.len());
         buf.copy_from_slice(data);
-        let mut call = self.client.prepare_with_chunks(NFS_PROGRAM::NFSPROC3_WRITE as u32, args.len()).expect("memory");
+        let mut call = self.client.prepare(NFS_PROGRAM::NFSPROC3_WRITE as u32, args.len()).expect("memory");
         call.args_mut().copy_from_slice(&args);
-        call.read_chunk(args.len(), buf).expect("a chunk");
-        call.timeout(PATIENCE);
+        call = call.read_chunk(args.len(), buf);
+        call = call.timeout(PATIENCE);
         decode(self.client.call(call).expect("a reply").results())
     }
 

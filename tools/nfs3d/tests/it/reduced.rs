@@ -15,9 +15,9 @@ const SYMLINK: u32 = NFS_PROGRAM::NFSPROC3_SYMLINK as u32;
 /// A call with room for one item: the results that stayed in the message, and what is in the chunk.
 fn into_chunk(nfs: &mut Nfs, procedure: u32, args: &[u8], room: usize) -> (Vec<u8>, Vec<u8>) {
     let room = nfs.client.alloc(nfs.client.first(), room).expect("memory");
-    let mut call = nfs.client.prepare_with_chunks(procedure, args.len()).expect("memory");
+    let mut call = nfs.client.prepare(procedure, args.len()).expect("memory");
     call.args_mut().copy_from_slice(args);
-    call.write_chunk(room).expect("a chunk");
+    call = call.write_chunk_into(room);
     let reply = nfs.client.call(call).expect("a reply");
     (reply.results().to_vec(), reply.chunk(0).expect("the chunk").to_vec())
 }
@@ -26,9 +26,9 @@ fn into_chunk(nfs: &mut Nfs, procedure: u32, args: &[u8], room: usize) -> (Vec<u
 fn from_chunk(nfs: &mut Nfs, procedure: u32, args: &[u8], at: usize, item: &[u8]) -> Result<Vec<u8>, CallError> {
     let mut data = nfs.client.alloc(nfs.client.first(), item.len()).expect("memory");
     data.copy_from_slice(item);
-    let mut call = nfs.client.prepare_with_chunks(procedure, args.len()).expect("memory");
+    let mut call = nfs.client.prepare(procedure, args.len()).expect("memory");
     call.args_mut().copy_from_slice(args);
-    call.read_chunk(at, data).expect("a chunk");
+    call = call.read_chunk(at, data);
     nfs.client.call(call).map(|reply| reply.results().to_vec()).map_err(CallError::from)
 }
 

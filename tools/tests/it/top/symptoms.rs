@@ -105,12 +105,12 @@ impl Load {
     /// Starts a call: false if there is no memory for it.
     fn start(&self, client: &mut LocalClient) -> bool {
         let connection = client.first();
-        let Ok(mut call) = client.prepare_with_chunks(1, 4) else { return false };
+        let Ok(mut call) = client.prepare(1, 4) else { return false };
         call.put_args(&7_u32.to_be_bytes()).expect("it has room");
         if self.read_chunk > 0 {
             let Ok(mut data) = client.alloc(connection, self.read_chunk) else { return false };
             data.fill(7);
-            call.read_chunk(4, data).expect("a chunk");
+            call = call.read_chunk(4, data);
         }
         client.start(connection, call, 0);
         true

@@ -1,6 +1,6 @@
 //! Many calls under way at once.
 
-use rpcrdma::client::{LocalClient, PreparedCall};
+use rpcrdma::client::{ClientCall, LocalClient};
 use rpcrdma::{IdlePolicy, Reply};
 
 use crate::calls::Nfs;
@@ -14,7 +14,7 @@ impl Nfs {
     pub(crate) fn many<J>(
         &mut self,
         mut jobs: impl Iterator<Item = J>,
-        mut prepare: impl FnMut(&mut LocalClient, &J) -> anyhow::Result<PreparedCall>,
+        mut prepare: impl FnMut(&mut LocalClient, &J) -> anyhow::Result<ClientCall>,
         mut ended: impl FnMut(J, Reply) -> anyhow::Result<Option<J>>,
     ) -> anyhow::Result<()> {
         let client = &mut self.client;

@@ -9,7 +9,7 @@ use nfs3_types::nfs3::{
 };
 use nfs3_types::xdr_codec::Unpack;
 use rpcrdma::Reply;
-use rpcrdma::client::{LocalClient, PreparedCall};
+use rpcrdma::client::{ClientCall, LocalClient};
 
 use crate::calls::{Nfs, decode, encode, good, said};
 
@@ -65,21 +65,15 @@ pub(crate) fn first_block(nfs: &mut Nfs, file: &nfs_fh3) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn read(client: &mut LocalClient, file: &nfs_fh3, part: Part, inline: u32) -> anyhow::Result<PreparedCall> {
+fn read(client: &mut LocalClient, file: &nfs_fh3, part: Part, inline: u32) -> anyhow::Result<ClientCall> {
     let args = encode(&READ3args { file: file.clone(), offset: part.offset, count: part.len })?;
     let procedure = NFS_PROGRAM::NFSPROC3_READ as u32;
-    let mut call = if part.len <= inline {
-        let mut call = client.prepare(procedure, args.len())?;
-        call.expect_reply(READ_RESULTS + part.len as usize);
-        call
-    } else {
-        let room = client.alloc(client.first(), part.len as usize)?;
-        let mut call = client.prepare_with_chunks(procedure, args.len())?;
-        call.write_chunk(room)?;
-        call
-    };
+    let mut call = client.prepare(procedure, args.len())?;
     call.args_mut().copy_from_slice(&args);
-    Ok(call)
+    Ok(match part.len <= inline {
+        true => call.expect_reply(READ_RESULTS + part.len as usize),
+        false => call.write_chunk(part.len),
+    })
 }
 
 /// The data of a READ, from wherever it is, and whether it goes to the file's end.
@@ -128,13 +122,7 @@ pub(crate) fn put(nfs: &mut Nfs, original: &File, path: &str) -> anyhow::Result<
     Ok(())
 }
 
-fn write(
-    client: &mut LocalClient,
-    file: &nfs_fh3,
-    part: Part,
-    from: &File,
-    inline: u32,
-) -> anyhow::Result<PreparedCall> {
+fn write(client: &mut LocalClient, file: &nfs_fh3, part: Part, from: &File, inline: u32) -> anyhow::Result<ClientCall> {
     let mut args = encode(file)?;
     args.extend(part.offset.to_be_bytes());
     for word in [part.len, stable_how::UNSTABLE as u32, part.len] {
@@ -152,8 +140,8 @@ fn write(
     let mut data = client.alloc(client.first(), len)?;
     data.set_window(0, len);
     from.read_exact_at(&mut data, part.offset)?;
-    let mut call = client.prepare_with_chunks(procedure, args.len())?;
+    let mut call = client.prepare(procedure, args.len())?;
     call.args_mut().copy_from_slice(&args);
-    call.read_chunk(args.len(), data)?;
+    call = call.read_chunk(args.len(), data);
     Ok(call)
 }
