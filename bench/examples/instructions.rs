@@ -277,7 +277,7 @@ fn run<F: Fabric>(
         // Without one, a turn has none to ask.
         let taken = Taken::default();
         let (give, mut services) = (Rc::clone(&taken), services.to_local());
-        let take = Procedure::local_deferred(move |call| give.borrow_mut().push(call));
+        let take = Procedure::deferred(move |call| give.borrow_mut().push(call));
         services.add(PROGRAM, VERSION, BY_TASK, take);
         server.run_application(Application { services, task: Some(Box::new(Answering(taken))) })?;
     }

@@ -88,7 +88,7 @@ fn main() -> Result<(), Failure> {
     let address = std::env::args().nth(1).unwrap_or_else(|| format!("soft:own-loop-{}", std::process::id()));
     let address: Address = address.parse()?;
     // The handler runs on this thread, in `LocalServer::poll`. It may share `Rc` and `RefCell` with the loop.
-    let echo = Procedure::local(|call| {
+    let echo = Procedure::new(|call| {
         let (args, mut results) = call.args_and_writer();
         results.put(args).map_err(Refusal::from)
     });

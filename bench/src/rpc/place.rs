@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use rpcrdma::service::{DeferredCall, Local, ShardTask, Sharing, Threads};
+use rpcrdma::service::{DeferredCall, Local, LocalProcedure, ShardTask, Sharing, Threads};
 use rpcrdma::{Procedure, Refusal, ServerCall};
 
 /// Makes procedures of what runs for their calls.
@@ -65,9 +65,9 @@ impl Place for Deferred {
     fn procedure(
         &self,
         handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static,
-    ) -> Procedure<Local> {
+    ) -> LocalProcedure {
         let (handler, own): (Rc<Handler>, _) = (Rc::new(handler), self.clone());
-        Procedure::local_deferred(move |call| {
+        Procedure::deferred(move |call| {
             // The clock is read where it matters.
             let due = (!own.delay.is_zero()).then(|| Instant::now() + own.delay);
             own.waiting.borrow_mut().push_back(Waiting { due, call, handler: Rc::clone(&handler) });

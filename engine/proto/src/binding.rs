@@ -1,7 +1,7 @@
 //! Upper-layer bindings: which arguments and results of a procedure may be placed directly (RFC 8166 §6).
 //!
 //! A [`Binding`] says it for one procedure, a [`Bindings`] table for programs. Both ends use the same one: a
-//! server makes its procedures of it (`Procedure::bound`) and refuses calls that break it; a client checks a
+//! server makes its procedures of it (`Procedure::with_binding`) and refuses calls that break it; a client checks a
 //! call before it is sent, and sizes its reply resources by it. [`nfs3`] is the ready one of NFS version 3.
 //!
 //! What a binding does *not* restrict: a call as a whole may travel in a position-zero Read chunk and a reply

@@ -10,7 +10,7 @@ use crate::address::Address;
 use crate::config::Config;
 use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
-use crate::service::{Local, Services, ShardSetup};
+use crate::service::{LocalServices, Services, ShardSetup};
 use crate::shard::{OpenError, Shard, Workers, check};
 use crate::stats::ShardStats;
 
@@ -47,7 +47,7 @@ impl LocalServer {
     ///
     /// # Errors
     /// What failed, the limit that was met, and the remedy.
-    pub fn bind(address: &Address, config: Config, services: Services<Local>) -> Result<Self, ServerError> {
+    pub fn bind(address: &Address, config: Config, services: LocalServices) -> Result<Self, ServerError> {
         Self::bind_with(address, config, |_| services)
     }
 
@@ -58,7 +58,7 @@ impl LocalServer {
     pub fn bind_with(
         address: &Address,
         config: Config,
-        make: impl FnOnce(&ShardSetup<'_>) -> Services<Local>,
+        make: impl FnOnce(&ShardSetup<'_>) -> LocalServices,
     ) -> Result<Self, ServerError> {
         Self::open(address, config, None, |shard, _| {
             let services = make(&shard.setup(0));

@@ -26,35 +26,108 @@ pub struct Local;
 impl Sharing for Threads {}
 impl Sharing for Local {}
 
+/// A handler that `H` can hold: for shared services it is `Send` and `Sync`.
+pub trait Held<H> {
+    /// Holds it.
+    fn hold(self) -> H;
+}
+
+/// Fills in the reply, or refuses.
+type Run = dyn Fn(&mut ServerCall) -> Result<(), Refusal>;
+type SharedRun = dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync;
+/// Takes the call.
+type Defer = dyn Fn(DeferredCall);
+type SharedDefer = dyn Fn(DeferredCall) + Send + Sync;
+/// Makes a future of the call.
+type Begin = dyn Fn(DeferredCall) -> Task;
+type SharedBegin = dyn Fn(DeferredCall) -> Task + Send + Sync;
+/// Chooses the memory that a Read chunk is read into.
+type Place = dyn Fn(&ServerCall, usize, usize) -> Option<Buf>;
+type SharedPlace = dyn Fn(&ServerCall, usize, usize) -> Option<Buf> + Send + Sync;
+
+/// What has a handler of this form is held as that.
+macro_rules! held {
+    ($($held:ty: $form:path $(, $bound:path)*;)*) => {$(
+        impl<T: $form $(+ $bound)* + 'static> Held<Arc<$held>> for T {
+            fn hold(self) -> Arc<$held> {
+                Arc::new(self)
+            }
+        }
+    )*};
+}
+
+held! {
+    Run: Fn(&mut ServerCall) -> Result<(), Refusal>;
+    SharedRun: Fn(&mut ServerCall) -> Result<(), Refusal>, Send, Sync;
+    Defer: Fn(DeferredCall);
+    SharedDefer: Fn(DeferredCall), Send, Sync;
+    Place: Fn(&ServerCall, usize, usize) -> Option<Buf>;
+    SharedPlace: Fn(&ServerCall, usize, usize) -> Option<Buf>, Send, Sync;
+}
+
+/// A handler whose calls become futures, as `H` can hold it.
+pub trait Asynchronous<H> {
+    /// Holds it.
+    fn begin(self) -> H;
+}
+
+impl<T: Fn(DeferredCall) -> F + 'static, F: Future<Output = ()> + 'static> Asynchronous<Arc<Begin>> for T {
+    fn begin(self) -> Arc<Begin> {
+        Arc::new(move |call| -> Task { Box::pin(self(call)) })
+    }
+}
+
+impl<T: Fn(DeferredCall) -> F + Send + Sync + 'static, F: Future<Output = ()> + 'static> Asynchronous<Arc<SharedBegin>>
+    for T
+{
+    fn begin(self) -> Arc<SharedBegin> {
+        Arc::new(move |call| -> Task { Box::pin(self(call)) })
+    }
+}
+
+/// A one-way call is not answered, whatever its handler returns.
+fn silenced(_: Result<(), Refusal>) -> Result<(), Refusal> {
+    Err(Refusal::NoReply)
+}
+
 mod sealed {
     use std::ops::Deref;
 
-    use super::{Arc, Buf, DeferredCall, Local, Refusal, ServerCall, Task, Threads};
+    use super::{
+        Arc, Begin, Buf, Defer, DeferredCall, Local, Place, Refusal, Run, ServerCall, SharedBegin, SharedDefer,
+        SharedPlace, SharedRun, Task, Threads,
+    };
 
     /// The handlers of a kind of services.
     pub trait Handlers: Clone + std::fmt::Debug + Default + 'static {
-        /// Fills in the reply, or refuses.
         type Run: Clone + Deref<Target: Fn(&mut ServerCall) -> Result<(), Refusal>>;
-        /// Takes the call.
         type Defer: Clone + Deref<Target: Fn(DeferredCall)>;
-        /// Makes a future of the call.
         type Begin: Clone + Deref<Target: Fn(DeferredCall) -> Task>;
-        /// Chooses the memory that a Read chunk is read into.
         type Place: Clone + Deref<Target: Fn(&ServerCall, usize, usize) -> Option<Buf>>;
+        /// The same without a reply.
+        fn silent(run: Self::Run) -> Self::Run;
     }
 
     impl Handlers for Threads {
-        type Run = Arc<dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync>;
-        type Defer = Arc<dyn Fn(DeferredCall) + Send + Sync>;
-        type Begin = Arc<dyn Fn(DeferredCall) -> Task + Send + Sync>;
-        type Place = Arc<dyn Fn(&ServerCall, usize, usize) -> Option<Buf> + Send + Sync>;
+        type Run = Arc<SharedRun>;
+        type Defer = Arc<SharedDefer>;
+        type Begin = Arc<SharedBegin>;
+        type Place = Arc<SharedPlace>;
+
+        fn silent(run: Self::Run) -> Self::Run {
+            Arc::new(move |call| super::silenced(run(call)))
+        }
     }
 
     impl Handlers for Local {
-        type Run = Arc<dyn Fn(&mut ServerCall) -> Result<(), Refusal>>;
-        type Defer = Arc<dyn Fn(DeferredCall)>;
-        type Begin = Arc<dyn Fn(DeferredCall) -> Task>;
-        type Place = Arc<dyn Fn(&ServerCall, usize, usize) -> Option<Buf>>;
+        type Run = Arc<Run>;
+        type Defer = Arc<Defer>;
+        type Begin = Arc<Begin>;
+        type Place = Arc<Place>;
+
+        fn silent(run: Self::Run) -> Self::Run {
+            Arc::new(move |call| super::silenced(run(call)))
+        }
     }
 }
 

@@ -20,8 +20,9 @@ pub use call::{Caller, MAX_CHUNKS, MAX_SEGMENTS, NoResult, ServerCall};
 pub use deferred::DeferredCall;
 pub(crate) use deferred::{CallsHome, CameHome, Origin};
 pub(crate) use handler::Task;
+#[doc(hidden)]
 pub use handler::{Local, Sharing, Threads};
-pub use procedure::{MAX_PROCEDURE, Procedure, ServiceError, Services, Unservable};
+pub use procedure::{LocalProcedure, LocalServices, MAX_PROCEDURE, Procedure, ServiceError, Services, Unservable};
 pub(crate) use procedure::{NO_ENTRY, REFUSAL_LEN, ResultMemory, RunOn};
 pub use task::{Application, ShardSetup, ShardTask};
 pub use writer::{ResultTooLong, ResultWriter};

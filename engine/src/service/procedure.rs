@@ -8,7 +8,7 @@ use rpcrdma_mempool::Buf;
 
 use super::call::{Answered, Call, MAX_CHUNKS, Ready, ServerCall};
 use super::deferred::DeferredCall;
-use super::handler::{Handler, Local, Sharing, Task, Threads};
+use super::handler::{Asynchronous, Handler, Held, Local, Sharing, Task, Threads};
 use super::reply_cache::{CHECKSUMMED, CallKey, Client, Lookup, ReplyCache};
 use crate::binding::Binding;
 use crate::handoff::panics::caught;
@@ -36,8 +36,7 @@ pub(crate) enum ResultMemory {
     Handler,
 }
 
-/// One procedure: its handler, and its part of the upper-layer binding (RFC 8166 §6). Those of [`Services`] that
-/// several shards share have handlers that any thread may run; [`Local`] ones are of one shard alone.
+/// One procedure: its handler, and its part of the upper-layer binding (RFC 8166 §6).
 #[derive(Clone)]
 pub struct Procedure<S: Sharing = Threads> {
     handler: Handler<S>,
@@ -100,52 +99,6 @@ impl<S: Sharing> fmt::Debug for Procedure<S> {
 }
 
 impl Procedure {
-    /// A procedure that runs on the shard, takes and gives everything inline, and replies with up to 256
-    /// bytes.
-    pub fn new(handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static) -> Self {
-        Self::of(Handler::Run(Arc::new(handler) as _))
-    }
-
-    /// The same that takes and gives what its binding says. Of items that may be reduced, up to
-    /// [`MAX_CHUNKS`] each way are.
-    pub fn bound(
-        binding: Binding,
-        handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static,
-    ) -> Self {
-        Self::new(handler).with_binding(binding)
-    }
-
-    /// A procedure that takes its calls, to answer each [later](DeferredCall::answer), from any thread: for
-    /// servers that submit I/O and go on. It is called on the shard, and must not block.
-    pub fn deferred(handler: impl Fn(DeferredCall) + Send + Sync + 'static) -> Self {
-        Self::of(Handler::Defer(Arc::new(handler) as _))
-    }
-
-    /// A procedure that is a future: it is polled on the shard, which needs no other runtime, and whatever it
-    /// waits for may wake it from any thread. It [answers](DeferredCall::answer) its call when it can, and
-    /// may go on after that. It is dropped in the middle when the connection that called is over.
-    pub fn asynchronous<T: Future<Output = ()> + 'static>(
-        handler: impl Fn(DeferredCall) -> T + Send + Sync + 'static,
-    ) -> Self {
-        Self::of(Handler::Begin(Arc::new(move |call| -> Task { Box::pin(handler(call)) }) as _))
-    }
-
-    /// A procedure that takes its calls, and does not [answer](DeferredCall::answer) them: callers make
-    /// [one-way](crate::client::ClientCall::one_way) calls of it. A call is over when it is dropped.
-    pub fn one_way_deferred(handler: impl Fn(DeferredCall) + Send + Sync + 'static) -> Self {
-        Self { silent: true, ..Self::deferred(handler) }
-    }
-
-    /// A procedure that is not answered: callers make [one-way](crate::client::ClientCall::one_way)
-    /// calls of it.
-    pub fn one_way(handler: impl Fn(&mut ServerCall) + Send + Sync + 'static) -> Self {
-        let procedure = Self::new(move |call| {
-            handler(call);
-            Err(Refusal::NoReply)
-        });
-        Self { silent: true, ..procedure }
-    }
-
     /// Runs it on workers.
     pub fn on_workers(mut self) -> Self {
         self.run_on = RunOn::Workers;
@@ -166,49 +119,6 @@ impl Procedure {
             reply_room: self.reply_room,
         }
     }
-
-    /// Reads the Read chunks of a call into memory that `choose` gives. `choose` gets the call with its inline
-    /// arguments, the index of the chunk, and the chunk's bytes, an XDR round-up included. The window of the buffer is
-    /// the target; it may be longer than the chunk. With `None` the chunk is read into memory of the shard's pool. The
-    /// handler gets the chunk by [`ServerCall::read_chunk`] or [`take_read_chunk`](ServerCall::take_read_chunk).
-    ///
-    /// The buffer must be of a pool made on the shard's thread, in its own arena or in one of
-    /// [`memory.arenas`](crate::config::MemoryConfig::arenas). A call with an unsuitable or too short buffer is answered with
-    /// SYSTEM_ERR, and none of its chunks is read. The log says why, and
-    /// [`ShardStats::read_targets_refused`](crate::stats::ShardStats::read_targets_refused) counts it.
-    ///
-    /// `choose` runs on the shard and must not block. It runs again for a call that has waited for memory.
-    pub fn place_reads_in(
-        mut self,
-        choose: impl Fn(&ServerCall, usize, usize) -> Option<Buf> + Send + Sync + 'static,
-    ) -> Self {
-        self.read_target = Some(Arc::new(choose) as _);
-        self
-    }
-}
-
-impl Procedure<Local> {
-    /// As [`new`](Procedure::new), with a handler that runs on its shard's thread only, so that it can share
-    /// what it needs with others there: see [`Server::start_with`](crate::Server::start_with).
-    pub fn local(handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + 'static) -> Self {
-        Self::of(Handler::Run(Arc::new(handler) as _))
-    }
-
-    /// As [`deferred`](Procedure::deferred), for [one shard alone](Self::local).
-    pub fn local_deferred(handler: impl Fn(DeferredCall) + 'static) -> Self {
-        Self::of(Handler::Defer(Arc::new(handler) as _))
-    }
-
-    /// As [`asynchronous`](Procedure::asynchronous), for [one shard alone](Self::local).
-    pub fn local_asynchronous<T: Future<Output = ()> + 'static>(handler: impl Fn(DeferredCall) -> T + 'static) -> Self {
-        Self::of(Handler::Begin(Arc::new(move |call| -> Task { Box::pin(handler(call)) }) as _))
-    }
-
-    /// As [`place_reads_in`](Procedure::place_reads_in) of shared procedures, for [one shard alone](Self::local).
-    pub fn place_reads_in(mut self, choose: impl Fn(&ServerCall, usize, usize) -> Option<Buf> + 'static) -> Self {
-        self.read_target = Some(Arc::new(choose) as _);
-        self
-    }
 }
 
 impl<S: Sharing> Procedure<S> {
@@ -224,6 +134,60 @@ impl<S: Sharing> Procedure<S> {
             plain: true,
             reply_room: REFUSAL_LEN,
         }
+    }
+
+    /// A procedure that runs on the shard, takes and gives everything inline, and replies with up to 256 bytes.
+    ///
+    /// Handlers of [`Services`] are `Send` and `Sync`, as all shards and workers run them. Those of [`LocalServices`]
+    /// run on one thread and may share state by `Rc` and `Cell`.
+    pub fn new(handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Held<S::Run>) -> Self {
+        Self::of(Handler::Run(handler.hold()))
+    }
+
+    /// A procedure that takes its calls and answers each [later](DeferredCall::answer), from any thread: for servers
+    /// that submit I/O and go on. It is called on the shard, and must not block.
+    pub fn deferred(handler: impl Fn(DeferredCall) + Held<S::Defer>) -> Self {
+        Self::of(Handler::Defer(handler.hold()))
+    }
+
+    /// A procedure that is a future: the shard polls it without another runtime, and anything that it waits for may wake
+    /// it from any thread. It [answers](DeferredCall::answer) its call when it can, and may go on after that. It is
+    /// dropped when the connection that called ends.
+    pub fn asynchronous<T, H>(handler: H) -> Self
+    where
+        T: Future<Output = ()> + 'static,
+        H: Fn(DeferredCall) -> T + Asynchronous<S::Begin>,
+    {
+        Self::of(Handler::Begin(handler.begin()))
+    }
+
+    /// Does not answer its calls: callers make [one-way](crate::client::ClientCall::one_way) calls. What a handler
+    /// returns is discarded. A [deferred](Self::deferred) call is over when it is dropped.
+    pub fn one_way(mut self) -> Self {
+        self.silent = true;
+        if let Handler::Run(run) = self.handler {
+            self.handler = Handler::Run(S::silent(run));
+        }
+        self
+    }
+
+    /// Reads the Read chunks of a call into memory that `choose` gives. `choose` gets the call with its inline
+    /// arguments, the index of the chunk, and the chunk's bytes, an XDR round-up included. The window of the buffer is
+    /// the target; it may be longer than the chunk. With `None` the chunk is read into memory of the shard's pool. The
+    /// handler gets the chunk by [`ServerCall::read_chunk`] or [`take_read_chunk`](ServerCall::take_read_chunk).
+    ///
+    /// The buffer must be of a pool made on the shard's thread, in its own arena or in one of
+    /// [`memory.arenas`](crate::config::MemoryConfig::arenas). A call with an unsuitable or too short buffer is answered with
+    /// SYSTEM_ERR, and none of its chunks is read. The log says why, and
+    /// [`ShardStats::read_targets_refused`](crate::stats::ShardStats::read_targets_refused) counts it.
+    ///
+    /// `choose` runs on the shard and must not block. It runs again for a call that has waited for memory.
+    pub fn place_reads_in(
+        mut self,
+        choose: impl Fn(&ServerCall, usize, usize) -> Option<Buf> + Held<S::Place>,
+    ) -> Self {
+        self.read_target = Some(choose.hold());
+        self
     }
 
     /// What may be reduced, and how long it may be.
@@ -380,6 +344,12 @@ pub struct Services<S: Sharing = Threads> {
     entries: Vec<Procedure<S>>,
 }
 
+/// [`Services`] of one shard alone, whose handlers need not be `Send`.
+pub type LocalServices = Services<Local>;
+
+/// A [`Procedure`] of one shard alone, whose handler need not be `Send`.
+pub type LocalProcedure = Procedure<Local>;
+
 /// The longest RPC reply header that is not a success: accepted with a range, and no verifier.
 pub(crate) const REFUSAL_LEN: usize = 64;
 /// The entry of no procedure.
@@ -433,18 +403,18 @@ fn knob_of(declared: &str) -> &'static str {
 }
 
 impl Services {
-    /// None yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// The same for one shard alone, which may have further ones of its own.
-    pub fn to_local(&self) -> Services<Local> {
+    pub fn to_local(&self) -> LocalServices {
         Services { versions: self.versions.clone(), entries: self.entries.iter().map(Procedure::to_local).collect() }
     }
 }
 
 impl<S: Sharing> Services<S> {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
     /// Holds all that is declared against what the server has.
     fn check(&self, check: impl Fn(&Procedure<S>) -> Option<Unservable>) -> Result<(), ServiceError> {
         let refused = self.procedures().find_map(|(program, version, procedure, entry)| {
@@ -555,17 +525,17 @@ mod tests {
     #[test]
     fn a_bound_procedure_declares_nothing_twice() {
         let write = nfs3::binding(7, &Sizes::default()).expect("WRITE");
-        assert_eq!(*Procedure::bound(write, |_| Ok(())).binding(), write);
-        let step_by_step = Procedure::new(|_| Ok(())).read_chunks(1, 1 << 20).max_reply(136);
+        assert_eq!(*LocalProcedure::new(|_| Ok(())).with_binding(write).binding(), write);
+        let step_by_step = LocalProcedure::new(|_| Ok(())).read_chunks(1, 1 << 20).max_reply(136);
         assert_eq!(step_by_step.binding().arguments, write.arguments);
         assert_eq!(step_by_step.binding().max_reply, write.max_reply);
-        let many = Procedure::bound(Binding::inline(0, 0).arguments(9, 1).results(9, 1), |_| Ok(()));
+        let many = LocalProcedure::new(|_| Ok(())).with_binding(Binding::inline(0, 0).arguments(9, 1).results(9, 1));
         assert_eq!((many.binding().arguments.count, many.binding().results.count), (MAX_CHUNKS, MAX_CHUNKS));
     }
 
     #[test]
     fn what_is_not_there_is_refused_as_rfc_5531_says() {
-        let mut services = Services::new();
+        let mut services = LocalServices::new();
         services.add(100, 2, 5, Procedure::new(|_| Ok(())));
         services.add(100, 4, 1, Procedure::new(|_| Ok(())));
         assert!(services.find(100, 2, 5).is_ok());

@@ -6,8 +6,7 @@ use std::task::Waker;
 use rpcrdma_mempool::Arena;
 use rustix::fd::BorrowedFd;
 
-use super::handler::Local;
-use super::procedure::Services;
+use super::procedure::LocalServices;
 
 /// Work of the application's own on a shard's thread: submits I/O, looks what has completed, and answers the
 /// calls that waited for it.
@@ -46,7 +45,7 @@ pub struct ShardSetup<'a> {
 #[derive(Default)]
 pub struct Application {
     /// What the shard serves.
-    pub services: Services<Local>,
+    pub services: LocalServices,
     /// What it does beside that.
     pub task: Option<Box<dyn ShardTask>>,
 }

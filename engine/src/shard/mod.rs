@@ -92,7 +92,7 @@ use crate::config::{BuffersError, Config, ConfigError, HEADROOM_PLAIN, POLL_BATC
 use crate::fabric::{Completion, ControlEvent, Fabric, FabricError, QpId};
 use crate::handoff::parker::{Signal, Sleeper, Wake};
 use crate::proto::{CallError, CallId};
-use crate::service::{Application, Local, ServiceError, Services, ShardSetup, Sharing};
+use crate::service::{Application, LocalServices, ServiceError, Services, ShardSetup, Sharing};
 
 use application::OwnTask;
 use changes::Changes;
@@ -219,7 +219,7 @@ impl<F: Fabric> Shard<F> {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_local(fabric: F, config: Config, services: Option<Services<Local>>) -> Result<Self, OpenError> {
+    pub fn open_local(fabric: F, config: Config, services: Option<LocalServices>) -> Result<Self, OpenError> {
         check(&config, services.as_ref(), 1)?;
         let cx = Context::open(fabric, config, services.is_some())?;
         let outside = Outside::new(Sleeper::new(Wake::Fabric(cx.fabric.waker())));
@@ -265,7 +265,7 @@ impl<F: Fabric> Shard<F> {
     ///
     /// # Errors
     /// The procedure that needs longer buffers than there are, or workers where there are none.
-    pub(crate) fn serve(&mut self, services: Services<Local>) -> Result<(), OpenError> {
+    pub(crate) fn serve(&mut self, services: LocalServices) -> Result<(), OpenError> {
         if !self.responder.has_workers() {
             services.check_placement()?;
         }

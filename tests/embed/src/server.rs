@@ -47,18 +47,18 @@ pub fn start(address: &Address, directory: &Path, shards: usize) -> Result<Serve
 }
 
 /// The procedures of one shard.
-fn services(store: &Arc<Store>, disk: &Rc<RefCell<Disk>>) -> Services<rpcrdma::service::Local> {
-    let mut services = Services::default();
+fn services(store: &Arc<Store>, disk: &Rc<RefCell<Disk>>) -> rpcrdma::service::LocalServices {
+    let mut services = Services::new();
     let on = Rc::clone(disk);
-    let get = Procedure::local_deferred(move |call| refuse(on.borrow_mut().get(call)));
+    let get = Procedure::deferred(move |call| refuse(on.borrow_mut().get(call)));
     services.add(PROGRAM, VERSION, GET, get.write_chunks(1, MAX_VALUE));
     let on = Rc::clone(disk);
-    let put = Procedure::local_deferred(move |call| refuse(on.borrow_mut().put(call)));
+    let put = Procedure::deferred(move |call| refuse(on.borrow_mut().put(call)));
     services.add(PROGRAM, VERSION, PUT, put.read_chunks(1, MAX_VALUE));
     let on = Rc::clone(disk);
-    services.add(PROGRAM, VERSION, DELETE, Procedure::local_deferred(move |call| refuse(on.borrow_mut().delete(call))));
+    services.add(PROGRAM, VERSION, DELETE, Procedure::deferred(move |call| refuse(on.borrow_mut().delete(call))));
     let store = Arc::clone(store);
-    services.add(PROGRAM, VERSION, LIST, Procedure::local(move |call| list(&store, call)).max_reply(MAX_PAGE + 8));
+    services.add(PROGRAM, VERSION, LIST, Procedure::new(move |call| list(&store, call)).max_reply(MAX_PAGE + 8));
     services
 }
 

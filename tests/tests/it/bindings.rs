@@ -118,7 +118,7 @@ const FILE: usize = 5001;
 /// there.
 fn nfs() -> Services {
     let read = nfs3::binding(6, &nfs3::Sizes::default()).expect("READ");
-    let procedure = Procedure::bound(read, |call| {
+    let procedure = Procedure::new(|call| {
         let found = call.args().first() == Some(&0);
         if !found {
             // The arm of the union that has no data: status, attributes that are not there.
@@ -132,7 +132,8 @@ fn nfs() -> Services {
         // Status, no attributes, count, end of file, length of the data.
         call.reply_mut(20)?.copy_from_slice(&be(&[0, 0, len, 1, len]));
         Ok(())
-    });
+    })
+    .with_binding(read);
     let mut services = Services::new();
     services.add(nfs3::PROGRAM, nfs3::VERSION, 6, procedure);
     services

@@ -628,10 +628,10 @@ fn a_call_that_is_not_answered_may_be_taken_and_dropped() {
     let mut world = World::new("taken-one-way");
     let (give, held) = mpsc::channel();
     let mut services = standard_services();
-    let taken = Procedure::one_way_deferred(move |call| {
+    let taken = Procedure::deferred(move |call| {
         give.send(call.args().to_vec()).expect("the test hears it");
     });
-    services.add(PROGRAM, VERSION, HELD, taken);
+    services.add(PROGRAM, VERSION, HELD, taken.one_way());
     let address = world.serve_with(small_server(), services);
     let mut client = world.client(&address, small());
     for n in 0..20u32 {

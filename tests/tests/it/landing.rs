@@ -258,7 +258,7 @@ fn nothing_is_read_of_a_call_when_its_second_chunk_cannot_land() {
         _ => Err(Refusal::GarbageArguments),
     };
     let mut services = Services::new().to_local();
-    let both = Procedure::local(handler).read_chunks(2, PAGE).uncounted();
+    let both = Procedure::new(handler).read_chunks(2, PAGE).uncounted();
     services.add(PROGRAM, VERSION, BOTH, both.place_reads_in(choose));
     let reads = Rc::new(Cell::new(0));
     let count = Rc::clone(&reads);

@@ -17,14 +17,15 @@ fn calls_without_a_reply_run_in_order_and_cost_no_credits() {
         let mut world = World::new("one-way");
         let sum = Arc::new(AtomicU64::new(0));
         let noted = Arc::clone(&sum);
-        let note = Procedure::one_way(move |call| {
+        let note = Procedure::new(move |call| {
             let len = call.args().len() as u64;
             // Order matters to this function.
             let _ = noted
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| Some(sum.wrapping_mul(31).wrapping_add(len)));
+            Ok(())
         });
         let mut services = standard_services();
-        services.add(PROGRAM, VERSION, NOTE, note);
+        services.add(PROGRAM, VERSION, NOTE, note.one_way());
         let address = world.serve_with(small_server(), services);
         let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         let (first, mut expected, mut ended) = (client.first(), 0u64, 0);
@@ -64,9 +65,12 @@ fn calls_without_a_reply_run_in_order_and_cost_no_credits() {
 fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
     let mut world = World::new("one-way-long");
     let (tell, told) = std::sync::mpsc::channel();
-    let note = Procedure::one_way(move |call| tell.send(call.args().to_vec()).expect("the test waits"));
+    let note = Procedure::new(move |call| {
+        tell.send(call.args().to_vec()).expect("the test waits");
+        Ok(())
+    });
     let mut services = standard_services();
-    services.add(PROGRAM, VERSION, NOTE, note);
+    services.add(PROGRAM, VERSION, NOTE, note.one_way());
     let config = || {
         small().with(|c| {
             c.wire.reassemble_up_to = 100_000;
@@ -97,7 +101,7 @@ fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
 fn version_1_and_chunks_have_no_calls_without_a_reply() {
     let mut world = World::new("one-way-not");
     let mut services = standard_services();
-    services.add(PROGRAM, VERSION, NOTE, Procedure::one_way(|_| {}));
+    services.add(PROGRAM, VERSION, NOTE, Procedure::new(|_| Ok(())).one_way());
     let address = world.serve_with(small_server(), services);
     let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
     let mut call = client.prepare(NOTE, 0).unwrap();

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use rpcrdma::client::Connection;
 use rpcrdma::server::{LocalServer, ServerConfig, ServerError, WorkerConfig};
-use rpcrdma::service::{Application, DeferredCall, Local, ShardTask};
+use rpcrdma::service::{Application, DeferredCall, LocalServices, ShardTask};
 use rpcrdma::wire::ErrorBody;
-use rpcrdma::{CallError, IdlePolicy, LocalClient, Procedure, Refusal, Server, Services};
+use rpcrdma::{CallError, IdlePolicy, LocalClient, Procedure, Refusal, Server};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -26,12 +26,12 @@ const COUNT: u32 = 501;
 type Queue = Rc<RefCell<VecDeque<DeferredCall>>>;
 
 /// Services that share a queue and a counter with the rest of their shard, without a lock.
-fn sharing(queue: &Queue) -> Services<Local> {
+fn sharing(queue: &Queue) -> LocalServices {
     let mut services = standard_services().to_local();
     let queue = Rc::clone(queue);
-    services.add(PROGRAM, VERSION, BY_TASK, Procedure::local_deferred(move |call| queue.borrow_mut().push_back(call)));
+    services.add(PROGRAM, VERSION, BY_TASK, Procedure::deferred(move |call| queue.borrow_mut().push_back(call)));
     let served = Cell::new(0u32);
-    let count = Procedure::local(move |call| {
+    let count = Procedure::new(move |call| {
         served.set(served.get() + 1);
         call.reply_writer().put(&served.get().to_be_bytes()).map_err(Refusal::from)
     });
@@ -161,7 +161,7 @@ fn a_task_that_panics_is_gone_with_its_calls_and_the_shard_goes_on() {
             }
         };
         let mut services = standard_services().to_local();
-        services.add(PROGRAM, VERSION, BY_TASK, Procedure::local_deferred(take));
+        services.add(PROGRAM, VERSION, BY_TASK, Procedure::deferred(take));
         Ok(Application { services, task: Some(Box::new(Panicking(queue))) })
     });
     let server = server.expect("a server");

@@ -92,7 +92,7 @@ fn with_task(world: &World, in_poll: bool, in_descriptor: bool, bomb: bool) -> (
             calls.set(held);
         };
         let mut services = standard_services().to_local();
-        services.add(PROGRAM, VERSION, TAKEN, Procedure::local_deferred(take));
+        services.add(PROGRAM, VERSION, TAKEN, Procedure::deferred(take));
         let task = Task { calls, in_poll, in_descriptor, _bomb: bomb.then(|| Bomb(Arc::clone(&count))) };
         Ok(Application { services, task: Some(Box::new(task)) })
     });

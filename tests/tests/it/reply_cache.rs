@@ -88,7 +88,10 @@ fn scene_of(name: &'static str, entries: usize, shard: Config) -> Scene {
     };
     let silent = {
         let ran = Arc::clone(&ran);
-        move |_: &mut rpcrdma::ServerCall| _ = ran.fetch_add(1, Ordering::Relaxed)
+        move |_: &mut rpcrdma::ServerCall| {
+            ran.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
     };
     let mut services = Services::new();
     services
@@ -98,7 +101,7 @@ fn scene_of(name: &'static str, entries: usize, shard: Config) -> Scene {
         .add(PROGRAM, VERSION, SHARD_PANIC, once(Procedure::new(panics(&ran))))
         .add(PROGRAM, VERSION, WORKER_PANIC, once(Procedure::new(panics(&ran)).on_workers()))
         .add(PROGRAM, VERSION, CHOOSY, once(Procedure::new(choosy)))
-        .add(PROGRAM, VERSION, SILENT, once(Procedure::one_way(silent)))
+        .add(PROGRAM, VERSION, SILENT, once(Procedure::new(silent).one_way()))
         .add(PROGRAM, VERSION, PERSONAL, Procedure::new(counts).cached(Arc::clone(&cache), by_credential));
     let config = ServerConfig {
         shard,
@@ -314,7 +317,7 @@ fn calls_of_nobody_in_particular_run_each_time() {
 #[test]
 fn results_in_write_chunks_and_running_once_exclude_each_other() {
     let cache = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
-    let chunks = Procedure::new(|_| Ok(())).cached(cache, by_host).write_chunks(1, 4096);
+    let chunks: Procedure = Procedure::new(|_| Ok(())).cached(cache, by_host).write_chunks(1, 4096);
     let declare = || _ = Services::new().add(PROGRAM, VERSION, 1, chunks);
     let declared = catch_unwind(AssertUnwindSafe(declare));
     let message = declared.expect_err("it is refused");

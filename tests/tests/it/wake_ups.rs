@@ -10,8 +10,8 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use rpcrdma::server::{LocalServer, ServerConfig, WorkerConfig};
-use rpcrdma::service::{Application, DeferredCall, Local, ShardSetup, ShardTask};
-use rpcrdma::{Address, IdlePolicy, LocalClient, Procedure, Server, Services};
+use rpcrdma::service::{Application, DeferredCall, LocalProcedure, LocalServices, ShardSetup, ShardTask};
+use rpcrdma::{Address, IdlePolicy, LocalClient, Procedure, Server};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 use rustix::event::{EventfdFlags, eventfd};
@@ -61,7 +61,7 @@ fn sleeps(asleep: &Asleep) {
 /// A server of one shard, which sleeps whenever it can.
 fn sleeper(
     world: &World,
-    make: impl Fn(&ShardSetup<'_>) -> (Services<Local>, Telling) + Send + Sync + 'static,
+    make: impl Fn(&ShardSetup<'_>) -> (LocalServices, Telling) + Send + Sync + 'static,
 ) -> (Address, Server) {
     let address = world.address();
     let config = ServerConfig { shard: small().with(|c| c.poll.idle = IdlePolicy::Event), ..ServerConfig::default() };
@@ -74,7 +74,7 @@ fn sleeper(
 }
 
 /// The standard services, and one procedure more.
-fn and(procedure: Procedure<Local>) -> Services<Local> {
+fn and(procedure: LocalProcedure) -> LocalServices {
     let mut services = standard_services().to_local();
     services.add(PROGRAM, VERSION, WOKEN, procedure);
     services
@@ -114,7 +114,7 @@ fn a_shard_that_sleeps_wakes_for_its_task() {
             may && calls.try_iter().map(|call| call.answer(Ok(()))).count() > 0
         };
         let task = Telling { descriptor: Some(may), ..Telling::new(&shard_sleeps, work) };
-        (and(Procedure::local_deferred(take)), task)
+        (and(Procedure::deferred(take)), task)
     });
     let may = told.recv().expect("it is made");
     let mut client = world.client(&address, small());
@@ -175,7 +175,7 @@ fn who_answers_a_call_of_a_shard_that_sleeps_wakes_it() {
             asleep.store(false, Ordering::SeqCst);
             hold.send(call).expect("somebody answers it");
         };
-        (and(Procedure::local_deferred(take)), Telling::new(&shard_sleeps, || false))
+        (and(Procedure::deferred(take)), Telling::new(&shard_sleeps, || false))
     });
     let mut client = world.client(&address, small());
     let answering = std::thread::spawn(move || {
@@ -214,7 +214,7 @@ fn what_a_future_waits_for_wakes_its_shard() {
                 call.answer(Ok(()));
             }
         };
-        (and(Procedure::local_asynchronous(begin)), Telling::new(&shard_sleeps, || false))
+        (and(Procedure::asynchronous(begin)), Telling::new(&shard_sleeps, || false))
     });
     let mut client = world.client(&address, small());
     let waking = std::thread::spawn(move || {

@@ -79,14 +79,16 @@ pub(crate) fn services(plan: &Plan, runs: &Runs, later: &Later) -> Services {
     let told = runs.clone();
     add(
         TELL,
-        Procedure::one_way(move |call| {
+        Procedure::new(move |call| {
             if let Ok(mut words) = Words::of(call)
                 && let Ok(name) = words.name()
                 && patterned(name.1, words.rest())
             {
                 told.add(name);
             }
-        }),
+            Ok(())
+        })
+        .one_way(),
     );
     let both = recorded(MIX, mix).read_chunks(MAX_CHUNKS, chunk).uncounted().write_chunks(MAX_CHUNKS, chunk);
     add(MIX, both.max_reply(longest));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rpcrdma::config::{MemoryConfig, PollConfig};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
-use rpcrdma::service::{Application, DeferredCall, Local, ShardSetup};
+use rpcrdma::service::{Application, DeferredCall, LocalProcedure, LocalServices, ShardSetup};
 use rpcrdma::{Config, IdlePolicy, Procedure, Refusal, ServerCall, Services};
 
 use crate::codec::{self, Info, ReadArgs, ReadData, Status, WriteArgs, Written, Xdr};
@@ -27,16 +27,16 @@ pub(crate) fn on_ring(
     entries: u32,
 ) -> Result<Application, Box<dyn Error + Send + Sync>> {
     let (disk, turn) = Disk::open(store, setup.arena, entries, finish)?;
-    let mut services = Services::<Local>::default();
-    let mut add = |number, procedure: Procedure<Local>| {
+    let mut services = LocalServices::new();
+    let mut add = |number, procedure: LocalProcedure| {
         services.add(codec::PROGRAM, codec::VERSION, number, procedure.max_reply(codec::MAX_RESULT));
     };
     let on = |begin: fn(&Store, &Disk, DeferredCall)| {
         let (store, disk) = (Arc::clone(store), disk.clone());
-        Procedure::local_deferred(move |call| begin(&store, &disk, call))
+        Procedure::deferred(move |call| begin(&store, &disk, call))
     };
     let store = Arc::clone(store);
-    add(codec::INFO, Procedure::local(move |call| info(&store, call)));
+    add(codec::INFO, Procedure::new(move |call| info(&store, call)));
     add(codec::READ, on(begin_read).write_chunks(1, BLOCK_MAX));
     add(codec::WRITE, on(begin_write).read_chunks(1, BLOCK_MAX));
     add(codec::FLUSH, on(begin_flush));

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use rpcrdma::client::ClientConfig;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::service::{Application, Local, ShardTask};
-use rpcrdma::{Address, CallError, FailedCall, LocalClient, Procedure, Server, Services};
+use rpcrdma::service::{Application, LocalServices, ShardTask};
+use rpcrdma::{Address, CallError, FailedCall, LocalClient, Procedure, Server};
 use rustix::io::ioctl_fionbio;
 
 use sys::{Job, Ring, What};
@@ -65,9 +65,9 @@ fn outlive(registered: bool) {
             ring.register(setup.arena)?;
         }
         let ring = Rc::new(RefCell::new(ring));
-        let mut services = Services::<Local>::default();
+        let mut services = LocalServices::new();
         let kernel = Rc::downgrade(&ring);
-        let read = Procedure::local_deferred(move |call| {
+        let read = Procedure::deferred(move |call| {
             let ring = kernel.upgrade().expect("the shard's task has it");
             assert!(ring.borrow_mut().start(Job::new(call, What::Read, 0, LEN), 0).is_ok(), "there is room");
         });

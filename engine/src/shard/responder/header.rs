@@ -7,7 +7,7 @@ use super::Responder;
 use super::needs::Lack;
 use crate::proto::binding::reduction_allowed;
 use crate::proto::{Incoming, LIMITS, Lists, Refusal};
-use crate::service::{Arrived, Call, Chunks, Header, Local, Procedure, REFUSAL_LEN};
+use crate::service::{Arrived, Call, Chunks, Header, LocalProcedure, REFUSAL_LEN};
 use crate::shard::conn::Conn;
 use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
@@ -194,7 +194,7 @@ impl Responder {
 #[inline(never)]
 fn check_chunks(
     credential: rpc::OpaqueAuth<'_>,
-    entry: &Procedure<Local>,
+    entry: &LocalProcedure,
     (args_at, inline): (usize, usize),
     chunks: &Chunks,
 ) -> Result<(), ErrorBody> {
@@ -263,11 +263,7 @@ fn only_handle(chunks: &Chunks) -> u32 {
 
 /// Under RPCSEC_GSS integrity or privacy nothing of a call is reduced, nor of its reply (version 2 §10.2.2).
 #[cold]
-fn check_reduction(
-    credential: &rpc::OpaqueAuth<'_>,
-    entry: &Procedure<Local>,
-    chunks: &Chunks,
-) -> Result<(), ErrorBody> {
+fn check_reduction(credential: &rpc::OpaqueAuth<'_>, entry: &LocalProcedure, chunks: &Chunks) -> Result<(), ErrorBody> {
     if reduction_allowed(credential.flavor, credential.body) {
         return Ok(());
     }
@@ -291,12 +287,7 @@ pub(super) fn check_position_zero(chunks: &Chunks, longest: u64) -> Result<(), C
 }
 
 #[inline(always)]
-fn check_reads(
-    asked: &[ReadSegment],
-    entry: &Procedure<Local>,
-    args_at: usize,
-    inline: usize,
-) -> Result<(), ErrorBody> {
+fn check_reads(asked: &[ReadSegment], entry: &LocalProcedure, args_at: usize, inline: usize) -> Result<(), ErrorBody> {
     // Where the next chunk may start at the earliest, and how many bytes earlier chunks have put in front of
     // it.
     let (mut earliest, mut inserted) = (args_at as u64, 0u64);
@@ -331,7 +322,7 @@ fn check_reads(
 }
 
 #[inline(always)]
-fn check_writes(entry: &Procedure<Local>, flavor: u32, results: usize) -> Result<(), ErrorBody> {
+fn check_writes(entry: &LocalProcedure, flavor: u32, results: usize) -> Result<(), ErrorBody> {
     match (results, entry.binding.results.count) {
         (0, _) => Ok(()),
         // Who handles none asks for a Reply chunk instead (version 2 §6.4.3).

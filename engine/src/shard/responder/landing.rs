@@ -11,7 +11,7 @@ use super::reads::Reads;
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, WorkRequest};
 use crate::proto::{MAX_READ_SEGMENTS, Refusal};
 use crate::service::{
-    Call, CallBoxes, CallParts, Local, Long, MAX_CHUNKS, Miscounted, Procedure, Ready, RpcMessage, Unready,
+    Call, CallBoxes, CallParts, LocalProcedure, Long, MAX_CHUNKS, Miscounted, Ready, RpcMessage, Unready,
 };
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
@@ -258,7 +258,7 @@ fn lend(buf: Option<Buf>) -> Result<Lent, NoLanding> {
 #[inline(never)]
 fn choose_read_target<F: Fabric>(
     cx: &Context<F>,
-    entry: &Procedure<Local>,
+    entry: &LocalProcedure,
     call: &Call<Ready>,
     index: usize,
     len: usize,

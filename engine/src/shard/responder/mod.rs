@@ -48,7 +48,7 @@ use super::stage::Stage;
 use crate::fabric::Fabric;
 use crate::handoff::parker::Signal;
 use crate::proto::Connection;
-use crate::service::{Call, CallBoxes, Local, Origin, Ready, Replying, Services, Stamp};
+use crate::service::{Call, CallBoxes, LocalServices, Origin, Ready, Replying, Stamp};
 use crate::stats::ShardStats;
 use crate::wire;
 
@@ -64,7 +64,7 @@ pub(crate) use workers::{Workers, worker_of};
 
 /// See the module page.
 pub(super) struct Responder {
-    services: Option<Services<Local>>,
+    services: Option<LocalServices>,
     /// Which of their procedures was called last.
     last: Option<Found>,
     boxes: CallBoxes,
@@ -177,7 +177,7 @@ impl Served {
 
 impl Responder {
     /// `signal` wakes the shard.
-    pub(super) fn new(services: Option<Services<Local>>, signal: Signal) -> Self {
+    pub(super) fn new(services: Option<LocalServices>, signal: Signal) -> Self {
         Self {
             services,
             last: None,
@@ -197,7 +197,7 @@ impl Responder {
     }
 
     /// Serves these from now on.
-    pub(super) fn set_services(&mut self, services: Services<Local>) {
+    pub(super) fn set_services(&mut self, services: LocalServices) {
         (self.services, self.last) = (Some(services), None);
     }
 

@@ -7,7 +7,7 @@ use super::header::CallRefusal;
 use crate::config::{Config, HEADROOM_PLAIN, headroom_for};
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, ReplyForm, choose_reply};
-use crate::service::{Call, CallParts, Local, Procedure, ReplyMessage, Replying};
+use crate::service::{Call, CallParts, LocalProcedure, ReplyMessage, Replying};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::shard::outgoing::{Continuation, Whose};
@@ -248,7 +248,7 @@ pub(super) fn reply_headroom(call: &CallParts) -> usize {
 /// Where the results of a call go in the buffer of its reply, and how many bytes that has: room for the
 /// headers, then the results or the longest refusal.
 #[inline(always)]
-pub(super) fn reply_room(call: &CallParts, entry: &Procedure<Local>) -> (usize, usize) {
+pub(super) fn reply_room(call: &CallParts, entry: &LocalProcedure) -> (usize, usize) {
     let headroom = reply_headroom(call);
     (headroom + rpc::ACCEPTED_REPLY_LEN, headroom + entry.reply_room)
 }

@@ -2,7 +2,7 @@
 //! neither costs nothing here.
 
 use super::header::CallRefusal;
-use crate::service::{Call, Local, Refused, Services, Stamp};
+use crate::service::{Call, LocalServices, Refused, Stamp};
 use crate::stats::{MINUTE, ProcedureStats, Refusals, Values};
 use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
 
@@ -91,7 +91,7 @@ impl Tally {
     }
 
     /// Those of these services of which there is anything to say.
-    pub(super) fn procedures(&self, services: &Services<Local>) -> Vec<ProcedureStats> {
+    pub(super) fn procedures(&self, services: &LocalServices) -> Vec<ProcedureStats> {
         let counted = services.procedures().filter_map(|(program, version, procedure, entry)| {
             let Entry { bytes_in, bytes_out, latency, refusals } = self.entries.get(entry)?.clone();
             let latency = *latency.unwrap_or_default();

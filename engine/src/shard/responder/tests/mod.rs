@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::fabric::ReceivedBuf;
 use crate::handoff::parker::{Sleeper, Wake};
 use crate::proto::Event;
-use crate::service::{Arrived, DeferredCall, Header, Procedure, RpcMessage, Unready};
+use crate::service::{Arrived, DeferredCall, Header, Procedure, RpcMessage, Services, Unready};
 use crate::shard::accepted::Accepted;
 use crate::shard::clock::{Clock, SimulatedTime};
 use crate::shard::progress::Watch;
