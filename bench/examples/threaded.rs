@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for _ in 0..calls / depth {
         client_side(&mut client, &mut under_way, depth)?;
         for mut pending in under_way.drain(..) {
-            pending.wait()?;
+            pending.join()?;
         }
     }
     println!("{} calls of a thread", calls / depth * depth);

@@ -17,7 +17,8 @@ use rpcrdma::Address;
 use rpcrdma::fabric::Capabilities;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::server::{Server, ServerConfig};
-use rpcrdma::service::Application;
+use rpcrdma::service::{Application, ShardSetup};
+use rpcrdma::{Address, Config};
 
 use crate::cli::{
     BwArgs, CommonArgs, Defer, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, ServeArgs, TravelArgs,
@@ -55,6 +56,7 @@ pub(crate) struct CallServer {
 impl CallServer {
     /// Serves calls at these addresses, on shards and workers on these cores.
     pub(crate) fn start(args: &ServeArgs, addresses: &[Address], cores: &ServerCores) -> Result<Self, Failure> {
+        let [first, others @ ..] = addresses else { return Err(Failure::run("serve", "no address")) };
         // What is not said is what servers of old were ready for.
         let form = args.form.unwrap_or(Form::Chunk);
         let long = matches!(form, Form::Continued | Form::Long);
@@ -89,14 +91,18 @@ impl CallServer {
             workers: workers(args, &load, cores),
             cores: Some(cores.shards.clone()),
             stats: args.stats.clone(),
+            more_addresses: others.to_vec(),
             ..ServerConfig::default()
         };
         let server = match args.engine.defer {
-            None => Server::start(addresses, program.services(&AtOnce { on_workers: info.workers > 0 }), &config),
-            Some(Defer(microseconds)) => Server::start_with(addresses, &config, move |_| {
-                let place = Deferred::by(Duration::from_micros(microseconds.into()));
-                Ok(Application { services: program.services(&place), task: Some(Box::new(place)) })
-            }),
+            None => Server::start(first, program.services(&AtOnce { on_workers: info.workers > 0 }), &config),
+            Some(Defer(microseconds)) => {
+                let make = move |_: &ShardSetup<'_>| {
+                    let place = Deferred::by(Duration::from_micros(microseconds.into()));
+                    Ok(Application { services: program.services(&place), task: Some(Box::new(place)) })
+                };
+                Server::start_with(first, make, &config)
+            }
         };
         let server = server.map_err(|e| Failure::run("serve", e))?;
         let server = Arc::new(server);

@@ -235,7 +235,7 @@ impl Target for ReverseTarget {
             // Whichever was begun first ends first, as a rule.
             IdleStep::Sleep if !self.under_way.is_empty() => {
                 let (token, mut pending) = self.under_way.remove(0);
-                let result = pending.wait();
+                let result = pending.join();
                 self.ended(token, result, done)?;
             }
             IdleStep::Sleep => thread::yield_now(),

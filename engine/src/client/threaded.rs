@@ -55,11 +55,11 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Waits for the end.
+    /// Blocks until the call ends.
     ///
     /// # Errors
     /// How the call ended without a reply.
-    pub fn wait(&mut self) -> CallResult {
+    pub fn join(&mut self) -> CallResult {
         self.ticket.wait_with(self.idle, None).map_or_else(lost, ended)
     }
 
@@ -231,7 +231,7 @@ impl Client {
     /// # Errors
     /// How the call ended without a reply.
     pub fn call(&mut self, call: ClientCall) -> CallResult {
-        self.start(call)?.wait()
+        self.start(call)?.join()
     }
 
     /// True once the connection is over for good, as [`close_reason`](Self::close_reason) says; false while it is

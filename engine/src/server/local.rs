@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use rustix::fd::{AsFd, BorrowedFd};
 
-use super::{PeerHook, ServerError, WorkerConfig, serve, start_workers};
+use super::{ServerConfig, ServerError, serve, start_workers};
 use crate::address::Address;
-use crate::config::Config;
 use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
 use crate::service::{LocalServices, Services, ShardSetup};
@@ -22,9 +21,8 @@ use crate::stats::ShardStats;
 /// # fn epoll_wait(_: std::time::Duration) {}
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # use std::time::Duration;
-/// # use rpcrdma::{Address, Config, Services, server::LocalServer};
-/// let address: Address = "soft:own-loop".parse()?;
-/// let mut server = LocalServer::bind(&address, Config::default(), Services::new().to_local())?;
+/// # use rpcrdma::{Services, server::{LocalServer, ServerConfig}};
+/// let mut server = LocalServer::start(&"soft:own-loop".parse()?, Services::new(), &ServerConfig::default())?;
 /// loop {
 ///     while server.poll() {}
 ///     if let Some(longest) = server.arm(Duration::from_secs(1)) {
@@ -35,87 +33,78 @@ use crate::stats::ShardStats;
 /// }
 /// # }
 /// ```
-pub struct LocalServer<F: Fabric = AnyFabric> {
-    shard: Shard<F>,
+pub struct LocalServer {
+    shard: Shard<AnyFabric>,
     // Behind the shard, which gives its jobs to them.
     #[expect(dead_code, reason = "held for its end, which joins the threads")]
     workers: Option<Workers>,
 }
 
 impl LocalServer {
-    /// Opens a device for an address, and serves there.
+    /// Serves an address on the caller's thread. Procedures declared
+    /// [`on_workers`](crate::Procedure::on_workers) run on the threads of [`ServerConfig::workers`]: one that finishes
+    /// wakes a caller that sleeps on the descriptor. Dropping the server waits for its workers, which first finish their
+    /// queue.
+    ///
+    /// Of the configuration, `shard`, `workers` and `peers` apply.
     ///
     /// # Errors
     /// What failed, the limit that was met, and the remedy.
-    pub fn bind(address: &Address, config: Config, services: LocalServices) -> Result<Self, ServerError> {
-        Self::bind_with(address, config, |_| services)
+    pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, ServerError> {
+        check(&config.shard, Some(&services), 1)?;
+        if config.workers.is_none() {
+            services.check_placement()?;
+        }
+        let services = Arc::new(services);
+        let workers = config.workers.as_ref().map(|config| start_workers(config, &services)).transpose()?;
+        Self::open(address, config, workers, |shard, workers| serve(shard, &services, workers))
     }
 
-    /// The same with services that are made when its memory is there.
+    /// Serves what `make` makes from the shard's memory and waker: handlers that share state of this thread.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind).
-    pub fn bind_with(
+    /// As [`start`](Self::start); with [`ServerConfig::workers`], as local services do not go to other threads.
+    pub fn start_with(
         address: &Address,
-        config: Config,
         make: impl FnOnce(&ShardSetup<'_>) -> LocalServices,
+        config: &ServerConfig,
     ) -> Result<Self, ServerError> {
+        if config.workers.is_some() {
+            return Err(ServerError::LocalOnWorkers);
+        }
         Self::open(address, config, None, |shard, _| {
             let services = make(&shard.setup(0));
             shard.serve(services)
         })
     }
 
-    /// The same with threads for what is declared [`Procedure::on_workers`](crate::Procedure::on_workers): all else
-    /// runs where this is polled. A worker that has finished wakes who sleeps on the descriptor. To drop the server
-    /// is to wait for its workers, which first run what was given to them.
-    ///
-    /// # Errors
-    /// As [`bind`](Self::bind); and why the workers could not be started.
-    pub fn bind_on_workers(
-        address: &Address,
-        config: Config,
-        services: Services,
-        workers: &WorkerConfig,
-    ) -> Result<Self, ServerError> {
-        check(&config, Some(&services), 1)?;
-        let services = Arc::new(services);
-        let workers = start_workers(workers, &services)?;
-        Self::open(address, config, Some(workers), |shard, workers| serve(shard, &services, workers))
-    }
-
     /// Opens a device for an address, has its shard serve what `equip` says, and listens there.
     fn open(
         address: &Address,
-        config: Config,
+        config: &ServerConfig,
         workers: Option<Workers>,
         equip: impl FnOnce(&mut Shard<AnyFabric>, Option<&Workers>) -> Result<(), OpenError>,
     ) -> Result<Self, ServerError> {
-        let fabric = address.open(&config).map_err(OpenError::from)?;
-        let mut shard = Shard::open_local(fabric, config, Some(Services::default()))?;
+        let fabric = address.open(&config.shard).map_err(OpenError::from)?;
+        let mut shard = Shard::open_local(fabric, config.shard.clone(), Some(LocalServices::new()))?;
+        if let Some(peers) = &config.peers {
+            shard.set_peer_hook(peers.clone(), 0);
+        }
         equip(&mut shard, workers.as_ref())?;
         let mut server = Self { shard, workers };
         server.listen(address)?;
         Ok(server)
     }
 
-    /// This is told of peers' connections and their ends, as that of
-    /// [`ServerConfig::peers`](super::ServerConfig::peers). To be said before the first [poll](Self::poll).
-    pub fn set_peer_hook(&mut self, hook: PeerHook) {
-        self.shard.set_peer_hook(hook, 0);
-    }
-
     /// Serves at one more address, of the same fabric.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind); and on RDMA devices, where a shard has one address: [`Server`](super::Server) has shards
+    /// As [`start`](Self::start); and on RDMA devices, where a shard has one address: [`Server`](super::Server) has shards
     /// for several.
     pub fn listen(&mut self, address: &Address) -> Result<(), ServerError> {
         Ok(self.shard.listen(&address.bind()?).map_err(OpenError::from)?)
     }
-}
 
-impl<F: Fabric> LocalServer<F> {
     /// One turn: never blocks, and does a bounded amount of work. True if there was anything to do.
     #[inline]
     pub fn poll(&mut self) -> bool {
@@ -141,7 +130,7 @@ impl<F: Fabric> LocalServer<F> {
     }
 
     /// Sleeps until there may be something to do, for at most `longest`.
-    pub fn sleep(&mut self, longest: Duration) {
+    pub fn wait(&mut self, longest: Duration) {
         self.shard.sleep(longest);
     }
 
@@ -162,13 +151,13 @@ impl<F: Fabric> LocalServer<F> {
     }
 }
 
-impl<F: Fabric> AsFd for LocalServer<F> {
+impl AsFd for LocalServer {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shard.fabric().descriptor()
     }
 }
 
-impl<F: Fabric> Drop for LocalServer<F> {
+impl Drop for LocalServer {
     fn drop(&mut self) {
         self.shard.abort();
     }

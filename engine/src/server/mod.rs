@@ -1,4 +1,20 @@
-//! A server: shards and workers that run [`Services`].
+//! Servers: shards and workers that run [`Services`]. Three ways to start one differ in who owns the thread:
+//!
+//! | you have | you use | thread of a shard |
+//! |---|---|---|
+//! | handlers that any thread may run | [`Server::start`] | the server's |
+//! | state or I/O of each core, shared without locks | [`Server::start_with`] | the server's; services and [task](crate::service::ShardTask) are made there |
+//! | an event loop or poll loop | [`LocalServer::start`], [`LocalServer::start_with`] | yours |
+//!
+//! | you have | you use |
+//! |---|---|
+//! | handlers that take microseconds | [`Procedure::new`](crate::Procedure::new): runs on the shard |
+//! | handlers that block or compute | [`Procedure::on_workers`](crate::Procedure::on_workers) and [`ServerConfig::workers`] |
+//! | replies that come later | [`Procedure::deferred`](crate::Procedure::deferred), [`Procedure::asynchronous`](crate::Procedure::asynchronous) |
+//! | state that is not `Send` | [`LocalServices`](crate::service::LocalServices), by `start_with` |
+//!
+//! A shard's loop is turned by `poll`. `wait` sleeps until there is work. `arm` and `disarm` hand the descriptor to an
+//! external event loop instead.
 
 mod local;
 mod placement;
@@ -17,7 +33,7 @@ use crate::config::Config;
 use crate::fabric::FabricError;
 use crate::fabric::any::{AnyFabric, AnyListener};
 use crate::handoff::block_on::block_on;
-use crate::service::{Application, Caller, Local, ServiceError, Services, ShardSetup};
+use crate::service::{Application, Caller, LocalServices, ServiceError, Services, ShardSetup};
 use crate::shard::{
     Command, ConnRef, OpenError, ResizeError, Shard, ShardHandle, SpawnError, Workers, check, spawn, worker_of,
 };
@@ -38,10 +54,12 @@ pub struct ServerConfig {
     pub shards: usize,
     /// The cores of the shards, one each. `None`: the system places them.
     pub cores: Option<Vec<usize>>,
-    /// Which address each shard serves, by its place in the list that the server is started with: one for each shard,
-    /// and each address at least once. `None`: where `cores` are given and the NUMA node of an address' device is
+    /// Which address each shard serves: 0 is the one that the server is started with, 1 and on are `more_addresses`. One
+    /// for each shard, and each address at least once. `None`: where `cores` are given and the NUMA node of an address' device is
     /// known, the shards on that node; all others in turn. A shard serves one address, as it has one device.
     pub serves: Option<Vec<usize>>,
+    /// Addresses to be served beside the one that the server is started with. Default: none.
+    pub more_addresses: Vec<Address>,
     /// The workers, for procedures that run on them. `None`: none may be declared to.
     pub workers: Option<WorkerConfig>,
     /// What is told of peers' connections and their ends. A server that is dropped has told of all ends when it is
@@ -62,6 +80,7 @@ impl Default for ServerConfig {
             shards: 1,
             cores: None,
             serves: None,
+            more_addresses: Vec::new(),
             workers: None,
             peers: None,
             #[cfg(feature = "stats")]
@@ -71,12 +90,17 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
+    /// All addresses of a server that is started with this one.
+    fn addresses(&self, first: &Address) -> Vec<Address> {
+        std::iter::once(first).chain(&self.more_addresses).cloned().collect()
+    }
+
     fn check_shards(&self, addresses: &[Address]) -> Result<(), ServerError> {
         let (shards, cores) = (self.shards, self.cores.as_ref().map(Vec::len));
         if shards == 0 || cores.is_some_and(|cores| cores < shards) {
             return Err(ServerError::Cores { shards, cores: cores.unwrap_or(0) });
         }
-        if addresses.is_empty() || addresses.len() > shards {
+        if addresses.len() > shards {
             return Err(ServerError::Addresses { addresses: addresses.len(), shards });
         }
         Ok(())
@@ -107,7 +131,7 @@ pub enum ServerError {
     #[error("`ServerConfig::stats`: {0}")]
     Stats(FabricError),
     /// Services of one shard alone cannot run on workers.
-    #[error("ServerConfig::workers is set, and Server::start_with makes services that stay on their shards")]
+    #[error("ServerConfig::workers is set, and services of `start_with` stay on their shards")]
     LocalOnWorkers,
     /// The configuration contradicts itself.
     #[error(
@@ -120,11 +144,8 @@ pub enum ServerError {
         /// Cores that were named for them.
         cores: usize,
     },
-    /// There is no address, or one that no shard would serve.
-    #[error(
-        "{addresses} addresses for {shards} shards: each shard serves one of them, so at least one address, and no more \
-         than `ServerConfig::shards`"
-    )]
+    /// There is an address that no shard would serve.
+    #[error("{addresses} addresses for {shards} shards, of which each serves one: raise `ServerConfig::shards`")]
     Addresses {
         /// Addresses that were given.
         addresses: usize,
@@ -159,20 +180,16 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds an address, or each of a list of them (`&[Address]`, `&Vec<Address>`), which may be of several devices and
-    /// fabrics, and serves there. Each shard serves one: the one that [`ServerConfig::serves`] says; or else, with
-    /// [`ServerConfig::cores`], one whose device is on the NUMA node of its core; or else, of `n` addresses, shard `i`
-    /// the one at `i % n`. Which it is where nodes are known, and a device that no core is near to, is in the log.
+    /// Serves an address, and [`ServerConfig::more_addresses`], which may be of several devices and fabrics. Each shard
+    /// serves one of them: that of [`ServerConfig::serves`]; or, with [`ServerConfig::cores`], one whose device is on the
+    /// NUMA node of its core; or, of `n` addresses, shard `i` the one at `i % n`. The log says which one where nodes are
+    /// known, and warns of a device that no core is near to.
     ///
     /// # Errors
     /// What contradicts itself, what the host has not, or what failed: the knob or the call, the limit that was
     /// met, and the remedy.
-    pub fn start(
-        addresses: &(impl AsRef<[Address]> + ?Sized),
-        services: Services,
-        config: &ServerConfig,
-    ) -> Result<Self, ServerError> {
-        let addresses = addresses.as_ref();
+    pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, ServerError> {
+        let addresses = &config.addresses(address)[..];
         config.check_shards(addresses)?;
         if config.workers.is_none() {
             services.check_placement()?;
@@ -187,24 +204,23 @@ impl Server {
         Self::start_shards(&places, config, workers, equip)
     }
 
-    /// Binds addresses as [`start`](Self::start) does, and serves what `make` makes for each shard, on that shard's
-    /// thread: services that share what they need there without a lock, and a [task](crate::service::ShardTask)
-    /// that is turned with the shard.
+    /// As [`start`](Self::start), with what `make` makes for each shard on its thread: services that share state there
+    /// without a lock, and a [task](crate::service::ShardTask) that is turned with the shard.
     ///
     /// # Errors
     /// What failed, the limit that was met, and the remedy; with [`ServerConfig::workers`], as such services
     /// do not go to other threads.
     pub fn start_with(
-        addresses: &(impl AsRef<[Address]> + ?Sized),
-        config: &ServerConfig,
+        address: &Address,
         make: impl Fn(&ShardSetup<'_>) -> Result<Application, Box<dyn Error + Send + Sync>> + Send + Sync + 'static,
+        config: &ServerConfig,
     ) -> Result<Self, ServerError> {
-        let addresses = addresses.as_ref();
+        let addresses = &config.addresses(address)[..];
         config.check_shards(addresses)?;
         if config.workers.is_some() {
             return Err(ServerError::LocalOnWorkers);
         }
-        check::<Local>(&config.shard, Some(&Services::default()), config.shards)?;
+        check(&config.shard, Some(&LocalServices::new()), config.shards)?;
         let places = bind(addresses, config)?;
         let equip = move |shard: &mut Shard<AnyFabric>, index: usize| {
             let application = make(&shard.setup(index)).map_err(|source| SpawnError::Application { index, source })?;
@@ -234,7 +250,7 @@ impl Server {
             let (own, address, peers) = (shard_config.clone(), address.clone(), config.peers.clone());
             let make = move || {
                 let fabric = address.open(&own).map_err(OpenError::from)?;
-                let mut shard = Shard::open_local(fabric, own, Some(Services::default()))?;
+                let mut shard = Shard::open_local(fabric, own, Some(Services::new()))?;
                 shard.set_index(index as u32);
                 if let Some(peers) = peers {
                     shard.set_peer_hook(peers, index as u32);

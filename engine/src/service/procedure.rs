@@ -378,8 +378,8 @@ pub struct ServiceError {
 pub enum Unservable {
     /// It runs on workers, and there are none.
     #[error(
-        "it is declared `Procedure::on_workers`, and the server has no workers: set `ServerConfig::workers` of \
-         `Server::start`, or take `LocalServer::bind_on_workers`, or let it run on the shard"
+        "it is declared `Procedure::on_workers`, and the server has no workers: set `ServerConfig::workers` of `start`, or \
+         let it run on the shard"
     )]
     NoWorkers,
     /// A call of it may need a buffer that is longer than any.

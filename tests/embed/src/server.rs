@@ -37,12 +37,12 @@ pub fn start(address: &Address, directory: &Path, shards: usize) -> Result<Serve
     // Buffers for the values that are on their way, of each shard.
     let shard = Config { memory: MemoryConfig { bulk_buffers: vec![(16 << 10, 64), (MAX_VALUE, 32)], receives: 1024, ..MemoryConfig::default() }, ..Config::default() };
     let config = ServerConfig { shard, shards, ..ServerConfig::default() };
-    let server = Server::start_with(address, &config, move |setup| {
+    let server = Server::start_with(address, move |setup| {
         let disk = Rc::new(RefCell::new(Disk::new(&store, setup.index)?));
         let descriptor = disk.borrow().ring.descriptor().try_clone_to_owned()?;
         let task = Task { disk: Rc::clone(&disk), descriptor };
         Ok(Application { services: services(&store, &disk), task: Some(Box::new(task)) })
-    })?;
+    }, &config)?;
     Ok(server)
 }
 

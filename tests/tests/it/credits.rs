@@ -121,7 +121,7 @@ fn a_client_obeys_a_high_half_that_is_lowered() {
     client.call(ClientCall::new(ECHO)).expect("a reply");
     let pending: Vec<_> = (0..12).map(|_| client.start(ClientCall::new(ECHO)).expect("a slot")).collect();
     for mut pending in pending {
-        pending.wait().expect("a reply");
+        pending.join().expect("a reply");
     }
     drop(client);
     server.join();

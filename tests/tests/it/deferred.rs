@@ -531,7 +531,7 @@ fn a_client_may_answer_its_server_later() {
         let pending: Vec<_> =
             (0..8u32).map(|n| reverse.start(ClientCall::new(ECHO).args(n.to_be_bytes())).expect("a slot")).collect();
         for (n, mut pending) in pending.into_iter().enumerate() {
-            assert_eq!(pending.wait().expect("a reply").results(), (n as u32).to_be_bytes(), "{scheme:?}");
+            assert_eq!(pending.join().expect("a reply").results(), (n as u32).to_be_bytes(), "{scheme:?}");
         }
         drop((reverse, forward));
     }

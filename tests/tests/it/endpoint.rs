@@ -70,12 +70,12 @@ fn connections_share_a_thread_and_end_by_themselves() {
     assert_eq!(kept.call(ClientCall::new(ECHO).args([8])).unwrap().results(), [8]);
     drop(kept);
     for mut pending in ends {
-        let end = pending.wait().map(drop);
+        let end = pending.join().map(drop);
         // What the shard had not taken yet was never sent.
         assert!(served_or_lost(&end), "{end:?}");
     }
     for mut pending in stays {
-        assert_eq!(pending.wait().unwrap().results(), [7]);
+        assert_eq!(pending.join().unwrap().results(), [7]);
     }
     assert!(settles(|| connections(&endpoint) == CONNECTIONS / 2), "{}", connections(&endpoint));
     assert!(settles(|| world.server().stats()[0].connections == CONNECTIONS / 2));
@@ -141,7 +141,7 @@ fn more_is_asked_for_than_a_ring_holds() {
     assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 100);
     let refused = |answer: &Result<_, _>| answer.as_ref().err().is_none_or(|e| matches!(e, CallError::NoMemory { .. }));
     assert!(answers.iter().all(refused));
-    assert_eq!(call.wait().unwrap().results(), [5]);
+    assert_eq!(call.join().unwrap().results(), [5]);
 }
 
 #[test]

@@ -43,11 +43,12 @@ fn a_procedure_on_workers_needs_workers() {
     drop(Server::start(&world.address(), one(nothing().on_workers()), &config).expect("it has workers"));
     // Nor do services of one shard alone run there what its other threads were to run.
     let local = || one(nothing().on_workers()).to_local();
-    let error = LocalServer::bind(&world.address(), small(), local()).err().expect("it has no workers");
+    let error =
+        LocalServer::start_with(&world.address(), |_| local(), &small_server()).err().expect("it has no workers");
     assert!(matches!(&error, ServerError::Open(OpenError::Service(same)) if same == of), "{error}");
     assert_eq!(error.to_string(), text);
     let make = move |_: &ShardSetup<'_>| Ok(Application { services: local(), task: None });
-    let error = Server::start_with(&world.address(), &small_server(), make).err().expect("it has no workers");
+    let error = Server::start_with(&world.address(), make, &small_server()).err().expect("it has no workers");
     assert!(matches!(&error, ServerError::Shard(SpawnError::Open(OpenError::Service(same))) if same == of), "{error}");
     assert_eq!(error.to_string(), text);
     // A client runs everything on its shard: that is documented, and for handlers that are shared with a server.

@@ -71,12 +71,16 @@ fn handlers_and_the_task_of_a_shard_share_what_is_there() {
         let made = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&made);
         let config = ServerConfig { shard: small().with(|c| c.poll.idle = idle), shards: 2, ..ServerConfig::default() };
-        let server = Server::start_with(&address, &config, move |setup| {
-            assert!(setup.index < 2 && setup.arena.len() > 1 << 20);
-            count.fetch_add(1, Ordering::Relaxed);
-            let queue = Queue::default();
-            Ok(Application { services: sharing(&queue), task: Some(Box::new(Answering(queue))) })
-        });
+        let server = Server::start_with(
+            &address,
+            move |setup| {
+                assert!(setup.index < 2 && setup.arena.len() > 1 << 20);
+                count.fetch_add(1, Ordering::Relaxed);
+                let queue = Queue::default();
+                Ok(Application { services: sharing(&queue), task: Some(Box::new(Answering(queue))) })
+            },
+            &config,
+        );
         let server = server.expect("a server");
         assert_eq!(made.load(Ordering::Relaxed), 2);
         let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small())).collect();
@@ -129,10 +133,14 @@ fn the_work_of_a_task_keeps_its_shard_awake() {
     let world = World::new("working");
     let (tell, told) = mpsc::channel();
     let config = ServerConfig { shard: small().with(|c| c.poll.idle = IdlePolicy::Event), ..ServerConfig::default() };
-    let server = Server::start_with(&world.address(), &config, move |_| {
-        let task = Working { turns: 0, sleeps: Cell::new(0), before: 0, tell: tell.clone() };
-        Ok(Application { services: standard_services().to_local(), task: Some(Box::new(task)) })
-    });
+    let server = Server::start_with(
+        &world.address(),
+        move |_| {
+            let task = Working { turns: 0, sleeps: Cell::new(0), before: 0, tell: tell.clone() };
+            Ok(Application { services: standard_services().to_local(), task: Some(Box::new(task)) })
+        },
+        &config,
+    );
     let server = server.expect("a server");
     assert_eq!(told.recv_timeout(Duration::from_secs(60)).expect("it is turned"), 0, "it was slept meanwhile");
     // And it sleeps when there is none any more.
@@ -151,19 +159,23 @@ fn a_task_that_panics_is_gone_with_its_calls_and_the_shard_goes_on() {
     }
     let world = World::new("task-panics");
     let address = world.address();
-    let server = Server::start_with(&address, &small_server(), |_| {
-        let queue = Queue::default();
-        // The task alone keeps the queue.
-        let weak = Rc::downgrade(&queue);
-        let take = move |call| {
-            if let Some(queue) = weak.upgrade() {
-                queue.borrow_mut().push_back(call);
-            }
-        };
-        let mut services = standard_services().to_local();
-        services.add(PROGRAM, VERSION, BY_TASK, Procedure::deferred(take));
-        Ok(Application { services, task: Some(Box::new(Panicking(queue))) })
-    });
+    let server = Server::start_with(
+        &address,
+        |_| {
+            let queue = Queue::default();
+            // The task alone keeps the queue.
+            let weak = Rc::downgrade(&queue);
+            let take = move |call| {
+                if let Some(queue) = weak.upgrade() {
+                    queue.borrow_mut().push_back(call);
+                }
+            };
+            let mut services = standard_services().to_local();
+            services.add(PROGRAM, VERSION, BY_TASK, Procedure::deferred(take));
+            Ok(Application { services, task: Some(Box::new(Panicking(queue))) })
+        },
+        &small_server(),
+    );
     let server = server.expect("a server");
     let mut client = world.client(&address, small());
     for token in 0..2 {
@@ -186,15 +198,20 @@ fn a_task_that_panics_is_gone_with_its_calls_and_the_shard_goes_on() {
 fn what_cannot_be_made_is_said() {
     let world = World::new("unmade");
     let config = ServerConfig { workers: Some(WorkerConfig::default()), ..small_server() };
-    let refused = Server::start_with(&world.address(), &config, |_| Ok(Application::default())).err();
+    let refused = Server::start_with(&world.address(), |_| Ok(Application::default()), &config).err();
     assert!(matches!(refused, Some(ServerError::LocalOnWorkers)));
-    let refused = Server::start_with(&world.address(), &small_server(), |_| Err("no disk".into())).err();
+    let refused = Server::start_with(&world.address(), |_| Err("no disk".into()), &small_server()).err();
     assert_eq!(refused.expect("it fails").to_string(), "the application of shard 0: no disk");
 }
 
 fn local_server(world: &World, idle: IdlePolicy, queue: &Queue) -> (LocalServer, rpcrdma::Address) {
     let address = world.address();
-    let server = LocalServer::bind(&address, small().with(|c| c.poll.idle = idle), sharing(queue)).expect("a server");
+    let server = LocalServer::start_with(
+        &address,
+        |_| sharing(queue),
+        &ServerConfig { shard: small().with(|c| c.poll.idle = idle), ..ServerConfig::default() },
+    )
+    .expect("a server");
     (server, address)
 }
 
@@ -233,7 +250,7 @@ fn a_server_is_polled_in_a_loop_of_its_caller() {
                 busy = true;
             }
             if !busy && idle == IdlePolicy::Event {
-                server.sleep(Duration::from_secs(1));
+                server.wait(Duration::from_secs(1));
                 slept += 1;
             }
             // As many seconds as calls go by where nobody is woken.

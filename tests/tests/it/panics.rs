@@ -81,21 +81,25 @@ fn with_task(world: &World, in_poll: bool, in_descriptor: bool, bomb: bool) -> (
     let (address, bombs) = (world.address(), Arc::new(AtomicUsize::new(0)));
     let count = Arc::clone(&bombs);
     let config = ServerConfig { shard: small().with(|c| c.poll.idle = IdlePolicy::Event), ..ServerConfig::default() };
-    let server = Server::start_with(&address, &config, move |_| {
-        let calls = Rc::<Cell<Vec<DeferredCall>>>::default();
-        // The task alone keeps them.
-        let weak = Rc::downgrade(&calls);
-        let take = move |call| {
-            let Some(calls) = weak.upgrade() else { return };
-            let mut held = calls.take();
-            held.push(call);
-            calls.set(held);
-        };
-        let mut services = standard_services().to_local();
-        services.add(PROGRAM, VERSION, TAKEN, Procedure::deferred(take));
-        let task = Task { calls, in_poll, in_descriptor, _bomb: bomb.then(|| Bomb(Arc::clone(&count))) };
-        Ok(Application { services, task: Some(Box::new(task)) })
-    });
+    let server = Server::start_with(
+        &address,
+        move |_| {
+            let calls = Rc::<Cell<Vec<DeferredCall>>>::default();
+            // The task alone keeps them.
+            let weak = Rc::downgrade(&calls);
+            let take = move |call| {
+                let Some(calls) = weak.upgrade() else { return };
+                let mut held = calls.take();
+                held.push(call);
+                calls.set(held);
+            };
+            let mut services = standard_services().to_local();
+            services.add(PROGRAM, VERSION, TAKEN, Procedure::deferred(take));
+            let task = Task { calls, in_poll, in_descriptor, _bomb: bomb.then(|| Bomb(Arc::clone(&count))) };
+            Ok(Application { services, task: Some(Box::new(task)) })
+        },
+        &config,
+    );
     (address, server.expect("a server"), bombs)
 }
 

@@ -155,7 +155,7 @@ fn a_credit_limit_that_shrinks_below_the_held_calls_stops_no_message() {
         reverse.call(ClientCall::new(ECHO).args(7u32.to_be_bytes())).expect("it is answered");
         desk.answer_all();
         for mut reply in held {
-            reply.wait().expect("it was answered");
+            reply.join().expect("it was answered");
         }
         assert_eq!(world.server().stats()[0].fabric.receiver_not_ready, 0, "{scheme:?}");
     }
@@ -191,7 +191,7 @@ fn calls_that_wait_for_calls_the_other_way_are_answered() {
             call.answer(Ok(()));
         }
         for mut reply in pending {
-            reply.wait().expect("it was answered");
+            reply.join().expect("it was answered");
         }
         assert_eq!(forward.close_reason(), None, "{scheme:?}");
     }

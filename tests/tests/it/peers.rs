@@ -186,14 +186,15 @@ pub(crate) fn child(address: &Address) {
 fn a_server_that_its_caller_polls_tells_of_peers_too() {
     let world = World::new("peers-polled");
     let address = world.address();
-    let mut server = LocalServer::bind(&address, small(), standard_services().to_local()).expect("a server");
     let log = Log::default();
     let told = log.clone();
-    server.set_peer_hook(PeerHook::new(move |event| match event {
+    let hook = PeerHook::new(move |event| match event {
         PeerEvent::Established(peer) => told.add(Told::Established(peer.caller())),
         PeerEvent::Ended(peer, _) => told.add(Told::Left(peer.caller())),
         other => panic!("{other:?}"),
-    }));
+    });
+    let config = ServerConfig { shard: small(), peers: Some(hook), ..ServerConfig::default() };
+    let mut server = LocalServer::start(&address, standard_services(), &config).expect("a server");
     let client = std::thread::spawn(move || {
         let mut client = LocalClient::connect(&address, small_client(small())).expect("a connection");
         echo(&mut client, b"polled").expect("an echo");

@@ -66,7 +66,7 @@ impl Showing {
         let used = Segment { length: written.len() as u32, ..self.write };
         let chunks = Chunks { writes: WriteList { counts: &[1], segments: &[used] }, ..Chunks::NONE };
         self.client.send(self.xid, Flags::RESPONSE, Body::Msg(chunks), &reply_bytes(self.xid, b""));
-        let reply = self.pending.wait().expect("a reply");
+        let reply = self.pending.join().expect("a reply");
         let seen = reply.chunk(0).expect("the chunk").to_vec();
         (self.client, self.reverse, seen)
     }
@@ -139,7 +139,7 @@ fn what_a_server_shows_is_bounded_by_rights_length_and_time() {
             assert_eq!(peer.read(target, 2), None, "{of_read} {skip}");
         }
         // The connection ends, and the call with it.
-        let error = showing.pending.wait().map(drop);
+        let error = showing.pending.join().map(drop);
         assert!(matches!(error, Err(FailedCall { error: CallError::ConnectionLost { sent: true }, .. })), "{error:?}");
     }
     // What was shown for a call is gone when that has ended.

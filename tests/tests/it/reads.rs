@@ -9,7 +9,7 @@ use rpcrdma::client::{ClientCall, Connection};
 use rpcrdma::fabric::any::AnyFabric;
 use rpcrdma::fabric::trace::{self, Trace};
 use rpcrdma::fabric::{Fabric, FabricAddress};
-use rpcrdma::server::LocalServer;
+use rpcrdma::server::{LocalServer, ServerConfig};
 use rpcrdma::shard::Shard;
 use rpcrdma::stats::ShardStats;
 use rpcrdma::{Config, LocalClient, Reply};
@@ -64,7 +64,9 @@ fn rounds(
 ) -> ShardStats {
     let world = World::new("reads");
     let address = world.address();
-    let mut server = LocalServer::bind(&address, config, standard_services().to_local()).expect("a server");
+    let mut server =
+        LocalServer::start(&address, standard_services(), &ServerConfig { shard: config, ..ServerConfig::default() })
+            .expect("a server");
     let fabric = address.open(&small()).expect("a fabric");
     let mut client = LocalClient::open(fabric, small_client(small())).expect("a client");
     let connection = client.begin_connect(&address).expect("it begins");

@@ -179,13 +179,13 @@ fn a_client_with_a_thread_gives_them_back_too() {
         client.start(ClientCall::new(procedure).read_chunk(0, data).write_chunk(LEN as u32)).expect("a slot")
     };
     let refused = CallError::Refused(Refusal::ProcedureUnavailable);
-    assert_eq!(whole(call(&mut client, MISSING).wait(), 7).0, refused);
+    assert_eq!(whole(call(&mut client, MISSING).join(), 7).0, refused);
     assert_eq!(whole(block_on(call(&mut client, MISSING)), 7).0, refused);
     let mut pending = call(&mut client, KEEP);
     assert!(settles(|| !kept.lock().expect("no panic").is_empty()));
     assert!(!client.is_closed());
     drop(world.take_server());
-    assert_eq!(whole(pending.wait(), 7).0, CallError::ConnectionLost { sent: true });
+    assert_eq!(whole(pending.join(), 7).0, CallError::ConnectionLost { sent: true });
     assert!(client.is_closed() && client.close_reason().is_some());
     kept.lock().expect("no panic").clear();
 }

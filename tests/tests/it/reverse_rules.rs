@@ -69,7 +69,7 @@ impl Called {
 }
 
 fn results(mut pending: Pending) -> Result<Vec<u8>, CallError> {
-    pending.wait().map(|reply| reply.results().to_vec()).map_err(CallError::from)
+    pending.join().map(|reply| reply.results().to_vec()).map_err(CallError::from)
 }
 
 #[test]

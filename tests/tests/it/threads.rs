@@ -180,7 +180,7 @@ fn deadlines_limits_and_the_end() {
     let last = started.pop().unwrap();
     gate.open();
     // What the connection's table has no room for ends the same way.
-    let results: Vec<_> = started.into_iter().map(|mut pending| pending.wait().map(drop)).collect();
+    let results: Vec<_> = started.into_iter().map(|mut pending| pending.join().map(drop)).collect();
     assert!(
         results
             .iter()
@@ -196,7 +196,7 @@ fn deadlines_limits_and_the_end() {
     let mut pending = orphan.start(slow()).unwrap();
     drop(orphan);
     assert!(
-        matches!(pending.wait(), Err(FailedCall { error: CallError::ConnectionLost { .. }, .. })),
+        matches!(pending.join(), Err(FailedCall { error: CallError::ConnectionLost { .. }, .. })),
         "its client is gone"
     );
 }
@@ -215,7 +215,7 @@ fn a_lost_server_ends_what_waits_for_it() {
     drop(world.take_server());
     for mut pending in pending {
         assert!(matches!(
-            pending.wait().map(drop),
+            pending.join().map(drop),
             Ok(()) | Err(FailedCall { error: CallError::ConnectionLost { .. }, .. })
         ));
     }
@@ -245,7 +245,7 @@ fn a_lost_connection_has_a_reason() {
         assert_eq!((client.close_reason(), other.close_reason()), (None, None));
         let server = world.take_server();
         let end = std::thread::spawn(move || drop(server));
-        assert!(matches!(slow.wait(), Err(FailedCall { error: CallError::ConnectionLost { .. }, .. })));
+        assert!(matches!(slow.join(), Err(FailedCall { error: CallError::ConnectionLost { .. }, .. })));
         // The reason is there as soon as a call has ended.
         for client in [&client, &other] {
             assert!(matches!(client.close_reason(), Some(CloseReason::Disconnected { .. })));

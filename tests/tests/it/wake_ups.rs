@@ -69,7 +69,7 @@ fn sleeper(
         let (services, task) = make(setup);
         Ok(Application { services, task: Some(Box::new(task)) })
     };
-    let server = Server::start_with(&address, &config, make).expect("a server");
+    let server = Server::start_with(&address, make, &config).expect("a server");
     (address, server)
 }
 
@@ -260,9 +260,10 @@ fn a_worker_wakes_the_loop_of_its_server() {
         Ok(())
     });
     services.add(PROGRAM, VERSION, WOKEN, woken.on_workers()).add(PROGRAM, VERSION, HELD, slow.on_workers());
-    let config = small().with(|c| c.poll.idle = IdlePolicy::Event);
-    let workers = WorkerConfig { count: 2, idle: IdlePolicy::Event, ..WorkerConfig::default() };
-    let mut server = LocalServer::bind_on_workers(&address, config, services, &workers).expect("a server");
+    let shard = small().with(|c| c.poll.idle = IdlePolicy::Event);
+    let workers = Some(WorkerConfig { count: 2, idle: IdlePolicy::Event, ..WorkerConfig::default() });
+    let config = ServerConfig { shard, workers, ..ServerConfig::default() };
+    let mut server = LocalServer::start(&address, services, &config).expect("a server");
     let caller = std::thread::spawn(move || {
         let mut client = LocalClient::connect(&address, small_client(small())).expect("a connection");
         in_time(&mut client);

@@ -257,16 +257,18 @@ fn serve(options: &Serve) -> anyhow::Result<()> {
     if options.cores.is_empty() {
         config.shards = options.listen.len();
     }
+    let (first, others) = options.listen.split_first().context("--listen: no address")?;
+    config.more_addresses = others.to_vec();
     let store = Arc::new(store);
     let (server, how) = if uring {
         let (own, entries) = (Arc::clone(&store), options.ring);
         let make = move |setup: &ShardSetup<'_>| server::on_ring(&own, setup, entries);
         let direct = store.direct().map_or("", |_| ", O_DIRECT");
-        (Server::start_with(&options.listen, &config, make)?, format!("io_uring{direct}"))
+        (Server::start_with(first, make, &config)?, format!("io_uring{direct}"))
     } else {
         config.workers = server::workers(options.workers);
         (
-            Server::start(&options.listen, server::services(&store, options.workers > 0), &config)?,
+            Server::start(first, server::services(&store, options.workers > 0), &config)?,
             format!("{} worker(s)", options.workers),
         )
     };

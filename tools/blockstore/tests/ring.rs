@@ -74,7 +74,7 @@ fn outlive(registered: bool) {
         services.add(PROGRAM, 1, 1, read.write_chunks(1, LEN));
         Ok(Application { services, task: Some(Box::new(Turn { ring, given: given.clone() })) })
     };
-    let server = match Server::start_with(&address, &ServerConfig::default(), make) {
+    let server = match Server::start_with(&address, make, &ServerConfig::default()) {
         Ok(server) => server,
         Err(error) => return println!("not run: {error}"),
     };

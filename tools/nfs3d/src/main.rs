@@ -218,7 +218,9 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     let mount_port = mount::serve(&export, options.mount_port)?;
     let pool = (options.workers > 0).then(|| Pool::start(&export, options.workers.into())).transpose();
     let pool = pool.context("--workers")?;
-    let server = Server::start(&options.listen, nfs::services(&export, pool.as_ref()), &config(options)?)?;
+    let (first, others) = options.listen.split_first().context("--listen: no address")?;
+    let config = ServerConfig { more_addresses: others.to_vec(), ..config(options)? };
+    let server = Server::start(first, nfs::services(&export, pool.as_ref()), &config)?;
     let registered = if options.rpcbind { Some(register(&options.listen, mount_port)?) } else { None };
     let tidied = Arc::clone(&export);
     std::thread::Builder::new().name("tidy".into()).spawn(move || {
