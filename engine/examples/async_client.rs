@@ -72,8 +72,8 @@ fn gateway(address: &Address, replicas: [Address; 2]) -> Result<Server, Failure>
     let server = Server::start_with(address, &ServerConfig::default(), move |_| {
         let connect = |address| Client::connect(address, ClientConfig::new(PROGRAM, 1)).map(RefCell::new);
         let replicas = Rc::new(Replicas([connect(&replicas[0])?, connect(&replicas[1])?]));
-        let mut services = Services::default();
-        services.add(PROGRAM, 1, READ, Procedure::local_asynchronous(move |call| Rc::clone(&replicas).serve(call)));
+        let mut services = Services::new();
+        services.add(PROGRAM, 1, READ, Procedure::asynchronous(move |call| Rc::clone(&replicas).serve(call)));
         Ok(Application { services, task: None })
     })?;
     Ok(server)

@@ -81,18 +81,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // Memory that this connection's server may read. It is the client's again when the call ends.
         let mut data = client.alloc(connection, BLOCK)?;
         data.fill(block as u8 + 1);
-        let mut call = client.prepare_with_chunks(WRITE, 12)?;
+        let mut call = client.prepare(WRITE, 12)?;
         call.args_mut()[..8].copy_from_slice(&((block * BLOCK) as u64).to_be_bytes());
         call.args_mut()[8..].copy_from_slice(&(BLOCK as u32).to_be_bytes());
         // In the XDR stream the data follows the first 12 bytes of the arguments.
-        call.read_chunk(12, data)?;
+        call = call.read_chunk(12, data);
         client.call(call)?;
     }
     for block in 0..BLOCKS {
         let room = client.alloc(connection, BLOCK)?;
-        let mut call = client.prepare_with_chunks(READ, 8)?;
+        let mut call = client.prepare(READ, 8)?;
         call.args_mut().copy_from_slice(&((block * BLOCK) as u64).to_be_bytes());
-        call.write_chunk(room)?;
+        call = call.write_chunk_into(room);
         let reply = client.call(call)?;
         let data = reply.chunk(0).ok_or("the reply has no data")?;
         assert!(data.len() == BLOCK && data.iter().all(|&byte| byte == block as u8 + 1), "block {block}");

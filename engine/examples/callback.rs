@@ -53,7 +53,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let caller = watchers.recv()?;
     let mut watcher = server.call_back(caller, ClientConfig::new(CALLBACK, 1)).ok_or("the watcher is gone")?;
     for value in 1..=3u32 {
-        watcher.call(ClientCall::new(CHANGED).args(value.to_be_bytes()).deadline(Duration::from_secs(10)))?;
+        watcher.call(ClientCall::new(CHANGED).args(value.to_be_bytes()).timeout(Duration::from_secs(10)))?;
         assert_eq!(changes.try_recv(), Ok(value), "the client has heard of it before the call ends");
         println!("the client was told of value {value}");
     }

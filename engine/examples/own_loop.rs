@@ -11,8 +11,9 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rpcrdma::client::ClientConfig;
-use rpcrdma::server::LocalServer;
-use rpcrdma::{Address, Config, LocalClient, Procedure, Refusal, Services};
+use rpcrdma::server::{LocalServer, ServerConfig};
+use rpcrdma::service::LocalServices;
+use rpcrdma::{Address, LocalClient, Procedure, Refusal};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 /// Program numbers from 0x20000000 to 0x3fffffff are free for anyone to use (RFC 5531 §13).
@@ -92,16 +93,16 @@ fn main() -> Result<(), Failure> {
         let (args, mut results) = call.args_and_writer();
         results.put(args).map_err(Refusal::from)
     });
-    let mut services = Services::default();
+    let mut services = LocalServices::new();
     services.add(PROGRAM, 1, ECHO, echo);
-    let mut server = LocalServer::bind(&address, Config::default(), services)?;
+    let mut server = LocalServer::start_with(&address, |_| services, &ServerConfig::default())?;
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     let mut other = Other { socket: ours, bytes: 0, is_closed: false };
     let peer = std::thread::spawn(move || peer(&address, theirs));
     run(&mut server, &mut other)?;
     peer.join().map_err(|_| "the peer panicked")??;
-    assert_eq!((server.stats().calls, other.bytes), (ROUNDS.into(), u64::from(ROUNDS) * 4));
+    assert_eq!((server.stats().get("calls").unwrap_or(0), other.bytes), (ROUNDS.into(), u64::from(ROUNDS) * 4));
     println!("{ROUNDS} calls and {} bytes answered in one loop", other.bytes);
     Ok(())
 }

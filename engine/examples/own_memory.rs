@@ -85,14 +85,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let free = Pool::of_pages(arena.clone(), Class { size: PAGE, count: PAGES })?;
         let cache = Rc::new(Cache { free, stored: RefCell::default() });
         let (landing, writing, reading) = (Rc::clone(&cache), Rc::clone(&cache), cache);
-        let write = Procedure::local(move |call| writing.write(call)).read_chunks(1, PAGE).uncounted();
+        let write = Procedure::new(move |call| writing.write(call)).read_chunks(1, PAGE).uncounted();
         // Before a Read chunk is read: where to. `None` is a buffer of the engine.
-        let write = write.landing(move |_, _, _| {
+        let write = write.place_reads_in(move |_, _, _| {
             landing.free.drain_remote(); // pages that other threads have freed
             landing.free.alloc(PAGE)
         });
-        let read = Procedure::local(move |call| reading.read(call)).write_chunks(1, PAGE).results_from_handler();
-        let mut services = Services::default();
+        let read = Procedure::new(move |call| reading.read(call)).write_chunks(1, PAGE).results_from_handler();
+        let mut services = Services::new();
         services.add(PROGRAM, 1, WRITE, write).add(PROGRAM, 1, READ, read);
         Ok(Application { services, task: None })
     })?;
@@ -103,16 +103,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for round in 0..2 * PAGES {
         let mut data = client.alloc(connection, PAGE)?;
         data.fill(round as u8);
-        let mut call = client.prepare_with_chunks(WRITE, 4)?;
+        let mut call = client.prepare(WRITE, 4)?;
         call.args_mut().copy_from_slice(&((round % (PAGES / 2)) as u32).to_be_bytes());
-        call.read_chunk(4, data)?;
+        call = call.read_chunk(4, data);
         client.call(call)?;
     }
     for number in 0..PAGES / 2 {
         let room = client.alloc(connection, PAGE)?;
-        let mut call = client.prepare_with_chunks(READ, 4)?;
+        let mut call = client.prepare(READ, 4)?;
         call.args_mut().copy_from_slice(&(number as u32).to_be_bytes());
-        call.write_chunk(room)?;
+        call = call.write_chunk_into(room);
         let reply = client.call(call)?;
         let last = (number + 3 * PAGES / 2) as u8;
         assert!(reply.chunk(0).is_some_and(|page| page.len() == PAGE && page.iter().all(|&byte| byte == last)));

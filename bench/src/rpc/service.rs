@@ -173,7 +173,7 @@ impl Program {
     /// The procedures, which run at a place.
     pub(crate) fn services<P: Place>(&self, place: &P) -> Services<P::Sharing> {
         let Self { info, reverser, content, longest, .. } = self;
-        let mut services = Services::default();
+        let mut services = Services::new();
         let mut add = |number, procedure: Procedure<P::Sharing>| {
             services.add(PROGRAM, VERSION, number, procedure);
         };

@@ -227,7 +227,7 @@ pub enum Defect {
         limit: usize,
     },
     /// A chunk for a call that was prepared without.
-    #[error("chunk for a call without room for chunks (LocalClient::prepare_with_chunks)")]
+    #[error("chunk for a call without room for chunks (LocalClient::prepare)")]
     NotForChunks,
     /// A chunk has more segments than [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
     #[error("chunk of {segments} segments exceeds {limit} (segment size RSSIZ of the peer): shorten the chunk")]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rpcrdma_mempool::Buf;
 
 use super::header::Template;
-use crate::proto::CallError;
+use crate::proto::{CallError, Defect};
 use crate::service::MAX_CHUNKS;
 use crate::shard::{ChunkMemory, Memory};
 use crate::wire::NoSpace;
@@ -197,5 +197,5 @@ pub(super) fn move_reads(memory: &mut Memory, from: usize, to: usize) {
 /// Why a call with these chunks cannot start.
 #[cold]
 pub(super) fn too_many_chunks() -> CallError {
-    CallError::TooManyChunks { limit: MAX_CHUNKS }
+    Defect::TooManyChunks { limit: MAX_CHUNKS }.into()
 }

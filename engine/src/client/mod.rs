@@ -129,7 +129,7 @@ impl ClientConfig {
         if self.bindings.is_none() && reduction {
             return Ok(());
         }
-        self.check_binding(procedure, inline_len, memory, reduction).map_err(CallError::Binding)
+        self.check_binding(procedure, inline_len, memory, reduction).map_err(CallError::from)
     }
 
     fn check_binding(

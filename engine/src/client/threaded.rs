@@ -204,13 +204,13 @@ impl Client {
             return Err(FailedCall::new(error, call.memory));
         }
         let Some((ticket, completer)) = self.slots.acquire() else {
-            return Err(FailedCall::new(CallError::TooManyCalls { limit: config.shard.max_calls }, call.memory));
+            return Err(FailedCall::new(CallError::TooManyCalls { limit: config.shard.limits.max_calls }, call.memory));
         };
         let message = Message::write(header + inline_len, |out| {
             template.write(out, call.procedure);
             out[header..].copy_from_slice(call.args_mut());
         });
-        let idle = config.shard.idle;
+        let idle = config.shard.poll.idle;
         let call = RemoteCall {
             conn: self.line.conn,
             message,

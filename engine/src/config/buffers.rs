@@ -8,6 +8,9 @@ use crate::wire::{self, ChunkCounts, Limits, Version};
 
 /// Bytes in front of a message for a transport header without chunks.
 pub(crate) const HEADROOM_PLAIN: usize = 64;
+/// Bytes in front of an own call for a transport header with three chunks of one segment each. A call with more chunks is
+/// moved to where it has more room.
+pub(crate) const HEADROOM_CALL: usize = 128;
 /// Bytes in front of a call of ours for a transport header with as many chunks as a call may have, each of
 /// one segment. One whose peer wants shorter segments is moved to where it has more room.
 pub(crate) const HEADROOM_CHUNKS: usize = headroom_for(&Limits { segments: 1, ..LIMITS }.call());

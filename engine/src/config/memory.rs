@@ -52,7 +52,7 @@ pub struct MemoryConfig {
     pub numa_node: Option<u32>,
     /// Further memory of the application that the shard may send from
     /// ([`ServerCall::set_result`](crate::ServerCall::set_result)), and read into
-    /// ([`Procedure::landing`](crate::Procedure::landing)): arenas of its own making, or over memory that it has
+    /// ([`Procedure::place_reads_in`](crate::Procedure::place_reads_in)): arenas of its own making, or over memory that it has
     /// mapped ([`Arena::over`]). Never exposed to peers. Each shard of a server registers all of them, so that whichever
     /// has a call may answer from any. Default none. No part of configuration files.
     #[cfg_attr(feature = "serde", serde(skip))]

@@ -36,7 +36,7 @@ use crate::handoff::idle::IdlePolicy;
 
 pub use crate::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 pub use buffers::BuffersError;
-pub(crate) use buffers::{BUFFER_ALIGN, HEADROOM_CHUNKS, HEADROOM_PLAIN, SMALL_BUFFER, headroom_for};
+pub(crate) use buffers::{BUFFER_ALIGN, HEADROOM_CALL, HEADROOM_CHUNKS, HEADROOM_PLAIN, SMALL_BUFFER, headroom_for};
 pub use device::DeviceConfig;
 pub use limits::LimitsConfig;
 pub use memory::MemoryConfig;

@@ -89,7 +89,7 @@ fields! {
         /// connections end, and their clients send them again.
         calls_shed: u64,
         /// Calls whose procedures chose memory for a Read chunk that it cannot
-        /// [land](crate::Procedure::landing) in.
+        /// [land](crate::Procedure::place_reads_in) in.
         read_targets_refused: u64,
         /// Calls of ours that were sent again.
         calls_retransmitted: u64,

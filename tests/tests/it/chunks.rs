@@ -238,9 +238,9 @@ fn a_written_result_that_exceeds_its_chunk_says_whose_bound_that_is() {
         (4097, 8000, Err(CallError::Refused(Refusal::SystemError)), 0),
     ] {
         let before = client.stats().calls_retransmitted;
-        let mut call = client.prepare_with_chunks(7, 4).unwrap();
+        let mut call = client.prepare(7, 4).unwrap();
         call.put_args(&u32::to_be_bytes(len)).unwrap();
-        call.write_chunk(client.alloc(first, room).unwrap()).unwrap();
+        call = call.write_chunk_into(client.alloc(first, room).unwrap());
         let result = client.call(call).map(|reply| assert_eq!(reply.chunk(0).unwrap().len(), len as usize));
         assert_eq!(result.map_err(CallError::from), outcome, "{len} bytes in {room}");
         assert_eq!(client.stats().calls_retransmitted - before, again, "{len} bytes in {room}");

@@ -275,7 +275,7 @@ fn nothing_is_read_of_a_call_when_its_second_chunk_cannot_land() {
         server.poll_control();
         server.poll_once();
         client.poll(|done| panic!("{done:?}"));
-        client.is_open(connection)
+        client.is_established(connection)
     }));
     for (what, wanted) in [0, 1, 0, 1, 2, 2].into_iter().zip([0, 0, 0, 0, 2, 4]) {
         let mut call = client.prepare(BOTH, 4).expect("memory");
