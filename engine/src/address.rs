@@ -11,7 +11,7 @@ use crate::fabric::iwarp::IwarpFabric;
 use crate::fabric::software::SoftwareFabric;
 #[cfg(feature = "verbs")]
 use crate::fabric::verbs::{VerbsConfig, VerbsFabric};
-use crate::fabric::{Capabilities, Fabric, FabricAddress, FabricError};
+use crate::fabric::{Capabilities, Fabric, FabricAddress, FabricError, FabricErrorKind};
 
 /// An address with its fabric: `soft:NAME`, `iwarp:HOST:PORT`, or, in builds with the feature `verbs`,
 /// `verbs:HOST:PORT`.
@@ -90,10 +90,10 @@ impl Address {
         if scheme.is_empty() || scheme == self.scheme() {
             return Ok(self.fabric_address());
         }
-        Err(FabricError::Address {
-            address: self.to_string(),
-            detail: format!("this client has opened a device for addresses that begin with {scheme}:"),
-        })
+        Err(FabricError::new(
+            FabricErrorKind::Address,
+            format_args!("address {self}: the client's device takes addresses `{scheme}:…`"),
+        ))
     }
 
     /// The device that it names, if it does.

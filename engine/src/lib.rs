@@ -134,7 +134,7 @@ pub use config::{BuffersError, Config, ConfigError};
 pub use handoff::idle::IdlePolicy;
 pub use handoff::pin::PinError;
 pub use proto::{CallError, Fault, InvalidCall, Knob, PeerFault, Refusal, Scheme, Sent};
-pub use rpcrdma_fabric::FabricError;
+pub use rpcrdma_fabric::{FabricError, FabricErrorKind};
 pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, PagePolicy};
 pub use server::Server;
 pub use service::{Procedure, ServerCall, Services};

@@ -58,10 +58,7 @@ impl Fabric for AnyFabric {
 
     /// Binds an address that begins with its fabric: `soft:NAME`, `iwarp:HOST:PORT`, `verbs:HOST:PORT`.
     fn bind(address: &FabricAddress) -> Result<AnyListener, FabricError> {
-        let unknown = || FabricError::Address {
-            address: address.0.clone(),
-            detail: "it names no fabric of this build".to_owned(),
-        };
+        let unknown = || FabricError::address(&address.0, "it names no fabric of this build");
         let (fabric, rest) = address.0.split_once(':').ok_or_else(unknown)?;
         let rest = FabricAddress(rest.to_owned());
         match fabric {
@@ -79,7 +76,7 @@ impl Fabric for AnyFabric {
             (Self::Iwarp(fabric), AnyListener::Iwarp(listener)) => fabric.listen(listener),
             #[cfg(feature = "verbs")]
             (Self::Verbs(fabric), AnyListener::Verbs(listener)) => fabric.listen(listener),
-            _ => Err(FabricError::Misuse("the address was bound for another fabric".to_owned())),
+            _ => Err(FabricError::misuse("the address was bound for another fabric")),
         }
     }
 

@@ -203,8 +203,7 @@ impl<F: Fabric> End<F> {
             let arena =
                 ArenaConfig { bytes: 0, name, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
             let classes = vec![Class { size: RECEIVE, count }, Class { size: 4 << 20, count: 2 }];
-            Pool::new(&PoolConfig { classes, arena })
-                .map_err(|e| FabricError::System { call: "Pool::new".into(), detail: e.to_string() })
+            Pool::new(&PoolConfig { classes, arena }).map_err(|e| FabricError::system("Pool::new", e))
         };
         let (messages, exposed) = (pool("contract-messages", 1024)?, pool("contract-exposed", 64)?);
         fabric.register(messages.arena(), Access::LOCAL)?;

@@ -2,76 +2,104 @@
 
 #![forbid(unsafe_code)]
 
+use std::fmt;
+
 use rpcrdma_mempool::ArenaId;
 
 /// A failure of the fabric or of its environment. The text names the call, the limit found and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
 #[non_exhaustive]
-pub enum FabricError {
+pub struct FabricError {
+    kind: FabricErrorKind,
+    text: Box<str>,
+}
+
+/// What a [`FabricError`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FabricErrorKind {
     /// The address is not of this fabric's form.
-    #[error("address {address:?}: {detail}")]
-    Address {
-        /// As given.
-        address: String,
-        /// What is wrong with it.
-        detail: String,
-    },
-    /// Another listener has it already.
-    #[error("address {address:?} is in use: {detail}")]
-    AddressInUse {
-        /// As given.
-        address: String,
-        /// What was found there, and the remedy.
-        detail: String,
-    },
-    /// Nobody listens there.
-    #[error("nobody listens at {address:?}: {detail}")]
-    Unreachable {
-        /// As given.
-        address: String,
-        /// What was tried, and the remedy.
-        detail: String,
-    },
+    Address,
+    /// Another listener has the address.
+    AddressInUse,
+    /// Nobody listens at the address.
+    Unreachable,
     /// A call to the operating system or the device failed.
-    #[error("{call}: {detail}")]
-    System {
-        /// What was called, and with what size.
-        call: String,
-        /// The error, the limit found, the command that fixes it.
-        detail: String,
-    },
-    /// The peer does not keep to the fabric's own protocol.
-    #[error("peer: {0}")]
-    Peer(String),
-    /// The verbs fabric was to use an iWARP device.
-    #[error(
-        "{device} is an iWARP device, which the verbs fabric does not drive: it has no memory windows, so that each \
-         exposure would need a registration of its own; addresses `iwarp:HOST:PORT` talk to iWARP devices over plain \
-         TCP, and `verbs:HOST:PORT` is for InfiniBand and RoCE"
-    )]
-    Iwarp {
-        /// As the kernel calls it.
-        device: String,
-    },
-    /// Memory that the application has mapped itself was to be shown to peers of the software fabric, who map what they
-    /// are shown.
-    #[error(
-        "arena {arena} is memory that the application has mapped, and peers of the software fabric must map what they \
-         are shown: take memory of `Arena::new`, which is a sealed memfd, or register it with `Access::LOCAL`"
-    )]
-    NotShowable {
-        /// The memory.
-        arena: ArenaId,
-    },
+    System,
+    /// The peer breaks the fabric's own protocol.
+    Peer,
+    /// The device or the memory is not one that this fabric can use.
+    Unsupported,
     /// The caller asked for what cannot be: an unknown queue pair, a bound window, memory never registered.
-    #[error("misuse: {0}")]
-    Misuse(String),
+    Misuse,
 }
 
 impl FabricError {
+    /// Of this kind, with this text.
+    #[cold]
+    pub fn new(kind: FabricErrorKind, text: impl fmt::Display) -> Self {
+        Self { kind, text: text.to_string().into() }
+    }
+
+    /// What it is about.
+    pub fn kind(&self) -> FabricErrorKind {
+        self.kind
+    }
+
+    /// The address is not of this fabric's form; what is wrong with it.
+    pub(crate) fn address(address: impl AsRef<str>, detail: impl fmt::Display) -> Self {
+        Self::new(FabricErrorKind::Address, format_args!("address {:?}: {detail}", address.as_ref()))
+    }
+
+    /// Another listener has the address; what was found there, and the remedy.
+    pub(crate) fn in_use(address: impl AsRef<str>, detail: impl fmt::Display) -> Self {
+        Self::new(FabricErrorKind::AddressInUse, format_args!("address {:?} is in use: {detail}", address.as_ref()))
+    }
+
+    /// Nobody listens at the address; what was tried, and the remedy.
+    pub(crate) fn unreachable(address: impl AsRef<str>, detail: impl fmt::Display) -> Self {
+        Self::new(FabricErrorKind::Unreachable, format_args!("no listener at {:?}: {detail}", address.as_ref()))
+    }
+
+    /// What was called, and with what size; the error, the limit found, the command that fixes it.
+    pub(crate) fn system(call: impl fmt::Display, detail: impl fmt::Display) -> Self {
+        Self::new(FabricErrorKind::System, format_args!("{call}: {detail}"))
+    }
+
+    /// The peer breaks the fabric's own protocol.
+    pub(crate) fn peer(what: impl fmt::Display) -> Self {
+        Self::new(FabricErrorKind::Peer, format_args!("peer: {what}"))
+    }
+
+    /// The caller asked for what cannot be.
+    pub(crate) fn misuse(what: impl fmt::Display) -> Self {
+        Self::new(FabricErrorKind::Misuse, format_args!("misuse: {what}"))
+    }
+
+    /// The verbs fabric was to use an iWARP device.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn iwarp(device: impl fmt::Display) -> Self {
+        let text = format_args!(
+            "{device} is an iWARP device: its devices have no memory windows, which the verbs fabric needs \
+             (addresses `iwarp:HOST:PORT` reach iWARP devices over plain TCP)"
+        );
+        Self::new(FabricErrorKind::Unsupported, text)
+    }
+
+    /// Memory that the application has mapped itself was to be shown to peers of the software fabric, who map what they
+    /// are shown.
+    pub(crate) fn not_showable(arena: ArenaId) -> Self {
+        let text = format_args!(
+            "arena {arena} was mapped by the application, and peers of the software fabric must map it (use \
+             `Arena::new`, or register it with `Access::LOCAL`)"
+        );
+        Self::new(FabricErrorKind::Unsupported, text)
+    }
+
     /// Memory is to be taken from the device that a peer may still reach.
     #[cold]
     pub(crate) fn still_bound(arena: ArenaId) -> Self {
-        Self::Misuse(format!("a window is still bound to arena {arena}"))
+        Self::misuse(format_args!("a window is still bound to arena {arena}"))
     }
 }

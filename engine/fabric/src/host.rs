@@ -32,9 +32,11 @@ impl fmt::Display for NamedDevice {
 /// What is in front of the `@` is neither.
 pub fn split_device(address: &FabricAddress) -> Result<(Option<NamedDevice>, FabricAddress), FabricError> {
     let Some((device, rest)) = address.0.split_once('@') else { return Ok((None, address.clone())) };
-    let error = |detail: &str| FabricError::Address {
-        address: address.0.clone(),
-        detail: format!("{detail}; wanted DEVICE@HOST:PORT or DEVICE/GID@HOST:PORT, such as mlx5_0/3@10.0.0.1:20049"),
+    let error = |detail: &str| {
+        FabricError::address(
+            &address.0,
+            format!("{detail}; wanted DEVICE@HOST:PORT or DEVICE/GID@HOST:PORT, such as mlx5_0/3@10.0.0.1:20049"),
+        )
     };
     let (name, gid) = device.split_once('/').map_or((device, None), |(name, gid)| (name, Some(gid)));
     if name.is_empty() {
@@ -47,7 +49,7 @@ pub fn split_device(address: &FabricAddress) -> Result<(Option<NamedDevice>, Fab
 /// Reads `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`; names are looked up.
 pub fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
     let text = address.0.as_str();
-    let error = |detail: String| FabricError::Address { address: text.to_owned(), detail };
+    let error = |detail: String| FabricError::address(&text, detail);
     if text.contains('@') {
         return Err(error("only addresses of verbs: name an RDMA device, in front of an @".to_owned()));
     }

@@ -84,7 +84,7 @@ use std::time::Duration;
 
 pub use self::arrival::{Arrival, Found};
 pub use self::device_event::DeviceEvent;
-pub use self::error::FabricError;
+pub use self::error::{FabricError, FabricErrorKind};
 pub use self::received::ReceivedBuf;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Frozen, Lent};
 use rustix::fd::BorrowedFd;
@@ -590,9 +590,9 @@ pub trait Fabric: Sized {
     /// Counters.
     fn stats(&self) -> FabricStats;
 
-    /// Makes an arena's memory usable in work requests. Registering it twice is [`FabricError::Misuse`]; on the
+    /// Makes an arena's memory usable in work requests. Registering it twice is [`FabricErrorKind::Misuse`]; on the
     /// software fabric, memory [that was given](Arena::over) is for this side's work requests only
-    /// ([`FabricError::NotShowable`]).
+    /// ([`FabricErrorKind::Unsupported`]).
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError>;
     /// Undoes [`register`](Self::register).
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError>;

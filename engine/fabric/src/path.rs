@@ -50,7 +50,7 @@ impl PathConfig {
     /// Names the knob that it cannot do, or that is out of its range.
     pub fn check(&self, scheme: &str) -> Result<(), FabricError> {
         if let Some(OutOfRange { knob, value, wanted }) = self.out_of_range() {
-            return Err(FabricError::Misuse(format!("{knob} = {value}: {wanted}")));
+            return Err(FabricError::misuse(format!("{knob} = {value}: {wanted}")));
         }
         let has_ip = scheme == VERBS || scheme == IwarpFabric::SCHEME;
         for (knob, value, is_had, of) in [
@@ -60,7 +60,7 @@ impl PathConfig {
         ] {
             if let Some(value) = value.filter(|_| !is_had) {
                 let detail = format!("{knob} = {value}: {scheme}: addresses do not have it, only {of} ones do");
-                return Err(FabricError::Misuse(detail));
+                return Err(FabricError::misuse(detail));
             }
         }
         Ok(())

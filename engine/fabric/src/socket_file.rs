@@ -62,10 +62,9 @@ impl Drop for SocketFile {
 /// An address that cannot be had.
 pub(crate) fn bind_error(name: &str, error: Errno) -> FabricError {
     match error {
-        Errno::ADDRINUSE => FabricError::AddressInUse {
-            address: name.into(),
-            detail: "another server is alive there; stop it (ss -xlp shows it) or take another name".into(),
-        },
+        Errno::ADDRINUSE => {
+            FabricError::in_use(&name, "another server is alive there; stop it (ss -xlp shows it) or take another name")
+        }
         _ => address(name, &format!("bind: {error}")),
     }
 }
@@ -76,13 +75,13 @@ fn file_error(name: &str, path: &Path, error: Errno) -> FabricError {
         Some(found) if error == Errno::ADDRINUSE && no_socket(path).is_some() => {
             address(name, &format!("there is {found}, no socket; remove it, or take another name"))
         }
-        Some(found) if error == Errno::ADDRINUSE => FabricError::AddressInUse {
-            address: name.into(),
-            detail: format!(
+        Some(found) if error == Errno::ADDRINUSE => FabricError::in_use(
+            &name,
+            format!(
                 "there is {found}; if its server is alive (ss -xlp shows it), stop it, else remove the file; or take \
                  another name"
             ),
-        },
+        ),
         _ => bind_error(name, error),
     }
 }
@@ -114,12 +113,12 @@ fn probe() -> Result<OwnedFd, FabricError> {
 }
 
 fn address(name: &str, detail: &str) -> FabricError {
-    FabricError::Address { address: name.into(), detail: detail.into() }
+    FabricError::address(&name, detail)
 }
 
 /// A failed call that has no better name.
 pub(crate) fn system(call: &str, error: impl std::fmt::Display) -> FabricError {
-    FabricError::System { call: call.into(), detail: error.to_string() }
+    FabricError::system(call, error)
 }
 
 /// What is at a path, and whose: `a plain file of user 65534`. `None` if nothing is.

@@ -191,7 +191,7 @@ pub(crate) fn failed(call: &str, error: Errno) -> FabricError {
         Errno::NOBUFS | Errno::NOMEM => " (memory of the kernel: sysctl net.ipv4.tcp_mem for TCP)",
         _ => "",
     };
-    FabricError::System { call: call.to_owned(), detail: format!("{error}{hint}") }
+    FabricError::system(call, format!("{error}{hint}"))
 }
 
 /// Numbers that are hard to guess from outside.

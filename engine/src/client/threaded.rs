@@ -14,7 +14,7 @@ use crate::address::Address;
 use crate::handoff::block_on::block_on;
 use crate::handoff::idle::IdlePolicy;
 use crate::handoff::mailbox::{SendError, Sender};
-use crate::handoff::slot::{Lost, SlotTable, Ticket, oneshot};
+use crate::handoff::slot::{Completer, Lost, SlotTable, Ticket, oneshot};
 use crate::proto::CallError;
 use crate::shard::{
     CallResult, CloseReason, ClosedBecause, Command, ConnRef, FailedCall, LocalClose, Message, OwnedConn, RemoteCall,
@@ -139,33 +139,41 @@ impl Client {
         Self { sender: line.shared.shard.connector().connect(calls), slots: SlotTable::new(calls as u32), line }
     }
 
-    /// Memory for a chunk of a call: only this connection's server is ever given access to it. Asks the
-    /// shard, and waits for the answer.
+    /// Memory for a chunk of a call: only this connection's server is ever given access to it. Asks the shard, and
+    /// blocks until it answers, but not for a free buffer: [`alloc_async`](Self::alloc_async) waits for one.
     ///
     /// # Errors
     /// [`CallError::NoMemory`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) has no such buffer
     /// left, [`CallError::TooLong`] when it never has; [`CallError::Closed`].
     pub fn alloc(&mut self, len: usize) -> Result<Buf, CallError> {
         let idle = self.line.shared.config.shard.poll.idle;
-        match self.ask_alloc(len).wait_with(idle, None) {
+        match self.ask_alloc(len, Command::Alloc).wait_with(idle, None) {
             Some(Ok(answer)) => answer,
             Some(Err(_)) | None => Err(CallError::Closed),
         }
     }
 
-    /// As [`alloc`](Self::alloc), as a future of any runtime.
+    /// As [`alloc`](Self::alloc), and waits for a free buffer: a future of any runtime.
+    ///
+    /// Those that wait are served in order, also across a reconnect. The wait ends with the connection. Dropped,
+    /// the future gives up, and a buffer that it was given goes home.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc).
+    /// [`CallError::TooLong`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) never has such a buffer;
+    /// [`CallError::Closed`] when the connection ends.
     pub fn alloc_async(&mut self, len: usize) -> impl Future<Output = Result<Buf, CallError>> + Send + use<> {
-        let answer = self.ask_alloc(len);
+        let answer = self.ask_alloc(len, Command::AllocLater);
         async move { answer.await.unwrap_or(Err(CallError::Closed)) }
     }
 
-    fn ask_alloc(&mut self, len: usize) -> Ticket<Result<Buf, CallError>> {
+    fn ask_alloc(
+        &mut self,
+        len: usize,
+        ask: impl FnOnce(ConnRef, usize, Completer<Result<Buf, CallError>>) -> Command,
+    ) -> Ticket<Result<Buf, CallError>> {
         let (answer, completer) = oneshot();
         // One that is not sent is lost.
-        self.tell(Command::Alloc(self.line.conn, len, completer));
+        self.tell(ask(self.line.conn, len, completer));
         answer
     }
 

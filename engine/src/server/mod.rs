@@ -22,6 +22,7 @@ mod placement;
 mod stats_socket;
 
 use std::error::Error;
+use std::fmt;
 #[cfg(feature = "stats")]
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -335,7 +336,7 @@ impl Server {
         let stuck_workers = workers.map_or(0, |workers| workers.finish(|| end.step()));
         match undrained + stuck_workers {
             0 => Ok(stats),
-            _ => Err(Undrained { shards: undrained, stuck_shards, stuck_workers }),
+            _ => Err(Undrained { timeout, shards: undrained, stuck_shards, stuck_workers }),
         }
     }
 }
@@ -374,12 +375,10 @@ fn bind(addresses: &[Address], config: &ServerConfig) -> Result<Vec<Place>, Serv
 }
 
 /// What a [drain](Server::drain) had not ended when its time was over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{shards} shards had connections that had not ended; handlers keep {stuck_shards} shards and {stuck_workers} workers, whose threads end when \
-     these return"
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Undrained {
+    timeout: Duration,
     /// Shards with connections that had not ended: those were cut off.
     pub shards: usize,
     /// Those of them that are in a handler which does not return: their threads, and what they hold, are
@@ -387,6 +386,28 @@ pub struct Undrained {
     pub stuck_shards: usize,
     /// Workers that are in such a handler, or have more to run than there was time for.
     pub stuck_workers: usize,
+}
+
+impl Error for Undrained {}
+
+impl fmt::Display for Undrained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { timeout, shards, stuck_shards, stuck_workers } = self;
+        let s = |count: &usize| if *count == 1 { "" } else { "s" };
+        write!(f, "drain timed out after {timeout:?}")?;
+        let mut before = ": ";
+        for (count, what, of) in [
+            (shards, "connections open on", "shard"),
+            (stuck_shards, "handlers running on", "shard"),
+            (stuck_workers, "handlers running on", "worker"),
+        ] {
+            if *count > 0 {
+                write!(f, "{before}{what} {count} {of}{}", s(count))?;
+                before = ", ";
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What is kept of the time of a drain for cutting off what has not ended.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rpcrdma_mempool::Buf;
 
+use super::allocs::AllocQueue;
 use super::close_reason::{CloseReason, ClosedBecause, LocalClose};
 use super::requester::{CallRequest, ChunkMemory};
 use super::{CallResult, ConnRef, FailedCall, Notice, ResizeError, Shard, Sink};
@@ -103,6 +104,8 @@ pub(crate) enum Command {
     /// Why the connection is over, when it is, is to be said there.
     Watch(ConnRef, Arc<ClosedBecause>),
     Alloc(ConnRef, usize, Completer<Result<Buf, CallError>>),
+    /// The same, which waits for a free buffer.
+    AllocLater(ConnRef, usize, Completer<Result<Buf, CallError>>),
     /// What it did, and so many of its connections.
     Stats(usize, Completer<ShardStats>),
     /// Receives of so many bytes.
@@ -125,6 +128,8 @@ pub(super) struct Outside {
     connecting: Vec<Connecting>,
     /// Connections of clients on other threads, which look there for why theirs is over.
     watched: Vec<(ConnRef, Weak<ClosedBecause>)>,
+    /// Threads that wait for memory.
+    pub(super) allocs: AllocQueue,
     /// The shard's thread is to end.
     stopped: bool,
 }
@@ -132,7 +137,14 @@ pub(super) struct Outside {
 impl Outside {
     /// Of a shard that sleeps in its fabric.
     pub(super) fn new(sleeper: Sleeper) -> Self {
-        Self { sleeper, inbox: None, connecting: Vec::new(), watched: Vec::new(), stopped: false }
+        Self {
+            sleeper,
+            inbox: None,
+            connecting: Vec::new(),
+            watched: Vec::new(),
+            allocs: AllocQueue::default(),
+            stopped: false,
+        }
     }
 
     /// Wakes the shard from other threads.
@@ -253,6 +265,7 @@ impl<F: Fabric> Shard<F> {
             Command::Connect(request) => self.remote_connect(request),
             Command::Watch(conn, closed) => self.promise_why(conn, &closed),
             Command::Alloc(conn, len, answer) => answer.complete(self.alloc_exposed(conn, len)),
+            Command::AllocLater(conn, len, answer) => self.alloc_later(conn, len, answer),
             Command::Stats(connections, answer) => answer.complete(self.stats_with_connections(connections)),
             Command::Resize(bytes, answer) => answer.complete(self.change_receive_size(bytes)),
             Command::Close(conn) => self.close(conn),

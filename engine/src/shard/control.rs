@@ -8,7 +8,9 @@ use super::reconnect::Again;
 use super::stage::Stage;
 use super::{ConnRef, Shard};
 use crate::config::RECEIVE_MARGIN;
-use crate::fabric::{ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError, QpId};
+use crate::fabric::{
+    ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError, FabricErrorKind, QpId,
+};
 use crate::proto::{ConnConfig, Connection, LIMITS, MIN_CREDITS, PeerFault, Scheme, connect_data};
 use crate::wire::Version;
 use crate::wire::private_data::PrivateData;
@@ -475,5 +477,5 @@ fn is_refusal(reason: &CloseReason) -> bool {
 }
 
 fn no_receives(detail: String) -> FabricError {
-    FabricError::System { call: "reserving Receives for a connection".into(), detail }
+    FabricError::new(FabricErrorKind::System, format_args!("receives for a connection: {detail}"))
 }

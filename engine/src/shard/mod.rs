@@ -41,12 +41,14 @@
 //! | `application` | the application's own task |
 //! | `thread` | a shard on a thread of its own: its core, idling |
 //! | `commands` | what other threads ask of it |
+//! | `allocs` | threads that wait for memory of chunks |
 //! | `testing` | a shard's parts without a device, for their tests |
 //!
 //! Each engine, and each type of the table above, has its fields to itself: what another file wants of it, it
 //! asks for. A [`Shard`] has them side by side, and decides which of them goes on.
 
 mod accepted;
+mod allocs;
 mod application;
 mod arrivals;
 mod assembly;

@@ -55,7 +55,7 @@ impl<F: Fabric> Shard<F> {
 
     #[inline(never)]
     fn hear_others(&mut self) -> usize {
-        self.inbox() + usize::from(self.turn_task()) + self.responder.collect(&mut self.cx)
+        self.inbox() + self.turn_allocs() + usize::from(self.turn_task()) + self.responder.collect(&mut self.cx)
     }
 
     /// Any of the steps from 3 on has something to do. In most turns none has.

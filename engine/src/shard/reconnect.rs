@@ -9,7 +9,7 @@ use super::clock::nanoseconds;
 use super::conn::Conn;
 use super::stage::Stage;
 use crate::auth::AuthPolicy;
-use crate::fabric::{Fabric, FabricAddress, FabricError};
+use crate::fabric::{Fabric, FabricAddress, FabricError, FabricErrorKind};
 use crate::proto::Phase;
 use crate::wire::Version;
 
@@ -150,7 +150,7 @@ impl<F: Fabric> Shard<F> {
 
     fn try_again(&mut self, mut conn: Box<Conn>, now: u64) {
         let made = self.share().and_then(|credits| {
-            let misuse = || FabricError::Misuse("a server does not make connections again".into());
+            let misuse = || FabricError::new(FabricErrorKind::Misuse, "misuse: servers do not reconnect");
             let address = conn.again.address.as_ref().ok_or_else(misuse)?;
             let params = self.params();
             self.cx.fabric.connect(address, &params).map(|qp| (qp, credits))

@@ -15,8 +15,8 @@ use super::context::Context;
 use super::stage::Stage;
 use crate::config::{Config, LimitsConfig, MemoryConfig};
 use crate::fabric::{
-    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
-    PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId, WorkRequest,
+    Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricErrorKind,
+    FabricStats, PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId, WorkRequest,
 };
 use crate::proto::{ConnConfig, Connection, Event, Incoming, Scheme};
 
@@ -73,11 +73,11 @@ impl Fabric for NoDevice {
     fn unlisten(&mut self) {}
 
     fn connect(&mut self, _: &FabricAddress, _: &ConnectParams) -> Result<QpId, FabricError> {
-        Err(FabricError::Misuse("there is no device".into()))
+        Err(FabricError::new(FabricErrorKind::Misuse, "there is no device"))
     }
 
     fn accept(&mut self, _: RequestId, _: &ConnectParams) -> Result<QpId, FabricError> {
-        Err(FabricError::Misuse("there is no device".into()))
+        Err(FabricError::new(FabricErrorKind::Misuse, "there is no device"))
     }
 
     fn reject(&mut self, _: RequestId, _: &[u8]) {

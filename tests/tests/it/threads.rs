@@ -268,3 +268,45 @@ fn a_connection_that_was_closed_says_so() {
     assert!(matches!(reason, Some(CloseReason::Disconnected { cause: Disconnect::Local, .. })), "{reason:?}");
     assert_eq!(client.call(ClientCall::new(ECHO)).map(drop).map_err(CallError::from), Err(CallError::Closed));
 }
+
+/// What a future comes to.
+fn end_of<T>(future: &mut std::pin::Pin<Box<impl Future<Output = T>>>) -> T {
+    let mut end = None;
+    assert!(settles(|| match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => {
+            end = Some(value);
+            true
+        }
+        Poll::Pending => false,
+    }));
+    end.expect("it is ready")
+}
+
+/// Who asks for memory first has it first, and nobody waits for that of a connection that has ended.
+#[test]
+fn futures_of_memory_wait_for_a_free_buffer_in_order() {
+    let mut world = World::new("memory-later");
+    let address = world.serve(small_server());
+    let config = Config { bulk_buffers: vec![(4096, 1)], ..small() };
+    let mut client = Client::connect(&address, small_client(config)).unwrap();
+    let held = client.alloc(4096).expect("the only one");
+    let mut context = Context::from_waker(Waker::noop());
+    let (mut first, mut second) = (Box::pin(client.alloc_async(1)), Box::pin(client.alloc_async(1)));
+    let refused = client.alloc(1).map(drop);
+    assert_eq!(refused, Err(CallError::NoMemory { needed: 1, knob: Knob::BulkBuffers }), "this does not wait");
+    assert!(first.as_mut().poll(&mut context).is_pending() && second.as_mut().poll(&mut context).is_pending());
+    let given_up = client.alloc_async(1);
+    let last = Box::pin(client.alloc_async(1));
+    drop((held, given_up));
+    let buf = end_of(&mut first);
+    assert!(matches!(second.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending), "in order");
+    drop(buf.expect("a buffer"));
+    drop(end_of(&mut second).expect("a buffer"));
+    let held = end_of(&mut { last }).expect("a buffer, behind one that was given up");
+    let too_long = end_of(&mut Box::pin(client.alloc_async(4097))).map(drop);
+    assert!(matches!(too_long, Err(CallError::TooLong { .. })), "{too_long:?}");
+    let mut left = Box::pin(client.alloc_async(1));
+    client.close();
+    assert_eq!(end_of(&mut left).map(drop), Err(CallError::Closed));
+    drop(held);
+}

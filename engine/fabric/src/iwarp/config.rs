@@ -85,7 +85,7 @@ fn named<T: Copy, const N: usize>(names: &Names<T, N>, text: &str) -> Result<T, 
     let found = names.iter().find(|(name, _)| *name == text);
     found.map(|&(_, value)| value).ok_or_else(|| {
         let wanted = names.map(|(name, _)| name).join(", ");
-        FabricError::Misuse(format!("{text:?} is none of {wanted}"))
+        FabricError::misuse(format!("{text:?} is none of {wanted}"))
     })
 }
 
@@ -176,7 +176,7 @@ impl IwarpConfig {
     /// Says which field is out of its range.
     pub(super) fn check(&self) -> Result<(), FabricError> {
         let bad = |field: &str, got: usize, rule: &str| {
-            Err(FabricError::Misuse(format!("iWARP fabric: {field} = {got}: {rule}")))
+            Err(FabricError::misuse(format!("iWARP fabric: {field} = {got}: {rule}")))
         };
         if self.max_message == 0 || self.max_message > 1 << 30 {
             return bad("max_message", self.max_message, "must be from 1 to 1 GiB");

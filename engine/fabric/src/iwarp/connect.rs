@@ -325,7 +325,7 @@ impl IwarpFabric {
         let id = self
             .table
             .insert(|id| Qp::new(id, Endpoint::new(id, limits, random), State::Connecting(dial), Some(socket)));
-        let Some(qp) = self.table.get(id) else { return Err(FabricError::Misuse("no such queue pair".to_owned())) };
+        let Some(qp) = self.table.get(id) else { return Err(FabricError::misuse("no such queue pair")) };
         qp.deadline = Some(Instant::now() + self.common.config.handshake_timeout);
         if let Some(socket) = qp.socket()
             && let Err(error) = self.connections.sockets.watch(socket, Token::Dial(id.slot).data(), EventFlags::OUT)
@@ -341,7 +341,7 @@ impl IwarpFabric {
         let limits = setup::limits(params)?;
         let wishes = Wishes::new(&self.common.config, params);
         let asked = self.connections.asked.remove(&request.0);
-        let asked = asked.ok_or_else(|| FabricError::Peer("it has given up its connect request".to_owned()))?;
+        let asked = asked.ok_or_else(|| FabricError::peer("it has given up its connect request"))?;
         let Asked { request: Request { socket, taken, peer, .. }, frame } = asked;
         let (reply, agreed) = match wishes.answer(&frame, &params.private_data) {
             Ok(answer) => answer,
@@ -350,7 +350,7 @@ impl IwarpFabric {
                 wishes.rejection(&frame, &[]).encode(&mut bytes);
                 self.connections.say_no(socket, &bytes, self.common.config.linger);
                 self.common.refuse(format_args!("{peer}: {why}"));
-                return Err(FabricError::Peer(why));
+                return Err(FabricError::peer(why));
             }
         };
         let mut bytes = Vec::new();
@@ -358,12 +358,12 @@ impl IwarpFabric {
         self.connections.sockets.forget(&socket);
         let sent = rustix::net::send(&socket, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         if sent != Ok(bytes.len()) {
-            return Err(FabricError::Peer(format!("send of the reply: {sent:?}")));
+            return Err(FabricError::peer(format!("send of the reply: {sent:?}")));
         }
         let terms = terms(&self.common, socket.as_fd(), agreed, true);
         let random = self.connections.randoms.next();
         let id = self.table.insert(|id| Qp::new(id, Endpoint::new(id, limits, random), State::Closing, Some(socket)));
-        let Some(qp) = self.table.get(id) else { return Err(FabricError::Misuse("no such queue pair".to_owned())) };
+        let Some(qp) = self.table.get(id) else { return Err(FabricError::misuse("no such queue pair")) };
         qp.taken = Some(taken);
         if let Err(error) = qp.begin(&mut self.common, terms, &[]) {
             self.table.remove(id);
@@ -425,8 +425,8 @@ impl IwarpFabric {
                     Ok(agreed) => return self.established(slot, &frame, agreed),
                     Err(unwanted) => return self.decline(slot, unwanted),
                 },
-                Ok(Frame::Closed) => FabricError::Peer("it closed the connection before it answered".to_owned()),
-                Err(why) => FabricError::Peer(why),
+                Ok(Frame::Closed) => FabricError::peer("it closed the connection before it answered"),
+                Err(why) => FabricError::peer(why),
             }
         };
         self.common.events.push_back(ControlEvent::ConnectFailed { qp: id, error });
@@ -440,7 +440,7 @@ impl IwarpFabric {
         if let Some(socket) = &qp.socket {
             self.connections.sockets.forget(socket);
         }
-        let error = FabricError::Peer(why.clone());
+        let error = FabricError::peer(&why);
         self.common.events.push_back(ControlEvent::ConnectFailed { qp: qp.id, error });
         qp.decline(&mut self.common, fault, crc, why);
     }
@@ -473,7 +473,7 @@ impl IwarpFabric {
 
     /// Its owner does not want it any more, whatever the answer would have been.
     pub(super) fn abandon(&mut self, qp: QpId) {
-        let error = FabricError::Peer("disconnected before it answered".to_owned());
+        let error = FabricError::peer("disconnected before it answered");
         self.common.events.push_back(ControlEvent::ConnectFailed { qp, error });
         self.give_up(qp.slot);
     }
@@ -512,7 +512,7 @@ impl IwarpFabric {
         let late = qp.deadline.is_some_and(|d| d <= now);
         match &qp.state {
             State::Connecting(_) if late => {
-                let error = FabricError::Peer("it did not answer within handshake_timeout".to_owned());
+                let error = FabricError::peer("it did not answer within handshake_timeout");
                 self.common.events.push_back(ControlEvent::ConnectFailed { qp: qp.id, error });
                 self.give_up(slot);
                 false
@@ -594,7 +594,7 @@ fn unreachable(address: &FabricAddress, error: Errno) -> FabricError {
         Errno::ADDRNOTAVAIL => format!("{error}: no local port is left (sysctl net.ipv4.ip_local_port_range)"),
         error => error.to_string(),
     };
-    FabricError::Unreachable { address: address.0.clone(), detail }
+    FabricError::unreachable(&address.0, detail)
 }
 
 /// Who ends a server ends its connections first, and then it: the last words get as far as the peers' hosts, as long as

@@ -67,27 +67,27 @@ impl Listen for IwarpListener {
 fn refused(address: &FabricAddress, at: SocketAddr, call: &str, error: Errno) -> FabricError {
     let text = address.0.clone();
     match error {
-        Errno::ADDRINUSE => FabricError::AddressInUse {
-            address: text,
-            detail: format!(
+        Errno::ADDRINUSE => FabricError::in_use(
+            &text,
+            format!(
                 "another process listens at TCP port {0}: `ss -ltnp 'sport = :{0}'` tells which; take another port",
                 at.port()
             ),
-        },
-        Errno::ADDRNOTAVAIL => FabricError::Address {
-            address: text,
-            detail: format!(
+        ),
+        Errno::ADDRNOTAVAIL => FabricError::address(
+            &text,
+            format!(
                 "{error}: {} is on no interface of this host (`ip addr` lists them; 0.0.0.0 and [::] stand for all)",
                 at.ip()
             ),
-        },
-        Errno::ACCESS | Errno::PERM => FabricError::Address {
-            address: text,
-            detail: format!(
+        ),
+        Errno::ACCESS | Errno::PERM => FabricError::address(
+            &text,
+            format!(
                 "{error}: ports below 1024 need CAP_NET_BIND_SERVICE; take a higher one, such as {}",
                 host::DEFAULT_PORT
             ),
-        },
+        ),
         error => failed(&format!("{call} at {text}"), error),
     }
 }

@@ -90,10 +90,7 @@ impl End {
         let near = Self { outgoing: there, incoming: back, peer: address.0.clone() };
         near.say(request);
         let known = BOUND.with_borrow_mut(|bound| bound.get_mut(&address.0).map(|bound| bound.visitors.push_back(far)));
-        let unreachable = || FabricError::Unreachable {
-            address: address.0.clone(),
-            detail: "no fabric of this thread has bound it".to_owned(),
-        };
+        let unreachable = || FabricError::unreachable(&address.0, "no fabric of this thread has bound it");
         known.ok_or_else(unreachable).map(|()| near)
     }
 
@@ -317,7 +314,7 @@ impl Qp {
         let Some(end) = &self.end else { return };
         let error = match end.hear() {
             None if !end.is_left() => return,
-            None => FabricError::Peer("it closed the connection before it answered".to_owned()),
+            None => FabricError::peer("it closed the connection before it answered"),
             Some(frame) => {
                 let private_data = setup::private_data(&frame);
                 if frame.reject {
@@ -333,7 +330,7 @@ impl Qp {
                         }
                         return common.events.push_back(ControlEvent::Established { qp, private_data });
                     }
-                    Err(unwanted) => FabricError::Peer(unwanted.why),
+                    Err(unwanted) => FabricError::peer(unwanted.why),
                 }
             }
         };
@@ -445,7 +442,7 @@ impl Fabric for MemoryFabric {
         BOUND.with_borrow_mut(|bound| {
             let name = address.0.clone();
             if bound.contains_key(&name) {
-                return Err(FabricError::AddressInUse { address: name, detail: "by this thread".to_owned() });
+                return Err(FabricError::in_use(&name, "by this thread"));
             }
             bound.insert(name.clone(), Bound::default());
             Ok(MemoryListener(Arc::new(Name(name))))
@@ -454,7 +451,7 @@ impl Fabric for MemoryFabric {
 
     fn listen(&mut self, listener: &MemoryListener) -> Result<(), FabricError> {
         let seats = BOUND.with_borrow(|bound| bound.get(&listener.0.0).map(|bound| Arc::clone(&bound.seats)));
-        let seats = seats.ok_or_else(|| FabricError::Misuse("it is bound by another thread".to_owned()))?;
+        let seats = seats.ok_or_else(|| FabricError::misuse("it is bound by another thread"))?;
         self.listening.push((listener.clone(), Seat::new(&seats, self.waker())));
         Ok(())
     }
@@ -474,12 +471,12 @@ impl Fabric for MemoryFabric {
         let limits = setup::limits(params)?;
         let wishes = Wishes::new(&self.common.config, params);
         let request = self.request(request).filter(|request| !request.end.is_left());
-        let gone = || FabricError::Peer("it has given up its connect request".to_owned());
+        let gone = || FabricError::peer("it has given up its connect request");
         let Request { frame, end, taken, .. } = request.ok_or_else(gone)?;
         let (reply, agreed) = wishes.answer(&frame, &params.private_data).map_err(|why| {
             end.say(wishes.rejection(&frame, &[]));
             self.common.shared.stats.requests_refused += 1;
-            FabricError::Peer(why)
+            FabricError::peer(why)
         })?;
         end.say(reply);
         let terms = self.common.terms(agreed, true);
@@ -514,7 +511,7 @@ impl Fabric for MemoryFabric {
         match qp.state {
             State::Up => qp.state = State::Closing,
             State::Connecting(_) => {
-                let error = FabricError::Peer("disconnected before it answered".to_owned());
+                let error = FabricError::peer("disconnected before it answered");
                 qp.give_up(&mut self.common, ControlEvent::ConnectFailed { qp: id, error });
             }
             State::Closing | State::Error => {}
@@ -540,7 +537,7 @@ impl Fabric for MemoryFabric {
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        let unknown = || FabricError::Misuse(format!("{qp:?} is unknown"));
+        let unknown = || FabricError::misuse(format!("{qp:?} is unknown"));
         self.table.get(qp).ok_or_else(unknown)?.endpoint.alloc_window()
     }
 

@@ -403,7 +403,7 @@ impl Fabric for IwarpFabric {
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        let unknown = || FabricError::Misuse(format!("{qp:?} is unknown"));
+        let unknown = || FabricError::misuse(format!("{qp:?} is unknown"));
         self.table.get(qp).ok_or_else(unknown)?.endpoint.alloc_window()
     }
 

@@ -209,7 +209,7 @@ pub(super) fn terms(config: &IwarpConfig, agreed: Agreed, segment: impl FnOnce()
 /// What a new queue pair is made with.
 pub(super) fn limits(params: &ConnectParams) -> Result<Limits, FabricError> {
     let misuse = |what: &str, got: usize, most: usize| {
-        if got <= most { Ok(()) } else { Err(FabricError::Misuse(format!("{what}: {got}; at most {most}"))) }
+        if got <= most { Ok(()) } else { Err(FabricError::misuse(format!("{what}: {got}; at most {most}"))) }
     };
     misuse("bytes of private data", params.private_data.len(), PRIVATE_DATA)?;
     misuse("send_queue_depth", params.send_queue_depth as usize, MAX_SEND_WR as usize)?;

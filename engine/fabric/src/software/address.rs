@@ -105,7 +105,7 @@ struct Place {
 impl Place {
     fn parse(address: &FabricAddress) -> Result<Self, FabricError> {
         let name = address.0.as_str();
-        let bad = |detail: &str| FabricError::Address { address: name.into(), detail: detail.into() };
+        let bad = |detail: &str| FabricError::address(&name, detail);
         if name.is_empty() {
             return Err(bad("empty: give a name (soft:NAME) or the path of a socket file (soft:/run/…/NAME)"));
         }
@@ -142,12 +142,12 @@ pub(super) fn connect(address: &FabricAddress) -> Result<Option<OwnedFd>, Fabric
                 (Errno::ACCESS, _) => format!("connect: {error}; the socket file belongs to another user"),
                 _ => format!("connect: {error}"),
             };
-            return Err(FabricError::Unreachable { address: address.0.clone(), detail });
+            return Err(FabricError::unreachable(&address.0, detail));
         }
     }
     match check_peer(socket.as_fd()) {
         Ok(_) => Ok(Some(socket)),
-        Err(detail) => Err(FabricError::Unreachable { address: address.0.clone(), detail }),
+        Err(detail) => Err(FabricError::unreachable(&address.0, detail)),
     }
 }
 

@@ -69,7 +69,7 @@ impl SoftwareConfig {
     /// Says which field is out of its range.
     pub(super) fn check(&self) -> Result<(), FabricError> {
         let bad = |field: &str, got: usize, rule: &str| {
-            Err(FabricError::Misuse(format!("software fabric: {field} = {got}: {rule}")))
+            Err(FabricError::misuse(format!("software fabric: {field} = {got}: {rule}")))
         };
         if !self.ring_bytes.is_power_of_two() || !RING_BYTES.contains(&self.ring_bytes) {
             return bad("ring_bytes", self.ring_bytes, "must be a power of two from 4 KiB to 16 MiB");

@@ -146,13 +146,13 @@ impl SoftwareFabric {
     fn own_windows(&mut self, params: &ConnectParams) -> Result<(OwnWindows, OwnedFd, u64), FabricError> {
         if params.private_data.len() > MAX_PRIVATE_DATA {
             let got = params.private_data.len();
-            return Err(FabricError::Misuse(format!("{got} bytes of private data; at most {MAX_PRIVATE_DATA} fit")));
+            return Err(FabricError::misuse(format!("{got} bytes of private data; at most {MAX_PRIVATE_DATA} fit")));
         }
         let max = self.capabilities.max_send_wr;
         if params.send_queue_depth > max {
-            return Err(FabricError::Misuse(format!("send_queue_depth {}; at most {max}", params.send_queue_depth)));
+            return Err(FabricError::misuse(format!("send_queue_depth {}; at most {max}", params.send_queue_depth)));
         }
-        let bytes = table_bytes(params.windows).map_err(FabricError::Misuse)?;
+        let bytes = table_bytes(params.windows).map_err(FabricError::misuse)?;
         let (mapping, fd) = make(bytes, "rpcrdma-windows")?;
         Ok((OwnWindows::new(mapping, params.windows, self.connections.randoms.next()), fd, bytes as u64))
     }
@@ -168,7 +168,7 @@ impl SoftwareFabric {
         let (ring, ring_fd) = make(layout.bytes(), "rpcrdma-ring")?;
         let (windows, table_fd, table_bytes) = self.own_windows(params)?;
         let mapped = (layout.bytes() as u64 + table_bytes, places);
-        let ring = layout.rings(ring, Side::Connector).map_err(FabricError::Misuse)?;
+        let ring = layout.rings(ring, Side::Connector).map_err(FabricError::misuse)?;
         // Last, so that what is to be said is said at once: the acceptor has little patience with who is
         // silent.
         let socket = address::connect(to)?;
@@ -209,18 +209,18 @@ impl SoftwareFabric {
         let (windows, table, table_bytes) = self.own_windows(params)?;
         let requests = &mut self.connections.requests;
         let at = requests.iter().position(|r| r.id == request && r.offer.is_some());
-        let at = at.ok_or_else(|| FabricError::Peer("it has given up its connect request".to_owned()))?;
+        let at = at.ok_or_else(|| FabricError::peer("it has given up its connect request"))?;
         let Request { socket, offer, taken, .. } = requests.swap_remove(at);
         let Some(Offer { layout, ring, table: peer_table, windows: peer_windows, max_message, may_sleep, places }) =
             offer
         else {
-            return Err(FabricError::Misuse("a request without an offer".to_owned()));
+            return Err(FabricError::misuse("a request without an offer"));
         };
         let config = &self.common.config;
         let max_message = max_message.min(config.max_message as u32);
         let answer = Message::Accept(opening(config, layout.ring_bytes(), max_message, params));
         let mapped = (layout.bytes() as u64 + table_bytes + peer_table.len() as u64, places);
-        let ring = layout.rings(ring, Side::Acceptor).map_err(FabricError::Peer)?;
+        let ring = layout.rings(ring, Side::Acceptor).map_err(FabricError::peer)?;
         let id = self.table.insert(|id| {
             Qp::new(Parts { id, side: Side::Acceptor, layout, ring, windows, params, max_message, mapped })
         });
@@ -230,7 +230,7 @@ impl SoftwareFabric {
         let sent = watched.and_then(|()| {
             answer
                 .send(socket.as_fd(), &[table.as_fd()])
-                .map_err(|e| FabricError::Peer(format!("sendmsg(Accept): {e}")))
+                .map_err(|e| FabricError::peer(format!("sendmsg(Accept): {e}")))
         });
         if let Err(error) = sent {
             self.table.remove(id);
@@ -334,12 +334,12 @@ impl SoftwareFabric {
                         self.common.events.push_back(ControlEvent::Established { qp: qp.id, private_data });
                         return;
                     }
-                    Err(why) => FabricError::Peer(why),
+                    Err(why) => FabricError::peer(why),
                 }
             }
-            Received::Message(..) => FabricError::Peer("a message out of turn".to_owned()),
-            Received::Garbage(why) => FabricError::Peer(why.to_owned()),
-            Received::Closed => FabricError::Peer("it closed the connection before it answered".to_owned()),
+            Received::Message(..) => FabricError::peer("a message out of turn"),
+            Received::Garbage(why) => FabricError::peer(why),
+            Received::Closed => FabricError::peer("it closed the connection before it answered"),
         };
         let qp = qp.id;
         self.common.events.push_back(ControlEvent::ConnectFailed { qp, error });
@@ -349,7 +349,7 @@ impl SoftwareFabric {
     /// Its owner does not want it any more, whatever the answer would have been.
     pub(super) fn abandon(&mut self, qp: QpId) {
         self.connections.dials.retain(|d| d.qp != qp);
-        let error = FabricError::Peer("disconnected before it answered".to_owned());
+        let error = FabricError::peer("disconnected before it answered");
         self.common.events.push_back(ControlEvent::ConnectFailed { qp, error });
         self.give_up(qp.slot);
         // Now: an answer that is there already must not be read as a message out of turn.
@@ -401,7 +401,7 @@ impl SoftwareFabric {
             }
             State::Connecting => {
                 if late {
-                    let error = FabricError::Peer("it did not answer within handshake_timeout".to_owned());
+                    let error = FabricError::peer("it did not answer within handshake_timeout");
                     self.common.events.push_back(ControlEvent::ConnectFailed { qp: qp.id, error });
                     self.give_up(slot);
                     return self.tend_qp(slot, now);

@@ -363,11 +363,11 @@ impl Fabric for SoftwareFabric {
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        let unknown = || FabricError::Misuse(format!("{qp:?} is unknown"));
+        let unknown = || FabricError::misuse(format!("{qp:?} is unknown"));
         let windows = &mut self.table.get(qp).ok_or_else(unknown)?.windows;
         let index = windows.add();
         index.map(|index| WindowId { qp, index }).ok_or_else(|| {
-            FabricError::Misuse(format!("{qp:?} has all the {} windows of its ConnectParams", windows.keys().limit()))
+            FabricError::misuse(format!("{qp:?} has all the {} windows of its ConnectParams", windows.keys().limit()))
         })
     }
 

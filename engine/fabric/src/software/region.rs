@@ -51,11 +51,11 @@ pub(super) struct Regions {
 impl Regions {
     pub(super) fn add(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
         let Err(at) = self.find(arena.id()) else {
-            return Err(FabricError::Misuse(format!("{:?} is registered already", arena.id())));
+            return Err(FabricError::misuse(format!("{:?} is registered already", arena.id())));
         };
         let remote = access.remote_read || access.remote_write;
         let descriptor = if remote {
-            let fd = arena.fd().ok_or(FabricError::NotShowable { arena: arena.id() })?.try_clone_to_owned();
+            let fd = arena.fd().ok_or(FabricError::not_showable(arena.id()))?.try_clone_to_owned();
             Some(fd.map_err(|e| system("dup of an arena's descriptor (limit: ulimit -n)", e))?)
         } else {
             None
@@ -68,7 +68,7 @@ impl Regions {
     }
 
     pub(super) fn remove(&mut self, arena: ArenaId) -> Result<(), FabricError> {
-        let at = self.find(arena).map_err(|_| FabricError::Misuse(format!("{arena:?} is not registered")))?;
+        let at = self.find(arena).map_err(|_| FabricError::misuse(format!("{arena:?} is not registered")))?;
         self.list.remove(at);
         self.first.take_if(|first| *first == arena);
         Ok(())

@@ -24,8 +24,8 @@ use super::{SoftwareConfig, SoftwareFabric, SoftwareListener, address};
 use crate::log_limit::{LINES, tests::heard};
 use crate::sockets::Listen;
 use crate::{
-    Access, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError, Opcode, Posting,
-    QpId, RemoteMemory, Source, Status, WorkRequest,
+    Access, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, Opcode, Posting, QpId,
+    RemoteMemory, Source, Status, WorkRequest,
 };
 
 const RING: u32 = 16 << 10;

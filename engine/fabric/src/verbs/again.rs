@@ -59,10 +59,10 @@ impl VerbsFabric {
 
     pub(super) fn absent(&self) -> FabricError {
         let why = self.lost.as_ref().map_or(DeviceEvent::Failed, |lost| lost.event);
-        FabricError::System {
-            call: format!("using {}", self.choice.device),
-            detail: format!("{why}, and is not there again (`rdma link`); it is looked for once a second"),
-        }
+        FabricError::system(
+            format!("using {}", self.choice.device),
+            format!("{why}, and is not there again (`rdma link`); it is looked for once a second"),
+        )
     }
 
     /// Goes on with a device that is lost: lets go of it, or looks whether it is there again.
@@ -126,7 +126,7 @@ impl VerbsFabric {
         let (opened, sleeper) = (self.device.insert(opened), &self.sleeper);
         let refused = |detail: &str| {
             let call = format!("opening {} again", choice.device);
-            Err(FabricError::System { call, detail: detail.to_owned() })
+            Err(FabricError::system(call, detail))
         };
         if !fits {
             return refused("it can do other things than the one before: start the program again");

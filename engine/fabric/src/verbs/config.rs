@@ -105,9 +105,8 @@ impl VerbsConfig {
         let Some(address) = self.address.take() else { return Ok(self) };
         let (named, rest) = host::split_device(&address)?;
         if let Some(NamedDevice { name, gid_index }) = named {
-            let contradicts = |knob: &str, named: &str, value: &str| FabricError::Address {
-                address: address.0.clone(),
-                detail: format!("it names {named}, and `{knob}` is {value}: give it once"),
+            let contradicts = |knob: &str, named: &str, value: &str| {
+                FabricError::address(&address.0, format!("it names {named}, and `{knob}` is {value}: give it once"))
             };
             if let Some(device) = self.device.as_ref().filter(|device| **device != name) {
                 return Err(contradicts("device", &name, device));
@@ -138,13 +137,13 @@ impl VerbsConfig {
         }
         let opened = NamedDevice { name: device.to_owned(), gid_index: self.gid_index };
         let detail = format!("this shard has opened {opened}, and has no other device: open one for this address");
-        Err(FabricError::Address { address: address.0.clone(), detail })
+        Err(FabricError::address(&address.0, detail))
     }
 
     /// Says which field is out of its range.
     pub(super) fn check(&self) -> Result<(), FabricError> {
         let check = |ok: bool, field: &str, got: u32, rule: &str| {
-            if ok { Ok(()) } else { Err(FabricError::Misuse(format!("verbs fabric: {field} = {got}: {rule}"))) }
+            if ok { Ok(()) } else { Err(FabricError::misuse(format!("verbs fabric: {field} = {got}: {rule}"))) }
         };
         self.path.check(super::VerbsFabric::SCHEME)?;
         check((1..=1 << 21).contains(&self.shared_receives), "shared_receives", self.shared_receives, "1 to 2097152")?;

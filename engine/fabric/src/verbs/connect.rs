@@ -76,17 +76,17 @@ impl VerbsFabric {
         check_data(&params.private_data, CONNECT_DATA)?;
         if reaper::is_behind() {
             let detail = "the kernel is behind with destroying earlier connections (rdma_destroy_id): try again later";
-            return Err(FabricError::System { call: "rdma_create_id".to_owned(), detail: detail.to_owned() });
+            return Err(FabricError::system("rdma_create_id", detail));
         }
         self.check_present()?;
         let from = self.source();
         if let Some(from) = from.filter(|from| from.is_ipv4() != to.is_ipv4()) {
             let detail = format!("the GID that was chosen is {from}, which is of another family");
-            return Err(FabricError::Address { address: address.0.clone(), detail });
+            return Err(FabricError::address(&address.0, detail));
         }
         if let Some(mtu) = self.config.path.path_mtu.filter(|_| self.is_infiniband) {
             let why = "on InfiniBand the subnet manager says it, for each partition; only servers bound it";
-            return Err(FabricError::Misuse(format!("path_mtu = {mtu}: {why}")));
+            return Err(FabricError::misuse(format!("path_mtu = {mtu}: {why}")));
         }
         let channel = Arc::clone(&self.channel);
         let id = self.add(params, State::Connecting, |slot| {
@@ -106,7 +106,7 @@ impl VerbsFabric {
     }
 
     pub(super) fn accept_request(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
-        let gone = || FabricError::Misuse(format!("{request:?} is unknown, or the peer has given it up"));
+        let gone = || FabricError::misuse(format!("{request:?} is unknown, or the peer has given it up"));
         let at = self.requests.iter().position(|waiting| waiting.number == request.0).ok_or_else(gone)?;
         let Request { mut cm, responder_resources, initiator_depth, taken, .. } = self.requests.swap_remove(at);
         let mut params = params.clone();
@@ -155,7 +155,7 @@ impl VerbsFabric {
         let capabilities = &self.capabilities;
         let bounded = |what: &str, asked: u32, most: u32| {
             let detail = format!("{what} {asked}: the device takes {most}");
-            if asked <= most { Ok(()) } else { Err(FabricError::Misuse(detail)) }
+            if asked <= most { Ok(()) } else { Err(FabricError::misuse(detail)) }
         };
         bounded("send_queue_depth", params.send_queue_depth, capabilities.max_send_wr)?;
         bounded("own_receive_queue", params.own_receive_queue.unwrap_or(0), capabilities.max_recv_wr)?;
@@ -165,7 +165,7 @@ impl VerbsFabric {
         let srq = self.book.shared.queue();
         let id = self.book.table.try_insert(|id| {
             if id.slot >= wr_id::MAX_QPS - 1 {
-                return Err(FabricError::Misuse(format!("a fabric has at most {} queue pairs", wr_id::MAX_QPS - 1)));
+                return Err(FabricError::misuse(format!("a fabric has at most {} queue pairs", wr_id::MAX_QPS - 1)));
             }
             let parts = Parts {
                 id,
@@ -208,14 +208,14 @@ impl VerbsFabric {
     fn check_device(&self, cm: &CmId) -> Result<(), FabricError> {
         match cm.device() {
             Some(device) if device == self.choice.device => Ok(()),
-            other => Err(FabricError::System {
-                call: "using a connection".to_owned(),
-                detail: format!(
+            other => Err(FabricError::system(
+                "using a connection",
+                format!(
                     "it goes by device {}, this fabric has opened {}: name the device, by `device` or in the address",
                     other.as_deref().unwrap_or("none"),
                     self.choice.device
                 ),
-            }),
+            )),
         }
     }
 
@@ -230,7 +230,7 @@ impl VerbsFabric {
         if let Err(error) = cm.reject(format!("path_mtu here is {most}, asked for were {theirs}").as_bytes()) {
             log::debug!("rdma_reject: {error}");
         }
-        Err(FabricError::Peer(format!(
+        Err(FabricError::peer(format!(
             "it asks for a path MTU of {theirs}, and path_mtu here is {most}: set it there, too"
         )))
     }
@@ -243,7 +243,7 @@ impl VerbsFabric {
     /// The address was not reached: what devices there are.
     fn unreachable(&self, address: String, why: String) -> FabricError {
         let detail = format!("{why}; this fabric is on {}", self.capabilities.device);
-        FabricError::Unreachable { address, detail }
+        FabricError::unreachable(&address, detail)
     }
 
     /// Takes what the connection manager and the device have to say.
@@ -461,7 +461,7 @@ impl VerbsFabric {
                 self.book.attention.push(id.slot);
             }
             State::Connecting => {
-                self.connect_failed(id, FabricError::Misuse("given up by this side".to_owned()));
+                self.connect_failed(id, FabricError::misuse("given up by this side"));
             }
             State::Accepting => self.finish(id, Disconnect::Local, "given up by this side".to_owned()),
             State::Closing | State::Over | State::Failed => {}
@@ -639,7 +639,7 @@ fn check_data(data: &[u8], most: usize) -> Result<(), FabricError> {
     if data.len() <= most {
         return Ok(());
     }
-    Err(FabricError::Misuse(format!("{} bytes of private data: at most {most} travel", data.len())))
+    Err(FabricError::misuse(format!("{} bytes of private data: at most {most} travel", data.len())))
 }
 
 /// Reads of both sides that a device serves, as capabilities say it.

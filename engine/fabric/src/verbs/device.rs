@@ -167,7 +167,7 @@ pub(super) fn choose(
     let choice = choose_port(ports, name, address.filter(|_| name.is_none()))?;
     let failed = |why: String| {
         let call = format!("choosing GID {index} of {} port {}", choice.device, choice.port);
-        Err(FabricError::System { call, detail: format!("{why}; there are: {}", alternatives(ports)) })
+        Err(FabricError::system(call, format!("{why}; there are: {}", alternatives(ports))))
     };
     let mut gids = ports
         .iter()
@@ -187,11 +187,11 @@ fn choose_port(ports: &[Port], name: Option<&str>, address: Option<IpAddr>) -> R
     let (iwarp, named): (Vec<&Port>, Vec<&Port>) =
         ports.iter().filter(|port| name.is_none_or(|name| port.device == name)).partition(|port| port.is_iwarp);
     if let Some(port) = iwarp.first().filter(|_| named.is_empty()) {
-        return Err(FabricError::Iwarp { device: port.device.clone() });
+        return Err(FabricError::iwarp(&port.device));
     }
     let failed = |why: String| {
         let call = "choosing an RDMA device".to_owned();
-        Err(FabricError::System { call, detail: format!("{why}; there are: {}", alternatives(ports)) })
+        Err(FabricError::system(call, format!("{why}; there are: {}", alternatives(ports))))
     };
     if named.is_empty() {
         return failed(name.map_or("none is there".to_owned(), |name| format!("none is called {name:?}")));
@@ -372,7 +372,7 @@ mod tests {
         let refused = |ports: &[Port], name, to| choose(ports, name, to, None).expect_err("a failure");
         let alone = [rnic("siw0")];
         for (name, to) in [(None, None), (Some("siw0"), None), (None, address("10.0.0.1"))] {
-            assert_eq!(refused(&alone, name, to), FabricError::Iwarp { device: "siw0".into() });
+            assert_eq!(refused(&alone, name, to), FabricError::iwarp("siw0"));
         }
         // In front of others, which are chosen as if it were not there.
         let mut ports = two();
@@ -380,7 +380,7 @@ mod tests {
         let device = |name, to| choose(&ports, name, to, None).map(|choice| choice.device);
         assert_eq!(device(None, None).expect("a device"), "mlx5_1");
         assert_eq!(device(None, address("10.0.0.3")).expect("a device"), "mlx5_2");
-        assert_eq!(refused(&ports, Some("irdma0"), None), FabricError::Iwarp { device: "irdma0".into() });
+        assert_eq!(refused(&ports, Some("irdma0"), None), FabricError::iwarp("irdma0"));
         // Whose address it is cannot be told; that it is there, can.
         let text = refused(&ports, None, address("10.0.0.9")).to_string();
         assert!(text.contains("no active port has the address") && text.contains("irdma0 port 1 (iWARP"), "{text}");

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::io;
 use std::path::Path;
 
@@ -23,7 +24,7 @@ fn errno(error: &io::Error) -> Option<Errno> {
 }
 
 /// Opening something failed: the kernel, its modules or permissions.
-pub(super) fn opening(call: impl Into<String>, error: &io::Error) -> FabricError {
+pub(super) fn opening(call: impl fmt::Display, error: &io::Error) -> FabricError {
     let why = match errno(error) {
         Some(Errno::ACCESS | Errno::PERM) => permissions(Path::new(NODES)),
         Some(Errno::NOENT | Errno::NODEV | Errno::NOSYS | Errno::NXIO | Errno::OPNOTSUPP) => absence(Path::new(NODES)),
@@ -31,11 +32,11 @@ pub(super) fn opening(call: impl Into<String>, error: &io::Error) -> FabricError
         Some(Errno::NOMEM | Errno::AGAIN) => memlock(),
         _ => "see `dmesg`".to_owned(),
     };
-    FabricError::System { call: call.into(), detail: format!("{error}; {why}") }
+    FabricError::system(call, format!("{error}; {why}"))
 }
 
 /// A call that pins memory, or makes an object of the device, failed.
-pub(super) fn pinning(call: impl Into<String>, error: &io::Error) -> FabricError {
+pub(super) fn pinning(call: impl fmt::Display, error: &io::Error) -> FabricError {
     let why = match errno(error) {
         Some(Errno::NOMEM | Errno::AGAIN | Errno::PERM) => memlock(),
         Some(Errno::NOSPC) => "the device has no more of these: `rdma resource show` tells who holds them".to_owned(),
@@ -44,12 +45,12 @@ pub(super) fn pinning(call: impl Into<String>, error: &io::Error) -> FabricError
         Some(Errno::IO | Errno::NODEV) => "the device is gone, or beyond use: see `rdma link` and `dmesg`".to_owned(),
         _ => "see `dmesg`".to_owned(),
     };
-    FabricError::System { call: call.into(), detail: format!("{error}; {why}") }
+    FabricError::system(call, format!("{error}; {why}"))
 }
 
 /// Any other call.
-pub(super) fn calling(call: impl Into<String>, error: &io::Error) -> FabricError {
-    FabricError::System { call: call.into(), detail: error.to_string() }
+pub(super) fn calling(call: impl fmt::Display, error: &io::Error) -> FabricError {
+    FabricError::system(call, error)
 }
 
 fn memlock() -> String {

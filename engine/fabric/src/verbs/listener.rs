@@ -167,29 +167,29 @@ impl Listening {
 fn refused(address: &str, at: SocketAddr, error: &io::Error) -> FabricError {
     let text = address.to_owned();
     match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::ADDRINUSE) => FabricError::AddressInUse {
-            address: text,
-            detail: format!(
+        Some(Errno::ADDRINUSE) => FabricError::in_use(
+            &text,
+            format!(
                 "port {} is taken, perhaps by the kernel's NFS server: `rdma resource show cm_id` tells by whom; take \
                              another port",
                 at.port()
             ),
-        },
-        Some(Errno::ADDRNOTAVAIL | Errno::NODEV) => FabricError::Address {
-            address: text,
-            detail: format!(
+        ),
+        Some(Errno::ADDRNOTAVAIL | Errno::NODEV) => FabricError::address(
+            &text,
+            format!(
                 "{error}: {} is not on an interface of an RDMA device; there are: {}",
                 at.ip(),
                 device::alternatives(&device::ports())
             ),
-        },
-        Some(Errno::ACCESS | Errno::PERM) => FabricError::Address {
-            address: text,
-            detail: format!(
+        ),
+        Some(Errno::ACCESS | Errno::PERM) => FabricError::address(
+            &text,
+            format!(
                 "{error}: ports below 1024 need CAP_NET_BIND_SERVICE; take a higher one, such as {}",
                 host::DEFAULT_PORT
             ),
-        },
+        ),
         _ => explain::calling(format!("listening at {text}"), error),
     }
 }

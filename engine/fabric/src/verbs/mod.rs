@@ -230,14 +230,14 @@ impl Fabric for VerbsFabric {
 
     fn listen(&mut self, listener: &VerbsListener) -> Result<(), FabricError> {
         if self.listener.is_some() {
-            return Err(FabricError::Misuse("this fabric listens already".to_owned()));
+            return Err(FabricError::misuse("this fabric listens already"));
         }
         listener.check_named(&self.config, &self.choice.device)?;
         if let Some(from) = self.source()
             && !listener.address().is_unspecified()
             && listener.address() != from
         {
-            return Err(FabricError::Misuse(format!(
+            return Err(FabricError::misuse(format!(
                 "listening at {} with the GID of {from}: choose another GID, or none",
                 listener.address()
             )));
@@ -283,9 +283,9 @@ impl Fabric for VerbsFabric {
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        let unknown = || FabricError::Misuse(format!("{qp:?} is unknown"));
+        let unknown = || FabricError::misuse(format!("{qp:?} is unknown"));
         if !self.quirks.has_windows {
-            return Err(FabricError::Misuse(format!(
+            return Err(FabricError::misuse(format!(
                 "{} has no type-2 memory windows (`ibv_devinfo -v`), without which no memory is exposed to peers",
                 self.capabilities.device
             )));
@@ -293,7 +293,7 @@ impl Fabric for VerbsFabric {
         let windows = &mut self.book.table.get(qp).ok_or_else(unknown)?.endpoint.windows;
         windows.add().map(|index| WindowId { qp, index }).map_err(|why| match why {
             NoWindow::Limit(limit) => {
-                FabricError::Misuse(format!("{qp:?} has all the {limit} windows of its ConnectParams"))
+                FabricError::misuse(format!("{qp:?} has all the {limit} windows of its ConnectParams"))
             }
             NoWindow::Device(error) => explain::pinning("ibv_alloc_mw", &error),
         })

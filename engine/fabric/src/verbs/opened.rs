@@ -79,10 +79,10 @@ impl Found {
         let entries = config.completions.saturating_add(receives).min(attributes.max_cqe);
         if receives > attributes.max_srq_wr || receives > entries / 2 {
             let most = attributes.max_srq_wr.min(attributes.max_cqe / 2);
-            return Err(FabricError::System {
-                call: format!("ibv_create_srq of {receives} Receives"),
-                detail: format!("{} takes at most {most} of them: lower `receives`, or use more shards", choice.device),
-            });
+            return Err(FabricError::system(
+                format!("ibv_create_srq of {receives} Receives"),
+                format!("{} takes at most {most} of them: lower `receives`, or use more shards", choice.device),
+            ));
         }
         let cq = CompletionQueue::new(&context, &completions, entries)
             .map_err(|e| explain::pinning(format!("ibv_create_cq of {entries} entries"), &e))?;
@@ -172,9 +172,11 @@ pub(super) fn choose(ports: &[Port], config: &VerbsConfig) -> Result<Choice, Fab
             // What the named device has itself is listened at there, whichever way packets to it would go.
             let is_own = config.device.as_deref().is_some_and(|name| device::has(ports, name, to.ip()));
             let found = if is_own { Ok(to.ip()) } else { host::local_address(to) };
-            let unreachable = |e: io::Error| FabricError::Unreachable {
-                address: address.0.clone(),
-                detail: format!("the routing tables have no way there: {e}; see `ip route get {}`", to.ip()),
+            let unreachable = |e: io::Error| {
+                FabricError::unreachable(
+                    &address.0,
+                    format!("the routing tables have no way there: {e}; see `ip route get {}`", to.ip()),
+                )
             };
             // A server may listen at all addresses: that names no device.
             (!to.ip().is_unspecified()).then(|| found.map_err(unreachable)).transpose()?

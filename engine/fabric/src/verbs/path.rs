@@ -37,7 +37,7 @@ pub(super) fn mtu_of(code: u32) -> u32 {
 /// A queue pair cannot send more than its port does.
 pub(super) fn check_port(path: &PathConfig, device: &str, port: u8, active: u32) -> Result<(), FabricError> {
     match path.path_mtu {
-        Some(mtu) if active > 0 && mtu > active => Err(FabricError::Misuse(format!(
+        Some(mtu) if active > 0 && mtu > active => Err(FabricError::misuse(format!(
             "path_mtu = {mtu}: the active MTU of {device} port {port} is {active} (`ibv_devinfo`); on RoCE that of the \
              interface bounds it (`ip link set NETDEV mtu`)"
         ))),

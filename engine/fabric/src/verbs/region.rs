@@ -37,7 +37,7 @@ impl Regions {
     pub(super) fn add(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
         let id = arena.id();
         if self.get(id).is_some() || self.waiting.iter().any(|(known, _)| known.id() == id) {
-            return Err(FabricError::Misuse(format!("arena {id} is registered already")));
+            return Err(FabricError::misuse(format!("arena {id} is registered already")));
         }
         let Some(pd) = &self.pd else {
             self.waiting.push((arena.clone(), access));
@@ -63,7 +63,7 @@ impl Regions {
         let first = self.first.take_if(|(id, _)| *id == arena).map(|(_, region)| region);
         match first.or_else(|| self.by_arena.remove(&arena.get())) {
             Some(_) => Ok(()),
-            None => Err(FabricError::Misuse(format!("arena {arena} is not registered"))),
+            None => Err(FabricError::misuse(format!("arena {arena} is not registered"))),
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric};
 use rpcrdma_fabric::{
-    Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, Opcode, Posting, QpId,
+    Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricErrorKind, Opcode, Posting, QpId,
     RemoteMemory, Source, Status, WorkRequest,
 };
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
@@ -129,7 +129,9 @@ impl End {
         let qp = loop {
             match self.fabric.connect(to, &params()) {
                 Ok(qp) => break qp,
-                Err(FabricError::Unreachable { .. }) if start.elapsed() < PATIENCE => std::thread::yield_now(),
+                Err(error) if error.kind() == FabricErrorKind::Unreachable && start.elapsed() < PATIENCE => {
+                    std::thread::yield_now()
+                }
                 Err(error) => panic!("{error}"),
             }
         };
@@ -561,18 +563,24 @@ fn socket_files() {
     end.receives(8);
     let qp = end.connect(&to);
     end.echo(qp, 1, 100);
-    assert!(matches!(SoftwareFabric::bind(&to), Err(FabricError::AddressInUse { .. })), "a living server's file");
+    assert!(
+        matches!(SoftwareFabric::bind(&to), Err(error) if error.kind() == FabricErrorKind::AddressInUse),
+        "a living server's file"
+    );
     victim.kill();
     assert!(path.exists());
-    assert!(matches!(end.fabric.connect(&to, &params()), Err(FabricError::Unreachable { .. })));
+    assert!(matches!(end.fabric.connect(&to, &params()), Err(error) if error.kind() == FabricErrorKind::Unreachable));
     let listener = SoftwareFabric::bind(&to).expect("a dead server's file");
-    assert!(matches!(SoftwareFabric::bind(&to), Err(FabricError::AddressInUse { .. })), "our own");
+    assert!(
+        matches!(SoftwareFabric::bind(&to), Err(error) if error.kind() == FabricErrorKind::AddressInUse),
+        "our own"
+    );
     drop(listener);
     assert!(!path.exists(), "the file is left behind");
     // A file that is no socket is nobody's to remove.
     std::fs::write(&path, b"precious").expect("write");
     let refused = SoftwareFabric::bind(&to).expect_err("refused");
-    assert!(matches!(&refused, FabricError::Address { detail, .. } if detail.contains("no socket")), "{refused}");
+    assert!(refused.kind() == FabricErrorKind::Address && refused.to_string().contains("no socket"), "{refused}");
     assert_eq!(std::fs::read(&path).expect("read"), b"precious");
     end.close();
 }
@@ -584,6 +592,6 @@ fn malformed_addresses() {
     for name in ["", "a\0b", "line\nbreak", "/tmp/", &"x".repeat(200), "/no/such/directory/here"] {
         let to = FabricAddress(name.to_owned());
         let bound = SoftwareFabric::bind(&to);
-        assert!(matches!(bound, Err(FabricError::Address { .. })), "{name:?}: {bound:?}");
+        assert!(matches!(&bound, Err(error) if error.kind() == FabricErrorKind::Address), "{name:?}: {bound:?}");
     }
 }

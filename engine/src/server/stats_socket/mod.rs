@@ -16,8 +16,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::ServerError;
 use crate::address::Address;
-use crate::fabric::FabricError;
 use crate::fabric::socket_file::SocketFile;
+use crate::fabric::{FabricError, FabricErrorKind};
 use crate::handoff::slot::Ticket;
 use crate::shard::{Command, ShardHandle, SpawnError};
 use crate::stats::{ShardSnapshot, ShardStats, Snapshot};
@@ -43,7 +43,7 @@ pub(super) struct Bound {
 pub(super) fn bind(path: &Path) -> Result<Bound, FabricError> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(|error| {
-        FabricError::System { call: "socket(AF_UNIX, SOCK_STREAM)".to_owned(), detail: error.to_string() }
+        FabricError::new(FabricErrorKind::System, format_args!("socket(AF_UNIX, SOCK_STREAM): {error}"))
     })?;
     Ok(Bound { file: SocketFile::listen(socket.as_fd(), path, readers::MOST as i32)?, socket })
 }

@@ -10,7 +10,7 @@ use super::exposures::Place;
 use super::forms::{counts_of, measure};
 use super::outcome::{FailedCall, Reply, Sink};
 use crate::config::HEADROOM_CHUNKS;
-use crate::fabric::{Access, Fabric, FabricError, WorkRequest};
+use crate::fabric::{Access, Fabric, FabricError, FabricErrorKind, WorkRequest};
 use crate::proto::{CallError, CallId, Defect, Form, Knob, Outgoing};
 use crate::shard::ConnRef;
 use crate::shard::conn::Conn;
@@ -395,7 +395,8 @@ impl Requester {
         while let Some((place, buf)) = memory.get_mut().and_then(Memory::take_next) {
             let access = if let Place::Read(_) = place { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
             let len = buf.len();
-            let mem = buf.lend().map_err(|_| FabricError::Misuse("memory of another thread's pool".into()))?;
+            let mem =
+                buf.lend().map_err(|_| FabricError::new(FabricErrorKind::Misuse, "memory of another thread's pool"))?;
             let window = match windows.pop() {
                 Some(window) => window,
                 None => cx.fabric.alloc_window(qp)?,

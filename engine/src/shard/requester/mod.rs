@@ -166,6 +166,11 @@ impl Requests {
         pool.alloc(len)
     }
 
+    /// That memory is made.
+    pub(super) fn has_exposed_pool(&self) -> bool {
+        self.exposed.is_some()
+    }
+
     /// As many slots as the protocol has.
     pub(super) fn fit(&mut self, slots: usize) {
         self.calls.resize_with(slots, OutCall::default);

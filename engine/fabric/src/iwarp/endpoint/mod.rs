@@ -42,7 +42,7 @@ pub(super) struct Regions(Vec<(ArenaId, Access)>);
 impl Regions {
     pub(super) fn add(&mut self, arena: ArenaId, access: Access) -> Result<(), FabricError> {
         if self.contains(arena) {
-            return Err(FabricError::Misuse(format!("{arena:?} is registered already")));
+            return Err(FabricError::misuse(format!("{arena:?} is registered already")));
         }
         self.0.push((arena, access));
         Ok(())
@@ -50,7 +50,7 @@ impl Regions {
 
     pub(super) fn remove(&mut self, arena: ArenaId) -> Result<(), FabricError> {
         let at = self.0.iter().position(|(known, _)| *known == arena);
-        let at = at.ok_or_else(|| FabricError::Misuse(format!("{arena:?} is not registered")))?;
+        let at = at.ok_or_else(|| FabricError::misuse(format!("{arena:?} is not registered")))?;
         self.0.remove(at);
         Ok(())
     }
@@ -198,7 +198,7 @@ impl Endpoint {
 
     pub(super) fn alloc_window(&mut self) -> Result<WindowId, FabricError> {
         let (qp, most) = (self.id, self.limits.windows);
-        let all = || FabricError::Misuse(format!("{qp:?} has all the {most} windows of its ConnectParams"));
+        let all = || FabricError::misuse(format!("{qp:?} has all the {most} windows of its ConnectParams"));
         Ok(WindowId { qp, index: self.windows.add().ok_or_else(all)? })
     }
 
