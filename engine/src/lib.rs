@@ -135,7 +135,7 @@ pub use handoff::idle::IdlePolicy;
 pub use handoff::pin::PinError;
 pub use proto::{CallError, Fault, InvalidCall, Knob, PeerFault, Refusal, Scheme, Sent};
 pub use rpcrdma_fabric::{FabricError, FabricErrorKind};
-pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, PagePolicy};
+pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, MemErrorKind, PagePolicy};
 pub use server::Server;
 pub use service::{Procedure, ServerCall, Services};
 pub use shard::{CallResult, CloseReason, FailedCall, LocalClose, OpenError, Reply, ResizeError, SpawnError, Stall};

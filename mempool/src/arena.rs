@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::available::AvailableMemory;
 use crate::config::{ArenaConfig, PagePolicy, PageSize};
-use crate::error::MemError;
+use crate::error::{Cause, MemError};
 use crate::given::GivenMemory;
 use crate::host::{self, HugePool, MemoryLimits};
 use crate::map::{RawMap, sealed_memfd};
@@ -63,12 +63,12 @@ impl Arena {
     /// Makes the memfd, seals it, maps it, and, as asked for, binds, prefaults and locks it.
     pub fn new(config: &ArenaConfig) -> Result<Self, MemError> {
         if config.bytes == 0 {
-            return Err(MemError::Empty);
+            return Err(Cause::Empty.into());
         }
         if let Some(node) = config.node {
             let online = host::online_nodes();
             if !host::list_contains(&online, node) {
-                return Err(MemError::NoSuchNode { bytes: config.bytes, node, online });
+                return Err(Cause::NoSuchNode { bytes: config.bytes, node, online }.into());
             }
         }
         let (fd, map, report) = climb(config)?;
@@ -147,7 +147,7 @@ impl Arena {
             longest = longest.max(free);
             at = taken.get(index).map_or(at, |range| range.end);
         }
-        Err(MemError::ArenaFull { arena: self.0.id.0, needed: bytes, free: longest, len: self.len() })
+        Err(Cause::ArenaFull { arena: self.0.id.0, needed: bytes, free: longest, len: self.len() }.into())
     }
 
     /// Gives back what [`take`](Self::take) gave. Cold.
@@ -176,11 +176,11 @@ fn climb(config: &ArenaConfig) -> Result<(OwnedFd, RawMap, ArenaReport), MemErro
                 return Ok((fd, map, report));
             }
             // Of two sizes of reserved pages the smaller is the easier to get: its advice stands.
-            Err(error @ MemError::HugePages { .. }) => {
+            Err(error) if matches!(*error.0, Cause::HugePages { .. }) => {
                 log::debug!("{error}");
                 advice = Some(advise(config, page));
             }
-            Err(error @ MemError::Transparent { .. }) => {
+            Err(error) if matches!(*error.0, Cause::Transparent { .. }) => {
                 log::debug!("{error}");
                 if matches!(host::shmem_enabled().as_str(), "never" | "deny") {
                     let or = advice.map_or(String::new(), |hugetlb| format!("{hugetlb}; or "));
@@ -212,12 +212,13 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
     if prefaulted && !page.is_hugetlb() {
         AvailableMemory::now(node).set_aside_ordinary(bytes as u64)?;
     }
-    let no_pages =
-        |call, source| MemError::HugePages { call, bytes, page, node, pool: HugePool::read(page, node), source };
-    let fd = sealed_memfd(name, bytes, page).map_err(|error| match error {
+    let no_pages = |call, source| {
+        MemError::from(Cause::HugePages { call, bytes, page, node, pool: HugePool::read(page, node), source })
+    };
+    let fd = sealed_memfd(name, bytes, page).map_err(|error| match *error.0 {
         // A kernel without this page size says so here.
-        MemError::System { call, source, .. } if page.is_hugetlb() => no_pages(call, source),
-        other => other,
+        Cause::System { call, source, .. } if page.is_hugetlb() => no_pages(call, source),
+        other => other.into(),
     })?;
     // Descriptors of hugetlb memory come for nothing; whether there are pages is known only now.
     let map = RawMap::shared(fd.as_fd(), bytes)
@@ -228,7 +229,7 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
     if page == PageSize::Transparent {
         let setting = host::shmem_enabled();
         if matches!(setting.as_str(), "never" | "deny" | "unknown") || map.advise_huge().is_err() {
-            return Err(MemError::Transparent { bytes, setting });
+            return Err(Cause::Transparent { bytes, setting }.into());
         }
     }
     let mut advice = None;
@@ -237,13 +238,13 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
             if page.is_hugetlb() {
                 no_pages(call, source)
             } else {
-                MemError::Populate { call, bytes, node, available: host::available_memory(), source }
+                Cause::Populate { call, bytes, node, available: host::available_memory(), source }.into()
             }
         })?;
         // The kernel promises nothing: look what it gave.
         if page == PageSize::Transparent {
             match host::huge_shmem_bytes(map.base().addr().get()) {
-                0 => return Err(MemError::Transparent { bytes, setting: host::shmem_enabled() }),
+                0 => return Err(Cause::Transparent { bytes, setting: host::shmem_enabled() }.into()),
                 huge if huge < bytes as u64 => {
                     let (huge, all) = (huge >> 10, bytes >> 10);
                     advice = Some(format!("only {huge} of {all} KiB are in huge pages; {}", host::COMPACT_REMEDY));
@@ -253,7 +254,7 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
         }
     }
     if lock {
-        map.lock().map_err(|source| MemError::Lock { bytes, limits: MemoryLimits::read(), source })?;
+        map.lock().map_err(|source| Cause::Lock { bytes, limits: MemoryLimits::read(), source })?;
     }
     Ok((fd, map, ArenaReport { name, bytes, pages: Some(page), node, prefaulted, locked: lock, advice }))
 }
@@ -263,7 +264,7 @@ fn bind(map: &RawMap, node: u32) -> Result<(), MemError> {
     match map.bind(node) {
         // On the only node there is nothing to bind, so a kernel or a container without mbind does no harm.
         Err(_) if online == node.to_string() => Ok(()),
-        Err(source) => Err(MemError::Bind { bytes: map.len(), node, online, source }),
+        Err(source) => Err(Cause::Bind { bytes: map.len(), node, online, source }.into()),
         Ok(()) => Ok(()),
     }
 }
@@ -280,7 +281,7 @@ fn populate(map: &RawMap, fd: BorrowedFd<'_>) -> Result<(), (&'static str, io::E
 }
 
 pub(crate) fn system(call: &'static str, bytes: usize, source: io::Error) -> MemError {
-    MemError::System { call, bytes, limits: MemoryLimits::read(), source }
+    Cause::System { call, bytes, limits: MemoryLimits::read(), source }.into()
 }
 
 #[cfg(all(test, not(loom)))]

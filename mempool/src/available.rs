@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::config::{ArenaConfig, PagePolicy, PageSize};
-use crate::error::MemError;
+use crate::error::{Cause, MemError};
 use crate::host::{HugePool, available_memory};
 
 /// Memory that can still be had, as of one look. Arenas are [set aside](Self::set_aside) one after the other,
@@ -46,7 +46,7 @@ impl AvailableMemory {
     /// Sets aside what an arena takes, in the pages that it would get.
     ///
     /// # Errors
-    /// [`MemError::Short`] if there is not so much.
+    /// [`MemErrorKind::TooLittle`](crate::MemErrorKind::TooLittle) if there is not so much.
     pub fn set_aside(&mut self, arena: &ArenaConfig) -> Result<(), MemError> {
         for &page in arena.pages.rungs(arena.bytes).iter().filter(|page| page.is_hugetlb()) {
             let pages = arena.bytes.div_ceil(page.bytes()) as u64;
@@ -62,7 +62,7 @@ impl AvailableMemory {
                     pool.free,
                     pool.remedy(pages, page, self.node)
                 );
-                return Err(MemError::Short { bytes: arena.bytes as u64, available, limit });
+                return Err(Cause::Short { bytes: arena.bytes as u64, available, limit }.into());
             }
         }
         self.set_aside_ordinary(arena.bytes as u64)
@@ -72,7 +72,7 @@ impl AvailableMemory {
     pub(crate) fn set_aside_ordinary(&mut self, bytes: u64) -> Result<(), MemError> {
         match self.ordinary.checked_sub(bytes) {
             Some(rest) => self.ordinary = rest,
-            None => return Err(MemError::Short { bytes, available: self.ordinary, limit: self.limit() }),
+            None => return Err(Cause::Short { bytes, available: self.ordinary, limit: self.limit() }.into()),
         }
         Ok(())
     }
@@ -237,7 +237,7 @@ mod tests {
             host.set_aside(&arena(GIB, PagePolicy::Auto)).unwrap();
         }
         let error = host.set_aside(&arena(4096, PagePolicy::Auto)).unwrap_err();
-        assert!(matches!(error, MemError::Short { bytes: 4096, available: 0, .. }), "{error}");
+        assert!(matches!(*error.0, Cause::Short { bytes: 4096, available: 0, .. }), "{error}");
         let text = error.to_string();
         assert!(text.contains("MemAvailable") && text.contains("`ps "), "{text}");
     }
@@ -259,7 +259,7 @@ mod tests {
         let bytes = usize::try_from(available_memory()).unwrap().saturating_mul(2);
         for pages in [PagePolicy::Small, PagePolicy::NoHugetlb] {
             let error = crate::Arena::new(&arena(bytes as u64, pages)).unwrap_err();
-            assert!(matches!(error, MemError::Short { .. }), "{error}");
+            assert!(matches!(*error.0, Cause::Short { .. }), "{error}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Where the buffers of each size class lie.
 
 use crate::config::Class;
-use crate::error::MemError;
+use crate::error::{Cause, MemError};
 
 /// Buffers start at multiples of this, a cache line.
 pub(crate) const LINE: usize = 64;
@@ -41,14 +41,14 @@ pub(crate) fn lay_out(classes: &[Class]) -> Result<(Vec<Placed>, usize), MemErro
 /// Lays one class out without a gap.
 pub(crate) fn lay_out_pages(pages: Class) -> Result<(Vec<Placed>, usize), MemError> {
     if !pages.size.is_multiple_of(LINE) {
-        return Err(MemError::Classes(format!("pages of {} bytes: a multiple of {LINE} is wanted", pages.size)));
+        return Err(Cause::Classes(format!("pages of {} bytes: a multiple of {LINE} is wanted", pages.size)).into());
     }
     lay_out_by(&[pages], |size| size)
 }
 
 /// Lays classes out with this distance of two neighbours.
 fn lay_out_by(classes: &[Class], stride: impl Fn(usize) -> usize) -> Result<(Vec<Placed>, usize), MemError> {
-    let bad = |what: String| Err(MemError::Classes(what));
+    let bad = |what: String| Err(Cause::Classes(what).into());
     if classes.is_empty() || classes.len() > MAX_CLASSES {
         return bad(format!("{} classes given, from 1 to {MAX_CLASSES} allowed", classes.len()));
     }

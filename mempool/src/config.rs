@@ -136,7 +136,7 @@ impl PoolConfig {
     /// The arena that the pool gets: of the bytes that its classes take, if none were given.
     ///
     /// # Errors
-    /// [`MemError::Classes`] if they cannot be laid out.
+    /// [`MemErrorKind::Invalid`](crate::MemErrorKind::Invalid) if they cannot be laid out.
     pub fn own_arena(&self) -> Result<ArenaConfig, MemError> {
         let (_, needed) = lay_out(&self.classes)?;
         let bytes = if self.arena.bytes == 0 { needed } else { self.arena.bytes };

@@ -7,14 +7,66 @@ use crate::config::PageSize;
 use crate::host::{HugePool, MemoryLimits};
 use crate::pool::ClassCensus;
 
-/// A failure of the memory layer. The text names the call, the size, the limit found and the command that
-/// fixes it.
+/// A failure of the memory layer. The text names the call, the size, the limit found and the command that fixes it; the
+/// system's own error is its source.
 #[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
-pub enum MemError {
+pub struct MemError(pub(crate) Box<Cause>);
+
+/// What a [`MemError`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MemErrorKind {
+    /// The host, its control group, its reserved pages or an arena have not so much memory.
+    TooLittle,
+    /// A limit or a right is missing: to lock memory, or to bind it to a NUMA node.
+    Denied,
+    /// The caller asked for what cannot be.
+    Invalid,
+    /// A system call failed.
+    System,
+}
+
+impl MemError {
+    /// What it is about.
+    pub fn kind(&self) -> MemErrorKind {
+        match &*self.0 {
+            Cause::HugePages { .. }
+            | Cause::Transparent { .. }
+            | Cause::Populate { .. }
+            | Cause::Short { .. }
+            | Cause::ArenaFull { .. } => MemErrorKind::TooLittle,
+            Cause::Lock { .. } | Cause::Bind { .. } => MemErrorKind::Denied,
+            Cause::NoSuchNode { .. }
+            | Cause::Empty
+            | Cause::Unaligned { .. }
+            | Cause::Refused(_)
+            | Cause::Classes(_) => MemErrorKind::Invalid,
+            Cause::System { .. } => MemErrorKind::System,
+        }
+    }
+}
+
+impl MemError {
+    /// The system did not permit it.
+    pub(crate) fn is_denied(&self) -> bool {
+        matches!(&*self.0, Cause::System { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
+    }
+}
+
+impl From<Cause> for MemError {
+    fn from(cause: Cause) -> Self {
+        Self(Box::new(cause))
+    }
+}
+
+/// One meaning each.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Cause {
     /// Hugetlb pages were required and could not be had.
     #[error(
-        "{call} of {bytes} bytes in {page} pages failed: {source}; {} pages are needed, {} are free{}; reserve them: {}",
+        "{call} of {bytes} bytes in {page} pages failed; {} pages are needed, {} are free{}; reserve them: {}",
         needed(*.bytes, *.page), .pool.free, on_node(*.node), .pool.remedy(needed(*.bytes, *.page), *.page, *.node)
     )]
     HugePages {
@@ -44,7 +96,7 @@ pub enum MemError {
         setting: String,
     },
     /// The memory could not be locked.
-    #[error("mlock of {bytes} bytes failed: {source}; {limits}; {}", crate::host::MEMLOCK_REMEDY)]
+    #[error("mlock of {bytes} bytes failed; {limits}; {}", crate::host::MEMLOCK_REMEDY)]
     Lock {
         /// Bytes asked for.
         bytes: usize,
@@ -65,7 +117,7 @@ pub enum MemError {
     },
     /// The memory could not be bound to its NUMA node.
     #[error(
-        "mbind of {bytes} bytes to NUMA node {node} failed: {source}; \
+        "mbind of {bytes} bytes to NUMA node {node} failed; \
          online nodes are {online}; in a container add the right: `docker run --cap-add SYS_NICE …`"
     )]
     Bind {
@@ -80,7 +132,7 @@ pub enum MemError {
     },
     /// The pages could not be allocated ahead of use.
     #[error(
-        "{call} of {bytes} bytes failed: {source}; the host has {available} bytes available{}; \
+        "{call} of {bytes} bytes failed; the host has {available} bytes available{}; \
          see `free -m`, `numactl --hardware` and the limit of the control group", asked_node(*.node)
     )]
     Populate {
@@ -96,7 +148,7 @@ pub enum MemError {
         source: io::Error,
     },
     /// There is not so much memory: nothing was taken.
-    #[error("{bytes} bytes of memory are wanted, {available} can be had: {limit}")]
+    #[error("{bytes} bytes of memory exceed the {available} available: {limit}")]
     Short {
         /// Bytes asked for.
         bytes: u64,
@@ -106,7 +158,7 @@ pub enum MemError {
         limit: String,
     },
     /// Memory could not be made or mapped.
-    #[error("{call} of {bytes} bytes failed: {source}; {limits}; {}", crate::host::remedy(.source))]
+    #[error("{call} of {bytes} bytes failed; {limits}; {}", crate::host::remedy(.source))]
     System {
         /// The system call that said no.
         call: &'static str,
@@ -164,6 +216,7 @@ fn asked_node(node: Option<u32>) -> String {
 /// Buffers that had not come home when their pool was closed. Their memory stays valid until the last is
 /// dropped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub struct Leak {
     /// The classes that miss buffers.
     pub classes: Vec<ClassCensus>,

@@ -6,7 +6,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use crate::config::PageSize;
-use crate::error::MemError;
+use crate::error::{Cause, MemError};
 
 /// Memory of the application's own, of which [`Arena::over`](crate::Arena::over) makes an arena: an anonymous
 /// mapping, one in hugetlb pages, a shared one of a memfd or of a file.
@@ -41,10 +41,10 @@ impl GivenMemory {
     ///    another process that maps it included, writes it, nor reads it while a buffer may be written.
     pub unsafe fn new(base: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Result<Self, MemError> {
         if len == 0 {
-            return Err(MemError::Empty);
+            return Err(Cause::Empty.into());
         }
         if !base.addr().get().is_multiple_of(PageSize::Small.bytes()) {
-            return Err(MemError::Unaligned { address: base.addr().get() });
+            return Err(Cause::Unaligned { address: base.addr().get() }.into());
         }
         Ok(Self { base, len, _owner: Box::new(owner) })
     }

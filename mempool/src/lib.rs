@@ -62,7 +62,7 @@ pub use arena::{Arena, ArenaId};
 pub use available::AvailableMemory;
 pub use buf::{Buf, Frozen, Lent, Posted};
 pub use config::{ArenaConfig, Class, PagePolicy, PageSize, PoolConfig};
-pub use error::{Leak, MemError};
+pub use error::{Leak, MemError, MemErrorKind};
 pub use given::GivenMemory;
 pub use host::{HugePool, MemoryLimits};
 pub use pool::{Census, ClassCensus, ClassStats, Pool, PoolStats};

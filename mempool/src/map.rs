@@ -9,7 +9,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::config::PageSize;
-use crate::error::MemError;
+use crate::error::{Cause, MemError};
 use crate::host::MemoryLimits;
 
 /// Makes a memfd of `bytes` bytes that can neither shrink, nor grow, nor be sealed further.
@@ -20,7 +20,7 @@ pub(crate) fn sealed_memfd(name: &str, bytes: usize, page: PageSize) -> Result<O
         PageSize::Transparent | PageSize::Small => MemfdFlags::empty(),
     };
     let failed = |call| {
-        move |e: rustix::io::Errno| MemError::System { call, bytes, limits: MemoryLimits::read(), source: e.into() }
+        move |e: rustix::io::Errno| Cause::System { call, bytes, limits: MemoryLimits::read(), source: e.into() }
     };
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge)
         .map_err(failed("memfd_create"))?;

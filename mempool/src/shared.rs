@@ -4,7 +4,6 @@
 //! The other process may write at any time, so no reference to these bytes is ever formed: they are copied
 //! out, and then checked. A copy that races with the other side may be torn; it is never more than bytes.
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
@@ -14,7 +13,7 @@ use rustix::fs::SealFlags;
 use crate::arena::system;
 use crate::buf::Lent;
 use crate::config::PageSize;
-use crate::error::MemError;
+use crate::error::{Cause, MemError};
 use crate::map::{RawMap, sealed_memfd};
 
 /// File system magic of hugetlb files.
@@ -45,13 +44,14 @@ impl PeerMapping {
     /// process that punches holes into hugetlb memory takes the pages back, and our next access would be a
     /// SIGBUS.
     pub fn map(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
-        let kind = rustix::fs::fstatfs(&fd).map_err(|e| MemError::Refused(format!("fstatfs: {e}")))?;
+        let kind = rustix::fs::fstatfs(&fd).map_err(|e| Cause::Refused(format!("fstatfs: {e}")))?;
         if kind.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC {
-            return Err(MemError::Refused(
+            return Err(Cause::Refused(
                 "it is in hugetlb pages, whose owner can take them back under us; the owner must make its arena with \
                  PagePolicy::NoHugetlb, or run as the same user"
                     .to_owned(),
-            ));
+            )
+            .into());
         }
         Self::map_trusted(fd, max_len)
     }
@@ -60,21 +60,20 @@ impl PeerMapping {
     /// hugetlb pages are welcome.
     pub fn map_trusted(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
         let seals = rustix::fs::fcntl_get_seals(&fd)
-            .map_err(|e| MemError::Refused(format!("fcntl(F_GET_SEALS): {e}; it is no memfd")))?;
+            .map_err(|e| Cause::Refused(format!("fcntl(F_GET_SEALS): {e}; it is no memfd")))?;
         if !seals.contains(SealFlags::SHRINK) {
-            return Err(MemError::Refused(format!("it can be truncated: its seals {seals:?} lack F_SEAL_SHRINK")));
+            return Err(Cause::Refused(format!("it can be truncated: its seals {seals:?} lack F_SEAL_SHRINK")).into());
         }
-        let size = rustix::fs::fstat(&fd).map_err(|e| MemError::Refused(format!("fstat: {e}")))?.st_size;
+        let size = rustix::fs::fstat(&fd).map_err(|e| Cause::Refused(format!("fstat: {e}")))?.st_size;
         match usize::try_from(size) {
             Ok(len) if len > 0 && len <= max_len => match Self::whole(fd.as_fd(), len) {
-                Err(MemError::System { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
-                    Err(MemError::Refused(format!(
-                        "mmap of {len} bytes: {source}; it must be open for writing, its seals are {seals:?}"
-                    )))
-                }
+                Err(error) if error.is_denied() => Err(Cause::Refused(format!(
+                    "mmap of {len} bytes: permission denied; it must be open for writing, its seals are {seals:?}"
+                ))
+                .into()),
                 other => other,
             },
-            _ => Err(MemError::Refused(format!("it has {size} bytes; from 1 to {max_len} are allowed"))),
+            _ => Err(Cause::Refused(format!("it has {size} bytes; from 1 to {max_len} are allowed")).into()),
         }
     }
 
@@ -168,7 +167,7 @@ impl SharedMapping {
     /// Makes `bytes` bytes, rounded up to whole pages.
     pub fn create(bytes: usize, name: &str) -> Result<Self, MemError> {
         let Some(len) = bytes.checked_next_multiple_of(PageSize::Small.bytes()).filter(|&len| len > 0) else {
-            return Err(MemError::Empty);
+            return Err(Cause::Empty.into());
         };
         let fd = sealed_memfd(name, len, PageSize::Small)?;
         Ok(Self { mapping: PeerMapping::whole(fd.as_fd(), len)?, fd })

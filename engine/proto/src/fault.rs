@@ -57,7 +57,7 @@ pub enum PeerFault {
     #[error("peer changed to protocol version {0}")]
     VersionChanged(u32),
     /// It has not proved who it is, and policy asks for it; or it tried, and failed.
-    #[error("host authentication: {0}")]
+    #[error(transparent)]
     NotAuthenticated(#[from] AuthError),
     /// It sends messages that are of no use.
     #[error("peer sends more than {per_second} messages of no use in a second (limits.max_unsolicited_per_second)")]

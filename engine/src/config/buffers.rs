@@ -28,10 +28,7 @@ pub(crate) const fn headroom_for(counts: &ChunkCounts) -> usize {
 
 /// The host has not the memory for the buffers of a configuration.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "{shards} shards with buffers of {bytes} bytes each, {knob_bytes} of them for {knob}, are more than there is \
-     memory for: {source}"
-)]
+#[error("buffers of {shards} shards exceed the memory: {bytes} bytes each, of which {knob_bytes} ({knob})")]
 #[non_exhaustive]
 pub struct BuffersError {
     /// How many such shards there were to be.

@@ -46,11 +46,11 @@ impl Default for WorkerConfig {
 #[non_exhaustive]
 pub enum PoolError {
     /// [`WorkerConfig::count`] is 0.
-    #[error("`WorkerConfig::count` is 0: at least 1, or `ServerConfig::workers` is to be `None`")]
+    #[error("0 workers (WorkerConfig::count is at least 1, or ServerConfig::workers is None)")]
     NoWorkers,
     /// [`WorkerConfig::cores`] are fewer than the workers.
     #[error(
-        "`WorkerConfig::count` is {count}, `WorkerConfig::cores` names {}: {cores:?}; a core for each, or `None`", .cores.len()
+        "{count} workers exceed {} cores: {cores:?} (WorkerConfig::count, WorkerConfig::cores)", .cores.len()
     )]
     TooFewCores {
         /// Workers that were asked for.
@@ -59,7 +59,7 @@ pub enum PoolError {
         cores: Vec<usize>,
     },
     /// A worker's core cannot be had.
-    #[error("worker {worker}: {source}")]
+    #[error("cannot pin worker {worker}")]
     Pin {
         /// Which worker.
         worker: usize,
@@ -67,7 +67,7 @@ pub enum PoolError {
         source: PinError,
     },
     /// A thread could not be started.
-    #[error("starting worker {worker} of {count}: {source}; see `ulimit -u` and the cgroup's pids.max")]
+    #[error("cannot start worker {worker} of {count} (see `ulimit -u`, and pids.max of the control group)")]
     Spawn {
         /// Which worker.
         worker: usize,

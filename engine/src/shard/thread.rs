@@ -34,10 +34,10 @@ pub enum SpawnError {
     #[error(transparent)]
     Pin(#[from] PinError),
     /// The thread could not be made.
-    #[error("starting a shard's thread: {0}; see `ulimit -u` and the cgroup's pids.max")]
+    #[error("cannot start the thread of a shard (see `ulimit -u`, and pids.max of the control group)")]
     Thread(#[from] std::io::Error),
     /// What the application makes for a shard could not be made.
-    #[error("the application of shard {index}: {source}")]
+    #[error("application of shard {index} failed to start")]
     Application {
         /// Which shard.
         index: usize,
@@ -45,7 +45,7 @@ pub enum SpawnError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The thread ended before it said anything.
-    #[error("a shard's thread panicked while it started: standard error says where")]
+    #[error("thread of a shard panicked at its start (see standard error)")]
     Ended,
 }
 

@@ -4,8 +4,12 @@ use std::io;
 
 use super::*;
 
-fn says(error: MemError, parts: &[&str]) {
-    let text = error.to_string();
+fn says(error: Cause, parts: &[&str]) {
+    let error = MemError::from(error);
+    // As programs print it: with what the system said.
+    let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+    assert!(source.is_empty() || !error.to_string().contains(&source[2..]), "said twice: {error}");
+    let text = format!("{error}{source}");
     for part in parts {
         assert!(text.contains(part), "{text:?} lacks {part:?}");
     }
@@ -27,7 +31,7 @@ const LIMITS: MemoryLimits = MemoryLimits {
 
 #[test]
 fn hugepages() {
-    let error = |page, node| MemError::HugePages {
+    let error = |page, node| Cause::HugePages {
         call: "mmap",
         bytes: 1 << 30,
         page,
@@ -57,7 +61,7 @@ fn hugepages() {
 #[test]
 fn transparent() {
     says(
-        MemError::Transparent { bytes: 4096, setting: "never".into() },
+        Cause::Transparent { bytes: 4096, setting: "never".into() },
         &[
             "madvise(MADV_HUGEPAGE) of 4096 bytes",
             "\"never\"",
@@ -69,7 +73,7 @@ fn transparent() {
 #[test]
 fn memlock() {
     says(
-        MemError::Lock { bytes: 16 << 20, limits: LIMITS, source: no_memory() },
+        Cause::Lock { bytes: 16 << 20, limits: LIMITS, source: no_memory() },
         &[
             "mlock of 16777216 bytes failed",
             "RLIMIT_MEMLOCK is 8388608 soft, unlimited hard",
@@ -80,17 +84,17 @@ fn memlock() {
         ],
     );
     let limits = MemoryLimits { cap_ipc_lock: true, ..LIMITS };
-    says(MemError::Lock { bytes: 1, limits, source: no_memory() }, &["CAP_IPC_LOCK is present"]);
+    says(Cause::Lock { bytes: 1, limits, source: no_memory() }, &["CAP_IPC_LOCK is present"]);
 }
 
 #[test]
 fn numa() {
     says(
-        MemError::NoSuchNode { bytes: 4096, node: 7, online: "0-1".into() },
+        Cause::NoSuchNode { bytes: 4096, node: 7, online: "0-1".into() },
         &["mbind of 4096 bytes to NUMA node 7", "online are 0-1", "`numactl --hardware`"],
     );
     says(
-        MemError::Bind { bytes: 4096, node: 1, online: "0-1".into(), source: rustix::io::Errno::PERM.into() },
+        Cause::Bind { bytes: 4096, node: 1, online: "0-1".into(), source: rustix::io::Errno::PERM.into() },
         &["mbind of 4096 bytes to NUMA node 1 failed", "not permitted", "0-1", "--cap-add SYS_NICE"],
     );
 }
@@ -98,7 +102,7 @@ fn numa() {
 #[test]
 fn populate() {
     says(
-        MemError::Populate {
+        Cause::Populate {
             call: "madvise(MADV_POPULATE_WRITE)",
             bytes: 4096,
             node: Some(1),
@@ -115,7 +119,7 @@ fn populate() {
 
 #[test]
 fn system_calls() {
-    let error = |errno: rustix::io::Errno| MemError::System {
+    let error = |errno: rustix::io::Errno| Cause::System {
         call: "memfd_create",
         bytes: 4096,
         limits: LIMITS,
@@ -136,11 +140,11 @@ fn system_calls() {
 
 #[test]
 fn callers_mistakes() {
-    says(MemError::Empty, &["0 bytes", "ArenaConfig::bytes"]);
-    says(MemError::Refused("why".into()), &["refused: why"]);
-    says(MemError::Classes("why".into()), &["size classes: why"]);
+    says(Cause::Empty, &["0 bytes", "ArenaConfig::bytes"]);
+    says(Cause::Refused("why".into()), &["refused: why"]);
+    says(Cause::Classes("why".into()), &["size classes: why"]);
     says(
-        MemError::ArenaFull { arena: 3, needed: 500, free: 400, len: 4096 },
+        Cause::ArenaFull { arena: 3, needed: 500, free: 400, len: 4096 },
         &["need 500 bytes", "arena 3 has 400 of 4096", "at least 500"],
     );
 }

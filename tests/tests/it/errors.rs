@@ -24,6 +24,11 @@ fn nothing() -> Procedure {
     Procedure::new(|_| Ok(()))
 }
 
+/// An error with all its sources, as programs print it.
+fn chain(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 fn refused(world: &World, services: Services, config: &ServerConfig) -> ServerError {
     Server::start(&world.address(), services, config).err().expect("it contradicts itself")
 }
@@ -98,11 +103,11 @@ fn more_memory_than_the_host_has_is_refused() {
     let most = small().with(|c| c.memory.bulk_buffers = vec![(1 << 20, (available >> 20) + 1024)]);
     let address = world.serve(small_server());
     let error = refused(&world, one(nothing()), &ServerConfig { shard: most.clone(), ..small_server() });
-    let text = error.to_string();
+    let text = chain(&error);
     let ServerError::Open(OpenError::Buffers(of)) = error else { panic!("{text}") };
     assert_eq!((of.shards, of.knob), (1, Knob::BulkBuffers), "{text}");
     assert!(of.bytes > of.knob_bytes && of.knob_bytes > available, "{text}");
-    assert!(text.contains("can be had: ") && text.contains('`'), "a limit, and a command: {text}");
+    assert!(text.contains(" available: ") && text.contains('`'), "a limit, and a command: {text}");
     // Clients make theirs for their first chunk, and are told at once all the same.
     for error in [
         LocalClient::connect(&address, small_client(most.clone())).err().map(|error| error.to_string()),
@@ -114,7 +119,7 @@ fn more_memory_than_the_host_has_is_refused() {
     let half = small().with(|c| c.memory.message_buffers = available / 4 / 3 / 4096);
     let config = ServerConfig { shard: half, shards: 8, ..small_server() };
     let text = refused(&world, one(nothing()), &config).to_string();
-    assert!(text.starts_with("8 shards") && text.contains("`memory.message_buffers`"), "{text}");
+    assert!(text.starts_with("buffers of 8 shards") && text.contains("`memory.message_buffers`"), "{text}");
 }
 
 #[test]
@@ -291,4 +296,61 @@ fn what_is_no_socket_is_not_in_use() {
 fn programs_of_nobody_in_particular_are_hexadecimal() {
     let text = [100_003, 0x1FFF_FFFF, 0x2000_0000, 0x2000_0001].map(|number| ProgramNumber(number).to_string());
     assert_eq!(text, ["100003", "536870911", "0x20000000", "0x20000001"]);
+}
+
+/// What all errors have in common: they go anywhere, and a text says nothing that its source says.
+#[test]
+fn errors_are_sent_between_threads_and_say_nothing_twice() {
+    fn any_thread<T: std::error::Error + Send + Sync + 'static>() {}
+    any_thread::<CallError>();
+    any_thread::<rpcrdma::InvalidCall>();
+    any_thread::<Refusal>();
+    any_thread::<rpcrdma::client::ConnectError>();
+    any_thread::<rpcrdma::client::ChunkError>();
+    any_thread::<ServerError>();
+    any_thread::<rpcrdma::server::Undrained>();
+    any_thread::<OpenError>();
+    any_thread::<SpawnError>();
+    any_thread::<rpcrdma::CloseReason>();
+    any_thread::<rpcrdma::ResizeError>();
+    any_thread::<rpcrdma::MemError>();
+    any_thread::<rpcrdma::FabricError>();
+    any_thread::<rpcrdma::ConfigError>();
+    any_thread::<rpcrdma::AddressError>();
+    any_thread::<rpcrdma::service::NoResult>();
+    any_thread::<rpcrdma::service::ResultTooLong>();
+    any_thread::<rpcrdma::rpcbind::RpcbindError>();
+    any_thread::<rpcrdma::stream::StreamError>();
+    any_thread::<rpcrdma::binding::BindingError>();
+    any_thread::<rpcrdma::auth::AuthError>();
+    any_thread::<rpcrdma::auth::KeyError>();
+
+    let io = || std::io::Error::from(std::io::ErrorKind::NotFound);
+    let world = World::new("texts");
+    let shard = Config { bulk_buffers: vec![(1 << 20, 1 << 30)], ..small() };
+    let workers = Some(WorkerConfig { count: 0, ..WorkerConfig::default() });
+    let make = |_: &ShardSetup<'_>| Err("of the application".into());
+    let errors: Vec<Box<dyn std::error::Error>> = vec![
+        Box::new(SpawnError::from(io())),
+        Box::new(rpcrdma::stream::StreamError::from(io())),
+        Box::new(rpcrdma::CloseReason::from(rpcrdma::PeerFault::NotAuthenticated(
+            rpcrdma::auth::AuthError::WrongProof,
+        ))),
+        Box::new(CallError::from(rpcrdma::binding::BindingError::ReductionOff)),
+        Box::new(refused(&world, one(nothing()), &ServerConfig { shard, ..small_server() })),
+        Box::new(refused(&world, one(nothing()), &ServerConfig { workers, ..small_server() })),
+        Box::new(refused(&world, one(nothing().on_workers()), &small_server())),
+        Box::new(Server::start_with(&world.address(), &small_server(), make).err().expect("it is refused")),
+    ];
+    for error in errors {
+        let mut of = Some(&*error);
+        while let Some(error) = of {
+            let text = error.to_string();
+            assert!(!text.contains('\n') && !text.ends_with(['.', ':', ' ']) && !text.contains("  "), "{text:?}");
+            of = error.source();
+            if let Some(source) = of {
+                assert!(!text.contains(&source.to_string()), "{text:?} has its source {source}");
+            }
+        }
+    }
 }

@@ -35,24 +35,58 @@ const LONGEST: usize = 1024;
 
 /// What rpcbind could not do.
 #[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
-pub enum RpcbindError {
+pub struct RpcbindError(Box<Cause>);
+
+/// What an [`RpcbindError`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RpcbindErrorKind {
+    /// It cannot be reached, or its call failed.
+    Failed,
+    /// It refuses to register.
+    NotRegistered,
+    /// Nobody has registered the program there.
+    Unknown,
+}
+
+impl RpcbindError {
+    /// What it is about.
+    pub fn kind(&self) -> RpcbindErrorKind {
+        match *self.0 {
+            Cause::Unreachable { .. } | Cause::Call(_) | Cause::Answer(_) => RpcbindErrorKind::Failed,
+            Cause::NotRegistered { .. } => RpcbindErrorKind::NotRegistered,
+            Cause::Unknown { .. } => RpcbindErrorKind::Unknown,
+        }
+    }
+}
+
+impl<E: Into<Cause>> From<E> for RpcbindError {
+    fn from(cause: E) -> Self {
+        Self(Box::new(cause.into()))
+    }
+}
+
+/// One meaning each.
+#[derive(Debug, thiserror::Error)]
+enum Cause {
     /// It cannot be reached.
-    #[error("rpcbind at {at}: {error}; is it running? (systemctl start rpcbind)")]
+    #[error("rpcbind at {at} cannot be reached (systemctl start rpcbind)")]
     Unreachable {
         /// Socket or host.
         at: String,
         /// Of the system.
-        error: io::Error,
+        source: io::Error,
     },
     /// The call failed.
-    #[error("rpcbind: {0}")]
+    #[error("call of rpcbind failed")]
     Call(#[from] StreamError),
     /// Its answer cannot be decoded.
-    #[error("rpcbind: bad answer: {0}")]
+    #[error("malformed answer of rpcbind")]
     Answer(#[from] BadXdr),
     /// It refuses to register.
-    #[error("rpcbind does not register {mapping}: {reason}")]
+    #[error("rpcbind refused to register {mapping}: {reason}")]
     NotRegistered {
         /// What was to be registered.
         mapping: Box<Mapping>,
@@ -61,8 +95,8 @@ pub enum RpcbindError {
     },
     /// Nobody has registered the program there.
     #[error(
-        "rpcbind at {host} knows no program {} version {version} over {netid}: see `rpcinfo -p {host}`, and start the server \
-         or give its port", ProgramNumber(*.program)
+        "rpcbind at {host} has no program {} version {version} over {netid} (`rpcinfo -p {host}`; start the server, or give \
+         its port)", ProgramNumber(*.program)
     )]
     Unknown {
         /// Whose rpcbind.
@@ -172,7 +206,7 @@ impl Rpcbind<std::os::unix::net::UnixStream> {
     }
 
     fn at_socket(path: &Path, timeout: Duration) -> Result<Self, RpcbindError> {
-        let unreachable = |error| RpcbindError::Unreachable { at: path.display().to_string(), error };
+        let unreachable = |source| Cause::Unreachable { at: path.display().to_string(), source }.into();
         StreamClient::connect_local(path, timeout).map(Self).map_err(unreachable)
     }
 }
@@ -183,7 +217,7 @@ impl Rpcbind<std::net::TcpStream> {
     /// # Errors
     /// It cannot be reached.
     pub fn of_host(host: IpAddr, timeout: Duration) -> Result<Self, RpcbindError> {
-        let unreachable = |error| RpcbindError::Unreachable { at: host.to_string(), error };
+        let unreachable = |source| Cause::Unreachable { at: host.to_string(), source }.into();
         StreamClient::connect(SocketAddr::new(host, PORT), timeout).map(Self).map_err(unreachable)
     }
 }
@@ -249,7 +283,7 @@ fn find(
 ) -> Result<SocketAddr, RpcbindError> {
     let found = all.iter().filter(|line| (line.program, line.version) == (program, version));
     let found = found.filter(|line| line.netid == netid).find_map(|line| parse_universal(&line.address));
-    let unknown = RpcbindError::Unknown { host, program, version, netid };
+    let unknown = Cause::Unknown { host, program, version, netid }.into();
     found.map(|at| if at.ip().is_unspecified() { SocketAddr::new(host, at.port()) } else { at }).ok_or(unknown)
 }
 
@@ -288,7 +322,7 @@ impl Registration {
                     ),
                     None => "this user may not".to_owned(),
                 };
-                return Err(RpcbindError::NotRegistered { mapping: Box::new(mapping), reason });
+                return Err(Cause::NotRegistered { mapping: Box::new(mapping), reason }.into());
             }
             done.mappings.push(mapping);
         }

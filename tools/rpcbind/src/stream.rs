@@ -21,7 +21,7 @@ const LAST: u32 = 1 << 31;
 #[non_exhaustive]
 pub enum StreamError {
     /// The stream ended, or nothing came in time.
-    #[error("RPC over a stream: {0}")]
+    #[error("stream of RPC failed")]
     Io(#[from] io::Error),
     /// What came is not the reply to the call.
     #[error("malformed reply: {0}")]
