@@ -35,6 +35,7 @@
 //! | [`socket_file`] | files that Unix sockets are bound to |
 //! | `sockets` | what connection management waits for: listeners, sockets, a waker |
 //! | [`path`] | what a site asks of packets: traffic class, service level, path MTU |
+//! | `units` | times and sizes as configuration files have them |
 //! | `patience` | how long something has waited for the peer |
 //! | `seats` | the fabrics that share a bound address: who takes a connection |
 //! | `reaper` | what may take long to destroy, on threads of its own |

@@ -23,7 +23,7 @@ const MEMPOOL: &str = "rpcrdma_mempool";
 /// From the bottom to the top: a layer uses only layers above it in this table. That `rpcrdma-proto` names no
 /// fabric, and neither names the engine, Cargo sees to.
 const LAYERS: &[Layer] = &[
-    Layer { name: "wire", places: &["engine/proto/src/wire/"], uses: &[], pure: true, crates: &["thiserror"] },
+    Layer { name: "wire", places: &["engine/proto/src/wire/"], uses: &[], pure: true, crates: &["serde", "thiserror"] },
     Layer {
         name: "auth",
         places: &["engine/proto/src/auth/"],
@@ -50,14 +50,27 @@ const LAYERS: &[Layer] = &[
         places: &["engine/fabric/src/"],
         uses: &[],
         pure: false,
-        crates: &[MEMPOOL, "arrayvec", "crc32c", "libc", "log", "nix", "rdma_sys", "rustix", "serde", "thiserror"],
+        crates: &[
+            MEMPOOL,
+            "arrayvec",
+            "bytesize",
+            "crc32c",
+            "humantime",
+            "libc",
+            "log",
+            "nix",
+            "rdma_sys",
+            "rustix",
+            "serde",
+            "thiserror",
+        ],
     },
     Layer {
         name: "handoff",
         places: &["engine/src/handoff/"],
         uses: &["fabric"],
         pure: false,
-        crates: &[MEMPOOL, "core_affinity", "crossbeam_utils", "log", "loom", "rustix", "thiserror"],
+        crates: &[MEMPOOL, "core_affinity", "crossbeam_utils", "log", "loom", "rustix", "serde", "thiserror"],
     },
     Layer {
         name: "service",
@@ -68,10 +81,10 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "config",
-        places: &["engine/src/config.rs"],
+        places: &["engine/src/config/"],
         uses: &["auth", "fabric", "handoff", "proto", "wire"],
         pure: true,
-        crates: &[MEMPOOL, "thiserror"],
+        crates: &[MEMPOOL, "serde", "thiserror"],
     },
     Layer {
         name: "stats",
@@ -157,6 +170,7 @@ const LENDERS: &[(&str, &[&str])] = &[
         "Context",
         &[
             "config",
+            "reconnect",
             "fabric",
             "clock",
             "pool",

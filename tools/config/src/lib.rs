@@ -1,0 +1,326 @@
+//! Configuration of programs on `rpcrdma`: one form for all of them.
+//!
+//! Precedence, lowest first: the program's defaults, `--config FILE` (TOML), the environment
+//! (`RPCRDMA_MEMORY_RECEIVES=8192`), the program's own options, `--set memory.receives=8192`. `--print-config` prints
+//! what is in force: every knob, as a file that `--config` takes. Times are written as `"10s"`, sizes as `"64KiB"` or a
+//! number of bytes. `"unset"` is the value of a knob without one.
+//!
+//! ```toml
+//! [memory]
+//! receives = 16384
+//! bulk_buffers = [["64KiB", 128], ["1MiB", 16]]
+//!
+//! [timeouts]
+//! progress = "30s"
+//!
+//! [poll]
+//! idle = { adaptive = { spin = 5000 } }
+//! ```
+//!
+//! A program flattens [`ConfigArgs`] into its options, loads the [`Settings`], and applies them to its defaults.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use rpcrdma::config::{Config, ConfigError, ReconnectConfig};
+use serde_json::{Map, Value};
+
+/// What begins the names of variables.
+const PREFIX: &str = "RPCRDMA_";
+/// The value of a knob that has none.
+const UNSET: &str = "unset";
+/// The group that only clients have.
+const RECONNECT: &str = "reconnect";
+
+/// Options of every program.
+#[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
+#[command(next_help_heading = "Configuration")]
+pub struct ConfigArgs {
+    /// Read knobs from this file, in TOML; the environment (RPCRDMA_MEMORY_RECEIVES=8192) overrides it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Set a knob, such as memory.receives=8192; overrides file and environment
+    #[arg(long, value_name = "GROUP.KNOB=VALUE")]
+    pub set: Vec<String>,
+    /// Print the configuration in force, in TOML, and exit
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+impl ConfigArgs {
+    /// Reads file and environment.
+    ///
+    /// # Errors
+    /// The file, or the argument of `--set`, cannot be read.
+    pub fn load(&self) -> Result<Settings, SettingError> {
+        let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+        self.load_with(variables.filter_map(|(name, value)| Some((name, value.into_string().ok()?))))
+    }
+
+    /// The same with these variables.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_with(&self, variables: impl Iterator<Item = (String, String)>) -> Result<Settings, SettingError> {
+        let mut all = self.config.as_deref().map_or(Ok(Vec::new()), file)?;
+        let mut variables: Vec<_> = variables.filter(|(name, _)| name.starts_with(PREFIX)).collect();
+        variables.sort();
+        for (name, text) in variables {
+            let rest = name[PREFIX.len()..].to_lowercase();
+            let group = groups_of(&Config::default(), Some(&ReconnectConfig::default())).into_iter();
+            let group = group.map(|(group, _)| group).find(|group| rest.starts_with(&format!("{group}_")));
+            // Others have variables that begin so, too.
+            if let Some(group) = group {
+                let knob = format!("{group}.{}", &rest[group.len() + 1..]);
+                all.push(Setting { source: Source::Environment(name), knob, values: values(&text) });
+            }
+        }
+        for text in &self.set {
+            let (knob, value) = text.split_once('=').ok_or_else(|| SettingError::NoValue(text.clone()))?;
+            let knob = knob.trim().to_owned();
+            all.push(Setting { source: Source::CommandLine, knob, values: values(value.trim()) });
+        }
+        Ok(Settings(all))
+    }
+
+    /// The same options as arguments, for a program that this one starts.
+    pub fn arguments(&self) -> Vec<String> {
+        let config = self.config.iter().map(|path| format!("--config={}", path.display()));
+        config.chain(self.set.iter().map(|text| format!("--set={text}"))).collect()
+    }
+}
+
+/// Where a setting is from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Source {
+    File(PathBuf),
+    Environment(String),
+    CommandLine,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Environment(name) => f.write_str(name),
+            Self::CommandLine => f.write_str("--set"),
+        }
+    }
+}
+
+/// One knob, and what its text may mean: the first of its values that the knob takes.
+#[derive(Clone, Debug)]
+struct Setting {
+    source: Source,
+    knob: String,
+    values: Vec<Value>,
+}
+
+/// Knobs that file, environment and command line set, lowest precedence first.
+#[derive(Clone, Debug, Default)]
+pub struct Settings(Vec<Setting>);
+
+/// Why a configuration is refused: source, knob, value.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SettingError {
+    /// The file cannot be read.
+    #[error("--config {}: {why}", path.display())]
+    File {
+        /// Its path.
+        path: PathBuf,
+        /// What failed.
+        why: String,
+    },
+    /// The argument has no value.
+    #[error("--set {0}: wanted GROUP.KNOB=VALUE, such as memory.receives=8192")]
+    NoValue(String),
+    /// There is no such knob.
+    #[error("{source_}: no knob {knob}: {known}")]
+    Unknown {
+        /// Where it is named.
+        source_: String,
+        /// Its name.
+        knob: String,
+        /// Those that there are.
+        known: String,
+    },
+    /// The value is not of the knob's type.
+    #[error("{source_}: {knob} = {value}: {why}")]
+    Value {
+        /// Where it is set.
+        source_: String,
+        /// Its name.
+        knob: String,
+        /// What it is set to.
+        value: String,
+        /// What is wanted.
+        why: String,
+    },
+    /// The value is out of range, or the configuration cannot work.
+    #[error("{source_}: {error}")]
+    Refused {
+        /// What set the knob last.
+        source_: String,
+        /// Knob, value and range.
+        error: ConfigError,
+    },
+}
+
+/// The knobs of a file.
+fn file(path: &Path) -> Result<Vec<Setting>, SettingError> {
+    let bad = |why: String| SettingError::File { path: path.to_owned(), why };
+    let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| bad(error.to_string()))?;
+    let mut all = Vec::new();
+    for (group, knobs) in table {
+        let source = Source::File(path.to_owned());
+        let Ok(Value::Object(knobs)) = serde_json::to_value(knobs) else {
+            return Err(SettingError::Unknown { source_: source.to_string(), knob: group, known: no_group(None) });
+        };
+        for (knob, value) in knobs {
+            let knob = format!("{group}.{knob}");
+            all.push(Setting { source: source.clone(), knob, values: vec![value] });
+        }
+    }
+    Ok(all)
+}
+
+/// What the text of a variable or argument may mean: TOML, or a string without its quotes.
+fn values(text: &str) -> Vec<Value> {
+    let table: Option<toml::Table> = format!("value = {text}").parse().ok();
+    let value = table.and_then(|mut table| serde_json::to_value(table.remove("value")?).ok());
+    value.into_iter().chain([Value::String(text.to_owned())]).collect()
+}
+
+/// What there is instead of a knob outside of all groups.
+fn no_group(groups: Option<&Map<String, Value>>) -> String {
+    let names = groups.map(|groups| groups.keys().map(String::as_str).collect::<Vec<_>>().join(", "));
+    format!("knobs are in groups, as memory.receives{}", names.map_or(String::new(), |names| format!(": {names}")))
+}
+
+/// All groups with all knobs.
+fn groups_of(config: &Config, reconnect: Option<&ReconnectConfig>) -> Map<String, Value> {
+    let Ok(Value::Object(mut groups)) = serde_json::to_value(config) else { unreachable!("it is a struct of structs") };
+    if let Some(Ok(group)) = reconnect.map(serde_json::to_value) {
+        groups.insert(RECONNECT.to_owned(), group);
+    }
+    groups
+}
+
+/// The configurations of these groups.
+fn read(mut groups: Map<String, Value>) -> Result<(Config, Option<ReconnectConfig>), String> {
+    let text = |error: serde_json::Error| error.to_string();
+    let reconnect = groups.remove(RECONNECT).map(serde_json::from_value).transpose().map_err(text)?;
+    Ok((serde_json::from_value(Value::Object(groups)).map_err(text)?, reconnect))
+}
+
+impl Settings {
+    /// Applies them to the defaults of a server, and checks the result. `options` are the knobs that the program's own
+    /// options have set: file and environment leave them as they are.
+    ///
+    /// # Errors
+    /// Source, knob and value of what is refused.
+    pub fn apply(&self, config: &Config, options: &[&str]) -> Result<Config, SettingError> {
+        self.apply_to(config, None, options).map(|(config, _)| config)
+    }
+
+    /// The same for a client.
+    ///
+    /// # Errors
+    /// As [`apply`](Self::apply).
+    pub fn apply_to_client(
+        &self,
+        config: &Config,
+        reconnect: &ReconnectConfig,
+        options: &[&str],
+    ) -> Result<(Config, ReconnectConfig), SettingError> {
+        let (config, reconnect) = self.apply_to(config, Some(reconnect), options)?;
+        Ok((config, reconnect.unwrap_or_default()))
+    }
+
+    fn apply_to(
+        &self,
+        config: &Config,
+        reconnect: Option<&ReconnectConfig>,
+        options: &[&str],
+    ) -> Result<(Config, Option<ReconnectConfig>), SettingError> {
+        let mut groups = groups_of(config, reconnect);
+        let mut sources: BTreeMap<&str, String> = options.iter().map(|&knob| (knob, "options".to_owned())).collect();
+        for setting in &self.0 {
+            let own = setting.source != Source::CommandLine && options.contains(&setting.knob.as_str());
+            let before = own.then(|| groups.clone());
+            setting.apply(&mut groups)?;
+            match before {
+                Some(before) => groups = before,
+                None => drop(sources.insert(&setting.knob, setting.source.to_string())),
+            }
+        }
+        let refused = |error: ConfigError| {
+            let source_ = sources.get(error.knob).map_or("defaults", String::as_str).to_owned();
+            SettingError::Refused { source_, error }
+        };
+        let (mut made, reconnect) = read(groups).map_err(|why| SettingError::Value {
+            source_: "defaults".into(),
+            knob: "config".into(),
+            value: String::new(),
+            why,
+        })?;
+        // What files do not have.
+        made.memory.arenas.clone_from(&config.memory.arenas);
+        made.wire.host_auth.clone_from(&config.wire.host_auth);
+        made.validate().map_err(refused)?;
+        reconnect.as_ref().map_or(Ok(()), ReconnectConfig::validate).map_err(refused)?;
+        Ok((made, reconnect))
+    }
+}
+
+impl Setting {
+    fn apply(&self, groups: &mut Map<String, Value>) -> Result<(), SettingError> {
+        let unknown = |known| {
+            let (source_, knob) = (self.source.to_string(), self.knob.clone());
+            SettingError::Unknown { source_, knob, known }
+        };
+        let (group, name) = self.knob.split_once('.').ok_or_else(|| unknown(no_group(Some(groups))))?;
+        let Some(knobs) = groups.get(group).and_then(Value::as_object) else {
+            return Err(unknown(no_group(Some(groups))));
+        };
+        if !knobs.contains_key(name) {
+            let names: Vec<_> = knobs.keys().map(String::as_str).collect();
+            return Err(unknown(format!("{group} has {}", names.join(", "))));
+        }
+        let mut why = String::new();
+        for value in &self.values {
+            let value = if value == UNSET { Value::Null } else { value.clone() };
+            let before = groups[group][name].take();
+            groups[group][name] = value;
+            match read(groups.clone()) {
+                Ok(_) => return Ok(()),
+                // That of the first is about the type, as written.
+                Err(error) if why.is_empty() => why = error,
+                Err(_) => {}
+            }
+            groups[group][name] = before;
+        }
+        let value = self.values.last().map_or_else(String::new, |value| match value {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        });
+        Err(SettingError::Value { source_: self.source.to_string(), knob: self.knob.clone(), value, why })
+    }
+}
+
+/// The configuration as a file that `--config` takes, with every knob. `reconnect` for clients.
+pub fn to_toml(config: &Config, reconnect: Option<&ReconnectConfig>) -> String {
+    let mut text = String::new();
+    for (group, knobs) in groups_of(config, reconnect) {
+        text += &format!("{}[{group}]\n", if text.is_empty() { "" } else { "\n" });
+        for (knob, value) in knobs.as_object().into_iter().flatten() {
+            let value = if value.is_null() { Value::from(UNSET) } else { value.clone() };
+            let value = toml::Value::try_from(value).map_or_else(|error| error.to_string(), |value| value.to_string());
+            text += &format!("{knob} = {value}\n");
+        }
+    }
+    text
+}

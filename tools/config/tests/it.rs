@@ -1,0 +1,141 @@
+//! The sources of a configuration, their precedence, and what they refuse.
+
+use std::io::Write;
+use std::time::Duration;
+
+use clap::Parser;
+use rpcrdma::config::{Config, ReconnectConfig};
+use rpcrdma::{IdlePolicy, PagePolicy, Scheme};
+use rpcrdma_config::{ConfigArgs, SettingError, to_toml};
+
+#[derive(Parser)]
+struct Program {
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().expect("a file");
+    file.write_all(text.as_bytes()).expect("written");
+    file
+}
+
+/// What a server with these sources is configured as.
+fn resolve(text: &str, variables: &[(&str, &str)], set: &[&str], options: &[&str]) -> Result<Config, SettingError> {
+    let file = file(text);
+    let path = file.path().to_str().expect("a path");
+    let arguments = ["program", "--config", path].into_iter().chain(set.iter().flat_map(|text| ["--set", text]));
+    let args = Program::parse_from(arguments).config;
+    let variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
+    args.load_with(variables)?.apply(&Config::default(), options)
+}
+
+fn refused(text: &str, variables: &[(&str, &str)], set: &[&str]) -> String {
+    resolve(text, variables, set, &[]).expect_err("it cannot be").to_string()
+}
+
+#[test]
+fn the_command_line_overrides_the_environment_and_that_the_file() {
+    let text = "[memory]\nreceives = 1000\nsmall_buffers = 1000\nmessage_buffers = 1000\n";
+    let variables = [("RPCRDMA_MEMORY_SMALL_BUFFERS", "2000"), ("RPCRDMA_MEMORY_MESSAGE_BUFFERS", "2000")];
+    let config = resolve(text, &variables, &["memory.message_buffers=3000"], &[]).expect("a configuration");
+    let memory = config.memory;
+    assert_eq!((memory.receives, memory.small_buffers, memory.message_buffers), (1000, 2000, 3000));
+    assert_eq!(memory.bulk_buffers, Config::default().memory.bulk_buffers, "the default");
+}
+
+#[test]
+fn options_of_the_program_override_all_but_set() {
+    let text = "[limits]\ncredits = 8\nmax_credits = 8\n";
+    let variables = [("RPCRDMA_LIMITS_CREDITS", "16")];
+    let options = ["limits.credits", "limits.max_credits"];
+    let limits = resolve(text, &variables, &["limits.max_credits=32"], &options).expect("a configuration").limits;
+    assert_eq!((limits.credits, limits.max_credits), (64, 32));
+}
+
+#[test]
+fn values_have_the_forms_of_people() {
+    let set = [
+        "poll.idle=event",
+        "timeouts.progress=never",
+        "timeouts.keep_alive=1m 30s",
+        "wire.receive_size=8KiB",
+        "wire.credit_mode=v2-incremental",
+        "limits.max_read_bytes=1MiB",
+        "memory.bulk_buffers=[[\"64KiB\", 4], [1048576, 2]]",
+        "memory.pages={require=\"2MiB\"}",
+        "device.name=mlx5_0",
+        "iwarp.crc=always",
+        "iwarp.busy_poll=50us",
+    ];
+    let config = resolve("", &[("RPCRDMA_FABRIC", "of others")], &set, &[]).expect("a configuration");
+    assert_eq!(config.poll.idle, IdlePolicy::Event);
+    assert_eq!((config.timeouts.progress, config.timeouts.keep_alive), (Duration::MAX, Duration::from_secs(90)));
+    assert_eq!((config.wire.receive_size, config.wire.credit_mode), (8192, Scheme::V2Incremental));
+    assert_eq!(config.limits.max_read_bytes, Some(1 << 20));
+    assert_eq!(config.memory.bulk_buffers, [(64 << 10, 4), (1 << 20, 2)]);
+    assert_eq!(config.memory.pages, PagePolicy::Require(rpcrdma::mempool::PageSize::Huge2M));
+    assert_eq!(config.device.name.as_deref(), Some("mlx5_0"));
+    assert_eq!(config.iwarp.busy_poll, Some(Duration::from_micros(50)));
+    let unset = resolve("[limits]\nmax_reads = 4\n", &[], &["limits.max_reads=unset"], &[]).expect("a configuration");
+    assert_eq!(unset.limits.max_reads, None);
+}
+
+#[test]
+fn what_is_printed_is_read_back_and_has_every_knob() {
+    let mut config = Config::default();
+    config.limits.max_write_bytes = Some(3 << 20);
+    config.timeouts.progress = Duration::MAX;
+    config.poll.idle = IdlePolicy::Adaptive { spin: 77 };
+    config.wire.receive_size = 5000;
+    let reconnect = ReconnectConfig { attempts: 5, ..ReconnectConfig::default() };
+    let text = to_toml(&config, Some(&reconnect));
+    let path = file(&text);
+    let args = ConfigArgs { config: Some(path.path().to_owned()), ..ConfigArgs::default() };
+    let settings = args.load_with(std::iter::empty()).expect("a file");
+    let (again, reconnect) =
+        settings.apply_to_client(&Config::default(), &ReconnectConfig::default(), &[]).expect("what was printed");
+    assert_eq!(to_toml(&again, Some(&reconnect)), text);
+    assert_eq!((again.wire.receive_size, again.poll.idle), (5000, IdlePolicy::Adaptive { spin: 77 }));
+    assert_eq!(reconnect.attempts, 5);
+    for line in ["receives = 4096", "max_reads = \"unset\"", "progress = \"never\"", "max_write_bytes = \"3MiB\""] {
+        assert!(text.lines().any(|printed| printed == line), "{line} is not in {text}");
+    }
+    let server = settings.apply(&Config::default(), &[]).expect_err("servers do not connect").to_string();
+    assert!(server.contains("no knob reconnect.attempts: knobs are in groups"), "{server}");
+}
+
+#[test]
+fn an_error_names_source_knob_and_value() {
+    let said = refused("[memory]\nreceive = 10\n", &[], &[]);
+    assert!(said.contains(": no knob memory.receive: memory has receives, small_buffers"), "{said}");
+    let said = refused("", &[("RPCRDMA_LIMITS_CREDIT", "10")], &[]);
+    assert!(said.starts_with("RPCRDMA_LIMITS_CREDIT: no knob limits.credit: limits has credits"), "{said}");
+    let said = refused("", &[], &["receives=10"]);
+    assert!(
+        said.starts_with("--set: no knob receives: knobs are in groups, as memory.receives: memory, lim"),
+        "{said}"
+    );
+    let said = refused("", &[], &["timeouts.setup=soon"]);
+    assert!(said.starts_with("--set: timeouts.setup = soon: \"soon\" is no time such as \"10s\""), "{said}");
+    let said = refused("", &[("RPCRDMA_WIRE_RECEIVE_SIZE", "-1")], &[]);
+    assert!(said.starts_with("RPCRDMA_WIRE_RECEIVE_SIZE: wire.receive_size = -1: wanted a number of bytes"), "{said}");
+    let said = refused("", &[], &["memory.receives"]);
+    assert!(said.contains("wanted GROUP.KNOB=VALUE"), "{said}");
+    let said = refused("receives = 3\n", &[], &[]);
+    assert!(said.contains("no knob receives: knobs are in groups"), "{said}");
+    let said = refused("[memory\n", &[], &[]);
+    assert!(said.starts_with("--config ") && said.contains("TOML parse error"), "{said}");
+}
+
+#[test]
+fn a_value_out_of_range_names_what_set_it_last() {
+    let text = "[limits]\ncredits = 100\n[memory]\nreceives = 10\n";
+    assert!(refused(text, &[], &[]).ends_with(": memory.receives is 10: 256 to 1048576"));
+    let said = refused(text, &[("RPCRDMA_MEMORY_RECEIVES", "20")], &[]);
+    assert_eq!(said, "RPCRDMA_MEMORY_RECEIVES: memory.receives is 20: 256 to 1048576");
+    assert_eq!(
+        refused(text, &[("RPCRDMA_MEMORY_RECEIVES", "20")], &["memory.receives=2M"]),
+        "--set: memory.receives = 2M: invalid type: string \"2M\", expected usize"
+    );
+}
