@@ -20,11 +20,12 @@ use crate::fabric::{Capabilities, Fabric, FabricAddress, FabricError, FabricErro
 /// The host of a `verbs:` address picks the device: of a server the one that has the IP address, of a client the one on
 /// the way there by the routing tables; and of its GIDs the one of that IP address. Where that is not enough, the
 /// address names the device, and perhaps its GID by index: `verbs:DEVICE@HOST:PORT`, `verbs:DEVICE/GID@HOST:PORT`. It
-/// is not enough on InfiniBand with several devices, whose GIDs are no IP addresses; where several devices have ways
-/// to a client's server; and for servers that listen at all addresses (`0.0.0.0`). [`device.name`](crate::config::DeviceConfig::name) and
-/// [`device.gid_index`](crate::config::DeviceConfig::gid_index) say the same of all addresses together; an address that names another one is refused when it
-/// is opened. Several addresses of one [`Server`](crate::Server) may each name their own: each shard has the device of
-/// the address that it serves.
+/// is not enough on InfiniBand with several devices, whose GIDs are no IP addresses; where several devices have ways to
+/// a client's server; and for servers that listen at all addresses (`0.0.0.0`).
+/// [`device.name`](crate::config::DeviceConfig::name) and [`device.gid_index`](crate::config::DeviceConfig::gid_index)
+/// say the same of all addresses together; an address that names another one is refused when it is opened. Several
+/// addresses of one [`Server`](crate::Server) may each name their own: each shard has the device of the address that it
+/// serves.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Address {

@@ -238,8 +238,8 @@ impl<F: Fabric> LocalClient<F> {
     /// It holds zeroes, or what earlier calls on this connection had there.
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) has no such buffer
-    /// left, [`CallError::TooLong`] when it never has.
+    /// [`CallError::NoMemory`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) has no such
+    /// buffer left, [`CallError::TooLong`] when it never has.
     pub fn alloc(&mut self, connection: Connection, len: usize) -> Result<Buf, CallError> {
         self.shard.alloc_exposed(connection.0, len)
     }

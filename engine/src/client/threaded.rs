@@ -143,8 +143,8 @@ impl Client {
     /// blocks until it answers, but not for a free buffer: [`alloc_async`](Self::alloc_async) waits for one.
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) has no such buffer
-    /// left, [`CallError::TooLong`] when it never has; [`CallError::Closed`].
+    /// [`CallError::NoMemory`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) has no such
+    /// buffer left, [`CallError::TooLong`] when it never has; [`CallError::Closed`].
     pub fn alloc(&mut self, len: usize) -> Result<Buf, CallError> {
         let idle = self.line.shared.config.shard.poll.idle;
         match self.ask_alloc(len, Command::Alloc).wait_with(idle, None) {

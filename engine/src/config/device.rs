@@ -14,8 +14,8 @@ use crate::fabric::path::{OutOfRange, PathConfig};
 #[derive(Clone, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct DeviceConfig {
-    /// The RDMA device, such as `mlx5_0`, of all addresses; of no meaning to the other fabrics. Default: the one that the
-    /// [address](crate::Address#devices) names, or the one that has it or is on the way there.
+    /// The RDMA device, such as `mlx5_0`, of all addresses; of no meaning to the other fabrics. Default: the one that
+    /// the [address](crate::Address#devices) names, or the one that has it or is on the way there.
     pub name: Option<String>,
     /// Index of the device's GID that connections go out from, and a server listens at; of no meaning to the other
     /// fabrics. Default: the one that the address names, or the one of the way there.

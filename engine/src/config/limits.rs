@@ -16,8 +16,8 @@ use crate::proto::{MAX_CREDITS, MIN_CREDITS};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct LimitsConfig {
     /// Credit limit that a connection starts with: receives kept for it, messages that its peer may have under way, and
-    /// calls that are not answered among them. 4 to 32767. Default 64. Each costs `receive_size` bytes. A new connection
-    /// gets at most an eighth of what [`receives`](super::MemoryConfig::receives) has left beyond 128.
+    /// calls that are not answered among them. 4 to 32767. Default 64. Each costs `receive_size` bytes. A new
+    /// connection gets at most an eighth of what [`receives`](super::MemoryConfig::receives) has left beyond 128.
     pub credits: u32,
     /// Credit limit that a connection may grow to which uses all of it. Less than [`credits`](Self::credits) counts as
     /// `credits`. It grows while three quarters of the receives are free. Credit limits shrink again when receives get
@@ -29,19 +29,19 @@ pub struct LimitsConfig {
     /// Outstanding calls of a client connection, 1 to 65536. Default 128. Each costs about 100 bytes.
     pub max_calls: usize,
     /// Unanswered calls of one connection that handlers may have taken
-    /// ([`DeferredCall`](crate::service::DeferredCall)): further ones wait. A call that is taken, or waits for that, keeps
-    /// its memory, and the receive that it came in. At least 1. Default 1024.
+    /// ([`DeferredCall`](crate::service::DeferredCall)): further ones wait. A call that is taken, or waits for that,
+    /// keeps its memory, and the receive that it came in. At least 1. Default 1024.
     pub max_deferred: u32,
-    /// RDMA Reads of one connection that may be under way for its peer's calls: further calls with Read chunks wait. The
-    /// Reads of one call, one for each segment, are not parted: it goes alone. At least 1. Default none: what credits and
-    /// memory allow.
+    /// RDMA Reads of one connection that may be under way for its peer's calls: further calls with Read chunks wait.
+    /// The Reads of one call, one for each segment, are not parted: it goes alone. At least 1. Default none: what
+    /// credits and memory allow.
     pub max_reads: Option<usize>,
     /// The same, of bytes. At least 1. Default none.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::some_bytes"))]
     pub max_read_bytes: Option<usize>,
-    /// Bytes that the RDMA Writes of one connection may have under way, for replies with Write chunks or in Reply chunks:
-    /// further ones wait, with their results. The Writes of one reply are not parted: it goes alone. At least 1. Default
-    /// none: what credits and memory allow.
+    /// Bytes that the RDMA Writes of one connection may have under way, for replies with Write chunks or in Reply
+    /// chunks: further ones wait, with their results. The Writes of one reply are not parted: it goes alone. At least
+    /// 1. Default none: what credits and memory allow.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::some_bytes"))]
     pub max_write_bytes: Option<usize>,
     /// Bytes per second of a peer that is slow but works, in both directions together: it is not disconnected for what

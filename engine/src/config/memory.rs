@@ -19,8 +19,8 @@ pub struct MemoryConfig {
     /// Receives of the shard: bounds receive memory whatever the number of connections. When they are short, each host
     /// keeps an equal part, at most half. 256 to 1048576. Default 4096.
     pub receives: usize,
-    /// Buffers of 512 bytes for short messages, 16 to 16777216. Default 4096: as many as [`receives`](Self::receives), so
-    /// that each call under way has one for a short reply, whatever others keep.
+    /// Buffers of 512 bytes for short messages, 16 to 16777216. Default 4096: as many as [`receives`](Self::receives),
+    /// so that each call under way has one for a short reply, whatever others keep.
     pub small_buffers: usize,
     /// Buffers of [`receive_size`](super::WireConfig::receive_size) bytes and headroom, beside those for
     /// [`receives`](Self::receives): for long messages, and for received ones that the application still holds.
@@ -44,9 +44,9 @@ pub struct MemoryConfig {
     pub chunk_align: usize,
     /// Pages that the pools are made of. Default: the largest available.
     pub pages: PagePolicy,
-    /// Whether the pools' pages are touched when they are made. Otherwise the first use of each page costs a page fault,
-    /// and a host without memory is noticed then: for tests, which make many shards and use little of each. RDMA devices
-    /// pin, and so touch, all registered memory. Default true.
+    /// Whether the pools' pages are touched when they are made. Otherwise the first use of each page costs a page
+    /// fault, and a host without memory is noticed then: for tests, which make many shards and use little of each. RDMA
+    /// devices pin, and so touch, all registered memory. Default true.
     pub prefault: bool,
     /// NUMA node of the pools. Default: where the shard runs.
     pub numa_node: Option<u32>,

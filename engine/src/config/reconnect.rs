@@ -14,8 +14,8 @@ use super::{ConfigError, LONGEST, check};
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct ReconnectConfig {
-    /// Attempts to make a lost connection again, before it is given up; 0 for none. They are counted anew once it was of
-    /// use: a call was answered, or it was open for as long as the longest of [`backoff`](Self::backoff). Default 0.
+    /// Attempts to make a lost connection again, before it is given up; 0 for none. They are counted anew once it was
+    /// of use: a call was answered, or it was open for as long as the longest of [`backoff`](Self::backoff). Default 0.
     pub attempts: u32,
     /// Wait before the first attempt, and the longest: the wait doubles each time. At most 24 h. Default 10 ms and 1 s.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::durations"))]

@@ -16,8 +16,8 @@ use super::{ConfigError, duration};
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct TimeoutConfig {
-    /// Time for an incoming connection to be set up: until both ends know of it, and, if version 2 alone is spoken, until
-    /// its first message. At most 24 h. Default 5 s.
+    /// Time for an incoming connection to be set up: until both ends know of it, and, if version 2 alone is spoken,
+    /// until its first message. At most 24 h. Default 5 s.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
     pub setup: Duration,
     /// Time that a client waits for the answer to its first message; then it tries again in version 1. At most 24 h.
@@ -26,21 +26,21 @@ pub struct TimeoutConfig {
     pub negotiation: Duration,
     /// Time that a peer may owe something for which this side holds memory: to take what it is sent, to answer RDMA
     /// Reads, to grant a credit for replies that wait, to end a message that it has begun. Then its connection ends.
-    /// Time in which it moves at least [`min_rate`](super::LimitsConfig::min_rate) does not count, where a reply that is
-    /// granted counts as [`receive_size`](super::WireConfig::receive_size) bytes. A verbs device does not tell
-    /// what moves: there the time that all of it takes at that rate is added. Checked every eighth of it;
-    /// `Duration::MAX` ("never" in files) for never. Default 10 s.
+    /// Time in which it moves at least [`min_rate`](super::LimitsConfig::min_rate) does not count, where a reply that
+    /// is granted counts as [`receive_size`](super::WireConfig::receive_size) bytes. A verbs device does not tell what
+    /// moves: there the time that all of it takes at that rate is added. Checked every eighth of it; `Duration::MAX`
+    /// ("never" in files) for never. Default 10 s.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
     pub progress: Duration,
-    /// Time without useful messages after which an accepted connection may be evicted, when receives for another one are
-    /// wanted. One that has said nothing yet is evicted after 10 ms. For another host any connection may be evicted whose
-    /// host keeps more than its share of [`receives`](super::MemoryConfig::receives). Default 10 s.
+    /// Time without useful messages after which an accepted connection may be evicted, when receives for another one
+    /// are wanted. One that has said nothing yet is evicted after 10 ms. For another host any connection may be evicted
+    /// whose host keeps more than its share of [`receives`](super::MemoryConfig::receives). Default 10 s.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
     pub evict_after: Duration,
     /// Time without sending before a keep-alive probe, at most an eighth of that later, so that this is done for many
     /// connections at once; zero for never. In version 2 the probe is a pure grant; in version 1 an RDMA Write of no
-    /// bytes, which the peer's device acknowledges (it must permit RDMA Writes, as that of every requester with Write or
-    /// Reply chunks does). Default never.
+    /// bytes, which the peer's device acknowledges (it must permit RDMA Writes, as that of every requester with Write
+    /// or Reply chunks does). Default never.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
     pub keep_alive: Duration,
 }

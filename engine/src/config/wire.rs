@@ -47,14 +47,14 @@ pub struct WireConfig {
     /// (`tuning.md`).
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::bytes"))]
     pub continue_up_to: usize,
-    /// Longest RPC message that is assembled from parts, or fetched as a long call, and longest call that is sent in parts
-    /// because it may have no chunks; bytes, at most 1 GiB. Default 1 MiB.
+    /// Longest RPC message that is assembled from parts, or fetched as a long call, and longest call that is sent in
+    /// parts because it may have no chunks; bytes, at most 1 GiB. Default 1 MiB.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::bytes"))]
     pub reassemble_up_to: usize,
     /// Calls in the reverse direction that a client with services takes: inline ones only, or any. Default any.
     pub reverse: ReverseSupport,
-    /// Whether peers must authenticate, in version 2. Default off. A shard's connections in both roles follow it. No part
-    /// of configuration files: it has keys.
+    /// Whether peers must authenticate, in version 2. Default off. A shard's connections in both roles follow it. No
+    /// part of configuration files: it has keys.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub host_auth: AuthPolicy,
     /// A client offers one handle of a call for Send With Invalidate, a server uses what is offered. Default true.

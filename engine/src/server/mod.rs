@@ -273,10 +273,10 @@ impl Server {
         })
     }
 
-    /// A client of a connected client: it makes calls in the reverse direction (RFC 8167), on the connection
-    /// that `caller` called on, as whatever `config` says but for its `shard`. At most
-    /// [`limits.reverse_credits`](crate::config::LimitsConfig::reverse_credits) of them are under way. Every call ends with an error once the
-    /// connection is gone.
+    /// A client of a connected client: it makes calls in the reverse direction (RFC 8167), on the connection that
+    /// `caller` called on, as whatever `config` says but for its `shard`. At most
+    /// [`limits.reverse_credits`](crate::config::LimitsConfig::reverse_credits) of them are under way. Every call ends
+    /// with an error once the connection is gone.
     ///
     /// Version 1 has no word for it that a client is ready to be called: the upper layer must have said so
     /// (RFC 8167 §6). In version 2 each call is held against what the client's properties say.
@@ -309,11 +309,11 @@ impl Server {
         self.shards.iter().try_for_each(|shard| ask(shard).unwrap_or(Err(ResizeError::Stopped)))
     }
 
-    /// Takes no more connections, lets the calls under way end, and stops; shortly before `timeout` is over
-    /// without regard to them. Calls that still come are not begun. In version 2 their clients are told so, by
-    /// ERR_SYSTEM: a connection is kept until nothing has come on it for one
-    /// [`poll.control_interval`](crate::config::PollConfig::control_interval), or for ten if calls go on to come. Calls that come later are lost,
-    /// and may have run for all that their clients know.
+    /// Takes no more connections, lets the calls under way end, and stops; shortly before `timeout` is over without
+    /// regard to them. Calls that still come are not begun. In version 2 their clients are told so, by ERR_SYSTEM: a
+    /// connection is kept until nothing has come on it for one
+    /// [`poll.control_interval`](crate::config::PollConfig::control_interval), or for ten if calls go on to come. Calls
+    /// that come later are lost, and may have run for all that their clients know.
     ///
     /// It comes back when it is over, whatever a handler does: with what each shard had done by then, as
     /// [`stats`](Self::stats).

@@ -91,8 +91,8 @@ pub enum LocalClose {
     /// [`timeouts.progress`](crate::config::TimeoutConfig::progress) is over.
     #[error("{0} (timeouts.progress, limits.min_rate)")]
     ProgressTimeout(Stall),
-    /// Others needed its Receives: it was silent ([`timeouts.evict_after`](crate::config::TimeoutConfig::evict_after)), or its host
-    /// kept more than its share ([`memory.receives`](crate::config::MemoryConfig::receives)).
+    /// Others needed its Receives: it was silent ([`timeouts.evict_after`](crate::config::TimeoutConfig::evict_after)),
+    /// or its host kept more than its share ([`memory.receives`](crate::config::MemoryConfig::receives)).
     #[error("its Receives are wanted by others (memory.receives, timeouts.evict_after)")]
     Displaced,
     /// Something that was counted as sent could not be.

@@ -167,14 +167,15 @@ impl<F: Fabric> Shard<F> {
         }
         if !self.cx.receives.exceed_by(UNTOLD) && !self.cx.spares_for_another() {
             return Err(no_receives(
-                "all that there are buffers for are promised to others; raise `message_buffers`, or hold fewer".into(),
+                "all that there are buffers for are promised to others; raise `memory.message_buffers`, or hold fewer"
+                    .into(),
             ));
         }
         let limit = self.cx.config.memory.receives;
         let left = self.cx.receives.unpromised().saturating_sub(RECEIVE_MARGIN);
         let most = (left / SHARE).max(MIN_CREDITS as usize).min(left.saturating_sub(1)) as u32;
         if most < MIN_CREDITS {
-            let remedy = "raise `receives`, or lower `credits`";
+            let remedy = "raise `memory.receives`, or lower `limits.credits`";
             return Err(no_receives(format!("all {limit} of this shard are promised to others; {remedy}")));
         }
         Ok(self.cx.config.limits.credits.min(most))

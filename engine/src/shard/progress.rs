@@ -2,9 +2,9 @@
 //! has asked for, to end a message that it has begun. Until then it holds memory of the shard.
 //!
 //! A peer that is slow is not ended. What it owes stands behind other bytes, so each byte that moves between the two
-//! sides pays for the time that it takes at [`limits.min_rate`](crate::config::LimitsConfig::min_rate). No more is paid than the
-//! bytes take that stood before what is owed: whoever sends something else instead does not get on for ever. Where the
-//! device does not tell what has moved, those bytes are paid for in advance.
+//! sides pays for the time that it takes at [`limits.min_rate`](crate::config::LimitsConfig::min_rate). No more is paid
+//! than the bytes take that stood before what is owed: whoever sends something else instead does not get on for ever.
+//! Where the device does not tell what has moved, those bytes are paid for in advance.
 //!
 //! A reply that was granted pays as much as a whole Receive. Short replies would pay next to nothing, and a peer with few
 //! credits that grants all the time, but slowly, would be ended. Those that stand before the last one are bounded, and so

@@ -22,7 +22,9 @@ const LEAST: usize = 4096;
 #[non_exhaustive]
 pub enum ResizeError {
     /// It is not configured.
-    #[error("Receives of {wanted} bytes: 4096 to {most} can be had, a multiple of 4; `max_receive_size` bounds it")]
+    #[error(
+        "Receives of {wanted} bytes: 4096 to {most} can be had, a multiple of 4; `wire.max_receive_size` bounds it"
+    )]
     Bounds {
         /// The size.
         wanted: usize,

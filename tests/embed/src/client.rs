@@ -3,9 +3,8 @@
 use std::error::Error;
 use std::time::Duration;
 
-use rpcrdma::config::MemoryConfig;
 use rpcrdma::client::{Client, ClientCall, ClientConfig, Endpoint};
-use rpcrdma::{Address, Config, Reply};
+use rpcrdma::{Address, Reply};
 
 use crate::protocol::{DELETE, GET, LIST, MAX_INLINE, MAX_KEY, MAX_PAGE, MAX_VALUE, PROGRAM, PUT, VERSION};
 use crate::xdr::{Reader, put_opaque};
@@ -22,9 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// As [`Endpoint::start`].
 pub async fn endpoint(address: &Address) -> Result<Endpoint> {
     // A connection has its own buffers for values, so they are few.
-    let shard =
-        Config { memory: MemoryConfig { bulk_buffers: vec![(16 << 10, 8), (MAX_VALUE, 4)], ..ClientConfig::new(PROGRAM, VERSION).shard.memory }, ..ClientConfig::new(PROGRAM, VERSION).shard };
-    Ok(Endpoint::start_async(address, ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) }).await?)
+    let mut config = ClientConfig::new(PROGRAM, VERSION);
+    config.shard.memory.bulk_buffers = vec![(16 << 10, 8), (MAX_VALUE, 4)];
+    Ok(Endpoint::start_async(address, config).await?)
 }
 
 /// A connection to a store, for one task. A clone, for another task, has the same connection.

@@ -10,7 +10,6 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use rpcrdma::config::MemoryConfig;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::{Application, DeferredCall, ShardTask};
 use rpcrdma::{Address, Config, Procedure, Refusal, Server, ServerCall, Services};
@@ -35,7 +34,8 @@ pub fn probe() -> io::Result<()> {
 pub fn start(address: &Address, directory: &Path, shards: usize) -> Result<Server, Box<dyn Error + Send + Sync>> {
     let store = Arc::new(Store::open(directory, shards)?);
     // Buffers for the values that are on their way, of each shard.
-    let shard = Config { memory: MemoryConfig { bulk_buffers: vec![(16 << 10, 64), (MAX_VALUE, 32)], receives: 1024, ..MemoryConfig::default() }, ..Config::default() };
+    let mut shard = Config::default();
+    (shard.memory.receives, shard.memory.bulk_buffers) = (1024, vec![(16 << 10, 64), (MAX_VALUE, 32)]);
     let config = ServerConfig { shard, shards, ..ServerConfig::default() };
     let server = Server::start_with(address, move |setup| {
         let disk = Rc::new(RefCell::new(Disk::new(&store, setup.index)?));

@@ -1,8 +1,9 @@
 //! How many RDMA Reads of one connection may be under way, and of how many bytes
-//! ([`limits.max_reads`](crate::config::LimitsConfig::max_reads), [`limits.max_read_bytes`](crate::config::LimitsConfig::max_read_bytes)). A call
-//! beyond that waits, with the message that it came in, among those that are [held back](super::shares) on its
-//! connection, until others have been read. Nobody is refused for it: whoever waits has the Receive that its credit is
-//! for, and what it waits for comes home by itself or ends with the connection.
+//! ([`limits.max_reads`](crate::config::LimitsConfig::max_reads),
+//! [`limits.max_read_bytes`](crate::config::LimitsConfig::max_read_bytes)). A call beyond that waits, with the message
+//! that it came in, among those that are [held back](super::shares) on its connection, until others have been read.
+//! Nobody is refused for it: whoever waits has the Receive that its credit is for, and what it waits for comes home by
+//! itself or ends with the connection.
 
 use super::landing::PendingReads;
 use super::{Responder, Served};

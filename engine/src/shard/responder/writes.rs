@@ -1,6 +1,7 @@
 //! How many bytes the RDMA Writes of one connection's replies may have under way
-//! ([`limits.max_write_bytes`](crate::config::LimitsConfig::max_write_bytes)). A reply beyond that waits, with its results, until
-//! others are known to have left; those that write nothing go past it. The rule is that of [RDMA Reads](super::reads).
+//! ([`limits.max_write_bytes`](crate::config::LimitsConfig::max_write_bytes)). A reply beyond that waits, with its
+//! results, until others are known to have left; those that write nothing go past it. The rule is that of [RDMA
+//! Reads](super::reads).
 
 use super::reads::is_beyond;
 use super::replies::reply_form;
