@@ -13,7 +13,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpcrdma::Address;
 use rpcrdma::fabric::Capabilities;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::server::{Server, ServerConfig};
@@ -54,9 +53,8 @@ pub(crate) struct CallServer {
 }
 
 impl CallServer {
-    /// Serves calls at these addresses, on shards and workers on these cores.
-    pub(crate) fn start(args: &ServeArgs, addresses: &[Address], cores: &ServerCores) -> Result<Self, Failure> {
-        let [first, others @ ..] = addresses else { return Err(Failure::run("serve", "no address")) };
+    /// What each shard is made with.
+    pub(crate) fn config(args: &ServeArgs) -> Result<(Load, Config), Failure> {
         // What is not said is what servers of old were ready for.
         let form = args.form.unwrap_or(Form::Chunk);
         let long = matches!(form, Form::Continued | Form::Long);
@@ -68,22 +66,29 @@ impl CallServer {
             form,
         };
         let shared = config::shared(&args.engine, &args.device, args.idle, !args.no_batch, &load)?;
+        let config = config::of_server(&args.engine, shared);
+        Ok((load, config::in_force(&args.engine, &args.device, &config)?))
+    }
+
+    /// Serves calls at these addresses, on shards and workers on these cores.
+    pub(crate) fn start(args: &ServeArgs, addresses: &[Address], cores: &ServerCores) -> Result<Self, Failure> {
+        let [first, others @ ..] = addresses else { return Err(Failure::run("serve", "no address")) };
+        let (load, mut shard) = Self::config(args)?;
         let info = Info {
             core: cores.shards[0] as u32,
             shards: cores.shards.len() as u32,
             idle: args.idle,
             workers: args.engine.workers,
             defer: args.engine.defer,
-            credits: shared.limits.credits,
-            inline_threshold: shared.wire.receive_size as u32,
-            scheme: shared.wire.credit_mode,
+            credits: shard.limits.credits,
+            inline_threshold: shard.wire.receive_size as u32,
+            scheme: shard.wire.credit_mode,
             load,
         };
         // As many calls in the reverse direction as the engine gives to a connection with all its credits.
-        let most = shared.limits.reverse_credits.min(shared.limits.credits / 4).max(1);
+        let most = shard.limits.reverse_credits.min(shard.limits.credits / 4).max(1);
         let (reverser, orders) = Reverser::new(most as usize);
         let program = Program::new(&info, Some(reverser))?;
-        let mut shard = config::of_server(&args.engine, shared);
         shard.memory.arenas = vec![program.arena()];
         let config = ServerConfig {
             shard,
@@ -217,6 +222,12 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let mut sizes = plan.sizes(&travel)?;
     let probing = Load { connections: 1, outstanding: 1, bulk: 0, message: 0, form: Form::Inline };
     let probing = config::shared(plan.engine, &common.device, common.idle, !common.no_batch, &probing)?;
+    let probing = config::in_force(plan.engine, &common.device, &probing)?;
+    if plan.engine.config.print_config {
+        let (_, config) = plan.config(&travel, sizes[0], usize::MAX)?;
+        print!("{}", rpcrdma_config::to_toml(&config, None));
+        return Ok(());
+    }
     let several = common.all && sizes.len() > 1;
     let output = Output::new(plan.kind, direction, common.json.as_deref(), plan.hgrm, several)?;
     let server = if common.loopback.is_some() { Some(plan.start_server(&text, &placement, &sizes)?) } else { None };
@@ -330,17 +341,26 @@ impl Plan<'_> {
         ServerProcess::start(address, &arguments)
     }
 
-    fn spec(&self, travel: &Travel, size: usize, serving: &Info, placement: &Placement) -> Result<Spec, Failure> {
+    /// Load, and what the client's shard is made with: of payloads of this size, with so many calls at most.
+    fn config(&self, travel: &Travel, size: usize, most: usize) -> Result<(Load, Config), Failure> {
         let common = self.common;
-        let connections = common.qp as usize;
         let bulk = if travel.form == Form::Chunk { size } else { 0 };
         let message = if travel.is_long() { size } else { 0 };
-        let most = if bulk + message > 0 { serving.load.outstanding_with(size, connections) } else { usize::MAX };
-        let outstanding = self.outstanding.min(most);
+        let (connections, outstanding) = (common.qp as usize, self.outstanding.min(most));
         let load = Load { connections, outstanding, bulk, message, form: travel.form };
         let mut config = config::shared(self.engine, &common.device, common.idle, !common.no_batch, &load)?;
         // Each connection has a set of its own.
         config.memory.bulk_buffers = if bulk > 0 { vec![(size, outstanding)] } else { load.exposed_messages() };
+        Ok((load, config::in_force(self.engine, &common.device, &config)?))
+    }
+
+    fn spec(&self, travel: &Travel, size: usize, serving: &Info, placement: &Placement) -> Result<Spec, Failure> {
+        let common = self.common;
+        let connections = common.qp as usize;
+        let chunks = travel.form == Form::Chunk || travel.is_long();
+        let most = if chunks && size > 0 { serving.load.outstanding_with(size, connections) } else { usize::MAX };
+        let (load, config) = self.config(travel, size, most)?;
+        let outstanding = load.outstanding;
         let active = self.engine.active.map_or(connections, |active| connections.min(active as usize));
         let called = self.travel.direction() != Direction::Forward;
         let yields = placement.shared || (called && placement.third() == placement.client);

@@ -41,6 +41,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     if !others.is_empty() && args.only != Some(Half::Calls) {
         return Err(Failure::Usage("--listen: raw tests are served at one address; say --only calls".to_owned()));
     }
+    if args.engine.config.print_config {
+        print!("{}", rpcrdma_config::to_toml(&CallServer::config(args)?.1, None));
+        return Ok(());
+    }
     let (shards, workers) = (args.shards(), args.engine.workers as usize);
     let threads = if args.only == Some(Half::Raw) { 1 } else { shards + workers };
     if args.cores.len() > threads {

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use rpcrdma::Scheme;
+use rpcrdma_config::ConfigArgs;
 use serde::{Deserialize, Serialize};
 
 use super::{CommonArgs, EXIT_CODES, LatencyArgs, ThroughputArgs, parse_size};
@@ -235,9 +236,30 @@ pub(crate) struct EngineArgs {
     /// Milliseconds without a message before it is found out whether the other end is there; 0 for never
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     pub(crate) keep_alive: u32,
+    #[command(flatten)]
+    pub(crate) config: ConfigArgs,
 }
 
 impl EngineArgs {
+    /// The knobs that these options set, if they are not as without them.
+    pub(crate) fn knobs(&self) -> impl Iterator<Item = &'static str> {
+        let knobs = [
+            (self.scheme().is_ok_and(|scheme| scheme != Scheme::V2Windowed), "wire.credit_mode"),
+            (self.credits.is_some(), "limits.credits"),
+            (self.inline_threshold != 4096, "wire.receive_size"),
+            (self.no_coalesce, "poll.coalesce_grants"),
+            (self.no_remote_invalidate, "wire.remote_invalidate"),
+            (self.signal_every != 16, "poll.signal_every"),
+            (self.chunk_align != 64, "memory.chunk_align"),
+            (self.small_buffers.is_some(), "memory.small_buffers"),
+            (self.message_buffers.is_some(), "memory.message_buffers"),
+            (!self.bulk_buffers.is_empty(), "memory.bulk_buffers"),
+            (self.max_reads.is_some(), "limits.max_reads"),
+            (self.keep_alive != 2000, "timeouts.keep_alive"),
+        ];
+        knobs.into_iter().filter_map(|(given, knob)| given.then_some(knob))
+    }
+
     /// Version and credit scheme.
     pub(crate) fn scheme(&self) -> Result<Scheme, Failure> {
         match (self.protocol, self.credit_scheme) {
@@ -285,6 +307,7 @@ impl EngineArgs {
         option("--keep-alive", self.keep_alive.to_string());
         out.extend(self.no_coalesce.then(|| "--no-coalesce".to_owned()));
         out.extend(self.no_remote_invalidate.then(|| "--no-remote-invalidate".to_owned()));
+        out.extend(self.config.arguments());
         out
     }
 }

@@ -153,6 +153,29 @@ pub(crate) fn shared(
     Ok(config)
 }
 
+/// With what file, environment and `--set` say.
+pub(crate) fn in_force(args: &EngineArgs, device: &DeviceArgs, config: &Config) -> Result<Config, Failure> {
+    let device = [
+        (device.ib_dev.is_some(), "device.name"),
+        (device.gid_index.is_some(), "device.gid_index"),
+        (device.tos.is_some(), "device.tos"),
+        (device.sl.is_some(), "device.service_level"),
+        (device.mtu.is_some(), "device.path_mtu"),
+        (device.crc.is_some(), "iwarp.crc"),
+        (device.fpdu.is_some(), "iwarp.fpdu_size"),
+        (device.sndbuf.is_some(), "iwarp.send_buffer"),
+        (device.rcvbuf.is_some(), "iwarp.receive_buffer"),
+        (device.busy_poll.is_some(), "iwarp.busy_poll"),
+        // Options of raw tests, too.
+        (true, "poll.idle"),
+        (true, "poll.batch"),
+    ];
+    let options: Vec<_> =
+        args.knobs().chain(device.into_iter().filter_map(|(given, knob)| given.then_some(knob))).collect();
+    let settings = args.config.load().and_then(|settings| settings.apply(config, &options));
+    settings.map_err(|error| Failure::Usage(error.to_string()))
+}
+
 /// The same for a server, whose buffers for chunks may have been told.
 pub(crate) fn of_server(args: &EngineArgs, mut config: Config) -> Config {
     config.limits.max_reads = args.max_reads.map(|reads| reads as usize);

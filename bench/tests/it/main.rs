@@ -57,6 +57,24 @@ fn scratch(name: &str) -> PathBuf {
 }
 
 #[test]
+fn the_configuration_in_force_is_printed() {
+    let file = scratch("knobs.toml");
+    std::fs::write(&file, "[limits]\ncredits = 8\nmax_reads = 3\n[poll]\nsample_latency = 1\n").expect("a file");
+    let path = file.to_str().expect("a path");
+    let from = ["--config", path, "--set", "limits.max_reads=5", "--print-config"];
+    let server = succeeds(&[&["serve", "--credits", "32"], &from[..]].concat());
+    for line in ["credits = 32", "max_reads = 5", "sample_latency = 1", "keep_alive = \"2s\"", "name = \"unset\""] {
+        assert!(server.lines().any(|printed| printed == line), "{line} is not in {server}");
+    }
+    let client = succeeds(&[&["lat", "--loopback", "--print-config"], &from[..4]].concat());
+    assert!(client.contains("credits = 8\n"), "{client}");
+    let refused = rpcperf(&["serve", "--set", "limits.credits=3", "--print-config"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && said.contains("--set: limits.credits is 3: 4 to 32767"), "{said}");
+    std::fs::remove_file(&file).expect("it is there");
+}
+
+#[test]
 fn usage_errors_exit_with_2() {
     for wrong in [
         &[][..],
