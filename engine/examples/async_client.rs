@@ -15,7 +15,7 @@ use std::thread::Thread;
 
 use rpcrdma::client::{Client, ClientCall, ClientConfig, Endpoint};
 use rpcrdma::server::ServerConfig;
-use rpcrdma::service::{Application, DeferredCall};
+use rpcrdma::service::{Application, DeferredCall, LocalProcedure, LocalServices, ShardSetup};
 use rpcrdma::{Address, CallError, Procedure, Refusal, Server, Services};
 
 /// Program numbers from 0x20000000 to 0x3fffffff are free for anyone to use (RFC 5531 §13).
@@ -69,14 +69,14 @@ impl Replicas {
 
 /// The shard polls the future of each call. It needs no runtime, and blocks nobody.
 fn gateway(address: &Address, replicas: [Address; 2]) -> Result<Server, Failure> {
-    let server = Server::start_with(address, &ServerConfig::default(), move |_| {
+    let make = move |_: &ShardSetup<'_>| {
         let connect = |address| Client::connect(address, ClientConfig::new(PROGRAM, 1)).map(RefCell::new);
         let replicas = Rc::new(Replicas([connect(&replicas[0])?, connect(&replicas[1])?]));
-        let mut services = Services::new();
-        services.add(PROGRAM, 1, READ, Procedure::asynchronous(move |call| Rc::clone(&replicas).serve(call)));
+        let mut services = LocalServices::new();
+        services.add(PROGRAM, 1, READ, LocalProcedure::asynchronous(move |call| Rc::clone(&replicas).serve(call)));
         Ok(Application { services, task: None })
-    })?;
-    Ok(server)
+    };
+    Ok(Server::start_with(address, make, &ServerConfig::default())?)
 }
 
 /// The program: one thread for all connections, calls of any number.

@@ -13,8 +13,8 @@ use std::rc::Rc;
 use rpcrdma::client::{ClientConfig, LocalClient};
 use rpcrdma::config::MemoryConfig;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::service::Application;
-use rpcrdma::{Address, Arena, Config, Frozen, Procedure, Refusal, Server, ServerCall, Services};
+use rpcrdma::service::{Application, LocalProcedure, LocalServices, ShardSetup};
+use rpcrdma::{Address, Arena, Config, Frozen, Refusal, Server, ServerCall};
 use rpcrdma_mempool::{Class, GivenMemory, Pool};
 
 /// Program numbers from 0x20000000 to 0x3fffffff are free for anyone to use (RFC 5531 §13).
@@ -81,21 +81,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Config { memory: MemoryConfig { arenas: vec![arena.clone()], ..MemoryConfig::default() }, ..Config::default() };
     let config = ServerConfig { shard, ..ServerConfig::default() };
     // Made on the shard's thread: the pool of its pages belongs to that thread.
-    let server = Server::start_with(&address, &config, move |_| {
+    let make = move |_: &ShardSetup<'_>| {
         let free = Pool::of_pages(arena.clone(), Class { size: PAGE, count: PAGES })?;
         let cache = Rc::new(Cache { free, stored: RefCell::default() });
         let (landing, writing, reading) = (Rc::clone(&cache), Rc::clone(&cache), cache);
-        let write = Procedure::new(move |call| writing.write(call)).read_chunks(1, PAGE).uncounted();
+        let write = LocalProcedure::new(move |call| writing.write(call)).read_chunks(1, PAGE).uncounted();
         // Before a Read chunk is read: where to. `None` is a buffer of the engine.
         let write = write.place_reads_in(move |_, _, _| {
             landing.free.drain_remote(); // pages that other threads have freed
             landing.free.alloc(PAGE)
         });
-        let read = Procedure::new(move |call| reading.read(call)).write_chunks(1, PAGE).results_from_handler();
-        let mut services = Services::new();
+        let read = LocalProcedure::new(move |call| reading.read(call)).write_chunks(1, PAGE).results_from_handler();
+        let mut services = LocalServices::new();
         services.add(PROGRAM, 1, WRITE, write).add(PROGRAM, 1, READ, read);
         Ok(Application { services, task: None })
-    })?;
+    };
+    let server = Server::start_with(&address, make, &config)?;
 
     let mut client = LocalClient::connect(&address, ClientConfig::new(PROGRAM, 1))?;
     let connection = client.first();

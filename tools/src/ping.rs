@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rpcrdma::binding::nfs3;
 use rpcrdma::client::{ClientCall, ClientConfig};
+use rpcrdma::config::{LimitsConfig, MemoryConfig, ReconnectConfig, WireConfig};
 use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::mempool::PagePolicy;
 use rpcrdma::proto::binding::nfs3;

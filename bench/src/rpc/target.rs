@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use rpcrdma::client::{ClientCall, ClientConfig, Connection, LocalClient};
 use rpcrdma::handoff::idle::{Idle, IdleStep};
-use rpcrdma::proto::Defect;
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::{Address, CallError, Config, Knob, Reply, Services};
 

@@ -306,7 +306,6 @@ fn errors_are_sent_between_threads_and_say_nothing_twice() {
     any_thread::<rpcrdma::InvalidCall>();
     any_thread::<Refusal>();
     any_thread::<rpcrdma::client::ConnectError>();
-    any_thread::<rpcrdma::client::ChunkError>();
     any_thread::<ServerError>();
     any_thread::<rpcrdma::server::Undrained>();
     any_thread::<OpenError>();
@@ -319,20 +318,20 @@ fn errors_are_sent_between_threads_and_say_nothing_twice() {
     any_thread::<rpcrdma::AddressError>();
     any_thread::<rpcrdma::service::NoResult>();
     any_thread::<rpcrdma::service::ResultTooLong>();
-    any_thread::<rpcrdma::rpcbind::RpcbindError>();
-    any_thread::<rpcrdma::stream::StreamError>();
+    any_thread::<rpcrdma_rpcbind::RpcbindError>();
+    any_thread::<rpcrdma_rpcbind::stream::StreamError>();
     any_thread::<rpcrdma::binding::BindingError>();
     any_thread::<rpcrdma::auth::AuthError>();
     any_thread::<rpcrdma::auth::KeyError>();
 
     let io = || std::io::Error::from(std::io::ErrorKind::NotFound);
     let world = World::new("texts");
-    let shard = Config { bulk_buffers: vec![(1 << 20, 1 << 30)], ..small() };
+    let shard = small().with(|c| c.memory.bulk_buffers = vec![(1 << 20, 1 << 30)]);
     let workers = Some(WorkerConfig { count: 0, ..WorkerConfig::default() });
     let make = |_: &ShardSetup<'_>| Err("of the application".into());
     let errors: Vec<Box<dyn std::error::Error>> = vec![
         Box::new(SpawnError::from(io())),
-        Box::new(rpcrdma::stream::StreamError::from(io())),
+        Box::new(rpcrdma_rpcbind::stream::StreamError::from(io())),
         Box::new(rpcrdma::CloseReason::from(rpcrdma::PeerFault::NotAuthenticated(
             rpcrdma::auth::AuthError::WrongProof,
         ))),
@@ -340,7 +339,7 @@ fn errors_are_sent_between_threads_and_say_nothing_twice() {
         Box::new(refused(&world, one(nothing()), &ServerConfig { shard, ..small_server() })),
         Box::new(refused(&world, one(nothing()), &ServerConfig { workers, ..small_server() })),
         Box::new(refused(&world, one(nothing().on_workers()), &small_server())),
-        Box::new(Server::start_with(&world.address(), &small_server(), make).err().expect("it is refused")),
+        Box::new(Server::start_with(&world.address(), make, &small_server()).err().expect("it is refused")),
     ];
     for error in errors {
         let mut of = Some(&*error);

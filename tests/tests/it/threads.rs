@@ -287,7 +287,7 @@ fn end_of<T>(future: &mut std::pin::Pin<Box<impl Future<Output = T>>>) -> T {
 fn futures_of_memory_wait_for_a_free_buffer_in_order() {
     let mut world = World::new("memory-later");
     let address = world.serve(small_server());
-    let config = Config { bulk_buffers: vec![(4096, 1)], ..small() };
+    let config = small().with(|c| c.memory.bulk_buffers = vec![(4096, 1)]);
     let mut client = Client::connect(&address, small_client(config)).unwrap();
     let held = client.alloc(4096).expect("the only one");
     let mut context = Context::from_waker(Waker::noop());

@@ -13,7 +13,6 @@ use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::fabric::contract::loopback_address;
 use rpcrdma::proto::binding::nfs3::{PROGRAM, Sizes, VERSION, bindings};
 use rpcrdma::{CallError, Config, LocalClient, Reply, Scheme};
-use rpcrdma_tests::With;
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
@@ -120,7 +119,9 @@ impl Nfsd {
 
     /// A client as a user.
     pub(crate) fn client_as(&self, uid: u32, scheme: Scheme) -> Nfs {
-        self.client_with(uid, Config::default().with(|c| c.wire.credit_mode = scheme))
+        let mut shard = Config::default();
+        shard.wire.credit_mode = scheme;
+        self.client_with(uid, shard)
     }
 
     /// A client as a user, with some configuration of its shard.
@@ -129,7 +130,8 @@ impl Nfsd {
         config.credential = Credential::sys("tests", uid, uid, &[]).expect("a credential");
         config.bindings = Some(Arc::new(bindings(&Sizes::default())));
         let buffers = vec![(256 << 10, 4), (1 << 20, 2)];
-        config.shard = shard.with(|c| c.memory.bulk_buffers = buffers);
+        config.shard = shard;
+        config.shard.memory.bulk_buffers = buffers;
         let client = LocalClient::connect(&self.address.parse().expect("an address"), config).expect("connected");
         let handle = crate::mount::mount(self.mount_port, &self.path()).expect("mounted");
         Nfs { client, root: nfs_fh3 { data: Opaque::owned(handle) } }

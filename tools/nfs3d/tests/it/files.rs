@@ -6,7 +6,6 @@ use std::time::UNIX_EPOCH;
 
 use nfs3_types::nfs3::*;
 use rpcrdma::{Config, Scheme};
-use rpcrdma_tests::With;
 
 use crate::client::{Nfsd, is_root, pattern, put, status, with_mode};
 
@@ -98,10 +97,9 @@ fn a_read_without_a_chunk_gets_what_the_threshold_allows() {
     let data = pattern(10_000);
     put(&nfsd.path().join("file"), &data);
     for (receive_size, most) in [(4096, 3940), (2048, 1892), (1024, 868)] {
-        let shard = Config::default().with(|c| {
-            c.wire.credit_mode = Scheme::V1;
-            c.wire.receive_size = receive_size;
-        });
+        let mut shard = Config::default();
+        shard.wire.credit_mode = Scheme::V1;
+        shard.wire.receive_size = receive_size;
         let mut nfs = nfsd.client_with(0, shard);
         let root = nfs.root.clone();
         let file = nfs.find(&root, "file");
