@@ -57,7 +57,7 @@ mod config;
 mod connect;
 mod endpoint;
 mod expiring;
-#[cfg(any(test, fuzzing, feature = "testing"))]
+#[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzz;
 mod listener;

@@ -100,7 +100,7 @@ impl Into<'_> {
     }
 
     /// Puts its first bytes, for those who have no socket.
-    #[cfg(any(test, fuzzing, feature = "testing"))]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn put(self, bytes: &[u8]) {
         match self {
             Self::Bytes(to) => to[..bytes.len()].copy_from_slice(bytes),

@@ -32,7 +32,7 @@ mod address;
 mod config;
 mod connect;
 mod doorbell;
-#[cfg(any(fuzzing, feature = "testing"))]
+#[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod fuzz;
 mod memory;

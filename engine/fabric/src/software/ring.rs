@@ -57,7 +57,7 @@ impl Header {
     }
 
     /// As they lie in memory.
-    #[cfg(any(test, fuzzing, feature = "testing"))]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn words(self) -> (u64, u64) {
         (self.first, self.second)
     }
@@ -194,7 +194,7 @@ impl Producer {
     }
 
     /// Both in one.
-    #[cfg(any(test, fuzzing, feature = "testing"))]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn push(&mut self, memory: &impl RingMemory, header: Header, payload: &[u8]) -> bool {
         let written = self.write(memory, payload);
         if written {

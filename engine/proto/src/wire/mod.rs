@@ -42,7 +42,7 @@ mod display;
 mod error;
 mod head;
 mod header;
-#[cfg(any(test, fuzzing, feature = "testing"))]
+#[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod invariants;
 pub mod optional;

@@ -244,7 +244,7 @@ impl Endpoint {
     }
 
     /// The same as bytes, no more than `most`, for those who have no socket.
-    #[cfg(any(test, fuzzing, feature = "testing"))]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn unsent(&self, most: usize) -> Vec<u8> {
         self.outbound.bytes(most)
     }

@@ -153,7 +153,7 @@ impl Outbound {
         self.stream.slices(to);
     }
 
-    #[cfg(any(test, fuzzing, feature = "testing"))]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn bytes(&self, most: usize) -> Vec<u8> {
         self.stream.bytes(most)
     }

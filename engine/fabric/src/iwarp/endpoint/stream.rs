@@ -139,7 +139,7 @@ impl Stream {
     }
 
     /// The first `most` of the bytes themselves, for tests, which have no socket.
-    #[cfg(any(test, fuzzing, feature = "testing"))]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn bytes(&self, most: usize) -> Vec<u8> {
         let mut all = Vec::new();
         let mut at = self.first;

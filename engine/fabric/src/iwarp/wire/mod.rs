@@ -28,7 +28,7 @@
 #![forbid(unsafe_code)]
 
 pub mod crc;
-#[cfg(any(test, fuzzing, feature = "testing"))]
+#[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod invariants;
 pub mod mpa;
