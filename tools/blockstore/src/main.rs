@@ -55,7 +55,7 @@ const PAGE: usize = 4096;
 /// How long calls under way may take to end when the server is told to stop.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// A block store over RPC-over-RDMA.
+/// Serves one file as a block store over RDMA, and copies files to such a store.
 #[derive(Debug, Parser)]
 #[command(name = "blockstore")]
 enum Cli {
@@ -74,22 +74,22 @@ enum Cli {
 /// How the server moves blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Io {
-    /// By io_uring, where that is allowed.
+    /// io_uring if allowed, else threads.
     Auto,
-    /// By io_uring, or not at all.
+    /// io_uring.
     Uring,
-    /// Through a mapping (of a tmpfs by the system), and by workers.
+    /// A mapping (system calls on tmpfs) and worker threads.
     Threads,
 }
 
-/// What a shard does when there is nothing to do.
+/// Behavior of a shard without work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Idle {
-    /// It looks again and again for a while, then sleeps.
+    /// Polls for a while, then sleeps.
     Adaptive,
-    /// It sleeps at once.
+    /// Sleeps at once.
     Event,
-    /// It never sleeps.
+    /// Polls always.
     Poll,
 }
 
@@ -108,35 +108,34 @@ struct Serve {
     /// The file.
     #[arg(long, value_name = "PATH")]
     file: PathBuf,
-    /// Makes the file this long, if it is shorter or does not exist: bytes, or with K, M, G, T (1024 each).
+    /// Creates the file, or grows it to this size: bytes, or with K, M, G, T (1024 each).
     #[arg(long, value_name = "BYTES", value_parser = size)]
     size: Option<u64>,
-    /// Where to listen: an address, or several, of several devices or fabrics, separated by commas.
+    /// Addresses, separated by commas: verbs:HOST:PORT, iwarp:HOST:PORT, soft:NAME.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "soft:blockstore")]
     listen: Vec<Address>,
-    /// Cores to pin shards to, one each, separated by commas. Without, there is one shard for each address, anywhere.
+    /// Cores of the shards, separated by commas. Default: one unpinned shard for each address.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cores: Vec<usize>,
-    /// How blocks are moved.
+    /// I/O engine.
     #[arg(long, value_enum, default_value_t = Io::Auto)]
     io: Io,
-    /// Without io_uring: threads for WRITE and FLUSH, which may block. With 0, they run on the shards, which stand
-    /// still meanwhile.
+    /// Without io_uring: threads for WRITE and FLUSH, which may block. 0: the shards do them, and block all clients.
     #[arg(long, value_name = "N", default_value_t = 1)]
     workers: usize,
-    /// With io_uring: uses the page cache for all blocks.
+    /// With io_uring: uses the page cache.
     #[arg(long)]
     buffered: bool,
-    /// With io_uring: most blocks that the kernel has at once, of each shard; others wait.
+    /// With io_uring: outstanding blocks of one shard; further ones wait.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=4096))]
     ring: u32,
-    /// What shards do when there is nothing to do.
+    /// Behavior of a shard without work.
     #[arg(long, value_enum, default_value_t = Idle::Adaptive)]
     idle: Idle,
-    /// Serves the file as it is, and refuses WRITE.
+    /// Refuses WRITE.
     #[arg(long)]
     read_only: bool,
-    /// Tells statistics at this Unix socket, for `rpcrdma top` and `rpcrdma exporter`.
+    /// Unix socket for statistics, for `rpcrdma top` and `rpcrdma exporter`.
     #[arg(long, value_name = "PATH")]
     stats: Option<PathBuf>,
     #[command(flatten)]
@@ -161,8 +160,8 @@ struct Transfer {
 /// Whom to talk to.
 #[derive(Debug, Args)]
 struct Trust {
-    /// Talks to those only who hold the key in this file (`openssl rand -out FILE 32` makes one), and proves to hold
-    /// it, too. That says who connects; it does not encrypt.
+    /// Pre-shared key of both ends, in a file (`openssl rand -out FILE 32` creates one). Peers without it are refused. It
+    /// does not encrypt.
     #[arg(long, value_name = "FILE")]
     host_key: Option<PathBuf>,
 }
@@ -190,7 +189,7 @@ struct Shape {
 struct Verify {
     #[command(flatten)]
     transfer: Transfer,
-    /// Gives the order of the blocks.
+    /// Seed of the order of blocks.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }

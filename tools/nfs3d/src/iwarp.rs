@@ -9,11 +9,11 @@ use rpcrdma::config::{Crc, FpduSize, IwarpConfig};
 /// Of meaning at `iwarp:` addresses only, and refused at others.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct IwarpOptions {
-    /// iWARP: CRC-32C of each FPDU: never, and peers that want it are refused; if the peer asks for it; always.
-    /// [default: if-asked]
+    /// iWARP: CRC-32C of each FPDU. never: peers that ask for it are refused. [default: if-asked]
     #[arg(long, value_name = "never|if-asked|always")]
     crc: Option<Crc>,
-    /// iWARP: how long FPDUs are: within a TCP segment, or as long as the format allows. [default: auto, by the peer]
+    /// iWARP: length of FPDUs. segment: within a TCP segment. longest: as long as the format allows. [default: auto, by
+    /// the peer]
     #[arg(long, value_name = "auto|segment|longest")]
     fpdu: Option<FpduSize>,
 }

@@ -83,90 +83,85 @@ const CREDITS: u32 = 32;
 
 /// Exports a directory by NFS version 3, over RDMA, TCP (iWARP) or the software fabric.
 ///
-/// As root, it acts as whoever calls, as AUTH_SYS credentials say (see --squash): whoever can reach the
-/// server can claim to be anybody, so be sure who that is. Not as root, it acts as its own user, whoever
-/// calls.
+/// As root, the server acts as the user of the caller's AUTH_SYS credential (see --squash). Every host that
+/// reaches the server can claim to be any user: use a trusted network. Not as root, it acts as its own user.
 ///
-/// Other file systems mounted within the directory are not exported. There is no lock manager (NLM, and NSM
-/// with it): clients mount with nolock, and their locks are not seen by other hosts. There are no ACLs
-/// (NFSACL).
+/// File systems mounted below the directory are not exported. There is no lock manager (NLM, NSM): clients
+/// mount with nolock, and other hosts do not see their locks. There are no ACLs (NFSACL).
 #[derive(Debug, Parser)]
 #[command(name = "nfs3d", args_override_self = true)]
 struct Cli {
-    /// The directory.
+    /// Exported directory.
     directory: PathBuf,
-    /// Where to serve NFS: verbs:HOST:PORT, verbs:DEVICE/GID@HOST:PORT, iwarp:HOST:PORT, soft:NAME; or several of
-    /// these, separated by commas, of several devices or fabrics.
+    /// Addresses of NFS, separated by commas: verbs:HOST:PORT, verbs:DEVICE/GID@HOST:PORT, iwarp:HOST:PORT, soft:NAME.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "soft:nfs3d")]
     listen: Vec<Address>,
-    /// TCP port of MOUNT; 0 for any that is free.
+    /// TCP port of MOUNT; 0: any free port.
     #[arg(long, value_name = "PORT", default_value_t = 20048)]
     mount_port: u16,
-    /// Registers NFS and MOUNT with this host's rpcbind, and withdraws them at the end. It knows one address of IPv4 and
-    /// one of IPv6 for each program.
+    /// Registers NFS and MOUNT with the host's rpcbind, and withdraws them at the end. rpcbind holds one IPv4 and one IPv6
+    /// address per program.
     #[arg(long)]
     rpcbind: bool,
-    /// Whom clients' users become.
+    /// User mapping.
     #[arg(long, value_enum, default_value = "root")]
     squash: Squash,
-    /// Refuses every change.
+    /// Refuses changes.
     #[arg(long)]
     read_only: bool,
-    /// Answers changes of names and attributes before they are stable. (What is written is as stable as its
-    /// client asks, in any case.)
+    /// Answers changes of names and attributes before they are stable. Written data is as stable as the client asks, with
+    /// and without this option.
     #[arg(long = "async")]
     not_sync: bool,
-    /// Threads that do the work, as it may wait for a disk; one client has half of them at most, the next one
-    /// half of the rest, and so on: however long the disk takes that one waits for, others go on. With 0, the
-    /// shards do it, which stand still meanwhile: fastest for what is in memory.
+    /// Threads for file operations, which may block. One client gets at most half of them, the next one half of the rest,
+    /// and so on: a slow disk does not stop other clients. 0: the shards do file operations, which is fastest for files
+    /// in memory, and blocks all clients of the shard.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(0..=256))]
     workers: u16,
-    /// Cores to pin shards to, one each, separated by commas, and at least one for each address. Without, there is one
-    /// shard for each address, anywhere.
+    /// Cores of the shards, separated by commas; at least one for each address. Default: one unpinned shard for each
+    /// address.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cores: Vec<usize>,
-    /// What a shard does when it finds no work.
+    /// Behavior of a shard without work.
     #[arg(long, value_enum, default_value = "yield")]
     idle: Idle,
-    /// Clients that may be busy at once, for each shard: each takes 32 MiB of memory.
+    /// Clients of one shard that may be busy at once. Each takes 32 MiB of memory.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     clients: u16,
-    /// Seconds without a reply after which it is found out whether a client is still there; 0 for never.
-    /// (One that is gone without a word has its memory until then.)
+    /// Idle seconds before a keep-alive probe; 0: never. A vanished client keeps its memory until then.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     keep_alive: u32,
-    /// Seconds for which a client may owe what it was asked for, as the data of a WRITE, before its connection is ended.
-    /// Time in which it moves data at the least rate does not count.
+    /// Seconds without progress, such as of the data of a WRITE, before the server ends the connection. Time in which the
+    /// client moves data at the least rate does not count.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     progress_timeout: u32,
-    /// The least rate, in bytes a second.
+    /// Least rate, in bytes per second.
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 10, value_parser = clap::value_parser!(u64).range(1..))]
     least_rate: u64,
-    /// What file handles are made of.
+    /// Source of file handles.
     #[arg(long, value_enum, default_value = "auto")]
     handles: By,
-    /// The key that file handles are sealed with, made if it is not there: with it, handles survive a
-    /// restart. As it says who may open which file, it must not be in the directory. [default: nfs3d.key
-    /// in /var/lib for root, in ~/.local/state for others]
+    /// Key that seals file handles; created if missing. With the same key, handles survive a restart. It must not be in
+    /// the exported directory. [default: nfs3d.key in /var/lib for root, in ~/.local/state for others]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Tells statistics at this Unix socket, for `rpcrdma top` and `rpcrdma exporter`.
+    /// Unix socket for statistics, for `rpcrdma top` and `rpcrdma exporter`.
     #[arg(long, value_name = "PATH")]
     stats: Option<PathBuf>,
     #[command(flatten)]
     iwarp: IwarpOptions,
 }
 
-/// What a shard does when it finds no work.
+/// Behavior of a shard without work.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Idle {
-    /// Sleeps: each call pays for waking it.
+    /// Sleeps at once. Each call pays for a wake-up.
     Event,
-    /// Lets others have the core for a while, then sleeps: for cores that it shares with clients.
+    /// Yields the core for a while, then sleeps. For cores shared with clients.
     Yield,
-    /// Goes on looking for a while, then sleeps.
+    /// Polls for a while, then sleeps.
     Spin,
-    /// Goes on looking: for a core of its own (see --cores), which is always busy.
+    /// Polls always. For dedicated cores (see --cores), which are always busy.
     Poll,
 }
 

@@ -27,7 +27,7 @@ const WIDE: usize = 200;
 /// Watch a server: its shards, procedures and connections
 ///
 /// Shows rates of the last interval, and of each the least and the most since this began, as the server tells them at
-/// the socket of its option for statistics (`ServerConfig::stats`; `--stats` of rpcperf serve and of the examples).
+/// the socket of its option for statistics (`ServerConfig::stats`; `--stats` of rpcperf serve, nfs3d and blockstore).
 /// Watching changes nothing that others see. A server that is gone is waited for.
 ///
 /// Keys: s, p, c (or Tab) for shards, procedures, connections; arrows (or j, k) for another row, whose shard is told in
