@@ -166,7 +166,7 @@ fn the_header_types_are_those_of_the_codec() {
 fn what_is_said_to_prove_a_rule_is_a_test() {
     let tests = test_names();
     assert!(tests.contains("what_is_said_to_prove_a_rule_is_a_test"), "{} tests were found", tests.len());
-    let rows = rows(&section(&read("engine/PROTOCOL.md"), "## What proves it"));
+    let rows = rows(&section(&read("engine/REQUIREMENTS.md"), "## Tests of engine-specific rules"));
     assert!(rows.len() >= 25, "only {} rules have a proof", rows.len());
     for row in rows {
         let named: Vec<&str> = row[2].split(", ").map(|name| name.trim_matches('`')).collect();

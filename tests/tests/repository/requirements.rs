@@ -102,7 +102,7 @@ fn every_section_that_requires_something_has_a_row() {
     let (document, all) = requirements();
     let mut counted = BTreeMap::new();
     let mut texts = BTreeSet::new();
-    for row in rows(&section(&document, "## Where the texts use a requirement word")) {
+    for row in rows(&section(&document, "## Requirement words per section")) {
         let [text, total, sections] = &row[..] else { panic!("three cells, not {row:?}") };
         assert!(texts.insert(text.clone()), "{text} is counted twice");
         let mut sum = 0;
