@@ -1,11 +1,11 @@
-//! Upper-layer bindings: which arguments and results of a procedure may be placed directly (RFC 8166 §6).
+//! Upper-layer bindings: which data items are eligible for direct placement (RFC 8166 §6).
 //!
 //! A [`Binding`] says it for one procedure, a [`Bindings`] table for programs. Both ends use the same one: a
 //! server makes its procedures of it (`Procedure::with_binding`) and refuses calls that break it; a client checks a
 //! call before it is sent, and sizes its reply resources by it. [`nfs3`] is the ready one of NFS version 3.
 //!
-//! What a binding does *not* restrict: a call as a whole may travel in a position-zero Read chunk and a reply
-//! as a whole in the Reply chunk, whatever is in them (RFC 8166 §6.1).
+//! A binding does *not* restrict long messages. A Position Zero Read chunk can carry any call, a Reply chunk any reply
+//! (RFC 8166 §6.1).
 #![forbid(unsafe_code)]
 
 pub mod nfs3;
@@ -16,7 +16,7 @@ use crate::wire::ErrorBody;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor};
 use crate::wire::xdr::{Reader, padded};
 
-/// Items of a procedure's arguments, or of its results, that may be reduced.
+/// The eligible items of a procedure's arguments or results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Eligible {
     /// How many there are.
@@ -36,14 +36,14 @@ pub struct Eligible {
 pub struct Binding {
     /// Arguments that may travel as Read chunks.
     pub arguments: Eligible,
-    /// Each of these has the count of its bytes in front of it, which stays in the message, as `opaque<>`
-    /// and `string<>` have. Default true.
+    /// Whether a byte count precedes each item and stays in the message, as for `opaque<>` and `string<>`. Default
+    /// true. Default true.
     pub counted: bool,
     /// Results that may travel as Write chunks.
     pub results: Eligible,
-    /// Most bytes of the arguments with every eligible item taken out, without RPC header.
+    /// Most bytes of arguments without RPC header and eligible items.
     pub max_call: usize,
-    /// Most bytes of the results with every eligible item taken out, without RPC header.
+    /// Most bytes of results without RPC header and eligible items.
     pub max_reply: usize,
 }
 
@@ -92,8 +92,8 @@ pub enum BindingError {
 }
 
 impl BindingError {
-    /// What a responder answers (version 2 §6.4.3; RFC 8166 §4.5, where all of these are ERR_CHUNK); `None`
-    /// for GARBAGE_ARGS, which is RPC's.
+    /// The responder's error (version 2 §6.4.3; RFC 8166 §4.5 has ERR_CHUNK for all). `None` for GARBAGE_ARGS, which is
+    /// an RPC error.
     pub fn answer(&self) -> Option<ErrorBody> {
         match *self {
             BindingError::ReductionOff | BindingError::ArgumentTooLong { .. } => Some(ErrorBody::BadXdr),
@@ -115,30 +115,28 @@ impl Binding {
         Self { arguments: none, counted: true, results: none, max_call, max_reply }
     }
 
-    /// Arguments that may be reduced: how many, and the most bytes of each.
+    /// Sets the count of eligible arguments and the most bytes of each.
     pub const fn arguments(mut self, count: usize, max_len: usize) -> Self {
         self.arguments = Eligible { count, max_len };
         self
     }
 
-    /// The arguments that may be reduced are of another kind than `opaque<>` and `string<>`: arrays of longer
-    /// elements, optional data, or opaque data of a fixed length. The word in front of them says nothing
-    /// of their bytes.
+    /// Marks eligible arguments as neither `opaque<>` nor `string<>`. They are arrays of longer elements, optional
+    /// data, or opaque data of fixed length. The word before them is not a byte count.
     pub const fn uncounted(mut self) -> Self {
         self.counted = false;
         self
     }
 
-    /// In front of each argument that may be reduced is the count of its bytes.
+    /// Whether a byte count precedes each eligible argument.
     pub const fn is_counted(&self) -> bool {
         self.counted
     }
 
-    /// Bytes of the argument that is in a Read chunk of so many, which may have its XDR round-up, too: RFC
-    /// 8166 §3.4.5.2 allows that, and leaves the count in the message as it is. `word` is the one in
-    /// front of the chunk, if there is one. `None` if it is not the count of these bytes, or counts more than the
-    /// argument can have: such arguments are garbage. Of [uncounted](Self::uncounted) arguments all bytes count that
-    /// one can have.
+    /// Bytes of the argument in a Read chunk of `chunk` bytes. The chunk may include the XDR round-up; the count in the
+    /// message does not (RFC 8166 §3.4.5.2). `word` is the one in front of the chunk, if there is one. `None` if it is
+    /// not the count of these bytes, or counts more than the argument can have: such arguments are garbage. Of
+    /// [uncounted](Self::uncounted) arguments all bytes count that one can have.
     pub const fn argument_len(&self, chunk: usize, word: Option<u32>) -> Option<usize> {
         let max_len = self.arguments.max_len;
         if !self.counted {
@@ -156,30 +154,29 @@ impl Binding {
         }
     }
 
-    /// Results that may be reduced: how many, and the most bytes of each.
+    /// Sets the count of eligible results and the most bytes of each.
     pub const fn results(mut self, count: usize, max_len: usize) -> Self {
         self.results = Eligible { count, max_len };
         self
     }
 
-    /// Most bytes of arguments in the message when `reduced` of the eligible ones travel apart.
+    /// Most bytes of inline arguments when `reduced` eligible ones travel apart.
     pub const fn call_len(&self, reduced: usize) -> usize {
         self.max_call.saturating_add(left_in(&self.arguments, reduced))
     }
 
-    /// Most bytes of results in the message when `reduced` of the eligible ones travel apart: what a
-    /// requester must have room for, inline or in a Reply chunk (RFC 8166 §6.2), beside the RPC reply
-    /// header.
+    /// Most bytes of inline results when `reduced` eligible ones travel apart. A requester needs that room beside the
+    /// RPC reply header, inline or in a Reply chunk (RFC 8166 §6.2).
     pub const fn reply_len(&self, reduced: usize) -> usize {
         self.max_reply.saturating_add(left_in(&self.results, reduced))
     }
 
-    /// Checks a call: by a requester before it is sent, by a responder before anything of it is read.
+    /// Checks a call: a requester before sending, a responder before reading.
     ///
-    /// `inline_len` is the bytes of arguments in the message, `reads` the bytes of each Read chunk but one at
-    /// position zero, `writes` those of each Write chunk. An empty Write chunk has its place and asks for
-    /// its result inline. A Write chunk may have more room than the result can need. `reduction` is what
-    /// [`reduction_allowed`] says.
+    /// `inline_len` is the bytes of arguments in the message. `reads` has the bytes of each Read chunk but one at
+    /// position zero, `writes` those of each Write chunk. An empty Write chunk has its place and asks for its result
+    /// inline. A Write chunk may have more room than the result can need. `reduction` is what [`reduction_allowed`]
+    /// says.
     ///
     /// # Errors
     /// The first rule that it breaks.
@@ -258,12 +255,12 @@ impl Bindings {
     }
 }
 
-/// Whether items of a call with this credential may be reduced, arguments and results alike.
+/// Whether items may be reduced in a call with this credential.
 ///
-/// RPCSEC_GSS integrity and privacy work on whole messages, and its control messages are its own: with these
-/// nothing is eligible, and the call is as on a transport without direct placement (RFC 8166 §8.2.2). So it
-/// is with services that are not known here, and with credentials that cannot be read. Plain authentication
-/// (`rpc_gss_svc_none`) changes nothing.
+/// RPCSEC_GSS integrity and privacy cover whole messages, and control messages are RPCSEC_GSS's own. With these no item
+/// is eligible: the call is as on a transport without direct placement (RFC 8166 §8.2.2). The same holds for unknown
+/// services and unreadable credentials. So it is with services that are not known here, and with credentials that
+/// cannot be read. Plain authentication (`rpc_gss_svc_none`) changes nothing.
 pub fn reduction_allowed(flavor: u32, credential: &[u8]) -> bool {
     const DATA: u32 = 0;
     const SERVICE_NONE: u32 = 1;

@@ -1,8 +1,7 @@
-//! The calls that this side has made: a slot each, found by XID without a search.
+//! This side's calls: one slot each, found by XID without a search.
 //!
-//! An XID is a slot number with the slot's generation above it. A call that was sent and then given up keeps
-//! its slot until its reply has come (or the connection is over), so that no late reply can ever match
-//! another call.
+//! An XID is a slot number with the slot's generation above it. A sent call that was given up keeps its slot until its
+//! reply arrives or the connection ends. So no late reply can match another call.
 
 use std::collections::VecDeque;
 
@@ -199,7 +198,7 @@ impl CallTable {
         self.waiting.clear();
     }
 
-    /// Takes a slot for a call that is to be sent; `None` when all are in use.
+    /// Takes a slot for a new call; `None` when all are in use.
     #[inline]
     fn insert(&mut self, token: u64, deadline: u64) -> Option<CallId> {
         self.insert_as(State::Queued, token, deadline)

@@ -1,6 +1,5 @@
-//! What may change while connected: an [`Exchange`] on its connection. What the peer's end tells takes effect
-//! here, in the terms; what this end tells is the owner's to bring about, but for what concerns one
-//! connection alone.
+//! What may change while connected: an [`Exchange`] on its connection. Values from the peer take effect here, in the
+//! terms. The owner applies this end's values, except those of one connection alone.
 
 use std::collections::VecDeque;
 
@@ -61,9 +60,11 @@ impl Connection {
         self.changes.exchange.as_deref()
     }
 
-    /// What the last message led to, oldest first. Requests of the peer are answered already; one for a size
-    /// of Receives that [`ConnConfig::receive_sizes`](super::ConnConfig::receive_sizes) has is pending
-    /// until [`settle_receive_size`](Self::settle_receive_size).
+    /// The next event of the last message, oldest first. Requests of the peer are answered already. Only a request for
+    /// a size in [`ConnConfig::receive_sizes`](super::ConnConfig::receive_sizes) is pending, until
+    /// [`settle_receive_size`](Self::settle_receive_size). Requests of the peer are answered already; one for a size of
+    /// Receives that [`ConnConfig::receive_sizes`](super::ConnConfig::receive_sizes) has is pending until
+    /// [`settle_receive_size`](Self::settle_receive_size).
     pub fn poll_change(&mut self) -> Option<exchange::Event> {
         self.changes.events.pop_front()
     }
@@ -91,9 +92,9 @@ impl Connection {
         }
     }
 
-    /// Tells the peer of the size of this end's Receives. One that grows must be true by now. One that
-    /// shrinks must not be true before [`promised_receive`](Self::promised_receive) says that the peer
-    /// relies on no more.
+    /// Announces this end's Receive size to the peer. A larger size must already be in effect. One that grows must be
+    /// true by now. A smaller size must not take effect before [`promised_receive`](Self::promised_receive) has fallen
+    /// to it.
     ///
     /// # Errors
     /// The peer was not told.
@@ -101,8 +102,7 @@ impl Connection {
         self.update(Characteristic::ReceiveSize(bytes as u32), false)
     }
 
-    /// As [`update_receive_size`](Self::update_receive_size), and it ends what the peer had asked for, if it
-    /// had.
+    /// As [`update_receive_size`](Self::update_receive_size); also ends a pending request of the peer.
     ///
     /// # Errors
     /// The peer was not told.
@@ -110,10 +110,10 @@ impl Connection {
         self.update(Characteristic::ReceiveSize(bytes as u32), true)
     }
 
-    /// From now on calls of this side offer a handle for Send With Invalidate, or none; the peer is told.
+    /// Sets whether calls of this side offer Send With Invalidate; announces it to the peer.
     ///
     /// # Errors
-    /// The peer was not told, or the configuration has no such thing; nothing has changed.
+    /// The peer cannot be told, or the configuration has no such option. Nothing changed.
     pub fn set_remote_invalidation(&mut self, yes: bool) -> Result<(), ChangeError> {
         if yes && !self.config.remote_invalidation {
             return Err(ChangeError::Constant(PropertyId::RemoteInvalidation));
@@ -140,8 +140,8 @@ impl Connection {
         self.changes.offers_invalidation
     }
 
-    /// The size of Receives that the peer may rely on: that which it was told last, or a larger one until it
-    /// is known to have read that.
+    /// The Receive size that the peer may rely on: the last announced one, or a larger one until the peer is known to
+    /// have read the last.
     pub fn promised_receive(&mut self) -> usize {
         let told =
             self.changes.exchange.as_ref().map_or(self.config.receive_size, |all| all.local().receive_size as usize);
@@ -149,7 +149,7 @@ impl Connection {
         self.changes.promised
     }
 
-    /// The peer has received all that it was told.
+    /// Whether the peer has received all announcements.
     fn peer_knows(&self) -> bool {
         let queued = self.changes.exchange.as_ref().is_some_and(|exchange| exchange.has_output());
         !queued && self.changes.told.is_none_or(|message| self.credits.is_received(message))
@@ -198,7 +198,7 @@ impl Connection {
         self.queue_operations();
     }
 
-    /// Answers a request of the peer: what concerns this connection alone is done at once.
+    /// Answers the peer's request; applies values of this connection alone at once.
     fn answer_request(&mut self) {
         let Some(exchange) = &mut self.changes.exchange else { return };
         let config = &self.config;
@@ -232,7 +232,7 @@ impl Connection {
         self.session.set_terms(self.session.terms().changed(&self.config, exchange.local(), &peer));
     }
 
-    /// Has a place in the queue, if there is anything to be sent; none, if there is not.
+    /// Queues this connection's operations for sending, if there are any.
     fn queue_operations(&mut self) {
         let wanted = self.changes.exchange.as_ref().is_some_and(|exchange| exchange.has_output());
         let queued = self.outbox.contains(Outgoing::Optional);

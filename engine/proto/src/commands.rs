@@ -1,11 +1,10 @@
-//! What the owner of a connection says and asks: time, loss, calls and replies.
+//! Input of a connection's owner: time, loss, calls and replies.
 
 use super::{CallError, CallId, ConnConfig, Connection, Event, InboundId, Outgoing, PeerFault, Rejected, Scheme};
 use crate::wire::ErrorBody;
 
 impl Connection {
-    /// The earliest time, in nanoseconds, at which [`handle_timeout`](Self::handle_timeout) may have
-    /// something to do; `u64::MAX` for never.
+    /// The earliest deadline for [`handle_timeout`](Self::handle_timeout), in nanoseconds; `u64::MAX` for none.
     #[inline]
     pub fn next_timeout(&self) -> u64 {
         self.calls.earliest_deadline()
@@ -18,24 +17,24 @@ impl Connection {
         Some((call, token, CallError::TimedOut { sent }))
     }
 
-    /// Time has passed, in nanoseconds: to be said now and then.
+    /// Reports the current time, in nanoseconds; call it now and then.
     pub fn pass_time(&mut self, now: u64) {
         self.useless.pass_time(now);
     }
 
-    /// The peer has sent more messages of no use than this side puts up with: end the connection. To be asked
-    /// after each message that was neither a call nor a reply.
+    /// The error that ends the connection once the peer exceeds its unsolicited-message budget. Call it after each
+    /// message that is neither a call nor a reply. To be asked after each message that was neither a call nor a reply.
     pub fn exhausted(&self) -> Option<PeerFault> {
         self.useless.overdrawn().map(|per_second| PeerFault::Useless { per_second })
     }
 
-    /// Messages received that were of use: neither rejected nor pure grants.
+    /// Useful messages received: neither rejected nor pure grants.
     pub fn useful_messages(&self) -> u64 {
         // One message may spoil another, too.
         self.counters.received.saturating_sub(self.counters.rejected() + self.useless.grants())
     }
 
-    /// Nothing was heard or said yet, nor is anything to be said.
+    /// Whether nothing was received, sent or queued yet.
     pub fn is_untouched(&self) -> bool {
         self.counters.received == 0 && self.counters.sent == 0 && self.calls.is_empty() && self.outbox.is_empty()
     }
@@ -49,15 +48,14 @@ impl Connection {
         Some((call, token, CallError::ConnectionLost { sent }))
     }
 
-    /// The connection is gone, and will be made again: the calls that are not over, and whether each had been
-    /// sent. They are queued again, under their XIDs; nothing else is.
+    /// Detaches the outstanding calls for a reconnect, with whether each was sent. They are queued again under their
+    /// XIDs; nothing else is. They are queued again, under their XIDs; nothing else is.
     pub fn interrupt(&mut self) -> Vec<(CallId, bool)> {
         self.outbox.clear();
         self.calls.interrupt()
     }
 
-    /// Starts again on a new connection, with the calls that were [interrupted](Self::interrupt) and those
-    /// queued since.
+    /// Starts on a new connection with [interrupted](Self::interrupt) and newly queued calls.
     pub fn restart(&mut self, config: ConnConfig) {
         let fresh = Self::new(ConnConfig { max_calls: self.config.max_calls, ..config });
         self.calls = std::mem::replace(self, fresh).calls;
@@ -78,8 +76,8 @@ impl Connection {
         self.calls.start(token, deadline)
     }
 
-    /// As [`start_call`](Self::start_call); true if the call may go out at once: then it is not queued, and
-    /// its header must be [written](Self::emit_plain) now.
+    /// As [`start_call`](Self::start_call), bypassing the queue if possible. True if the call may go out at once: it is
+    /// not queued, and its header must be [written](Self::emit_plain) now.
     ///
     /// # Errors
     /// As [`start_call`](Self::start_call).
@@ -117,8 +115,8 @@ impl Connection {
         self.calls.remove(call, false).map(|(token, _)| token)
     }
 
-    /// As [`reply`](Self::reply); true if the reply may go out at once: then it is not queued, and its header
-    /// must be [written](Self::emit_plain) now.
+    /// As [`reply`](Self::reply), bypassing the queue if possible. True if the reply may go out at once: it is not
+    /// queued, and its header must be [written](Self::emit_plain) now.
     #[inline]
     pub fn reply_now(&mut self, id: InboundId, receives_ok: bool) -> bool {
         let now = self.may_reply(receives_ok);
@@ -154,8 +152,7 @@ impl Connection {
         }
     }
 
-    /// Whether the peer has made this call twice on this connection, and the other one is not answered
-    /// either.
+    /// Whether the peer sent this call twice and the other is also unanswered.
     pub fn is_double(&self, id: InboundId) -> bool {
         self.inbound.is_double(id)
     }
@@ -165,14 +162,13 @@ impl Connection {
         self.inbound.remove(id);
     }
 
-    /// The continued message that is coming in cannot be kept: there is no memory for it. Its remaining parts
-    /// are dropped, and it is answered with an error.
+    /// Drops the continued message in progress, for lack of memory. Its remaining parts are dropped, and the peer gets
+    /// an error. Its remaining parts are dropped, and it is answered with an error.
     pub fn spoil_sequence(&mut self) {
         self.sequences.spoil();
     }
 
-    /// The number of the message of which some parts have come, and not the last: another one for each
-    /// message.
+    /// The number of the incomplete continued message, unique per message.
     pub fn half_sent(&self) -> Option<u32> {
         self.sequences.number()
     }
@@ -182,13 +178,13 @@ impl Connection {
         !self.outbox.is_empty()
     }
 
-    /// Calls of the peer that are not answered, those whose replies wait included.
+    /// Unanswered calls of the peer, including those with queued replies.
     #[inline]
     pub fn calls_served(&self) -> usize {
         self.inbound.len()
     }
 
-    /// Of its credits, those that the peer has used: messages of version 2, calls of version 1.
+    /// Credits used by the peer: messages of version 2, calls of version 1.
     pub fn credits_used(&self) -> u32 {
         match self.credits.scheme() {
             Scheme::V1 => self.inbound.len() as u32,
@@ -196,14 +192,14 @@ impl Connection {
         }
     }
 
-    /// The call whose reply was broken off by the last message, if that was so: to be asked after each
-    /// [`Event::Failed`], [`Event::Late`] and [`Event::Rejected`].
+    /// The call whose reply the last message broke off, if any. Ask after each [`Event::Failed`], [`Event::Late`] and
+    /// [`Event::Rejected`].
     pub fn broken_off(&mut self) -> Option<Event> {
         let xid = self.sequences.take_orphan()?;
         Some(self.end_call(xid, CallError::MalformedReply("something else came between its parts")))
     }
 
-    /// Whether the answer to a call that was sent has not come: also if nobody waits for it.
+    /// Whether a sent call's reply is outstanding, abandoned calls included.
     pub fn is_owed(&self, call: CallId) -> bool {
         self.calls.is_owed(call)
     }

@@ -6,12 +6,12 @@ use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
 use crate::wire::{Revision, Version};
 
-/// What a connection is configured to be, and what is known of its peer when it is made.
+/// Configuration of a connection, and initial knowledge of its peer.
 #[derive(Clone, Debug)]
 pub struct ConnConfig {
     /// The version and credit scheme that this end prefers. [`Scheme::V1`]: version 1 only.
     pub scheme: Scheme,
-    /// Goes on in version 1 with a peer that has no version 2.
+    /// Whether to fall back to version 1 with a peer without version 2.
     pub version_1: bool,
     /// Code points of version 2.
     pub revision: Revision,
@@ -19,52 +19,49 @@ pub struct ConnConfig {
     pub server: bool,
     /// This end answers calls of the peer.
     pub takes_calls: bool,
-    /// Receives that are kept for this connection, beside one for a pure grant: the credit limit that it
-    /// starts with.
+    /// The initial credit limit: Receives for this connection, without the one for a pure grant.
     pub credits: u32,
-    /// Receives of version 1 for calls in the reverse direction (client) or for the replies to them
-    /// (server).
+    /// Version 1 Receives for reverse-direction calls (client) or their replies (server).
     pub reverse_credits: u32,
-    /// Calls of this end that may be outstanding or queued; 0 for none.
+    /// Most outstanding or queued calls of this end; 0 for none.
     pub max_calls: usize,
     /// Which calls in the reverse direction this end takes, as a client.
     pub reverse: ReverseSupport,
-    /// Pure grants wait for half the credit limit, and for nothing else to carry them; without, each message
+    /// Whether pure grants wait for half the credit limit and for another message to carry them. If not, each message
     /// is reported at once.
     pub coalesce_grants: bool,
     /// Where XIDs start: differs from connection to connection.
     pub xid_seed: u32,
-    /// Bytes of each Receive: what the peer is told as the Receive Buffer Size.
+    /// Bytes of each Receive, announced as the Receive Buffer Size.
     pub receive_size: usize,
     /// Bytes of the longest Send.
     pub longest_send: usize,
-    /// Characteristics may change while connected, if the peer offers that too (version 2).
+    /// Whether characteristics may change while connected, if the peer offers it (version 2).
     pub optional_operations: bool,
-    /// Sizes of Receives that the peer may ask for, least and most; the owner then brings them about.
+    /// Receive sizes that the peer may request, minimum and maximum. The owner then applies them.
     pub receive_sizes: Option<(usize, usize)>,
     /// Longest segment that this end handles, in bytes.
     pub segment_size: u32,
     /// Most segments in one header that this end handles.
     pub segment_count: u32,
-    /// RPC messages up to this length are continued rather than sent as a chunk, in bytes.
+    /// Longest RPC message to continue rather than send as a chunk, in bytes.
     pub continue_up_to: usize,
     /// Longest RPC message that is put together from parts, in bytes.
     pub reassemble_up_to: usize,
     /// Replies may come, and go, as Send With Invalidate.
     pub remote_invalidation: bool,
-    /// Messages of no use that the peer may send in a second, and at once.
+    /// Unsolicited messages allowed to the peer, per second and as a burst.
     pub useless_per_second: u32,
     /// Who the peer may be.
     pub auth: AuthPolicy,
-    /// What most messages are is told by their layout; without, each is checked as a whole, which comes to
-    /// the same.
+    /// Whether most messages are decoded by fixed layout. Otherwise each is parsed as a whole, with equal results.
     pub decode_by_layout: bool,
-    /// What the peer's connect message said (RFC 8797).
+    /// Private data of the peer's connect message (RFC 8797).
     pub private_data: Option<PrivateData>,
 }
 
 impl Default for ConnConfig {
-    /// A client of version 2 that takes no calls, has up to 32 under way, and gives way to version 1.
+    /// A version 2 client with fallback, 32 calls, and no calls served.
     fn default() -> Self {
         Self {
             scheme: Scheme::V2Windowed,
@@ -96,7 +93,7 @@ impl Default for ConnConfig {
 }
 
 impl ConnConfig {
-    /// Receives that must be in reserve for such a connection, whatever its version turns out to be.
+    /// Receives to reserve for such a connection, in either version.
     pub fn reserve(&self) -> u32 {
         self.credits + 1 + if self.takes_calls && self.max_calls > 0 { self.reverse_credits } else { 0 }
     }

@@ -15,9 +15,9 @@ pub struct Counters {
     pub grants_pure: u64,
     /// Messages sent.
     pub sent: u64,
-    /// Messages received with MORE: another part of the same call or reply follows.
+    /// Messages received with MORE: not the last part of a message.
     pub continued_received: u64,
-    /// Messages sent with MORE: another part of the same call or reply follows.
+    /// Messages sent with MORE: not the last part of a message.
     pub continued_sent: u64,
     /// Calls and replies received that have chunk lists beside their RPC message.
     pub chunked_received: u64,

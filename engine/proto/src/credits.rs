@@ -1,8 +1,8 @@
-//! Who may send how much: the three credit schemes, counted exactly.
+//! Flow control: three credit modes with exact counts.
 //!
 //! All three are one rule seen from two ends. A *sender* has sent `sent` messages and may go on to `limit`. A
-//! *receiver* has got `received` messages and has told its peer a limit, `told_limit`, for which it keeps
-//! Receives in reserve. The schemes differ in how a header says the limit:
+//! *receiver* has got `received` messages and has announced a limit, `told_limit`. It keeps Receives in reserve for it.
+//! The modes differ in the encoding of the limit:
 //!
 //! | scheme | `rdma_credit` | limit that it says |
 //! |---|---|---|
@@ -10,9 +10,9 @@
 //! | [`Scheme::V2Incremental`] | low half: newly granted; high half: most outstanding | previous limit + newly granted, and no more than the most at a time |
 //! | [`Scheme::V1`] | requested, or granted, calls outstanding | calls answered + granted |
 //!
-//! Before the peer has said anything, a client's limit is 1 and a server's 0 (draft-ietf-nfsv4-rpcrdma-version-two-00
-//! §4.3.3); in version 1 it is 1 in either direction (RFC 8166 §3.3.1). A pure grant may exceed the limit by one, and
-//! every receiver keeps one Receive for it (§4.3.1.2 there).
+//! A client's initial limit is 1 and a server's 0 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.3). In version 1 it is
+//! 1 in either direction (RFC 8166 §3.3.1). A pure grant may exceed the limit by one, and every receiver keeps one
+//! Receive for it (§4.3.1.2 there).
 
 use super::fault::PeerFault;
 
@@ -28,17 +28,17 @@ pub enum Scheme {
     V1,
 }
 
-/// The smallest credit limit: below it a grant could answer a grant for ever.
+/// The smallest credit limit. Below it, grants could answer grants for ever.
 pub const MIN_CREDITS: u32 = 4;
-/// The largest: an increment must fit the 16 bits that the incremental scheme has for it.
+/// The largest credit limit: an increment must fit 16 bits.
 pub const MAX_CREDITS: u32 = 0x7FFF;
 
-/// Pure grants of a single message that may follow each other: each may be used up by one of the peer's, and two peers
-/// would thank each other for ever.
+/// Pure grants for a single message that may follow each other. Without a bound, two idle peers would answer each
+/// other's grants for ever.
 const THANKS: u8 = 4;
 
-/// Credits that are for replies alone, while the peer has calls of this side to answer: what it grants for them beyond its
-/// limit, and what this side keeps of them when it calls.
+/// Credits for replies alone, while the peer has calls of this side to answer. The peer grants them beyond its limit;
+/// this side keeps them back when it calls.
 pub(super) const FOR_REPLIES: u32 = 2;
 
 /// The two credit words of a header.
@@ -119,8 +119,8 @@ impl Credits {
         }
     }
 
-    /// A connection of version 1, whose directions are counted apart (RFC 8167 §4.1): `taken` calls of the
-    /// peer at a time, and up to `made` of this side's own. Either may be 0.
+    /// A version 1 connection, with separate counts per direction (RFC 8167 §4.1). `taken` is the peer's concurrent
+    /// calls, `made` this side's. Either may be 0. Either may be 0.
     pub fn version_1(taken: u32, made: u32) -> Self {
         Self {
             credit_limit: taken.min(MAX_CREDITS),
@@ -141,27 +141,25 @@ impl Credits {
         self.scheme = Scheme::V2Windowed;
     }
 
-    /// The credit limit: messages of the peer (version 1: calls) that this side takes at a time.
+    /// The credit limit: concurrent messages of the peer (version 1: calls).
     #[inline]
     pub fn credit_limit(&self) -> u32 {
         self.credit_limit
     }
 
-    /// Version 1: calls of the peer that may be under way before that is held against it. Deployed clients
-    /// take a call's credit back when they give the call up (its process was killed, its mount is being
-    /// forced off), though it is not answered yet, and may then have as many calls again under way.
+    /// Version 1: concurrent calls tolerated beyond the credit limit. Deployed clients reuse the credit of a call that
+    /// they give up before its reply: its process was killed, or its mount forced off.
     #[inline]
     pub fn tolerated(&self) -> u32 {
         2 * self.credit_limit
     }
 
-    /// Receives beyond the [`reserve`](Self::reserve) for what is tolerated though it was not promised: good
-    /// to have, while there are plenty.
+    /// Receives beyond the [`reserve`](Self::reserve) for tolerated calls; wanted while there are plenty.
     pub fn overcommit(&self) -> u32 {
         if self.scheme == Scheme::V1 { self.tolerated() - self.credit_limit } else { 0 }
     }
 
-    /// Receives that must be in reserve for these promises, and one more: in version 2 for a pure grant.
+    /// Receives to reserve for these credits, and one more: in version 2 for a pure grant.
     pub fn reserve(&self) -> u32 {
         match self.scheme {
             Scheme::V1 => self.credit_limit + self.made + 1,
@@ -170,14 +168,13 @@ impl Credits {
         }
     }
 
-    /// What the peer may still send, as far as it was told.
+    /// Messages that the peer may still send by the announced limit.
     #[inline]
     fn left(&self) -> u32 {
         (self.told_limit.wrapping_sub(self.received) as i32).max(0) as u32
     }
 
-    /// Version 2: Receives of the [`reserve`](Self::reserve) that are not needed while there is room for so many more
-    /// messages than were received.
+    /// Version 2: Receives of the [`reserve`](Self::reserve) not needed while `room` bounds further messages.
     pub fn spared(&self, room: u32) -> u32 {
         let left = self.left();
         self.credit_limit.max(left) - room.min(self.credit_limit).max(left)
@@ -194,15 +191,14 @@ impl Credits {
         self.credit_limit.min((self.credit_limit + for_replies).saturating_sub(taken).max(least))
     }
 
-    /// Version 2: of the credits that there are, those that the peer has used, and has not been told that it may use
-    /// again.
+    /// Version 2: credits that the peer has used and not got back.
     pub fn used(&self) -> u32 {
         self.credit_limit.saturating_sub(self.left())
     }
 
-    /// Offers more Receives from now on, or fewer, within [`MIN_CREDITS`] and [`MAX_CREDITS`]. What the peer
-    /// was told before holds. Version 1 only grows: a grant that is lower than calls under way could not
-    /// be held against them.
+    /// Offers more Receives from now on, or fewer, within [`MIN_CREDITS`] and [`MAX_CREDITS`]. Credits already granted
+    /// stay valid. Version 1 only grows: a lower grant could not be enforced against calls under way. Version 1 only
+    /// grows: a grant that is lower than calls under way could not be held against them.
     pub fn set_credit_limit(&mut self, credit_limit: u32) {
         let credit_limit = credit_limit.clamp(MIN_CREDITS, MAX_CREDITS);
         self.credit_limit = if self.scheme == Scheme::V1 { self.credit_limit.max(credit_limit) } else { credit_limit };
@@ -215,8 +211,9 @@ impl Credits {
         (self.limit.wrapping_sub(self.sent) as i32).max(0) as u32
     }
 
-    /// Whether a message (version 1: a call, if `counted`) may go out now. In version 1 each message lets the
-    /// peer send one more, so nothing goes out until the Receive for it is `replenished`.
+    /// Whether a message (version 1: a `counted` call) may go out now. In version 1 each message lets the peer send one
+    /// more, so nothing goes out until its Receive is `replenished`. In version 1 each message lets the peer send one
+    /// more, so nothing goes out until the Receive for it is `replenished`.
     #[inline]
     pub fn may_send(&self, counted: bool, replenished: bool) -> bool {
         match self.scheme {
@@ -225,9 +222,9 @@ impl Credits {
         }
     }
 
-    /// A message goes out. `counted` is false for version 1 replies and errors, which their call paid for. The peer is
-    /// told that it may send so many more messages than were received, where there is `room` for them and Receives are
-    /// in reserve; else what it could know before.
+    /// A message goes out. `counted` is false for version 1 replies and errors, which their call paid for. Announces
+    /// the limit of received messages plus credits, where there is `room` and Receives are in reserve. Otherwise it
+    /// repeats the earlier limit.
     #[inline(always)]
     pub fn on_send(&mut self, counted: bool, room: Option<u32>) -> CreditWords {
         self.sent = self.sent.wrapping_add(u32::from(counted));
@@ -258,8 +255,8 @@ impl Credits {
         self.words(before)
     }
 
-    /// As [`on_send`](Self::on_send) in the windowed scheme, while there is room: the credits from here on, and how many
-    /// messages were received.
+    /// As [`on_send`](Self::on_send) in the windowed mode, while there is room. Returns the credits from here on and
+    /// the count of received messages.
     #[inline(always)]
     pub fn on_send_windowed(&mut self, room: u32) -> (u32, u32) {
         self.sent = self.sent.wrapping_add(1);
@@ -268,7 +265,7 @@ impl Credits {
         (self.told_limit.wrapping_sub(self.received), self.received)
     }
 
-    /// So many more messages than were received; never back behind what was told.
+    /// Raises the announced limit to `room` beyond received messages; never lowers it.
     #[inline(always)]
     fn raise_limit(&mut self, room: u32) {
         let limit = self.received.wrapping_add(room);
@@ -282,7 +279,7 @@ impl Credits {
         }
     }
 
-    /// What a header says; the peer was told `before` earlier.
+    /// The credit words of a header; `before` is the limit announced earlier.
     #[inline]
     fn words(&self, before: u32) -> CreditWords {
         if self.scheme == Scheme::V2Windowed {
@@ -301,11 +298,11 @@ impl Credits {
         }
     }
 
-    /// A message came in: what its header says of our sending, and, in version 2, one more to count. `payload` is false
-    /// for pure grants. Of version 1 these are the messages that answer our calls: no others speak of them.
+    /// Processes the credit words of a received message; counts it in version 2. `payload` is false for pure grants. Of
+    /// version 1 these are the messages that answer our calls: no others speak of them.
     ///
     /// # Errors
-    /// The peer sent more than it was allowed, or acknowledges what was never sent. The connection must end.
+    /// The peer exceeded its limit or acknowledged an unsent message. The connection must end. The connection must end.
     #[inline(always)]
     pub fn on_receive(&mut self, words: CreditWords, payload: bool) -> Result<(), PeerFault> {
         // Most messages: in the windowed scheme, and no pure grants.
@@ -336,7 +333,7 @@ impl Credits {
         }
     }
 
-    /// The peer has received so many messages, and takes as many more.
+    /// Processes a windowed grant: messages acknowledged and credits beyond them.
     #[inline(always)]
     fn on_windowed(&mut self, acknowledged: u32, credit: u32) -> Result<(), PeerFault> {
         let outstanding = self.sent.wrapping_sub(self.acknowledged);
@@ -348,8 +345,8 @@ impl Credits {
         Ok(())
     }
 
-    /// The peer grants so many more in the low half, and says in the high half how many may be outstanding
-    /// (version 2 §4.3.1.1).
+    /// Processes an incremental grant. The low half has the increment, the high half the outstanding limit (version 2
+    /// §4.3.1.1).
     fn on_increment(&mut self, credit: u32) -> Result<(), PeerFault> {
         let (newly, most) = (credit & 0xFFFF, credit >> 16);
         // Negative by one behind a grant beyond the limit.
@@ -369,8 +366,8 @@ impl Credits {
         Ok(())
     }
 
-    /// A version 2 ERROR came in: its credit word means nothing (version 2 §6.4.3), and its count of messages
-    /// what it always does.
+    /// Processes a version 2 ERROR. Its credit word is meaningless (version 2 §6.4.3); its count of received messages
+    /// is valid.
     ///
     /// # Errors
     /// As [`on_receive`](Self::on_receive).
@@ -386,8 +383,7 @@ impl Credits {
         Ok(())
     }
 
-    /// A message came in that is of no use otherwise: it counts as the peer counts it, and so does what it
-    /// grants by `increment`, if its credit word is there to be read.
+    /// Counts an unusable message as the peer counts it. `increment` is its grant, if its credit word is readable.
     ///
     /// # Errors
     /// As [`on_receive`](Self::on_receive).
@@ -414,7 +410,7 @@ impl Credits {
         Ok(())
     }
 
-    /// Something arrived that the peer has not been told of.
+    /// Whether a received message is not yet reported to the peer.
     #[inline]
     pub fn wants_report(&self) -> bool {
         self.unreported_payload() > 0
@@ -430,8 +426,8 @@ impl Credits {
         self.sent
     }
 
-    /// Whether the peer is known to have received this side's first `sent` messages (version 2): it counts
-    /// them, or it has granted more than it may without having received so many.
+    /// Whether the peer surely received this side's first `sent` messages (version 2). It counts them, or its grants
+    /// imply them.
     pub fn is_received(&self, sent: u32) -> bool {
         let received = match self.scheme {
             Scheme::V2Windowed => self.acknowledged,
@@ -441,12 +437,12 @@ impl Credits {
         received.wrapping_sub(sent) as i32 >= 0
     }
 
-    /// The peer waits to hear that the message which has just come was received.
+    /// Requests a prompt report of the last message: the peer waits for it.
     pub fn report_soon(&mut self) {
         self.reported_payload = self.received.wrapping_sub(self.unreported_payload().max(self.grant_after));
     }
 
-    /// Version 1: one of our calls was answered (or can no longer be), which frees what it used.
+    /// Version 1: frees the credit of a call that ended.
     pub fn on_answered(&mut self) {
         if self.scheme == Scheme::V1 {
             self.answered = self.answered.wrapping_add(1);
@@ -454,14 +450,14 @@ impl Credits {
         }
     }
 
-    /// True when a pure grant is due, should nothing else carry it, and allowed. `room` as in
-    /// [`on_send`](Self::on_send).
+    /// Whether a pure grant is due and allowed, if no message carries it. `room` as in [`on_send`](Self::on_send).
+    /// `room` as in [`on_send`](Self::on_send).
     #[inline]
     pub fn wants_grant(&self, room: Option<u32>) -> bool {
         let Some(room) = room.filter(|_| self.scheme != Scheme::V1) else { return false };
         let left = self.told_limit.wrapping_sub(self.received) as i32;
-        // Pure grants use up credits too, and must be reported in the end; but never one for one, or two
-        // idle peers would thank each other for ever.
+        // Pure grants use credits too and must be reported in the end. One is never answered with one, or two idle
+        // peers would alternate for ever.
         let low = match room >= self.credit_limit {
             true => self.received != self.reported && left <= (self.credit_limit / 2) as i32,
             false => self.wants_crowded(room, left),
@@ -469,14 +465,14 @@ impl Credits {
         (low || self.unreported_payload() >= self.grant_after) && self.may_grant()
     }
 
-    /// The same for want of credits, while there is not room for the whole credit limit: only a peer that has used all
-    /// that it may needs to hear of more, or one that has used its one grant beyond the limit.
+    /// The same while there is no room for the whole credit limit. Only a peer without credits needs a grant, or one
+    /// that used its one grant beyond the limit.
     #[cold]
     fn wants_crowded(&self, room: u32, left: i32) -> bool {
         left < 0 || (left == 0 && (room > 1 || (room == 1 && self.thanks < THANKS)))
     }
 
-    /// A pure grant may be sent: it may exceed the limit by one.
+    /// Whether a pure grant may be sent: it may exceed the limit by one.
     #[inline]
     pub fn may_grant(&self) -> bool {
         (self.limit.wrapping_sub(self.sent) as i32) >= 0

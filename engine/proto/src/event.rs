@@ -1,11 +1,11 @@
-//! What goes in and out of a [`Connection`]: what a message led to, and what may be sent.
+//! Input and output of a [`Connection`]: events and outgoing messages.
 
 #[cfg(doc)]
 use super::Connection;
 use super::{CallError, CallId, InboundId, Rejected};
 use crate::wire::ErrorBody;
 
-/// What a message turned out to be.
+/// The meaning of a received message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
     /// A call of ours was answered; it is out of the table.
@@ -15,7 +15,7 @@ pub enum Event {
         /// The caller's own name for it.
         token: u64,
     },
-    /// A call of ours was answered with a transport error; it is out of the table.
+    /// Our call got a transport error and has left the table.
     Failed {
         /// Which.
         call: CallId,
@@ -24,9 +24,9 @@ pub enum Event {
         /// Why.
         error: CallError,
     },
-    /// A call of ours was answered with an error that more resources may cure, and is still in the table:
-    /// [`Connection::resend`] it, or [`Connection::give_up`]. If it was for the length of its results, it
-    /// has run.
+    /// Our call got an error that more resources may cure; it stays in the table. Use [`Connection::resend`] or
+    /// [`Connection::give_up`]. If the error concerns the length of its results, the call was executed. If it was for
+    /// the length of its results, it has run.
     Retryable {
         /// Which.
         call: CallId,
@@ -40,13 +40,13 @@ pub enum Event {
         /// Our name for it.
         id: InboundId,
     },
-    /// The reply to a call that had ended, by deadline or cancellation: its slot is free now.
+    /// The late reply to a call that timed out or was cancelled. Its slot is free now.
     Late {
         /// Which.
         call: CallId,
     },
-    /// A part of a continued message that will be a [`Call`](Self::Call) or [`Reply`](Self::Reply) when its
-    /// last part has come: the owner keeps the payload.
+    /// A part of a continued message, other than the last. The last part yields a [`Call`](Self::Call) or
+    /// [`Reply`](Self::Reply). The owner keeps the payload.
     Continued {
         /// It is the first part.
         first: bool,
@@ -83,8 +83,7 @@ pub enum Outgoing {
         /// Why.
         error: ErrorBody,
     },
-    /// The answer to a message of a version that this end does not speak; header only, in the layout that all
-    /// versions share.
+    /// The answer to an unsupported version: a header in the layout common to all versions.
     WrongVersion {
         /// Of the message that it answers.
         xid: u32,

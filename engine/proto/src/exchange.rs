@@ -1,9 +1,9 @@
 //! Changing characteristics of a running connection (draft-dnoveck-nfsv4-rpcrdma-xcharext-02, called XC
 //! below).
 //!
-//! One [`Exchange`] per end of a connection whose peer offered
-//! [`PropertyId::OptionalType`]. It starts with what CONNPROP said ([`advertised`](Exchange::advertised)),
-//! states all of this end once (INITXCH), and from then on:
+//! One [`Exchange`] per end of a connection whose peer offered [`PropertyId::OptionalType`]. It starts with the
+//! CONNPROP values ([`advertised`](Exchange::advertised)) and states all values of this end once (INITXCH). From then
+//! on:
 //!
 //! | this end | on the wire | the peer's end |
 //! | --- | --- | --- |
@@ -12,15 +12,14 @@
 //! | [`Event::Peer`] | ← UPDXCH | [`update`](Exchange::update) |
 //! | [`Event::Peer`], [`Event::Answer`] | ← UPDXCH that ends what was pending | [`settle`](Exchange::settle) |
 //!
-//! The owner gives each OPTIONAL message to [`handle`](Exchange::handle), each error that speaks of one to
-//! [`failed`](Exchange::failed), takes the [events](Exchange::poll_event) after each, and sends what
-//! [`poll_transmit`](Exchange::poll_transmit) has.
+//! The owner gives each OPTIONAL message to [`handle`](Exchange::handle) and each error about one to
+//! [`failed`](Exchange::failed). It takes the [events](Exchange::poll_event) after each and sends the output of
+//! [`poll_transmit`](Exchange::poll_transmit).
 //!
-//! Decisions where the text is silent: one request at a time per end, because nothing ties an update to its
-//! request (XC §4.4); a second request of the peer, and one for what is still pending, is rejected whole or
-//! in that part, as XC §3 allows for any reason; an update of what was said never to change is believed,
-//! because the peer knows best what it does; INITXCH may come again and is then the same as updates. Memory
-//! is bounded: at most six characteristics are ever remembered of a message, and few answers wait to be sent.
+//! Decisions where the text is silent. One request at a time per end, because nothing ties an update to its request (XC
+//! §4.4). A second request of the peer is rejected, wholly or for the pending values, as XC §3 permits. An update of a
+//! value declared constant is accepted, because the peer knows its own state. A repeated INITXCH counts as updates.
+//! Memory is bounded: at most six characteristics are ever remembered of a message, and few answers wait to be sent.
 #![forbid(unsafe_code)]
 
 mod characteristic;
@@ -45,10 +44,10 @@ pub use error::{ChangeError, ExchangeError};
 use message::Message;
 pub use message::Outgoing;
 
-/// Most properties that one request of the peer may list, known or not. Its answer then takes less than 150
-/// bytes.
+/// Most properties in one request of the peer, known or not. Its answer then takes less than 150 bytes. Its answer then
+/// takes less than 150 bytes.
 pub const MAX_REQUESTED: usize = 256;
-/// Answers that may wait to be sent: a peer that asks on, and grants nothing, gets errors beyond.
+/// Most queued answers. A peer that sends more requests without granting credits gets errors.
 pub const MAX_ANSWERS: usize = 4;
 
 /// Characteristics of one message.
@@ -59,7 +58,7 @@ pub type List = ArrayVec<Characteristic, COUNT>;
 pub enum Event {
     /// A value of the peer's changed to this.
     Peer(Characteristic),
-    /// The peer asks this end for these values: decide by [`Exchange::answer`], now or later.
+    /// The peer requests these values. Decide by [`Exchange::answer`], now or later.
     Asked(List),
     /// What became of a value that this end requested. After [`Outcome::Pending`] a second answer follows.
     Answer {
@@ -68,7 +67,7 @@ pub enum Event {
         /// What became of it.
         outcome: Outcome,
     },
-    /// The peer does not know these operations: there will be no more changes, its values stay as they are.
+    /// The peer does not support these operations; its values stay as they are.
     Unsupported,
 }
 
@@ -88,7 +87,7 @@ pub enum Outcome {
 /// This end's decision about a value that the peer asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It holds already, before the answer goes out: the peer relies on it at once.
+    /// Already in effect before the answer goes out: the peer relies on it at once.
     Done,
     /// No.
     Rejected,
@@ -135,8 +134,8 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// An end that is as `local` says, of which `constant` will not change; what is no characteristic is
-    /// ignored. INITXCH is queued.
+    /// An end with the values of `local`, of which `constant` never change. Other properties are ignored. Queues
+    /// INITXCH. INITXCH is queued.
     pub fn new(revision: Revision, local: &Properties<'_>, constant: &[PropertyId]) -> Self {
         Self {
             revision,
@@ -148,7 +147,7 @@ impl Exchange {
         }
     }
 
-    /// Takes over what the peer's CONNPROP said. No events: the owner has seen it.
+    /// Adopts the values of the peer's CONNPROP, without events. No events: the owner has seen it.
     pub fn advertised(&mut self, properties: &PropertySet<'_>) {
         for property in properties.iter() {
             if let Ok(Some(value)) = Characteristic::read(&property, self.revision) {
@@ -163,19 +162,19 @@ impl Exchange {
         &self.local
     }
 
-    /// What the peer has told, defaults where it has not.
+    /// The peer's values, with defaults for those not announced.
     pub const fn peer(&self) -> &Properties<'static> {
         &self.peer
     }
 
-    /// The value that this end has requested and that the peer has neither taken nor refused.
+    /// This end's pending request for a value.
     pub fn wanted(&self, id: PropertyId) -> Option<Characteristic> {
         let requested = self.request.iter().flat_map(|(_, wanted)| wanted).copied();
         requested.chain(self.awaited.iter().map(|awaited| awaited.wanted)).find(|wanted| wanted.id() == id)
     }
 
-    /// Harmless things that a correct peer does not do: changing what it had said never to change, and ending
-    /// requests that were not pending.
+    /// Harmless protocol violations of the peer. Examples: changing a constant value, ending a request that was not
+    /// pending.
     pub const fn unexpected(&self) -> u64 {
         self.unexpected
     }
@@ -332,7 +331,7 @@ impl Exchange {
         self.events.push_back(Event::Answer { wanted, outcome });
     }
 
-    /// The peer says so; true if it is new.
+    /// Adopts a value of the peer; true if it is new.
     fn believe(&mut self, value: Characteristic) -> bool {
         let changed = value.replaced_in(&mut self.peer);
         if changed {
@@ -341,15 +340,16 @@ impl Exchange {
         changed
     }
 
-    /// What the last input led to, oldest first. To be emptied after each input.
+    /// The next event of the last input, oldest first. Empty the queue after each input. To be emptied after each
+    /// input.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
     // ---- commands
 
-    /// Asks the peer for these values, under an XID that no other request of this end has. Answers come as
-    /// [`Event::Answer`], one for each.
+    /// Requests these values from the peer, under an XID unique among this end's requests. Each yields one
+    /// [`Event::Answer`]. Answers come as [`Event::Answer`], one for each.
     ///
     /// # Errors
     /// Nothing was requested.
@@ -405,12 +405,13 @@ impl Exchange {
         true
     }
 
-    /// Tells the peer that a value of this end is now this; nothing, if it was told so before. An update of
-    /// the same value that was not sent yet is replaced.
+    /// Announces a new value of this end, unless already announced. It replaces an unsent update of the same value. An
+    /// update of the same value that was not sent yet is replaced.
     ///
-    /// A promise that shrinks (smaller Receives, fewer segments, no more reverse calls, no more remote invalidation) is
-    /// told first, and kept until the peer is known to have read it: messages that rely on it may be under way. One
-    /// that grows must be true before it is told (XC §3.1). With what its end sends it is the other way round.
+    /// A shrinking promise (smaller Receives, fewer segments, no more reverse calls, no more remote invalidation) is
+    /// announced first. It is kept until the peer has read it, since messages under way may rely on it. A growing
+    /// promise must hold before it is announced (XC §3.1). For values about this end's sends the order is reversed.
+    /// With what its end sends it is the other way round.
     ///
     /// # Errors
     /// The peer was not told.
@@ -422,7 +423,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Ends what this end had answered with [`Verdict::Pending`]: with the value asked for, the old one, or
+    /// Ends a request that this end answered with [`Verdict::Pending`]. The value is the requested one, the old one, or
     /// one between.
     ///
     /// # Errors
@@ -479,7 +480,7 @@ impl Exchange {
     }
 }
 
-/// Whether each property requested is in exactly one subset, and nothing else is in any.
+/// Whether each requested property is in exactly one subset, and no other is.
 fn partition(wanted: &List, done: Subset<'_>, rejected: Subset<'_>, pending: Subset<'_>) -> bool {
     let subsets = [done, rejected, pending];
     let inside = |subset: &Subset<'_>| subset.iter().all(|position| position < wanted.len());

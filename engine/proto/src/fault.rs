@@ -67,7 +67,7 @@ pub enum PeerFault {
     },
 }
 
-/// Why a message was dropped or answered with an error, though the connection goes on.
+/// Why a message was dropped or answered with an error while the connection continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rejected {
@@ -75,8 +75,7 @@ pub enum Rejected {
     TooShort,
     /// Answered with the protocol's own error.
     Answered(ErrorBody),
-    /// Nonsense that is not answered: it came from a responder, and errors never flow from requester to
-    /// responder; or it is an error itself.
+    /// An unusable message that gets no answer: it came from a responder, or is itself an error.
     Dropped(WireErrorKind),
     /// A reply whose call has ended, by deadline or cancellation.
     Late,
@@ -90,7 +89,7 @@ pub enum Rejected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Knob {
-    /// Of the lesser end: or `max_receive_size`, up to which it may be changed.
+    /// The smaller end's Receive size, or `max_receive_size`, its upper limit.
     ReceiveSize,
     /// The same of both ends.
     ReassembleUpTo,
@@ -148,7 +147,7 @@ pub enum Refusal {
     /// The arguments could not be decoded.
     #[error("garbage arguments")]
     GarbageArguments,
-    /// The server has a problem of its own.
+    /// A failure inside the server.
     #[error("system error at the server (its log says which)")]
     SystemError,
     /// The server speaks other RPC versions.

@@ -1,25 +1,23 @@
-//! Which form a message travels in: a pure function of sizes, limits and what the other side offers (version
-//! 2 §4.5 and §6.5, RFC 8166 §3.5).
+//! The form of a message: a pure function of sizes, limits and the peer's offers (version 2 §4.5 and §6.5, RFC 8166
+//! §3.5).
 
 use super::{CallError, Knob};
 
-/// Bytes that the last part of a message has at least: two words, of which the part in front of it may take
-/// one.
+/// Minimum bytes of a message's last part: two words, of which the previous part may take one.
 pub const LEAST_LAST_PART: usize = 8;
 
-/// What decides about the form of a message: the limits of one direction of a connection.
+/// Limits that decide the form of a message, for one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FormLimits {
     /// Longest message, header included, that may be sent.
     pub send_inline_threshold: usize,
     /// Longest message, header included, that the peer will send.
     pub receive_inline_threshold: usize,
-    /// Messages may be continued: version 2 has that, its predecessor and version 1 do not.
+    /// Whether messages may be continued: in version 2 only, not its predecessor.
     pub continuation: bool,
-    /// RPC messages up to this length are continued rather than sent as a chunk, where both can be; bytes.
+    /// Longest RPC message to continue rather than send as a chunk, in bytes, where both are possible.
     pub continue_up_to: usize,
-    /// Longest RPC message that this side puts together from parts, and that it thinks the peer puts
-    /// together; bytes.
+    /// Longest RPC message reassembled from parts here, in bytes; assumed of the peer too.
     pub reassemble_up_to: usize,
     /// Calls of this direction may have chunks.
     pub chunks: bool,
@@ -36,7 +34,7 @@ pub enum CallForm {
     Long,
 }
 
-/// How a call travels, and what it offers for its reply.
+/// The form of a call, and its offer for the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallPlan {
     /// The form.
@@ -50,11 +48,11 @@ pub struct CallPlan {
 pub struct CallLengths {
     /// The transport header, with the call's own chunks.
     pub header: usize,
-    /// What a Reply chunk adds to it.
+    /// Bytes that a Reply chunk adds to the header.
     pub reply_chunk: usize,
     /// The reduced RPC message.
     pub call: usize,
-    /// The transport header of the reply, with the Write chunks that it returns.
+    /// The reply's transport header with its returned Write chunks, in bytes.
     pub reply_header: usize,
     /// The most that the reduced RPC reply may come to.
     pub reply: usize,
@@ -105,9 +103,8 @@ pub enum ReplyForm {
     TooLong,
 }
 
-/// The responder's choice. `header` is the length of the transport header with the Write chunks that are
-/// returned, `reply` that of the reduced RPC message, `room` that of the Reply chunk, if the call offered
-/// one.
+/// The responder's choice. `header` is the length of the transport header with the returned Write chunks. `reply` is
+/// that of the reduced RPC message, `room` that of an offered Reply chunk.
 pub fn choose_reply(limits: &FormLimits, header: usize, reply: usize, room: Option<u64>) -> ReplyForm {
     if header + reply <= limits.send_inline_threshold {
         ReplyForm::Inline

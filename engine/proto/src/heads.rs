@@ -1,4 +1,4 @@
-//! How the peer's headers are laid out, so that most are told by one look.
+//! Layouts of the peer's headers, for fast-path decoding.
 
 use super::ConnConfig;
 use crate::wire::HeadLayout;

@@ -3,11 +3,11 @@
 use super::Connection;
 use crate::wire::{Flags, Head, HeadLayout, HeaderType, Plain, SingleChunks, View, WireError};
 
-/// A received message. What most are is told by one look at a header of known layout; any other is checked as
-/// a whole. Both ways come to the same.
+/// A received message. Most are decoded by fixed layout, the others parsed as a whole. Both ways are equivalent. Both
+/// ways come to the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Incoming<'a> {
-    /// What it says in front of its lists; nothing, if it is no message.
+    /// The header words before the lists; empty for an invalid message.
     pub head: Head,
     /// What is behind that.
     pub lists: Lists<'a>,
@@ -16,11 +16,11 @@ pub struct Incoming<'a> {
 /// The chunk lists of a received message, or whatever else it is.
 #[derive(Clone, Copy, Debug)]
 pub enum Lists<'a> {
-    /// It is a MSG in one piece, without chunks, in the layout that both ends have settled on.
+    /// A MSG in one piece, without chunks, in the negotiated layout.
     None,
-    /// It is of that kind, but for its chunks: at most one each way, of one segment.
+    /// The same with at most one chunk each way, of one segment.
     Single(SingleChunks),
-    /// It was [checked](Connection::check) as a whole: any message, or why it is none.
+    /// [Checked](Connection::check) as a whole: any message, or its error.
     Checked(&'a Result<View<'a>, WireError>),
 }
 
@@ -49,7 +49,7 @@ impl<'a> Incoming<'a> {
         Self { head: head.unwrap_or_default(), lists: Lists::Checked(message) }
     }
 
-    /// The message as it was checked as a whole; `None` if that was not needed, or it is none.
+    /// The message checked as a whole; `None` if unnecessary or invalid.
     #[inline(always)]
     pub fn view(&self) -> Option<&'a View<'a>> {
         match self.lists {

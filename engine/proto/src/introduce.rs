@@ -1,5 +1,4 @@
-//! What an end says of itself before all else: CONNPROP, with its properties and the messages of host
-//! authentication.
+//! CONNPROP: an end's properties and host authentication messages, before all else.
 
 use super::negotiate::{self, Terms};
 use super::{ConnConfig, Connection, Event, Outgoing, PeerFault, Phase, Version};
@@ -165,9 +164,9 @@ impl Connection {
         (PROPERTIES_LEN + message + self.introduction.rest.len()).min(self.session.terms().send_inline_threshold)
     }
 
-    /// Writes this side's CONNPROP in front of `end` of `buf`: whole, or as much as the peer takes in one
-    /// message, and then the rest follows. The client's first one is whole: it has an opening of
-    /// [`MAX_OPENING`](crate::auth::MAX_OPENING) bytes at most.
+    /// Writes this side's CONNPROP before `end` of `buf`, whole or in parts of the peer's message size. The client's
+    /// first one is whole: its opening has at most [`MAX_OPENING`](crate::auth::MAX_OPENING) bytes. The client's first
+    /// one is whole: it has an opening of [`MAX_OPENING`](crate::auth::MAX_OPENING) bytes at most.
     pub(super) fn emit_connprop(&mut self, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         if self.introduction.rest.is_empty() {
             self.introduction.rest = self.own_properties()?;
@@ -198,7 +197,7 @@ impl Connection {
         Some(start)
     }
 
-    /// This side's properties, and what authentication has to say, as they are on the wire.
+    /// This side's encoded properties and authentication message.
     fn own_properties(&mut self) -> Option<Vec<u8>> {
         let message = self.introduction.message.take();
         let mut scratch = vec![0; PROPERTIES_LEN + message.as_ref().map_or(0, Vec::len)];

@@ -1,42 +1,40 @@
 //! One connection's rules, without I/O: no device, no clock, no thread.
 //!
 //! A [`Connection`] is driven by its owner, in turns of:
-//! 1. *input*. For each message, in the order in which they came: [`decode`](Connection::decode), or, where that knows
-//!    nothing of it, [`check`](Connection::check); then [`receive`](Connection::receive), for what is no message, too.
-//!    Its error is the end of the connection; its [`Event`] says what there is to do.
+//! 1. *input*. Process each message in arrival order. Call [`decode`](Connection::decode) or, if that returns `None`,
+//!    [`check`](Connection::check); then [`receive`](Connection::receive), for invalid messages too. An error ends the
+//!    connection; the [`Event`] requests an action.
 //!    - A [`Call`](Event::Call) ends with one of the commands [`reply`](Connection::reply),
 //!      [`reply_error`](Connection::reply_error) and [`forget`](Connection::forget).
-//!    - Of a [`Part`](Event::Continued) that is kept the owner keeps the payload, and has all of it when a call or a
-//!      reply comes; if it has no memory for that, [`spoil_sequence`](Connection::spoil_sequence).
+//!    - The owner keeps the payload of each kept [`Part`](Event::Continued), until the call or reply is complete.
+//!      Without memory for it, call [`spoil_sequence`](Connection::spoil_sequence).
 //!    - A call that was [`Refused`](Event::Retryable) goes out again by [`resend`](Connection::resend), or ends by
 //!      [`give_up`](Connection::give_up).
-//!    - After all events but calls and replies: [`exhausted`](Connection::exhausted), which may be the end of the
-//!      connection, and [`poll_change`](Connection::poll_change) until it says `None`. After [`Failed`](Event::Failed),
-//!      [`Late`](Event::Late) and [`Rejected`](Event::Rejected) also [`broken_off`](Connection::broken_off), and what
-//!      had come in parts is void.
-//! 2. *time*, which nobody else tells it: [`pass_time`](Connection::pass_time) now and then, and
-//!    [`handle_timeout`](Connection::handle_timeout) until it says `None` when
-//!    [`next_timeout`](Connection::next_timeout) is over. [`keep_alive`](Connection::keep_alive) has a quiet connection
-//!    say something.
+//!    - After all events but calls and replies, call [`exhausted`](Connection::exhausted), which may end the
+//!      connection, and [`poll_change`](Connection::poll_change) until `None`. After [`Failed`](Event::Failed),
+//!      [`Late`](Event::Late) and [`Rejected`](Event::Rejected) also call [`broken_off`](Connection::broken_off); then
+//!      discard the parts received so far. After [`Failed`](Event::Failed), [`Late`](Event::Late) and
+//!      [`Rejected`](Event::Rejected) also [`broken_off`](Connection::broken_off), and what had come in parts is void.
+//! 2. *time*: [`pass_time`](Connection::pass_time) now and then, and [`handle_timeout`](Connection::handle_timeout)
+//!    until `None` once [`next_timeout`](Connection::next_timeout) has passed. [`keep_alive`](Connection::keep_alive)
+//!    makes a quiet connection send. [`keep_alive`](Connection::keep_alive) has a quiet connection say something.
 //! 3. *commands*, as the application has them: [`start_call`](Connection::start_call), [`cancel`](Connection::cancel),
 //!    [`reply`](Connection::reply), [`reply_error`](Connection::reply_error), [`close`](Connection::close).
-//! 4. *output*, if [`has_output`](Connection::has_output) or [`needs_transmit`](Connection::needs_transmit) says that
-//!    there may be some: [`poll_transmit`](Connection::poll_transmit) until it says `None`; it ends with the pure
-//!    grant, if one is due. Each message is written, and sent, before the next is asked for:
-//!    [`emit_plain`](Connection::emit_plain) or [`emit_before`](Connection::emit_before) writes its header in front of
-//!    the payload, or [`emit_continued`](Connection::emit_continued) that of a part, with
-//!    [`hold_queue`](Connection::hold_queue) behind it. A message that is only a header, and for which there is no
-//!    memory now, goes back by [`take_back`](Connection::take_back).
+//! 4. *output*, if [`has_output`](Connection::has_output) or [`needs_transmit`](Connection::needs_transmit) is true:
+//!    [`poll_transmit`](Connection::poll_transmit) until `None`. It ends with the pure grant, if one is due. Write and
+//!    send each message before the next poll. [`emit_plain`](Connection::emit_plain) or
+//!    [`emit_before`](Connection::emit_before) writes its header in front of the payload.
+//!    [`emit_continued`](Connection::emit_continued) writes that of a part, followed by
+//!    [`hold_queue`](Connection::hold_queue). A message that is only a header, and for which there is no memory now,
+//!    goes back by [`take_back`](Connection::take_back).
 //!
-//! Messages arrive whole, in order and once, or the connection is over. The owner keeps as many Receives
-//! posted as [`reserve`](Connection::reserve) says; whether it does so at the moment, for all its
-//! connections, is what `receives_ok` asks.
+//! Messages arrive whole, in order and once, or the connection ends. The owner keeps [`reserve`](Connection::reserve)
+//! Receives posted. `receives_ok` states whether it does so now, for all its connections.
 //!
-//! A connection that is over ends its calls by [`lost`](Connection::lost), called until it says `None`; or
-//! these are kept by [`interrupt`](Connection::interrupt), and go out again after
-//! [`restart`](Connection::restart) with a new connection beneath. Calls of the peer are over with it in
-//! either case. A client says what the peer's connect message said by
-//! [`set_private_data`](Connection::set_private_data), before anything else.
+//! A connection that ends fails its calls by [`lost`](Connection::lost), until `None`. Or
+//! [`interrupt`](Connection::interrupt) keeps them for [`restart`](Connection::restart) on a new connection. Calls of
+//! the peer are over with it in either case. A client first passes on the peer's private data by
+//! [`set_private_data`](Connection::set_private_data).
 //!
 //! One call, and its reply:
 //!
@@ -253,7 +251,7 @@ impl Connection {
     /// Bytes at its beginning that each message needs.
     pub const HOT_BYTES: usize = std::mem::offset_of!(Self, config);
 
-    /// Where that is which a message needs beside the connection itself, most often, to have it fetched ahead of need.
+    /// Addresses of the tables that most messages need, for prefetching.
     #[inline]
     pub fn tables(&self) -> [*const u8; 3] {
         let [calls, free_calls] = self.calls.first_places();
@@ -265,7 +263,7 @@ impl Connection {
         self.introduction.auth()
     }
 
-    /// A client may call: the version is settled, and the server is who it has to be.
+    /// Whether a client may call: negotiation and authentication are complete.
     pub fn is_open(&self) -> bool {
         self.session.is_open()
     }
@@ -275,8 +273,8 @@ impl Connection {
         self.session.phase() == Phase::Settled && self.auth().may_go_on() && (self.is_open() || self.config.server)
     }
 
-    /// What the peer's connect message said, which a client hears with the connection. It sets the terms of
-    /// version 1.
+    /// Sets the private data of the peer's connect message (client only). It determines the terms of version 1. It sets
+    /// the terms of version 1.
     pub fn set_private_data(&mut self, peer: Option<PrivateData>) {
         self.config.private_data = peer;
         if self.session.version() == Version::V1 {
@@ -289,7 +287,7 @@ impl Connection {
         &self.config
     }
 
-    /// What this side may send, as far as it is known.
+    /// Terms for this side's messages, as far as negotiated.
     #[inline]
     pub fn terms(&self) -> &Terms {
         self.session.terms()
@@ -310,8 +308,8 @@ impl Connection {
         self.config.reserve().max(self.credits.reserve())
     }
 
-    /// Receives of the [`reserve`](Self::reserve) that are not needed for now: a call that has no answer yet has used up
-    /// what its peer may send, and has its buffer.
+    /// Receives of the [`reserve`](Self::reserve) that unanswered calls make unnecessary now. Such a call has used a
+    /// credit of the peer and holds its buffer.
     pub fn spared(&self) -> u32 {
         match self.session.version() {
             Version::V1 => self.credits.credit_limit().min(self.inbound.len() as u32),
@@ -328,8 +326,8 @@ impl Connection {
         }
     }
 
-    /// Says something, if nothing else is said in this turn: a pure grant that keeps a quiet connection alive
-    /// (version 2 §4.3.1.2). Version 1 has no such message.
+    /// Requests a pure grant in this turn, as a keep-alive (version 2 §4.3.1.2). Version 1 has no such message. Version
+    /// 1 has no such message.
     pub fn keep_alive(&mut self) {
         self.outbox.set_ping(self.session.version() == Version::V2 && self.session.phase() == Phase::Settled);
     }
@@ -349,7 +347,7 @@ impl Connection {
         self.calls.capacity()
     }
 
-    /// The slot of a call of ours: dense, reused only after its reply, for the owner's own table.
+    /// The dense slot number of our call, for the owner's table. It is reused only after the reply.
     #[inline]
     pub fn call_slot(&self, call: CallId) -> usize {
         self.calls.slot(call)

@@ -1,12 +1,11 @@
-//! How many chunks a call may have, and how many segments these: what calls of the peer are held to, what it
-//! is told of, and what the room for headers follows from.
+//! Limits on chunks and segments of a call. Peers' calls are held to them, peers are told of them, and header room
+//! follows from them.
 
 use crate::wire::Limits;
 
-/// Chunks that one call may have in each direction, beside a Position Zero Read chunk and a Reply chunk.
+/// Most chunks of a call per direction, without Position Zero Read chunk and Reply chunk.
 pub const MAX_CHUNKS: usize = 4;
-/// Segments that any one chunk may have: a Read chunk, that of position zero too, a Write chunk, the Reply
-/// chunk (RFC 8267 §6.4.2).
+/// Most segments of any one chunk: Read chunk, Position Zero Read chunk, Write chunk or Reply chunk (RFC 8267 §6.4.2).
 pub const MAX_SEGMENTS: usize = 16;
 
 /// The same for [`View::check_limits`](crate::wire::View::check_limits).
@@ -25,7 +24,7 @@ mod tests {
         Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, WriteList, msg_len,
     };
 
-    /// A call with so many segments in each of its chunks: its header.
+    /// The header of a call with `segments` segments in each chunk.
     fn header(segments: usize, version: Version) -> Vec<u8> {
         let segment = Segment { handle: 1, length: 8, offset: 0 };
         // Not in their order.

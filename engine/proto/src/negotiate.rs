@@ -1,9 +1,8 @@
-//! What two ends agree on: the protocol version, and the terms of it.
+//! Negotiation: the protocol version and its terms.
 //!
-//! A client that prefers version 2 starts with a CONNPROP and says nothing else until it was answered
-//! (version 2 §4.3.3). A server follows the version of the first message that it can read. In version 1 the
-//! terms are those of the private data of the connect messages (RFC 8797); in version 2 those of the
-//! CONNPROPs, or its defaults.
+//! A client that prefers version 2 starts with a CONNPROP and sends nothing else until the answer (version 2 §4.3.3). A
+//! server follows the version of the first message that it can read. Version 1 takes the terms from the private data of
+//! the connect messages (RFC 8797). Version 2 takes them from the CONNPROPs, or its defaults.
 
 use super::form::FormLimits;
 use super::unusable::{Useless, Whose};
@@ -12,10 +11,10 @@ use crate::wire::private_data::{self, PrivateData};
 use crate::wire::properties::{Properties, ReverseSupport};
 use crate::wire::{ErrorBody, HeaderType, Revision, Version, View, ViewBody, WireErrorKind};
 
-/// Longest first message of a client: what every receiver of version 1 has room for (version 2 §4.3.3).
+/// Longest first message of a client, in bytes: every version 1 receiver has this room (version 2 §4.3.3).
 pub const FIRST_MESSAGE_LEN: usize = 1024;
 
-/// Where a connection is in finding out what it is.
+/// The phase of a connection's negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Nothing was agreed yet. A client has sent its CONNPROP, or will; a server waits for a message.
@@ -187,8 +186,7 @@ impl Connection {
 pub struct Terms {
     /// Protocol version.
     pub version: Version,
-    /// Longest message that this side may send, in bytes: the least of what it sends and what the peer
-    /// receives.
+    /// Longest message that this side may send, in bytes: the smaller of its own limit and the peer's Receives.
     pub send_inline_threshold: usize,
     /// Longest message that the peer will send, in bytes.
     pub receive_inline_threshold: usize,
@@ -196,9 +194,9 @@ pub struct Terms {
     pub segment_size: u32,
     /// Most segments in one header that the peer handles.
     pub segment_count: u32,
-    /// Calls that the peer takes from this side, if this side is the server: in the reverse direction.
+    /// The peer's support for reverse-direction calls, if this side is the server.
     pub reverse: ReverseSupport,
-    /// This side's replies may be sent with invalidation. In version 2 each call says so by itself.
+    /// This side's replies may be sent with invalidation. In version 2 each call states it by itself.
     pub remote_invalidation: bool,
     /// The peer offered windowed credits.
     pub windowed: bool,
@@ -290,7 +288,7 @@ pub(super) fn properties(config: &ConnConfig) -> Properties<'static> {
     }
 }
 
-/// What this side says in the private data of its connect message.
+/// The private data of this side's connect message.
 pub fn connect_data(receive_size: usize, remote_invalidation: bool) -> [u8; private_data::LEN] {
     let data = PrivateData { remote_invalidation, send_size: receive_size as u32, receive_size: receive_size as u32 };
     let mut bytes = [0; private_data::LEN];

@@ -1,5 +1,5 @@
-//! What waits to be sent beside calls: replies, errors, properties, operations, the rest of a message that goes out in
-//! parts, and grants.
+//! The queue of outgoing messages other than calls: replies, errors, properties, operations, remaining parts, and
+//! grants.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! What a received message means. What is no message is in `unusable`, version 1 in `version_1`, parts of messages in
+//! What a received message means. Invalid messages are in `unusable`, version 1 in `version_1`, parts of messages in
 //! `sequence`.
 
 use super::calls::Match;
@@ -24,7 +24,7 @@ impl Connection {
         }
     }
 
-    /// A call or reply in one piece, in the layout that was settled on: its credits, then what it is.
+    /// Processes the credits and kind of a one-piece message in the negotiated layout.
     #[inline(always)]
     fn take(&mut self, head: Head, lists: Option<HasLists>) -> Result<Event, PeerFault> {
         // A windowed header is of version 2.
@@ -58,7 +58,7 @@ impl Connection {
         self.take(Head::of(view, is_response(view)), HasLists::of(view))
     }
 
-    /// What is more than a version 2 message of one piece.
+    /// Processes all but version 2 messages in one piece.
     fn receive_rare(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         if let ViewBody::Error(ErrorBody::Vers { low, high }) = view.body() {
             return self.take_version_error(view, low, high);
@@ -232,7 +232,7 @@ impl Connection {
         }
     }
 
-    /// Version 1 knows this as ERR_CHUNK (RFC 8167 §5.3); the call may not come again with other chunks.
+    /// Rejects chunks: in version 1 by ERR_CHUNK (RFC 8167 §5.3), and the call may not be retried with other chunks.
     #[cold]
     fn reject_chunks(&mut self, xid: u32, lists: HasLists) -> Event {
         let error = match lists.reads {
@@ -248,7 +248,7 @@ impl Connection {
         self.config.server || self.config.reverse == ReverseSupport::General
     }
 
-    /// Calls are not taken here, or not yet: the peer has not authenticated itself.
+    /// Rejects a call that is not served here, or not before the peer authenticates.
     #[cold]
     fn unserved(&mut self, xid: u32) -> Event {
         match self.config.takes_calls {

@@ -1,5 +1,4 @@
-//! A continued message of the peer (version 2 §6.3.2.2): what must be the same in all of them, and
-//! how much there is.
+//! A continued message of the peer (version 2 §6.3.2.2): its invariants and its length.
 
 use super::incoming::HasLists;
 use super::receive::is_response;

@@ -20,15 +20,15 @@ impl Connection {
         !self.outbox.is_empty() || !self.calls.none_waits() || self.credits.wants_grant(self.room_if(receives_ok))
     }
 
-    /// Messages wait to be sent; or none was sent since this was last asked, and a pure grant may be due; or
-    /// one is due in spite of what was sent, which may have been long ago.
+    /// Whether a message is queued or a pure grant may be due. A grant may be due if nothing was sent since the last
+    /// query, or long ago.
     #[inline]
     pub fn needs_transmit(&mut self, receives_ok: bool) -> bool {
         self.outbox.take_silence() || self.has_output(receives_ok)
     }
 
-    /// The next message that may go out. `receives_ok` says that the receive queue holds the reserves of all
-    /// its connections. Each message must then be written by [`emit_before`](Self::emit_before).
+    /// The next message that may go out. `receives_ok` states that the receive queue holds the reserves of all its
+    /// connections. Each message must then be written by [`emit_before`](Self::emit_before).
     #[inline]
     pub fn poll_transmit(&mut self, receives_ok: bool) -> Option<Outgoing> {
         let may = self.credits.may_send(false, receives_ok) || self.owes_versions();
@@ -50,23 +50,23 @@ impl Connection {
         (silent && due).then_some(Outgoing::Grant)
     }
 
-    /// Replies, and rests of messages in parts, that have had to wait so far, and those of them that wait no more. The
-    /// former are more while some wait, and the peer has granted nothing that they could go out with. The numbers wrap.
+    /// Counts of replies and remaining parts: those that waited so far, and those that wait no more. The former are
+    /// more while some wait, and the peer has granted nothing that they could go out with. The numbers wrap.
     pub fn ungranted(&self) -> (u32, u32) {
         let lacks = self.session.version() == Version::V2 && self.credits.available() == 0;
         let waiting = if lacks { self.outbox.len() as u32 } else { 0 };
         (self.outbox.gone().wrapping_add(waiting), self.outbox.gone())
     }
 
-    /// The next message is the answer to one of a version that is not spoken. Whatever credits are in that,
-    /// its sender has kept a Receive for the answer to its first message.
+    /// Whether the next message answers an unsupported version. Its sender has kept a Receive for that answer, whatever
+    /// the credits. Whatever credits are in that, its sender has kept a Receive for the answer to its first message.
     fn owes_versions(&self) -> bool {
         let versions = matches!(self.outbox.front(), Some(Outgoing::WrongVersion { .. }));
         versions && self.config.server && self.session.version() == Version::V2 && self.credits.may_grant()
     }
 
-    /// A message that [`poll_transmit`](Self::poll_transmit) gave cannot be sent now, and is nothing but a
-    /// header: it is the next that will be given again.
+    /// Returns a header-only message of [`poll_transmit`](Self::poll_transmit) that cannot be sent now. The next poll
+    /// yields it again.
     #[cold]
     pub fn take_back(&mut self, out: Outgoing) {
         match out {
@@ -78,8 +78,8 @@ impl Connection {
         }
     }
 
-    /// More parts of the message that is going out will follow: nothing else may be sent before, but grants.
-    /// [`poll_transmit`](Self::poll_transmit) says [`Outgoing::Continue`] when the next one may go.
+    /// Holds other messages, except grants, until the continued message is complete.
+    /// [`poll_transmit`](Self::poll_transmit) yields [`Outgoing::Continue`] when the next part may go.
     pub fn hold_queue(&mut self) {
         self.outbox.put_back(Outgoing::Continue);
     }
@@ -119,15 +119,15 @@ impl Connection {
         self.credits.scheme() == Scheme::V2Windowed
     }
 
-    /// Bytes of header that a message with such chunks has, whether its payload is in it or not.
+    /// Header bytes of a message with these chunks, with or without payload.
     #[inline]
     pub fn header_len(&self, chunks: &ChunkCounts) -> usize {
         wire::msg_len(self.session.version(), self.windowed()) + chunks.encoded_len()
     }
 
-    /// Writes the header of a call or reply without chunks in front of `end` of `buf`, and returns where it
-    /// starts. The message is then on its way as far as the connection is concerned. `None` if it does
-    /// not fit before `end` (the caller's fault) or names a served call that is gone.
+    /// Writes the header of a message without chunks before `end` of `buf`. Returns its start. The connection then
+    /// counts the message as sent. The message is then on its way as far as the connection is concerned. `None` if it
+    /// does not fit before `end` (the caller's fault) or names a served call that is gone.
     #[inline(always)]
     pub fn emit_plain(&mut self, out: Outgoing, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         let (xid, flags, counted) = match out {
@@ -159,7 +159,7 @@ impl Connection {
         Some(start)
     }
 
-    /// What [`account`](Self::account) comes to, when the peer is told everything, and the header.
+    /// As [`account`](Self::account) with a full grant; also writes the header.
     #[inline(always)]
     fn emit_windowed(&mut self, xid: u32, flags: Flags, header: &mut [u8; wire::WINDOWED_LEN]) {
         self.outbox.note_sent();
@@ -169,8 +169,8 @@ impl Connection {
         wire::emit_windowed(header, xid, credit, received, flags);
     }
 
-    /// Whether a reply without chunks may go out at once, with a windowed header: it is not queued, and its header must be
-    /// [written](Self::emit_reply) now. `receives_ok` is true.
+    /// Whether a reply without chunks may go out at once with a windowed header. It is not queued, and its header must
+    /// be [written](Self::emit_reply) now. `receives_ok` is true. `receives_ok` is true.
     #[inline(always)]
     pub fn replies_windowed(&self) -> bool {
         self.windowed() && self.may_reply(true)
@@ -185,8 +185,8 @@ impl Connection {
         true
     }
 
-    /// Writes the header of a part of a call or reply that is not the last, as
-    /// [`emit_plain`](Self::emit_plain). The last part is written by that or by
+    /// Writes the header of a part that is not the last, as [`emit_plain`](Self::emit_plain). That or
+    /// [`emit_before`](Self::emit_before) writes the last part. The last part is written by that or by
     /// [`emit_before`](Self::emit_before).
     pub fn emit_continued(&mut self, out: Outgoing, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         let (xid, flags) = match out {
@@ -198,8 +198,7 @@ impl Connection {
         self.emit_msg(xid, flags, true, receives_ok, buf, end)
     }
 
-    /// As [`emit_plain`](Self::emit_plain), for messages in other forms; `form` means nothing for errors,
-    /// properties and grants.
+    /// As [`emit_plain`](Self::emit_plain), for other forms. `form` is ignored for errors, properties and grants.
     pub fn emit_before(
         &mut self,
         out: Outgoing,
@@ -250,8 +249,7 @@ impl Connection {
         header.emit_before(buf, end, self.session.version(), self.config.revision)
     }
 
-    /// What an error says of credits is ignored in version 2: it promises nothing, and a grant may still be due
-    /// behind it.
+    /// Version 2 ignores the credits of an error. It grants nothing, and a pure grant may still be due after it.
     fn account_error(&mut self, receives_ok: bool) -> CreditWords {
         self.account(false, self.session.version() == Version::V1, receives_ok)
     }

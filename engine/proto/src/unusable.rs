@@ -1,4 +1,4 @@
-//! Messages that are of no use: how each is counted, and how it is answered, if it is.
+//! Unusable messages: how each is counted and answered.
 
 use super::calls::Match;
 use super::{CallError, Connection, Event, Outgoing, PeerFault, Phase, Rejected};
@@ -70,8 +70,7 @@ impl Connection {
         self.unusable(Useless { xid, whose, kind: error.kind, answer: error.answer(self.versions()), increment })
     }
 
-    /// A message that is no use still took a Receive, and must be counted as the peer counts it; and it is no
-    /// part of another.
+    /// Counts an unusable message: it took a Receive. It is not a part of another message.
     pub(super) fn count_unusable(&mut self, increment: Option<u32>) -> Result<(), PeerFault> {
         self.credits.count_unreadable(increment)?;
         if let Some(sequence) = self.sequences.open() {

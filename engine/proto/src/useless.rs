@@ -1,5 +1,5 @@
-//! Messages of no use. No rule of flow control ends them in version 1, and in version 2 they get their
-//! credits back: so each connection has a budget of them.
+//! Messages of no use. Flow control does not end them: in version 1 no rule does, and in version 2 they get their
+//! credits back. So each connection has a budget of them.
 
 /// What has come of that kind.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ struct Budget {
 }
 
 impl Budget {
-    /// So many in a second, and so many at once.
+    /// A budget of `per_second`, and the same as a burst.
     fn new(per_second: u32) -> Self {
         Self { per_second, left: per_second, filled: 0, overdrawn: false }
     }
@@ -66,7 +66,7 @@ impl Budget {
         self.left = self.left.saturating_sub(1);
     }
 
-    /// It is so late now: what has been spent is given back little by little.
+    /// Refills the budget up to the time `now`.
     fn pass_time(&mut self, now: u64) {
         const SECOND: u128 = 1_000_000_000;
         let elapsed = u128::from(now.saturating_sub(self.filled));
@@ -78,7 +78,7 @@ impl Budget {
         }
     }
 
-    /// More have come than there was budget for, at any time: how many there may be in a second.
+    /// The rate per second, if the budget was ever exceeded.
     fn overdrawn(&self) -> Option<u32> {
         self.overdrawn.then_some(self.per_second)
     }

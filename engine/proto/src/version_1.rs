@@ -1,4 +1,4 @@
-//! What a received message of version 1 means (RFC 8166, RFC 8167).
+//! Meaning of a version 1 message (RFC 8166, RFC 8167).
 
 use super::incoming::HasLists;
 use super::{Connection, CreditWords, Event, PeerFault, Phase, Rejected};
@@ -49,9 +49,8 @@ impl Connection {
             HeaderType::Error => true,
             // The RPC message does, where it came with the header (RFC 8167 §5).
             HeaderType::Msg if view.payload().len() >= 8 => view.payload()[4..8] == 1u32.to_be_bytes(),
-            // Replies have no Read list, and long calls are in one. A server, which offers no Reply chunk
-            // here, awaits no long reply: what looks like one is about the call that it names, if
-            // that is under way.
+            // Replies have no Read list, and long calls are in one. A server offers no Reply chunk here, so it expects
+            // no long reply. A message like one concerns the call that it names, if that is under way.
             HeaderType::Msg => !self.config.server && view.reads().next().is_none(),
             HeaderType::Nomsg => {
                 view.reads().next().is_none() && (!self.config.server || self.calls.is_sent(view.xid()))

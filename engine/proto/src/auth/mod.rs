@@ -1,9 +1,9 @@
-//! Host authentication: who the other end of a connection is (version 2 §5.2.6, §10.4).
+//! Host authentication (version 2 §5.2.6, §10.4).
 //!
-//! The base text gives the messages a place, the property
-//! [`PropertyId::HostAuth`](crate::wire::properties::PropertyId::HostAuth) in CONNPROP messages, and leaves
-//! open what is in them. Here a [`Mechanism`] says that; [`PreSharedKey`] is one. A [`HostAuth`] carries one
-//! connection through the exchange:
+//! The base text defines the carrier, the property
+//! [`PropertyId::HostAuth`](crate::wire::properties::PropertyId::HostAuth) in CONNPROP messages. It leaves the content
+//! open. A [`Mechanism`] defines the content; [`PreSharedKey`] is one. A [`HostAuth`] carries one connection through
+//! the exchange: A [`HostAuth`] carries one connection through the exchange:
 //!
 //! | client | CONNPROP | server |
 //! | --- | --- | --- |
@@ -16,11 +16,10 @@
 //! has no properties. What then becomes of the connection is the [`AuthPolicy`]'s to say.
 //!
 //! # What it protects, and what not
-//! It tells which key the peer holds at the time of the exchange. It does **not** protect what follows:
-//! headers, chunk lists, properties and payload travel as before, so whoever can change traffic on the fabric
-//! can take the connection over afterwards, relay the exchange to another holder of the same key, or (with
-//! [`AuthPolicy::Optional`]) strip it. Against those, isolate the fabric or encrypt below; for payloads there
-//! is RPCSEC_GSS.
+//! It proves which key the peer holds at the time of the exchange. It does **not** protect later traffic: headers,
+//! chunk lists, properties and payload travel as before. An attacker that can change fabric traffic can take the
+//! connection over after the exchange. It can relay the exchange to another holder of the key, or strip it (with
+//! [`AuthPolicy::Optional`]). Against those, isolate the fabric or encrypt below; for payloads there is RPCSEC_GSS.
 #![forbid(unsafe_code)]
 
 mod psk;
@@ -34,7 +33,7 @@ pub use psk::{KeyError, MAX_KEY_ID, MIN_KEY, PreSharedKey};
 
 /// Longest message of an exchange, bytes. It must also fit the peer's Receive, or be continued.
 pub const MAX_MESSAGE: usize = 16 * 1024;
-/// Longest opening message, bytes: with the other properties it must fit the first CONNPROP, which has 1024.
+/// Longest opening message, in bytes. With the other properties it must fit the first CONNPROP, which has 1024.
 pub const MAX_OPENING: usize = 512;
 /// Most messages that are taken from a peer before it is done.
 pub const MAX_STEPS: u32 = 8;
@@ -48,7 +47,7 @@ pub enum Role {
     Server,
 }
 
-/// A way to prove who one is. Shared by all connections.
+/// An authentication mechanism, shared by all connections. Shared by all connections.
 pub trait Mechanism: fmt::Debug + Send + Sync {
     /// Starts an exchange, for one connection.
     fn begin(&self, role: Role) -> Box<dyn Handshake>;
@@ -56,7 +55,7 @@ pub trait Mechanism: fmt::Debug + Send + Sync {
 
 /// One end of one exchange.
 pub trait Handshake: fmt::Debug + Send {
-    /// Takes the peer's message and says what to do. `None` only as a client's first step, which no message
+    /// Processes the peer's message and returns the next step. `None` only as a client's first step, which no message
     /// precedes. The message is up to [`MAX_MESSAGE`] bytes of anything.
     fn step(&mut self, message: Option<&[u8]>) -> Step;
 }
@@ -66,7 +65,7 @@ pub trait Handshake: fmt::Debug + Send {
 pub enum Step {
     /// Send this, and wait for the peer's answer.
     Continue(Vec<u8>),
-    /// The peer has proved who it is.
+    /// The peer is authenticated.
     Done {
         /// The name that it has proved.
         peer: String,
@@ -83,14 +82,13 @@ pub enum AuthPolicy {
     /// Messages of the peer are ignored, and none is sent.
     #[default]
     Off,
-    /// A peer that says nothing may go on; one that tries and fails may not, because its configuration is
-    /// wrong or it is a stranger.
+    /// A silent peer may continue. A peer whose attempt fails may not: it is misconfigured or a stranger.
     Optional(Arc<dyn Mechanism>),
     /// Only an authenticated peer may go on; version 1 peers cannot.
     Required(Arc<dyn Mechanism>),
 }
 
-/// Why a peer is not authenticated. The peer is told nothing: its connection ends.
+/// Why a peer is not authenticated. The peer gets no reason: its connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthError {
@@ -103,7 +101,7 @@ pub enum AuthError {
     /// It names a key that this end does not have.
     #[error("peer uses a key that is not known here")]
     UnknownKey,
-    /// Its proof is wrong: another key, or a message that was not made for this exchange.
+    /// Invalid proof: another key, or a message of another exchange.
     #[error("peer's proof is wrong")]
     WrongProof,
     /// A message after the end of the exchange.
@@ -152,8 +150,8 @@ impl HostAuth {
         Self { role, required, state, steps: 0 }
     }
 
-    /// The message for the client's first CONNPROP; `None` for a server, and without authentication. To be
-    /// asked once.
+    /// The message for the client's first CONNPROP; call it once. `None` for a server, and without authentication. To
+    /// be asked once.
     ///
     /// # Errors
     /// The connection is of no use.
@@ -171,8 +169,8 @@ impl HostAuth {
         }
     }
 
-    /// Takes the peer's message; to be told once for each whole CONNPROP, and once with `None` if the
-    /// connection turns out to be of version 1. What it returns is to be sent in a CONNPROP.
+    /// Processes the peer's message. Call it once per whole CONNPROP, and once with `None` if the connection is of
+    /// version 1. The caller sends the result in a CONNPROP.
     ///
     /// # Errors
     /// The connection is to be ended.
@@ -214,13 +212,13 @@ impl HostAuth {
         Err(error)
     }
 
-    /// Whether a client must wait with its first call: the exchange is not over.
+    /// Whether the exchange is unfinished, so a client must hold its first call.
     pub fn in_progress(&self) -> bool {
         matches!(self.state, State::Running(_))
     }
 
-    /// Whether calls of the peer may be served, and calls to it made, as things stand. A server asks it at
-    /// each first call: a client that has not waited is not authenticated.
+    /// Whether calls may be served and made now. A server asks it at each first call: a client that has not waited is
+    /// not authenticated.
     pub fn may_go_on(&self) -> bool {
         match self.state {
             State::Off | State::Authenticated(_) => true,

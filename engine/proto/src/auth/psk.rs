@@ -1,4 +1,4 @@
-//! A mechanism for hosts that share a secret: each proves that it has it, without showing it.
+//! Pre-shared-key mechanism: each host proves knowledge of a secret.
 //!
 //! | | bytes |
 //! | --- | --- |
@@ -6,13 +6,11 @@
 //! | ← server | `2`, its nonce (32), proof (32) |
 //! | client → | `3`, proof (32) |
 //!
-//! A proof is HMAC-SHA256, under the key, of: a label, who makes it (1 client, 2 server), the name with its
-//! length, the client's nonce, the server's nonce. Nonces come from the system's generator, so that no
-//! message of another exchange fits this one; because the maker is part of it, no proof can be sent back to
-//! where it came from.
+//! A proof is an HMAC-SHA256 under the key. It covers a label, the maker (1 client, 2 server), the name with its
+//! length, the client's nonce and the server's nonce. Nonces come from the system's generator, so no message of another
+//! exchange is valid in this one. The maker is covered, so a proof cannot be reflected.
 //!
-//! Whoever opens an exchange gets a proof, and can try keys against it at leisure: keys must be random, not
-//! passwords.
+//! A peer that opens an exchange gets a proof and can test keys against it offline. Keys must be random, not passwords.
 
 use std::sync::Arc;
 
@@ -21,7 +19,7 @@ use sha2::Sha256;
 
 use super::{AuthError, Handshake, Mechanism, Role, Step};
 
-/// Shortest key, bytes. 32 random bytes are what it should be.
+/// Shortest key, in bytes. Use 32 random bytes.
 pub const MIN_KEY: usize = 16;
 /// Longest name of a key, bytes.
 pub const MAX_KEY_ID: usize = 64;
@@ -99,7 +97,7 @@ pub struct PreSharedKey {
 }
 
 impl PreSharedKey {
-    /// One key and its name, which is what the peer is then called. The name is no secret.
+    /// A key and its public name, which becomes the peer's name. The name is no secret.
     ///
     /// # Errors
     /// It is too short, or its name is.
@@ -107,7 +105,7 @@ impl PreSharedKey {
         Ok(Self { keys: vec![Arc::new(Key::new(id, key)?)] })
     }
 
-    /// One more key for a server to take, as when keys are replaced, or each client has its own.
+    /// Adds a key that a server accepts: for key rotation, or one key per client.
     ///
     /// # Errors
     /// As [`new`](Self::new).

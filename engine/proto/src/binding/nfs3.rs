@@ -1,8 +1,8 @@
-//! The binding of NFS version 3 (RFC 8267 §4), with the sizes that RFC 1813 gives its procedures.
+//! NFS version 3 binding (RFC 8267 §4), with sizes of RFC 1813.
 //!
-//! Four items may be reduced: the data of READ and WRITE, the path of READLINK and SYMLINK. Two sizes are the
-//! server's to choose ([`Sizes`]); names are taken to have at most [`NAME_MAX`] bytes and paths [`PATH_MAX`],
-//! as servers do: the protocol itself has no bound.
+//! Four items may be reduced: the data of READ and WRITE, the path of READLINK and SYMLINK. The server chooses two
+//! sizes ([`Sizes`]). The protocol does not bound names and paths; as in servers, they are at most [`NAME_MAX`] and
+//! [`PATH_MAX`] bytes.
 
 use super::{Binding, Bindings};
 
@@ -12,7 +12,7 @@ pub const PROGRAM: u32 = 100_003;
 pub const VERSION: u32 = 3;
 /// Longest name of a file, bytes.
 pub const NAME_MAX: usize = 255;
-/// Longest path in a symbolic link, bytes: that of Linux, whose `PATH_MAX` counts a zero at the end, too.
+/// Longest path in a symbolic link, in bytes. Linux's `PATH_MAX` also counts a final zero.
 pub const PATH_MAX: usize = 4095;
 
 /// What the server answers to FSINFO.
@@ -20,7 +20,7 @@ pub const PATH_MAX: usize = 4095;
 pub struct Sizes {
     /// Most bytes of one READ, and of one WRITE: `rtmax`, `wtmax`.
     pub transfer: usize,
-    /// Most bytes of one READDIR or READDIRPLUS: `dtpref`, and the most that a client asks for.
+    /// Most bytes of one READDIR or READDIRPLUS: `dtpref`, and the client's maximum.
     pub directory: usize,
 }
 

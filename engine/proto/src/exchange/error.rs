@@ -1,4 +1,4 @@
-//! What the peer, and what the owner, can do wrong.
+//! Errors of the peer and of the owner.
 
 use super::{MAX_ANSWERS, MAX_REQUESTED};
 use crate::wire::optional::OperationCode;
@@ -11,13 +11,13 @@ pub enum ExchangeError {
     /// Not one of the four.
     #[error("unknown optional operation {0}")]
     UnknownOperation(u32),
-    /// It, or the value of a property that we know, is not valid XDR.
+    /// The message, or the value of a known property, is not valid XDR.
     #[error(transparent)]
     BadXdr(#[from] BadXdr),
     /// A subset names a property that is not in its set.
     #[error("{0} names a property beyond the end of the set")]
     SubsetTooLong(&'static str),
-    /// RESPONSE is set on what is none.
+    /// RESPONSE is set on an operation that is not a response.
     #[error("{} with flag RESPONSE", .0.name())]
     WrongFlag(OperationCode),
     /// More properties than [`MAX_REQUESTED`].
@@ -29,14 +29,14 @@ pub enum ExchangeError {
     /// An answer to a request never made.
     #[error("answer to no request, XID {0:#x}")]
     NotRequested(u32),
-    /// An answer that is no partition of the request, lacks the flag RESPONSE, or cannot be read. All that
-    /// was requested counts as rejected.
+    /// The answer does not partition the request, lacks the RESPONSE flag, or is unreadable. All requested values count
+    /// as rejected. All that was requested counts as rejected.
     #[error("malformed answer to a request")]
     BadAnswer,
 }
 
 impl ExchangeError {
-    /// The error to be reported (XC §2.1, §4); `None` for silence, because it would answer an answer.
+    /// The error to report (XC §2.1, §4); `None` where it would answer an answer.
     pub const fn answer(&self) -> Option<ErrorBody> {
         match self {
             ExchangeError::UnknownOperation(_) => Some(ErrorBody::InvalHtype),
@@ -66,7 +66,7 @@ pub enum ChangeError {
     /// An earlier request for it is pending.
     #[error("{0} is pending at the peer")]
     Pending(PropertyId),
-    /// Said never to change, or never stated: then it may not be requested (version 2 §6.4.4).
+    /// The property is constant or never stated, so it may not be requested (version 2 §6.4.4).
     #[error("{0} does not change")]
     Constant(PropertyId),
     /// The peer does not wait for it.

@@ -1,4 +1,4 @@
-//! Segments and chunk lists: what a header says about memory (RFC 8166 §3.4 and §4.3, version 2 §6.3.3).
+//! Segments and chunk lists (RFC 8166 §3.4 and §4.3, version 2 §6.3.3).
 //!
 //! Received lists are walked in place ([`Reads`], [`Writes`], [`WriteChunk`]); lists to be sent are slices of
 //! the caller ([`Chunks`], [`WriteList`]).
@@ -10,7 +10,7 @@ use super::xdr::{BadXdr, NoSpace, Reader, Writer, word};
 
 /// Bytes of an encoded [`Segment`].
 pub const SEGMENT_LEN: usize = 16;
-/// Bytes of an encoded [`ReadSegment`], without the word in front that says it is present.
+/// Bytes of an encoded [`ReadSegment`], without the word that announces it.
 pub const READ_SEGMENT_LEN: usize = 4 + SEGMENT_LEN;
 
 /// A region of the requester's memory.
@@ -48,8 +48,7 @@ impl fmt::Display for Segment {
 /// One segment of a Read chunk. Segments with the same position form one chunk, in list order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct ReadSegment {
-    /// Where the data belongs, in bytes from the start of the unreduced RPC message; 0: the whole message is
-    /// here.
+    /// Offset of the data in the unreduced RPC message, in bytes. 0: the chunk has the whole message.
     pub position: u32,
     /// The memory to be read.
     pub target: Segment,
@@ -174,7 +173,7 @@ impl<'a> Iterator for Writes<'a> {
     }
 }
 
-/// A received Write chunk or Reply chunk: segments to be filled in order.
+/// A received Write or Reply chunk: segments to fill in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteChunk<'a> {
     segments: &'a [[u8; SEGMENT_LEN]],
@@ -219,7 +218,7 @@ impl<'a> WriteChunk<'a> {
 /// The chunk lists of a header to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Chunks<'a> {
-    /// The handle that the responder may invalidate with its reply, 0 for none. Not sent in version 1.
+    /// The handle that the reply may invalidate, 0 for none. Not sent in version 1. Not sent in version 1.
     pub inv_handle: u32,
     /// The Read list.
     pub reads: &'a [ReadSegment],
@@ -288,7 +287,7 @@ impl Chunks<'_> {
     }
 }
 
-/// How much there is in chunk lists: what decides about the length of a header.
+/// Sizes of chunk lists, which determine the length of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ChunkCounts {
     /// Segments of the Read list.
@@ -302,7 +301,7 @@ pub struct ChunkCounts {
 }
 
 impl ChunkCounts {
-    /// Segments of all lists together: what a header has of them.
+    /// Segments of all lists together.
     #[inline]
     pub const fn segments(&self) -> usize {
         let reply = match self.reply {
@@ -312,7 +311,7 @@ impl ChunkCounts {
         self.reads + self.write_segments + reply
     }
 
-    /// Bytes that such lists have beyond those of lists that are all absent.
+    /// Bytes of such lists beyond those of absent lists.
     #[inline]
     pub const fn encoded_len(&self) -> usize {
         let reply = match self.reply {
@@ -323,15 +322,14 @@ impl ChunkCounts {
     }
 }
 
-/// With the word in front that says that it is present.
+/// Writes a chunk with the word that announces it.
 #[inline]
 fn emit_write_chunk(chunk: &[Segment], out: &mut Writer<'_>) -> Result<(), NoSpace> {
     out.words([1, chunk.len() as u32])?;
     chunk.iter().try_for_each(|segment| out.words(segment.words()))
 }
 
-/// A Write list to be sent, flat: the first `counts[0]` segments are chunk 0, the next `counts[1]` chunk 1,
-/// and so on.
+/// A flat Write list to send. The first `counts[0]` segments are chunk 0, the next `counts[1]` chunk 1, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct WriteList<'a> {
     /// Segments per chunk.
@@ -341,7 +339,7 @@ pub struct WriteList<'a> {
 }
 
 impl<'a> WriteList<'a> {
-    /// The chunks. Counts that exceed the segments at hand yield what is there.
+    /// The chunks. Counts beyond the segments yield only existing segments.
     pub fn iter(&self) -> impl Iterator<Item = &'a [Segment]> + use<'a> {
         let mut rest = self.segments;
         self.counts.iter().map(move |&count| {

@@ -1,4 +1,4 @@
-//! The code points of the wire, each in one table that also makes its name.
+//! Code points of the wire, in tables that also name them.
 
 use std::fmt;
 
@@ -59,8 +59,8 @@ codes! {
     }
 }
 
-/// Which text's code points version 2 uses. The structure of headers is the same; both ends must agree, as
-/// nothing on the wire tells them apart. Selected by configuration; version 1 ignores it.
+/// Which text's code points version 2 uses. The structure of headers is the same. Both ends must agree, since no header
+/// states the revision. Selected by configuration; version 1 ignores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Revision {
@@ -105,7 +105,8 @@ impl fmt::Display for Revision {
 }
 
 codes! {
-    /// What follows the fixed words of a header, `rdma_proc` in version 1 and `rdma_htype` in version 2.
+    /// Header type: `rdma_proc` in version 1, `rdma_htype` in version 2. It determines the content after the fixed
+    /// words.
     pub enum HeaderType {
         /// Chunk lists, then the RPC message (or, with [`Flags::MORE`], a part of it).
         Msg = 0, "MSG";
@@ -151,12 +152,11 @@ pub struct Flags(pub u32);
 impl Flags {
     /// No flag.
     pub const NONE: Flags = Flags(0);
-    /// The XID was made by the receiver of this message: it is a reply, or an error.
+    /// The message's receiver made the XID: this is a reply or an error.
     pub const RESPONSE: Flags = Flags(1);
     /// The payload continues in the next message.
     pub const MORE: Flags = Flags(2);
-    /// One more word, right behind the flags, counts the messages received on this connection (windowed
-    /// credits).
+    /// A word after the flags counts messages received on this connection (windowed credits).
     pub const RECEIVED: Flags = Flags(4);
 
     const NAMES: [(Flags, &str); 3] =
@@ -180,7 +180,7 @@ impl Flags {
         Flags(self.0 & !other.0)
     }
 
-    /// The bits that this revision gives no meaning; a header that has any is answered with INVAL_FLAG.
+    /// Bits without meaning in this revision; the answer to them is INVAL_FLAG.
     #[inline]
     pub const fn unknown(self, revision: Revision) -> Flags {
         self.without(revision.known_flags())

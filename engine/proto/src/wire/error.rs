@@ -1,4 +1,4 @@
-//! Errors: what is wrong with a received header, and the errors that the protocol itself can report.
+//! Errors in received headers, and errors that the protocol can report.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::xdr::{BadXdr, NoSpace, Reader, Writer, word};
 /// Bytes of the shortest version 1 header of a call or reply.
 const MIN_V1_LEN: usize = 28;
 
-/// A received header that cannot be used: what is wrong, and what is needed to answer it.
+/// An unusable received header: the error and the data for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{kind}")]
 pub struct WireError {
@@ -33,7 +33,7 @@ pub struct WireError {
 /// The ways in which a header can be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum WireErrorKind {
-    /// Shorter than the four words that every version has: to be dropped without an answer.
+    /// Shorter than four words, the minimum in every version. Dropped without an answer.
     #[error("header of {len} bytes, at least 16 are needed")]
     TooShort {
         /// Bytes received.
@@ -51,7 +51,7 @@ pub enum WireErrorKind {
         /// `rdma_htype`.
         htype: u32,
     },
-    /// A flag without meaning, or one that does not go with this header type or its chunk lists.
+    /// A flag that is unknown, or invalid for this header type or its lists.
     #[error("invalid flags {flags:#x}")]
     InvalidFlag {
         /// `rdma_flags`.
@@ -113,8 +113,7 @@ impl WireError {
         WireError { kind, xid: word(bytes, 0), vers, flags, credit: word(bytes, 8), htype, reads, len: bytes.len() }
     }
 
-    /// `rdma_credit` of a message of version 2 that is no error: whatever is wrong with it, its sender has
-    /// granted that.
+    /// `rdma_credit` of a version 2 message other than an error. The grant holds whatever else is wrong.
     pub const fn credit(&self) -> Option<u32> {
         match self.version() {
             Some(Version::V2) if !self.is_error() => Some(self.credit),
@@ -122,7 +121,7 @@ impl WireError {
         }
     }
 
-    /// Whether it is an error, as all versions have it: it is never answered.
+    /// Whether it is an error, in any version; errors are never answered.
     pub const fn is_error(&self) -> bool {
         self.vers().is_some() && self.htype == HeaderType::Error.code()
     }
@@ -132,13 +131,13 @@ impl WireError {
         matches!(self.version(), Some(Version::V2)) && self.htype == HeaderType::Connprop.code()
     }
 
-    /// Version 1: whether it has a Read list, which calls have and replies do not (RFC 8166 §4.3.1).
+    /// Version 1: whether it has a Read list, as only calls do (RFC 8166 §4.3.1).
     pub const fn has_reads(&self) -> bool {
         self.reads
     }
 
-    /// Whether the message is shorter than any call or reply of its version, and so to be dropped without a
-    /// word (RFC 8166 §4.5).
+    /// Whether the message is shorter than any call or reply of its version. It is dropped without an answer (RFC 8166
+    /// §4.5).
     pub const fn is_too_short(&self) -> bool {
         match self.version() {
             Some(Version::V1) => self.len < MIN_V1_LEN,
@@ -146,7 +145,7 @@ impl WireError {
         }
     }
 
-    /// Whether it says that it is a reply, or an error; false in version 1, where headers do not tell.
+    /// Whether the header marks a reply or an error. False in version 1, whose headers do not.
     pub const fn is_response(&self) -> bool {
         Flags(self.flags).contains(Flags::RESPONSE)
     }
@@ -159,8 +158,9 @@ impl WireError {
         }
     }
 
-    /// The error that a responder reports (RFC 8166 §4.5, version 2 §6.4.3), `None` for silence. `supported`
-    /// is the range of versions that ERR_VERS is to name. Requesters never send errors.
+    /// The error that a responder reports (RFC 8166 §4.5, version 2 §6.4.3); `None` for silence. `supported` is the
+    /// version range for ERR_VERS. `supported` is the range of versions that ERR_VERS is to name. Requesters never send
+    /// errors.
     pub const fn answer(&self, supported: (Version, Version)) -> Option<ErrorBody> {
         match self.kind {
             WireErrorKind::TooShort { .. } => None,
@@ -174,8 +174,7 @@ impl WireError {
     }
 }
 
-/// What an ERROR header reports. Version 1 knows two errors; there, every error but [`ErrorBody::Vers`] is
-/// ERR_CHUNK.
+/// What an ERROR header reports. Version 1 has two errors: every error but [`ErrorBody::Vers`] is ERR_CHUNK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorBody {
     /// The version is not supported.
@@ -219,7 +218,7 @@ pub enum ErrorBody {
         /// Bytes needed in the Reply chunk.
         length_needed: u32,
     },
-    /// Any other problem of the responder; the transaction is over.
+    /// Any other failure of the responder; the transaction ends.
     System,
     /// A code that this revision does not know. It is an error all the same.
     Unknown(u32),

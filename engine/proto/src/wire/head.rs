@@ -1,5 +1,4 @@
-//! The headers of most messages, read by their layout: a MSG in one piece without chunks, or with one chunk in each
-//! direction at most. What is laid out in any other way takes a [`View`].
+//! Fast-path header decoding: MSG in one piece, with at most one chunk each way. All other layouts need a [`View`].
 
 use super::chunks::{Lists, READ_SEGMENT_LEN, ReadSegment, SEGMENT_LEN, Segment};
 use super::codes::{Flags, HeaderType, Version};
@@ -26,9 +25,9 @@ pub struct Head {
     pub credit: u32,
     /// How many messages the sender has received, in the windowed layout.
     pub received: Option<u32>,
-    /// The handle that may be invalidated with the reply; 0 for none, and in version 1.
+    /// The handle that the reply may invalidate; 0 for none, and in version 1.
     pub inv_handle: u32,
-    /// It is a reply: as the flag says, or, in version 1, the RPC message itself (RFC 8167 §5).
+    /// Whether it is a reply: by its flag or, in version 1, by its RPC message (RFC 8167 §5).
     pub response: bool,
     /// Bytes of header: where the payload starts.
     pub len: usize,
@@ -48,7 +47,7 @@ impl Head {
     }
 }
 
-/// The chunks of a message that has a Read chunk, a Write chunk or one of each, each of one segment.
+/// The chunks of a message with at most one each way, of one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SingleChunks {
     /// The Read list.
@@ -70,8 +69,7 @@ impl HeadLayout {
         }
     }
 
-    /// Reads the header of a message that is laid out so; `None` if it is anything else, which a [`View`]
-    /// tells.
+    /// Reads a header of this layout; `None` for any other, which needs a [`View`].
     #[inline(always)]
     pub fn read(self, message: &[u8]) -> Option<Head> {
         match self {
@@ -81,8 +79,7 @@ impl HeadLayout {
         }
     }
 
-    /// Reads the header of a message that is laid out so, but for [such lists](SingleChunks); `None` if it is
-    /// anything else.
+    /// Reads a header of this layout with [single chunks](SingleChunks); `None` for any other.
     #[inline]
     pub fn read_with_chunks(self, message: &[u8]) -> Option<(Head, SingleChunks)> {
         match self {
@@ -109,7 +106,7 @@ fn is_msg_of<const N: usize>(version: Version, header: &[u8; N]) -> bool {
         && header.last_chunk() == Some(&[0; LISTS])
 }
 
-/// What a message is whose header is that of [`HeadLayout::V2Windowed`].
+/// Kind of message with a [`HeadLayout::V2Windowed`] header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plain {
     /// A call.
@@ -217,7 +214,7 @@ fn read_with_lists<const N: usize>(message: &[u8], version: Version, flags: Flag
 const ONE: [u8; 4] = [0, 0, 0, 1];
 const NONE: [u8; 4] = [0; 4];
 
-/// Reads a list of at most one entry of `N` bytes behind `counts`, and what is behind the list.
+/// Reads a list of at most one `N`-byte entry behind `counts`, and the bytes after it.
 #[inline(always)]
 fn one_or_none<'a, const N: usize>(list: &'a [u8], counts: &[u8]) -> Option<(Option<&'a [u8; N]>, &'a [u8])> {
     if let Some(behind) = list.strip_prefix(&NONE) {

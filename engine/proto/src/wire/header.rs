@@ -1,4 +1,4 @@
-//! A header to be sent: a value that can be compared and printed, and its bytes.
+//! A header to send, as a comparable value, and its encoding.
 
 use super::chunks::Chunks;
 use super::codes::{Flags, HeaderType, Revision, Version};
@@ -11,7 +11,7 @@ use super::xdr::{NoSpace, Writer, padded};
 /// invalidate) are left out there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header<'a> {
-    /// Transaction id: the RPC message's, or 0 for a pure grant of credits.
+    /// Transaction id of the RPC message; 0 for a pure grant.
     pub xid: u32,
     /// `rdma_credit`.
     pub credit: u32,
@@ -23,7 +23,7 @@ pub struct Header<'a> {
     pub body: Body<'a>,
 }
 
-/// What a header to be sent carries.
+/// The body of a header to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body<'a> {
     /// The RPC message follows the header.
@@ -70,8 +70,7 @@ impl Body<'_> {
 }
 
 impl Header<'_> {
-    /// Bytes of the header in this version. The revision makes no difference; it is asked for so that it
-    /// never can.
+    /// Bytes of the header in this version. The revision makes no difference; the parameter keeps it so.
     pub fn encoded_len(&self, version: Version, _revision: Revision) -> usize {
         let prefix = match version {
             Version::V1 => COMMON_LEN,
@@ -90,8 +89,8 @@ impl Header<'_> {
 
     /// Writes the header to the start of `out` and returns its length.
     ///
-    /// The caller keeps to what the version has: CONNPROP and OPTIONAL are of version 2, MSGP and DONE of
-    /// version 1, MORE of [`Revision::Ietf00`].
+    /// The caller respects the version. CONNPROP and OPTIONAL are of version 2, MSGP and DONE of version 1, MORE of
+    /// [`Revision::Ietf00`].
     pub fn emit(&self, out: &mut [u8], version: Version, revision: Revision) -> Result<usize, NoSpace> {
         let htype = self.body.htype();
         debug_assert!(HeaderType::of_version(htype.code(), version).is_some(), "{version} has no {htype}");
@@ -102,8 +101,9 @@ impl Header<'_> {
         self.emit_before(out, needed, version, revision).map(|_| needed).ok_or(NoSpace { needed, available })
     }
 
-    /// Writes the header so that it ends at byte `end` of `buf`, and returns where it starts; the rest as
-    /// [`emit`](Self::emit). `None`, and nothing is written, if there is not that much room.
+    /// Writes the header so that it ends at byte `end` of `buf`; returns its start. The rest is as
+    /// [`emit`](Self::emit). Without room it writes nothing and returns `None`. `None`, and nothing is written, if
+    /// there is not that much room.
     #[inline(never)]
     pub fn emit_before(&self, buf: &mut [u8], end: usize, version: Version, revision: Revision) -> Option<usize> {
         let start = end.checked_sub(self.encoded_len(version, revision))?;
@@ -162,15 +162,16 @@ pub const fn msg_len(version: Version, received: bool) -> usize {
 /// Bytes of what [`emit_windowed`] writes.
 pub const WINDOWED_LEN: usize = msg_len(Version::V2, true);
 
-/// Writes a version 2 MSG header without chunks, with the count of received messages.
+/// Writes a version 2 MSG header with the received count, without chunks.
 #[inline(always)]
 pub fn emit_windowed(out: &mut [u8; WINDOWED_LEN], xid: u32, credit: u32, received: u32, flags: Flags) {
     let common = [xid, Version::V2.code(), credit, HeaderType::Msg.code()];
     put(out, common, [flags.with(Flags::RECEIVED).0, received, 0, 0, 0, 0]);
 }
 
-/// As [`Header::emit_before`] writes a version 2 MSG header with the count of received messages and these chunks, if they
-/// have one segment in all, and it is no Reply chunk's. `None`, and nothing is written, if not, or without room.
+/// As [`Header::emit_before`], for a windowed version 2 MSG header with one segment in all. `None`, with nothing
+/// written, for a Reply chunk, for more segments, or without room. `None`, and nothing is written, if not, or without
+/// room.
 #[inline(always)]
 pub fn emit_windowed_single(
     buf: &mut [u8],
@@ -187,8 +188,8 @@ pub fn emit_windowed_single(
     Some(start)
 }
 
-/// Writes a MSG header without chunks to the start of `out` and returns its length, [`msg_len`]: the fast
-/// path of [`Header::emit`] for inline calls and replies. Version 1 leaves out `received` and `flags`.
+/// Writes a MSG header without chunks to `out`; returns [`msg_len`]. It is the fast path of [`Header::emit`] for inline
+/// calls and replies. Version 1 leaves out `received` and `flags`.
 ///
 /// # Panics
 /// If `out` is shorter than [`msg_len`].
@@ -213,13 +214,13 @@ fn put<const M: usize, const N: usize>(out: &mut [u8], common: [u32; M], tail: [
     len
 }
 
-/// Bytes of a CONNPROP whose body, or part of it, has `len` bytes.
+/// Bytes of a CONNPROP with a body, or part of one, of `len` bytes.
 pub const fn connprop_len(received: Option<u32>, len: usize) -> usize {
     COMMON_LEN + 4 + if received.is_some() { 4 } else { 0 } + len
 }
 
-/// Writes a CONNPROP, or a part of one (with [`Flags::MORE`] if others follow), to the start of `out` and
-/// returns its length. `bytes` is its body, or what of it goes in this part.
+/// Writes a CONNPROP, or a part of one, to `out`; returns its length. A part has [`Flags::MORE`] if others follow.
+/// `bytes` is its body, or this part of it. `bytes` is its body, or what of it goes in this part.
 pub fn emit_connprop_continued(
     out: &mut [u8],
     xid: u32,
@@ -239,8 +240,8 @@ pub fn emit_connprop_continued(
     Ok(writer.len())
 }
 
-/// Writes an error header that names the supported versions, in the layout that RFC 8166 §7 fixes for every
-/// version: the answer to a version that we do not speak. `vers` echoes the version that was asked for.
+/// Writes an error header with the supported versions, in the layout of RFC 8166 §7 for every version. It answers an
+/// unsupported version. `vers` echoes the requested version.
 pub fn emit_err_vers(
     out: &mut [u8],
     xid: u32,

@@ -25,8 +25,8 @@ fn shown(what: &impl std::fmt::Display) {
     assert!(text.0 > 0, "it has no text");
 }
 
-/// A received message: what its view shows can be written again and then reads alike, what is read without a
-/// view agrees with it, and what cannot be read can be answered.
+/// Checks a received message. A view can be written again and reads alike, other readers agree with it, and an invalid
+/// message can be answered.
 pub fn message(bytes: &[u8], revision: Revision) {
     heads_agree_with_views(bytes, revision);
     match View::check(bytes, revision) {
@@ -38,7 +38,7 @@ pub fn message(bytes: &[u8], revision: Revision) {
     }
 }
 
-/// What is wrong with a message can be said, and its answer can be sent to a peer of its version.
+/// An invalid message has a printable error, and an answer in its version.
 fn unreadable(bytes: &[u8], error: &WireError, revision: Revision) {
     shown(error);
     assert_eq!(error.xid().is_some(), bytes.len() >= COMMON_LEN);
@@ -188,8 +188,7 @@ fn chunks_agree(message: &[u8], layout: HeadLayout, view: Option<&View<'_>>) {
     }
 }
 
-/// A body of CONNPROP, or of any operation on characteristics: what can be read can be written again, and
-/// says the same.
+/// Checks a body of CONNPROP or of a characteristics operation. A readable one can be written again with equal meaning.
 pub fn properties(bytes: &[u8], revision: Revision) {
     if let Ok(set) = PropertySet::parse(bytes, revision) {
         property_set(&set, revision);
@@ -216,8 +215,8 @@ fn property_set(set: &PropertySet<'_>, revision: Revision) {
     assert_eq!(Properties::from_set(&again, revision), Ok(properties));
 }
 
-/// An RPC message: what can be read of its header can be written again, whichever way it is read, and what
-/// cannot be read can be answered.
+/// Checks an RPC message. A readable header can be written again, by every reader alike; an unreadable one can be
+/// answered.
 pub fn rpc_message(bytes: &[u8]) {
     let call = CallHeader::parse(bytes);
     let reply = ReplyHeader::parse(bytes);

@@ -1,9 +1,9 @@
-//! Bytes to headers and back: RPC-over-RDMA versions 1 and 2, and the RPC headers they carry.
+//! Codec of RPC-over-RDMA versions 1 and 2, and their RPC headers.
 //!
-//! There are two forms of a header. A [`View`] is a received message whose header was checked once; its
-//! accessors read the bytes in place and cannot fail. A [`Header`] is a value to be sent; [`Header::emit`]
-//! writes it into a buffer of the caller, and what a view shows can be written again. Nothing here allocates,
-//! reads a clock or keeps state, and no input makes it panic.
+//! There are two forms of a header. A [`View`] is a received message whose header was checked once; its accessors read
+//! the bytes in place and cannot fail. A [`Header`] is a value to send; [`Header::emit`] writes it into the caller's
+//! buffer. Any view can be written again. Nothing here allocates, reads a clock or keeps state, and no input makes it
+//! panic.
 //!
 //! ```
 //! use rpcrdma_proto::wire::{Body, Chunks, Flags, Header, Revision, Segment, Version, View};

@@ -1,4 +1,4 @@
-//! The private data of a version 1 connection (RFC 8797): eight bytes in the connect and accept messages.
+//! Private data of a version 1 connection (RFC 8797): eight bytes in connect and accept messages.
 
 use super::xdr::{NoSpace, Writer, word};
 
@@ -6,15 +6,15 @@ use super::xdr::{NoSpace, Writer, word};
 pub const LEN: usize = 8;
 /// The word that marks the message, `0xf6ab0e18`.
 pub const FORMAT: u32 = 0xf6ab_0e18;
-/// Smallest inline threshold that can be said, and the one that holds when nothing is said; bytes.
+/// Smallest inline threshold that can be encoded, and the default, in bytes.
 pub const MIN_INLINE_THRESHOLD: u32 = 1024;
-/// Largest inline threshold that can be said; bytes.
+/// Largest inline threshold that can be encoded, in bytes.
 pub const MAX_INLINE_THRESHOLD: u32 = 256 * 1024;
 
 const VERSION: u8 = 1;
 const REMOTE_INVALIDATION: u8 = 1;
 
-/// What a peer tells about its end of the connection.
+/// A peer's parameters in its connect or accept message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrivateData {
     /// Replies may come as Send With Invalidate; both ends must say so.
@@ -33,8 +33,8 @@ impl Default for PrivateData {
 }
 
 impl PrivateData {
-    /// Looks for the message anywhere in `bytes`, which may hold other layers' data in front and padding
-    /// behind. `None` if it is not there or is of another version: the defaults hold.
+    /// Finds the message in `bytes`, among other layers' data and padding. `None` if absent or of another version: the
+    /// defaults hold. `None` if it is not there or is of another version: the defaults hold.
     pub fn parse(bytes: &[u8]) -> Option<PrivateData> {
         let message: &[u8] = bytes.windows(LEN).find(|window| word(window, 0) == FORMAT)?;
         let &[_, _, _, _, VERSION, flags, send, receive] = message else { return None };

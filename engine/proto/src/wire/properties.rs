@@ -1,12 +1,12 @@
-//! Transport properties (version 2 §5): what each end of a connection tells about itself.
+//! Transport properties of each end (version 2 §5).
 //!
-//! [`PropertySet`] is the list as it is on the wire, [`Properties`] is what it says. A property that is left
-//! out, or sent with no data, has its default.
+//! [`PropertySet`] is the encoded list, [`Properties`] its values. An omitted or empty property has its default. A
+//! property that is left out, or sent with no data, has its default.
 
 use super::codes::{Revision, codes};
 use super::xdr::{BadXdr, NoSpace, Reader, Writer, padded, word};
 
-/// First of the identifiers set aside for experiments; the range ends at `u32::MAX`.
+/// First identifier reserved for experiments; the range ends at `u32::MAX`.
 pub const EXPERIMENTAL: u32 = 0xFFFF_FF00;
 
 codes! {
@@ -146,12 +146,12 @@ impl<'a> Property<'a> {
         if valid { Ok(()) } else { Err(bad) }
     }
 
-    /// The value of a property that is one word; `None` asks for the default.
+    /// The value of a one-word property; `None` requests the default.
     pub fn uint32(&self) -> Option<u32> {
         self.data.first_chunk().map(|word| u32::from_be_bytes(*word))
     }
 
-    /// The value of a property that is opaque; `None` asks for the default.
+    /// The value of an opaque property; `None` requests the default.
     pub fn opaque(&self) -> Option<&'a [u8]> {
         Reader::new(self.data).opaque(usize::MAX, "rdma_data").ok()
     }
@@ -175,8 +175,7 @@ impl<'a> PropertySet<'a> {
         Ok(PropertySet { count, bytes: rest.get(..reader.at() - start).unwrap_or_default() })
     }
 
-    /// Reads a set that is all of `bytes`, and checks that known properties have the form that this revision
-    /// gives them.
+    /// Reads a set from all of `bytes`; checks known properties against this revision.
     pub fn parse(bytes: &'a [u8], revision: Revision) -> Result<PropertySet<'a>, BadXdr> {
         let mut reader = Reader::new(bytes);
         let set = PropertySet::read(&mut reader)?;
@@ -270,7 +269,7 @@ impl<'b> Builder<'b> {
     }
 }
 
-/// What a property set says, all known properties in one value.
+/// All known properties of a set, as one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Properties<'a> {
     /// [`PropertyId::SendSize`], bytes.
@@ -320,8 +319,7 @@ impl<'a> Properties<'a> {
         Ok(properties)
     }
 
-    /// Takes over one property, as an update of a running connection brings it. Says which one it was, `None`
-    /// for an unknown one.
+    /// Applies one property of an update of a running connection. Returns its identifier, `None` if unknown.
     pub fn apply(&mut self, property: &Property<'a>, revision: Revision) -> Result<Option<PropertyId>, BadXdr> {
         property.check(revision)?;
         let Some(id) = PropertyId::of_revision(property.which, revision) else { return Ok(None) };
@@ -343,8 +341,8 @@ impl<'a> Properties<'a> {
         Ok(Some(id))
     }
 
-    /// Writes the set: the values of the text's own table as far as the revision has them, the experimental
-    /// ones and the authentication message only where they are not the default.
+    /// Writes the set: the text's own table as far as the revision has it. Experimental values and the authentication
+    /// message are written only if not the default.
     pub fn emit<'b>(&self, buffer: &'b mut [u8], revision: Revision) -> Result<PropertySet<'b>, NoSpace> {
         let words = [
             (PropertyId::SendSize, self.send_size, true),
@@ -369,7 +367,7 @@ impl<'a> Properties<'a> {
     }
 }
 
-/// A subset of a property set: bit `n` stands for its `n`th property.
+/// A subset of a property set: bit `n` stands for property `n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Subset<'a> {
     words: &'a [[u8; 4]],
@@ -385,8 +383,7 @@ impl<'a> Subset<'a> {
         out.bytes(self.words.as_flattened())
     }
 
-    /// Makes a subset of these positions in a buffer of the caller, four bytes for every 32 positions up to
-    /// the highest.
+    /// Encodes a subset of these positions into `buffer`. It takes four bytes for every 32 positions up to the highest.
     pub fn encode(positions: impl IntoIterator<Item = usize>, buffer: &'a mut [u8]) -> Result<Subset<'a>, NoSpace> {
         buffer.fill(0);
         let available = buffer.len();

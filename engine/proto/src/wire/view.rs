@@ -8,17 +8,15 @@ use super::xdr::{Reader, word};
 
 /// Bytes of the four words that headers of every version start with.
 pub const COMMON_LEN: usize = 16;
-/// Bytes of an error header that names the supported versions, in the layout that all versions share.
+/// Bytes of an ERR_VERS header in the layout common to all versions.
 pub const ERR_VERS_LEN: usize = 28;
 
-/// A header whose structure was checked: [`View::check`] is the only way to get one, and no accessor panics,
-/// allocates or fails.
+/// A structurally checked header; only [`View::check`] makes one. No accessor panics, allocates or fails.
 ///
-/// Checked are the version, the header type, the flags and the whole structure up to the payload, including
-/// known properties. *Not* checked is what takes more than the bytes: whether the flags RECEIVED and MORE
-/// were negotiated, whether RESPONSE fits the RPC message, whether chunk counts are within limits
-/// ([`View::check_limits`]), and what handles and lengths refer to. Bytes behind a header that carries no
-/// payload are ignored.
+/// Checked are the version, the header type, the flags and the whole structure up to the payload, including known
+/// properties. *Not* checked: whether RECEIVED and MORE were negotiated, whether RESPONSE fits the RPC message, whether
+/// chunk counts are within limits ([`View::check_limits`]). Nor are handles and lengths checked against memory. Bytes
+/// behind a header that carries no payload are ignored.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     bytes: &'a [u8],
@@ -33,8 +31,7 @@ pub struct View<'a> {
     revision: Revision,
 }
 
-/// What a received header carries apart from its chunk lists, which are [`View::reads`], [`View::writes`] and
-/// [`View::reply_chunk`].
+/// The body of a received header. Its chunk lists are [`View::reads`], [`View::writes`] and [`View::reply_chunk`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViewBody<'a> {
     /// Chunk lists and payload.
@@ -63,11 +60,10 @@ pub enum ViewBody<'a> {
     },
 }
 
-/// The most chunks and segments that a receiver handles, each at least what it ever offers.
+/// A receiver's limits on chunks and segments, each at least its own offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Read chunks, that is: distinct positions in the Read list, that of a Position Zero Read chunk not
-    /// counted.
+    /// Read chunks: distinct positions in the Read list without position zero.
     pub read_chunks: u32,
     /// Write chunks, the Reply chunk not counted.
     pub write_chunks: u32,
@@ -76,7 +72,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// What the longest lists of a call have that keeps to them.
+    /// The longest lists of a call within these limits.
     pub const fn call(&self) -> ChunkCounts {
         let segments = self.segments as usize;
         ChunkCounts {
@@ -87,7 +83,7 @@ impl Limits {
         }
     }
 
-    /// What the lists of its reply have.
+    /// The longest lists of its reply.
     pub const fn reply(&self) -> ChunkCounts {
         ChunkCounts { reads: 0, ..self.call() }
     }
@@ -99,8 +95,8 @@ impl<'a> View<'a> {
         Self::parse(bytes, revision, false).map_err(|kind| WireError::new(kind, bytes))
     }
 
-    /// As [`check`](Self::check), while a CONNPROP is coming in parts: those are no property sets, and stay
-    /// [as they came](Self::properties_continued).
+    /// As [`check`](Self::check), during a CONNPROP in parts: these are not property sets and stay
+    /// [encoded](Self::properties_continued).
     #[cold]
     pub fn check_continued(bytes: &'a [u8], revision: Revision) -> Result<View<'a>, WireError> {
         Self::parse(bytes, revision, true).map_err(|kind| WireError::new(kind, bytes))
@@ -173,7 +169,7 @@ impl<'a> View<'a> {
         self.revision
     }
 
-    /// `rdma_credit`; what it means depends on the version and on what was negotiated.
+    /// `rdma_credit`; its meaning depends on the version and on the credit mode.
     #[inline]
     pub fn credit(&self) -> u32 {
         word(self.bytes, 8)
@@ -191,13 +187,13 @@ impl<'a> View<'a> {
         self.flags
     }
 
-    /// With [`Flags::RECEIVED`]: how many messages the sender has received on this connection, mod 2^32.
+    /// Messages received by the sender, mod 2^32, with [`Flags::RECEIVED`].
     #[inline]
     pub fn received(&self) -> Option<u32> {
         self.flags.contains(Flags::RECEIVED).then_some(self.received)
     }
 
-    /// The handle that may be invalidated with the reply; 0 for none, and in version 1.
+    /// The handle that the reply may invalidate; 0 for none, and in version 1.
     #[inline]
     pub const fn inv_handle(&self) -> u32 {
         self.inv_handle
@@ -227,7 +223,7 @@ impl<'a> View<'a> {
         WriteChunk::at(self.lists_bytes(), self.lists.reply)
     }
 
-    /// What the lists are read from: nothing, for header types that have none.
+    /// The bytes of the lists; empty for header types without lists.
     #[inline]
     fn lists_bytes(&self) -> &'a [u8] {
         if self.lists.present() { self.bytes } else { &[] }
@@ -262,7 +258,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// What the header carries apart from its chunk lists.
+    /// The content of the header apart from its chunk lists.
     pub fn body(&self) -> ViewBody<'a> {
         let mut reader = Reader::starting_at(self.bytes, self.body_at());
         match self.htype {
@@ -285,7 +281,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The body of a CONNPROP that is a part of a longer one, as it came.
+    /// The encoded body of a CONNPROP part.
     pub fn properties_continued(&self) -> &'a [u8] {
         match self.htype {
             HeaderType::Connprop => self.bytes.get(self.body_at()..).unwrap_or_default(),
@@ -293,8 +289,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Compares the chunk lists with what the receiver handles. An error is the answer that a responder
-    /// gives.
+    /// Checks the chunk lists against the receiver's limits. The error is the responder's answer. An error is the
+    /// answer that a responder gives.
     pub fn check_limits(&self, limits: &Limits) -> Result<(), ErrorBody> {
         let mut chunks = 0;
         for (n, read) in self.reads().enumerate() {
@@ -324,7 +320,7 @@ impl<'a> View<'a> {
         self.lists.reads
     }
 
-    /// The version whose layout the header has: version 1's for an ERR_VERS in the layout common to all.
+    /// The version of the header's layout: version 1 for a common-layout ERR_VERS.
     fn layout(&self) -> Version {
         match self.htype {
             HeaderType::Error if self.lists.reads == COMMON_LEN => Version::V1,
@@ -333,10 +329,9 @@ impl<'a> View<'a> {
     }
 }
 
-/// Whether this is a version 2 ERR_VERS without the flags word. RFC 8166 §7 fixes that layout for all
-/// versions, and responders that know version 1 only echo our version number in it. The word that would be
-/// the flags is the error code, and the length is the header's: as version 2 ERR_VERS, these bytes would be
-/// cut off.
+/// Whether this is a version 2 ERR_VERS without the flags word. RFC 8166 §7 fixes that layout for all versions, and
+/// responders that know version 1 only echo our version number in it. The word in place of the flags is the error code,
+/// and the length is that header's. As a version 2 ERR_VERS these bytes would be truncated.
 fn is_fixed_err_vers(bytes: &[u8], htype: HeaderType) -> bool {
     htype == HeaderType::Error
         && bytes.len() == ERR_VERS_LEN

@@ -1,17 +1,17 @@
-//! The few XDR forms (RFC 4506) that transport and RPC headers are made of: words, booleans, opaque data.
+//! The XDR forms (RFC 4506) of the headers: words, booleans, opaque data.
 //!
-//! [`Reader`] never looks past the bytes it was given and says which item was bad, and where; [`Writer`]
-//! never writes past its buffer. Both work in place.
+//! [`Reader`] never reads past its bytes and names the bad item with its position. [`Writer`] never writes past its
+//! buffer. Both work in place.
 
 use thiserror::Error;
 
-/// An item that is not valid XDR for its place: cut off, or a boolean other than 0 and 1.
+/// An item that is invalid XDR: truncated, or a boolean above 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("bad {what} at byte {at}")]
 pub struct BadXdr {
     /// The item, by the name its specification gives it.
     pub what: &'static str,
-    /// Where it starts, in bytes from the start of what was parsed.
+    /// Start of the item, in bytes from the start of the input.
     pub at: usize,
 }
 
@@ -25,7 +25,7 @@ pub struct NoSpace {
     pub available: usize,
 }
 
-/// `len` rounded up to a multiple of four, as XDR pads opaque data.
+/// `len` rounded up to a multiple of four, as in XDR.
 pub const fn padded(len: usize) -> usize {
     (len + 3) & !3
 }
@@ -52,7 +52,7 @@ impl<'a> Reader<'a> {
         Reader { bytes, at: 0 }
     }
 
-    /// A cursor at byte `at`, whose errors count from the start of `bytes`.
+    /// A cursor at byte `at`; errors count from the start of `bytes`.
     pub const fn starting_at(bytes: &'a [u8], at: usize) -> Self {
         Reader { bytes, at }
     }
@@ -98,7 +98,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// `opaque<max>`: a length, that many bytes, padding. The values of padding bytes are not looked at.
+    /// `opaque<max>`: a length, that many bytes, padding. Padding values are not checked.
     pub fn opaque(&mut self, max: usize, what: &'static str) -> Result<&'a [u8], BadXdr> {
         let at = self.at;
         let len = self.u32(what)? as usize;
@@ -142,7 +142,7 @@ impl<'b> Writer<'b> {
         self.at == 0
     }
 
-    /// What was written, for as long as the buffer is borrowed.
+    /// The written bytes, while the buffer is borrowed.
     pub fn into_written(self) -> &'b [u8] {
         let (written, _) = self.out.split_at_mut(self.at);
         written
@@ -165,7 +165,7 @@ impl<'b> Writer<'b> {
         self.bytes(&word.to_be_bytes())
     }
 
-    /// Several of them: the room is looked at once.
+    /// Writes several words, with one check of the room.
     #[inline(always)]
     pub fn words<const N: usize>(&mut self, words: [u32; N]) -> Result<(), NoSpace> {
         self.bytes(words.map(u32::to_be_bytes).as_flattened())

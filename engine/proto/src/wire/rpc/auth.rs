@@ -58,7 +58,7 @@ codes! {
     }
 }
 
-/// A credential or a verifier: a flavor and up to [`MAX_AUTH_LEN`] bytes that only the flavor understands.
+/// A credential or verifier: a flavor and up to [`MAX_AUTH_LEN`] opaque bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct OpaqueAuth<'a> {
     /// The flavor's number; [`Flavor`] names some.
@@ -127,8 +127,8 @@ impl<'a> AuthSys<'a> {
         }
     }
 
-    /// Writes a body with these supplementary groups, of which only the first [`AuthSys::MAX_GIDS`] are sent;
-    /// the name is cut at [`AuthSys::MAX_MACHINE`].
+    /// Writes a body with supplementary groups. It sends the first [`AuthSys::MAX_GIDS`] groups and cuts the name at
+    /// [`AuthSys::MAX_MACHINE`].
     pub fn emit(&self, gids: &[u32], out: &mut [u8]) -> Result<usize, NoSpace> {
         let gids = &gids[..gids.len().min(Self::MAX_GIDS)];
         let mut writer = Writer::new(out);

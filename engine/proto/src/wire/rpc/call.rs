@@ -27,7 +27,7 @@ pub struct CallHeader<'a> {
     pub verifier: OpaqueAuth<'a>,
 }
 
-/// An RPC message that is not the call, or not the reply, that it should be.
+/// An RPC message that is not a valid call or reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{kind}")]
 pub struct RpcError {
@@ -40,7 +40,7 @@ pub struct RpcError {
 /// The ways in which an RPC header can be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RpcErrorKind {
-    /// Not a call where a call is expected, or not a reply where a reply is; or too short to tell.
+    /// A reply instead of a call, the reverse, or too short to decide.
     #[error("not an RPC {expected}")]
     NotA {
         /// What was expected.
@@ -87,7 +87,7 @@ impl RpcErrorKind {
 }
 
 impl RpcError {
-    /// The reply that a bad call gets; `None` for what is no call, which is to be dropped.
+    /// The reply to a bad call; `None` for a message to drop.
     pub const fn answer(&self) -> Option<ReplyBody<'static>> {
         Some(match self.kind {
             RpcErrorKind::NotA { .. } => return None,
@@ -106,7 +106,7 @@ impl RpcError {
 /// What follows the XID of a call: CALL, RPC version 2.
 const CALL_OF_RPC_2: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 2];
 
-/// The header of a call of nobody in particular: AUTH_NONE. It is of fixed length.
+/// The header of an AUTH_NONE call; its length is fixed. It is of fixed length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnonymousCall {
     /// Transaction id.
@@ -123,7 +123,7 @@ impl AnonymousCall {
     /// Bytes of such a header.
     pub const LEN: usize = FIXED_LEN + 2 * OpaqueAuth::NONE.encoded_len();
 
-    /// Reads the header of a call if it is such a one; what else it may be, [`CallHeader::parse`] tells.
+    /// Reads an AUTH_NONE call header; any other needs [`CallHeader::parse`].
     #[inline(always)]
     pub fn read(message: &[u8]) -> Option<AnonymousCall> {
         let header: &[u8; Self::LEN] = message.first_chunk()?;
@@ -144,7 +144,7 @@ impl From<AnonymousCall> for CallHeader<'_> {
 }
 
 impl<'a> CallHeader<'a> {
-    /// Reads the header of a call and says where the arguments start.
+    /// Reads the header of a call; returns the start of the arguments.
     #[inline]
     pub fn parse(message: &'a [u8]) -> Result<(CallHeader<'a>, usize), RpcError> {
         if let Some(header) = AnonymousCall::read(message) {

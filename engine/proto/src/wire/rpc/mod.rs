@@ -1,4 +1,4 @@
-//! RPC call and reply headers (RFC 5531 §9), as far as a transport and a dispatcher need them.
+//! RPC call and reply headers (RFC 5531 §9), for transport and dispatch.
 
 mod auth;
 mod call;
@@ -18,8 +18,8 @@ use super::xdr::word;
 /// The version of the RPC protocol, the only one there is.
 pub const RPC_VERSION: u32 = 2;
 
-/// A program number as people write it: those that the registry assigns, below 0x20000000, are decimal there,
-/// and all others hexadecimal (RFC 5531 §8.3).
+/// A program number in its usual notation. Numbers below 0x20000000, assigned by the registry, are decimal; all others
+/// are hexadecimal (RFC 5531 §8.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramNumber(pub u32);
 
@@ -42,7 +42,7 @@ codes! {
     }
 }
 
-/// The XID of an RPC message, and whether it is a call or a reply. `None` if it is too short or neither.
+/// The XID and type of an RPC message; `None` if too short or neither. `None` if it is too short or neither.
 #[inline]
 pub fn peek(message: &[u8]) -> Option<(u32, MessageType)> {
     let head: &[u8; 8] = message.first_chunk()?;

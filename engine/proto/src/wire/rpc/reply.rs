@@ -10,8 +10,8 @@ use super::call::{RpcError, RpcErrorKind};
 /// Bytes of the header of a successful reply with an AUTH_NONE verifier.
 pub const ACCEPTED_REPLY_LEN: usize = 24;
 
-/// Bytes that the header of a successful reply has at most, to a call with a credential of this flavor:
-/// beyond AUTH_NONE and AUTH_SYS the verifier may be of any length that there is (RFC 8166 §8.2.2.2).
+/// Most bytes of a successful reply's header for a credential flavor. Beyond AUTH_NONE and AUTH_SYS the verifier may
+/// have any valid length (RFC 8166 §8.2.2.2).
 #[inline]
 pub const fn accepted_reply_room(flavor: u32) -> usize {
     let known = flavor == Flavor::None.code() || flavor == Flavor::Sys.code();
@@ -21,7 +21,7 @@ pub const fn accepted_reply_room(flavor: u32) -> usize {
 const MSG_ACCEPTED: u32 = 0;
 const MSG_DENIED: u32 = 1;
 
-/// The header of a reply; if it is [`AcceptStat::Success`], the results follow it.
+/// The header of a reply; results follow it on [`AcceptStat::Success`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyHeader<'a> {
     /// Transaction id of the call.
@@ -76,8 +76,7 @@ pub enum RejectStat {
         /// Highest version.
         high: u32,
     },
-    /// The caller is not who it says, or must say so in another way. The number is an `auth_stat`;
-    /// [`AuthStat`] names the known ones.
+    /// Authentication failed, or needs another form. The number is an `auth_stat`; [`AuthStat`] names the known ones.
     AuthError(u32),
 }
 
@@ -185,7 +184,7 @@ fn read_reject_stat(reader: &mut Reader<'_>) -> Result<RejectStat, BadXdr> {
 }
 
 impl<'a> ReplyHeader<'a> {
-    /// Reads the header of a reply and says where the results start.
+    /// Reads the header of a reply; returns the start of the results.
     #[inline]
     pub fn parse(message: &'a [u8]) -> Result<(ReplyHeader<'a>, usize), RpcError> {
         // What nearly every reply looks like: accepted, AUTH_NONE, success.
@@ -254,8 +253,7 @@ impl<'a> ReplyHeader<'a> {
 /// What follows the XID in a successful reply: REPLY, MSG_ACCEPTED, AUTH_NONE of length 0, SUCCESS.
 const SUCCESS_TAIL: [u8; ACCEPTED_REPLY_LEN - 4] = [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// Writes the header of a successful reply with an AUTH_NONE verifier: the fast path of
-/// [`ReplyHeader::emit`].
+/// Writes a successful reply header with an AUTH_NONE verifier. It is the fast path of [`ReplyHeader::emit`].
 ///
 /// # Panics
 /// If `out` is shorter than [`ACCEPTED_REPLY_LEN`].
