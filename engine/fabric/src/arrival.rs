@@ -4,7 +4,7 @@
 
 use crate::{Completion, Opcode, QpId, ReceivedBuf, Status};
 
-/// A message that has arrived: what a [`Completion`] of [`Opcode::Recv`] says when it is a success.
+/// An arrived message: the fields of a successful [`Opcode::Recv`] [`Completion`].
 #[derive(Debug)]
 pub struct Arrival {
     /// The queue pair that it came to. It may be gone already.

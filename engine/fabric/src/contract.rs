@@ -1,4 +1,4 @@
-//! What every fabric has to do, as cases that run against any of them.
+//! Conformance cases for every fabric.
 //!
 //! A [`World`] is two fabrics and a bound address. [`run`] makes one per case, runs it, and then checks that
 //! all memory has come home. Cases end with an error in words; they never hang: what does not happen within
@@ -37,12 +37,12 @@ const QUIET_TURNS: usize = 3000;
 /// Bytes of a Receive.
 const RECEIVE: usize = 4096;
 
-/// How a case ended: what was wrong, in words.
+/// The result of a case, with the error as text.
 pub type Outcome = Result<(), String>;
 
 /// One thing that every fabric has to do.
 pub struct Case<F: Fabric> {
-    /// What it has to do, in a few words.
+    /// The requirement, in a few words.
     pub name: &'static str,
     /// Does it.
     pub check: fn(&mut World<F>) -> Outcome,
@@ -55,7 +55,7 @@ pub struct Report {
     pub passed: Vec<&'static str>,
     /// Cases that did not, and why.
     pub failed: Vec<(&'static str, String)>,
-    /// Cases that ask for what the device says it does not have, and what that is.
+    /// Cases that need an absent device feature, with that feature.
     pub skipped: Vec<(&'static str, &'static str)>,
 }
 
@@ -93,8 +93,8 @@ pub fn cases<F: Fabric>() -> Vec<Case<F>> {
     all
 }
 
-/// A TCP address of this host that nobody else takes, another one each time: all of 127.0.0.0/8 is loopback. The last
-/// 22 bits are the number of the process. Its ports are none of NFS, 20048 and 20049, where servers listen at all addresses.
+/// An unused TCP address of this host, in 127.0.0.0/8. Each call returns another one. The last 22 bits hold the process
+/// number. The ports exclude those of NFS, 20048 and 20049, where servers listen at all addresses.
 pub fn loopback_address() -> FabricAddress {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed) % 8_000;
@@ -102,18 +102,18 @@ pub fn loopback_address() -> FabricAddress {
     FabricAddress(format!("127.{}.{b}.{c}:{}", a | 0x80, 22_000 + number))
 }
 
-/// Of a [`loopback_address`], whose port begins with 2, another one, where nobody listens.
+/// An address without a listener, derived from a [`loopback_address`], whose ports begin with 2.
 pub fn nowhere(address: &FabricAddress) -> FabricAddress {
     FabricAddress(address.0.replace(":2", ":3"))
 }
 
-/// Runs cases, each in a world of its own.
+/// Runs each case in its own world.
 pub fn run<F: Fabric>(cases: Vec<Case<F>>, make: impl FnMut() -> Result<(F, F, FabricAddress), FabricError>) -> Report {
     run_with(cases, make, |address| FabricAddress(format!("{}-nowhere", address.0)))
 }
 
-/// As [`run`], for fabrics that keep the last messages of a connection for a limited time. `make` is told whether the
-/// case lets them lie for a while, which is long where the host is slow.
+/// As [`run`], for fabrics that keep a connection's last messages briefly. `make` gets true for cases that leave
+/// messages unread for a while, which is long on a slow host.
 pub fn run_lingering<F: Fabric>(
     cases: Vec<Case<F>>,
     mut make: impl FnMut(bool) -> Result<(F, F, FabricAddress), FabricError>,
@@ -126,8 +126,7 @@ pub fn run_lingering<F: Fabric>(
     report
 }
 
-/// As [`run`], for fabrics whose addresses are no names: `nowhere` makes of an address another one, where
-/// nobody listens.
+/// As [`run`], for fabrics whose addresses are not names: `nowhere` derives an address without a listener.
 pub fn run_with<F: Fabric>(
     cases: Vec<Case<F>>,
     mut make: impl FnMut() -> Result<(F, F, FabricAddress), FabricError>,
@@ -165,17 +164,17 @@ macro_rules! ensure {
 }
 use ensure;
 
-/// One end: a fabric, its memory, and what it has said so far.
+/// One end: a fabric, its memory and its output so far.
 pub struct End<F: Fabric> {
     /// The device.
     pub fabric: F,
     /// Memory for messages, registered without remote rights.
     pub pool: Pool,
-    /// Memory to expose, in an arena of its own.
+    /// Memory to expose, in a separate arena.
     pub exposed: Pool,
-    /// Completions that nobody has asked for yet.
+    /// Completions not yet consumed.
     pub completions: Vec<Completion>,
-    /// Events that nobody has asked for yet.
+    /// Events not yet consumed.
     pub events: Vec<ControlEvent>,
     /// Queue pairs to destroy in the end.
     pub qps: Vec<QpId>,
@@ -191,9 +190,9 @@ pub struct World<F: Fabric> {
     pub address: FabricAddress,
     /// Keeps the address bound.
     pub listener: F::Listener,
-    /// An address of the right form where nobody listens.
+    /// A well-formed address without a listener.
     pub nowhere: FabricAddress,
-    /// What the device says it does not have, if the case asks for that.
+    /// The missing device feature, if the case needs one.
     pub missing: Option<&'static str>,
 }
 
@@ -280,7 +279,7 @@ impl<F: Fabric> End<F> {
         same("Receives posted again", self.fabric.post_recv(None, &mut bufs), 1)
     }
 
-    /// Binds a new window to a whole buffer, with a signalled bind; the peer's view of it.
+    /// Binds a new window to a whole buffer, signalled; returns its remote address.
     pub fn expose(&mut self, qp: QpId, mem: &Lent, access: Access) -> Result<(WindowId, RemoteMemory), String> {
         let window = self.fabric.alloc_window(qp).map_err(|e| e.to_string())?;
         let remote = self.rebind(qp, window, mem, access)?;
@@ -331,7 +330,7 @@ impl<F: Fabric> World<F> {
         Ok(Self { client, server, address, listener, nowhere, missing: None })
     }
 
-    /// Whether what has completed is known to be with the peer.
+    /// Whether a completion proves delivery to the peer.
     pub fn acknowledges(&self) -> bool {
         self.client.fabric.capabilities().acknowledges
     }
@@ -401,7 +400,7 @@ impl<F: Fabric> World<F> {
         Ok(s)
     }
 
-    /// Connects, with these parameters at either end; the client's queue pair and the server's.
+    /// Connects with these parameters at each end; returns both queue pairs.
     pub fn connect_with(&mut self, client: &ConnectParams, server: &ConnectParams) -> Result<(QpId, QpId), String> {
         let c = self.ask(client)?;
         let (request, _) = self.request()?;
@@ -415,7 +414,7 @@ impl<F: Fabric> World<F> {
         self.connect_with(&ConnectParams::default(), &ConnectParams::default())
     }
 
-    /// Waits until both ends are connected; what the acceptor said.
+    /// Waits until both ends are connected; returns the acceptor's private data.
     pub fn established(&mut self, client: QpId, server: QpId) -> Result<Vec<u8>, String> {
         let take = |end: &mut End<F>, id: QpId| {
             let at = end.events.iter().position(|e| matches!(e, ControlEvent::Established { qp, .. } if *qp == id))?;
@@ -429,17 +428,17 @@ impl<F: Fabric> World<F> {
         Ok(said)
     }
 
-    /// Waits until this end hears that the connection is over.
+    /// Waits for the client's `Disconnected` event.
     pub fn client_disconnected(&mut self, qp: QpId) -> Outcome {
         self.until("the client hears of the end", |w| take_disconnected(&mut w.client.events, qp))
     }
 
-    /// Waits until this end hears that the connection is over.
+    /// Waits for the server's `Disconnected` event.
     pub fn server_disconnected(&mut self, qp: QpId) -> Outcome {
         self.until("the server hears of the end", |w| take_disconnected(&mut w.server.events, qp))
     }
 
-    /// Waits until both ends hear that the connection is over.
+    /// Waits for the `Disconnected` event of both ends.
     fn both_disconnected(&mut self, client: QpId, server: QpId) -> Outcome {
         self.client_disconnected(client)?;
         self.server_disconnected(server)

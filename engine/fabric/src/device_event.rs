@@ -1,15 +1,15 @@
-//! What becomes of a device or its port, whoever uses it.
+//! Events of a device or its port.
 
 #![forbid(unsafe_code)]
 
 use std::fmt;
 
-/// Something happened to the device of this side, as it says itself (`ibv_get_async_event`) or its connection manager.
+/// A device event of this side, from `ibv_get_async_event` or the connection manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceEvent {
-    /// The port has lost its link. Connections stay: a queue pair sends again what is not acknowledged, and ends when
-    /// its retries do.
+    /// The port has lost its link. Connections stay: a queue pair retransmits unacknowledged packets, and ends when its
+    /// retries are used up.
     PortDown {
         /// Its number.
         port: u32,
@@ -19,7 +19,7 @@ pub enum DeviceEvent {
         /// Its number.
         port: u32,
     },
-    /// The device, or a queue of it that all connections share, is beyond use: all connections are over.
+    /// The device, or a queue shared by all connections, failed: all connections end.
     Failed,
     /// The device is taken away: all connections are over.
     Removed,

@@ -1,4 +1,4 @@
-//! Failures of a fabric, or of what it stands on.
+//! Failures of a fabric or of its environment.
 
 #![forbid(unsafe_code)]
 

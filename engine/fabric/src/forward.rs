@@ -1,4 +1,4 @@
-//! What a wrapper of fabrics only hands on.
+//! Forwarding of trait methods by wrappers of fabrics.
 
 #![forbid(unsafe_code)]
 

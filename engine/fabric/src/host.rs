@@ -1,4 +1,4 @@
-//! `HOST:PORT`, as it stands behind `verbs:` and `iwarp:`, and the device that may stand in front of it behind `verbs:`.
+//! `HOST:PORT` of `verbs:` and `iwarp:` addresses, and the optional device of `verbs:`.
 
 #![forbid(unsafe_code)]
 
@@ -7,15 +7,15 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
 use crate::{FabricAddress, FabricError};
 
-/// Where RPC over RDMA is served unless told otherwise (RFC 8267).
+/// Default port of RPC over RDMA (RFC 8267).
 pub const DEFAULT_PORT: u16 = 20049;
 
-/// The RDMA device that an address names, and perhaps which of its GIDs, by the index in its port's table.
+/// The RDMA device of an address, with an optional GID index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedDevice {
     /// As `rdma link` has it, such as `mlx5_0`.
     pub name: String,
-    /// Without: the GID of the way to the peer, or of the address that is listened at.
+    /// `None`: the GID of the route to the peer, or of the listening address.
     pub gid_index: Option<u32>,
 }
 
@@ -26,10 +26,11 @@ impl fmt::Display for NamedDevice {
     }
 }
 
-/// Splits `DEVICE@HOST:PORT` and `DEVICE/GID@HOST:PORT`. An address without `@` names no device, and is what is left.
+/// Splits `DEVICE@HOST:PORT` and `DEVICE/GID@HOST:PORT`. An address without `@` names no device and is returned
+/// unchanged.
 ///
 /// # Errors
-/// What is in front of the `@` is neither.
+/// The part before the `@` is neither form.
 pub fn split_device(address: &FabricAddress) -> Result<(Option<NamedDevice>, FabricAddress), FabricError> {
     let Some((device, rest)) = address.0.split_once('@') else { return Ok((None, address.clone())) };
     let error = |detail: &str| {

@@ -1,11 +1,11 @@
-//! The book of the memory windows of one queue pair: which key each has, and will have.
+//! Memory windows of one queue pair, with their current and next keys.
 //!
-//! A key (steering tag) is 24 bits that name the window, some of them random, and 8 bits that change at each bind, so
-//! that the key of one use is stale in the next.
+//! A key (steering tag) has 24 bits that name the window, some of them random. The other 8 bits change at each bind, so
+//! the key of one use is stale in the next.
 
 #![forbid(unsafe_code)]
 
-/// Bits of a key's upper 24 that are the index, among so many windows.
+/// Index bits within a key's upper 24, for up to `limit` windows.
 fn index_bits(limit: u32) -> u32 {
     limit.next_power_of_two().trailing_zeros()
 }
@@ -25,7 +25,7 @@ fn following(rkey: u32) -> u32 {
 pub(crate) enum Revoked {
     /// Nothing of the peer's reaches the memory any more.
     Done,
-    /// It is in use at this moment: by a copy of the peer's, or by bytes on their way to it.
+    /// In use now: by a copy of the peer, or by bytes on their way to it.
     Busy,
     /// It was not bound.
     NotBound,
@@ -138,7 +138,7 @@ impl Keys {
 mod tests {
     use super::*;
 
-    /// RFC 5040 §8.1.1: whatever is random and not the index is in a key.
+    /// RFC 5040 §8.1.1: all key bits but the index are random.
     #[test]
     fn stags_are_spread_over_their_range() {
         let key = |random| {

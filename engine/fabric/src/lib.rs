@@ -1,18 +1,18 @@
-//! What an RDMA device is to this engine: one narrow trait, and the values that cross it.
+//! The RDMA device interface: one trait, and its values.
 //!
-//! A [`Fabric`] is one shard's device: its completion queue, its shared receive queue, its queue pairs and
-//! its connection manager. It is owned and driven by one thread. Semantics are those of reliable connected
-//! queue pairs (InfiniBand Architecture 1.2.1 chapter 9; RFC 5040): in order per queue pair, a Write visible
-//! before the Send behind it, Reads unordered with later Sends unless fenced, receiver-not-ready, length and
-//! rights errors, flush on error.
+//! A [`Fabric`] is one shard's device: its completion queue, its shared receive queue, its queue pairs and its
+//! connection manager. It is owned and driven by one thread. Semantics are those of reliable connected queue pairs
+//! (InfiniBand Architecture 1.2.1 chapter 9; RFC 5040). They are in order per queue pair, with a Write visible before
+//! the Send behind it. Reads are unordered with later Sends unless fenced. There are receiver-not-ready, length and
+//! rights errors, and a flush on error.
 //!
 //! # Ownership of memory
 //! 1. Memory given to the fabric is *moved* into it: a [`Buf`] in [`Fabric::post_recv`] or [`WorkRequest::Send`], a
 //!    clone of a [`Lent`] or [`Frozen`] in the others. Safe code cannot reach the bytes meanwhile.
-//! 2. A posted [`Buf`] comes back in its [`Completion`], as a [`ReceivedBuf`] of what has arrived in it. A sent one
-//!    goes home to its pool by itself, once the fabric knows that the device has finished with it.
-//! 3. [`Lent`] memory is usable again when every clone is gone: the fabric drops its clones at the completion of the
-//!    Read or Write, or, for a bound window, at the proof of its revocation: the completion of a
+//! 2. A posted [`Buf`] comes back in its [`Completion`], as a [`ReceivedBuf`] with the arrived data. A sent one returns
+//!    to its pool by itself, once the device has finished with it.
+//! 3. [`Lent`] memory is usable again when every clone is gone. The fabric drops its clones at the completion of the
+//!    Read or Write. For a bound window it drops them at the proof of revocation. The proof is the completion of a
 //!    [`WorkRequest::LocalInvalidate`], a Receive completion whose `invalidated` names it, or the destruction of the
 //!    queue pair.
 //! 4. Flushed work requests keep to the same rules: the completion comes first, the memory after it.
@@ -90,7 +90,7 @@ pub use self::received::ReceivedBuf;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Frozen, Lent};
 use rustix::fd::BorrowedFd;
 
-/// A queue pair, by slot and generation: a stale one never names a newer queue pair.
+/// A queue pair, by slot and generation; never names a newer one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QpId {
     /// Index into the fabric's table: small, dense, reused.
@@ -116,7 +116,7 @@ impl fmt::Debug for QpId {
     }
 }
 
-/// An address in the fabric's own form: the part behind `soft:` or `verbs:`.
+/// A fabric-specific address: the part after `soft:`, `iwarp:` or `verbs:`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FabricAddress(pub String);
 
@@ -128,7 +128,7 @@ pub struct Capabilities {
     pub scheme: &'static str,
     /// Human-readable device name.
     pub device: String,
-    /// Work requests that may be outstanding on the send queue of one queue pair.
+    /// Most outstanding work requests per send queue.
     pub max_send_wr: u32,
     /// Receives that may be posted to one receive queue.
     pub max_recv_wr: u32,
@@ -142,19 +142,18 @@ pub struct Capabilities {
     pub max_accept_private_data: usize,
     /// RDMA Reads outstanding per queue pair, as initiator and as responder.
     pub max_read_depth: u16,
-    /// The device binds type-2 memory windows, and obeys a peer's Send With Invalidate.
+    /// Whether the device binds type-2 memory windows and obeys Send With Invalidate.
     pub remote_invalidate: bool,
-    /// Whoever holds a connection can reach all memory exposed on it, windows or not: memory that is exposed
-    /// must come from an arena that serves no other peer.
+    /// Whether a peer can reach all memory exposed on its connection, windows or not. Such memory must come from an
+    /// arena that serves no other peer.
     pub exposure_needs_own_arena: bool,
-    /// The bounds of a window are checked at each access. Without that a peer reaches the whole arena in
-    /// which a window of its connection is bound, as long as it is.
+    /// The bounds of a window are checked at each access. Otherwise a peer reaches the whole arena of any bound window
+    /// of its connection, while it is bound.
     pub checks_window_bounds: bool,
     /// There is a shared receive queue.
     pub shared_receive_queue: bool,
-    /// A Send or Write that has succeeded is known to have reached the peer's memory, and what the peer refuses ends
-    /// the request that asked for it. Without that it has left this side (RFC 5040 §5.5), and what is refused ends the
-    /// connection.
+    /// Whether success proves that a Send or Write reached the peer's memory. A refusal by the peer then fails its
+    /// request. Otherwise success means that it left this side (RFC 5040 §5.5), and a refusal ends the connection.
     pub acknowledges: bool,
 }
 
@@ -204,7 +203,7 @@ impl Access {
     }
 }
 
-/// Exposed memory of the peer: the steering tag and the address in it.
+/// Exposed memory of the peer: steering tag and address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteMemory {
     /// `R_key`, STag, or RFC 8166 `rdma_handle`.
@@ -231,12 +230,12 @@ pub enum Source {
     Frozen(Frozen),
 }
 
-/// Bytes between a queue pair and its peer, as [`Fabric::flow`] tells them. Headers may count.
+/// Bytes between a queue pair and its peer, from [`Fabric::flow`]. Headers may count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Flow {
     /// Bytes that have gone so far, in both directions together. It never goes back.
     pub moved: u64,
-    /// Bytes that are still to go, in both directions together: of what was posted, and of the peer's Reads.
+    /// Outstanding bytes of posted requests and of the peer's Reads, in both directions.
     pub queued: u64,
 }
 
@@ -274,7 +273,7 @@ pub enum WorkRequest {
         /// The peer's side.
         remote: RemoteMemory,
     },
-    /// Binds a free window to part of a buffer; its key is what [`Fabric::next_rkey`] said before.
+    /// Binds a free window to part of a buffer, with the key of [`Fabric::next_rkey`].
     Bind {
         /// A free window of this queue pair.
         window: WindowId,
@@ -304,7 +303,7 @@ impl WorkRequest {
         }
     }
 
-    /// What its completion says that it was.
+    /// The opcode of its completion.
     pub fn opcode(&self) -> Opcode {
         match self {
             Self::Send { .. } => Opcode::Send,
@@ -316,7 +315,7 @@ impl WorkRequest {
     }
 }
 
-/// A work request with what the caller wants to hear of it.
+/// A work request with its completion options.
 #[derive(Debug)]
 pub struct Posting {
     /// Comes back in the completion.
@@ -370,7 +369,7 @@ pub enum Status {
     Flushed,
     /// A window could not be bound.
     WindowBind,
-    /// The peer found the message malformed for its queue: too long, or a bad operation.
+    /// The peer found the message malformed: too long, or a bad operation.
     RemoteInvalidRequest,
     /// The peer's key, bound or right refused a Read or Write.
     RemoteAccess,
@@ -378,7 +377,7 @@ pub enum Status {
     RemoteOperation,
     /// The peer does not answer any more.
     RetryExceeded,
-    /// Nothing can be sent, or the peer does not answer, as the port of this side is down.
+    /// The local port is down, so sending failed or the peer is unreachable.
     PortDown,
     /// The peer had no Receive posted for longer than its retries allow.
     RnrRetryExceeded,
@@ -409,7 +408,7 @@ pub struct Completion {
     /// For [`Opcode::Recv`]: the message, `buf.len()` bytes of it. Also present when a Receive has failed or
     /// is flushed, and empty then.
     pub buf: Option<ReceivedBuf>,
-    /// For [`Opcode::Recv`]: the key of ours that the peer's Send With Invalidate revoked.
+    /// For [`Opcode::Recv`]: our key that the peer's Send With Invalidate revoked.
     pub invalidated: Option<u32>,
 }
 
@@ -434,12 +433,12 @@ pub struct ConnectParams {
     pub private_data: Vec<u8>,
     /// Depth of the send queue.
     pub send_queue_depth: u32,
-    /// Receives: from the shared queue, or from one of this queue pair's own, so deep.
+    /// Depth of a private receive queue; `None` for the shared one.
     pub own_receive_queue: Option<u32>,
     /// Windows that may be bound at a time.
     pub windows: u32,
-    /// How often the *peer* tries again when we have no Receive posted: 0–6, or 7 for without end, as far as
-    /// the limits of the peer's own fabric let it. Over TCP its messages wait here, until `retry_timeout` at most.
+    /// Retries of the *peer* while we have no Receive posted. 0 to 6, or 7 for unlimited, within the limits of the
+    /// peer's fabric. Over TCP its messages wait here, until `retry_timeout` at most.
     pub rnr_retry: u8,
     /// RDMA Reads that we may have outstanding.
     pub initiator_depth: u16,
@@ -498,8 +497,8 @@ pub enum ControlEvent {
         /// Why.
         error: FabricError,
     },
-    /// The connection is over, by either side's doing or by failure: everything posted has been or will now
-    /// be flushed. Destroy the queue pair after its last completion.
+    /// The connection ended, by either side or by failure. Everything posted has been or will now be flushed. Destroy
+    /// the queue pair after its last completion.
     Disconnected {
         /// The queue pair.
         qp: QpId,
@@ -508,11 +507,11 @@ pub enum ControlEvent {
         /// The same in words, for a log.
         reason: String,
     },
-    /// Something happened to the device. Connections that end for it are told of by themselves.
+    /// Something happened to the device. Connections that end for it have their own events.
     Device(DeviceEvent),
 }
 
-/// Whose doing it is that a connection is over.
+/// Which side or failure ended a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Disconnect {
@@ -520,27 +519,26 @@ pub enum Disconnect {
     Peer,
     /// This side has closed it.
     Local,
-    /// The peer broke a rule of the fabric, or asked for what it has no right to.
+    /// The peer violated the fabric's protocol or its access rights.
     Violation,
-    /// The peer refuses what it was sent, or asked for, without saying which request that was: where it has misled this
-    /// side about its memory, that is the peer's fault.
+    /// The peer refused a request without naming it. If the peer misstated its memory, that is the peer's fault.
     Refused,
     /// The device, or the way to the peer, has failed.
     Failure,
     /// The device of this side was removed, or is beyond use.
     Device,
-    /// The peer did not answer while the port of this side was down.
+    /// The peer did not answer while the local port was down.
     PortDown,
 }
 
-/// Why a chain was not posted whole. What was not posted is still in the caller's vector, in order.
+/// Why a chain was not posted whole. The rest is still in the caller's vector, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PostError {
     /// The send queue is full; post the rest after a completion.
     QueueFull,
     /// The queue pair is unknown, not connected yet, or destroyed.
     NotConnected,
-    /// The first request left is malformed: foreign memory, bounds, a window in the wrong state.
+    /// The first remaining request is malformed: foreign memory, bounds, or window state.
     Invalid(&'static str),
 }
 
@@ -551,7 +549,7 @@ pub enum PostError {
 pub struct FabricStats {
     /// Work requests taken by [`Fabric::post_send`].
     pub posts: u64,
-    /// Times that the device, or the peer, was told of new work.
+    /// Notifications of new work, to the device or the peer.
     pub doorbells: u64,
     /// Work requests posted with `signalled`.
     pub signalled: u64,
@@ -563,27 +561,26 @@ pub struct FabricStats {
     pub access_refused: u64,
     /// Times that a peer broke the fabric's own rules.
     pub peer_violations: u64,
-    /// Connect requests that were refused before anybody was asked: of strangers, malformed ones, too many
-    /// at a time.
+    /// Connect requests refused without the owner: strangers, malformed ones, too many at a time.
     pub requests_refused: u64,
     /// System calls that moved bytes of messages; 0 where messages need none.
     pub system_calls: u64,
-    /// System calls that looked for such bytes and found none.
+    /// System calls that looked for such bytes in vain.
     pub empty_system_calls: u64,
     /// Times that the device's port went down.
     pub port_downs: u64,
-    /// Times that the device was removed, or said that it is beyond use.
+    /// Times that the device was removed or failed.
     pub device_failures: u64,
 }
 
-/// One shard's RDMA device. See the module page for who owns memory when.
+/// One shard's RDMA device. The module documentation has the ownership of memory.
 ///
 /// Drive it like this: [`poll_cq`](Self::poll_cq) each turn; [`post_send`](Self::post_send) at most once per
 /// queue pair and turn; [`post_recv`](Self::post_recv) in chains; [`poll_control`](Self::poll_control) now
 /// and then. Before sleeping: [`arm`](Self::arm), one more empty `poll_cq`, then [`wait`](Self::wait).
 pub trait Fabric: Sized {
-    /// A bound address. It may be shared by the fabrics of several shards; each connect request then goes to the one
-    /// with the fewest connections, whoever sees it first.
+    /// A bound address. Several shards' fabrics may share it. Each connect request then goes to the fabric with the
+    /// fewest connections, whichever sees it first.
     type Listener: Clone + Send + 'static;
 
     /// What the device can do.
@@ -604,16 +601,15 @@ pub trait Fabric: Sized {
     fn listen(&mut self, listener: &Self::Listener) -> Result<(), FabricError>;
     /// Stops taking connect requests; established connections live on.
     fn unlisten(&mut self);
-    /// Starts to connect; [`ControlEvent`]s tell how it ends. Nothing can be sent before `Established`.
+    /// Starts to connect; [`ControlEvent`]s report the outcome. Nothing can be sent before `Established`.
     fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError>;
     /// Answers a connect request; `Established` follows, or `Disconnected`.
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError>;
     /// Answers a connect request.
     fn reject(&mut self, request: RequestId, private_data: &[u8]);
-    /// Ends the connection in order: what was posted before is carried out if the peer lets it, the rest is
-    /// flushed.
+    /// Ends the connection in order. Earlier requests are carried out if the peer permits; the rest is flushed.
     fn disconnect(&mut self, qp: QpId);
-    /// Forgets the queue pair and gives back all that it held: flushes first what was still posted.
+    /// Flushes posted requests, then destroys the queue pair and returns its memory.
     fn destroy_qp(&mut self, qp: QpId);
     /// Drives connection management; appends what happened. Does system calls: call it now and then, not each
     /// turn.
@@ -621,61 +617,58 @@ pub trait Fabric: Sized {
 
     /// Makes a free window.
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError>;
-    /// The key that the next [`WorkRequest::Bind`] of this free window will make valid.
+    /// The key of this free window's next [`WorkRequest::Bind`].
     fn next_rkey(&self, window: WindowId) -> u32;
     /// The address by which the peer names byte `offset` of this memory.
     fn remote_address(&self, mem: &Lent, offset: usize) -> u64;
 
-    /// Posts Receives as one chain: to the shared queue, or to a queue pair's own. Takes from the front of
-    /// `bufs` as many as the queue holds; returns how many. Each buffer receives up to its capacity.
-    /// Stops at memory that is not registered.
+    /// Posts Receives as one chain, to the shared queue or a private one. Takes from the front of `bufs` as many as the
+    /// queue holds; returns how many. Each buffer receives up to its capacity. Stops at unregistered memory.
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize;
-    /// From now on, Receives that the shared queue holds are taken before any that are posted later: by this
-    /// a queue's Receives are replaced. Nothing is to be done where they are taken in the order in which
-    /// they were posted anyway.
+    /// Makes the shared queue use present Receives before later ones; Receives of another size replace them by this.
+    /// Queues that are used in posting order need nothing.
     fn fence_receives(&mut self) {}
-    /// Posts a chain, in order, with one doorbell. Takes from the front of `chain` what it posted.
+    /// Posts a chain, in order, with one doorbell. Removes posted requests from the front of `chain`.
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError>;
-    /// Posts a Send or a Write that carries immediate data, which this protocol has no use for: so that tests
-    /// can be a peer that does. False where the fabric has no such operation, or does not take this one.
+    /// Posts a Send or Write with immediate data, which this protocol does not use, so that tests can imitate such a
+    /// peer. False where the fabric does not support or accept it.
     #[doc(hidden)]
     fn post_immediate(&mut self, qp: QpId, posting: Posting, immediate: u32) -> bool {
         let _ = (qp, posting, immediate);
         false
     }
-    /// Whether memory of requests that were posted on this queue pair may still be in use. A device that
-    /// cannot say so, though it has heard of no failure, says true. Now and then, not for each message.
+    /// Whether memory of posted requests may still be in use. True for a device that cannot tell, even without a
+    /// failure. Call it now and then, not for each message.
     fn holds_sends(&mut self, _qp: QpId) -> bool {
         true
     }
-    /// How far the bytes of a queue pair have come, so that a slow peer can be told from one that has stopped. `None`
-    /// where the device does not say. Now and then, not for each message.
+    /// Byte progress of a queue pair, to tell a slow peer from a stopped one. `None` where the device does not report
+    /// it. Call it now and then, not for each message.
     fn flow(&mut self, _qp: QpId) -> Option<Flow> {
         None
     }
-    /// Appends up to `max` completions; returns how many. Never blocks. Calls the system where nothing else tells of
-    /// news: over TCP, a bounded few times in a turn, and for connections that have been idle in every 16th turn only.
+    /// Appends up to `max` completions; returns how many. Never blocks. Makes system calls where nothing else reports
+    /// news. Over TCP these are a bounded few per turn; idle connections are polled only in every 16th turn.
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize;
-    /// The same, but a message that is alone is returned, not appended: a conversation has one at a time.
+    /// As `poll_cq`, but returns a lone message directly: the common case of a conversation.
     #[inline]
     fn poll_message(&mut self, out: &mut Vec<Completion>, max: usize) -> Found {
         let count = self.poll_cq(out, max);
         Found::of_last(out, count)
     }
 
-    /// From now until the next [`wait`](Self::wait) returns, completions and control events wake that wait.
+    /// Makes completions and control events wake the next [`wait`](Self::wait).
     fn arm(&mut self);
-    /// Sleeps until a completion or control event may be there, the waker is used, or the time is over. False
-    /// if it is known that there is no control event: [`poll_control`](Self::poll_control) can wait until
-    /// it is due anyway.
+    /// Sleeps until a completion, a control event, the waker or the time-out. False if there is surely no control
+    /// event: [`poll_control`](Self::poll_control) can wait until it is due.
     fn wait(&mut self, timeout: Option<Duration>) -> bool;
     /// Wakes [`wait`](Self::wait) from another thread.
     fn waker(&self) -> Waker;
-    /// What [`wait`](Self::wait) sleeps on, for those who sleep on more than that: while the device is
-    /// [armed](Self::arm) it is readable when a wait would return at once.
+    /// The descriptor of [`wait`](Self::wait), for an external event loop. While the device is [armed](Self::arm) it is
+    /// readable when a wait would return at once.
     fn descriptor(&self) -> BorrowedFd<'_>;
-    /// How long an armed device may be left to its descriptor; `None` if there is no end to it. A
-    /// [`wait`](Self::wait) keeps to it by itself.
+    /// Longest sleep on the descriptor of an armed device; `None` if unlimited. A [`wait`](Self::wait) observes it by
+    /// itself.
     fn longest_wait(&self) -> Option<Duration>;
 }
 

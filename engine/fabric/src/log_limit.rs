@@ -12,11 +12,11 @@ pub const LINES: u32 = 8;
 /// Nanoseconds of an interval: 10 seconds.
 pub const INTERVAL: u64 = 10_000_000_000;
 
-/// Where a shard, or its fabric, writes what peers can make it write as often as they like.
+/// A rate-limited log for lines that peers can cause.
 ///
-/// Of each kind of line the first [`LINES`] of an [`INTERVAL`] are written; the others are counted, and one
-/// line says so when the interval is over. A kind is a text of the program, such as `"connect requests
-/// refused"`, so there are few of them.
+/// Of each kind, the first [`LINES`] of an [`INTERVAL`] are written. The others are counted, and one line reports the
+/// count after the interval. A kind is a text of the program, such as `"connect requests refused"`, so there are few of
+/// them.
 ///
 /// Time is an argument, in nanoseconds of one clock that never goes back. Nothing here is shared or locked.
 #[derive(Debug)]
@@ -79,14 +79,13 @@ impl LogLimit {
         self.log(now, Level::Error, what, line);
     }
 
-    /// Whether lines were counted that no line has told of: then [`sum_up`](Self::sum_up) has something to
-    /// say, some time.
+    /// Whether counted lines are unreported, so [`sum_up`](Self::sum_up) has work later.
     #[inline]
     pub fn holds_any(&self) -> bool {
         self.held != 0
     }
 
-    /// Tells of the lines that were counted, of the kinds whose interval is over. To be called now and then.
+    /// Reports counted lines of kinds whose interval has ended. Call it now and then.
     #[cold]
     pub fn sum_up(&mut self, now: u64) {
         for kind in &mut self.kinds {

@@ -1,5 +1,5 @@
-//! What a site asks of the packets of its connections: traffic class, service level, path MTU. One place for what
-//! these may be, and for which fabrics have them.
+//! Packet options of connections: traffic class, service level and path MTU. It has their ranges and the fabrics that
+//! support them.
 
 #![forbid(unsafe_code)]
 
@@ -11,15 +11,15 @@ const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
 /// The word before the colon of the addresses of RDMA devices, in builds without them too.
 pub(crate) const VERBS: &str = "verbs";
 
-/// What the packets of connections are to have. `None` leaves it to the system, or to the peer.
+/// Packet options of connections. `None` leaves the choice to the system or the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathConfig {
-    /// Type of service of IPv4, traffic class of IPv6 and of a GRH: the DSCP in the upper six bits (RFC 2474 §3), ECN
-    /// in the lower two. 0 to 255.
+    /// Type of service (IPv4) or traffic class (IPv6, GRH), 0 to 255. The upper six bits are the DSCP (RFC 2474 §3),
+    /// the lower two ECN.
     pub tos: Option<u8>,
-    /// Service level (InfiniBand), or priority (RoCE over VLANs, the three lower bits). 0 to 15.
+    /// Service level (InfiniBand) or priority (RoCE over VLANs, lower three bits). 0 to 15.
     pub service_level: Option<u8>,
-    /// Payload of a packet at most: 256, 512, 1024, 2048 or 4096 bytes.
+    /// Most payload bytes of a packet: 256, 512, 1024, 2048 or 4096.
     pub path_mtu: Option<u32>,
 }
 
@@ -44,7 +44,7 @@ impl PathConfig {
         level.or(mtu)
     }
 
-    /// Whether the fabric whose addresses begin with this can do all that is asked for.
+    /// Checks that the fabric of this address scheme supports the options.
     ///
     /// # Errors
     /// Names the knob that it cannot do, or that is out of its range.

@@ -1,4 +1,4 @@
-//! Destroys what may take long to destroy, on threads of its own.
+//! Slow destruction, on separate threads.
 
 #![forbid(unsafe_code)]
 
@@ -12,8 +12,8 @@ const IDLE: Duration = Duration::from_secs(10);
 /// Bytes of stack of such a thread, which does nothing but drop.
 const STACK: usize = 128 << 10;
 
-/// Drops values on threads: each has one for itself as long as there are fewer than `threads`, so that one
-/// that takes long delays no other. Those of which there is nothing to do end after a while.
+/// Drops values on threads, one thread per value while there are fewer than `threads`. So a slow one delays no other.
+/// Idle threads end after a while.
 #[derive(Debug)]
 pub(super) struct Reaper<T> {
     name: &'static str,

@@ -1,4 +1,4 @@
-//! Buffers with what has come in them.
+//! Buffers with their received data.
 
 #![forbid(unsafe_code)]
 
@@ -12,16 +12,15 @@ use rpcrdma_mempool::{ArenaId, Buf};
 pub struct ReceivedBuf(Buf);
 
 impl ReceivedBuf {
-    /// The first `len` bytes of the buffer have arrived; 0 of a Receive that has met no message. No more than
-    /// there is room for.
+    /// A buffer whose first `len` bytes have arrived; 0 for a flushed Receive. At most its room.
     #[inline]
     pub fn new(mut buf: Buf, len: usize) -> Self {
         buf.set_window(0, len.min(buf.capacity()));
         Self(buf)
     }
 
-    /// Has the first `len` bytes of the buffer filled. The buffer comes back if it has not so many, or if `fill` says
-    /// that it has not filled them all: what it held before is shown to nobody.
+    /// Has the first `len` bytes of the buffer filled. The buffer comes back if it is shorter or if `fill` reports that
+    /// it filled less. Earlier contents are never shown.
     #[inline(always)]
     pub fn filled(mut buf: Buf, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> Result<Self, Buf> {
         if len > buf.capacity() {
@@ -31,7 +30,7 @@ impl ReceivedBuf {
         if fill(&mut buf) { Ok(Self(buf)) } else { Err(buf) }
     }
 
-    /// What is in the buffer's window has arrived: gathered, or fetched by RDMA Read.
+    /// A buffer whose whole window has arrived: gathered, or fetched by RDMA Read.
     #[inline]
     pub fn whole(buf: Buf) -> Self {
         Self(buf)
@@ -48,7 +47,7 @@ impl ReceivedBuf {
         self.0.arena()
     }
 
-    /// The buffer, for another use: what was to be read of it has been read.
+    /// Releases the buffer for another use, once its data was read.
     #[inline]
     pub fn into_buf(self) -> Buf {
         self.0

@@ -1,4 +1,4 @@
-//! A receive queue of buffers in this process's memory, and how Receives end.
+//! A receive queue in this process's memory, and the ends of its Receives.
 
 #![forbid(unsafe_code)]
 
@@ -82,7 +82,7 @@ impl Receives {
         self.fenced = Some(0);
     }
 
-    /// Adds them so that those in front of the fence are taken first; without a fence again when they are gone.
+    /// Adds Receives behind a fence; removes the fence when those before it are used.
     #[cold]
     fn post_behind(&mut self, bufs: impl Iterator<Item = Buf>) {
         match self.fenced {

@@ -1,5 +1,5 @@
-//! Which of the fabrics that share a bound address takes a connection: of all the one with the fewest, whoever
-//! has seen it first.
+//! Distribution of connections among the fabrics that share an address. The fabric with the fewest gets each one,
+//! whichever has seen it first.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -67,8 +67,8 @@ impl<T> Seat<T> {
         Self { seats: Arc::clone(seats), place }
     }
 
-    /// A connection that this fabric has seen first: given back if it is its own, else handed to another, of
-    /// which each keeps at most so many.
+    /// Places a connection seen by this fabric: returns it if it is its own, otherwise hands it to another. Each keeps
+    /// at most `most` of them.
     pub(crate) fn place(&self, who: T, most: usize) -> Option<Arrival<T>> {
         let (place, taken) = {
             // The lock is held until it is counted: of two that choose at a time, the second sees the first.

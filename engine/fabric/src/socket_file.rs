@@ -1,4 +1,4 @@
-//! Socket files: made with mode 0600, in place of one that a dead process left behind, and removed at the end.
+//! Socket files of mode 0600, which replace those of dead processes and are removed at the end.
 
 mod turn;
 
@@ -21,14 +21,14 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Binds a Unix socket to a file of mode 0600 and listens there, with so many connections that the kernel keeps.
+    /// Binds a Unix socket to a file of mode 0600 and listens there. `backlog` is the kernel's queue of connections.
     ///
-    /// While this lasts there is a lock file beside it, `.NAME.rpcrdma-lock`: of several processes that find a dead
-    /// one's file at a time, one takes its place.
+    /// Meanwhile a lock file `.NAME.rpcrdma-lock` exists beside it. So of several processes that find a dead one's
+    /// file, one replaces it.
     ///
     /// # Errors
-    /// Somebody listens there, or what is there is no socket, or the lock file is another user's and cannot be removed:
-    /// the path and its owner. Or what failed.
+    /// The path and owner, if another process listens there, the file is not a socket, or the lock file is another
+    /// user's and cannot be removed. Otherwise the failed call.
     pub fn listen(socket: BorrowedFd<'_>, path: &Path, backlog: i32) -> Result<Self, FabricError> {
         let name = path.display().to_string();
         let too_long = |_| address(&name, "too long: names of Unix sockets end at 107 bytes");
@@ -98,7 +98,7 @@ pub(crate) fn no_socket(path: &Path) -> Option<&'static str> {
     }
 }
 
-/// Whether the file is a socket that nobody listens at. The kernel says so before it asks of what type it is.
+/// Whether the file is a socket without a listener. The kernel checks for a listener before the socket type.
 fn is_stale(path: &Path, place: &SocketAddrUnix) -> Result<bool, FabricError> {
     if !std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket()) {
         return Ok(false);
@@ -121,7 +121,7 @@ pub(crate) fn system(call: &str, error: impl std::fmt::Display) -> FabricError {
     FabricError::system(call, error)
 }
 
-/// What is at a path, and whose: `a plain file of user 65534`. `None` if nothing is.
+/// The kind and owner of the file at a path: `a plain file of user 65534`. `None` without a file.
 fn found(path: &Path) -> Option<String> {
     let owner = std::fs::symlink_metadata(path).ok()?.uid();
     Some(format!("{} of user {owner}", no_socket(path).unwrap_or("a socket")))

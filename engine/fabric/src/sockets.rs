@@ -1,4 +1,4 @@
-//! What connection management of a fabric waits for: listeners that shards share, sockets, and a waker.
+//! Inputs of a fabric's connection management: shared listeners, sockets, and a waker.
 
 #![forbid(unsafe_code)]
 
@@ -32,7 +32,7 @@ pub(crate) trait Listen: Clone + Debug {
     fn socket(&self) -> BorrowedFd<'_>;
     /// A place among the fabrics that share it.
     fn seat(&self, waker: Waker) -> Seat<Self::Visitor>;
-    /// Takes one connection, or says why it was closed.
+    /// Accepts one connection, or returns why it was closed.
     fn accept(&self) -> Result<Result<Self::Visitor, String>, Errno>;
 }
 

@@ -1,4 +1,4 @@
-//! A wrapper that writes one line per request, completion and event of any fabric.
+//! A wrapper that logs each request, completion and event of a fabric.
 //!
 //! ```
 //! use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric};
@@ -24,10 +24,10 @@ use super::{
     Flow, PostError, Posting, QpId, RequestId, Source, Waker, WindowId, WorkRequest,
 };
 
-/// Says in words what a message is; a codec's printer fits here.
+/// Formats a message as text; a codec's printer fits here.
 pub type Printer = fn(&[u8]) -> String;
 
-/// The printer for those who only want to know how long messages are.
+/// A printer of message lengths only.
 pub fn length(message: &[u8]) -> String {
     format!("{} bytes", message.len())
 }

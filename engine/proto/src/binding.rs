@@ -37,7 +37,7 @@ pub struct Binding {
     /// Arguments that may travel as Read chunks.
     pub arguments: Eligible,
     /// Whether a byte count precedes each item and stays in the message, as for `opaque<>` and `string<>`. Default
-    /// true. Default true.
+    /// true.
     pub counted: bool,
     /// Results that may travel as Write chunks.
     pub results: Eligible,
@@ -259,8 +259,7 @@ impl Bindings {
 ///
 /// RPCSEC_GSS integrity and privacy cover whole messages, and control messages are RPCSEC_GSS's own. With these no item
 /// is eligible: the call is as on a transport without direct placement (RFC 8166 §8.2.2). The same holds for unknown
-/// services and unreadable credentials. So it is with services that are not known here, and with credentials that
-/// cannot be read. Plain authentication (`rpc_gss_svc_none`) changes nothing.
+/// services and unreadable credentials. Plain authentication (`rpc_gss_svc_none`) changes nothing.
 pub fn reduction_allowed(flavor: u32, credential: &[u8]) -> bool {
     const DATA: u32 = 0;
     const SERVICE_NONE: u32 = 1;

@@ -62,8 +62,6 @@ impl Connection {
 
     /// The next event of the last message, oldest first. Requests of the peer are answered already. Only a request for
     /// a size in [`ConnConfig::receive_sizes`](super::ConnConfig::receive_sizes) is pending, until
-    /// [`settle_receive_size`](Self::settle_receive_size). Requests of the peer are answered already; one for a size of
-    /// Receives that [`ConnConfig::receive_sizes`](super::ConnConfig::receive_sizes) has is pending until
     /// [`settle_receive_size`](Self::settle_receive_size).
     pub fn poll_change(&mut self) -> Option<exchange::Event> {
         self.changes.events.pop_front()
@@ -92,9 +90,8 @@ impl Connection {
         }
     }
 
-    /// Announces this end's Receive size to the peer. A larger size must already be in effect. One that grows must be
-    /// true by now. A smaller size must not take effect before [`promised_receive`](Self::promised_receive) has fallen
-    /// to it.
+    /// Announces this end's Receive size to the peer. A larger size must already be in effect. A smaller size must not
+    /// take effect before [`promised_receive`](Self::promised_receive) has fallen to it.
     ///
     /// # Errors
     /// The peer was not told.

@@ -23,7 +23,7 @@ impl Connection {
     }
 
     /// The error that ends the connection once the peer exceeds its unsolicited-message budget. Call it after each
-    /// message that is neither a call nor a reply. To be asked after each message that was neither a call nor a reply.
+    /// message that is neither a call nor a reply.
     pub fn exhausted(&self) -> Option<PeerFault> {
         self.useless.overdrawn().map(|per_second| PeerFault::Useless { per_second })
     }
@@ -49,7 +49,7 @@ impl Connection {
     }
 
     /// Detaches the outstanding calls for a reconnect, with whether each was sent. They are queued again under their
-    /// XIDs; nothing else is. They are queued again, under their XIDs; nothing else is.
+    /// XIDs; nothing else is.
     pub fn interrupt(&mut self) -> Vec<(CallId, bool)> {
         self.outbox.clear();
         self.calls.interrupt()
@@ -163,7 +163,7 @@ impl Connection {
     }
 
     /// Drops the continued message in progress, for lack of memory. Its remaining parts are dropped, and the peer gets
-    /// an error. Its remaining parts are dropped, and it is answered with an error.
+    /// an error.
     pub fn spoil_sequence(&mut self) {
         self.sequences.spoil();
     }

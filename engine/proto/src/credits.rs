@@ -120,7 +120,7 @@ impl Credits {
     }
 
     /// A version 1 connection, with separate counts per direction (RFC 8167 §4.1). `taken` is the peer's concurrent
-    /// calls, `made` this side's. Either may be 0. Either may be 0.
+    /// calls, `made` this side's. Either may be 0.
     pub fn version_1(taken: u32, made: u32) -> Self {
         Self {
             credit_limit: taken.min(MAX_CREDITS),
@@ -197,8 +197,7 @@ impl Credits {
     }
 
     /// Offers more Receives from now on, or fewer, within [`MIN_CREDITS`] and [`MAX_CREDITS`]. Credits already granted
-    /// stay valid. Version 1 only grows: a lower grant could not be enforced against calls under way. Version 1 only
-    /// grows: a grant that is lower than calls under way could not be held against them.
+    /// stay valid. Version 1 only grows: a lower grant could not be enforced against calls under way.
     pub fn set_credit_limit(&mut self, credit_limit: u32) {
         let credit_limit = credit_limit.clamp(MIN_CREDITS, MAX_CREDITS);
         self.credit_limit = if self.scheme == Scheme::V1 { self.credit_limit.max(credit_limit) } else { credit_limit };
@@ -212,8 +211,7 @@ impl Credits {
     }
 
     /// Whether a message (version 1: a `counted` call) may go out now. In version 1 each message lets the peer send one
-    /// more, so nothing goes out until its Receive is `replenished`. In version 1 each message lets the peer send one
-    /// more, so nothing goes out until the Receive for it is `replenished`.
+    /// more, so nothing goes out until its Receive is `replenished`.
     #[inline]
     pub fn may_send(&self, counted: bool, replenished: bool) -> bool {
         match self.scheme {
@@ -302,7 +300,7 @@ impl Credits {
     /// version 1 these are the messages that answer our calls: no others speak of them.
     ///
     /// # Errors
-    /// The peer exceeded its limit or acknowledged an unsent message. The connection must end. The connection must end.
+    /// The peer exceeded its limit or acknowledged an unsent message. The connection must end.
     #[inline(always)]
     pub fn on_receive(&mut self, words: CreditWords, payload: bool) -> Result<(), PeerFault> {
         // Most messages: in the windowed scheme, and no pure grants.
@@ -451,7 +449,6 @@ impl Credits {
     }
 
     /// Whether a pure grant is due and allowed, if no message carries it. `room` as in [`on_send`](Self::on_send).
-    /// `room` as in [`on_send`](Self::on_send).
     #[inline]
     pub fn wants_grant(&self, room: Option<u32>) -> bool {
         let Some(room) = room.filter(|_| self.scheme != Scheme::V1) else { return false };

@@ -25,8 +25,7 @@ pub enum Event {
         error: CallError,
     },
     /// Our call got an error that more resources may cure; it stays in the table. Use [`Connection::resend`] or
-    /// [`Connection::give_up`]. If the error concerns the length of its results, the call was executed. If it was for
-    /// the length of its results, it has run.
+    /// [`Connection::give_up`]. If the error concerns the length of its results, the call was executed.
     Retryable {
         /// Which.
         call: CallId,

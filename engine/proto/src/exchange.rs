@@ -44,8 +44,7 @@ pub use error::{ChangeError, ExchangeError};
 use message::Message;
 pub use message::Outgoing;
 
-/// Most properties in one request of the peer, known or not. Its answer then takes less than 150 bytes. Its answer then
-/// takes less than 150 bytes.
+/// Most properties in one request of the peer, known or not. Its answer then takes less than 150 bytes.
 pub const MAX_REQUESTED: usize = 256;
 /// Most queued answers. A peer that sends more requests without granting credits gets errors.
 pub const MAX_ANSWERS: usize = 4;
@@ -135,7 +134,7 @@ pub struct Exchange {
 
 impl Exchange {
     /// An end with the values of `local`, of which `constant` never change. Other properties are ignored. Queues
-    /// INITXCH. INITXCH is queued.
+    /// INITXCH.
     pub fn new(revision: Revision, local: &Properties<'_>, constant: &[PropertyId]) -> Self {
         Self {
             revision,
@@ -340,8 +339,7 @@ impl Exchange {
         changed
     }
 
-    /// The next event of the last input, oldest first. Empty the queue after each input. To be emptied after each
-    /// input.
+    /// The next event of the last input, oldest first. Empty the queue after each input.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -349,7 +347,7 @@ impl Exchange {
     // ---- commands
 
     /// Requests these values from the peer, under an XID unique among this end's requests. Each yields one
-    /// [`Event::Answer`]. Answers come as [`Event::Answer`], one for each.
+    /// [`Event::Answer`].
     ///
     /// # Errors
     /// Nothing was requested.
@@ -405,13 +403,11 @@ impl Exchange {
         true
     }
 
-    /// Announces a new value of this end, unless already announced. It replaces an unsent update of the same value. An
-    /// update of the same value that was not sent yet is replaced.
+    /// Announces a new value of this end, unless already announced. It replaces an unsent update of the same value.
     ///
     /// A shrinking promise (smaller Receives, fewer segments, no more reverse calls, no more remote invalidation) is
     /// announced first. It is kept until the peer has read it, since messages under way may rely on it. A growing
     /// promise must hold before it is announced (XC §3.1). For values about this end's sends the order is reversed.
-    /// With what its end sends it is the other way round.
     ///
     /// # Errors
     /// The peer was not told.

@@ -3,8 +3,7 @@
 use super::Connection;
 use crate::wire::{Flags, Head, HeadLayout, HeaderType, Plain, SingleChunks, View, WireError};
 
-/// A received message. Most are decoded by fixed layout, the others parsed as a whole. Both ways are equivalent. Both
-/// ways come to the same.
+/// A received message. Most are decoded by fixed layout, the others parsed as a whole. Both ways are equivalent.
 #[derive(Clone, Copy, Debug)]
 pub struct Incoming<'a> {
     /// The header words before the lists; empty for an invalid message.

@@ -165,8 +165,7 @@ impl Connection {
     }
 
     /// Writes this side's CONNPROP before `end` of `buf`, whole or in parts of the peer's message size. The client's
-    /// first one is whole: its opening has at most [`MAX_OPENING`](crate::auth::MAX_OPENING) bytes. The client's first
-    /// one is whole: it has an opening of [`MAX_OPENING`](crate::auth::MAX_OPENING) bytes at most.
+    /// first one is whole: its opening has at most [`MAX_OPENING`](crate::auth::MAX_OPENING) bytes.
     pub(super) fn emit_connprop(&mut self, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         if self.introduction.rest.is_empty() {
             self.introduction.rest = self.own_properties()?;

@@ -13,11 +13,10 @@
 //!    - After all events but calls and replies, call [`exhausted`](Connection::exhausted), which may end the
 //!      connection, and [`poll_change`](Connection::poll_change) until `None`. After [`Failed`](Event::Failed),
 //!      [`Late`](Event::Late) and [`Rejected`](Event::Rejected) also call [`broken_off`](Connection::broken_off); then
-//!      discard the parts received so far. After [`Failed`](Event::Failed), [`Late`](Event::Late) and
-//!      [`Rejected`](Event::Rejected) also [`broken_off`](Connection::broken_off), and what had come in parts is void.
+//!      discard the parts received so far.
 //! 2. *time*: [`pass_time`](Connection::pass_time) now and then, and [`handle_timeout`](Connection::handle_timeout)
 //!    until `None` once [`next_timeout`](Connection::next_timeout) has passed. [`keep_alive`](Connection::keep_alive)
-//!    makes a quiet connection send. [`keep_alive`](Connection::keep_alive) has a quiet connection say something.
+//!    makes a quiet connection send.
 //! 3. *commands*, as the application has them: [`start_call`](Connection::start_call), [`cancel`](Connection::cancel),
 //!    [`reply`](Connection::reply), [`reply_error`](Connection::reply_error), [`close`](Connection::close).
 //! 4. *output*, if [`has_output`](Connection::has_output) or [`needs_transmit`](Connection::needs_transmit) is true:
@@ -273,8 +272,7 @@ impl Connection {
         self.session.phase() == Phase::Settled && self.auth().may_go_on() && (self.is_open() || self.config.server)
     }
 
-    /// Sets the private data of the peer's connect message (client only). It determines the terms of version 1. It sets
-    /// the terms of version 1.
+    /// Sets the private data of the peer's connect message (client only). It determines the terms of version 1.
     pub fn set_private_data(&mut self, peer: Option<PrivateData>) {
         self.config.private_data = peer;
         if self.session.version() == Version::V1 {
@@ -326,8 +324,7 @@ impl Connection {
         }
     }
 
-    /// Requests a pure grant in this turn, as a keep-alive (version 2 §4.3.1.2). Version 1 has no such message. Version
-    /// 1 has no such message.
+    /// Requests a pure grant in this turn, as a keep-alive (version 2 §4.3.1.2). Version 1 has no such message.
     pub fn keep_alive(&mut self) {
         self.outbox.set_ping(self.session.version() == Version::V2 && self.session.phase() == Phase::Settled);
     }

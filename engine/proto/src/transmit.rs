@@ -59,7 +59,7 @@ impl Connection {
     }
 
     /// Whether the next message answers an unsupported version. Its sender has kept a Receive for that answer, whatever
-    /// the credits. Whatever credits are in that, its sender has kept a Receive for the answer to its first message.
+    /// the credits.
     fn owes_versions(&self) -> bool {
         let versions = matches!(self.outbox.front(), Some(Outgoing::WrongVersion { .. }));
         versions && self.config.server && self.session.version() == Version::V2 && self.credits.may_grant()
@@ -126,8 +126,8 @@ impl Connection {
     }
 
     /// Writes the header of a message without chunks before `end` of `buf`. Returns its start. The connection then
-    /// counts the message as sent. The message is then on its way as far as the connection is concerned. `None` if it
-    /// does not fit before `end` (the caller's fault) or names a served call that is gone.
+    /// counts the message as sent. `None` if it does not fit before `end` (the caller's fault) or names a served call
+    /// that is gone.
     #[inline(always)]
     pub fn emit_plain(&mut self, out: Outgoing, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         let (xid, flags, counted) = match out {
@@ -170,7 +170,7 @@ impl Connection {
     }
 
     /// Whether a reply without chunks may go out at once with a windowed header. It is not queued, and its header must
-    /// be [written](Self::emit_reply) now. `receives_ok` is true. `receives_ok` is true.
+    /// be [written](Self::emit_reply) now. `receives_ok` is true.
     #[inline(always)]
     pub fn replies_windowed(&self) -> bool {
         self.windowed() && self.may_reply(true)
@@ -186,8 +186,7 @@ impl Connection {
     }
 
     /// Writes the header of a part that is not the last, as [`emit_plain`](Self::emit_plain). That or
-    /// [`emit_before`](Self::emit_before) writes the last part. The last part is written by that or by
-    /// [`emit_before`](Self::emit_before).
+    /// [`emit_before`](Self::emit_before) writes the last part.
     pub fn emit_continued(&mut self, out: Outgoing, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         let (xid, flags) = match out {
             Outgoing::Call(call) => (call.xid(), Flags::MORE),

@@ -8,18 +8,18 @@ use std::time::Duration;
 
 use crate::FabricError;
 
-/// When FPDUs carry a CRC-32C (RFC 5044 §4.4, §7.1). TCP's own checksum has 16 bits and does not cover what network
-/// cards, switches and hosts do to a segment once they have checked it; the CRC goes from end to end. Neither is proof
-/// against somebody who wants to change the bytes.
+/// When FPDUs carry a CRC-32C (RFC 5044 §4.4, §7.1). TCP's checksum has 16 bits. It does not cover corruption by
+/// network cards, switches and hosts after they have checked it; the CRC is end to end. Neither protects against
+/// deliberate changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "units", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Crc {
     /// Never; a peer that wants it is refused.
     Never,
-    /// If the peer wants it: what the kernel's soft-iWARP does.
+    /// If the peer wants it, as the kernel's soft-iWARP.
     #[default]
     IfAsked,
-    /// Always: this side asks for it, so that the peer must (RFC 5044 §7.1.1).
+    /// Always: this side requests it, so the peer must comply (RFC 5044 §7.1.1).
     Always,
 }
 
@@ -49,13 +49,12 @@ pub enum FpduSize {
     /// As [`Longest`](Self::Longest) to a peer that is this engine, else as [`Segment`](Self::Segment).
     #[default]
     Auto,
-    /// No longer than one TCP segment (the EMSS of RFC 5044 §4.5): an adapter that gets one whole in a segment places
-    /// it as it comes, in any order. FPDUs are bounded by the segment and not packed to it: TCP, which cuts the stream
-    /// where it likes, may put the end of one and the beginning of the next into a segment, which is slower there and
-    /// nothing else.
+    /// At most one TCP segment (the EMSS of RFC 5044 §4.5). An adapter can place such an FPDU on arrival, in any order.
+    /// FPDUs are bounded by the segment, not packed to it. TCP may put the end of one and the start of the next into a
+    /// segment, which is only slower.
     Segment,
-    /// Nearly as long as the format allows, 65464 bytes: fewer headers. Any stack that reads a byte stream takes it;
-    /// the kernel's soft-iWARP does.
+    /// Nearly the format's maximum, 65464 bytes: fewer headers. Any stack that reads a byte stream accepts it, the
+    /// kernel's soft-iWARP included.
     Longest,
 }
 
@@ -98,8 +97,8 @@ fn name_of<T: Copy + PartialEq, const N: usize>(names: &Names<T, N>, value: T) -
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "units", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct IwarpConfig {
-    /// Whether FPDUs carry a CRC-32C. Default: if the peer wants it. Costs about a tenth of a nanosecond per byte, and
-    /// a copy of what is received.
+    /// Whether FPDUs carry a CRC-32C. Default: if the peer wants it. Costs about 0.1 ns per byte, and a copy of
+    /// received data.
     pub crc: Crc,
     /// How long FPDUs are. Default: by the peer.
     pub fpdu_size: FpduSize,
@@ -109,7 +108,7 @@ pub struct IwarpConfig {
     /// Receives that the shared queue holds. Default 4096; 32 bytes each are set aside.
     #[cfg_attr(feature = "units", serde(skip))]
     pub shared_receives: usize,
-    /// Most RDMA Reads of either side under way on one connection (IRD and ORD of RFC 6581). Default 16, at most
+    /// Most outstanding RDMA Reads per side and connection (IRD and ORD of RFC 6581). Default 16, at most
     /// 16383. A few dozen bytes each.
     pub read_depth: u16,
     /// `SO_SNDBUF` in bytes. Default: the kernel grows it as needed (`net.ipv4.tcp_wmem`).
@@ -136,8 +135,7 @@ pub struct IwarpConfig {
     /// questions follow, a third of this apart. Default 60 s.
     #[cfg_attr(feature = "units", serde(with = "crate::units::duration"))]
     pub keep_alive: Duration,
-    /// Connections that may be between their first byte and their answer, at a listener. Default 64. When one more
-    /// arrives, the one that has been silent longest is dropped.
+    /// Concurrent handshakes of a listener. Default 64. One more evicts the one that has been silent longest.
     pub max_handshakes: usize,
     /// How long a connection may take to be set up, at either side. Default 5 s.
     #[cfg_attr(feature = "units", serde(with = "crate::units::duration"))]

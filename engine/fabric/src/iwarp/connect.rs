@@ -1,4 +1,4 @@
-//! Connection management: everything but the bytes of connections that stand, in `poll_control` and `wait`.
+//! Connection management in `poll_control` and `wait`: everything but the bytes of established connections.
 
 #![forbid(unsafe_code)]
 
@@ -42,8 +42,8 @@ const EXPIRIES: usize = 64;
 /// The least that a TCP segment holds (RFC 9293 §3.7.1), for peers and paths that say less.
 const LEAST_SEGMENT: usize = 536;
 
-/// What is not, or not any more, a queue pair's. A look at the control plane costs the same however much of this there
-/// is: `sockets` says which of them have news, and the oldest are those whose time is over.
+/// What is not, or not any more, a queue pair's. A pass costs the same for any number of them: `sockets` lists those
+/// with news, and the oldest expire first.
 #[derive(Debug)]
 pub(super) struct Connections {
     pub(super) sockets: Sockets<IwarpListener>,
@@ -161,14 +161,14 @@ impl Connections {
         self.partings.insert(Instant::now() + linger, socket);
     }
 
-    /// The peer of a connection that was closed has said something, or is through.
+    /// Reads from the peer of a closed connection until it ends.
     fn see_off(&mut self, id: u64, scratch: &mut [u8]) {
         if self.partings.get_mut(id).is_some_and(|socket| is_through(socket, scratch)) {
             self.partings.remove(id);
         }
     }
 
-    /// Lets go whoever has had its time. What is left for the next look is due then.
+    /// Drops expired connections. The rest is due at the next pass.
     fn let_go(&mut self, now: Instant) {
         for _ in 0..EXPIRIES {
             let (silent, parting) = (self.silent.pop_due(now), self.partings.pop_due(now));
@@ -178,13 +178,13 @@ impl Connections {
         }
     }
 
-    /// How long until that is to be done; `None` if it is not.
+    /// Time until the next expiry; `None` without one.
     fn expires_in(&self) -> Option<Duration> {
         until([self.silent.next_deadline(), self.partings.next_deadline()])
     }
 
-    /// Takes connections of the listeners, as many as there are places that no request has which waits for its answer.
-    /// The others stay in the backlog until the owner has answered: they are not turned away for its being slow.
+    /// Accepts connections up to the free places among unanswered requests. The others stay in the backlog: a slow
+    /// owner does not cause refusals.
     fn accept_sockets(&mut self, common: &mut Common) {
         let most = common.config.max_handshakes;
         let places = most.saturating_sub(self.asked.len()).min(ACCEPTS);
@@ -245,7 +245,7 @@ impl Connections {
         self.silent.remove(id);
     }
 
-    /// One that waits for the owner's answer has something: it has gone, or speaks out of turn.
+    /// Handles input on an unanswered request: it has ended, or violates the protocol.
     fn read_asked(&mut self, id: u64, common: &mut Common) {
         let Some(Asked { request, .. }) = self.asked.get(&id) else { return };
         let peer = request.peer;
@@ -262,14 +262,14 @@ impl Connections {
 /// The initiator has to wait for the reply (RFC 5044 §7.1.2).
 const OUT_OF_TURN: &str = "bytes out of turn";
 
-/// Reads from a socket that is no queue pair's, without waiting: how many bytes, 0 at the end of the stream.
+/// Reads without waiting from a socket outside queue pairs. Returns the bytes, 0 at the end of the stream.
 fn receive(socket: BorrowedFd<'_>, space: &mut [u8]) -> Result<usize, Errno> {
     #[cfg(test)]
     tests::LOOKS.set(tests::LOOKS.get() + 1);
     rustix::net::recv(socket, space, RecvFlags::DONTWAIT).map(|(_, n)| n)
 }
 
-/// Throws away what has come on a connection that was closed; true if its peer is through.
+/// Discards input of a closed connection; true if its peer has ended.
 fn is_through(socket: &OwnedFd, scratch: &mut [u8]) -> bool {
     // Once: the set tells again of what is left.
     !matches!(receive(socket.as_fd(), scratch), Ok(1..) | Err(Errno::AGAIN | Errno::INTR))
@@ -283,7 +283,7 @@ enum Frame {
     Closed,
 }
 
-/// Reads what has come of a frame; what is behind it stays in `got`.
+/// Reads part of a frame; bytes after it stay in `got`.
 fn read_frame(socket: BorrowedFd<'_>, kind: Kind, got: &mut Vec<u8>) -> Result<Frame, String> {
     let mut space = [0; FRAME];
     match receive(socket, &mut space) {
@@ -374,8 +374,8 @@ impl IwarpFabric {
         Ok(id)
     }
 
-    /// Waits for sockets, as long as allowed, and does what they ask for. False if nothing came that the owner has to
-    /// know: bytes for connections that stand, or those of strangers who have not said all, or are being seen off.
+    /// Waits for sockets, as long as allowed, and does what they ask for. False if nothing concerns the owner: bytes of
+    /// established connections, of incomplete handshakes, or of closing connections.
     pub(super) fn pump(&mut self, timeout: Option<Duration>) -> bool {
         // Interrupted is fine.
         let Some(news) = self.connections.sockets.wait(timeout) else { return true };
@@ -433,7 +433,7 @@ impl IwarpFabric {
         self.give_up(slot);
     }
 
-    /// The connection that the peer offers is none that can be had: it is told so.
+    /// Declines the peer's offered connection and states the reason.
     #[cold]
     fn decline(&mut self, slot: u32, Unwanted { fault, why, crc }: Unwanted) {
         let Some(qp) = self.table.at(slot) else { return };
@@ -478,7 +478,7 @@ impl IwarpFabric {
         self.give_up(qp.slot);
     }
 
-    /// Ends a queue pair that was never connected; the event is sent already.
+    /// Ends a queue pair that was never connected; its event was sent already.
     fn give_up(&mut self, slot: u32) {
         if let Some(qp) = self.table.at(slot) {
             if let Some(socket) = &qp.socket {
@@ -506,7 +506,7 @@ impl IwarpFabric {
         self.common.attention.append(&mut slots);
     }
 
-    /// True if it has to be looked at again.
+    /// True if it needs another pass.
     fn tend_qp(&mut self, slot: u32, now: Instant) -> bool {
         let Some(qp) = self.table.at(slot) else { return false };
         let late = qp.deadline.is_some_and(|d| d <= now);
@@ -581,7 +581,7 @@ impl IwarpFabric {
     }
 }
 
-/// Sends our frame on a socket that is connected, or says why it is not.
+/// Sends our frame on a connected socket, or returns the reason for a failure.
 fn ask(socket: BorrowedFd<'_>, frame: &[u8]) -> Result<(), Errno> {
     sockopt::socket_error(socket)??;
     rustix::net::send(socket, frame, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(drop)
@@ -597,8 +597,7 @@ fn unreachable(address: &FabricAddress, error: Errno) -> FabricError {
     FabricError::unreachable(&address.0, detail)
 }
 
-/// Who ends a server ends its connections first, and then it: the last words get as far as the peers' hosts, as long as
-/// they are awaited anyway.
+/// Ends connections before the server, so the last messages reach the peers' hosts within their usual time-outs.
 impl Drop for Connections {
     fn drop(&mut self) {
         let mut scratch = [0; FRAME];

@@ -1,4 +1,4 @@
-//! Things that are let go a fixed time after they came.
+//! A queue of values that expire a fixed time after insertion.
 
 #![forbid(unsafe_code)]
 

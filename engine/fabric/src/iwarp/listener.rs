@@ -136,8 +136,8 @@ mod tests {
 
     use super::*;
 
-    /// None of them shows in what is said over loopback, and without them a peer that is gone is never noticed, or a
-    /// message waits for the acknowledgement of another.
+    /// Loopback traffic shows none of them. Without them a dead peer goes unnoticed, or a message waits for the
+    /// acknowledgement of another.
     #[test]
     fn every_socket_has_its_options() {
         let (retry_timeout, keep_alive) = (Duration::from_millis(7_500), Duration::from_secs(12));

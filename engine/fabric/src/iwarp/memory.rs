@@ -1,9 +1,8 @@
-//! The endpoints of this fabric without sockets, for tests: two and two are joined by queues of bytes, within one
-//! thread.
+//! The endpoints without sockets, for tests: pairs joined by byte queues within one thread.
 //!
 //! All that is drawn follows from a seed, and there is no clock: the same calls give the same events. A look at a
-//! connection moves a drawn number of bytes, so that its streams are cut anywhere. Where TCP has a limit of time, there
-//! is none here: half a message, a peer that takes nothing, and an answer that does not come are waited for.
+//! connection moves a drawn number of bytes, so that its streams are cut anywhere. Time limits of TCP do not exist
+//! here: half a message, a peer that takes nothing, and a missing answer are waited for.
 
 #![forbid(unsafe_code)]
 
@@ -113,12 +112,12 @@ impl Drop for End {
     }
 }
 
-/// One end of a connection without anybody who keeps to a rule there: bytes go out and come in as they are.
+/// A raw end of a connection: bytes go in and out without any protocol.
 #[derive(Debug)]
 pub struct BareEnd(End);
 
 impl BareEnd {
-    /// Comes to an address that this thread has bound, as a peer of this name, with an MPA Request Frame.
+    /// Connects as `peer` to an address bound by this thread, with an MPA Request Frame.
     ///
     /// # Errors
     /// Nobody has bound it.
@@ -131,7 +130,7 @@ impl BareEnd {
         self.0.hear()
     }
 
-    /// Sends bytes from the front of these, as many as the queue takes.
+    /// Sends bytes from the front of `bytes`, up to the room of the queue.
     pub fn send(&self, bytes: &mut VecDeque<u8>, most: usize) {
         let mut way = self.0.outgoing.borrow_mut();
         let count = most.min(HELD - way.bytes.len()).min(bytes.len());
@@ -189,7 +188,7 @@ enum State {
     /// The peer has not answered yet.
     Connecting(Wishes),
     Up,
-    /// We are leaving: what was posted still goes out.
+    /// Closing locally: posted requests still go out.
     Closing,
     /// Over. Everything was flushed.
     Error,
@@ -255,7 +254,8 @@ impl Qp {
         self.endpoint.reap(&mut common.ready);
     }
 
-    /// Sends so many bytes, as far as the queue takes them. What the peer has sent before it left is still to be read.
+    /// Sends up to `most` bytes, as far as the queue has room. Bytes sent by the peer before it left are still
+    /// readable.
     fn write(&mut self, most: usize) {
         let Some(end) = self.end.as_ref().filter(|end| !end.is_left()) else { return };
         let mut way = end.outgoing.borrow_mut();
@@ -353,7 +353,7 @@ pub struct MemoryFabric {
 }
 
 impl MemoryFabric {
-    /// Opens the fabric for one shard. What is drawn follows from the seed.
+    /// Opens the fabric for one shard. The seed determines all random choices.
     pub fn new(config: IwarpConfig, seed: u64) -> Result<Self, FabricError> {
         config.check()?;
         // It can always be read: the next turn is always due.
@@ -391,7 +391,7 @@ impl MemoryFabric {
         self.table.get(id).expect("it was just inserted")
     }
 
-    /// Takes those who have come to the addresses that it listens at.
+    /// Accepts connections at its listening addresses.
     fn take_visitors(&mut self) {
         let most = self.common.config.max_handshakes;
         let mut arrivals = Vec::new();

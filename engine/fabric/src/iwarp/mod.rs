@@ -1,8 +1,8 @@
-//! RDMA over plain TCP: iWARP in user space (RFC 5040, 5041, 5044, 6581), without a device, a privilege or a C library.
+//! iWARP in user space over plain TCP (RFC 5040, 5041, 5044, 6581). It needs no device, privilege or C library.
 //!
 //! Its peers are this fabric on another host, the Linux kernel's soft-iWARP, and iWARP adapters. A connection is an
-//! ordinary TCP socket; what an adapter does is done here, by the thread that polls: messages are placed into posted
-//! Receives, Writes and answers to Reads into the memory that they name, after a check of key, bounds and rights.
+//! ordinary TCP socket; the polling thread does an adapter's work. It places messages into posted Receives, and Writes
+//! and Read answers into the named memory, after a check of key, bounds and rights.
 //!
 //! # How it is built
 //! | file | holds |
@@ -19,39 +19,37 @@
 //! | `fuzz` | a connection whose peer says anything, for tests |
 //!
 //! # System calls
-//! Who polls makes them: there is no other way to hear from a socket. A few connections that were active lately are
-//! read in each turn, with one call each that finds nothing while they are silent. When there are more, one
-//! `epoll_wait` per turn says which have something. Idle ones are looked at in every 16th turn, by one `epoll_wait` for
-//! all of them. What a turn has to say to one peer leaves in one `sendmsg`, and one `recvmsg` brings what came for many
-//! messages.
+//! The polling thread makes them: a socket has no other notification. A few recently active connections are read in
+//! each turn, with one call each that finds nothing while they are silent. With more of them, one `epoll_wait` per turn
+//! lists those with input. One `epoll_wait` in every 16th turn covers all idle ones. A turn's output to one peer leaves
+//! in one `sendmsg`. One `recvmsg` reads many messages.
 //!
-//! Payloads are sent from where they lie. Long payloads are received straight into their place: the rest of a segment
-//! of which the header has come; shorter ones are copied there from a buffer that all connections share.
+//! Payloads are sent from where they lie. Long payloads are received straight into place: the rest of a segment whose
+//! header has come. Shorter ones are copied from a buffer that all connections share.
 //!
 //! # Completions
-//! TCP takes bytes for later: a Send or Write completes when the socket has taken its last byte (RFC 5040 §5.5), and
-//! what the peer refuses ends the connection. [`Capabilities::acknowledges`] is false. There is no receiver-not-ready
-//! in iWARP: a message that meets no Receive is left in the socket, which TCP's flow control makes the peer feel, for as
-//! long as `rnr_retry` allows and `retry_timeout` at most, and then ends the stream with a Terminate. So the few moments
-//! in which an overloaded shard has no Receive cost nobody a connection, and a peer that sends beyond its credits does
-//! not wait for ever.
+//! TCP buffers bytes: a Send or Write completes when the socket has taken its last byte (RFC 5040 §5.5). A refusal by
+//! the peer ends the connection. [`Capabilities::acknowledges`] is false. iWARP has no receiver-not-ready. A message
+//! without a Receive stays in the socket for as long as `rnr_retry` allows, `retry_timeout` at most; TCP's flow control
+//! holds the peer back. Then a Terminate ends the stream. So an overloaded shard that briefly has no Receive loses no
+//! connection, and a peer that sends beyond its credits does not wait for ever.
 //!
 //! # How a connection ends
-//! With everything that was said before taken: a side that leaves sends what was posted, and then a FIN. The FIN of a
-//! peer is its end, even if it means to go on listening (`shutdown(SHUT_WR)`, which RFC 5041 §6.2.1 lets an upper layer
-//! know of; this engine's has no use for a peer that can answer nothing any more): what it said before is delivered,
-//! and of the replies under way those bytes leave that the socket has taken. The rest is flushed, as after a reset. An
-//! initiator that closes its way once its last call is sent therefore does not get the reply.
+//! A closing side sends all posted requests, then a FIN. A peer's FIN ends the connection, even a half-close
+//! (`shutdown(SHUT_WR)`, which RFC 5041 §6.2.1 lets an upper layer see), since such a peer cannot reply any more. Data
+//! received before it is delivered. Of the replies under way, only bytes already in the socket leave. The rest is
+//! flushed, as after a reset. An initiator that closes its way once its last call is sent therefore does not get the
+//! reply.
 //!
 //! # What a peer can do
-//! Windows have exact bounds and rights, which are checked at each segment, and keys that hold for one connection and
-//! one bind; nothing else of this process's memory can be reached: an RDMA Read of ours gives the peer a name that is
-//! good for the answer to it alone. What a peer can hold is bounded by [`IwarpConfig`]: half a message holds one
-//! Receive for `retry_timeout`; bytes that cannot be placed yet are at most 64 KiB, for as long.
+//! Windows have exact bounds and rights, checked for each segment. Their keys are valid for one connection and one
+//! bind. No other memory is reachable: an RDMA Read of ours gives the peer a name valid for its answer alone.
+//! [`IwarpConfig`] bounds what a peer can hold. Half a message holds one Receive for `retry_timeout`; unplaceable bytes
+//! are at most 64 KiB, for as long.
 //!
-//! **iWARP neither encrypts nor authenticates.** Who can send packets into the network between two hosts can read and
-//! change all of this. Host authentication of RPC-over-RDMA version 2 says who connects; secrecy needs a network that
-//! gives it (IPsec, WireGuard, a separate VLAN).
+//! **iWARP neither encrypts nor authenticates.** An attacker on the network path can read and change all traffic. Host
+//! authentication of RPC-over-RDMA version 2 authenticates the peer. Secrecy needs a network that provides it (IPsec,
+//! WireGuard, a separate VLAN).
 
 mod config;
 mod connect;
@@ -100,7 +98,7 @@ const IDLE: u64 = 4096;
 /// Connections with news that one look takes in.
 const EVENTS: usize = 64;
 
-/// One shard's device of the iWARP fabric; see the page of this module.
+/// One shard's device of the iWARP fabric; see the module documentation.
 #[derive(Debug)]
 pub struct IwarpFabric {
     common: Common,
@@ -152,7 +150,7 @@ impl IwarpFabric {
         })
     }
 
-    /// One look at a queue pair, and what follows from that for the lists.
+    /// Polls one queue pair and updates the lists accordingly.
     #[inline]
     fn poll_qp(&mut self, slot: u32, out: &mut Vec<Completion>, end: usize) -> Polled {
         let Some(qp) = self.table.at(slot) else { return Polled::Dead };
@@ -199,7 +197,7 @@ impl IwarpFabric {
         }
     }
 
-    /// Asks which connections have something, and looks at those; not at those that are looked at anyway.
+    /// Polls connections that epoll reports, except those polled anyway.
     #[inline(never)]
     fn poll_ready(&mut self, out: &mut Vec<Completion>, end: usize, crowd: bool) {
         let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
@@ -224,7 +222,7 @@ impl IwarpFabric {
         }
     }
 
-    /// Goes on with those that have bytes which could not be taken: epoll does not tell of them.
+    /// Continues connections with untaken bytes: epoll does not report those.
     #[cold]
     fn poll_unread(&mut self, out: &mut Vec<Completion>, end: usize) {
         for _ in 0..self.unread.len() {
@@ -244,7 +242,7 @@ impl IwarpFabric {
         }
     }
 
-    /// The next poll goes on with this one.
+    /// Schedules this one for the next poll.
     #[cold]
     fn note_unread(&mut self, slot: u32) {
         if let Some(qp) = self.table.at(slot)
@@ -348,7 +346,7 @@ impl Fabric for IwarpFabric {
         self.connections.reject(request, private_data, &self.common.config);
     }
 
-    /// What the socket has not taken lies where it was posted from.
+    /// Bytes not yet in the socket stay in the posted memory.
     fn holds_sends(&mut self, id: QpId) -> bool {
         self.table.get(id).is_some_and(|qp| qp.endpoint.is_busy() || qp.endpoint.has_bytes())
     }
@@ -421,8 +419,7 @@ impl Fabric for IwarpFabric {
         self.common.shared.receives.fence();
     }
 
-    // Out of line, as the two below: beside a system call a call is nothing, and whoever does not use this fabric has
-    // less code in its loop.
+    // Out of line, as the two below: a call is nothing beside a system call, and other fabrics keep a smaller loop.
     #[inline(never)]
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
         let Common { shared: Shared { regions, receives, stats }, ready, .. } = &mut self.common;

@@ -24,8 +24,8 @@ use crate::{Completion, ControlEvent, Disconnect, Flow, PostError, Posting, QpId
 
 /// Bytes that are read at a time, but for what is read straight to its place.
 pub(super) const SCRATCH: usize = 64 << 10;
-/// The same where long segments come one behind the other: all that would be copied of the next, if its header was not
-/// read with the one before.
+/// The same for consecutive long segments: the most that is copied of the next if its header was read with the one
+/// before.
 const PEEK: usize = 8 << 10;
 /// Bytes that are read behind what goes straight to its place: enough for the trailer, and for the next header.
 const TAIL: usize = 64;
@@ -83,7 +83,7 @@ pub(super) enum State {
     Connecting(Dial),
     /// Both directions may be used.
     Up,
-    /// We are leaving: what was posted still goes out.
+    /// Closing locally: posted requests still go out.
     Closing,
     /// Over. Everything was flushed.
     Error,
@@ -100,7 +100,7 @@ pub(super) enum Polled {
     Stalled,
     /// There was no room for more completions.
     Unread,
-    /// It is over; do not poll it again.
+    /// Ended; do not poll it again.
     Dead,
 }
 
@@ -213,7 +213,7 @@ impl Qp {
         }
     }
 
-    /// Tells epoll what to look for: bytes, unless they have to wait; room, if that is waited for.
+    /// Sets the epoll interest: input, unless it must wait; output, if room is awaited.
     fn watch(&mut self, common: &Common) {
         let mut wanted = EventFlags::empty();
         wanted.set(EventFlags::IN, !self.stalled);
@@ -381,7 +381,7 @@ impl Qp {
         }
     }
 
-    /// Goes on with what could not be taken before.
+    /// Continues with bytes that could not be taken before.
     #[cold]
     fn take_stash(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Result<Taken, Failure> {
         let mut input = &self.stash[self.stash_first..];
@@ -491,7 +491,7 @@ impl Qp {
         self.fail(common, Failure::own(why));
     }
 
-    /// Something has begun to wait for the peer: connection management looks how long it does.
+    /// Starts the timing of a wait for the peer, by connection management.
     #[cold]
     fn watch_waiting(&mut self, common: &mut Common) {
         self.patience.begin(self.endpoint.progress(0));
@@ -508,7 +508,7 @@ impl Qp {
         self.endpoint.flow(self.untaken())
     }
 
-    /// Who counts how long the peer takes nothing of what was sent: this side, or TCP.
+    /// Selects the timer for unacknowledged data: this side or TCP.
     fn count(&mut self, here: bool, limit: Duration) {
         self.counted = here;
         if let Some(socket) = self.socket() {
@@ -534,8 +534,8 @@ impl Qp {
         Some(self.patience.look(self.endpoint.progress(untaken), now, limit))
     }
 
-    /// The peer has taken nothing of what waits for it, or not sent the rest of what it began, or there was no Receive
-    /// for what it sent, for `retry_timeout`.
+    /// Ends a connection without progress for `retry_timeout`. The peer took nothing, did not finish a message, or met
+    /// no Receive.
     #[cold]
     pub(super) fn not_moved(&mut self, common: &mut Common) {
         let limit = common.config.retry_timeout;
@@ -553,7 +553,7 @@ impl Qp {
     }
 }
 
-/// What the socket says of its end.
+/// The failure for a socket error.
 #[cold]
 fn lost(error: Errno) -> Failure {
     let (cause, status) = match error {

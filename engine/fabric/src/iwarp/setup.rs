@@ -1,8 +1,8 @@
-//! What the two ends of a connection agree on before the first FPDU: RFC 5044 §7.1, RFC 6581. Without I/O.
+//! Connection setup before the first FPDU, without I/O: RFC 5044 §7.1, RFC 6581. Without I/O.
 //!
-//! The initiator sends first: as soon as it has the reply, a Write of nothing, so that the responder may speak, too
-//! (peer-to-peer mode, RFC 6581 §9.3). The responder is silent until then; a client that is not peer-to-peer sends its
-//! first message anyway.
+//! The initiator sends first. On the reply it sends an empty Write, so that the responder may send too (peer-to-peer
+//! mode, RFC 6581 §9.3). The responder is silent until then; a client that is not peer-to-peer sends its first message
+//! anyway.
 
 #![forbid(unsafe_code)]
 
@@ -182,9 +182,8 @@ impl Wishes {
 
 /// MULPDU is never less (RFC 5044 §3), however short the segments.
 const LEAST_ULPDU: usize = 128;
-/// The longest FPDU: what one segment of a loopback device holds, whose MTU is 65536, behind the headers of IPv6 and of
-/// TCP with its timestamps. A little more, as the format allows, would leave a small segment behind what each write of
-/// several of them has filled.
+/// The longest FPDU: a segment of a loopback device (MTU 65536) without the IPv6 and TCP headers with timestamps. A
+/// little more, as the format allows, would leave a small segment after each full write.
 const LONGEST_FPDU: usize = 65536 - 40 - 32;
 
 /// The terms of a connection: what was agreed on, and what a segment of the path to the peer carries.
@@ -227,7 +226,7 @@ pub(super) fn private_data(frame: &Setup) -> Vec<u8> {
     frame.private_data.strip_suffix(MARK).unwrap_or(&frame.private_data).to_vec()
 }
 
-/// Whether a depth is one: all ones say that nothing is negotiated (RFC 6581 §9.1).
+/// Whether a depth is negotiated: all ones mean not (RFC 6581 §9.1).
 fn is_said(depth: u16) -> bool {
     depth < MAX_READ_DEPTH
 }
@@ -236,7 +235,7 @@ fn within(ours: u16, theirs: u16) -> u16 {
     if is_said(theirs) { ours.min(theirs) } else { ours }
 }
 
-/// What this engine does not do, and says so.
+/// Rejects options that this engine does not support.
 fn acceptable(frame: &Setup) -> Result<(), String> {
     if frame.markers {
         return Err("it wants markers, which are not made here (RFC 5044 §4.3)".to_owned());
@@ -287,7 +286,7 @@ mod tests {
         assert!(wishes(Crc::Never, 1, 1).conclude(&reply).expect_err("CRCs").why.contains("Never"));
     }
 
-    /// The longest FPDU of either kind fills a segment, and no FPDU is longer.
+    /// The longest FPDU of either kind fills a segment; none is longer.
     #[test]
     fn fpdus_are_bounded_by_the_segment() {
         use crate::iwarp::wire::{TAGGED_HEADER, UNTAGGED_HEADER};

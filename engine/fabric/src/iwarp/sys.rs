@@ -1,9 +1,7 @@
-//! Vectored reads and writes between a socket and memory of the pools: the only file of this fabric that hands
-//! addresses to the system.
+//! Vectored socket I/O on pool memory; only this file passes addresses to the system.
 //!
-//! `rustix` and `std` want slices, which memory that is lent never is: clones of a [`Lent`] may be read and written by
-//! copies at any time on this thread. The system copies before the call returns, so that an address that is valid
-//! during the call is enough.
+//! `rustix` and `std` need slices, which lent memory never is: clones of a [`Lent`] may be copied from and to at any
+//! time on this thread. The system copies before the call returns, so the address must be valid only during the call.
 
 #![expect(unsafe_code, reason = "memory of the pools, which is lent, is no slice: the system is given addresses")]
 
@@ -85,7 +83,7 @@ fn address(lent: &Lent, offset: usize, len: usize) -> *mut libc::c_void {
 pub(super) enum Into<'a> {
     /// Ordinary bytes.
     Bytes(&'a mut [u8]),
-    /// So many bytes of lent memory from this offset on, which must be in it.
+    /// A range of lent memory, by offset and length, within its bounds.
     Lent(&'a Lent, usize, usize),
 }
 
@@ -125,8 +123,8 @@ pub(super) fn receive(socket: BorrowedFd<'_>, mut first: Into<'_>, rest: &mut [u
     let mut message: libc::msghdr = unsafe { zeroed() };
     message.msg_iov = of.as_mut_ptr();
     message.msg_iovlen = of.len() as _;
-    // SAFETY: both elements are memory that nobody else uses during the call: `&mut`, or lent memory of this thread,
-    // whose bytes are read and written by copies of this thread alone. The call keeps nothing.
+    // SAFETY: during the call nobody else uses either element. One is `&mut`; the other is lent memory of this thread,
+    // accessed by copies of this thread alone. The call keeps nothing.
     let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
     result(got)
 }

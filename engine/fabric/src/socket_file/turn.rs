@@ -1,4 +1,4 @@
-//! Turns among the processes of one user that bind the same socket file.
+//! Mutual exclusion of one user's processes that bind the same socket file.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -34,8 +34,8 @@ impl Turn {
     /// Waits for the turn to bind `path`, for [`PATIENCE`] at most. `name` is the socket's, for messages.
     ///
     /// # Errors
-    /// The directory is not there, or may not be written to; or the lock file is another user's, or held for longer:
-    /// with its path and its owner.
+    /// The directory is missing or not writable. Or the lock file is another user's, or held for longer: with its path
+    /// and owner.
     pub(super) fn take(name: &str, path: &Path) -> Result<Self, FabricError> {
         let lock = beside(path);
         let start = Instant::now();
@@ -109,7 +109,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     file.metadata().is_ok_and(|own| there.is_ok_and(|m| (m.dev(), m.ino()) == (own.dev(), own.ino())))
 }
 
-/// Removes what is in the lock file's place.
+/// Removes the file in the lock file's place.
 fn displace(name: &str, lock: &Path) -> Result<(), FabricError> {
     let whose = found(lock).unwrap_or_default();
     match std::fs::remove_file(lock).or_else(|error| std::fs::remove_dir(lock).map_err(|_| error)) {
@@ -148,7 +148,7 @@ mod tests {
     const NOBODY: u32 = 65534;
     const ANOTHER: u32 = 65533;
 
-    /// As another user, on a thread of its own.
+    /// Runs `work` as another user, on its own thread.
     fn as_user<T: Send>(user: u32, work: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let run = || {
@@ -160,7 +160,7 @@ mod tests {
         })
     }
 
-    /// A directory that all may write to, as /tmp; `None` if nobody can be another user here.
+    /// A world-writable directory, as /tmp; `None` if no other user is possible here.
     fn public() -> Option<tempfile::TempDir> {
         if !rustix::process::geteuid().is_root() {
             println!("not run: only root can be another user");
@@ -236,7 +236,7 @@ mod tests {
         as_user(NOBODY, || drop(listen(&path).expect("it is free again")));
     }
 
-    /// Of many that find what a dead server left behind one takes its place, and the others find that one alive.
+    /// One of many processes replaces a dead server's file; the others find a live server.
     #[test]
     fn of_many_that_start_at_a_time_one_listens() {
         let directory = tempfile::tempdir().expect("a directory");

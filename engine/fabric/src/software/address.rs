@@ -157,7 +157,7 @@ fn new_socket() -> Result<OwnedFd, FabricError> {
         .map_err(|e| system("socket(AF_UNIX, SOCK_SEQPACKET)", e))
 }
 
-/// Refuses whoever is neither our user nor root.
+/// Refuses peers that are neither our user nor root.
 fn check_peer(socket: BorrowedFd<'_>) -> Result<Peer, String> {
     // rustix has no room for the 0 that the kernel says of a process in another PID namespace.
     let peer = nix::sys::socket::getsockopt(&socket, PeerCredentials).map_err(|e| format!("SO_PEERCRED: {e}"))?;

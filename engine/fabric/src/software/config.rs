@@ -13,13 +13,12 @@ pub(super) const MAX_WINDOWS: usize = 1 << 16;
 /// a few hundred connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoftwareConfig {
-    /// Most bytes of ring in each direction of a connection; a power of two, 4 KiB to 16 MiB. The smaller of
-    /// both sides' counts is used. Default 256 KiB. A ring begins with 2 KiB and grows when it is full; what it
-    /// never grew to is address space, and no memory. One that is full and may not grow makes the sender wait for the
-    /// receiver: raise it when messages are long and many are outstanding.
+    /// Most ring bytes per direction of a connection: a power of two, 4 KiB to 16 MiB. The smaller of both sides'
+    /// values is used. Default 256 KiB. A ring begins with 2 KiB and grows when full. The unused rest is address space,
+    /// not memory. A full ring of maximum size makes the sender wait: raise it for long messages with many outstanding.
     pub ring_bytes: usize,
-    /// Longest message taken or sent, in bytes; the smaller of both sides' counts. At most half of
-    /// `ring_bytes`. Default 64 KiB. Costs nothing by itself.
+    /// Longest message in bytes; the smaller of both sides' values is used. At most half of `ring_bytes`. Default 64
+    /// KiB. Costs nothing by itself.
     pub max_message: usize,
     /// Receives that the shared queue holds. Default 4096; 32 bytes each are set aside.
     pub shared_receives: usize,
@@ -27,24 +26,23 @@ pub struct SoftwareConfig {
     /// true. With `false` its peers save one atomic exchange (2 ns) per message, and `wait` must not be
     /// called.
     pub may_sleep: bool,
-    /// Bytes that one connection may make this process map: its ring, its window table and the memory that
-    /// the peer exposes. Default 16 GiB. Costs address space, and page tables for what is used.
+    /// Most bytes that a connection may map: ring, window table and exposed memory. Default 16 GiB. Costs address
+    /// space, and page tables for the used part.
     pub max_mapped_per_peer: u64,
-    /// Pieces of memory that one connection may show. Default 128: a client shows one, and one for each
-    /// arena of its own that it exposes. A mapping each, of which the process has half of
-    /// `vm.max_map_count` for this; where few are left, a connection's share is smaller.
+    /// Pieces of memory that one connection may show. Default 128: a client shows one, and one for each arena that it
+    /// exposes. Each is a mapping. The process has half of `vm.max_map_count` for them; where few are left, a
+    /// connection's share is smaller.
     pub max_regions_per_peer: usize,
-    /// Connections that may be between their first byte and their answer, at a listener. Default 64. When
-    /// one more arrives, the one that has been silent longest is dropped; of one process, when a quarter
-    /// of them is silent. Of those that have not been accepted yet so many are looked at in one turn.
+    /// Concurrent handshakes of a listener. Default 64. One more evicts the one that has been silent longest. A process
+    /// with more than a quarter of them loses its own. As many unaccepted connections are processed per turn.
     pub max_handshakes: usize,
-    /// How long a connection may take to be set up, at either side. Default 5 s.
+    /// Longest connection setup, on either side. Default 5 s.
     pub handshake_timeout: Duration,
-    /// How long what is posted may wait for a peer that takes nothing, or that never ends a copy, before the
-    /// connection ends with [`RnrRetryExceeded`](crate::Status::RnrRetryExceeded): a device's retries
-    /// end, too. Default 30 s. What waits holds buffers.
+    /// Longest wait for a peer that takes nothing or never ends a copy. Then the connection ends with
+    /// [`RnrRetryExceeded`](crate::Status::RnrRetryExceeded), as a device's retries end. Default 30 s. Waiting requests
+    /// hold buffers.
     pub retry_timeout: Duration,
-    /// How long a connection that is being closed waits for the peer to take what was sent. Default 1 s.
+    /// How long a closing connection waits for the peer to take sent data. Default 1 s.
     pub linger: Duration,
 }
 

@@ -49,8 +49,7 @@ struct Dial {
     table: OwnedFd,
 }
 
-/// What is left of a destroyed queue pair while its peer is in the middle of a copy: the memory must not be
-/// used again yet.
+/// A destroyed queue pair whose peer is amid a copy: its memory is not reusable yet.
 #[derive(Debug)]
 struct Parting {
     socket: Option<OwnedFd>,
@@ -135,7 +134,7 @@ pub(super) fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), F
     SharedMapping::create(bytes, name).map(SharedMapping::into_parts).map_err(|e| system(name, e))
 }
 
-/// What this side says of its end.
+/// The opening message of this side.
 fn opening(config: &SoftwareConfig, ring_bytes: u32, max_message: u32, params: &ConnectParams) -> Opening {
     let (windows, private_data) = (params.windows, params.private_data.clone());
     Opening { may_sleep: config.may_sleep, ring_bytes, max_message, windows, private_data }
@@ -356,7 +355,7 @@ impl SoftwareFabric {
         self.tend_qp(qp.slot, Instant::now());
     }
 
-    /// Ends a queue pair that was never connected; the event is sent already.
+    /// Ends a queue pair that was never connected; its event was sent already.
     fn give_up(&mut self, slot: u32) {
         if let Some(qp) = self.table.at(slot) {
             qp.fail(&mut self.common, Disconnect::Local, String::new());
@@ -385,7 +384,7 @@ impl SoftwareFabric {
         self.common.attention.append(&mut slots);
     }
 
-    /// True if it has to be looked at again.
+    /// True if it needs another pass.
     fn tend_qp(&mut self, slot: u32, now: Instant) -> bool {
         let Some(qp) = self.table.at(slot) else { return false };
         let late = qp.deadline.is_some_and(|d| d <= now);
@@ -492,8 +491,7 @@ impl SoftwareFabric {
 }
 
 impl Parting {
-    /// Whether the peer cannot touch the memory any more, or had time enough: what it can reach then is only
-    /// its own.
+    /// Whether the peer cannot touch the memory any more, or its time is over. Afterwards it can reach only its own.
     fn is_over(&mut self, now: Instant) -> bool {
         let gone = self.socket.as_ref().is_none_or(|s| matches!(Message::receive(s.as_fd()), Received::Closed));
         gone || self.deadline <= now || self.windows.revoke_all()

@@ -1,16 +1,15 @@
-//! How a side that wants to sleep and a side that has news agree on whether to ring.
+//! The doorbell protocol between a sleeping side and a sending side.
 //!
-//! One word per direction, on a line of its own, which the sleeper sets and the other side takes:
+//! Each direction has one word on its own cache line. The sleeper sets it and the other side takes it:
 //!
 //! | sleeper | other side |
 //! |---|---|
 //! | S1 exchange: word := what it waits for | P1 publish the news |
 //! | S2 look for news once more, sleep if there is none | P2 exchange: word := 0; ring if it was set |
 //!
-//! S1 and P2 are read-modify-writes with acquire and release, so one of them comes second and sees the first.
-//! If it is P2, it sees the word and rings. If it is S1, it has acquired what P2 released, news of P1
-//! included, and S2 finds it. No fence is needed, and while nobody sleeps the line stays in the cache of the
-//! side that has news: 2 ns.
+//! S1 and P2 are read-modify-writes with acquire and release, so one of them comes second and sees the first. If it is
+//! P2, it sees the word and rings. If it is S1, it has acquired what P2 released, news of P1 included, and S2 finds it.
+//! No fence is needed. While nobody sleeps, the line stays in the sender's cache: 2 ns.
 
 use super::memory::{Lines, Word};
 
@@ -20,7 +19,7 @@ use super::memory::{Lines, Word};
 pub(super) enum Waits {
     /// A message.
     Message = 1,
-    /// A message, or the consumption of its own.
+    /// A message, or the consumption of a sent one.
     Anything = 2,
 }
 

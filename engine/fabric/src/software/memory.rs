@@ -1,4 +1,4 @@
-//! Shared memory as the protocols of this fabric see it, and where things lie in it.
+//! Shared memory as this fabric's protocols use it, and its layout.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU64, fence};
@@ -20,11 +20,10 @@ pub(super) trait Word {
     fn publish(&self, value: u64);
     /// Acquire-release exchange.
     fn exchange(&self, value: u64) -> u64;
-    /// Acquire-release exchange of the word for itself: what is there now, in one order with the other side's
-    /// exchanges.
+    /// Acquire-release exchange of the word with itself. It returns the current value, in one order with the other
+    /// side's exchanges.
     fn newest(&self) -> u64;
-    /// Between a store and a load of another word: of two sides that both do this, one at least sees the other's
-    /// store.
+    /// A fence between a store and a load of another word. If both sides use it, at least one sees the other's store.
     fn settle();
 }
 
@@ -42,10 +41,10 @@ pub(super) trait RingMemory {
     type Word: Word;
     /// The word at a position.
     fn word(&self, position: u64) -> &Self::Word;
-    /// Copies bytes out. False, and nothing is copied, if the ring has not so many.
+    /// Copies bytes out. False, with nothing copied, if the ring is shorter.
     #[must_use = "false means that nothing was copied"]
     fn read(&self, position: u64, to: &mut [u8]) -> bool;
-    /// Copies bytes in. False, and nothing is copied, if the ring has not so many.
+    /// Copies bytes in. False, with nothing copied, if the ring is shorter.
     #[must_use = "false means that nothing was copied"]
     fn write(&self, position: u64, from: &[u8]) -> bool;
     /// Has the line at a position fetched.

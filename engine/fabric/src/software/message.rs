@@ -1,4 +1,4 @@
-//! What travels over a connection's Unix socket: one datagram per message, descriptors beside it.
+//! Messages on a connection's Unix socket: one datagram each, with descriptors.
 //!
 //! All integers are little-endian. Every message begins with 8 bytes: the magic word, the version, the kind,
 //! and one byte of flags.

@@ -1,8 +1,7 @@
-//! The fabric without hardware: reliable connected queue pairs between processes of one host, over shared
-//! memory.
+//! The software fabric: reliable connected queue pairs over shared memory of one host.
 //!
-//! It keeps the semantics of a NIC, and checks what a NIC checks: keys, bounds, rights, lengths, queue
-//! depths. Nothing of it needs privileges, huge pages or a device.
+//! It has the semantics and checks of a NIC: keys, bounds, rights, lengths, queue depths. Nothing of it needs
+//! privileges, huge pages or a device.
 //!
 //! # How it is built
 //! - A connection is a Unix socket (`address`, `message`) and a piece of shared memory with two rings, one per
@@ -13,18 +12,18 @@
 //! - Memory is exposed by showing the peer its descriptor, and by an entry in a table of windows (`window`). An RDMA
 //!   Read or Write is a copy by the side that posts it, after it has checked the entry. Only memory registered for
 //!   remote access is ever shown, and only once a window of the connection is bound to it.
-//! - Nobody who spins makes system calls. Who sleeps is woken through the connection's socket (`doorbell`): a shared
-//!   eventfd could be emptied by any peer that holds it, and the others' wakes with it.
+//! - Nobody who spins makes system calls. The connection's socket wakes a sleeper (`doorbell`). A shared eventfd would
+//!   not do: any peer that holds it could empty it, and the others' wakes with it.
 //!
 //! # What a peer can do
-//! Peers run as the same user, or as root; others are refused. Still each is treated as hostile: everything
-//! read from shared memory is read once and then checked, memory is mapped only if it cannot shrink,
-//! everything is bounded by [`SoftwareConfig`], and breaking a rule costs the peer its own connection.
+//! Peers run as the same user, or as root; others are refused. Still each is treated as hostile. Shared memory is read
+//! once and then checked. Memory is mapped only if it cannot shrink. [`SoftwareConfig`] bounds everything. A violation
+//! costs the peer its own connection.
 //!
-//! Windows are enforced by the side that copies. A hostile peer can therefore reach *all* of an arena that it
-//! was shown a window of, at any time, also after the window was revoked. That is why
-//! [`Capabilities::exposure_needs_own_arena`] is set: memory that is exposed must come from an arena that
-//! only this peer ever sees, and that holds nothing else. What lies there is never parsed in place.
+//! Windows are enforced by the side that copies. A hostile peer can therefore reach *all* of an arena of which it was
+//! shown a window, at any time, also after revocation. Hence [`Capabilities::exposure_needs_own_arena`] is set: exposed
+//! memory must come from an arena that only this peer ever sees and that holds nothing else. What lies there is never
+//! parsed in place.
 
 #![forbid(unsafe_code)]
 
@@ -82,7 +81,7 @@ const COLD_POLLS_OF_BUSY: usize = 16;
 const FAR_AHEAD: usize = 8;
 const AHEAD: usize = 4;
 
-/// One shard's device of the software fabric; see the page of this module.
+/// One shard's device of the software fabric; see the module documentation.
 #[derive(Debug)]
 pub struct SoftwareFabric {
     common: Common,
@@ -143,8 +142,7 @@ impl SoftwareFabric {
         })
     }
 
-    /// Bytes of the smallest Receive in the shared queue: no peer may be promised more. Looks at every one of
-    /// them.
+    /// Bytes of the smallest Receive in the shared queue, the most to promise a peer. Scans all of them.
     pub fn smallest_receive(&self) -> Option<usize> {
         self.common.receives.iter().map(Buf::capacity).min()
     }
@@ -202,7 +200,7 @@ impl SoftwareFabric {
         None
     }
 
-    /// Has fetched what the polls of the next ones need, as one that is polled seldom is in no cache.
+    /// Prefetches the memory of the next polls: a rarely polled one is in no cache.
     #[inline(never)]
     fn look_ahead(&self) {
         let ahead = |by| self.hot.get(self.turn + by).and_then(|&slot| self.table.peek_at(slot));
@@ -317,7 +315,7 @@ impl Fabric for SoftwareFabric {
         self.connections.reject(request, private_data);
     }
 
-    /// What is in the ring was copied there.
+    /// Ring contents are copies.
     fn holds_sends(&mut self, id: QpId) -> bool {
         self.table.get(id).is_some_and(|qp| !qp.pending.is_empty())
     }
@@ -447,8 +445,8 @@ impl Fabric for SoftwareFabric {
     }
 
     fn arm(&mut self) {
-        // The look before sleeping is at all that have news. What is cold keeps its bell set when it has had
-        // its look: however many there are, a sleep costs what goes on among the others.
+        // The look before sleeping is at all that have news. A cold connection keeps its bell set after its check. So a
+        // sleep costs the same for any number of cold ones.
         let mut at = 0;
         while let Some(&slot) = self.cold.get(at) {
             if self.table.at(slot).is_some_and(Qp::arm_cold) {

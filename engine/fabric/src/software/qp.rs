@@ -1,4 +1,4 @@
-//! One queue pair: what it holds, and how it ends.
+//! One queue pair: its state and its end.
 
 use std::collections::VecDeque;
 use std::fmt::Arguments;
@@ -74,9 +74,9 @@ pub(super) enum State {
     Connecting,
     /// Both directions may be used.
     Up,
-    /// We are leaving: what was posted still goes out.
+    /// Closing locally: posted requests still go out.
     Closing,
-    /// The peer has left: what it sent is still taken.
+    /// The peer has closed: its sent messages are still taken.
     Draining,
     /// Over. Everything was flushed.
     Error,
@@ -264,8 +264,8 @@ impl Qp {
         self.armed = Some(waits);
     }
 
-    /// The same for one that is cold, and stays so: its bell stays set until it is warm again, so that the next
-    /// time costs nothing. False if there is something to do.
+    /// The same for a cold one that stays cold: its bell stays set, so the next time costs nothing. False if there is
+    /// work.
     pub(super) fn arm_cold(&mut self) -> bool {
         if !self.is_live() || self.chores || self.later {
             return false;
@@ -285,8 +285,7 @@ impl Qp {
         }
     }
 
-    /// Whether there is work that no bell will announce: a copy in slices, a window that the peer is busy
-    /// with, a message that waits for a Receive.
+    /// Whether there is work without a bell: a sliced copy, a busy window, or a message without a Receive.
     pub(super) fn needs_polls(&self) -> bool {
         self.is_live() && (self.rnr_polls != 0 && self.rnr_retry < 7 || !self.pending.is_empty() && !self.needs_room)
     }
@@ -315,8 +314,7 @@ impl Qp {
         self.fail_as(common, cause, reason, None);
     }
 
-    /// The same; the first message that the peer has not taken ends with `status`, if the peer does not say
-    /// why.
+    /// As `fail`; the first message not taken ends with `status`, unless the peer states a cause.
     #[cold]
     #[inline(never)]
     fn fail_as(&mut self, common: &mut Common, cause: Disconnect, reason: String, status: Option<Status>) {
@@ -354,8 +352,7 @@ impl Qp {
         Refusal::status(self.ring.words(self.peer_report).1.acquire())
     }
 
-    /// Ends all that is posted: what the peer has taken is done, the record that it refused says why, the
-    /// rest is flushed.
+    /// Ends all posted requests: taken ones succeed, the refused record gets its cause, the rest is flushed.
     fn flush(&mut self, common: &mut Common, mut refused: Option<Status>) {
         while let Some(r) = self.retire.pop() {
             let status = if self.tx.is_acked(r.end) { r.status } else { refused.take().unwrap_or(Status::Flushed) };

@@ -1,4 +1,4 @@
-//! The receiving half of a queue pair: from the ring into posted Receives.
+//! The receiving half of a queue pair: from ring to posted Receives.
 
 use rpcrdma_mempool::Buf;
 
@@ -28,7 +28,7 @@ pub(super) enum Polled {
     Idle,
     /// Something is going on. Messages were appended.
     Active,
-    /// It is over; do not poll it again.
+    /// Ended; do not poll it again.
     Dead,
 }
 
@@ -64,7 +64,7 @@ impl Qp {
         Err(self.look(common, out, end))
     }
 
-    /// Does what has to be done even without a message.
+    /// Does the work that is due without a message.
     #[inline(never)]
     fn look(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
         if self.chores || self.later {
@@ -73,8 +73,8 @@ impl Qp {
         if self.idle < self.patience_polls() { Polled::Quiet } else { Polled::Idle }
     }
 
-    /// Empty polls after which it is looked at less often. One that has taken little is seldom used: until then each of
-    /// many new ones takes part in every poll. One that has taken nothing is about to.
+    /// Empty polls before it is polled less often. One that has taken little is rarely used, so the number is small.
+    /// One that has taken nothing yet is about to be.
     fn patience_polls(&self) -> u32 {
         match self.rx.taken() {
             0 => IDLE_POLLS,
@@ -110,15 +110,15 @@ impl Qp {
         }
     }
 
-    /// Nothing else has come, and nothing is to be done now: in a conversation nobody waits for the end of what was
-    /// sent. Calls nothing: whoever holds a message meanwhile holds it in registers.
+    /// Whether nothing else has come and nothing is due: nobody waits for the end of a Send in a conversation. Calls
+    /// nothing, so a caller keeps its message in registers.
     #[inline(always)]
     fn is_all(&mut self) -> bool {
         self.later = true;
         !self.chores && !self.is_half_full() && !self.rx.owes_report() && self.rx.peek(&self.ring.rx()) == 0
     }
 
-    /// Sees to what was sent, to what waits, and to when that is done next.
+    /// Handles sent and waiting requests, and schedules the next time.
     #[inline(never)]
     fn tidy(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize, received: bool) -> Polled {
         if !self.retire.is_empty() && !self.forget_done() && !self.reap(common, out, end) {
@@ -146,7 +146,7 @@ impl Qp {
         self.later = !self.retire.is_empty() || self.rx.untold() != 0;
     }
 
-    /// Goes on behind a first record, and does what is to be done when all have been taken.
+    /// Continues after the first record; finishes when all are taken.
     #[inline(never)]
     fn receive_more(
         &mut self,
@@ -215,7 +215,7 @@ impl Qp {
         Ok(Arrival { qp: self.id, buf: message, invalidated })
     }
 
-    /// The same of what is no message.
+    /// The same for a record that is not a message.
     #[cold]
     #[inline(never)]
     fn receive_marker(&mut self, common: &mut Common, header: Header) -> NoMessage {
@@ -233,8 +233,7 @@ impl Qp {
         NoMessage::Over
     }
 
-    /// There is no Receive for the message: it stays where it is, as often as our parameters let the peer try
-    /// again.
+    /// Leaves a message without a Receive in place, for the retries that our parameters grant.
     #[cold]
     #[inline(never)]
     fn not_ready(&mut self, common: &mut Common) -> NoMessage {

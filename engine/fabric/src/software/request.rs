@@ -1,4 +1,4 @@
-//! Connect requests: from a connection that a peer started to one that waits for its owner's answer.
+//! Connect requests: from an opened connection to one that waits for its owner's answer.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;

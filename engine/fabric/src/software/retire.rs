@@ -1,4 +1,4 @@
-//! Requests that were carried out and wait for their turn to be reported.
+//! Executed requests that wait for their turn to be reported.
 
 use std::collections::VecDeque;
 

@@ -1,21 +1,19 @@
-//! The ring that carries messages one way: one producer, one consumer, bytes in shared memory.
+//! A one-way message ring in shared memory: one producer, one consumer.
 //!
-//! A record is a header of 16 bytes and the payload, rounded up to whole cache lines; the payload may run
-//! over the end of the ring, the header never does. Its first word says that the record is there: the
-//! producer writes the record, zeroes the first word of the place behind it, and publishes the record's first word
-//! last. The consumer polls exactly the line that the next message will arrive in: a
-//! small message costs its own cache lines and no other.
+//! A record is a header of 16 bytes and the payload, rounded up to whole cache lines. The payload may wrap around the
+//! end of the ring; the header never does. Its first word announces the record. The producer writes the record, zeroes
+//! the first word of the next place, and publishes the record's first word last. The consumer polls exactly the line
+//! that the next message will arrive in: a small message costs its own cache lines and no other.
 //!
-//! How far the consumer has come (its *head*) goes back inside the headers of the other direction's records,
-//! and, when there are none, through a line of its own.
+//! The consumer's progress (its *head*) goes back in the headers of the other direction's records. Without records it
+//! goes through a line of its own.
 //!
-//! A ring begins small, and the producer makes it larger, up to what both sides have agreed on, when it has no room
-//! for a record: what is walked through again and again is no longer than the traffic needs, and stays in the caches,
-//! however many connections there are. In the place of the record it leaves a *marker* that says how many bytes the
-//! ring has from there on. The next record lies where the smaller ring ended, in its first place that was never used:
-//! positions go on up to the next one that means this place. So what was sent before, and is not taken yet, has
-//! the positions that it would have had in the larger ring, or ones that are more than its length away: who counts room
-//! as ever overwrites nothing. What is new is free besides, until the consumer has come to the marker.
+//! A ring begins small. The producer enlarges it, up to the negotiated size, when a record does not fit. So the used
+//! part is as long as the traffic needs and stays in cache, for any number of connections. In place of the record it
+//! leaves a *marker* with the new ring size. The next record lies where the smaller ring ended, in its first unused
+//! place. Positions continue up to the next one that denotes this place. So records sent but not taken have their
+//! positions of the larger ring, or ones more than its length away. The usual room count still overwrites nothing. The
+//! new part is free as well, until the consumer has come to the marker.
 //!
 //! The memory is shared with a process that may be hostile: every word is read once, then checked.
 
@@ -28,8 +26,8 @@ const NEXT_LINES: u64 = 3;
 /// Bytes of a record's header.
 pub(super) const HEADER: usize = 16;
 
-/// The two words of a header: how long the payload is and what to do with it, how far the sender has come in
-/// the other direction's ring, and a key. The first is 0 while there is no record.
+/// The two words of a header: payload length and kind, the sender's progress in the other ring, and a key. The first is
+/// 0 while there is no record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     first: u64,
@@ -51,7 +49,7 @@ impl Header {
         Self { first, second: u64::from(invalidate.unwrap_or(0)) | head >> 32 << 32 }
     }
 
-    /// No message: from here on the ring has so many bytes.
+    /// A marker: from here on the ring has `bytes` bytes.
     fn growth(bytes: u32) -> Self {
         Self { first: Self::GROWTH | Self::PRESENT, second: u64::from(bytes) }
     }
@@ -80,7 +78,7 @@ impl Header {
         self.first >> 32 | self.second >> 32 << 32
     }
 
-    /// Whether a correct producer may have written it, of a message of at most so many bytes.
+    /// Whether a correct producer may have written it, for messages up to `longest` bytes.
     #[inline]
     fn is_message(self, longest: u32) -> bool {
         self.first & (Self::UNKNOWN | Self::GROWTH | Self::PRESENT) == Self::PRESENT && self.len() <= longest
@@ -99,13 +97,13 @@ fn record_bytes(len: u32) -> u64 {
     u64::from((HEADER as u32 + len + (LINE - 1)) & !(LINE - 1))
 }
 
-/// The longest payload for which a ring of so many bytes can have room, with the word behind the record.
+/// The longest payload for a ring of `bytes`, with the word after the record.
 fn longest(bytes: u32) -> u32 {
     bytes.saturating_sub(LINE + HEADER as u32)
 }
 
-/// Where the record behind a marker is, when the ring grows `from` so many bytes `to` as many: the next position that
-/// lies where the smaller ring ended.
+/// The position of the record after a marker, when the ring grows from `from` to `to` bytes. It is the next position
+/// where the smaller ring ended.
 fn behind_marker(at: u64, from: u32, to: u32) -> u64 {
     let (from, to) = (u64::from(from), u64::from(to));
     let next = (at & !(to - 1)) + from;
@@ -167,8 +165,8 @@ impl Producer {
         self.sent - self.acked + record_bytes(len) + u64::from(LINE) <= u64::from(self.bytes) || self.has_new_room(len)
     }
 
-    /// Whether it fits behind the marker all the same: as long as the consumer has not come there, what it has to take
-    /// yet may count for more than its length.
+    /// Whether it fits after the marker nevertheless. Until the consumer comes there, its remaining records may count
+    /// for more than their length.
     #[cold]
     fn has_new_room(&self, len: u32) -> bool {
         self.acked < self.grown && self.sent + record_bytes(len) + u64::from(LINE) <= self.new_until
@@ -203,9 +201,8 @@ impl Producer {
         written
     }
 
-    /// How many bytes the ring is to have, which has no room for a record with this payload, so that there is room for
-    /// it at once; `None` if it may not be larger. The last step is from no more than a quarter: the longest record,
-    /// half of the ring and its header, fits in what is new.
+    /// The ring size that makes room for this payload at once; `None` at the maximum. The last step is from a quarter
+    /// or less. So the longest record, half of the ring and its header, fits into the new part.
     #[cold]
     pub(super) fn larger(&self, len: u32) -> Option<u32> {
         if self.bytes == self.most {
@@ -470,7 +467,7 @@ mod tests {
         assert!((all - 10..all).contains(&records), "{records} of {all}");
     }
 
-    /// The longest is the one for which the other end finds room, in each size that a ring has.
+    /// The longest payload is the one that fits at the other end, in each ring size.
     #[test]
     fn messages_longer_than_the_ring_are_not_admitted() {
         for bytes in [128, 2048, 64 << 10] {

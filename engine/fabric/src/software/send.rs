@@ -1,5 +1,4 @@
-//! The sending half of a queue pair: work requests are carried out in the order in which they were posted,
-//! most of them within the post.
+//! The sending half of a queue pair: requests run in posting order, mostly within the post.
 
 use rpcrdma_mempool::{Buf, Lent, PeerMapping};
 use rustix::io::Errno;
@@ -23,7 +22,7 @@ const COPY_BUDGET: usize = 1 << 20;
 enum Step {
     /// It is carried out, or has failed for good.
     Done,
-    /// It goes on in a later poll.
+    /// It continues in a later poll.
     Wait,
 }
 
@@ -61,7 +60,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Carries out a request, if it is a Send for which there is room.
+    /// Executes a request, if it is a Send and there is room.
     #[inline(always)]
     fn post_one(&mut self, common: &mut Common, posting: &Posting) -> bool {
         let WorkRequest::Send { buf, invalidate, .. } = &posting.wr else { return false };
@@ -161,7 +160,7 @@ impl Qp {
         }
     }
 
-    /// Queues a chain behind what waits already. The first `checked` of it were looked at before.
+    /// Queues a chain behind what waits already. The first `checked` of it were checked before.
     #[cold]
     #[inline(never)]
     fn post_behind(&mut self, common: &mut Common, chain: &mut Vec<Posting>, checked: usize) -> Result<(), PostError> {
@@ -205,8 +204,8 @@ impl Qp {
         checks::known(common.regions.contains(buf.arena()))
     }
 
-    /// Checks a `fresh` request as a NIC's driver does before it takes it. Then carries it out, as far as room and
-    /// budget allow; without a budget it is only checked.
+    /// Checks a `fresh` request as a NIC's driver does. Then executes it as far as room and budget allow; without a
+    /// budget it is only checked.
     #[inline(always)]
     fn step(
         &mut self,
@@ -236,7 +235,7 @@ impl Qp {
         Ok(Step::Done)
     }
 
-    /// Puts a message into the ring, in which there is room for it. False if there is not.
+    /// Writes a message into the ring. False without room.
     #[inline(always)]
     fn send(&mut self, posting: &Posting, buf: &Buf, invalidate: &Option<u32>) -> bool {
         let ring = self.ring.tx();
@@ -252,7 +251,7 @@ impl Qp {
         true
     }
 
-    /// What has room is sent; were it not so, the queue pair ends.
+    /// Ends the queue pair: a Send with room was not written.
     #[cold]
     #[inline(never)]
     fn not_sent(&mut self, wr_id: u64, signalled: bool) {
@@ -354,7 +353,7 @@ impl Qp {
         Ok(Step::Done)
     }
 
-    /// Copies one slice to or from the peer's memory, if its window allows all that is left.
+    /// Copies one slice to or from the peer's memory, if its window allows the rest.
     fn copy(
         &mut self,
         common: &mut Common,
@@ -394,7 +393,7 @@ impl Qp {
         Status::RemoteAccess
     }
 
-    /// Sends the peer the descriptor of this memory, if it is still registered, once per connection.
+    /// Sends the peer this memory's descriptor, once per connection, if still registered.
     fn show(&mut self, log: &mut ClockedLog, region: Option<&Region>) -> Result<u32, Status> {
         let Some(region) = region else { return Err(Status::LocalProtection) };
         // Mostly it is the last.
@@ -438,7 +437,7 @@ impl Qp {
         self.ring_doorbell(common, before);
     }
 
-    /// Ends the queue pair for a request that we, or the peer, could not carry out.
+    /// Ends the queue pair for a request that failed here or at the peer.
     #[cold]
     #[inline(never)]
     fn fail_request(&mut self, common: &mut Common, failed: Option<Retire>) -> bool {

@@ -1,9 +1,8 @@
-//! Memory windows: the table in which a side says what the peer may reach, and the two ways of using it.
+//! Memory windows: the table of exposed memory, for its owner and the peer.
 //!
-//! The owner of a table writes its entries and revokes them; the peer claims an entry for the time of a copy.
-//! Each side writes one word of the entry that the other reads, the owner the key, the peer BUSY, each before
-//! it looks at the other's, with a full fence between. So of a revocation and a claim that meet, one at least
-//! sees the other:
+//! The owner of a table writes its entries and revokes them; the peer claims an entry for the time of a copy. Each side
+//! writes a word that the other reads: the owner the key, the peer BUSY. Each writes before it reads the other's, with
+//! a full fence between. So when a revocation and a claim meet, at least one sees the other:
 //!
 //! | owner | peer |
 //! |---|---|
@@ -12,9 +11,8 @@
 //!
 //! A claim that fails shows as BUSY for a moment; the owner then asks once more than it need.
 //!
-//! The table belongs to a process that may be hostile, whichever side looks at it: the owner keeps its own
-//! record of what is bound, and takes from the table only BUSY; the peer checks what it reads against what it
-//! has mapped.
+//! The table belongs to a process that may be hostile, for either side. The owner keeps its own record of binds and
+//! takes only BUSY from the table. The peer checks its reads against its mappings.
 
 use std::sync::atomic::AtomicU64;
 

@@ -1,9 +1,9 @@
-//! What becomes of a device that is lost, and how it is served again.
+//! Loss and reopening of a device.
 //!
-//! All connections end, which the shard does. Then everything of the device is given back: a driver may wait for that
-//! before it lets the device go. From then on it is looked once a second whether the device is there, under its
-//! configured address or name. If so, it is opened, memory is registered with it, its address is bound if that was
-//! lost, too, and Receives are posted by the shard, which has got back those that the old queue held.
+//! All connections end, which the shard does. Then everything of the device is freed; a driver may wait for that before
+//! it removes the device. From then on the device is looked up once a second, by its configured address or name. If
+//! present, it is opened, memory is registered with it, and its address is bound again if that was lost. The shard
+//! posts Receives, which came back from the old queue.
 
 #![forbid(unsafe_code)]
 
@@ -85,7 +85,7 @@ impl VerbsFabric {
         }
     }
 
-    /// Gives back all of the device, if its connections have ended.
+    /// Frees all of the device, if its connections have ended.
     fn let_go(&mut self) {
         if self.book.table.iter().next().is_some() {
             return;
@@ -100,7 +100,7 @@ impl VerbsFabric {
         log::info!("{} is let go of, and looked for once a second", self.choice.device);
     }
 
-    /// Opens the device, and is to it what this was to the one before.
+    /// Opens the device and restores this fabric's state on it.
     fn open_again(&mut self) -> Result<(), FabricError> {
         let mut config = (*self.config).clone();
         if config.address.is_none() {
@@ -148,7 +148,7 @@ impl VerbsFabric {
     }
 }
 
-/// What was told to peers, and what memory was made for, holds of the other one, too.
+/// Whether promises to peers and memory layout also fit the new device.
 fn is_same(before: &Capabilities, now: &Capabilities) -> bool {
     let relied_on =
         |can: &Capabilities| (can.remote_invalidate, can.exposure_needs_own_arena, can.checks_window_bounds);

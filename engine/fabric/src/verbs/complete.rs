@@ -139,7 +139,7 @@ impl Book {
     }
 }
 
-/// A device does not say why nobody answers, or, as soft-RoCE, why nothing can be sent.
+/// Replaces a status by `PortDown`: devices do not say why nobody answers or, as soft-RoCE, why sending fails.
 #[cold]
 fn explained(status: Status, is_port_down: bool) -> Status {
     match status {
@@ -154,8 +154,7 @@ fn failed(qp: &mut Qp, attention: &mut Vec<u32>, what: &str, status: Status, ven
     qp.fail(attention, cause, || format!("{what} ended with {status:?} (vendor's code {vendor:#x})"));
 }
 
-/// The device takes a Send or Write with immediate data for good, and goes on: the queue pair is stopped
-/// here.
+/// Stops a queue pair for immediate data, which the device accepts and continues after.
 #[cold]
 fn sent_immediate(qp: &mut Qp, attention: &mut Vec<u32>) {
     qp.stop();

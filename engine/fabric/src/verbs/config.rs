@@ -8,10 +8,10 @@ use crate::host::{self, NamedDevice};
 use crate::path::PathConfig;
 use crate::{FabricAddress, FabricError};
 
-/// A feature of the device: used, not used, or as is known of the device and found out about it at start.
+/// Use of a device feature: on, off, or automatic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Switch {
-    /// What the table of devices and the test at start say.
+    /// As the device table and the test at start determine.
     #[default]
     Auto,
     /// Used.
@@ -26,51 +26,47 @@ pub struct VerbsConfig {
     /// The device, such as `mlx5_0`. Default: the one that `address` is reached through, else the first with
     /// an active port.
     pub device: Option<String>,
-    /// Which GID of the device connections go out from, by its index in the port's table: a routable one
-    /// (RoCE v2). Default: the one of the way to the peer.
+    /// Local GID, by its index in the port's table: a routable one (RoCE v2). Default: that of the route to the peer.
     pub gid_index: Option<u32>,
-    /// Where the fabric will listen, or connect to: picks the device; names it, and perhaps its GID, if it is
-    /// `DEVICE@HOST:PORT` or `DEVICE/GID@HOST:PORT`. Default none.
+    /// The address to listen at or connect to; it picks the device. `DEVICE@HOST:PORT` and `DEVICE/GID@HOST:PORT` name
+    /// the device and its GID. Default none.
     pub address: Option<FabricAddress>,
-    /// Traffic class, service level and path MTU of connections. The class goes to a server with the request, and it
-    /// answers with the same unless it has one of its own; so does a path MTU, which both ends must keep to: a server
-    /// refuses requests with a larger one than its own. On InfiniBand the subnet manager alone chooses the MTU, and a
-    /// client that names one does not connect. The service level is each side's own; a request with a path MTU tells
-    /// it, too, 0 unless it is named.
+    /// Traffic class, service level and path MTU of connections. A request carries the class to the server, which
+    /// answers with the same unless it has its own. It carries the path MTU too, which both ends must observe: a server
+    /// refuses requests with a larger MTU than its own. On InfiniBand only the subnet manager chooses the MTU, and a
+    /// client that sets one does not connect. Each side has its own service level. A request with a path MTU carries it
+    /// too, 0 unless set.
     pub path: PathConfig,
     /// Receives that the shared queue holds. Default 4096.
     pub shared_receives: u32,
-    /// Work requests that all queue pairs together may have posted at a time. Default 32768; each costs 64
-    /// bytes for its completion, and so does each Receive. A device with smaller completion queues gives
-    /// what it has. A post that finds no room is refused with
-    /// [`PostError::QueueFull`](crate::PostError::QueueFull).
+    /// Most outstanding work requests of all queue pairs together. Default 32768; each costs 64 bytes for its
+    /// completion, and so does each Receive. A device with smaller completion queues provides its maximum. A post that
+    /// finds no room is refused with [`PostError::QueueFull`](crate::PostError::QueueFull).
     pub completions: u32,
-    /// Longest Send that is copied into its work request, in bytes, if the device can. Default 220: the
-    /// largest that most devices hold without longer work requests.
+    /// Longest Send copied into its work request, in bytes, if the device can. Default 220: the largest that most
+    /// devices hold without longer work requests.
     pub max_inline_data: u32,
     /// Whether peers may invalidate keys of this side by Send With Invalidate. Default auto.
     pub remote_invalidate: Switch,
-    /// What a peer waits before it tries again when no Receive is posted here: the code of the InfiniBand
-    /// specification, 1 (10 µs) to 31 (491 ms), 0 for 655 ms. Default 12: 640 µs.
+    /// The peer's wait before a retry when no Receive is posted here. InfiniBand code: 1 (10 µs) to 31 (491 ms), 0 for
+    /// 655 ms. Default 12: 640 µs.
     pub min_rnr_timer: u8,
-    /// How often a lost packet is sent again before the connection is given up, 0 to 7, by either side; at
-    /// this one at most, for peers may ask for less or more. Default 6, as the Linux kernel's NFS has
-    /// it: Soft-RoCE takes 7 for without end, and a peer that is gone is never noticed then.
+    /// Most retransmissions of a lost packet before the connection ends, 0 to 7. It applies to either side, but peers
+    /// may request less or more. Default 6, as the Linux kernel's NFS: for Soft-RoCE 7 is unlimited, so a dead peer
+    /// goes unnoticed.
     pub retries: u8,
-    /// How often, at most, a message of this side that meets no Receive is sent again before the connection
-    /// is given up, 0 to 6: peers say how often, and may say without end. How long each wait takes is
-    /// theirs to say, too: at most 655 ms. Default 6: a peer that takes nothing is given up after 4 s.
+    /// Most retries of a local message that meets no Receive, 0 to 6. Peers set the number, possibly unlimited, and
+    /// each wait, at most 655 ms. Default 6: a peer that takes nothing ends after 4 s.
     pub rnr_retries: u8,
-    /// How long, at most, an acknowledgement is waited for before a packet is sent again: the code of the
-    /// InfiniBand specification, 4.096 µs times two to the power of 1 to 31. What is waited for follows
-    /// from the path and from what the peer says, which may be for ever. Default 20: 4.3 s.
+    /// Longest wait for an acknowledgement before retransmission. InfiniBand code: 4.096 µs times two to the power of 1
+    /// to 31. The actual wait follows from the path and the peer, and may be unlimited. Default 20: 4.3 s.
     pub ack_timeout: u8,
     /// How long address and route may take to be found. Default 5 s.
     pub resolve_timeout: Duration,
-    /// How long a connection that is being closed waits for the peer to take what was sent. Default 1 s.
+    /// How long a closing connection waits for the peer to take sent data. Default 1 s.
     pub linger: Duration,
-    /// How long the destruction of a queue pair waits for its last completions. Default 1 s. Devices need
-    /// microseconds; what did not come by then is counted as flushed.
+    /// How long a queue pair's destruction waits for its last completions. Default 1 s. Devices need microseconds;
+    /// later completions count as flushed.
     pub drain: Duration,
 }
 

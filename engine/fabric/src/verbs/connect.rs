@@ -145,7 +145,7 @@ impl VerbsFabric {
         reaper::dispose(cm);
     }
 
-    /// Makes a queue pair, with the identifier that `identify` makes for its slot.
+    /// Makes a queue pair; `identify` makes the identifier for its slot.
     fn add(
         &mut self,
         params: &ConnectParams,
@@ -204,7 +204,7 @@ impl VerbsFabric {
         Ok(id)
     }
 
-    /// The connection manager must have come to the device that this fabric has opened.
+    /// Checks that the connection manager chose the opened device.
     fn check_device(&self, cm: &CmId) -> Result<(), FabricError> {
         match cm.device() {
             Some(device) if device == self.choice.device => Ok(()),
@@ -219,7 +219,7 @@ impl VerbsFabric {
         }
     }
 
-    /// What a peer sends with its request is how long packets are, both ways. Whoever takes no such long ones says so.
+    /// Checks the path MTU of a peer's request, valid both ways. A side that cannot use such long packets refuses.
     fn check_mtu(&self, cm: &CmId) -> Result<(), FabricError> {
         let Some(most) = self.config.path.path_mtu else { return Ok(()) };
         let way = cm.qp_attributes(ibv_qp_state::IBV_QPS_RTR).map_err(|e| explain::calling("rdma_init_qp_attr", &e))?;
@@ -468,7 +468,7 @@ impl VerbsFabric {
         }
     }
 
-    /// Looks at the connections that asked for it.
+    /// Processes the connections that need attention.
     fn tend(&mut self) {
         for slot in std::mem::take(&mut self.book.attention) {
             let Some(qp) = self.book.table.at(slot) else { continue };
@@ -488,9 +488,8 @@ impl VerbsFabric {
                     self.book.attention.push(slot);
                 }
             } else if qp.state == State::Accepting && qp.is_early {
-                // The connection manager finds out by itself. Being told (rdma_notify) and then closed at
-                // once, it forgets in Linux 6.1 to stop repeating its answer, and holds the
-                // identifier until it gives up: for 40 seconds.
+                // The connection manager finds out by itself. With rdma_notify and an immediate close, Linux 6.1 does
+                // not stop repeating its answer. It holds the identifier until it gives up: for 40 s.
                 self.established(id, Vec::new());
             }
         }
@@ -562,7 +561,7 @@ impl VerbsFabric {
         self.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
     }
 
-    /// Waits for the last completions of a queue pair in error, for a bounded time.
+    /// Waits for a queue pair's last completions in error, for a bounded time.
     fn drain(&mut self, id: QpId) {
         if let Some(qp) = self.book.table.get(id)
             && qp.endpoint.post_marker(&mut self.scratch)
@@ -621,7 +620,7 @@ impl Last for Leaving<'_> {
     }
 }
 
-/// Starts to look for the path, or says what it is.
+/// Starts path resolution, or sets the path.
 fn find_path(cm: &CmId, path: &PathConfig, timeout: i32) -> io::Result<()> {
     match (path.path_mtu, cm.own_address(), cm.peer_address()) {
         (Some(mtu), Some(from), Some(to)) => cm.set_path(&path::record(from.ip(), to.ip(), mtu, path)),

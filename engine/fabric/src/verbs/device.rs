@@ -1,7 +1,7 @@
-//! Which device, port and GID: what there is, which is chosen, and why.
+//! Choice of device, port and GID, with the alternatives and the reason.
 //!
-//! The connection manager chooses by the routing tables; this looks at the same before a device is opened,
-//! and can tell what else there would have been.
+//! The connection manager chooses by the routing tables. This module reads the same before a device is opened, and can
+//! list the alternatives.
 
 #![forbid(unsafe_code)]
 
@@ -60,8 +60,8 @@ pub(super) struct Port {
     pub(super) device: String,
     pub(super) number: u8,
     pub(super) is_active: bool,
-    /// Its device is an RNIC of iWARP. Nothing else tells: its link layer is `Ethernet`, and it has a GID, which is
-    /// made of its MAC address and stands for no IP address.
+    /// Its device is an RNIC of iWARP. Nothing else shows it: its link layer is `Ethernet`, and its GID is made of its
+    /// MAC address, not of an IP address.
     pub(super) is_iwarp: bool,
     /// `Ethernet` or `InfiniBand`.
     pub(super) link_layer: String,
@@ -154,8 +154,8 @@ fn text(path: &Path) -> String {
     fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// Chooses among `ports`, those of iWARP left aside: the named device, the one with the address, or the first that is
-/// active; of its GIDs the one with this index, or the one with the address.
+/// Chooses among `ports` other than iWARP: the named device, the one with the address, or the first active one. Of its
+/// GIDs it takes the one with this index, or the one with the address.
 pub(super) fn choose(
     ports: &[Port],
     name: Option<&str>,
@@ -276,7 +276,7 @@ pub(super) fn is_soft_roce(device: &str) -> bool {
     Path::new(SYSFS).join(device).join("parent").exists()
 }
 
-/// Of iWARP, by the kind of its node, as the kernel tells it: "1: CA" of InfiniBand and RoCE, "4: RNIC" of iWARP.
+/// Whether the kernel's node type is iWARP: "1: CA" is InfiniBand and RoCE, "4: RNIC" iWARP.
 fn node_is_iwarp(node_type: &str) -> bool {
     node_type.split(':').next().is_some_and(|number| number.trim() == "4")
 }

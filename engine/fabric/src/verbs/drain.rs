@@ -1,15 +1,15 @@
-//! The last completions of a queue pair that is about to be destroyed.
+//! The last completions of a queue pair before its destruction.
 //!
-//! A Receive of the shared queue comes back by its completion only, and providers remove from the completion
-//! queue what is left there of a queue pair when it goes. So all of it is taken before.
+//! A Receive of the shared queue returns only by its completion. Providers remove a destroyed queue pair's completions
+//! from the queue, so all are taken before.
 
 #![forbid(unsafe_code)]
 
 /// What is waited for, and where.
 pub(super) trait Last {
-    /// Takes a batch of completions; how many, and whether the queue may have more.
+    /// Takes a batch of completions; returns the count and whether more may follow.
     fn take(&mut self) -> (usize, bool);
-    /// The device has nothing more to say of the queue pair: all that it has to tell is in the queue.
+    /// Whether the device will add no more completions of the queue pair.
     fn is_silent(&mut self) -> bool;
     /// Completions that the queue holds at most.
     fn capacity(&self) -> usize;

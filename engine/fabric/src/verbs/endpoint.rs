@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "hands memory to the device, and takes it back")]
 //! A queue pair with the memory that its work requests name.
 //!
-//! Memory moves in when a request is posted and leaves when the device has proved that it is done: by the
-//! completion of the request, or of a later one of the same queue, or by the destruction of the queue pair.
-//! If even that fails the memory is lost, and the pool says so.
+//! Memory moves in when a request is posted. It leaves when the device has proved that it is done: by the completion of
+//! the request or a later one of the same queue, or by the destruction of the queue pair. If even that fails, the
+//! memory is lost, and the pool reports it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -57,7 +57,7 @@ struct InFlight {
 }
 
 impl InFlight {
-    /// It holds nothing, and nobody hears of it unless it fails.
+    /// Whether it holds nothing and is reported only on failure.
     #[inline]
     fn is_nobodys(&self) -> bool {
         matches!(self.holds, Holds::Nothing) && !self.told
@@ -66,9 +66,8 @@ impl InFlight {
 
 const REFUSED: &str = "the device refused it; see the log";
 
-/// Where chains are built; one for all queue pairs, so that it stays in the cache. Places are used again as
-/// they are: the unions that an opcode has no use for are not read, but for immediate data, which drivers
-/// want to be 0.
+/// Where chains are built; one for all queue pairs, so that it stays in the cache. Entries are reused as they are. The
+/// unions that an opcode does not use are not read, except immediate data, which drivers want to be 0.
 #[derive(Default)]
 pub(super) struct Scratch {
     requests: Vec<ibv_send_wr>,
@@ -213,8 +212,7 @@ impl Endpoint {
         }
     }
 
-    /// Posts a chain of one Send that the device copies: what a conversation is made of. `None` if it is
-    /// anything else.
+    /// Posts a chain of one inline Send, as in a conversation. `None` if it is anything else.
     #[inline(always)]
     fn post_one(
         &mut self,
@@ -306,8 +304,7 @@ impl Endpoint {
         result
     }
 
-    /// Links the first `count` requests to a chain and gives it to the device; on failure, how much of it the
-    /// device has taken.
+    /// Links the first `count` requests and posts them; on failure returns how many the device took.
     #[inline]
     fn ring(&self, scratch: &mut Scratch, count: usize) -> Result<(), usize> {
         let (requests, parts) = (scratch.requests.as_mut_ptr(), scratch.parts.as_mut_ptr());
@@ -316,9 +313,9 @@ impl Endpoint {
             request.next = if n + 1 < count { requests.wrapping_add(n + 1) } else { ptr::null_mut() };
         }
         let Some(qp) = &self.qp else { return Err(0) };
-        // SAFETY: the chain is linked over vectors that live on. The memory that it names is that of `chain`,
-        // which moves into `in_flight`; regions keep their arenas; windows live in `self.windows`,
-        // which go only when the queue pair is in error.
+        // SAFETY: the chain is linked over vectors that live on. Its memory is that of `chain`, which moves into
+        // `in_flight`. Regions keep their arenas. Windows live in `self.windows` and go only when the queue pair is in
+        // error.
         unsafe { qp.post_send(requests) }.map_err(|refused| {
             let line = format_args!("{:?}: ibv_post_send of {count} requests: {}", self.id, refused.error);
             scratch.log.warn("failures of ibv_post_send", line);
@@ -327,7 +324,7 @@ impl Endpoint {
         })
     }
 
-    /// Makes the device's form of a request, or says what is wrong with it.
+    /// Builds the device's form of a request, or returns its error.
     #[inline]
     fn build(
         &mut self,

@@ -1,4 +1,4 @@
-//! What failed, the limit that was found, and what to do about it.
+//! Error texts: the failed call, the limit found, and the remedy.
 
 #![forbid(unsafe_code)]
 

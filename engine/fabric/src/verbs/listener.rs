@@ -20,7 +20,7 @@ use crate::{FabricAddress, FabricError};
 /// Connect requests that wait for an answer at a listener.
 const BACKLOG: i32 = 512;
 
-/// A bound address, shared by the shards that serve it: each connect request goes to the one with the fewest
+/// A bound address, shared by the shards that serve it. Each connect request goes to the shard with the fewest
 /// connections.
 #[derive(Clone, Debug)]
 pub struct VerbsListener(Arc<Inner>);

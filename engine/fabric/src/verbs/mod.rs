@@ -5,25 +5,23 @@
 //! - `sys` has the objects of the two libraries, and is the only part that calls them. `endpoint` and `receives` own
 //!   the memory that the device has, and are the only other parts with `unsafe` code.
 //! - A fabric has opened its device for itself: one context, one protection domain, one completion queue, one shared
-//!   receive queue. Nothing of it is shared with other shards, so nothing is locked but what the libraries lock.
+//!   receive queue. Shards share nothing of it, so only the libraries lock.
 //! - Queue pairs are made and moved through their states here, not by the connection manager, which only carries the
-//!   messages of `connect`. So a queue pair can take Receives before there is a connection, and lives until *we* have
-//!   taken back what it holds.
-//! - Memory is registered without remote rights. What a peer may reach is what a type-2 window is bound to (`window`),
-//!   on its queue pair and nowhere else, until it is invalidated by either side.
-//! - A device that is lost is let go of when its connections have ended, and opened anew when it is there again
-//!   (`again`): with the same memory, at the same address.
-//! - All work ends in one completion queue. A post never brings more than that can hold: `Book::room` counts.
+//!   messages of `connect`. So a queue pair can take Receives before there is a connection. It lives until this side
+//!   has taken its memory back.
+//! - Memory is registered without remote rights. A peer reaches only the memory that a type-2 window is bound to
+//!   (`window`), on its queue pair, until either side invalidates it.
+//! - A lost device is closed when its connections have ended, and reopened when it is present again (`again`). Memory
+//!   and address stay the same.
+//! - All work ends in one completion queue. A post never exceeds its capacity: `Book::room` counts.
 //!
 //! # Devices
-//! Those of iWARP are refused ([`FabricError::Iwarp`]). They have no memory windows, so that each exposure would need a
-//! registration of its own. And the memory that an RDMA Read of ours fills must be open to RDMA Writes of the peer
-//! there (RFC 5040 §5): a region has its rights as a whole, so that a peer that is shown one such place could write to
-//! all of the pool.
+//! Those of iWARP are refused ([`FabricError::Iwarp`]). They have no memory windows, so each exposure would need a
+//! registration. There, the target of our RDMA Read must be open to the peer's RDMA Writes (RFC 5040 §5). A region has
+//! its rights as a whole, so a peer that sees one target could write to all of the pool.
 //!
-//! `quirks` knows what devices do otherwise than the specification. Soft-RoCE does not check the bounds of
-//! windows, so there a peer reaches all of an arena while a window of it is open: see
-//! [`Capabilities::checks_window_bounds`].
+//! `quirks` has the devices' deviations from the specification. Soft-RoCE does not check window bounds, so there a peer
+//! reaches all of an arena while a window of it is open. See [`Capabilities::checks_window_bounds`].
 
 mod again;
 mod complete;
@@ -76,14 +74,13 @@ use super::{
     FabricStats, PostError, Posting, QpId, RequestId, Status, Waker, WindowId,
 };
 
-/// The addresses of this host's active RoCE ports: where a server of this fabric can listen. Empty on a host
-/// without.
+/// Addresses of this host's active RoCE ports, for a server of this fabric. Empty on a host without.
 pub fn local_addresses() -> Vec<std::net::IpAddr> {
     device::addresses(&device::ports())
 }
 
-/// The NUMA node of the device that a fabric with this configuration opens. `None` where the kernel knows of none, or
-/// there is no such device, which is told when it is opened.
+/// The NUMA node of this configuration's device. `None` if the kernel does not know it, or without such a device;
+/// opening it reports that.
 pub fn numa_node(config: &VerbsConfig) -> Option<u32> {
     let config = config.clone().with_device_of_address().ok()?;
     opened::choose(&device::ports(), &config).ok().and_then(|choice| device::numa_node(&choice.device))
@@ -94,7 +91,7 @@ const TICK: Duration = Duration::from_millis(1);
 /// Empty polls between two yields of the core to a device that is software.
 const POLLS_PER_YIELD: u64 = 16;
 
-/// One shard's device of the verbs fabric; see the page of this module.
+/// One shard's device of the verbs fabric; see the module documentation.
 pub struct VerbsFabric {
     // In the order in which they must go: queue pairs before what they use.
     requests: Vec<connect::Request>,
@@ -126,9 +123,9 @@ impl VerbsFabric {
     /// Opens the fabric for one shard.
     ///
     /// # Errors
-    /// What failed, the limit that was met, and the remedy; for a device that cannot be found, what devices
-    /// there are; an address and a field that name different ones. [`FabricError::Iwarp`] for one of iWARP that was
-    /// named, or where there is no other.
+    /// The failed call, the limit found, and the remedy. For a missing device, the existing devices; also an address
+    /// and a field that name different ones. [`FabricError::Iwarp`] for a named iWARP device, or where there is no
+    /// other.
     pub fn new(config: VerbsConfig) -> Result<Self, FabricError> {
         config.check()?;
         let config = config.with_device_of_address()?;
@@ -167,7 +164,7 @@ impl VerbsFabric {
     }
 }
 
-/// The completion queue is beyond use, and with it all that ends in it.
+/// Handles a failed completion queue: all of its requests are lost.
 #[cold]
 fn unpollable(error: &std::io::Error, book: &mut Book) -> usize {
     let attention = &mut book.attention;

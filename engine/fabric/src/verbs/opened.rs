@@ -1,4 +1,4 @@
-//! A device that is open: what all connections share of it, and what it can do.
+//! An open device: its shared objects and capabilities.
 
 #![forbid(unsafe_code)]
 
@@ -156,7 +156,7 @@ impl Opened {
     }
 }
 
-/// An identifier that is bound to the device by an address of it, and does nothing but hear of its end.
+/// An identifier bound to the device only to receive its removal event.
 fn watch(gid: Option<&Gid>, channel: &Arc<EventChannel>) -> Option<CmId> {
     let address = gid.filter(|gid| gid.is_routable_roce())?.ip();
     let bound = |id: CmId| id.bind(SocketAddr::new(address, 0)).map(|()| id);

@@ -1,5 +1,4 @@
-//! Traffic class, service level and path MTU of a connection: on its queue pair, and in the path record that the
-//! connection manager is given.
+//! Traffic class, service level and path MTU, in queue pair and path record.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! What a device really does, found out with two queue pairs of it that talk to each other: whether a peer's
-//! Send invalidates a window, and whether the bounds of windows are kept.
+//! A device test with two connected queue pairs: whether a peer's Send invalidates a window, and whether window bounds
+//! are checked.
 //!
 //! Done once for each device and process, when it is first opened.
 
@@ -138,7 +138,7 @@ impl Pair {
         posted.map_err(|why| other(format!("{why:?}")))
     }
 
-    /// Waits for the next end of a request of this kind, at this end.
+    /// Waits for the next completion of this kind at this end.
     fn wait(&mut self, end: usize, opcode: Opcode) -> io::Result<Status> {
         let start = Instant::now();
         loop {
@@ -231,7 +231,7 @@ fn received(end: &mut Endpoint, done: &WorkCompletion, status: Status, out: &mut
     out.push(Completion { wr_id: 0, qp, opcode: Opcode::Recv, status, buf, invalidated: None });
 }
 
-/// The way of a queue pair to its peer on the same port, without a connection manager.
+/// Connects a queue pair to its peer on the same port, without connection manager.
 fn steps(peer: u32, choice: &Choice, port: &PortAttributes) -> [QpAttributes; 3] {
     let mut init = QpAttributes::state(state::IBV_QPS_INIT);
     init.attr.port_num = choice.port;

@@ -25,7 +25,7 @@ pub(super) enum State {
     Accepting,
     /// Both directions may be used.
     Up,
-    /// We are leaving: what was posted still goes out.
+    /// Closing locally: posted requests still go out.
     Closing,
     /// Over: the queue pair is in error.
     Over,
@@ -133,8 +133,8 @@ impl Qp {
     }
 }
 
-/// How long this side's requests wait for the peer, and are sent again, is what the peer's request or answer
-/// says, and may be for ever: never longer than our own knobs say.
+/// Bounds the retries and waits for the peer. The peer's request or answer sets them, possibly unlimited; the local
+/// knobs are the maximum.
 fn bound_patience(send: &mut QpAttributes, config: &VerbsConfig) {
     let attr = &mut send.attr;
     attr.rnr_retry = attr.rnr_retry.min(config.rnr_retries);

@@ -1,4 +1,4 @@
-//! What devices do otherwise than the specification, and what they do not say of themselves.
+//! Deviations of devices from the specification, and facts that they do not report.
 
 #![forbid(unsafe_code)]
 

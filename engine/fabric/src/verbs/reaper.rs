@@ -1,8 +1,7 @@
 //! The end of identifiers of the connection manager.
 //!
-//! The kernel waits, when one is destroyed, until its last datagram is done with: mostly microseconds, but
-//! more than half a minute when it goes on to repeat one that nobody answers (seen on Linux 6.1). No shard
-//! waits for that: threads of the process do, for all of them.
+//! The kernel waits, when one is destroyed, for its last datagram. That takes microseconds, but more than 30 s while it
+//! repeats an unanswered one (Linux 6.1). Threads of the process wait in place of the shards.
 
 #![forbid(unsafe_code)]
 

@@ -38,8 +38,8 @@ impl ReceiveTable {
         self.places.len() - self.free.len()
     }
 
-    /// Posts from the front of `bufs`, as one chain, as many as there are places for, `limit` at most, up to
-    /// the first of foreign memory. Returns how many.
+    /// Posts Receives from the front of `bufs` as one chain. It stops at `limit`, at the free places, or at foreign
+    /// memory. Returns how many.
     #[inline]
     fn post(
         &mut self,
@@ -93,8 +93,8 @@ impl ReceiveTable {
     /// Posts to a shared queue.
     #[inline]
     fn post_shared(&mut self, srq: &SharedReceiveQueue, regions: &Regions, bufs: &mut Vec<Buf>, limit: usize) -> usize {
-        // SAFETY: the chain was linked over vectors that live on; its buffers are moved into the table,
-        // whence only their completion or the end of the queue brings them back.
+        // SAFETY: the chain was linked over vectors that live on. Its buffers are moved into the table; only their
+        // completion or the end of the queue brings them back.
         self.post(regions, bufs, limit, |first| unsafe { srq.post(first) })
     }
 

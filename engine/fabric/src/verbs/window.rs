@@ -1,7 +1,7 @@
 //! The memory windows of one queue pair.
 //!
-//! A window is free, bound, or about to be free. What it exposes is held here until its revocation is proven;
-//! a window is never invalidated twice, which some devices (rxe) do not survive.
+//! A window is free, bound, or about to be free. Exposed memory is held here until its revocation is proven. A window
+//! is never invalidated twice, which some devices (rxe) do not survive.
 
 #![forbid(unsafe_code)]
 

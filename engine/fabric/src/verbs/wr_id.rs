@@ -1,4 +1,4 @@
-//! What a work request is called by, and so its completion: whose it is, and which of them.
+//! Work request identifiers: the owner and the request, for completions.
 
 #![forbid(unsafe_code)]
 

@@ -3,7 +3,7 @@
 //! The base text defines the carrier, the property
 //! [`PropertyId::HostAuth`](crate::wire::properties::PropertyId::HostAuth) in CONNPROP messages. It leaves the content
 //! open. A [`Mechanism`] defines the content; [`PreSharedKey`] is one. A [`HostAuth`] carries one connection through
-//! the exchange: A [`HostAuth`] carries one connection through the exchange:
+//! the exchange:
 //!
 //! | client | CONNPROP | server |
 //! | --- | --- | --- |
@@ -150,8 +150,7 @@ impl HostAuth {
         Self { role, required, state, steps: 0 }
     }
 
-    /// The message for the client's first CONNPROP; call it once. `None` for a server, and without authentication. To
-    /// be asked once.
+    /// The message for the client's first CONNPROP; call it once. `None` for a server, and without authentication.
     ///
     /// # Errors
     /// The connection is of no use.

@@ -30,7 +30,7 @@ pub enum ExchangeError {
     #[error("answer to no request, XID {0:#x}")]
     NotRequested(u32),
     /// The answer does not partition the request, lacks the RESPONSE flag, or is unreadable. All requested values count
-    /// as rejected. All that was requested counts as rejected.
+    /// as rejected.
     #[error("malformed answer to a request")]
     BadAnswer,
 }

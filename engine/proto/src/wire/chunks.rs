@@ -218,7 +218,7 @@ impl<'a> WriteChunk<'a> {
 /// The chunk lists of a header to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Chunks<'a> {
-    /// The handle that the reply may invalidate, 0 for none. Not sent in version 1. Not sent in version 1.
+    /// The handle that the reply may invalidate, 0 for none. Not sent in version 1.
     pub inv_handle: u32,
     /// The Read list.
     pub reads: &'a [ReadSegment],

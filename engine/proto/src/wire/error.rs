@@ -159,8 +159,7 @@ impl WireError {
     }
 
     /// The error that a responder reports (RFC 8166 §4.5, version 2 §6.4.3); `None` for silence. `supported` is the
-    /// version range for ERR_VERS. `supported` is the range of versions that ERR_VERS is to name. Requesters never send
-    /// errors.
+    /// version range for ERR_VERS. Requesters never send errors.
     pub const fn answer(&self, supported: (Version, Version)) -> Option<ErrorBody> {
         match self.kind {
             WireErrorKind::TooShort { .. } => None,

@@ -102,8 +102,7 @@ impl Header<'_> {
     }
 
     /// Writes the header so that it ends at byte `end` of `buf`; returns its start. The rest is as
-    /// [`emit`](Self::emit). Without room it writes nothing and returns `None`. `None`, and nothing is written, if
-    /// there is not that much room.
+    /// [`emit`](Self::emit). Without room it writes nothing and returns `None`.
     #[inline(never)]
     pub fn emit_before(&self, buf: &mut [u8], end: usize, version: Version, revision: Revision) -> Option<usize> {
         let start = end.checked_sub(self.encoded_len(version, revision))?;
@@ -170,8 +169,7 @@ pub fn emit_windowed(out: &mut [u8; WINDOWED_LEN], xid: u32, credit: u32, receiv
 }
 
 /// As [`Header::emit_before`], for a windowed version 2 MSG header with one segment in all. `None`, with nothing
-/// written, for a Reply chunk, for more segments, or without room. `None`, and nothing is written, if not, or without
-/// room.
+/// written, for a Reply chunk, for more segments, or without room.
 #[inline(always)]
 pub fn emit_windowed_single(
     buf: &mut [u8],
@@ -220,7 +218,7 @@ pub const fn connprop_len(received: Option<u32>, len: usize) -> usize {
 }
 
 /// Writes a CONNPROP, or a part of one, to `out`; returns its length. A part has [`Flags::MORE`] if others follow.
-/// `bytes` is its body, or this part of it. `bytes` is its body, or what of it goes in this part.
+/// `bytes` is its body, or this part of it.
 pub fn emit_connprop_continued(
     out: &mut [u8],
     xid: u32,

@@ -34,7 +34,7 @@ impl Default for PrivateData {
 
 impl PrivateData {
     /// Finds the message in `bytes`, among other layers' data and padding. `None` if absent or of another version: the
-    /// defaults hold. `None` if it is not there or is of another version: the defaults hold.
+    /// defaults hold.
     pub fn parse(bytes: &[u8]) -> Option<PrivateData> {
         let message: &[u8] = bytes.windows(LEN).find(|window| word(window, 0) == FORMAT)?;
         let &[_, _, _, _, VERSION, flags, send, receive] = message else { return None };

@@ -1,7 +1,6 @@
 //! Transport properties of each end (version 2 §5).
 //!
-//! [`PropertySet`] is the encoded list, [`Properties`] its values. An omitted or empty property has its default. A
-//! property that is left out, or sent with no data, has its default.
+//! [`PropertySet`] is the encoded list, [`Properties`] its values. An omitted or empty property has its default.
 
 use super::codes::{Revision, codes};
 use super::xdr::{BadXdr, NoSpace, Reader, Writer, padded, word};

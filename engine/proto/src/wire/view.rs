@@ -289,8 +289,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Checks the chunk lists against the receiver's limits. The error is the responder's answer. An error is the
-    /// answer that a responder gives.
+    /// Checks the chunk lists against the receiver's limits. The error is the responder's answer.
     pub fn check_limits(&self, limits: &Limits) -> Result<(), ErrorBody> {
         let mut chunks = 0;
         for (n, read) in self.reads().enumerate() {

@@ -1,4 +1,4 @@
-//! What the peer sends: each segment is checked before any byte of it is placed (RFC 5040 §5, RFC 5041 §5, RFC 5042).
+//! Inbound segments: each is checked before placement (RFC 5040 §5, RFC 5041 §5, RFC 5042).
 
 #![forbid(unsafe_code)]
 
@@ -18,8 +18,7 @@ use crate::keys::Revoked;
 use crate::receives::Receives;
 use crate::{Arrival, Completion, Disconnect, FabricStats, QpId, ReceivedBuf, Status};
 
-/// Bytes for one place from which on they are read straight there, by a call of their own: it costs as much as copying
-/// a few KiB.
+/// Bytes for one place that justify a direct read: a system call costs as much as copying a few KiB.
 const DIRECT: usize = 8 << 10;
 /// Polls that make up one retry of a message that meets no Receive.
 const RNR_POLLS: u32 = 1024;
@@ -112,11 +111,11 @@ enum Target {
     Nothing,
     /// Into the message that is coming.
     Receive,
-    /// Into exposed memory: what the peer calls it.
+    /// Exposed memory, by the peer's name for it.
     Window { stag: u32, address: u64 },
     /// Into the memory of our oldest Read.
     Read,
-    /// It is a Read Request, or a Terminate: what has come of it.
+    /// A Read Request or Terminate: the bytes received so far.
     Control(Vec<u8>),
 }
 
@@ -134,7 +133,7 @@ impl Wrong {
     }
 }
 
-/// What the fault of a refused access is called in the terms of DDP, which places Writes and Read Responses.
+/// The DDP fault for a refused access; DDP places Writes and Read Responses.
 fn tagged(refused: Refused) -> Fault {
     match refused {
         Refused::InvalidStag => Fault::TaggedInvalidStag,
@@ -304,8 +303,8 @@ impl Inbound {
         Ok(taken)
     }
 
-    /// There is no Receive for the message: it stays where it is, as often as our parameters let the peer try again.
-    /// TCP makes the peer wait; iWARP itself has no receiver-not-ready (RFC 5041 §7.1.1).
+    /// Leaves a message without a Receive in place, for the retries that our parameters grant. TCP makes the peer wait;
+    /// iWARP has no receiver-not-ready (RFC 5041 §7.1.1).
     #[cold]
     fn not_ready(&mut self, to: &mut Sinks<'_>) -> Result<(), Failure> {
         if self.rnr_polls == 0 {

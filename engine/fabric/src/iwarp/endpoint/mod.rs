@@ -1,4 +1,4 @@
-//! One connection's rules, without I/O: bytes of the peer go in, bytes for the peer come out, and completions.
+//! One connection's rules, without I/O: inbound bytes, outbound bytes and completions.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -8,8 +8,8 @@
 //! | `windows` | which memory the peer may reach |
 //!
 //! A Send or Write completes when its last byte is with the transport (RFC 5040 §5.5, rules 9 and 14), a Read when its
-//! response has come; all in the order in which they were posted (rule 15). What the peer refuses is told by its
-//! Terminate, and ends the connection.
+//! response has come. All complete in posting order (rule 15). The peer reports a refusal by its Terminate, which ends
+//! the connection.
 
 #![forbid(unsafe_code)]
 
@@ -391,8 +391,7 @@ impl Endpoint {
     }
 }
 
-/// How far the peer has come: what it has taken, as far as that is waited for, what it has sent, and how many Reads it
-/// has answered.
+/// The peer's progress: bytes taken (if awaited), bytes sent, and Reads answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Progress {
     taken: u64,
@@ -400,7 +399,7 @@ pub(super) struct Progress {
     done: u64,
 }
 
-/// What a peer's Terminate says of the oldest request of ours that is not done.
+/// The status of our oldest unfinished request for a peer's Terminate.
 fn status_of(fault: Option<Fault>) -> Status {
     use Fault::*;
     match fault {

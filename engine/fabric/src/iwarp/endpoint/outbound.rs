@@ -1,4 +1,4 @@
-//! What this side sends: posted requests in their order, answers to the peer's Reads between them, cut into FPDUs.
+//! Outbound stream: posted requests in order, with answers to Reads between them, as FPDUs.
 
 #![forbid(unsafe_code)]
 
@@ -58,7 +58,7 @@ enum Amid {
     Nothing,
     /// The first request that is posted.
     Request,
-    /// An answer to the peer's oldest Read, of which so many bytes are in the stream.
+    /// An answer to the peer's oldest Read, with the bytes already in the stream.
     Answer(u32),
 }
 
@@ -194,7 +194,7 @@ impl Outbound {
         result
     }
 
-    /// What a NIC's driver checks before it takes a request.
+    /// Checks a request as a NIC's driver does before it accepts one.
     #[inline]
     fn check(&self, windows: &mut Windows, shared: &Shared, id: QpId, posting: &Posting) -> Result<(), &'static str> {
         let regions = &shared.regions;
@@ -280,7 +280,7 @@ impl Outbound {
         Ok(())
     }
 
-    /// Puts one segment of the answer to the peer's oldest Read into the stream.
+    /// Appends one segment of the answer to the peer's oldest Read.
     fn answer(&mut self, windows: &mut Windows, inbound: &mut Inbound) -> Result<(), Failure> {
         let Some(&request) = inbound.request() else { return Ok(()) };
         let done = match self.amid {
@@ -398,8 +398,8 @@ impl Outbound {
         }
     }
 
-    /// Puts a Read Request into the stream; the name by which the peer's answer must call our memory. It is good for
-    /// that answer alone: no Write may use it.
+    /// Appends a Read Request; returns the STag for the peer's answer. The STag is valid for that answer alone: no
+    /// Write may use it.
     fn request(&mut self, len: u32, remote: RemoteMemory) -> u32 {
         self.read_stag = self.read_stag.wrapping_add(1 << 8);
         let request = ReadRequest {

@@ -1,4 +1,4 @@
-//! What a connection has to send, in order: FPDUs, their payloads from where they lie.
+//! A connection's outbound bytes in order: FPDUs, with payloads read in place.
 
 #![forbid(unsafe_code)]
 
@@ -20,7 +20,7 @@ const CRC_SLICE: usize = 4096;
 pub(super) enum Payload<'a> {
     /// Here, to be copied.
     Bytes(&'a [u8]),
-    /// In memory of the pool, or of the application: so many bytes from there on. It is held until they are sent.
+    /// Pool or application memory, from an offset on for a length. It is held until sent.
     Memory(&'a Source, usize, usize),
 }
 
@@ -200,7 +200,7 @@ impl Stream {
     }
 }
 
-/// Copies from where a payload lies. What was posted was checked: it is all there.
+/// Copies from where a payload lies. Posted payloads were checked, so all bytes exist.
 fn copy(of: &Source, offset: usize, to: &mut [u8]) {
     match of {
         Source::Frozen(frozen) => to.copy_from_slice(&frozen[offset..offset + to.len()]),

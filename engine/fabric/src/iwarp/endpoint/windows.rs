@@ -1,6 +1,6 @@
-//! Memory windows of one stream: which STags its peer may use, for which bytes, and with which rights (RFC 5042 §6).
+//! Memory windows of one stream: valid STags, their bytes and rights (RFC 5042 §6).
 //!
-//! Nobody but this side reads or writes the memory, so that bounds and rights are exact, at each segment.
+//! Only this side reads or writes the memory, so bounds and rights are exact for each segment.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! What holds of any bytes on the wire: for the tests beside this file, and for the fuzz target.
+//! Invariants of any bytes on the wire, for tests and the fuzz target.
 
 use super::*;
 
-/// What a stream says, with each payload in one piece.
+/// The events of a stream, each payload in one piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A segment, and the bytes of its payload that were there.
@@ -13,8 +13,8 @@ pub enum Event {
     Error(WireError),
 }
 
-/// Reads a stream in pieces, of which `cuts` has the lengths, the last one for all that is left; and with `past`, what
-/// can be read past the reader, so. What the reader says of itself on the way has to be true.
+/// Reads a stream in pieces of the lengths `cuts`, the last for the rest. With `past`, payloads are read past the
+/// reader where possible. Checks the reader's own statements on the way.
 pub fn read(stream: &[u8], crc: bool, cuts: &[usize], past: bool) -> Vec<Event> {
     let mut reader = Reader::new(crc);
     let mut events = Vec::new();
@@ -79,8 +79,7 @@ fn placed(events: &mut [Event], bytes: &[u8]) {
     assert!(payload.len() <= *len);
 }
 
-/// What a stream says does not depend on how it is cut, and its whole segments are written as they were read, but for
-/// what is reserved.
+/// Checks that cuts do not change a stream's events. Whole segments encode as they were read, but for reserved bits.
 pub fn stream(bytes: &[u8], crc: bool, cuts: &[usize]) {
     let whole = read(bytes, crc, &[], false);
     for past in [false, true] {
@@ -100,8 +99,7 @@ pub fn stream(bytes: &[u8], crc: bool, cuts: &[usize]) {
     }
 }
 
-/// What is understood of a frame is written, and understood alike; no byte behind it counts; and whatever is wrong or
-/// missing in front is so with less of it.
+/// Checks that a decoded frame encodes and decodes alike. Later bytes do not matter, and a shorter input is no better.
 pub fn setup(bytes: &[u8]) {
     for kind in [Kind::Request, Kind::Reply] {
         let decoded = Setup::decode(kind, bytes);
@@ -119,7 +117,7 @@ pub fn setup(bytes: &[u8]) {
     }
 }
 
-/// What is understood of a Terminate is written as the RFC has it, and understood alike.
+/// Checks that a decoded Terminate encodes as in the RFC and decodes alike.
 pub fn terminate(bytes: &[u8]) {
     let Ok(terminate) = Terminate::decode(bytes) else { return assert!(bytes.len() < 4) };
     assert!(!terminate.to_string().is_empty());

@@ -1,5 +1,5 @@
-//! Bytes of iWARP to values and back: MPA (RFC 5044, RFC 6581), DDP (RFC 5041) and RDMAP (RFC 5040). No I/O, no clock,
-//! and no input makes it panic.
+//! iWARP codec: MPA (RFC 5044, RFC 6581), DDP (RFC 5041) and RDMAP (RFC 5040). No I/O, no clock, and no input makes it
+//! panic.
 //!
 //! A connection begins with one [`Setup`] each way. What follows, in each direction, is a sequence of *FPDUs*, each of
 //! which carries one DDP segment:
@@ -12,9 +12,9 @@
 //!           └──────────── ULPDU: length bytes ─────────────┘
 //! ```
 //!
-//! [`Segment::encode`] makes length and header, [`pad`] says how many zeros follow the payload, and [`Crc`] goes over
-//! all of it. [`Reader`] is the way back, from a byte stream that is cut anywhere. Markers (RFC 5044 §4.3) are not
-//! written and not understood: an end that does not ask for them gets none.
+//! [`Segment::encode`] writes length and header, [`pad`] gives the zeros after the payload, and [`Crc`] covers all of
+//! it. [`Reader`] is the reverse, for a byte stream cut anywhere. Markers (RFC 5044 §4.3) are not written and not
+//! understood: an end that does not ask for them gets none.
 //!
 //! | file | holds |
 //! | --- | --- |

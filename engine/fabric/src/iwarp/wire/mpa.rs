@@ -1,9 +1,8 @@
-//! MPA Request and Reply Frames, by which the two ends of a TCP connection become those of an iWARP connection: RFC
-//! 5044 §7.1.1, enhanced by RFC 6581 §§6, 9.
+//! MPA Request and Reply Frames, which start an iWARP connection: RFC 5044 §7.1.1, enhanced by RFC 6581 §§6, 9.
 
 use thiserror::Error;
 
-/// Bytes of private data that a frame may have (RFC 5044 §7.1.1), with the four of [`Enhanced`] where it has them.
+/// Most bytes of private data in a frame (RFC 5044 §7.1.1), including the four of [`Enhanced`].
 pub const MAX_PRIVATE_DATA: usize = 512;
 
 /// Bytes in front of the private data: key, flags, revision, length.
@@ -34,7 +33,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The first bytes of the frame, by which it is known.
+    /// The first bytes of the frame, its identification.
     pub const fn key(self) -> &'static [u8; KEY] {
         match self {
             Self::Request => b"MPA ID Req Frame",
@@ -43,36 +42,36 @@ impl Kind {
     }
 }
 
-/// An MPA Request or Reply Frame. The fields are what its sender says of itself: what a connection comes to is for the
-/// two ends to work out of both frames.
+/// An MPA Request or Reply Frame. The fields describe the sender; both ends derive the connection's parameters from
+/// both frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setup {
     /// Which of the two.
     pub kind: Kind,
     /// Revision of MPA: 1 (RFC 5044), or 2 (RFC 6581). Decoded whatever it is.
     pub revision: u8,
-    /// The sender requires markers in what it receives.
+    /// Whether the sender requires markers in received FPDUs.
     pub markers: bool,
-    /// The sender prefers CRCs; both ends make and check them if either does.
+    /// Whether the sender prefers CRCs; if either does, both ends use them.
     pub crc: bool,
     /// The responder refuses. Not part of a Request: false there, and not written.
     pub reject: bool,
-    /// Depths of Reads, and who may send first. Part of revision 2 alone, and not written in another.
+    /// Read depths, and who may send first. Only in revision 2; not written in others.
     pub enhanced: Option<Enhanced>,
-    /// What the upper layer says: without the four bytes of `enhanced`, and together with them at most
-    /// [`MAX_PRIVATE_DATA`] bytes.
+    /// The upper layer's data, without the four bytes of `enhanced`. Together they have at most [`MAX_PRIVATE_DATA`]
+    /// bytes.
     pub private_data: Vec<u8>,
 }
 
-/// The enhanced RDMA connection establishment data (RFC 6581 §9), with which the private data begins.
+/// Enhanced RDMA connection establishment data (RFC 6581 §9), at the start of the private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Enhanced {
-    /// Read Requests of the peer that the sender takes at a time; 14 bits. 0x3FFF: nothing is negotiated.
+    /// Most concurrent Read Requests accepted from the peer; 14 bits. 0x3FFF: not negotiated.
     pub ird: u16,
-    /// Read Requests that the sender may have outstanding; 14 bits. 0x3FFF: nothing is negotiated.
+    /// Most outstanding Read Requests of the sender; 14 bits. 0x3FFF: not negotiated.
     pub ord: u16,
-    /// The responder may send first, once the initiator has sent a ready-to-receive (RTR) indication. Without it, none
-    /// of the three that follow is said or heard.
+    /// Whether the responder may send first, after the initiator's ready-to-receive (RTR) indication. Without it, the
+    /// three fields below have no meaning.
     pub peer_to_peer: bool,
     /// The indication may be a Send of no bytes.
     pub rtr_send: bool,
@@ -99,7 +98,7 @@ pub enum SetupError {
         /// What the frame says.
         len: usize,
     },
-    /// The flag says that it is enhanced, and there is no room for what belongs to that.
+    /// The enhanced flag is set, but its data does not fit.
     #[error("an enhanced MPA frame with {len} bytes of private data, of which the depths alone take {ENHANCED}")]
     NoDepths {
         /// What the frame says.
@@ -130,8 +129,8 @@ impl Setup {
         out.extend_from_slice(&self.private_data);
     }
 
-    /// The frame that the input begins with, and its length in bytes; `None` if more bytes are needed to tell. What is
-    /// wrong is told as soon as the bytes show it.
+    /// Decodes the frame at the start of the input; returns it with its length in bytes. `None` if more bytes are
+    /// needed. An error is reported as soon as the bytes show it.
     pub fn decode(kind: Kind, input: &[u8]) -> Result<Option<(Self, usize)>, SetupError> {
         if let Some(at) = kind.key().iter().zip(input).position(|(key, byte)| key != byte) {
             return Err(SetupError::Key { kind, at });

@@ -3,7 +3,7 @@
 /// What a Read Request asks for. It is all of the message, behind the header of its only segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
-    /// STag of the requester's memory, for the Read Response; copied into it as it is.
+    /// STag of the requester's memory, copied into the Read Response.
     pub sink_stag: u32,
     /// Tagged offset of the first byte there.
     pub sink_offset: u64,

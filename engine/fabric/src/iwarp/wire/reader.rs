@@ -1,4 +1,4 @@
-//! A byte stream, cut into the segments that it carries (RFC 5044 §§4, 6).
+//! A byte stream cut into its segments (RFC 5044 §§4, 6).
 
 use thiserror::Error;
 
@@ -6,12 +6,11 @@ use super::crc::Crc;
 use super::segment::{HEADER, HeaderError, LENGTH, Segment, fpdu_len, trailer, whole_header};
 use super::terminate::Fault;
 
-/// Cuts what comes in on a connection, behind its [`Setup`](super::Setup), into segments, wherever the stream itself is
-/// cut.
+/// Cuts a connection's input after its [`Setup`](super::Setup) into segments.
 ///
 /// Without CRC nothing is copied but headers, and a payload may be read from the socket to its place, past the reader:
-/// [`payload_left`](Self::payload_left), [`take`](Self::take). With it an FPDU is checked whole before any of it is
-/// told.
+/// [`payload_left`](Self::payload_left), [`take`](Self::take). With a CRC, a whole FPDU is checked before any of it is
+/// reported.
 ///
 /// ```
 /// use rpcrdma_fabric::iwarp::wire::{Opcode, Place, QUEUE_SEND, Reader, Segment, Step, WireError};
@@ -50,7 +49,7 @@ pub enum Step<'a> {
     },
     /// The next bytes of its payload; not empty.
     Payload(&'a [u8]),
-    /// The segment is over, with pad and CRC.
+    /// The end of the segment, with pad and CRC.
     End,
 }
 
@@ -71,7 +70,7 @@ pub enum WireError {
 }
 
 impl WireError {
-    /// What the peer is told of it.
+    /// The Terminate fault for this error.
     pub const fn fault(self) -> Fault {
         match self {
             Self::Header(error) => error.fault(),
@@ -81,13 +80,13 @@ impl WireError {
 }
 
 impl Reader {
-    /// At the beginning of a stream; with CRCs, or without, as its set-up has come to.
+    /// A reader at the start of a stream, with the negotiated use of CRCs.
     pub fn new(crc: bool) -> Self {
         Self { cutter: Cutter::new(), checked: crc.then(Checked::default) }
     }
 
-    /// The next step, and takes from the input what it was made of. `None`: the input is used up, and what is needed of
-    /// it is kept.
+    /// The next step; consumes its bytes from the input. `None`: the input is consumed, and the needed part of it is
+    /// kept.
     #[inline]
     pub fn step<'a, 'b: 'a>(&'a mut self, input: &mut &'b [u8]) -> Result<Option<Step<'a>>, WireError> {
         let Some(checked) = &mut self.checked else { return self.cutter.step(input) };
@@ -103,8 +102,8 @@ impl Reader {
         Ok(step)
     }
 
-    /// Bytes of the current payload that may be read from the socket to their place, past the reader: all that is left,
-    /// if the input is used up. 0 outside of a payload, and with CRC.
+    /// Bytes of the current payload that may bypass the reader. They are read from the socket to their place: all that
+    /// is left, if the input is consumed. 0 outside a payload, and with CRC.
     #[inline]
     pub fn payload_left(&self) -> usize {
         if self.cutter.part == Part::Payload && self.checked.is_none() { self.cutter.left } else { 0 }
@@ -120,15 +119,14 @@ impl Reader {
         self.cutter.taken(n);
     }
 
-    /// Length and header of the current segment, as [`Terminate::new`](super::Terminate::new) takes them: 16 or 20
-    /// bytes. After a [`HeaderError`] those of the segment at fault, as many as were there. It stays until bytes of the
-    /// next segment come.
+    /// Length and header of the current segment, for [`Terminate::new`](super::Terminate::new): 16 or 20 bytes. After a
+    /// [`HeaderError`] those of the faulty segment, as many as arrived. It stays until bytes of the next segment come.
     pub fn header(&self) -> &[u8] {
         let header = &self.cutter.header[..self.cutter.filled];
         whole_header(header).unwrap_or(header)
     }
 
-    /// The stream may end here: all segments are whole, and nothing is kept.
+    /// Whether the stream may end here: all segments are whole, nothing is kept.
     #[inline]
     pub fn is_between(&self) -> bool {
         self.cutter.part == Part::Between && self.checked.as_ref().is_none_or(Checked::is_told)
@@ -224,7 +222,7 @@ impl Cutter {
         Ok(decoded?.map(|(segment, len, used)| self.begin(segment, len, used)))
     }
 
-    /// The header was read, which took so many bytes.
+    /// Starts a segment whose header took `used` bytes.
     #[inline]
     fn begin(&mut self, segment: Segment, len: usize, used: usize) -> Step<'static> {
         self.trailer = trailer(used - LENGTH + len);
@@ -232,7 +230,7 @@ impl Cutter {
         Step::Segment { segment, len }
     }
 
-    /// So many bytes of the payload are on their way to their place.
+    /// Counts `n` bytes of the payload as taken.
     #[inline]
     fn taken(&mut self, n: usize) {
         self.left -= n;
@@ -256,7 +254,7 @@ impl Checked {
         self.told == self.kept.len()
     }
 
-    /// Whether the next FPDU is there whole, and right: in `kept`, or if that is empty, in front of the input.
+    /// Whether the next FPDU is complete and correct: in `kept`, or if that is empty, at the start of the input.
     fn begin(&mut self, input: &mut &[u8]) -> Result<bool, WireError> {
         if self.is_told() {
             self.kept.clear();

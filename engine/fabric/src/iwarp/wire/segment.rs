@@ -12,7 +12,7 @@ pub const QUEUE_READ_REQUEST: u32 = 1;
 /// Queue of Terminates.
 pub const QUEUE_TERMINATE: u32 = 2;
 
-/// The longest ULPDU, header and payload of a segment, in bytes: its length has 16 bits.
+/// Most bytes of a ULPDU, header and payload of a segment: a 16-bit length.
 pub const MAX_ULPDU: usize = 65535;
 /// Bytes of the header of a tagged segment, within the ULPDU.
 pub const TAGGED_HEADER: usize = 14;
@@ -46,13 +46,13 @@ const SEND_SOLICITED: u8 = 5;
 const SEND_SOLICITED_INVALIDATE: u8 = 6;
 const TERMINATE: u8 = 7;
 
-/// Bytes of zeros behind a ULPDU of so many bytes, which make the FPDU a multiple of four (RFC 5044 §4.1).
+/// Zero bytes after a ULPDU, which align the FPDU to four (RFC 5044 §4.1).
 #[inline]
 pub const fn pad(ulpdu: usize) -> usize {
     2usize.wrapping_sub(ulpdu) & 3
 }
 
-/// Bytes of the FPDU of a ULPDU of so many: with length, pad and CRC.
+/// Bytes of the FPDU of a ULPDU, with length, pad and CRC.
 #[inline]
 pub const fn fpdu_len(ulpdu: usize) -> usize {
     LENGTH + ulpdu + trailer(ulpdu)
@@ -64,7 +64,7 @@ pub(super) const fn trailer(ulpdu: usize) -> usize {
     pad(ulpdu) + CRC
 }
 
-/// What a segment is part of: the RDMAP message (RFC 5040 §4.1, Figure 4).
+/// The RDMAP message of a segment (RFC 5040 §4.1, Figure 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opcode {
     /// RDMA Write; tagged.
@@ -122,7 +122,7 @@ pub enum Place {
     },
 }
 
-/// What the header of a DDP segment says.
+/// The header of a DDP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// What it is part of.
@@ -162,7 +162,7 @@ pub enum HeaderError {
         /// What the header says.
         opcode: u8,
     },
-    /// A tagged segment of a message that has untagged ones, or the other way round.
+    /// A tagged segment of an untagged message, or the reverse.
     #[error("RDMAP opcode {opcode} in {} DDP segment", if *.tagged { "a tagged" } else { "an untagged" })]
     Model {
         /// Of the message.
@@ -173,7 +173,7 @@ pub enum HeaderError {
 }
 
 impl HeaderError {
-    /// What the peer is told of it.
+    /// The Terminate fault for this error.
     pub const fn fault(self) -> Fault {
         match self {
             // No code of the RFCs is for this one.
@@ -187,8 +187,8 @@ impl HeaderError {
 }
 
 impl Segment {
-    /// Length and header of the segment with so many bytes of payload: 16 bytes of a tagged segment, 20 of an untagged
-    /// one. Header and payload together are at most [`MAX_ULPDU`] bytes, and the place is one for the opcode.
+    /// Encodes length and header for `payload` bytes of payload: 16 bytes tagged, 20 untagged. Header and payload
+    /// together are at most [`MAX_ULPDU`] bytes, and the place is one for the opcode.
     #[inline]
     pub fn encode(&self, payload: usize) -> ArrayVec<u8, HEADER> {
         let mut out = ArrayVec::from([0; HEADER]);
@@ -222,9 +222,9 @@ impl Segment {
         out
     }
 
-    /// The segment whose length and header the bytes begin with, the bytes of its payload, and those of length and
-    /// header; `None` if more are needed to tell. What is wrong is told as soon as the bytes show it. Reserved bits are
-    /// not looked at (RFC 5041 §4.1, RFC 5040 §4.1).
+    /// Decodes the segment at the start of the bytes. Returns it, the bytes of its payload, and those of length and
+    /// header; `None` if more are needed. An error is reported as soon as the bytes show it. Reserved bits are ignored
+    /// (RFC 5041 §4.1, RFC 5040 §4.1).
     #[inline]
     pub fn decode(header: &[u8]) -> Result<Option<(Self, usize, usize)>, HeaderError> {
         let Some(&[l0, l1]) = header.first_chunk() else { return Ok(None) };

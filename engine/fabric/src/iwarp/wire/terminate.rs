@@ -1,5 +1,5 @@
-//! The Terminate Header, by which one end tells the other why it ends the stream: RFC 5040 §4.8, with the codes of DDP
-//! (RFC 5041 §7.2) and of MPA (RFC 5044 §8, RFC 6581 §8).
+//! The Terminate Header: why an end closes the stream. RFC 5040 §4.8, with the codes of DDP (RFC 5041 §7.2) and MPA
+//! (RFC 5044 §8, RFC 6581 §8).
 //!
 //! Linux' soft-iWARP, on little-endian machines, has layer and error type in each other's place, and the header control
 //! bits in reverse. That is understood, and never written.
@@ -15,7 +15,7 @@ use super::segment::{HEADER, whole_header};
 /// Declares the faults: one row for each, with layer, error type and error code, and its text.
 macro_rules! faults {
     ($( $Name:ident = $layer:literal, $etype:literal, $code:literal, $text:literal; )+) => {
-        /// Why a stream is ended: one name for each layer, error type and error code.
+        /// The cause of a stream's end, per layer, error type and error code.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Fault {
             $(
@@ -116,19 +116,18 @@ const DDP_HEADER: u8 = 0x40;
 const RDMAP_HEADER: u8 = 0x20;
 const HEADER_CONTROL: u8 = LENGTH_VALID | DDP_HEADER | RDMAP_HEADER;
 
-/// A Terminate Header: all of the message, behind the header of its only segment.
+/// A Terminate Header: the whole message after its only segment header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terminate {
-    /// The layer that found the error: 0 RDMAP, 1 DDP, 2 what is below it; 4 bits.
+    /// The layer that found the error: 0 RDMAP, 1 DDP, 2 lower layer; 4 bits.
     pub layer: u8,
     /// Error type of the layer; 4 bits.
     pub etype: u8,
     /// Error code of the type.
     pub code: u8,
-    /// Length and header of the segment at fault, as [`Segment`](super::Segment) has them: 16 or 20 bytes, or none if
-    /// it is not told.
+    /// Length and header of the faulty segment: 16 or 20 bytes, or none. See [`Segment`](super::Segment).
     pub header: ArrayVec<u8, HEADER>,
-    /// The Read Request at fault, with what was left of it; only behind a `header`.
+    /// The faulty Read Request, as far as included; only after a `header`.
     pub read: Option<ReadRequest>,
 }
 
@@ -141,8 +140,8 @@ pub struct TerminateError {
 }
 
 impl Terminate {
-    /// Says what is at fault. `segment` begins with length and header of the segment, `read` is what it asked for, if
-    /// it was a Read Request; of both, what RFC 5040 has for this fault is included, if it is whole.
+    /// Says what is at fault. `segment` begins with length and header of the segment; `read` is its Read Request, if it
+    /// was one. The parts that RFC 5040 requires for this fault are included, if whole.
     pub fn new(fault: Fault, segment: Option<&[u8]>, read: Option<&[u8; ReadRequest::LEN]>) -> Self {
         let (layer, etype, code) = fault.codes();
         let header = included(segment.filter(|_| fault.has_header()));
@@ -161,8 +160,8 @@ impl Terminate {
         }
     }
 
-    /// What the bytes say: as RFC 5040 has them, or else as soft-iWARP does. What is said to be included and is not
-    /// there whole is passed over, as the reason is what counts.
+    /// Decodes the RFC 5040 form, or else soft-iWARP's. Announced but incomplete parts are skipped, since the reason
+    /// matters.
     pub fn decode(bytes: &[u8]) -> Result<Self, TerminateError> {
         let Some((&[kind, code, control, _], rest)) = bytes.split_first_chunk::<CONTROL>() else {
             return Err(TerminateError { len: bytes.len() });
@@ -199,7 +198,7 @@ impl fmt::Display for Terminate {
     }
 }
 
-/// Length and header of a segment that is there, if they are whole; else nothing.
+/// Length and header of a segment, if whole; otherwise nothing.
 fn included(segment: Option<&[u8]>) -> ArrayVec<u8, HEADER> {
     let header = segment.and_then(whole_header).and_then(|header| ArrayVec::try_from(header).ok());
     header.unwrap_or_default()

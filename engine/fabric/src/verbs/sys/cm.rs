@@ -360,10 +360,10 @@ impl CmId {
         name_of(unsafe { self.raw.as_ref().verbs })
     }
 
-    /// Has librdmacm let go of the device that this is bound to, and that was removed. It has opened the device for
-    /// itself, and closes it only when it comes across another (`sync_devices_list` of rdma-core 44, which does nothing
-    /// on a host that has no device left); a driver that waits until everybody has closed its device, as soft-RoCE's,
-    /// would wait for this process to end. Its descriptors become such of `/dev/null`, which it can still close.
+    /// Has librdmacm let go of the device that this is bound to, and that was removed. librdmacm opened the device
+    /// itself, and closes it only when it meets another one (`sync_devices_list` of rdma-core 44), so never on a host
+    /// without other devices. A driver that waits for all users, as soft-RoCE's, would wait for this process to end.
+    /// Its descriptors become such of `/dev/null`, which it can still close.
     pub(crate) fn let_go_of_device(&self) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         let Some(device) = NonNull::new(unsafe { self.raw.as_ref() }.verbs) else { return Ok(()) };

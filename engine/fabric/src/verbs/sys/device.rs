@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "calls libibverbs")]
-//! An opened device, its properties, its asynchronous events, and protection domains on it.
+//! An opened device: properties, asynchronous events and protection domains.
 
 use std::ffi::CStr;
 use std::io;
@@ -56,7 +56,7 @@ pub(crate) enum AsyncEvent {
     QueuePair { cookie: usize, code: u32 },
     /// To a port.
     Port { port: u32, code: u32 },
-    /// To the completion queue, the shared receive queue, or the device as a whole.
+    /// Concerns the completion queue, the shared receive queue, or the whole device.
     Device { code: u32 },
     /// Not known to this engine.
     Unknown { code: u32 },

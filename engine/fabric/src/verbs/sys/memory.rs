@@ -85,8 +85,8 @@ impl MemoryWindow {
         unsafe { self.raw.as_ref().rkey }
     }
 
-    /// Tells the library the key that a posted bind gives the window: some providers (rxe) do not notice by
-    /// themselves, and name the old key in the next bind.
+    /// Tells the library a window's key after a posted bind. Some providers (rxe) do not notice by themselves, and name
+    /// the old key in the next bind.
     #[inline]
     pub(crate) fn set_rkey(&mut self, rkey: u32) {
         // SAFETY: the window lives as long as `self`, and nobody else refers to it.

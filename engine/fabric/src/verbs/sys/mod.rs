@@ -1,8 +1,7 @@
-//! libibverbs and librdmacm as owned objects: each closes what it opened, keeps its parents alive, and turns
-//! return codes into `io::Error`. The only modules of this fabric that call C.
+//! libibverbs and librdmacm as owned objects. Each closes what it opened, keeps its parents alive, and returns errors
+//! as `io::Error`. Only these modules of the fabric call C.
 //!
-//! What is `unsafe` to call here hands memory to the device: its callers own that memory until the device is
-//! done.
+//! The `unsafe` functions hand memory to the device: their callers own that memory until the device is done.
 
 mod cm;
 mod device;
@@ -30,7 +29,7 @@ fn check_errno(code: std::os::raw::c_int) -> io::Result<()> {
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Whether a call that gives something back to the device has done so; the log says why not.
+/// Whether a release call succeeded; logs the failure.
 fn is_done(call: &str, code: std::os::raw::c_int) -> bool {
     if code != 0 {
         log::error!("{call}: {}", io::Error::from_raw_os_error(code));

@@ -118,8 +118,8 @@ impl QueuePair {
     /// Posts a chain of work requests.
     ///
     /// # Safety
-    /// The chain is well linked; the memory, regions and windows that it names live until its completions or
-    /// the destruction of the queue pair, and nobody refers to memory that the device writes.
+    /// The chain is well linked. The memory, regions and windows that it names live until its completions or the
+    /// destruction of the queue pair. Nobody refers to memory that the device writes.
     #[inline]
     pub(crate) unsafe fn post_send(&self, first: *mut ibv_send_wr) -> Result<(), Refused<ibv_send_wr>> {
         let mut bad = ptr::null_mut();

@@ -106,7 +106,7 @@ impl RpcError {
 /// What follows the XID of a call: CALL, RPC version 2.
 const CALL_OF_RPC_2: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 2];
 
-/// The header of an AUTH_NONE call; its length is fixed. It is of fixed length.
+/// The header of an AUTH_NONE call; its length is fixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnonymousCall {
     /// Transaction id.
