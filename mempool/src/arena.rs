@@ -1,5 +1,5 @@
 #![forbid(unsafe_code)]
-//! Arenas: one memfd each, mapped once, in the best pages that can be had; or memory that the application has.
+//! Arenas: memfds mapped once in the best available pages, or application memory.
 
 use std::fmt;
 use std::io;
@@ -42,12 +42,11 @@ enum Memory {
     Given(GivenMemory),
 }
 
-/// A range of memory that is mapped once and registered once per device. Clones are handles to the same memory, which
-/// is unmapped, or given back to the application, when the last handle, and the last buffer in it, is gone.
+/// A memory range, mapped once and registered once per device. Clones are handles to the same memory. It is unmapped,
+/// or returned to the application, with the last handle and the last buffer in it.
 ///
-/// An arena whose descriptor goes to another process is in that process's reach, all of it and at any time:
-/// give each peer an arena of its own, made with [`PagePolicy::NoHugetlb`], and copy out of a buffer before
-/// checking what is in it.
+/// A process that gets an arena's descriptor can reach all of it at any time. Give each peer its own arena, made with
+/// [`PagePolicy::NoHugetlb`], and copy out of a buffer before checking its contents.
 #[derive(Clone)]
 pub struct Arena(Arc<Inner>);
 
@@ -60,7 +59,7 @@ struct Inner {
 }
 
 impl Arena {
-    /// Makes the memfd, seals it, maps it, and, as asked for, binds, prefaults and locks it.
+    /// Makes, seals and maps a memfd; binds, prefaults and locks it as configured.
     pub fn new(config: &ArenaConfig) -> Result<Self, MemError> {
         if config.bytes == 0 {
             return Err(Cause::Empty.into());
@@ -98,14 +97,14 @@ impl Arena {
         self.0.id
     }
 
-    /// Bytes mapped: what was asked for, rounded up to whole pages, or what was given.
+    /// Mapped bytes: the requested size in whole pages, or the given size.
     #[expect(clippy::len_without_is_empty, reason = "an arena is never empty")]
     pub fn len(&self) -> usize {
         self.0.report.bytes
     }
 
-    /// The memfd, sealed against shrinking, growing and further seals; `None` of memory that was given, which
-    /// other processes are not shown.
+    /// The memfd, sealed against shrinking, growing and further seals. `None` for given memory, which is not shown to
+    /// other processes.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.0.memory {
             Memory::Made { fd, .. } => Some(fd.as_fd()),
@@ -113,13 +112,13 @@ impl Arena {
         }
     }
 
-    /// Address of the first byte in this process: what a device registers.
+    /// Address of the first byte in this process, for device registration.
     #[inline]
     pub fn base_address(&self) -> usize {
         self.base().addr().get()
     }
 
-    /// What was got, and how to get better.
+    /// The pages obtained, and how to get larger ones.
     pub fn report(&self) -> &ArenaReport {
         &self.0.report
     }
@@ -202,7 +201,7 @@ fn advise(config: &ArenaConfig, page: PageSize) -> String {
     format!("for {page} pages ({needed} needed, {} free) reserve them: {remedy}", pool.free)
 }
 
-/// One rung: everything that was asked for, in this page size.
+/// One attempt: the whole arena in this page size.
 fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, ArenaReport), MemError> {
     let &ArenaConfig { node, prefault, lock, name, .. } = config;
     let Some(bytes) = config.bytes.checked_next_multiple_of(page.bytes()) else {

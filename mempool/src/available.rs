@@ -1,6 +1,6 @@
 #![forbid(unsafe_code)]
-//! How much memory this process can still have: of the host, of its control groups, of reserved pages. Asked
-//! before memory is taken, because the kernel's answer to too much is to kill somebody.
+//! Available memory of the host, its control groups and its reserved pages. It is checked before an allocation, because
+//! the kernel answers too much by killing a process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,8 @@ use crate::host::{HugePool, available_memory};
 /// Memory that can still be had, as of one look. Arenas are [set aside](Self::set_aside) one after the other,
 /// to see whether all of them fit before the first is made.
 ///
-/// Others take memory, too, and what the kernel calls available is an estimate: what fits here may still not
-/// be had, but what does not fit never can.
+/// Other processes allocate too, and the kernel's count is an estimate. An arena that fits here may still fail; one
+/// that does not fit always fails.
 #[derive(Clone, Debug)]
 pub struct AvailableMemory {
     huge_1g: HugePool,
@@ -43,7 +43,7 @@ impl AvailableMemory {
         Self { huge_1g, huge_2m, node, ordinary, bound }
     }
 
-    /// Sets aside what an arena takes, in the pages that it would get.
+    /// Sets aside an arena's memory, in the pages that it would get.
     ///
     /// # Errors
     /// [`MemErrorKind::TooLittle`](crate::MemErrorKind::TooLittle) if there is not so much.
@@ -92,8 +92,8 @@ impl AvailableMemory {
     }
 }
 
-/// Bytes in other than reserved pages: what the host has, or a control group allows, if that is less. `root`
-/// is where the file systems of the kernel are.
+/// Bytes outside reserved pages: the host's, or a control group's limit if lower. `root` is the root of the kernel's
+/// file systems.
 fn ordinary(of_host: u64, root: &Path) -> (u64, Bound) {
     let host = if of_host == 0 { (u64::MAX, Bound::Unknown) } else { (of_host, Bound::Host) };
     let groups = groups(root).into_iter().filter_map(|group| group.room());
@@ -109,8 +109,8 @@ struct Group {
     directory: PathBuf,
     limit: &'static str,
     used: &'static str,
-    /// Counts of pages that the kernel gives back when they are wanted: in front of these stands `total_` in
-    /// version 1, where the plain ones leave out the groups within.
+    /// Counts of reclaimable pages. In version 1 their names have the prefix `total_`; those without it leave out
+    /// nested groups.
     reclaimable: [&'static str; 3],
 }
 
@@ -145,7 +145,7 @@ const V1: Names = (
 const V2: Names = ("memory.max", "memory.current", ["active_file", "inactive_file", "slab_reclaimable"]);
 
 impl Group {
-    /// What it still allows, and the file of its limit; `None` if it has none.
+    /// The remaining allowance and the file of its limit; `None` without a limit.
     fn room(&self) -> Option<(u64, PathBuf)> {
         let file = self.directory.join(self.limit);
         let number = |file: &Path| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();

@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "turns a buffer's ownership into access to its bytes")]
-//! Buffers: one piece of pool memory, four types, by who may touch it.
+//! Buffers of pool memory: four types, by who may touch the bytes.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,9 +12,8 @@ use crate::arena::ArenaId;
 use crate::core::{Meta, release, state};
 use crate::sync::{AtomicU32, Ordering, fence};
 
-/// A part of a buffer: `start + len` is at most the capacity. One word, so that a [`Handle`] is two, and so
-/// is passed and returned in registers; written to memory in halves and copied on as a whole, it would stall
-/// the core each time.
+/// A part of a buffer: `start + len` is at most the capacity. It is one word, so that a [`Handle`] is two and travels
+/// in registers. Written to memory in halves and copied as a whole, it would stall the core each time.
 #[derive(Clone, Copy)]
 struct Window(u64);
 
@@ -110,7 +109,7 @@ macro_rules! place {
                 self.handle.meta().offset
             }
 
-            /// Address of the first byte of the window in this process, as a device is told it.
+            /// Address of the window's first byte in this process, for devices.
             #[inline]
             pub fn address(&self) -> usize {
                 self.handle.first().addr().get()
@@ -127,21 +126,19 @@ macro_rules! place {
 
 /// A buffer that is its holder's alone. Dereferences to its window: `[start, start + len)` of the capacity.
 ///
-/// Dropping it returns it to its pool, from any thread: to the free list on the owner thread, without an
-/// atomic operation; to the pool's lock-free list elsewhere.
+/// Dropping it on any thread returns it to its pool. On the owner thread it goes to the free list, without an atomic
+/// operation; elsewhere to the pool's lock-free list.
 pub struct Buf {
     handle: Handle,
 }
 
-/// A buffer that nobody changes any more. Clones share it, on any thread, without allocation; the last
-/// returns it to its pool.
+/// An immutable buffer. Clones share it, on any thread, without allocation; the last returns it to its pool.
 pub struct Frozen {
     handle: Handle,
 }
 
-/// A buffer lent to the device for one-sided transfers: nobody has a reference to its bytes, so the device
-/// may read and write them. Bytes can be copied in and out, as the software device does. Offsets count from
-/// the start of the window.
+/// A buffer lent to the device for one-sided transfers. No reference to its bytes exists, so the device may read and
+/// write them. Bytes can be copied in and out, as the software device does. Offsets count from the start of the window.
 ///
 /// It stays on the pool's thread, and so its clones are counted without atomic operations. The last clone
 /// either [`reclaim`](Self::reclaim)s it, or returns it to its pool by being dropped.
@@ -151,7 +148,7 @@ pub struct Lent {
     _here: PhantomData<*mut ()>,
 }
 
-/// The device's buffer: posted for a transfer whose end only the device can tell.
+/// A buffer owned by the device, until the device reports the transfer's end.
 ///
 /// Dropping it does not free it, for the device may still write to it: it is lost, and
 /// [`PoolStats::leaked`](crate::PoolStats::leaked) counts it.
@@ -204,8 +201,7 @@ impl Buf {
         self.handle.window = Window::new(start as u32, len as u32);
     }
 
-    /// Moves the window's start to an earlier byte of the buffer, `start`; its end stays. False if that is no
-    /// earlier byte.
+    /// Moves the window's start back to byte `start`; its end stays. False if `start` is not before the window.
     #[inline(always)]
     #[must_use = "false means that nothing was moved"]
     pub fn extend_front(&mut self, start: usize) -> bool {
@@ -355,19 +351,18 @@ impl Lent {
         Some(unsafe { self.handle.first().add(offset) })
     }
 
-    /// Copies `src` to `offset` of the window; false, having done nothing, if it does not fit.
+    /// Copies `src` to `offset` of the window; false, with nothing copied, if too long.
     #[inline]
     #[must_use = "false means that nothing was copied"]
     pub fn write_at(&self, offset: usize, src: &[u8]) -> bool {
         let Some(dst) = self.at(offset, src.len()) else { return false };
-        // SAFETY: `dst` is valid for `src.len()` bytes (`at`). While a `Lent` lives no reference to its bytes
-        // does, so `src` is elsewhere, and no other thread copies, because a `Lent` stays on its thread.
+        // SAFETY: `dst` is valid for `src.len()` bytes (`at`). No reference to the bytes of a living `Lent` exists, so
+        // `src` is elsewhere. No other thread copies, because a `Lent` stays on its thread.
         unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), src.len()) };
         true
     }
 
-    /// Copies `dst.len()` bytes at `offset` of the window out; false, having done nothing, if there are not
-    /// so many.
+    /// Copies `dst.len()` bytes from `offset` of the window; false, with nothing copied, if too long.
     #[inline]
     #[must_use = "false means that nothing was copied"]
     pub fn read_at(&self, offset: usize, dst: &mut [u8]) -> bool {
@@ -409,8 +404,8 @@ impl Posted {
     /// Takes the buffer back, window unchanged.
     ///
     /// # Safety
-    /// The device has proved that it is done with the buffer: by the completion of the request that it was
-    /// posted with, or by the destruction of the queue that held it.
+    /// The device has proved that it is done with the buffer: by the completion of its request, or by the destruction
+    /// of its queue.
     #[inline]
     pub unsafe fn complete(self) -> Buf {
         let handle = ManuallyDrop::new(self).handle;
@@ -437,7 +432,7 @@ fn check_count(before: u32) {
     }
 }
 
-/// Out of line, with what it says: nothing of that is on the way of those that have room.
+/// Out of line with its message, off the path of successful calls.
 #[cold]
 #[inline(never)]
 fn no_window(start: usize, len: usize, capacity: usize) -> ! {

@@ -25,9 +25,8 @@ pub(crate) struct Placed {
     pub(crate) first: u32,
 }
 
-/// Distance of two neighbours. An odd number of cache lines from 512 bytes up: the first lines of the
-/// buffers, where the headers are, then spread over all sets of the cache. At a multiple of 4096 they would
-/// all fall into one.
+/// Distance of two neighbours. From 512 bytes up it is an odd number of cache lines. The first lines of the buffers,
+/// with the headers, then spread over all sets of the cache. At a multiple of 4096 they would all fall into one.
 pub(crate) fn stride(size: usize) -> usize {
     let lines = size.div_ceil(LINE);
     LINE * if size < 512 { lines } else { lines | 1 }

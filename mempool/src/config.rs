@@ -22,7 +22,7 @@ pub enum PageSize {
     /// Reserved 2 MiB pages (hugetlb).
     #[cfg_attr(feature = "serde", serde(rename = "2MiB"))]
     Huge2M,
-    /// 2 MiB pages where the kernel finds them (transparent huge pages of shared memory).
+    /// 2 MiB pages as available (transparent huge pages of shared memory).
     Transparent,
     /// 4 KiB pages.
     #[cfg_attr(feature = "serde", serde(rename = "4KiB"))]
@@ -39,7 +39,7 @@ impl PageSize {
         }
     }
 
-    /// True for pages that are reserved ahead of use.
+    /// Whether these pages are reserved ahead of use.
     pub fn is_hugetlb(self) -> bool {
         matches!(self, Self::Huge1G | Self::Huge2M)
     }
@@ -60,12 +60,11 @@ impl fmt::Display for PageSize {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum PagePolicy {
-    /// The largest that can be had: 1 GiB, 2 MiB, transparent, 4 KiB. A size is tried if the arena fills a
-    /// page of it and rounding up wastes less than half of the arena; the report says what was got and why
-    /// not more.
+    /// The largest available: 1 GiB, 2 MiB, transparent, 4 KiB. A size is tried if the arena fills a page of it and
+    /// rounding up wastes less than half of the arena. The report names the pages obtained and the reason.
     #[default]
     Auto,
-    /// Transparent, else 4 KiB: for memory that a stranger maps, who refuses hugetlb (see
+    /// Transparent, else 4 KiB: for memory that a peer maps which refuses hugetlb (see
     /// [`PeerMapping::map`](crate::PeerMapping::map)).
     NoHugetlb,
     /// This size or an error.
@@ -93,11 +92,11 @@ impl PagePolicy {
 /// What an [`Arena`](crate::Arena) is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArenaConfig {
-    /// Bytes; rounded up to whole pages. In a [`PoolConfig`], 0 means what the classes need. Default 64 MiB.
+    /// Bytes; rounded up to whole pages. In a [`PoolConfig`], 0 means the size of the classes. Default 64 MiB.
     pub bytes: usize,
     /// Which pages. Default [`PagePolicy::Auto`].
     pub pages: PagePolicy,
-    /// The NUMA node that the memory must come from; `None` lets the kernel choose. Default `None`.
+    /// The NUMA node of the memory; `None` lets the kernel choose. Default `None`.
     pub node: Option<u32>,
     /// Allocate every page now instead of at first use. Hugetlb pages are always allocated now, because one
     /// that is missing later would be a SIGBUS. Default true.
@@ -128,12 +127,12 @@ pub struct Class {
 pub struct PoolConfig {
     /// Size classes, in any order; at most 64, no size twice.
     pub classes: Vec<Class>,
-    /// The pool's own arena. `bytes: 0` takes what the classes need.
+    /// The pool's own arena. `bytes: 0` takes the size of the classes.
     pub arena: ArenaConfig,
 }
 
 impl PoolConfig {
-    /// The arena that the pool gets: of the bytes that its classes take, if none were given.
+    /// The pool's arena; without given bytes it has the size of the classes.
     ///
     /// # Errors
     /// [`MemErrorKind::Invalid`](crate::MemErrorKind::Invalid) if they cannot be laid out.

@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "shared bookkeeping of a pool, freed by whoever brings home the last buffer")]
-//! What a pool and its buffers share: free lists, what is known of each buffer, the way home.
+//! Shared state of a pool and its buffers: free lists, buffer states, returns.
 //!
-//! A [`Core`] lives on the heap behind plain pointers: in the [`Pool`](crate::Pool) and in every buffer that
-//! is out. It is not counted per allocation. While the pool lives, the core lives; when the pool goes, it
-//! leaves the number of buffers that are out behind in [`Home`], and the last of them frees the core.
+//! A [`Core`] lives on the heap behind plain pointers: in the [`Pool`](crate::Pool) and in every buffer that is out. It
+//! is not counted per allocation. While the pool lives, the core lives. A dropped pool leaves the number of outstanding
+//! buffers in [`Home`], and the last of them frees the core.
 
 use std::cell::{Cell, OnceCell};
 use std::ptr::NonNull;

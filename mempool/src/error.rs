@@ -178,7 +178,7 @@ pub(crate) enum Cause {
         /// Of its first byte.
         address: usize,
     },
-    /// A descriptor of another process is not one that can be mapped safely.
+    /// A descriptor of another process is not safe to map.
     #[error("memory of another process refused: {0}")]
     Refused(String),
     /// The size classes cannot be laid out.

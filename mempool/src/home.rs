@@ -1,11 +1,11 @@
-//! The lock-free way home: buffers dropped on foreign threads queue here until the owner takes them in.
+//! The lock-free return path of buffers dropped on other threads.
 //!
-//! A stack of buffer indices, linked through words kept apart from the data (the data may be in a hostile
-//! peer's reach). Foreign threads only push, the owner only takes the whole stack, so no node can be popped
-//! and pushed again under a waiting compare-and-swap (no ABA).
+//! A stack of buffer indices, linked through words kept apart from the data (the data may be in a hostile peer's
+//! reach). Other threads only push, and the owner only takes the whole stack. So no node can be popped and pushed again
+//! under a waiting compare-and-swap (no ABA).
 //!
-//! When the pool is dropped while buffers are out, the head is closed for good. From then on each buffer that
-//! comes back counts down, and whoever brings back the last one frees the pool.
+//! When the pool is dropped while buffers are out, the head is closed for good. From then on each returning buffer
+//! counts down, and the last one frees the pool.
 
 use crossbeam_utils::CachePadded;
 
@@ -23,7 +23,7 @@ pub(crate) enum Returned {
     Queued,
     /// The pool is gone, and others are still out.
     Counted,
-    /// The pool is gone and this was the last buffer: the caller frees everything.
+    /// The last buffer of a dropped pool: the caller frees everything.
     Last,
 }
 

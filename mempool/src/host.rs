@@ -17,7 +17,7 @@ pub(crate) const COMPACT_REMEDY: &str = "make room: `echo 1 | sudo tee /proc/sys
 pub(crate) const MEMLOCK_REMEDY: &str = "raise it: `sudo prlimit --pid $$ --memlock=unlimited:unlimited` in the shell \
      that starts the program, `LimitMEMLOCK=infinity` in its systemd unit, or `sudo setcap cap_ipc_lock+ep PROGRAM`";
 
-/// The kernel's pool of hugetlb pages of one size, on one node or on all.
+/// The kernel's hugetlb pages of one size, on one node or all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct HugePool {
     /// Pages reserved.

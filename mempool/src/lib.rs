@@ -1,10 +1,10 @@
 //! Hugepage arenas, per-core buffer pools, and buffers whose owner is a type.
 //!
-//! The memory layer of an RPC-over-RDMA engine. It knows no NIC: a device is a [`Registrar`] to it.
+//! The memory layer of an RPC-over-RDMA engine. It is independent of NICs: it sees a device as a [`Registrar`].
 //!
-//! 1. An [`Arena`] is one sealed memfd, mapped once: in hugetlb pages where the host has them, on the NUMA node asked
-//!    for, prefaulted. Its [`ArenaReport`] says in one line what was got and how to get better. Or it is memory that
-//!    the application has mapped itself ([`GivenMemory`]).
+//! 1. An [`Arena`] is one sealed memfd, mapped once and prefaulted. It uses hugetlb pages where the host has them, on
+//!    the configured NUMA node. Its [`ArenaReport`] states in one line the pages obtained and how to get larger ones.
+//!    Or it is memory that the application has mapped itself ([`GivenMemory`]).
 //! 2. A [`Pool`] cuts (part of) an arena into buffers of a few size classes. It belongs to the thread that made it:
 //!    allocating and freeing there uses no atomic operation and never calls the global allocator. Buffers that other
 //!    threads drop come home through a lock-free list; [`Pool::drain_remote`] takes them in once per turn.
@@ -19,9 +19,8 @@
 //!
 //! Buffers are not wiped: a fresh arena is all zeroes, a reused buffer still holds the bytes of its last use.
 //!
-//! [`PeerMapping`] and [`SharedMapping`] are memory that another process maps too, and [`PeerRings`] are
-//! rings in such memory: bytes are copied in and out of them, and no reference to them is ever formed, except
-//! to atomics.
+//! [`PeerMapping`] and [`SharedMapping`] are memory that another process maps too, and [`PeerRings`] are rings in such
+//! memory. Their bytes are copied in and out. No reference to them is ever formed, except to atomics.
 //!
 //! ```
 //! use rpcrdma_mempool::{ArenaConfig, Class, Pool, PoolConfig};

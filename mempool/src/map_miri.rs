@@ -1,7 +1,6 @@
 #![expect(unsafe_code, reason = "stands for mapped memory")]
-//! What stands for `map.rs` under Miri, which knows neither memfds nor shared mappings: memory of the
-//! allocator, of which it then knows every byte. What two mappings of one memfd share, and what is asked of
-//! the kernel, is not to be seen there.
+//! Replacement of `map.rs` under Miri, which has neither memfds nor shared mappings: allocator memory that Miri tracks
+//! completely. Sharing between two mappings of a memfd, and requests to the kernel, are not covered.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fs::File;

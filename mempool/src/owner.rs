@@ -1,9 +1,8 @@
 //! Which thread owns a pool.
 //!
-//! A thread that makes its first pool gets a number, unique in the process and never used again, in a
-//! const-initialised thread-local. "Am I the owner?" is then one thread-local load and one compare. The
-//! address of the thread-local would cost the same, but a thread born later may get the address of one that
-//! has ended.
+//! A thread's first pool gives it a number in a const-initialised thread-local. The number is unique in the process and
+//! never reused. The owner check is one thread-local load and one compare. The address of the thread-local would cost
+//! the same, but a thread born later may get the address of one that has ended.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -27,7 +27,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool in an arena of its own. With `arena.bytes` 0 the arena takes what the classes need.
+    /// A pool in its own arena. With `arena.bytes` 0 the arena has the size of the classes.
     pub fn new(config: &PoolConfig) -> Result<Self, MemError> {
         Self::in_arena(Arena::new(&config.own_arena()?)?, &config.classes)
     }
@@ -40,11 +40,10 @@ impl Pool {
         Ok(Self { core: Core::new(arena, offset, &placed), oversize: Cell::new(0) })
     }
 
-    /// A pool of pages in a free range of an arena, beside others: buffers of one size without a gap between them,
-    /// each at a multiple of the size in the arena. So it is known which page of the application's memory a buffer
-    /// is ([`Buf::base_offset`]), and pages of 4096 bytes are what a device wants for O_DIRECT. Their first
-    /// lines share the sets of the cache, so where it does not matter where buffers lie [classes](Self::in_arena) are
-    /// faster.
+    /// A pool of pages in a free range of an arena, beside other pools. Its buffers have one size and no gaps, each at
+    /// a multiple of the size in the arena. So a buffer's page of the application's memory is known
+    /// ([`Buf::base_offset`]), and pages of 4096 bytes suit O_DIRECT. Their first lines share the sets of the cache, so
+    /// where it does not matter where buffers lie [classes](Self::in_arena) are faster.
     ///
     /// # Errors
     /// There is no such range; or the size is 0, or no multiple of 64, or the count 0.
@@ -60,8 +59,8 @@ impl Pool {
         unsafe { self.core.as_ref() }
     }
 
-    /// Takes a buffer whose window is its first `len` bytes, from the smallest class that fits and has one;
-    /// bytes are those of its last use. `None` when all are out.
+    /// Allocates a buffer of `len` bytes from the smallest class available. The bytes are those of its last use. `None`
+    /// when all are out.
     #[inline]
     pub fn alloc(&self, len: usize) -> Option<Buf> {
         for list in self.core().classes() {
@@ -77,7 +76,7 @@ impl Pool {
         None
     }
 
-    /// The same from classes of at most `longest` bytes: what is longer is left for those who need it.
+    /// The same from classes of at most `longest` bytes, to spare longer ones.
     #[inline]
     pub fn alloc_within(&self, len: usize, longest: usize) -> Option<Buf> {
         let list = self.core().classes().iter().find(|list| list.size() >= len);
@@ -99,8 +98,7 @@ impl Pool {
         buf
     }
 
-    /// Takes one buffer after the other, as [`alloc`](Self::alloc) does, until all are out: for many of a length,
-    /// whose class is looked for once.
+    /// Allocates buffers, as [`alloc`](Self::alloc), until all are out. It looks up the class once.
     #[inline]
     pub fn alloc_many(&self, len: usize) -> impl Iterator<Item = Buf> + '_ {
         let mut classes = self.core().classes().iter().skip_while(move |list| list.size() < len);
@@ -116,8 +114,8 @@ impl Pool {
         })
     }
 
-    /// Takes a buffer as [`alloc`](Self::alloc) does, if the smallest class that fits has one, and `enough`
-    /// says yes to what [`first_room`](Self::first_room) would say.
+    /// As [`alloc`](Self::alloc), from the smallest fitting class, if `enough` accepts
+    /// [`first_room`](Self::first_room)'s count.
     #[inline]
     pub fn alloc_if(&self, len: usize, enough: impl FnOnce(usize, usize) -> bool) -> Option<Buf> {
         let list = self.core().classes().iter().find(|list| list.size() >= len)?;
@@ -168,8 +166,8 @@ impl Pool {
         PoolStats { classes: classes.collect(), leaked: self.core().leaked(), oversize: self.oversize.get() }
     }
 
-    /// Buffers that hold `len` bytes: how many are free, and how many there are. Those that other threads
-    /// dropped count as in [`stats`](Self::stats).
+    /// Free and total buffers that hold `len` bytes. Those that other threads dropped count as in
+    /// [`stats`](Self::stats).
     #[inline]
     pub fn room(&self, len: usize) -> (usize, usize) {
         self.room_within(len, usize::MAX)
@@ -182,8 +180,7 @@ impl Pool {
         fitting.fold((0, 0), |(free, count), list| (free + list.free(), count + list.count()))
     }
 
-    /// The same, but of those that are free only the ones that [`alloc`](Self::alloc) takes first, those of
-    /// the smallest class: this is quick.
+    /// The same for the smallest fitting class only, which [`alloc`](Self::alloc) takes from first. This is fast.
     #[inline]
     pub fn first_room(&self, len: usize) -> (usize, usize) {
         let first = self.core().classes().iter().find(|list| list.size() >= len);
@@ -195,7 +192,7 @@ impl Pool {
         self.core().classes().iter().for_each(|list| list.reset_low_water());
     }
 
-    /// Says who has each buffer, having taken in what other threads dropped. Walks all buffers.
+    /// Counts buffers by holder, after taking in those dropped by other threads. Walks all buffers.
     pub fn census(&self) -> Census {
         self.drain_remote();
         Census { classes: self.core().classes().iter().map(|list| self.census_of(list)).collect() }
@@ -219,9 +216,8 @@ impl Pool {
         census
     }
 
-    /// Buffers of `len` bytes, and at most `longest`, that somebody works with: each is a [`Buf`] or a
-    /// [`Lent`](crate::Lent). Those that are [`Frozen`](crate::Frozen) may be kept by whoever reads them. Walks them
-    /// all.
+    /// Buffers of `len` to `longest` bytes in active use: each is a [`Buf`] or a [`Lent`](crate::Lent).
+    /// [`Frozen`](crate::Frozen) ones do not count: their readers may keep them. Walks them all.
     pub fn busy_within(&self, len: usize, longest: usize) -> usize {
         let fitting = self.core().classes().iter().filter(|list| (len..=longest).contains(&list.size()));
         fitting.map(|list| self.census_of(list)).map(|census| census.held + census.lent).sum()
@@ -233,7 +229,7 @@ impl Pool {
         self.core().classes().iter().map(|list| list.size())
     }
 
-    /// Ends the pool, and says whether everything was home. What is not stays valid until it is dropped.
+    /// Ends the pool; an error lists outstanding buffers. They stay valid until dropped.
     pub fn close(self) -> Result<(), Leak> {
         let mut classes = self.census().classes;
         classes.retain(|class| class.outstanding() > 0);
@@ -282,18 +278,18 @@ pub struct ClassStats {
     pub outstanding: usize,
     /// Fewest free since the start or the last [`Pool::reset_low_water`].
     pub low_water: usize,
-    /// Times that a request fitted and the class was empty: it went to a larger class, or failed.
+    /// Fitting requests that found the class empty and took a larger class, or failed.
     pub failures: u64,
 }
 
-/// Who has the buffers of a pool; see [`Pool::census`].
+/// Holders of a pool's buffers; see [`Pool::census`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Census {
     /// Smallest size first.
     pub classes: Vec<ClassCensus>,
 }
 
-/// Who has the buffers of one size class.
+/// Holders of the buffers of one size class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClassCensus {
     /// Capacity of its buffers, in bytes.

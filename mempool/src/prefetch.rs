@@ -1,13 +1,11 @@
 #![expect(unsafe_code, reason = "the instruction takes an address")]
-//! Memory that is about to be used is asked for ahead of need: where many are worked on in a row, what the next one has
-//! is fetched while this one is worked on.
+//! Prefetching: while one item of a series is processed, the next one's memory is fetched.
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Has the processor fetch the first `LINES` cache lines of the value that is there, or all of a shorter one. Any pointer
-/// will do: none is followed. A hint, and nothing else: it does nothing on processors whose instruction is not known
-/// here.
+/// Prefetches the first `LINES` cache lines of a value, or all of a shorter one. Any pointer is valid: none is
+/// followed. A hint, and nothing else: it does nothing on processors whose instruction is not known here.
 #[inline(always)]
 pub fn prefetch<const LINES: usize, T>(value: *const T) {
     let at = value.cast::<u8>();

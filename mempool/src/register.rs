@@ -16,7 +16,7 @@ pub trait Registrar {
     fn deregister(&mut self, key: Self::Key);
 }
 
-/// The arenas registered with one device: each once, kept alive meanwhile, deregistered last first.
+/// The arenas registered with one device. Each is registered once, kept alive meanwhile, and deregistered last first.
 #[derive(Debug)]
 pub struct Registrations<R: Registrar> {
     device: R,

@@ -4,14 +4,14 @@ use std::fmt;
 
 use crate::config::PageSize;
 
-/// What was got, and how to get better. `Display` makes one line of it.
+/// The pages obtained, and how to get larger ones. `Display` makes one line of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArenaReport {
     /// [`ArenaConfig::name`](crate::ArenaConfig::name).
     pub name: &'static str,
     /// Bytes mapped, in whole pages.
     pub bytes: usize,
-    /// The pages got; `None` where the application has mapped the memory, and knows.
+    /// The page size; `None` for memory mapped by the application.
     pub pages: Option<PageSize>,
     /// The NUMA node that the memory is bound to.
     pub node: Option<u32>,
@@ -19,7 +19,7 @@ pub struct ArenaReport {
     pub prefaulted: bool,
     /// The memory is locked.
     pub locked: bool,
-    /// One line: why the pages are not larger, and the command that changes it.
+    /// One line: the reason for the page size, and the command that changes it.
     pub advice: Option<String>,
 }
 

@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicU64;
 
 use crate::shared::{Line, PeerMapping};
 
-/// A mapping with two rings in it, one for each direction, and a page of lines at its start. Where they lie is checked
-/// once, every position lies in a ring, and every line in the page: no access need be checked again.
+/// A mapping with a ring per direction and a page of lines at its start. The layout is checked once. Every position
+/// lies in a ring and every line in the page, so accesses need no further check.
 #[derive(Debug)]
 pub struct PeerRings {
     places: [Place; 2],
@@ -42,19 +42,19 @@ impl Place {
 unsafe impl Send for PeerRings {}
 
 impl PeerRings {
-    /// Rings of `bytes` bytes that begin at byte `tx` and byte `rx` of a mapping. `None` unless that is a
-    /// power of two of at least 64, both begin at a multiple of it or of 4096, and lie in the mapping, which has a page.
+    /// Rings of `bytes` bytes at bytes `tx` and `rx` of a mapping. `None` unless `bytes` is a power of two of at least
+    /// 64, both begin at a multiple of it or of 4096, and lie in the mapping, which has a page.
     pub fn new(mapping: PeerMapping, tx: usize, rx: usize, bytes: usize) -> Option<Self> {
         let places = [Place::new(&mapping, tx, bytes)?, Place::new(&mapping, rx, bytes)?];
         let lines = mapping.at(0, size_of::<[Line; LINES]>())?.cast();
         Some(Self { places, lines, mapping })
     }
 
-    /// Line `n` of the page at the mapping's start; there are 64, counted around. The peer may store anything into it.
+    /// Line `n`, modulo 64, of the page at the mapping's start. The peer may store anything into it.
     #[inline(always)]
     pub fn line(&self, n: usize) -> &Line {
-        // SAFETY: `new` has found so many bytes there, mappings start at a page, and this one lives as long as we do;
-        // the words are as in `PeerRing::word`.
+        // SAFETY: `new` has found so many bytes there, mappings start at a page, and this one lives as long as `self`.
+        // The words are as in `PeerRing::word`.
         let lines = unsafe { self.lines.as_ref() };
         &lines[n % LINES]
     }
@@ -114,13 +114,12 @@ impl<'a> PeerRing<'a> {
         let offset = position as usize & self.place.mask & !7;
         // SAFETY: the offset is a multiple of 8 below the ring's length, which is one, too.
         let word = unsafe { self.place.base.add(offset) }.cast::<AtomicU64>();
-        // SAFETY: in bounds, and aligned; any bits are valid, shared memory is only ever accessed atomically
-        // or by copies, which may tear but not break it, and the mapping lives for 'a.
+        // SAFETY: in bounds and aligned; any bits are valid. Shared memory is only ever accessed atomically or by
+        // copies, which may tear but not break it. The mapping lives for 'a.
         unsafe { word.as_ref() }
     }
 
-    /// Copies the bytes from a position on out. False, having done nothing, if there are not so many in a
-    /// ring.
+    /// Copies the bytes from a position on out. False, with nothing copied, if the ring is shorter.
     #[inline(always)]
     #[must_use = "false means that nothing was copied"]
     pub fn read(&self, position: u64, to: &mut [u8]) -> bool {
@@ -136,7 +135,7 @@ impl<'a> PeerRing<'a> {
         true
     }
 
-    /// Copies bytes in, from a position on. False, having done nothing, if there are not so many in a ring.
+    /// Copies bytes in, from a position on. False, with nothing copied, if the ring is shorter.
     #[inline(always)]
     #[must_use = "false means that nothing was copied"]
     pub fn write(&self, position: u64, from: &[u8]) -> bool {

@@ -39,10 +39,9 @@ pub struct PeerMapping {
 unsafe impl Send for PeerMapping {}
 
 impl PeerMapping {
-    /// Maps what another process sent. Refused unless it is a memfd that can no longer shrink (access behind
-    /// the end of a file is a SIGBUS), of at most `max_len` bytes, in pages that cannot run out under us: a
-    /// process that punches holes into hugetlb memory takes the pages back, and our next access would be a
-    /// SIGBUS.
+    /// Maps what another process sent. The file must be a memfd that can no longer shrink (access behind the end of a
+    /// file is a SIGBUS), of at most `max_len` bytes. Its pages must not be hugetlb: a process that punches holes into
+    /// such memory takes the pages back, and our next access would be a SIGBUS.
     pub fn map(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
         let kind = rustix::fs::fstatfs(&fd).map_err(|e| Cause::Refused(format!("fstatfs: {e}")))?;
         if kind.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC {
@@ -56,8 +55,8 @@ impl PeerMapping {
         Self::map_trusted(fd, max_len)
     }
 
-    /// Like [`map`](Self::map), for a process that could kill this one anyway (the same user, or root):
-    /// hugetlb pages are welcome.
+    /// Like [`map`](Self::map), for a process of the same user or root: hugetlb pages are allowed, since it could kill
+    /// this one anyway.
     pub fn map_trusted(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
         let seals = rustix::fs::fcntl_get_seals(&fd)
             .map_err(|e| Cause::Refused(format!("fcntl(F_GET_SEALS): {e}; it is no memfd")))?;
@@ -121,7 +120,7 @@ impl PeerMapping {
         true
     }
 
-    /// Copies `len` bytes at `offset` into lent memory, to `lent_offset` of its window.
+    /// Copies `len` bytes from `offset` to `lent_offset` of a lent window.
     #[inline]
     #[must_use = "false means that nothing was copied"]
     pub fn copy_to_lent(&self, offset: usize, lent: &Lent, lent_offset: usize, len: usize) -> bool {
@@ -132,7 +131,7 @@ impl PeerMapping {
         true
     }
 
-    /// Copies `len` bytes of lent memory, from `lent_offset` of its window, to `offset`.
+    /// Copies `len` bytes from `lent_offset` of a lent window to `offset`.
     #[inline]
     #[must_use = "false means that nothing was copied"]
     pub fn copy_from_lent(&self, offset: usize, lent: &Lent, lent_offset: usize, len: usize) -> bool {
@@ -142,21 +141,20 @@ impl PeerMapping {
         true
     }
 
-    /// The cache line at `offset`; `None` if it is out of bounds or not aligned. The peer may store anything into it.
+    /// The cache line at `offset`; `None` if out of bounds or unaligned. The peer may store anything into it.
     #[inline]
     pub fn line(&self, offset: usize) -> Option<&Line> {
         if !offset.is_multiple_of(size_of::<Line>()) {
             return None;
         }
         let line = self.at(offset, size_of::<Line>())?.cast::<Line>();
-        // SAFETY: in bounds (`at`) and, as mappings start at a page, aligned; any bits are valid, and shared memory is
-        // only ever accessed atomically or by copies, which may tear but not break it.
+        // SAFETY: in bounds (`at`) and, as mappings start at a page, aligned; any bits are valid. Shared memory is only
+        // ever accessed atomically or by copies, which may tear but not break it.
         Some(unsafe { line.as_ref() })
     }
 }
 
-/// Memory made here to be shared with another process: a sealed memfd and its mapping, zeroed, in small
-/// pages.
+/// Local memory to share with another process: a sealed, zeroed memfd in small pages.
 #[derive(Debug)]
 pub struct SharedMapping {
     mapping: PeerMapping,
@@ -173,7 +171,7 @@ impl SharedMapping {
         Ok(Self { mapping: PeerMapping::whole(fd.as_fd(), len)?, fd })
     }
 
-    /// The memfd, sealed against shrinking, growing and further seals: what the other process maps.
+    /// The memfd for the other process, sealed against shrinking, growing and further seals.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

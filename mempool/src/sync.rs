@@ -1,4 +1,4 @@
-//! Atomics, cells and threads: those of `std`, or those of `loom` when compiled with `--cfg loom`.
+//! Atomics, cells and threads of `std`, or of `loom` with `--cfg loom`.
 //!
 //! All lock-free code of the engine uses these names, so that the same lines are what loom explores.
 
@@ -16,7 +16,7 @@ pub mod cell {
     #[cfg(loom)]
     pub use loom::cell::UnsafeCell;
 
-    /// `std`'s cell behind loom's interface: the pointer is only handed to a closure.
+    /// `std`'s cell behind loom's interface: only a closure gets the pointer.
     #[cfg(not(loom))]
     #[derive(Debug, Default)]
     #[repr(transparent)]
