@@ -1,4 +1,4 @@
-//! Upper-layer bindings: which data items are eligible for direct placement (RFC 8166 §6).
+//! Upper-layer bindings: data items eligible for direct placement (RFC 8166 §6).
 //!
 //! A [`Binding`] says it for one procedure, a [`Bindings`] table for programs. Both ends use the same one: a
 //! server makes its procedures of it (`Procedure::with_binding`) and refuses calls that break it; a client checks a
@@ -36,7 +36,7 @@ pub struct Eligible {
 pub struct Binding {
     /// Arguments that may travel as Read chunks.
     pub arguments: Eligible,
-    /// Whether a byte count precedes each item and stays in the message, as for `opaque<>` and `string<>`. Default
+    /// Whether a byte count precedes each item, as for `opaque<>` and `string<>`. It stays in the message. Default
     /// true.
     pub counted: bool,
     /// Results that may travel as Write chunks.
@@ -92,8 +92,8 @@ pub enum BindingError {
 }
 
 impl BindingError {
-    /// The responder's error (version 2 §6.4.3; RFC 8166 §4.5 has ERR_CHUNK for all). `None` for GARBAGE_ARGS, which is
-    /// an RPC error.
+    /// The responder's error (version 2 §6.4.3); `None` for GARBAGE_ARGS, an RPC error. RFC 8166 §4.5 has ERR_CHUNK for
+    /// all.
     pub fn answer(&self) -> Option<ErrorBody> {
         match *self {
             BindingError::ReductionOff | BindingError::ArgumentTooLong { .. } => Some(ErrorBody::BadXdr),
@@ -134,8 +134,8 @@ impl Binding {
     }
 
     /// Bytes of the argument in a Read chunk of `chunk` bytes. The chunk may include the XDR round-up; the count in the
-    /// message does not (RFC 8166 §3.4.5.2). `word` is the one in front of the chunk, if there is one. `None` if it is
-    /// not the count of these bytes, or counts more than the argument can have: such arguments are garbage. Of
+    /// message does not (RFC 8166 §3.4.5.2). `word` is the one in front of the chunk, if there is one. `None` if it
+    /// differs from the count of these bytes, or exceeds the argument's maximum: such arguments are garbage. Of
     /// [uncounted](Self::uncounted) arguments all bytes count that one can have.
     pub const fn argument_len(&self, chunk: usize, word: Option<u32>) -> Option<usize> {
         let max_len = self.arguments.max_len;
@@ -211,7 +211,7 @@ impl Binding {
     }
 }
 
-/// Bytes of the eligible items that are not reduced, as they are in the message.
+/// Bytes of the eligible items that stay in the message.
 const fn left_in(items: &Eligible, reduced: usize) -> usize {
     items.count.saturating_sub(reduced).saturating_mul(padded(items.max_len))
 }

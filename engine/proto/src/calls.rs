@@ -35,7 +35,7 @@ enum State {
 struct Slot {
     xid: u32,
     state: State,
-    /// It was sent before, on a connection that was lost, or to be refused: it may have been carried out.
+    /// Sent before, on a lost connection or to be refused; possibly executed.
     tried: bool,
     token: u64,
     deadline: u64,
@@ -62,10 +62,9 @@ pub(super) struct CallTable {
     waiting: VecDeque<CallId>,
     /// No more are taken.
     closed: bool,
-    /// No call's deadline is earlier, of the slots that were looked at if a look at all of them is under
-    /// way.
+    /// A lower bound of deadlines, among scanned slots while a scan is under way.
     earliest: u64,
-    /// The next slot to look at for a deadline; 0 between two looks at all of them.
+    /// The next slot to scan for a deadline; 0 between scans.
     looked_at: usize,
     /// Where [any](Self::any) call was found last.
     any_from: usize,
@@ -75,8 +74,8 @@ pub(super) struct CallTable {
 }
 
 impl CallTable {
-    /// `capacity` calls at a time, rounded up to a power of two of at most 2^16. XIDs start from `seed`, so
-    /// that those of one connection are not those of the next.
+    /// A table for `capacity` calls, rounded up to a power of two up to 2^16. XIDs start from `seed`, so that
+    /// successive connections use different ones.
     pub(super) fn new(capacity: usize, seed: u32) -> Self {
         let size = capacity.clamp(1, 1 << 16).next_power_of_two() as u32;
         let slot = |i: u32| Slot {
@@ -165,7 +164,7 @@ impl CallTable {
         self.waiting.is_empty()
     }
 
-    /// Places in the queue of those that wait, some of which have ended.
+    /// Entries in the queue of waiting calls, including ended ones.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()
@@ -259,7 +258,7 @@ impl CallTable {
         matches!(slot.state, State::Sent | State::Abandoned) && slot.xid == call.0
     }
 
-    /// A call was answered with an error, and may be sent again: it keeps its slot. The call and its token.
+    /// Marks a call for a retry after an error; it keeps its slot. Returns the call and its token.
     pub(super) fn retryable(&mut self, xid: u32) -> Option<(CallId, u64)> {
         let slot = &mut self.slots[(xid & self.mask) as usize];
         (slot.state == State::Sent && slot.xid == xid).then(|| {
@@ -268,8 +267,8 @@ impl CallTable {
         })
     }
 
-    /// The connection is gone: all calls that are not over wait to be sent again; those given up are over.
-    /// Which, and whether they had been sent.
+    /// Detaches unfinished calls from a lost connection, for retransmission; ends abandoned ones. Returns them, and
+    /// whether each was sent.
     pub(super) fn interrupt(&mut self) -> Vec<(CallId, bool)> {
         let mut calls = Vec::new();
         for (index, slot) in self.slots.iter_mut().enumerate() {

@@ -18,7 +18,7 @@ pub(super) struct Changes {
     exchange: Option<Box<Exchange>>,
     /// What it led to, for the owner.
     events: VecDeque<exchange::Event>,
-    /// The last operation that went out was this side's message of this number.
+    /// The number of this side's message with the last operation sent.
     told: Option<u32>,
     /// Largest Receives that the peer may rely on, in bytes.
     promised: usize,
@@ -42,7 +42,7 @@ impl Changes {
 }
 
 impl Connection {
-    /// The peer's properties have come: if both ends offer it, characteristics may change from now on.
+    /// Starts the exchange on the peer's properties, if both ends offer it.
     pub(super) fn start_exchange(&mut self, peer: &PropertySet<'_>) {
         if !self.config.optional() || !self.session.terms().optional {
             return;
@@ -107,7 +107,7 @@ impl Connection {
         self.update(Characteristic::ReceiveSize(bytes as u32), true)
     }
 
-    /// Sets whether calls of this side offer Send With Invalidate; announces it to the peer.
+    /// Sets whether calls offer Send With Invalidate; announces it to the peer.
     ///
     /// # Errors
     /// The peer cannot be told, or the configuration has no such option. Nothing changed.
@@ -137,8 +137,8 @@ impl Connection {
         self.changes.offers_invalidation
     }
 
-    /// The Receive size that the peer may rely on: the last announced one, or a larger one until the peer is known to
-    /// have read the last.
+    /// The Receive size that the peer may rely on. It is the last announced one, or a larger one until the peer has
+    /// read the last.
     pub fn promised_receive(&mut self) -> usize {
         let told =
             self.changes.exchange.as_ref().map_or(self.config.receive_size, |all| all.local().receive_size as usize);
@@ -174,7 +174,7 @@ impl Connection {
         Event::Changed
     }
 
-    /// An error that may speak of an operation of this side; true if it does.
+    /// Handles an error that may concern an operation of this side; true if so.
     #[cold]
     pub(super) fn operation_failed(&mut self, xid: u32, error: &ErrorBody) -> bool {
         let ours = self.changes.exchange.as_mut().is_some_and(|exchange| exchange.failed(xid, error));

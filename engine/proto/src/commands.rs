@@ -22,8 +22,8 @@ impl Connection {
         self.useless.pass_time(now);
     }
 
-    /// The error that ends the connection once the peer exceeds its unsolicited-message budget. Call it after each
-    /// message that is neither a call nor a reply.
+    /// The error for a peer beyond its unsolicited-message budget; it ends the connection. Call it after each message
+    /// that is neither a call nor a reply.
     pub fn exhausted(&self) -> Option<PeerFault> {
         self.useless.overdrawn().map(|per_second| PeerFault::Useless { per_second })
     }
@@ -152,7 +152,7 @@ impl Connection {
         }
     }
 
-    /// Whether the peer sent this call twice and the other is also unanswered.
+    /// Whether the peer sent this call twice without an answer to either.
     pub fn is_double(&self, id: InboundId) -> bool {
         self.inbound.is_double(id)
     }
@@ -184,7 +184,7 @@ impl Connection {
         self.inbound.len()
     }
 
-    /// Credits used by the peer: messages of version 2, calls of version 1.
+    /// Credits used by the peer: version 2 messages, version 1 calls.
     pub fn credits_used(&self) -> u32 {
         match self.credits.scheme() {
             Scheme::V1 => self.inbound.len() as u32,

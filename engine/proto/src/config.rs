@@ -11,7 +11,7 @@ use crate::wire::{Revision, Version};
 pub struct ConnConfig {
     /// The version and credit scheme that this end prefers. [`Scheme::V1`]: version 1 only.
     pub scheme: Scheme,
-    /// Whether to fall back to version 1 with a peer without version 2.
+    /// Whether to fall back to version 1 if the peer lacks version 2.
     pub version_1: bool,
     /// Code points of version 2.
     pub revision: Revision,
@@ -19,7 +19,7 @@ pub struct ConnConfig {
     pub server: bool,
     /// This end answers calls of the peer.
     pub takes_calls: bool,
-    /// The initial credit limit: Receives for this connection, without the one for a pure grant.
+    /// The initial credit limit: Receives, without the one for a pure grant.
     pub credits: u32,
     /// Version 1 Receives for reverse-direction calls (client) or their replies (server).
     pub reverse_credits: u32,
@@ -27,8 +27,7 @@ pub struct ConnConfig {
     pub max_calls: usize,
     /// Which calls in the reverse direction this end takes, as a client.
     pub reverse: ReverseSupport,
-    /// Whether pure grants wait for half the credit limit and for another message to carry them. If not, each message
-    /// is reported at once.
+    /// Whether pure grants wait for half the credit limit and for a carrier. If not, each message is reported at once.
     pub coalesce_grants: bool,
     /// Where XIDs start: differs from connection to connection.
     pub xid_seed: u32,
@@ -36,7 +35,7 @@ pub struct ConnConfig {
     pub receive_size: usize,
     /// Bytes of the longest Send.
     pub longest_send: usize,
-    /// Whether characteristics may change while connected, if the peer offers it (version 2).
+    /// Whether characteristics may change while connected (version 2), if the peer agrees.
     pub optional_operations: bool,
     /// Receive sizes that the peer may request, minimum and maximum. The owner then applies them.
     pub receive_sizes: Option<(usize, usize)>,
@@ -44,7 +43,7 @@ pub struct ConnConfig {
     pub segment_size: u32,
     /// Most segments in one header that this end handles.
     pub segment_count: u32,
-    /// Longest RPC message to continue rather than send as a chunk, in bytes.
+    /// Longest RPC message to continue instead of using a chunk, in bytes.
     pub continue_up_to: usize,
     /// Longest RPC message that is put together from parts, in bytes.
     pub reassemble_up_to: usize,
@@ -98,8 +97,8 @@ impl ConnConfig {
         self.credits + 1 + if self.takes_calls && self.max_calls > 0 { self.reverse_credits } else { 0 }
     }
 
-    /// Changes of characteristics are offered. The older revision has no continuation, without which a
-    /// message that waits could not get through when the peer's Receives shrink.
+    /// Changes of characteristics are offered. The older revision has no continuation. Without it a waiting message
+    /// could not get through when the peer's Receives shrink.
     pub(super) fn optional(&self) -> bool {
         self.optional_operations && self.scheme != Scheme::V1 && self.revision == Revision::Ietf00
     }

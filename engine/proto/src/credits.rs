@@ -37,8 +37,8 @@ pub const MAX_CREDITS: u32 = 0x7FFF;
 /// other's grants for ever.
 const THANKS: u8 = 4;
 
-/// Credits for replies alone, while the peer has calls of this side to answer. The peer grants them beyond its limit;
-/// this side keeps them back when it calls.
+/// Credits for replies alone, while the peer has calls to answer. The peer grants them beyond its limit; this side
+/// keeps them back when it calls.
 pub(super) const FOR_REPLIES: u32 = 2;
 
 /// The two credit words of a header.
@@ -54,7 +54,7 @@ pub struct CreditWords {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Credits {
     scheme: Scheme,
-    /// Messages that go against the peer's limit: all in version 2, calls in version 1.
+    /// Messages that count against the peer's limit: version 1 counts calls only.
     sent: u32,
     /// `sent` may go up to here.
     limit: u32,
@@ -63,9 +63,9 @@ pub struct Credits {
     granted: u32,
     /// What the peer last said it had received; windowed only.
     acknowledged: u32,
-    /// Messages counted in from the peer: all in version 2, calls in version 1.
+    /// Counted messages of the peer: all in version 2, calls in version 1.
     received: u32,
-    /// The peer may send up to here, as far as it can know.
+    /// The limit that the peer surely knows.
     told_limit: u32,
     /// Incremental: what of that no message has said yet. A client keeps a Receive for its server's first
     /// message, and says so in its own.
@@ -73,15 +73,15 @@ pub struct Credits {
     /// The credit limit that this side offers: Receives, within [`MIN_CREDITS`] and [`MAX_CREDITS`]. Version
     /// 1: calls of the peer that it takes.
     credit_limit: u32,
-    /// Version 1: Receives that this side keeps for the replies to its own calls.
+    /// Version 1: Receives for replies to this side's calls.
     made: u32,
     /// Version 1 requester: calls answered (or known never to be).
     answered: u32,
     /// What was `received` when the peer was last told all of it.
     reported: u32,
-    /// What was `received` when it was last told of that, and one more for each pure grant since.
+    /// `received` as last reported to the peer, plus one per pure grant since.
     reported_payload: u32,
-    /// Pure grants that were sent since the last message that was more, of either end.
+    /// Consecutive pure grants since either end's last other message.
     thanks: u8,
     /// Incremental: what the peer surely had received when it last granted more.
     reached: u32,
@@ -148,7 +148,7 @@ impl Credits {
     }
 
     /// Version 1: concurrent calls tolerated beyond the credit limit. Deployed clients reuse the credit of a call that
-    /// they give up before its reply: its process was killed, or its mount forced off.
+    /// they give up before its reply: its process was killed, or the mount was forced off.
     #[inline]
     pub fn tolerated(&self) -> u32 {
         2 * self.credit_limit
@@ -159,7 +159,7 @@ impl Credits {
         if self.scheme == Scheme::V1 { self.tolerated() - self.credit_limit } else { 0 }
     }
 
-    /// Receives to reserve for these credits, and one more: in version 2 for a pure grant.
+    /// Receives to reserve for these credits, plus one (version 2: pure grant).
     pub fn reserve(&self) -> u32 {
         match self.scheme {
             Scheme::V1 => self.credit_limit + self.made + 1,
@@ -174,16 +174,16 @@ impl Credits {
         (self.told_limit.wrapping_sub(self.received) as i32).max(0) as u32
     }
 
-    /// Version 2: Receives of the [`reserve`](Self::reserve) not needed while `room` bounds further messages.
+    /// Version 2: Receives of the [`reserve`](Self::reserve) not needed while `room` applies.
     pub fn spared(&self, room: u32) -> u32 {
         let left = self.left();
         self.credit_limit.max(left) - room.min(self.credit_limit).max(left)
     }
 
-    /// Version 2: messages that the peer may be told of beyond those that were received, while its calls have `taken` of
-    /// so many `slots`. There are a few more while this side has `called`, for the replies. What was begun must end, even
-    /// where its calls have more than the credit limit, which may have shrunk. So there is one for a reply, and one for
-    /// the rest of a message that is `half` sent. A second one for a reply would be left over, and take one call more.
+    /// Version 2: messages to grant beyond received ones, with `taken` of `slots` in use. There are a few more while
+    /// this side has `called`, for the replies. What was begun must end, even where its calls have more than the credit
+    /// limit, which may have shrunk. So there is one for a reply, and one for the rest of a message that is `half`
+    /// sent. A second one for a reply would be left over, and take one call more.
     #[inline]
     pub(super) fn room_beside(&self, taken: u32, slots: u32, called: bool, half: bool) -> u32 {
         let for_replies = if called { FOR_REPLIES } else { 0 };
@@ -296,8 +296,8 @@ impl Credits {
         }
     }
 
-    /// Processes the credit words of a received message; counts it in version 2. `payload` is false for pure grants. Of
-    /// version 1 these are the messages that answer our calls: no others speak of them.
+    /// Processes a message's credit words; counts it in version 2. `payload` is false for pure grants. Of version 1
+    /// these are the messages that answer our calls: no others speak of them.
     ///
     /// # Errors
     /// The peer exceeded its limit or acknowledged an unsent message. The connection must end.
@@ -435,7 +435,7 @@ impl Credits {
         received.wrapping_sub(sent) as i32 >= 0
     }
 
-    /// Requests a prompt report of the last message: the peer waits for it.
+    /// Requests a prompt report of the last message to the peer.
     pub fn report_soon(&mut self) {
         self.reported_payload = self.received.wrapping_sub(self.unreported_payload().max(self.grant_after));
     }
@@ -448,7 +448,7 @@ impl Credits {
         }
     }
 
-    /// Whether a pure grant is due and allowed, if no message carries it. `room` as in [`on_send`](Self::on_send).
+    /// Whether a pure grant is due and allowed, without another carrier. `room` as in [`on_send`](Self::on_send).
     #[inline]
     pub fn wants_grant(&self, room: Option<u32>) -> bool {
         let Some(room) = room.filter(|_| self.scheme != Scheme::V1) else { return false };
@@ -469,7 +469,7 @@ impl Credits {
         left < 0 || (left == 0 && (room > 1 || (room == 1 && self.thanks < THANKS)))
     }
 
-    /// Whether a pure grant may be sent: it may exceed the limit by one.
+    /// Whether a pure grant may be sent, at most one beyond the limit.
     #[inline]
     pub fn may_grant(&self) -> bool {
         (self.limit.wrapping_sub(self.sent) as i32) >= 0

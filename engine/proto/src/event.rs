@@ -24,7 +24,7 @@ pub enum Event {
         /// Why.
         error: CallError,
     },
-    /// Our call got an error that more resources may cure; it stays in the table. Use [`Connection::resend`] or
+    /// Our call got an error that more resources may cure. It stays in the table. Use [`Connection::resend`] or
     /// [`Connection::give_up`]. If the error concerns the length of its results, the call was executed.
     Retryable {
         /// Which.
@@ -82,7 +82,7 @@ pub enum Outgoing {
         /// Why.
         error: ErrorBody,
     },
-    /// The answer to an unsupported version: a header in the layout common to all versions.
+    /// The answer to an unsupported version, in the layout of all versions.
     WrongVersion {
         /// Of the message that it answers.
         xid: u32,

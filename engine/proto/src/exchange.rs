@@ -66,7 +66,7 @@ pub enum Event {
         /// What became of it.
         outcome: Outcome,
     },
-    /// The peer does not support these operations; its values stay as they are.
+    /// The peer does not support these operations; its values stay.
     Unsupported,
 }
 
@@ -86,7 +86,7 @@ pub enum Outcome {
 /// This end's decision about a value that the peer asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Already in effect before the answer goes out: the peer relies on it at once.
+    /// Already in effect before the answer: the peer relies on it at once.
     Done,
     /// No.
     Rejected,
@@ -346,8 +346,7 @@ impl Exchange {
 
     // ---- commands
 
-    /// Requests these values from the peer, under an XID unique among this end's requests. Each yields one
-    /// [`Event::Answer`].
+    /// Requests these values from the peer, under a unique XID of this end. Each yields one [`Event::Answer`].
     ///
     /// # Errors
     /// Nothing was requested.
@@ -476,7 +475,7 @@ impl Exchange {
     }
 }
 
-/// Whether each requested property is in exactly one subset, and no other is.
+/// Whether each requested property, and no other, is in exactly one subset.
 fn partition(wanted: &List, done: Subset<'_>, rejected: Subset<'_>, pending: Subset<'_>) -> bool {
     let subsets = [done, rejected, pending];
     let inside = |subset: &Subset<'_>| subset.iter().all(|position| position < wanted.len());

@@ -67,7 +67,7 @@ pub enum PeerFault {
     },
 }
 
-/// Why a message was dropped or answered with an error while the connection continues.
+/// Why a message was dropped or rejected while the connection continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rejected {
@@ -75,7 +75,7 @@ pub enum Rejected {
     TooShort,
     /// Answered with the protocol's own error.
     Answered(ErrorBody),
-    /// An unusable message that gets no answer: it came from a responder, or is itself an error.
+    /// An unusable message without an answer: an error, or from a responder.
     Dropped(WireErrorKind),
     /// A reply whose call has ended, by deadline or cancellation.
     Late,

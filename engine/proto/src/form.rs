@@ -1,9 +1,9 @@
-//! The form of a message: a pure function of sizes, limits and the peer's offers (version 2 §4.5 and §6.5, RFC 8166
-//! §3.5).
+//! The form of a message, as a pure function. Its arguments are sizes, limits and the peer's offers (version 2 §4.5 and
+//! §6.5, RFC 8166 §3.5).
 
 use super::{CallError, Knob};
 
-/// Minimum bytes of a message's last part: two words, of which the previous part may take one.
+/// Minimum bytes of a message's last part. These are two words, of which the previous part may take one.
 pub const LEAST_LAST_PART: usize = 8;
 
 /// Limits that decide the form of a message, for one direction.
@@ -15,9 +15,9 @@ pub struct FormLimits {
     pub receive_inline_threshold: usize,
     /// Whether messages may be continued: in version 2 only, not its predecessor.
     pub continuation: bool,
-    /// Longest RPC message to continue rather than send as a chunk, in bytes, where both are possible.
+    /// Longest RPC message to continue instead of using a chunk, in bytes. It applies where both are possible.
     pub continue_up_to: usize,
-    /// Longest RPC message reassembled from parts here, in bytes; assumed of the peer too.
+    /// Longest RPC message reassembled from parts, in bytes; assumed of peers too.
     pub reassemble_up_to: usize,
     /// Calls of this direction may have chunks.
     pub chunks: bool,

@@ -20,7 +20,7 @@ impl FreeList {
         list
     }
 
-    /// Makes room for so many slots; those that are new are free, and go first.
+    /// Grows to `capacity` slots; new ones are free and come first.
     pub(super) fn grow(&mut self, capacity: usize) {
         let old = self.links.len();
         let mut links = std::mem::take(&mut self.links).into_vec();

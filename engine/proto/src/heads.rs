@@ -6,9 +6,9 @@ use crate::wire::HeadLayout;
 /// See the page of this module.
 #[derive(Debug)]
 pub(super) struct Heads {
-    /// The same as `layout`, unless this side [checks all messages as a whole](ConnConfig::decode_by_layout).
+    /// As `layout`, unless this side [parses all messages as a whole](ConnConfig::decode_by_layout).
     decoder: Option<HeadLayout>,
-    /// How most messages are laid out; `None` while none is expected of any kind.
+    /// The layout of most messages; `None` while none is expected.
     layout: Option<HeadLayout>,
     by_layout: bool,
     /// The peer has sent a windowed header: all that follow are.

@@ -18,7 +18,7 @@ impl InboundId {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Inbound {
     pub(super) xid: u32,
-    /// Of the call that is served, or of the next one to be.
+    /// Generation of the current call, or of the next.
     generation: u32,
     /// Of a free slot: the next free one, or [`LAST`]. Else [`SERVED`].
     next: u32,
@@ -28,8 +28,8 @@ pub(super) struct Inbound {
 const LAST: u32 = u32::MAX;
 const SERVED: u32 = u32::MAX - 1;
 
-/// Slots of served calls: two for each call that the peer may have under way, as version 1 tolerates twice as many.
-/// Those that are free are a list, the last freed one first.
+/// Slots of served calls: two per concurrent call, as version 1 tolerates twice as many. Free ones form a list, the
+/// last freed first.
 #[derive(Debug)]
 pub(super) struct InboundTable {
     slots: Vec<Inbound>,
@@ -82,7 +82,7 @@ impl InboundTable {
         Some(slot.xid)
     }
 
-    /// Whether the peer has made this call twice, and the other one is being served, too.
+    /// Whether the peer made this call twice, and both are in service.
     pub(super) fn is_double(&self, id: InboundId) -> bool {
         let Some(call) = self.get(id) else { return false };
         self.slots.iter().filter(|slot| slot.next == SERVED && slot.xid == call.xid).count() > 1

@@ -9,7 +9,7 @@ use crate::wire::{self, Body, Flags, Header};
 /// Room for this side's properties, without what authentication says.
 const PROPERTIES_LEN: usize = 512;
 
-/// What either end has said of itself, and who the other one is.
+/// Both ends' introductions, and the peer's identity.
 #[derive(Debug)]
 pub(super) struct Introduction {
     /// A CONNPROP of this side has gone out, or waits to.
@@ -104,8 +104,8 @@ impl Connection {
         Ok(Event::Grant)
     }
 
-    /// Properties that cannot be read are answered by either end (version 2 §5.1). A client goes on without
-    /// them, as with a server that says nothing of itself; nor has that proved who it is.
+    /// Rejects unreadable properties, on either end (version 2 §5.1). A client continues without them, as with a silent
+    /// server, which then has not authenticated either.
     ///
     /// # Errors
     /// The server would have had to.
@@ -117,7 +117,7 @@ impl Connection {
         Ok(self.answer(xid, wire::ErrorBody::BadXdr))
     }
 
-    /// Goes one step on with authentication; `None` if the peer has nothing to say about it.
+    /// Advances authentication by a message; `None` if the peer sent none.
     pub(super) fn authenticate(&mut self, message: Option<&[u8]>) -> Result<(), PeerFault> {
         if let Some(answer) = self.introduction.auth.receive(message)? {
             self.introduction.message = Some(answer);
@@ -129,7 +129,7 @@ impl Connection {
         Ok(())
     }
 
-    /// A client hears once that it may call; a server's first message is a grant, or properties.
+    /// Reports once to a client that it may call; a server sends a grant or properties first.
     pub(super) fn opened(&mut self, event: Event) -> Event {
         let over = !self.introduction.auth.in_progress() && self.introduction.auth.may_go_on();
         if self.session.is_open() || self.config.server || self.session.phase() != Phase::Settled || !over {
@@ -150,7 +150,7 @@ impl Connection {
         }
     }
 
-    /// Windowed headers from now on, if both ends have offered them and this side's offer has gone out.
+    /// Switches to windowed headers once both ends offered them and this side's offer has gone out.
     pub(super) fn agree_on_windowed_credits(&mut self) {
         let waiting = self.outbox.contains(Outgoing::Connprop);
         if self.may_be_windowed() && self.introduction.introduced && !waiting {
@@ -164,8 +164,8 @@ impl Connection {
         (PROPERTIES_LEN + message + self.introduction.rest.len()).min(self.session.terms().send_inline_threshold)
     }
 
-    /// Writes this side's CONNPROP before `end` of `buf`, whole or in parts of the peer's message size. The client's
-    /// first one is whole: its opening has at most [`MAX_OPENING`](crate::auth::MAX_OPENING) bytes.
+    /// Writes this side's CONNPROP before `end` of `buf`, whole or in parts. A part has the peer's message size. The
+    /// client's first one is whole: its opening has at most [`MAX_OPENING`](crate::auth::MAX_OPENING) bytes.
     pub(super) fn emit_connprop(&mut self, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         if self.introduction.rest.is_empty() {
             self.introduction.rest = self.own_properties()?;

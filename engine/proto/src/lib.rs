@@ -109,8 +109,8 @@
 //! Either end may call, and either may serve: [`ConnConfig::max_calls`] and [`ConnConfig::takes_calls`] say
 //! which it does.
 //!
-//! Memory is the owner's: the connection names calls ([`CallId`]) and served calls ([`InboundId`]), and the
-//! owner keeps their buffers and exposed memory beside those names.
+//! The owner manages memory. The connection names calls ([`CallId`]) and served calls ([`InboundId`]); the owner keeps
+//! their buffers and exposed memory beside those names.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -324,7 +324,7 @@ impl Connection {
         }
     }
 
-    /// Requests a pure grant in this turn, as a keep-alive (version 2 §4.3.1.2). Version 1 has no such message.
+    /// Requests a pure grant in this turn, as a keep-alive. See version 2 §4.3.1.2. Version 1 has no such message.
     pub fn keep_alive(&mut self) {
         self.outbox.set_ping(self.session.version() == Version::V2 && self.session.phase() == Phase::Settled);
     }

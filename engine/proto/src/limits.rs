@@ -3,9 +3,9 @@
 
 use crate::wire::Limits;
 
-/// Most chunks of a call per direction, without Position Zero Read chunk and Reply chunk.
+/// Most chunks per direction, besides Position Zero Read and Reply chunks.
 pub const MAX_CHUNKS: usize = 4;
-/// Most segments of any one chunk: Read chunk, Position Zero Read chunk, Write chunk or Reply chunk (RFC 8267 §6.4.2).
+/// Most segments of any chunk, of all four kinds (RFC 8267 §6.4.2).
 pub const MAX_SEGMENTS: usize = 16;
 
 /// The same for [`View::check_limits`](crate::wire::View::check_limits).

@@ -11,7 +11,7 @@ use crate::wire::private_data::{self, PrivateData};
 use crate::wire::properties::{Properties, ReverseSupport};
 use crate::wire::{ErrorBody, HeaderType, Revision, Version, View, ViewBody, WireErrorKind};
 
-/// Longest first message of a client, in bytes: every version 1 receiver has this room (version 2 §4.3.3).
+/// Longest first message of a client, in bytes. Every version 1 receiver has this room (version 2 §4.3.3).
 pub const FIRST_MESSAGE_LEN: usize = 1024;
 
 /// The phase of a connection's negotiation.
@@ -30,7 +30,7 @@ pub(super) struct Session {
     phase: Phase,
     /// A client may call.
     open: bool,
-    /// Calls of the peer are taken: they are at all, and it is who it has to be.
+    /// Whether calls of the peer are served: configured, and the peer authenticated.
     serves: bool,
     terms: Terms,
 }
@@ -106,7 +106,7 @@ impl Connection {
         }
     }
 
-    /// A server takes a first message of version 1 though it prefers version 2.
+    /// Whether a server accepts a version 1 first message despite its preference.
     pub(super) fn follows(&self, vers: Version) -> bool {
         self.config.server && self.session.phase() == Phase::Hello && vers == Version::V1 && self.config.version_1
     }
@@ -186,7 +186,7 @@ impl Connection {
 pub struct Terms {
     /// Protocol version.
     pub version: Version,
-    /// Longest message that this side may send, in bytes: the smaller of its own limit and the peer's Receives.
+    /// Longest message to send, in bytes: own limit or the peer's Receives.
     pub send_inline_threshold: usize,
     /// Longest message that the peer will send, in bytes.
     pub receive_inline_threshold: usize,

@@ -1,5 +1,4 @@
-//! The queue of outgoing messages other than calls: replies, errors, properties, operations, remaining parts, and
-//! grants.
+//! Outgoing messages other than calls: replies, errors, properties, operations, parts, grants.
 
 use std::collections::VecDeque;
 
@@ -15,7 +14,7 @@ pub(super) struct Outbox {
     queue: VecDeque<Outgoing>,
     /// Messages that were in the queue, and are not any more. The number wraps.
     gone: u32,
-    /// Errors in the queue: each takes the place of a served call until it is sent.
+    /// Queued errors; each occupies a served call's place until sent.
     errors: usize,
     /// A message went out since the last pure-grant decision.
     just_sent: bool,
@@ -28,7 +27,7 @@ fn is_error(out: &Outgoing) -> bool {
 }
 
 impl Outbox {
-    /// Has room for the answers to so many calls before it must grow.
+    /// A queue with room for the answers to `calls` calls.
     pub(super) fn new(calls: usize) -> Self {
         let queue = VecDeque::with_capacity(2 * calls.max(MIN_ERRORS));
         Self { queue, gone: 0, errors: 0, just_sent: false, ping: false }
@@ -75,8 +74,8 @@ impl Outbox {
         self.queue.push_front(out);
     }
 
-    /// An error, where no more than one for each of so many served calls waits. A peer that keeps to its credits never
-    /// meets this bound: it is told of no more Receives before.
+    /// Queues an error, at most one per served call of `calls`. A correct peer never meets this bound, since it gets no
+    /// more Receives before.
     #[cold]
     pub(super) fn push_error(&mut self, out: Outgoing, calls: usize) {
         if self.errors < calls.max(MIN_ERRORS) {
@@ -94,7 +93,7 @@ impl Outbox {
         Some(out)
     }
 
-    /// Puts a message, or what is left of it, back in front of the others.
+    /// Returns a message, or its remaining parts, to the front.
     pub(super) fn put_back(&mut self, out: Outgoing) {
         self.errors += usize::from(is_error(&out));
         self.gone = self.gone.wrapping_sub(1);
@@ -124,7 +123,7 @@ impl Outbox {
         !std::mem::replace(&mut self.just_sent, false)
     }
 
-    /// A pure grant is to be sent, or not, though nothing needs one.
+    /// Sets whether to send a pure grant without need.
     pub(super) fn set_ping(&mut self, ping: bool) {
         self.ping = ping;
     }

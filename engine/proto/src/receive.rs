@@ -24,7 +24,7 @@ impl Connection {
         }
     }
 
-    /// Processes the credits and kind of a one-piece message in the negotiated layout.
+    /// Processes credits and kind of a one-piece message in the negotiated layout.
     #[inline(always)]
     fn take(&mut self, head: Head, lists: Option<HasLists>) -> Result<Event, PeerFault> {
         // A windowed header is of version 2.
@@ -232,7 +232,7 @@ impl Connection {
         }
     }
 
-    /// Rejects chunks: in version 1 by ERR_CHUNK (RFC 8167 §5.3), and the call may not be retried with other chunks.
+    /// Rejects chunks: in version 1 by ERR_CHUNK, without a retry (RFC 8167 §5.3).
     #[cold]
     fn reject_chunks(&mut self, xid: u32, lists: HasLists) -> Event {
         let error = match lists.reads {
@@ -248,7 +248,7 @@ impl Connection {
         self.config.server || self.config.reverse == ReverseSupport::General
     }
 
-    /// Rejects a call that is not served here, or not before the peer authenticates.
+    /// Rejects a call: not served here, or the peer is not authenticated yet.
     #[cold]
     fn unserved(&mut self, xid: u32) -> Event {
         match self.config.takes_calls {

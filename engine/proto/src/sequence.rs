@@ -1,4 +1,4 @@
-//! A continued message of the peer (version 2 §6.3.2.2): its invariants and its length.
+//! A peer's continued message: its invariants and length (version 2 §6.3.2.2).
 
 use super::incoming::HasLists;
 use super::receive::is_response;
@@ -9,7 +9,7 @@ use crate::wire::{ErrorBody, Flags, HeaderType, View};
 /// Longest CONNPROP that is put together from parts, in bytes.
 const LONGEST_CONNPROP: usize = 64 << 10;
 
-/// Parts of one message that have come, the last one still to follow.
+/// Received parts of one message, without the last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sequence {
     pub(super) xid: u32,
@@ -17,7 +17,7 @@ pub(super) struct Sequence {
     pub(super) response: bool,
     /// Bytes of payload so far.
     bytes: usize,
-    /// The payload is of use: it answers a call of ours or is one for us, and is not too long so far.
+    /// Whether the payload is kept: a reply or call for us, within the limit.
     pub(super) kept: bool,
     /// There was no memory for it.
     pub(super) no_memory: bool,
@@ -53,7 +53,7 @@ impl Sequence {
     }
 }
 
-/// What the peer has begun and not ended, and what came of it.
+/// The peer's unfinished messages, and their outcomes.
 #[derive(Debug, Default)]
 pub(super) struct Sequences {
     /// A continued message that is coming in.
@@ -71,12 +71,12 @@ impl Sequences {
         self.open
     }
 
-    /// The number of the message that is coming in: another one for each.
+    /// The number of the message in progress, unique per message.
     pub(super) fn number(&self) -> Option<u32> {
         self.open.map(|_| self.begun)
     }
 
-    /// A part has come of a message; true if it is the first.
+    /// Starts or continues a message by a part; true for the first.
     pub(super) fn begin(&mut self) -> bool {
         let first = self.open.is_none();
         self.begun = self.begun.wrapping_add(u32::from(first));
@@ -155,7 +155,7 @@ impl Connection {
         }
     }
 
-    /// Something else came where the next part was due: both messages are lost.
+    /// Handles another message in place of the next part: both are lost.
     #[cold]
     pub(super) fn broken(&mut self, sequence: Sequence, view: &View<'_>) -> Event {
         self.break_off(sequence);

@@ -50,8 +50,8 @@ impl Connection {
         (silent && due).then_some(Outgoing::Grant)
     }
 
-    /// Counts of replies and remaining parts: those that waited so far, and those that wait no more. The former are
-    /// more while some wait, and the peer has granted nothing that they could go out with. The numbers wrap.
+    /// Counts of replies and remaining parts: waiting so far, and no longer waiting. The former are more while some
+    /// wait, and the peer has granted nothing that they could go out with. The numbers wrap.
     pub fn ungranted(&self) -> (u32, u32) {
         let lacks = self.session.version() == Version::V2 && self.credits.available() == 0;
         let waiting = if lacks { self.outbox.len() as u32 } else { 0 };
@@ -84,9 +84,9 @@ impl Connection {
         self.outbox.put_back(Outgoing::Continue);
     }
 
-    /// Messages that the peer may be told of beyond those that were received, in version 2. Each of its calls that is not
-    /// answered has used a credit: it has the Receive that was promised for it, and a slot. While calls of ours are under
-    /// way there are a few more, for the replies.
+    /// Version 2: messages to grant to the peer beyond received ones. Each unanswered call of the peer has used a
+    /// credit: it holds its Receive and a slot. While calls of ours are under way there are a few more, for the
+    /// replies.
     #[inline(always)]
     pub(super) fn room(&self) -> u32 {
         let taken = self.inbound.len() + self.outbox.errors();
@@ -105,7 +105,7 @@ impl Connection {
         receives_ok.then(|| self.room())
     }
 
-    /// A call may go out: in version 2, if credits are left for the replies to calls of the peer.
+    /// Whether a call may go out. Version 2 keeps credits for replies to the peer.
     #[inline(always)]
     pub(super) fn may_send_call(&self, receives_ok: bool) -> bool {
         self.credits.may_send(true, receives_ok)
@@ -169,8 +169,8 @@ impl Connection {
         wire::emit_windowed(header, xid, credit, received, flags);
     }
 
-    /// Whether a reply without chunks may go out at once with a windowed header. It is not queued, and its header must
-    /// be [written](Self::emit_reply) now. `receives_ok` is true.
+    /// Whether a windowed reply without chunks may go out at once. It is not queued, and its header must be
+    /// [written](Self::emit_reply) now. `receives_ok` is true.
     #[inline(always)]
     pub fn replies_windowed(&self) -> bool {
         self.windowed() && self.may_reply(true)
@@ -185,7 +185,7 @@ impl Connection {
         true
     }
 
-    /// Writes the header of a part that is not the last, as [`emit_plain`](Self::emit_plain). That or
+    /// Writes the header of a part before the last, as [`emit_plain`](Self::emit_plain). That or
     /// [`emit_before`](Self::emit_before) writes the last part.
     pub fn emit_continued(&mut self, out: Outgoing, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         let (xid, flags) = match out {
@@ -253,8 +253,8 @@ impl Connection {
         self.account(false, self.session.version() == Version::V1, receives_ok)
     }
 
-    /// Counts a message that goes out, and says what it tells of credits. `call`s are what version 1 counts;
-    /// a message that `grants` nothing tells nothing new.
+    /// Counts an outgoing message and returns its credit words. `call`s are what version 1 counts; a message that
+    /// `grants` nothing repeats the old credits.
     #[inline(always)]
     pub(super) fn account(&mut self, call: bool, grants: bool, receives_ok: bool) -> CreditWords {
         self.counters.sent += 1;

@@ -1,4 +1,4 @@
-//! Messages of no use. Flow control does not end them: in version 1 no rule does, and in version 2 they get their
+//! Messages of no use. Flow control does not end them. In version 1 no rule does, and in version 2 they get their
 //! credits back. So each connection has a budget of them.
 
 /// What has come of that kind.
@@ -10,7 +10,7 @@ pub(super) struct Useless {
 }
 
 impl Useless {
-    /// So many in a second are put up with, and so many at once.
+    /// A budget of `per_second`, and the same as a burst.
     pub(super) fn new(per_second: u32) -> Self {
         Self { budget: Budget::new(per_second), grants: 0 }
     }
@@ -38,7 +38,7 @@ impl Useless {
         self.budget.pass_time(now);
     }
 
-    /// More have come than is put up with: how many there may be in a second.
+    /// The rate per second, if the budget was exceeded.
     pub(super) fn overdrawn(&self) -> Option<u32> {
         self.budget.overdrawn()
     }

@@ -20,8 +20,8 @@ impl Connection {
         event
     }
 
-    /// A call or reply of version 1. What a call says of credits asks for some, which this side grants as it
-    /// sees fit: what counts are the calls under way.
+    /// A call or reply of version 1. The credits of a call are a request, which this side grants as it sees fit. Only
+    /// the calls under way count.
     #[inline]
     pub(super) fn take_v1(
         &mut self,
@@ -59,7 +59,7 @@ impl Connection {
         }
     }
 
-    /// What is neither a call nor a reply, and comes from a requester.
+    /// Rejects a requester's message that is neither a call nor a reply.
     #[cold]
     pub(super) fn reject_v1(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         if !self.config.takes_calls {
@@ -84,7 +84,7 @@ impl Connection {
         Ok(event)
     }
 
-    /// Takes the credit word of an answer that was found to mean this.
+    /// Applies the credit word of an answer with this event.
     #[inline(always)]
     pub(super) fn credit_v1(&mut self, event: &Event, credit: u32) -> Result<(), PeerFault> {
         match event {
@@ -97,8 +97,7 @@ impl Connection {
         }
     }
 
-    /// Version 1 counts no messages, but calls under way: no more of them than are
-    /// [tolerated](super::Credits::tolerated).
+    /// Checks version 1's calls under way against the [tolerated](super::Credits::tolerated) number.
     #[inline]
     pub(super) fn check_overrun(&self) -> Result<(), PeerFault> {
         let limit = self.credits.tolerated() + 1;

@@ -11,9 +11,9 @@
 //! | [`receive`](HostAuth::receive) | ← message 2 | |
 //! | | message 3 … → | [`receive`](HostAuth::receive) |
 //!
-//! Both ends speak in turn, one message per CONNPROP, the client first and in its first CONNPROP. A CONNPROP
-//! without a message means that the peer does not authenticate, or goes no further; so does version 1, which
-//! has no properties. What then becomes of the connection is the [`AuthPolicy`]'s to say.
+//! Both ends speak in turn, one message per CONNPROP, the client first and in its first CONNPROP. A CONNPROP without a
+//! message means that the peer does not authenticate or stops. Version 1, which has no properties, means the same. What
+//! then becomes of the connection is the [`AuthPolicy`]'s to say.
 //!
 //! # What it protects, and what not
 //! It proves which key the peer holds at the time of the exchange. It does **not** protect later traffic: headers,
@@ -211,7 +211,7 @@ impl HostAuth {
         Err(error)
     }
 
-    /// Whether the exchange is unfinished, so a client must hold its first call.
+    /// Whether the exchange is unfinished: a client holds its first call.
     pub fn in_progress(&self) -> bool {
         matches!(self.state, State::Running(_))
     }

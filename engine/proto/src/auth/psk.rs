@@ -105,7 +105,7 @@ impl PreSharedKey {
         Ok(Self { keys: vec![Arc::new(Key::new(id, key)?)] })
     }
 
-    /// Adds a key that a server accepts: for key rotation, or one key per client.
+    /// Adds a key for a server: for rotation, or one per client.
     ///
     /// # Errors
     /// As [`new`](Self::new).

@@ -1,8 +1,8 @@
-//! A model of flow control: every interleaving of two peers, for few credits and a few messages.
+//! Flow control model: all interleavings of two peers with few credits.
 //!
-//! Whatever the order of sending, delivery, refilling and granting: there are never more messages under way
-//! than Receives posted for them, none but a pure grant is beyond what its sender was told, what headers say
-//! is true, every message gets through, and the peers come to rest.
+//! For every order of sending, delivery, refilling and granting: no more messages are under way than Receives posted.
+//! Only a pure grant exceeds its sender's limit. Headers are true, every message gets through, and the peers come to
+//! rest.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -25,13 +25,13 @@ struct Message {
     kind: Kind,
 }
 
-/// One end: its counts, the Receives that it has posted, what is on its way to it, what it has yet to send.
+/// One end: counts, posted Receives, inbound messages and work to send.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct End {
     credits: Credits,
     posted: u32,
     arriving: VecDeque<Message>,
-    /// Calls that it has yet to make, and those that are not answered.
+    /// Calls not yet made, and calls not answered.
     to_call: u32,
     waits: u32,
     /// Messages of the call that it has begun.
@@ -42,8 +42,7 @@ struct End {
     owed: u32,
     parked: u32,
     resized: bool,
-    /// The most that may be outstanding, as the other end said it last, and messages sent since; only where
-    /// that end is blunt.
+    /// The other end's last outstanding limit, and messages sent since. Only where that end is blunt.
     heard: Option<(u32, u32)>,
 }
 
@@ -51,10 +50,9 @@ struct End {
 #[derive(Clone, Hash)]
 struct World {
     ends: [End; 2],
-    /// Buffers that end 1 has, for Receives and for the calls that it owes answers; where these are short.
+    /// Buffers of end 1 for Receives and unanswered calls, where scarce.
     buffers: Option<u32>,
-    /// The end that changes its credit limit says so at once, though it has granted more, as other
-    /// implementations may.
+    /// The end that announces a lower limit at once, in spite of larger grants, as other implementations may.
     blunt: Option<usize>,
 }
 
@@ -62,11 +60,11 @@ struct Model {
     replies: u32,
     /// Messages that a call is.
     parts: u32,
-    /// Version 1: replies and their calls pay together, and nothing is granted by itself.
+    /// Version 1: replies pay for calls, and there are no pure grants.
     v1: bool,
     /// This end changes its credit limit once, at any time, to that.
     resize: Option<(usize, u32)>,
-    /// End 1 makes a call for each that it gets, and answers none before its own are answered.
+    /// End 1 makes a call per received call, and answers only afterwards.
     nested: bool,
 }
 
@@ -98,7 +96,7 @@ impl World {
         Self { ends, buffers: None, blunt: None }
     }
 
-    /// Calls that have not begun may wait while as many as the credit limit allows are held.
+    /// Unstarted calls may wait while the credit limit's number of calls is held.
     fn has_to_send(&self) -> bool {
         let full = |end: &End| end.parked >= end.credits.credit_limit();
         let [caller, server] = &self.ends;
@@ -160,7 +158,7 @@ impl Model {
         end.credits.room_beside(self.served(end), SLOTS, end.waits > 0, end.half)
     }
 
-    /// Whether the Receives suffice when one call fewer is served, or the first of its own is made.
+    /// Whether Receives suffice with one served call less, or its own first call.
     fn receives_ok(&self, end: &End) -> bool {
         let needed = end.credits.reserve();
         let spared = match self.v1 {
@@ -231,7 +229,7 @@ impl Model {
         next
     }
 
-    /// A message of a call goes out, and so many are still to follow.
+    /// Sends a message of a call, with `rest` more to follow.
     fn call(&self, world: &World, at: usize, rest: u32) -> World {
         let mut after = world.clone();
         after.ends[at].rest = rest;
@@ -270,7 +268,7 @@ impl Model {
         }
     }
 
-    /// One of the ways from a world to where nothing goes on any more, drawn from a seed.
+    /// One path from a world to rest, drawn from a seed.
     fn walk(&self, mut world: World, seed: u64) {
         let mut drawn = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         for _ in 0..10_000 {
@@ -286,8 +284,8 @@ impl Model {
         panic!("seed {seed}: the peers do not come to rest: {:#?}", world.ends);
     }
 
-    /// Visits every world that can come about; returns how many there are. A hash of 64 bits stands for a world that
-    /// was seen: that two of a million have the same is one chance in 10 million, and other ones with each run.
+    /// Visits every world that can come about; returns how many there are. A 64-bit hash stands for a visited world.
+    /// The chance of a collision among a million is 1 in 10 million, and it differs with each run.
     fn explore(&self, start: World) -> usize {
         let hashes = RandomState::new();
         let mut seen = HashSet::from([hashes.hash_one(&start)]);
@@ -328,7 +326,7 @@ fn no_interleaving_of_version_2_overruns_or_deadlocks() {
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }
 
-/// Whichever end changes its credit limit, and whether it says so when that is true or at once.
+/// Either end changes its credit limit, and announces it when true or at once.
 #[test]
 fn no_interleaving_of_changed_credit_limits_overruns_or_deadlocks() {
     let mut worlds = 0;
@@ -356,7 +354,7 @@ fn no_interleaving_of_changed_credit_limits_overruns_or_deadlocks() {
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }
 
-/// End 1 makes a call for each that it gets, and answers it when that is answered: with more of them than credits.
+/// End 1 makes a call per received call, beyond its credits, and answers afterwards.
 #[test]
 fn no_interleaving_deadlocks_while_each_call_waits_for_a_call_the_other_way() {
     let mut worlds = 0;
@@ -372,7 +370,7 @@ fn no_interleaving_deadlocks_while_each_call_waits_for_a_call_the_other_way() {
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }
 
-/// All calls but one of the credit limit are never answered: the others are, one at a time.
+/// All calls but one of the credit limit stay unanswered.
 #[test]
 fn no_interleaving_stalls_while_a_single_credit_goes_round() {
     let mut worlds = 0;
@@ -386,8 +384,8 @@ fn no_interleaving_stalls_while_a_single_credit_goes_round() {
     assert!(worlds > 1_000, "only {worlds} worlds were visited");
 }
 
-/// More calls than the credit limit, which shrinks at any time, are never answered. Calls of either end, in parts or not,
-/// that have begun are answered, also where there are no more buffers than it takes.
+/// More calls than the credit limit stay unanswered, while it shrinks at any time. Started calls of either end, in
+/// parts or not, are answered, even with the minimum of buffers.
 #[test]
 fn no_interleaving_stalls_when_the_credit_limit_shrinks_below_the_calls_that_are_held() {
     const HELD: u32 = 2 * MIN_CREDITS - 1;
@@ -413,7 +411,7 @@ fn no_interleaving_stalls_when_the_credit_limit_shrinks_below_the_calls_that_are
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }
 
-/// The calls that a server has not answered leave it fewer Receives than it has promised.
+/// A server's unanswered calls leave it fewer Receives than promised.
 #[test]
 fn no_interleaving_overruns_or_deadlocks_while_calls_hold_what_receives_are_made_of() {
     let mut worlds = 0;

@@ -48,7 +48,7 @@ impl Characteristic {
         }
     }
 
-    /// The characteristic in a property, with its default if there is no data; `None` if it is none.
+    /// The characteristic of a property, with its default if empty; `None` for others.
     pub(super) fn read(property: &Property<'_>, revision: Revision) -> Result<Option<Characteristic>, BadXdr> {
         let mut value = Properties::default();
         let id = value.apply(property, revision)?;

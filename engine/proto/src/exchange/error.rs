@@ -11,7 +11,7 @@ pub enum ExchangeError {
     /// Not one of the four.
     #[error("unknown optional operation {0}")]
     UnknownOperation(u32),
-    /// The message, or the value of a known property, is not valid XDR.
+    /// The message, or a known property's value, is invalid XDR.
     #[error(transparent)]
     BadXdr(#[from] BadXdr),
     /// A subset names a property that is not in its set.
@@ -29,14 +29,14 @@ pub enum ExchangeError {
     /// An answer to a request never made.
     #[error("answer to no request, XID {0:#x}")]
     NotRequested(u32),
-    /// The answer does not partition the request, lacks the RESPONSE flag, or is unreadable. All requested values count
-    /// as rejected.
+    /// The answer is unreadable, lacks RESPONSE or does not partition the request. All requested values count as
+    /// rejected.
     #[error("malformed answer to a request")]
     BadAnswer,
 }
 
 impl ExchangeError {
-    /// The error to report (XC §2.1, §4); `None` where it would answer an answer.
+    /// The error to report (XC §2.1, §4); `None` for answers.
     pub const fn answer(&self) -> Option<ErrorBody> {
         match self {
             ExchangeError::UnknownOperation(_) => Some(ErrorBody::InvalHtype),
@@ -66,7 +66,7 @@ pub enum ChangeError {
     /// An earlier request for it is pending.
     #[error("{0} is pending at the peer")]
     Pending(PropertyId),
-    /// The property is constant or never stated, so it may not be requested (version 2 §6.4.4).
+    /// The property is constant or never stated: not requestable (version 2 §6.4.4).
     #[error("{0} does not change")]
     Constant(PropertyId),
     /// The peer does not wait for it.

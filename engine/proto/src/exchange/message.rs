@@ -31,7 +31,7 @@ pub(super) enum Message {
 }
 
 impl Message {
-    /// As it goes out from an end that is as `local` says, `constant` for good.
+    /// Encodes it for an end with the values of `local`, with `constant` fixed.
     pub(super) fn encode(&self, revision: Revision, local: &Properties<'_>, constant: IdSet) -> Option<Outgoing> {
         Some(match self {
             Message::Initial => {

@@ -1,4 +1,4 @@
-//! Two ends and everything that they, or a hostile peer, can do in any order.
+//! Two ends with every input of theirs, or of a hostile peer, in any order.
 
 use proptest::prelude::*;
 
@@ -74,7 +74,7 @@ fn deliver(ends: &mut [End; 2], from: usize) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever two ends do: in the end each knows what the other is, and every request has ended once.
+    /// In the end both know each other's values, and each request has ended once.
     #[test]
     fn both_ends_agree_in_the_end_and_every_request_ends_once(steps in prop::collection::vec(step(), 0..80)) {
         let new = || End {
@@ -131,7 +131,7 @@ proptest! {
         }
     }
 
-    /// Whatever a hostile peer sends: no panic, bounded memory, and nothing sent that is not understood.
+    /// A hostile peer causes no panic, unbounded memory or unintelligible output.
     #[test]
     fn hostile_operations_are_harmless(
         messages in prop::collection::vec(

@@ -48,7 +48,7 @@ impl fmt::Display for Segment {
 /// One segment of a Read chunk. Segments with the same position form one chunk, in list order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct ReadSegment {
-    /// Offset of the data in the unreduced RPC message, in bytes. 0: the chunk has the whole message.
+    /// Offset of the data in the unreduced RPC message, in bytes. 0 means the whole message.
     pub position: u32,
     /// The memory to be read.
     pub target: Segment,
@@ -69,7 +69,7 @@ impl fmt::Display for ReadSegment {
     }
 }
 
-/// Where the three lists of a checked header start, and where the header ends.
+/// Starts of a checked header's three lists, and its end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lists {
     pub(super) reads: usize,
@@ -249,8 +249,8 @@ impl Chunks<'_> {
         }
     }
 
-    /// The lists as they are encoded if they have one segment in all, and it is no Reply chunk's: what
-    /// [`emit`](Self::emit) writes behind the handle.
+    /// The encoded lists, for one segment in all outside a Reply chunk. [`emit`](Self::emit) writes them behind the
+    /// handle.
     #[inline(always)]
     pub(super) fn single(&self) -> Option<[u32; 9]> {
         let WriteList { counts, segments } = self.writes;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Declares an enum of wire codes: one row per code with its number and its text.
+/// Declares an enum of wire codes, one row per code.
 macro_rules! codes {
     (
         $(#[$meta:meta])*
@@ -108,7 +108,7 @@ codes! {
     /// Header type: `rdma_proc` in version 1, `rdma_htype` in version 2. It determines the content after the fixed
     /// words.
     pub enum HeaderType {
-        /// Chunk lists, then the RPC message (or, with [`Flags::MORE`], a part of it).
+        /// Chunk lists, then the RPC message or (with [`Flags::MORE`]) a part.
         Msg = 0, "MSG";
         /// Chunk lists; the RPC message is elsewhere. In version 2, without chunks: a pure grant of credits.
         Nomsg = 1, "NOMSG";
@@ -152,11 +152,11 @@ pub struct Flags(pub u32);
 impl Flags {
     /// No flag.
     pub const NONE: Flags = Flags(0);
-    /// The message's receiver made the XID: this is a reply or an error.
+    /// The message is a reply or an error: its receiver made the XID.
     pub const RESPONSE: Flags = Flags(1);
     /// The payload continues in the next message.
     pub const MORE: Flags = Flags(2);
-    /// A word after the flags counts messages received on this connection (windowed credits).
+    /// A word after the flags counts received messages (windowed credits).
     pub const RECEIVED: Flags = Flags(4);
 
     const NAMES: [(Flags, &str); 3] =
@@ -193,7 +193,7 @@ impl Flags {
     }
 }
 
-/// Names joined by `|`, unknown bits in hex, `-` when there is none.
+/// Names joined by `|`, unknown bits in hex, `-` for none.
 impl fmt::Display for Flags {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_empty() {

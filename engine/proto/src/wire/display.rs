@@ -8,9 +8,9 @@ use super::optional::{Operation, OperationCode};
 use super::properties::{Property, PropertyId, PropertySet};
 use super::view::{View, ViewBody};
 
-/// Version, type and the fixed words, then what there is of flags, chunks, body and payload:
-/// `v2 MSG xid=0x00000007 credit=0x20 flags=RESPONSE reads=[0/0x1:512@0x1000] payload=64@60`. Segments are
-/// `handle:length@offset`, read segments have their position in front, the payload is `length@offset`.
+/// Version, type and the fixed words, then flags, chunks, body and payload, if present. Example: `v2 MSG xid=0x00000007
+/// credit=0x20 flags=RESPONSE reads=[0/0x1:512@0x1000] payload=64@60`. Segments are `handle:length@offset`, read
+/// segments have their position in front, the payload is `length@offset`.
 impl fmt::Display for View<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} xid={:#010x} credit={:#x}", self.version(), self.htype(), self.xid(), self.credit())?;

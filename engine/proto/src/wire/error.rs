@@ -51,7 +51,7 @@ pub enum WireErrorKind {
         /// `rdma_htype`.
         htype: u32,
     },
-    /// A flag that is unknown, or invalid for this header type or its lists.
+    /// A flag that is unknown, or invalid for this type or its lists.
     #[error("invalid flags {flags:#x}")]
     InvalidFlag {
         /// `rdma_flags`.
@@ -131,13 +131,12 @@ impl WireError {
         matches!(self.version(), Some(Version::V2)) && self.htype == HeaderType::Connprop.code()
     }
 
-    /// Version 1: whether it has a Read list, as only calls do (RFC 8166 §4.3.1).
+    /// Version 1: whether it has a Read list, as calls do. See RFC 8166 §4.3.1.
     pub const fn has_reads(&self) -> bool {
         self.reads
     }
 
-    /// Whether the message is shorter than any call or reply of its version. It is dropped without an answer (RFC 8166
-    /// §4.5).
+    /// Whether the message is shorter than any call or reply. It is dropped without an answer (RFC 8166 §4.5).
     pub const fn is_too_short(&self) -> bool {
         match self.version() {
             Some(Version::V1) => self.len < MIN_V1_LEN,
@@ -158,8 +157,8 @@ impl WireError {
         }
     }
 
-    /// The error that a responder reports (RFC 8166 §4.5, version 2 §6.4.3); `None` for silence. `supported` is the
-    /// version range for ERR_VERS. Requesters never send errors.
+    /// A responder's error; `None` for silence. RFC 8166 §4.5, version 2 §6.4.3. `supported` is the version range for
+    /// ERR_VERS. Requesters never send errors.
     pub const fn answer(&self, supported: (Version, Version)) -> Option<ErrorBody> {
         match self.kind {
             WireErrorKind::TooShort { .. } => None,
@@ -223,7 +222,7 @@ pub enum ErrorBody {
     Unknown(u32),
 }
 
-/// One row per error: its name, its code in [`Revision::Ietf00`], its code in [`Revision::Cel09`].
+/// One row per error: name, code in [`Revision::Ietf00`], code in [`Revision::Cel09`].
 const TABLE: [(&str, u32, u32); 10] = [
     ("ERR_VERS", 1, 1),
     ("ERR_BAD_XDR", 2, 2),

@@ -1,4 +1,5 @@
-//! Fast-path header decoding: MSG in one piece, with at most one chunk each way. All other layouts need a [`View`].
+//! Fast-path header decoding: MSG in one piece, one chunk each way. Either chunk may be absent. All other layouts need
+//! a [`View`].
 
 use super::chunks::{Lists, READ_SEGMENT_LEN, ReadSegment, SEGMENT_LEN, Segment};
 use super::codes::{Flags, HeaderType, Version};
@@ -25,9 +26,9 @@ pub struct Head {
     pub credit: u32,
     /// How many messages the sender has received, in the windowed layout.
     pub received: Option<u32>,
-    /// The handle that the reply may invalidate; 0 for none, and in version 1.
+    /// The handle that the reply may invalidate; 0 for none (version 1).
     pub inv_handle: u32,
-    /// Whether it is a reply: by its flag or, in version 1, by its RPC message (RFC 8167 §5).
+    /// Whether it is a reply. Its flag says so or, in version 1, its RPC message (RFC 8167 §5).
     pub response: bool,
     /// Bytes of header: where the payload starts.
     pub len: usize,
@@ -47,7 +48,7 @@ impl Head {
     }
 }
 
-/// The chunks of a message with at most one each way, of one segment.
+/// The chunks of a message: at most one each way, one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SingleChunks {
     /// The Read list.
@@ -69,7 +70,7 @@ impl HeadLayout {
         }
     }
 
-    /// Reads a header of this layout; `None` for any other, which needs a [`View`].
+    /// Reads a header of this layout; `None` needs a [`View`].
     #[inline(always)]
     pub fn read(self, message: &[u8]) -> Option<Head> {
         match self {
@@ -79,7 +80,7 @@ impl HeadLayout {
         }
     }
 
-    /// Reads a header of this layout with [single chunks](SingleChunks); `None` for any other.
+    /// Reads this layout with [single chunks](SingleChunks); `None` for any other.
     #[inline]
     pub fn read_with_chunks(self, message: &[u8]) -> Option<(Head, SingleChunks)> {
         match self {
@@ -210,11 +211,11 @@ fn read_with_lists<const N: usize>(message: &[u8], version: Version, flags: Flag
     (read.is_some() || write.is_some()).then_some((head, chunks))
 }
 
-/// The words that say that an entry, or no more of them, follows.
+/// The words for "an entry follows" and "no more entries".
 const ONE: [u8; 4] = [0, 0, 0, 1];
 const NONE: [u8; 4] = [0; 4];
 
-/// Reads a list of at most one `N`-byte entry behind `counts`, and the bytes after it.
+/// Reads a list of at most one `N`-byte entry, and the rest.
 #[inline(always)]
 fn one_or_none<'a, const N: usize>(list: &'a [u8], counts: &[u8]) -> Option<(Option<&'a [u8; N]>, &'a [u8])> {
     if let Some(behind) = list.strip_prefix(&NONE) {

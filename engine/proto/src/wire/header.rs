@@ -101,8 +101,8 @@ impl Header<'_> {
         self.emit_before(out, needed, version, revision).map(|_| needed).ok_or(NoSpace { needed, available })
     }
 
-    /// Writes the header so that it ends at byte `end` of `buf`; returns its start. The rest is as
-    /// [`emit`](Self::emit). Without room it writes nothing and returns `None`.
+    /// Writes the header to end at byte `end` of `buf`; returns its start. The rest is as [`emit`](Self::emit). Without
+    /// room it writes nothing and returns `None`.
     #[inline(never)]
     pub fn emit_before(&self, buf: &mut [u8], end: usize, version: Version, revision: Revision) -> Option<usize> {
         let start = end.checked_sub(self.encoded_len(version, revision))?;
@@ -168,8 +168,8 @@ pub fn emit_windowed(out: &mut [u8; WINDOWED_LEN], xid: u32, credit: u32, receiv
     put(out, common, [flags.with(Flags::RECEIVED).0, received, 0, 0, 0, 0]);
 }
 
-/// As [`Header::emit_before`], for a windowed version 2 MSG header with one segment in all. `None`, with nothing
-/// written, for a Reply chunk, for more segments, or without room.
+/// As [`Header::emit_before`], for a windowed MSG header with one segment. `None`, with nothing written, for a Reply
+/// chunk, for more segments, or without room.
 #[inline(always)]
 pub fn emit_windowed_single(
     buf: &mut [u8],
@@ -212,13 +212,13 @@ fn put<const M: usize, const N: usize>(out: &mut [u8], common: [u32; M], tail: [
     len
 }
 
-/// Bytes of a CONNPROP with a body, or part of one, of `len` bytes.
+/// Bytes of a CONNPROP whose body, or part, has `len` bytes.
 pub const fn connprop_len(received: Option<u32>, len: usize) -> usize {
     COMMON_LEN + 4 + if received.is_some() { 4 } else { 0 } + len
 }
 
-/// Writes a CONNPROP, or a part of one, to `out`; returns its length. A part has [`Flags::MORE`] if others follow.
-/// `bytes` is its body, or this part of it.
+/// Writes a CONNPROP, or a part, to `out`; returns its length. A part has [`Flags::MORE`] if others follow. `bytes` is
+/// its body, or this part of it.
 pub fn emit_connprop_continued(
     out: &mut [u8],
     xid: u32,
@@ -238,8 +238,8 @@ pub fn emit_connprop_continued(
     Ok(writer.len())
 }
 
-/// Writes an error header with the supported versions, in the layout of RFC 8166 §7 for every version. It answers an
-/// unsupported version. `vers` echoes the requested version.
+/// Writes an error header with the supported versions. It answers an unsupported version, in the layout of RFC 8166 §7
+/// for every version. `vers` echoes the requested version.
 pub fn emit_err_vers(
     out: &mut [u8],
     xid: u32,

@@ -1,5 +1,5 @@
-//! What holds of any bytes whatever. Tests ask it of messages that they make up, the fuzz targets of
-//! `tests/fuzz` of all others: each function panics where it does not hold.
+//! What holds of any bytes whatever. Tests apply them to generated messages, the fuzz targets of `tests/fuzz` to all
+//! others. Each function panics on a violation.
 
 use std::fmt::Write as _;
 
@@ -38,7 +38,7 @@ pub fn message(bytes: &[u8], revision: Revision) {
     }
 }
 
-/// An invalid message has a printable error, and an answer in its version.
+/// Checks that an invalid message has a printable error and an answer.
 fn unreadable(bytes: &[u8], error: &WireError, revision: Revision) {
     shown(error);
     assert_eq!(error.xid().is_some(), bytes.len() >= COMMON_LEN);
@@ -125,7 +125,7 @@ pub(super) fn whole_view(view: &View<'_>) {
     }
 }
 
-/// What each layout makes of a message, held against what its view says.
+/// Compares each layout's reading of a message with its view.
 pub(super) fn heads_agree_with_views(message: &[u8], revision: Revision) {
     let view = View::check(message, revision);
     for layout in [HeadLayout::V1, HeadLayout::V2, HeadLayout::V2Windowed] {

@@ -1,4 +1,4 @@
-//! Private data of a version 1 connection (RFC 8797): eight bytes in connect and accept messages.
+//! Private data of a version 1 connection (RFC 8797), eight bytes.
 
 use super::xdr::{NoSpace, Writer, word};
 

@@ -174,7 +174,7 @@ impl<'a> PropertySet<'a> {
         Ok(PropertySet { count, bytes: rest.get(..reader.at() - start).unwrap_or_default() })
     }
 
-    /// Reads a set from all of `bytes`; checks known properties against this revision.
+    /// Reads a set from all of `bytes`; checks known properties by revision.
     pub fn parse(bytes: &'a [u8], revision: Revision) -> Result<PropertySet<'a>, BadXdr> {
         let mut reader = Reader::new(bytes);
         let set = PropertySet::read(&mut reader)?;
@@ -340,8 +340,8 @@ impl<'a> Properties<'a> {
         Ok(Some(id))
     }
 
-    /// Writes the set: the text's own table as far as the revision has it. Experimental values and the authentication
-    /// message are written only if not the default.
+    /// Writes the set. It has the text's own table as far as the revision has it. Experimental values and the
+    /// authentication message are written only if not the default.
     pub fn emit<'b>(&self, buffer: &'b mut [u8], revision: Revision) -> Result<PropertySet<'b>, NoSpace> {
         let words = [
             (PropertyId::SendSize, self.send_size, true),

@@ -60,7 +60,7 @@ pub enum ViewBody<'a> {
     },
 }
 
-/// A receiver's limits on chunks and segments, each at least its own offer.
+/// A receiver's limits on chunks and segments, at least its own offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Read chunks: distinct positions in the Read list without position zero.
@@ -95,7 +95,7 @@ impl<'a> View<'a> {
         Self::parse(bytes, revision, false).map_err(|kind| WireError::new(kind, bytes))
     }
 
-    /// As [`check`](Self::check), during a CONNPROP in parts: these are not property sets and stay
+    /// As [`check`](Self::check), during a CONNPROP in parts. Parts are not property sets and stay
     /// [encoded](Self::properties_continued).
     #[cold]
     pub fn check_continued(bytes: &'a [u8], revision: Revision) -> Result<View<'a>, WireError> {
@@ -193,7 +193,7 @@ impl<'a> View<'a> {
         self.flags.contains(Flags::RECEIVED).then_some(self.received)
     }
 
-    /// The handle that the reply may invalidate; 0 for none, and in version 1.
+    /// The handle that the reply may invalidate; 0 for none (version 1).
     #[inline]
     pub const fn inv_handle(&self) -> u32 {
         self.inv_handle
@@ -328,9 +328,9 @@ impl<'a> View<'a> {
     }
 }
 
-/// Whether this is a version 2 ERR_VERS without the flags word. RFC 8166 §7 fixes that layout for all versions, and
-/// responders that know version 1 only echo our version number in it. The word in place of the flags is the error code,
-/// and the length is that header's. As a version 2 ERR_VERS these bytes would be truncated.
+/// Whether this is a version 2 ERR_VERS without the flags word. RFC 8166 §7 fixes that layout for all versions.
+/// Responders with version 1 only merely echo our version number in it. The word in place of the flags is the error
+/// code, and the length is that header's. As a version 2 ERR_VERS these bytes would be truncated.
 fn is_fixed_err_vers(bytes: &[u8], htype: HeaderType) -> bool {
     htype == HeaderType::Error
         && bytes.len() == ERR_VERS_LEN

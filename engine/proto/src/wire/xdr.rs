@@ -30,7 +30,7 @@ pub const fn padded(len: usize) -> usize {
     (len + 3) & !3
 }
 
-/// The big-endian word at `at`, or 0 past the end: for accessors of bytes that were checked before.
+/// The big-endian word at `at`, or 0 past the end. It is for accessors of checked bytes.
 #[inline]
 pub(super) fn word(bytes: &[u8], at: usize) -> u32 {
     match bytes.get(at..at.wrapping_add(4)).and_then(|word| word.first_chunk()) {

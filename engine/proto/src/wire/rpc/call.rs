@@ -40,7 +40,7 @@ pub struct RpcError {
 /// The ways in which an RPC header can be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RpcErrorKind {
-    /// A reply instead of a call, the reverse, or too short to decide.
+    /// Not the expected message type, or too short to decide.
     #[error("not an RPC {expected}")]
     NotA {
         /// What was expected.

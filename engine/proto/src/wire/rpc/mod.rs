@@ -42,7 +42,7 @@ codes! {
     }
 }
 
-/// The XID and type of an RPC message; `None` if too short or neither.
+/// XID and type of an RPC message; `None` if invalid.
 #[inline]
 pub fn peek(message: &[u8]) -> Option<(u32, MessageType)> {
     let head: &[u8; 8] = message.first_chunk()?;

@@ -250,7 +250,7 @@ impl<'a> ReplyHeader<'a> {
     }
 }
 
-/// What follows the XID in a successful reply: REPLY, MSG_ACCEPTED, AUTH_NONE of length 0, SUCCESS.
+/// A successful reply after its XID: REPLY, MSG_ACCEPTED, AUTH_NONE of length 0, SUCCESS.
 const SUCCESS_TAIL: [u8; ACCEPTED_REPLY_LEN - 4] = [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// Writes a successful reply header with an AUTH_NONE verifier. It is the fast path of [`ReplyHeader::emit`].
