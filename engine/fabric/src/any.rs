@@ -17,8 +17,8 @@ use super::{
     Flow, Found, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
-/// One of the fabrics of this build. Addresses are in the form of the one that it is, without the word before
-/// the colon; only [`bind`](Fabric::bind), which cannot know, wants that too.
+/// One of the fabrics of this build. Addresses have the form of that fabric, without the word before the colon. Only
+/// [`bind`](Fabric::bind), which cannot know the fabric, needs that too.
 pub enum AnyFabric {
     /// Shared memory.
     Software(SoftwareFabric),

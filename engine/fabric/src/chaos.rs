@@ -1,8 +1,8 @@
-//! A wrapper that makes any fabric misbehave, within what its contract allows: requests fail, connections
-//! break, completions come late, and those of different queue pairs in another order.
+//! A wrapper that makes a fabric misbehave within its contract. Requests fail, connections break, completions come
+//! late, and those of different queue pairs are reordered.
 //!
-//! The same seed over the same calls makes the same trouble. Nothing is ever lost: what chaos fails is
-//! reported like any failure, in order, with its memory given back behind it.
+//! The same seed over the same calls makes the same trouble. Nothing is lost: an injected failure is reported like any
+//! other, in order, with its memory returned after it.
 
 #![forbid(unsafe_code)]
 
@@ -31,9 +31,9 @@ pub struct ChaosConfig {
     pub flush: u16,
     /// Per Read or Write posted: the peer's key refuses it.
     pub rights: u16,
-    /// Per completion: it comes 1 to 64 polls late, and with it those behind it of the same queue pair.
+    /// Per completion: it and later ones of its queue pair come 1 to 64 polls late.
     pub delay: u16,
-    /// Per poll: its completions come in another order, each queue pair's own kept.
+    /// Per poll: completions of different queue pairs are reordered.
     pub reorder: u16,
     /// Per `poll_control`: one connection breaks.
     pub disconnect: u16,
@@ -41,7 +41,7 @@ pub struct ChaosConfig {
     pub queue_full: u16,
     /// Per chain of Receives posted: the queue takes a part of it only.
     pub receives_refused: u16,
-    /// Per Send posted: the device refuses it, and what stands behind it; the connection is up all the same.
+    /// Per Send posted: the device refuses it and its successors, while the connection is up.
     pub sends_refused: u16,
     /// Per LocalInvalidate posted: as for a Send.
     pub invalidations_refused: u16,
@@ -71,7 +71,7 @@ pub struct Chaos<F> {
     stats: ChaosStats,
     /// Queue pairs that are connected, as far as is known.
     live: Vec<QpId>,
-    /// Queue pairs with a request that was failed here, in the order in which that happened.
+    /// Queue pairs with an injected failure, in order.
     failing: Vec<Failing>,
     /// Queue pairs that were broken here, oldest first.
     broken: Vec<QpId>,
@@ -80,12 +80,12 @@ pub struct Chaos<F> {
     polls: u64,
 }
 
-/// A queue pair that the inner fabric is being made to end; what was posted since waits for its turn.
+/// A queue pair whose end was injected; later posts wait for their turn.
 #[derive(Debug)]
 struct Failing {
     qp: QpId,
     postings: Vec<(Posting, Status)>,
-    /// The same of a queue pair that was destroyed: what they held was given back.
+    /// The same of a destroyed queue pair: its memory was returned.
     ended: Vec<Completion>,
     /// The inner fabric has said that it is over.
     over: bool,
@@ -123,7 +123,7 @@ impl<F: Fabric> Chaos<F> {
         self.stats
     }
 
-    /// The connections that were broken so far, oldest first: any other that is lost was not lost here.
+    /// Connections broken so far, oldest first; no other loss was injected.
     pub fn broken(&self) -> &[QpId] {
         &self.broken
     }
@@ -154,7 +154,7 @@ impl<F: Fabric> Chaos<F> {
         trouble.or_else(|| self.random.chance(self.config.flush).then_some(Status::Flushed))
     }
 
-    /// Reports what was failed, once the inner fabric has reported all that came before.
+    /// Reports injected failures, once the inner fabric has reported all earlier requests.
     fn end_failing(&mut self, out: &mut Vec<Completion>, end: usize) {
         for failing in self.failing.iter_mut().filter(|d| d.over) {
             let qp = failing.qp;
@@ -179,7 +179,7 @@ impl<F: Fabric> Chaos<F> {
         }
     }
 
-    /// Posts a chain with which nothing is wrong, but of which the device may refuse a part.
+    /// Posts a faultless chain, of which the device may refuse a part.
     fn post_some(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         let Some(at) = chain.iter().position(|posting| self.refuses(&posting.wr)) else {
             return self.post_fitting(qp, chain);

@@ -17,13 +17,13 @@ pub(crate) fn known(registered: bool) -> Result<(), &'static str> {
     if registered { Ok(()) } else { Err(FOREIGN) }
 }
 
-/// A work request names `len` bytes from `offset` on, which a buffer of `all` bytes has.
+/// Whether a buffer of `all` bytes has `len` bytes from `offset` on.
 #[inline]
 pub(crate) fn inside(offset: usize, len: usize, all: usize) -> Result<(), &'static str> {
     if offset.checked_add(len).is_some_and(|end| end <= all) { Ok(()) } else { Err(BOUNDS) }
 }
 
-/// The same, of which there is at least one: memory that a window is bound to.
+/// The same for at least one byte: memory for a window.
 #[inline]
 pub(crate) fn inside_some(offset: usize, len: usize, all: usize) -> Result<(), &'static str> {
     if len == 0 { Err(BOUNDS) } else { inside(offset, len, all) }

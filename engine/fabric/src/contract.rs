@@ -102,7 +102,7 @@ pub fn loopback_address() -> FabricAddress {
     FabricAddress(format!("127.{}.{b}.{c}:{}", a | 0x80, 22_000 + number))
 }
 
-/// An address without a listener, derived from a [`loopback_address`], whose ports begin with 2.
+/// An address without a listener, from a [`loopback_address`]. Ports of the latter begin with 2.
 pub fn nowhere(address: &FabricAddress) -> FabricAddress {
     FabricAddress(address.0.replace(":2", ":3"))
 }
@@ -126,7 +126,7 @@ pub fn run_lingering<F: Fabric>(
     report
 }
 
-/// As [`run`], for fabrics whose addresses are not names: `nowhere` derives an address without a listener.
+/// As [`run`], for fabrics whose addresses are not names. `nowhere` derives an address without a listener.
 pub fn run_with<F: Fabric>(
     cases: Vec<Case<F>>,
     mut make: impl FnMut() -> Result<(F, F, FabricAddress), FabricError>,
@@ -279,7 +279,7 @@ impl<F: Fabric> End<F> {
         same("Receives posted again", self.fabric.post_recv(None, &mut bufs), 1)
     }
 
-    /// Binds a new window to a whole buffer, signalled; returns its remote address.
+    /// Binds a new, signalled window to a whole buffer; returns its remote address.
     pub fn expose(&mut self, qp: QpId, mem: &Lent, access: Access) -> Result<(WindowId, RemoteMemory), String> {
         let window = self.fabric.alloc_window(qp).map_err(|e| e.to_string())?;
         let remote = self.rebind(qp, window, mem, access)?;

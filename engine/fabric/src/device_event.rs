@@ -19,7 +19,7 @@ pub enum DeviceEvent {
         /// Its number.
         port: u32,
     },
-    /// The device, or a queue shared by all connections, failed: all connections end.
+    /// The device or a shared queue failed: all connections end.
     Failed,
     /// The device is taken away: all connections are over.
     Removed,

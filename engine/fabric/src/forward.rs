@@ -2,8 +2,8 @@
 
 #![forbid(unsafe_code)]
 
-/// Writes these methods of [`Fabric`](crate::Fabric): each does the same with the fabric inside, to which
-/// `$each!(self, fabric => …)` leads.
+/// Writes these methods of [`Fabric`](crate::Fabric) as calls of the inner fabric. `$each!(self, fabric => …)` leads to
+/// it.
 macro_rules! forward {
     ($each:ident($this:ident): $(
         $(#[$attribute:meta])*

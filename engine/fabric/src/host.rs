@@ -15,7 +15,7 @@ pub const DEFAULT_PORT: u16 = 20049;
 pub struct NamedDevice {
     /// As `rdma link` has it, such as `mlx5_0`.
     pub name: String,
-    /// `None`: the GID of the route to the peer, or of the listening address.
+    /// `None`: the GID of the route, or of the listening address.
     pub gid_index: Option<u32>,
 }
 
@@ -92,7 +92,7 @@ fn split(text: &str) -> Result<(&str, u16), &'static str> {
     }
 }
 
-/// The address of this host from which that one is reached; itself, if it is of this host.
+/// The local address on the route to that one; itself, if local.
 #[cfg(feature = "verbs")]
 pub(crate) fn local_address(to: SocketAddr) -> std::io::Result<IpAddr> {
     let any: IpAddr = match to {

@@ -10,7 +10,7 @@ fn index_bits(limit: u32) -> u32 {
     limit.next_power_of_two().trailing_zeros()
 }
 
-/// The window that a key would name, among so many; whether it does is another question.
+/// The window that a key would name among `limit`, existing or not.
 pub(crate) fn index_of(rkey: u32, limit: u32) -> u32 {
     (rkey >> 8) & (limit.next_power_of_two() - 1)
 }
@@ -119,7 +119,7 @@ impl Keys {
         }
     }
 
-    /// The peer has asked for that: there is no invalidation of ours to come. (A bind that was posted behind stays.)
+    /// Whether the peer requested it: no local invalidation follows. (A bind that was posted behind stays.)
     pub(crate) fn invalidated(&mut self, index: u32) {
         if let Some(key) = self.windows.get_mut(index as usize) {
             key.posted_bound = key.posted != key.current && key.posted_bound;

@@ -7,8 +7,8 @@
 //! rights errors, and a flush on error.
 //!
 //! # Ownership of memory
-//! 1. Memory given to the fabric is *moved* into it: a [`Buf`] in [`Fabric::post_recv`] or [`WorkRequest::Send`], a
-//!    clone of a [`Lent`] or [`Frozen`] in the others. Safe code cannot reach the bytes meanwhile.
+//! 1. Memory given to the fabric is *moved* into it. It is a [`Buf`] in [`Fabric::post_recv`] or [`WorkRequest::Send`],
+//!    a clone of a [`Lent`] or [`Frozen`] in the others. Safe code cannot reach the bytes meanwhile.
 //! 2. A posted [`Buf`] comes back in its [`Completion`], as a [`ReceivedBuf`] with the arrived data. A sent one returns
 //!    to its pool by itself, once the device has finished with it.
 //! 3. [`Lent`] memory is usable again when every clone is gone. The fabric drops its clones at the completion of the
@@ -144,8 +144,8 @@ pub struct Capabilities {
     pub max_read_depth: u16,
     /// Whether the device binds type-2 memory windows and obeys Send With Invalidate.
     pub remote_invalidate: bool,
-    /// Whether a peer can reach all memory exposed on its connection, windows or not. Such memory must come from an
-    /// arena that serves no other peer.
+    /// Whether a peer can reach all memory exposed on its connection. Windows do not matter then. Such memory must come
+    /// from an arena that serves no other peer.
     pub exposure_needs_own_arena: bool,
     /// The bounds of a window are checked at each access. Otherwise a peer reaches the whole arena of any bound window
     /// of its connection, while it is bound.
@@ -235,7 +235,7 @@ pub enum Source {
 pub struct Flow {
     /// Bytes that have gone so far, in both directions together. It never goes back.
     pub moved: u64,
-    /// Outstanding bytes of posted requests and of the peer's Reads, in both directions.
+    /// Outstanding bytes of posted requests and the peer's Reads, both directions.
     pub queued: u64,
 }
 
@@ -246,7 +246,7 @@ pub enum WorkRequest {
     Send {
         /// What is sent; goes home by itself.
         buf: Buf,
-        /// A key of the peer that its device invalidates as the message arrives (Send With Invalidate).
+        /// The peer's key that the message invalidates (Send With Invalidate).
         invalidate: Option<u32>,
         /// Wait for earlier Reads of this queue pair.
         fence: bool,
@@ -377,7 +377,7 @@ pub enum Status {
     RemoteOperation,
     /// The peer does not answer any more.
     RetryExceeded,
-    /// The local port is down, so sending failed or the peer is unreachable.
+    /// The local port is down: sending failed, or the peer is unreachable.
     PortDown,
     /// The peer had no Receive posted for longer than its retries allow.
     RnrRetryExceeded,
@@ -561,7 +561,7 @@ pub struct FabricStats {
     pub access_refused: u64,
     /// Times that a peer broke the fabric's own rules.
     pub peer_violations: u64,
-    /// Connect requests refused without the owner: strangers, malformed ones, too many at a time.
+    /// Connect requests refused without the owner. Causes are strangers, malformed ones, and too many at a time.
     pub requests_refused: u64,
     /// System calls that moved bytes of messages; 0 where messages need none.
     pub system_calls: u64,
@@ -575,9 +575,9 @@ pub struct FabricStats {
 
 /// One shard's RDMA device. The module documentation has the ownership of memory.
 ///
-/// Drive it like this: [`poll_cq`](Self::poll_cq) each turn; [`post_send`](Self::post_send) at most once per
-/// queue pair and turn; [`post_recv`](Self::post_recv) in chains; [`poll_control`](Self::poll_control) now
-/// and then. Before sleeping: [`arm`](Self::arm), one more empty `poll_cq`, then [`wait`](Self::wait).
+/// In each turn, call [`poll_cq`](Self::poll_cq), and [`post_send`](Self::post_send) at most once per queue pair. Call
+/// [`post_recv`](Self::post_recv) in chains, and [`poll_control`](Self::poll_control) now and then. Before sleeping:
+/// [`arm`](Self::arm), one more empty `poll_cq`, then [`wait`](Self::wait).
 pub trait Fabric: Sized {
     /// A bound address. Several shards' fabrics may share it. Each connect request then goes to the fabric with the
     /// fewest connections, whichever sees it first.
@@ -622,16 +622,16 @@ pub trait Fabric: Sized {
     /// The address by which the peer names byte `offset` of this memory.
     fn remote_address(&self, mem: &Lent, offset: usize) -> u64;
 
-    /// Posts Receives as one chain, to the shared queue or a private one. Takes from the front of `bufs` as many as the
-    /// queue holds; returns how many. Each buffer receives up to its capacity. Stops at unregistered memory.
+    /// Posts a chain of Receives to the shared or a private queue. Takes from the front of `bufs` as many as the queue
+    /// holds; returns how many. Each buffer receives up to its capacity. Stops at unregistered memory.
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize;
-    /// Makes the shared queue use present Receives before later ones; Receives of another size replace them by this.
+    /// Makes the shared queue use present Receives before later ones. Receives of another size replace them by this.
     /// Queues that are used in posting order need nothing.
     fn fence_receives(&mut self) {}
     /// Posts a chain, in order, with one doorbell. Removes posted requests from the front of `chain`.
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError>;
-    /// Posts a Send or Write with immediate data, which this protocol does not use, so that tests can imitate such a
-    /// peer. False where the fabric does not support or accept it.
+    /// Posts a Send or Write with immediate data, for tests. This protocol does not use it; a test can imitate a peer
+    /// that does. False where the fabric does not support or accept it.
     #[doc(hidden)]
     fn post_immediate(&mut self, qp: QpId, posting: Posting, immediate: u32) -> bool {
         let _ = (qp, posting, immediate);
@@ -642,15 +642,15 @@ pub trait Fabric: Sized {
     fn holds_sends(&mut self, _qp: QpId) -> bool {
         true
     }
-    /// Byte progress of a queue pair, to tell a slow peer from a stopped one. `None` where the device does not report
-    /// it. Call it now and then, not for each message.
+    /// Byte progress of a queue pair: tells slow peers from stopped ones. `None` where the device does not report it.
+    /// Call it now and then, not for each message.
     fn flow(&mut self, _qp: QpId) -> Option<Flow> {
         None
     }
     /// Appends up to `max` completions; returns how many. Never blocks. Makes system calls where nothing else reports
     /// news. Over TCP these are a bounded few per turn; idle connections are polled only in every 16th turn.
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize;
-    /// As `poll_cq`, but returns a lone message directly: the common case of a conversation.
+    /// As `poll_cq`, but returns a lone message directly. That is the common case of a conversation.
     #[inline]
     fn poll_message(&mut self, out: &mut Vec<Completion>, max: usize) -> Found {
         let count = self.poll_cq(out, max);

@@ -178,7 +178,7 @@ pub(crate) mod tests {
         fn flush(&self) {}
     }
 
-    /// What this thread has written since it asked the last time; from the first time on.
+    /// Lines written by this thread since the last call.
     pub(crate) fn heard() -> Vec<String> {
         // Another test may have been first with the same.
         let _ = log::set_logger(&Listener);

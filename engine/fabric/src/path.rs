@@ -8,7 +8,7 @@ use crate::iwarp::IwarpFabric;
 
 /// The path MTUs of InfiniBand and RoCE, in bytes (InfiniBand Architecture 1.2.1 §9.7.3).
 const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
-/// The word before the colon of the addresses of RDMA devices, in builds without them too.
+/// The scheme of RDMA device addresses, also in builds without RDMA.
 pub(crate) const VERBS: &str = "verbs";
 
 /// Packet options of connections. `None` leaves the choice to the system or the peer.

@@ -4,14 +4,14 @@
 
 use std::time::{Duration, Instant};
 
-/// What waits for the peer, known by `P`: whatever changes when it gets on.
+/// A wait for the peer's progress, identified by a changing `P`.
 #[derive(Debug)]
 pub(crate) struct Patience<P>(Option<Waiting<P>>);
 
 #[derive(Debug)]
 struct Waiting<P> {
     at: P,
-    /// Since when it has not moved, and the last look at it; `None` before the first.
+    /// Start of the standstill and the last look; `None` before the first.
     looks: Option<(Instant, Instant)>,
 }
 

@@ -12,8 +12,8 @@ const IDLE: Duration = Duration::from_secs(10);
 /// Bytes of stack of such a thread, which does nothing but drop.
 const STACK: usize = 128 << 10;
 
-/// Drops values on threads, one thread per value while there are fewer than `threads`. So a slow one delays no other.
-/// Idle threads end after a while.
+/// A pool of threads that drop values. Each value has its own thread while there are fewer than `threads`. So a slow
+/// one delays no other. Idle threads end after a while.
 #[derive(Debug)]
 pub(super) struct Reaper<T> {
     name: &'static str,
@@ -38,7 +38,7 @@ impl<T: Send + 'static> Reaper<T> {
         Self { name, threads, most, state: Mutex::new(state), news: Condvar::new() }
     }
 
-    /// Whether so much waits that no more must be begun of what will have to be destroyed.
+    /// Whether the backlog forbids starting more work that needs destruction.
     pub(super) fn is_full(&self) -> bool {
         self.lock().waiting.len() >= self.most
     }

@@ -6,13 +6,13 @@ use std::ops::Deref;
 
 use rpcrdma_mempool::{ArenaId, Buf};
 
-/// A buffer that something has arrived in. It reads as that, and nothing makes it longer: behind it there may
-/// be what others have sent when the buffer was used before.
+/// A buffer that something has arrived in. It reads as the received bytes, and nothing extends it: the bytes behind may
+/// be another peer's, from an earlier use.
 #[derive(Debug)]
 pub struct ReceivedBuf(Buf);
 
 impl ReceivedBuf {
-    /// A buffer whose first `len` bytes have arrived; 0 for a flushed Receive. At most its room.
+    /// A buffer whose first `len` bytes have arrived, within its room. 0 is a flushed Receive. At most its room.
     #[inline]
     pub fn new(mut buf: Buf, len: usize) -> Self {
         buf.set_window(0, len.min(buf.capacity()));

@@ -9,7 +9,7 @@ use rpcrdma_mempool::{ArenaId, Buf};
 use crate::{Completion, Opcode, QpId, ReceivedBuf, Status};
 
 impl Completion {
-    /// Of a Receive that has not become a message: it met none, or one that it could not take.
+    /// A Receive without a message, or with one that it could not take.
     pub(crate) fn failed_receive(qp: QpId, status: Status, buf: Buf) -> Self {
         let buf = Some(ReceivedBuf::new(buf, 0));
         Self { wr_id: 0, qp, opcode: Opcode::Recv, status, buf, invalidated: None }
@@ -21,7 +21,7 @@ impl Completion {
 pub(crate) struct Receives {
     bufs: Vec<Buf>,
     depth: usize,
-    /// So many at the front were posted behind a fence: the others go first.
+    /// Receives at the front behind a fence: the others go first.
     fenced: Option<usize>,
 }
 
@@ -57,8 +57,8 @@ impl Receives {
         self.post_behind(bufs);
     }
 
-    /// Posts the first of `bufs`, as long as there is room and their arenas are known; how many. Those of a queue pair
-    /// that is `over` are flushed instead.
+    /// Posts the first of `bufs` while there is room and their arenas are known; returns how many. Those of a queue
+    /// pair that is `over` are flushed instead.
     #[inline]
     pub(crate) fn post_known(
         &mut self,
@@ -77,12 +77,12 @@ impl Receives {
         n
     }
 
-    /// From now on those that are here go before any that are posted later.
+    /// Gives present Receives precedence over later ones.
     pub(crate) fn fence(&mut self) {
         self.fenced = Some(0);
     }
 
-    /// Adds Receives behind a fence; removes the fence when those before it are used.
+    /// Adds Receives behind a fence, which ends with those before it.
     #[cold]
     fn post_behind(&mut self, bufs: impl Iterator<Item = Buf>) {
         match self.fenced {

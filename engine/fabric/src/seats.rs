@@ -67,8 +67,8 @@ impl<T> Seat<T> {
         Self { seats: Arc::clone(seats), place }
     }
 
-    /// Places a connection seen by this fabric: returns it if it is its own, otherwise hands it to another. Each keeps
-    /// at most `most` of them.
+    /// Places a connection seen by this fabric, on itself or another. It is returned if it is its own. Each keeps at
+    /// most `most` of them.
     pub(crate) fn place(&self, who: T, most: usize) -> Option<Arrival<T>> {
         let (place, taken) = {
             // The lock is held until it is counted: of two that choose at a time, the second sees the first.

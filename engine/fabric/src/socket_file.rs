@@ -1,4 +1,4 @@
-//! Socket files of mode 0600, which replace those of dead processes and are removed at the end.
+//! Socket files of mode 0600. They replace those of dead processes and are removed at the end.
 
 mod turn;
 
@@ -21,14 +21,14 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Binds a Unix socket to a file of mode 0600 and listens there. `backlog` is the kernel's queue of connections.
+    /// Binds a Unix socket to a file of mode 0600 and listens. `backlog` is the kernel's queue of connections.
     ///
     /// Meanwhile a lock file `.NAME.rpcrdma-lock` exists beside it. So of several processes that find a dead one's
     /// file, one replaces it.
     ///
     /// # Errors
-    /// The path and owner, if another process listens there, the file is not a socket, or the lock file is another
-    /// user's and cannot be removed. Otherwise the failed call.
+    /// The path and owner, if another process listens there or the file is not a socket. The same if the lock file is
+    /// another user's and cannot be removed. Otherwise the failed call.
     pub fn listen(socket: BorrowedFd<'_>, path: &Path, backlog: i32) -> Result<Self, FabricError> {
         let name = path.display().to_string();
         let too_long = |_| address(&name, "too long: names of Unix sockets end at 107 bytes");
@@ -86,7 +86,7 @@ fn file_error(name: &str, path: &Path, error: Errno) -> FabricError {
     }
 }
 
-/// What there is at a path instead of a socket; `None` for a socket, or for nothing.
+/// The non-socket at a path; `None` for a socket or nothing.
 pub(crate) fn no_socket(path: &Path) -> Option<&'static str> {
     let kind = std::fs::symlink_metadata(path).ok()?.file_type();
     match kind {
@@ -121,7 +121,7 @@ pub(crate) fn system(call: &str, error: impl std::fmt::Display) -> FabricError {
     FabricError::system(call, error)
 }
 
-/// The kind and owner of the file at a path: `a plain file of user 65534`. `None` without a file.
+/// The kind and owner of a file: `a plain file of user 65534`. `None` without a file.
 fn found(path: &Path) -> Option<String> {
     let owner = std::fs::symlink_metadata(path).ok()?.uid();
     Some(format!("{} of user {owner}", no_socket(path).unwrap_or("a socket")))

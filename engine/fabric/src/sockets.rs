@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use crate::seats::{Arrival, Seat};
 use crate::{FabricError, Waker};
 
-/// Sockets with news that one look takes in; the others follow in the next.
+/// Most sockets with news per pass; the others follow in the next.
 pub(crate) const EVENTS: usize = 64;
 /// What the set says of its own descriptors. A fabric's tokens are larger.
 const WAKER: u64 = 0;
@@ -24,7 +24,7 @@ const LISTENER: u64 = 1;
 /// The least token that is free.
 pub(crate) const FIRST_TOKEN: u64 = 2;
 
-/// A bound address whose connections go to any of the shards that share it.
+/// A bound address, shared by shards that all take its connections.
 pub(crate) trait Listen: Clone + Debug {
     /// Who has connected, and by which socket.
     type Visitor: Debug;
@@ -45,7 +45,7 @@ pub(crate) enum NotAccepted {
     Failed(Errno),
 }
 
-/// Sockets that are not, or not any more, on the path of messages; and the means to wait for all of them.
+/// Sockets off the message path, and the means to wait for them.
 #[derive(Debug)]
 pub(crate) struct Sockets<L: Listen> {
     epoll: OwnedFd,
@@ -146,7 +146,7 @@ impl<L: Listen> Sockets<L> {
         arrivals
     }
 
-    /// Takes the connections that another of those who share a listener has seen first.
+    /// Takes connections handed over by others that share a listener.
     pub(crate) fn handed(&self) -> Vec<Arrival<L::Visitor>> {
         self.listeners.iter().flat_map(|(_, seat)| seat.handed()).collect()
     }

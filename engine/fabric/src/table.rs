@@ -24,7 +24,7 @@ impl<Qp> Default for Table<Qp> {
 }
 
 impl<Qp> Table<Qp> {
-    /// Puts a queue pair, made for the name that it is given, into a free slot.
+    /// Inserts a queue pair, made for its new name, into a free slot.
     pub(super) fn insert(&mut self, make: impl FnOnce(QpId) -> Qp) -> QpId {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, qp: None });

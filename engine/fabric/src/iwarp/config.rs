@@ -19,7 +19,7 @@ pub enum Crc {
     /// If the peer wants it, as the kernel's soft-iWARP.
     #[default]
     IfAsked,
-    /// Always: this side requests it, so the peer must comply (RFC 5044 §7.1.1).
+    /// Always: this side requests it, so the peer must comply. See RFC 5044 §7.1.1.
     Always,
 }
 
@@ -108,7 +108,7 @@ pub struct IwarpConfig {
     /// Receives that the shared queue holds. Default 4096; 32 bytes each are set aside.
     #[cfg_attr(feature = "units", serde(skip))]
     pub shared_receives: usize,
-    /// Most outstanding RDMA Reads per side and connection (IRD and ORD of RFC 6581). Default 16, at most
+    /// Most outstanding RDMA Reads per side and connection. They are IRD and ORD of RFC 6581. Default 16, at most
     /// 16383. A few dozen bytes each.
     pub read_depth: u16,
     /// `SO_SNDBUF` in bytes. Default: the kernel grows it as needed (`net.ipv4.tcp_wmem`).

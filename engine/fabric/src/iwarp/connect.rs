@@ -1,4 +1,4 @@
-//! Connection management in `poll_control` and `wait`: everything but the bytes of established connections.
+//! Connection management in `poll_control` and `wait`, without established connections' bytes.
 
 #![forbid(unsafe_code)]
 
@@ -29,9 +29,9 @@ use crate::{ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, Reque
 const ACCEPTS: usize = 64;
 /// Longest sleep while something has a time limit that no socket announces.
 const TICK: Duration = Duration::from_millis(10);
-/// Longest sleep while a message waits for a Receive, as often as the peer was told to try again.
+/// Longest sleep while a message waits for a Receive, during the peer's retries.
 const SHORT_TICK: Duration = Duration::from_micros(100);
-/// After the peer has agreed: soft-iWARP, as responder, may not notice what came with its reply until more comes.
+/// Delay after the peer's agreement: soft-iWARP, as responder, may not notice data with its reply until more comes.
 const NUDGE: Duration = Duration::from_millis(20);
 /// Bytes of a peer's frame that are read at a time; it has at most 532.
 const FRAME: usize = 1024;
@@ -39,7 +39,7 @@ const FRAME: usize = 1024;
 const PARTINGS: usize = 1024;
 /// Most of each kind whose time is over that one look lets go.
 const EXPIRIES: usize = 64;
-/// The least that a TCP segment holds (RFC 9293 §3.7.1), for peers and paths that say less.
+/// Minimum TCP segment (RFC 9293 §3.7.1), for peers and paths that report less.
 const LEAST_SEGMENT: usize = 536;
 
 /// What is not, or not any more, a queue pair's. A pass costs the same for any number of them: `sockets` lists those
@@ -49,7 +49,7 @@ pub(super) struct Connections {
     pub(super) sockets: Sockets<IwarpListener>,
     /// Connections that peers have started, and of whose requests not all has come.
     silent: Expiring<Request>,
-    /// Those whose requests have come: it is the owner's turn, for as long as it wants.
+    /// Received requests that wait for the owner's answer, without a limit.
     asked: BTreeMap<u64, Asked>,
     /// Connections that were closed. What their peers still send is thrown away, so that they may read to the end what
     /// we sent.
@@ -145,7 +145,7 @@ impl Connections {
         self.part(socket, linger);
     }
 
-    /// Lets a connection go when its peer has read what was sent, or after `linger`, which is the same for all.
+    /// Drops a connection when its peer has read everything, or after `linger`, which is the same for all.
     pub(super) fn part(&mut self, socket: OwnedFd, linger: Duration) {
         // One that was never connected is still looked at by its slot, which another will have.
         self.sockets.forget(&socket);
@@ -245,7 +245,7 @@ impl Connections {
         self.silent.remove(id);
     }
 
-    /// Handles input on an unanswered request: it has ended, or violates the protocol.
+    /// Handles input on an unanswered request: its end, or a violation.
     fn read_asked(&mut self, id: u64, common: &mut Common) {
         let Some(Asked { request, .. }) = self.asked.get(&id) else { return };
         let peer = request.peer;
@@ -471,7 +471,7 @@ impl IwarpFabric {
         self.common.events.push_back(ControlEvent::Established { qp: id, private_data });
     }
 
-    /// Its owner does not want it any more, whatever the answer would have been.
+    /// Drops a connection that its owner abandoned, whatever the answer.
     pub(super) fn abandon(&mut self, qp: QpId) {
         let error = FabricError::peer("disconnected before it answered");
         self.common.events.push_back(ControlEvent::ConnectFailed { qp, error });
@@ -569,7 +569,7 @@ impl IwarpFabric {
         }
     }
 
-    /// Sleeps until there may be news; false if they are none of connection management's.
+    /// Sleeps until news; false if none concern connection management.
     pub(super) fn sleep(&mut self, timeout: Option<Duration>) -> bool {
         let limit = self.busy_limit();
         let control = self.pump(shorter(timeout, shorter(limit, self.connections.expires_in())));
@@ -581,7 +581,7 @@ impl IwarpFabric {
     }
 }
 
-/// Sends our frame on a connected socket, or returns the reason for a failure.
+/// Sends our frame on a connected socket; returns a failure's reason.
 fn ask(socket: BorrowedFd<'_>, frame: &[u8]) -> Result<(), Errno> {
     sockopt::socket_error(socket)??;
     rustix::net::send(socket, frame, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(drop)
@@ -597,7 +597,7 @@ fn unreachable(address: &FabricAddress, error: Errno) -> FabricError {
     FabricError::unreachable(&address.0, detail)
 }
 
-/// Ends connections before the server, so the last messages reach the peers' hosts within their usual time-outs.
+/// Ends connections before the server. The last messages reach the peers' hosts within their usual time-outs.
 impl Drop for Connections {
     fn drop(&mut self) {
         let mut scratch = [0; FRAME];

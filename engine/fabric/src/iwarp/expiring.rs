@@ -5,8 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Things with deadlines, of which none is earlier than that of one that came before. Whoever looks for what is due
-/// therefore looks at the oldest, however many there are.
+/// Values with non-decreasing deadlines. The oldest expires first, so a check costs the same for any number.
 #[derive(Debug)]
 pub(super) struct Expiring<T> {
     /// By name, which is also the order in which they came.
@@ -26,7 +25,7 @@ impl<T> Expiring<T> {
         self.next
     }
 
-    /// Keeps one more until `deadline`, or as long as the one before it if that is longer; returns its name.
+    /// Adds a value until `deadline`, or the predecessor's if later; returns its name.
     pub(super) fn insert(&mut self, deadline: Instant, thing: T) -> u64 {
         let id = self.next;
         self.next += 1;

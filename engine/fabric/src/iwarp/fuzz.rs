@@ -1,9 +1,9 @@
-//! One connection without its socket, whose peer says anything: for the fuzz target `endpoint`, and a test of its own.
+//! One connection without a socket, with an arbitrary peer: for the fuzz target `endpoint`, and its own test.
 //!
 //! The peer is at times honest, at times off by one, at times only bytes. Our side sends, receives, shows memory and
-//! reaches for the peer's. Whatever happens: memory that is not shown stays as it is, and is never said; what is shown
-//! for reading stays as it is; each request that is to be reported is, once; every buffer comes home; the segments of
-//! our messages are not mixed; and what the peer is told at the end is a Terminate.
+//! reaches for the peer's. Invariants: hidden memory is neither changed nor sent, and readable memory is not changed.
+//! Each signalled request completes once. Every buffer returns. Segments of our messages are not interleaved. The last
+//! word to the peer is a Terminate.
 
 use std::cell::RefCell;
 
@@ -17,12 +17,11 @@ use super::wire::{
 use crate::receives::Receives;
 use crate::{Access, Completion, FabricStats, Opcode, Posting, QpId, RemoteMemory, Source, WindowId, WorkRequest};
 
-/// How long everything is, for each length in the story: short, or so long that payloads are read straight to their
-/// place.
+/// Lengths of everything, per length in the story: short, or long enough for direct reads.
 const SCALES: [usize; 2] = [1, 36];
 /// Bytes of a Receive, of scale 1.
 const RECEIVE: usize = 512;
-/// Bytes of memory that is shown, and of what lies before and behind it.
+/// Bytes of exposed memory, and of the memory before and after it.
 const SHOWN: usize = 256;
 const AROUND: usize = 128;
 /// Buffers of each kind.
@@ -86,7 +85,7 @@ struct Story<'p, 'd> {
     scale: usize,
     /// FPDUs have a CRC.
     crc: bool,
-    /// The peer's bytes come in two pieces; what has one place then is put there at once, as from a socket.
+    /// Delivers the peer's bytes in two pieces; direct reads happen as from a socket.
     pieces: bool,
     /// How many were.
     placed: usize,
@@ -101,7 +100,7 @@ struct Story<'p, 'd> {
     /// Those of them that revoke a window.
     revoking: Vec<(u64, u32)>,
     done: Vec<Completion>,
-    /// What the peer has sent and we have not taken: it waits for a Receive.
+    /// Peer bytes not yet taken: they wait for a Receive.
     unread: Vec<u8>,
     /// Numbers of the peer's next messages, by queue.
     msn: [u32; 3],
@@ -257,7 +256,7 @@ impl<'p, 'd> Story<'p, 'd> {
         Some(shown.rkey.wrapping_add(wrong))
     }
 
-    /// Memory of ours, as the peer knows it, or beside it: key, offset of its first byte, bytes from there on.
+    /// Our memory by the peer's name, or near it: key, offset, and bytes from there.
     fn place(&mut self) -> Option<(u32, u64, usize)> {
         let stag = self.key()?;
         let (which, at, len, wrong) = (self.byte(), self.length(), self.length(), self.slip());
@@ -373,7 +372,7 @@ impl<'p, 'd> Story<'p, 'd> {
         }
     }
 
-    /// The peer takes so many bytes of what we have to say.
+    /// The peer takes `most` bytes of our output.
     fn say(&mut self, most: usize) {
         let failed = self.endpoint.produce().err().and_then(|failure| failure.terminate);
         let bytes = self.endpoint.unsent(most);
@@ -494,7 +493,7 @@ impl<'p, 'd> Story<'p, 'd> {
 mod tests {
     use proptest::prelude::*;
 
-    /// Long, in pieces of which the first is the header: a message into a Receive, and a Write into a window.
+    /// Long messages in pieces, the header first: into a Receive, and into a window.
     #[test]
     fn stories_can_put_payloads_to_their_place_at_once() {
         assert_eq!(super::play(&[0x70, 0x07, 0, 0x12, 0, 255, 20]), 9180);

@@ -2,7 +2,7 @@
 //!
 //! All that is drawn follows from a seed, and there is no clock: the same calls give the same events. A look at a
 //! connection moves a drawn number of bytes, so that its streams are cut anywhere. Time limits of TCP do not exist
-//! here: half a message, a peer that takes nothing, and a missing answer are waited for.
+//! here. Half a message, a peer that takes nothing, and a missing answer are waited for.
 
 #![forbid(unsafe_code)]
 
@@ -32,7 +32,7 @@ use crate::{
 
 /// Bytes that a queue holds: beyond that the sender has to wait.
 const HELD: usize = 64 << 10;
-/// Polls for which messages of a peer that has left wait for a Receive: what is a time over TCP.
+/// Polls for which a departed peer's messages wait for a Receive: a time limit over TCP.
 const LINGER: u32 = 4096;
 /// What one segment of the path is said to carry.
 const SEGMENT: usize = 1460;
@@ -117,7 +117,7 @@ impl Drop for End {
 pub struct BareEnd(End);
 
 impl BareEnd {
-    /// Connects as `peer` to an address bound by this thread, with an MPA Request Frame.
+    /// Connects as `peer` to an address of this thread, with an MPA Request Frame.
     ///
     /// # Errors
     /// Nobody has bound it.
@@ -201,7 +201,7 @@ struct Qp {
     state: State,
     /// Until it is over.
     end: Option<End>,
-    /// Polls in which a message of a peer that has left met no Receive.
+    /// Polls in which a departed peer's message met no Receive.
     lingers: u32,
     /// Of one that was accepted: counts it.
     taken: Option<seats::Taken>,

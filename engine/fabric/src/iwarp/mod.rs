@@ -2,7 +2,7 @@
 //!
 //! Its peers are this fabric on another host, the Linux kernel's soft-iWARP, and iWARP adapters. A connection is an
 //! ordinary TCP socket; the polling thread does an adapter's work. It places messages into posted Receives, and Writes
-//! and Read answers into the named memory, after a check of key, bounds and rights.
+//! and Read answers into the named memory. First it checks key, bounds and rights.
 //!
 //! # How it is built
 //! | file | holds |
@@ -30,14 +30,14 @@
 //! # Completions
 //! TCP buffers bytes: a Send or Write completes when the socket has taken its last byte (RFC 5040 §5.5). A refusal by
 //! the peer ends the connection. [`Capabilities::acknowledges`] is false. iWARP has no receiver-not-ready. A message
-//! without a Receive stays in the socket for as long as `rnr_retry` allows, `retry_timeout` at most; TCP's flow control
+//! without a Receive stays in the socket for as long as `rnr_retry` allows, at most `retry_timeout`. TCP's flow control
 //! holds the peer back. Then a Terminate ends the stream. So an overloaded shard that briefly has no Receive loses no
-//! connection, and a peer that sends beyond its credits does not wait for ever.
+//! connection. A peer that sends beyond its credits does not wait for ever.
 //!
 //! # How a connection ends
-//! A closing side sends all posted requests, then a FIN. A peer's FIN ends the connection, even a half-close
-//! (`shutdown(SHUT_WR)`, which RFC 5041 §6.2.1 lets an upper layer see), since such a peer cannot reply any more. Data
-//! received before it is delivered. Of the replies under way, only bytes already in the socket leave. The rest is
+//! A closing side sends all posted requests, then a FIN. A peer's FIN ends the connection, since such a peer cannot
+//! reply any more. That includes a half-close (`shutdown(SHUT_WR)`), which RFC 5041 §6.2.1 lets an upper layer see.
+//! Data received before it is delivered. Of the replies under way, only bytes already in the socket leave. The rest is
 //! flushed, as after a reset. An initiator that closes its way once its last call is sent therefore does not get the
 //! reply.
 //!
@@ -89,7 +89,7 @@ use super::{
     Flow, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
-/// Connections that are read in each turn, without asking which of them have something to read.
+/// Connections read in each turn without asking epoll.
 const DIRECT: usize = 4;
 /// Turns between two looks at those that are idle.
 const LOOK: u64 = 16;
@@ -107,7 +107,7 @@ pub struct IwarpFabric {
     hot: Vec<u32>,
     /// Where the next turn begins in `hot`.
     turn: usize,
-    /// Queue pairs with bytes that could not be taken yet: for want of a Receive, or of room for completions.
+    /// Queue pairs with untaken bytes, for want of a Receive or of completion space.
     unread: VecDeque<u32>,
     /// Queue pairs that stand.
     standing: usize,

@@ -22,14 +22,14 @@ use crate::seats;
 use crate::sockets::{NotAccepted, failed};
 use crate::{Completion, ControlEvent, Disconnect, Flow, PostError, Posting, QpId, Status};
 
-/// Bytes that are read at a time, but for what is read straight to its place.
+/// Bytes per read, apart from direct reads.
 pub(super) const SCRATCH: usize = 64 << 10;
-/// The same for consecutive long segments: the most that is copied of the next if its header was read with the one
-/// before.
+/// The same for consecutive long segments. It is the most that is copied of the next if its header was read with the
+/// one before.
 const PEEK: usize = 8 << 10;
-/// Bytes that are read behind what goes straight to its place: enough for the trailer, and for the next header.
+/// Bytes read behind a direct read: the trailer, and the next header.
 const TAIL: usize = 64;
-/// Reads in one turn of one connection, so that the others get their turn.
+/// Reads per turn and connection, for fairness.
 const READS: usize = 16;
 /// Writes in one turn of one connection.
 const WRITES: usize = 8;
@@ -114,14 +114,14 @@ pub(super) struct Qp {
     /// Bytes of the peer that could not be taken yet, from the first of them on.
     stash: Vec<u8>,
     stash_first: usize,
-    /// There is more to send: the socket is full, or has had its share.
+    /// Whether more is to be sent: the socket is full, or has had its share.
     blocked: bool,
-    /// There is much that the peer has not taken: how long it takes nothing is counted here. TCP has no time limit
-    /// meanwhile: its own counts a window that is smaller than the next segment as no answer, however much gets through.
+    /// Whether this side times unacknowledged data, because there is much of it. TCP has no time limit meanwhile. Its
+    /// own counts a window smaller than the next segment as no answer, however much gets through.
     counted: bool,
-    /// The place in the stream from which on it is looked whether the peer takes what was sent.
+    /// The stream position at which to check the peer's progress.
     look_at: u64,
-    /// The peer has closed its end, or the way there: nothing is sent any more. What it sent before is still taken.
+    /// The peer has closed its end or direction: nothing is sent any more. Earlier data of the peer is still taken.
     deaf: bool,
     /// What the epoll instance tells of.
     interest: EventFlags,
@@ -148,7 +148,7 @@ pub(super) struct Qp {
     pub(super) taken: Option<seats::Taken>,
 }
 
-/// A slot and the low bits of its generation, as epoll gives them back.
+/// A slot and the low bits of its generation, for epoll.
 pub(super) fn token(id: QpId) -> EventData {
     EventData::new_u64(u64::from(id.generation) << 32 | u64::from(id.slot))
 }
@@ -213,7 +213,7 @@ impl Qp {
         }
     }
 
-    /// Sets the epoll interest: input, unless it must wait; output, if room is awaited.
+    /// Sets the epoll interest: input, and output if room is awaited. Input may have to wait.
     fn watch(&mut self, common: &Common) {
         let mut wanted = EventFlags::empty();
         wanted.set(EventFlags::IN, !self.stalled);
@@ -366,7 +366,7 @@ impl Qp {
         }
     }
 
-    /// What epoll says of one whose messages wait for a Receive: the peer has gone. They have a while left.
+    /// Handles epoll's report of a departed peer with messages that wait for a Receive. They have a while left.
     #[cold]
     pub(super) fn left_behind(&mut self, common: &mut Common, flags: EventFlags) {
         if flags.intersects(EventFlags::ERR | EventFlags::HUP) {
@@ -518,8 +518,7 @@ impl Qp {
         }
     }
 
-    /// How long something has waited for the peer, or of the peer's for a Receive, without that anything moved; `None`
-    /// if nothing waits any more.
+    /// Time without progress of a request for the peer, or of its message for a Receive. `None` without one.
     pub(super) fn waited(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         let untaken = self.untaken();
         let here = self.blocked || untaken > 0;

@@ -1,4 +1,4 @@
-//! Connection setup before the first FPDU, without I/O: RFC 5044 §7.1, RFC 6581. Without I/O.
+//! Connection setup before the first FPDU: RFC 5044 §7.1, RFC 6581. Without I/O.
 //!
 //! The initiator sends first. On the reply it sends an empty Write, so that the responder may send too (peer-to-peer
 //! mode, RFC 6581 §9.3). The responder is silent until then; a client that is not peer-to-peer sends its first message
@@ -11,8 +11,8 @@ use super::endpoint::{Limits, Terms};
 use super::wire::{Enhanced, Fault, Kind, MAX_PRIVATE_DATA, MAX_ULPDU, Setup, fpdu_len};
 use crate::{ConnectParams, FabricError};
 
-/// What this engine puts behind its private data, so that another one knows it. Upper layers that read theirs from the
-/// front, as RFC 8797 has it, do not see it.
+/// Identification of this engine, behind the private data. Upper layers that read theirs from the front, as in RFC
+/// 8797, do not see it.
 const MARK: &[u8; 8] = b"rpcrdma\x01";
 /// The revision of MPA that is spoken.
 const REVISION: u8 = 2;
@@ -37,13 +37,13 @@ pub(super) struct Agreed {
     pub(super) ord: u16,
     /// Reads of the peer that may be outstanding.
     pub(super) ird: u16,
-    /// The initiator's first message is a Write of nothing: the peer waits for it.
+    /// Whether the initiator's first message is an empty Write, awaited by the peer.
     pub(super) rtr: bool,
     /// The peer is this engine, too.
     pub(super) is_ours: bool,
 }
 
-/// Why the initiator cannot have the connection that the reply offers, and what the peer is told by a Terminate message.
+/// The initiator's reason to decline the reply's offer, and its Terminate fault.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Unwanted {
     pub(super) fault: Fault,
@@ -90,7 +90,7 @@ impl Wishes {
         }
     }
 
-    /// The responder's: the frame to answer with, and what the connection is to be like. An error is why not.
+    /// The responder's reply frame and the connection's terms; or the refusal.
     pub(super) fn answer(self, request: &Setup, private_data: &[u8]) -> Result<(Setup, Agreed), String> {
         acceptable(request)?;
         let theirs = request.enhanced.unwrap_or(NOT_ENHANCED);
@@ -182,11 +182,11 @@ impl Wishes {
 
 /// MULPDU is never less (RFC 5044 §3), however short the segments.
 const LEAST_ULPDU: usize = 128;
-/// The longest FPDU: a segment of a loopback device (MTU 65536) without the IPv6 and TCP headers with timestamps. A
-/// little more, as the format allows, would leave a small segment after each full write.
+/// The longest FPDU: a segment of a loopback device (MTU 65536). The IPv6 and TCP headers with timestamps are
+/// subtracted. A little more, as the format allows, would leave a small segment after each full write.
 const LONGEST_FPDU: usize = 65536 - 40 - 32;
 
-/// The terms of a connection: what was agreed on, and what a segment of the path to the peer carries.
+/// The terms of a connection: negotiated values and the path's segment size.
 pub(super) fn terms(config: &IwarpConfig, agreed: Agreed, segment: impl FnOnce() -> usize, waits: bool) -> Terms {
     let longest = match config.fpdu_size {
         FpduSize::Auto if agreed.is_ours => LONGEST_FPDU,

@@ -1,6 +1,6 @@
 //! Vectored socket I/O on pool memory; only this file passes addresses to the system.
 //!
-//! `rustix` and `std` need slices, which lent memory never is: clones of a [`Lent`] may be copied from and to at any
+//! `rustix` and `std` need slices, which lent memory never is. Clones of a [`Lent`] may be copied from and to at any
 //! time on this thread. The system copies before the call returns, so the address must be valid only during the call.
 
 #![expect(unsafe_code, reason = "memory of the pools, which is lent, is no slice: the system is given addresses")]
@@ -48,7 +48,7 @@ impl<'a> Slices<'a> {
         self.push(bytes.as_ptr().cast_mut().cast(), bytes.len())
     }
 
-    /// One more, `len` bytes of lent memory from `offset` on, which must be in it. False if there are too many.
+    /// Adds `len` bytes of lent memory from `offset` on, within its bounds. False if there are too many.
     #[inline]
     pub(super) fn lent(&mut self, lent: &'a Lent, offset: usize, len: usize) -> bool {
         self.push(address(lent, offset, len), len)
@@ -114,8 +114,7 @@ impl Into<'_> {
     }
 }
 
-/// Receives into `first` and, when that is full, into `rest`, without waiting; how many bytes, 0 at the end of the
-/// stream.
+/// Receives into `first`, then into `rest`, without waiting. Returns the bytes, 0 at the end of the stream.
 #[inline]
 pub(super) fn receive(socket: BorrowedFd<'_>, mut first: Into<'_>, rest: &mut [u8]) -> Result<usize, Errno> {
     let mut of = [first.iovec(), Into::Bytes(rest).iovec()];
@@ -129,7 +128,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>, mut first: Into<'_>, rest: &mut [u
     result(got)
 }
 
-/// Lets the kernel poll the network card for so long when a read finds nothing.
+/// Sets how long the kernel polls the network card on an empty read.
 pub(super) fn set_busy_poll(socket: BorrowedFd<'_>, time: Duration) -> Result<(), Errno> {
     let micros = libc::c_int::try_from(time.as_micros()).unwrap_or(libc::c_int::MAX);
     // SAFETY: the value is a `c_int` that lives through the call, and its size is said.

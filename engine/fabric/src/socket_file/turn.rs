@@ -18,11 +18,11 @@ const RESPECT: Duration = Duration::from_millis(200);
 /// How long is waited between two tries.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Keeps processes that bind the same name from removing each other's new socket file. Dropped, it ends the turn.
+/// Excludes other processes of the same name while a socket file is replaced. Dropped, it ends the turn.
 ///
 /// The lock is held on a file beside the socket, `.NAME.rpcrdma-lock`, which is there during the turn alone. A lock
 /// that others can hold would let any user of the host keep servers from starting. So the file has to be this user's,
-/// of mode 0600 and without a second name. Any other in its place is removed, if this user may: a directory that only
+/// of mode 0600 and without a second name. Any other in its place is removed, if this user may. A directory that only
 /// the server's user may write to has none.
 #[derive(Debug)]
 pub(super) struct Turn {
@@ -160,7 +160,7 @@ mod tests {
         })
     }
 
-    /// A world-writable directory, as /tmp; `None` if no other user is possible here.
+    /// A world-writable directory, as /tmp; `None` without other users.
     fn public() -> Option<tempfile::TempDir> {
         if !rustix::process::geteuid().is_root() {
             println!("not run: only root can be another user");

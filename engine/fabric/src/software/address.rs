@@ -79,8 +79,8 @@ impl Listen for SoftwareListener {
 /// Who has connected, and by which socket.
 pub(crate) type Visitor = (OwnedFd, Peer);
 
-/// The process at the other end of a connection, as the kernel saw it when it connected. Processes of PID namespaces
-/// that are not seen from here have 0, and count as one.
+/// The process at the other end, as the kernel saw it at connect. Processes of invisible PID namespaces have 0, and
+/// count as one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Peer {
     pub(super) pid: i32,
@@ -93,7 +93,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Says who is at the other end, or why nothing is to be had with that process.
+/// Identifies the other end, or refuses its process.
 type Admit = fn(BorrowedFd<'_>) -> Result<Peer, String>;
 
 /// Where a name leads.

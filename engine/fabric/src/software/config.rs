@@ -13,9 +13,9 @@ pub(super) const MAX_WINDOWS: usize = 1 << 16;
 /// a few hundred connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoftwareConfig {
-    /// Most ring bytes per direction of a connection: a power of two, 4 KiB to 16 MiB. The smaller of both sides'
-    /// values is used. Default 256 KiB. A ring begins with 2 KiB and grows when full. The unused rest is address space,
-    /// not memory. A full ring of maximum size makes the sender wait: raise it for long messages with many outstanding.
+    /// Most ring bytes per direction, a power of two, 4 KiB to 16 MiB. The smaller of both sides' values is used.
+    /// Default 256 KiB. A ring begins with 2 KiB and grows when full. The unused rest is address space, not memory. A
+    /// full ring of maximum size makes the sender wait: raise it for long messages with many outstanding.
     pub ring_bytes: usize,
     /// Longest message in bytes; the smaller of both sides' values is used. At most half of `ring_bytes`. Default 64
     /// KiB. Costs nothing by itself.
@@ -26,8 +26,8 @@ pub struct SoftwareConfig {
     /// true. With `false` its peers save one atomic exchange (2 ns) per message, and `wait` must not be
     /// called.
     pub may_sleep: bool,
-    /// Most bytes that a connection may map: ring, window table and exposed memory. Default 16 GiB. Costs address
-    /// space, and page tables for the used part.
+    /// Most bytes that a connection may map. They are its ring, window table and exposed memory. Default 16 GiB. Costs
+    /// address space, and page tables for the used part.
     pub max_mapped_per_peer: u64,
     /// Pieces of memory that one connection may show. Default 128: a client shows one, and one for each arena that it
     /// exposes. Each is a mapping. The process has half of `vm.max_map_count` for them; where few are left, a

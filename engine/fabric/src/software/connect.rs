@@ -26,7 +26,7 @@ const TICK: Duration = Duration::from_millis(10);
 /// Longest sleep while a queue pair has work that no bell announces.
 const SHORT_TICK: Duration = Duration::from_micros(100);
 
-/// Everything that is watched, and what is not, or not any more, a queue pair's.
+/// Watched sockets and connections outside queue pairs.
 #[derive(Debug)]
 pub(super) struct Connections {
     pub(super) sockets: Sockets<SoftwareListener>,
@@ -103,7 +103,7 @@ impl Connections {
         let _ = Message::Reject { private_data }.send(request.socket.as_fd(), &[]);
     }
 
-    /// Lets a destroyed queue pair go, and its memory as soon as the peer cannot touch it.
+    /// Frees a destroyed queue pair, and its memory once the peer cannot touch it.
     pub(super) fn forget(&mut self, qp: Qp, linger: Duration) {
         self.dials.retain(|d| d.qp != qp.id);
         let Qp { mut windows, socket, .. } = qp;
@@ -345,7 +345,7 @@ impl SoftwareFabric {
         self.give_up(slot);
     }
 
-    /// Its owner does not want it any more, whatever the answer would have been.
+    /// Drops a connection that its owner abandoned, whatever the answer.
     pub(super) fn abandon(&mut self, qp: QpId) {
         self.connections.dials.retain(|d| d.qp != qp);
         let error = FabricError::peer("disconnected before it answered");
@@ -491,7 +491,7 @@ impl SoftwareFabric {
 }
 
 impl Parting {
-    /// Whether the peer cannot touch the memory any more, or its time is over. Afterwards it can reach only its own.
+    /// Whether the peer cannot touch the memory any more, or timed out. Afterwards it can reach only its own.
     fn is_over(&mut self, now: Instant) -> bool {
         let gone = self.socket.as_ref().is_none_or(|s| matches!(Message::receive(s.as_fd()), Received::Closed));
         gone || self.deadline <= now || self.windows.revoke_all()

@@ -1,5 +1,5 @@
-//! What a hostile peer of this fabric has in hand, for the fuzz targets of `tests/fuzz`: the bytes of a
-//! handshake, and the shared memory of a connection, here without its socket.
+//! Inputs of a hostile peer, for the fuzz targets of `tests/fuzz`: handshake bytes, and a connection's shared memory
+//! without its socket.
 
 use std::os::fd::AsFd;
 
@@ -23,7 +23,7 @@ pub const WINDOWS: u32 = 4;
 /// Bytes of memory that the peer shows, as region 0.
 pub const SHOWN: usize = 4096;
 
-/// One datagram of a connection's socket: what is understood is what was said, to the byte.
+/// Checks one datagram of a connection's socket: decoded values encode to the same bytes.
 pub fn handshake(bytes: &[u8]) {
     match Message::decode(bytes) {
         Ok(message) => assert_eq!(message.encode()[..], *bytes),
@@ -54,7 +54,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Makes the memory of connections, which can be used for one after the other.
+    /// A maker of connection memory, reusable for one after the other.
     pub fn new() -> Self {
         let layout = Layout::new(RING as u32);
         let table = table_bytes(WINDOWS).expect("not too many");
@@ -69,8 +69,7 @@ impl Peer {
         self.memory[part as usize].len()
     }
 
-    /// Starts a connection: a queue pair of the fabric whose memory is zeroed. Memory of this arena may be
-    /// exposed on it.
+    /// Starts a connection: a queue pair with zeroed memory. Memory of this arena may be exposed on it.
     pub fn join(&mut self, fabric: &mut SoftwareFabric, exposed: ArenaId, params: &ConnectParams) -> QpId {
         for part in &self.memory {
             assert!(part.write(0, &[0; 4 * RING][..part.len()]));
@@ -107,8 +106,7 @@ impl Peer {
         self.memory[part as usize].read(at, bytes)
     }
 
-    /// Sends a message as an honest peer does; false if there is no room for it. `head` is how far the peer
-    /// says it has come in our ring.
+    /// Sends an honest peer's message; false without room. `head` is the peer's progress in our ring.
     pub fn send(&mut self, payload: &[u8], invalidate: Option<u32>, head: u64) -> bool {
         // It reads our reports, and makes its ring larger, as the fabric does.
         let mut report = [0; 8];
@@ -135,16 +133,14 @@ impl Peer {
         announce(&self.rings, &self.producer, len, 0);
     }
 
-    /// Where the peer says how far it has come, in [`Part::Rings`]: a word, and behind it one that is not
-    /// zero if it refuses a message.
+    /// The peer's progress word in [`Part::Rings`], followed by a non-zero word on refusal.
     pub fn report(&self) -> usize {
         size_of::<Line>() * self.layout.report(Side::Connector)
     }
 }
 
 impl SoftwareFabric {
-    /// As a hostile peer: says that a message of any length is there, where the next one is due, and writes nothing of
-    /// it.
+    /// As a hostile peer: announces a message of any length without writing it.
     pub fn announce(&mut self, qp: QpId, len: u32) {
         if let Some(qp) = self.table.get(qp) {
             announce(&qp.ring, &qp.tx, len, qp.rx.taken());

@@ -133,14 +133,12 @@ pub(super) enum Side {
 
 /// Bytes of the lines before the rings.
 const LINES: usize = 4096;
-/// Bytes that a ring begins with, at most a quarter of those that it may have: enough for a few short messages at a
-/// time.
+/// Initial bytes of a ring, at most a quarter of its maximum. It holds a few short messages.
 const FIRST_BYTES: u32 = 2048;
-/// Lines that different sides write are so many apart: processors fetch lines in pairs.
+/// Distance of lines with different writers: processors fetch lines in pairs.
 const APART: usize = 2;
 
-/// Where everything lies in the memory of one connection: a page of lines, the connector's ring, the
-/// acceptor's.
+/// Memory layout of a connection: page of lines, connector's ring, acceptor's ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     ring_bytes: u32,
@@ -172,7 +170,7 @@ impl Layout {
         LINES + if from == Side::Connector { 0 } else { self.ring_bytes as usize }
     }
 
-    /// Lays the ring that a side sends into out so, with so many bytes for now. False if it does not fit.
+    /// Lays out the ring of a sending side, with its initial bytes. False if it does not fit.
     pub(super) fn lay_tx(self, rings: &mut PeerRings, of: Side, bytes: u32) -> bool {
         rings.lay_tx(self.ring(of), bytes as usize)
     }
@@ -182,7 +180,7 @@ impl Layout {
         rings.lay_rx(self.ring(of.other()), bytes as usize)
     }
 
-    /// The rings of memory that is laid out so, as this side has them, before they have grown.
+    /// This side's rings of this layout, before they have grown.
     pub(super) fn rings(self, memory: PeerMapping, of: Side) -> Result<PeerRings, String> {
         let len = memory.len();
         let fits = self.bytes() <= len;
@@ -202,8 +200,7 @@ impl Layout {
         Consumer::new(self.first_bytes(), self.ring_bytes, max_message)
     }
 
-    /// The line in whose first words this side says how far it has come in the other's ring, and whether it refused
-    /// the record there.
+    /// The line for this side's progress in the other's ring, and its refusal of a record.
     pub(super) fn report(self, by: Side) -> usize {
         if by == Side::Connector { 0 } else { APART }
     }

@@ -21,9 +21,9 @@
 //! costs the peer its own connection.
 //!
 //! Windows are enforced by the side that copies. A hostile peer can therefore reach *all* of an arena of which it was
-//! shown a window, at any time, also after revocation. Hence [`Capabilities::exposure_needs_own_arena`] is set: exposed
-//! memory must come from an arena that only this peer ever sees and that holds nothing else. What lies there is never
-//! parsed in place.
+//! shown a window. It can do so at any time, also after revocation. Hence [`Capabilities::exposure_needs_own_arena`] is
+//! set: exposed memory must come from an arena that only this peer ever sees and that holds nothing else. What lies
+//! there is never parsed in place.
 
 #![forbid(unsafe_code)]
 
@@ -70,14 +70,13 @@ use super::{
     FabricError, FabricStats, Flow, Found, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
-/// Queue pairs on the cold list that each poll looks at, and again so many behind one that has something. All that were
-/// quiet are heard in one turn then. Else that takes half as many turns, each longer than the last, as who is found
-/// turns hot.
+/// Cold queue pairs checked per poll, and as many again after one with work. So a burst from all is heard in one turn.
+/// Otherwise it takes half as many turns, each longer than the last, as found ones turn hot.
 const COLD_POLLS: usize = 2;
-/// The same of a poll behind one that was full: what was in it may take its owner long, so that polls are few.
+/// The same after a full poll: the owner may be busy with its messages, so polls are rare.
 const COLD_POLLS_OF_BUSY: usize = 16;
 
-/// How many queue pairs ahead of the one that is polled are fetched, and the message of how many ahead.
+/// Prefetch distances: queue pairs ahead of the polled one, and messages ahead.
 const FAR_AHEAD: usize = 8;
 const AHEAD: usize = 4;
 
@@ -142,7 +141,7 @@ impl SoftwareFabric {
         })
     }
 
-    /// Bytes of the smallest Receive in the shared queue, the most to promise a peer. Scans all of them.
+    /// Bytes of the smallest Receive in the shared queue. No peer may be promised more. Scans all of them.
     pub fn smallest_receive(&self) -> Option<usize> {
         self.common.receives.iter().map(Buf::capacity).min()
     }

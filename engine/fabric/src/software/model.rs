@@ -1,5 +1,5 @@
-//! The protocols between two processes, explored by loom: `RUSTFLAGS="--cfg loom" cargo test -p
-//! rpcrdma-fabric --release --lib model`.
+//! Protocols between two processes, explored by loom: `RUSTFLAGS="--cfg loom" cargo test -p rpcrdma-fabric --release
+//! --lib model`.
 
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -110,8 +110,7 @@ fn explore(test: impl Fn() + Sync + Send + 'static) {
     model.check(test);
 }
 
-/// Whoever sees a record sees all of it, and nothing but zero behind it; room is only used again once it is
-/// free.
+/// A visible record is complete and followed by zero. Room is reused only once free.
 #[test]
 fn ring() {
     explore(|| records_arrive(RING, 5));
@@ -170,7 +169,7 @@ fn records_arrive(mut bytes: u32, records: u64) {
     assert_eq!(rx.peek(&Ring(&memory, bytes)), 0, "a record that nobody sent");
 }
 
-/// News that come while the other side falls asleep are seen by it, or it is woken: also in the second sleep.
+/// News during the other side's falling asleep is seen by it or wakes it, also in the second sleep.
 #[test]
 fn doorbell() {
     explore(|| {
@@ -201,7 +200,7 @@ fn doorbell() {
     });
 }
 
-/// A report wakes only who waits for it, and who waits for messages only is still woken by the next one.
+/// A report wakes only its waiters. A message still wakes those who wait for messages only.
 #[test]
 fn doorbell_of_reports() {
     for waits in [Waits::Message, Waits::Anything] {
@@ -228,7 +227,7 @@ fn doorbell_of_reports() {
     }
 }
 
-/// Once a revocation is done, the peer's copy is over, and no other begins.
+/// After a revocation the peer's copy has ended, and no other begins.
 #[test]
 fn window() {
     explore(|| {
@@ -254,7 +253,7 @@ fn window() {
     });
 }
 
-/// Who finds a key finds what was bound with it, also when the window is bound anew.
+/// A reader of a key sees its bind, also when the window is bound anew.
 #[test]
 fn window_fields() {
     explore(|| {

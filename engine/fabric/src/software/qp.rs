@@ -82,7 +82,7 @@ pub(super) enum State {
     Error,
 }
 
-/// How far requests have come: what the peer has taken, requests that wait, bytes left of the first.
+/// Progress of requests: taken by the peer, waiting, and bytes left of the first.
 type Progress = (u64, usize, usize);
 
 /// One queue pair. What each message needs comes first, and lies together.
@@ -107,7 +107,7 @@ pub(super) struct Qp {
     pub(super) idle: u32,
     /// It was quiet for long, and is not looked at in every poll.
     pub(super) cold: bool,
-    /// What its own bell is set for, as far as is known: the peer may have taken it.
+    /// The purpose of its own bell; the peer may have taken it.
     armed: Option<Waits>,
     pub(super) id: QpId,
     pub(super) tx: Producer,
@@ -131,7 +131,7 @@ pub(super) struct Qp {
     pub(super) announced: Vec<u32>,
     // Connection.
     side: Side,
-    /// Where the rings lie: as the connector has made them, until the acceptor's answer.
+    /// The layout of the rings: the connector's, until the acceptor's answer.
     layout: Layout,
     /// Of requests that wait for the peer.
     pub(super) patience: Patience<Progress>,
@@ -226,7 +226,7 @@ impl Qp {
         matches!(self.state, State::Up | State::Closing | State::Draining)
     }
 
-    /// Tells the peer how far we have come, and wakes it if it waits for that.
+    /// Reports our progress to the peer; wakes it if it waits for that.
     #[inline(never)]
     pub(super) fn report(&mut self) {
         // Pair with the loads in `settle_reported` and `refusal` at the other side: who finds a refusal finds
@@ -352,7 +352,7 @@ impl Qp {
         Refusal::status(self.ring.words(self.peer_report).1.acquire())
     }
 
-    /// Ends all posted requests: taken ones succeed, the refused record gets its cause, the rest is flushed.
+    /// Ends all posted requests: taken ones succeed, the rest is flushed. The refused record gets its cause.
     fn flush(&mut self, common: &mut Common, mut refused: Option<Status>) {
         while let Some(r) = self.retire.pop() {
             let status = if self.tx.is_acked(r.end) { r.status } else { refused.take().unwrap_or(Status::Flushed) };
@@ -370,7 +370,7 @@ impl Qp {
         }
     }
 
-    /// Of the rings that we offered, the acceptor uses so much, for messages no longer than this.
+    /// Sets the acceptor's ring size and message length, of those offered.
     ///
     /// # Errors
     /// That cannot be.
@@ -404,7 +404,7 @@ impl Qp {
         self.rx.prefetch(&self.ring.rx());
     }
 
-    /// Makes the ring that we send into larger, so that it has room for such a message. False if it may not be.
+    /// Enlarges the sending ring for such a message. False at the maximum.
     #[cold]
     #[inline(never)]
     pub(super) fn make_room(&mut self, len: u32) -> bool {
@@ -423,7 +423,7 @@ impl Qp {
         self.rx.grow(header).is_some_and(|bytes| self.layout.lay_rx(&mut self.ring, self.side, bytes))
     }
 
-    /// Requests have begun to wait for the peer: connection management looks how long they do.
+    /// Starts the timing of requests that wait for the peer.
     #[cold]
     pub(super) fn watch_waiting(&mut self, common: &mut Common) {
         if !self.patience.is_waiting() {
@@ -432,7 +432,7 @@ impl Qp {
         }
     }
 
-    /// How long what is posted has waited without that anything moved; `None` if nothing waits any more.
+    /// Time without progress of posted requests; `None` if none waits.
     pub(super) fn waited(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         if self.pending.is_empty() {
             self.patience.end();
@@ -456,7 +456,7 @@ impl Qp {
         (self.tx.acked(), self.pending.len(), left)
     }
 
-    /// The peer has taken nothing for `retry_timeout` of what waits for it: as a device ends its retries.
+    /// Ends the connection: the peer took nothing for `retry_timeout`, as a device's retries end.
     #[cold]
     pub(super) fn not_taken(&mut self, common: &mut Common) {
         let limit = common.config.retry_timeout;

@@ -7,16 +7,15 @@ use super::ring::Header;
 use crate::keys::Revoked;
 use crate::{Arrival, Completion, ReceivedBuf, Status};
 
-/// Messages that one queue pair may deliver per poll, so that the others get their turn.
+/// Messages per queue pair and poll, for fairness.
 const BURST: usize = 32;
-/// Empty polls between two looks at what is not urgent, a power of two. A request and its reply need fewer,
-/// so that in a conversation acknowledgements only travel with messages, and the line for reports stays
-/// quiet.
+/// Empty polls between checks of non-urgent work, a power of two. A request and its reply need fewer. So in a
+/// conversation, acknowledgements only travel with messages, and the line for reports stays quiet.
 const LATER: u32 = 16;
-/// Polls that make up one retry of a sender whose message meets no Receive.
+/// Polls per retry of a sender whose message meets no Receive.
 const RNR_POLLS: u32 = 1024;
 
-/// Empty polls after which a queue pair that is used is looked at less often.
+/// Empty polls before a used queue pair is polled less often.
 const IDLE_POLLS: u32 = 4096;
 
 /// What a poll found that is not one message alone.
@@ -110,7 +109,7 @@ impl Qp {
         }
     }
 
-    /// Whether nothing else has come and nothing is due: nobody waits for the end of a Send in a conversation. Calls
+    /// Whether nothing else has come and nothing is due. In a conversation nobody waits for the end of a Send. Calls
     /// nothing, so a caller keeps its message in registers.
     #[inline(always)]
     fn is_all(&mut self) -> bool {
@@ -134,7 +133,7 @@ impl Qp {
         Polled::Active
     }
 
-    /// Decides how soon the next poll has to do more than look for a message.
+    /// Decides when the next poll has to do more than receive.
     #[inline]
     pub(super) fn plan(&mut self) {
         // Nobody waits for the end of unsignalled requests, as long as there is room for more of them.

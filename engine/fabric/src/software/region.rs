@@ -41,7 +41,7 @@ impl Region {
 /// What is registered with one fabric.
 #[derive(Debug, Default)]
 pub(super) struct Regions {
-    /// The first that was registered: a shard's own, in which nearly all messages are.
+    /// The first registered arena: a shard's own, with nearly all messages.
     first: Option<ArenaId>,
     /// Sorted by arena: each connection may add one.
     list: Vec<Region>,
@@ -96,15 +96,14 @@ impl Regions {
     }
 }
 
-/// Mappings that a connection takes by itself: its rings, and a table of windows of each side.
+/// Mappings per connection: its rings, and a window table of each side.
 pub(super) const PER_CONNECTION: usize = 3;
 /// What a connection's share of the mappings that are left is divided by.
 const SHARE: usize = 8;
-/// A mapping longer than this is given back on another thread: that takes the kernel as long as it has pages.
+/// Bytes of a mapping that is unmapped on another thread. The kernel's time grows with the pages.
 const LONG: usize = 64 << 20;
 
-/// The mappings that connections of the software fabric may take, of those that the kernel lets the process
-/// have.
+/// The share of the process's mappings for connections of the software fabric.
 #[derive(Debug)]
 pub(super) struct Budget {
     most: usize,
@@ -211,7 +210,7 @@ impl PeerMemory {
         Self { by_inode: HashMap::new(), prune_at: 16, budget }
     }
 
-    /// Maps a peer's memory of exactly `bytes`, after checking that it cannot shrink under us.
+    /// Maps a peer's memory of exactly `bytes`; checks that it cannot shrink.
     pub(super) fn map(&mut self, fd: OwnedFd, bytes: u64) -> Result<Rc<Mapped>, String> {
         let stat = rustix::fs::fstat(&fd).map_err(|e| format!("fstat: {e}"))?;
         if stat.st_size as u64 != bytes {
@@ -236,7 +235,7 @@ impl PeerMemory {
     }
 }
 
-/// Maps memory of a connection itself, of exactly `bytes`: sealed against shrinking, in small pages.
+/// Maps a connection's own memory of exactly `bytes`: sealed, in small pages.
 pub(super) fn map(fd: OwnedFd, bytes: usize) -> Result<PeerMapping, String> {
     let mapping = PeerMapping::map(fd, bytes).map_err(|e| e.to_string())?;
     if mapping.len() != bytes {

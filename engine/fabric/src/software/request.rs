@@ -15,7 +15,7 @@ use super::region::{self, Places};
 use crate::seats::{Arrival, Taken};
 use crate::{ControlEvent, RequestId};
 
-/// What the places for connections that have said nothing are divided by: more are not one process's.
+/// Divisor of the places for silent connections: the most of one process.
 const SHARE: usize = 4;
 
 /// Connections that one look takes of a listener.
@@ -28,7 +28,7 @@ pub(super) struct Request {
     pub(super) socket: OwnedFd,
     pub(super) peer: Peer,
     pub(super) deadline: Instant,
-    /// What was said, once it was; from then on it is the owner's turn.
+    /// The opening message; once present, the owner is next.
     pub(super) offer: Option<Offer>,
     /// Counts it.
     pub(super) taken: Taken,
@@ -55,8 +55,8 @@ pub(super) struct Offer {
 }
 
 impl Connections {
-    /// Takes connections of the listeners, and reads what they say at once: an honest one has said it
-    /// already. True if that was a request; what came behind it waits.
+    /// Accepts connections of the listeners and reads their openings at once. True if that was a request; later
+    /// messages wait.
     pub(super) fn accept_sockets(&mut self, common: &mut Common) -> bool {
         let arrivals = self.sockets.accept(ACCEPTS, common.config.max_handshakes, |not| common.not_accepted(not));
         self.arrivals.extend(arrivals);

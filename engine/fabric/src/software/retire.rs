@@ -31,7 +31,7 @@ pub(super) struct RetireQueue {
     /// How many have left, and how many have entered.
     left: usize,
     entered: usize,
-    /// Which of them are to be reported, as they were counted when they entered.
+    /// Those to report, by their count at entry.
     reported: VecDeque<usize>,
 }
 

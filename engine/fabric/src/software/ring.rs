@@ -2,14 +2,14 @@
 //!
 //! A record is a header of 16 bytes and the payload, rounded up to whole cache lines. The payload may wrap around the
 //! end of the ring; the header never does. Its first word announces the record. The producer writes the record, zeroes
-//! the first word of the next place, and publishes the record's first word last. The consumer polls exactly the line
-//! that the next message will arrive in: a small message costs its own cache lines and no other.
+//! the first word of the next place, and publishes the record's first word last. The consumer polls exactly the line of
+//! the next message. So a small message costs its own cache lines and no other.
 //!
 //! The consumer's progress (its *head*) goes back in the headers of the other direction's records. Without records it
 //! goes through a line of its own.
 //!
 //! A ring begins small. The producer enlarges it, up to the negotiated size, when a record does not fit. So the used
-//! part is as long as the traffic needs and stays in cache, for any number of connections. In place of the record it
+//! part is as long as the traffic needs. It stays in cache for any number of connections. In place of the record it
 //! leaves a *marker* with the new ring size. The next record lies where the smaller ring ended, in its first unused
 //! place. Positions continue up to the next one that denotes this place. So records sent but not taken have their
 //! positions of the larger ring, or ones more than its length away. The usual room count still overwrites nothing. The
@@ -21,13 +21,13 @@ use super::memory::{RingMemory, Word};
 
 /// Bytes that records are aligned to, one cache line.
 pub(super) const LINE: u32 = 64;
-/// Lines of the next record that are fetched ahead of need: as many as a short one has.
+/// Prefetched lines of the next record: as many as a short one has.
 const NEXT_LINES: u64 = 3;
 /// Bytes of a record's header.
 pub(super) const HEADER: usize = 16;
 
-/// The two words of a header: payload length and kind, the sender's progress in the other ring, and a key. The first is
-/// 0 while there is no record.
+/// The two words of a header. They hold payload length and kind, the sender's progress in the other ring, and a key.
+/// The first is 0 while there is no record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     first: u64,
@@ -102,8 +102,7 @@ fn longest(bytes: u32) -> u32 {
     bytes.saturating_sub(LINE + HEADER as u32)
 }
 
-/// The position of the record after a marker, when the ring grows from `from` to `to` bytes. It is the next position
-/// where the smaller ring ended.
+/// The position of the record after a marker. It is the next position where the smaller ring ended.
 fn behind_marker(at: u64, from: u32, to: u32) -> u64 {
     let (from, to) = (u64::from(from), u64::from(to));
     let next = (at & !(to - 1)) + from;
@@ -119,7 +118,7 @@ pub(super) struct Producer {
     most: u32,
     sent: u64,
     acked: u64,
-    /// Where it went on when it grew last, and the end of what was new there.
+    /// The position of the last growth, and the end of its new part.
     grown: u64,
     new_until: u64,
 }
@@ -159,7 +158,7 @@ impl Producer {
         self.acked == self.sent
     }
 
-    /// Whether a record with this payload fits now; the word behind it has to fit too.
+    /// Whether a record with this payload and the next word fits now.
     #[inline]
     pub(super) fn has_room(&self, len: u32) -> bool {
         self.sent - self.acked + record_bytes(len) + u64::from(LINE) <= u64::from(self.bytes) || self.has_new_room(len)
@@ -180,7 +179,7 @@ impl Producer {
         memory.write(self.sent + HEADER as u64, payload)
     }
 
-    /// Publishes the record whose payload was [written](Self::write), which is as long as its header says.
+    /// Publishes the record of a [written](Self::write) payload of the header's length.
     #[inline(always)]
     pub(super) fn publish(&mut self, memory: &impl RingMemory, header: Header) {
         let at = self.sent;
@@ -201,8 +200,8 @@ impl Producer {
         written
     }
 
-    /// The ring size that makes room for this payload at once; `None` at the maximum. The last step is from a quarter
-    /// or less. So the longest record, half of the ring and its header, fits into the new part.
+    /// The ring size that makes room for this payload; `None` at the maximum. The last step is from a quarter or less.
+    /// So the longest record, half of the ring and its header, fits into the new part.
     #[cold]
     pub(super) fn larger(&self, len: u32) -> Option<u32> {
         if self.bytes == self.most {
@@ -248,19 +247,19 @@ pub(super) struct Consumer {
     most: u32,
     /// Bytes of the longest message that both sides have agreed on.
     max_message: u32,
-    /// Bytes of the longest message that a correct producer sends into the ring as it is now.
+    /// Most bytes of a correct message in the ring as it is now.
     longest: u32,
     head: u64,
     told: u64,
 }
 
 impl Consumer {
-    /// Of a ring that has so many bytes, and may grow, for messages up to a length.
+    /// A ring of `bytes` that may grow, for messages up to a length.
     pub(super) fn new(bytes: u32, most: u32, max_message: u32) -> Self {
         Self { bytes, most, max_message, longest: longest(bytes).min(max_message), head: 0, told: 0 }
     }
 
-    /// Whether a correct producer may have written this header, of a message, into the ring as it is now.
+    /// Whether a correct producer may have written this message header, with the present ring.
     #[inline]
     pub(super) fn admits(&self, header: Header) -> bool {
         header.is_message(self.longest)
@@ -310,7 +309,7 @@ impl Consumer {
         Some(bytes)
     }
 
-    /// How far it has come, to be told to the producer by whoever asks.
+    /// Its progress, for reports to the producer.
     #[inline]
     pub(super) fn report(&mut self) -> u64 {
         self.told = self.head;

@@ -14,7 +14,7 @@ use crate::keys::Revoked;
 use crate::log_limit::ClockedLog;
 use crate::{Access, Completion, Disconnect, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest};
 
-/// Bytes that one queue pair may copy per post or poll, so that the others get their turn.
+/// Bytes copied per queue pair and post or poll, for fairness.
 const COPY_BUDGET: usize = 1 << 20;
 
 /// How far a work request came.
@@ -450,13 +450,13 @@ impl Qp {
         false
     }
 
-    /// So many wait to be forgotten that there may soon be no room for more.
+    /// Whether so many are unforgotten that room may soon run out.
     #[inline]
     pub(super) fn is_half_full(&self) -> bool {
         self.retire.len() > self.depth / 2
     }
 
-    /// The peer has taken everything, and nobody waits to hear of it: true then, and it is forgotten.
+    /// Forgets everything if the peer has taken it and nobody waits for a report; true then.
     #[inline]
     pub(super) fn forget_done(&mut self) -> bool {
         let done = self.tx.is_idle() && !self.retire.has_reported();

@@ -147,7 +147,7 @@ pub(super) struct Claim {
 }
 
 impl PeerWindows {
-    /// The table of a peer that said how many windows it has; the mapping is at least that long.
+    /// The table of a peer with `count` windows; the mapping is long enough.
     pub(super) fn new(table: PeerMapping, windows: u32) -> Self {
         Self { table, windows }
     }
@@ -177,7 +177,7 @@ impl PeerWindows {
     }
 }
 
-/// One entry of a table, as both sides use it; see the page of this module.
+/// One entry of a table, for both sides; see the module documentation.
 #[derive(Debug)]
 struct Entry<'a, W>(&'a [W; 8]);
 
@@ -242,7 +242,7 @@ impl<W: Word> Entry<'_, W> {
     }
 }
 
-/// One entry for the model: its fields follow from the key, so that a claim can check them.
+/// One entry for the model; its fields follow from the key.
 #[cfg(all(test, loom))]
 pub(super) mod model {
     use loom::sync::atomic::AtomicU64;

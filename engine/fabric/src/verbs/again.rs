@@ -24,12 +24,12 @@ pub(super) struct Lost {
     event: DeviceEvent,
     /// When it is looked for next.
     look: Instant,
-    /// It was watched, and so must be the next: one that is about to go can still be opened.
+    /// Whether it was watched; the next must be, too, since a device about to go can still be opened.
     was_watched: bool,
 }
 
 impl VerbsFabric {
-    /// All connections are over, as the device is; said once, though each identifier and queue may say so.
+    /// Reports once that all connections ended with the device, though each identifier and queue may report it.
     pub(super) fn device_lost(&mut self, event: DeviceEvent) {
         let (Some(opened), None) = (&self.device, &self.lost) else { return };
         let was_watched = opened.is_watched();
@@ -65,7 +65,7 @@ impl VerbsFabric {
         )
     }
 
-    /// Goes on with a device that is lost: lets go of it, or looks whether it is there again.
+    /// Continues with a lost device: frees it, or looks for it.
     pub(super) fn tend_lost(&mut self) {
         if self.device.is_some() {
             self.let_go();

@@ -52,7 +52,7 @@ impl Book {
         }
     }
 
-    /// Goes on with a device that was opened anew: counters, and names of queue pairs, stay.
+    /// Continues with a reopened device: counters and queue pair names stay.
     pub(super) fn go_on(&mut self, shared: SharedReceives, room: usize, quirks: &Quirks) {
         (self.shared, self.room, self.is_port_down) = (shared, room, false);
         self.invalidated_flags = quirks.invalidated_flags;
@@ -139,7 +139,7 @@ impl Book {
     }
 }
 
-/// Replaces a status by `PortDown`: devices do not say why nobody answers or, as soft-RoCE, why sending fails.
+/// Replaces a status by `PortDown`. Devices do not say why nobody answers or, as soft-RoCE, why sending fails.
 #[cold]
 fn explained(status: Status, is_port_down: bool) -> Status {
     match status {

@@ -43,8 +43,8 @@ pub struct VerbsConfig {
     /// completion, and so does each Receive. A device with smaller completion queues provides its maximum. A post that
     /// finds no room is refused with [`PostError::QueueFull`](crate::PostError::QueueFull).
     pub completions: u32,
-    /// Longest Send copied into its work request, in bytes, if the device can. Default 220: the largest that most
-    /// devices hold without longer work requests.
+    /// Longest Send copied into its work request, in bytes. The device must support it. Default 220: the largest that
+    /// most devices hold without longer work requests.
     pub max_inline_data: u32,
     /// Whether peers may invalidate keys of this side by Send With Invalidate. Default auto.
     pub remote_invalidate: Switch,
@@ -93,7 +93,7 @@ impl Default for VerbsConfig {
 }
 
 impl VerbsConfig {
-    /// The same, with the device and GID that the address names in their own fields, and not in the address.
+    /// The same with the address's device and GID in their own fields.
     ///
     /// # Errors
     /// The address names another one than the field.
@@ -117,7 +117,7 @@ impl VerbsConfig {
         Ok(self)
     }
 
-    /// Whether a fabric like this is on the device, and goes by the GID, that an address names.
+    /// Whether a fabric like this uses the device and GID of an address.
     ///
     /// # Errors
     /// It is on another one.

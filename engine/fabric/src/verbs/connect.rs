@@ -25,9 +25,9 @@ use crate::{
     Completion, ConnectParams, ControlEvent, DeviceEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId,
 };
 
-/// Events of one kind that one look takes, so that the others get their turn.
+/// Events of one kind per pass, for fairness.
 const MOST_EVENTS: usize = 256;
-/// Connect requests that others have handed to a fabric and that it has not taken.
+/// Connect requests handed over by others and not yet taken.
 const MOST_HANDED: usize = 256;
 /// Set in the numbers of identifiers that are requests, not queue pairs.
 pub(super) const REQUEST: usize = 1 << (usize::BITS - 1);

@@ -16,7 +16,7 @@ use crate::FabricError;
 /// Where the kernel describes RDMA devices.
 const SYSFS: &str = "/sys/class/infiniband";
 
-/// Free places in a row after which a table of GIDs has no more: places are filled from the front.
+/// Consecutive free places after which a GID table ends: it fills from the front.
 const MOST_HOLES: usize = 32;
 
 /// An address of a port.
@@ -24,7 +24,7 @@ const MOST_HOLES: usize = 32;
 pub(super) struct Gid {
     pub(super) index: u32,
     pub(super) value: Ipv6Addr,
-    /// As the kernel calls it, such as `RoCE v2`; empty if it says nothing.
+    /// The kernel's name, such as `RoCE v2`; empty if unknown.
     pub(super) kind: String,
     pub(super) netdev: String,
 }
@@ -60,7 +60,7 @@ pub(super) struct Port {
     pub(super) device: String,
     pub(super) number: u8,
     pub(super) is_active: bool,
-    /// Its device is an RNIC of iWARP. Nothing else shows it: its link layer is `Ethernet`, and its GID is made of its
+    /// Its device is an RNIC of iWARP. Nothing else shows it. Its link layer is `Ethernet`, and its GID is made of its
     /// MAC address, not of an IP address.
     pub(super) is_iwarp: bool,
     /// `Ethernet` or `InfiniBand`.
@@ -94,8 +94,7 @@ pub(super) fn ports() -> Vec<Port> {
     ports_in(Path::new(SYSFS))
 }
 
-/// Addresses of this host at which active RDMA ports can be reached: RoCE v2, not link-local. Of other links
-/// nothing is known here.
+/// Local addresses of active RDMA ports: RoCE v2, not link-local. Other links are unknown here.
 pub(super) fn addresses(ports: &[Port]) -> Vec<IpAddr> {
     let active = ports.iter().filter(|port| port.is_active).flat_map(|port| &port.gids);
     active.filter(|gid| gid.is_routable_roce() && !gid.is_link_local()).map(Gid::ip).collect()
@@ -154,8 +153,8 @@ fn text(path: &Path) -> String {
     fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// Chooses among `ports` other than iWARP: the named device, the one with the address, or the first active one. Of its
-/// GIDs it takes the one with this index, or the one with the address.
+/// Chooses among `ports` other than iWARP. It takes the named device, the one with the address, or the first active
+/// one. Of its GIDs it takes the one with this index, or the one with the address.
 pub(super) fn choose(
     ports: &[Port],
     name: Option<&str>,
@@ -252,7 +251,7 @@ pub(super) fn alternatives(ports: &[Port]) -> String {
     ports.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// How often messages met no Receive at a port, by its hardware counters; 0 where it does not count.
+/// Messages that met no Receive at a port, by hardware counters; 0 if not counted.
 pub(super) fn receiver_not_ready(device: &str, port: u8) -> u64 {
     let directory: PathBuf = [SYSFS, device, "ports", &port.to_string(), "hw_counters"].iter().collect();
     // Of rxe, of mlx4 and mlx5, of bnxt_re, of irdma.
@@ -262,7 +261,7 @@ pub(super) fn receiver_not_ready(device: &str, port: u8) -> u64 {
         .sum()
 }
 
-/// The NUMA node of a device. -1 of the kernel is none, and so is no file, as of devices that are software.
+/// The NUMA node of a device. `None` for the kernel's -1, and without the file, as for software devices.
 pub(super) fn numa_node(device: &str) -> Option<u32> {
     numa_node_in(Path::new(SYSFS), device)
 }

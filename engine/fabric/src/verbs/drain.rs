@@ -47,8 +47,8 @@ pub(super) fn drain(last: &mut impl Last) -> bool {
 /// What is known of a queue pair in error.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
-    /// It was ready to receive once: before that a queue pair takes no Receive, and does not speak of its
-    /// last one.
+    /// Whether it was ever ready to receive: before that a queue pair takes no Receive, and does not report its last
+    /// one.
     pub(super) was_ready: bool,
     /// Its Receives are those of the shared queue.
     pub(super) shares_receives: bool,
@@ -74,14 +74,13 @@ mod tests {
 
     const BATCH: usize = 64;
 
-    /// A queue of `ours` completions of the queue pair among those of others, which come as fast as they are
-    /// taken.
+    /// A queue of `ours` completions of the queue pair, among an endless supply of others.
     struct Queue {
         entries: std::collections::VecDeque<bool>,
         capacity: usize,
         /// Others go on.
         busy: bool,
-        /// Looks after which the device says that it has told all, and what it tells until then.
+        /// Polls before the device reports the end, and its completions until then.
         looks: usize,
         late: usize,
         patience: usize,

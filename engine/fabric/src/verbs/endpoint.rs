@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "hands memory to the device, and takes it back")]
 //! A queue pair with the memory that its work requests name.
 //!
-//! Memory moves in when a request is posted. It leaves when the device has proved that it is done: by the completion of
-//! the request or a later one of the same queue, or by the destruction of the queue pair. If even that fails, the
-//! memory is lost, and the pool reports it.
+//! Memory moves in when a request is posted. It leaves when the device has proved that it is done. The proof is the
+//! completion of the request or a later one of the same queue, or the destruction of the queue pair. If even that
+//! fails, the memory is lost, and the pool reports it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -66,8 +66,8 @@ impl InFlight {
 
 const REFUSED: &str = "the device refused it; see the log";
 
-/// Where chains are built; one for all queue pairs, so that it stays in the cache. Entries are reused as they are. The
-/// unions that an opcode does not use are not read, except immediate data, which drivers want to be 0.
+/// Working memory for chains; one for all queue pairs, to stay in cache. Entries are reused as they are. The unions
+/// that an opcode does not use are not read, except immediate data, which drivers want to be 0.
 #[derive(Default)]
 pub(super) struct Scratch {
     requests: Vec<ibv_send_wr>,
@@ -124,7 +124,7 @@ pub(super) struct Endpoint {
     first: u32,
     depth: usize,
     max_inline_data: usize,
-    /// Requests since the last that asks for a completion, and the most there may be.
+    /// Requests since the last signalled one, and their maximum.
     unsignalled: usize,
     most_unsignalled: usize,
     receives: Option<ReceiveTable>,
@@ -194,7 +194,7 @@ impl Endpoint {
         self.receives.as_mut()?.complete(done, received)
     }
 
-    /// Posts a chain with one call, as far as there is room for, `room` at most.
+    /// Posts a chain with one call, up to `room` requests.
     #[inline]
     pub(super) fn post(
         &mut self,
@@ -489,8 +489,8 @@ impl Endpoint {
         true
     }
 
-    /// Posts a marker, whose end means that everything before it has ended: an RDMA Write of no bytes, which
-    /// needs no key. False if there is no need, or no way.
+    /// Posts a marker, whose completion means that everything before it has ended. It is an RDMA Write of no bytes,
+    /// which needs no key. False if there is no need, or no way.
     pub(super) fn post_marker(&mut self, scratch: &mut Scratch) -> bool {
         if self.in_flight.len() > self.depth || self.in_flight.back().is_none_or(|last| last.own) {
             return false;
@@ -512,7 +512,7 @@ impl Endpoint {
         true
     }
 
-    /// A request of the send queue has ended, and with it all before it.
+    /// Completes a send queue request, and all before it.
     #[inline]
     pub(super) fn retire(
         &mut self,
@@ -560,8 +560,7 @@ impl Endpoint {
         }
     }
 
-    /// Destroys the queue pair, which must be in error, and gives back all that it held: what is left is
-    /// flushed.
+    /// Destroys the queue pair, which is in error, and returns its memory. The rest is flushed.
     pub(super) fn destroy(&mut self, out: &mut impl Extend<Completion>) -> Retired {
         self.windows.destroy();
         let Some(qp) = self.qp.take() else { return Retired::default() };

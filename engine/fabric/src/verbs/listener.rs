@@ -36,12 +36,12 @@ struct Inner {
     seats: Arc<Seats<CmEvent>>,
 }
 
-/// What the connection manager holds for an address: unbound with the last clone of the listener.
+/// The connection manager's binding of an address: released with the last clone of the listener.
 #[derive(Debug)]
 struct Bound {
     /// `None` if its device was removed, and with it the address.
     id: Option<CmId>,
-    /// Counts such removals: those who share the address hear of the same one at different times.
+    /// Counts such removals: fabrics that share the address learn of one at different times.
     removals: u64,
 }
 
@@ -148,7 +148,7 @@ impl Listening {
         self.removals = bound.removals;
     }
 
-    /// Sees to it that the address is bound, when the device is there again: the first of those that share it does it.
+    /// Binds the address again on a returned device, by the first of those that share it.
     ///
     /// # Errors
     /// As [`VerbsListener::bind`].

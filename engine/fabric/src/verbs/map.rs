@@ -8,8 +8,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// A map from a 32-bit number.
 pub(super) type NumberMap<V> = HashMap<u32, V, BuildHasherDefault<Multiply>>;
 
-/// One multiplication: these numbers come from the device and the kernel, not from peers, so nobody can make
-/// them collide.
+/// One multiplication. These numbers come from the device and the kernel, not from peers, so nobody can make them
+/// collide.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Multiply(u64);
 

@@ -10,7 +10,7 @@
 //!   messages of `connect`. So a queue pair can take Receives before there is a connection. It lives until this side
 //!   has taken its memory back.
 //! - Memory is registered without remote rights. A peer reaches only the memory that a type-2 window is bound to
-//!   (`window`), on its queue pair, until either side invalidates it.
+//!   (`window`), on its queue pair. Either side ends that by invalidation.
 //! - A lost device is closed when its connections have ended, and reopened when it is present again (`again`). Memory
 //!   and address stay the same.
 //! - All work ends in one completion queue. A post never exceeds its capacity: `Book::room` counts.
@@ -74,7 +74,7 @@ use super::{
     FabricStats, PostError, Posting, QpId, RequestId, Status, Waker, WindowId,
 };
 
-/// Addresses of this host's active RoCE ports, for a server of this fabric. Empty on a host without.
+/// Addresses of this host's active RoCE ports, for servers of this fabric. Empty on a host without.
 pub fn local_addresses() -> Vec<std::net::IpAddr> {
     device::addresses(&device::ports())
 }
@@ -112,7 +112,7 @@ pub struct VerbsFabric {
     capabilities: Capabilities,
     quirks: Quirks,
     config: Box<VerbsConfig>,
-    /// The port's count of messages that met no Receive, when the device was opened.
+    /// The port's initial count of messages that met no Receive.
     not_ready_before: u64,
 }
 

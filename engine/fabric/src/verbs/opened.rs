@@ -20,7 +20,7 @@ use super::{VerbsFabric, explain, path, probe, reaper};
 use crate::host;
 use crate::{Capabilities, FabricError};
 
-/// Completions that are kept free: for what a queue pair that was destroyed in a hurry may still say.
+/// Completions kept free for a hastily destroyed queue pair.
 const SPARE_COMPLETIONS: u32 = 32;
 
 /// What connections share of a device.
@@ -29,8 +29,7 @@ pub(super) struct Opened {
     pub(super) cq: Rc<CompletionQueue>,
     pub(super) pd: Rc<ProtectionDomain>,
     pub(super) context: Rc<Context>,
-    /// Is told by the connection manager that the device is taken away, whether or not there are connections. Where
-    /// the address is none of IP there is none.
+    /// The identifier for removal events, with or without connections. `None` for addresses other than IP.
     watch: Option<CmId>,
 }
 
@@ -51,7 +50,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Opens the device that the configuration names, or that has its address; and a `channel`, unless there is one.
+    /// Opens the configured device, by name or address; and a `channel`, unless there is one.
     ///
     /// # Errors
     /// As [`VerbsFabric::new`].

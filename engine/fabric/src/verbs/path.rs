@@ -18,7 +18,7 @@ const DEFAULT_PKEY: u16 = 0xFFFF;
 const REVERSIBLE: u8 = 1 << 7 | 1;
 /// The number beside it is meant exactly (InfiniBand Architecture 1.2.1 §15.2.5.16).
 const EXACTLY: u8 = 2 << 6;
-/// As the kernel has it for RoCE: 4.096 µs times two to the power of this, for a packet to get there.
+/// The kernel's value for RoCE: 4.096 µs times two to this power, for a packet's way.
 const LIFETIME: u8 = 16;
 /// All of the device's rate.
 const FULL_RATE: u8 = 0;
@@ -44,15 +44,15 @@ pub(super) fn check_port(path: &PathConfig, device: &str, port: u8, active: u32)
     }
 }
 
-/// What the packets of this side are to have, in what the connection manager says of the way to its peer.
+/// Applies this side's packet options to the connection manager's path.
 pub(super) fn mark(attr: &mut ibv_qp_attr, path: &PathConfig) {
     let way = &mut attr.ah_attr;
     way.grh.traffic_class = path.tos.unwrap_or(way.grh.traffic_class);
     way.sl = path.service_level.unwrap_or(way.sl);
 }
 
-/// The way from one address to another of RoCE, with this MTU: what the connection manager finds by itself for the
-/// interface's own. It goes to the peer with the request, so that both queue pairs have it.
+/// A RoCE path between two addresses with this MTU. The connection manager finds only one with the interface's own. It
+/// goes to the peer with the request, so that both queue pairs have it.
 pub(super) fn record(from: IpAddr, to: IpAddr, mtu: u32, path: &PathConfig) -> PathRecord {
     let gid = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),

@@ -1,5 +1,5 @@
-//! A device test with two connected queue pairs: whether a peer's Send invalidates a window, and whether window bounds
-//! are checked.
+//! A device test with two connected queue pairs. It shows whether a peer's Send invalidates a window, and whether
+//! window bounds are checked.
 //!
 //! Done once for each device and process, when it is first opened.
 
@@ -36,7 +36,7 @@ const WINDOW: usize = 64;
 /// What was found out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Findings {
-    /// A Send With Invalidate revokes a window, says so, and leaves it free to be bound again.
+    /// Checks that Send With Invalidate revokes a window, reports it, and leaves it free.
     pub(super) remote_invalidate: bool,
     /// A Write behind the end of a window is refused.
     pub(super) checks_window_bounds: bool,

@@ -44,12 +44,11 @@ pub(super) struct Qp {
     pub(super) deadline: Option<Instant>,
     /// What a completion or the device said of its end.
     pub(super) failure: Option<(Disconnect, String)>,
-    /// What to say of its end, and the empty poll after which to say it: messages that came before are told
-    /// first.
+    /// The final event, and the empty poll after which to report it: earlier messages come first.
     pub(super) farewell: Option<(u64, Disconnect, String)>,
     /// A message came before the connection manager's last word.
     pub(super) is_early: bool,
-    /// It has been ready to receive: messages may have met Receives of it, or of the shared queue.
+    /// Whether it was ready to receive: messages may have met Receives of it, or of the shared queue.
     pub(super) was_ready: bool,
     /// It takes no more of the shared Receives.
     pub(super) last_receive_reached: bool,
@@ -88,7 +87,7 @@ impl Qp {
         self.endpoint.modify(to)
     }
 
-    /// Readies the queue pair for both directions, as the connection manager has agreed with the peer.
+    /// Readies the queue pair for both directions with the negotiated parameters.
     pub(super) fn start(&mut self, config: &VerbsConfig, is_infiniband: bool) -> std::io::Result<()> {
         let attributes = |state| {
             let mut to = self.cm.qp_attributes(state)?;
@@ -143,7 +142,7 @@ fn bound_patience(send: &mut QpAttributes, config: &VerbsConfig) {
     attr.timeout = if attr.timeout == 0 { config.ack_timeout } else { attr.timeout.min(config.ack_timeout) };
 }
 
-/// The connection manager has a byte for it; its highest value means the device's maximum.
+/// The connection manager's byte for it; the highest value means the device's maximum.
 pub(super) fn depth(reads: u16) -> u8 {
     reads.min(254) as u8
 }

@@ -27,7 +27,7 @@ pub(super) struct Quirks {
     pub(super) invalidated_flags: u32,
     /// It checks the bounds of a window at each access.
     pub(super) checks_window_bounds: bool,
-    /// It says when a queue pair in error takes no more of the shared Receives.
+    /// Whether it reports that a queue pair in error takes no more shared Receives.
     pub(super) reports_last_receive: bool,
     /// It is software: whoever polls takes the time from it that it needs.
     pub(super) works_on_our_cores: bool,

@@ -24,8 +24,7 @@ pub(super) fn dispose(mut id: CmId) {
     REAPER.dispose(id);
 }
 
-/// The kernel is so far behind with destroying identifiers that no more must be made: neither for peers, nor
-/// for us.
+/// Whether the kernel's destruction of identifiers is so late that no more must be made: neither for peers, nor for us.
 pub(super) fn is_behind() -> bool {
     REAPER.is_full()
 }

@@ -13,7 +13,7 @@ use super::sys::{QueuePair, Refused, SharedReceiveQueue, WorkCompletion};
 use super::wr_id::{Owner, WrId};
 use crate::ReceivedBuf;
 
-/// The buffers that a receive queue of the device holds, by their place in work request names.
+/// Buffers in a device's receive queue, by place in work request names.
 pub(super) struct ReceiveTable {
     owner: Owner,
     places: Vec<Option<Posted>>,
@@ -105,8 +105,7 @@ impl ReceiveTable {
         self.post(regions, bufs, limit, |first| unsafe { qp.post_recv(first) })
     }
 
-    /// The buffer of a completed Receive, as many bytes of it as were received. `None` if there is no such
-    /// Receive.
+    /// The buffer of a completed Receive, with the received length. `None` if there is no such Receive.
     #[inline]
     pub(super) fn complete(&mut self, done: &WorkCompletion, received: usize) -> Option<ReceivedBuf> {
         let id = WrId(done.wr_id());

@@ -67,7 +67,7 @@ impl Regions {
         }
     }
 
-    /// Takes all of it from the device, which goes; it is known to the next.
+    /// Deregisters all arenas from a device that goes; the next will know them.
     pub(super) fn close(&mut self) {
         self.pd = None;
         let oldest = self.first.take().map(|(_, region)| region);

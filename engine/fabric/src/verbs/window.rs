@@ -12,7 +12,7 @@ use rpcrdma_mempool::{ArenaId, Lent};
 use super::map::NumberMap;
 use super::sys::{MemoryWindow, ProtectionDomain};
 
-/// The part of a key that its owner chooses; the rest names the window.
+/// The owner's part of a key; the rest names the window.
 const KEY_VARIANT: u32 = 0xFF;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +104,7 @@ impl Windows {
         }
     }
 
-    /// Takes a bound window for a local invalidation that is about to be posted: its key.
+    /// Takes a bound window for a local invalidation to be posted; returns its key.
     #[inline]
     pub(super) fn begin_revoke(&mut self, index: u32) -> Result<u32, &'static str> {
         let window = self.list.get_mut(index as usize).ok_or("a window that was never made")?;

@@ -9,8 +9,7 @@ pub(super) const MAX_QPS: u32 = 1 << 16;
 const GENERATION: u32 = (1 << 15) - 1;
 const RECEIVE: u64 = 1 << 63;
 
-/// Who posted a work request: a queue pair of a fabric, or, as Receive only, the fabric itself for all of
-/// them.
+/// The poster of a work request: a queue pair, or for a Receive the fabric itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner(u64);
 

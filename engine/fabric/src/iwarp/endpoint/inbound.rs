@@ -1,4 +1,4 @@
-//! Inbound segments: each is checked before placement (RFC 5040 §5, RFC 5041 §5, RFC 5042).
+//! Inbound segments, checked before placement (RFC 5040 §5, RFC 5041 §5, RFC 5042).
 
 #![forbid(unsafe_code)]
 
@@ -18,11 +18,11 @@ use crate::keys::Revoked;
 use crate::receives::Receives;
 use crate::{Arrival, Completion, Disconnect, FabricStats, QpId, ReceivedBuf, Status};
 
-/// Bytes for one place that justify a direct read: a system call costs as much as copying a few KiB.
+/// Minimum bytes for a direct read to one place. A system call costs as much as copying a few KiB.
 const DIRECT: usize = 8 << 10;
 /// Polls that make up one retry of a message that meets no Receive.
 const RNR_POLLS: u32 = 1024;
-/// Bytes of a Terminate message that we keep (RFC 5040 §4.8: at most 52 have a meaning).
+/// Kept bytes of a Terminate message (RFC 5040 §4.8 defines at most 52).
 const TERMINATE: usize = 64;
 
 /// How far a look at the peer's bytes came.
@@ -303,8 +303,8 @@ impl Inbound {
         Ok(taken)
     }
 
-    /// Leaves a message without a Receive in place, for the retries that our parameters grant. TCP makes the peer wait;
-    /// iWARP has no receiver-not-ready (RFC 5041 §7.1.1).
+    /// Leaves a message without a Receive in place, for the granted retries. TCP makes the peer wait; iWARP has no
+    /// receiver-not-ready (RFC 5041 §7.1.1).
     #[cold]
     fn not_ready(&mut self, to: &mut Sinks<'_>) -> Result<(), Failure> {
         if self.rnr_polls == 0 {

@@ -7,9 +7,9 @@
 //! | `stream` | the bytes that are to be sent |
 //! | `windows` | which memory the peer may reach |
 //!
-//! A Send or Write completes when its last byte is with the transport (RFC 5040 §5.5, rules 9 and 14), a Read when its
-//! response has come. All complete in posting order (rule 15). The peer reports a refusal by its Terminate, which ends
-//! the connection.
+//! A Send or Write completes when its last byte is with the transport (RFC 5040 §5.5, rules 9 and 14). A Read completes
+//! when its response has come. All complete in posting order (rule 15). The peer reports a refusal by its Terminate,
+//! which ends the connection.
 
 #![forbid(unsafe_code)]
 
@@ -83,7 +83,7 @@ impl Shared {
     }
 }
 
-/// What the two sides have agreed on when the connection was set up, and what each was told by its owner.
+/// The negotiated terms of the connection, and each owner's parameters.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     /// FPDUs carry a CRC.
@@ -96,7 +96,7 @@ pub(super) struct Terms {
     pub(super) ord: u16,
     /// Reads of the peer that may be outstanding (IRD).
     pub(super) ird: u16,
-    /// We must be silent until the peer's first FPDU has come (RFC 5044 §7.1.2): we are the responder.
+    /// Whether this responder must wait for the first FPDU (RFC 5044 §7.1.2).
     pub(super) waits: bool,
 }
 
@@ -112,7 +112,7 @@ pub(super) struct Limits {
 /// Why a connection cannot go on.
 #[derive(Debug)]
 pub(super) struct Failure {
-    /// What the peer is told by a Terminate message, if anything: the fault, and the segment that it is about.
+    /// The Terminate message to send, if any: the fault and its segment.
     pub(super) terminate: Option<Vec<u8>>,
     /// What the oldest request of ours that is not done ends with.
     pub(super) status: Status,
@@ -187,7 +187,7 @@ impl Endpoint {
         self.outbound.begin(&terms);
     }
 
-    /// The connection does not come to stand: all that is sent is a Terminate message, with a CRC or not.
+    /// Fails the setup: only a Terminate message is sent, with or without CRC.
     pub(super) fn decline(&mut self, crc: bool) {
         self.outbound.decline(crc);
     }
@@ -220,7 +220,7 @@ impl Endpoint {
         self.outbound.post(&mut self.windows, shared, self.id, chain)
     }
 
-    /// Puts what can be said now into the stream: not much more than one write takes.
+    /// Encodes output into the stream, about as much as one write takes.
     #[inline]
     pub(super) fn produce(&mut self) -> Result<(), Failure> {
         self.outbound.produce(&mut self.windows, &mut self.inbound)
@@ -292,12 +292,12 @@ impl Endpoint {
         }
     }
 
-    /// Whether the peer owes us something: the rest of a message, or answers to Reads.
+    /// Whether the peer owes the rest of a message or answers to Reads.
     pub(super) fn is_owed(&self) -> bool {
         !self.inbound.is_between() || self.inbound.has_reads()
     }
 
-    /// The peer has closed the connection: without a loss if that is at the end of an FPDU.
+    /// Handles the peer's close, which loses nothing at the end of an FPDU.
     #[cold]
     pub(super) fn left(&self) -> Failure {
         let reason = if self.inbound.is_between() {
@@ -352,7 +352,7 @@ impl Endpoint {
         self.inbound.no_receive(limit)
     }
 
-    /// Where the next bytes of the peer belong, if many of them belong to one place: they may be read straight there.
+    /// The target of a direct read, if many of the next bytes belong to one place.
     #[inline]
     pub(super) fn direct(&mut self) -> Option<sys::Into<'_>> {
         self.inbound.direct(&self.windows)
@@ -369,8 +369,7 @@ impl Endpoint {
         self.outbound.terminate(message);
     }
 
-    /// Says that we are there and changes nothing: by a Write of nothing (RFC 6581 §9.3), unless a message that is
-    /// under way says so.
+    /// Sends a keep-alive, an empty Write (RFC 6581 §9.3), unless a message is under way.
     pub(super) fn say_hello(&mut self) {
         self.outbound.write_nothing();
     }
@@ -380,7 +379,7 @@ impl Endpoint {
         outbound::refuse(self.id, chain, done);
     }
 
-    /// The end: appends a completion for all that is posted, the oldest request that is not done with `status`.
+    /// Ends the connection: completes all posted requests, the oldest unfinished one with `status`.
     pub(super) fn flush(&mut self, status: Status, done: &mut impl Extend<Completion>) {
         self.reap(done);
         self.outbound.flush(self.id, status, done);

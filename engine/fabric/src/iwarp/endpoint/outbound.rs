@@ -1,4 +1,4 @@
-//! Outbound stream: posted requests in order, with answers to Reads between them, as FPDUs.
+//! Outbound stream: posted requests in order, answers to Reads between, as FPDUs.
 
 #![forbid(unsafe_code)]
 
@@ -19,7 +19,7 @@ use crate::iwarp::wire::{
 use crate::keys::Revoked;
 use crate::{Access, Completion, Opcode, PostError, Posting, QpId, RemoteMemory, Source, Status, WorkRequest};
 
-/// Bytes that lie ready for the socket: more are cut when it has taken some. A write takes about so many.
+/// Bytes kept ready for the socket, about one write. More are cut when it has taken some.
 const AHEAD: usize = 256 << 10;
 
 /// How far a request came.
@@ -42,7 +42,7 @@ enum Until {
     Read(u64),
 }
 
-/// A request that was carried out as far as it is up to us.
+/// A request finished on this side.
 #[derive(Clone, Copy, Debug)]
 struct Retire {
     wr_id: u64,
@@ -51,7 +51,7 @@ struct Retire {
     signalled: bool,
 }
 
-/// What is in the middle of the stream: its segments are not mixed with another's.
+/// The message in the middle of the stream; its segments are not interleaved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Amid {
     #[default]
@@ -70,7 +70,7 @@ pub(super) struct Outbound {
     retire: VecDeque<Retire>,
     depth: usize,
     amid: Amid,
-    /// The last message was an answer to a Read: now it is the turn of a request.
+    /// The last message answered a Read, so a request is next.
     answered: bool,
     /// We may speak.
     open: bool,

@@ -8,10 +8,9 @@ use crate::Source;
 use crate::iwarp::sys::Slices;
 use crate::iwarp::wire::{Crc, Segment, pad};
 
-/// Payloads up to so many bytes are copied to where their headers are: that costs less than another element of a
-/// vectored write.
+/// Longest payload to copy behind its header, cheaper than another element of a vectored write.
 pub(super) const STAGE: usize = 1024;
-/// Staged bytes that were sent, from which on their place is taken back though others lie behind them.
+/// Sent staged bytes from which on their space is reclaimed, though others follow.
 const COMPACT: usize = 64 << 10;
 /// Bytes read at a time for a CRC.
 const CRC_SLICE: usize = 4096;

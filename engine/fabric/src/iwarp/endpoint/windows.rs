@@ -9,7 +9,7 @@ use rpcrdma_mempool::{ArenaId, Lent};
 use crate::Access;
 use crate::keys::{Keys, Revoked};
 
-/// Why a peer's access is refused; the words of RFC 5040 §7.1 and RFC 5041 §8.2.
+/// Refusals of a peer's access, in words of RFC 5040 §7.1 and RFC 5041 §8.2.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in super::super) enum Refused {
     /// There is no such STag, or it is not valid any more.
@@ -32,7 +32,7 @@ struct Exposure {
     address: u64,
     len: u64,
     access: Access,
-    /// Position in the outgoing stream behind the last byte that was taken from here.
+    /// The stream position after the last byte taken from here.
     busy_until: u64,
 }
 
@@ -66,8 +66,8 @@ impl Windows {
         Some(index)
     }
 
-    /// Carries a bind out: `len` bytes of `mem` from `offset` on, which the peer names by `address`. False if the
-    /// window is still bound.
+    /// Executes a bind: `len` bytes of `mem` from `offset` on, with remote address `address`. False if the window is
+    /// still bound.
     pub(in super::super) fn bind(
         &mut self,
         index: u32,
@@ -83,8 +83,8 @@ impl Windows {
         true
     }
 
-    /// Revokes by index, for an invalidation of our own; the stream has given all before `sent` away. Call it again
-    /// while it says `Busy`: nothing more of it is taken meanwhile.
+    /// Revokes a window by index, for a local invalidation; the stream has sent all before `sent`. Repeat it while it
+    /// returns `Busy`: nothing more of the window is taken meanwhile.
     pub(in super::super) fn revoke(&mut self, index: u32, sent: u64) -> Revoked {
         let Some(place) = self.exposures.get_mut(index as usize) else { return Revoked::NotBound };
         let Some(exposure) = place else { return Revoked::NotBound };
@@ -107,7 +107,7 @@ impl Windows {
         revoked
     }
 
-    /// The memory that `len` bytes at `address` of this STag are, and the first of them in it.
+    /// The memory of `len` bytes at `address` of this STag, with its offset.
     pub(in super::super) fn find(
         &self,
         stag: u32,
@@ -124,7 +124,7 @@ impl Windows {
         if granted { Ok((&exposure.mem, exposure.offset + skip as usize)) } else { Err(Refused::Rights) }
     }
 
-    /// Bytes of this window are on their way, up to this position of the stream.
+    /// Marks the window's bytes as under way, up to this stream position.
     pub(in super::super) fn keep_until(&mut self, stag: u32, position: u64) {
         if let Some(index) = self.keys.find(stag)
             && let Some(Some(exposure)) = self.exposures.get_mut(index as usize)

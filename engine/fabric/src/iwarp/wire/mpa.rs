@@ -1,8 +1,8 @@
-//! MPA Request and Reply Frames, which start an iWARP connection: RFC 5044 §7.1.1, enhanced by RFC 6581 §§6, 9.
+//! MPA Request and Reply Frames, which start an iWARP connection. RFC 5044 §7.1.1, enhanced by RFC 6581 §§6, 9.
 
 use thiserror::Error;
 
-/// Most bytes of private data in a frame (RFC 5044 §7.1.1), including the four of [`Enhanced`].
+/// Most bytes of private data (RFC 5044 §7.1.1), including [`Enhanced`]'s four.
 pub const MAX_PRIVATE_DATA: usize = 512;
 
 /// Bytes in front of the private data: key, flags, revision, length.
@@ -63,7 +63,7 @@ pub struct Setup {
     pub private_data: Vec<u8>,
 }
 
-/// Enhanced RDMA connection establishment data (RFC 6581 §9), at the start of the private data.
+/// Enhanced RDMA connection establishment data (RFC 6581 §9). The private data begins with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Enhanced {
     /// Most concurrent Read Requests accepted from the peer; 14 bits. 0x3FFF: not negotiated.
@@ -129,8 +129,8 @@ impl Setup {
         out.extend_from_slice(&self.private_data);
     }
 
-    /// Decodes the frame at the start of the input; returns it with its length in bytes. `None` if more bytes are
-    /// needed. An error is reported as soon as the bytes show it.
+    /// Decodes the frame at the start of the input, with its length. `None` if more bytes are needed. An error is
+    /// reported as soon as the bytes show it.
     pub fn decode(kind: Kind, input: &[u8]) -> Result<Option<(Self, usize)>, SetupError> {
         if let Some(at) = kind.key().iter().zip(input).position(|(key, byte)| key != byte) {
             return Err(SetupError::Key { kind, at });

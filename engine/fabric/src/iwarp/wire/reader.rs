@@ -8,7 +8,7 @@ use super::terminate::Fault;
 
 /// Cuts a connection's input after its [`Setup`](super::Setup) into segments.
 ///
-/// Without CRC nothing is copied but headers, and a payload may be read from the socket to its place, past the reader:
+/// Without CRC only headers are copied. A payload may bypass the reader, from the socket to its place:
 /// [`payload_left`](Self::payload_left), [`take`](Self::take). With a CRC, a whole FPDU is checked before any of it is
 /// reported.
 ///
@@ -80,7 +80,7 @@ impl WireError {
 }
 
 impl Reader {
-    /// A reader at the start of a stream, with the negotiated use of CRCs.
+    /// A reader at a stream's start, with or without CRCs.
     pub fn new(crc: bool) -> Self {
         Self { cutter: Cutter::new(), checked: crc.then(Checked::default) }
     }
@@ -102,8 +102,8 @@ impl Reader {
         Ok(step)
     }
 
-    /// Bytes of the current payload that may bypass the reader. They are read from the socket to their place: all that
-    /// is left, if the input is consumed. 0 outside a payload, and with CRC.
+    /// Bytes of the current payload that may bypass the reader. They are read from the socket to their place: the whole
+    /// rest, if the input is consumed.
     #[inline]
     pub fn payload_left(&self) -> usize {
         if self.cutter.part == Part::Payload && self.checked.is_none() { self.cutter.left } else { 0 }
@@ -119,8 +119,9 @@ impl Reader {
         self.cutter.taken(n);
     }
 
-    /// Length and header of the current segment, for [`Terminate::new`](super::Terminate::new): 16 or 20 bytes. After a
-    /// [`HeaderError`] those of the faulty segment, as many as arrived. It stays until bytes of the next segment come.
+    /// Length and header of the current segment, 16 or 20 bytes. They suit [`Terminate::new`](super::Terminate::new).
+    /// After a [`HeaderError`] those of the faulty segment, as many as arrived. It stays until bytes of the next
+    /// segment come.
     pub fn header(&self) -> &[u8] {
         let header = &self.cutter.header[..self.cutter.filled];
         whole_header(header).unwrap_or(header)
@@ -153,7 +154,7 @@ struct Cutter {
     /// Bytes of it that are there.
     filled: usize,
     part: Part,
-    /// Bytes of payload or trailer that are still to come; of a payload at least one.
+    /// Remaining bytes of payload or trailer; at least one of a payload.
     left: usize,
     /// Bytes of pad and CRC behind the payload.
     trailer: usize,
@@ -190,7 +191,7 @@ impl Cutter {
         }
     }
 
-    /// Most headers come whole, and with as much behind them as the longest takes: no FPDU has fewer bytes.
+    /// Fast path: most headers arrive whole, followed by at least the longest header's bytes. No FPDU is shorter.
     // Not in line: so the other steps, which are short, can be.
     #[inline(never)]
     fn head<'b>(&mut self, input: &mut &'b [u8]) -> Result<Option<Step<'b>>, WireError> {
@@ -240,10 +241,10 @@ impl Cutter {
     }
 }
 
-/// An FPDU at a time, whole and checked before any of it is told.
+/// FPDUs read whole and checked before any report.
 #[derive(Debug, Default)]
 struct Checked {
-    /// What came of an FPDU that the input did not hold whole; room for one, once it was needed.
+    /// The received part of a split FPDU; room for one, once needed.
     kept: Vec<u8>,
     /// Bytes of it that were told. None before it is whole.
     told: usize,
@@ -254,7 +255,7 @@ impl Checked {
         self.told == self.kept.len()
     }
 
-    /// Whether the next FPDU is complete and correct: in `kept`, or if that is empty, at the start of the input.
+    /// Whether the next FPDU is complete and correct. It is in `kept`, or if that is empty, at the start of the input.
     fn begin(&mut self, input: &mut &[u8]) -> Result<bool, WireError> {
         if self.is_told() {
             self.kept.clear();

@@ -1,4 +1,4 @@
-//! Length and header of a DDP segment: RFC 5044 §4.1, RFC 5041 §4, RFC 5040 §4.1.
+//! Length and header of a DDP segment. RFC 5044 §4.1, RFC 5041 §4, RFC 5040 §4.1.
 
 use arrayvec::ArrayVec;
 use thiserror::Error;
@@ -19,7 +19,7 @@ pub const TAGGED_HEADER: usize = 14;
 /// Bytes of the header of an untagged segment, within the ULPDU.
 pub const UNTAGGED_HEADER: usize = 18;
 
-/// Bytes of length and header, of which it takes most: of an untagged segment.
+/// Most bytes of length and header: an untagged segment's.
 pub(super) const HEADER: usize = LENGTH + UNTAGGED_HEADER;
 /// Bytes of the length.
 pub(super) const LENGTH: usize = 2;
@@ -187,8 +187,8 @@ impl HeaderError {
 }
 
 impl Segment {
-    /// Encodes length and header for `payload` bytes of payload: 16 bytes tagged, 20 untagged. Header and payload
-    /// together are at most [`MAX_ULPDU`] bytes, and the place is one for the opcode.
+    /// Encodes length and header: 16 bytes tagged, 20 untagged. Header and payload together are at most [`MAX_ULPDU`]
+    /// bytes, and the place is one for the opcode.
     #[inline]
     pub fn encode(&self, payload: usize) -> ArrayVec<u8, HEADER> {
         let mut out = ArrayVec::from([0; HEADER]);
@@ -288,7 +288,7 @@ const fn header_len(ddp: u8) -> usize {
     if ddp & TAGGED != 0 { TAGGED_HEADER } else { UNTAGGED_HEADER }
 }
 
-/// Of the bytes that a segment begins with, those that are its length and its header, if they are all there.
+/// Length and header at the start of a segment, if complete.
 pub(super) fn whole_header(segment: &[u8]) -> Option<&[u8]> {
     let &[l0, l1, ddp] = segment.first_chunk()?;
     let len = header_len(ddp);

@@ -12,7 +12,7 @@ use thiserror::Error;
 use super::read_request::ReadRequest;
 use super::segment::{HEADER, whole_header};
 
-/// Declares the faults: one row for each, with layer, error type and error code, and its text.
+/// Declares the faults, one row each: layer, error type, error code, text.
 macro_rules! faults {
     ($( $Name:ident = $layer:literal, $etype:literal, $code:literal, $text:literal; )+) => {
         /// The cause of a stream's end, per layer, error type and error code.
@@ -110,7 +110,7 @@ const LLP: u8 = 2;
 /// Bytes of Terminate Control and what is reserved behind it.
 const CONTROL: usize = 4;
 
-/// Header control bits, in the third byte: DDP segment length valid, DDP header included, RDMAP header included.
+/// Header control bits of the third byte: segment length, DDP header, RDMAP header.
 const LENGTH_VALID: u8 = 0x80;
 const DDP_HEADER: u8 = 0x40;
 const RDMAP_HEADER: u8 = 0x20;
@@ -119,13 +119,13 @@ const HEADER_CONTROL: u8 = LENGTH_VALID | DDP_HEADER | RDMAP_HEADER;
 /// A Terminate Header: the whole message after its only segment header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terminate {
-    /// The layer that found the error: 0 RDMAP, 1 DDP, 2 lower layer; 4 bits.
+    /// The layer of the error: 0 RDMAP, 1 DDP, 2 lower; 4 bits.
     pub layer: u8,
     /// Error type of the layer; 4 bits.
     pub etype: u8,
     /// Error code of the type.
     pub code: u8,
-    /// Length and header of the faulty segment: 16 or 20 bytes, or none. See [`Segment`](super::Segment).
+    /// Length and header of the faulty segment: 16, 20 or 0 bytes. See [`Segment`](super::Segment).
     pub header: ArrayVec<u8, HEADER>,
     /// The faulty Read Request, as far as included; only after a `header`.
     pub read: Option<ReadRequest>,

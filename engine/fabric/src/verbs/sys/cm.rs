@@ -26,7 +26,7 @@ const OPTION_PATH: (i32, i32) = (1, 1);
 /// This is the path, for all messages, both ways: `IBV_PATH_FLAG_GMP`, `…_PRIMARY`, `…_BIDIRECTIONAL`.
 const PATH_FOR_ALL: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
 
-/// A path record of the subnet administrator, as `ibv_path_record` has it, numbers as this host has them.
+/// A path record of the subnet administrator, as `ibv_path_record`, in host byte order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PathRecord {
     pub(crate) dgid: [u8; 16],
@@ -101,7 +101,7 @@ pub(crate) struct CmEvent {
     /// The new identifier, of connect requests.
     pub(crate) request: Option<CmId>,
     pub(crate) private_data: Vec<u8>,
-    /// RDMA Reads that the peer wants to have under way: what we are asked to serve.
+    /// Concurrent RDMA Reads that the peer requests of us.
     pub(crate) responder_resources: u8,
     /// RDMA Reads that the peer serves.
     pub(crate) initiator_depth: u8,
@@ -299,12 +299,12 @@ impl CmId {
         check_errno(unsafe { rdma_resolve_route(self.raw(), timeout_ms) })
     }
 
-    /// The type of service, or traffic class, of what it sends, and of its peer: before the path is looked for.
+    /// Sets type of service or traffic class, of both ends, before the path resolution.
     pub(crate) fn set_tos(&self, mut tos: u8) -> io::Result<()> {
         self.set_option(OPTION_TOS, &mut tos)
     }
 
-    /// Gives it the path, instead of having it looked for: the event is the same.
+    /// Sets the path in place of a resolution, with the same event.
     pub(crate) fn set_path(&self, record: &PathRecord) -> io::Result<()> {
         self.set_option(OPTION_PATH, &mut record.raw())
     }
@@ -344,7 +344,7 @@ impl CmId {
         check_errno(unsafe { rdma_disconnect(self.raw()) })
     }
 
-    /// What the connection manager wants a queue pair to be told on its way to a state.
+    /// Attributes that the connection manager wants for a queue pair's next state.
     pub(crate) fn qp_attributes(&self, state: ibv_qp_state::Type) -> io::Result<QpAttributes> {
         let mut to = QpAttributes::state(state);
         let mut mask = 0;
@@ -360,10 +360,8 @@ impl CmId {
         name_of(unsafe { self.raw.as_ref().verbs })
     }
 
-    /// Has librdmacm let go of the device that this is bound to, and that was removed. librdmacm opened the device
-    /// itself, and closes it only when it meets another one (`sync_devices_list` of rdma-core 44), so never on a host
-    /// without other devices. A driver that waits for all users, as soft-RoCE's, would wait for this process to end.
-    /// Its descriptors become such of `/dev/null`, which it can still close.
+    /// Makes librdmacm release this identifier's removed device. A driver that waits for all users, as soft-RoCE's,
+    /// would wait for this process to end. Its descriptors become such of `/dev/null`, which it can still close.
     pub(crate) fn let_go_of_device(&self) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         let Some(device) = NonNull::new(unsafe { self.raw.as_ref() }.verbs) else { return Ok(()) };

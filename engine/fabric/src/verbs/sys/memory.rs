@@ -21,8 +21,8 @@ pub(crate) struct MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// Registers a whole arena for the work requests of this side, and for windows if `may_expose`. Peers get
-    /// no right to the region itself in either case.
+    /// Registers a whole arena for local work requests, and for windows if `may_expose`. Peers get no right to the
+    /// region itself in either case.
     pub(crate) fn new(pd: &Rc<ProtectionDomain>, arena: &Arena, may_expose: bool) -> io::Result<Self> {
         let mut access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
         if may_expose {

@@ -15,7 +15,7 @@ use super::device::{ProtectionDomain, cookie, zeroed};
 use super::queue::{CompletionQueue, SharedReceiveQueue};
 use super::{check, is_done, made};
 
-/// What a post did not take: the error, and the first request that was not posted.
+/// The unposted rest: the error, and the first request not posted.
 #[derive(Debug)]
 pub(crate) struct Refused<W> {
     pub(crate) error: io::Error,
