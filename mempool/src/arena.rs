@@ -131,7 +131,7 @@ impl Arena {
         }
     }
 
-    /// Takes the first free range of `bytes` bytes, at a multiple of `align`, for a pool; returns its offset. Cold.
+    /// Takes the first free range of `bytes` bytes, aligned to `align`; returns its offset. Cold.
     pub(crate) fn take(&self, bytes: usize, align: usize) -> Result<usize, MemError> {
         let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut at, mut longest) = (0usize, 0);
@@ -240,7 +240,7 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
                 Cause::Populate { call, bytes, node, available: host::available_memory(), source }.into()
             }
         })?;
-        // The kernel promises nothing: look what it gave.
+        // The kernel promises nothing: check the result.
         if page == PageSize::Transparent {
             match host::huge_shmem_bytes(map.base().addr().get()) {
                 0 => return Err(Cause::Transparent { bytes, setting: host::shmem_enabled() }.into()),

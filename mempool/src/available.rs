@@ -68,7 +68,7 @@ impl AvailableMemory {
         self.set_aside_ordinary(arena.bytes as u64)
     }
 
-    /// Sets aside so many bytes in pages that are not reserved.
+    /// Sets aside bytes in unreserved pages.
     pub(crate) fn set_aside_ordinary(&mut self, bytes: u64) -> Result<(), MemError> {
         match self.ordinary.checked_sub(bytes) {
             Some(rest) => self.ordinary = rest,
@@ -104,7 +104,7 @@ fn ordinary(of_host: u64, root: &Path) -> (u64, Bound) {
         .unwrap_or((u64::MAX, Bound::Unknown))
 }
 
-/// A control group that accounts memory: its directory, and the names that its version has.
+/// A control group that accounts memory: its directory, and its version's names.
 struct Group {
     directory: PathBuf,
     limit: &'static str,
@@ -127,8 +127,8 @@ fn groups(root: &Path) -> Vec<Group> {
             _ if controllers.split(',').any(|name| name == "memory") => (mounted.join("memory"), V1),
             _ => continue,
         };
-        // In a container the path may be the host's, and its own group be mounted at the top: what is not
-        // there says nothing.
+        // In a container the path may be the host's, with its own group mounted at the top. So a missing file proves
+        // nothing.
         let (limit, used, reclaimable) = names;
         let around = Path::new(path.trim_start_matches('/')).ancestors();
         groups.extend(around.map(|path| Group { directory: mounted.join(path), limit, used, reclaimable }));

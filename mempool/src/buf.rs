@@ -34,8 +34,7 @@ impl Window {
     }
 }
 
-/// Which buffer, and which part of it. Whoever holds one of the public types around it keeps the buffer's
-/// [`Meta`], and the core behind it, alive.
+/// Which buffer, and which part of it. The public types around it keep the buffer's [`Meta`] and the core alive.
 #[derive(Clone, Copy)]
 struct Handle {
     meta: NonNull<Meta>,
@@ -68,7 +67,7 @@ impl Handle {
     }
 }
 
-/// Getters that all four types have. They say where the buffer is, nothing of what is in it.
+/// Getters that all four types have. They give the buffer's place, not its contents.
 macro_rules! place {
     ($name:ident) => {
         impl $name {
@@ -255,8 +254,7 @@ impl Deref for Buf {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the window is valid for `len` initialised bytes, which nobody writes while `self` is
-        // borrowed.
+        // SAFETY: the window is valid for `len` initialised bytes. The borrow of `self` excludes writers.
         unsafe { slice::from_raw_parts(self.handle.first().as_ptr(), self.handle.window.len()) }
     }
 }
@@ -297,8 +295,8 @@ impl Deref for Frozen {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the window is valid for `len` initialised bytes; no `Buf` of this buffer exists, so nobody
-        // writes.
+        // SAFETY: the window is valid for `len` initialised bytes; no `Buf` of this buffer exists, so there is no
+        // writer.
         unsafe { slice::from_raw_parts(self.handle.first().as_ptr(), self.handle.window.len()) }
     }
 }
@@ -362,7 +360,7 @@ impl Lent {
         true
     }
 
-    /// Copies `dst.len()` bytes from `offset` of the window; false, with nothing copied, if too long.
+    /// Copies `dst.len()` bytes out of the window; false if out of bounds.
     #[inline]
     #[must_use = "false means that nothing was copied"]
     pub fn read_at(&self, offset: usize, dst: &mut [u8]) -> bool {

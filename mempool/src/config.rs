@@ -64,8 +64,8 @@ pub enum PagePolicy {
     /// rounding up wastes less than half of the arena. The report names the pages obtained and the reason.
     #[default]
     Auto,
-    /// Transparent, else 4 KiB: for memory that a peer maps which refuses hugetlb (see
-    /// [`PeerMapping::map`](crate::PeerMapping::map)).
+    /// Transparent, else 4 KiB: for memory of peers that refuse hugetlb. See
+    /// [`PeerMapping::map`](crate::PeerMapping::map).
     NoHugetlb,
     /// This size or an error.
     Require(PageSize),
@@ -74,8 +74,7 @@ pub enum PagePolicy {
 }
 
 impl PagePolicy {
-    /// The page sizes that are tried for so many bytes, in order, before small pages are taken; if one is
-    /// required, that alone.
+    /// The page sizes to try for so many bytes, in order. Small pages follow, unless one size is required.
     pub(crate) fn rungs(self, bytes: usize) -> Vec<PageSize> {
         let rungs: &[PageSize] = match self {
             PagePolicy::Auto => &[PageSize::Huge1G, PageSize::Huge2M, PageSize::Transparent],
@@ -101,7 +100,7 @@ pub struct ArenaConfig {
     /// Allocate every page now instead of at first use. Hugetlb pages are always allocated now, because one
     /// that is missing later would be a SIGBUS. Default true.
     pub prefault: bool,
-    /// Keep the memory from being swapped (`mlock`). Devices pin what they register anyway. Default false.
+    /// Keep the memory from being swapped (`mlock`). Devices pin registered memory anyway. Default false.
     pub lock: bool,
     /// Shown in `/proc/PID/maps` and in messages. Default `"rpcrdma"`.
     pub name: &'static str,
@@ -122,7 +121,7 @@ pub struct Class {
     pub count: usize,
 }
 
-/// What a [`Pool`](crate::Pool) is made from.
+/// Configuration of a [`Pool`](crate::Pool).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolConfig {
     /// Size classes, in any order; at most 64, no size twice.

@@ -14,8 +14,8 @@ use crate::home::{Home, Returned};
 use crate::owner;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Who has a buffer, in the high bits of its state word, and how many clones there are, in the low ones.
-/// Allocation and return do not touch the word: 0 is a free buffer as well as a held one.
+/// The holder of a buffer (high bits) and its clones (low bits). Allocation and return do not touch the word: 0 is a
+/// free buffer as well as a held one.
 pub(crate) mod state {
     /// Bits of the clone count.
     pub(crate) const COUNT: u32 = (1 << 29) - 1;
@@ -31,8 +31,7 @@ pub(crate) mod state {
     pub(crate) const LEAKED: u32 = 4 << 29;
 }
 
-/// All that is known of one buffer, in a cache line of its own, out of reach of whoever the data is exposed
-/// to.
+/// Bookkeeping of one buffer, on its own cache line. It is out of reach of peers that see the data.
 #[repr(align(64))]
 pub(crate) struct Meta {
     core: NonNull<Core>,
@@ -76,7 +75,7 @@ impl Meta {
         self.core().owner.load(Ordering::Relaxed) == owner::current()
     }
 
-    /// Counts a buffer that the device may never give back.
+    /// Counts a buffer that the device may never return.
     #[cold]
     pub(crate) fn leak(&self) {
         self.state.store(state::LEAKED, Ordering::Relaxed);
@@ -120,7 +119,7 @@ impl ClassList {
         self.placed.count
     }
 
-    /// Buffers there are that hold what one of these holds.
+    /// Buffers that hold what one of these holds.
     #[inline]
     pub(crate) fn fitting(&self) -> usize {
         self.fitting
@@ -172,8 +171,7 @@ impl ClassList {
 
 /// See the module page.
 pub(crate) struct Core {
-    /// The owner's number; [`owner::NOBODY`] once the pool is gone. Only the owner ever finds its own number
-    /// here.
+    /// The owner's number; [`owner::NOBODY`] once the pool was dropped. Only the owner ever finds its own number here.
     owner: AtomicU64,
     arena: Arena,
     /// Where the pool's range starts in the arena.
@@ -243,7 +241,7 @@ impl Core {
         &self.classes
     }
 
-    /// What is known of the buffers of one class.
+    /// The metadata of one class's buffers.
     pub(crate) fn metas_of(&self, list: &ClassList) -> &[Meta] {
         let first = list.placed.first as usize;
         &self.metas()[first..first + list.placed.count]
@@ -304,7 +302,7 @@ unsafe fn release_remote(meta: NonNull<Meta>) {
     // SAFETY: as above.
     let returned = unsafe { core.as_ref() }.home.push(index);
     if returned == Returned::Last {
-        // SAFETY: the pool is gone and this was the last buffer (`Home`), so nobody has the pointer any more.
+        // SAFETY: the pool was dropped and this was the last buffer (`Home`), so no other pointer to it exists.
         drop(unsafe { Box::from_raw(core.as_ptr()) });
     }
 }
@@ -314,10 +312,10 @@ unsafe fn release_remote(meta: NonNull<Meta>) {
 /// # Safety
 /// Called once, by the pool, on the owner thread, as the last thing that it does with `core`.
 pub(crate) unsafe fn abandon(core: NonNull<Core>) {
-    // SAFETY: the pool is not gone yet.
+    // SAFETY: the pool still exists.
     let this = unsafe { core.as_ref() };
     let out = this.classes.iter().map(|class| class.count() - class.free()).sum();
-    // Relaxed: from now on nobody finds its own number; other threads never did.
+    // Relaxed: from now on no thread finds its own number; other threads never did.
     this.owner.store(owner::NOBODY, Ordering::Relaxed);
     if this.home.close(out) {
         // SAFETY: no buffer is out, and the pool gives its pointer up.

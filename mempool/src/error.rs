@@ -70,7 +70,7 @@ pub(crate) enum Cause {
         needed(*.bytes, *.page), .pool.free, on_node(*.node), .pool.remedy(needed(*.bytes, *.page), *.page, *.node)
     )]
     HugePages {
-        /// The system call that said no.
+        /// The failed system call.
         call: &'static str,
         /// Bytes asked for, in whole pages.
         bytes: usize,
@@ -136,13 +136,13 @@ pub(crate) enum Cause {
          see `free -m`, `numactl --hardware` and the limit of the control group", asked_node(*.node)
     )]
     Populate {
-        /// The system call that said no.
+        /// The failed system call.
         call: &'static str,
         /// Bytes asked for.
         bytes: usize,
         /// The NUMA node asked for.
         node: Option<u32>,
-        /// What the kernel could give at that moment, host-wide, in bytes.
+        /// Bytes available from the kernel at that moment, host-wide.
         available: u64,
         /// What the system said.
         source: io::Error,
@@ -160,7 +160,7 @@ pub(crate) enum Cause {
     /// Memory could not be made or mapped.
     #[error("{call} of {bytes} bytes failed; {limits}; {}", crate::host::remedy(.source))]
     System {
-        /// The system call that said no.
+        /// The failed system call.
         call: &'static str,
         /// Bytes asked for.
         bytes: usize,

@@ -8,8 +8,8 @@ use std::ptr::NonNull;
 use crate::config::PageSize;
 use crate::error::{Cause, MemError};
 
-/// Application memory for [`Arena::over`](crate::Arena::over): anonymous, hugetlb, or a shared mapping of a memfd or
-/// file.
+/// Application memory for [`Arena::over`](crate::Arena::over). It is anonymous, hugetlb, or a shared mapping of a memfd
+/// or file.
 pub struct GivenMemory {
     base: NonNull<u8>,
     len: usize,

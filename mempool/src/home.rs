@@ -13,15 +13,15 @@ use crate::sync::{AtomicU32, AtomicUsize, Ordering};
 
 /// Nothing waits.
 const EMPTY: u32 = u32::MAX;
-/// The pool is gone; the list takes no more.
+/// The mark of a dropped pool: the list takes no more.
 const CLOSED: u32 = u32::MAX - 1;
 
 /// What became of a returned buffer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Returned {
-    /// It waits for the owner. The list may be gone already: touch nothing of the pool any more.
+    /// It waits for the owner. The list may be freed already: touch nothing of the pool any more.
     Queued,
-    /// The pool is gone, and others are still out.
+    /// The pool was dropped, and others are still out.
     Counted,
     /// The last buffer of a dropped pool: the caller frees everything.
     Last,
@@ -51,7 +51,7 @@ impl Home {
 
     /// Returns a buffer, from any thread. All that this thread did to it happens before the owner takes it.
     pub(crate) fn push(&self, index: u32) -> Returned {
-        // Acquire pairs with `close`: who sees the mark also sees `remaining`.
+        // Acquire pairs with `close`: a reader of the mark also sees `remaining`.
         let mut head = self.head.load(Ordering::Acquire);
         loop {
             if head == CLOSED {
@@ -64,8 +64,8 @@ impl Home {
             }
             // Relaxed: published by the exchange below.
             self.next[index as usize].store(head, Ordering::Relaxed);
-            // Release pairs with the swap in `take` and `close`. Later pushes read-modify-write the head, so
-            // they extend this release and the owner, who sees only the newest, synchronises with all.
+            // Release pairs with the swap in `take` and `close`. Later pushes read-modify-write the head, so they
+            // extend this release. The owner, who reads only the newest, synchronises with all.
             match self.head.compare_exchange_weak(head, index, Ordering::Release, Ordering::Acquire) {
                 Ok(_) => return Returned::Queued,
                 Err(now) => head = now,
@@ -87,11 +87,11 @@ impl Home {
         if self.has_any() { self.take_all(EMPTY, each) } else { 0 }
     }
 
-    /// Owner only, once, as its last call: `out` buffers are out, those that wait here included. True if all
-    /// of them are back by now: the caller frees everything. Otherwise the last [`push`](Self::push) says so.
+    /// Owner only, once, as its last call: `out` buffers are out, those that wait here included. True if all of them
+    /// are back by now: the caller frees everything. Otherwise the last [`push`](Self::push) returns it.
     pub(crate) fn close(&self, out: usize) -> bool {
-        // Relaxed: published by the swap below. One more than is out, so that nobody reaches zero before we
-        // are done.
+        // Relaxed: published by the swap below. One more than the outstanding buffers, so that the count cannot reach
+        // zero before this ends.
         self.remaining.store(out + 1, Ordering::Relaxed);
         let waiting = self.take_all(CLOSED, |_| {});
         // AcqRel: as in `push`.

@@ -1,4 +1,4 @@
-//! What this host grants: huge pages, locked memory, NUMA nodes. Read for messages, never on the hot path.
+//! Host limits: huge pages, locked memory, NUMA nodes. Read for messages, never on the hot path.
 
 use std::fmt;
 use std::fs;
@@ -22,7 +22,7 @@ pub(crate) const MEMLOCK_REMEDY: &str = "raise it: `sudo prlimit --pid $$ --meml
 pub struct HugePool {
     /// Pages reserved.
     pub total: u64,
-    /// Pages of these that nobody uses.
+    /// Unused pages of these.
     pub free: u64,
 }
 
@@ -53,7 +53,7 @@ impl HugePool {
     }
 }
 
-/// What this process may lock and map.
+/// The process's limits on locked and mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryLimits {
     /// `RLIMIT_MEMLOCK`, soft, in bytes; `None`: unlimited.
@@ -145,15 +145,14 @@ pub(crate) fn list_contains(list: &str, n: u32) -> bool {
     })
 }
 
-/// The chosen word of `shmem_enabled`, such as `never`; `unknown` if the kernel has no transparent huge
-/// pages.
+/// The chosen word of `shmem_enabled`, such as `never`. It is `unknown` if the kernel has no transparent huge pages.
 pub(crate) fn shmem_enabled() -> String {
     let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
     let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     chosen.map_or("unknown".to_owned(), |(word, _)| word.to_owned())
 }
 
-/// Bytes of the mapping at `base` that are backed by huge pages of shared memory.
+/// Bytes of the mapping at `base` in huge pages of shared memory.
 pub(crate) fn huge_shmem_bytes(base: usize) -> u64 {
     let text = fs::read_to_string("/proc/self/smaps").unwrap_or_default();
     let start = format!("{base:08x}-");

@@ -12,7 +12,7 @@ use crate::config::PageSize;
 use crate::error::{Cause, MemError};
 use crate::host::MemoryLimits;
 
-/// Makes a memfd of `bytes` bytes that can neither shrink, nor grow, nor be sealed further.
+/// Makes a memfd of `bytes` bytes, sealed against any change of size.
 pub(crate) fn sealed_memfd(name: &str, bytes: usize, page: PageSize) -> Result<OwnedFd, MemError> {
     let huge = match page {
         PageSize::Huge1G => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
@@ -70,10 +70,10 @@ impl RawMap {
         const WORD: usize = libc::c_ulong::BITS as usize;
         let mut mask = vec![0 as libc::c_ulong; node as usize / WORD + 1];
         mask[node as usize / WORD] |= 1 << (node as usize % WORD);
-        // The kernel reads one bit less than it is told.
+        // The kernel reads one bit less than requested.
         let bits = mask.len() * WORD + 1;
-        // SAFETY: changes where pages come from, not what they hold; the mask lives across the call and has
-        // `bits - 1` bits.
+        // SAFETY: changes the place of pages, not their contents; the mask lives across the call and has `bits - 1`
+        // bits.
         let status = unsafe {
             libc::syscall(libc::SYS_mbind, self.base.as_ptr(), self.len, libc::MPOL_BIND, mask.as_ptr(), bits, 0)
         };
@@ -82,7 +82,7 @@ impl RawMap {
 
     /// Asks for transparent huge pages.
     pub(crate) fn advise_huge(&self) -> io::Result<()> {
-        // SAFETY: the advice changes the size of the pages, not what they hold.
+        // SAFETY: the advice changes the size of the pages, not their contents.
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxHugepage) }?;
         Ok(())
     }
@@ -105,7 +105,7 @@ impl RawMap {
 
 impl Drop for RawMap {
     fn drop(&mut self) {
-        // SAFETY: the range is ours, whole, and whoever has a pointer into it keeps this value alive.
+        // SAFETY: the range is ours, whole, and each holder of a pointer into it keeps this value alive.
         let result = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(result.is_ok(), "munmap of our own mapping");
     }

@@ -1,6 +1,6 @@
 #![expect(unsafe_code, reason = "stands for mapped memory")]
-//! Replacement of `map.rs` under Miri, which has neither memfds nor shared mappings: allocator memory that Miri tracks
-//! completely. Sharing between two mappings of a memfd, and requests to the kernel, are not covered.
+//! Replacement of `map.rs` under Miri. Miri has neither memfds nor shared mappings; this is allocator memory that it
+//! tracks completely. Sharing between two mappings of a memfd, and requests to the kernel, are not covered.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fs::File;
@@ -17,7 +17,7 @@ pub(crate) fn sealed_memfd(_name: &str, bytes: usize, _page: PageSize) -> Result
     Ok(file.into())
 }
 
-/// Zeroed memory, aligned as pages are; given back when dropped.
+/// Zeroed, page-aligned memory, freed on drop.
 #[derive(Debug)]
 pub(crate) struct RawMap {
     base: NonNull<u8>,
@@ -30,7 +30,7 @@ unsafe impl Send for RawMap {}
 unsafe impl Sync for RawMap {}
 
 impl RawMap {
-    /// So many bytes, which nothing else sees.
+    /// Private memory in place of a shared mapping.
     pub(crate) fn shared(_fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         let layout = Layout::from_size_align(len, PageSize::Small.bytes()).map_err(io::Error::other)?;
         if len == 0 {
@@ -74,7 +74,7 @@ impl RawMap {
 
 impl Drop for RawMap {
     fn drop(&mut self) {
-        // SAFETY: it is what `shared` got, and whoever has a pointer into it keeps this value alive.
+        // SAFETY: it is the memory of `shared`, and each holder of a pointer into it keeps this value alive.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
 }

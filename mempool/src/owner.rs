@@ -7,7 +7,7 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// No thread has this number: the pool that carries it has no owner any more.
+/// No thread has this number: it marks a pool without an owner.
 pub(crate) const NOBODY: u64 = u64::MAX;
 
 #[cfg(not(loom))]

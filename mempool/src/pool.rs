@@ -15,12 +15,10 @@ use crate::sync::Ordering;
 
 /// Buffers of a few sizes, for one thread.
 ///
-/// The pool belongs to the thread that made it and cannot leave it. Its buffers can: drop them anywhere. A
-/// pool may be dropped while buffers are out; the memory is unmapped when the last of them is gone.
-/// [`close`](Self::close) tells about them.
+/// The pool belongs to the thread that made it and cannot leave it. Its buffers can: drop them anywhere. A pool may be
+/// dropped while buffers are out; the last of them unmaps the memory. [`close`](Self::close) tells about them.
 pub struct Pool {
-    /// A raw pointer also keeps the pool from being `Send` or `Sync`, which all of its owner-only access
-    /// rests on.
+    /// A raw pointer also keeps the pool from being `Send` or `Sync`. All of its owner-only access rests on that.
     core: NonNull<Core>,
     /// Requests that no class could ever hold.
     oversize: Cell<u64>,
@@ -32,8 +30,7 @@ impl Pool {
         Self::in_arena(Arena::new(&config.own_arena()?)?, &config.classes)
     }
 
-    /// A pool in a free range of an arena, beside others. The range is free again when the pool and all its
-    /// buffers are gone.
+    /// A pool in a free range of an arena, beside others. The range is free again after the pool and all its buffers.
     pub fn in_arena(arena: Arena, classes: &[Class]) -> Result<Self, MemError> {
         let (placed, bytes) = lay_out(classes)?;
         let offset = arena.take(bytes, LINE)?;
@@ -46,7 +43,7 @@ impl Pool {
     /// where it does not matter where buffers lie [classes](Self::in_arena) are faster.
     ///
     /// # Errors
-    /// There is no such range; or the size is 0, or no multiple of 64, or the count 0.
+    /// No such range exists; or the size is 0 or not a multiple of 64, or the count is 0.
     pub fn of_pages(arena: Arena, pages: Class) -> Result<Self, MemError> {
         let (placed, bytes) = lay_out_pages(pages)?;
         let offset = arena.take(bytes, pages.size)?;
@@ -67,7 +64,7 @@ impl Pool {
             if len <= list.size()
                 && let Some(meta) = list.pop()
             {
-                // SAFETY: the buffer came from the free list, so nobody else has it, and `len` is within its
+                // SAFETY: the buffer came from the free list, so it has no other holder, and `len` is within its
                 // capacity.
                 return Some(unsafe { Buf::new(meta, len as u32) });
             }
@@ -216,7 +213,7 @@ impl Pool {
         census
     }
 
-    /// Buffers of `len` to `longest` bytes in active use: each is a [`Buf`] or a [`Lent`](crate::Lent).
+    /// Buffers of `len` to `longest` bytes in active use. Each is a [`Buf`] or a [`Lent`](crate::Lent).
     /// [`Frozen`](crate::Frozen) ones do not count: their readers may keep them. Walks them all.
     pub fn busy_within(&self, len: usize, longest: usize) -> usize {
         let fitting = self.core().classes().iter().filter(|list| (len..=longest).contains(&list.size()));

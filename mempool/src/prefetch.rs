@@ -1,11 +1,11 @@
 #![expect(unsafe_code, reason = "the instruction takes an address")]
-//! Prefetching: while one item of a series is processed, the next one's memory is fetched.
+//! Prefetching of the next item's memory while one is processed.
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Prefetches the first `LINES` cache lines of a value, or all of a shorter one. Any pointer is valid: none is
-/// followed. A hint, and nothing else: it does nothing on processors whose instruction is not known here.
+/// Prefetches the first `LINES` cache lines of a value, or fewer. Any pointer is valid: none is followed. A hint, and
+/// nothing else: it does nothing on processors whose instruction is not known here.
 #[inline(always)]
 pub fn prefetch<const LINES: usize, T>(value: *const T) {
     let at = value.cast::<u8>();
@@ -18,7 +18,7 @@ pub fn prefetch<const LINES: usize, T>(value: *const T) {
 #[inline(always)]
 fn fetch(at: *const u8) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: it is a hint: no address is wrong for it, and it changes nothing but what the caches hold.
+    // SAFETY: it is a hint: no address is wrong for it, and it changes only the caches.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
 }
 

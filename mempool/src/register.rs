@@ -5,7 +5,7 @@ use crate::arena::{Arena, ArenaId};
 
 /// A device that must know memory before it uses it.
 pub trait Registrar {
-    /// What the device calls the memory by.
+    /// The device's name for the memory.
     type Key;
     /// Why it would not.
     type Error;

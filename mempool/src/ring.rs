@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicU64;
 
 use crate::shared::{Line, PeerMapping};
 
-/// A mapping with a ring per direction and a page of lines at its start. The layout is checked once. Every position
-/// lies in a ring and every line in the page, so accesses need no further check.
+/// A mapping with two rings, one per direction, behind a page of lines. The layout is checked once. Every position lies
+/// in a ring and every line in the page, so accesses need no further check.
 #[derive(Debug)]
 pub struct PeerRings {
     places: [Place; 2],
@@ -43,7 +43,7 @@ unsafe impl Send for PeerRings {}
 
 impl PeerRings {
     /// Rings of `bytes` bytes at bytes `tx` and `rx` of a mapping. `None` unless `bytes` is a power of two of at least
-    /// 64, both begin at a multiple of it or of 4096, and lie in the mapping, which has a page.
+    /// 64, and both rings begin at a multiple of it or of 4096. They must lie in the mapping, which has a page.
     pub fn new(mapping: PeerMapping, tx: usize, rx: usize, bytes: usize) -> Option<Self> {
         let places = [Place::new(&mapping, tx, bytes)?, Place::new(&mapping, rx, bytes)?];
         let lines = mapping.at(0, size_of::<[Line; LINES]>())?.cast();
@@ -53,7 +53,7 @@ impl PeerRings {
     /// Line `n`, modulo 64, of the page at the mapping's start. The peer may store anything into it.
     #[inline(always)]
     pub fn line(&self, n: usize) -> &Line {
-        // SAFETY: `new` has found so many bytes there, mappings start at a page, and this one lives as long as `self`.
+        // SAFETY: `new` has found so many bytes there. Mappings start at a page, and this one lives as long as `self`.
         // The words are as in `PeerRing::word`.
         let lines = unsafe { self.lines.as_ref() };
         &lines[n % LINES]
@@ -129,8 +129,7 @@ impl<'a> PeerRing<'a> {
         }
         // SAFETY: `at` is below the ring's length.
         let from = unsafe { self.place.base.add(at) };
-        // SAFETY: so many bytes follow in the ring, checked above; no Rust slice lies in a mapping that
-        // nobody refers to.
+        // SAFETY: so many bytes follow in the ring, checked above; no Rust slice lies in an unreferenced mapping.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
         true
     }

@@ -40,7 +40,7 @@ unsafe impl Send for PeerMapping {}
 
 impl PeerMapping {
     /// Maps what another process sent. The file must be a memfd that can no longer shrink (access behind the end of a
-    /// file is a SIGBUS), of at most `max_len` bytes. Its pages must not be hugetlb: a process that punches holes into
+    /// file is a SIGBUS), of at most `max_len` bytes. Its pages must not be hugetlb. A process that punches holes into
     /// such memory takes the pages back, and our next access would be a SIGBUS.
     pub fn map(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
         let kind = rustix::fs::fstatfs(&fd).map_err(|e| Cause::Refused(format!("fstatfs: {e}")))?;
@@ -55,7 +55,7 @@ impl PeerMapping {
         Self::map_trusted(fd, max_len)
     }
 
-    /// Like [`map`](Self::map), for a process of the same user or root: hugetlb pages are allowed, since it could kill
+    /// Like [`map`](Self::map), with hugetlb pages, for a trusted process. It has the same user or root, and could kill
     /// this one anyway.
     pub fn map_trusted(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
         let seals = rustix::fs::fcntl_get_seals(&fd)
@@ -103,8 +103,8 @@ impl PeerMapping {
     #[must_use = "false means that nothing was copied"]
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> bool {
         let Some(src) = self.at(offset, dst.len()) else { return false };
-        // SAFETY: `src` is valid for `dst.len()` bytes (`at`), and no Rust slice lies in a mapping of ours
-        // that nobody refers to.
+        // SAFETY: `src` is valid for `dst.len()` bytes (`at`), and no Rust slice lies in an unreferenced mapping of
+        // ours.
         unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), dst.len()) };
         true
     }

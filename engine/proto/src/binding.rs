@@ -98,7 +98,7 @@ impl BindingError {
         match *self {
             BindingError::ReductionOff | BindingError::ArgumentTooLong { .. } => Some(ErrorBody::BadXdr),
             BindingError::TooManyArguments { max, .. } => Some(ErrorBody::ReadChunks { max: max as u32 }),
-            // Without any, the requester is told how large a Reply chunk it needs instead.
+            // Without any, the requester gets the needed length of a Reply chunk instead.
             BindingError::TooManyResults { max: 0, reply_len, .. } => {
                 Some(ErrorBody::ReplyResource { length_needed: reply_len.min(u32::MAX as usize) as u32 })
             }

@@ -41,7 +41,7 @@ struct Slot {
     deadline: u64,
 }
 
-/// What a reply's XID turned out to be.
+/// The meaning of a reply's XID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Match {
     /// A call that waited for it; the caller's token.
@@ -68,7 +68,7 @@ pub(super) struct CallTable {
     looked_at: usize,
     /// Where [any](Self::any) call was found last.
     any_from: usize,
-    /// Looks at slots by the two of them.
+    /// Slots scanned by both.
     #[cfg(test)]
     looks: std::cell::Cell<usize>,
 }
@@ -227,7 +227,7 @@ impl CallTable {
         self.live(call).map(|slot| slot.state = State::Sent).is_some()
     }
 
-    /// What the XID of an answer means. The call that it answers is over.
+    /// The meaning of an answer's XID. Ends the call that it answers.
     #[inline(always)]
     pub(super) fn answered(&mut self, xid: u32) -> Match {
         let slot = &mut self.slots[(xid & self.mask) as usize];
@@ -340,8 +340,8 @@ impl CallTable {
         if self.looked_at == 0 { self.earliest } else { 0 }
     }
 
-    /// The next call whose deadline is not after `now`, if any. Call again until `None`, and end each before:
-    /// one after the other they take one look at each slot.
+    /// The next call whose deadline is not after `now`, if any. Call again until `None`, and end each call before the
+    /// next: together they scan each slot once.
     pub(super) fn expired(&mut self, now: u64) -> Option<CallId> {
         if self.looked_at == 0 {
             if now < self.earliest {
@@ -364,7 +364,7 @@ impl CallTable {
         None
     }
 
-    /// Any call still in the table. Ended one after the other, they take one look at each slot.
+    /// Any call still in the table. If each is ended before the next, together they scan each slot once.
     pub(super) fn any(&mut self) -> Option<CallId> {
         let (before, from) = self.slots.split_at(self.any_from);
         let live = |slot: &Slot| {

@@ -16,7 +16,7 @@ const CONSTANT: [PropertyId; 3] = [PropertyId::SegmentSize, PropertyId::SegmentC
 pub(super) struct Changes {
     /// Both ends have offered it.
     exchange: Option<Box<Exchange>>,
-    /// What it led to, for the owner.
+    /// Resulting events for the owner.
     events: VecDeque<exchange::Event>,
     /// The number of this side's message with the last operation sent.
     told: Option<u32>,
@@ -110,7 +110,7 @@ impl Connection {
     /// Sets whether calls offer Send With Invalidate; announces it to the peer.
     ///
     /// # Errors
-    /// The peer cannot be told, or the configuration has no such option. Nothing changed.
+    /// The peer cannot be informed, or the configuration has no such option. Nothing changed.
     pub fn set_remote_invalidation(&mut self, yes: bool) -> Result<(), ChangeError> {
         if yes && !self.config.remote_invalidation {
             return Err(ChangeError::Constant(PropertyId::RemoteInvalidation));
@@ -119,7 +119,7 @@ impl Connection {
     }
 
     fn update(&mut self, now: Characteristic, settle: bool) -> Result<(), ChangeError> {
-        // What the peer was told so far counts until it is known to have read this, too.
+        // Earlier announcements count until the peer has surely read this one.
         self.promised_receive();
         let exchange = self.changes.exchange.as_mut().ok_or(ChangeError::Unsupported)?;
         match if settle { exchange.settle(now) } else { Err(ChangeError::NotPending(now.id())) } {
@@ -168,7 +168,7 @@ impl Connection {
                 None => self.reject(Rejected::Unexpected),
             };
         }
-        // Whoever tells something may wait for the proof that it was read.
+        // The peer may wait for proof that its announcement was read.
         self.credits.report_soon();
         self.take_events();
         Event::Changed
@@ -217,11 +217,11 @@ impl Connection {
         });
     }
 
-    /// What either end says takes effect.
+    /// Applies the announcements of both ends.
     fn adopt(&mut self) {
         let Some(exchange) = &self.changes.exchange else { return };
         let mut peer = *exchange.peer();
-        // Who asks for smaller Receives sends no longer messages from then on (XC §3.1).
+        // A peer that requests smaller Receives sends no longer messages from then on (XC §3.1).
         if let Some(Characteristic::ReceiveSize(bytes)) = exchange.wanted(PropertyId::ReceiveSize) {
             peer.receive_size = peer.receive_size.min(bytes);
         }

@@ -39,7 +39,7 @@ impl Connection {
         self.counters.received == 0 && self.counters.sent == 0 && self.calls.is_empty() && self.outbox.is_empty()
     }
 
-    /// The connection is gone: one call that ends with it. Call again until `None`.
+    /// Ends one call of a lost connection. Call again until `None`.
     pub fn lost(&mut self) -> Option<(CallId, u64, CallError)> {
         self.outbox.clear();
         self.calls.stop();

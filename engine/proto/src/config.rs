@@ -1,4 +1,4 @@
-//! What a connection is made with.
+//! Configuration of a connection.
 
 use super::{Credits, Scheme};
 use crate::auth::AuthPolicy;
@@ -110,7 +110,7 @@ impl ConnConfig {
             Version::V1 => {
                 Credits::version_1(if self.takes_calls { taken } else { 0 }, if self.max_calls > 0 { made } else { 0 })
             }
-            // Windowed only when both ends have said so.
+            // Windowed only when both ends have offered it.
             Version::V2 => Credits::new(Scheme::V2Incremental, self.server, self.credits, self.coalesce_grants),
         }
     }

@@ -1,4 +1,4 @@
-//! What is counted on a connection.
+//! Counters of a connection.
 
 use super::Rejected;
 

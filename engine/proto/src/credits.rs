@@ -58,17 +58,16 @@ pub struct Credits {
     sent: u32,
     /// `sent` may go up to here.
     limit: u32,
-    /// Incremental: all that the peer has granted. The limit is less while the peer says that less may be
-    /// outstanding.
+    /// Incremental: all that the peer has granted. The limit is lower while the peer permits fewer outstanding.
     granted: u32,
-    /// What the peer last said it had received; windowed only.
+    /// The received count in the peer's last header; windowed only.
     acknowledged: u32,
     /// Counted messages of the peer: all in version 2, calls in version 1.
     received: u32,
     /// The limit that the peer surely knows.
     told_limit: u32,
-    /// Incremental: what of that no message has said yet. A client keeps a Receive for its server's first
-    /// message, and says so in its own.
+    /// Incremental: the part of it in no message so far. A client keeps a Receive for its server's first message, and
+    /// announces it in its own.
     untold: u32,
     /// The credit limit that this side offers: Receives, within [`MIN_CREDITS`] and [`MAX_CREDITS`]. Version
     /// 1: calls of the peer that it takes.
@@ -77,13 +76,13 @@ pub struct Credits {
     made: u32,
     /// Version 1 requester: calls answered (or known never to be).
     answered: u32,
-    /// What was `received` when the peer was last told all of it.
+    /// `received` when the peer last got a full report.
     reported: u32,
     /// `received` as last reported to the peer, plus one per pure grant since.
     reported_payload: u32,
     /// Consecutive pure grants since either end's last other message.
     thanks: u8,
-    /// Incremental: what the peer surely had received when it last granted more.
+    /// Incremental: messages that the peer surely had received at its last grant.
     reached: u32,
     /// Payload-bearing messages after which a pure grant is due.
     grant_after: u32,
@@ -96,7 +95,7 @@ impl Credits {
     /// `coalesce` each message is reported at once.
     pub fn new(scheme: Scheme, server: bool, credit_limit: u32, coalesce: bool) -> Self {
         let credit_limit = credit_limit.clamp(MIN_CREDITS, MAX_CREDITS);
-        // Only a client has a credit that nobody granted.
+        // Only a client has a credit without a grant.
         let limit = u32::from(!server || scheme == Scheme::V1);
         Self {
             scheme,
@@ -129,7 +128,7 @@ impl Credits {
         }
     }
 
-    /// The scheme in use: of what this side sends.
+    /// The credit mode of this side's messages.
     #[inline]
     pub fn scheme(&self) -> Scheme {
         self.scheme
@@ -163,7 +162,7 @@ impl Credits {
     pub fn reserve(&self) -> u32 {
         match self.scheme {
             Scheme::V1 => self.credit_limit + self.made + 1,
-            // What was told is not taken back when the credit limit shrinks.
+            // Announced credits stay valid when the credit limit shrinks.
             Scheme::V2Windowed | Scheme::V2Incremental => self.credit_limit.max(self.left()) + 1,
         }
     }
@@ -181,9 +180,9 @@ impl Credits {
     }
 
     /// Version 2: messages to grant beyond received ones, with `taken` of `slots` in use. There are a few more while
-    /// this side has `called`, for the replies. What was begun must end, even where its calls have more than the credit
-    /// limit, which may have shrunk. So there is one for a reply, and one for the rest of a message that is `half`
-    /// sent. A second one for a reply would be left over, and take one call more.
+    /// this side has `called`, for the replies. Started messages must end, even where the peer's calls exceed a
+    /// shrunken credit limit. So there is one for a reply, and one for the rest of a message that is `half` sent. A
+    /// second one for a reply would be left over, and take one call more.
     #[inline]
     pub(super) fn room_beside(&self, taken: u32, slots: u32, called: bool, half: bool) -> u32 {
         let for_replies = if called { FOR_REPLIES } else { 0 };
@@ -245,7 +244,7 @@ impl Credits {
 
     #[inline]
     fn tell(&mut self, room: Option<u32>) -> CreditWords {
-        // What messages have told so far. This one tells all of it.
+        // Credits announced by earlier messages. This one announces all of them.
         let before = self.told_limit.wrapping_sub(std::mem::take(&mut self.untold));
         if let Some(room) = room {
             self.raise_limit(room);
@@ -271,7 +270,7 @@ impl Credits {
             self.told_limit = limit;
         }
         self.reported_payload = self.received;
-        // As long as there is room for less, more is to be told.
+        // While there is room for less, announce more.
         if room >= self.credit_limit {
             self.reported = self.received;
         }
@@ -290,7 +289,7 @@ impl Credits {
             CreditWords { credit: left as u32, received: Some(self.received) }
         } else {
             let newly = self.told_limit.wrapping_sub(before);
-            // What was told is not taken back: a lower credit limit is told as it becomes true.
+            // Announced credits stay valid: a lower limit is announced as it becomes true.
             let most = self.credit_limit.max(self.left());
             CreditWords { credit: (most << 16) | newly, received: None }
         }
@@ -319,8 +318,8 @@ impl Credits {
         payload: bool,
     ) -> Result<(), PeerFault> {
         if self.scheme == Scheme::V1 {
-            // A grant of 0 would be a deadlock (RFC 8166 §3.3.1): read it as 1, as deployed peers do.
-            // More outstanding calls than Receives for their replies are no use either.
+            // A grant of 0 would be a deadlock (RFC 8166 §3.3.1): read it as 1, as deployed peers do. Outstanding calls
+            // beyond the Receives for their replies are useless too.
             self.limit = self.answered.wrapping_add(credit.clamp(1, self.made.max(1)));
             return Ok(());
         }
@@ -349,16 +348,16 @@ impl Credits {
         let (newly, most) = (credit & 0xFFFF, credit >> 16);
         // Negative by one behind a grant beyond the limit.
         let left = self.granted.wrapping_sub(self.sent) as i32;
-        // More than 2^16 ahead is no promise that a peer could keep; beyond it the sum would wrap.
+        // A peer could not keep a promise of more than 2^16; beyond it the sum would wrap.
         if left + newly as i32 > 2 * MAX_CREDITS as i32 {
             return Err(PeerFault::GrantedTooMuch { available: left.max(0) as u32, newly });
         }
         self.granted = self.granted.wrapping_add(newly);
         if newly > 0 {
-            // No more may be outstanding than it says now.
+            // No more may be outstanding than its current limit.
             self.reached = self.granted.wrapping_sub(most);
         }
-        // Of what was granted, no more may be used than it says, until it says more; 0 would be a deadlock.
+        // Of its grant, only this limit is usable until it raises it; 0 would be a deadlock.
         let usable = (left + newly as i32).min(most.max(1) as i32);
         self.limit = self.sent.wrapping_add(usable as u32);
         Ok(())

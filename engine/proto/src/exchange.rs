@@ -75,7 +75,7 @@ pub enum Event {
 pub enum Outcome {
     /// The peer has it.
     Done,
-    /// The peer keeps what it had.
+    /// The peer keeps its value.
     Rejected,
     /// The peer may change it later.
     Pending,
@@ -124,7 +124,7 @@ pub struct Exchange {
     /// Of this end, answered with pending.
     awaited: ArrayVec<Awaited, COUNT>,
     asked: Option<Asked>,
-    /// This end said pending to the peer.
+    /// Whether this end answered "pending" to the peer.
     owed: IdSet,
     queue: VecDeque<Message>,
     events: VecDeque<Event>,
@@ -380,8 +380,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// Decides what the peer [asked](Event::Asked) for. [`Verdict::Done`] must be true already. False if
-    /// nothing was asked.
+    /// Decides a request of the peer, an [`Asked`](Event::Asked) event. [`Verdict::Done`] must be true already. False
+    /// if nothing was asked.
     pub fn answer(&mut self, mut decide: impl FnMut(Characteristic) -> Verdict) -> bool {
         let Some(Asked { xid, count, open }) = self.asked.take() else { return false };
         let (mut done, mut pending) = (ArrayVec::new(), ArrayVec::new());
@@ -448,7 +448,7 @@ impl Exchange {
 
     fn queue_update(&mut self, id: PropertyId, now: Characteristic, clears_pending: bool) {
         let update = Message::Update { now, clears_pending };
-        // Not across an answer: that may say another value.
+        // Not across an answer, which may have another value.
         let unsent = self
             .queue
             .iter_mut()

@@ -62,7 +62,7 @@ pub enum PeerFault {
     /// It sends messages that are of no use.
     #[error("peer sends more than {per_second} messages of no use in a second (limits.max_unsolicited_per_second)")]
     Useless {
-        /// So many are put up with.
+        /// The tolerated rate.
         per_second: u32,
     },
 }

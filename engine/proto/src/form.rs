@@ -43,7 +43,7 @@ pub struct CallPlan {
     pub reply_chunk: bool,
 }
 
-/// Bytes of what goes into a call, and of what comes back.
+/// Bytes of a call's and its reply's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallLengths {
     /// The transport header, with the call's own chunks.
@@ -111,7 +111,7 @@ pub fn choose_reply(limits: &FormLimits, header: usize, reply: usize, room: Opti
     } else if header + LEAST_LAST_PART > limits.send_inline_threshold {
         ReplyForm::TooLong
     } else if room.is_some_and(|room| reply as u64 <= room) {
-        // With a Reply chunk that is large enough there is no choice (version 2 §4.5.4).
+        // A large enough Reply chunk leaves no choice (version 2 §4.5.4).
         ReplyForm::ReplyChunk
     } else if limits.continuation {
         ReplyForm::Continued
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(choose_reply(&V2, 40, 4057, None), ReplyForm::Continued);
         assert_eq!(choose_reply(&V1, 40, 4057, Some(4056)), ReplyForm::TooLong);
         assert_eq!(choose_reply(&V1, 40, 4057, None), ReplyForm::TooLong);
-        // Without room for the header, and for a last part behind it, there is no form at all.
+        // Without room for the header and a last part, no form exists.
         assert_eq!(choose_reply(&V2, 4088, 9, Some(1 << 20)), ReplyForm::ReplyChunk);
         assert_eq!(choose_reply(&V2, 4089, 8, Some(1 << 20)), ReplyForm::TooLong);
         assert_eq!(choose_reply(&V2, 4089, 8, None), ReplyForm::TooLong);

@@ -40,7 +40,7 @@ pub(super) struct InboundTable {
 }
 
 impl InboundTable {
-    /// For so many calls under way.
+    /// A table for `calls` concurrent calls.
     pub(super) fn new(calls: usize) -> Self {
         let mut table = Self { slots: Vec::new(), free: LAST, served: 0 };
         table.fit(calls);
@@ -88,7 +88,7 @@ impl InboundTable {
         self.slots.iter().filter(|slot| slot.next == SERVED && slot.xid == call.xid).count() > 1
     }
 
-    /// So many calls may be under way from now on. It never gets smaller.
+    /// Grows to `calls` concurrent calls. It never gets smaller.
     pub(super) fn fit(&mut self, calls: usize) {
         let capacity = 2 * calls;
         let old = self.slots.len();

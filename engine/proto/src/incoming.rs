@@ -23,7 +23,7 @@ pub enum Lists<'a> {
     Checked(&'a Result<View<'a>, WireError>),
 }
 
-/// What the lists of a call or reply are to the connection.
+/// The meaning of a message's lists to the connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HasLists {
     /// The RPC message is in one of them (RDMA_NOMSG).

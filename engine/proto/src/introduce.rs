@@ -6,22 +6,22 @@ use crate::auth::{HostAuth, Role};
 use crate::wire::properties::{Properties, PropertySet};
 use crate::wire::{self, Body, Flags, Header};
 
-/// Room for this side's properties, without what authentication says.
+/// Room for this side's properties, without the authentication message.
 const PROPERTIES_LEN: usize = 512;
 
 /// Both ends' introductions, and the peer's identity.
 #[derive(Debug)]
 pub(super) struct Introduction {
-    /// A CONNPROP of this side has gone out, or waits to.
+    /// Whether a CONNPROP of this side was sent or queued.
     introduced: bool,
     /// The peer's CONNPROP has come.
     peer_introduced: bool,
-    /// What has come of a CONNPROP in parts.
+    /// Received parts of a CONNPROP.
     part: Vec<u8>,
-    /// What is left of a CONNPROP that goes out in parts.
+    /// The unsent rest of a CONNPROP in parts.
     rest: Vec<u8>,
     auth: HostAuth,
-    /// What it has to say, for the next CONNPROP.
+    /// Its message for the next CONNPROP.
     message: Option<Vec<u8>>,
 }
 
@@ -85,8 +85,7 @@ impl Connection {
         self.session.set_serves(self.config.takes_calls && self.introduction.auth.may_go_on());
     }
 
-    /// Takes the peer's properties. A second set changes nothing (version 2 §6.4.4), but goes on with
-    /// authentication.
+    /// Takes the peer's properties. A second set changes nothing (version 2 §6.4.4), but continues authentication.
     ///
     /// # Errors
     /// The peer is not who it has to be.
@@ -129,7 +128,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reports once to a client that it may call; a server sends a grant or properties first.
+    /// Reports once to a client that it may call. A server sends a grant or properties first.
     pub(super) fn opened(&mut self, event: Event) -> Event {
         let over = !self.introduction.auth.in_progress() && self.introduction.auth.may_go_on();
         if self.session.is_open() || self.config.server || self.session.phase() != Phase::Settled || !over {
@@ -150,7 +149,7 @@ impl Connection {
         }
     }
 
-    /// Switches to windowed headers once both ends offered them and this side's offer has gone out.
+    /// Switches to windowed headers once both ends offered them. This side's offer has gone out by then.
     pub(super) fn agree_on_windowed_credits(&mut self) {
         let waiting = self.outbox.contains(Outgoing::Connprop);
         if self.may_be_windowed() && self.introduction.introduced && !waiting {

@@ -24,15 +24,15 @@
 //!    send each message before the next poll. [`emit_plain`](Connection::emit_plain) or
 //!    [`emit_before`](Connection::emit_before) writes its header in front of the payload.
 //!    [`emit_continued`](Connection::emit_continued) writes that of a part, followed by
-//!    [`hold_queue`](Connection::hold_queue). A message that is only a header, and for which there is no memory now,
-//!    goes back by [`take_back`](Connection::take_back).
+//!    [`hold_queue`](Connection::hold_queue). A header-only message without memory goes back by
+//!    [`take_back`](Connection::take_back).
 //!
 //! Messages arrive whole, in order and once, or the connection ends. The owner keeps [`reserve`](Connection::reserve)
 //! Receives posted. `receives_ok` states whether it does so now, for all its connections.
 //!
 //! A connection that ends fails its calls by [`lost`](Connection::lost), until `None`. Or
 //! [`interrupt`](Connection::interrupt) keeps them for [`restart`](Connection::restart) on a new connection. Calls of
-//! the peer are over with it in either case. A client first passes on the peer's private data by
+//! the peer end with it in either case. A client first passes on the peer's private data by
 //! [`set_private_data`](Connection::set_private_data).
 //!
 //! One call, and its reply:
@@ -106,8 +106,7 @@
 //! # Ok::<(), PeerFault>(())
 //! ```
 //!
-//! Either end may call, and either may serve: [`ConnConfig::max_calls`] and [`ConnConfig::takes_calls`] say
-//! which it does.
+//! Either end may call and serve, as [`ConnConfig::max_calls`] and [`ConnConfig::takes_calls`] permit.
 //!
 //! The owner manages memory. The connection names calls ([`CallId`]) and served calls ([`InboundId`]); the owner keeps
 //! their buffers and exposed memory beside those names.
@@ -257,7 +256,7 @@ impl Connection {
         [calls, free_calls, self.inbound.first_place()]
     }
 
-    /// Who the peer is. If it has [failed](HostAuth::failure) when the connection is made, that is of no use.
+    /// Who the peer is. If it has already [failed](HostAuth::failure), the connection must end.
     pub fn auth(&self) -> &HostAuth {
         self.introduction.auth()
     }

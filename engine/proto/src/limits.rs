@@ -1,5 +1,5 @@
-//! Limits on chunks and segments of a call. Peers' calls are held to them, peers are told of them, and header room
-//! follows from them.
+//! Limits on chunks and segments of a call. Peers' calls must respect them, they are announced to peers, and header
+//! room follows from them.
 
 use crate::wire::Limits;
 

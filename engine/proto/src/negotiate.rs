@@ -23,7 +23,7 @@ pub enum Phase {
     Settled,
 }
 
-/// What a connection is, as far as that is agreed.
+/// The negotiated state of a connection.
 #[derive(Debug)]
 pub(super) struct Session {
     version: Version,
@@ -55,7 +55,7 @@ impl Session {
         self.phase
     }
 
-    /// The version is what it is, for good.
+    /// Fixes the version.
     pub(super) fn settle(&mut self) {
         self.phase = Phase::Settled;
     }
@@ -122,10 +122,10 @@ impl Connection {
         Ok(())
     }
 
-    /// The server does not speak our version, and says which it does.
+    /// Handles a server's error that lists its supported versions.
     #[cold]
     pub(super) fn take_version_error(&mut self, view: &View<'_>, low: u32, high: u32) -> Result<Event, PeerFault> {
-        // The layout that all versions share says nothing of credits.
+        // The common layout of all versions has no credits.
         self.credits.count_unreadable(None)?;
         if self.config.server || self.session.phase() == Phase::Settled {
             return Ok(self.failed(view));
@@ -226,7 +226,7 @@ impl Terms {
         }
     }
 
-    /// After changes: what either end says now.
+    /// The terms after changes of either end.
     pub(super) fn changed(self, config: &ConnConfig, local: &Properties<'_>, peer: &Properties<'_>) -> Self {
         let ours = ConnConfig {
             longest_send: config.longest_send.min((local.send_size as usize).max(FIRST_MESSAGE_LEN)),
@@ -238,11 +238,11 @@ impl Terms {
         Self { windowed, optional, remote_invalidation, ..Self::from_properties(&ours, peer) }
     }
 
-    /// Version 1: what the peer's private data says, or its absence.
+    /// Version 1: terms from the peer's private data, or its absence.
     pub(super) fn version_1(config: &ConnConfig) -> Self {
         // RFC 8166 §3.3.2: without word of more, both thresholds are 1024 bytes.
         let peer = config.private_data.unwrap_or_default();
-        // What was said, of both directions, is in multiples of 1024.
+        // Announced sizes of both directions are multiples of 1024.
         let said = (config.receive_size & !1023).min(private_data::MAX_INLINE_THRESHOLD as usize);
         Self {
             version: Version::V1,
@@ -283,7 +283,7 @@ pub(super) fn properties(config: &ConnConfig) -> Properties<'static> {
         host_auth: None,
         windowed_credits: config.scheme == Scheme::V2Windowed,
         optional_type,
-        // Without the operations, each call says by itself what may be invalidated.
+        // Without the operations, each call states its own invalidation handle.
         remote_invalidation: optional_type && config.remote_invalidation,
     }
 }

@@ -84,7 +84,7 @@ impl Connection {
         } else {
             self.credits.on_receive(words(view), !grant)?;
         }
-        // What it says of itself is answered when all of it has come.
+        // It is answered once all parts have come.
         self.settle_server(Version::V2, view.htype() != HeaderType::Connprop);
         if self.session.phase() == Phase::Hello && view.htype() != HeaderType::Error {
             self.session.settle();
@@ -141,7 +141,7 @@ impl Connection {
     pub(super) fn expect_layout(&mut self) {
         self.heads.expect(match (self.sequences.open(), self.session.phase()) {
             (None, Phase::Settled) if self.heads.are_windowed() => Some(HeadLayout::V2Windowed),
-            // Until the first windowed header each is looked at.
+            // Until the first windowed header each one is checked.
             (None, Phase::Settled) if !self.may_be_windowed() => Some(HeadLayout::V2),
             _ => None,
         });

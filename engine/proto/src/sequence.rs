@@ -24,7 +24,7 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// One that starts with this message. `wanted` is false if nobody waits for it.
+    /// One that starts with this message. `wanted` is false for an unclaimed message.
     pub(super) fn new(view: &View<'_>, wanted: bool) -> Self {
         Self {
             xid: view.xid(),
@@ -93,7 +93,7 @@ impl Sequences {
         self.open = None;
     }
 
-    /// There is no memory for the message that is coming in.
+    /// Drops the message in progress for lack of memory.
     pub(super) fn spoil(&mut self) {
         if let Some(sequence) = &mut self.open {
             (sequence.kept, sequence.no_memory) = (false, true);

@@ -43,8 +43,7 @@ impl Connection {
         }
         let silent = self.outbox.take_silence();
         let due = self.credits.wants_grant(self.room_if(receives_ok));
-        // What keeps alive says nothing new: it must not use up the one message beyond the limit, which may
-        // be needed to say something.
+        // A keep-alive has no news. It must not use up the one message beyond the limit, which a real grant may need.
         let ping = self.outbox.take_ping();
         let due = due || (ping && self.credits.may_send(false, receives_ok));
         (silent && due).then_some(Outgoing::Grant)
@@ -127,7 +126,7 @@ impl Connection {
 
     /// Writes the header of a message without chunks before `end` of `buf`. Returns its start. The connection then
     /// counts the message as sent. `None` if it does not fit before `end` (the caller's fault) or names a served call
-    /// that is gone.
+    /// that has ended.
     #[inline(always)]
     pub fn emit_plain(&mut self, out: Outgoing, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         let (xid, flags, counted) = match out {
@@ -176,7 +175,7 @@ impl Connection {
         self.windowed() && self.may_reply(true)
     }
 
-    /// Writes such a header of such a reply. False if that names a served call that is gone.
+    /// Writes such a header of such a reply. False if the served call has ended.
     #[inline(always)]
     #[must_use = "false means that nothing was written"]
     pub fn emit_reply(&mut self, id: InboundId, header: &mut [u8; wire::WINDOWED_LEN]) -> bool {

@@ -4,7 +4,7 @@ use super::calls::Match;
 use super::{CallError, Connection, Event, Outgoing, PeerFault, Phase, Rejected};
 use crate::wire::{ErrorBody, Version, WireError, WireErrorKind};
 
-/// Whose XID a message has that is of no use otherwise.
+/// The owner of an unusable message's XID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
     /// The peer's: it is, or was to be, a call.
@@ -15,15 +15,15 @@ pub(super) enum Whose {
     Nobodys,
 }
 
-/// A message that is of no use.
+/// An unusable message.
 pub(super) struct Useless {
-    /// What it is about, if that can be told.
+    /// Its XID, if readable.
     pub(super) xid: Option<u32>,
     pub(super) whose: Whose,
     pub(super) kind: WireErrorKind,
     /// How it is answered, if it is.
     pub(super) answer: Option<ErrorBody>,
-    /// What it grants all the same, with increments.
+    /// Its grant in increments, still valid.
     pub(super) increment: Option<u32>,
 }
 
@@ -47,12 +47,12 @@ impl Connection {
             }
             self.go_version_1()?;
         }
-        // Whoever counts messages says in each how many have come: nothing is lost with one.
+        // Peers with message counts put them in each header: a lost one loses nothing.
         let increment = error.credit().filter(|_| !self.heads.are_windowed());
         if let (Some(xid), true) = (xid, error.is_connprop()) {
             self.count_unusable(increment)?;
             if !self.config.server {
-                // The server speaks version 2, as far as can be told.
+                // The server presumably speaks version 2.
                 self.session.settle();
             }
             let event = self.bad_properties(xid)?;
@@ -60,8 +60,8 @@ impl Connection {
             return Ok(self.opened(event));
         }
         let whose = match self.session.version() {
-            // An error that cannot be decoded means nothing in version 1 (RFC 8166 §4.5), and an unknown
-            // version says nothing of ours.
+            // An undecodable error means nothing in version 1 (RFC 8166 §4.5). One of an unknown version means nothing
+            // for ours.
             _ if error.is_error() && error.version() != Some(Version::V2) => Whose::Nobodys,
             Version::V1 if !self.config.server && !error.has_reads() => Whose::Ours,
             Version::V2 if error.is_error() || error.is_response() => Whose::Ours,

@@ -1,7 +1,7 @@
 //! Messages of no use. Flow control does not end them. In version 1 no rule does, and in version 2 they get their
 //! credits back. So each connection has a budget of them.
 
-/// What has come of that kind.
+/// The received messages of that kind.
 #[derive(Debug)]
 pub(super) struct Useless {
     budget: Budget,
@@ -15,7 +15,7 @@ impl Useless {
         Self { budget: Budget::new(per_second), grants: 0 }
     }
 
-    /// A message of no use has come.
+    /// Counts an unusable message.
     pub(super) fn spend(&mut self) {
         self.budget.spend();
     }
@@ -44,7 +44,7 @@ impl Useless {
     }
 }
 
-/// What is left of the budget. Times are nanoseconds.
+/// The remaining budget. Times are nanoseconds.
 #[derive(Clone, Debug)]
 struct Budget {
     per_second: u32,
@@ -101,7 +101,7 @@ mod tests {
             budget.spend();
         }
         assert_eq!(budget.overdrawn(), None);
-        // What is not used is not saved up.
+        // An unused budget does not accumulate.
         budget.pass_time(u64::MAX / 2);
         budget.pass_time(u64::MAX);
         for _ in 0..10 {

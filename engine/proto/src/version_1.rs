@@ -43,7 +43,7 @@ impl Connection {
         self.called(xid, lists)
     }
 
-    /// Whether a message of version 1 has an XID of this side. The header does not say it.
+    /// Whether a message of version 1 has an XID of this side. The header does not show it.
     pub(super) fn answers_in_v1(&self, view: &View<'_>) -> bool {
         match view.htype() {
             HeaderType::Error => true,

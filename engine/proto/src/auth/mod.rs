@@ -12,8 +12,8 @@
 //! | | message 3 … → | [`receive`](HostAuth::receive) |
 //!
 //! Both ends speak in turn, one message per CONNPROP, the client first and in its first CONNPROP. A CONNPROP without a
-//! message means that the peer does not authenticate or stops. Version 1, which has no properties, means the same. What
-//! then becomes of the connection is the [`AuthPolicy`]'s to say.
+//! message means that the peer does not authenticate or stops. Version 1, which has no properties, means the same. The
+//! [`AuthPolicy`] then decides about the connection.
 //!
 //! # What it protects, and what not
 //! It proves which key the peer holds at the time of the exchange. It does **not** protect later traffic: headers,
@@ -153,7 +153,7 @@ impl HostAuth {
     /// The message for the client's first CONNPROP; call it once. `None` for a server, and without authentication.
     ///
     /// # Errors
-    /// The connection is of no use.
+    /// The connection must end.
     pub fn open(&mut self) -> Result<Option<Vec<u8>>, AuthError> {
         if self.role == Role::Server {
             return Ok(None);

@@ -15,7 +15,7 @@ pub const NAME_MAX: usize = 255;
 /// Longest path in a symbolic link, in bytes. Linux's `PATH_MAX` also counts a final zero.
 pub const PATH_MAX: usize = 4095;
 
-/// What the server answers to FSINFO.
+/// The sizes in the server's FSINFO reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// Most bytes of one READ, and of one WRITE: `rtmax`, `wtmax`.

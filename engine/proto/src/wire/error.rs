@@ -103,7 +103,7 @@ impl WireError {
         }
     }
 
-    /// What is wrong with the header at the start of `bytes`.
+    /// The error in the header at the start of `bytes`.
     pub(super) fn new(kind: WireErrorKind, bytes: &[u8]) -> WireError {
         let vers = word(bytes, 4);
         let flags = if vers == Version::V2.code() { word(bytes, 16) } else { 0 };

@@ -28,14 +28,14 @@ pub struct Head {
     pub received: Option<u32>,
     /// The handle that the reply may invalidate; 0 for none (version 1).
     pub inv_handle: u32,
-    /// Whether it is a reply. Its flag says so or, in version 1, its RPC message (RFC 8167 §5).
+    /// Whether it is a reply. Its flag or, in version 1, its RPC message shows it (RFC 8167 §5).
     pub response: bool,
     /// Bytes of header: where the payload starts.
     pub len: usize,
 }
 
 impl Head {
-    /// That of a message that was read as a whole. In version 1 the header does not say who `response`s.
+    /// That of a message that was read as a whole. In version 1 the header does not show the direction.
     pub fn of(view: &View<'_>, response: bool) -> Self {
         Self {
             xid: view.xid(),
@@ -136,7 +136,7 @@ impl Plain {
         }
     }
 
-    /// What the header says beside that. `None` if it is cut short.
+    /// The rest of the header. `None` if it is cut short.
     #[inline(always)]
     pub fn head(self, message: &[u8]) -> Option<Head> {
         let header: &[u8; WINDOWED] = message.first_chunk()?;
@@ -185,7 +185,7 @@ fn read_v1(message: &[u8]) -> Option<Head> {
     })
 }
 
-/// `N` bytes are in front of the lists. Version 1 does not say here which way the message goes.
+/// `N` bytes are in front of the lists. Version 1 does not show the direction here.
 #[inline(always)]
 fn read_with_lists<const N: usize>(message: &[u8], version: Version, flags: Flags) -> Option<(Head, SingleChunks)> {
     let (header, lists) = message.split_first_chunk::<N>()?;

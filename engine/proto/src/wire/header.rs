@@ -19,7 +19,7 @@ pub struct Header<'a> {
     pub received: Option<u32>,
     /// The other flags.
     pub flags: Flags,
-    /// Header type and what it carries.
+    /// Header type and body.
     pub body: Body<'a>,
 }
 
@@ -139,7 +139,7 @@ impl Header<'_> {
     }
 }
 
-/// The flags as sent: RECEIVED says whether its word is there.
+/// The flags as sent: RECEIVED announces its word.
 #[inline]
 const fn sent_flags(flags: Flags, received: Option<u32>) -> Flags {
     match received {

@@ -9,7 +9,7 @@ use super::properties::{Properties, PropertySet};
 use super::rpc::{self, AnonymousCall, AuthSys, CallHeader, MessageType, OpaqueAuth, ReplyHeader};
 use super::*;
 
-/// Text that nobody reads: how long it is.
+/// The length of formatted text.
 struct Length(usize);
 
 impl std::fmt::Write for Length {
@@ -97,7 +97,7 @@ impl<'a> Owned<'a> {
     }
 }
 
-/// Uses every accessor, and writes what the view shows.
+/// Uses every accessor, and encodes the view's values.
 pub(super) fn whole_view(view: &View<'_>) {
     let (version, revision) = (view.version(), view.revision());
     assert!(view.payload_offset() <= view.bytes().len());
@@ -106,7 +106,7 @@ pub(super) fn whole_view(view: &View<'_>) {
     let _ = view.check_limits(&Limits { read_chunks: 2, write_chunks: 2, segments: 2 });
     shown(view);
     if view.flags().contains(Flags::MORE) && view.htype() == HeaderType::Connprop {
-        // A part of a set, which is looked at when all of it has come.
+        // A part of a set, checked when complete.
         return;
     }
     if let ViewBody::Connprop(set) = view.body() {

@@ -23,13 +23,13 @@ codes! {
     }
 }
 
-/// An operation with its body. [`Property::check`] and
-/// [`Properties::apply`](super::properties::Properties::apply) look at the values.
+/// An operation with its body. [`Property::check`] and [`Properties::apply`](super::properties::Properties::apply)
+/// check the values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation<'a> {
     /// The sender's characteristics.
     Initial {
-        /// All that it wants to tell.
+        /// All of its values.
         start: PropertySet<'a>,
         /// Those of `start` that are not expected to change.
         constant: Subset<'a>,

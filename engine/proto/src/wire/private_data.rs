@@ -17,7 +17,7 @@ const REMOTE_INVALIDATION: u8 = 1;
 /// A peer's parameters in its connect or accept message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrivateData {
-    /// Replies may come as Send With Invalidate; both ends must say so.
+    /// Replies may come as Send With Invalidate; both ends must agree.
     pub remote_invalidation: bool,
     /// The longest message that the peer sends, in bytes.
     pub send_size: u32,

@@ -25,7 +25,7 @@ codes! {
         HostAuth = 6, "HOSTAUTH";
         /// Experimental: 1 offers windowed credit accounting, `uint32`.
         WindowedCredits = 0xFFFF_FF00, "WINDOWED_CREDITS";
-        /// Experimental: 1 says that OPTIONAL headers are understood, `uint32`.
+        /// Experimental: 1 announces support of OPTIONAL headers, `uint32`.
         OptionalType = 0xFFFF_FF01, "OPTIONAL_TYPE";
         /// Experimental: replies may come as Send With Invalidate, `bool`.
         RemoteInvalidation = 0xFFFF_FF02, "REQREMINV";

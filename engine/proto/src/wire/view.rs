@@ -127,7 +127,7 @@ impl<'a> View<'a> {
         let lists = if htype.has_lists() { Lists::check(&mut reader)? } else { Lists::absent(body) };
         let view = View { bytes, lists, received, inv_handle, flags, version, htype, revision };
         match htype {
-            // Version 1 has no use for a header that conveys nothing (RFC 8166 §4.5.2).
+            // Version 1 does not use a header without content (RFC 8166 §4.5.2).
             HeaderType::Nomsg if version == Version::V1 && !lists.present() => {
                 return Err(WireErrorKind::BadXdr { what: "chunk lists (all absent)", at: body });
             }
@@ -250,7 +250,7 @@ impl<'a> View<'a> {
         let body = self.body_at();
         match self.body() {
             ViewBody::Error(error) => body + error.encoded_len(self.layout()),
-            // What is no set is a part of one, and has no end of its own.
+            // Otherwise it is a part of a set, without an end of its own.
             ViewBody::Connprop(_) => PropertySet::read(&mut Reader::starting_at(self.bytes, body))
                 .map_or(self.bytes.len(), |properties| body + properties.encoded_len()),
             ViewBody::Optional { optinfo, .. } => body + 8 + super::xdr::padded(optinfo.len()),
