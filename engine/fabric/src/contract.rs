@@ -48,7 +48,7 @@ pub struct Case<F: Fabric> {
     pub check: fn(&mut World<F>) -> Outcome,
 }
 
-/// What a run of cases gave.
+/// The result of a run of cases.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Cases that held.
@@ -447,7 +447,7 @@ impl<F: Fabric> World<F> {
     /// Destroys everything; all memory must be home then.
     pub fn close(self) -> Outcome {
         let Self { client, server, .. } = self;
-        // Both go before either is judged: a peer that is gone holds nothing any more.
+        // Both close before either is checked: a departed peer holds nothing any more.
         let server = server.close();
         client.close().and(server)
     }

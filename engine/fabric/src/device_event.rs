@@ -21,7 +21,7 @@ pub enum DeviceEvent {
     },
     /// The device or a shared queue failed: all connections end.
     Failed,
-    /// The device is taken away: all connections are over.
+    /// The device was removed: all connections end.
     Removed,
     /// The device that was lost is there again, and served as before.
     Returned,

@@ -70,7 +70,7 @@ impl Keys {
         }
         let bits = index_bits(self.limit);
         let high = self.random >> 8 >> bits << bits;
-        // The generation starts anywhere, so that the first key is no easier to guess than the others.
+        // The generation starts anywhere, so that the first key is as hard to guess as the others.
         let rkey = (high | index) << 8 | self.random.rotate_left(index) & 0xff;
         self.windows.push(Key { current: rkey, posted: rkey, posted_bound: false, bound: false });
         Some(index)

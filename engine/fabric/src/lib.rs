@@ -120,7 +120,7 @@ impl fmt::Debug for QpId {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FabricAddress(pub String);
 
-/// What this device can do; asked once, when it is opened.
+/// A device's capabilities, read once when it is opened.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -233,7 +233,7 @@ pub enum Source {
 /// Bytes between a queue pair and its peer, from [`Fabric::flow`]. Headers may count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Flow {
-    /// Bytes that have gone so far, in both directions together. It never goes back.
+    /// Bytes moved so far, in both directions together. It never goes back.
     pub moved: u64,
     /// Outstanding bytes of posted requests and the peer's Reads, both directions.
     pub queued: u64,
@@ -244,7 +244,7 @@ pub struct Flow {
 pub enum WorkRequest {
     /// Sends the buffer's current contents.
     Send {
-        /// What is sent; goes home by itself.
+        /// The message; returns to its pool by itself.
         buf: Buf,
         /// The peer's key that the message invalidates (Send With Invalidate).
         invalidate: Option<u32>,
@@ -327,7 +327,7 @@ pub struct Posting {
 }
 
 impl Posting {
-    /// It was carried out: its memory goes home. Most are Sends, whose buffers need no look at what else there is.
+    /// It was carried out: its memory goes home. Most are Sends, whose buffers need no check of other memory.
     #[inline(always)]
     pub(crate) fn finish(self) {
         match self.wr {
@@ -426,7 +426,7 @@ impl Completion {
     }
 }
 
-/// What both sides say when a queue pair is set up.
+/// Parameters that both sides exchange at connect.
 #[derive(Clone, Debug)]
 pub struct ConnectParams {
     /// Opaque to the fabric (RFC 8797 for version 1).

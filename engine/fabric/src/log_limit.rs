@@ -23,7 +23,7 @@ pub const INTERVAL: u64 = 10_000_000_000;
 pub struct LogLimit {
     target: &'static str,
     kinds: Vec<Kind>,
-    /// Lines that were counted, and that no line has told of.
+    /// Counted lines not yet reported.
     held: u64,
 }
 

@@ -38,8 +38,8 @@ impl<P: PartialEq> Patience<P> {
         self.0 = None;
     }
 
-    /// A look at it: how long it has been where it is. Time in which nobody looked, more than a quarter of `limit`,
-    /// does not count: then it was us who took no notice.
+    /// Returns the time without progress. A gap between looks of more than a quarter of `limit` does not count: the
+    /// delay was ours.
     pub(crate) fn look(&mut self, at: P, now: Instant, limit: Duration) -> Duration {
         let away = (limit / 4).max(Duration::from_secs(1));
         let looks = self.0.as_ref().filter(|waiting| waiting.at == at).and_then(|waiting| waiting.looks);

@@ -96,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// Says that it is gone; before that it may wait for something.
+    /// Reports its drop; it may wait for something before.
     struct Thing(u32, Sender<u32>, Option<Receiver<()>>);
 
     impl Drop for Thing {

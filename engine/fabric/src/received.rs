@@ -12,7 +12,7 @@ use rpcrdma_mempool::{ArenaId, Buf};
 pub struct ReceivedBuf(Buf);
 
 impl ReceivedBuf {
-    /// A buffer whose first `len` bytes have arrived, within its room. 0 is a flushed Receive. At most its room.
+    /// A buffer whose first `len` bytes have arrived, within its room. 0 is a flushed Receive.
     #[inline]
     pub fn new(mut buf: Buf, len: usize) -> Self {
         buf.set_window(0, len.min(buf.capacity()));
@@ -79,10 +79,10 @@ mod tests {
         assert_eq!((received.len(), received.get(..4), received.capacity()), (3, None, 256));
         let flushed = ReceivedBuf::new(received.into_buf(), 0);
         assert!(flushed.is_empty());
-        // What a device says beyond the buffer is not believed.
+        // A length beyond the buffer is cut.
         let all = ReceivedBuf::new(flushed.into_buf(), 1000);
         assert_eq!(all.len(), 256);
-        // What was not filled is no message.
+        // An unfilled buffer is not a message.
         let buf = ReceivedBuf::filled(all.into_buf(), 257, |_| true).expect_err("it is too short");
         let buf = ReceivedBuf::filled(buf, 200, |_| false).expect_err("nothing came");
         let filled = ReceivedBuf::filled(buf, 2, |to| {

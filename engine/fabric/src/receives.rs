@@ -26,7 +26,7 @@ pub(crate) struct Receives {
 }
 
 impl Receives {
-    /// An empty queue of so many places.
+    /// An empty queue of `depth` places.
     pub(crate) fn new(depth: usize) -> Self {
         Self { bufs: Vec::with_capacity(depth), depth, fenced: None }
     }
@@ -57,8 +57,8 @@ impl Receives {
         self.post_behind(bufs);
     }
 
-    /// Posts the first of `bufs` while there is room and their arenas are known; returns how many. Those of a queue
-    /// pair that is `over` are flushed instead.
+    /// Posts the first of `bufs`, of known arenas, while there is room; returns how many. Those of a queue pair that is
+    /// `over` are flushed instead.
     #[inline]
     pub(crate) fn post_known(
         &mut self,

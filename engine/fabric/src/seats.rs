@@ -17,7 +17,7 @@ impl<T> Default for Seats<T> {
     }
 }
 
-/// What the others know of one of them.
+/// The shared state of one fabric.
 #[derive(Debug)]
 struct Place<T> {
     /// Connections that it has, requests included.
@@ -106,7 +106,7 @@ impl<T> Drop for Seat<T> {
         let mut all = lock(&self.seats.0);
         all.retain(|place| !Arc::ptr_eq(place, &self.place));
         for Arrival { who, taken } in self.handed() {
-            // Without another, the peer sees that nobody listens any more.
+            // Without another, the peer sees that the listener is closed.
             if let Some(next) = all.iter().min_by_key(|place| place.taken.load(Ordering::Relaxed)) {
                 drop(taken);
                 next.hand(Arrival { who, taken: Taken::new(next) });

@@ -34,7 +34,7 @@ impl SocketFile {
         let too_long = |_| address(&name, "too long: names of Unix sockets end at 107 bytes");
         let place = SocketAddrUnix::new(path).map_err(too_long)?;
         let _turn = Turn::take(&name, path)?;
-        // The file gets the mode of its socket: there is no path that another user could make lead elsewhere.
+        // The file gets the mode of its socket. No path is used that another user could redirect.
         rustix::fs::fchmod(socket, Mode::RUSR | Mode::WUSR).map_err(|e| system(&format!("fchmod 0600 {name}"), e))?;
         let mut bound = rustix::net::bind(socket, &place);
         if bound == Err(Errno::ADDRINUSE) && is_stale(path, &place)? {

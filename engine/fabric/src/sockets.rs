@@ -18,7 +18,7 @@ use crate::{FabricError, Waker};
 
 /// Most sockets with news per pass; the others follow in the next.
 pub(crate) const EVENTS: usize = 64;
-/// What the set says of its own descriptors. A fabric's tokens are larger.
+/// Tokens of the set's own descriptors. A fabric's tokens are larger.
 const WAKER: u64 = 0;
 const LISTENER: u64 = 1;
 /// The least token that is free.
@@ -26,7 +26,7 @@ pub(crate) const FIRST_TOKEN: u64 = 2;
 
 /// A bound address, shared by shards that all take its connections.
 pub(crate) trait Listen: Clone + Debug {
-    /// Who has connected, and by which socket.
+    /// A peer's socket and address.
     type Visitor: Debug;
 
     fn socket(&self) -> BorrowedFd<'_>;
@@ -96,13 +96,13 @@ impl<L: Listen> Sockets<L> {
         }
     }
 
-    /// Looks for this from now on. `token` says which socket it is: [`FIRST_TOKEN`] or more.
+    /// Watches a socket for these events. `token` identifies the socket: [`FIRST_TOKEN`] or more.
     pub(crate) fn watch(&self, socket: BorrowedFd<'_>, token: u64, flags: EventFlags) -> Result<(), FabricError> {
         debug_assert!(token >= FIRST_TOKEN);
         self.add(socket, token, flags)
     }
 
-    /// Looks for something else at a socket that is watched.
+    /// Changes the events of a watched socket.
     pub(crate) fn watch_for(&self, socket: BorrowedFd<'_>, token: u64, flags: EventFlags) {
         // It was added, and it is still open.
         let _ = epoll::modify(&self.epoll, socket, EventData::new_u64(token), flags);
@@ -118,8 +118,8 @@ impl<L: Listen> Sockets<L> {
         epoll::add(&self.epoll, socket, EventData::new_u64(token), flags).map_err(|e| failed("epoll_ctl", e))
     }
 
-    /// Takes connections of the listeners, so many of each. Each shard has at most so many that were not answered yet:
-    /// those that are this shard's are returned.
+    /// Accepts connections of the listeners, up to a number from each. Each shard has a maximum of unanswered ones;
+    /// this shard's are returned.
     pub(crate) fn accept(
         &self,
         count: usize,

@@ -171,7 +171,7 @@ impl Default for IwarpConfig {
 pub const MAX_READ_DEPTH: u16 = (1 << 14) - 1;
 
 impl IwarpConfig {
-    /// Says which field is out of its range.
+    /// Checks the fields; an error names one out of range.
     pub(super) fn check(&self) -> Result<(), FabricError> {
         let bad = |field: &str, got: usize, rule: &str| {
             Err(FabricError::misuse(format!("iWARP fabric: {field} = {got}: {rule}")))

@@ -31,19 +31,19 @@ const ACCEPTS: usize = 64;
 const TICK: Duration = Duration::from_millis(10);
 /// Longest sleep while a message waits for a Receive, during the peer's retries.
 const SHORT_TICK: Duration = Duration::from_micros(100);
-/// Delay after the peer's agreement: soft-iWARP, as responder, may not notice data with its reply until more comes.
+/// Delay after the peer's agreement. soft-iWARP, as responder, may not notice data with its reply until more comes.
 const NUDGE: Duration = Duration::from_millis(20);
-/// Bytes of a peer's frame that are read at a time; it has at most 532.
+/// Bytes per read of a peer's frame, which has at most 532.
 const FRAME: usize = 1024;
 /// Connections that were closed and whose peers have not closed them yet. Beyond that the oldest are cut off.
 const PARTINGS: usize = 1024;
-/// Most of each kind whose time is over that one look lets go.
+/// Most expired entries of each kind dropped per pass.
 const EXPIRIES: usize = 64;
 /// Minimum TCP segment (RFC 9293 §3.7.1), for peers and paths that report less.
 const LEAST_SEGMENT: usize = 536;
 
-/// What is not, or not any more, a queue pair's. A pass costs the same for any number of them: `sockets` lists those
-/// with news, and the oldest expire first.
+/// Sockets that are not, or no longer, a queue pair's. A pass costs the same for any number of them: `sockets` lists
+/// those with news, and the oldest expire first.
 #[derive(Debug)]
 pub(super) struct Connections {
     pub(super) sockets: Sockets<IwarpListener>,
@@ -51,8 +51,7 @@ pub(super) struct Connections {
     silent: Expiring<Request>,
     /// Received requests that wait for the owner's answer, without a limit.
     asked: BTreeMap<u64, Asked>,
-    /// Connections that were closed. What their peers still send is thrown away, so that they may read to the end what
-    /// we sent.
+    /// Connections that were closed. Later input of their peers is discarded, so that they can read to the end.
     partings: Expiring<OwnedFd>,
     randoms: Randoms,
 }
@@ -64,7 +63,7 @@ pub(super) struct Dial {
     wishes: Wishes,
     /// Our frame, until the socket is connected.
     frame: Option<Vec<u8>>,
-    /// What has come of the peer's.
+    /// Received bytes of the peer's frame.
     got: Vec<u8>,
 }
 
@@ -78,7 +77,7 @@ struct Request {
     taken: seats::Taken,
 }
 
-/// One that has said what it wants.
+/// A received request.
 #[derive(Debug)]
 struct Asked {
     request: Request,
@@ -145,14 +144,14 @@ impl Connections {
         self.part(socket, linger);
     }
 
-    /// Drops a connection when its peer has read everything, or after `linger`, which is the same for all.
+    /// Drops a connection when its peer has read everything, or after `linger`. That is the same for all.
     pub(super) fn part(&mut self, socket: OwnedFd, linger: Duration) {
-        // One that was never connected is still looked at by its slot, which another will have.
+        // One that was never connected is still watched under its slot, which another will get.
         self.sockets.forget(&socket);
         let _ = rustix::net::shutdown(&socket, Shutdown::Write);
         let token = Token::Parting(self.partings.next_id()).data();
         if self.sockets.watch(socket.as_fd(), token, EventFlags::IN | EventFlags::RDHUP).is_err() {
-            // Nobody would say when the peer is through: it is cut off.
+            // Without a watch the peer's end would go unnoticed: it is cut off.
             return;
         }
         if self.partings.len() >= PARTINGS {
@@ -271,7 +270,7 @@ fn receive(socket: BorrowedFd<'_>, space: &mut [u8]) -> Result<usize, Errno> {
 
 /// Discards input of a closed connection; true if its peer has ended.
 fn is_through(socket: &OwnedFd, scratch: &mut [u8]) -> bool {
-    // Once: the set tells again of what is left.
+    // Once: the set reports the rest again.
     !matches!(receive(socket.as_fd(), scratch), Ok(1..) | Err(Errno::AGAIN | Errno::INTR))
 }
 
@@ -374,8 +373,8 @@ impl IwarpFabric {
         Ok(id)
     }
 
-    /// Waits for sockets, as long as allowed, and does what they ask for. False if nothing concerns the owner: bytes of
-    /// established connections, of incomplete handshakes, or of closing connections.
+    /// Waits for sockets up to `timeout` and serves them. False if nothing concerns the owner: bytes of established
+    /// connections, of incomplete handshakes, or of closing connections.
     pub(super) fn pump(&mut self, timeout: Option<Duration>) -> bool {
         // Interrupted is fine.
         let Some(news) = self.connections.sockets.wait(timeout) else { return true };
@@ -488,7 +487,7 @@ impl IwarpFabric {
         }
     }
 
-    /// Does what is due without any socket saying so.
+    /// Does work that is due without a socket event.
     pub(super) fn tend(&mut self) {
         self.common.log.sum_up();
         let nothing = self.common.attention.is_empty()

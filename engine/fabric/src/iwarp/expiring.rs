@@ -55,17 +55,17 @@ impl<T> Expiring<T> {
         self.of.pop_first().map(|(_, (_, thing))| thing)
     }
 
-    /// Lets the oldest go, if its time is over.
+    /// Removes the oldest, if expired.
     pub(super) fn pop_due(&mut self, now: Instant) -> Option<T> {
         self.of.first_entry().filter(|oldest| oldest.get().0 <= now).map(|oldest| oldest.remove().1)
     }
 
-    /// When the time of the oldest is over.
+    /// The deadline of the oldest.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.of.first_key_value().map(|(_, (at, _))| *at)
     }
 
-    /// Looks at all of them, to keep some.
+    /// Scans all of them, to keep some.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut T) -> bool) {
         self.of.retain(|_, (_, thing)| keep(thing));
     }

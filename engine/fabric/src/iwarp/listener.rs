@@ -18,7 +18,7 @@ use crate::{FabricAddress, FabricError, Waker};
 /// Connections that the kernel keeps for a listener that is busy.
 const BACKLOG: i32 = 1024;
 
-/// Who has connected, and by which socket.
+/// A peer's socket and address.
 pub(super) type Visitor = (OwnedFd, SocketAddr);
 
 /// A bound address of the iWARP fabric. The last clone to go frees the address.
@@ -99,7 +99,7 @@ pub(super) fn open(to: SocketAddr) -> Result<OwnedFd, FabricError> {
     rustix::net::socket_with(family, SocketType::STREAM, flags, None).map_err(|e| failed("socket", e))
 }
 
-/// Sets what every connection needs, and what the configuration asks for.
+/// Sets required and configured socket options.
 pub(super) fn equip(socket: BorrowedFd<'_>, config: &IwarpConfig) -> Result<(), FabricError> {
     let set = |option: &str, result: Result<(), Errno>| result.map_err(|e| failed(&format!("setsockopt({option})"), e));
     set("TCP_NODELAY", sockopt::set_tcp_nodelay(socket, true))?;
@@ -167,7 +167,7 @@ mod tests {
             assert_eq!(sockopt::tcp_keepcnt(&socket), Ok(2));
             assert_eq!(sockopt::ip_tos(&socket), Ok(0x28));
             assert!(!v6 || sockopt::ipv6_tclass(&socket) == Ok(0x28));
-            // The kernel says twice what it was told, which is what it takes with its own bookkeeping.
+            // The kernel reports twice the requested size, which includes its own bookkeeping.
             assert_eq!(sockopt::socket_send_buffer_size(&socket), Ok(64 << 10));
             assert_eq!(sockopt::socket_recv_buffer_size(&socket), Ok(96 << 10));
         }

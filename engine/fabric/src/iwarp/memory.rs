@@ -1,8 +1,8 @@
 //! The endpoints without sockets, for tests: pairs joined by byte queues within one thread.
 //!
-//! All that is drawn follows from a seed, and there is no clock: the same calls give the same events. A look at a
-//! connection moves a drawn number of bytes, so that its streams are cut anywhere. Time limits of TCP do not exist
-//! here. Half a message, a peer that takes nothing, and a missing answer are waited for.
+//! All random choices follow from a seed, and there is no clock: the same calls give the same events. A poll of a
+//! connection moves a random number of bytes, so its streams are cut anywhere. Time limits of TCP do not exist here.
+//! Half a message, a peer that takes nothing, and a missing answer are waited for.
 
 #![forbid(unsafe_code)]
 
@@ -34,7 +34,7 @@ use crate::{
 const HELD: usize = 64 << 10;
 /// Polls for which a departed peer's messages wait for a Receive: a time limit over TCP.
 const LINGER: u32 = 4096;
-/// What one segment of the path is said to carry.
+/// The assumed segment size of the path.
 const SEGMENT: usize = 1460;
 
 thread_local! {
@@ -42,7 +42,7 @@ thread_local! {
     static BOUND: RefCell<BTreeMap<String, Bound>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Who has come to an address, and who listens there.
+/// An address: its visitors and its listeners.
 #[derive(Debug, Default)]
 struct Bound {
     visitors: VecDeque<End>,
@@ -58,7 +58,7 @@ struct Name(String);
 
 impl Drop for Name {
     fn drop(&mut self) {
-        // When the thread ends, all of them have gone.
+        // At the thread's end, all of them have ended.
         let _ = BOUND.try_with(|bound| bound.borrow_mut().remove(&self.0));
     }
 }
@@ -68,7 +68,7 @@ impl Drop for Name {
 struct Way {
     frame: Option<Setup>,
     bytes: VecDeque<u8>,
-    /// Nothing follows, and nobody takes what goes the other way.
+    /// Nothing follows, and the other direction is not read.
     over: bool,
 }
 
@@ -77,7 +77,7 @@ struct Way {
 struct End {
     outgoing: Rc<RefCell<Way>>,
     incoming: Rc<RefCell<Way>>,
-    /// What the far end is called.
+    /// The name of the far end.
     peer: String,
 }
 
@@ -137,7 +137,7 @@ impl BareEnd {
         way.bytes.extend(bytes.drain(..count));
     }
 
-    /// Takes up to so many bytes.
+    /// Takes up to `most` bytes.
     pub fn receive(&self, most: usize) -> Vec<u8> {
         let mut way = self.0.incoming.borrow_mut();
         let count = most.min(way.bytes.len());
@@ -227,7 +227,7 @@ impl Qp {
         let Some(end) = &self.end else { return Ok(()) };
         let mut way = end.incoming.borrow_mut();
         let mut count = common.some().min(way.bytes.len());
-        // As over TCP, what has one place may be put there at once, or go the way of all others.
+        // As over TCP, bytes of one place may be read directly, or as all others.
         if common.random.chance(500)
             && let Some(place) = self.endpoint.direct()
         {
@@ -272,7 +272,7 @@ impl Qp {
         let told = self.is_live();
         let Failure { terminate, status, cause, reason } = failure;
         if let Some(message) = terminate {
-            // Behind what was begun, if there is room: in the middle of an FPDU nothing else can be said.
+            // After started segments, if there is room: nothing else fits into the middle of an FPDU.
             self.write(usize::MAX);
             if !self.endpoint.has_bytes() {
                 self.endpoint.terminate(&message);
@@ -308,7 +308,7 @@ impl Qp {
         }
     }
 
-    /// Looks whether the peer has answered.
+    /// Checks for the peer's answer.
     fn dial(&mut self, common: &mut Common, wishes: Wishes) {
         let qp = self.id;
         let Some(end) = &self.end else { return };
@@ -522,7 +522,7 @@ impl Fabric for MemoryFabric {
         let Some(mut gone) = self.table.remove(id) else { return };
         self.qps.retain(|&qp| qp != id);
         gone.fail(&mut self.common, Failure::own("destroyed"));
-        // Whoever destroys it need not be told that it is gone.
+        // The caller of destroy needs no event of its end.
         self.common.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
     }
 

@@ -91,7 +91,7 @@ use super::{
 
 /// Connections read in each turn without asking epoll.
 const DIRECT: usize = 4;
-/// Turns between two looks at those that are idle.
+/// Turns between two polls of idle connections.
 const LOOK: u64 = 16;
 /// Turns without a byte after which a connection is idle.
 const IDLE: u64 = 4096;
@@ -112,7 +112,7 @@ pub struct IwarpFabric {
     /// Queue pairs that stand.
     standing: usize,
     polls: u64,
-    /// The next poll looks at all.
+    /// The next poll covers all.
     look: bool,
     capabilities: Capabilities,
     connections: Connections,
@@ -208,7 +208,7 @@ impl IwarpFabric {
         *(if ready.is_empty() { &mut stats.empty_system_calls } else { &mut stats.system_calls }) += 1;
         for event in ready {
             if out.len() >= end {
-                // What is left is told again.
+                // The rest is reported again.
                 return;
             }
             let slot = event.data.u64() as u32;
@@ -229,7 +229,7 @@ impl IwarpFabric {
             let Some(slot) = self.unread.pop_front() else { return };
             let Some(qp) = self.table.at(slot) else { continue };
             qp.unread = false;
-            // Those that wait for a Receive until `retry_timeout` are not looked at as long as there is none.
+            // Those that wait for a Receive until `retry_timeout` are not polled while there is none.
             let in_vain = qp.stalled
                 && qp.is_live()
                 && qp.endpoint.limits().rnr_retry >= 7
@@ -253,7 +253,7 @@ impl IwarpFabric {
         }
     }
 
-    /// Looks at this queue pair in every turn from now on.
+    /// Polls this queue pair in every turn from now on.
     fn warm(&mut self, slot: u32) {
         if let Some(qp) = self.table.at(slot)
             && !qp.hot
@@ -378,7 +378,7 @@ impl Fabric for IwarpFabric {
         let cut = gone.is_live() && gone.endpoint.has_bytes();
         gone.leave(&mut self.common, "destroyed");
         self.common.attention.retain(|&slot| slot != id.slot);
-        // Whoever destroys it need not be told that it is gone.
+        // The caller of destroy needs no event of its end.
         self.common.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
         if let Some(socket) = gone.into_socket()
             && !cut

@@ -33,7 +33,7 @@ const TAIL: usize = 64;
 const READS: usize = 16;
 /// Writes in one turn of one connection.
 const WRITES: usize = 8;
-/// Bytes that are sent without a look at whether the peer takes them.
+/// Bytes sent without a check of the peer's progress.
 const MUCH: u64 = 64 << 10;
 
 /// What all queue pairs of a fabric share.
@@ -47,7 +47,7 @@ pub(super) struct Common {
     pub(super) events: VecDeque<ControlEvent>,
     /// Lines that peers can cause.
     pub(super) log: ClockedLog,
-    /// Slots of queue pairs that connection management has to look at.
+    /// Slots of queue pairs for connection management.
     pub(super) attention: Vec<u32>,
     /// The sockets of queue pairs.
     pub(super) sockets: OwnedFd,
@@ -68,7 +68,7 @@ impl Common {
         }
     }
 
-    /// Counts a connect request that was refused, and says why.
+    /// Counts and logs a refused connect request.
     #[cold]
     pub(super) fn refuse(&mut self, why: Arguments<'_>) {
         self.shared.stats.requests_refused += 1;
@@ -111,7 +111,7 @@ pub(super) struct Qp {
     pub(super) endpoint: Endpoint,
     pub(super) state: State,
     pub(super) socket: Option<OwnedFd>,
-    /// Bytes of the peer that could not be taken yet, from the first of them on.
+    /// The peer's first bytes that could not be taken.
     stash: Vec<u8>,
     stash_first: usize,
     /// Whether more is to be sent: the socket is full, or has had its share.
@@ -123,7 +123,7 @@ pub(super) struct Qp {
     look_at: u64,
     /// The peer has closed its end or direction: nothing is sent any more. Earlier data of the peer is still taken.
     deaf: bool,
-    /// What the epoll instance tells of.
+    /// The events of the epoll instance.
     interest: EventFlags,
     /// Its connection stood once.
     stood: bool,
@@ -135,9 +135,9 @@ pub(super) struct Qp {
     pub(super) stalled: bool,
     /// There was no room for more completions.
     full: bool,
-    /// What came last was read straight to its place.
+    /// Whether the last input was a direct read.
     long: bool,
-    /// The next poll goes on with what was not taken.
+    /// Whether the next poll continues with untaken bytes.
     pub(super) unread: bool,
     /// What waits for the peer.
     patience: Patience<Progress>,
@@ -217,7 +217,7 @@ impl Qp {
     fn watch(&mut self, common: &Common) {
         let mut wanted = EventFlags::empty();
         wanted.set(EventFlags::IN, !self.stalled);
-        // What comes is not read meanwhile, but its end counts.
+        // Input is not read meanwhile, but its end counts.
         wanted.set(EventFlags::RDHUP, self.stalled && self.deadline.is_none());
         wanted.set(EventFlags::OUT, self.blocked);
         if wanted != self.interest
@@ -248,7 +248,7 @@ impl Qp {
     /// Sends what there is to send, as far as the socket takes it.
     #[inline]
     pub(super) fn flush(&mut self, common: &mut Common) {
-        // After a turn's share, too, it goes on when the socket has room.
+        // After a turn's share, too, it continues when the socket has room.
         let mut blocked = !self.deaf;
         for _ in 0..WRITES {
             if let Err(failure) = self.endpoint.produce() {
@@ -287,7 +287,7 @@ impl Qp {
             }
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => false,
             Err(error) => {
-                // What the peer has sent before may still be there; the end of that is the end.
+                // Earlier data of the peer may still be there; the end of that is the end.
                 log::debug!("{:?}: sendmsg: {error}", self.id);
                 self.deaf = true;
                 false
@@ -312,7 +312,7 @@ impl Qp {
     }
 
     fn read(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
-        // What was read with a CRC may be in the endpoint, and untold.
+        // Bytes read with a CRC may be in the endpoint, unreported.
         let untold = std::mem::take(&mut self.full);
         if untold || !self.stash.is_empty() || self.endpoint.waits_for_receive() {
             match self.take_stash(common, out, end) {
@@ -394,7 +394,7 @@ impl Qp {
         Ok(taken)
     }
 
-    /// Reads once, and takes what came; whether there may be more. `None` if nothing was there.
+    /// Reads once and processes the input; returns whether there may be more. `None` if nothing was there.
     #[inline]
     fn read_once(
         &mut self,
@@ -438,7 +438,7 @@ impl Qp {
         Ok(Some((taken, got == asked)))
     }
 
-    /// The connection does not come about: its peer is told why not.
+    /// Declines the connection and tells the peer the cause.
     pub(super) fn decline(&mut self, common: &mut Common, fault: Fault, crc: bool, why: String) {
         self.endpoint.decline(crc);
         let failure = Failure::declined(fault, why);
@@ -463,7 +463,7 @@ impl Qp {
         if let Some(message) = terminate
             && !self.deaf
         {
-            // Behind what was begun, if the socket takes that: in the middle of an FPDU nothing else can be said.
+            // After started segments, if the socket takes them: nothing else fits into the middle of an FPDU.
             while self.endpoint.has_bytes() && self.write(common) {}
             if !self.endpoint.has_bytes() {
                 self.endpoint.terminate(&message);
@@ -518,7 +518,7 @@ impl Qp {
         }
     }
 
-    /// Time without progress of a request for the peer, or of its message for a Receive. `None` without one.
+    /// Time without progress of a waiting request or message. `None` without one.
     pub(super) fn waited(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         let untaken = self.untaken();
         let here = self.blocked || untaken > 0;

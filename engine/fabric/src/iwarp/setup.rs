@@ -18,7 +18,7 @@ const MARK: &[u8; 8] = b"rpcrdma\x01";
 const REVISION: u8 = 2;
 /// A depth that is not to be negotiated (RFC 6581 §9.1).
 const NOT_SAID: u16 = MAX_READ_DEPTH;
-/// What a request that is not enhanced is taken to say. Its sender has told no depth: it gets one Read at a time.
+/// The assumed values of a request that is not enhanced. Its sender has stated no depth: it gets one Read at a time.
 const NOT_ENHANCED: Enhanced =
     Enhanced { ird: 1, ord: NOT_SAID, peer_to_peer: false, rtr_send: false, rtr_write: false, rtr_read: false };
 /// Bytes of private data that are left to the upper layer.
@@ -28,7 +28,7 @@ pub(super) const MAX_SEND_WR: u32 = 1 << 16;
 /// Most windows per side and queue pair: an STag has 16 bits of index to spare.
 const MAX_WINDOWS: u32 = 1 << 16;
 
-/// What a connection is to be like.
+/// The negotiated terms of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Agreed {
     /// FPDUs carry a CRC.
@@ -104,14 +104,14 @@ impl Wishes {
         let agreed = Agreed {
             crc: request.crc || self.crc == Crc::Always,
             ord: within(self.ord, theirs.ird),
-            // The message by which the initiator says that it is ready may be a Read: one must fit.
+            // The initiator's ready message may be a Read: one must fit.
             ird: within(self.ird, theirs.ord).max(rtr_read.into()),
             rtr: false,
             is_ours: request.private_data.ends_with(MARK),
         };
         // The answer is enhanced as the request is (RFC 6581 §10).
         let enhanced = request.enhanced.map(|_| Enhanced {
-            // What the initiator does not want to be negotiated is not (RFC 6581 §9.1).
+            // Values that the initiator excludes are not negotiated (RFC 6581 §9.1).
             ird: if is_said(theirs.ord) { agreed.ird } else { NOT_SAID },
             ord: if is_said(theirs.ird) { agreed.ord } else { NOT_SAID },
             peer_to_peer: theirs.peer_to_peer,
@@ -132,7 +132,7 @@ impl Wishes {
         Ok((reply, agreed))
     }
 
-    /// The initiator's: what the connection is to be like by this answer. An error is why it cannot be.
+    /// The initiator's terms by this answer. An error is why it cannot be.
     pub(super) fn conclude(self, reply: &Setup) -> Result<Agreed, Unwanted> {
         // If either end has asked for them (RFC 5044 §7.1.1).
         let crc = reply.crc || self.crc == Crc::Always;
@@ -205,7 +205,7 @@ pub(super) fn terms(config: &IwarpConfig, agreed: Agreed, segment: impl FnOnce()
     }
 }
 
-/// What a new queue pair is made with.
+/// Parameters of a new queue pair.
 pub(super) fn limits(params: &ConnectParams) -> Result<Limits, FabricError> {
     let misuse = |what: &str, got: usize, most: usize| {
         if got <= most { Ok(()) } else { Err(FabricError::misuse(format!("{what}: {got}; at most {most}"))) }
@@ -221,7 +221,7 @@ pub(super) fn limits(params: &ConnectParams) -> Result<Limits, FabricError> {
     })
 }
 
-/// What the upper layer of the sender says.
+/// The private data of the sender's upper layer.
 pub(super) fn private_data(frame: &Setup) -> Vec<u8> {
     frame.private_data.strip_suffix(MARK).unwrap_or(&frame.private_data).to_vec()
 }
@@ -392,7 +392,7 @@ mod tests {
         // By a Read: one at least must fit.
         let (reply, agreed) = answers.answer(&request(false, true), b"").expect("a reply");
         assert_eq!((flags(&reply), agreed.ird), ((true, [false, false, true], 1), 1));
-        // Of those that are not known here none is agreed on: what is known is named.
+        // Unknown ones are not agreed on; known ones are named.
         let (reply, _) = answers.answer(&request(false, false), b"").expect("a reply");
         assert_eq!(flags(&reply).1, [false, true, false]);
         let unwanted = asks.conclude(&changed(reply, |flags| flags.rtr_write = false)).expect_err("none is left");

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 /// Elements of one call: a turn's worth of headers and payloads.
 const MAX_SLICES: usize = 64;
 
-/// Memory to send from, in order; valid as long as what it borrows.
+/// Memory to send from, in order; valid while its sources are borrowed.
 pub(super) struct Slices<'a> {
     of: [MaybeUninit<libc::iovec>; MAX_SLICES],
     len: usize,
@@ -122,7 +122,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>, mut first: Into<'_>, rest: &mut [u
     let mut message: libc::msghdr = unsafe { zeroed() };
     message.msg_iov = of.as_mut_ptr();
     message.msg_iovlen = of.len() as _;
-    // SAFETY: during the call nobody else uses either element. One is `&mut`; the other is lent memory of this thread,
+    // SAFETY: during the call neither element has another user. One is `&mut`; the other is lent memory of this thread,
     // accessed by copies of this thread alone. The call keeps nothing.
     let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
     result(got)
@@ -131,7 +131,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>, mut first: Into<'_>, rest: &mut [u
 /// Sets how long the kernel polls the network card on an empty read.
 pub(super) fn set_busy_poll(socket: BorrowedFd<'_>, time: Duration) -> Result<(), Errno> {
     let micros = libc::c_int::try_from(time.as_micros()).unwrap_or(libc::c_int::MAX);
-    // SAFETY: the value is a `c_int` that lives through the call, and its size is said.
+    // SAFETY: the value is a `c_int` that lives through the call, and its size is passed.
     let set = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

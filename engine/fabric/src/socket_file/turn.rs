@@ -42,7 +42,7 @@ impl Turn {
         while start.elapsed() < PATIENCE {
             let file = match open(&lock) {
                 Ok(file) => file,
-                // Somebody else has just made it.
+                // Another process has just made it.
                 Err(Errno::EXIST | Errno::INTR) => continue,
                 Err(error) if found(&lock).is_none() => return Err(address(name, &no_directory(path, error))),
                 // A link, a directory, or a file that this user may not even open.
@@ -53,13 +53,13 @@ impl Turn {
             };
             let ours = is_ours(&file);
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Whoever had the turn has removed the file: the next is made anew.
+                // The previous holder has removed the file: make the next one anew.
                 Ok(()) if !is_at(&file, &lock) => {}
                 Ok(()) if ours => return Ok(Self { file, path: lock }),
-                // Another user's server was killed in its turn, or somebody means no good.
+                // Another user's server was killed in its turn, or an attacker made it.
                 Ok(()) => displace(name, &lock)?,
                 Err(Errno::WOULDBLOCK | Errno::INTR) if ours || start.elapsed() < RESPECT => std::thread::sleep(PAUSE),
-                // Others of ours wait for the same: what the first of them has made stays.
+                // Other processes of this user wait for the same: the first one's file stays.
                 Err(Errno::WOULDBLOCK | Errno::INTR) if is_at(&file, &lock) => displace(name, &lock)?,
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {}
                 Err(error) => return Err(address(name, &format!("flock {}: {error}", lock.display()))),
@@ -74,7 +74,7 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         if is_at(&self.file, &self.path) {
-            // While it is locked: nobody else has this one. What cannot be removed is used again.
+            // While it is locked no other process has this one. What cannot be removed is used again.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -88,7 +88,7 @@ fn beside(path: &Path) -> PathBuf {
 
 /// Opens the file that is there, or else makes it.
 fn open(lock: &Path) -> Result<File, Errno> {
-    // What is no plain file is neither followed nor waited for.
+    // Anything but a plain file is neither followed nor waited for.
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let made = |error| match error {
         Errno::NOENT => rustix::fs::open(lock, flags | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR),
@@ -192,7 +192,7 @@ mod tests {
             (hold(directory.path()), hold(&lock))
         });
         drop(listen(&path).expect("root may remove it"));
-        // The same for what is no file, or one of ours that others may open.
+        // The same for other than files, or one of ours that others may open.
         as_user(NOBODY, || symlink("/etc/hostname", &lock).expect("all may"));
         drop(listen(&path).expect("a link"));
         as_user(NOBODY, || std::fs::create_dir(&lock).expect("all may"));
@@ -236,7 +236,7 @@ mod tests {
         as_user(NOBODY, || drop(listen(&path).expect("it is free again")));
     }
 
-    /// One of many processes replaces a dead server's file; the others find a live server.
+    /// One of many processes replaces a dead server's file; the others find it alive.
     #[test]
     fn of_many_that_start_at_a_time_one_listens() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -1,8 +1,8 @@
 //! Names, and the Unix sockets behind them.
 //!
 //! `soft:NAME` is an abstract socket, `rpcrdma/UID/NAME`; with a `/` in the name it is a socket file of mode
-//! 0600. Both ends look at the other's credentials: only the same user, or root, is served, and only their
-//! services are used.
+//! 0600. Both ends check the other's credentials: only the same user, or root, is served, and only their services are
+//!       used.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -28,9 +28,9 @@ pub struct SoftwareListener(Arc<Bound>);
 
 #[derive(Debug)]
 struct Bound {
-    /// Who is let in: [`check_peer`], but in tests.
+    /// The admission check: [`check_peer`], except in tests.
     admit: Admit,
-    // In front of the socket: while there is the file, somebody listens.
+    // Before the socket: while the file exists, a process listens.
     #[expect(dead_code, reason = "held for its end, which removes it")]
     file: Option<SocketFile>,
     socket: OwnedFd,
@@ -43,7 +43,7 @@ impl SoftwareListener {
         Self::bind_for(address, check_peer)
     }
 
-    /// The same for whoever is admitted.
+    /// The same with another admission check.
     pub(super) fn bind_for(address: &FabricAddress, admit: Admit) -> Result<Self, FabricError> {
         let place = Place::parse(address)?;
         let socket = new_socket()?;
@@ -76,7 +76,7 @@ impl Listen for SoftwareListener {
     }
 }
 
-/// Who has connected, and by which socket.
+/// A peer's socket and identity.
 pub(crate) type Visitor = (OwnedFd, Peer);
 
 /// The process at the other end, as the kernel saw it at connect. Processes of invisible PID namespaces have 0, and
@@ -159,7 +159,7 @@ fn new_socket() -> Result<OwnedFd, FabricError> {
 
 /// Refuses peers that are neither our user nor root.
 fn check_peer(socket: BorrowedFd<'_>) -> Result<Peer, String> {
-    // rustix has no room for the 0 that the kernel says of a process in another PID namespace.
+    // rustix has no room for the 0 that the kernel returns for a process in another PID namespace.
     let peer = nix::sys::socket::getsockopt(&socket, PeerCredentials).map_err(|e| format!("SO_PEERCRED: {e}"))?;
     let (pid, uid) = (peer.pid(), peer.uid());
     let ours = rustix::process::geteuid().as_raw();

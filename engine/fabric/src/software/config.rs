@@ -64,7 +64,7 @@ impl Default for SoftwareConfig {
 }
 
 impl SoftwareConfig {
-    /// Says which field is out of its range.
+    /// Checks the fields; an error names one out of range.
     pub(super) fn check(&self) -> Result<(), FabricError> {
         let bad = |field: &str, got: usize, rule: &str| {
             Err(FabricError::misuse(format!("software fabric: {field} = {got}: {rule}")))

@@ -49,7 +49,7 @@ struct Dial {
     table: OwnedFd,
 }
 
-/// A destroyed queue pair whose peer is amid a copy: its memory is not reusable yet.
+/// A destroyed queue pair whose peer is amid a copy. Its memory is not reusable yet.
 #[derive(Debug)]
 struct Parting {
     socket: Option<OwnedFd>,
@@ -197,7 +197,7 @@ impl SoftwareFabric {
         if let Some(qp) = self.table.get(dial.qp) {
             qp.socket = Some(socket);
         }
-        // If the listener has closed it, the socket says so to `poll_control`.
+        // If the listener has closed it, the socket reports that to `poll_control`.
         sent.or_else(|e| match e {
             rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET => Ok(()),
             e => Err(system("sendmsg(Hello)", e)),
@@ -246,12 +246,12 @@ impl SoftwareFabric {
         Ok(id)
     }
 
-    /// Waits for sockets, as long as allowed, and does what they ask for.
+    /// Waits for sockets up to `timeout` and serves them.
     pub(super) fn pump(&mut self, timeout: Option<Duration>) {
         // Interrupted is fine.
         let Some(news) = self.connections.sockets.wait(timeout) else { return };
-        // Of requests one in each look, as the calls of others wait meanwhile. Its owner looks again at once then, and
-        // what is not read now stays readable. Who has a place comes first: the others come without end, those do not.
+        // Of requests one in each look, as the calls of others wait meanwhile. Its owner polls again at once then, and
+        // unread input stays readable. Accepted ones come first: new ones may arrive without end.
         let mut asked = false;
         for news in news.clone() {
             if let News::Socket(token) = news
@@ -362,7 +362,7 @@ impl SoftwareFabric {
         }
     }
 
-    /// Does what is due without any socket saying so.
+    /// Does work that is due without a socket event.
     pub(super) fn tend(&mut self) {
         self.common.log.sum_up();
         let nothing = self.common.attention.is_empty()
@@ -373,8 +373,7 @@ impl SoftwareFabric {
         }
         let now = Instant::now();
         self.dial_again();
-        // Those that the owner has to answer may take as long as they want; their sockets say when they are
-        // gone.
+        // Those that wait for the owner have no time limit; their sockets report their ends.
         self.connections.requests.retain(|r| r.offer.is_some() || r.deadline > now);
         self.connections.partings.retain_mut(|p| !p.is_over(now));
         let mut slots = std::mem::take(&mut self.common.attention);
@@ -441,7 +440,7 @@ impl SoftwareFabric {
 
     fn dial_again(&mut self) {
         for dial in std::mem::take(&mut self.connections.dials) {
-            // What has no room for one has none for the next.
+            // Without room for one there is none for the next.
             if self.connections.dials.last().is_some_and(|last| last.address == dial.address) {
                 self.connections.dials.push(dial);
                 continue;

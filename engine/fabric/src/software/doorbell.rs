@@ -28,7 +28,7 @@ pub(super) enum Waits {
 pub(super) struct Doorbell(pub(super) usize);
 
 impl Doorbell {
-    /// S1: the sleeper asks to be woken. It must look for news once more before it sleeps.
+    /// S1: the sleeper asks to be woken. It must check for news once more before it sleeps.
     #[inline]
     pub(super) fn set(self, lines: &impl Lines, waits: Waits) {
         // Pairs with `take` and `take_if_anything`.

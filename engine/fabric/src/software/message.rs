@@ -41,7 +41,7 @@ pub(super) enum Message {
     Bell,
 }
 
-/// What each side says of its end of a connection.
+/// Each side's parameters of a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Opening {
     pub(super) may_sleep: bool,
@@ -54,7 +54,7 @@ pub(super) struct Opening {
 /// Descriptors that came with a message.
 pub(super) type Descriptors = ArrayVec<OwnedFd, MAX_DESCRIPTORS>;
 
-/// What a read of the socket gave.
+/// The result of a read of the socket.
 #[derive(Debug)]
 pub(super) enum Received {
     Message(Message, Descriptors),
@@ -108,7 +108,7 @@ impl Message {
         if u16::from_le_bytes([version_low, version_high]) != VERSION {
             return Err("unknown version of the software fabric; run the same release on both sides");
         }
-        // Only who connects, or accepts, says whether it sleeps.
+        // Only connect and accept messages state whether their sender sleeps.
         let known = if matches!(kind, 1 | 2) { MAY_SLEEP } else { 0 };
         if flags & !known != 0 {
             return Err("unknown flags");

@@ -12,7 +12,7 @@
 //! - Memory is exposed by showing the peer its descriptor, and by an entry in a table of windows (`window`). An RDMA
 //!   Read or Write is a copy by the side that posts it, after it has checked the entry. Only memory registered for
 //!   remote access is ever shown, and only once a window of the connection is bound to it.
-//! - Nobody who spins makes system calls. The connection's socket wakes a sleeper (`doorbell`). A shared eventfd would
+//! - Polling threads make no system calls. The connection's socket wakes a sleeper (`doorbell`). A shared eventfd would
 //!   not do: any peer that holds it could empty it, and the others' wakes with it.
 //!
 //! # What a peer can do
@@ -85,14 +85,14 @@ const AHEAD: usize = 4;
 pub struct SoftwareFabric {
     common: Common,
     table: Table<Qp>,
-    /// Queue pairs that every poll looks at.
+    /// Queue pairs in every poll.
     hot: Vec<u32>,
     /// Where the next poll begins in `hot`.
     turn: usize,
     /// Queue pairs that were quiet for long.
     cold: Vec<u32>,
     cold_turn: usize,
-    /// Of them the next poll looks at so many.
+    /// How many of them the next poll covers.
     cold_polls: usize,
     capabilities: Capabilities,
     connections: Connections,
@@ -259,7 +259,7 @@ impl SoftwareFabric {
             qp.idle = 0;
             qp.cold = false;
             qp.disarm();
-            // Behind an `arm` it is one that has no bell: there is no sleep before the next.
+            // After an `arm`, one without a bell precludes a sleep before the next poll.
             self.common.rung = true;
             self.hot.push(slot);
             // All of them may turn cold, and none of that allocates.
@@ -343,7 +343,7 @@ impl Fabric for SoftwareFabric {
         self.common.attention.retain(|&slot| slot != qp.slot);
         gone.fail(&mut self.common, Disconnect::Local, "destroyed".to_owned());
         self.common.attention.retain(|&slot| slot != qp.slot);
-        // Whoever destroys it need not be told that it is gone.
+        // The caller of destroy needs no event of its end.
         self.common.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp: id, .. } if *id == qp));
         self.connections.forget(*gone, self.common.config.linger);
     }
@@ -424,7 +424,7 @@ impl Fabric for SoftwareFabric {
         if !self.common.ready.is_empty() {
             Completion::hand_out(&mut self.common.ready, out, end);
         }
-        // Before those that may fill every poll: who is heard is hot from then on.
+        // Before those that may fill every poll: one with input is hot from then on.
         if !self.cold.is_empty() && out.len() < end {
             self.poll_cold(out, end);
         }

@@ -40,7 +40,7 @@ pub(super) struct Common {
     pub(super) log: ClockedLog,
     pub(super) regions: Regions,
     pub(super) peer_memory: PeerMemory,
-    /// Slots of queue pairs that connection management has to look at.
+    /// Slots of queue pairs for connection management.
     pub(super) attention: Vec<u32>,
     /// A bell was heard since `arm`.
     pub(super) rung: bool,
@@ -59,7 +59,7 @@ impl Common {
         }
     }
 
-    /// Counts a connect request that was refused, and says why.
+    /// Counts and logs a refused connect request.
     #[cold]
     pub(super) fn refuse(&mut self, why: Arguments<'_>) {
         self.stats.requests_refused += 1;
@@ -105,7 +105,7 @@ pub(super) struct Qp {
     pub(super) peer_may_sleep: bool,
     /// Polls since the last message.
     pub(super) idle: u32,
-    /// It was quiet for long, and is not looked at in every poll.
+    /// Quiet for long, so not polled every time.
     pub(super) cold: bool,
     /// The purpose of its own bell; the peer may have taken it.
     armed: Option<Waits>,
@@ -150,7 +150,7 @@ pub(super) enum Refusal {
 }
 
 impl Refusal {
-    /// What the sender's request ends with. The word is the peer's: anything is possible.
+    /// The status of the sender's request. The word is the peer's: anything is possible.
     fn status(code: u64) -> Option<Status> {
         match code {
             0 => None,
@@ -161,7 +161,7 @@ impl Refusal {
     }
 }
 
-/// What a new queue pair is made of.
+/// Parts of a new queue pair.
 pub(super) struct Parts<'a> {
     pub(super) id: QpId,
     pub(super) side: Side,
@@ -170,7 +170,7 @@ pub(super) struct Parts<'a> {
     pub(super) windows: OwnWindows,
     pub(super) params: &'a ConnectParams,
     pub(super) max_message: u32,
-    /// Bytes mapped for the connection itself, in so many places.
+    /// Bytes mapped for the connection itself, and their places.
     pub(super) mapped: (u64, Places),
 }
 
@@ -241,7 +241,7 @@ impl Qp {
         }
     }
 
-    /// Rings. A full socket has bells in it already; a closed one has nobody behind it.
+    /// Rings. A full socket has bells in it already; a closed one has no reader.
     #[cold]
     #[inline(never)]
     pub(super) fn wake_peer(&self) {
@@ -264,8 +264,7 @@ impl Qp {
         self.armed = Some(waits);
     }
 
-    /// The same for a cold one that stays cold: its bell stays set, so the next time costs nothing. False if there is
-    /// work.
+    /// The same for a cold one, whose bell stays set: the next time is free. False if there is work.
     pub(super) fn arm_cold(&mut self) -> bool {
         if !self.is_live() || self.chores || self.later {
             return false;
@@ -338,14 +337,14 @@ impl Qp {
         }
     }
 
-    /// Reads how far the peer says it has come. False if that cannot be.
+    /// Reads the peer's reported progress. False if that cannot be.
     #[inline]
     pub(super) fn settle_reported(&mut self) -> bool {
         // Pairs with the publication in `report` at the other side.
         self.tx.acknowledge(self.ring.words(self.peer_report).0.acquire())
     }
 
-    /// What the peer says of the first record that it has not taken.
+    /// The peer's status for the first record that it has not taken.
     #[inline]
     pub(super) fn refusal(&self) -> Option<Status> {
         // Pairs with the publication in `report` at the other side.
@@ -391,7 +390,7 @@ impl Qp {
         laid.then_some(()).ok_or_else(no_rings)
     }
 
-    /// Has what a message needs fetched, before long it is polled.
+    /// Prefetches a message's memory, well before the poll.
     #[inline]
     pub(super) fn prefetch(&self) {
         prefetch::<{ offset_of!(Qp, own_report).div_ceil(64) }, _>(self);
@@ -416,7 +415,7 @@ impl Qp {
         laid
     }
 
-    /// The peer has made its ring larger, if this header says so. False if it cannot be.
+    /// Follows the peer's ring growth, if this header has it. False if it cannot be.
     #[cold]
     #[inline(never)]
     pub(super) fn follow_growth(&mut self, header: Header) -> bool {
@@ -441,7 +440,7 @@ impl Qp {
         Some(self.patience.look(self.progress(), now, limit))
     }
 
-    /// See [`Fabric::flow`](crate::Fabric::flow). What is read moves at once, by this side's own doing.
+    /// See [`Fabric::flow`](crate::Fabric::flow). Reads move at once, by this side's own copies.
     pub(super) fn flow(&self) -> Flow {
         let pending: usize = self.pending.iter().map(|posting| posting.wr.payload()).sum();
         Flow { moved: self.tx.acked() + self.rx.taken(), queued: self.tx.unacked() + pending as u64 }
@@ -464,8 +463,7 @@ impl Qp {
         self.fail_as(common, Disconnect::Failure, reason, Some(Status::RnrRetryExceeded));
     }
 
-    /// Takes the messages that wait at the connection's socket. False once it is closed; an error says what
-    /// rule was broken.
+    /// Takes the messages that wait at the connection's socket. False once it is closed; an error names the violation.
     pub(super) fn read_socket(&mut self, common: &mut Common) -> Result<bool, String> {
         // Bounded: a peer that fills the socket as fast as we read it must not keep us here.
         for _ in 0..64 {

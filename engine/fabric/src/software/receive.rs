@@ -18,7 +18,7 @@ const RNR_POLLS: u32 = 1024;
 /// Empty polls before a used queue pair is polled less often.
 const IDLE_POLLS: u32 = 4096;
 
-/// What a poll found that is not one message alone.
+/// Other results of a poll than one message alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Polled {
     /// Nothing to do.
@@ -43,7 +43,7 @@ enum NoMessage {
 }
 
 impl Qp {
-    /// One look at the queue pair. A message that is alone is returned, with nothing else to be done.
+    /// Polls the queue pair. A message that is alone is returned, with nothing else to be done.
     #[inline]
     pub(super) fn poll(
         &mut self,
@@ -109,7 +109,7 @@ impl Qp {
         }
     }
 
-    /// Whether nothing else has come and nothing is due. In a conversation nobody waits for the end of a Send. Calls
+    /// Whether nothing else has come and nothing is due. In a conversation nothing waits for the end of a Send. Calls
     /// nothing, so a caller keeps its message in registers.
     #[inline(always)]
     fn is_all(&mut self) -> bool {
@@ -136,7 +136,7 @@ impl Qp {
     /// Decides when the next poll has to do more than receive.
     #[inline]
     pub(super) fn plan(&mut self) {
-        // Nobody waits for the end of unsignalled requests, as long as there is room for more of them.
+        // Unsignalled requests need no completion while there is room for more of them.
         self.chores = self.state != State::Up
             || self.halted
             || self.retire.has_reported()

@@ -1,4 +1,4 @@
-//! Registered memory: ours, and what peers have shown to us.
+//! Registered memory: our own, and that exposed by peers.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -38,7 +38,7 @@ impl Region {
     }
 }
 
-/// What is registered with one fabric.
+/// A fabric's registrations.
 #[derive(Debug, Default)]
 pub(super) struct Regions {
     /// The first registered arena: a shard's own, with nearly all messages.
@@ -98,7 +98,7 @@ impl Regions {
 
 /// Mappings per connection: its rings, and a window table of each side.
 pub(super) const PER_CONNECTION: usize = 3;
-/// What a connection's share of the mappings that are left is divided by.
+/// Divisor of the remaining mappings for a connection's share.
 const SHARE: usize = 8;
 /// Bytes of a mapping that is unmapped on another thread. The kernel's time grows with the pages.
 const LONG: usize = 64 << 20;
@@ -133,7 +133,7 @@ impl Budget {
         self.most.saturating_sub(self.used.load(Ordering::Relaxed))
     }
 
-    /// Takes so many, until the places are dropped.
+    /// Takes `count` places, until they are dropped.
     pub(super) fn take(&'static self, count: usize) -> Result<Places, String> {
         // Taken first: of two fabrics that meet here, none goes beyond.
         let places = Places { budget: self, count };
@@ -173,7 +173,7 @@ struct Whole {
     _place: Places,
 }
 
-/// Unmaps what is long, so that no shard waits for it. When many wait, shards unmap themselves.
+/// Unmaps long mappings, so that no shard waits for it. When many wait, shards unmap themselves.
 static UNMAPPER: Reaper<Whole> = Reaper::new("rpcrdma-unmap", 8, 256);
 
 impl Deref for Mapped {
@@ -200,7 +200,7 @@ impl Drop for Mapped {
 #[derive(Debug)]
 pub(super) struct PeerMemory {
     by_inode: HashMap<(u64, u64), Weak<Mapped>>,
-    /// So many entries are looked through for those that are gone.
+    /// Number of entries that triggers a search for dead ones.
     prune_at: usize,
     pub(super) budget: &'static Budget,
 }
@@ -226,8 +226,7 @@ impl PeerMemory {
         }
         let place = self.budget.take(1)?;
         let max = usize::try_from(bytes).map_err(|_| format!("{bytes} bytes are more than can be mapped"))?;
-        // Only our own user and root get this far: whoever takes hugetlb pages back under us could as well
-        // kill us.
+        // Only our own user and root get this far: they could kill us in other ways than by taking hugetlb pages back.
         let mapping = PeerMapping::map_trusted(fd, max).map_err(|e| e.to_string())?;
         let mapping = Rc::new(Mapped(Some(Whole { mapping, _place: place })));
         self.by_inode.insert(key, Rc::downgrade(&mapping));
@@ -254,7 +253,7 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// Counts what the connection itself has mapped.
+    /// Counts the connection's own mappings.
     pub(super) fn new(bytes: u64, places: Places) -> Self {
         Self { list: Vec::new(), bytes, _places: places }
     }

@@ -68,7 +68,7 @@ impl Connections {
         self.arrivals.extend(self.sockets.handed());
     }
 
-    /// Reads what those have said that were taken, up to the first request. True if there was one.
+    /// Reads the openings of accepted connections, up to the first request. True if there was one.
     pub(super) fn read_arrivals(&mut self, common: &mut Common) -> bool {
         while let Some(arrival) = self.arrivals.pop_front() {
             if self.accept_socket(common, arrival) {
@@ -82,7 +82,7 @@ impl Connections {
         let Arrival { who: (socket, peer), taken } = arrival;
         let most = common.config.max_handshakes;
         let own = |request: &Request| request.is_silent() && request.peer.pid == peer.pid;
-        // A process that opens one after the other and says nothing drives out its own.
+        // A process with many silent connections evicts its own.
         if self.requests.iter().filter(|request| own(request)).count() >= (most / SHARE).max(1) {
             self.drop_oldest(common, own);
         } else if self.requests.len() >= most && !self.drop_oldest(common, Request::is_silent) {

@@ -41,7 +41,7 @@ impl Header {
     const GROWTH: u64 = 1 << 26;
     const UNKNOWN: u64 = 0b1111_1000 << 24;
 
-    /// A message of `len` bytes; the key that it invalidates; the head of the other direction.
+    /// A message of `len` bytes, with the invalidated key and the other head.
     #[inline]
     pub(super) fn message(len: u32, invalidate: Option<u32>, head: u64) -> Self {
         let first =
@@ -124,7 +124,7 @@ pub(super) struct Producer {
 }
 
 impl Producer {
-    /// Of a ring that has so many bytes, and may grow.
+    /// A ring of `bytes` bytes that may grow.
     pub(super) fn new(bytes: u32, most: u32) -> Self {
         Self { bytes, most, sent: 0, acked: 0, grown: 0, new_until: 0 }
     }
@@ -186,7 +186,7 @@ impl Producer {
         self.sent += record_bytes(header.len());
         memory.word(self.sent).set(0);
         memory.word(at + 8).set(header.second);
-        // Pairs with the load in `Consumer::peek`: who sees the word sees the record and the zero behind it.
+        // Pairs with the load in `Consumer::peek`: a reader of the word also sees the record and the zero behind it.
         memory.word(at).publish(header.first);
     }
 
@@ -211,7 +211,7 @@ impl Producer {
         Some(if bytes < self.most / 2 { bytes } else { self.most })
     }
 
-    /// Leaves the marker. `memory` has so many bytes by now, as [`larger`](Self::larger) has said.
+    /// Leaves the marker. `memory` has the size of [`larger`](Self::larger) by now.
     #[cold]
     pub(super) fn grow(&mut self, memory: &impl RingMemory, bytes: u32) {
         // Where it has been in the smaller ring; the places of that are the first ones of this.
@@ -226,8 +226,8 @@ impl Producer {
         memory.word(marker).publish(header.first);
     }
 
-    /// Takes the consumer's word for how far it has come. False if that cannot be. The two ways that heads
-    /// travel may overtake each other: an old one is no lie.
+    /// Takes the consumer's word for how far it has come. False if that cannot be. Heads travel two ways and may
+    /// overtake each other, so an old one is valid.
     #[inline]
     pub(super) fn acknowledge(&mut self, head: u64) -> bool {
         if head > self.sent {
@@ -298,8 +298,7 @@ impl Consumer {
         self.head += record_bytes(len);
     }
 
-    /// Steps over a marker. Returns how many bytes the ring has from now on; `None`, with nothing changed, of what a
-    /// correct producer does not write.
+    /// Steps over a marker. Returns the ring's new size; `None`, with nothing changed, for an invalid marker.
     #[cold]
     pub(super) fn grow(&mut self, header: Header) -> Option<u32> {
         let bytes = header.grows_to().filter(|&to| to.is_power_of_two() && to > self.bytes && to <= self.most)?;
@@ -321,13 +320,13 @@ impl Consumer {
         self.head
     }
 
-    /// Bytes taken that the producer has not been told of.
+    /// Bytes taken but not reported to the producer.
     #[inline]
     pub(super) fn untold(&self) -> u64 {
         self.head - self.told
     }
 
-    /// Whether so much is untold that the producer may run out of room.
+    /// Whether the producer may run out of room without a report.
     #[inline]
     pub(super) fn owes_report(&self) -> bool {
         self.untold() > u64::from(self.bytes) / 4
@@ -362,7 +361,7 @@ mod tests {
             Self { tx: layout.producer(), rx: layout.consumer(1 << 20), rings, layout }
         }
 
-        /// False if there is no room.
+        /// False without room.
         fn send(&mut self, payload: &[u8]) -> bool {
             let len = payload.len() as u32;
             if !self.tx.has_room(len)
@@ -460,7 +459,7 @@ mod tests {
             assert!(ends.tx.acknowledge(ends.rx.report()));
         }
         assert_eq!(ends.tx.bytes, ends.layout.first_bytes());
-        // At first, what is sent at once finds room at once.
+        // At first, immediate sends find room at once.
         let mut ends = Ends::new(1 << 18);
         let (records, all) = ((0..10_000).take_while(|_| ends.send(&[7; 100])).count(), (1 << 18) / 128);
         assert!((all - 10..all).contains(&records), "{records} of {all}");

@@ -35,7 +35,7 @@ impl Qp {
             return self.post_behind(common, chain, 0);
         }
         let before = self.tx.sent();
-        // A Send for which there is room is what a conversation is made of.
+        // A Send with room is the common case of a conversation.
         if chain.len() == 1
             && let Some(sent) = chain.pop_if(|only| self.post_one(common, only))
         {
@@ -114,7 +114,7 @@ impl Qp {
         self.chores |= signalled != 0 || self.halted;
         self.later = true;
         if done == chain.len() {
-            // What was sent goes home here.
+            // Sent buffers return to their pool here.
             chain.clear();
         } else {
             chain.drain(..done);
@@ -151,7 +151,7 @@ impl Qp {
         }
     }
 
-    /// The same behind what was published.
+    /// The same after published records.
     #[inline(always)]
     fn ring(&self, common: &mut Common) {
         common.stats.doorbells += 1;
@@ -239,7 +239,7 @@ impl Qp {
     #[inline(always)]
     fn send(&mut self, posting: &Posting, buf: &Buf, invalidate: &Option<u32>) -> bool {
         let ring = self.ring.tx();
-        // The copy is a call: what is needed behind it is read behind it.
+        // The copy is a call: values for later are read after it.
         if !self.tx.write(&ring, buf) {
             return false;
         }
@@ -371,8 +371,8 @@ impl Qp {
             return Status::RemoteAccess;
         };
         if self.shown.get(claim.region).is_none() {
-            // The descriptor was sent before the key was told: it waits at the socket. The end of the
-            // connection is noticed elsewhere.
+            // The descriptor was sent before the key: it waits at the socket. The end of the connection is noticed
+            // elsewhere.
             if let Err(why) = self.read_socket(common) {
                 common.log.warn(
                     "peers that broke the rules of the fabric",
@@ -406,7 +406,7 @@ impl Qp {
         let id = region.id;
         if let Err(error) = (Message::Region { id, bytes }).send(socket, &[fd]) {
             if matches!(error, Errno::PIPE | Errno::CONNRESET) {
-                // It has closed the connection, which is all that there is to say.
+                // It has closed the connection, which is the whole cause.
                 return Err(Status::Flushed);
             }
             log.warn(
@@ -450,13 +450,13 @@ impl Qp {
         false
     }
 
-    /// Whether so many are unforgotten that room may soon run out.
+    /// Whether unforgotten requests use half of the room.
     #[inline]
     pub(super) fn is_half_full(&self) -> bool {
         self.retire.len() > self.depth / 2
     }
 
-    /// Forgets everything if the peer has taken it and nobody waits for a report; true then.
+    /// Forgets all requests, if taken and unsignalled; returns whether it did.
     #[inline]
     pub(super) fn forget_done(&mut self) -> bool {
         let done = self.tx.is_idle() && !self.retire.has_reported();
@@ -466,7 +466,7 @@ impl Qp {
         done
     }
 
-    /// Reports what the peer has taken. False if the queue pair ends by that.
+    /// Reports requests that the peer has taken. False if the queue pair ends by that.
     #[inline]
     pub(super) fn reap(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> bool {
         if !self.tx.is_idle() {
@@ -489,7 +489,7 @@ impl Qp {
             out.push(Completion::ended(self.id, r.wr_id, r.opcode, Status::Success));
             self.retire.pop_reported();
         }
-        // Those of which nobody hears leave with one that is reported, as long as there is room for more.
+        // Unsignalled ones leave with a signalled one, while there is room for more.
         while self.is_half_full()
             && let Some(r) = self.retire.front()
             && self.tx.is_acked(r.end)

@@ -24,7 +24,7 @@ use crate::keys::{Keys, Revoked, index_of};
 
 /// Bytes of an entry: a cache line.
 pub(super) const ENTRY: usize = 64;
-/// Its words: the key, and what it stands for.
+/// Its words: the key, and the fields.
 const KEY: usize = 0;
 const PLACE: usize = 1;
 const ADDRESS: usize = 2;
@@ -44,7 +44,7 @@ pub(super) struct OwnWindows {
     windows: Vec<Window>,
 }
 
-/// What is exposed, while anybody can reach it, and by which key.
+/// Exposed memory while it is reachable, and its key.
 #[derive(Debug, Default)]
 struct Window {
     mem: Option<Lent>,
@@ -95,7 +95,7 @@ impl OwnWindows {
         true
     }
 
-    /// Revokes by index, for an invalidation of our own. Call it again while it says `Busy`.
+    /// Revokes by index, for an invalidation of our own. Repeat it while it returns `Busy`.
     pub(super) fn revoke(&mut self, index: u32) -> Revoked {
         let Some(window) = self.windows.get_mut(index as usize) else { return Revoked::NotBound };
         let Some(entry) = Entry::of(&self.table, index as usize) else { return Revoked::NotBound };
@@ -189,7 +189,7 @@ impl<'a> Entry<'a, AtomicU64> {
     }
 }
 
-/// What an entry says beside its key.
+/// The fields of an entry beside its key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Fields {
     region: u32,
@@ -212,9 +212,9 @@ impl<W: Word> Entry<'_, W> {
     /// False while the peer copies.
     fn revoke(&self, rkey: u32) -> bool {
         self.0[KEY].set(u64::from(rkey) << 32);
-        // Pairs with the fence in `claim`: we see its BUSY, or it sees that the key is gone.
+        // Pairs with the fence in `claim`: we see its BUSY, or it sees the revoked key.
         W::settle();
-        // Pairs with `release`: the copy is over.
+        // Pairs with `release`: the copy has ended.
         self.0[BUSY].acquire() == 0
     }
 

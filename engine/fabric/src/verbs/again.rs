@@ -24,12 +24,12 @@ pub(super) struct Lost {
     event: DeviceEvent,
     /// When it is looked for next.
     look: Instant,
-    /// Whether it was watched; the next must be, too, since a device about to go can still be opened.
+    /// Whether it was watched. The next must be, too, since a device about to go can still be opened.
     was_watched: bool,
 }
 
 impl VerbsFabric {
-    /// Reports once that all connections ended with the device, though each identifier and queue may report it.
+    /// Reports the end of all connections with the device, once. Each identifier and queue may report it.
     pub(super) fn device_lost(&mut self, event: DeviceEvent) {
         let (Some(opened), None) = (&self.device, &self.lost) else { return };
         let was_watched = opened.is_watched();
@@ -52,7 +52,7 @@ impl VerbsFabric {
         self.lost = Some(Lost { event, look: Instant::now() + AGAIN, was_watched });
     }
 
-    /// Nothing can be begun while the device is gone.
+    /// Refuses new work while the device is absent.
     pub(super) fn check_present(&self) -> Result<(), FabricError> {
         if self.lost.is_none() { Ok(()) } else { Err(self.absent()) }
     }

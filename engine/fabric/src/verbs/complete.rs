@@ -23,7 +23,7 @@ pub(super) struct Book {
     last: (u32, u32),
     /// Completions that are due already.
     pub(super) ready: VecDeque<Completion>,
-    /// Slots that connection management has to look at.
+    /// Slots for connection management.
     pub(super) attention: Vec<u32>,
     pub(super) stats: FabricStats,
     /// Polls that have found the device's queue empty.
@@ -112,7 +112,7 @@ impl Book {
                 None => (None, None),
             }
         };
-        // A completion of a queue that is gone names no buffer.
+        // A completion of a destroyed queue names no buffer.
         let Some(buf) = buf else { return };
         self.room += 1;
         let Some(qp) = qp else {

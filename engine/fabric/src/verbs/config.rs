@@ -136,7 +136,7 @@ impl VerbsConfig {
         Err(FabricError::address(&address.0, detail))
     }
 
-    /// Says which field is out of its range.
+    /// Checks the fields; an error names one out of range.
     pub(super) fn check(&self) -> Result<(), FabricError> {
         let check = |ok: bool, field: &str, got: u32, rule: &str| {
             if ok { Ok(()) } else { Err(FabricError::misuse(format!("verbs fabric: {field} = {got}: {rule}"))) }

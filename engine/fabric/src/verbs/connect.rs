@@ -246,7 +246,7 @@ impl VerbsFabric {
         FabricError::unreachable(&address, detail)
     }
 
-    /// Takes what the connection manager and the device have to say.
+    /// Processes events of the connection manager and the device.
     pub(super) fn pump(&mut self) {
         self.scratch.log.sum_up();
         let happened = self.sleeper.wait(Some(Duration::ZERO));
@@ -431,14 +431,14 @@ impl VerbsFabric {
         true
     }
 
-    /// The connection is over: what is posted is flushed.
+    /// Ends the connection: posted requests are flushed.
     pub(super) fn finish(&mut self, id: QpId, cause: Disconnect, reason: String) {
         let Some(qp) = self.book.table.get(id) else { return };
         if matches!(qp.state, State::Connecting | State::Failed | State::Over) {
             return;
         }
         qp.state = State::Over;
-        // Says so to the peer, or answers it. An error means that both know already.
+        // Sends or answers a disconnect. An error means that both know already.
         if let Err(error) = qp.cm.disconnect() {
             log::trace!("{id:?}: rdma_disconnect: {error}");
         }
@@ -448,7 +448,7 @@ impl VerbsFabric {
         self.book.attention.push(id.slot);
     }
 
-    /// Starts to leave: what is posted still goes out.
+    /// Starts to close: posted requests still go out.
     pub(super) fn start_disconnect(&mut self, id: QpId) {
         let Some(qp) = self.book.table.get(id) else { return };
         match qp.state {
@@ -537,7 +537,7 @@ impl VerbsFabric {
         }
     }
 
-    /// Forgets a queue pair, and gives back all that it held.
+    /// Destroys a queue pair, and returns all its memory.
     pub(super) fn destroy(&mut self, id: QpId) {
         let Some(qp) = self.book.table.get(id) else { return };
         let was_connected = !matches!(qp.state, State::Connecting | State::Failed);
@@ -557,7 +557,7 @@ impl VerbsFabric {
         self.book.room += held.count;
         reaper::dispose(cm);
         self.book.attention.retain(|&slot| slot != id.slot);
-        // Whoever destroys it need not be told that it is gone.
+        // The caller of destroy needs no event of its end.
         self.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
     }
 
@@ -641,7 +641,7 @@ fn check_data(data: &[u8], most: usize) -> Result<(), FabricError> {
     Err(FabricError::misuse(format!("{} bytes of private data: at most {most} travel", data.len())))
 }
 
-/// Reads of both sides that a device serves, as capabilities say it.
+/// Read depth of both sides, from the capabilities.
 pub(super) fn read_depth(serves: u32, begins: u32) -> u16 {
     u16::from(depth(serves.min(begins).min(u32::from(u16::MAX)) as u16))
 }

@@ -126,7 +126,7 @@ fn gids(port: &Path) -> Vec<Gid> {
     let mut holes = 0;
     for index in 0.. {
         let name = index.to_string();
-        // The table ends, or goes on with nothing but free places: rxe's has a thousand.
+        // The table ends, or has only free places left: rxe's has a thousand.
         let value = text(&port.join("gids").join(&name)).parse().unwrap_or(Ipv6Addr::UNSPECIFIED);
         if value.is_unspecified() {
             holes += 1;
@@ -251,7 +251,7 @@ pub(super) fn alternatives(ports: &[Port]) -> String {
     ports.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// Messages that met no Receive at a port, by hardware counters; 0 if not counted.
+/// Messages that met no Receive at a port; 0 if not counted.
 pub(super) fn receiver_not_ready(device: &str, port: u8) -> u64 {
     let directory: PathBuf = [SYSFS, device, "ports", &port.to_string(), "hw_counters"].iter().collect();
     // Of rxe, of mlx4 and mlx5, of bnxt_re, of irdma.
@@ -275,7 +275,7 @@ pub(super) fn is_soft_roce(device: &str) -> bool {
     Path::new(SYSFS).join(device).join("parent").exists()
 }
 
-/// Whether the kernel's node type is iWARP: "1: CA" is InfiniBand and RoCE, "4: RNIC" iWARP.
+/// Whether the kernel's node type is iWARP ("4: RNIC"). "1: CA" is InfiniBand and RoCE.
 fn node_is_iwarp(node_type: &str) -> bool {
     node_type.split(':').next().is_some_and(|number| number.trim() == "4")
 }
@@ -391,7 +391,7 @@ mod tests {
 
     #[test]
     fn iwarp_is_known_by_its_node() {
-        // As the drivers of the kernel say it: mlx5 and rxe; siw, irdma in that mode, and cxgb4; usNIC.
+        // As the kernel's drivers report it: mlx5 and rxe; siw, irdma in that mode, and cxgb4; usNIC.
         for (node_type, is_iwarp) in
             [("1: CA", false), ("4: RNIC", true), ("6: usNIC UDP", false), ("2: switch", false), ("", false)]
         {

@@ -5,7 +5,7 @@
 
 #![forbid(unsafe_code)]
 
-/// What is waited for, and where.
+/// The awaited completions, and their queue.
 pub(super) trait Last {
     /// Takes a batch of completions; returns the count and whether more may follow.
     fn take(&mut self) -> (usize, bool);
@@ -21,12 +21,12 @@ pub(super) trait Last {
 /// in time.
 pub(super) fn drain(last: &mut impl Last) -> bool {
     loop {
-        // Asked first: what came before the answer is in the queue.
+        // Asked first: completions before the answer are in the queue.
         let silent = last.is_silent();
         let (taken, more) = last.take();
         if silent {
             if more {
-                // Others fill the queue meanwhile: what was there is behind us after as many as it holds.
+                // Others fill the queue meanwhile: earlier entries are passed after as many as it holds.
                 let mut left = last.capacity().saturating_sub(taken);
                 while left > 0 {
                     let (taken, more) = last.take();
@@ -44,15 +44,15 @@ pub(super) fn drain(last: &mut impl Last) -> bool {
     }
 }
 
-/// What is known of a queue pair in error.
+/// The state of a queue pair in error.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
-    /// Whether it was ever ready to receive: before that a queue pair takes no Receive, and does not report its last
+    /// Whether it was ever ready to receive. Before that a queue pair takes no Receive, and does not report its last
     /// one.
     pub(super) was_ready: bool,
     /// Its Receives are those of the shared queue.
     pub(super) shares_receives: bool,
-    /// The device says when a queue pair takes no more of those.
+    /// Whether the device reports when a queue pair takes no more of those.
     pub(super) reports_last_receive: bool,
     /// It has said so.
     pub(super) last_receive_reached: bool,
@@ -61,7 +61,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// The device has nothing more to say of it.
+    /// Whether the device will report nothing more of it.
     pub(super) fn is_silent(&self) -> bool {
         let owes_word = self.was_ready && self.shares_receives && self.reports_last_receive;
         self.outstanding == 0 && (!owes_word || self.last_receive_reached)
@@ -74,7 +74,7 @@ mod tests {
 
     const BATCH: usize = 64;
 
-    /// A queue of `ours` completions of the queue pair, among an endless supply of others.
+    /// A queue with `ours` completions among an endless supply of others.
     struct Queue {
         entries: std::collections::VecDeque<bool>,
         capacity: usize,

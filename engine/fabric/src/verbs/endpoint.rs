@@ -35,7 +35,7 @@ const NOTHING: ibv_sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
 /// Longest stretch of requests without a completion.
 const MOST_UNSIGNALLED: usize = 64;
 
-/// What the device holds for a request.
+/// Memory that the device holds for a request.
 #[expect(dead_code, reason = "lent and frozen memory is held to be dropped")]
 enum Holds {
     Nothing,
@@ -51,7 +51,7 @@ struct InFlight {
     opcode: Opcode,
     /// Its poster wants to hear of it.
     told: bool,
-    /// It is this fabric's own: nobody hears of it.
+    /// Whether it is this fabric's own and unreported.
     own: bool,
     holds: Holds,
 }
@@ -101,7 +101,7 @@ pub(super) struct Retired {
     pub(super) is_unknown: bool,
 }
 
-/// What a new endpoint is made of.
+/// Parts of a new endpoint.
 pub(super) struct Parts<'a> {
     pub(super) id: QpId,
     pub(super) pd: &'a Rc<ProtectionDomain>,
@@ -114,7 +114,7 @@ pub(super) struct Parts<'a> {
     pub(super) windows: u32,
 }
 
-/// A queue pair, and what it holds.
+/// A queue pair and its memory.
 pub(super) struct Endpoint {
     id: QpId,
     owner: Owner,
@@ -304,7 +304,7 @@ impl Endpoint {
         result
     }
 
-    /// Links the first `count` requests and posts them; on failure returns how many the device took.
+    /// Links and posts the first `count` requests; on failure returns the count taken.
     #[inline]
     fn ring(&self, scratch: &mut Scratch, count: usize) -> Result<(), usize> {
         let (requests, parts) = (scratch.requests.as_mut_ptr(), scratch.parts.as_mut_ptr());
@@ -319,7 +319,7 @@ impl Endpoint {
         unsafe { qp.post_send(requests) }.map_err(|refused| {
             let line = format_args!("{:?}: ibv_post_send of {count} requests: {}", self.id, refused.error);
             scratch.log.warn("failures of ibv_post_send", line);
-            // A device that does not say which it took may have taken all.
+            // A device that does not report how many it took may have taken all.
             position(&scratch.requests[..count], refused.first).unwrap_or(count)
         })
     }
@@ -490,7 +490,7 @@ impl Endpoint {
     }
 
     /// Posts a marker, whose completion means that everything before it has ended. It is an RDMA Write of no bytes,
-    /// which needs no key. False if there is no need, or no way.
+    /// which needs no key. False if unnecessary or impossible.
     pub(super) fn post_marker(&mut self, scratch: &mut Scratch) -> bool {
         if self.in_flight.len() > self.depth || self.in_flight.back().is_none_or(|last| last.own) {
             return false;
@@ -535,7 +535,7 @@ impl Endpoint {
     #[inline]
     fn end_first(&mut self, status: Status, out: &mut impl Extend<Completion>) {
         if status.is_ok() && self.in_flight.front().is_some_and(InFlight::is_nobodys) {
-            // Most are: what is left of a Send that the device has copied.
+            // Most are: the rest of a Send that the device has copied.
             self.first = self.first.wrapping_add(1);
             drop(self.in_flight.pop_front());
             return;
@@ -548,8 +548,8 @@ impl Endpoint {
         let Some(InFlight { wr_id, opcode, told, own, holds }) = self.in_flight.pop_front() else { return };
         self.first = self.first.wrapping_add(1);
         match holds {
-            // SAFETY: the device has completed this request, or a later one of its queue, or the queue pair
-            // is gone.
+            // SAFETY: the device has completed this request, or a later one of its queue, or the queue pair is
+            // destroyed.
             Holds::Message(posted) => drop(unsafe { posted.complete() }),
             Holds::Invalidation(index) if status.is_ok() => self.windows.revoked(index),
             // What failed to be invalidated stays exposed until the queue pair goes.
@@ -567,7 +567,7 @@ impl Endpoint {
         let count = self.in_flight.len() + self.own_receives();
         if let Err(error) = qp.destroy() {
             log::error!("{:?}: ibv_destroy_qp: {error}; what it holds is lost", self.id);
-            // The device may still use the memory: nobody else ever may.
+            // The device may still use the memory, so it is never reused.
             mem::take(&mut self.in_flight).into_iter().for_each(mem::forget);
             return Retired { count, is_unknown: false };
         }
@@ -585,7 +585,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // A queue pair whose memory nobody waits for.
+        // A queue pair whose memory is not awaited.
         self.destroy(&mut Vec::new());
     }
 }

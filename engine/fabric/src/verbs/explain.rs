@@ -70,7 +70,7 @@ fn forbidden(nodes: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Why something is not there. The libraries say so too of nodes that may not be opened.
+/// Why something is not there. The libraries report the same for inaccessible nodes.
 fn absence(nodes: &Path) -> String {
     if forbidden(nodes).is_empty() { modules(nodes) } else { permissions(nodes) }
 }

@@ -36,7 +36,7 @@ struct Inner {
     seats: Arc<Seats<CmEvent>>,
 }
 
-/// The connection manager's binding of an address: released with the last clone of the listener.
+/// The connection manager's binding of an address. The last clone of the listener releases it.
 #[derive(Debug)]
 struct Bound {
     /// `None` if its device was removed, and with it the address.
@@ -80,7 +80,7 @@ impl VerbsListener {
 
 /// Has the connection manager listen.
 fn bind(channel: &Arc<EventChannel>, at: SocketAddr) -> io::Result<CmId> {
-    // What becomes of requests that nobody has adopted yet is told by its number.
+    // Its number marks events of requests not yet adopted.
     let id = CmId::new(channel, REQUEST)?;
     id.bind(at)?;
     id.listen(BACKLOG)?;
@@ -114,7 +114,7 @@ impl Listening {
         Ok(())
     }
 
-    /// Takes no more: what it was handed goes to others.
+    /// Accepts no more: requests handed to it go to others.
     pub(super) fn stand(&mut self, sleeper: &Sleeper) {
         if self.seat.take().is_some() {
             sleeper.remove(self.listener.channel().fd());
@@ -148,7 +148,7 @@ impl Listening {
         self.removals = bound.removals;
     }
 
-    /// Binds the address again on a returned device, by the first of those that share it.
+    /// Binds the address again on a returned device. The first of those that share it does so.
     ///
     /// # Errors
     /// As [`VerbsListener::bind`].

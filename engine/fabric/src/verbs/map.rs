@@ -8,7 +8,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// A map from a 32-bit number.
 pub(super) type NumberMap<V> = HashMap<u32, V, BuildHasherDefault<Multiply>>;
 
-/// One multiplication. These numbers come from the device and the kernel, not from peers, so nobody can make them
+/// One multiplication. These numbers come from the device and the kernel, not from peers, so no attacker can make them
 /// collide.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Multiply(u64);
@@ -16,7 +16,7 @@ pub(super) struct Multiply(u64);
 impl Hasher for Multiply {
     #[inline]
     fn finish(&self) -> u64 {
-        // The table looks at the highest bits and at the lowest.
+        // The table uses the highest bits and the lowest.
         self.0 ^ self.0 >> 32
     }
 

@@ -93,14 +93,14 @@ const POLLS_PER_YIELD: u64 = 16;
 
 /// One shard's device of the verbs fabric; see the module documentation.
 pub struct VerbsFabric {
-    // In the order in which they must go: queue pairs before what they use.
+    // In drop order: queue pairs before the objects that they use.
     requests: Vec<connect::Request>,
     book: Book,
     regions: Regions,
     listener: Option<Listening>,
     channel: Arc<EventChannel>,
     sleeper: Sleeper,
-    /// `None` while the device is gone.
+    /// `None` while the device is absent.
     device: Option<Opened>,
     scratch: Scratch,
     events: Vec<ControlEvent>,
@@ -314,7 +314,7 @@ impl Fabric for VerbsFabric {
             Some(id) => {
                 let Some(qp) = table.get(id) else { return 0 };
                 if matches!(qp.state, State::Over | State::Failed) && !qp.endpoint.shares_receives() {
-                    // Not every device flushes what is posted so late.
+                    // Not every device flushes requests posted so late.
                     let n = bufs.iter().take_while(|buf| self.regions.get(buf.arena()).is_some()).count();
                     ready.extend(bufs.drain(..n).map(|buf| Completion::failed_receive(id, Status::Flushed, buf)));
                     return n;

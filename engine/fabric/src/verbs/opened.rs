@@ -50,7 +50,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Opens the configured device, by name or address; and a `channel`, unless there is one.
+    /// Opens the configured device, and a `channel` unless given.
     ///
     /// # Errors
     /// As [`VerbsFabric::new`].
@@ -137,12 +137,12 @@ impl Opened {
         added.map_err(|e| explain::opening("epoll_ctl", &e))
     }
 
-    /// It is told of when the device is taken away.
+    /// Whether removal events arrive.
     pub(super) fn is_watched(&self) -> bool {
         self.watch.is_some()
     }
 
-    /// Lets go of a device; of one that was `removed`, librdmacm does, too.
+    /// Closes a device; librdmacm also releases a `removed` one.
     pub(super) fn close(mut self, sleeper: &Sleeper, removed: bool) {
         sleeper.remove(self.cq.channel().fd());
         sleeper.remove(self.context.async_fd());
@@ -168,7 +168,7 @@ pub(super) fn choose(ports: &[Port], config: &VerbsConfig) -> Result<Choice, Fab
         None => None,
         Some(address) => {
             let to = host::resolve(address)?;
-            // What the named device has itself is listened at there, whichever way packets to it would go.
+            // The named device's own address is listened at there, whatever the route.
             let is_own = config.device.as_deref().is_some_and(|name| device::has(ports, name, to.ip()));
             let found = if is_own { Ok(to.ip()) } else { host::local_address(to) };
             let unreachable = |e: io::Error| {

@@ -76,7 +76,7 @@ fn ask(context: &Rc<Context>, choice: &Choice, port: &PortAttributes, quirks: &Q
 struct Pair {
     ends: [Endpoint; 2],
     out: Vec<Completion>,
-    /// The key that the last Receive says was invalidated.
+    /// The invalidated key of the last Receive.
     invalidated: Option<u32>,
     flags: u32,
     regions: Regions,
@@ -200,7 +200,7 @@ impl Pair {
         if !self.wait(0, Opcode::Recv)?.is_ok() || self.invalidated != Some(first.rkey) {
             return Ok(false);
         }
-        // It must be free now, and its old key of no use.
+        // It must be free now, and its old key invalid.
         self.ends[0].windows.revoked_by_peer(first.rkey);
         let again = self.expose(&mem)?;
         Ok(self.write(WINDOW, again)?.is_ok() && self.write(WINDOW, first)? == Status::RemoteAccess)
@@ -217,7 +217,7 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         for end in &mut self.ends {
-            // What is still under way is flushed; the windows go before the queue pairs.
+            // Outstanding requests are flushed; the windows go before the queue pairs.
             let _ = end.modify(QpAttributes::state(state::IBV_QPS_ERR));
             end.destroy(&mut Vec::new());
         }

@@ -42,13 +42,13 @@ pub(super) struct Qp {
     pub(super) params: ConnectParams,
     /// When a closing connection is closed whatever is still under way.
     pub(super) deadline: Option<Instant>,
-    /// What a completion or the device said of its end.
+    /// The cause of its end, from a completion or the device.
     pub(super) failure: Option<(Disconnect, String)>,
-    /// The final event, and the empty poll after which to report it: earlier messages come first.
+    /// The final event, and the empty poll after which to report it. Earlier messages come first.
     pub(super) farewell: Option<(u64, Disconnect, String)>,
     /// A message came before the connection manager's last word.
     pub(super) is_early: bool,
-    /// Whether it was ready to receive: messages may have met Receives of it, or of the shared queue.
+    /// Whether it was ready to receive. Messages may have met Receives of it, or of the shared queue.
     pub(super) was_ready: bool,
     /// It takes no more of the shared Receives.
     pub(super) last_receive_reached: bool,
@@ -57,7 +57,7 @@ pub(super) struct Qp {
 }
 
 impl Qp {
-    /// Sets the end of it, as the first to say so.
+    /// Sets its end, unless already set.
     #[cold]
     pub(super) fn fail(&mut self, attention: &mut Vec<u32>, cause: Disconnect, reason: impl FnOnce() -> String) {
         if matches!(self.state, State::Accepting | State::Up | State::Closing) && self.failure.is_none() {
@@ -66,7 +66,7 @@ impl Qp {
         }
     }
 
-    /// Requests are taken, if only to be flushed. Whoever has heard from its peer may answer.
+    /// Requests are taken, if only to be flushed. A side with data from its peer may answer.
     #[inline]
     pub(super) fn takes_requests(&self) -> bool {
         matches!(self.state, State::Up | State::Over) || self.state == State::Accepting && self.is_early
@@ -163,7 +163,7 @@ mod tests {
         // Without end, each of them.
         assert_eq!(bounded(7, 7, 0), (6, 6, 20));
         assert_eq!(bounded(7, 7, 31), (6, 6, 20));
-        // Less than ours is theirs to say: the Linux kernel asks for no retries where there is no Receive.
+        // The peer may set less than ours: the Linux kernel asks for no retries where there is no Receive.
         assert_eq!(bounded(0, 3, 14), (0, 3, 14));
     }
 }

@@ -21,15 +21,15 @@ pub(super) struct Quirks {
     pub(super) family: &'static str,
     /// It has type-2 memory windows.
     pub(super) has_windows: bool,
-    /// It invalidates windows when a peer's Send says so.
+    /// Whether it invalidates windows on a peer's Send With Invalidate.
     pub(super) remote_invalidate: bool,
-    /// Bits of a completion's flags that say that a key was invalidated.
+    /// Bits of a completion's flags that mark an invalidated key.
     pub(super) invalidated_flags: u32,
     /// It checks the bounds of a window at each access.
     pub(super) checks_window_bounds: bool,
     /// Whether it reports that a queue pair in error takes no more shared Receives.
     pub(super) reports_last_receive: bool,
-    /// It is software: whoever polls takes the time from it that it needs.
+    /// Whether it is software, which takes its time from polling cores.
     pub(super) works_on_our_cores: bool,
 }
 

@@ -8,7 +8,7 @@
 use super::sys::CmId;
 use crate::reaper::Reaper;
 
-/// The number of identifiers that nobody asks for any more.
+/// The number of unclaimed identifiers.
 pub(super) const NOBODY: usize = usize::MAX;
 
 /// Identifiers that may wait for their end while new ones are made. Those that there are when it is reached
@@ -24,7 +24,8 @@ pub(super) fn dispose(mut id: CmId) {
     REAPER.dispose(id);
 }
 
-/// Whether the kernel's destruction of identifiers is so late that no more must be made: neither for peers, nor for us.
+/// Whether the kernel's destruction of identifiers is far behind. Then no more must be made, neither for peers nor for
+/// us.
 pub(super) fn is_behind() -> bool {
     REAPER.is_full()
 }

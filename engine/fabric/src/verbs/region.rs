@@ -13,7 +13,7 @@ use crate::{Access, FabricError};
 
 /// Registered arenas.
 pub(super) struct Regions {
-    /// `None` while there is no device.
+    /// `None` without a device.
     pd: Option<Rc<ProtectionDomain>>,
     /// Arenas that are to be registered with the device when there is one.
     waiting: Vec<(Arena, Access)>,
@@ -75,7 +75,7 @@ impl Regions {
         self.waiting.extend(all.map(|region| (region.mr.arena().clone(), region.access)));
     }
 
-    /// Registers with a device what is known.
+    /// Registers all known arenas with a device.
     ///
     /// # Errors
     /// Of the first that could not be; then none is.

@@ -61,12 +61,12 @@ impl Sleeper {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Waits until something may be there; says for each source whether. `None`: without end.
+    /// Waits for the sources; returns which of them may have something. `None`: without end.
     pub(super) fn wait(&self, timeout: Option<Duration>) -> [bool; ALL.len()] {
         let mut happened = [false; ALL.len()];
         let mut events = [const { std::mem::MaybeUninit::uninit() }; ALL.len()];
         let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
-        // An error is a signal: the caller looks, finds nothing, and comes again.
+        // An error is a signal: the caller polls, finds nothing, and returns.
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, timeout.as_ref()) else {
             return happened;
         };

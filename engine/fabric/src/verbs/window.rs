@@ -47,7 +47,7 @@ pub(super) enum NoWindow {
     Device(std::io::Error),
 }
 
-/// What a bind needs of a window.
+/// A window's values for a bind.
 pub(super) struct Binding {
     pub(super) mw: *mut rdma_sys::ibv_mw,
     /// The key that it will have.
@@ -156,7 +156,7 @@ impl Windows {
         for Window { mw, mem, .. } in self.list.drain(..) {
             if let Err(error) = mw.deallocate() {
                 log::error!("ibv_dealloc_mw: {error}");
-                // The peer may still reach the memory: nobody may use it for anything else.
+                // The peer may still reach the memory, so it is never reused.
                 std::mem::forget(mem);
             }
         }

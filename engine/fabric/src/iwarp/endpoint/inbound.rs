@@ -25,18 +25,18 @@ const RNR_POLLS: u32 = 1024;
 /// Kept bytes of a Terminate message (RFC 5040 §4.8 defines at most 52).
 const TERMINATE: usize = 64;
 
-/// How far a look at the peer's bytes came.
+/// The result of processing the peer's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in super::super) enum Taken {
     /// All of them are taken.
     All,
-    /// There is no more room for completions.
+    /// No room for completions is left.
     Full,
     /// A message waits for a Receive.
     NoReceive,
 }
 
-/// Where what comes goes, and what it may use.
+/// The targets and resources of inbound data.
 pub(super) struct Sinks<'a> {
     pub(super) id: QpId,
     pub(super) windows: &'a mut Windows,
@@ -50,7 +50,7 @@ pub(super) struct Sinks<'a> {
     pub(super) end: usize,
 }
 
-/// What this side takes from the peer.
+/// The inbound state of a connection.
 #[derive(Debug)]
 pub(super) struct Inbound {
     reader: Reader,
@@ -143,7 +143,7 @@ fn tagged(refused: Refused) -> Fault {
     }
 }
 
-/// The same of a Read Request, which RDMAP looks at.
+/// The same for a Read Request, which RDMAP checks.
 fn requested(refused: Refused) -> Fault {
     match refused {
         Refused::InvalidStag => Fault::InvalidStag,
@@ -356,7 +356,7 @@ impl Inbound {
                 Some(sys::Into::Bytes(place.get_mut(..left)?))
             }
             Target::Window { stag, address } => {
-                // A window that is gone is found by the next step.
+                // The next step reports a revoked window.
                 let (mem, offset) = windows.find(*stag, *address, left as u64, true).ok()?;
                 Some(sys::Into::Lent(mem, offset, left))
             }
@@ -368,7 +368,7 @@ impl Inbound {
         }
     }
 
-    /// So many bytes have been read there.
+    /// Counts `n` bytes as read there.
     #[inline]
     pub(super) fn arrived(&mut self, n: usize) {
         self.reader.take(n);
@@ -376,7 +376,7 @@ impl Inbound {
         self.placing.advance(n);
     }
 
-    /// The stream is over: the Receive that a part of a message had.
+    /// Ends the stream; returns the Receive of a partial message.
     pub(super) fn end(&mut self) -> Option<Buf> {
         self.placing.reads.clear();
         self.placing.requests.clear();
@@ -462,7 +462,7 @@ impl Placing {
         let Some(read) = self.reads.front() else {
             return Err(Wrong::new(Fault::UnexpectedOpcode, "an answer to a Read that was never sent"));
         };
-        // Of an answer of no bytes neither name nor place is looked at (RFC 5041 §5.2).
+        // An empty answer's name and place are not checked (RFC 5041 §5.2).
         if len > 0 && stag != read.stag {
             return Err(Wrong::new(Fault::TaggedInvalidStag, "an answer to another Read than the oldest"));
         }

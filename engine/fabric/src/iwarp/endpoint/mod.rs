@@ -67,7 +67,7 @@ impl Regions {
     }
 }
 
-/// What the endpoints of a fabric share.
+/// Shared state of a fabric's endpoints.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) regions: Regions,
@@ -77,7 +77,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Nothing is registered, and so many Receives may be posted.
+    /// No registrations, and room for `receives` posted Receives.
     pub(super) fn new(receives: usize) -> Self {
         Self { regions: Regions::default(), receives: Receives::new(receives), stats: FabricStats::default() }
     }
@@ -100,7 +100,7 @@ pub(super) struct Terms {
     pub(super) waits: bool,
 }
 
-/// What a queue pair is made with.
+/// Parameters of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) send_queue_depth: usize,
@@ -114,13 +114,13 @@ pub(super) struct Limits {
 pub(super) struct Failure {
     /// The Terminate message to send, if any: the fault and its segment.
     pub(super) terminate: Option<Vec<u8>>,
-    /// What the oldest request of ours that is not done ends with.
+    /// The final status of our oldest unfinished request.
     pub(super) status: Status,
     pub(super) cause: Disconnect,
     pub(super) reason: Reason,
 }
 
-/// Why a connection is over, in words for a log.
+/// The cause of a connection's end, as log text.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Reason {
     #[error("the peer broke the rules of the fabric: {0}")]
@@ -215,7 +215,7 @@ impl Endpoint {
         self.own_receives.as_mut()
     }
 
-    /// Takes from the front of `chain` what the queue holds.
+    /// Posts from the front of `chain` up to the queue's room.
     pub(super) fn post(&mut self, shared: &mut Shared, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         self.outbound.post(&mut self.windows, shared, self.id, chain)
     }
@@ -249,13 +249,13 @@ impl Endpoint {
         self.outbound.bytes(most)
     }
 
-    /// So many of them have been sent.
+    /// Counts `n` of them as sent.
     #[inline]
     pub(super) fn sent(&mut self, n: usize) {
         self.outbound.sent(n);
     }
 
-    /// Appends the completions of what is done.
+    /// Appends the completions of finished requests.
     #[inline]
     pub(super) fn reap(&mut self, done: &mut impl Extend<Completion>) {
         self.outbound.reap(self.id, self.inbound.reads_done(), done);
@@ -358,7 +358,7 @@ impl Endpoint {
         self.inbound.direct(&self.windows)
     }
 
-    /// So many bytes have been read where [`direct`](Self::direct) said.
+    /// Counts `n` bytes as read into [`direct`](Self::direct)'s target.
     #[inline]
     pub(super) fn arrived(&mut self, n: usize) {
         self.inbound.arrived(n);
@@ -374,7 +374,7 @@ impl Endpoint {
         self.outbound.write_nothing();
     }
 
-    /// Ends what is posted to a connection that is over.
+    /// Flushes requests posted to an ended connection.
     pub(super) fn refuse(&self, chain: &mut Vec<Posting>, done: &mut impl Extend<Completion>) {
         outbound::refuse(self.id, chain, done);
     }

@@ -62,7 +62,7 @@ enum Amid {
     Answer(u32),
 }
 
-/// What one side of a connection sends.
+/// The outbound state of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Outbound {
     stream: Stream,
@@ -132,7 +132,7 @@ impl Outbound {
         self.stream.sent()
     }
 
-    /// Bytes of what was posted, and of answers, that are not sent.
+    /// Unsent bytes of posted requests and answers.
     pub(super) fn queued(&self) -> u64 {
         let pending: usize = self.pending.iter().map(|posting| posting.wr.payload()).sum();
         (self.stream.len() + pending) as u64
@@ -163,7 +163,7 @@ impl Outbound {
         self.stream.advance(n);
     }
 
-    /// Takes from the front of `chain` what the queue holds.
+    /// Posts from the front of `chain` up to the queue's room.
     pub(super) fn post(
         &mut self,
         windows: &mut Windows,
@@ -243,7 +243,7 @@ impl Outbound {
         }
     }
 
-    /// Puts what can be said now into the stream.
+    /// Encodes output into the stream.
     #[inline]
     pub(super) fn produce(&mut self, windows: &mut Windows, inbound: &mut Inbound) -> Result<(), Failure> {
         if !self.open || self.over {
@@ -294,7 +294,7 @@ impl Outbound {
         if len == 0 {
             self.stream.fpdu(segment, Payload::Bytes(&[]), self.crc);
         } else {
-            // The window may have gone since the request was taken.
+            // The window may have been revoked since the request was accepted.
             let found = windows.find(request.source_stag, request.source_offset + u64::from(done), len.into(), false);
             let (mem, offset) = found.map_err(|refused| {
                 let mut bytes = Vec::new();
@@ -417,7 +417,7 @@ impl Outbound {
         self.read_stag
     }
 
-    /// Appends the completions of what is done.
+    /// Appends the completions of finished requests.
     #[inline]
     pub(super) fn reap(&mut self, id: QpId, reads_done: u64, done: &mut impl Extend<Completion>) {
         let sent = self.stream.sent();
@@ -456,8 +456,8 @@ impl Outbound {
         self.over = true;
     }
 
-    /// Puts a Write of nothing into the stream. A message that is under way says as much, and nothing may come between
-    /// its segments; nor behind a Terminate.
+    /// Puts a Write of nothing into the stream. A message under way serves as well; nothing may come between its
+    /// segments, nor after a Terminate.
     pub(super) fn write_nothing(&mut self) {
         if self.over || self.amid != Amid::Nothing {
             return;
@@ -467,7 +467,7 @@ impl Outbound {
     }
 }
 
-/// Ends what is posted to a connection that is over.
+/// Flushes requests posted to an ended connection.
 pub(super) fn refuse(id: QpId, chain: &mut Vec<Posting>, done: &mut impl Extend<Completion>) {
     let flushed = |p: Posting| Completion::ended(id, p.wr_id, p.wr.opcode(), Status::Flushed);
     done.extend(chain.drain(..).map(flushed));

@@ -8,7 +8,7 @@ use crate::Source;
 use crate::iwarp::sys::Slices;
 use crate::iwarp::wire::{Crc, Segment, pad};
 
-/// Longest payload to copy behind its header, cheaper than another element of a vectored write.
+/// Longest payload to copy behind its header: cheaper than another vector element.
 pub(super) const STAGE: usize = 1024;
 /// Sent staged bytes from which on their space is reclaimed, though others follow.
 const COMPACT: usize = 64 << 10;
@@ -26,7 +26,7 @@ pub(super) enum Payload<'a> {
 /// A stretch of the stream.
 #[derive(Debug)]
 enum Piece {
-    /// So many of the staged bytes.
+    /// A number of staged bytes.
     Staged(usize),
     /// These bytes, in their place.
     Memory { of: Source, offset: usize, len: usize },
@@ -162,7 +162,7 @@ impl Stream {
         all
     }
 
-    /// So many bytes have been sent.
+    /// Counts `n` bytes as sent.
     #[inline]
     pub(super) fn advance(&mut self, mut n: usize) {
         self.sent += n as u64;
@@ -190,7 +190,7 @@ impl Stream {
         }
     }
 
-    /// Forgets what is not sent, and lets go of its memory.
+    /// Discards unsent bytes and releases their memory.
     pub(super) fn clear(&mut self) {
         self.staged = Vec::new();
         self.first = 0;

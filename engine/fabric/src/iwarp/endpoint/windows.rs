@@ -9,10 +9,10 @@ use rpcrdma_mempool::{ArenaId, Lent};
 use crate::Access;
 use crate::keys::{Keys, Revoked};
 
-/// Refusals of a peer's access, in words of RFC 5040 §7.1 and RFC 5041 §8.2.
+/// Refusals of a peer's access (RFC 5040 §7.1 and RFC 5041 §8.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in super::super) enum Refused {
-    /// There is no such STag, or it is not valid any more.
+    /// The STag does not exist, or is no longer valid.
     InvalidStag,
     /// Bytes outside of the window.
     Bounds,
@@ -83,7 +83,7 @@ impl Windows {
         true
     }
 
-    /// Revokes a window by index, for a local invalidation; the stream has sent all before `sent`. Repeat it while it
+    /// Revokes a window by index, for a local invalidation. The stream has sent all before `sent`. Repeat it while it
     /// returns `Busy`: nothing more of the window is taken meanwhile.
     pub(in super::super) fn revoke(&mut self, index: u32, sent: u64) -> Revoked {
         let Some(place) = self.exposures.get_mut(index as usize) else { return Revoked::NotBound };
@@ -138,7 +138,7 @@ impl Windows {
         self.exposures.iter().flatten().any(|exposure| exposure.mem.arena() == arena)
     }
 
-    /// The stream is over: nothing reaches any memory any more.
+    /// Ends the stream: no memory is reachable any more.
     pub(in super::super) fn clear(&mut self) {
         self.exposures.iter_mut().for_each(|exposure| *exposure = None);
     }

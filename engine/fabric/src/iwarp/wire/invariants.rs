@@ -99,7 +99,8 @@ pub fn stream(bytes: &[u8], crc: bool, cuts: &[usize]) {
     }
 }
 
-/// Checks that a decoded frame encodes and decodes alike. Later bytes do not matter, and a shorter input is no better.
+/// Checks that a decoded frame encodes and decodes alike. Later bytes do not matter, and a shorter input does not
+/// decode better.
 pub fn setup(bytes: &[u8]) {
     for kind in [Kind::Request, Kind::Reply] {
         let decoded = Setup::decode(kind, bytes);
@@ -124,7 +125,7 @@ pub fn terminate(bytes: &[u8]) {
     let mut again = Vec::new();
     terminate.encode(&mut again);
     assert!(again.len() <= 52);
-    // A reason that there is not, with nothing to tell the order, may be read as the other way round.
+    // A nonexistent reason without an indication of the order may be read as reversed.
     if terminate.fault().is_some() || !terminate.header.is_empty() {
         assert_eq!(Terminate::decode(&again), Ok(terminate));
     }

@@ -81,7 +81,7 @@ pub struct Enhanced {
     pub rtr_read: bool,
 }
 
-/// Why bytes are no such frame. The connection is of no use then (RFC 5044 §7.1.1).
+/// Why bytes are no such frame. The connection must end then (RFC 5044 §7.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SetupError {
     /// It does not begin as such a frame does.
@@ -141,7 +141,7 @@ impl Setup {
         if len > MAX_PRIVATE_DATA {
             return Err(SetupError::TooLong { len });
         }
-        // In revision 1 the bit is reserved, and not looked at.
+        // In revision 1 the bit is reserved, and ignored.
         let is_enhanced = revision >= 2 && flags & ENHANCED_DATA != 0;
         if is_enhanced && len < ENHANCED {
             return Err(SetupError::NoDepths { len });

@@ -1,6 +1,6 @@
 //! The RDMA Read Request Header: RFC 5040 §4.4.
 
-/// What a Read Request asks for. It is all of the message, behind the header of its only segment.
+/// A Read Request. It is all of the message, behind the header of its only segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
     /// STag of the requester's memory, copied into the Read Response.
@@ -30,7 +30,7 @@ impl ReadRequest {
         out
     }
 
-    /// What the bytes say; any do.
+    /// Decodes a request; all bytes are valid.
     pub fn decode(bytes: &[u8; Self::LEN]) -> Self {
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, rest @ ..] = *bytes;
         let [q, r, s, t, source_offset @ ..] = rest;

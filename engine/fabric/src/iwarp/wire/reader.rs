@@ -36,8 +36,8 @@ pub struct Reader {
     checked: Option<Checked>,
 }
 
-/// What comes next in the stream. For each segment: [`Segment`](Self::Segment), as many
-/// [`Payload`](Self::Payload)s as it takes, none if there is no payload, and [`End`](Self::End).
+/// The next item of the stream. Each segment yields one [`Segment`](Self::Segment), its [`Payload`](Self::Payload)s, if
+/// any, and one [`End`](Self::End).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step<'a> {
     /// The header of a segment.
@@ -53,7 +53,7 @@ pub enum Step<'a> {
     End,
 }
 
-/// What is wrong with a stream. The stream ends with it, and the reader is of no more use.
+/// Errors of a stream. The stream ends with it, and the reader is of no more use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum WireError {
     /// A header, which [`Reader::header`] has.
@@ -62,7 +62,7 @@ pub enum WireError {
     /// The CRC of an FPDU.
     #[error("CRC {found:#010x} of an FPDU that has {computed:#010x}")]
     Crc {
-        /// What the FPDU has at its end.
+        /// The CRC at the FPDU's end.
         found: u32,
         /// What is right.
         computed: u32,
@@ -112,7 +112,7 @@ impl Reader {
     /// So many of these were.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If fewer are left.
     #[inline]
     pub fn take(&mut self, n: usize) {
         assert!(n <= self.payload_left(), "{n} bytes of a payload with {} left", self.payload_left());
@@ -246,7 +246,7 @@ impl Cutter {
 struct Checked {
     /// The received part of a split FPDU; room for one, once needed.
     kept: Vec<u8>,
-    /// Bytes of it that were told. None before it is whole.
+    /// Reported bytes of it. None before it is whole.
     told: usize,
 }
 

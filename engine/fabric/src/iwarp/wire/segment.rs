@@ -85,7 +85,7 @@ pub enum Opcode {
 }
 
 impl Opcode {
-    /// The number, and what is in the place of the Invalidate STag.
+    /// The number, and the value in place of the Invalidate STag.
     #[inline]
     const fn code(self) -> (u8, u32) {
         match self {
@@ -133,7 +133,7 @@ pub struct Segment {
     pub place: Place,
 }
 
-/// What is wrong with a header. The stream ends with it.
+/// Errors of a header. The stream ends with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum HeaderError {
     /// The length leaves no room for the header.

@@ -107,7 +107,7 @@ const PROTECTION: u8 = 1;
 /// The layer below DDP.
 const LLP: u8 = 2;
 
-/// Bytes of Terminate Control and what is reserved behind it.
+/// Bytes of Terminate Control with its reserved part.
 const CONTROL: usize = 4;
 
 /// Header control bits of the third byte: segment length, DDP header, RDMAP header.
@@ -167,7 +167,7 @@ impl Terminate {
             return Err(TerminateError { len: bytes.len() });
         };
         let (layer, etype) = (kind >> 4, kind & 0xF);
-        // What the RFC reserves is zero. Where no bit tells, the reason does: it has to be one that there is.
+        // The RFC's reserved bits are zero. Where no bit decides, the reason does: it must exist.
         let is_reversed = match (control & HEADER_CONTROL, control.reverse_bits() & HEADER_CONTROL) {
             (0, 0) => {
                 Fault::from_codes(layer, etype, code).is_none() && Fault::from_codes(etype, layer, code).is_some()

@@ -107,7 +107,7 @@ pub(crate) struct CmEvent {
     pub(crate) initiator_depth: u8,
 }
 
-/// What both sides tell each other when they connect.
+/// Parameters that both sides exchange at connect.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionParameters<'a> {
     pub(crate) private_data: &'a [u8],
@@ -180,7 +180,7 @@ impl EventChannel {
             (told.responder_resources, told.initiator_depth) = (conn.responder_resources, conn.initiator_depth);
             if !conn.private_data.is_null() {
                 let len = usize::from(conn.private_data_len);
-                // SAFETY: the event holds so many bytes of private data until it is acknowledged.
+                // SAFETY: the event holds as many bytes of private data until it is acknowledged.
                 told.private_data = unsafe { std::slice::from_raw_parts(conn.private_data.cast(), len) }.to_vec();
             }
         }
@@ -251,9 +251,9 @@ impl CmId {
         self.raw.as_ptr()
     }
 
-    /// Gives it another number, and another channel to tell its events.
+    /// Sets another number, and another channel for its events.
     pub(crate) fn adopt(&mut self, channel: &Arc<EventChannel>, number: usize) -> io::Result<()> {
-        // SAFETY: the identifier is alive and nobody else refers to it.
+        // SAFETY: the identifier is alive and has no other reference.
         unsafe { self.raw.as_mut().context = cookie(number) };
         if Arc::ptr_eq(channel, &self.channel) {
             return Ok(());
@@ -266,7 +266,7 @@ impl CmId {
 
     /// Gives it another number.
     pub(crate) fn set_cookie(&mut self, number: usize) {
-        // SAFETY: the identifier is alive and nobody else refers to it.
+        // SAFETY: the identifier is alive and has no other reference.
         unsafe { self.raw.as_mut().context = cookie(number) };
     }
 
@@ -283,7 +283,7 @@ impl CmId {
         check_errno(unsafe { rdma_listen(self.raw(), backlog) })
     }
 
-    /// Starts to look for the device on the way to an address.
+    /// Starts address resolution, which finds the device.
     pub(crate) fn resolve_address(&self, from: Option<IpAddr>, to: SocketAddr, timeout_ms: i32) -> io::Result<()> {
         let mut from = from.map(|from| SockAddr::new((from, 0).into()));
         let from = from.as_mut().map_or(ptr::null_mut(), SockAddr::as_mut_ptr);
@@ -293,7 +293,7 @@ impl CmId {
         check_errno(unsafe { rdma_resolve_addr(self.raw(), from, to.as_mut_ptr(), timeout_ms) })
     }
 
-    /// Starts to look for the path.
+    /// Starts route resolution.
     pub(crate) fn resolve_route(&self, timeout_ms: i32) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         check_errno(unsafe { rdma_resolve_route(self.raw(), timeout_ms) })
@@ -398,7 +398,7 @@ impl CmId {
 fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the family says what it is, and the storage is large enough, and aligned, for it.
+            // SAFETY: the family gives the type, and the storage is large enough, and aligned, for it.
             let v4 = unsafe { ptr::from_ref(storage).cast::<libc::sockaddr_in>().read() };
             let ip = Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr));
             Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(v4.sin_port))))

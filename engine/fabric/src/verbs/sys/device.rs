@@ -22,7 +22,7 @@ pub(crate) struct Context {
     raw: NonNull<ibv_context>,
 }
 
-/// What a device says of itself.
+/// A device's attributes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Attributes {
     pub(crate) capability_flags: u32,
@@ -36,7 +36,7 @@ pub(crate) struct Attributes {
     pub(crate) max_qp_init_rd_atom: u32,
 }
 
-/// What a port says of itself.
+/// A port's attributes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PortAttributes {
     pub(crate) max_message: u32,
@@ -214,7 +214,7 @@ pub(super) fn name_of(context: *mut ibv_context) -> Option<String> {
     device_name(context.device)
 }
 
-/// What work requests of one shard may name: its memory, and nobody else's.
+/// The scope of one shard's work requests: its memory only.
 #[derive(Debug)]
 pub(crate) struct ProtectionDomain {
     raw: NonNull<ibv_pd>,

@@ -29,8 +29,8 @@ impl MemoryRegion {
             access |= ibv_access_flags::IBV_ACCESS_MW_BIND.0;
         }
         let base = std::ptr::with_exposed_provenance_mut(arena.base_address());
-        // SAFETY: the range is the arena's mapping, which `arena` keeps mapped. What the device writes there
-        // lies in buffers that are posted or lent, which nobody refers to meanwhile.
+        // SAFETY: the range is the arena's mapping, which `arena` keeps mapped. The device writes to posted or lent
+        // buffers there, which have no references meanwhile.
         let raw = made(unsafe { ibv_reg_mr(pd.raw(), base, arena.len(), access as i32) })?;
         // SAFETY: the region was just made; its keys never change.
         let lkey = unsafe { raw.as_ref().lkey };
@@ -57,7 +57,7 @@ impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: the region is deregistered once. The device forgets the memory here, if it has not before.
         if !is_done("ibv_dereg_mr", unsafe { ibv_dereg_mr(self.raw()) }) {
-            // The device may still reach the pages: they must stay what they are.
+            // The device may still reach the pages: they must stay mapped.
             std::mem::forget(self.arena.clone());
         }
     }
@@ -89,7 +89,7 @@ impl MemoryWindow {
     /// the old key in the next bind.
     #[inline]
     pub(crate) fn set_rkey(&mut self, rkey: u32) {
-        // SAFETY: the window lives as long as `self`, and nobody else refers to it.
+        // SAFETY: the window lives as long as `self`, and has no other reference.
         unsafe { self.raw.as_mut().rkey = rkey };
     }
 
@@ -103,7 +103,7 @@ impl MemoryWindow {
         let this = std::mem::ManuallyDrop::new(self);
         // SAFETY: the window is deallocated once: `this` is not dropped.
         let code = unsafe { ibv_dealloc_mw(this.raw()) };
-        // SAFETY: `this` is never used again, so that the reference that it held is given back once.
+        // SAFETY: `this` is never used again, so its reference is released once.
         drop(unsafe { std::ptr::read(&raw const this._pd) });
         check(code)
     }

@@ -1,5 +1,5 @@
-//! libibverbs and librdmacm as owned objects. Each closes what it opened, keeps its parents alive, and returns errors
-//! as `io::Error`. Only these modules of the fabric call C.
+//! libibverbs and librdmacm as owned objects. Each closes what it opened and keeps its parents alive. Errors are
+//! `io::Error`. Only these modules of the fabric call C.
 //!
 //! The `unsafe` functions hand memory to the device: their callers own that memory until the device is done.
 

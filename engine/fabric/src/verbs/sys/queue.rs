@@ -49,8 +49,7 @@ impl Drop for CompletionChannel {
     }
 }
 
-/// The end of one work request, as the device tells it. Only a completion queue makes these, so that each is
-/// proof.
+/// A completion of one work request. Only a completion queue makes these, so that each is proof.
 #[derive(Debug)]
 pub(crate) struct WorkCompletion {
     wr_id: u64,
@@ -192,8 +191,7 @@ impl SharedReceiveQueue {
     /// Posts a chain of Receives.
     ///
     /// # Safety
-    /// The chain is well linked, and the memory that it names stays untouched until its completions, or until
-    /// the queue is gone.
+    /// The chain is well linked. Its memory stays untouched until its completions, or until the queue is destroyed.
     #[inline]
     pub(crate) unsafe fn post(&self, first: *mut ibv_recv_wr) -> Result<(), Refused<ibv_recv_wr>> {
         let mut bad = ptr::null_mut();
@@ -218,7 +216,7 @@ impl SharedReceiveQueue {
 
 impl Drop for SharedReceiveQueue {
     fn drop(&mut self) {
-        // SAFETY: as in `destroy`. Whoever drops it instead has posted nothing.
+        // SAFETY: as in `destroy`. A caller that drops it instead has posted nothing.
         is_done("ibv_destroy_srq", unsafe { ibv_destroy_srq(self.raw()) });
     }
 }

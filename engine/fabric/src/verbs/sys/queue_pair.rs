@@ -58,7 +58,7 @@ impl QpAttributes {
     }
 }
 
-/// A reliable connected queue pair. Destroy it by [`destroy`](Self::destroy), which tells how that went.
+/// A reliable connected queue pair. Destroy it by [`destroy`](Self::destroy), which returns the result.
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     raw: NonNull<ibv_qp>,
@@ -69,8 +69,7 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    /// Makes one, in state RESET; `capacity` becomes what was got. `number` comes back with asynchronous
-    /// events.
+    /// Makes one, in state RESET; `capacity` becomes the actual one. `number` comes back with asynchronous events.
     pub(crate) fn new(
         pd: &Rc<ProtectionDomain>,
         cq: &Rc<CompletionQueue>,
@@ -119,7 +118,7 @@ impl QueuePair {
     ///
     /// # Safety
     /// The chain is well linked. The memory, regions and windows that it names live until its completions or the
-    /// destruction of the queue pair. Nobody refers to memory that the device writes.
+    /// destruction of the queue pair. No reference to memory that the device writes exists.
     #[inline]
     pub(crate) unsafe fn post_send(&self, first: *mut ibv_send_wr) -> Result<(), Refused<ibv_send_wr>> {
         let mut bad = ptr::null_mut();
@@ -145,8 +144,8 @@ impl QueuePair {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: the queue pair is destroyed once: `this` is not dropped.
         check(unsafe { ibv_destroy_qp(this.raw.as_ptr()) })?;
-        // On failure the queue pair lives on, and so must what it uses.
-        // SAFETY: the fields are not used again.
+        // On failure the queue pair lives on, and so must the objects that it uses. SAFETY: the fields are not used
+        // again.
         unsafe { ptr::drop_in_place(&raw mut this._cq) };
         // SAFETY: as above.
         unsafe { ptr::drop_in_place(&raw mut this._srq) };
@@ -158,8 +157,7 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: the queue pair is destroyed once. Whoever drops it instead of destroying it has posted
-        // nothing.
+        // SAFETY: the queue pair is destroyed once. A caller that drops it instead of destroying it has posted nothing.
         is_done("ibv_destroy_qp", unsafe { ibv_destroy_qp(self.raw.as_ptr()) });
     }
 }
