@@ -59,7 +59,7 @@ struct Inner {
 }
 
 impl Arena {
-    /// Makes, seals and maps a memfd; binds, prefaults and locks it as configured.
+    /// Makes a memfd, seals and maps it. Binds, prefaults and locks it as configured.
     pub fn new(config: &ArenaConfig) -> Result<Self, MemError> {
         if config.bytes == 0 {
             return Err(Cause::Empty.into());

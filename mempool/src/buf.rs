@@ -147,7 +147,7 @@ pub struct Lent {
     _here: PhantomData<*mut ()>,
 }
 
-/// A buffer owned by the device, until the device reports the transfer's end.
+/// A buffer owned by the device until its transfer ends.
 ///
 /// Dropping it does not free it, for the device may still write to it: it is lost, and
 /// [`PoolStats::leaked`](crate::PoolStats::leaked) counts it.
@@ -349,7 +349,7 @@ impl Lent {
         Some(unsafe { self.handle.first().add(offset) })
     }
 
-    /// Copies `src` to `offset` of the window; false, with nothing copied, if too long.
+    /// Copies `src` to `offset` of the window; false if out of bounds. Nothing is copied then.
     #[inline]
     #[must_use = "false means that nothing was copied"]
     pub fn write_at(&self, offset: usize, src: &[u8]) -> bool {

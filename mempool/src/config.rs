@@ -131,7 +131,7 @@ pub struct PoolConfig {
 }
 
 impl PoolConfig {
-    /// The pool's arena; without given bytes it has the size of the classes.
+    /// The pool's arena. Without given bytes it has the size of the classes.
     ///
     /// # Errors
     /// [`MemErrorKind::Invalid`](crate::MemErrorKind::Invalid) if they cannot be laid out.

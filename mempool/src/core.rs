@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "shared bookkeeping of a pool, freed by whoever brings home the last buffer")]
-//! Shared state of a pool and its buffers: free lists, buffer states, returns.
+//! Shared state of a pool and its buffers. It has free lists, buffer states and returns.
 //!
 //! A [`Core`] lives on the heap behind plain pointers: in the [`Pool`](crate::Pool) and in every buffer that is out. It
 //! is not counted per allocation. While the pool lives, the core lives. A dropped pool leaves the number of outstanding

@@ -37,10 +37,10 @@ impl Pool {
         Ok(Self { core: Core::new(arena, offset, &placed), oversize: Cell::new(0) })
     }
 
-    /// A pool of pages in a free range of an arena, beside other pools. Its buffers have one size and no gaps, each at
-    /// a multiple of the size in the arena. So a buffer's page of the application's memory is known
-    /// ([`Buf::base_offset`]), and pages of 4096 bytes suit O_DIRECT. Their first lines share the sets of the cache, so
-    /// where it does not matter where buffers lie [classes](Self::in_arena) are faster.
+    /// A pool of pages in a free range of an arena. Its buffers have one size and no gaps, each at a multiple of the
+    /// size in the arena. So a buffer's page of the application's memory is known ([`Buf::base_offset`]), and pages of
+    /// 4096 bytes suit O_DIRECT. Their first lines share the sets of the cache, so where it does not matter where
+    /// buffers lie [classes](Self::in_arena) are faster.
     ///
     /// # Errors
     /// No such range exists; or the size is 0 or not a multiple of 64, or the count is 0.
@@ -73,7 +73,7 @@ impl Pool {
         None
     }
 
-    /// The same from classes of at most `longest` bytes, to spare longer ones.
+    /// The same from classes of at most `longest` bytes. Longer ones are spared.
     #[inline]
     pub fn alloc_within(&self, len: usize, longest: usize) -> Option<Buf> {
         let list = self.core().classes().iter().find(|list| list.size() >= len);
@@ -177,7 +177,7 @@ impl Pool {
         fitting.fold((0, 0), |(free, count), list| (free + list.free(), count + list.count()))
     }
 
-    /// The same for the smallest fitting class only, which [`alloc`](Self::alloc) takes from first. This is fast.
+    /// The same for the smallest fitting class only. [`alloc`](Self::alloc) takes from it first. This is fast.
     #[inline]
     pub fn first_room(&self, len: usize) -> (usize, usize) {
         let first = self.core().classes().iter().find(|list| list.size() >= len);
@@ -275,7 +275,7 @@ pub struct ClassStats {
     pub outstanding: usize,
     /// Fewest free since the start or the last [`Pool::reset_low_water`].
     pub low_water: usize,
-    /// Fitting requests that found the class empty and took a larger class, or failed.
+    /// Fitting requests that found the class empty. They took a larger class, or failed.
     pub failures: u64,
 }
 

@@ -19,7 +19,7 @@ pub struct ArenaReport {
     pub prefaulted: bool,
     /// The memory is locked.
     pub locked: bool,
-    /// One line: the reason for the page size, and the command that changes it.
+    /// One line: the reason for the page size, and the remedy's command.
     pub advice: Option<String>,
 }
 

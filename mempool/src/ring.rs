@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicU64;
 
 use crate::shared::{Line, PeerMapping};
 
-/// A mapping with two rings, one per direction, behind a page of lines. The layout is checked once. Every position lies
-/// in a ring and every line in the page, so accesses need no further check.
+/// A mapping with a ring per direction, behind a page of lines. The layout is checked once. Every position lies in a
+/// ring and every line in the page, so accesses need no further check.
 #[derive(Debug)]
 pub struct PeerRings {
     places: [Place; 2],

@@ -154,7 +154,7 @@ impl PeerMapping {
     }
 }
 
-/// Local memory to share with another process: a sealed, zeroed memfd in small pages.
+/// Local memory to share with another process. It is a sealed, zeroed memfd in small pages.
 #[derive(Debug)]
 pub struct SharedMapping {
     mapping: PeerMapping,
@@ -171,7 +171,7 @@ impl SharedMapping {
         Ok(Self { mapping: PeerMapping::whole(fd.as_fd(), len)?, fd })
     }
 
-    /// The memfd for the other process, sealed against shrinking, growing and further seals.
+    /// The memfd for the other process. It is sealed against shrinking, growing and further seals.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

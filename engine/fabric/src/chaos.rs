@@ -25,23 +25,23 @@ use super::{
 pub struct ChaosConfig {
     /// Where the sequence of troubles begins.
     pub seed: u64,
-    /// Per Send posted: the peer had no Receive, for longer than its retries allow.
+    /// Per Send posted: no Receive at the peer until the retries end.
     pub receiver_not_ready: u16,
     /// Per request posted: the queue pair goes to error.
     pub flush: u16,
     /// Per Read or Write posted: the peer's key refuses it.
     pub rights: u16,
-    /// Per completion: it and later ones of its queue pair come 1 to 64 polls late.
+    /// Per completion: a delay of 1 to 64 polls. It delays later ones of the queue pair too.
     pub delay: u16,
     /// Per poll: completions of different queue pairs are reordered.
     pub reorder: u16,
     /// Per `poll_control`: one connection breaks.
     pub disconnect: u16,
-    /// Per chain posted: the send queue is full after a part of it.
+    /// Per chain posted: the send queue takes a part of it.
     pub queue_full: u16,
-    /// Per chain of Receives posted: the queue takes a part of it only.
+    /// Per chain of Receives posted: the queue takes a part of it.
     pub receives_refused: u16,
-    /// Per Send posted: the device refuses it and its successors, while the connection is up.
+    /// Per Send posted: the device refuses it and its successors. The connection stays up.
     pub sends_refused: u16,
     /// Per LocalInvalidate posted: as for a Send.
     pub invalidations_refused: u16,

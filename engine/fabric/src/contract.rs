@@ -279,7 +279,7 @@ impl<F: Fabric> End<F> {
         same("Receives posted again", self.fabric.post_recv(None, &mut bufs), 1)
     }
 
-    /// Binds a new, signalled window to a whole buffer; returns its remote address.
+    /// Binds a new, signalled window to a buffer; returns its remote address.
     pub fn expose(&mut self, qp: QpId, mem: &Lent, access: Access) -> Result<(WindowId, RemoteMemory), String> {
         let window = self.fabric.alloc_window(qp).map_err(|e| e.to_string())?;
         let remote = self.rebind(qp, window, mem, access)?;

@@ -437,8 +437,8 @@ pub struct ConnectParams {
     pub own_receive_queue: Option<u32>,
     /// Windows that may be bound at a time.
     pub windows: u32,
-    /// Retries of the *peer* while we have no Receive posted. 0 to 6, or 7 for unlimited, within the limits of the
-    /// peer's fabric. Over TCP its messages wait here, until `retry_timeout` at most.
+    /// Retries of the *peer* while we have no Receive posted. It is 0 to 6, or 7 for unlimited, within the limits of
+    /// the peer's fabric. Over TCP its messages wait here, until `retry_timeout` at most.
     pub rnr_retry: u8,
     /// RDMA Reads that we may have outstanding.
     pub initiator_depth: u16,

@@ -17,7 +17,7 @@ pub struct PathConfig {
     /// Type of service (IPv4) or traffic class (IPv6, GRH), 0 to 255. The upper six bits are the DSCP (RFC 2474 §3),
     /// the lower two ECN.
     pub tos: Option<u8>,
-    /// Service level (InfiniBand) or priority (RoCE over VLANs, lower three bits). 0 to 15.
+    /// Service level (InfiniBand) or priority (RoCE over VLANs, lower three bits). The range is 0 to 15.
     pub service_level: Option<u8>,
     /// Most payload bytes of a packet: 256, 512, 1024, 2048 or 4096.
     pub path_mtu: Option<u32>,

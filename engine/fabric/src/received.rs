@@ -12,7 +12,7 @@ use rpcrdma_mempool::{ArenaId, Buf};
 pub struct ReceivedBuf(Buf);
 
 impl ReceivedBuf {
-    /// A buffer whose first `len` bytes have arrived, within its room. 0 is a flushed Receive.
+    /// A buffer whose first `len` bytes have arrived, within its room. With 0 it is a flushed Receive.
     #[inline]
     pub fn new(mut buf: Buf, len: usize) -> Self {
         buf.set_window(0, len.min(buf.capacity()));
@@ -30,7 +30,7 @@ impl ReceivedBuf {
         if fill(&mut buf) { Ok(Self(buf)) } else { Err(buf) }
     }
 
-    /// A buffer whose whole window has arrived: gathered, or fetched by RDMA Read.
+    /// A buffer whose whole window has arrived. It was gathered, or fetched by RDMA Read.
     #[inline]
     pub fn whole(buf: Buf) -> Self {
         Self(buf)

@@ -1,4 +1,4 @@
-//! A receive queue in this process's memory, and the ends of its Receives.
+//! A receive queue in this process's memory, and its Receives' ends.
 
 #![forbid(unsafe_code)]
 

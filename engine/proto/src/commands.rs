@@ -22,7 +22,7 @@ impl Connection {
         self.useless.pass_time(now);
     }
 
-    /// The error for a peer beyond its unsolicited-message budget; it ends the connection. Call it after each message
+    /// The error that ends a connection whose peer exceeds its unsolicited-message budget. Call it after each message
     /// that is neither a call nor a reply.
     pub fn exhausted(&self) -> Option<PeerFault> {
         self.useless.overdrawn().map(|per_second| PeerFault::Useless { per_second })

@@ -11,7 +11,7 @@ use crate::wire::{Revision, Version};
 pub struct ConnConfig {
     /// The version and credit scheme that this end prefers. [`Scheme::V1`]: version 1 only.
     pub scheme: Scheme,
-    /// Whether to fall back to version 1 if the peer lacks version 2.
+    /// Whether to fall back to version 1 without version 2 there.
     pub version_1: bool,
     /// Code points of version 2.
     pub revision: Revision,
@@ -27,7 +27,7 @@ pub struct ConnConfig {
     pub max_calls: usize,
     /// Which calls in the reverse direction this end takes, as a client.
     pub reverse: ReverseSupport,
-    /// Whether pure grants wait for half the credit limit and for a carrier. If not, each message is reported at once.
+    /// Whether pure grants wait for half the credit limit and a carrier. If not, each message is reported at once.
     pub coalesce_grants: bool,
     /// Where XIDs start: differs from connection to connection.
     pub xid_seed: u32,

@@ -468,7 +468,7 @@ impl Credits {
         left < 0 || (left == 0 && (room > 1 || (room == 1 && self.thanks < THANKS)))
     }
 
-    /// Whether a pure grant may be sent, at most one beyond the limit.
+    /// Whether a pure grant may be sent. It may exceed the limit by one.
     #[inline]
     pub fn may_grant(&self) -> bool {
         (self.limit.wrapping_sub(self.sent) as i32) >= 0

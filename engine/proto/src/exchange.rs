@@ -346,7 +346,8 @@ impl Exchange {
 
     // ---- commands
 
-    /// Requests these values from the peer, under a unique XID of this end. Each yields one [`Event::Answer`].
+    /// Requests these values from the peer. The XID is unique among this end's requests. Each yields one
+    /// [`Event::Answer`].
     ///
     /// # Errors
     /// Nothing was requested.

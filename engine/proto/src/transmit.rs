@@ -49,7 +49,7 @@ impl Connection {
         (silent && due).then_some(Outgoing::Grant)
     }
 
-    /// Counts of replies and remaining parts: waiting so far, and no longer waiting. The former are more while some
+    /// Counts of replies and remaining parts: still waiting, and no longer waiting. The former are more while some
     /// wait, and the peer has granted nothing that they could go out with. The numbers wrap.
     pub fn ungranted(&self) -> (u32, u32) {
         let lacks = self.session.version() == Version::V2 && self.credits.available() == 0;

@@ -1,4 +1,4 @@
-//! One connection without a socket, with an arbitrary peer: for the fuzz target `endpoint`, and its own test.
+//! One connection without a socket, with an arbitrary peer. It serves the fuzz target `endpoint` and its own test.
 //!
 //! The peer is at times honest, at times off by one, at times only bytes. Our side sends, receives, shows memory and
 //! reaches for the peer's. Invariants: hidden memory is neither changed nor sent, and readable memory is not changed.

@@ -1,4 +1,4 @@
-//! The endpoints without sockets, for tests: pairs joined by byte queues within one thread.
+//! The endpoints without sockets, for tests. Pairs are joined by byte queues within one thread.
 //!
 //! All random choices follow from a seed, and there is no clock: the same calls give the same events. A poll of a
 //! connection moves a random number of bytes, so its streams are cut anywhere. Time limits of TCP do not exist here.
@@ -112,12 +112,12 @@ impl Drop for End {
     }
 }
 
-/// A raw end of a connection: bytes go in and out without any protocol.
+/// A raw end of a connection, without any protocol.
 #[derive(Debug)]
 pub struct BareEnd(End);
 
 impl BareEnd {
-    /// Connects as `peer` to an address of this thread, with an MPA Request Frame.
+    /// Connects to an address of this thread with an MPA Request Frame. `peer` is the peer's name.
     ///
     /// # Errors
     /// Nobody has bound it.
@@ -130,7 +130,7 @@ impl BareEnd {
         self.0.hear()
     }
 
-    /// Sends bytes from the front of `bytes`, up to the room of the queue.
+    /// Sends bytes from the front of `bytes`, up to the queue's room.
     pub fn send(&self, bytes: &mut VecDeque<u8>, most: usize) {
         let mut way = self.0.outgoing.borrow_mut();
         let count = most.min(HELD - way.bytes.len()).min(bytes.len());

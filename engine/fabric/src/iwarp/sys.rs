@@ -1,4 +1,4 @@
-//! Vectored socket I/O on pool memory; only this file passes addresses to the system.
+//! Vectored socket I/O on pool memory. Only this file of the fabric passes addresses to the system.
 //!
 //! `rustix` and `std` need slices, which lent memory never is. Clones of a [`Lent`] may be copied from and to at any
 //! time on this thread. The system copies before the call returns, so the address must be valid only during the call.

@@ -13,7 +13,7 @@ pub(super) const MAX_WINDOWS: usize = 1 << 16;
 /// a few hundred connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoftwareConfig {
-    /// Most ring bytes per direction, a power of two, 4 KiB to 16 MiB. The smaller of both sides' values is used.
+    /// Most ring bytes per direction. A power of two, 4 KiB to 16 MiB. The smaller of both sides' values is used.
     /// Default 256 KiB. A ring begins with 2 KiB and grows when full. The unused rest is address space, not memory. A
     /// full ring of maximum size makes the sender wait: raise it for long messages with many outstanding.
     pub ring_bytes: usize,
@@ -38,11 +38,11 @@ pub struct SoftwareConfig {
     pub max_handshakes: usize,
     /// Longest connection setup, on either side. Default 5 s.
     pub handshake_timeout: Duration,
-    /// Longest wait for a peer that takes nothing or never ends a copy. Then the connection ends with
+    /// Longest wait for a peer that takes nothing or stops a copy. Then the connection ends with
     /// [`RnrRetryExceeded`](crate::Status::RnrRetryExceeded), as a device's retries end. Default 30 s. Waiting requests
     /// hold buffers.
     pub retry_timeout: Duration,
-    /// How long a closing connection waits for the peer to take sent data. Default 1 s.
+    /// Longest wait of a closing connection for its sent data. Default 1 s.
     pub linger: Duration,
 }
 

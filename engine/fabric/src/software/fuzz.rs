@@ -1,5 +1,5 @@
-//! Inputs of a hostile peer, for the fuzz targets of `tests/fuzz`: handshake bytes, and a connection's shared memory
-//! without its socket.
+//! Inputs of a hostile peer, for the fuzz targets of `tests/fuzz`. They are handshake bytes, and a connection's shared
+//! memory without its socket.
 
 use std::os::fd::AsFd;
 
@@ -23,7 +23,7 @@ pub const WINDOWS: u32 = 4;
 /// Bytes of memory that the peer shows, as region 0.
 pub const SHOWN: usize = 4096;
 
-/// Checks one datagram of a connection's socket: decoded values encode to the same bytes.
+/// Checks that a decoded datagram of a connection's socket encodes alike.
 pub fn handshake(bytes: &[u8]) {
     match Message::decode(bytes) {
         Ok(message) => assert_eq!(message.encode()[..], *bytes),
@@ -133,14 +133,14 @@ impl Peer {
         announce(&self.rings, &self.producer, len, 0);
     }
 
-    /// The peer's progress word in [`Part::Rings`], followed by a non-zero word on refusal.
+    /// The peer's progress word in [`Part::Rings`]. On refusal a non-zero word follows.
     pub fn report(&self) -> usize {
         size_of::<Line>() * self.layout.report(Side::Connector)
     }
 }
 
 impl SoftwareFabric {
-    /// As a hostile peer: announces a message of any length without writing it.
+    /// As a hostile peer: announces a message of any length, unwritten.
     pub fn announce(&mut self, qp: QpId, len: u32) {
         if let Some(qp) = self.table.get(qp) {
             announce(&qp.ring, &qp.tx, len, qp.rx.taken());

@@ -1,4 +1,4 @@
-//! The software fabric: reliable connected queue pairs over shared memory of one host.
+//! The software fabric: reliable connected queue pairs over shared memory.
 //!
 //! It has the semantics and checks of a NIC: keys, bounds, rights, lengths, queue depths. Nothing of it needs
 //! privileges, huge pages or a device.

@@ -1,4 +1,4 @@
-//! Connect requests: from an opened connection to one that waits for its owner's answer.
+//! Connect requests: from opened connections to ones awaiting the owner's answer.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;

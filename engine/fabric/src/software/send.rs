@@ -1,4 +1,4 @@
-//! The sending half of a queue pair: requests run in posting order, mostly within the post.
+//! The sending half of a queue pair. Requests run in posting order, mostly within the post.
 
 use rpcrdma_mempool::{Buf, Lent, PeerMapping};
 use rustix::io::Errno;

@@ -1,4 +1,4 @@
-//! Memory windows: the table of exposed memory, for its owner and the peer.
+//! Memory windows: the table of exposed memory, used by both sides.
 //!
 //! The owner of a table writes its entries and revokes them; the peer claims an entry for the time of a copy. Each side
 //! writes a word that the other reads: the owner the key, the peer BUSY. Each writes before it reads the other's, with

@@ -26,7 +26,8 @@ pub struct VerbsConfig {
     /// The device, such as `mlx5_0`. Default: the one that `address` is reached through, else the first with
     /// an active port.
     pub device: Option<String>,
-    /// Local GID, by its index in the port's table: a routable one (RoCE v2). Default: that of the route to the peer.
+    /// Index of the local GID in the port's table. It must be a routable one (RoCE v2). Default: that of the route to
+    /// the peer.
     pub gid_index: Option<u32>,
     /// The address to listen at or connect to; it picks the device. `DEVICE@HOST:PORT` and `DEVICE/GID@HOST:PORT` name
     /// the device and its GID. Default none.
@@ -51,19 +52,19 @@ pub struct VerbsConfig {
     /// The peer's wait before a retry when no Receive is posted here. InfiniBand code: 1 (10 µs) to 31 (491 ms), 0 for
     /// 655 ms. Default 12: 640 µs.
     pub min_rnr_timer: u8,
-    /// Most retransmissions of a lost packet before the connection ends, 0 to 7. It applies to either side, but peers
-    /// may request less or more. Default 6, as the Linux kernel's NFS: for Soft-RoCE 7 is unlimited, so a dead peer
-    /// goes unnoticed.
+    /// Most retransmissions of a lost packet, 0 to 7. The connection ends after them. It applies to either side, but
+    /// peers may request less or more. Default 6, as the Linux kernel's NFS: for Soft-RoCE 7 is unlimited, so a dead
+    /// peer goes unnoticed.
     pub retries: u8,
-    /// Most retries of a local message that meets no Receive, 0 to 6. Peers set the number, possibly unlimited, and
-    /// each wait, at most 655 ms. Default 6: a peer that takes nothing ends after 4 s.
+    /// Most retries of a local message without a Receive, 0 to 6. Peers set the number, possibly unlimited, and each
+    /// wait, at most 655 ms. Default 6: a peer that takes nothing ends after 4 s.
     pub rnr_retries: u8,
     /// Longest wait for an acknowledgement before retransmission. InfiniBand code: 4.096 µs times two to the power of 1
     /// to 31. The actual wait follows from the path and the peer, and may be unlimited. Default 20: 4.3 s.
     pub ack_timeout: u8,
     /// How long address and route may take to be found. Default 5 s.
     pub resolve_timeout: Duration,
-    /// How long a closing connection waits for the peer to take sent data. Default 1 s.
+    /// Longest wait of a closing connection for its sent data. Default 1 s.
     pub linger: Duration,
     /// How long a queue pair's destruction waits for its last completions. Default 1 s. Devices need microseconds;
     /// later completions count as flushed.

@@ -1,4 +1,4 @@
-//! Traffic class, service level and path MTU, in queue pair and path record.
+//! Traffic class, service level and path MTU, applied to connections.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Deviations of devices from the specification, and facts that they do not report.
+//! Deviations of devices from the specification, and unreported facts.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Two ends with every input of theirs, or of a hostile peer, in any order.
+//! Model: all inputs of two ends, or of a hostile peer.
 
 use proptest::prelude::*;
 

@@ -48,7 +48,7 @@ impl fmt::Display for Segment {
 /// One segment of a Read chunk. Segments with the same position form one chunk, in list order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct ReadSegment {
-    /// Offset of the data in the unreduced RPC message, in bytes. 0 means the whole message.
+    /// Offset of the data in the unreduced RPC message, in bytes. It is 0 for the whole message.
     pub position: u32,
     /// The memory to be read.
     pub target: Segment,

@@ -152,7 +152,7 @@ pub struct Flags(pub u32);
 impl Flags {
     /// No flag.
     pub const NONE: Flags = Flags(0);
-    /// The message is a reply or an error: its receiver made the XID.
+    /// The message is a reply or an error. Its receiver made the XID.
     pub const RESPONSE: Flags = Flags(1);
     /// The payload continues in the next message.
     pub const MORE: Flags = Flags(2);

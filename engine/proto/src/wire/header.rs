@@ -101,7 +101,7 @@ impl Header<'_> {
         self.emit_before(out, needed, version, revision).map(|_| needed).ok_or(NoSpace { needed, available })
     }
 
-    /// Writes the header to end at byte `end` of `buf`; returns its start. The rest is as [`emit`](Self::emit). Without
+    /// Writes the header before byte `end` of `buf`; returns its start. The rest is as [`emit`](Self::emit). Without
     /// room it writes nothing and returns `None`.
     #[inline(never)]
     pub fn emit_before(&self, buf: &mut [u8], end: usize, version: Version, revision: Revision) -> Option<usize> {

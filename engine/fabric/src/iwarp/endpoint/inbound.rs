@@ -1,4 +1,4 @@
-//! Inbound segments, checked before placement (RFC 5040 §5, RFC 5041 §5, RFC 5042).
+//! Inbound segments, checked before placement. RFC 5040 §5, RFC 5041 §5, RFC 5042.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Memory windows of one stream: valid STags, their bytes and rights (RFC 5042 §6).
+//! Memory windows of one stream, with bytes and rights (RFC 5042 §6).
 //!
 //! Only this side reads or writes the memory, so bounds and rights are exact for each segment.
 

@@ -1,4 +1,4 @@
-//! The CRC-32C at the end of an FPDU (RFC 5044 §4.4, RFC 3720 §12.1).
+//! The CRC-32C at the end of an FPDU. RFC 5044 §4.4, RFC 3720 §12.1.
 
 /// A checksum under way. It goes over length, header, payload and pad, in this order and in any number of parts.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,4 +1,4 @@
-//! Invariants of any bytes on the wire, for tests and the fuzz target.
+//! Invariants of any wire bytes, for tests and the fuzz target.
 
 use super::*;
 
@@ -13,8 +13,8 @@ pub enum Event {
     Error(WireError),
 }
 
-/// Reads a stream in pieces of the lengths `cuts`, the last for the rest. With `past`, payloads are read past the
-/// reader where possible. Checks the reader's own statements on the way.
+/// Reads a stream in pieces of the lengths `cuts`, then the rest. With `past`, payloads are read past the reader where
+/// possible. Checks the reader's own statements on the way.
 pub fn read(stream: &[u8], crc: bool, cuts: &[usize], past: bool) -> Vec<Event> {
     let mut reader = Reader::new(crc);
     let mut events = Vec::new();
@@ -118,7 +118,7 @@ pub fn setup(bytes: &[u8]) {
     }
 }
 
-/// Checks that a decoded Terminate encodes as in the RFC and decodes alike.
+/// Checks that a decoded Terminate encodes as in the RFC. It must decode alike.
 pub fn terminate(bytes: &[u8]) {
     let Ok(terminate) = Terminate::decode(bytes) else { return assert!(bytes.len() < 4) };
     assert!(!terminate.to_string().is_empty());

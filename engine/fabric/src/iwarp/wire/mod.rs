@@ -1,4 +1,4 @@
-//! iWARP codec: MPA (RFC 5044, RFC 6581), DDP (RFC 5041) and RDMAP (RFC 5040). No I/O, no clock, and no input makes it
+//! iWARP codec: MPA, DDP and RDMAP. RFC 5044 and RFC 6581, RFC 5041, RFC 5040. No I/O, no clock, and no input makes it
 //! panic.
 //!
 //! A connection begins with one [`Setup`] each way. What follows, in each direction, is a sequence of *FPDUs*, each of

@@ -66,7 +66,7 @@ pub struct Setup {
 /// Enhanced RDMA connection establishment data (RFC 6581 §9). The private data begins with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Enhanced {
-    /// Most concurrent Read Requests accepted from the peer; 14 bits. 0x3FFF: not negotiated.
+    /// Most concurrent Read Requests accepted from the peer; 14 bits. The value 0x3FFF means not negotiated.
     pub ird: u16,
     /// Most outstanding Read Requests of the sender; 14 bits. 0x3FFF: not negotiated.
     pub ord: u16,

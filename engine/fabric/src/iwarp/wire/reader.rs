@@ -127,7 +127,7 @@ impl Reader {
         whole_header(header).unwrap_or(header)
     }
 
-    /// Whether the stream may end here: all segments are whole, nothing is kept.
+    /// Whether the stream may end here: only whole segments, nothing kept.
     #[inline]
     pub fn is_between(&self) -> bool {
         self.cutter.part == Part::Between && self.checked.as_ref().is_none_or(Checked::is_told)

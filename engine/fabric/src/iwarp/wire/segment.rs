@@ -12,7 +12,7 @@ pub const QUEUE_READ_REQUEST: u32 = 1;
 /// Queue of Terminates.
 pub const QUEUE_TERMINATE: u32 = 2;
 
-/// Most bytes of a ULPDU, header and payload of a segment: a 16-bit length.
+/// Most bytes of a ULPDU, header and payload of a segment. Its length has 16 bits.
 pub const MAX_ULPDU: usize = 65535;
 /// Bytes of the header of a tagged segment, within the ULPDU.
 pub const TAGGED_HEADER: usize = 14;
@@ -46,7 +46,7 @@ const SEND_SOLICITED: u8 = 5;
 const SEND_SOLICITED_INVALIDATE: u8 = 6;
 const TERMINATE: u8 = 7;
 
-/// Zero bytes after a ULPDU, which align the FPDU to four (RFC 5044 §4.1).
+/// Zero bytes after a ULPDU. They align the FPDU to four (RFC 5044 §4.1).
 #[inline]
 pub const fn pad(ulpdu: usize) -> usize {
     2usize.wrapping_sub(ulpdu) & 3

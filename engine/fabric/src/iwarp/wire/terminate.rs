@@ -15,7 +15,7 @@ use super::segment::{HEADER, whole_header};
 /// Declares the faults, one row each: layer, error type, error code, text.
 macro_rules! faults {
     ($( $Name:ident = $layer:literal, $etype:literal, $code:literal, $text:literal; )+) => {
-        /// The cause of a stream's end, per layer, error type and error code.
+        /// The cause of a stream's end: layer, error type, error code.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Fault {
             $(
@@ -119,7 +119,7 @@ const HEADER_CONTROL: u8 = LENGTH_VALID | DDP_HEADER | RDMAP_HEADER;
 /// A Terminate Header: the whole message after its only segment header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terminate {
-    /// The layer of the error: 0 RDMAP, 1 DDP, 2 lower; 4 bits.
+    /// The layer of the error: 0 RDMAP, 1 DDP, 2 lower. It has 4 bits.
     pub layer: u8,
     /// Error type of the layer; 4 bits.
     pub etype: u8,
