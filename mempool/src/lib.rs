@@ -13,7 +13,7 @@
 //! | type | who may touch the bytes | sharing | back to [`Buf`] |
 //! | --- | --- | --- | --- |
 //! | [`Buf`] | its owner, any thread | none | – |
-//! | [`Frozen`] | everybody, reading only | cloned, any thread | never; goes home with the last clone |
+//! | [`Frozen`] | all holders, reading only | cloned, any thread | never; returns with the last clone |
 //! | [`Lent`] | the device, or copies in and out on the owner thread | cloned, owner thread only | [`Lent::reclaim`] |
 //! | [`Posted`] | the device | none | [`Posted::complete`], unsafe: the device is done |
 //!

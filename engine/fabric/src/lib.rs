@@ -20,16 +20,16 @@
 //! | file | holds |
 //! | --- | --- |
 //! | [`iwarp`] | the fabric over plain TCP, in user space |
-//! | [`software`] | the fabric without hardware: shared memory between processes of one host |
+//! | [`software`] | the fabric over shared memory of one host |
 //! | `verbs` | the fabric over libibverbs and librdmacm, with the feature `verbs` |
-//! | [`any`] | whichever of them an address names |
-//! | `device_event` | what becomes of a device, whoever uses it |
-//! | `error` | failures of a fabric, or of what it stands on |
-//! | `forward` | what a wrapper of fabrics only hands on |
-//! | `checks` | what every fabric checks of a work request |
-//! | `arrival` | a message that a poll hands over by itself |
-//! | `received`, `receives` | buffers with what has come in them; a queue of posted ones |
-//! | [`host`] | `HOST:PORT`, as addresses of two of the fabrics have it |
+//! | [`any`] | the fabric of an address, chosen at run time |
+//! | `device_event` | events of a device or its port |
+//! | `error` | failures of a fabric or its environment |
+//! | `forward` | forwarding in wrappers of fabrics |
+//! | `checks` | checks of work requests, common to all fabrics |
+//! | `arrival` | a lone message from a poll |
+//! | `received`, `receives` | buffers with received data; a queue of posted ones |
+//! | [`host`] | `HOST:PORT` addresses |
 //! | `keys` | the keys of memory windows |
 //! | `table` | queue pairs, by slot and generation |
 //! | [`socket_file`] | files that Unix sockets are bound to |

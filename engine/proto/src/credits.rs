@@ -4,7 +4,7 @@
 //! *receiver* has got `received` messages and has announced a limit, `told_limit`. It keeps Receives in reserve for it.
 //! The modes differ in the encoding of the limit:
 //!
-//! | scheme | `rdma_credit` | limit that it says |
+//! | mode | `rdma_credit` | resulting limit |
 //! |---|---|---|
 //! | [`Scheme::V2Windowed`] | credits from here on | `received` word + credits |
 //! | [`Scheme::V2Incremental`] | low half: newly granted; high half: most outstanding | previous limit + newly granted, and no more than the most at a time |

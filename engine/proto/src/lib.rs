@@ -113,18 +113,18 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `config` | what a connection is made with |
-//! | `event` | what goes in and out |
-//! | `incoming` | a message as it was decoded |
-//! | `receive`, `version_1` | what a message means |
-//! | `unusable` | what is no message, or of no use |
-//! | `commands` | what the owner says and asks: time, loss, calls and replies |
-//! | `transmit` | what goes out next, and its header |
-//! | `characteristics` | what changes while connected, by the rules of `exchange` |
-//! | [`exchange`] | these rules, of themselves |
+//! | `config` | configuration of a connection |
+//! | `event` | events and outgoing messages |
+//! | `incoming` | a decoded message |
+//! | `receive`, `version_1` | meaning of a message |
+//! | `unusable` | unusable messages |
+//! | `commands` | the owner's input: time, loss, calls and replies |
+//! | `transmit` | the next outgoing message and its header |
+//! | `characteristics` | changes while connected, by the rules of `exchange` |
+//! | [`exchange`] | the rules of such changes |
 //! | `negotiate` | version and terms |
-//! | `introduce` | CONNPROP: properties, and host authentication with them |
-//! | `credits` | who may send how much |
+//! | `introduce` | CONNPROP: properties and host authentication |
+//! | `credits` | flow control |
 //! | `calls`, `inbound` | the calls of this side, and those of the peer |
 //! | `free_list` | which slots of their tables are free |
 //! | `heads` | how the headers of the peer are laid out |

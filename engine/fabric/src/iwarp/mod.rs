@@ -7,16 +7,16 @@
 //! # How it is built
 //! | file | holds |
 //! | --- | --- |
-//! | [`wire`] | bytes to frames, segments and errors, and back |
-//! | `endpoint` | the rules of one connection, without I/O: what comes is checked and placed, what is posted becomes bytes |
-//! | `setup` | what the two ends agree on first |
+//! | [`wire`] | the codec of frames, segments and errors |
+//! | `endpoint` | the rules of one connection, without I/O: checks, placement, output |
+//! | `setup` | negotiation before the first FPDU |
 //! | `qp` | one socket with its endpoint: reading, writing, ending |
-//! | `connect`, `listener` | how connections begin and are looked after |
-//! | `expiring` | what is let go after a while: the oldest first |
-//! | `sys` | vectored reads and writes of memory of the pools |
+//! | `connect`, `listener` | connection management |
+//! | `expiring` | a queue of expiring values |
+//! | `sys` | vectored socket I/O on pool memory |
 //! | `config` | the knobs |
 //! | `memory` | the same rules without sockets, for tests: two endpoints of one thread |
-//! | `fuzz` | a connection whose peer says anything, for tests |
+//! | `fuzz` | a connection with an arbitrary peer, for tests |
 //!
 //! # System calls
 //! The polling thread makes them: a socket has no other notification. A few recently active connections are read in

@@ -9,11 +9,11 @@
 //! goes through a line of its own.
 //!
 //! A ring begins small. The producer enlarges it, up to the negotiated size, when a record does not fit. So the used
-//! part is as long as the traffic needs. It stays in cache for any number of connections. In place of the record it
-//! leaves a *marker* with the new ring size. The next record lies where the smaller ring ended, in its first unused
-//! place. Positions continue up to the next one that denotes this place. So records sent but not taken have their
-//! positions of the larger ring, or ones more than its length away. The usual room count still overwrites nothing. The
-//! new part is free as well, until the consumer has come to the marker.
+//! part is as long as the traffic needs. It stays in cache for any number of connections. In place of the record the
+//! producer leaves a *marker* with the new ring size. The next record lies where the smaller ring ended, in its first
+//! unused place. Positions continue up to the next one that denotes this place. So records sent but not taken have
+//! their positions of the larger ring, or ones more than its length away. The usual room count still overwrites
+//! nothing. The new part is free as well, until the consumer has come to the marker.
 //!
 //! The memory is shared with a process that may be hostile: every word is read once, then checked.
 

@@ -21,19 +21,19 @@
 //! # Ok::<(), rpcrdma_proto::wire::NoSpace>(())
 //! ```
 //!
-//! | file | what it holds |
+//! | file | holds |
 //! | --- | --- |
 //! | `codes` | versions, revisions, header types, flags |
-//! | `view`, `header` | a header received, a header to be sent |
-//! | `head` | the header that most messages have, read by its layout |
+//! | `view`, `header` | a received header, a header to send |
+//! | `head` | fast-path header decoding |
 //! | `chunks` | segments and chunk lists, both ways |
-//! | `error` | what is wrong with a header; the protocol's own errors |
+//! | `error` | header errors; the protocol's own errors |
 //! | [`properties`], [`optional`] | version 2: properties, and operations that change them |
 //! | [`private_data`] | version 1: properties in the connect message |
 //! | [`rpc`] | RFC 5531 call and reply headers |
 //! | [`xdr`] | cursors over bytes |
 //! | `display` | one line of text for a header |
-//! | `invariants` | what holds of any bytes, for tests |
+//! | `invariants` | invariants of any bytes, for tests |
 #![forbid(unsafe_code)]
 
 mod chunks;

@@ -2,10 +2,10 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `inbound` | what the peer sends: checked, placed, delivered |
-//! | `outbound` | what was posted, and answers to the peer's Reads: cut into FPDUs, in order |
-//! | `stream` | the bytes that are to be sent |
-//! | `windows` | which memory the peer may reach |
+//! | `inbound` | inbound segments: check, placement, delivery |
+//! | `outbound` | posted requests and answers to the peer's Reads, as FPDUs in order |
+//! | `stream` | outbound bytes |
+//! | `windows` | memory windows for the peer |
 //!
 //! A Send or Write completes when its last byte is with the transport (RFC 5040 §5.5, rules 9 and 14). A Read completes
 //! when its response has come. All complete in posting order (rule 15). The peer reports a refusal by its Terminate,

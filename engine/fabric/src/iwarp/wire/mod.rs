@@ -20,11 +20,11 @@
 //! | --- | --- |
 //! | [`mpa`] | the frames that set up a connection |
 //! | [`segment`] | length and header of a segment |
-//! | [`read_request`] | what is behind the header of a Read Request |
-//! | [`terminate`] | what is behind that of a Terminate: the errors, and their codes |
+//! | [`read_request`] | the body of a Read Request |
+//! | [`terminate`] | the body of a Terminate: errors and their codes |
 //! | [`crc`] | the checksum |
 //! | [`reader`] | a byte stream, cut into segments |
-//! | `invariants` | what holds of any bytes, for tests |
+//! | `invariants` | invariants of any bytes, for tests |
 #![forbid(unsafe_code)]
 
 pub mod crc;
