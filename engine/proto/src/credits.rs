@@ -64,10 +64,10 @@ pub struct Credits {
     acknowledged: u32,
     /// Counted messages of the peer: all in version 2, calls in version 1.
     received: u32,
-    /// The limit that the peer surely knows.
+    /// The limit announced to the peer, which it may know.
     told_limit: u32,
-    /// Incremental: the part of it in no message so far. A client keeps a Receive for its server's first message, and
-    /// announces it in its own.
+    /// Incremental: the part of that limit in no message so far. A client keeps a Receive for its server's first
+    /// message, and announces it in its own.
     untold: u32,
     /// The credit limit that this side offers: Receives, within [`MIN_CREDITS`] and [`MAX_CREDITS`]. Version
     /// 1: calls of the peer that it takes.
