@@ -1,5 +1,5 @@
 //! Compares calls with what the same two cores do without them: UCX, memcpy, bare cache lines, and another `rpcperf`.
-//! Each row is a ratio of two runs, one behind the other. `tuning.md` has the figures.
+//! Each row is a ratio of two runs, one behind the other. `bench/measurements.md` has the figures.
 //!
 //! ```sh
 //! cargo build --release -p rpcrdma-bench --bins --examples

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! `polled` makes the connections of one `LocalClient`, `threads` a `Client` each, with its thread and its
-//! memory, `endpoint` those of one `Endpoint`, which share a thread. `tuning.md` has the figures.
+//! memory, `endpoint` those of one `Endpoint`, which share a thread. `bench/measurements.md` has the figures.
 #![forbid(unsafe_code)]
 
 use std::error::Error;

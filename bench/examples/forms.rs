@@ -1,6 +1,6 @@
 //! Compares the forms in which a payload can travel: runs `rpcperf` with each in turn, again and again, and
-//! prints the medians of the runs in which the cores were as far from each other as in most. `tuning.md` has
-//! the figures.
+//! prints the medians of the runs in which the cores were as far from each other as in most.
+//! `bench/measurements.md` has the figures.
 //!
 //! ```sh
 //! cargo build --release -p rpcrdma-bench --bins --examples

@@ -2,7 +2,7 @@
 //! has something to do, so that no turn is idle. Time passes by turns, so that a slow host does no more for a call, and
 //! every run is alike; a look at the real clock, in every 16th turn, is not counted. For `valgrind --tool=callgrind
 //! --toggle-collect='*client_side*'`, or `'*server_side*'`; the difference of two numbers of calls leaves the
-//! start out. `tuning.md` has the figures.
+//! start out. `bench/measurements.md` has the figures.
 //!
 //! ```sh
 //! cargo run --release -p rpcrdma-bench --example instructions -- \

@@ -14,7 +14,7 @@
 //! `witness` has a server in a process of its own, which never sleeps, and a connection that makes one call after the
 //! other: first alone, then while the others are being made. The client's work for these is done between two calls, so
 //! the round trips show what the server does for them. A round trip is set aside, and counted, if it took more than 20 µs
-//! while another process had one of the two processors for more than 5 µs. `tuning.md` has the figures.
+//! while another process had one of the two processors for more than 5 µs. `bench/measurements.md` has the figures.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
