@@ -10,15 +10,21 @@ use rpcrdma_tests::source::{code, files, is_test, read, root, test_names, words}
 /// The structs whose fields are knobs: each has a section of this name in `tuning.md`, with a table of its
 /// fields.
 const KNOBS: &[(&str, &str)] = &[
-    ("Config", "engine/src/config.rs"),
+    ("MemoryConfig", "engine/src/config/memory.rs"),
+    ("ArenaConfig", "mempool/src/config.rs"),
+    ("LimitsConfig", "engine/src/config/limits.rs"),
+    ("TimeoutConfig", "engine/src/config/timeouts.rs"),
+    ("WireConfig", "engine/src/config/wire.rs"),
+    ("PollConfig", "engine/src/config/poll.rs"),
+    ("DeviceConfig", "engine/src/config/device.rs"),
+    ("VerbsConfig", "engine/fabric/src/verbs/config.rs"),
+    ("IwarpConfig", "engine/fabric/src/iwarp/config.rs"),
+    ("SoftwareConfig", "engine/fabric/src/software/config.rs"),
+    ("ClientConfig", "engine/src/client/mod.rs"),
+    ("ReconnectConfig", "engine/src/config/reconnect.rs"),
     ("ServerConfig", "engine/src/server/mod.rs"),
     ("WorkerConfig", "engine/src/handoff/workers.rs"),
-    ("ReplyCacheConfig", "engine/src/service/reply_cache.rs"),
-    ("ClientConfig", "engine/src/client/mod.rs"),
-    ("SoftwareConfig", "engine/fabric/src/software/config.rs"),
-    ("IwarpConfig", "engine/fabric/src/iwarp/config.rs"),
-    ("VerbsConfig", "engine/fabric/src/verbs/config.rs"),
-    ("ArenaConfig", "mempool/src/config.rs"),
+    ("DuplicateRequestCacheConfig", "engine/src/service/duplicate_requests.rs"),
 ];
 
 /// The public fields of a struct, in order.
@@ -57,7 +63,7 @@ fn tuning_names_every_knob_and_no_other() {
 /// The list from symptom to counter to knob: each row is the first line of the test that provokes it.
 #[test]
 fn every_symptom_of_the_decision_list_is_provoked() {
-    let listed = rows(&section(&read("tuning.md"), "## When calls are slow"));
+    let listed = rows(&section(&read("tuning.md"), "### When calls are slow"));
     let listed: Vec<String> = listed
         .into_iter()
         .filter(|row| !row[1].contains("(no test provokes this)"))
@@ -348,6 +354,7 @@ fn files_that_are_named_are_there() {
         "tests/peers.md",
         "tests/fuzz/README.md",
         "tuning.md",
+        "bench/measurements.md",
     ] {
         let folder = root().join(document).parent().expect("a file is in a folder").to_owned();
         for name in read(document).split('`').skip(1).step_by(2) {
