@@ -7,12 +7,13 @@ features=
 # schedule: the order of the steps. What waits a lot runs beside what computes.
 schedule() {
     step format
-    if chosen build || chosen tests || chosen tcp || chosen vm || chosen sim || chosen compile-fail; then need build; fi
+    if chosen build || chosen tests || chosen tcp || chosen vm || chosen sim || chosen compile-fail || chosen documents; then need build; fi
     if chosen loom || chosen fuzz || chosen embed || chosen instructions; then ahead; fi
     step tests
     step tcp
     step sim
     step compile-fail
+    step documents
     # The first tier's scripts run beside the lints; all of them last, and beside nothing but those that wait.
     if chosen vm && ! $all; then vm_begin; fi
     step lints
@@ -149,13 +150,19 @@ executable() {
 word() { printf %q "$1"; }
 
 # ---------------------------------------------------------------------------------------------------------------------
-step_tests() { nextest tests 1200 'not binary(/compile_fail/)' SIM_SEEDS=500; }
+step_tests() { nextest tests 1200 'not binary(/compile_fail|^documents$/)' SIM_SEEDS=500; }
 
 step_tcp() { nextest tcp 900 'package(rpcrdma-tests) & binary(it)' RPCRDMA_FABRIC=iwarp; }
 
 step_sim() { nextest sim 1800 'binary(sim) & (test(seeds) | test(conduct))' SIM_FIRST=500 SIM_SEEDS=1000; }
 
 step_compile_fail() { nextest compile-fail 900 'binary(/compile_fail/)' CARGO_INCREMENTAL=0; }
+
+# Those commands that need a device are run by step vm.
+step_documents() {
+    nextest documents 1500 'binary(documents)' CARGO_INCREMENTAL=0
+    rm -rf "$target/documents" # release builds of everything
+}
 
 # Without what speeds up the next build, which takes more room than all programs. The tests' code is the same with the
 # verbs fabric, where the next step looks at it: only --all does so twice.
@@ -335,5 +342,6 @@ step_vm() {
     # process costs many times as much in an emulated machine: fewer of them are killed.
     tests vm 7200 tests/vm/run --limit 7100 --busy \
         --program "env RPCRDMA_VERBS=1 $(word "$(executable rpcrdma-fabric it)") contract_verbs:: --test-threads=1" \
-        --program "env RPCRDMA_FABRIC=verbs KILLS=20 $(word "$(executable rpcrdma-tests it)") --test-threads=1"
+        --program "env RPCRDMA_FABRIC=verbs KILLS=20 $(word "$(executable rpcrdma-tests it)") --test-threads=1" \
+        --program "$(word "$(executable rpcrdma-tests documents)") --test-threads=1"
 }

@@ -28,3 +28,80 @@ pub fn rows(text: &str) -> Vec<Vec<String>> {
     }
     rows
 }
+
+/// A fenced block of a document.
+pub struct Block {
+    /// The line of its fence, from 1.
+    pub line: usize,
+    /// The words behind the fence: the language, and how the block is used.
+    pub info: String,
+    /// Its lines.
+    pub text: String,
+}
+
+/// The fenced blocks of a document, in order.
+///
+/// # Panics
+/// If a block has no end.
+pub fn blocks(document: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let mut lines = (1..).zip(document.lines());
+    while let Some((line, fence)) = lines.next() {
+        let Some(info) = fence.strip_prefix("```") else { continue };
+        let mut text = String::new();
+        loop {
+            let (_, inner) = lines.next().unwrap_or_else(|| panic!("the block of line {line} has no end"));
+            if inner == "```" {
+                break;
+            }
+            text.push_str(inner);
+            text.push('\n');
+        }
+        blocks.push(Block { line, info: info.to_owned(), text });
+    }
+    blocks
+}
+
+/// The documents whose commands are run by `tests/documents.rs`.
+pub const COMMANDS: &[&str] = &[
+    "README.md",
+    "tools/README.md",
+    "deploy/README.md",
+    "deploy/nfs.md",
+    "deploy/hardware.md",
+    "deploy/iwarp.md",
+    "deploy/containers.md",
+];
+
+/// Where the commands of a block are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On this host.
+    Host,
+    /// In the virtual machine, which has the device `rxe0`.
+    Machine,
+    /// The same, with the driver of soft-iWARP.
+    SoftIwarp,
+    /// In the virtual machine, in the network namespace of another host without a device.
+    Server,
+    /// Nowhere: the document says why.
+    Nowhere,
+}
+
+impl Block {
+    /// Where its commands are run; `None` if it has none.
+    ///
+    /// # Panics
+    /// If the fence says something else.
+    pub fn place(&self) -> Option<Place> {
+        let place = match self.info.strip_prefix("sh")?.trim_start() {
+            "" => Place::Host,
+            "vm" => Place::Machine,
+            "vm siw" => Place::SoftIwarp,
+            "vm server" => Place::Server,
+            reason if reason.strip_prefix("not run: ").is_some_and(|reason| reason.len() > 10) => Place::Nowhere,
+            _ => panic!("line {}: a block of commands is not marked {:?}", self.line, self.info),
+        };
+        Some(place)
+    }
+}

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use rpcrdma::wire::properties::PropertyId;
 use rpcrdma::wire::{ErrorBody, HeaderType, Revision, Version};
-use rpcrdma_tests::document::{rows, section};
+use rpcrdma_tests::document::{COMMANDS, Place, blocks, rows, section};
 use rpcrdma_tests::source::{code, files, is_test, read, root, test_names, words};
 
 /// The structs whose fields are knobs: each has a section of this name in `tuning.md`, with a table of its
@@ -260,6 +260,30 @@ fn links_lead_somewhere() {
     assert!(seen > 10, "only {seen} links were found");
 }
 
+/// `tests/documents.rs` runs each block of commands, or the block says why not.
+#[test]
+fn commands_are_run_or_say_why_not() {
+    let mut documents = vec!["README.md".to_owned()];
+    documents.extend(["tools", "deploy"].iter().flat_map(|folder| files(folder, ".md")));
+    let (mut run, mut shown) = (0, 0);
+    for document in &documents {
+        assert!(COMMANDS.contains(&document.as_str()), "the commands in {document} are not run");
+        let mut commands = false;
+        for block in blocks(&read(document)) {
+            let kind = block.info.split(' ').next().expect("a word");
+            assert!(matches!(kind, "sh" | "text" | "rust"), "{document}:{}: what is {kind:?}?", block.line);
+            let place = block.place();
+            run += usize::from(place.is_some_and(|place| place != Place::Nowhere));
+            if block.info == "text output" {
+                assert!(commands, "{document}:{}: no commands print this", block.line);
+                shown += 1;
+            }
+            commands = place.is_some_and(|place| place != Place::Nowhere);
+        }
+    }
+    assert!(run > 20 && shown > 5, "{run} blocks are run, and {shown} outputs compared");
+}
+
 /// How a heading is named in links.
 fn anchor(line: &str) -> Option<String> {
     let text = line.strip_prefix('#')?.trim_start_matches('#').trim().to_lowercase();
@@ -347,6 +371,8 @@ fn files_that_are_named_are_there() {
     let mut seen = 0;
     for document in [
         "README.md",
+        "tools/README.md",
+        "deploy/README.md",
         "engine/README.md",
         "engine/PROTOCOL.md",
         "mempool/README.md",

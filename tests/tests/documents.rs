@@ -1,0 +1,225 @@
+//! The commands in the documents are run as they stand, and print what the documents say.
+//!
+//! A fence says where: `sh` on this host, `sh vm` in the virtual machine, `sh vm server` there on another host, `sh vm
+//! siw` with the driver of soft-iWARP, `sh not run: REASON` nowhere. `text output` is what the commands in front of it
+//! print: each line but `…`, up to a `…` at its end, with any numbers. `rust PATH` is written to that file. A command
+//! that ends with `&` is waited for until it listens. The blocks of a document are run in order, in one shell.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rpcrdma_tests::document::{Place, blocks};
+use rpcrdma_tests::source::{read, root};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// What each script begins with. A server's output is the block's, too.
+const PRELUDE: &str = r#"set -euo pipefail
+ready() {
+    local i
+    for ((i = 0; i < 1500; i++)); do
+        if grep -q '^listening' "$1"; then cat "$1"; return; fi
+        kill -0 "$2" 2>/dev/null || break
+        sleep 0.1
+    done
+    cat "$1"
+    return 1
+}
+"#;
+
+/// Two hosts, as the documents name them, and the variables that they ask for.
+const MACHINE: &str = r#"ip netns add server
+ip link add eth0 type veth peer name eth0 netns server
+ip address add 192.0.2.2/24 dev eth0
+ip -netns server address add 192.0.2.1/24 dev eth0
+ip -netns server link set lo up
+ip -netns server link set eth0 up
+ip link set eth0 up
+export DEVICE=rxe0 GID=1 SERVER=10.0.0.1
+restore() {
+    umount -l /mnt 2>/dev/null || true
+    rdma link delete siw0 2>/dev/null || true
+    ip link delete eth0
+    ip netns delete server
+    echo 0 >/proc/sys/vm/nr_hugepages
+}
+trap restore EXIT
+"#;
+
+fn target() -> PathBuf {
+    let program = std::env::current_exe().expect("this program");
+    program.ancestors().nth(3).expect("target/PROFILE/deps").to_owned()
+}
+
+/// A directory with a clone of this repository in it: links to its files, and a `target` of its own.
+fn clone() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    let clone = directory.path().join("rpcrdma");
+    fs::create_dir(&clone).expect("a directory");
+    for entry in fs::read_dir(root()).expect("the repository") {
+        let name = entry.expect("an entry").file_name();
+        if name != "target" && name != ".git" {
+            symlink(root().join(&name), clone.join(&name)).expect("a link");
+        }
+    }
+    let own = target().join("documents");
+    fs::create_dir_all(&own).expect("a directory");
+    symlink(own, clone.join("target")).expect("a link");
+    directory
+}
+
+/// A block's commands. A server is started, and waited for.
+fn script(text: &str, logs: &Path) -> String {
+    let mut script = PRELUDE.to_owned();
+    for (n, line) in text.lines().enumerate() {
+        match line.strip_suffix(" &") {
+            Some(server) => {
+                let log = logs.join(format!("server-{n}"));
+                let log = log.display();
+                script.push_str(&format!("{server} >{log} 2>&1 &\nready {log} $!\n"));
+            }
+            None => script.push_str(&format!("{line}\n")),
+        }
+    }
+    script
+}
+
+/// A line as it is compared: blanks are alike, and so are numbers with their units.
+fn shape(line: &str) -> String {
+    let mut shape = String::new();
+    let mut number = false;
+    for c in line.split_whitespace().collect::<Vec<_>>().join(" ").chars() {
+        let more = c.is_ascii_digit() || number && matches!(c, '.' | 'k' | 'M' | 'G');
+        if more && !number {
+            shape.push('0');
+        } else if !more {
+            shape.push(c);
+        }
+        number = more;
+    }
+    shape
+}
+
+/// The first line that is expected and was not printed.
+fn missing<'a>(expected: &'a str, printed: &str) -> Option<&'a str> {
+    let printed: Vec<String> = printed.lines().map(shape).collect();
+    expected.lines().find(|line| {
+        let wanted = match line.split_once('…') {
+            Some((start, _)) if start.trim().is_empty() => return false,
+            Some((start, _)) => shape(start),
+            None => return !printed.contains(&shape(line)),
+        };
+        !printed.iter().any(|line| line.starts_with(&wanted))
+    })
+}
+
+/// Runs a document's blocks here: in the virtual machine those for it, else those for a host.
+fn run(document: &str) {
+    let machine = std::env::var_os("RPCRDMA_VM").is_some();
+    let here = |place| match place {
+        Place::Host => !machine,
+        Place::Machine | Place::Server | Place::SoftIwarp => machine,
+        Place::Nowhere => false,
+    };
+    let blocks = blocks(&read(document));
+    if !blocks.iter().any(|block| block.place().is_some_and(here)) {
+        return;
+    }
+    let (clone, logs) = (clone(), tempfile::tempdir().expect("a directory"));
+    let logs = logs.path();
+    let siw = !Command::new("modprobe").args(["--dry-run", "siw"]).output().is_ok_and(|done| done.status.success());
+    let mut main = format!("{PRELUDE}{}", if machine { MACHINE } else { "" });
+    let mut outputs: Vec<(usize, PathBuf, String)> = Vec::new();
+    let mut last = None;
+    for block in &blocks {
+        if let Some(place) = block.place() {
+            last = None;
+            if place == Place::SoftIwarp && machine && siw {
+                println!("not run: {document}:{}: there is no driver siw", block.line);
+            } else if here(place) {
+                let own = logs.join(block.line.to_string());
+                fs::create_dir(&own).expect("a directory");
+                let (file, output) = (own.join("script"), own.join("output"));
+                fs::write(&file, script(&block.text, &own)).expect("written");
+                let by = if place == Place::Server { "ip netns exec server bash" } else { "source" };
+                let (file, shown) = (file.display(), output.display());
+                main.push_str(&format!("echo '{document}:{}'\n{by} {file} >{shown} 2>&1\n", block.line));
+                last = Some(output);
+            }
+        } else if let Some(path) = block.info.strip_prefix("rust ").filter(|_| !machine) {
+            let file = logs.join(format!("{}.rs", block.line));
+            fs::write(&file, &block.text).expect("written");
+            main.push_str(&format!("cp {} {path}\n", file.display()));
+        } else if let Some(output) = last.take().filter(|_| block.info == "text output") {
+            outputs.push((block.line, output, block.text.clone()));
+        }
+    }
+
+    // Documents but the first ones expect that the programs were built, and are found.
+    let (debug, path) = (target().join("debug"), std::env::var("PATH").expect("a path"));
+    let path = format!("{0}:{0}/examples:{path}", debug.display());
+    let mut shell = Command::new("bash");
+    shell.args(["-c", &main]).current_dir(clone.path().join("rpcrdma")).process_group(0).stdin(Stdio::null());
+    shell.env("PATH", path).env_remove("CARGO_TARGET_DIR").env("CARGO_NET_OFFLINE", "true");
+    for (knob, value) in [("LTO", "off"), ("CODEGEN_UNITS", "16"), ("DEBUG", "false")] {
+        shell.env(format!("CARGO_PROFILE_RELEASE_{knob}"), value); // a fraction of the time
+    }
+    let mut shell = shell.spawn().expect("a shell");
+    let deadline = Instant::now() + Duration::from_secs(840);
+    let status = loop {
+        match shell.try_wait().expect("its status") {
+            Some(status) => break Some(status),
+            None if Instant::now() > deadline => break None,
+            None => std::thread::sleep(Duration::from_millis(50)),
+        }
+    };
+    // Servers of its blocks, which nobody else ends.
+    let _ = kill_process_group(Pid::from_child(&shell), Signal::KILL);
+    let printed = |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
+    if !status.is_some_and(|status| status.success()) {
+        for block in &blocks {
+            let output = printed(&logs.join(block.line.to_string()).join("output"));
+            if !output.is_empty() {
+                println!("{document}:{}:\n{}\n{output}", block.line, block.text);
+            }
+        }
+        panic!("{document}: a command failed: {status:?}: the last one above");
+    }
+    for (line, output, expected) in outputs {
+        let printed = printed(&output);
+        if let Some(line_expected) = missing(&expected, &printed) {
+            panic!("{document}:{line}: not printed: {line_expected}\n{printed}");
+        }
+    }
+}
+
+/// A test for each document.
+macro_rules! documents {
+    ($($name:ident $path:literal)*) => {
+        $(#[test] fn $name() { run($path); })*
+        #[test]
+        fn each_document_has_a_test() {
+            assert_eq!(rpcrdma_tests::document::COMMANDS, [$($path),*]);
+        }
+    };
+}
+documents! {
+    readme "README.md"
+    tools "tools/README.md"
+    deployment "deploy/README.md"
+    nfs "deploy/nfs.md"
+    hardware "deploy/hardware.md"
+    iwarp "deploy/iwarp.md"
+    containers "deploy/containers.md"
+}
+
+#[test]
+fn lines_are_compared_but_for_their_numbers() {
+    let printed = "a 12.5 us\nb   1.39M calls\nc xyz\n";
+    assert_eq!(missing("a 7 us\n…\nb 400k calls\nc x…\n", printed), None);
+    assert_eq!(missing("c x\n", printed), Some("c x"));
+    assert_eq!(missing("d…\n", printed), Some("d…"));
+}
