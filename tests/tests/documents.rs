@@ -39,9 +39,11 @@ ip -netns server address add 192.0.2.1/24 dev eth0
 ip -netns server link set lo up
 ip -netns server link set eth0 up
 ip link set eth0 up
+mkdir -p /srv/data
+mount -t tmpfs data /srv/data
 export DEVICE=rxe0 GID=1 SERVER=10.0.0.1
 restore() {
-    umount -l /mnt 2>/dev/null || true
+    umount -l /mnt /srv/data 2>/dev/null || true
     rdma link delete siw0 2>/dev/null || true
     ip link delete eth0
     ip netns delete server
