@@ -59,7 +59,7 @@ impl FabricError {
 
     /// Nobody listens at the address; what was tried, and the remedy.
     pub(crate) fn unreachable(address: impl AsRef<str>, detail: impl fmt::Display) -> Self {
-        Self::new(FabricErrorKind::Unreachable, format_args!("no listener at {:?}: {detail}", address.as_ref()))
+        Self::new(FabricErrorKind::Unreachable, format_args!("nobody listens at {:?}: {detail}", address.as_ref()))
     }
 
     /// What was called, and with what size; the error, the limit found, the command that fixes it.

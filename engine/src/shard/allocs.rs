@@ -31,22 +31,22 @@ impl AllocQueue {
 impl<F: Fabric> Shard<F> {
     /// Memory for a chunk, as soon as there is some. What the connection never has is an error at once.
     pub(super) fn alloc_later(&mut self, conn: ConnRef, len: usize, answer: Answer) {
-        if !self.outside.allocs.waiting.iter().any(|(other, ..)| *other == conn) {
+        if !self.allocs.waiting.iter().any(|(other, ..)| *other == conn) {
             match self.alloc_exposed(conn, len) {
                 Err(CallError::NoMemory { .. }) => {}
                 Err(CallError::Closed) if self.cx.conns.has(conn) => {}
                 result => return answer.complete(result),
             }
         }
-        self.outside.allocs.waiting.push_back((conn, len, answer));
+        self.allocs.waiting.push_back((conn, len, answer));
     }
 
     /// Answers those for whom there is memory now, and those whose connection has ended. Returns how many these are.
     pub(super) fn turn_allocs(&mut self) -> usize {
-        if self.outside.allocs.is_empty() {
+        if self.allocs.is_empty() {
             return 0;
         }
-        let mut queue = std::mem::take(&mut self.outside.allocs);
+        let mut queue = std::mem::take(&mut self.allocs);
         let before = queue.waiting.len();
         for _ in 0..before {
             let Some((conn, len, answer)) = queue.waiting.pop_front() else { break };
@@ -62,7 +62,7 @@ impl<F: Fabric> Shard<F> {
         }
         queue.blocked.clear();
         let answered = before - queue.waiting.len();
-        self.outside.allocs = queue;
+        self.allocs = queue;
         answered
     }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use rpcrdma_mempool::Buf;
 
-use super::allocs::AllocQueue;
 use super::close_reason::{CloseReason, ClosedBecause, LocalClose};
 use super::requester::{CallRequest, ChunkMemory};
 use super::{CallResult, ConnRef, FailedCall, Notice, ResizeError, Shard, Sink};
@@ -128,8 +127,6 @@ pub(super) struct Outside {
     connecting: Vec<Connecting>,
     /// Connections of clients on other threads, which look there for why theirs is over.
     watched: Vec<(ConnRef, Weak<ClosedBecause>)>,
-    /// Threads that wait for memory.
-    pub(super) allocs: AllocQueue,
     /// The shard's thread is to end.
     stopped: bool,
 }
@@ -137,14 +134,7 @@ pub(super) struct Outside {
 impl Outside {
     /// Of a shard that sleeps in its fabric.
     pub(super) fn new(sleeper: Sleeper) -> Self {
-        Self {
-            sleeper,
-            inbox: None,
-            connecting: Vec::new(),
-            watched: Vec::new(),
-            allocs: AllocQueue::default(),
-            stopped: false,
-        }
+        Self { sleeper, inbox: None, connecting: Vec::new(), watched: Vec::new(), stopped: false }
     }
 
     /// Wakes the shard from other threads.

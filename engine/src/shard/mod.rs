@@ -86,6 +86,7 @@ mod testing;
 mod thread;
 mod usage;
 
+use self::allocs::AllocQueue;
 use std::sync::Arc;
 
 use rpcrdma_mempool::{Arena, Buf, MemError};
@@ -196,6 +197,7 @@ pub struct Shard<F: Fabric> {
     fitting: Fitting,
     changes: Changes,
     outside: Outside,
+    allocs: AllocQueue,
     task: OwnTask,
     /// What the device has said: lists that are used again and again.
     completions: Vec<Completion>,
@@ -234,6 +236,7 @@ impl<F: Fabric> Shard<F> {
             fitting: Fitting::default(),
             changes: Changes::default(),
             outside,
+            allocs: AllocQueue::default(),
             task: OwnTask::default(),
             completions: Vec::with_capacity(POLL_BATCH),
             events: Vec::new(),

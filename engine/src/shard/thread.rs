@@ -190,7 +190,7 @@ impl<F: Fabric> Shard<F> {
         }
         self.watch.before_sleep(&mut self.cx);
         // Memory that other threads let go wakes nobody.
-        let waits = self.responder.waits_for_memory() || !self.outside.allocs.is_empty();
+        let waits = self.responder.waits_for_memory() || !self.allocs.is_empty();
         let longest = if waits { longest.min(MEMORY_WAIT_SLEEP) } else { longest };
         self.cx.stats.sleeps += 1;
         Some(match self.next_due() {

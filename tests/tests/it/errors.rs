@@ -25,7 +25,7 @@ fn nothing() -> Procedure {
 }
 
 /// An error with all its sources, as programs print it.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 

@@ -164,7 +164,7 @@ fn a_call_that_cannot_be_sent_again_gives_its_memory_back() {
     let mut ended: Vec<_> = scene.requester.done().drain(..).collect();
     assert_eq!(ended.len(), 1);
     let failed = ended[0].result.as_mut().expect_err("it cannot be");
-    assert!(matches!(failed.error, CallError::TooLong { .. }), "{failed}");
+    assert!(matches!(failed.error, CallError::NoReplyBuffer { .. }), "{failed}");
     assert_eq!(failed.returned.take_chunks().map(|buf| buf.len()).collect::<Vec<_>>(), [256]);
 }
 
