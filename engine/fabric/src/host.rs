@@ -50,7 +50,7 @@ pub fn split_device(address: &FabricAddress) -> Result<(Option<NamedDevice>, Fab
 /// Reads `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`; names are looked up.
 pub fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
     let text = address.0.as_str();
-    let error = |detail: String| FabricError::address(&text, detail);
+    let error = |detail: String| FabricError::address(text, detail);
     if text.contains('@') {
         return Err(error("only addresses of verbs: name an RDMA device, in front of an @".to_owned()));
     }

@@ -63,7 +63,7 @@ impl Drop for SocketFile {
 pub(crate) fn bind_error(name: &str, error: Errno) -> FabricError {
     match error {
         Errno::ADDRINUSE => {
-            FabricError::in_use(&name, "another server is alive there; stop it (ss -xlp shows it) or take another name")
+            FabricError::in_use(name, "another server is alive there; stop it (ss -xlp shows it) or take another name")
         }
         _ => address(name, &format!("bind: {error}")),
     }
@@ -76,7 +76,7 @@ fn file_error(name: &str, path: &Path, error: Errno) -> FabricError {
             address(name, &format!("there is {found}, no socket; remove it, or take another name"))
         }
         Some(found) if error == Errno::ADDRINUSE => FabricError::in_use(
-            &name,
+            name,
             format!(
                 "there is {found}; if its server is alive (ss -xlp shows it), stop it, else remove the file; or take \
                  another name"
@@ -113,7 +113,7 @@ fn probe() -> Result<OwnedFd, FabricError> {
 }
 
 fn address(name: &str, detail: &str) -> FabricError {
-    FabricError::address(&name, detail)
+    FabricError::address(name, detail)
 }
 
 /// A failed call that has no better name.

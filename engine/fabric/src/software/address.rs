@@ -105,7 +105,7 @@ struct Place {
 impl Place {
     fn parse(address: &FabricAddress) -> Result<Self, FabricError> {
         let name = address.0.as_str();
-        let bad = |detail: &str| FabricError::address(&name, detail);
+        let bad = |detail: &str| FabricError::address(name, detail);
         if name.is_empty() {
             return Err(bad("empty: give a name (soft:NAME) or the path of a socket file (soft:/run/…/NAME)"));
         }
