@@ -115,7 +115,7 @@ mod sealed {
         type Place = Arc<SharedPlace>;
 
         fn silent(run: Self::Run) -> Self::Run {
-            Arc::new(move |call| super::silenced(run(call)))
+            super::Held::hold(move |call: &mut ServerCall| super::silenced(run(call)))
         }
     }
 
@@ -126,7 +126,7 @@ mod sealed {
         type Place = Arc<Place>;
 
         fn silent(run: Self::Run) -> Self::Run {
-            Arc::new(move |call| super::silenced(run(call)))
+            super::Held::hold(move |call: &mut ServerCall| super::silenced(run(call)))
         }
     }
 }

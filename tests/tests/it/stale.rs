@@ -456,14 +456,10 @@ fn what_a_client_leaves_unwritten_is_zero() {
         let other = world.serve_with(server(config.clone()), services());
         let mut client = world.client(&one, config);
         let second = client.add_connection(&other).unwrap();
-        for (len, chunks) in [(100, false), (100, true), (3000, false), (3000, true), (3900, true), (20_000, true)] {
+        for len in [100, 3000, 3900, 20_000] {
             for ones in [0, 5] {
                 fill_with_secrets(&mut client, len);
-                let mut call = if chunks {
-                    client.prepare(LONG_ECHO, len).unwrap()
-                } else {
-                    client.prepare(LONG_ECHO, len).unwrap()
-                };
+                let mut call = client.prepare(LONG_ECHO, len).unwrap();
                 call.put_args(&vec![1; ones]).unwrap();
                 call = call.expect_reply(len);
                 let results = client.call_on(second, call).unwrap();
