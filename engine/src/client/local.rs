@@ -247,17 +247,18 @@ impl<F: Fabric> LocalClient<F> {
     /// Starts a call; [`poll`](Self::poll) tells how it ends, by `token`, exactly once. `None` if it has
     /// ended already.
     #[inline(always)]
-    pub fn start(&mut self, connection: Connection, call: ClientCall, token: u64) -> Option<CallId> {
+    pub fn start(&mut self, connection: Connection, mut call: ClientCall, token: u64) -> Option<CallId> {
+        if let Args::Placed(placed) = &mut call.args {
+            placed.fill();
+        }
         let ClientCall { args, mut memory, procedure, one_way, max_reply, timeout } = call;
-        let mut placed = match args {
-            Args::Placed(placed) => placed,
+        let (message, args_at) = match args {
+            Args::Placed(Placed { message, args_at, .. }) => (message, args_at),
             Args::Owned(args) => match self.place_owned(procedure, &args, &mut memory) {
-                Ok(placed) => placed,
+                Ok(Placed { message, args_at, .. }) => (message, args_at),
                 Err(error) => return self.fail(token, error, memory),
             },
         };
-        placed.fill();
-        let Placed { message, args_at, .. } = placed;
         if let Some(chunks) = memory.get_mut()
             && let Err(error) = self.complete_chunks(connection, procedure, message.len() - args_at, chunks)
         {
