@@ -71,7 +71,7 @@ fn chunks_start_where_a_device_wants_them() {
     }
     for chunk_align in [0, 32, 96, 8192] {
         let refused = small().with(|c| c.memory.chunk_align = chunk_align).validate().expect_err("it cannot be");
-        assert_eq!(refused.knob, "chunk_align");
+        assert_eq!(refused.knob, "memory.chunk_align");
     }
 }
 

@@ -131,18 +131,18 @@ fn credits_have_receives() {
                 c.memory.receives = 256;
                 c.limits.credits = 128;
             }),
-            "credits is 128: at most 127",
+            "limits.credits is 128: 4 to 127",
         ),
         (
             small().with(|c| {
                 c.memory.receives = 512;
                 c.limits.max_credits = 513;
             }),
-            "max_credits is 513: at most 512",
+            "limits.max_credits is 513: 4 to 512",
         ),
     ] {
         let text = refused(&world, one(nothing()), &ServerConfig { shard: config, ..small_server() }).to_string();
-        assert!(text.starts_with(knob) && text.contains("`receives`"), "{text}");
+        assert!(text.starts_with(knob) && text.contains("memory.receives"), "{text}");
     }
     small()
         .with(|c| {
@@ -165,7 +165,7 @@ fn the_knob_that_is_named_is_the_one_that_was_set() {
             LocalClient::connect(&address, small_client(config.clone())).err().unwrap().to_string(),
             Client::connect(&address, small_client(config)).err().unwrap().to_string(),
         ] {
-            assert!(text.starts_with(&format!("receive_size is {receive_size}: ")), "{text}");
+            assert!(text.starts_with(&format!("wire.receive_size is {receive_size}: ")), "{text}");
         }
     }
     // What the knob may be the fabric can do.

@@ -104,7 +104,7 @@ fn calls_beyond_the_reads_of_a_connection_wait_and_all_are_answered() {
     assert_eq!(waits(Some(TOGETHER as usize), Some(CHUNK * TOGETHER as usize)), 0, "that is enough for all");
     assert_eq!(waits(None, None), 0);
     let refused = small().with(|c| c.limits.max_reads = Some(0)).validate().expect_err("nothing could be read");
-    assert_eq!(refused.knob, "max_reads");
+    assert_eq!(refused.knob, "limits.max_reads");
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn replies_beyond_the_writes_of_a_connection_wait_and_all_are_sent() {
     assert_eq!(write_waits(None), 0);
     let refused =
         small().with(|c| c.limits.max_write_bytes = Some(0)).validate().expect_err("nothing could be written");
-    assert_eq!(refused.knob, "max_write_bytes");
+    assert_eq!(refused.knob, "limits.max_write_bytes");
 }
 
 /// RDMA Reads of a server, as its fabric sees them.
