@@ -5,7 +5,7 @@ use std::time::Duration;
 use rpcrdma::client::{ClientConfig, Credential, LocalClient};
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::wire::rpc::AuthSys;
-use rpcrdma::{CallError, Config, FailedCall, Knob, Procedure, Refusal, Scheme, Server, ServerCall};
+use rpcrdma::{CallError, Config, FailedCall, Procedure, Refusal, Scheme, Server, ServerCall};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
