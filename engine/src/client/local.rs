@@ -75,7 +75,6 @@ impl<F: Fabric> LocalClient<F> {
     /// See [`OpenError`].
     pub fn open(fabric: F, config: ClientConfig) -> Result<Self, OpenError> {
         let template = Template::new(config.program, config.version, &config.credential);
-        config.check()?;
         let shard =
             Shard::open(fabric, config.shard.clone(), config.services.clone())?.reconnecting(config.reconnect.clone());
         Ok(Self { shard, first: ConnRef::NONE, closed: VecDeque::new(), template, waiting: Vec::new(), config })
@@ -97,6 +96,7 @@ impl<F: Fabric> LocalClient<F> {
     /// # Errors
     /// See [`ConnectError`].
     pub fn begin_connect(&mut self, address: &Address) -> Result<Connection, ConnectError> {
+        self.config.check().map_err(OpenError::from)?;
         let fabric_address = address.of(self.shard.fabric().capabilities())?;
         let conn = self.shard.connect(fabric_address)?;
         Ok(self.adopt(conn))
