@@ -38,10 +38,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use clap::{Args, Parser, ValueEnum};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, ValueEnum};
 use rpcrdma::auth::{AuthPolicy, PreSharedKey};
 use rpcrdma::service::ShardSetup;
 use rpcrdma::{Address, IdlePolicy, Server};
+use rpcrdma_config::ConfigArgs;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
@@ -143,6 +144,8 @@ struct Serve {
     /// Stops when the process that started this one ends.
     #[arg(long, hide = true)]
     parent: Option<u32>,
+    #[command(flatten)]
+    config: ConfigArgs,
 }
 
 #[derive(Debug, Args)]
@@ -210,8 +213,10 @@ fn block(text: &str) -> Result<usize, String> {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse() {
-        Cli::Serve(options) => serve(&options),
+    let matches = Cli::command().get_matches();
+    let options = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let outcome = match options {
+        Cli::Serve(options) => serve(&options, matches.subcommand().map_or(&matches, |(_, of)| of)),
         Cli::Copy(options) => copy(&options),
         Cli::Verify(options) => verify(&options),
         Cli::Demo(options) => demo::run(&options),
@@ -226,7 +231,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(options: &Serve) -> anyhow::Result<()> {
+fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     rpcrdma_host::logger::start();
     let (cores, addresses) = (options.cores.len(), options.listen.len());
     ensure!(cores == 0 || cores >= addresses, "--cores: {cores} cores for the {addresses} addresses of --listen");
@@ -252,6 +257,12 @@ fn serve(options: &Serve) -> anyhow::Result<()> {
     }
     let mut config = server::config(&options.cores, align, options.idle.policy());
     config.shard.wire.host_auth = options.trust.policy()?;
+    let given = rpcrdma_config::given(matches, &[("idle", "poll.idle")]);
+    config.shard = options.config.load()?.apply(&config.shard, &given)?;
+    if options.config.print_config {
+        print!("{}", rpcrdma_config::to_toml(&config.shard, None));
+        return Ok(());
+    }
     config.stats.clone_from(&options.stats);
     if options.cores.is_empty() {
         config.shards = options.listen.len();
@@ -285,8 +296,8 @@ fn serve(options: &Serve) -> anyhow::Result<()> {
         Err(left) => (left.to_string(), before),
     };
     store.flush()?;
-    let sum = |of: fn(&rpcrdma::stats::ShardStats) -> u64| stats.iter().map(of).sum::<u64>();
-    let (calls, failed, put_off) = (sum(|s| s.calls), sum(|s| s.calls_failed), sum(|s| s.calls_shed));
+    let sum = |name| stats.iter().filter_map(|shard| shard.get(name)).sum::<u64>();
+    let (calls, failed, put_off) = (sum("calls"), sum("calls_failed"), sum("calls_shed"));
     say(&format!("{drained}; {calls} calls served, {failed} refused, {put_off} left to be sent again"));
     Ok(())
 }

@@ -91,6 +91,12 @@ impl ConfigArgs {
     }
 }
 
+/// The knobs of those of these options that were given; each option with its knob.
+pub fn given<'a>(matches: &clap::ArgMatches, options: &[(&str, &'a str)]) -> Vec<&'a str> {
+    let is_given = |option| matches.value_source(option) == Some(clap::parser::ValueSource::CommandLine);
+    options.iter().filter(|(option, _)| is_given(option)).map(|&(_, knob)| knob).collect()
+}
+
 /// Where a setting is from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Source {

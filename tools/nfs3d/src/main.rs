@@ -57,10 +57,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use clap::Parser;
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use rpcrdma::config::{LimitsConfig, MemoryConfig, PollConfig, TimeoutConfig};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, IdlePolicy, Server};
+use rpcrdma_config::ConfigArgs;
 use rpcrdma_proto::binding::nfs3;
 use rpcrdma_rpcbind::{Mapping, Registration, Transport};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -150,6 +151,8 @@ struct Cli {
     stats: Option<PathBuf>,
     #[command(flatten)]
     iwarp: IwarpOptions,
+    #[command(flatten)]
+    config: ConfigArgs,
 }
 
 /// Behavior of a shard without work.
@@ -177,7 +180,9 @@ impl Idle {
 }
 
 fn main() -> ExitCode {
-    match run(&Cli::parse()) {
+    let matches = Cli::command().get_matches();
+    let options = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    match run(&options, &matches) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -186,8 +191,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(options: &Cli) -> anyhow::Result<()> {
+fn run(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     rpcrdma_host::logger::start();
+    let config = config(options, matches)?;
+    if options.config.print_config {
+        print!("{}", rpcrdma_config::to_toml(&config.shard, None));
+        return Ok(());
+    }
     let (cores, addresses) = (options.cores.len(), options.listen.len());
     ensure!(cores == 0 || cores >= addresses, "--cores: {cores} cores for the {addresses} addresses of --listen");
     // Before there is anything to lose: what comes from now on is waited for below.
@@ -214,7 +224,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     let pool = (options.workers > 0).then(|| Pool::start(&export, options.workers.into())).transpose();
     let pool = pool.context("--workers")?;
     let (first, others) = options.listen.split_first().context("--listen: no address")?;
-    let config = ServerConfig { more_addresses: others.to_vec(), ..config(options)? };
+    let config = ServerConfig { more_addresses: others.to_vec(), ..config };
     let server = Server::start(first, nfs::services(&export, pool.as_ref()), &config)?;
     let registered = if options.rpcbind { Some(register(&options.listen, mount_port)?) } else { None };
     let tidied = Arc::clone(&export);
@@ -241,8 +251,8 @@ fn run(options: &Cli) -> anyhow::Result<()> {
         Ok(stats) => ("drained".to_owned(), stats),
         Err(left) => (left.to_string(), before),
     };
-    let sum = |of: fn(&rpcrdma::stats::ShardStats) -> u64| stats.iter().map(of).sum::<u64>();
-    let (calls, failed, put_off) = (sum(|s| s.calls), sum(|s| s.calls_failed), sum(|s| s.calls_shed));
+    let sum = |name| stats.iter().filter_map(|shard| shard.get(name)).sum::<u64>();
+    let (calls, failed, put_off) = (sum("calls"), sum("calls_failed"), sum("calls_shed"));
     say(&format!("{drained}; {calls} calls served, {failed} refused, {put_off} left to be sent again"));
     Ok(())
 }
@@ -261,7 +271,7 @@ fn register(listen: &[Address], mount_port: u16) -> anyhow::Result<Registration>
 
 /// Shards on cores, one each, or one for each address anywhere; and buffers for as many calls as clients may have under
 /// way.
-fn config(options: &Cli) -> anyhow::Result<ServerConfig> {
+fn config(options: &Cli, matches: &ArgMatches) -> anyhow::Result<ServerConfig> {
     let calls = CREDITS as usize * usize::from(options.clients);
     let shard = Config {
         limits: LimitsConfig {
@@ -284,6 +294,15 @@ fn config(options: &Cli) -> anyhow::Result<ServerConfig> {
         iwarp: options.iwarp.config(&options.listen)?,
         ..Config::default()
     };
+    let knobs = [
+        ("idle", "poll.idle"),
+        ("keep_alive", "timeouts.keep_alive"),
+        ("progress_timeout", "timeouts.progress"),
+        ("least_rate", "limits.min_rate"),
+        ("crc", "iwarp.crc"),
+        ("fpdu", "iwarp.fpdu_size"),
+    ];
+    let shard = options.config.load()?.apply(&shard, &rpcrdma_config::given(matches, &knobs))?;
     Ok(ServerConfig {
         shard,
         shards: if options.cores.is_empty() { options.listen.len() } else { options.cores.len() },

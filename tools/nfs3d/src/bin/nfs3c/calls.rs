@@ -153,23 +153,23 @@ impl Nfs {
     /// What the connection did, as JSON.
     pub(crate) fn stats(&mut self) -> String {
         let stats = self.client.stats();
-        let messages = &stats.messages;
+        let of = |name| stats.get(name).unwrap_or(0);
         let first = self.client.first();
         let terms = self.client.terms(first);
         let fields = [
             ("rdma_version", terms.map_or(0, |terms| u64::from(terms.version.code()))),
             ("credits", self.client.credits(first).unwrap_or(0).into()),
-            ("connections", stats.connections_total),
-            ("calls", stats.calls),
-            ("failed", stats.calls_failed),
-            ("again", stats.calls_retransmitted),
-            ("calls_with_chunks", messages.chunked_sent),
-            ("calls_in_chunks", messages.long_sent),
-            ("replies_with_chunks", messages.chunked_received),
-            ("replies_in_chunks", messages.long_received),
-            ("invalidated_by_server", stats.revoked_by_peers),
-            ("invalidated_here", stats.revoked_here),
-            ("rejected", messages.rejected()),
+            ("connections", of("connections_made")),
+            ("calls", of("calls")),
+            ("failed", of("calls_failed")),
+            ("again", of("calls_retransmitted")),
+            ("calls_with_chunks", of("chunked_messages_sent")),
+            ("calls_in_chunks", of("long_messages_sent")),
+            ("replies_with_chunks", of("chunked_messages_received")),
+            ("replies_in_chunks", of("long_messages_received")),
+            ("invalidated_by_server", of("windows_revoked_by_peers")),
+            ("invalidated_here", of("windows_revoked_here")),
+            ("rejected", of("messages_rejected")),
         ];
         let fields: Vec<_> = fields.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
         format!("{{{}}}", fields.join(","))
