@@ -42,7 +42,7 @@ use rpcrdma::fabric::verbs::{VerbsConfig, VerbsFabric};
 use rpcrdma::service::{Application, DeferredCall, ShardTask};
 use rpcrdma::shard::{Shard, SimulatedTime};
 use rpcrdma::stats::ShardStats;
-use rpcrdma::{Address, Config, IdlePolicy, Procedure, Refusal, Scheme, Services};
+use rpcrdma::{Address, Config, CreditMode, IdlePolicy, Procedure, Refusal, Services};
 
 const PROGRAM: u32 = 0x2052_5046;
 const VERSION: u32 = 1;
@@ -217,9 +217,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         _ => (ECHO, rest),
     };
     let scheme = match rest.first().map(String::as_str) {
-        None | Some("windowed") => Scheme::V2Windowed,
-        Some("incremental") => Scheme::V2Incremental,
-        Some("v1") => Scheme::V1,
+        None | Some("windowed") => CreditMode::V2Windowed,
+        Some("incremental") => CreditMode::V2Incremental,
+        Some("v1") => CreditMode::V1,
         Some(other) => return Err(format!("{other}: wanted v1, windowed or incremental").into()),
     };
     let idle = IdlePolicy::Poll;

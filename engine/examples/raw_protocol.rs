@@ -8,7 +8,7 @@
 
 use std::error::Error;
 
-use rpcrdma::Scheme;
+use rpcrdma::CreditMode;
 use rpcrdma_proto::wire::{Chunks, ReadSegment, Revision, Segment, View};
 use rpcrdma_proto::{ConnConfig, Connection, Event, Form, InboundId, Incoming, Outgoing};
 
@@ -16,14 +16,14 @@ use rpcrdma_proto::{ConnConfig, Connection, Event, Form, InboundId, Incoming, Ou
 const HEADROOM: usize = 256;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    for scheme in [Scheme::V1, Scheme::V2Windowed] {
+    for scheme in [CreditMode::V1, CreditMode::V2Windowed] {
         println!("{scheme:?}");
         exchange(scheme)?;
     }
     Ok(())
 }
 
-fn config(scheme: Scheme, server: bool) -> ConnConfig {
+fn config(scheme: CreditMode, server: bool) -> ConnConfig {
     ConnConfig {
         scheme,
         server,
@@ -36,7 +36,7 @@ fn config(scheme: Scheme, server: bool) -> ConnConfig {
 }
 
 /// Six calls and their replies. The server fetches an argument of the last by RDMA Read.
-fn exchange(scheme: Scheme) -> Result<(), Box<dyn Error>> {
+fn exchange(scheme: CreditMode) -> Result<(), Box<dyn Error>> {
     let mut client = Connection::new(config(scheme, false));
     let mut server = Connection::new(config(scheme, true));
     let calls = (0..6).map(|token| client.start_call(token, u64::MAX)).collect::<Result<Vec<_>, _>>()?;
@@ -70,7 +70,7 @@ fn exchange(scheme: Scheme) -> Result<(), Box<dyn Error>> {
         }
     }
     println!("  calls per turn: {batches:?}");
-    assert_eq!(batches, if scheme == Scheme::V1 { [1, 4, 1] } else { [0, 4, 2] }, "the server grants 4 credits");
+    assert_eq!(batches, if scheme == CreditMode::V1 { [1, 4, 1] } else { [0, 4, 2] }, "the server grants 4 credits");
     answered.sort_unstable();
     assert_eq!(answered, [0, 1, 2, 3, 4, 5]);
     Ok(())

@@ -133,7 +133,7 @@ pub use client::{Client, Endpoint, LocalClient};
 pub use config::{BuffersError, Config, ConfigError};
 pub use handoff::idle::IdlePolicy;
 pub use handoff::pin::PinError;
-pub use proto::{CallError, Fault, InvalidCall, Knob, PeerFault, Refusal, Scheme, Sent};
+pub use proto::{CallError, CreditMode, Fault, InvalidCall, Knob, PeerFault, Refusal, Sent};
 pub use rpcrdma_fabric::{FabricError, FabricErrorKind};
 pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, MemErrorKind, PagePolicy};
 pub use server::Server;

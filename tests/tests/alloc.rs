@@ -5,7 +5,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rpcrdma::client::LocalClient;
-use rpcrdma::{Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma::{CreditMode, Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::{ECHO, MIRROR, PROGRAM, VERSION, With, World, filled, small, small_server};
 
 /// Keeps the shard busy for a while.
@@ -178,7 +178,7 @@ fn a_warm_engine_allocates_nothing() {
 }
 
 fn allocates_nothing() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
         for (remote_invalidate, batch, signal_every) in [(true, true, 16), (false, false, 1)] {
             let mut world = World::new("alloc");
             // A credit limit that grows has larger tables: it starts with its most, for which there are

@@ -12,7 +12,7 @@ use rpcrdma::config::{LimitsConfig, MemoryConfig, ReconnectConfig, WireConfig};
 use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::mempool::PagePolicy;
 use rpcrdma::proto::binding::nfs3;
-use rpcrdma::{Address, CallError, Config, LocalClient, Scheme};
+use rpcrdma::{Address, CallError, Config, CreditMode, LocalClient};
 use rpcrdma_rpcbind::{self as rpcbind, Transport};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -180,7 +180,7 @@ fn locate(args: &Args) -> Result<Address, CommandError> {
 fn config(args: &Args) -> ClientConfig {
     let shard = Config {
         wire: WireConfig {
-            credit_mode: if args.rdma_version == 1 { Scheme::V1 } else { Scheme::V2Windowed },
+            credit_mode: if args.rdma_version == 1 { CreditMode::V1 } else { CreditMode::V2Windowed },
             remote_invalidate: !args.no_invalidate,
             ..WireConfig::default()
         },

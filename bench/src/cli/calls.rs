@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use rpcrdma::Scheme;
+use rpcrdma::CreditMode;
 use rpcrdma_config::ConfigArgs;
 use serde::{Deserialize, Serialize};
 
@@ -244,7 +244,7 @@ impl EngineArgs {
     /// The knobs that these options set, if they are not as without them.
     pub(crate) fn knobs(&self) -> impl Iterator<Item = &'static str> {
         let knobs = [
-            (self.scheme().is_ok_and(|scheme| scheme != Scheme::V2Windowed), "wire.credit_mode"),
+            (self.scheme().is_ok_and(|scheme| scheme != CreditMode::V2Windowed), "wire.credit_mode"),
             (self.credits.is_some(), "limits.credits"),
             (self.inline_threshold != 4096, "wire.receive_size"),
             (self.no_coalesce, "poll.coalesce_grants"),
@@ -261,14 +261,14 @@ impl EngineArgs {
     }
 
     /// Version and credit scheme.
-    pub(crate) fn scheme(&self) -> Result<Scheme, Failure> {
+    pub(crate) fn scheme(&self) -> Result<CreditMode, Failure> {
         match (self.protocol, self.credit_scheme) {
-            (1, None) => Ok(Scheme::V1),
+            (1, None) => Ok(CreditMode::V1),
             (1, Some(_)) => Err(Failure::Usage(
                 "--credit-scheme: version 1 has one scheme only, that of RFC 8166 section 3.3".to_owned(),
             )),
-            (_, None | Some(CreditScheme::Windowed)) => Ok(Scheme::V2Windowed),
-            (_, Some(CreditScheme::Incremental)) => Ok(Scheme::V2Incremental),
+            (_, None | Some(CreditScheme::Windowed)) => Ok(CreditMode::V2Windowed),
+            (_, Some(CreditScheme::Incremental)) => Ok(CreditMode::V2Incremental),
         }
     }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use rpcrdma::config::DeviceConfig;
-use rpcrdma::{Config, IdlePolicy, Scheme};
+use rpcrdma::{Config, CreditMode, IdlePolicy};
 
 use crate::cli::{DeviceArgs, EngineArgs, Form, Idle};
 use crate::failure::Failure;
@@ -195,20 +195,20 @@ pub(crate) fn policy(idle: Idle) -> IdlePolicy {
 }
 
 /// What two ends that prefer these agree on: the lesser of both.
-pub(crate) fn agreed(one: Scheme, other: Scheme) -> Scheme {
+pub(crate) fn agreed(one: CreditMode, other: CreditMode) -> CreditMode {
     match (one, other) {
-        (Scheme::V1, _) | (_, Scheme::V1) => Scheme::V1,
-        (Scheme::V2Incremental, _) | (_, Scheme::V2Incremental) => Scheme::V2Incremental,
-        (Scheme::V2Windowed, Scheme::V2Windowed) => Scheme::V2Windowed,
+        (CreditMode::V1, _) | (_, CreditMode::V1) => CreditMode::V1,
+        (CreditMode::V2Incremental, _) | (_, CreditMode::V2Incremental) => CreditMode::V2Incremental,
+        (CreditMode::V2Windowed, CreditMode::V2Windowed) => CreditMode::V2Windowed,
     }
 }
 
 /// Version and scheme in words.
-pub(crate) fn scheme_name(scheme: Scheme) -> &'static str {
+pub(crate) fn scheme_name(scheme: CreditMode) -> &'static str {
     match scheme {
-        Scheme::V1 => "version 1",
-        Scheme::V2Windowed => "version 2, windowed credits",
-        Scheme::V2Incremental => "version 2, incremental credits",
+        CreditMode::V1 => "version 1",
+        CreditMode::V2Windowed => "version 2, windowed credits",
+        CreditMode::V2Incremental => "version 2, incremental credits",
     }
 }
 
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn the_lesser_is_agreed_on() {
-        let all = [Scheme::V1, Scheme::V2Incremental, Scheme::V2Windowed];
+        let all = [CreditMode::V1, CreditMode::V2Incremental, CreditMode::V2Windowed];
         for (n, &one) in all.iter().enumerate() {
             for (m, &other) in all.iter().enumerate() {
                 assert_eq!(agreed(one, other), all[n.min(m)]);

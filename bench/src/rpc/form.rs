@@ -2,7 +2,7 @@
 //! what its counters say when it was really used.
 #![forbid(unsafe_code)]
 
-use rpcrdma::Scheme;
+use rpcrdma::CreditMode;
 use rpcrdma::wire::rpc::{self, ACCEPTED_REPLY_LEN};
 use rpcrdma::wire::xdr::padded;
 use rpcrdma::wire::{Version, msg_len, private_data};
@@ -21,7 +21,7 @@ pub(crate) struct Travel {
     /// How its payload travels; of `null`, which has none, inline.
     pub(crate) form: Form,
     /// Version and credit scheme.
-    pub(crate) scheme: Scheme,
+    pub(crate) scheme: CreditMode,
     /// The longest Send, in bytes.
     pub(crate) inline_threshold: usize,
 }
@@ -32,7 +32,7 @@ impl Travel {
         op: RpcOp,
         form: Option<Form>,
         direction: Direction,
-        scheme: Scheme,
+        scheme: CreditMode,
         inline_threshold: usize,
     ) -> Result<Self, Failure> {
         let usual = if op.is_bulk() { Form::Chunk } else { Form::Inline };
@@ -43,10 +43,10 @@ impl Travel {
             (RpcOp::Echo, Form::Chunk, _) => {
                 "nothing of an echo may travel apart from its message; see --op read and write".to_owned()
             }
-            (_, Form::Continued, Scheme::V1) => {
+            (_, Form::Continued, CreditMode::V1) => {
                 "version 1 has one message for a call or a reply; see --version 2".to_owned()
             }
-            (_, Form::Chunk | Form::Long, Scheme::V1) if direction != Direction::Forward => {
+            (_, Form::Chunk | Form::Long, CreditMode::V1) if direction != Direction::Forward => {
                 "version 1 has no chunks in the reverse direction (RFC 8167 section 5.3); see --form inline and --version 2"
                     .to_owned()
             }
@@ -59,8 +59,8 @@ impl Travel {
     fn threshold(&self) -> usize {
         match self.scheme {
             // Thresholds of version 1 are told in multiples of 1024 (RFC 8797).
-            Scheme::V1 => (self.inline_threshold & !1023).min(private_data::MAX_INLINE_THRESHOLD as usize),
-            Scheme::V2Windowed | Scheme::V2Incremental => self.inline_threshold,
+            CreditMode::V1 => (self.inline_threshold & !1023).min(private_data::MAX_INLINE_THRESHOLD as usize),
+            CreditMode::V2Windowed | CreditMode::V2Incremental => self.inline_threshold,
         }
     }
 
@@ -68,9 +68,9 @@ impl Travel {
     fn room(&self) -> usize {
         self.threshold()
             - match self.scheme {
-                Scheme::V1 => msg_len(Version::V1, false),
-                Scheme::V2Incremental => msg_len(Version::V2, false),
-                Scheme::V2Windowed => msg_len(Version::V2, true),
+                CreditMode::V1 => msg_len(Version::V1, false),
+                CreditMode::V2Incremental => msg_len(Version::V2, false),
+                CreditMode::V2Windowed => msg_len(Version::V2, true),
             }
     }
 
@@ -184,7 +184,7 @@ fn call_header_len() -> usize {
 mod tests {
     use super::*;
 
-    fn travel(op: RpcOp, form: Option<Form>, direction: Direction, scheme: Scheme) -> Result<Travel, Failure> {
+    fn travel(op: RpcOp, form: Option<Form>, direction: Direction, scheme: CreditMode) -> Result<Travel, Failure> {
         Travel::new(op, form, direction, scheme, 4096)
     }
 
@@ -192,23 +192,23 @@ mod tests {
     fn what_cannot_be_is_explained() {
         use Direction::{Both, Forward, Reverse};
         for (op, form, direction, scheme, said) in [
-            (RpcOp::Null, Form::Inline, Forward, Scheme::V2Windowed, "no payload"),
-            (RpcOp::Echo, Form::Chunk, Forward, Scheme::V2Windowed, "read and write"),
-            (RpcOp::Echo, Form::Continued, Forward, Scheme::V1, "--version 2"),
-            (RpcOp::Read, Form::Chunk, Reverse, Scheme::V1, "RFC 8167"),
-            (RpcOp::Echo, Form::Long, Both, Scheme::V1, "RFC 8167"),
+            (RpcOp::Null, Form::Inline, Forward, CreditMode::V2Windowed, "no payload"),
+            (RpcOp::Echo, Form::Chunk, Forward, CreditMode::V2Windowed, "read and write"),
+            (RpcOp::Echo, Form::Continued, Forward, CreditMode::V1, "--version 2"),
+            (RpcOp::Read, Form::Chunk, Reverse, CreditMode::V1, "RFC 8167"),
+            (RpcOp::Echo, Form::Long, Both, CreditMode::V1, "RFC 8167"),
         ] {
             let error = travel(op, Some(form), direction, scheme).unwrap_err();
             assert!(matches!(&error, Failure::Usage(text) if text.contains(said)), "{error}");
         }
-        assert_eq!(travel(RpcOp::Read, None, Forward, Scheme::V1).unwrap().form, Form::Chunk);
-        assert_eq!(travel(RpcOp::Null, None, Both, Scheme::V1).unwrap().form, Form::Inline);
+        assert_eq!(travel(RpcOp::Read, None, Forward, CreditMode::V1).unwrap().form, Form::Chunk);
+        assert_eq!(travel(RpcOp::Null, None, Both, CreditMode::V1).unwrap().form, Form::Inline);
     }
 
     #[test]
     fn each_form_has_its_sizes() {
         for (op, least) in [(RpcOp::Echo, 24), (RpcOp::Read, 28), (RpcOp::Write, 44)] {
-            let of = |form| travel(op, Some(form), Direction::Forward, Scheme::V2Windowed).unwrap();
+            let of = |form| travel(op, Some(form), Direction::Forward, CreditMode::V2Windowed).unwrap();
             let (within, continued) = (of(Form::Inline), of(Form::Continued));
             let longest = (1..4096).rev().find(|&size| within.carries(size)).unwrap();
             assert!(within.explain().contains(&format!("room for {longest} ")), "{}", within.explain());
@@ -217,13 +217,13 @@ mod tests {
             assert_eq!(shortest - 1, (within.room() - least) & !3);
             assert!(of(Form::Long).carries(shortest) && !of(Form::Long).carries(shortest - 1));
         }
-        let version_1 = Travel::new(RpcOp::Read, Some(Form::Inline), Direction::Forward, Scheme::V1, 5000);
+        let version_1 = Travel::new(RpcOp::Read, Some(Form::Inline), Direction::Forward, CreditMode::V1, 5000);
         assert_eq!(version_1.unwrap().threshold(), 4096);
     }
 
     #[test]
     fn the_counters_must_agree() {
-        let of = |op, form| travel(op, Some(form), Direction::Forward, Scheme::V2Windowed).unwrap();
+        let of = |op, form| travel(op, Some(form), Direction::Forward, CreditMode::V2Windowed).unwrap();
         let none = Counters::default();
         let continued = of(RpcOp::Read, Form::Continued);
         assert!(continued.verify(&none, 64 << 10, 1).is_err());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rpcrdma::mempool::{Arena, ArenaConfig, Class, Frozen, Pool, PoolConfig};
 use rpcrdma::wire::xdr::padded;
-use rpcrdma::{Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma::{CreditMode, Procedure, Refusal, ServerCall, Services};
 
 use super::config::Load;
 use super::place::Place;
@@ -66,7 +66,7 @@ pub(crate) struct Info {
     /// Its inline threshold.
     pub(crate) inline_threshold: u32,
     /// The version and credit scheme that it prefers.
-    pub(crate) scheme: Scheme,
+    pub(crate) scheme: CreditMode,
     /// What it has memory for.
     pub(crate) load: Load,
 }
@@ -74,7 +74,7 @@ pub(crate) struct Info {
 /// Bytes of an [`Info`].
 const INFO_BYTES: usize = 52;
 /// The order of these is their code on the wire.
-const SCHEME_CODES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+const SCHEME_CODES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
 /// The order of these is their code on the wire.
 const FORM_CODES: [Form; 4] = [Form::Inline, Form::Continued, Form::Chunk, Form::Long];
 /// The order of these is their code on the wire.
@@ -322,7 +322,7 @@ mod tests {
                 defer: None,
                 credits: 64,
                 inline_threshold: 4096,
-                scheme: Scheme::V1,
+                scheme: CreditMode::V1,
                 load,
             };
             assert_eq!(Info::decode(&info.encode()), Ok(info));

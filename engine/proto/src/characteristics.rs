@@ -257,7 +257,7 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::super::tests::config;
-    use super::super::{Form, Scheme};
+    use super::super::{CreditMode, Form};
     use super::*;
 
     /// Sends all that may be sent.
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn what_was_promised_counts_until_the_peer_has_received_less() {
-        for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
             let end = |server| {
                 let config = config(scheme, server);
                 Connection::new(ConnConfig { optional_operations: true, longest_send: 16384, ..config })

@@ -1,6 +1,6 @@
 //! Input of a connection's owner: time, loss, calls and replies.
 
-use super::{CallError, CallId, ConnConfig, Connection, Event, InboundId, Outgoing, PeerFault, Rejected, Scheme};
+use super::{CallError, CallId, ConnConfig, Connection, CreditMode, Event, InboundId, Outgoing, PeerFault, Rejected};
 use crate::wire::ErrorBody;
 
 impl Connection {
@@ -187,8 +187,8 @@ impl Connection {
     /// Credits used by the peer: version 2 messages, version 1 calls.
     pub fn credits_used(&self) -> u32 {
         match self.credits.scheme() {
-            Scheme::V1 => self.inbound.len() as u32,
-            Scheme::V2Windowed | Scheme::V2Incremental => self.credits.used(),
+            CreditMode::V1 => self.inbound.len() as u32,
+            CreditMode::V2Windowed | CreditMode::V2Incremental => self.credits.used(),
         }
     }
 

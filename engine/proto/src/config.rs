@@ -1,6 +1,6 @@
 //! Configuration of a connection.
 
-use super::{Credits, Scheme};
+use super::{CreditMode, Credits};
 use crate::auth::AuthPolicy;
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
@@ -9,8 +9,8 @@ use crate::wire::{Revision, Version};
 /// Configuration of a connection, and initial knowledge of its peer.
 #[derive(Clone, Debug)]
 pub struct ConnConfig {
-    /// The version and credit scheme that this end prefers. [`Scheme::V1`]: version 1 only.
-    pub scheme: Scheme,
+    /// The version and credit scheme that this end prefers. [`CreditMode::V1`]: version 1 only.
+    pub scheme: CreditMode,
     /// Whether to fall back to version 1 without version 2 there.
     pub version_1: bool,
     /// Code points of version 2.
@@ -63,7 +63,7 @@ impl Default for ConnConfig {
     /// A version 2 client with fallback, 32 calls, and no calls served.
     fn default() -> Self {
         Self {
-            scheme: Scheme::V2Windowed,
+            scheme: CreditMode::V2Windowed,
             version_1: true,
             revision: Revision::default(),
             server: false,
@@ -100,7 +100,7 @@ impl ConnConfig {
     /// Changes of characteristics are offered. The older revision has no continuation. Without it a waiting message
     /// could not get through when the peer's Receives shrink.
     pub(super) fn optional(&self) -> bool {
-        self.optional_operations && self.scheme != Scheme::V1 && self.revision == Revision::Ietf00
+        self.optional_operations && self.scheme != CreditMode::V1 && self.revision == Revision::Ietf00
     }
 
     pub(super) fn new_credits(&self, version: Version) -> Credits {
@@ -111,7 +111,7 @@ impl ConnConfig {
                 Credits::version_1(if self.takes_calls { taken } else { 0 }, if self.max_calls > 0 { made } else { 0 })
             }
             // Windowed only when both ends have offered it.
-            Version::V2 => Credits::new(Scheme::V2Incremental, self.server, self.credits, self.coalesce_grants),
+            Version::V2 => Credits::new(CreditMode::V2Incremental, self.server, self.credits, self.coalesce_grants),
         }
     }
 }

@@ -6,9 +6,9 @@
 //!
 //! | mode | `rdma_credit` | resulting limit |
 //! |---|---|---|
-//! | [`Scheme::V2Windowed`] | credits from here on | `received` word + credits |
-//! | [`Scheme::V2Incremental`] | low half: newly granted; high half: most outstanding | previous limit + newly granted, and no more than the most at a time |
-//! | [`Scheme::V1`] | requested, or granted, calls outstanding | calls answered + granted |
+//! | [`CreditMode::V2Windowed`] | credits from here on | `received` word + credits |
+//! | [`CreditMode::V2Incremental`] | low half: newly granted; high half: most outstanding | previous limit + newly granted, and no more than the most at a time |
+//! | [`CreditMode::V1`] | requested, or granted, calls outstanding | calls answered + granted |
 //!
 //! A client's initial limit is 1 and a server's 0 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.3). In version 1 it is
 //! 1 in either direction (RFC 8166 §3.3.1). A pure grant may exceed the limit by one, and every receiver keeps one
@@ -19,7 +19,7 @@ use super::fault::PeerFault;
 /// Which accounting a connection uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
-pub enum Scheme {
+pub enum CreditMode {
     /// Version 2 with the count of received messages in every header.
     V2Windowed,
     /// Version 2 as its base text has it: increments.
@@ -53,7 +53,7 @@ pub struct CreditWords {
 /// Both directions of one connection's flow control. Counters wrap at 2^32.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Credits {
-    scheme: Scheme,
+    scheme: CreditMode,
     /// Messages that count against the peer's limit: version 1 counts calls only.
     sent: u32,
     /// `sent` may go up to here.
@@ -93,10 +93,10 @@ pub struct Credits {
 impl Credits {
     /// A new connection, at its client or at its server. `credit_limit` is clamped to its bounds; without
     /// `coalesce` each message is reported at once.
-    pub fn new(scheme: Scheme, server: bool, credit_limit: u32, coalesce: bool) -> Self {
+    pub fn new(scheme: CreditMode, server: bool, credit_limit: u32, coalesce: bool) -> Self {
         let credit_limit = credit_limit.clamp(MIN_CREDITS, MAX_CREDITS);
         // Only a client has a credit without a grant.
-        let limit = u32::from(!server || scheme == Scheme::V1);
+        let limit = u32::from(!server || scheme == CreditMode::V1);
         Self {
             scheme,
             sent: 0,
@@ -105,7 +105,7 @@ impl Credits {
             acknowledged: 0,
             received: 0,
             told_limit: 1,
-            untold: u32::from(!server && scheme == Scheme::V2Incremental),
+            untold: u32::from(!server && scheme == CreditMode::V2Incremental),
             credit_limit,
             made: credit_limit,
             answered: 0,
@@ -124,20 +124,20 @@ impl Credits {
         Self {
             credit_limit: taken.min(MAX_CREDITS),
             made: made.min(MAX_CREDITS),
-            ..Self::new(Scheme::V1, true, 0, false)
+            ..Self::new(CreditMode::V1, true, 0, false)
         }
     }
 
     /// The credit mode of this side's messages.
     #[inline]
-    pub fn scheme(&self) -> Scheme {
+    pub fn scheme(&self) -> CreditMode {
         self.scheme
     }
 
     /// From the next message on, this side's headers are windowed. Counts and limits mean the same in both
     /// schemes of version 2.
     pub fn go_windowed(&mut self) {
-        self.scheme = Scheme::V2Windowed;
+        self.scheme = CreditMode::V2Windowed;
     }
 
     /// The credit limit: concurrent messages of the peer (version 1: calls).
@@ -155,15 +155,15 @@ impl Credits {
 
     /// Receives beyond the [`reserve`](Self::reserve) for tolerated calls; wanted while there are plenty.
     pub fn overcommit(&self) -> u32 {
-        if self.scheme == Scheme::V1 { self.tolerated() - self.credit_limit } else { 0 }
+        if self.scheme == CreditMode::V1 { self.tolerated() - self.credit_limit } else { 0 }
     }
 
     /// Receives to reserve for these credits, plus one (version 2: pure grant).
     pub fn reserve(&self) -> u32 {
         match self.scheme {
-            Scheme::V1 => self.credit_limit + self.made + 1,
+            CreditMode::V1 => self.credit_limit + self.made + 1,
             // Announced credits stay valid when the credit limit shrinks.
-            Scheme::V2Windowed | Scheme::V2Incremental => self.credit_limit.max(self.left()) + 1,
+            CreditMode::V2Windowed | CreditMode::V2Incremental => self.credit_limit.max(self.left()) + 1,
         }
     }
 
@@ -199,7 +199,8 @@ impl Credits {
     /// stay valid. Version 1 only grows: a lower grant could not be enforced against calls under way.
     pub fn set_credit_limit(&mut self, credit_limit: u32) {
         let credit_limit = credit_limit.clamp(MIN_CREDITS, MAX_CREDITS);
-        self.credit_limit = if self.scheme == Scheme::V1 { self.credit_limit.max(credit_limit) } else { credit_limit };
+        self.credit_limit =
+            if self.scheme == CreditMode::V1 { self.credit_limit.max(credit_limit) } else { credit_limit };
         self.grant_after = if self.coalesce { self.credit_limit / 2 } else { 1 };
     }
 
@@ -214,8 +215,8 @@ impl Credits {
     #[inline]
     pub fn may_send(&self, counted: bool, replenished: bool) -> bool {
         match self.scheme {
-            Scheme::V1 => replenished && (!counted || self.available() > 0),
-            Scheme::V2Windowed | Scheme::V2Incremental => self.available() > 0,
+            CreditMode::V1 => replenished && (!counted || self.available() > 0),
+            CreditMode::V2Windowed | CreditMode::V2Incremental => self.available() > 0,
         }
     }
 
@@ -225,7 +226,7 @@ impl Credits {
     #[inline(always)]
     pub fn on_send(&mut self, counted: bool, room: Option<u32>) -> CreditWords {
         self.sent = self.sent.wrapping_add(u32::from(counted));
-        if self.scheme == Scheme::V1 {
+        if self.scheme == CreditMode::V1 {
             // A call asks for credits, a reply grants them.
             let credit = if counted { self.made } else { self.credit_limit };
             return CreditWords { credit, received: None };
@@ -279,7 +280,7 @@ impl Credits {
     /// The credit words of a header; `before` is the limit announced earlier.
     #[inline]
     fn words(&self, before: u32) -> CreditWords {
-        if self.scheme == Scheme::V2Windowed {
+        if self.scheme == CreditMode::V2Windowed {
             let left = self.told_limit.wrapping_sub(self.received) as i32;
             if left < 0 {
                 // The one message beyond the limit has arrived: report one less than came, so that the sum
@@ -317,7 +318,7 @@ impl Credits {
         received: Option<u32>,
         payload: bool,
     ) -> Result<(), PeerFault> {
-        if self.scheme == Scheme::V1 {
+        if self.scheme == CreditMode::V1 {
             // A grant of 0 would be a deadlock (RFC 8166 §3.3.1): read it as 1, as deployed peers do. Outstanding calls
             // beyond the Receives for their replies are useless too.
             self.limit = self.answered.wrapping_add(credit.clamp(1, self.made.max(1)));
@@ -386,7 +387,7 @@ impl Credits {
     /// As [`on_receive`](Self::on_receive).
     #[cold]
     pub fn count_unreadable(&mut self, increment: Option<u32>) -> Result<(), PeerFault> {
-        if self.scheme == Scheme::V1 {
+        if self.scheme == CreditMode::V1 {
             return Ok(());
         }
         self.count(true)?;
@@ -427,9 +428,9 @@ impl Credits {
     /// imply them.
     pub fn is_received(&self, sent: u32) -> bool {
         let received = match self.scheme {
-            Scheme::V2Windowed => self.acknowledged,
-            Scheme::V2Incremental => self.reached,
-            Scheme::V1 => return false,
+            CreditMode::V2Windowed => self.acknowledged,
+            CreditMode::V2Incremental => self.reached,
+            CreditMode::V1 => return false,
         };
         received.wrapping_sub(sent) as i32 >= 0
     }
@@ -441,7 +442,7 @@ impl Credits {
 
     /// Version 1: frees the credit of a call that ended.
     pub fn on_answered(&mut self) {
-        if self.scheme == Scheme::V1 {
+        if self.scheme == CreditMode::V1 {
             self.answered = self.answered.wrapping_add(1);
             self.limit = self.limit.wrapping_add(1);
         }
@@ -450,7 +451,7 @@ impl Credits {
     /// Whether a pure grant is due and allowed, without another carrier. `room` as in [`on_send`](Self::on_send).
     #[inline]
     pub fn wants_grant(&self, room: Option<u32>) -> bool {
-        let Some(room) = room.filter(|_| self.scheme != Scheme::V1) else { return false };
+        let Some(room) = room.filter(|_| self.scheme != CreditMode::V1) else { return false };
         let left = self.told_limit.wrapping_sub(self.received) as i32;
         // Pure grants use credits too and must be reported in the end. One is never answered with one, or two idle
         // peers would alternate for ever.

@@ -179,7 +179,7 @@ use calls::CallTable;
 use characteristics::Changes;
 pub use config::ConnConfig;
 pub use counters::Counters;
-pub use credits::{CreditWords, Credits, MAX_CREDITS, MIN_CREDITS, Scheme};
+pub use credits::{CreditMode, CreditWords, Credits, MAX_CREDITS, MIN_CREDITS};
 pub use event::{Event, Outgoing};
 #[doc(hidden)]
 pub use fault::Failing;

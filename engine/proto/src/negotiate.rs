@@ -6,7 +6,7 @@
 
 use super::form::FormLimits;
 use super::unusable::{Useless, Whose};
-use super::{ConnConfig, Connection, Event, Outgoing, PeerFault, Scheme};
+use super::{ConnConfig, Connection, CreditMode, Event, Outgoing, PeerFault};
 use crate::wire::private_data::{self, PrivateData};
 use crate::wire::properties::{Properties, ReverseSupport};
 use crate::wire::{ErrorBody, HeaderType, Revision, Version, View, ViewBody, WireErrorKind};
@@ -39,8 +39,8 @@ impl Session {
     /// It starts with the version that the configuration prefers.
     pub(super) fn new(config: &ConnConfig) -> Self {
         let (version, terms) = match config.scheme {
-            Scheme::V1 => (Version::V1, Terms::version_1(config)),
-            Scheme::V2Windowed | Scheme::V2Incremental => (Version::V2, Terms::version_2(config)),
+            CreditMode::V1 => (Version::V1, Terms::version_1(config)),
+            CreditMode::V2Windowed | CreditMode::V2Incremental => (Version::V2, Terms::version_2(config)),
         };
         Self { version, phase: Phase::Hello, open: false, serves: false, terms }
     }
@@ -170,8 +170,8 @@ impl Connection {
     pub(super) fn versions(&self) -> (Version, Version) {
         let low = if self.config.version_1 { Version::V1 } else { Version::V2 };
         match self.config.scheme {
-            Scheme::V1 => (Version::V1, Version::V1),
-            Scheme::V2Windowed | Scheme::V2Incremental => (low, Version::V2),
+            CreditMode::V1 => (Version::V1, Version::V1),
+            CreditMode::V2Windowed | CreditMode::V2Incremental => (low, Version::V2),
         }
     }
 
@@ -281,7 +281,7 @@ pub(super) fn properties(config: &ConnConfig) -> Properties<'static> {
         segment_count: config.segment_count,
         reverse_support: config.reverse,
         host_auth: None,
-        windowed_credits: config.scheme == Scheme::V2Windowed,
+        windowed_credits: config.scheme == CreditMode::V2Windowed,
         optional_type,
         // Without the operations, each call states its own invalidation handle.
         remote_invalidation: optional_type && config.remote_invalidation,

@@ -5,7 +5,7 @@ use super::calls::Match;
 use super::incoming::{HasLists, Incoming, Lists};
 use super::sequence::Sequence;
 use super::unusable::{Useless, Whose};
-use super::{CallError, Connection, CreditWords, Event, Outgoing, PeerFault, Phase, Rejected, Scheme};
+use super::{CallError, Connection, CreditMode, CreditWords, Event, Outgoing, PeerFault, Phase, Rejected};
 use crate::wire::properties::ReverseSupport;
 use crate::wire::{ErrorBody, Flags, Head, HeadLayout, HeaderType, Version, View, ViewBody, WireError, WireErrorKind};
 
@@ -134,7 +134,9 @@ impl Connection {
 
     /// Whether the peer may send windowed headers: both ends have offered them.
     pub(super) fn may_be_windowed(&self) -> bool {
-        self.introduction.peer_introduced() && self.session.terms().windowed && self.config.scheme == Scheme::V2Windowed
+        self.introduction.peer_introduced()
+            && self.session.terms().windowed
+            && self.config.scheme == CreditMode::V2Windowed
     }
 
     /// How most messages are laid out from now on.

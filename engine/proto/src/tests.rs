@@ -37,7 +37,7 @@ fn take(connection: &mut Connection, message: &[u8]) -> Result<Event, PeerFault>
     connection.receive(&Incoming::checked(&View::check(message, Revision::Ietf00)))
 }
 
-pub(super) fn config(scheme: Scheme, server: bool) -> ConnConfig {
+pub(super) fn config(scheme: CreditMode, server: bool) -> ConnConfig {
     ConnConfig {
         scheme,
         server,
@@ -51,9 +51,9 @@ pub(super) fn config(scheme: Scheme, server: bool) -> ConnConfig {
 
 impl Pair {
     /// Joined, and introduced to each other.
-    fn new(scheme: Scheme) -> Self {
+    fn new(scheme: CreditMode) -> Self {
         let mut pair = Self::strangers(config(scheme, false), config(scheme, true));
-        if scheme != Scheme::V1 {
+        if scheme != CreditMode::V1 {
             pair.turn();
             pair.largest_flight = 0;
         }
@@ -129,7 +129,7 @@ impl Pair {
     }
 }
 
-const ALL: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+const ALL: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
 
 #[test]
 fn many_calls_get_through_in_every_scheme_within_the_credit_limit() {
@@ -173,7 +173,7 @@ fn to_client(credit: u32, flags: Flags, body: Body<'_>) -> Vec<u8> {
 
 #[test]
 fn an_error_grants_nothing() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut pair = Pair::strangers(config(scheme, false), config(scheme, true));
         for token in 0..4 {
             pair.client.start_call(token, u64::MAX).unwrap();
@@ -194,11 +194,11 @@ fn an_error_grants_nothing() {
 
 #[test]
 fn the_credit_word_of_an_error_is_ignored() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut pair = Pair::new(scheme);
         for (connection, credit) in [(&mut pair.client, 0), (&mut pair.server, 1000)] {
             let before = connection.credits().available();
-            let windowed = connection.credits().scheme() == Scheme::V2Windowed;
+            let windowed = connection.credits().scheme() == CreditMode::V2Windowed;
             let body = Body::Error(ErrorBody::System);
             let header = Header { xid: 7, credit, received: windowed.then_some(1), flags: Flags::RESPONSE, body };
             let mut bytes = vec![0; header.encoded_len(Version::V2, Revision::Ietf00)];
@@ -211,7 +211,7 @@ fn the_credit_word_of_an_error_is_ignored() {
 
 #[test]
 fn grants_ride_on_replies_and_need_no_messages_of_their_own() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut pair = Pair::new(scheme);
         let before = pair.server.counters().grants_piggybacked;
         for token in 0..1000 {
@@ -227,7 +227,7 @@ fn grants_ride_on_replies_and_need_no_messages_of_their_own() {
 
 #[test]
 fn a_server_that_does_not_answer_grants_what_calls_under_way_leave() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut pair = Pair::new(scheme);
         for token in 0..32 {
             pair.client.start_call(token, u64::MAX).unwrap();
@@ -272,7 +272,7 @@ fn a_server_that_refuses_everything_keeps_granting() {
 /// A peer that grants nothing, and a caller that tries again without end.
 #[test]
 fn calls_that_end_while_they_wait_for_a_credit_leave_nothing_behind() {
-    let mut pair = Pair::new(Scheme::V2Windowed);
+    let mut pair = Pair::new(CreditMode::V2Windowed);
     for now in 1..10_000 {
         while pair.client.start_call(now, now).is_ok() {}
         Pair::transmit(&mut pair.client, &mut pair.to_server);
@@ -301,7 +301,7 @@ impl Handshake for Longest {
 #[test]
 fn the_first_message_has_at_most_1024_bytes_with_the_longest_opening() {
     let auth = AuthPolicy::Optional(Arc::new(Longest));
-    let mut client = Connection::new(ConnConfig { auth, ..config(Scheme::V2Windowed, false) });
+    let mut client = Connection::new(ConnConfig { auth, ..config(CreditMode::V2Windowed, false) });
     assert_eq!(client.poll_transmit(true), Some(Outgoing::Connprop));
     let mut buf = vec![0; 8192];
     let start = client.emit_before(Outgoing::Connprop, &Form::default(), true, &mut buf, 8192).unwrap();
@@ -314,7 +314,7 @@ fn the_first_message_has_at_most_1024_bytes_with_the_longest_opening() {
 
 #[test]
 fn a_stale_answer_cannot_answer_a_newer_call() {
-    let mut server = Connection::new(config(Scheme::V1, true));
+    let mut server = Connection::new(config(CreditMode::V1, true));
     let call = words(&[9, 1, 1, 0, 0, 0, 0]);
     let Ok(Event::Call { id: first, .. }) = take(&mut server, &call) else { panic!() };
     server.forget(first);
@@ -332,7 +332,7 @@ fn words(words: &[u32]) -> Vec<u8> {
 
 /// A client whose first call was sent and is not answered yet, settled in version 2 with increments.
 fn settled_client() -> (Connection, CallId) {
-    let mut client = Connection::new(config(Scheme::V2Incremental, false));
+    let mut client = Connection::new(config(CreditMode::V2Incremental, false));
     let mut buf = [0; 512];
     let hello = client.poll_transmit(true).unwrap();
     client.emit_before(hello, &Form::default(), true, &mut buf, 512).unwrap();
@@ -393,13 +393,13 @@ fn what_was_sent_on_an_earlier_connection_was_sent() {
 
 #[test]
 fn a_header_that_cannot_be_sent_now_is_sent_first_later() {
-    let mut client = Connection::new(config(Scheme::V2Windowed, false));
+    let mut client = Connection::new(config(CreditMode::V2Windowed, false));
     let hello = client.poll_transmit(true);
     assert_eq!(hello, Some(Outgoing::Connprop));
     client.take_back(Outgoing::Connprop);
     assert_eq!(client.poll_transmit(true), hello);
 
-    let mut server = Connection::new(config(Scheme::V2Windowed, true));
+    let mut server = Connection::new(config(CreditMode::V2Windowed, true));
     take(&mut server, &words(&[9, 2, 1, 77, 0])).unwrap();
     let error = server.poll_transmit(true).unwrap();
     assert!(matches!(error, Outgoing::Error { xid: 9, .. }), "{error:?}");
@@ -410,7 +410,7 @@ fn a_header_that_cannot_be_sent_now_is_sent_first_later() {
 #[test]
 fn thresholds_of_version_1_are_what_was_said_of_them() {
     let private_data = PrivateData::parse(&connect_data(8192, true));
-    let client = Connection::new(ConnConfig { receive_size: 1536, private_data, ..config(Scheme::V1, false) });
+    let client = Connection::new(ConnConfig { receive_size: 1536, private_data, ..config(CreditMode::V1, false) });
     // The message says it in multiples of 1024 bytes: the server will send no more.
     assert_eq!((client.terms().send_inline_threshold, client.terms().receive_inline_threshold), (1024, 1024));
 }
@@ -433,7 +433,7 @@ fn a_keep_alive_leaves_the_message_beyond_the_limit_to_grants() {
 /// answered; each of them is.
 #[test]
 fn version_1_calls_up_to_twice_the_credit_limit_are_served_and_more_are_a_fault() {
-    let mut server = Connection::new(config(Scheme::V1, true));
+    let mut server = Connection::new(config(CreditMode::V1, true));
     let receives = server.reserve() + server.credits().overcommit();
     assert!(receives > 2 * CREDITS, "Receives are kept for {receives} messages");
     let mut served = VecDeque::new();

@@ -1,7 +1,7 @@
 //! What goes out next, and its header.
 
 use super::credits::FOR_REPLIES;
-use super::{Connection, CreditWords, InboundId, Outgoing, Scheme};
+use super::{Connection, CreditMode, CreditWords, InboundId, Outgoing};
 use crate::wire::{self, Body, ChunkCounts, Chunks, Flags, Header, Version};
 
 /// How an outgoing message's payload travels, if not simply inline.
@@ -115,7 +115,7 @@ impl Connection {
 
     #[inline]
     fn windowed(&self) -> bool {
-        self.credits.scheme() == Scheme::V2Windowed
+        self.credits.scheme() == CreditMode::V2Windowed
     }
 
     /// Header bytes of a message with these chunks, with or without payload.

@@ -2,7 +2,7 @@
 
 use super::{ConfigError, check};
 use crate::auth::AuthPolicy;
-use crate::proto::Scheme;
+use crate::proto::CreditMode;
 use crate::wire::Revision;
 use crate::wire::properties::ReverseSupport;
 
@@ -21,7 +21,7 @@ use crate::wire::properties::ReverseSupport;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct WireConfig {
     /// Protocol version and credit accounting that this end prefers. Default: version 2, windowed.
-    pub credit_mode: Scheme,
+    pub credit_mode: CreditMode,
     /// Goes on in version 1 with a peer that does not speak version 2; a server also takes peers that start in it.
     /// Default true.
     pub version_1: bool,
@@ -64,7 +64,7 @@ pub struct WireConfig {
 impl Default for WireConfig {
     fn default() -> Self {
         Self {
-            credit_mode: Scheme::V2Windowed,
+            credit_mode: CreditMode::V2Windowed,
             version_1: true,
             revision: Revision::Ietf00,
             receive_size: 4096,
@@ -87,7 +87,7 @@ impl WireConfig {
         check(possible, "wire.receive_size", size, "1024 to 1048576 bytes, a multiple of 4")?;
         let of_version_2 = "4096 to 1048576 bytes in version 2 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.2), or \
                             wire.credit_mode v1";
-        check(self.credit_mode == Scheme::V1 || size >= 4096, "wire.receive_size", size, of_version_2)?;
+        check(self.credit_mode == CreditMode::V1 || size >= 4096, "wire.receive_size", size, of_version_2)?;
         let most = self.max_receive_size;
         let possible = most <= 1 << 20 && most.is_multiple_of(4);
         check(possible, "wire.max_receive_size", most, "0 to 1048576 bytes, a multiple of 4")?;

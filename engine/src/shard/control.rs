@@ -11,7 +11,7 @@ use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{
     ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError, FabricErrorKind, QpId,
 };
-use crate::proto::{ConnConfig, Connection, LIMITS, MIN_CREDITS, PeerFault, Scheme, connect_data};
+use crate::proto::{ConnConfig, Connection, CreditMode, LIMITS, MIN_CREDITS, PeerFault, connect_data};
 use crate::wire::Version;
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
@@ -196,7 +196,7 @@ impl<F: Fabric> Shard<F> {
         let reverse_credits = config.limits.reverse_credits.min(credits / 4);
         let reverse_calls = reverse_credits as usize;
         ConnConfig {
-            scheme: if version_1_only { Scheme::V1 } else { config.wire.credit_mode },
+            scheme: if version_1_only { CreditMode::V1 } else { config.wire.credit_mode },
             version_1: config.wire.version_1,
             revision: config.wire.revision,
             server,

@@ -101,7 +101,7 @@ impl<F: Fabric> Shard<F> {
     fn lost_after_version_error(&self, conn: &Conn) -> bool {
         !conn.again.version_1_only
             && conn.proto.terms().version == Version::V1
-            && conn.proto.config().scheme != crate::proto::Scheme::V1
+            && conn.proto.config().scheme != crate::proto::CreditMode::V1
             && conn.proto.counters().received == 1
     }
 

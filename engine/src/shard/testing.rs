@@ -18,7 +18,7 @@ use crate::fabric::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricErrorKind,
     FabricStats, PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId, WorkRequest,
 };
-use crate::proto::{ConnConfig, Connection, Event, Incoming, Scheme};
+use crate::proto::{ConnConfig, Connection, CreditMode, Event, Incoming};
 
 /// A device that there is not.
 pub(super) struct NoDevice {
@@ -193,7 +193,7 @@ pub(super) fn open_conn(slot: u32, server: bool) -> Box<Conn> {
 /// A connection of version 1 that is not established yet.
 pub(super) fn new_conn(slot: u32, server: bool) -> Box<Conn> {
     let config = ConnConfig {
-        scheme: Scheme::V1,
+        scheme: CreditMode::V1,
         server,
         takes_calls: server,
         credits: 16,

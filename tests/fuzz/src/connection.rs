@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use rpcrdma::auth::{AuthError, AuthPolicy, Handshake, Mechanism, Role, Step};
 use rpcrdma::proto::exchange::{self, Characteristic};
-use rpcrdma::proto::{CallId, ConnConfig, Connection, Event, Form, InboundId, Incoming, Outgoing, PeerFault, Scheme};
+use rpcrdma::proto::{
+    CallId, ConnConfig, Connection, CreditMode, Event, Form, InboundId, Incoming, Outgoing, PeerFault,
+};
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, WriteList};
 
@@ -81,7 +83,7 @@ fn config(input: &mut Input<'_>, server: bool, revision: Revision) -> ConnConfig
     let (kind, more) = (input.byte(), input.byte());
     let both = more & 1 != 0;
     ConnConfig {
-        scheme: [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1][usize::from(kind & 3).min(2)],
+        scheme: [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1][usize::from(kind & 3).min(2)],
         version_1: kind & 4 != 0,
         revision,
         server,

@@ -11,7 +11,7 @@ use rpcrdma::proto::Defect;
 use rpcrdma::proto::binding::nfs3;
 use rpcrdma::wire::rpc::{AcceptStat, CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, View, WriteList};
-use rpcrdma::{CallError, Procedure, Refusal, Scheme, Services};
+use rpcrdma::{CallError, CreditMode, Procedure, Refusal, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -24,7 +24,7 @@ fn view(bytes: &[u8]) -> View<'_> {
     View::check(bytes, Revision::Ietf00).expect("a header")
 }
 
-fn bound(bindings: &[(u32, Binding)], scheme: Scheme) -> ClientConfig {
+fn bound(bindings: &[(u32, Binding)], scheme: CreditMode) -> ClientConfig {
     let mut all = Bindings::new();
     for &(procedure, binding) in bindings {
         all.add(PROGRAM, VERSION, procedure, binding);
@@ -86,7 +86,7 @@ fn a_result_that_missed_its_write_chunk_ends_the_call() {
         let address = world.address();
         let server = Server::start_silently(&address, move |peer| {
             match scheme {
-                Scheme::V1 => peer.version = rpcrdma::wire::Version::V1,
+                CreditMode::V1 => peer.version = rpcrdma::wire::Version::V1,
                 _ => peer.welcome(),
             }
             for inline in [4 + 504, 4] {
@@ -206,7 +206,7 @@ fn read_chunks_with_their_padding_are_taken() {
         let list = [ReadSegment { position: ARGS_AT + 4, target: Segment { length: 505, ..first } }];
         client.call(20, reads(&list), &be(&[501]));
         match scheme {
-            Scheme::V1 => assert_err_chunk(&mut client, "an item that is too long"),
+            CreditMode::V1 => assert_err_chunk(&mut client, "an item that is too long"),
             _ => assert_eq!(client.error(), (XID, ErrorBody::BadXdr)),
         }
     }
@@ -372,7 +372,7 @@ fn call_of(credential: &[u8], procedure: u32, args: &[u8]) -> Vec<u8> {
 }
 
 /// What a server says to a call with this credential whose argument, or result, is reduced.
-fn server_takes(client: &mut Client, scheme: Scheme, credential: &[u8], allowed: bool) {
+fn server_takes(client: &mut Client, scheme: CreditMode, credential: &[u8], allowed: bool) {
     let mut data = [0; 64];
     pattern(0, &mut data);
     let (read, _from) = client.peer.expose(&data, Access::REMOTE_READ);
@@ -386,7 +386,7 @@ fn server_takes(client: &mut Client, scheme: Scheme, credential: &[u8], allowed:
         client.send(XID, Flags::NONE, Body::Msg(chunks), &call);
         match (allowed, scheme) {
             (true, _) => assert_eq!(view(&client.answer().bytes).htype(), HeaderType::Msg),
-            (false, Scheme::V1) => assert_err_chunk(client, "reduced under RPCSEC_GSS"),
+            (false, CreditMode::V1) => assert_err_chunk(client, "reduced under RPCSEC_GSS"),
             (false, _) if n == 0 => assert_eq!(client.error(), (XID, ErrorBody::ReadChunks { max: 0 })),
             (false, _) => assert!(matches!(client.error(), (XID, ErrorBody::ReplyResource { .. }))),
         }

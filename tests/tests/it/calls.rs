@@ -5,15 +5,15 @@ use std::time::Duration;
 use rpcrdma::client::{ClientConfig, Credential, LocalClient};
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::wire::rpc::AuthSys;
-use rpcrdma::{CallError, Config, FailedCall, Procedure, Refusal, Scheme, Server, ServerCall};
+use rpcrdma::{CallError, Config, CreditMode, FailedCall, Procedure, Refusal, Server, ServerCall};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::lifecycle::{GATED, Gate, gated};
 
-const WINDOWED: Case = Case { scheme: Scheme::V2Windowed, header: 40 };
+const WINDOWED: Case = Case { scheme: CreditMode::V2Windowed, header: 40 };
 const SCHEMES: [Case; 3] =
-    [WINDOWED, Case { scheme: Scheme::V2Incremental, header: 36 }, Case { scheme: Scheme::V1, header: 28 }];
+    [WINDOWED, Case { scheme: CreditMode::V2Incremental, header: 36 }, Case { scheme: CreditMode::V1, header: 28 }];
 /// Bytes of an RPC call header and of a reply header, both with `AUTH_NONE`.
 const CALL_HEADER: usize = 40;
 const REPLY_HEADER: usize = 24;
@@ -21,11 +21,11 @@ const REPLY_HEADER: usize = 24;
 /// A scheme, and the bytes of its transport header without chunks.
 #[derive(Clone, Copy)]
 struct Case {
-    scheme: Scheme,
+    scheme: CreditMode,
     header: usize,
 }
 
-fn with(scheme: Scheme) -> Config {
+fn with(scheme: CreditMode) -> Config {
     small().with(|c| c.wire.credit_mode = scheme)
 }
 
@@ -67,7 +67,7 @@ fn a_message_of_any_length_passes() {
         assert_eq!(reply_of(&mut client, longest), Ok(longest), "{scheme:?}");
         let longer = match scheme {
             // Nobody said that it would be so long; version 1 has one error for all.
-            Scheme::V1 => Err(CallError::Transport(ErrorBody::BadXdr)),
+            CreditMode::V1 => Err(CallError::Transport(ErrorBody::BadXdr)),
             _ => Ok(longest + 1),
         };
         assert_eq!(reply_of(&mut client, longest + 1), longer, "{scheme:?}");
@@ -369,7 +369,7 @@ fn a_connection_of_another_client_is_closed_here() {
 fn an_empty_pool_is_said_and_gets_over() {
     let mut world = World::new("full-pool");
     let address = world.serve(small_server());
-    for scheme in [Scheme::V2Windowed] {
+    for scheme in [CreditMode::V2Windowed] {
         let config = with(scheme).with(|c| {
             c.memory.small_buffers = 16;
             c.memory.message_buffers = 8;

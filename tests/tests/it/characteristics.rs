@@ -9,7 +9,7 @@ use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::optional::{Operation, OperationCode};
 use rpcrdma::wire::properties::{Builder, Properties, Property, PropertyId, PropertySet, ReverseSupport};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, View, ViewBody, WriteList};
-use rpcrdma::{Address, CallError, Config, Procedure, Scheme, Services};
+use rpcrdma::{Address, CallError, Config, CreditMode, Procedure, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -377,7 +377,7 @@ fn characteristics_are_requested_answered_and_updated() {
 fn ends_that_do_not_offer_changes_make_none() {
     let mut world = World::new("not-offered");
     let without = config().with(|c| c.wire.optional_operations = false);
-    let old = config().with(|c| c.wire.credit_mode = Scheme::V1);
+    let old = config().with(|c| c.wire.credit_mode = CreditMode::V1);
     for (server, client) in [(&without, &config()), (&config(), &without), (&old, &config()), (&config(), &old)] {
         let address = serve(&mut world, server.clone());
         let mut client = LocalClient::connect(&address, small_client(client.clone())).expect("a connection");
@@ -550,7 +550,7 @@ fn remote_invalidation_is_switched_off_and_on_while_connected() {
     drop(peer);
     // What a client does: a call with one chunk is a Bind and a Send, and an invalidation of its own if the
     // server does none.
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut client = world.client(&address, config().with(|c| c.wire.credit_mode = scheme));
         let first = client.first();
         for round in 0..20 {
@@ -577,7 +577,7 @@ fn remote_invalidation_is_switched_off_and_on_while_connected() {
 }
 
 /// Calls of all lengths, many at a time, while both ends change the size of their Receives up and down.
-fn resize_under_load(world: &mut World, scheme: Scheme) {
+fn resize_under_load(world: &mut World, scheme: CreditMode) {
     const CALLS: u64 = 6000;
     const AT_A_TIME: u64 = 24;
     let shard = config().with(|c| c.wire.credit_mode = scheme);
@@ -648,6 +648,6 @@ fn resize_under_load(world: &mut World, scheme: Scheme) {
 #[test]
 fn receives_grow_and_shrink_under_load_without_a_lost_message() {
     let mut world = World::new("resize");
-    resize_under_load(&mut world, Scheme::V2Windowed);
-    resize_under_load(&mut world, Scheme::V2Incremental);
+    resize_under_load(&mut world, CreditMode::V2Windowed);
+    resize_under_load(&mut world, CreditMode::V2Incremental);
 }

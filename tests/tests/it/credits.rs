@@ -1,7 +1,7 @@
 //! Flow control of version 2 as its peer sees it (§4.3.1.1, §4.3.3): nothing beyond what was granted, the
 //! high half of an increment, and what errors say of it.
 
-use rpcrdma::Scheme;
+use rpcrdma::CreditMode;
 use rpcrdma::client::{Client as Caller, ClientCall};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Version, View};
 use rpcrdma_tests::With;
@@ -13,7 +13,7 @@ use super::parts::{LONG, long_world};
 use super::rules_of_clients::next;
 use super::rules_of_servers::{XID, pair, reads, segment, server_of};
 
-const SCHEMES: [Scheme; 2] = [Scheme::V2Windowed, Scheme::V2Incremental];
+const SCHEMES: [CreditMode; 2] = [CreditMode::V2Windowed, CreditMode::V2Incremental];
 
 fn view(bytes: &[u8]) -> View<'_> {
     View::check(bytes, Revision::Ietf00).expect("a header")
@@ -49,7 +49,7 @@ fn a_server_sends_no_more_than_its_client_has_granted() {
         let mut peer = RawPeer::connect_silently(&address);
         peer.credit = 4;
         peer.introduce();
-        assert_eq!(peer.windowed, scheme == Scheme::V2Windowed);
+        assert_eq!(peer.windowed, scheme == CreditMode::V2Windowed);
         for xid in 1..=10 {
             let call = call_bytes(xid, PROGRAM, VERSION, ECHO, b"four");
             let bytes = peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call);
@@ -71,7 +71,7 @@ fn a_server_sends_no_more_than_its_client_has_granted() {
 #[test]
 fn a_server_obeys_a_high_half_that_is_lowered() {
     let config = small().with(|c| c.wire.continue_up_to = 64 << 10);
-    let (_world, _, mut client) = long_world("lowered", Scheme::V2Incremental, config);
+    let (_world, _, mut client) = long_world("lowered", CreditMode::V2Incremental, config);
     client.ping();
     let grant = |most| with_increment(0, most, 0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
     // There is credit for all parts of the reply, and then no more than two may be outstanding.
@@ -116,7 +116,7 @@ fn a_client_obeys_a_high_half_that_is_lowered() {
         }
         while peer.receive().is_some() {}
     });
-    let config = small().with(|c| c.wire.credit_mode = Scheme::V2Incremental);
+    let config = small().with(|c| c.wire.credit_mode = CreditMode::V2Incremental);
     let mut client = Caller::connect(&address, small_client(config)).expect("a connection");
     client.call(ClientCall::new(ECHO)).expect("a reply");
     let pending: Vec<_> = (0..12).map(|_| client.start(ClientCall::new(ECHO)).expect("a slot")).collect();
@@ -134,7 +134,7 @@ fn errors_carry_the_grant_and_nothing_new() {
     for scheme in SCHEMES {
         let (_world, _, mut client) = pair("grant-of-errors", scheme);
         let granted = |bytes: &[u8]| match scheme {
-            Scheme::V2Incremental => (view(bytes).credit() >> 16, view(bytes).credit() & 0xFFFF),
+            CreditMode::V2Incremental => (view(bytes).credit() >> 16, view(bytes).credit() & 0xFFFF),
             _ => (view(bytes).credit(), 0),
         };
         client.call(ECHO, Chunks::NONE, b"");
@@ -144,7 +144,7 @@ fn errors_carry_the_grant_and_nothing_new() {
             let bytes = client.answer().bytes;
             assert_eq!(error_of(&bytes, Revision::Ietf00), (XID, ErrorBody::BadXdr));
             match scheme {
-                Scheme::V2Incremental => assert_eq!(granted(&bytes), (most, 0)),
+                CreditMode::V2Incremental => assert_eq!(granted(&bytes), (most, 0)),
                 _ => assert!((1..=most).contains(&granted(&bytes).0), "{}", view(&bytes)),
             }
         }

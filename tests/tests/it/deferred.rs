@@ -14,13 +14,13 @@ use rpcrdma::server::ServerConfig;
 use rpcrdma::service::DeferredCall;
 use rpcrdma::service::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
 use rpcrdma::wire::{Body, Chunks, Flags, Revision, Version, View};
-use rpcrdma::{Buf, CallError, Config, IdlePolicy, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma::{Buf, CallError, Config, CreditMode, IdlePolicy, Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::reverse::{HELLO, telling_services};
 
-const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
 /// A procedure whose calls the test holds.
 const HELD: u32 = 400;
 
@@ -285,7 +285,7 @@ fn holding_with(
 }
 
 /// A client that has more than the one credit that version 1 starts with.
-fn new_client(world: &World, address: &rpcrdma::Address, scheme: Scheme) -> LocalClient {
+fn new_client(world: &World, address: &rpcrdma::Address, scheme: CreditMode) -> LocalClient {
     let mut client = world.client(address, small().with(|c| c.wire.credit_mode = scheme));
     echo(&mut client, b"hello").expect("an echo");
     client
@@ -436,7 +436,7 @@ fn a_drain_waits_for_what_was_taken_up_to_its_time() {
         let draining = std::thread::spawn(move || server.drain(Duration::from_secs(20)));
         // It has begun when it takes nothing new: no calls, or, as a client of version 1 is not told, no connections.
         let refuses = |client: &mut _| match scheme {
-            Scheme::V1 => LocalClient::connect(&address, small_client(small())).is_err(),
+            CreditMode::V1 => LocalClient::connect(&address, small_client(small())).is_err(),
             _ => echo(client, b"one more").is_err(),
         };
         assert!(settles(|| refuses(&mut client)), "{scheme:?}");
@@ -467,7 +467,7 @@ fn a_drain_waits_for_what_was_taken_up_to_its_time() {
 
 #[test]
 fn what_is_answered_later_is_remembered_and_runs_once() {
-    for (scheme, version) in [(Scheme::V2Windowed, Version::V2), (Scheme::V1, Version::V1)] {
+    for (scheme, version) in [(CreditMode::V2Windowed, Version::V2), (CreditMode::V1, Version::V1)] {
         let mut world = World::new("once-later");
         let cache =
             Arc::new(ReplyCache::new(ReplyCacheConfig { entries: 16, bytes: 1 << 16, ..ReplyCacheConfig::default() }));

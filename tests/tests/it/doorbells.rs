@@ -10,7 +10,7 @@ use rpcrdma::fabric::iwarp::IwarpFabric;
 use rpcrdma::fabric::software::SoftwareFabric;
 use rpcrdma::fabric::{Fabric, FabricAddress, FabricStats};
 use rpcrdma::shard::Shard;
-use rpcrdma::{Address, Config, Scheme};
+use rpcrdma::{Address, Config, CreditMode};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -81,7 +81,7 @@ impl Since {
 #[test]
 fn with_32_calls_at_a_time_a_doorbell_tells_of_many_and_few_ask_for_a_completion() {
     let _world = World::new("doorbells");
-    for scheme in [Scheme::V1, Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V1, CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let config = small().with(|c| c.wire.credit_mode = scheme);
         let name = FabricAddress(format!("doorbells-{}-{scheme:?}", std::process::id()));
         let host = loopback_address();

@@ -9,7 +9,7 @@ use rpcrdma::service::{Application, MAX_CHUNKS, ShardSetup, Unservable};
 use rpcrdma::shard::SpawnError;
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::wire::rpc::ProgramNumber;
-use rpcrdma::{CallError, Client, Knob, OpenError, Procedure, Refusal, Scheme, Server, Services};
+use rpcrdma::{CallError, Client, CreditMode, Knob, OpenError, Procedure, Refusal, Server, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -247,7 +247,7 @@ fn a_fifth_chunk_is_an_error() {
 /// Its caller would wait for ever.
 #[test]
 fn no_reply_of_an_ordinary_procedure_is_a_system_error() {
-    for scheme in [Scheme::V2Windowed, Scheme::V1] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V1] {
         let mut world = World::new("no-reply");
         let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
         let config = ServerConfig { workers, ..small_server() };

@@ -12,7 +12,7 @@ use rpcrdma::fabric::chaos::{Chaos, ChaosConfig};
 use rpcrdma::shard::Shard;
 use rpcrdma::stats::ShardStats;
 use rpcrdma::wire::{Chunks, Revision, Version, View};
-use rpcrdma::{Address, CallError, Config, FailedCall, Scheme};
+use rpcrdma::{Address, CallError, Config, CreditMode, FailedCall};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -112,7 +112,7 @@ fn chunk_len(seed: u32) -> usize {
 
 #[test]
 fn clients_with_bad_devices() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
         for (seed, chaos) in [(1, SLOW), (2, SLOW), (3, BROKEN), (4, BROKEN)] {
             let mut world = World::new("bad-client-device");
             let config = small().with(|c| {
@@ -133,7 +133,7 @@ fn clients_with_bad_devices() {
 
 #[test]
 fn servers_with_bad_devices() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
         for (seed, chaos) in [(5, SLOW), (6, BROKEN)] {
             let world = World::new("bad-server-device");
             let config = small().with(|c| c.wire.credit_mode = scheme);
@@ -209,7 +209,7 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
             }
             while peer.receive().is_some() {}
         });
-        let config = small().with(|c| c.wire.credit_mode = Scheme::V1);
+        let config = small().with(|c| c.wire.credit_mode = CreditMode::V1);
         let chaos = ChaosConfig { invalidations_refused, ..ChaosConfig::default() };
         let fabric = device(&address, &config, chaos, 1);
         let mut client = LocalClient::with_fabric(fabric, &address, small_client(config)).expect("a connection");
@@ -258,7 +258,7 @@ fn a_reply_that_cannot_be_sent_ends_the_connection() {
         for message in [&good, &bad] {
             let world = World::new("not-sent");
             let address = world.address();
-            let config = small().with(|c| c.wire.credit_mode = Scheme::V1);
+            let config = small().with(|c| c.wire.credit_mode = CreditMode::V1);
             let server = BadServer::start(&address, &config, chaos, 1);
             let mut peer = RawPeer::connect_as(&address, Version::V1);
             peer.send(message);

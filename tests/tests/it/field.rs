@@ -1,7 +1,7 @@
 //! What deployed implementations got wrong, and had to be repaired in the field: each of these defects has
 //! its test here, or is named with the test that would find it in `tests/peers.md`.
 
-use rpcrdma::Scheme;
+use rpcrdma::CreditMode;
 use rpcrdma::fabric::Access;
 use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, Flags, ReadSegment, Revision, Segment, View, WriteList};
@@ -22,12 +22,12 @@ fn a_version_1_grant_is_the_servers_own_whatever_is_asked_for() {
     const CREDITS: u32 = 12;
     let mut world = World::new("grants");
     let shard = small().with(|c| {
-        c.wire.credit_mode = Scheme::V1;
+        c.wire.credit_mode = CreditMode::V1;
         c.limits.credits = CREDITS;
         c.limits.max_credits = CREDITS;
     });
     let address = world.serve(rpcrdma::server::ServerConfig { shard, ..small_server() });
-    let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
+    let mut client = Client::connect(&address, CreditMode::V1, Revision::Ietf00);
     let (memory, _room) = client.peer.expose(&[0; 6000], Access::REMOTE_WRITE);
     for credit in [0, 1, CREDITS, 64, 30_000, u32::MAX] {
         client.peer.credit = credit;
@@ -82,7 +82,7 @@ fn the_results_are_behind_the_header_whatever_lists_it_has() {
 /// Lists of more chunks or segments than anybody takes, and such as claim to be longer than their message.
 #[test]
 fn chunk_lists_are_bounded_before_they_are_believed() {
-    let (world, _, mut client) = pair("bounds", Scheme::V1);
+    let (world, _, mut client) = pair("bounds", CreditMode::V1);
     client.ping();
     let many = vec![Segment { handle: 1, length: 8, offset: 0 }; 150];
     let one_each = [1; 150];

@@ -9,7 +9,7 @@ use rpcrdma::fabric::{Access, ConnectParams, ControlEvent, Fabric};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::shard::SimulatedTime;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Segment, Version, WriteList};
-use rpcrdma::{Address, Config, IdlePolicy, Scheme};
+use rpcrdma::{Address, Config, CreditMode, IdlePolicy};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -28,8 +28,8 @@ fn serve(world: &mut World, shard: Config) -> Address {
     world.serve(ServerConfig { shard, ..small_server() })
 }
 
-fn version(scheme: Scheme) -> Version {
-    if scheme == Scheme::V1 { Version::V1 } else { Version::V2 }
+fn version(scheme: CreditMode) -> Version {
+    if scheme == CreditMode::V1 { Version::V1 } else { Version::V2 }
 }
 
 fn send(peer: &mut RawPeer, flags: Flags, xid: u32, procedure: u32, args: &[u8], writes: &[Segment]) {
@@ -76,7 +76,7 @@ fn is_served(witness: &mut LocalClient, continues: bool) {
 
 #[test]
 fn many_clients_that_never_read_take_no_memory_from_others() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
         let mut world = World::new("hoard");
         let address = serve(
             &mut world,
@@ -93,18 +93,18 @@ fn many_clients_that_never_read_take_no_memory_from_others() {
             hoard(&mut peer, &mut witness);
             peers.push(peer);
             if n % 4 == 3 {
-                is_served(&mut witness, scheme != Scheme::V1);
+                is_served(&mut witness, scheme != CreditMode::V1);
             }
         }
         let stats = &world.server().stats()[0];
         assert_eq!(stats.connections, u64::from(many()) + 1, "{scheme:?}: none has come to an end by another way");
-        is_served(&mut witness, scheme != Scheme::V1);
+        is_served(&mut witness, scheme != CreditMode::V1);
     }
 }
 
 #[test]
 fn a_client_that_never_reads_is_ended() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
         let world = World::new("deadline");
         // A device that does not tell what moves has time for all that it was given.
         let shard = small().with(|c| {
@@ -117,7 +117,7 @@ fn a_client_that_never_reads_is_ended() {
         let mut peer = RawPeer::connect_as(&address, version(scheme));
         ping(&mut peer, 1);
         hoard(&mut peer, &mut witness);
-        if place::on_device() && scheme == Scheme::V1 {
+        if place::on_device() && scheme == CreditMode::V1 {
             // Its device takes all that by itself.
             continue;
         }
@@ -128,7 +128,7 @@ fn a_client_that_never_reads_is_ended() {
         });
         assert!(ended, "{scheme:?}: it goes on for ever");
         assert!(settles(|| server.stats().connections == 1));
-        is_served(&mut witness, scheme != Scheme::V1);
+        is_served(&mut witness, scheme != CreditMode::V1);
         assert_eq!(server.stats().peers_stalled, 1, "{scheme:?}: another one was ended, too");
     }
 }
@@ -379,7 +379,7 @@ fn messages_of_no_use_end_their_connection() {
         ("an error about nothing", |peer| peer.message(9, Flags::RESPONSE, Body::Error(ErrorBody::BadXdr), b"")),
         ("a header that cannot be read", |_| be(&[9, 1, 1, 0, 2, 2, 2])),
     ];
-    for scheme in [Scheme::V1, Scheme::V2Windowed] {
+    for scheme in [CreditMode::V1, CreditMode::V2Windowed] {
         // No time passes in which more would be put up with.
         let (address, server) = world.serve_timed(small().with(|c| {
             c.wire.credit_mode = scheme;
@@ -388,7 +388,7 @@ fn messages_of_no_use_end_their_connection() {
         let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         let mut faults = 0;
         for (kind, make) in kinds {
-            if scheme != Scheme::V1 && matches!(kind, "RDMA_DONE" | "a header that cannot be read") {
+            if scheme != CreditMode::V1 && matches!(kind, "RDMA_DONE" | "a header that cannot be read") {
                 continue;
             }
             let mut peer = RawPeer::connect_as(&address, version(scheme));

@@ -8,7 +8,7 @@ use rpcrdma::client::{ConnectError, LocalClient};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::properties::Properties;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, View, ViewBody};
-use rpcrdma::{Address, Config, Procedure, Scheme, Services};
+use rpcrdma::{Address, Config, CreditMode, Procedure, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -122,7 +122,9 @@ impl Handshake for Saying {
 #[test]
 fn host_authentication_takes_several_messages() {
     let mut world = World::new("several-messages");
-    for (scheme, len) in [(Scheme::V2Windowed, 3), (Scheme::V2Windowed, 15_000), (Scheme::V2Incremental, 10_001)] {
+    for (scheme, len) in
+        [(CreditMode::V2Windowed, 3), (CreditMode::V2Windowed, 15_000), (CreditMode::V2Incremental, 10_001)]
+    {
         let policy = AuthPolicy::Required(Arc::new(Words { words: &["one", "two", "three", "four"], len }));
         let config = with(policy).with(|c| c.wire.credit_mode = scheme);
         let address = serve(&mut world, config.clone());
@@ -199,7 +201,7 @@ fn policy_decides_about_an_unauthenticated_peer() {
         }
     }
     // Version 1 has no properties.
-    let old = |host_auth: &AuthPolicy| with(host_auth.clone()).with(|c| c.wire.credit_mode = Scheme::V1);
+    let old = |host_auth: &AuthPolicy| with(host_auth.clone()).with(|c| c.wire.credit_mode = CreditMode::V1);
     let address = serve(&mut world, with(optional.clone()));
     assert_eq!(who(&mut world.client(&address, old(&off))), [""; 2]);
     let address = serve(&mut world, with(required.clone()));

@@ -8,14 +8,14 @@ use rpcrdma::proto::Counters;
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, ReadSegment, Revision, Segment, Version, View, ViewBody, WriteList,
 };
-use rpcrdma::{Address, Scheme};
+use rpcrdma::{Address, CreditMode};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 const WINDOWED: Flags = Flags::NONE;
 
 /// A world with a server, and a client that behaves.
-pub(super) fn scene(name: &'static str, scheme: Scheme) -> (World, Address, LocalClient) {
+pub(super) fn scene(name: &'static str, scheme: CreditMode) -> (World, Address, LocalClient) {
     let mut world = World::new(name);
     let shard = small().with(|c| c.wire.credit_mode = scheme);
     let address = world.serve(rpcrdma::server::ServerConfig { shard: shard.clone(), ..small_server() });
@@ -81,7 +81,7 @@ enum Fate {
 #[test]
 fn malformed_messages_get_the_errors_of_the_protocol() {
     use Fate::{End, Error, Silence};
-    let (world, address, mut witness) = scene("malformed", Scheme::V2Windowed);
+    let (world, address, mut witness) = scene("malformed", CreditMode::V2Windowed);
     const XID: u32 = 0x1234;
     let nul = |xid| call_bytes(xid, PROGRAM, VERSION, ECHO, b"");
     let segment = |handle, length, offset| Segment { handle, length, offset };
@@ -235,13 +235,13 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
     assert!(messages.rejected_answered >= 20, "{messages:?}");
 }
 
-fn version(scheme: Scheme) -> Version {
-    if scheme == Scheme::V1 { Version::V1 } else { Version::V2 }
+fn version(scheme: CreditMode) -> Version {
+    if scheme == CreditMode::V1 { Version::V1 } else { Version::V2 }
 }
 
 #[test]
 fn random_messages_break_nothing() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
         let (world, address, mut witness) = scene("random", scheme);
         let mut random = Random::new(scheme as u64 + 7);
         for _ in 0..60 {
@@ -283,11 +283,11 @@ fn random_messages_break_nothing() {
 
 #[test]
 fn a_client_that_ignores_its_credits_loses_its_connection() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
         let (world, address, mut witness) = scene("credits", scheme);
         for _ in 0..5 {
             let mut peer = RawPeer::connect_as(&address, version(scheme));
-            if scheme != Scheme::V1 {
+            if scheme != CreditMode::V1 {
                 // With credit for its replies the server would be fast enough to keep granting.
                 peer.credit = 0;
             }
@@ -299,17 +299,17 @@ fn a_client_that_ignores_its_credits_loses_its_connection() {
             unharmed(&mut witness);
             // Version 1 counts calls under way: it depends on how fast these are answered whether there are
             // too many.
-            if scheme == Scheme::V1 { peer.vanish() } else { drop(peer.wait_until_over()) }
+            if scheme == CreditMode::V1 { peer.vanish() } else { drop(peer.wait_until_over()) }
         }
         unharmed(&mut witness);
         let (_, faults) = counters(&world);
-        assert!(faults == 5 || (scheme == Scheme::V1 && faults < 5), "{scheme:?}: {faults} faults");
+        assert!(faults == 5 || (scheme == CreditMode::V1 && faults < 5), "{scheme:?}: {faults} faults");
     }
 }
 
 #[test]
 fn a_client_that_never_reads_costs_a_bounded_amount() {
-    let (world, address, mut witness) = scene("deaf", Scheme::V2Windowed);
+    let (world, address, mut witness) = scene("deaf", CreditMode::V2Windowed);
     let mut peers: Vec<_> = (0..3).map(|_| RawPeer::connect(&address)).collect();
     for peer in &mut peers {
         ping(peer, 1);
@@ -337,7 +337,7 @@ fn a_client_that_never_reads_costs_a_bounded_amount() {
 /// message take the longer one.
 #[test]
 fn a_client_that_never_reads_takes_no_memory_from_others() {
-    let schemes = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+    let schemes = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
     for (scheme, len) in schemes.into_iter().flat_map(|scheme| [(scheme, 4000u32), (scheme, 3000)]) {
         let (_world, address, mut witness) = scene("greedy", scheme);
         let mut peer = RawPeer::connect_as(&address, version(scheme));
@@ -356,7 +356,7 @@ fn a_client_that_never_reads_takes_no_memory_from_others() {
 
 #[test]
 fn memory_that_was_not_offered_is_not_touched() {
-    let (world, address, mut witness) = scene("keys", Scheme::V2Windowed);
+    let (world, address, mut witness) = scene("keys", CreditMode::V2Windowed);
     let store = |peer: &mut RawPeer, xid: u32, target: Segment| {
         let reads = [ReadSegment { position: 44, target }];
         let call = call_bytes(xid, PROGRAM, VERSION, STORE, &[0; 4]);
@@ -428,7 +428,7 @@ fn memory_that_was_not_offered_is_not_touched() {
 
 #[test]
 fn what_a_client_tries_on_the_servers_memory_fails() {
-    let (_world, address, mut witness) = scene("reach", Scheme::V2Windowed);
+    let (_world, address, mut witness) = scene("reach", CreditMode::V2Windowed);
     for rkey in [0, 1, 0x100, u32::MAX] {
         let mut peer = RawPeer::connect(&address);
         assert_eq!(peer.read(RemoteMemory { rkey, address: 0 }, 64), None);
@@ -441,7 +441,7 @@ fn what_a_client_tries_on_the_servers_memory_fails() {
 
 #[test]
 fn storms_of_connections_pass() {
-    let (world, address, mut witness) = scene("storm", Scheme::V2Windowed);
+    let (world, address, mut witness) = scene("storm", CreditMode::V2Windowed);
     for n in 0..200 {
         match RawPeer::try_connect(&address, &[n as u8; 40]) {
             Ok(peer) if n % 3 == 0 => peer.vanish(),
@@ -515,7 +515,7 @@ fn a_client_that_leaves_in_the_middle_of_everything() {
 #[test]
 fn another_version_is_answered_in_the_layout_that_all_versions_share() {
     for (scheme, version, low, high) in
-        [(Scheme::V2Windowed, 0, 1, 2), (Scheme::V2Windowed, 3, 1, 2), (Scheme::V1, 2, 1, 1)]
+        [(CreditMode::V2Windowed, 0, 1, 2), (CreditMode::V2Windowed, 3, 1, 2), (CreditMode::V1, 2, 1, 1)]
     {
         let (_world, address, mut witness) = scene("err-vers", scheme);
         let mut peer = RawPeer::connect_silently(&address);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rpcrdma::fabric::{Access, RemoteMemory};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::{Body, Chunks, Flags, Version};
-use rpcrdma::{Address, Scheme};
+use rpcrdma::{Address, CreditMode};
 use rpcrdma_tests::With;
 use rpcrdma_tests::place::{on_device, over_tcp};
 use rpcrdma_tests::*;
@@ -30,7 +30,7 @@ fn served(address: &Address) -> RawPeer {
 /// Of a Receive that is taken by immediate data nothing is read: it holds what another client has sent.
 #[test]
 fn immediate_data_is_never_a_call() {
-    let (world, address, mut witness) = scene("immediate", Scheme::V2Windowed);
+    let (world, address, mut witness) = scene("immediate", CreditMode::V2Windowed);
     let before = (world.server().stats()[0].peer_faults, world.server().stats()[0].calls);
     let mut faults = 0;
     for n in 0..20 {
@@ -61,7 +61,7 @@ fn immediate_data_is_never_a_call() {
 /// fabric's rings need no Receive.
 #[test]
 fn a_client_without_receives_is_given_up() {
-    let (world, address, mut witness) = scene("no-receives", Scheme::V1);
+    let (world, address, mut witness) = scene("no-receives", CreditMode::V1);
     let mut deaf: Vec<_> = (0..4).map(|_| RawPeer::connect_deaf(&address)).collect();
     for peer in &mut deaf {
         peer.version = Version::V1;
@@ -86,7 +86,7 @@ fn a_client_without_receives_is_given_up() {
 /// Requests that are given up at any moment, in silence or with a word, and some that stay half open.
 #[test]
 fn connects_that_never_complete_harm_nobody() {
-    let (world, address, mut witness) = scene("half-open", Scheme::V2Windowed);
+    let (world, address, mut witness) = scene("half-open", CreditMode::V2Windowed);
     let mut random = Random::new(11);
     for n in 0..24 {
         let mut peer = RawPeer::begin(&address, b"").expect("a connect request");
@@ -128,7 +128,7 @@ fn connects_that_never_complete_harm_nobody() {
 /// Devices number their keys: those of the server's memory are near to a client's own.
 #[test]
 fn keys_that_were_not_given_open_nothing() {
-    let (_world, address, mut witness) = scene("guesses", Scheme::V2Windowed);
+    let (_world, address, mut witness) = scene("guesses", CreditMode::V2Windowed);
     let mut peer = served(&address);
     let (own, _memory) = peer.expose(&[7; 64], Access::REMOTE);
     for n in 0..24u32 {
@@ -154,7 +154,7 @@ fn keys_that_were_not_given_open_nothing() {
 /// version 1 no credit is counted for them, and the budget of such messages is all that ends them.
 #[test]
 fn floods_of_nonsense_stop_nobody_else() {
-    for scheme in [Scheme::V1, Scheme::V2Windowed] {
+    for scheme in [CreditMode::V1, CreditMode::V2Windowed] {
         let mut world = World::new("flood");
         let shard = small().with(|c| {
             c.wire.credit_mode = scheme;
@@ -162,7 +162,7 @@ fn floods_of_nonsense_stop_nobody_else() {
         });
         let address = world.serve(ServerConfig { shard: shard.clone(), ..small_server() });
         let mut witness = world.client(&address, shard);
-        let version = if scheme == Scheme::V1 { 1 } else { 2 };
+        let version = if scheme == CreditMode::V1 { 1 } else { 2 };
         let done = be(&[9, version, 64, 3, 0, 0, 0]);
         let short = be(&[9, version, 64]);
         let mut random = Random::new(5);

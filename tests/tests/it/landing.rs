@@ -10,7 +10,7 @@ use rpcrdma::fabric::trace::{self, Trace};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::shard::Shard;
 use rpcrdma::wire::{ReadSegment, Revision};
-use rpcrdma::{CallError, Config, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma::{CallError, Config, CreditMode, Procedure, Refusal, ServerCall, Services};
 use rpcrdma_mempool::{Arena, ArenaConfig, ArenaId, Buf, Class, PagePolicy, Pool};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
@@ -123,7 +123,7 @@ fn caching(world: &mut World, shard: Config, shards: usize) -> (rpcrdma::Address
 
 #[test]
 fn chunks_land_in_pages_of_the_applications_and_are_sent_from_there() {
-    for scheme in [Scheme::V2Windowed, Scheme::V1] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V1] {
         let mut world = World::new("landing");
         let (address, asked) = caching(&mut world, small().with(|c| c.wire.credit_mode = scheme), 2);
         let mut clients = [0; 4].map(|_| world.client(&address, small().with(|c| c.wire.credit_mode = scheme)));
@@ -309,7 +309,7 @@ fn pages_come_home_from_connections_that_are_lost() {
     let (address, asked) = caching(&mut world, small(), 1);
     let mut other = world.client(&address, small());
     for round in 1..=2 * PAGES {
-        let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
+        let mut client = Client::connect(&address, CreditMode::V1, Revision::Ietf00);
         // Memory that nobody offers.
         let read = [ReadSegment { position: ARGS_AT + 4, target: segment(PAGE as u32) }];
         client.call(STORES[0], reads(&read), &[0; 4]);

@@ -8,7 +8,7 @@ use rpcrdma::client::LocalClient;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, Version};
-use rpcrdma::{CallError, Config, FailedCall, IdlePolicy, Procedure, Refusal, Scheme, ServerCall};
+use rpcrdma::{CallError, Config, CreditMode, FailedCall, IdlePolicy, Procedure, Refusal, ServerCall};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -40,7 +40,7 @@ fn no_connection_is_begun_whose_first_messages_would_find_no_receive() {
 #[test]
 fn every_combination_of_switches_carries_calls_and_chunks() {
     let mut world = World::new("matrix");
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
         for switches in 0..16 {
             let on = |bit: u32| switches & 1 << bit != 0;
             let config = small().with(|c| {
@@ -117,10 +117,10 @@ fn the_other_revision_of_version_2_works_when_both_ends_use_it() {
 fn ends_with_no_version_in_common_say_so() {
     let mut world = World::new("versions");
     let address = world.serve(server_with(small().with(|c| c.wire.version_1 = false)));
-    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
+    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
     let error = echo(&mut client, b"whoever understands this").unwrap_err();
     assert_eq!(error, CallError::Transport(ErrorBody::Vers { low: 2, high: 2 }));
-    let address = world.serve(server_with(small().with(|c| c.wire.credit_mode = Scheme::V1)));
+    let address = world.serve(server_with(small().with(|c| c.wire.credit_mode = CreditMode::V1)));
     let config = small_client(small().with(|c| c.wire.version_1 = false));
     let refused = LocalClient::connect(&address, config).map(drop).unwrap_err().to_string();
     assert!(refused.contains("versions 1 to 1"), "{refused}");
@@ -353,7 +353,7 @@ pub(super) fn gated(gate: &Gate, workers: bool) -> rpcrdma::Services {
 #[test]
 fn draining_finishes_what_is_under_way_and_refuses_what_is_new() {
     // Version 1 has no word for it, see below.
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut world = World::new("drain");
         let gate = Gate::default();
         let address = world.serve_with(server_with_workers(scheme), gated(&gate, true));
@@ -420,7 +420,7 @@ fn draining_leaves_what_is_new_to_clients_of_version_1() {
     let mut world = World::new("drain-v1");
     let gate = Gate::default();
     let _opens = gate.opens();
-    let address = world.serve_with(server_with_workers(Scheme::V1), gated(&gate, true));
+    let address = world.serve_with(server_with_workers(CreditMode::V1), gated(&gate, true));
     let mut peer = RawPeer::connect_as(&address, Version::V1);
     let call = |peer: &mut RawPeer, xid: u32, procedure: u32| {
         let call = call_bytes(xid, PROGRAM, VERSION, procedure, b"");
@@ -446,7 +446,7 @@ fn draining_leaves_what_is_new_to_clients_of_version_1() {
     assert!(place::on_device() || stats[0].calls_shed == 2, "{}", stats[0].calls_shed);
 }
 
-fn server_with_workers(scheme: Scheme) -> ServerConfig {
+fn server_with_workers(scheme: CreditMode) -> ServerConfig {
     let workers = WorkerConfig { count: 4, ..WorkerConfig::default() };
     ServerConfig { workers: Some(workers), ..server_with(small().with(|c| c.wire.credit_mode = scheme)) }
 }

@@ -13,7 +13,7 @@ use rpcrdma::wire::rpc::CallHeader;
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
 };
-use rpcrdma::{CallError, Procedure, Scheme};
+use rpcrdma::{CallError, CreditMode, Procedure};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -27,7 +27,7 @@ fn view(bytes: &[u8]) -> View<'_> {
 }
 
 /// A server of long replies, and a client of it.
-fn pair(name: &'static str, scheme: Scheme) -> (World, Client) {
+fn pair(name: &'static str, scheme: CreditMode) -> (World, Client) {
     let mut world = World::new(name);
     let shard = small().with(|c| c.wire.credit_mode = scheme);
     let address = world.serve_with(ServerConfig { shard, ..small_server() }, services_for(16 << 10));
@@ -50,9 +50,9 @@ fn at(position: u32, segments: &[Segment]) -> Vec<ReadSegment> {
     segments.iter().map(|&target| ReadSegment { position, target }).collect()
 }
 
-fn assert_refused(client: &mut Client, scheme: Scheme, what: &str) {
+fn assert_refused(client: &mut Client, scheme: CreditMode, what: &str) {
     match scheme {
-        Scheme::V1 => assert_err_chunk(client, what),
+        CreditMode::V1 => assert_err_chunk(client, what),
         _ => assert_eq!(client.error(), (XID, ErrorBody::BadXdr), "{scheme:?}: {what}"),
     }
     client.ping();
@@ -152,9 +152,9 @@ fn a_nomsg_without_its_payload_chunk_is_refused() {
 }
 
 /// A raw server's first words.
-fn welcome(peer: &mut RawPeer, scheme: Scheme) {
+fn welcome(peer: &mut RawPeer, scheme: CreditMode) {
     match scheme {
-        Scheme::V1 => peer.version = Version::V1,
+        CreditMode::V1 => peer.version = Version::V1,
         _ => peer.welcome(),
     }
 }
@@ -279,7 +279,7 @@ struct LongCall {
     message: Vec<u8>,
 }
 
-fn long_call(scheme: Scheme, segment_size: u32, args: usize, chunk: Option<usize>) -> LongCall {
+fn long_call(scheme: CreditMode, segment_size: u32, args: usize, chunk: Option<usize>) -> LongCall {
     let world = World::new("long-calls");
     let address = world.address();
     let (tell, told) = channel();
@@ -320,7 +320,7 @@ fn long_call(scheme: Scheme, segment_size: u32, args: usize, chunk: Option<usize
 #[test]
 fn version_1_sends_what_does_not_fit_as_a_long_message() {
     for (args, chunk) in [(956, false), (960, true), (60_000, true)] {
-        let LongCall { bytes, message } = long_call(Scheme::V1, 0, args, None);
+        let LongCall { bytes, message } = long_call(CreditMode::V1, 0, args, None);
         let (header, htype) = (view(&bytes), if chunk { HeaderType::Nomsg } else { HeaderType::Msg });
         assert_eq!((header.htype(), header.version(), header.has_chunks()), (htype, Version::V1, chunk));
         if chunk {
@@ -334,7 +334,7 @@ fn version_1_sends_what_does_not_fit_as_a_long_message() {
 
 #[test]
 fn a_long_call_has_position_0_in_every_segment() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let LongCall { bytes, message } = long_call(scheme, 4096, 20_000, Some(5000));
         let reads: Vec<_> = view(&bytes).reads().map(|read| (read.position, read.target.length)).collect();
         let at = ARGS_AT + 20_000;
@@ -344,7 +344,7 @@ fn a_long_call_has_position_0_in_every_segment() {
         assert!(message.len() == at as usize && patterned(3, &message[ARGS_AT as usize..]));
     }
     // The first of them may be read alone; a call of version 1 has one.
-    let LongCall { bytes, .. } = long_call(Scheme::V1, 0, 20_000, Some(5000));
+    let LongCall { bytes, .. } = long_call(CreditMode::V1, 0, 20_000, Some(5000));
     let reads: Vec<_> = view(&bytes).reads().map(|read| (read.position, read.target.length)).collect();
     assert_eq!(reads, [(0, ARGS_AT + 20_000), (ARGS_AT + 20_000, 5000)]);
 }
@@ -359,7 +359,7 @@ fn a_reply_that_does_not_fit_inline_uses_the_reply_chunk() {
         client.call(REPLY, chunks, &be(&[6000]));
         let bytes = client.answer().bytes;
         assert_eq!((view(&bytes).htype(), view(&bytes).payload()), (HeaderType::Nomsg, &b""[..]));
-        assert_eq!(view(&bytes).flags().contains(Flags::RESPONSE), scheme != Scheme::V1, "{scheme:?}");
+        assert_eq!(view(&bytes).flags().contains(Flags::RESPONSE), scheme != CreditMode::V1, "{scheme:?}");
         let used: Vec<_> = view(&bytes).reply_chunk().expect("it comes back").segments().collect();
         let lens: Vec<_> = used.iter().map(|segment| segment.length).collect();
         assert_eq!(lens, [4000, 1, 2023, 0], "{scheme:?}");
@@ -398,7 +398,7 @@ fn a_reply_is_reduced_before_it_goes_into_the_reply_chunk() {
         let (write, item) = client.peer.expose(&[0xEE; 3000], Access::REMOTE_WRITE);
         let (room, rest) = client.peer.expose(&[0xEE; 9000], Access::REMOTE_WRITE);
         // The shorter ones fit inline, as the item is not among them.
-        for (args, long) in [(1u8, false), (30, scheme == Scheme::V1), (80, true)] {
+        for (args, long) in [(1u8, false), (30, scheme == CreditMode::V1), (80, true)] {
             let writes = WriteList { counts: &[1], segments: &[write] };
             let chunks = Chunks { writes, reply: Some(&[room]), ..Chunks::NONE };
             client.call(20, chunks, &[args, 0, 0, 0]);
@@ -483,7 +483,7 @@ fn version_1_offers_a_reply_chunk_when_a_reply_may_not_fit() {
             reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
         }
     });
-    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
+    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
     for (expected, offered) in [(0, false), (972, false), (973, true), (10_001, true), (60_000, true)] {
         let mut call = client.prepare(ECHO, 4).expect("a buffer");
         call = call.expect_reply(expected);

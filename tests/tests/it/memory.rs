@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, View};
-use rpcrdma::{CallError, Config, FailedCall, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma::{CallError, Config, CreditMode, FailedCall, Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -22,7 +22,7 @@ const CALLS: u64 = 24;
 const LEN: usize = 50_000;
 
 /// A server that has memory for two such chunks.
-fn poor(scheme: Scheme, workers: usize) -> ServerConfig {
+fn poor(scheme: CreditMode, workers: usize) -> ServerConfig {
     let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);
     ServerConfig {
         shard: small().with(|c| {
@@ -35,7 +35,7 @@ fn poor(scheme: Scheme, workers: usize) -> ServerConfig {
     }
 }
 
-fn rich(scheme: Scheme) -> Config {
+fn rich(scheme: CreditMode) -> Config {
     small().with(|c| {
         c.wire.credit_mode = scheme;
         c.memory.bulk_buffers = vec![(64 << 10, 2 * CALLS as usize)];
@@ -219,9 +219,9 @@ fn what_comes_as_memory_comes_home_goes_behind_those_that_wait() {
 #[test]
 fn calls_without_bulk_go_past_those_that_wait_for_it() {
     let mut world = World::new("past");
-    let address = world.serve(poor(Scheme::V1, 0));
-    let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
-    let mut other = world.client(&address, rich(Scheme::V1));
+    let address = world.serve(poor(CreditMode::V1, 0));
+    let mut client = Client::connect(&address, CreditMode::V1, Revision::Ietf00);
+    let mut other = world.client(&address, rich(CreditMode::V1));
     // As these wait for RDMA Reads of memory that nobody offers, the connection ends with the first: whoever
     // waits behind it is let go, too.
     let target = super::rules_of_servers::segment(LEN as u32);
@@ -241,7 +241,7 @@ fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
     const CREDITS: u32 = 8;
     let mut world = World::new("twice-the-credits");
     let shard = small().with(|c| {
-        c.wire.credit_mode = Scheme::V1;
+        c.wire.credit_mode = CreditMode::V1;
         c.limits.credits = CREDITS;
         c.limits.max_credits = CREDITS;
     });
@@ -252,7 +252,7 @@ fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
     let mut services = services_of(&config);
     services.add(PROGRAM, VERSION, GATED, gate.procedure().on_workers());
     let address = world.serve_with(config, services);
-    let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
+    let mut client = Client::connect(&address, CreditMode::V1, Revision::Ietf00);
     let send = |client: &mut Client, xid: u32, procedure: u32| {
         let call = call_bytes(xid, PROGRAM, VERSION, procedure, &be(&[1000]));
         client.send(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call);
@@ -299,7 +299,7 @@ fn long_calls_do_not_wait_for_memory_that_they_have_themselves() {
             client.poll(|done| {
                 // A client of version 1 loses its connection, when what is under way has ended.
                 let refused = |failed: &FailedCall| match scheme {
-                    Scheme::V1 => false,
+                    CreditMode::V1 => false,
                     _ => matches!(failed.error, CallError::Transport(ErrorBody::System)),
                 };
                 let ok = served_or_lost(&done.result) || done.result.as_ref().err().is_some_and(refused);
@@ -310,7 +310,7 @@ fn long_calls_do_not_wait_for_memory_that_they_have_themselves() {
             ended == CALLS
         });
         assert!(all && served > 0, "{scheme:?}: {ended} of {CALLS} calls have ended, {served} of them well");
-        if scheme == Scheme::V1 {
+        if scheme == CreditMode::V1 {
             client = world.client(&address, rich(scheme));
         }
         assert_eq!(all_at_once(&mut client, STORE).len(), CALLS as usize);

@@ -12,7 +12,7 @@ use rpcrdma::proto::Defect;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::properties::{Builder, Properties};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, Revision, Version, View, ViewBody};
-use rpcrdma::{Address, CallError, Config, Knob, Scheme};
+use rpcrdma::{Address, CallError, Config, CreditMode, Knob};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -30,7 +30,7 @@ fn view(bytes: &[u8]) -> View<'_> {
 }
 
 /// Large messages, and nothing is continued that can be a chunk.
-fn large(scheme: Scheme) -> Config {
+fn large(scheme: CreditMode) -> Config {
     small().with(|c| {
         c.wire.credit_mode = scheme;
         c.wire.receive_size = 8192;
@@ -81,7 +81,7 @@ fn the_first_message_is_a_connprop_of_at_most_1024_bytes() {
 #[test]
 fn both_ends_send_connprop_and_obey_the_other() {
     let mut world = World::new("obeyed");
-    let address = serve(&mut world, large(Scheme::V2Windowed));
+    let address = serve(&mut world, large(CreditMode::V2Windowed));
     let mut peer = RawPeer::connect_silently(&address);
     peer.send_properties();
     // Its properties come before anything else.
@@ -136,7 +136,7 @@ fn assert_thresholds_of_calls(
             reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
         }
     });
-    let mut client = world.client(&address, large(Scheme::V2Windowed));
+    let mut client = world.client(&address, large(CreditMode::V2Windowed));
     let mut sent = |args: usize, results: usize| {
         let mut call = client.prepare(ECHO, args).expect("a buffer");
         call = call.expect_reply(results);
@@ -158,7 +158,7 @@ fn assert_thresholds_of_calls(
 #[test]
 fn thresholds_follow_the_properties_in_each_direction() {
     let mut world = World::new("terms");
-    let address = serve(&mut world, large(Scheme::V2Windowed));
+    let address = serve(&mut world, large(CreditMode::V2Windowed));
     for (receive_size, longest) in [(5000, 5000), (2048, 2048), (1 << 20, 8192)] {
         let mut peer = RawPeer::connect_silently(&address);
         peer.offers = Properties { receive_size, ..peer.offers };
@@ -182,7 +182,7 @@ fn thresholds_follow_the_properties_in_each_direction() {
 #[test]
 fn without_connprop_both_thresholds_are_4096() {
     let mut world = World::new("no-connprop");
-    let address = serve(&mut world, large(Scheme::V2Windowed));
+    let address = serve(&mut world, large(CreditMode::V2Windowed));
     // It starts with a call, which is answered behind the server's own properties.
     let mut client = Client { peer: RawPeer::connect_silently(&address) };
     assert_longest_message(&mut client, 36, 4096);
@@ -202,7 +202,7 @@ fn without_connprop_both_thresholds_are_4096() {
 #[test]
 fn properties_left_out_keep_their_defaults() {
     let mut world = World::new("left-out");
-    let address = serve(&mut world, large(Scheme::V2Windowed));
+    let address = serve(&mut world, large(CreditMode::V2Windowed));
     let mut peer = RawPeer::connect_silently(&address);
     let mut buffer = [0; 64];
     // Nothing but the largest segment.
@@ -221,7 +221,7 @@ fn properties_left_out_keep_their_defaults() {
 fn flag_4_goes_to_peers_only_that_offered_it() {
     for offered in [false, true] {
         let mut world = World::new("flag-4");
-        let address = serve(&mut world, large(Scheme::V2Windowed));
+        let address = serve(&mut world, large(CreditMode::V2Windowed));
         let mut peer = RawPeer::connect_silently(&address);
         peer.offers = Properties { windowed_credits: offered, ..peer.offers };
         peer.introduce();
@@ -297,7 +297,7 @@ fn behave_in_version_1(peer: &mut RawPeer) {
 fn after_err_vers_the_client_goes_on_in_version_1() {
     // Under the number of the version that was asked for, or of the one that its sender has.
     for vers in [2, 1] {
-        for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
             let world = World::new("goes-on");
             let address = world.address();
             let server = Server::start_silently(&address, move |peer| {

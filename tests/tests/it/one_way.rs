@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rpcrdma::proto::Defect;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{CallError, FailedCall, Procedure, Scheme};
+use rpcrdma::{CallError, CreditMode, FailedCall, Procedure};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -13,7 +13,7 @@ const NOTE: u32 = 60;
 
 #[test]
 fn calls_without_a_reply_run_in_order_and_cost_no_credits() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut world = World::new("one-way");
         let sum = Arc::new(AtomicU64::new(0));
         let noted = Arc::clone(&sum);
@@ -103,7 +103,7 @@ fn version_1_and_chunks_have_no_calls_without_a_reply() {
     let mut services = standard_services();
     services.add(PROGRAM, VERSION, NOTE, Procedure::new(|_| Ok(())).one_way());
     let address = world.serve_with(small_server(), services);
-    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
+    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
     let mut call = client.prepare(NOTE, 0).unwrap();
     call = call.one_way();
     assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::NotOneWay.into()));

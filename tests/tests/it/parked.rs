@@ -6,7 +6,7 @@ use std::time::Duration;
 use rpcrdma::client::{Client, ClientCall, LocalClient};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::DeferredCall;
-use rpcrdma::{CallError, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma::{CallError, CreditMode, Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -85,7 +85,7 @@ fn a_single_credit_goes_round() {
     for scheme in SCHEMES {
         for (procedure, len) in [(ECHO, 4), (SINK, 7000)] {
             // Version 1 has no parts.
-            if scheme == Scheme::V1 && len > 4 {
+            if scheme == CreditMode::V1 && len > 4 {
                 continue;
             }
             let (mut world, desk, mut services) = (World::new("last-credit"), Desk::default(), standard_services());
@@ -125,7 +125,7 @@ fn a_single_credit_goes_round() {
 #[test]
 fn a_credit_limit_that_shrinks_below_the_held_calls_stops_no_message() {
     const CREDITS: u32 = 12;
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let (mut world, desk) = (World::new("shrunk"), Desk::default());
         let (mut services, told) = telling_services();
         desk.add_to(&mut services);
@@ -249,7 +249,7 @@ fn settle(clients: &mut [LocalClient], mut done: impl FnMut() -> bool) -> bool {
 
 /// A server with one buffer for bulk and one long one, and three clients; the last one's call with a chunk waits for
 /// longer than a second when `hold` has taken the former, and is answered then.
-fn waits_while_held(scheme: Scheme, max_deferred: u32, hold: impl Fn(&World, &Desk, &mut [LocalClient])) {
+fn waits_while_held(scheme: CreditMode, max_deferred: u32, hold: impl Fn(&World, &Desk, &mut [LocalClient])) {
     let (mut world, desk) = (World::new("waits-while-held"), Desk::default());
     let mut services = services_with(4096, 64 << 10, false);
     desk.add_to(&mut services);

@@ -11,7 +11,7 @@ use rpcrdma::shard::Shard;
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, View, ViewBody, WriteList,
 };
-use rpcrdma::{Address, CallError, Config, Procedure, Scheme};
+use rpcrdma::{Address, CallError, Config, CreditMode, Procedure};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -20,7 +20,7 @@ use super::hostile_server::{Server, plain, reply};
 use super::rules_of_clients::next;
 use super::rules_of_servers::{ARGS_AT, Client, XID};
 
-const SCHEMES: [Scheme; 2] = [Scheme::V2Windowed, Scheme::V2Incremental];
+const SCHEMES: [CreditMode; 2] = [CreditMode::V2Windowed, CreditMode::V2Incremental];
 /// Gives back arguments of any length inline, with as much of a pattern in the Write chunk as there is room
 /// for.
 pub(super) const LONG: u32 = 70;
@@ -29,7 +29,7 @@ fn view(bytes: &[u8]) -> View<'_> {
     View::check(bytes, Revision::Ietf00).expect("a header")
 }
 
-pub(super) fn long_world(name: &'static str, scheme: Scheme, shard: Config) -> (World, Address, Client) {
+pub(super) fn long_world(name: &'static str, scheme: CreditMode, shard: Config) -> (World, Address, Client) {
     let mut world = World::new(name);
     let shard = shard.with(|c| c.wire.credit_mode = scheme);
     let mut services = standard_services();
@@ -234,7 +234,7 @@ fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
 fn a_drain_listens_behind_the_rest_of_a_message() {
     let interval = Duration::from_millis(30);
     let config = small().with(|c| c.poll.control_interval = interval);
-    let (mut world, address, mut client) = long_world("drain-behind", Scheme::V2Windowed, config);
+    let (mut world, address, mut client) = long_world("drain-behind", CreditMode::V2Windowed, config);
     client.ping();
     begin(&mut client, 41);
     let server = world.take_server();
@@ -551,7 +551,7 @@ fn replies_that_are_mixed_end_their_calls_alone() {
 /// Parts that never end cost their sender's connection no more than its own memory; others notice nothing.
 #[test]
 fn a_message_that_never_ends_is_the_senders_own_loss() {
-    let (_world, address, mut witness) = scene("endless", Scheme::V2Windowed);
+    let (_world, address, mut witness) = scene("endless", CreditMode::V2Windowed);
     let mut peers: Vec<_> = (0..8).map(|_| RawPeer::connect(&address)).collect();
     for round in 0..20 {
         for peer in &mut peers {

@@ -8,7 +8,7 @@ use rpcrdma::fabric::Access;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::private_data::PrivateData;
 use rpcrdma::wire::{Body, Chunks, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList};
-use rpcrdma::{Address, Config, Scheme};
+use rpcrdma::{Address, Config, CreditMode};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -29,7 +29,7 @@ fn said(send_size: u32, receive_size: u32, remote_invalidation: bool) -> Vec<u8>
 
 fn version_1(receive_size: usize) -> Config {
     small().with(|c| {
-        c.wire.credit_mode = Scheme::V1;
+        c.wire.credit_mode = CreditMode::V1;
         c.wire.receive_size = receive_size;
     })
 }

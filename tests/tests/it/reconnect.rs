@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use rpcrdma::client::{ClientConfig, LocalClient};
-use rpcrdma::{CallError, Procedure, Scheme, Services};
+use rpcrdma::{CallError, CreditMode, Procedure, Services};
 use rpcrdma_tests::{PROGRAM, VERSION, With, World, echo, load, settles, small, small_client, small_server, store};
 
 use super::returned::{KEEP, keeping};
 
-const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
 
-fn persistent(scheme: Scheme) -> ClientConfig {
+fn persistent(scheme: CreditMode) -> ClientConfig {
     small_client(small().with(|c| c.wire.credit_mode = scheme)).with(|c| {
         c.reconnect.attempts = 1000;
         c.reconnect.backoff = (Duration::from_millis(1), Duration::from_millis(10));
@@ -126,7 +126,7 @@ fn without_retransmission_a_call_says_whether_it_may_have_run() {
 fn attempts_end_and_deadlines_hold_while_there_is_no_connection() {
     let mut world = World::new("in-vain");
     let address = world.serve(small_server());
-    let config = persistent(Scheme::V2Windowed).with(|c| {
+    let config = persistent(CreditMode::V2Windowed).with(|c| {
         c.reconnect.attempts = 40;
         c.reconnect.retransmit = true;
     });

@@ -9,7 +9,7 @@ use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::{Access, RemoteMemory};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, Revision, Segment, View, WriteList};
-use rpcrdma::{CallError, Config, FailedCall, Knob, Procedure, Refusal, Scheme, Services};
+use rpcrdma::{CallError, Config, CreditMode, FailedCall, Knob, Procedure, Refusal, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -42,7 +42,7 @@ fn serve(world: &mut World, shard: Config) -> rpcrdma::Address {
     world.serve_with(ServerConfig { shard, ..small_server() }, services())
 }
 
-fn with(scheme: Scheme, revision: Revision) -> Config {
+fn with(scheme: CreditMode, revision: Revision) -> Config {
     small().with(|c| {
         c.wire.credit_mode = scheme;
         c.wire.revision = revision;
@@ -63,7 +63,7 @@ fn too_short_a_write_chunk_gets_write_resource_with_index_and_length() {
             let writes = WriteList { counts: &[1, 1], segments: &segments };
             client.call(TWO, Chunks { writes, ..Chunks::NONE }, b"");
             match scheme {
-                Scheme::V1 => assert_err_chunk(&mut client, "a short Write chunk"),
+                CreditMode::V1 => assert_err_chunk(&mut client, "a short Write chunk"),
                 _ => {
                     let error = ErrorBody::WriteResource { chunk_index: index, length_needed: needed };
                     assert_eq!(client.error(), (XID, error), "{scheme:?}");
@@ -102,7 +102,7 @@ fn write_resource_makes_the_client_call_again_with_more_room() {
         for (room, attempts) in [([8, 100], 1), ([4, NEEDED], 1), ([1, 1], 2)] {
             let before = client.stats().calls_retransmitted;
             let result = two(&mut client, room);
-            if scheme == Scheme::V1 {
+            if scheme == CreditMode::V1 {
                 // It has one error for all, which says nothing of what is needed.
                 assert!(matches!(result, Err(CallError::Transport(_))), "{result:?}");
             } else {
@@ -118,9 +118,9 @@ fn write_resource_makes_the_client_call_again_with_more_room() {
 fn too_short_a_reply_chunk_gets_reply_resource_with_the_length() {
     // Where a reply cannot be continued.
     for (scheme, revision) in [
-        (Scheme::V2Windowed, Revision::Cel09),
-        (Scheme::V2Incremental, Revision::Cel09),
-        (Scheme::V1, Revision::Ietf00),
+        (CreditMode::V2Windowed, Revision::Cel09),
+        (CreditMode::V2Incremental, Revision::Cel09),
+        (CreditMode::V1, Revision::Ietf00),
     ] {
         let mut world = World::new("short-reply-chunk");
         let address = serve(&mut world, with(scheme, revision));
@@ -129,7 +129,7 @@ fn too_short_a_reply_chunk_gets_reply_resource_with_the_length() {
         for chunk in [Some(&[room][..]), Some(&[][..]), None] {
             client.call(REPLY, Chunks { reply: chunk, ..Chunks::NONE }, &be(&[6000]));
             match scheme {
-                Scheme::V1 => assert_err_chunk(&mut client, "a short Reply chunk"),
+                CreditMode::V1 => assert_err_chunk(&mut client, "a short Reply chunk"),
                 _ => {
                     let error = ErrorBody::ReplyResource { length_needed: 6024 };
                     assert_eq!(client.error(), (XID, error), "{scheme:?} {chunk:?}");
@@ -144,7 +144,7 @@ fn too_short_a_reply_chunk_gets_reply_resource_with_the_length() {
 
 #[test]
 fn reply_resource_makes_the_client_call_again_with_more_room() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut world = World::new("more-reply-room");
         let config = with(scheme, Revision::Cel09);
         let address = serve(&mut world, config.clone());
@@ -167,7 +167,7 @@ fn reply_resource_makes_the_client_call_again_with_more_room() {
 #[test]
 fn what_a_reply_needs_is_bounded_by_configuration() {
     let mut world = World::new("most-reply-room");
-    let config = with(Scheme::V2Windowed, Revision::Cel09);
+    let config = with(CreditMode::V2Windowed, Revision::Cel09);
     let address = serve(&mut world, config.clone());
     let mut client = world.client(&address, config.with(|c| c.memory.bulk_buffers = vec![(8 << 10, 4)]));
     for (len, is_had) in [(8000, true), (10_000, false)] {
@@ -190,7 +190,7 @@ fn what_a_reply_needs_is_bounded_by_configuration() {
 
 #[test]
 fn a_server_that_does_not_continue_replies_is_known_after_the_first() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let world = World::new("no-parts");
         let address = world.address();
         let server = Server::start(&address, move |peer| {
@@ -261,7 +261,7 @@ fn a_procedure_without_write_chunks_answers_reply_resource() {
         let writes = WriteList { counts: &[1], segments: &[room] };
         client.call(ECHO, Chunks { writes, ..Chunks::NONE }, b"");
         match scheme {
-            Scheme::V1 => assert_err_chunk(&mut client, "a Write chunk"),
+            CreditMode::V1 => assert_err_chunk(&mut client, "a Write chunk"),
             _ => {
                 let length_needed = 24 + (16 << 10);
                 assert_eq!(client.error(), (XID, ErrorBody::ReplyResource { length_needed }), "{scheme:?}");
@@ -285,7 +285,7 @@ fn view(bytes: &[u8]) -> View<'_> {
 
 #[test]
 fn a_client_whose_write_chunks_are_refused_offers_a_reply_chunk_instead() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let world = World::new("instead");
         let address = world.address();
         let (tell, told) = channel();
@@ -321,7 +321,7 @@ fn a_client_whose_write_chunks_are_refused_offers_a_reply_chunk_instead() {
 
 #[test]
 fn read_chunks_error_makes_the_client_send_a_long_call() {
-    for (scheme, max) in [(Scheme::V2Windowed, 0), (Scheme::V2Incremental, 1)] {
+    for (scheme, max) in [(CreditMode::V2Windowed, 0), (CreditMode::V2Incremental, 1)] {
         let world = World::new("whole");
         let address = world.address();
         let (tell, told) = channel();
@@ -379,7 +379,7 @@ fn read_chunks_error_makes_the_client_send_a_long_call() {
 
 #[test]
 fn read_chunks_error_to_a_long_call_ends_it() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let world = World::new("hopeless-long");
         let address = world.address();
         let server = Server::start(&address, |peer| {

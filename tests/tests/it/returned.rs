@@ -6,7 +6,7 @@ use std::time::Duration;
 use rpcrdma::client::{Client, ClientCall, LocalClient};
 use rpcrdma::proto::Defect;
 use rpcrdma::service::{DeferredCall, MAX_CHUNKS};
-use rpcrdma::{Buf, CallError, CallResult, FailedCall, Procedure, Refusal, Scheme, Services};
+use rpcrdma::{Buf, CallError, CallResult, CreditMode, FailedCall, Procedure, Refusal, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -135,7 +135,7 @@ fn what_a_server_can_reach_yet_is_kept_and_what_was_not_sent_is_not() {
     });
     let address = world.serve_with(rpcrdma::server::ServerConfig { shard, ..small_server() }, services);
     // In version 1 a credit is a call that is not answered.
-    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
+    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
     let away = || kept.lock().expect("no panic").len() as u64;
     // The first of them take all credits.
     (0..6).for_each(|token| start(&mut client, KEEP, token, Some(Duration::from_millis(20))));

@@ -8,13 +8,13 @@ use rpcrdma::client::{Client, ClientCall, ClientConfig, LocalClient};
 use rpcrdma::proto::Defect;
 use rpcrdma::service::Caller;
 use rpcrdma::wire::properties::ReverseSupport;
-use rpcrdma::{CallError, CloseReason, Config, Procedure, Scheme, Services};
+use rpcrdma::{CallError, CloseReason, Config, CreditMode, Procedure, Services};
 use rpcrdma_tests::{
     ECHO, LOAD, PROGRAM, VERSION, With, World, settles, small, small_client, small_server, standard_services,
 };
 
 pub(super) const HELLO: u32 = 100;
-const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
 
 /// The standard services, and one that tells who calls.
 pub(super) fn telling_services() -> (Services, Receiver<Caller>) {
@@ -85,7 +85,7 @@ fn both_directions_at_once_in_each_version() {
 
 #[test]
 fn reverse_calls_of_any_length_and_with_chunks() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut world = World::new("reverse-forms");
         let config = small().with(|c| c.wire.credit_mode = scheme);
         let (forward, mut reverse) = both_ways(&mut world, config.clone(), config);

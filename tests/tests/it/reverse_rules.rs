@@ -11,7 +11,7 @@ use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::private_data::PrivateData;
 use rpcrdma::wire::properties::{Properties, ReverseSupport};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Version, View, WriteList};
-use rpcrdma::{CallError, Config, Scheme};
+use rpcrdma::{CallError, Config, CreditMode};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -34,7 +34,7 @@ struct Called {
 }
 
 impl Called {
-    fn new(name: &'static str, scheme: Scheme, server: Config) -> Self {
+    fn new(name: &'static str, scheme: CreditMode, server: Config) -> Self {
         Self::by(name, server, |address| Client::connect(address, scheme, Revision::Ietf00))
     }
 
@@ -97,7 +97,7 @@ fn reverse_messages_have_version_xid_and_type_of_their_own() {
                 let bytes = answer(peer).bytes;
                 let header = view(&bytes);
                 assert_eq!((header.version(), header.xid()), (peer.version, xid), "{scheme:?}");
-                assert_eq!(header.flags().contains(Flags::RESPONSE), scheme != Scheme::V1);
+                assert_eq!(header.flags().contains(Flags::RESPONSE), scheme != CreditMode::V1);
                 assert_eq!(header.payload(), reply_bytes(xid, b"four"), "{scheme:?}");
             }
         });
@@ -108,9 +108,9 @@ fn reverse_messages_have_version_xid_and_type_of_their_own() {
 }
 
 /// A raw server's first words.
-fn welcome(peer: &mut RawPeer, scheme: Scheme) {
+fn welcome(peer: &mut RawPeer, scheme: CreditMode) {
     match scheme {
-        Scheme::V1 => peer.version = Version::V1,
+        CreditMode::V1 => peer.version = Version::V1,
         _ => peer.welcome(),
     }
 }
@@ -151,7 +151,7 @@ fn both_directions_use_one_xid_at_once() {
 /// Version 2 tells whose XID it is by a flag, whatever else the message is like.
 #[test]
 fn the_response_flag_tells_whose_xid_it_is() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut called = Called::new("whose", scheme, small().with(|c| c.wire.credit_mode = scheme));
         let pending = called.start(b"four");
         let xid = called.next_call();
@@ -176,10 +176,10 @@ fn the_response_flag_tells_whose_xid_it_is() {
 #[test]
 fn version_1_counts_the_directions_apart() {
     let server = small().with(|c| {
-        c.wire.credit_mode = Scheme::V1;
+        c.wire.credit_mode = CreditMode::V1;
         c.limits.reverse_credits = 2;
     });
-    let mut called = Called::new("apart", Scheme::V1, server);
+    let mut called = Called::new("apart", CreditMode::V1, server);
     let mut pending: Vec<_> = (0..2).map(|_| called.start(b"four")).collect();
     // Before a reply has said more, there is one; and what calls of the other direction say is about that
     // one.
@@ -216,10 +216,10 @@ fn version_1_counts_the_directions_apart() {
 #[test]
 fn version_1_ignores_credits_of_no_known_direction() {
     let server = small().with(|c| {
-        c.wire.credit_mode = Scheme::V1;
+        c.wire.credit_mode = CreditMode::V1;
         c.limits.reverse_credits = 8;
     });
-    let mut called = Called::new("no-direction", Scheme::V1, server);
+    let mut called = Called::new("no-direction", CreditMode::V1, server);
     let pending: Vec<_> = (0..3).map(|_| called.start(b"four")).collect();
     let first = called.next_call();
     // Each offers 64 credits, and is a reply to nobody, of no direction, or cannot be read.
@@ -256,7 +256,7 @@ fn said(inline_threshold: u32) -> Vec<u8> {
 #[test]
 fn reverse_calls_keep_to_the_thresholds_of_the_connection() {
     // Calls of a server: to what its client receives, as its replies.
-    let server = small().with(|c| c.wire.credit_mode = Scheme::V1);
+    let server = small().with(|c| c.wire.credit_mode = CreditMode::V1);
     let mut called = Called::by("reverse-terms", server, |address| {
         let mut peer = RawPeer::try_connect(address, &said(2048)).expect("a connection");
         peer.version = Version::V1;
@@ -288,7 +288,7 @@ fn reverse_calls_keep_to_the_thresholds_of_the_connection() {
         assert_eq!(reply_of(longest + 4)[12..], be(&[4, 2]), "ERR_CHUNK");
         assert_eq!(reply_of(4).len(), 28 + 24 + 4);
     });
-    let client = Caller::connect(&address, serving_client(small().with(|c| c.wire.credit_mode = Scheme::V1)));
+    let client = Caller::connect(&address, serving_client(small().with(|c| c.wire.credit_mode = CreditMode::V1)));
     server.join();
     drop(client);
 }
@@ -313,7 +313,7 @@ fn chunks_in_a_reverse_call_get_err_chunk_where_there_are_none() {
                         (ReverseSupport::General, _) => {
                             assert_eq!(view(&bytes).payload(), reply_bytes(XID, &be(&[64])), "{scheme:?}");
                         }
-                        (_, Scheme::V1) => {
+                        (_, CreditMode::V1) => {
                             assert_eq!((&bytes[..8], &bytes[12..]), (&be(&[XID, 1])[..], &be(&[4, 2])[..]));
                         }
                         _ => assert_eq!(error_of(&bytes, Revision::Ietf00), (XID, ErrorBody::ReadChunks { max: 0 })),
@@ -382,7 +382,7 @@ fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
             while peer.receive().is_some() {}
         });
         let config = small().with(|c| {
-            c.wire.credit_mode = Scheme::V1;
+            c.wire.credit_mode = CreditMode::V1;
             c.wire.reverse = reverse;
         });
         let mut client = Caller::connect(&address, serving_client(config)).expect("a connection");
@@ -396,7 +396,7 @@ fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
 /// Where no chunks are taken, it is said of those that were offered.
 #[test]
 fn read_chunks_is_no_answer_where_none_was_offered() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let world = World::new("none-offered");
         let address = world.address();
         let server = Server::start(&address, move |peer| {
@@ -424,7 +424,7 @@ fn read_chunks_is_no_answer_where_none_was_offered() {
 
 #[test]
 fn a_client_invalidates_what_a_reverse_call_offers() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let world = World::new("reverse-invalidates");
         let address = world.address();
         let server = Server::start(&address, move |peer| {
@@ -490,10 +490,10 @@ fn no_reverse_call_before_the_upper_layer_says_so() {
         drop((reverse, back, other));
     }
     // In version 2 the client's properties say so, and a call that is against them is not sent.
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut called = Called::by("never-ready", small().with(|c| c.wire.credit_mode = scheme), |address| {
             let mut peer = RawPeer::connect_silently(address);
-            let windowed_credits = scheme == Scheme::V2Windowed;
+            let windowed_credits = scheme == CreditMode::V2Windowed;
             let reverse_support = ReverseSupport::None;
             peer.offers = Properties { windowed_credits, reverse_support, ..peer.offers };
             peer.introduce();
@@ -558,7 +558,7 @@ fn a_reverse_call_can_be_made_again_when_the_client_has_come_back() {
 
 #[test]
 fn reverse_calls_of_the_older_revision() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut world = World::new("older");
         let config = small().with(|c| {
             c.wire.credit_mode = scheme;

@@ -11,7 +11,7 @@ use rpcrdma::wire::rpc::CallHeader;
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
 };
-use rpcrdma::{CallError, Scheme};
+use rpcrdma::{CallError, CreditMode};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -31,13 +31,13 @@ pub(super) fn next(peer: &mut RawPeer) -> Option<Vec<u8>> {
 
 #[test]
 fn calls_offer_items_without_padding_at_their_positions() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
         let world = World::new("calls");
         let address = world.address();
         let (said, says) = mpsc::channel();
         let server = Server::start_silently(&address, move |peer| {
             match scheme {
-                Scheme::V1 => peer.version = Version::V1,
+                CreditMode::V1 => peer.version = Version::V1,
                 _ => peer.welcome(),
             }
             while let Some(bytes) = next(peer) {
@@ -61,9 +61,9 @@ fn calls_offer_items_without_padding_at_their_positions() {
         let bytes = says.recv().expect("the server speaks");
         let view = View::check(&bytes, Revision::Ietf00).expect("a header");
         let (flags, version) = match scheme {
-            Scheme::V2Windowed => (Flags::RECEIVED, Version::V2),
-            Scheme::V2Incremental => (Flags::NONE, Version::V2),
-            Scheme::V1 => (Flags::NONE, Version::V1),
+            CreditMode::V2Windowed => (Flags::RECEIVED, Version::V2),
+            CreditMode::V2Incremental => (Flags::NONE, Version::V2),
+            CreditMode::V1 => (Flags::NONE, Version::V1),
         };
         assert_eq!((view.htype(), view.version(), view.flags()), (HeaderType::Msg, version, flags));
         // The message without its chunks, and without their padding.
@@ -80,7 +80,7 @@ fn calls_offer_items_without_padding_at_their_positions() {
         let mut handles: Vec<_> = view.reads().map(|read| read.target.handle).collect();
         handles.extend(view.writes().flat_map(|chunk| chunk.segments()).map(|segment| segment.handle));
         match scheme {
-            Scheme::V1 => assert_eq!(view.inv_handle(), 0),
+            CreditMode::V1 => assert_eq!(view.inv_handle(), 0),
             _ => assert!(handles.contains(&view.inv_handle()), "{:#x} of {handles:x?}", view.inv_handle()),
         }
         // Without chunks there is none to offer.
@@ -140,7 +140,7 @@ fn clients_say_nothing_to_what_they_cannot_use() {
             reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None);
         }
     });
-    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
+    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
     assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
     for _ in 0..2 {
         assert!(matches!(plain(&mut client), Err(CallError::MalformedReply(_))));
@@ -155,7 +155,7 @@ fn clients_say_nothing_to_what_they_cannot_use() {
 /// Whole, or in parts: the server hears of it, and the client goes on without them, at once.
 #[test]
 fn malformed_properties_of_a_server_get_bad_xdr() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         for case in 0..5 {
             let world = World::new("bad-properties");
             let address = world.address();
@@ -305,7 +305,7 @@ fn bad_replies_of_version_1_end_their_call_with_a_cause() {
         }
         while peer.receive().is_some() {}
     });
-    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
+    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
     let first = client.first();
     for name in names {
         let mut call = client.prepare(LOAD, 8).expect("a buffer");
@@ -339,7 +339,7 @@ fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
         (&[4097, 0, 0], None),
         (&[4096, 4096, 1808, 1], None),
     ];
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let world = World::new("gaps");
         let address = world.address();
         let server = Server::start_silently(&address, |peer| {

@@ -11,13 +11,13 @@ use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList,
 };
-use rpcrdma::{Address, Procedure, Scheme};
+use rpcrdma::{Address, CreditMode, Procedure};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::{be, error_of, unharmed};
 
-pub(super) const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+pub(super) const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
 /// Bytes of the RPC header of the calls here: where their arguments start.
 pub(super) const ARGS_AT: u32 = 40;
 pub(super) const XID: u32 = 0x0102_0304;
@@ -28,14 +28,14 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn connect(address: &Address, scheme: Scheme, revision: Revision) -> Self {
+    pub(super) fn connect(address: &Address, scheme: CreditMode, revision: Revision) -> Self {
         let mut peer = RawPeer::connect_silently(address);
         peer.revision = revision;
         match scheme {
-            Scheme::V1 => peer.version = Version::V1,
+            CreditMode::V1 => peer.version = Version::V1,
             _ => peer.introduce(),
         }
-        assert_eq!(peer.windowed, scheme == Scheme::V2Windowed);
+        assert_eq!(peer.windowed, scheme == CreditMode::V2Windowed);
         Self { peer }
     }
 
@@ -75,12 +75,12 @@ impl Client {
     }
 }
 
-pub(super) fn server_of(scheme: Scheme) -> ServerConfig {
+pub(super) fn server_of(scheme: CreditMode) -> ServerConfig {
     ServerConfig { shard: small().with(|c| c.wire.credit_mode = scheme), ..small_server() }
 }
 
 /// A server and a client of it.
-pub(super) fn pair(name: &'static str, scheme: Scheme) -> (World, Address, Client) {
+pub(super) fn pair(name: &'static str, scheme: CreditMode) -> (World, Address, Client) {
     let mut world = World::new(name);
     let address = world.serve(server_of(scheme));
     let client = Client::connect(&address, scheme, Revision::Ietf00);
@@ -119,15 +119,15 @@ fn replies_repeat_xid_and_version_and_have_no_read_list() {
             let view = View::check(&bytes, Revision::Ietf00).expect("a header");
             assert_eq!((view.xid(), view.version()), (XID, client.peer.version), "{scheme:?} {procedure}");
             let flags = match scheme {
-                Scheme::V2Windowed => Flags::RESPONSE.with(Flags::RECEIVED),
-                Scheme::V2Incremental => Flags::RESPONSE,
-                Scheme::V1 => Flags::NONE,
+                CreditMode::V2Windowed => Flags::RESPONSE.with(Flags::RECEIVED),
+                CreditMode::V2Incremental => Flags::RESPONSE,
+                CreditMode::V1 => Flags::NONE,
             };
             assert_eq!((view.htype(), view.flags()), (HeaderType::Msg, flags), "{scheme:?} {procedure}");
             assert_eq!(view.reads().count(), 0, "{scheme:?} {procedure}");
             assert_eq!(view.payload()[..8], be(&[XID, 1]), "{scheme:?} {procedure}: XID and REPLY");
             let granted = match scheme {
-                Scheme::V2Incremental => view.credit() >> 16,
+                CreditMode::V2Incremental => view.credit() >> 16,
                 _ => view.credit(),
             };
             assert_ne!(granted, 0, "{scheme:?} {procedure}");
@@ -206,7 +206,7 @@ fn read_chunks_of_several_segments_are_joined_in_order() {
 #[test]
 fn read_chunks_beyond_those_of_the_procedure_are_refused_with_their_number() {
     const TWO: u32 = 20;
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut world = World::new("read-chunks");
         let mut services = standard_services();
         services.add(PROGRAM, VERSION, TWO, Procedure::new(|_| Ok(())).read_chunks(2, 64).uncounted());
@@ -229,7 +229,7 @@ fn read_chunks_beyond_those_of_the_procedure_are_refused_with_their_number() {
 #[test]
 fn errors_have_the_response_flag() {
     for revision in [Revision::Ietf00, Revision::Cel09] {
-        for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+        for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
             let mut world = World::new("flagged");
             let shard = small().with(|c| {
                 c.wire.credit_mode = scheme;
@@ -250,7 +250,7 @@ fn errors_have_the_response_flag() {
 
 #[test]
 fn pure_grants_have_xid_0_no_chunks_and_no_flag() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let (_world, _, mut client) = pair("grants", scheme);
         client.ping();
         // Each takes a Receive and is answered with nothing: a grant is due after half the credits.
@@ -267,7 +267,7 @@ fn pure_grants_have_xid_0_no_chunks_and_no_flag() {
 
 #[test]
 fn an_operation_that_is_not_supported_gets_inval_htype() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let (_world, _, mut client) = pair("operations", scheme);
         client.ping();
         for opttype in [1, 2, 3, 4, 5, u32::MAX] {
@@ -286,7 +286,7 @@ fn an_operation_that_is_not_supported_gets_inval_htype() {
 
 #[test]
 fn malformed_properties_get_bad_xdr_and_unknown_ones_pass() {
-    let (_world, address, _) = pair("properties", Scheme::V2Windowed);
+    let (_world, address, _) = pair("properties", CreditMode::V2Windowed);
     let size = 4096u32.to_be_bytes();
     let cases: [(&str, u32, &[u8], bool); 8] = [
         ("good", 2, &size, true),
@@ -307,7 +307,7 @@ fn malformed_properties_get_bad_xdr_and_unknown_ones_pass() {
             .and_then(|set| set.uint32(4, 16))
             .expect("space")
             .finish();
-        let mut client = Client::connect(&address, Scheme::V2Windowed, Revision::Ietf00);
+        let mut client = Client::connect(&address, CreditMode::V2Windowed, Revision::Ietf00);
         client.send(XID, Flags::NONE, Body::Connprop(set), b"");
         if !good {
             assert_eq!(client.error(), (XID, ErrorBody::BadXdr), "{name}");
@@ -315,7 +315,7 @@ fn malformed_properties_get_bad_xdr_and_unknown_ones_pass() {
         client.ping();
     }
     // Data that are longer than the message.
-    let mut client = Client::connect(&address, Scheme::V2Windowed, Revision::Ietf00);
+    let mut client = Client::connect(&address, CreditMode::V2Windowed, Revision::Ietf00);
     let mut buffer = [0; 64];
     let set = Builder::new(&mut buffer).uint32(2, 4096).expect("space").finish();
     let bytes = client.peer.message(XID, Flags::NONE, Body::Connprop(set), b"");
@@ -326,7 +326,7 @@ fn malformed_properties_get_bad_xdr_and_unknown_ones_pass() {
 
 #[test]
 fn more_where_it_has_no_meaning_gets_inval_flag() {
-    let (_world, _, mut client) = pair("more", Scheme::V2Windowed);
+    let (_world, _, mut client) = pair("more", CreditMode::V2Windowed);
     client.ping();
     let write = WriteList { counts: &[1], segments: &[segment(8)] };
     let bodies = [
@@ -391,7 +391,7 @@ fn a_server_invalidates_what_a_call_offers_and_nothing_else() {
         let mut world = World::new("offered");
         let shard = small().with(|c| c.wire.remote_invalidate = remote_invalidate);
         let address = world.serve(ServerConfig { shard, ..small_server() });
-        let mut client = Client::connect(&address, Scheme::V2Windowed, Revision::Ietf00);
+        let mut client = Client::connect(&address, CreditMode::V2Windowed, Revision::Ietf00);
         let mut load = |offer: bool, position: Option<u32>| {
             let (write, _memory) = client.peer.expose(&[0; 64], Access::REMOTE_WRITE);
             let inv_handle = if offer { write.handle } else { 0 };
@@ -419,8 +419,8 @@ pub(super) fn assert_err_chunk(client: &mut Client, what: &str) {
 
 #[test]
 fn version_1_errors_repeat_xid_and_version_and_say_err_chunk() {
-    let (world, address, mut client) = pair("err-chunk", Scheme::V1);
-    let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
+    let (world, address, mut client) = pair("err-chunk", CreditMode::V1);
+    let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
     client.ping();
     let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"");
     let cases: [(&str, Vec<u8>); 7] = [
@@ -442,7 +442,7 @@ fn version_1_errors_repeat_xid_and_version_and_say_err_chunk() {
 
 #[test]
 fn version_1_refuses_what_was_not_declared_with_err_chunk() {
-    let (_world, _, mut client) = pair("undeclared", Scheme::V1);
+    let (_world, _, mut client) = pair("undeclared", CreditMode::V1);
     client.ping();
     let read = |n: u32| ReadSegment { position: ARGS_AT + 4 + 8 * n, target: segment(8) };
     client.call(ECHO, reads(&[read(0)]), &[0; 4]);
@@ -458,7 +458,7 @@ fn version_1_refuses_what_was_not_declared_with_err_chunk() {
 
 #[test]
 fn version_1_servers_drop_done_and_error_in_silence() {
-    let (_world, _, mut client) = pair("dropped", Scheme::V1);
+    let (_world, _, mut client) = pair("dropped", CreditMode::V1);
     client.ping();
     for words in [&[XID, 1, 9, 3, 0, 0, 0][..], &[XID, 1, 9, 4, 2, 0, 0], &[XID, 1, 9, 4, 1, 1, 1]] {
         client.peer.send(&be(words));
@@ -468,8 +468,8 @@ fn version_1_servers_drop_done_and_error_in_silence() {
 
 #[test]
 fn version_1_drops_what_is_shorter_than_28_bytes() {
-    let (world, address, mut client) = pair("too-short", Scheme::V1);
-    let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
+    let (world, address, mut client) = pair("too-short", CreditMode::V1);
+    let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
     client.ping();
     // Whatever type they say that they are of.
     let mut sent = 0;
@@ -519,7 +519,7 @@ fn calls_that_share_an_xid_are_all_answered() {
 
 #[test]
 fn version_1_garbage_arguments_are_answered_by_rpc() {
-    let (_world, _, mut client) = pair("garbage", Scheme::V1);
+    let (_world, _, mut client) = pair("garbage", CreditMode::V1);
     client.call(STORE, Chunks::NONE, b"");
     let bytes = client.answer().bytes;
     let view = View::check(&bytes, Revision::Ietf00).expect("a header");
@@ -563,7 +563,7 @@ fn a_call_behind_its_header_has_no_position_zero_read_chunk() {
         for procedure in [ECHO, STORE] {
             client.call(procedure, reads(&[ReadSegment { position: 0, target: whole }]), &[0; 4]);
             match scheme {
-                Scheme::V1 => assert_err_chunk(&mut client, "MSG with a Position Zero Read chunk"),
+                CreditMode::V1 => assert_err_chunk(&mut client, "MSG with a Position Zero Read chunk"),
                 _ => assert_eq!(client.error().0, XID, "{scheme:?}"),
             }
             client.ping();

@@ -14,7 +14,7 @@ use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{
     Body, Chunks, ErrorBody, Flags, ReadSegment, Revision, Segment, Version, View, ViewBody, WriteList,
 };
-use rpcrdma::{CallError, Procedure, Refusal, Scheme};
+use rpcrdma::{CallError, CreditMode, Procedure, Refusal};
 use rpcrdma_mempool::Lent;
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
@@ -164,10 +164,10 @@ fn is_served(client: &mut Client, counts: &Counts<'_>, what: &str) {
 }
 
 /// A call with such chunks is refused, with SEGMENTS where the version has it, and the connection goes on.
-fn is_refused(client: &mut Client, scheme: Scheme, counts: &Counts<'_>, max: u32) {
+fn is_refused(client: &mut Client, scheme: CreditMode, counts: &Counts<'_>, max: u32) {
     let (_lists, bytes) = exchange(client, counts);
     let ViewBody::Error(error) = view(&bytes).body() else { panic!("{counts:?}: {}", view(&bytes)) };
-    let expected = if scheme == Scheme::V1 { ErrorBody::BadXdr } else { ErrorBody::Segments { max } };
+    let expected = if scheme == CreditMode::V1 { ErrorBody::BadXdr } else { ErrorBody::Segments { max } };
     assert_eq!((view(&bytes).xid(), error), (XID, expected), "{scheme:?}: {counts:?}");
     client.ping();
 }
@@ -207,7 +207,7 @@ fn a_long_reply_returns_as_many_segments_as_its_call_may_offer() {
         services.add(PROGRAM, VERSION, LONG, long.max_reply(4096).write_chunks(MAX_CHUNKS, CHUNK));
         let address = world.serve_with(server_of(scheme), services);
         let mut client = Client::connect(&address, scheme, Revision::Ietf00);
-        let writes: &[usize] = if scheme == Scheme::V1 { &[14] } else { &[16; MAX_CHUNKS] };
+        let writes: &[usize] = if scheme == CreditMode::V1 { &[14] } else { &[16; MAX_CHUNKS] };
         let counts = Counts { writes, ..Counts::default() };
         let lists = Lists::offer(&mut client, &counts, b"");
         let (room, memory) = client.peer.expose(&[0xEE; 3200], Access::REMOTE_WRITE);
@@ -263,7 +263,7 @@ fn seventeen_segments_in_any_chunk_are_refused_with_the_number_that_is_taken() {
 
 #[test]
 fn the_segment_count_that_a_server_tells_is_that_of_the_largest_header_that_it_takes() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut world = World::new("told");
         let address = world.serve(server_of(scheme));
         let mut peer = RawPeer::connect_silently(&address);
@@ -297,7 +297,7 @@ fn lists_that_the_callers_receives_have_no_room_for_are_refused_before_the_call_
         let mut peer = RawPeer::connect_silently(&address);
         // Without private data version 1 has Receives of 1024 bytes.
         match scheme {
-            Scheme::V1 => peer.version = Version::V1,
+            CreditMode::V1 => peer.version = Version::V1,
             _ => {
                 peer.offers.receive_size = 1024;
                 peer.introduce();
@@ -318,7 +318,7 @@ fn lists_that_the_callers_receives_have_no_room_for_are_refused_before_the_call_
 #[test]
 fn a_reply_that_fits_no_more_is_an_error_and_the_calls_behind_it_are_answered() {
     const GATED: u32 = 91;
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut world = World::new("fits-no-more");
         let go = Arc::new(AtomicBool::new(false));
         let gate = Arc::clone(&go);
@@ -374,10 +374,10 @@ fn the_room_for_a_reply_is_what_its_lists_leave() {
                 let segments = reply.map(|count| vec![Segment { handle: 1, length: 0, offset: 0 }; count]);
                 client.call(FULL, Chunks { reply: segments.as_deref(), ..lists.chunks() }, b"");
                 let bytes = client.answer().bytes;
-                let inline_threshold = if scheme == Scheme::V1 { 1024 } else { 4096 };
+                let inline_threshold = if scheme == CreditMode::V1 { 1024 } else { 4096 };
                 assert!(patterned(5, view(&bytes).payload().get(24..).expect("results")), "{scheme:?}");
                 // Without the count of received messages a header is shorter than it may be.
-                let short = if scheme == Scheme::V2Incremental { 4 } else { 0 };
+                let short = if scheme == CreditMode::V2Incremental { 4 } else { 0 };
                 assert_eq!(bytes.len() + short, inline_threshold, "{scheme:?}: {writes:?} {reply:?}");
             }
         }
@@ -447,7 +447,7 @@ fn the_segments_of_read_chunks_may_stand_in_any_order() {
 
 /// A call of ours with so many bytes of arguments and eight chunks of sixteen segments each, as a server
 /// without an engine sees it.
-fn call_of_many(scheme: Scheme, args: usize, offers: Properties<'static>) -> Result<Vec<u8>, CallError> {
+fn call_of_many(scheme: CreditMode, args: usize, offers: Properties<'static>) -> Result<Vec<u8>, CallError> {
     let world = World::new("of-many");
     let address = world.address();
     let (tell, told) = channel();
@@ -486,12 +486,12 @@ fn call_of_many(scheme: Scheme, args: usize, offers: Properties<'static>) -> Res
 
 #[test]
 fn a_call_of_ours_may_have_as_many_segments_as_its_peer_takes() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let offers = Properties {
             receive_size: 4096,
             segment_size: 4096,
             segment_count: 128,
-            windowed_credits: scheme == Scheme::V2Windowed,
+            windowed_credits: scheme == CreditMode::V2Windowed,
             ..Properties::default()
         };
         // In one message, and in two: the lists, of 2592 bytes, are in the last one.

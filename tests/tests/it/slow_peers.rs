@@ -7,7 +7,7 @@ use rpcrdma::fabric::Access;
 use rpcrdma::fabric::contract::loopback_address;
 use rpcrdma::fabric::iwarp::wire::{self as iwarp, Opcode, Place, fpdu_len};
 use rpcrdma::wire::{Body, Chunks, Flags, ReadSegment, Segment, Version};
-use rpcrdma::{Address, Config, LocalClient, Scheme};
+use rpcrdma::{Address, Config, CreditMode, LocalClient};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -153,7 +153,7 @@ fn a_peer_that_answers_no_reads_is_ended_whatever_else_it_sends() {
 #[test]
 fn a_client_that_takes_some_replies_each_second_is_not_ended() {
     const CALLS: u64 = 64;
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
         let world = World::new("some-replies");
         let address = world.address();
         let server = TimedServer::start(&address, small(), services_with(4096, 32 << 10, false));

@@ -11,7 +11,7 @@ use rpcrdma::server::WorkerConfig;
 use rpcrdma::service::DeferredCall;
 use rpcrdma::service::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
 use rpcrdma::wire::{Body, Chunks, Flags, NoSpace, Revision, Version, View};
-use rpcrdma::{CallError, Client, Config, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma::{CallError, Client, Config, CreditMode, Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -33,7 +33,7 @@ const SLOPPY: u32 = 500;
 const LENGTHS: [usize; 4] = [100, 3000, 8000, 20_000];
 /// Bytes of results in Write chunks.
 const CHUNKS: [usize; 3] = [5000, 60_000, 1_000_000];
-const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
 
 type Handler = fn(&mut ServerCall, usize) -> Result<(), Refusal>;
 
@@ -339,7 +339,7 @@ fn results_that_are_given_up_are_not_sent() {
         let address = world.serve_with(server(config.clone()), services);
         let mut victim = world.client(&address, config.clone());
         let mut other = world.client(&address, config);
-        let version = if scheme == Scheme::V1 { Version::V1 } else { Version::V2 };
+        let version = if scheme == CreditMode::V1 { Version::V1 } else { Version::V2 };
         let mut peer = RawPeer::connect_as(&address, version);
         for (number, _) in (GIVEN_UP..).zip(&all) {
             fill_with_secrets(&mut victim, LEN);
@@ -487,7 +487,7 @@ fn what_a_client_leaves_unwritten_is_zero() {
 
 #[test]
 fn reverse_replies_that_nobody_wrote_are_zero() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut world = World::new("unwritten-reverse");
         let config = small().with(|c| c.wire.credit_mode = scheme);
         let one = world.serve_with(server(config.clone()), services());

@@ -9,13 +9,13 @@ use rpcrdma::server::WorkerConfig;
 use rpcrdma::service::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
 use rpcrdma::wire::rpc::{AcceptStat, MAX_AUTH_LEN, OpaqueAuth, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, Flags, NoSpace, Revision, View};
-use rpcrdma::{CallResult, Client, Procedure, Refusal, Scheme, ServerCall, Services};
+use rpcrdma::{CallResult, Client, CreditMode, Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
 use super::hostile_client::be;
 
-const SCHEMES: [Scheme; 3] = [Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1];
+const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
 /// A flavor that nobody knows.
 const FLAVOR: u32 = 77;
 /// Arguments: bytes of the verifier, and of the results. Results: as many as that, also in the first Write
@@ -76,7 +76,7 @@ fn services(cache: &Arc<ReplyCache>) -> Services {
     services
 }
 
-fn serve(world: &mut World, scheme: Scheme) -> (rpcrdma::Address, Arc<ReplyCache>) {
+fn serve(world: &mut World, scheme: CreditMode) -> (rpcrdma::Address, Arc<ReplyCache>) {
     let cache =
         Arc::new(ReplyCache::new(ReplyCacheConfig { entries: 64, bytes: 1 << 20, ..ReplyCacheConfig::default() }));
     let shard = small().with(|c| c.wire.credit_mode = scheme);
@@ -85,7 +85,7 @@ fn serve(world: &mut World, scheme: Scheme) -> (rpcrdma::Address, Arc<ReplyCache
     (world.serve_with(config, services(&cache)), cache)
 }
 
-fn signing(scheme: Scheme, credential: Credential) -> ClientConfig {
+fn signing(scheme: CreditMode, credential: Credential) -> ClientConfig {
     ClientConfig { credential, ..small_client(small().with(|c| c.wire.credit_mode = scheme)) }
 }
 
@@ -163,7 +163,7 @@ fn signed(xid: u32, verifier: usize, stat: AcceptStat, results: usize) -> Vec<u8
 #[test]
 fn refusals_and_replies_that_are_kept_have_their_verifier() {
     let mut world = World::new("kept-verifiers");
-    let (address, cache) = serve(&mut world, Scheme::V2Windowed);
+    let (address, cache) = serve(&mut world, CreditMode::V2Windowed);
     let mut peer = RawPeer::connect(&address);
     let mut ask = |xid, procedure, verifier: usize, results: usize| {
         let args = be(&[verifier as u32, results as u32]);

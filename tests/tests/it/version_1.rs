@@ -5,7 +5,7 @@ use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Access;
 use rpcrdma::wire::xdr::padded;
 use rpcrdma::wire::{Body, Chunks, Flags, HeaderType, ReadSegment, Revision, Segment, Version, View, WriteList};
-use rpcrdma::{CallError, Procedure, Refusal, Scheme};
+use rpcrdma::{CallError, CreditMode, Procedure, Refusal};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -39,7 +39,7 @@ impl Bench {
         let world = World::new(name);
         let address = world.address();
         let config = small().with(|c| {
-            c.wire.credit_mode = Scheme::V1;
+            c.wire.credit_mode = CreditMode::V1;
             c.limits.credits = CREDITS;
             c.limits.max_credits = CREDITS;
         });
@@ -175,7 +175,7 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
 fn a_responder_of_version_1_has_receives_for_what_it_grants_when_it_does() {
     let world = World::new("v1-receives");
     let shard = small().with(|c| {
-        c.wire.credit_mode = Scheme::V1;
+        c.wire.credit_mode = CreditMode::V1;
         c.limits.credits = 4;
         c.limits.max_credits = 64;
         c.memory.receives = 1024;
@@ -183,7 +183,7 @@ fn a_responder_of_version_1_has_receives_for_what_it_grants_when_it_does() {
     // Each credit limit is looked at once in that time.
     let looks = 8 * shard.poll.control_interval;
     let (address, server) = world.serve_timed(shard);
-    let mut client = Client::connect(&address, Scheme::V1, Revision::Ietf00);
+    let mut client = Client::connect(&address, CreditMode::V1, Revision::Ietf00);
     let (mut open, mut granted) = (0, 1);
     let grown = settles(|| {
         for _ in 0..500 {
@@ -319,7 +319,7 @@ fn a_chunk_of_more_segments_than_are_taken_is_refused_wherever_it_stands() {
                     let bytes = client.answer().bytes;
                     assert_ne!(view(&bytes).htype(), HeaderType::Error, "{scheme:?}: {what}");
                 }
-                (_, Scheme::V1) => super::rules_of_servers::assert_err_chunk(client, what),
+                (_, CreditMode::V1) => super::rules_of_servers::assert_err_chunk(client, what),
                 _ => assert_eq!(client.error(), (XID, ErrorBody::Segments { max: MOST }), "{what}"),
             };
             // The items are as long as there are segments.
@@ -368,7 +368,7 @@ fn err_chunk_in_front_of_a_disconnect_ends_its_call_which_is_not_made_again() {
             reply(&mut peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None);
         }
     });
-    let config = small_client(small().with(|c| c.wire.credit_mode = Scheme::V1)).with(|c| {
+    let config = small_client(small().with(|c| c.wire.credit_mode = CreditMode::V1)).with(|c| {
         c.reconnect.attempts = 5;
         c.reconnect.retransmit = true;
     });
@@ -402,7 +402,7 @@ fn err_chunk_ends_its_call_which_is_not_made_again() {
             }
         }
     });
-    let config = small_client(small().with(|c| c.wire.credit_mode = Scheme::V1)).with(|c| {
+    let config = small_client(small().with(|c| c.wire.credit_mode = CreditMode::V1)).with(|c| {
         c.reconnect.attempts = 5;
         c.reconnect.retransmit = true;
     });

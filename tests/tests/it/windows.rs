@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rpcrdma::client::LocalClient;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Procedure, Scheme, ServerCall};
+use rpcrdma::{CreditMode, Procedure, ServerCall};
 use rpcrdma_tests::{ECHO, PROGRAM, VERSION, With, World, echo, settles, small, standard_services};
 
 use super::calls::workers;
@@ -49,7 +49,7 @@ fn burst(client: &mut LocalClient, depth: u64, calls: u64) {
 
 #[test]
 fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let world = World::new("credit-limits");
         let shard = small().with(|c| {
             c.limits.credits = 8;
@@ -98,7 +98,7 @@ fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
 
 #[test]
 fn a_pure_grant_keeps_a_quiet_connection_alive() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let world = World::new("keep-alive");
         let (address, server) = world.serve_timed(small().with(|c| c.timeouts.keep_alive = KEEP_ALIVE));
         let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
@@ -121,7 +121,7 @@ fn a_pure_grant_keeps_a_quiet_connection_alive() {
 fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
     let world = World::new("keep-alive-1");
     let (address, server) = world.serve_timed(small().with(|c| c.timeouts.keep_alive = KEEP_ALIVE));
-    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = Scheme::V1));
+    let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
     echo(&mut client, b"four").unwrap();
     let before = server.stats();
     // More than the send queue holds, so that they have to end.
@@ -146,7 +146,7 @@ fn clients_are_answered_while_calls_of_others_have_the_buffers() {
     }
 }
 
-fn answered_while_calls_of_others_have_the_buffers(scheme: Scheme) {
+fn answered_while_calls_of_others_have_the_buffers(scheme: CreditMode) {
     const CLIENTS: usize = 20;
     const CALLS: u64 = 100;
     const GATED: u32 = 99;

@@ -5,7 +5,7 @@ use rpcrdma::client::{ClientCall, Connection, LocalClient};
 use rpcrdma::proto::Defect;
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::wire::{ErrorBody, Revision};
-use rpcrdma::{CallError, Config, Refusal, Reply, Scheme};
+use rpcrdma::{CallError, Config, CreditMode, Refusal, Reply};
 use rpcrdma_tests::*;
 
 use crate::device::Device;
@@ -65,7 +65,7 @@ impl Terms {
             let (inline_threshold, most) = sizes(plan, &[client]);
             return Self { reverse: false, versions: [true; 2], inline_threshold, most };
         };
-        let one = [client, group].iter().any(|config| config.wire.credit_mode == Scheme::V1);
+        let one = [client, group].iter().any(|config| config.wire.credit_mode == CreditMode::V1);
         // Who is lost while it negotiates comes again in version 1.
         let late = client.timeouts.negotiation < PATIENT;
         let versions = [one || late || !plan.calm(), !one];
@@ -81,7 +81,7 @@ impl Terms {
     /// Of a server's connections, whoever is at their other end.
     pub(crate) fn back(plan: &Plan, server: &Config) -> Self {
         let clients = || plan.callers.iter().map(|caller| &caller.config);
-        let one = |config: &Config| config.wire.credit_mode == Scheme::V1;
+        let one = |config: &Config| config.wire.credit_mode == CreditMode::V1;
         let versions = [
             one(server) || clients().any(|config| one(config) || config.timeouts.negotiation < PATIENT) || !plan.calm(),
             !one(server) && !clients().all(one),

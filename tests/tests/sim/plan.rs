@@ -10,7 +10,7 @@ use rpcrdma::fabric::chaos::ChaosConfig;
 use rpcrdma::fabric::software::SoftwareConfig;
 use rpcrdma::wire::Revision;
 use rpcrdma::wire::properties::ReverseSupport;
-use rpcrdma::{Config, IdlePolicy, Scheme};
+use rpcrdma::{Config, CreditMode, IdlePolicy};
 use rpcrdma_mempool::PagePolicy;
 use rpcrdma_tests::Random;
 
@@ -118,7 +118,8 @@ impl Plan {
         // The first numbers of neighbours resemble each other.
         (0..8).for_each(|_| _ = random.draw());
         let r = &mut random;
-        let scheme = pick(r, &[Scheme::V2Windowed, Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1]);
+        let scheme =
+            pick(r, &[CreditMode::V2Windowed, CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1]);
         let restart = if r.once_in(5) { 150 + r.below(600) } else { 0 };
         let shape = Shape {
             scheme,
@@ -245,7 +246,7 @@ fn habits(r: &mut Random, calls: usize, most: usize) -> Habits {
 
 /// What all shards of a run have in common.
 struct Shape {
-    scheme: Scheme,
+    scheme: CreditMode,
     decode_by_layout: bool,
     /// Shards prefer what they like.
     mixed: bool,
@@ -267,10 +268,10 @@ struct Shape {
 impl Shape {
     fn config(&self, r: &mut Random, hostile: bool) -> (Config, ReconnectConfig, SoftwareConfig) {
         let tight = r.once_in(4);
-        let any = pick(r, &[Scheme::V2Windowed, Scheme::V2Incremental, Scheme::V1]);
+        let any = pick(r, &[CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1]);
         let scheme = if self.mixed { any } else { self.scheme };
         let receive_size = match scheme {
-            Scheme::V1 => pick(r, &[1024, 1536, 2048, 4096]),
+            CreditMode::V1 => pick(r, &[1024, 1536, 2048, 4096]),
             _ => pick(r, &[4096, 4096, 4096, 5000, 8192]),
         };
         // Headers of long messages need some more.
@@ -333,7 +334,7 @@ impl Shape {
             // The older text has no word for it.
             None => AuthPolicy::Off,
             _ if self.revision == Revision::Cel09 => AuthPolicy::Off,
-            Some(true) if !self.mixed && self.scheme != Scheme::V1 => AuthPolicy::Required(key()),
+            Some(true) if !self.mixed && self.scheme != CreditMode::V1 => AuthPolicy::Required(key()),
             Some(_) if r.once_in(3) => AuthPolicy::Off,
             Some(_) => AuthPolicy::Optional(key()),
         }
@@ -342,7 +343,7 @@ impl Shape {
     /// Calls that a server makes. In version 1 it is told by others whether its clients take any.
     fn reverse_calls(&self, r: &mut Random) -> usize {
         let some = 5 + r.below(40);
-        let one = self.mixed || self.breaking || self.reconnecting || self.scheme == Scheme::V1;
+        let one = self.mixed || self.breaking || self.reconnecting || self.scheme == CreditMode::V1;
         match self.reverse {
             ReverseSupport::None if one => 0,
             ReverseSupport::None => 5,

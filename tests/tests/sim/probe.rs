@@ -11,7 +11,7 @@ use rpcrdma::fabric::{
     Opcode, PostError, Posting, QpId, RequestId, Waker, WindowId, WorkRequest,
 };
 use rpcrdma::wire::{Revision, Version, View};
-use rpcrdma::{Config, Scheme};
+use rpcrdma::{Config, CreditMode};
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use crate::caller::Addresses;
@@ -123,7 +123,7 @@ impl<F: Fabric + Smallest> Probe<F> {
             inner,
             journal,
             revision: config.wire.revision,
-            version: if config.wire.credit_mode == Scheme::V1 { Version::V1 } else { Version::V2 },
+            version: if config.wire.credit_mode == CreditMode::V1 { Version::V1 } else { Version::V2 },
             serves,
             strangers,
             credits: config.limits.credits,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rpcrdma::shard::{SimulatedTime, SimulatedWorkers};
 use rpcrdma::wire::Revision;
-use rpcrdma::{Address, Scheme, Services};
+use rpcrdma::{Address, CreditMode, Services};
 use rpcrdma_tests::Random;
 
 use crate::caller::{Addresses, Caller};
@@ -137,9 +137,9 @@ impl World {
         let count = |what, times| world.journal.count(what, times);
         for config in plan.groups.iter().map(|group| &group.config) {
             let scheme = match config.wire.credit_mode {
-                Scheme::V2Windowed => "servers of version 2, windowed",
-                Scheme::V2Incremental => "servers of version 2, incremental",
-                Scheme::V1 => "servers of version 1",
+                CreditMode::V2Windowed => "servers of version 2, windowed",
+                CreditMode::V2Incremental => "servers of version 2, incremental",
+                CreditMode::V1 => "servers of version 1",
             };
             count(scheme, 1);
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use rpcrdma::config::{Config, ReconnectConfig};
-use rpcrdma::{IdlePolicy, PagePolicy, Scheme};
+use rpcrdma::{CreditMode, IdlePolicy, PagePolicy};
 use rpcrdma_config::{ConfigArgs, SettingError, to_toml};
 
 #[derive(Parser)]
@@ -71,7 +71,7 @@ fn values_have_the_forms_of_people() {
     let config = resolve("", &[("RPCRDMA_FABRIC", "of others")], &set, &[]).expect("a configuration");
     assert_eq!(config.poll.idle, IdlePolicy::Event);
     assert_eq!((config.timeouts.progress, config.timeouts.keep_alive), (Duration::MAX, Duration::from_secs(90)));
-    assert_eq!((config.wire.receive_size, config.wire.credit_mode), (8192, Scheme::V2Incremental));
+    assert_eq!((config.wire.receive_size, config.wire.credit_mode), (8192, CreditMode::V2Incremental));
     assert_eq!(config.limits.max_read_bytes, Some(1 << 20));
     assert_eq!(config.memory.bulk_buffers, [(64 << 10, 4), (1 << 20, 2)]);
     assert_eq!(config.memory.pages, PagePolicy::Require(rpcrdma::mempool::PageSize::Huge2M));

@@ -10,7 +10,7 @@ use rpcrdma::fabric::iwarp::wire::{Kind, Setup};
 use rpcrdma::fabric::iwarp::{Crc, IwarpConfig};
 use rpcrdma::mempool::PagePolicy;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Config, Procedure, Scheme, Server, Services};
+use rpcrdma::{Config, CreditMode, Procedure, Server, Services};
 use serde_json::Value;
 
 const PROGRAM: u32 = 0x2000_0001;
@@ -32,7 +32,7 @@ fn tcp_address() -> String {
     format!("iwarp:127.{}.{b}.{c}:{}", a | 0x40, NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-fn serve(address: &str, scheme: Scheme) -> Server {
+fn serve(address: &str, scheme: CreditMode) -> Server {
     serve_with(
         address,
         Config { wire: WireConfig { credit_mode: scheme, ..WireConfig::default() }, ..Config::default() },
@@ -63,7 +63,7 @@ fn ping_json(arguments: &[&str]) -> (i32, Value) {
 #[test]
 fn what_a_server_speaks_is_told() {
     let address = address();
-    let server = serve(&address, Scheme::V2Windowed);
+    let server = serve(&address, CreditMode::V2Windowed);
     let (status, said) = ping_json(&["-c", "20", "-i", "0", &address, "0x20000001", "3"]);
     assert_eq!(status, 0, "{said}");
     for (key, expected) in [("rdma_version", 2), ("calls", 20), ("answered", 20), ("failed", 0)] {
@@ -88,7 +88,7 @@ fn a_client_of_another_pid_namespace_is_served() {
         return;
     }
     let address = address();
-    let server = serve(&address, Scheme::V2Windowed);
+    let server = serve(&address, CreditMode::V2Windowed);
     let output = Command::new("unshare")
         .args(namespace)
         .args([env!("CARGO_BIN_EXE_rpcrdma"), "ping", "-c", "2", "-i", "0", &address, "0x20000001", "3"])
@@ -101,7 +101,7 @@ fn a_client_of_another_pid_namespace_is_served() {
 #[test]
 fn either_side_may_want_version_1() {
     for (scheme, version, invalidate) in
-        [(Scheme::V1, "2", true), (Scheme::V2Windowed, "1", true), (Scheme::V1, "1", false)]
+        [(CreditMode::V1, "2", true), (CreditMode::V2Windowed, "1", true), (CreditMode::V1, "1", false)]
     {
         let address = address();
         let _server = serve(&address, scheme);
@@ -169,7 +169,7 @@ fn over_tcp_a_server_may_want_crcs_or_none() {
 #[test]
 fn people_get_lines() {
     let address = address();
-    let _server = serve(&address, Scheme::V2Windowed);
+    let _server = serve(&address, CreditMode::V2Windowed);
     let (status, out, _) = ping(&["-c", "2", "-i", "0.01", &address, "0x20000001", "3"]);
     assert_eq!(status, 0, "{out}");
     for words in [
@@ -189,7 +189,7 @@ fn people_get_lines() {
 #[test]
 fn what_is_not_served_fails() {
     let address = address();
-    let _server = serve(&address, Scheme::V2Windowed);
+    let _server = serve(&address, CreditMode::V2Windowed);
     let (status, said) = ping_json(&["-c", "2", "-i", "0", &address]);
     assert_eq!((status, &said["answered"], &said["failed"]), (1, &0.into(), &2.into()), "{said}");
     assert_eq!((&said["reply_chunk"], &said["rtt_us"]), (&"failed".into(), &Value::Null), "{said}");
@@ -217,7 +217,7 @@ fn what_is_not_served_fails() {
 #[test]
 fn it_goes_on_until_it_is_interrupted_and_finds_a_server_that_comes_back() {
     let address = address();
-    let server = serve(&address, Scheme::V2Windowed);
+    let server = serve(&address, CreditMode::V2Windowed);
     let mut child = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
         .args(["ping", "-i", "0.02", "-W", "1", &address, "0x20000001", "3"])
         .stdin(Stdio::null())
@@ -235,7 +235,7 @@ fn it_goes_on_until_it_is_interrupted_and_finds_a_server_that_comes_back() {
     until("reply 3 ");
     drop(server);
     until("call ");
-    let _server = serve(&address, Scheme::V2Windowed);
+    let _server = serve(&address, CreditMode::V2Windowed);
     until("reply ");
     let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
     assert!(interrupted.success());

@@ -69,11 +69,11 @@ struct Model {
 }
 
 impl World {
-    fn new(scheme: Scheme, credit_limit: u32, coalesce: bool, calls: u32, counter: u32) -> Self {
+    fn new(scheme: CreditMode, credit_limit: u32, coalesce: bool, calls: u32, counter: u32) -> Self {
         let end = |to_call, server, mine, theirs| {
             let mut credits = match scheme {
-                Scheme::V1 if calls == to_call => Credits::version_1(0, credit_limit),
-                Scheme::V1 => Credits::version_1(credit_limit, 0),
+                CreditMode::V1 if calls == to_call => Credits::version_1(0, credit_limit),
+                CreditMode::V1 => Credits::version_1(credit_limit, 0),
                 _ => Credits::new(scheme, server, credit_limit, coalesce),
             };
             credits.start_at(mine, theirs);
@@ -111,12 +111,12 @@ impl World {
             Kind::Grant => credits.on_send_grant(room),
             Kind::Part | Kind::Call | Kind::Reply => credits.on_send(counted, room),
         };
-        if let (Scheme::V2Windowed, Some(room), true) = (credits.scheme(), refilled, kind != Kind::Grant) {
+        if let (CreditMode::V2Windowed, Some(room), true) = (credits.scheme(), refilled, kind != Kind::Grant) {
             let (credit, received) = short.on_send_windowed(room);
             let said = CreditWords { credit, received: Some(received) };
             assert_eq!((said, &short), (words, &*credits), "both come to the same");
         }
-        if credits.scheme() == Scheme::V2Incremental {
+        if credits.scheme() == CreditMode::V2Incremental {
             let most = words.credit >> 16;
             assert!(most >= credits.left().max(1), "more is outstanding than the header says: {credits:#?}");
             if self.blunt == Some(from) {
@@ -124,7 +124,7 @@ impl World {
             }
         }
         let payload = kind != Kind::Grant;
-        if credits.scheme() != Scheme::V1 {
+        if credits.scheme() != CreditMode::V1 {
             let (sent, to) = (credits.sent, &self.ends[1 - from].credits);
             let beyond = sent.wrapping_sub(to.told_limit.wrapping_sub(to.untold)) as i32;
             assert!(beyond <= i32::from(!payload), "{beyond} beyond what the other end has said: {:#?}", self.ends);
@@ -315,7 +315,7 @@ const NEAR_WRAP: u32 = u32::MAX - 2;
 #[test]
 fn no_interleaving_of_version_2_overruns_or_deadlocks() {
     let mut worlds = 0;
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         for coalesce in [true, false] {
             for (replies, calls) in [(1, 4), (2, 2), (0, 6)] {
                 let start = World::new(scheme, MIN_CREDITS, coalesce, calls, NEAR_WRAP);
@@ -330,11 +330,11 @@ fn no_interleaving_of_version_2_overruns_or_deadlocks() {
 #[test]
 fn no_interleaving_of_changed_credit_limits_overruns_or_deadlocks() {
     let mut worlds = 0;
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         for (from, to) in [(MIN_CREDITS, MIN_CREDITS + 2), (MIN_CREDITS + 2, MIN_CREDITS)] {
             for (who, replies, calls) in [(0, 1, 3), (0, 6, 1), (1, 1, 4), (1, 0, 6)] {
                 for blunt in [false, true] {
-                    if blunt && scheme == Scheme::V2Windowed {
+                    if blunt && scheme == CreditMode::V2Windowed {
                         continue;
                     }
                     let start = World::new(scheme, from, true, calls, NEAR_WRAP);
@@ -347,7 +347,7 @@ fn no_interleaving_of_changed_credit_limits_overruns_or_deadlocks() {
     // The most that may be outstanding comes down when more than that is granted, and there is enough to send
     // to overrun it.
     for (who, replies, calls) in [(0, 7, 1), (1, 0, 9)] {
-        let start = World::new(Scheme::V2Incremental, 2 * MIN_CREDITS, true, calls, NEAR_WRAP);
+        let start = World::new(CreditMode::V2Incremental, 2 * MIN_CREDITS, true, calls, NEAR_WRAP);
         let start = World { blunt: Some(who), ..start };
         worlds += Model { resize: Some((who, MIN_CREDITS)), ..Model::new(replies) }.explore(start);
     }
@@ -358,7 +358,7 @@ fn no_interleaving_of_changed_credit_limits_overruns_or_deadlocks() {
 #[test]
 fn no_interleaving_deadlocks_while_each_call_waits_for_a_call_the_other_way() {
     let mut worlds = 0;
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let model = Model { nested: true, ..Model::new(1) };
         worlds += model.explore(World::new(scheme, MIN_CREDITS, true, 3, NEAR_WRAP));
         // There are too many ways with more of them.
@@ -374,7 +374,7 @@ fn no_interleaving_deadlocks_while_each_call_waits_for_a_call_the_other_way() {
 #[test]
 fn no_interleaving_stalls_while_a_single_credit_goes_round() {
     let mut worlds = 0;
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         for (replies, calls) in [(1, 6), (2, 4)] {
             let mut start = World::new(scheme, MIN_CREDITS, true, calls, NEAR_WRAP);
             start.ends[1].parked = MIN_CREDITS - 1;
@@ -390,7 +390,7 @@ fn no_interleaving_stalls_while_a_single_credit_goes_round() {
 fn no_interleaving_stalls_when_the_credit_limit_shrinks_below_the_calls_that_are_held() {
     const HELD: u32 = 2 * MIN_CREDITS - 1;
     let mut worlds = 0;
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let shrinks = |parts| Model { parts, resize: Some((1, MIN_CREDITS)), ..Model::new(1) };
         let start = |calls, calls_back, buffers| {
             let mut start = World::new(scheme, 2 * MIN_CREDITS, true, calls, NEAR_WRAP);
@@ -415,7 +415,7 @@ fn no_interleaving_stalls_when_the_credit_limit_shrinks_below_the_calls_that_are
 #[test]
 fn no_interleaving_overruns_or_deadlocks_while_calls_hold_what_receives_are_made_of() {
     let mut worlds = 0;
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         for (limit, buffers, calls) in [(MIN_CREDITS, 6, 5), (MIN_CREDITS, 6, 6), (MIN_CREDITS, 7, 5)] {
             let start = World { buffers: Some(buffers), ..World::new(scheme, limit, true, calls, NEAR_WRAP) };
             worlds += Model::new(1).explore(start);
@@ -426,6 +426,7 @@ fn no_interleaving_overruns_or_deadlocks_while_calls_hold_what_receives_are_made
 
 #[test]
 fn no_interleaving_of_version_1_overruns_or_deadlocks() {
-    let worlds = Model { v1: true, ..Model::new(1) }.explore(World::new(Scheme::V1, MIN_CREDITS, true, 8, NEAR_WRAP));
+    let worlds =
+        Model { v1: true, ..Model::new(1) }.explore(World::new(CreditMode::V1, MIN_CREDITS, true, 8, NEAR_WRAP));
     assert!(worlds > 500, "only {worlds} worlds were visited");
 }

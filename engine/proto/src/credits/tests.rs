@@ -8,9 +8,9 @@ fn send(credits: &mut Credits) -> CreditWords {
 
 #[test]
 fn a_peer_that_ignores_its_limit_is_found_out_at_once() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut credits = Credits::new(scheme, true, 4, true);
-        let received = (scheme == Scheme::V2Windowed).then_some(0);
+        let received = (scheme == CreditMode::V2Windowed).then_some(0);
         let words = CreditWords { credit: 1, received };
         // One for the initial credit, one that a pure grant could have been.
         assert!(credits.on_receive(words, true).is_ok());
@@ -22,7 +22,7 @@ fn a_peer_that_ignores_its_limit_is_found_out_at_once() {
 
 #[test]
 fn acknowledging_what_was_never_sent_is_a_fault() {
-    let mut credits = Credits::new(Scheme::V2Windowed, false, 4, true);
+    let mut credits = Credits::new(CreditMode::V2Windowed, false, 4, true);
     send(&mut credits);
     let words = CreditWords { credit: 4, received: Some(2) };
     assert!(matches!(
@@ -33,7 +33,7 @@ fn acknowledging_what_was_never_sent_is_a_fault() {
 
 #[test]
 fn increments_that_add_up_to_nonsense_are_a_fault() {
-    let mut credits = Credits::new(Scheme::V2Incremental, false, MAX_CREDITS, true);
+    let mut credits = Credits::new(CreditMode::V2Incremental, false, MAX_CREDITS, true);
     let words = CreditWords { credit: 0xFFFF_FFFF, received: None };
     let fault = (0..4).find_map(|_| {
         send(&mut credits);
@@ -44,7 +44,7 @@ fn increments_that_add_up_to_nonsense_are_a_fault() {
 
 #[test]
 fn a_version_1_grant_of_zero_is_read_as_one() {
-    let mut credits = Credits::new(Scheme::V1, false, 8, true);
+    let mut credits = Credits::new(CreditMode::V1, false, 8, true);
     send(&mut credits);
     assert!(!credits.may_send(true, true));
     credits.on_answered();
@@ -58,7 +58,7 @@ fn a_version_1_grant_of_zero_is_read_as_one() {
 
 #[test]
 fn what_was_told_keeps_its_receives_when_the_credit_limit_shrinks() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut credits = Credits::new(scheme, false, 16, true);
         send(&mut credits);
         credits.set_credit_limit(4);
@@ -74,7 +74,7 @@ fn what_was_told_keeps_its_receives_when_the_credit_limit_shrinks() {
 
 #[test]
 fn a_grant_alone_makes_no_grant_due() {
-    let mut credits = Credits::new(Scheme::V2Windowed, false, 8, false);
+    let mut credits = Credits::new(CreditMode::V2Windowed, false, 8, false);
     send(&mut credits);
     let words = CreditWords { credit: 8, received: Some(1) };
     credits.on_receive(words, false).unwrap();
@@ -85,7 +85,7 @@ fn a_grant_alone_makes_no_grant_due() {
 
 #[test]
 fn only_a_client_has_a_credit_that_nobody_granted() {
-    for scheme in [Scheme::V2Windowed, Scheme::V2Incremental] {
+    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let (mut client, mut server) = (Credits::new(scheme, false, 8, true), Credits::new(scheme, true, 8, true));
         assert_eq!((client.available(), server.available()), (1, 0), "{scheme:?}");
         let words = send(&mut client);
@@ -93,14 +93,14 @@ fn only_a_client_has_a_credit_that_nobody_granted() {
         assert_eq!((client.available(), server.available()), (0, 8), "{scheme:?}");
     }
     // A client whose Receives are short keeps one for its server's first message, and says so.
-    let mut client = Credits::new(Scheme::V2Incremental, false, 8, true);
+    let mut client = Credits::new(CreditMode::V2Incremental, false, 8, true);
     assert_eq!(client.on_send(true, None).credit, 8 << 16 | 1);
     assert_eq!(send(&mut client).credit, 8 << 16 | 7);
 }
 
 #[test]
 fn the_high_half_binds_also_when_it_is_lowered() {
-    let mut credits = Credits::new(Scheme::V2Incremental, false, 8, true);
+    let mut credits = Credits::new(CreditMode::V2Incremental, false, 8, true);
     let hear = |credits: &mut Credits, most: u32, newly: u32| {
         let words = CreditWords { credit: most << 16 | newly, received: None };
         credits.on_receive(words, true).unwrap();
@@ -122,7 +122,7 @@ fn the_high_half_binds_also_when_it_is_lowered() {
 
 #[test]
 fn a_lower_credit_limit_is_told_as_it_becomes_true() {
-    let mut credits = Credits::new(Scheme::V2Incremental, true, 8, true);
+    let mut credits = Credits::new(CreditMode::V2Incremental, true, 8, true);
     let words = CreditWords { credit: 8 << 16 | 8, received: None };
     credits.on_receive(words, true).unwrap();
     assert_eq!(send(&mut credits).credit, 8 << 16 | 8);

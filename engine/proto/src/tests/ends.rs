@@ -30,7 +30,7 @@ fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
 
 #[test]
 fn a_cancelled_call_ends_once() {
-    let mut pair = Pair::new(Scheme::V2Windowed);
+    let mut pair = Pair::new(CreditMode::V2Windowed);
     let before = pair.server.counters().received;
     let call = pair.client.start_call(7, u64::MAX).unwrap();
     assert_eq!(pair.client.cancel(call), Some((7, CallError::Cancelled { sent: false })));
@@ -41,7 +41,7 @@ fn a_cancelled_call_ends_once() {
 
 #[test]
 fn the_loss_of_a_connection_ends_every_call_and_says_what_was_sent() {
-    let mut pair = Pair::new(Scheme::V1);
+    let mut pair = Pair::new(CreditMode::V1);
     for token in 0..3 {
         pair.client.start_call(token, u64::MAX).unwrap();
     }
@@ -55,7 +55,7 @@ fn the_loss_of_a_connection_ends_every_call_and_says_what_was_sent() {
 
 #[test]
 fn a_closing_connection_finishes_what_is_under_way() {
-    let mut pair = Pair::new(Scheme::V2Windowed);
+    let mut pair = Pair::new(CreditMode::V2Windowed);
     pair.client.start_call(1, u64::MAX).unwrap();
     pair.client.close();
     assert_eq!(pair.client.start_call(2, u64::MAX), Err(CallError::Closed));

@@ -3,7 +3,7 @@
 use super::*;
 
 /// What a server says to one raw message.
-pub(super) fn served(scheme: Scheme, message: &[u8]) -> (Option<Rejected>, Vec<Vec<u8>>) {
+pub(super) fn served(scheme: CreditMode, message: &[u8]) -> (Option<Rejected>, Vec<Vec<u8>>) {
     let mut server = Connection::new(config(scheme, true));
     let rejected = match take(&mut server, message).unwrap() {
         Event::Rejected(why) => Some(why),
@@ -25,7 +25,7 @@ fn nonsense_to_a_server_gets_the_protocols_own_error() {
         (&[9, 2, 1, 0, 0, 0, 5], ErrorBody::BadXdr),
     ];
     for (message, error) in cases {
-        let (rejected, answer) = served(Scheme::V2Windowed, &words(message));
+        let (rejected, answer) = served(CreditMode::V2Windowed, &words(message));
         assert_eq!(rejected, Some(Rejected::Answered(error)), "{message:?}");
         let view = View::check(&answer[0], Revision::Ietf00).unwrap();
         assert_eq!((view.xid(), view.body()), (9, ViewBody::Error(error)), "{message:?}");
@@ -37,7 +37,7 @@ fn nonsense_to_a_server_gets_the_protocols_own_error() {
 
 #[test]
 fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
-    let mut pair = Pair::new(Scheme::V1);
+    let mut pair = Pair::new(CreditMode::V1);
     let call = pair.client.start_call(5, u64::MAX).unwrap();
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     // A reply with a Write list that is none.
@@ -63,8 +63,8 @@ fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
 /// RFC 8166 §4.6: a client that takes calls drops MSGP and DONE too, though it answers what is wrong with calls.
 #[test]
 fn a_client_with_services_drops_msgp_and_done_in_silence() {
-    let client = ConnConfig { takes_calls: true, ..config(Scheme::V1, false) };
-    let mut pair = Pair::strangers(client, config(Scheme::V1, true));
+    let client = ConnConfig { takes_calls: true, ..config(CreditMode::V1, false) };
+    let mut pair = Pair::strangers(client, config(CreditMode::V1, true));
     let call = pair.client.start_call(5, u64::MAX).unwrap();
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     pair.to_server.clear();
@@ -81,7 +81,7 @@ fn a_client_with_services_drops_msgp_and_done_in_silence() {
 
 #[test]
 fn replies_to_calls_never_made_are_counted_and_grant_nothing_in_version_1() {
-    let mut pair = Pair::new(Scheme::V1);
+    let mut pair = Pair::new(CreditMode::V1);
     let message = words(&[1234, 1, 500, 0, 0, 0, 0]);
     assert!(matches!(take(&mut pair.client, &message), Ok(Event::Rejected(Rejected::UnknownXid))));
     assert_eq!(pair.client.credits().available(), 1);
@@ -90,13 +90,13 @@ fn replies_to_calls_never_made_are_counted_and_grant_nothing_in_version_1() {
 
 #[test]
 fn a_windowed_header_without_the_count_is_a_fault() {
-    let mut pair = Pair::new(Scheme::V2Windowed);
+    let mut pair = Pair::new(CreditMode::V2Windowed);
     pair.client.start_call(1, u64::MAX).unwrap();
     pair.turn();
     let fault = take(&mut pair.server, &words(&[9, 2, 1, 0, 0, 0, 0, 0, 0])).unwrap_err();
     assert_eq!(fault, PeerFault::CreditWordMissing);
     // Before its first windowed header a peer may still send what it sent before it had the other's offer.
-    let mut pair = Pair::new(Scheme::V2Windowed);
+    let mut pair = Pair::new(CreditMode::V2Windowed);
     assert!(take(&mut pair.server, &words(&[9, 2, 1, 0, 0, 0, 0, 0, 0])).is_ok());
 }
 
@@ -105,7 +105,7 @@ fn a_peer_that_sends_nonsense_and_reads_nothing_costs_a_bounded_amount() {
     for scheme in ALL {
         let mut server = Connection::new(config(scheme, true));
         let taken = (0..10_000).take_while(|_| take(&mut server, &words(&[9, 7, 1, 0])).is_ok()).count();
-        let most = if scheme == Scheme::V1 { 2 * CREDITS } else { CREDITS } + 1;
+        let most = if scheme == CreditMode::V1 { 2 * CREDITS } else { CREDITS } + 1;
         assert!(taken as u32 <= most, "{scheme:?}: {taken}");
         let mut link = VecDeque::new();
         Pair::transmit(&mut server, &mut link);
@@ -148,7 +148,7 @@ fn an_error_never_answers_an_error() {
         for scheme in ALL {
             for settled in [false, true] {
                 let mut server = Connection::new(config(scheme, true));
-                if settled && scheme != Scheme::V1 {
+                if settled && scheme != CreditMode::V1 {
                     take(&mut server, &words(&[8, 2, 8 << 16 | 8, 77, 0])).unwrap();
                     take(&mut server, &words(&[8, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
                 }
@@ -174,7 +174,7 @@ fn an_error_never_answers_an_error() {
         }
     }
     // Between the parts of another message: that one is broken, and answered.
-    let mut server = Connection::new(config(Scheme::V2Incremental, true));
+    let mut server = Connection::new(config(CreditMode::V2Incremental, true));
     let mut link = VecDeque::new();
     take(&mut server, &words(&[8, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
     Pair::transmit(&mut server, &mut link);

@@ -5,7 +5,7 @@ use super::*;
 
 #[test]
 fn another_version_is_answered_in_the_layout_of_all_versions() {
-    for (vers, scheme, low, high) in [(3, Scheme::V2Windowed, 1, 2), (2, Scheme::V1, 1, 1)] {
+    for (vers, scheme, low, high) in [(3, CreditMode::V2Windowed, 1, 2), (2, CreditMode::V1, 1, 1)] {
         let (rejected, answer) = served(scheme, &words(&[9, vers, 1, 0, 0, 0, 0, 0, 0]));
         assert_eq!(rejected, Some(Rejected::Answered(ErrorBody::Vers { low, high })));
         // xid, the peer's version, credits, RDMA_ERROR, ERR_VERS, low, high (RFC 8166 §7).
@@ -18,13 +18,13 @@ fn another_version_is_answered_in_the_layout_of_all_versions() {
 #[test]
 fn what_cannot_be_read_is_answered_in_the_version_that_it_has() {
     let spoilt_1 = words(&[9, 1, 1, 0, 0, 0, 5]);
-    let (rejected, answer) = served(Scheme::V2Windowed, &spoilt_1);
+    let (rejected, answer) = served(CreditMode::V2Windowed, &spoilt_1);
     assert_eq!(rejected, Some(Rejected::Answered(ErrorBody::BadXdr)));
     // RDMA_ERROR, ERR_CHUNK, and nothing of version 2.
     assert_eq!(answer, [words(&[9, 1, CREDITS, 4, 2])]);
-    let (rejected, _) = served(Scheme::V1, &words(&[9, 2, 1, 0, 0, 0, 5]));
+    let (rejected, _) = served(CreditMode::V1, &words(&[9, 2, 1, 0, 0, 0, 5]));
     assert_eq!(rejected, Some(Rejected::Answered(ErrorBody::Vers { low: 1, high: 1 })));
-    let mut pair = Pair::new(Scheme::V2Windowed);
+    let mut pair = Pair::new(CreditMode::V2Windowed);
     assert_eq!(take(&mut pair.server, &spoilt_1).unwrap_err(), PeerFault::VersionChanged(1));
 }
 
@@ -44,7 +44,7 @@ fn less_than_a_header_is_dropped_without_an_answer() {
 
 #[test]
 fn what_was_due_in_version_2_is_not_said_in_version_1() {
-    let mut server = Connection::new(config(Scheme::V2Windowed, true));
+    let mut server = Connection::new(config(CreditMode::V2Windowed, true));
     take(&mut server, &[0; 8]).unwrap();
     assert_eq!(server.poll_transmit(true), Some(Outgoing::Grant));
     // There was no buffer for it; and then the client speaks version 1, which has no such message.
@@ -55,7 +55,7 @@ fn what_was_due_in_version_2_is_not_said_in_version_1() {
 
 #[test]
 fn a_changed_version_ends_the_connection() {
-    let mut pair = Pair::new(Scheme::V2Windowed);
+    let mut pair = Pair::new(CreditMode::V2Windowed);
     pair.client.start_call(1, u64::MAX).unwrap();
     pair.turn();
     let fault = take(&mut pair.server, &words(&[9, 1, 1, 0, 0, 0, 0])).unwrap_err();
@@ -67,7 +67,7 @@ fn a_changed_version_ends_the_connection() {
 
 /// A client that has sent its first message.
 fn client_that_asked() -> Connection {
-    let mut client = Connection::new(config(Scheme::V2Windowed, false));
+    let mut client = Connection::new(config(CreditMode::V2Windowed, false));
     Pair::transmit(&mut client, &mut VecDeque::new());
     client
 }
@@ -84,7 +84,7 @@ fn a_range_without_a_version_of_ours_is_no_reason_to_go_on() {
 
 #[test]
 fn what_is_settled_stays_when_a_server_speaks_of_versions() {
-    let mut pair = Pair::new(Scheme::V2Windowed);
+    let mut pair = Pair::new(CreditMode::V2Windowed);
     let call = pair.client.start_call(5, u64::MAX).unwrap();
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     let event = take(&mut pair.client, &words(&[call.xid(), 2, 1, 4, 1, 1, 1]));
@@ -96,7 +96,7 @@ fn what_is_settled_stays_when_a_server_speaks_of_versions() {
 #[test]
 fn a_malformed_reply_is_not_answered() {
     // Version 2: RESPONSE is set, the Reply chunk's word is neither 0 nor 1.
-    let (rejected, answer) = served(Scheme::V2Windowed, &words(&[9, 2, 1, 0, 1, 0, 0, 0, 5]));
+    let (rejected, answer) = served(CreditMode::V2Windowed, &words(&[9, 2, 1, 0, 1, 0, 0, 0, 5]));
     assert!(matches!(rejected, Some(Rejected::Dropped(_))), "{rejected:?}");
     assert!(
         answer.iter().all(|answer| {

@@ -26,7 +26,7 @@ use anyhow::{bail, ensure};
 use clap::Parser;
 use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::config::{LimitsConfig, WireConfig};
-use rpcrdma::{Address, Config, LocalClient, Scheme};
+use rpcrdma::{Address, Config, CreditMode, LocalClient};
 
 use callback::Heard;
 use session::Session;
@@ -65,7 +65,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     let mut config = ClientConfig::new(session::PROGRAM, session::VERSION);
     config.shard = Config {
         wire: WireConfig {
-            credit_mode: if options.rdma_version == 1 { Scheme::V1 } else { Scheme::V2Windowed },
+            credit_mode: if options.rdma_version == 1 { CreditMode::V1 } else { CreditMode::V2Windowed },
             ..config.shard.wire
         },
         limits: LimitsConfig {

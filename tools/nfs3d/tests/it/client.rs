@@ -12,7 +12,7 @@ use nfs3_types::xdr_codec::{List, Opaque, Pack, Unpack};
 use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::fabric::contract::loopback_address;
 use rpcrdma::proto::binding::nfs3::{PROGRAM, Sizes, VERSION, bindings};
-use rpcrdma::{CallError, Config, LocalClient, Reply, Scheme};
+use rpcrdma::{CallError, Config, CreditMode, LocalClient, Reply};
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
@@ -114,11 +114,11 @@ impl Nfsd {
 
     /// A client as root, in version 2.
     pub(crate) fn client(&self) -> Nfs {
-        self.client_as(0, Scheme::V2Windowed)
+        self.client_as(0, CreditMode::V2Windowed)
     }
 
     /// A client as a user.
-    pub(crate) fn client_as(&self, uid: u32, scheme: Scheme) -> Nfs {
+    pub(crate) fn client_as(&self, uid: u32, scheme: CreditMode) -> Nfs {
         let mut shard = Config::default();
         shard.wire.credit_mode = scheme;
         self.client_with(uid, shard)

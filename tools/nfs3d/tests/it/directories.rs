@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use nfs3_types::nfs3::*;
-use rpcrdma::Scheme;
+use rpcrdma::CreditMode;
 
 use crate::client::{Nfs, Nfsd, put};
 
@@ -31,7 +31,7 @@ fn all(nfs: &mut Nfs, dir: &nfs_fh3, plus: bool, count: u32) -> Vec<String> {
     }
 }
 
-fn lists(scheme: Scheme) {
+fn lists(scheme: CreditMode) {
     let nfsd = Nfsd::start(&[]);
     let mut expected: BTreeSet<String> = (0..700).map(|n| format!("{n}-{}", "x".repeat(n % 200))).collect();
     expected.iter().for_each(|name| put(&nfsd.path().join(name), b""));
@@ -48,12 +48,12 @@ fn lists(scheme: Scheme) {
 
 #[test]
 fn every_name_comes_once_however_large_the_parts() {
-    lists(Scheme::V2Windowed);
+    lists(CreditMode::V2Windowed);
 }
 
 #[test]
 fn every_name_comes_once_in_reply_chunks_of_version_1() {
-    lists(Scheme::V1);
+    lists(CreditMode::V1);
 }
 
 #[test]

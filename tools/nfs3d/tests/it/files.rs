@@ -5,11 +5,11 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::time::UNIX_EPOCH;
 
 use nfs3_types::nfs3::*;
-use rpcrdma::{Config, Scheme};
+use rpcrdma::{Config, CreditMode};
 
 use crate::client::{Nfsd, is_root, pattern, put, status, with_mode};
 
-fn reads_and_writes(scheme: Scheme) {
+fn reads_and_writes(scheme: CreditMode) {
     let nfsd = Nfsd::start(&[]);
     let mut nfs = nfsd.client_as(0, scheme);
     let root = nfs.root.clone();
@@ -34,12 +34,12 @@ fn reads_and_writes(scheme: Scheme) {
 
 #[test]
 fn what_is_written_is_read_by_chunks_and_inline() {
-    reads_and_writes(Scheme::V2Windowed);
+    reads_and_writes(CreditMode::V2Windowed);
 }
 
 #[test]
 fn what_is_written_is_read_by_chunks_and_inline_in_version_1() {
-    reads_and_writes(Scheme::V1);
+    reads_and_writes(CreditMode::V1);
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a_read_without_a_chunk_gets_what_the_threshold_allows() {
     put(&nfsd.path().join("file"), &data);
     for (receive_size, most) in [(4096, 3940), (2048, 1892), (1024, 868)] {
         let mut shard = Config::default();
-        shard.wire.credit_mode = Scheme::V1;
+        shard.wire.credit_mode = CreditMode::V1;
         shard.wire.receive_size = receive_size;
         let mut nfs = nfsd.client_with(0, shard);
         let root = nfs.root.clone();
@@ -196,7 +196,7 @@ fn users_may_what_the_file_says() {
     let nfsd = Nfsd::start(&[]);
     fs::set_permissions(nfsd.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let mut root = nfsd.client();
-    let (mut owner, mut other) = (nfsd.client_as(1234, Scheme::V1), nfsd.client_as(5678, Scheme::V2Windowed));
+    let (mut owner, mut other) = (nfsd.client_as(1234, CreditMode::V1), nfsd.client_as(5678, CreditMode::V2Windowed));
     let top = root.root.clone();
     let file = owner.make(&top, "file");
     assert_eq!(fs::metadata(nfsd.path().join("file")).unwrap().uid(), 1234);
@@ -254,7 +254,7 @@ fn nobody_is_root_where_root_is_squashed() {
     fs::set_permissions(nfsd.path(), fs::Permissions::from_mode(0o777)).unwrap();
     // The highest number is no user: it must not be taken for "no change".
     for uid in [0, u32::MAX] {
-        let mut nfs = nfsd.client_as(uid, Scheme::V1);
+        let mut nfs = nfsd.client_as(uid, CreditMode::V1);
         let root = nfs.root.clone();
         let secret = nfs.find(&root, "secret");
         assert_eq!(nfs.read(&secret, 0, 10).unwrap_err(), nfsstat3::NFS3ERR_ACCES, "{uid}");

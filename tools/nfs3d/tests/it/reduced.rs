@@ -2,11 +2,11 @@
 
 use nfs3_types::nfs3::*;
 use nfs3_types::xdr_codec::Unpack;
-use rpcrdma::{CallError, Refusal, Scheme};
+use rpcrdma::{CallError, CreditMode, Refusal};
 
 use crate::client::{Nfs, Nfsd, at, decode, encode, pattern, put};
 
-const SCHEMES: [Scheme; 2] = [Scheme::V2Windowed, Scheme::V1];
+const SCHEMES: [CreditMode; 2] = [CreditMode::V2Windowed, CreditMode::V1];
 const READLINK: u32 = NFS_PROGRAM::NFSPROC3_READLINK as u32;
 const READ: u32 = NFS_PROGRAM::NFSPROC3_READ as u32;
 const WRITE: u32 = NFS_PROGRAM::NFSPROC3_WRITE as u32;

@@ -38,7 +38,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::config::{LimitsConfig, MemoryConfig, WireConfig};
-use rpcrdma::{Address, Config, LocalClient, Scheme};
+use rpcrdma::{Address, Config, CreditMode, LocalClient};
 use rpcrdma_proto::binding::nfs3::{PROGRAM, Sizes, VERSION, bindings};
 
 use calls::{DIRECTORY, Nfs};
@@ -201,7 +201,7 @@ fn config(options: &Cli) -> anyhow::Result<ClientConfig> {
     let mut config = ClientConfig::new(PROGRAM, VERSION);
     config.shard = Config {
         wire: WireConfig {
-            credit_mode: if options.rdma_version == 1 { Scheme::V1 } else { Scheme::V2Windowed },
+            credit_mode: if options.rdma_version == 1 { CreditMode::V1 } else { CreditMode::V2Windowed },
             remote_invalidate: !options.no_invalidate,
             ..config.shard.wire
         },
