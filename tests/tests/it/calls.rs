@@ -502,8 +502,9 @@ fn pages_that_cannot_be_had_are_explained() {
     if let Err(error) =
         Server::start(&address, standard_services(), &server_with(small().with(|c| c.memory.pages = pages)))
     {
-        let error = error.to_string();
-        assert!(error.contains("1 GiB") && error.contains("hugepages"), "{error}");
+        let chain = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+        let text = chain.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+        assert!(text.contains("1 GiB") && text.contains("hugepages"), "{text}");
     }
 }
 

@@ -77,7 +77,7 @@ fn short_replies_take_none_of_the_memory_for_bulk() {
     let call = scene.responder.waiters.iter().next().expect("it waits").call();
     let lack = scene.responder.waits_for(&scene.cx, call).lack(&scene.cx);
     assert_eq!(scene.responder.never_fits(&scene.cx, call), None);
-    assert!(lack.to_string().ends_with("raise `memory.small_buffers`"), "{lack}");
+    assert!(lack.to_string().ends_with("exist (`memory.small_buffers`)"), "{lack}");
     drop(held);
     scene.cx.conns.insert(conn);
     assert_eq!(scene.responder.go_on(&mut scene.cx), 1);
