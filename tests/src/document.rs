@@ -71,6 +71,8 @@ pub const COMMANDS: &[&str] = &[
     "deploy/hardware.md",
     "deploy/iwarp.md",
     "deploy/containers.md",
+    "tools/nfs3d/README.md",
+    "tools/blockstore/README.md",
 ];
 
 /// Where the commands of a block are run.

@@ -217,6 +217,8 @@ documents! {
     hardware "deploy/hardware.md"
     iwarp "deploy/iwarp.md"
     containers "deploy/containers.md"
+    nfs3d "tools/nfs3d/README.md"
+    blockstore "tools/blockstore/README.md"
 }
 
 #[test]

@@ -103,7 +103,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "shard",
         places: &["engine/src/shard/"],
-        uses: &["auth", "binding", "config", "fabric", "handoff", "proto", "service", "stats", "wire"],
+        uses: &["auth", "config", "fabric", "handoff", "proto", "service", "stats", "wire"],
         pure: false,
         crates: &[MEMPOOL, "arrayvec", "futures_util", "log", "rustix", "thiserror"],
     },

@@ -241,7 +241,7 @@ mod tests {
             "recommended: idle=event\n  0.497 times the start's p99, from 0.497 to 0.497 (95 %); better in 12 of 12 pairs",
             "was chosen: a confidence of 99.9 %\n",
             "rpcperf lat --rate 10000 --loopback -D 0.5 --idle event\n",
-            "idle: IdlePolicy::Event, ..Config::default()",
+            "shard.poll.idle = IdlePolicy::Event;\n",
         ] {
             assert!(text.contains(words), "{words:?} is not in: {text}");
         }
