@@ -1,13 +1,13 @@
 //! What a server offers, and what its handlers see: [`Procedure`]s with their bindings, the [`ServerCall`]
-//! that one is run for, the writer of its results, and the [cache of replies](reply_cache) of calls that must
+//! that one is run for, the writer of its results, and the [cache of replies](duplicate_requests) of calls that must
 //! not run twice. Shards run them; [`Server`](crate::Server) has shards.
 
 mod boxes;
 mod call;
 mod deferred;
+pub mod duplicate_requests;
 mod handler;
 mod procedure;
-pub mod reply_cache;
 mod task;
 mod writer;
 

@@ -8,8 +8,8 @@ use rpcrdma_mempool::Buf;
 
 use super::call::{Answered, Call, MAX_CHUNKS, Ready, ServerCall};
 use super::deferred::DeferredCall;
+use super::duplicate_requests::{CHECKSUMMED, CallKey, Client, DuplicateRequestCache, Lookup};
 use super::handler::{Asynchronous, Handler, Held, Local, Sharing, Task, Threads};
-use super::reply_cache::{CHECKSUMMED, CallKey, Client, Lookup, ReplyCache};
 use crate::binding::Binding;
 use crate::handoff::panics::caught;
 use crate::proto::Refusal;
@@ -57,13 +57,13 @@ pub struct Procedure<S: Sharing = Threads> {
 /// Who remembers the calls of a procedure, and by whom they are.
 #[derive(Clone)]
 pub(crate) struct Cached {
-    cache: Arc<ReplyCache>,
+    cache: Arc<DuplicateRequestCache>,
     client: Arc<Identify>,
     /// Bytes that the key covers of each argument.
     checksummed: usize,
 }
 
-/// Tells who calls, for a [`ReplyCache`].
+/// Tells who calls, for a [`DuplicateRequestCache`].
 type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
 
 impl Cached {
@@ -207,8 +207,8 @@ impl<S: Sharing> Procedure<S> {
     /// wait for long. A repeated call gets the reply of the first one, once that has run; SYSTEM_ERR,
     /// if that reply is not there any more, or was lost with a handler that panicked. A call that finds the cache
     /// full of calls that run gets ERR_SYSTEM in version 2; in version 1 its connection ends, so that it is sent
-    /// again. `client` says whose a call is: [`by_host`](super::reply_cache::by_host),
-    /// [`by_credential`](super::reply_cache::by_credential), or what the upper layer knows. A call of nobody
+    /// again. `client` says whose a call is: [`by_host`](super::duplicate_requests::by_host),
+    /// [`by_credential`](super::duplicate_requests::by_credential), or what the upper layer knows. A call of nobody
     /// in particular (`None`) is run as often as it comes.
     ///
     /// A handler that refuses with anything but [`Refusal::SystemError`] says that it has done nothing: the
@@ -218,7 +218,7 @@ impl<S: Sharing> Procedure<S> {
     /// declaration.
     pub fn cached(
         mut self,
-        cache: Arc<ReplyCache>,
+        cache: Arc<DuplicateRequestCache>,
         client: impl Fn(&ServerCall) -> Option<Client> + Send + Sync + 'static,
     ) -> Self {
         self.cached = Some(Cached { cache, client: Arc::new(client), checksummed: CHECKSUMMED });

@@ -12,7 +12,7 @@ use rpcrdma::client::{Client, ClientCall, ClientConfig, LocalClient};
 use rpcrdma::mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::DeferredCall;
-use rpcrdma::service::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
+use rpcrdma::service::duplicate_requests::{Client as Whose, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::wire::{Body, Chunks, Flags, Revision, Version, View};
 use rpcrdma::{Buf, CallError, Config, CreditMode, IdlePolicy, Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::With;
@@ -469,8 +469,11 @@ fn a_drain_waits_for_what_was_taken_up_to_its_time() {
 fn what_is_answered_later_is_remembered_and_runs_once() {
     for (scheme, version) in [(CreditMode::V2Windowed, Version::V2), (CreditMode::V1, Version::V1)] {
         let mut world = World::new("once-later");
-        let cache =
-            Arc::new(ReplyCache::new(ReplyCacheConfig { entries: 16, bytes: 1 << 16, ..ReplyCacheConfig::default() }));
+        let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig {
+            entries: 16,
+            bytes: 1 << 16,
+            ..DuplicateRequestCacheConfig::default()
+        }));
         let kept = Arc::clone(&cache);
         let somebody = |_: &ServerCall| Some(Whose::number(1));
         let shape = move |procedure: Procedure| procedure.cached(Arc::clone(&kept), somebody);

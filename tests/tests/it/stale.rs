@@ -9,7 +9,7 @@ use rpcrdma::client::{ClientCall, LocalClient};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::service::DeferredCall;
-use rpcrdma::service::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
+use rpcrdma::service::duplicate_requests::{Client as Whose, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::wire::{Body, Chunks, Flags, NoSpace, Revision, Version, View};
 use rpcrdma::{CallError, Client, Config, CreditMode, Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::With;
@@ -415,8 +415,11 @@ fn what_lands_has_nothing_of_what_was_there() {
 #[test]
 fn replies_that_are_kept_have_nothing_of_others() {
     let mut world = World::new("unwritten-kept");
-    let cache =
-        Arc::new(ReplyCache::new(ReplyCacheConfig { entries: 64, bytes: 1 << 20, ..ReplyCacheConfig::default() }));
+    let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig {
+        entries: 64,
+        bytes: 1 << 20,
+        ..DuplicateRequestCacheConfig::default()
+    }));
     let mut services = services();
     let lengths = [100, 3000];
     for (number, (handler, _)) in (400..).step_by(2).zip(INLINE) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rpcrdma::client::{ClientCall, ClientConfig, Credential, LocalClient};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
-use rpcrdma::service::reply_cache::{Client as Whose, ReplyCache, ReplyCacheConfig};
+use rpcrdma::service::duplicate_requests::{Client as Whose, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::wire::rpc::{AcceptStat, MAX_AUTH_LEN, OpaqueAuth, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, Flags, NoSpace, Revision, View};
 use rpcrdma::{CallResult, Client, CreditMode, Procedure, Refusal, ServerCall, Services};
@@ -54,7 +54,7 @@ fn sign(call: &mut ServerCall) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn services(cache: &Arc<ReplyCache>) -> Services {
+fn services(cache: &Arc<DuplicateRequestCache>) -> Services {
     let mut services = standard_services();
     let whole = |procedure: Procedure| procedure.max_reply(LONGEST);
     services
@@ -76,9 +76,12 @@ fn services(cache: &Arc<ReplyCache>) -> Services {
     services
 }
 
-fn serve(world: &mut World, scheme: CreditMode) -> (rpcrdma::Address, Arc<ReplyCache>) {
-    let cache =
-        Arc::new(ReplyCache::new(ReplyCacheConfig { entries: 64, bytes: 1 << 20, ..ReplyCacheConfig::default() }));
+fn serve(world: &mut World, scheme: CreditMode) -> (rpcrdma::Address, Arc<DuplicateRequestCache>) {
+    let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig {
+        entries: 64,
+        bytes: 1 << 20,
+        ..DuplicateRequestCacheConfig::default()
+    }));
     let shard = small().with(|c| c.wire.credit_mode = scheme);
     let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
     let config = ServerConfig { shard, workers, ..small_server() };
@@ -191,9 +194,9 @@ fn refusals_and_replies_that_are_kept_have_their_verifier() {
         assert_eq!(ask(xid, SIGN_AND_REFUSE, verifier, 0), expected);
     }
     // What a service hands to the cache by itself is kept alike.
-    let key = rpcrdma::service::reply_cache::CallKey::new(Whose::number(2), 1, 2, 3, 4, b"");
-    let rpcrdma::service::reply_cache::Lookup::New(claim) = cache.begin(key) else { panic!("new") };
+    let key = rpcrdma::service::duplicate_requests::CallKey::new(Whose::number(2), 1, 2, 3, 4, b"");
+    let rpcrdma::service::duplicate_requests::Lookup::New(claim) = cache.begin(key) else { panic!("new") };
     claim.finish_with(OpaqueAuth { flavor: 5, body: b"body" }, b"results");
-    let rpcrdma::service::reply_cache::Lookup::Done(kept) = cache.begin(key) else { panic!("kept") };
+    let rpcrdma::service::duplicate_requests::Lookup::Done(kept) = cache.begin(key) else { panic!("kept") };
     assert_eq!((kept.verifier(), &kept[..]), (OpaqueAuth { flavor: 5, body: b"body" }, &b"results"[..]));
 }

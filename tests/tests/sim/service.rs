@@ -6,7 +6,7 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rpcrdma::service::MAX_CHUNKS;
-use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
+use rpcrdma::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::{PROGRAM, VERSION, filled, pattern, patterned, services_with};
 
@@ -95,7 +95,7 @@ pub(crate) fn services(plan: &Plan, runs: &Runs, later: &Later) -> Services {
     add(FLAT, recorded(FLAT, flat));
     add(GROW, recorded(GROW, grow).write_chunks(MAX_CHUNKS, chunk));
     add(GIVE, recorded(GIVE, give).max_reply(longest));
-    let cache = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
+    let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
     let caller = |call: &ServerCall| {
         let name = Words::of(call).and_then(|mut words| words.name()).ok()?;
         Some(Client::number(u64::from(name.0)))

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use nfs3_types::xdr_codec::Pack;
 use rpcrdma::rpc::{AuthSys, Flavor};
 use rpcrdma::service::DeferredCall;
-use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
+use rpcrdma::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::xdr::padded;
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 use rpcrdma_proto::binding::nfs3::{self, PATH_MAX, Sizes};
@@ -40,7 +40,7 @@ pub(crate) type Whole = fn(&Export, &Identity, &mut ServerCall) -> Result<(), Re
 /// else shards do it, and stand still meanwhile.
 pub(crate) fn services(export: &Arc<Export>, pool: Option<&Arc<Pool>>) -> Services {
     let sizes = Sizes { transfer: TRANSFER as usize, directory: DIRECTORY as usize };
-    let replies = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
+    let replies = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
     let mut services = Services::new();
     let mut add = |number, whole: Whole| {
         let Some(mut binding) = nfs3::binding(number, &sizes) else { return };

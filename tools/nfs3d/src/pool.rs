@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rpcrdma::Refusal;
-use rpcrdma::service::reply_cache::Client;
+use rpcrdma::service::duplicate_requests::Client;
 use rpcrdma::service::{Caller, DeferredCall};
 
 use crate::export::Export;

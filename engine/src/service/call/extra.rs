@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::chunks::Chunks;
-use crate::service::reply_cache::Claim;
+use crate::service::duplicate_requests::Claim;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor, OpaqueAuth};
 use crate::wire::xdr::padded;
 

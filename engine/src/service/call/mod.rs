@@ -296,7 +296,7 @@ impl<T: ?Sized> ServerCall<T> {
     ///
     /// A procedure that runs [once](super::Procedure::cached) gives the same verifier again with the same
     /// results; where each message needs its own, as that of RPCSEC_GSS does, use a
-    /// [`ReplyCache`](super::reply_cache::ReplyCache) of the service's own.
+    /// [`DuplicateRequestCache`](super::duplicate_requests::DuplicateRequestCache) of the service's own.
     ///
     /// # Errors
     /// The body is longer than [`MAX_AUTH_LEN`] bytes, or not empty for AUTH_NONE.

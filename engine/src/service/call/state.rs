@@ -21,7 +21,7 @@ use crate::fabric::{QpId, ReceivedBuf};
 use crate::handoff::returns::Link;
 use crate::proto::{InboundId, Refusal};
 use crate::service::NO_ENTRY;
-use crate::service::reply_cache::Claim;
+use crate::service::duplicate_requests::Claim;
 
 /// It has come, and its headers are being read.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use super::workers::WorkKey;
 use crate::config::HEADROOM_PLAIN;
 use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{InboundId, Refusal};
-use crate::service::reply_cache::Lookup;
+use crate::service::duplicate_requests::Lookup;
 use crate::service::{
     Admitted, Answered, Arrived, Call, Header, Ready, ReplyMessage, Replying, ResultMemory, RpcMessage, RunOn, Unready,
 };

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig};
+use rpcrdma::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::{PROGRAM, VERSION, patterned, services_with};
 
@@ -30,7 +30,7 @@ pub(super) fn services(chunk: usize) -> Services {
         call.reply_mut(number.len())?.copy_from_slice(&number);
         Ok(())
     };
-    let cache = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
+    let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
     let mut services = services_with(4096, chunk, false);
     services.add(PROGRAM, VERSION, KEEP, Procedure::new(keep).read_chunks(1, chunk).uncounted().cached(cache, caller));
     services

@@ -7,22 +7,26 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn cache(entries: usize, bytes: usize) -> Arc<ReplyCache> {
-    Arc::new(ReplyCache::new(ReplyCacheConfig { entries, bytes, ..ReplyCacheConfig::default() }))
+fn cache(entries: usize, bytes: usize) -> Arc<DuplicateRequestCache> {
+    Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig {
+        entries,
+        bytes,
+        ..DuplicateRequestCacheConfig::default()
+    }))
 }
 
 fn key(xid: u32) -> CallKey {
     CallKey::new(Client::number(1), xid, 100, 3, 9, b"arguments")
 }
 
-fn new(cache: &Arc<ReplyCache>, key: CallKey) -> Claim {
+fn new(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> Claim {
     match cache.begin(key) {
         Lookup::New(claim) => claim,
         other => panic!("not new: {other:?}"),
     }
 }
 
-fn reply(cache: &Arc<ReplyCache>, key: CallKey) -> Option<Vec<u8>> {
+fn reply(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> Option<Vec<u8>> {
     match cache.begin(key) {
         Lookup::Done(reply) => Some(reply.to_vec()),
         _ => None,
@@ -37,7 +41,8 @@ fn a_call_runs_once_and_is_answered_again() {
     claim.finish(b"results");
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]));
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]), "as often as it is asked for");
-    let expected = ReplyCacheStats { hits: 2, misses: 1, early: 1, entries: 1, bytes: 7, ..Default::default() };
+    let expected =
+        DuplicateRequestCacheStats { hits: 2, misses: 1, early: 1, entries: 1, bytes: 7, ..Default::default() };
     assert_eq!(cache.stats(), expected);
 }
 
@@ -58,7 +63,10 @@ fn arguments_that_came_as_chunks_count() {
 #[test]
 fn a_call_is_forgotten_after_its_time() {
     for (keep, forgotten) in [(Duration::MAX, false), (Duration::ZERO, true)] {
-        let cache = Arc::new(ReplyCache::new(ReplyCacheConfig { keep, ..ReplyCacheConfig::default() }));
+        let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig {
+            keep,
+            ..DuplicateRequestCacheConfig::default()
+        }));
         let running = new(&cache, key(1));
         new(&cache, key(2)).finish(b"results");
         assert_eq!(reply(&cache, key(2)).is_none(), forgotten, "{keep:?}");

@@ -8,7 +8,9 @@ use std::time::Duration;
 use rpcrdma::fabric::Access;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
-use rpcrdma::service::reply_cache::{Client, ReplyCache, ReplyCacheConfig, by_credential, by_host};
+use rpcrdma::service::duplicate_requests::{
+    Client, DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential, by_host,
+};
 use rpcrdma::wire::rpc::{AcceptStat, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, ReadSegment, Revision, Version, View, ViewBody};
 use rpcrdma::{Address, Config, Procedure, Refusal, Services};
@@ -36,7 +38,7 @@ const PERSONAL: u32 = 57;
 struct Scene {
     world: World,
     address: Address,
-    cache: Arc<ReplyCache>,
+    cache: Arc<DuplicateRequestCache>,
     ran: Arc<AtomicU32>,
     started: mpsc::Receiver<()>,
     go_on: mpsc::Sender<()>,
@@ -48,7 +50,11 @@ fn scene(name: &'static str, entries: usize) -> Scene {
 
 fn scene_of(name: &'static str, entries: usize, shard: Config) -> Scene {
     let mut world = World::new(name);
-    let cache = Arc::new(ReplyCache::new(ReplyCacheConfig { entries, bytes: 1 << 20, ..ReplyCacheConfig::default() }));
+    let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig {
+        entries,
+        bytes: 1 << 20,
+        ..DuplicateRequestCacheConfig::default()
+    }));
     let ran = Arc::new(AtomicU32::new(0));
     let ((start, started), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel());
     let (start, may_go_on) = (Mutex::new(start), Mutex::new(may_go_on));
@@ -316,7 +322,7 @@ fn calls_of_nobody_in_particular_run_each_time() {
 
 #[test]
 fn results_in_write_chunks_and_running_once_exclude_each_other() {
-    let cache = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
+    let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
     let chunks: Procedure = Procedure::new(|_| Ok(())).cached(cache, by_host).write_chunks(1, 4096);
     let declare = || _ = Services::new().add(PROGRAM, VERSION, 1, chunks);
     let declared = catch_unwind(AssertUnwindSafe(declare));
@@ -359,7 +365,8 @@ fn a_callers_host_is_known_where_there_are_addresses() {
 fn other_data_in_a_read_chunk_makes_another_call() {
     for scheme in SCHEMES {
         let mut world = World::new("data");
-        let (cache, ran) = (Arc::new(ReplyCache::new(ReplyCacheConfig::default())), AtomicU32::new(0));
+        let (cache, ran) =
+            (Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default())), AtomicU32::new(0));
         let counts = move |call: &mut rpcrdma::ServerCall| {
             let before = ran.fetch_add(1, Ordering::Relaxed);
             call.reply_mut(4)?.copy_from_slice(&before.to_be_bytes());

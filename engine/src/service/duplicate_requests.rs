@@ -7,8 +7,8 @@
 //!
 //! ```
 //! # use std::sync::Arc;
-//! use rpcrdma::service::reply_cache::{CallKey, Client, Lookup, ReplyCache, ReplyCacheConfig};
-//! let cache = Arc::new(ReplyCache::new(ReplyCacheConfig::default()));
+//! use rpcrdma::service::duplicate_requests::{CallKey, Client, Lookup, DuplicateRequestCache, DuplicateRequestCacheConfig};
+//! let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
 //! let key = CallKey::new(Client::number(7), 0x1234, 100003, 3, 12, b"arguments");
 //! match cache.begin(key) {
 //!     Lookup::New(claim) => claim.finish(b"results"), // after running it
@@ -50,10 +50,10 @@ pub const ENTRY_LEN: usize = 2 * (size_of::<CallKey>() + size_of::<State>());
 
 /// What the cache may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReplyCacheConfig {
+pub struct DuplicateRequestCacheConfig {
     /// Most calls, in progress or finished. Each takes about [`ENTRY_LEN`] bytes.
     pub entries: usize,
-    /// Most bytes of replies. The longest that is kept is one part's share: [`ReplyCache::longest_reply`].
+    /// Most bytes of replies. The longest that is kept is one part's share: [`DuplicateRequestCache::longest_reply`].
     pub bytes: usize,
     /// How long a finished call is remembered. A client sends a call again within its own time-out, of some minutes at
     /// most; one that uses an XID anew later makes another call.
@@ -61,7 +61,7 @@ pub struct ReplyCacheConfig {
 }
 
 /// 4096 calls, 16 MiB of replies, and 120 s, which is what Linux's NFS server has.
-impl Default for ReplyCacheConfig {
+impl Default for DuplicateRequestCacheConfig {
     fn default() -> Self {
         Self { entries: 4096, bytes: 16 << 20, keep: Duration::from_secs(120) }
     }
@@ -153,7 +153,7 @@ pub enum Lookup {
     /// It is new: run it, then [finish](Claim::finish) the claim.
     New(Claim),
     /// It runs right now. The first one's answer goes to the connection that it came by, which may be gone:
-    /// this one waits until the first [is through](ReplyCache::is_running), and then asks again.
+    /// this one waits until the first [is through](DuplicateRequestCache::is_running), and then asks again.
     InProgress,
     /// It ran: send this reply.
     Done(Kept),
@@ -204,7 +204,7 @@ impl Deref for Kept {
 /// Counters since the start, and what is held now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct ReplyCacheStats {
+pub struct DuplicateRequestCacheStats {
     /// Calls that were answered from the cache.
     pub hits: u64,
     /// Calls that were new.
@@ -217,7 +217,7 @@ pub struct ReplyCacheStats {
     pub full: u64,
     /// Finished calls that were forgotten for others.
     pub evictions: u64,
-    /// Finished calls that were forgotten after [their time](ReplyCacheConfig::keep).
+    /// Finished calls that were forgotten after [their time](DuplicateRequestCacheConfig::keep).
     pub expired: u64,
     /// Calls held, in progress and finished.
     pub entries: u64,
@@ -230,27 +230,27 @@ struct Part {
     calls: HashMap<CallKey, State>,
     /// Finished calls, the longest finished first, and when.
     finished: VecDeque<(Instant, CallKey)>,
-    stats: ReplyCacheStats,
+    stats: DuplicateRequestCacheStats,
 }
 
 /// A bounded memory of calls and their replies; see the module page.
 #[derive(Debug)]
-pub struct ReplyCache {
+pub struct DuplicateRequestCache {
     parts: Box<[Mutex<Part>]>,
     hasher: RandomState,
     /// Of each part.
-    limits: ReplyCacheConfig,
+    limits: DuplicateRequestCacheConfig,
 }
 
-impl ReplyCache {
+impl DuplicateRequestCache {
     /// Empty. At least one entry is held.
-    pub fn new(config: ReplyCacheConfig) -> Self {
+    pub fn new(config: DuplicateRequestCacheConfig) -> Self {
         // Few enough that each part holds its share of calls whatever their keys are.
         let parts = (config.entries / 64).clamp(1, 16);
         Self {
             parts: (0..parts).map(|_| Mutex::default()).collect(),
             hasher: RandomState::new(),
-            limits: ReplyCacheConfig {
+            limits: DuplicateRequestCacheConfig {
                 entries: (config.entries / parts).max(1),
                 bytes: config.bytes / parts,
                 keep: config.keep,
@@ -299,8 +299,8 @@ impl ReplyCache {
     }
 
     /// What happened so far, of all parts.
-    pub fn stats(&self) -> ReplyCacheStats {
-        let mut sum = ReplyCacheStats::default();
+    pub fn stats(&self) -> DuplicateRequestCacheStats {
+        let mut sum = DuplicateRequestCacheStats::default();
         for part in &self.parts {
             let part = lock(part);
             let stats = &part.stats;
@@ -368,7 +368,7 @@ fn lock(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
 /// reply: part of it may have been done.
 #[derive(Debug)]
 pub struct Claim {
-    cache: Arc<ReplyCache>,
+    cache: Arc<DuplicateRequestCache>,
     key: CallKey,
     over: bool,
 }
