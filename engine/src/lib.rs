@@ -1,10 +1,9 @@
 //! ONC RPC over RDMA, protocol versions 1 and 2: poll-mode, core-pinned.
 //!
 //! A [`Server`] runs [`Services`]: tables of [`Procedure`]s, each with a handler that gets a [`ServerCall`].
-//! A [`LocalClient`] calls on the thread that polls it; a [`Client`] has a thread of its own, and blocks or
-//! is a `Future`. Short arguments and results travel within the messages. Long ones travel as chunks, which
-//! the devices move from memory to memory: a *Read chunk* is an argument that the server fetches, a *Write
-//! chunk* is room for a result that the server puts there.
+//! A [`Client`] or [`LocalClient`] makes [`ClientCall`](client::ClientCall)s. Short arguments and results travel inline.
+//! Bulk data travels in chunks, by RDMA: the server reads an argument from a *Read chunk* of the client, and writes a
+//! result to a *Write chunk*.
 //!
 //! ```
 //! use rpcrdma::client::{ClientCall, ClientConfig};
@@ -51,35 +50,38 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Embedding
+//! # Choosing an API
 //!
-//! Nothing of this needs a runtime, and nothing minds one: a [`Client`] [connects](Client::connect_async),
-//! [gets memory](Client::alloc_async) and [calls](Client::start) by futures that anything may poll, and an
-//! [`Endpoint`] has many connections on one thread. A server's handlers run on its shards, on
-//! [workers](Procedure::on_workers), or wherever they take their calls [to](Procedure::deferred); and with
-//! [`Server::start_with`] each shard has state and I/O of the application's own
-//! ([`Application`](service::Application)). Who has a loop already polls a [`LocalServer`](server::LocalServer) or a
-//! [`LocalClient`] in it. `tests/embed` is a whole program that does so.
+//! | your code | server | client |
+//! |---|---|---|
+//! | threads, or an async runtime | [`Server::start`] | [`Client`], [`Endpoint`] |
+//! | state per core | [`Server::start_with`] | [`LocalClient`] |
+//! | external event loop | [`LocalServer`](server::LocalServer) | [`LocalClient`] |
 //!
-//! # What is where
+//! No runtime is needed. The futures of [`Client`] work with any. Handlers run on their shard, on
+//! [workers](Procedure::on_workers), or wherever the application takes a [deferred](Procedure::deferred) call.
+//!
+//! # Modules
 //!
 //! | | |
 //! |---|---|
-//! | [`client`] | those who call, and their configuration |
-//! | [`server`] | shards and workers that serve, and their configuration |
-//! | [`service`] | what procedures are written with; the cache for those that must not run twice |
-//! | [`Config`] | every knob of a shard, of either side |
-//! | [`stats`] | what a shard did |
-//! | [`auth`] | who a host is: keys, and what is asked of peers |
-//! | [`binding`] | what of a program may travel as chunks; NFS version 3 is there |
+//! | [`client`] | clients, calls, their configuration |
+//! | [`server`] | servers, their configuration, peers |
+//! | [`service`] | procedures, handlers, duplicate request cache |
+//! | [`config`] | knobs of a shard, in groups |
+//! | [`stats`] | counters, gauges, histograms |
+//! | [`auth`] | host authentication |
+//! | [`binding`] | upper-layer bindings: what may travel as chunks |
+//! | [`rpc`], [`xdr`] | credentials; encoding of arguments and results |
 //!
-//! Errors are typed all the way: a call ends with a [`Reply`] or a [`CallError`], which comes with the buffers of its
-//! chunks ([`FailedCall`]); a connection ends with a [`CloseReason`], which `close_reason` of its client tells. A
-//! configuration is its `default()` and what is to be otherwise: `Config { receive_size: 8192, ..Config::default() }`.
-//! Fields may be added to it, variants to errors.
+//! # Errors
 //!
-//! `README.md` beside this crate says how a call goes through the code, `PROTOCOL.md` what is on the wire,
-//! and `tuning.md` when to turn which knob.
+//! A call ends with a [`Reply`] or a [`CallError`], which tells whether the call was sent and may be sent again.
+//! [`FailedCall`] returns the buffers of its chunks. A connection ends with a [`CloseReason`]. Errors gain variants in
+//! later versions.
+//!
+//! `README.md` beside this crate follows a call through the code. `PROTOCOL.md` has the wire protocol, `tuning.md` the
+//! knobs.
 
 // What `unreachable_pub` and `dead_code` find without the feature is reached with it.
 #![cfg_attr(not(feature = "unstable-internals"), allow(unreachable_pub, dead_code))]
