@@ -239,7 +239,7 @@ mod tests {
         assert!(error.contains("it names mlx5_0, and `device` is rxe0"), "{error}");
         let soft = SoftwareFabric::new(Config::default().software()).unwrap();
         let error = "verbs:storage1".parse::<Address>().unwrap().of(soft.capabilities()).unwrap_err();
-        assert!(error.to_string().contains("begin with soft:"), "{error}");
+        assert!(error.to_string().contains("takes addresses `soft:"), "{error}");
     }
 
     #[test]

@@ -201,7 +201,8 @@ fn what_cannot_be_made_is_said() {
     let refused = Server::start_with(&world.address(), |_| Ok(Application::default()), &config).err();
     assert!(matches!(refused, Some(ServerError::LocalOnWorkers)));
     let refused = Server::start_with(&world.address(), |_| Err("no disk".into()), &small_server()).err();
-    assert_eq!(refused.expect("it fails").to_string(), "application of shard 0 failed to start");
+    let refused = super::errors::chain(&refused.expect("it fails"));
+    assert_eq!(refused, "application of shard 0 failed to start: no disk");
 }
 
 fn local_server(world: &World, idle: IdlePolicy, queue: &Queue) -> (LocalServer, rpcrdma::Address) {

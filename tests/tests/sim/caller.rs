@@ -113,7 +113,7 @@ impl Caller {
             }
             Err(error) => {
                 let error = error.to_string();
-                let full = error.contains("reserving Receives");
+                let full = error.contains("receives for a connection");
                 assert!(full || group.is_none(), "{}: {error}", self.desk.journal.who());
                 self.desk.journal.count("connections not begun", 1);
             }

@@ -71,7 +71,8 @@ impl Requester {
         conn.out_call(call).one_way = false;
         let (sink, ..) = conn.end_call(call);
         if let Some(token) = conn.proto.give_up(call) {
-            let result = cx.alloc_for_call(0).map(Reply::empty).map_err(FailedCall::from);
+            // It was sent: an error must not say otherwise.
+            let result = cx.alloc_for_call(0).map(Reply::empty).map_err(|lacks| FailedCall::from(lacks.of_reply()));
             self.deliver(cx, sink, token, result);
         }
     }

@@ -95,6 +95,8 @@ struct OutCall {
     one_way: bool,
     /// How often it was sent again.
     retries: u8,
+    /// It was sent on an earlier connection: the server may have carried it out.
+    was_sent: bool,
 }
 
 /// Longest message of which a copy stays with its slot. Longer ones take a buffer.
@@ -268,6 +270,7 @@ impl Conn {
             out.forget();
         }
         out.copy.clear();
+        out.was_sent = false;
         (std::mem::take(&mut out.sink), out.exposure.take(), out.started.take())
     }
 }
@@ -433,6 +436,7 @@ impl Requester {
             if out.message.is_none() {
                 out.message = out.take_kept(cx).filter(|_| cx.reconnect.retransmit);
             }
+            out.was_sent |= sent;
             let long = out.memory.get().is_some_and(|memory| memory.call.is_some());
             if whole && (out.message.is_some() || (long && (cx.reconnect.retransmit || !sent))) {
                 continue;
@@ -447,8 +451,7 @@ impl Requester {
         for call in conn.proto.queued() {
             match self.form_again(cx, conn, call) {
                 Ok(()) => cx.stats.calls_retransmitted += 1,
-                // It may have been sent on the connection before.
-                Err(_) if cx.reconnect.retransmit => {
+                Err(_) if conn.out_call(call).was_sent => {
                     self.give_up_call(cx, conn, call, CallError::ConnectionLost { sent: true })
                 }
                 Err(error) => self.give_up_call(cx, conn, call, error),
