@@ -81,7 +81,7 @@ impl Address {
     /// What is behind the colon, for a device that has been opened already.
     ///
     /// # Errors
-    /// [`FabricError::Address`] if the address is of another fabric than the device.
+    /// [`FabricErrorKind::Address`](crate::FabricErrorKind::Address) if the address is of another fabric than the device.
     pub fn of(&self, device: &Capabilities) -> Result<&FabricAddress, FabricError> {
         self.of_scheme(device.scheme)
     }

@@ -17,7 +17,7 @@ use crate::wire::NoSpace;
 /// arguments are not copied. Both are the same in all else.
 ///
 /// A call has at most [`MAX_CHUNKS`] Read chunks and as many Write chunks. With more it is not started:
-/// [`CallError::TooManyChunks`]. The buffers beyond the limit return to their pool at once, all others come back with
+/// [`CallError::Invalid`]. The buffers beyond the limit return to their pool at once, all others come back with
 /// the [`FailedCall`](crate::FailedCall).
 #[derive(Debug)]
 #[must_use]
@@ -174,7 +174,7 @@ impl ClientCall {
         self
     }
 
-    /// Gives the call up this long after its start: [`CallError::DeadlinePassed`].
+    /// Gives the call up this long after its start: [`CallError::TimedOut`].
     #[inline]
     pub fn timeout(mut self, time: Duration) -> Self {
         self.timeout = Some(time);

@@ -42,7 +42,7 @@ impl Default for IdlePolicy {
     }
 }
 
-/// What to do now; see [`Idle::next`].
+/// What to do now; see [`Idle::after_empty_poll`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdleStep {
     /// Poll again at once, after a `spin_loop` hint.
@@ -55,7 +55,7 @@ pub enum IdleStep {
 
 /// Counts empty polls in a row and says what to do after each.
 ///
-/// Call [`next`](Self::next) after an empty poll and [`reset`](Self::reset) after one that found work.
+/// Call [`after_empty_poll`](Self::after_empty_poll) after an empty poll and [`reset`](Self::reset) after one that found work.
 #[derive(Clone, Debug)]
 pub struct Idle {
     policy: IdlePolicy,
@@ -103,7 +103,7 @@ impl Idle {
         }
     }
 
-    /// There was none: does what [`next`](Self::next) says; `sleep` is how.
+    /// There was none: does what [`after_empty_poll`](Self::after_empty_poll) says; `sleep` is how.
     #[inline]
     pub fn pass(&mut self, sleep: impl FnOnce()) {
         match self.after_empty_poll() {

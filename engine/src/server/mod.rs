@@ -11,7 +11,7 @@
 //! | handlers that take microseconds | [`Procedure::new`](crate::Procedure::new): runs on the shard |
 //! | handlers that block or compute | [`Procedure::on_workers`](crate::Procedure::on_workers) and [`ServerConfig::workers`] |
 //! | replies that come later | [`Procedure::deferred`](crate::Procedure::deferred), [`Procedure::asynchronous`](crate::Procedure::asynchronous) |
-//! | state that is not `Send` | [`LocalServices`](crate::service::LocalServices), by `start_with` |
+//! | state that is not `Send` | [`LocalServices`], by `start_with` |
 //!
 //! A shard's loop is turned by `poll`. `wait` sleeps until there is work. `arm` and `disarm` hand the descriptor to an
 //! external event loop instead.

@@ -37,12 +37,16 @@ pub fn start(address: &Address, directory: &Path, shards: usize) -> Result<Serve
     let mut shard = Config::default();
     (shard.memory.receives, shard.memory.bulk_buffers) = (1024, vec![(16 << 10, 64), (MAX_VALUE, 32)]);
     let config = ServerConfig { shard, shards, ..ServerConfig::default() };
-    let server = Server::start_with(address, move |setup| {
-        let disk = Rc::new(RefCell::new(Disk::new(&store, setup.index)?));
-        let descriptor = disk.borrow().ring.descriptor().try_clone_to_owned()?;
-        let task = Task { disk: Rc::clone(&disk), descriptor };
-        Ok(Application { services: services(&store, &disk), task: Some(Box::new(task)) })
-    }, &config)?;
+    let server = Server::start_with(
+        address,
+        move |setup| {
+            let disk = Rc::new(RefCell::new(Disk::new(&store, setup.index)?));
+            let descriptor = disk.borrow().ring.descriptor().try_clone_to_owned()?;
+            let task = Task { disk: Rc::clone(&disk), descriptor };
+            Ok(Application { services: services(&store, &disk), task: Some(Box::new(task)) })
+        },
+        &config,
+    )?;
     Ok(server)
 }
 

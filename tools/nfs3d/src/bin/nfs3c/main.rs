@@ -48,7 +48,7 @@ use iwarp::IwarpOptions;
 #[derive(Debug, Parser)]
 #[command(name = "nfs3c")]
 struct Cli {
-    /// The server: verbs:HOST[:PORT], iwarp:HOST[:PORT], soft:NAME.
+    /// The server: `verbs:HOST[:PORT]`, `iwarp:HOST[:PORT]`, `soft:NAME`.
     server: Address,
     /// What it exports: a directory.
     export: String,
