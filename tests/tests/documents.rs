@@ -31,8 +31,10 @@ ready() {
 rpcrdma() { command rpcrdma "$@" || [[ $1 == doctor && $? == 1 ]]; }
 "#;
 
-/// Two hosts, as the documents name them, and the variables that they ask for.
-const MACHINE: &str = r#"ip netns add server
+/// Two hosts, as the documents name them, and the variables that they ask for. The port of MOUNT is free: mountd of an
+/// earlier script in this machine is ended.
+const MACHINE: &str = r#"pkill -x rpc.mountd || true
+ip netns add server
 ip link add eth0 type veth peer name eth0 netns server
 ip address add 192.0.2.2/24 dev eth0
 ip -netns server address add 192.0.2.1/24 dev eth0

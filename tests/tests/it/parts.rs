@@ -206,6 +206,11 @@ fn begin(client: &mut Client, xid: u32) {
     client.send(xid, Flags::MORE, Body::Msg(Chunks::NONE), &message[..40]);
 }
 
+/// A drain waits for the rest of a message whose first part has arrived, and of no other.
+fn has_begun(server: &rpcrdma::server::Server) -> bool {
+    server.stats()[0].messages.continued_received == 1
+}
+
 /// Its client would not know whether it ran.
 #[test]
 fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
@@ -214,6 +219,7 @@ fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
         client.ping();
         begin(&mut client, 41);
         let server = world.take_server();
+        assert!(settles(|| has_begun(&server)), "{scheme:?}: the first part arrives");
         let drained = std::thread::spawn(move || server.drain(Duration::from_secs(20)));
         assert!(settles(|| RawPeer::try_connect(&address, &[]).is_err()), "it takes new connections");
         // Longer than it waits for calls.
@@ -238,6 +244,7 @@ fn a_drain_listens_behind_the_rest_of_a_message() {
     client.ping();
     begin(&mut client, 41);
     let server = world.take_server();
+    assert!(settles(|| has_begun(&server)), "the first part arrives");
     let drained = std::thread::spawn(move || server.drain(Duration::from_secs(20)));
     assert!(settles(|| RawPeer::try_connect(&address, &[]).is_err()), "it takes new connections");
     // Longer than a drain listens to whoever goes on to call.

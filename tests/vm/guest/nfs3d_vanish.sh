@@ -76,4 +76,4 @@ umount /mnt
 kill -INT $other
 wait $other || fail "calls of the other client failed: $(tail /run/other)"
 # Whichever comes first finds it out: the device, or the deadline of the server. Either is told.
-quit 'WARN: connection of [0-9.]+ ended: .*$'
+quit 'WARN: [0-9.]+: connection ended: .*$'
