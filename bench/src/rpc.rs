@@ -225,7 +225,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let probing = config::in_force(plan.engine, &common.device, &probing)?;
     if plan.engine.config.print_config {
         let (_, config) = plan.config(&travel, sizes[0], usize::MAX)?;
-        print!("{}", rpcrdma_config::to_toml(&config, None));
+        print!("{}", rpcrdma_config::to_toml(&config, &()));
         return Ok(());
     }
     let several = common.all && sizes.len() > 1;

@@ -137,7 +137,7 @@ pub use handoff::idle::IdlePolicy;
 pub use handoff::pin::PinError;
 pub use proto::{CallError, CreditMode, Fault, InvalidCall, Knob, PeerFault, Refusal, Sent};
 pub use rpcrdma_fabric::{FabricError, FabricErrorKind};
-pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, MemErrorKind, PagePolicy};
+pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, MemErrorKind, PagePolicy, PageSize};
 pub use server::Server;
 pub use service::{Procedure, ServerCall, Services};
 pub use shard::{CallResult, CloseReason, FailedCall, LocalClose, OpenError, Reply, ResizeError, SpawnError, Stall};

@@ -6,11 +6,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rpcrdma::fabric::any::AnyFabric;
+use rpcrdma::server::ServerConfig;
 use rpcrdma::shard::{Shard, SimulatedTime};
 use rpcrdma::stats::ShardStats;
-use rpcrdma::{Address, Config, Services};
+use rpcrdma::{Address, Services};
 
 use crate::balance::{settles, shard_leak};
+use crate::world::OfServer;
 
 /// A shard reads its clock within so many turns, and does what is due.
 const TURNS: usize = 64;
@@ -29,13 +31,14 @@ pub struct TimedServer {
 
 impl TimedServer {
     /// Serves at an address.
-    pub fn start(address: &Address, config: Config, services: Services) -> Self {
+    pub fn start(address: &Address, config: impl OfServer, services: Services) -> Self {
+        let ServerConfig { shard: config, accept, .. } = config.of_server();
         let listener = address.bind().expect("a free address");
         let (asks, asked) = channel();
         let address = address.clone();
         let thread = std::thread::spawn(move || {
             let fabric = address.open(&config).expect("a device");
-            let mut shard = Shard::open(fabric, config, Some(Arc::new(services))).expect("a shard");
+            let mut shard = Shard::open(fabric, config, Some(Arc::new(services))).expect("a shard").accepting(accept);
             let time = SimulatedTime::new();
             shard.simulate(&time);
             shard.listen(&listener).expect("listening");

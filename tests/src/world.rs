@@ -4,6 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rpcrdma::client::{ClientCall, ClientConfig, Connection, LocalClient};
+use rpcrdma::config::ConnectConfig;
 use rpcrdma::fabric::Fabric;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, CallError, CallResult, Config, FailedCall, Server, Services};
@@ -60,10 +61,11 @@ impl World {
     }
 
     /// Starts a server of the standard services whose time passes when it is told to. It goes before this world.
-    pub fn serve_timed(&self, shard: Config) -> (Address, TimedServer) {
-        let services = services_of(&ServerConfig { shard: shard.clone(), ..small_server() });
+    pub fn serve_timed(&self, config: impl OfServer) -> (Address, TimedServer) {
+        let config = config.of_server();
+        let services = services_of(&config);
         let address = self.address();
-        let server = TimedServer::start(&address, shard, services);
+        let server = TimedServer::start(&address, config, services);
         (address, server)
     }
 
@@ -115,8 +117,7 @@ impl Drop for World {
     }
 }
 
-/// A shard that is quick to make: little memory, small pages that are there when they are used. A client does not take
-/// a server that has no core for a moment for one of version 1.
+/// A shard that is quick to make: little memory, small pages that are there when they are used.
 pub fn small() -> Config {
     Config::default().with(|c| {
         c.memory.receives = 640;
@@ -125,7 +126,6 @@ pub fn small() -> Config {
         c.memory.bulk_buffers = vec![(64 << 10, 16), (1 << 20, 5)];
         c.memory.pages = PagePolicy::Small;
         c.memory.prefault = false;
-        c.timeouts.negotiation = Duration::from_secs(3);
     })
 }
 
@@ -140,6 +140,7 @@ pub trait With: Sized {
 
 impl With for Config {}
 impl With for ClientConfig {}
+impl With for ServerConfig {}
 
 /// What a client of the standard program is made with: its shard's configuration, or all of it.
 pub trait OfClient {
@@ -159,6 +160,24 @@ impl OfClient for ClientConfig {
     }
 }
 
+/// What is enough for a server of a test.
+pub trait OfServer {
+    /// All of it.
+    fn of_server(self) -> ServerConfig;
+}
+
+impl OfServer for Config {
+    fn of_server(self) -> ServerConfig {
+        ServerConfig { shard: self, ..small_server() }
+    }
+}
+
+impl OfServer for ServerConfig {
+    fn of_server(self) -> ServerConfig {
+        self
+    }
+}
+
 /// A server of one such shard.
 pub fn small_server() -> ServerConfig {
     ServerConfig { shard: small(), ..ServerConfig::default() }
@@ -166,7 +185,8 @@ pub fn small_server() -> ServerConfig {
 
 /// A client of the standard program.
 pub fn small_client(shard: Config) -> ClientConfig {
-    ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) }
+    let connect = ConnectConfig { negotiation: Duration::from_secs(3), ..ConnectConfig::default() };
+    ClientConfig { shard, connect, ..ClientConfig::new(PROGRAM, VERSION) }
 }
 
 /// Whether a call has its reply, or went with its connection.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rpcrdma::client::{ClientCall, ClientConfig};
-use rpcrdma::config::{LimitsConfig, MemoryConfig, ReconnectConfig, WireConfig};
+use rpcrdma::config::{ConnectConfig, LimitsConfig, MemoryConfig, WireConfig};
 use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::mempool::PagePolicy;
 use rpcrdma::proto::binding::nfs3;
@@ -204,8 +204,8 @@ fn config(args: &Args) -> ClientConfig {
     };
     let config = ClientConfig::new(args.program, args.program_version);
     // A server that comes back is found again.
-    let reconnect = ReconnectConfig { attempts: u32::MAX, ..ReconnectConfig::default() };
-    ClientConfig { shard, reconnect, connect_timeout: args.timeout, ..config }
+    let connect = ConnectConfig { timeout: args.timeout, reconnect_attempts: u32::MAX, ..ConnectConfig::default() };
+    ClientConfig { shard, connect, ..config }
 }
 
 /// A NULL call.

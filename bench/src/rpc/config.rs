@@ -172,8 +172,8 @@ pub(crate) fn in_force(args: &EngineArgs, device: &DeviceArgs, config: &Config) 
     ];
     let options: Vec<_> =
         args.knobs().chain(device.into_iter().filter_map(|(given, knob)| given.then_some(knob))).collect();
-    let settings = args.config.load().and_then(|settings| settings.apply(config, &options));
-    settings.map_err(|error| Failure::Usage(error.to_string()))
+    let settings = args.config.load().and_then(|settings| settings.apply(config, &(), &options));
+    settings.map(|(config, ())| config).map_err(|error| Failure::Usage(error.to_string()))
 }
 
 /// The same for a server, whose buffers for chunks may have been told.

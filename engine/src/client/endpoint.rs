@@ -97,10 +97,10 @@ impl Endpoint {
             check(&config.shard, config.services.as_deref(), 1)?;
             let scheme = address.scheme();
             let (shard_config, services) = (config.shard.clone(), config.services.clone());
-            let reconnect = config.reconnect.clone();
+            let connect = config.connect.clone();
             let make = move || {
                 let fabric = address.open(&shard_config).map_err(OpenError::from)?;
-                Ok::<_, SpawnError>(Shard::open(fabric, shard_config, services)?.reconnecting(reconnect))
+                Ok::<_, SpawnError>(Shard::open(fabric, shard_config, services)?.connecting(connect))
             };
             let shard = spawn("rpcrdma-client".into(), config.shard.poll.core, make).await?;
             Ok(Self { shared: Shared::new(shard, scheme, config) })
@@ -127,7 +127,7 @@ impl Endpoint {
     ) -> impl Future<Output = Result<Client, ConnectError>> + Send + use<> {
         let (shared, address) = (Arc::clone(&self.shared), address.clone());
         async move {
-            let timeout = shared.config.connect_timeout;
+            let timeout = shared.config.connect.timeout;
             let to = address.of_scheme(shared.scheme)?.clone();
             let (opened, completer) = oneshot();
             let closed = Arc::default();

@@ -76,7 +76,7 @@ impl<F: Fabric> LocalClient<F> {
     pub fn open(fabric: F, config: ClientConfig) -> Result<Self, OpenError> {
         let template = Template::new(config.program, config.version, &config.credential);
         let shard =
-            Shard::open(fabric, config.shard.clone(), config.services.clone())?.reconnecting(config.reconnect.clone());
+            Shard::open(fabric, config.shard.clone(), config.services.clone())?.connecting(config.connect.clone());
         Ok(Self { shard, first: ConnRef::NONE, closed: VecDeque::new(), template, waiting: Vec::new(), config })
     }
 
@@ -108,7 +108,7 @@ impl<F: Fabric> LocalClient<F> {
     /// See [`ConnectError`].
     pub fn add_connection(&mut self, address: &Address) -> Result<Connection, ConnectError> {
         let connection = self.begin_connect(address)?;
-        let timeout = self.config.connect_timeout;
+        let timeout = self.config.connect.timeout;
         let started = self.shard.now();
         while !self.is_established(connection) {
             self.shard.poll_control();

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 
 use crate::binding::{BindingError, Bindings};
-use crate::config::{Config, ConfigError, MemoryConfig, ReconnectConfig, duration};
+use crate::config::{Config, ConfigError, ConnectConfig, MemoryConfig};
 use crate::fabric::FabricError;
 use crate::proto::CallError;
 use crate::proto::binding::reduction_allowed;
@@ -45,10 +45,8 @@ pub struct ClientConfig {
     /// What may be placed directly: calls that break it are not sent. `None`: the server alone decides.
     /// RPCSEC_GSS integrity and privacy are heeded in any case.
     pub bindings: Option<Arc<Bindings>>,
-    /// What is done about a connection that was lost. Default: nothing.
-    pub reconnect: ReconnectConfig,
-    /// Time for connecting, at most 24 h. Default 5 s.
-    pub connect_timeout: std::time::Duration,
+    /// How it connects, and what it does about a lost connection.
+    pub connect: ConnectConfig,
 }
 
 impl ClientConfig {
@@ -69,15 +67,13 @@ impl ClientConfig {
             credential: Credential::default(),
             services: None,
             bindings: None,
-            reconnect: ReconnectConfig::default(),
-            connect_timeout: std::time::Duration::from_secs(5),
+            connect: ConnectConfig::default(),
         }
     }
 
     /// Checks what a shard alone does not know.
     fn check(&self) -> Result<(), ConfigError> {
-        self.reconnect.validate()?;
-        duration("connect_timeout", self.connect_timeout)?;
+        self.connect.validate()?;
         let wanted = "at least 1 where a client has services: what version 1 grants is never 0 (RFC 8166 §3.3.1)";
         match (&self.services, self.shard.limits.reverse_credits) {
             (Some(_), 0) => Err(ConfigError::new("limits.reverse_credits", 0, wanted)),
@@ -108,7 +104,7 @@ pub enum ConnectError {
         reason: CloseReason,
     },
     /// Nothing was heard in time.
-    #[error("{address} did not answer within {timeout:?} (ClientConfig::connect_timeout)")]
+    #[error("{address} did not answer within {timeout:?} (connect.timeout)")]
     TimedOut {
         /// The server's.
         address: String,

@@ -1,6 +1,6 @@
 //! Every knob of a shard, with its unit, its default and its cost. `tuning.md` says when to change one.
 //!
-//! One group for each subject; each group's page says what breaks when a knob is wrong. Knobs are written as
+//! [`Config`] is of every shard, [`AcceptConfig`] of servers, [`ConnectConfig`] of clients. One group for each subject; each group's page says what breaks when a knob is wrong. Knobs are written as
 //! `memory.receives`: in errors, in documents, and in the configuration files of programs.
 //!
 //! ```
@@ -13,12 +13,13 @@
 //! # Ok::<(), rpcrdma::ConfigError>(())
 //! ```
 
+mod accept;
 mod buffers;
+mod connect;
 mod device;
 mod limits;
 mod memory;
 mod poll;
-mod reconnect;
 #[cfg(test)]
 mod tests;
 mod timeouts;
@@ -35,13 +36,14 @@ use crate::fabric::verbs::VerbsConfig;
 use crate::handoff::idle::IdlePolicy;
 
 pub use crate::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
+pub use accept::AcceptConfig;
 pub use buffers::BuffersError;
 pub(crate) use buffers::{BUFFER_ALIGN, HEADROOM_CALL, HEADROOM_CHUNKS, HEADROOM_PLAIN, SMALL_BUFFER, headroom_for};
+pub use connect::ConnectConfig;
 pub use device::DeviceConfig;
 pub use limits::LimitsConfig;
 pub use memory::MemoryConfig;
 pub use poll::PollConfig;
-pub use reconnect::ReconnectConfig;
 pub use timeouts::TimeoutConfig;
 pub use wire::WireConfig;
 
@@ -53,7 +55,7 @@ pub struct Config {
     pub memory: MemoryConfig,
     /// Limits against peers.
     pub limits: LimitsConfig,
-    /// Time-outs of connections.
+    /// Time-outs of connections that are open.
     pub timeouts: TimeoutConfig,
     /// Protocol version, form of messages, authentication of hosts.
     pub wire: WireConfig,

@@ -3,7 +3,7 @@ use super::*;
 #[test]
 fn the_defaults_are_in_range() {
     assert_eq!(Config::default().validate(), Ok(()));
-    assert_eq!(ReconnectConfig::default().validate(), Ok(()));
+    assert_eq!(ConnectConfig::default().validate(), Ok(()));
 }
 
 /// Sets one knob.
@@ -38,11 +38,6 @@ fn each_knob_is_refused_by_name_value_and_range() {
         (|c| c.limits.max_read_bytes = Some(0), "limits.max_read_bytes is 0: at least 1"),
         (|c| c.limits.max_write_bytes = Some(0), "limits.max_write_bytes is 0: at least 1"),
         (|c| c.limits.min_rate = 0, "limits.min_rate is 0: at least 1 byte per second"),
-        (|c| c.timeouts.setup = Duration::ZERO, "timeouts.setup is 0ns: more than 0 s, at most 24 h"),
-        (
-            |c| c.timeouts.negotiation = Duration::MAX,
-            "timeouts.negotiation is 18446744073709551615.999999999s: more than",
-        ),
         (|c| c.timeouts.progress = Duration::ZERO, "timeouts.progress is 0s: more than 0 s"),
         (|c| c.wire.receive_size = 1000, "wire.receive_size is 1000: 1024 to 1048576 bytes, a multiple of 4"),
         (|c| c.wire.receive_size = 4098, "wire.receive_size is 4098: 1024 to 1048576 bytes, a multiple of 4"),
@@ -79,12 +74,28 @@ fn each_knob_is_refused_by_name_value_and_range() {
 fn the_waits_before_a_connection_is_made_again_grow() {
     let refused = |first: u64, longest: u64| {
         let backoff = (Duration::from_millis(first), Duration::from_millis(longest));
-        ReconnectConfig { backoff, ..ReconnectConfig::default() }.validate().map_err(|error| error.to_string())
+        ConnectConfig { reconnect_backoff: backoff, ..ConnectConfig::default() }
+            .validate()
+            .map_err(|error| error.to_string())
     };
     assert_eq!(refused(5, 5), Ok(()));
     assert_eq!(refused(0, 5), Ok(()));
     let day = 24 * 60 * 60 * 1000;
-    assert_eq!(refused(1, day + 1), Err("reconnect.backoff is 1ms and 86400.001s: at most 24 h".into()));
-    let wanted = "reconnect.backoff is 6ms and 5ms: the first wait, and the longest, not less than it";
+    assert_eq!(refused(1, day + 1), Err("connect.reconnect_backoff is 1ms and 86400.001s: at most 24 h".into()));
+    let wanted = "connect.reconnect_backoff is 6ms and 5ms: the first wait, and the longest, not less than it";
     assert_eq!(refused(6, 5), Err(wanted.into()));
+}
+
+#[test]
+fn time_outs_of_one_role_are_checked() {
+    let accept = AcceptConfig { setup: Duration::ZERO, ..AcceptConfig::default() };
+    let negotiation = ConnectConfig { negotiation: Duration::MAX, ..ConnectConfig::default() };
+    let timeout = ConnectConfig { timeout: Duration::ZERO, ..ConnectConfig::default() };
+    let refused = |result: Result<(), ConfigError>| result.expect_err("it cannot work").to_string();
+    assert_eq!(refused(accept.validate()), "accept.setup is 0ns: more than 0 s, at most 24 h");
+    assert_eq!(
+        refused(negotiation.validate()),
+        "connect.negotiation is 18446744073709551615.999999999s: more than 0 s, at most 24 h"
+    );
+    assert_eq!(refused(timeout.validate()), "connect.timeout is 0ns: more than 0 s, at most 24 h");
 }

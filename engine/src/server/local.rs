@@ -46,7 +46,7 @@ impl LocalServer {
     /// wakes a caller that sleeps on the descriptor. Dropping the server waits for its workers, which first finish their
     /// queue.
     ///
-    /// Of the configuration, `shard`, `workers` and `peers` apply.
+    /// Of the configuration, `shard`, `accept`, `workers` and `peers` apply.
     ///
     /// # Errors
     /// What failed, the limit that was met, and the remedy.
@@ -86,7 +86,8 @@ impl LocalServer {
         equip: impl FnOnce(&mut Shard<AnyFabric>, Option<&Workers>) -> Result<(), OpenError>,
     ) -> Result<Self, ServerError> {
         let fabric = address.open(&config.shard).map_err(OpenError::from)?;
-        let mut shard = Shard::open_local(fabric, config.shard.clone(), Some(LocalServices::new()))?;
+        let mut shard = Shard::open_local(fabric, config.shard.clone(), Some(LocalServices::new()))?
+            .accepting(config.accept.clone());
         if let Some(peers) = &config.peers {
             shard.set_peer_hook(peers.clone(), 0);
         }

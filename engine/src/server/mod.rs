@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use crate::address::Address;
 use crate::client::{Client, ClientConfig};
-use crate::config::Config;
+use crate::config::{AcceptConfig, Config};
 use crate::fabric::FabricError;
 use crate::fabric::any::{AnyFabric, AnyListener};
 use crate::handoff::block_on::block_on;
@@ -51,6 +51,8 @@ use stats_socket::{Source, StatsSocket};
 pub struct ServerConfig {
     /// Of each shard. `core` is replaced by `cores`, where given.
     pub shard: Config,
+    /// How it accepts connections, and which it evicts.
+    pub accept: AcceptConfig,
     /// Shards, each a thread with its own device, pool and connections. At least 1, and one for each address.
     pub shards: usize,
     /// The cores of the shards, one each. `None`: the system places them.
@@ -78,6 +80,7 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             shard: Config::default(),
+            accept: AcceptConfig::default(),
             shards: 1,
             cores: None,
             serves: None,
@@ -96,7 +99,8 @@ impl ServerConfig {
         std::iter::once(first).chain(&self.more_addresses).cloned().collect()
     }
 
-    fn check_shards(&self, addresses: &[Address]) -> Result<(), ServerError> {
+    fn check(&self, addresses: &[Address]) -> Result<(), ServerError> {
+        self.accept.validate().map_err(OpenError::from)?;
         let (shards, cores) = (self.shards, self.cores.as_ref().map(Vec::len));
         if shards == 0 || cores.is_some_and(|cores| cores < shards) {
             return Err(ServerError::Cores { shards, cores: cores.unwrap_or(0) });
@@ -191,7 +195,7 @@ impl Server {
     /// met, and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, ServerError> {
         let addresses = &config.addresses(address)[..];
-        config.check_shards(addresses)?;
+        config.check(addresses)?;
         if config.workers.is_none() {
             services.check_placement()?;
         }
@@ -217,7 +221,7 @@ impl Server {
         config: &ServerConfig,
     ) -> Result<Self, ServerError> {
         let addresses = &config.addresses(address)[..];
-        config.check_shards(addresses)?;
+        config.check(addresses)?;
         if config.workers.is_some() {
             return Err(ServerError::LocalOnWorkers);
         }
@@ -249,9 +253,10 @@ impl Server {
             }
             let (listener, equip) = (listener.clone(), Arc::clone(&equip));
             let (own, address, peers) = (shard_config.clone(), address.clone(), config.peers.clone());
+            let accept = config.accept.clone();
             let make = move || {
                 let fabric = address.open(&own).map_err(OpenError::from)?;
-                let mut shard = Shard::open_local(fabric, own, Some(Services::new()))?;
+                let mut shard = Shard::open_local(fabric, own, Some(Services::new()))?.accepting(accept);
                 shard.set_index(index as u32);
                 if let Some(peers) = peers {
                     shard.set_peer_hook(peers, index as u32);

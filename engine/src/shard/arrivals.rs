@@ -54,7 +54,7 @@ struct Shortage<'a> {
     all: usize,
     /// Those that a new connection keeps.
     least: usize,
-    /// [`timeouts.evict_after`](crate::config::TimeoutConfig::evict_after), in nanoseconds.
+    /// [`accept.evict_after`](crate::config::AcceptConfig::evict_after), in nanoseconds.
     silent_after: u64,
     /// Nanoseconds since a connection was last ended for another host.
     peace: u64,
@@ -96,7 +96,7 @@ impl<F: Fabric> Shard<F> {
             return self.cx.fabric.reject(request, b"closed");
         }
         let now = self.cx.clock.read();
-        let deadline = now.saturating_add(nanoseconds(self.cx.config.timeouts.setup));
+        let deadline = now.saturating_add(nanoseconds(self.cx.accept.setup));
         let accepted = Accepted::new(peer, now, deadline);
         let in_the_way = match self.in_the_way_of(accepted.whose(), now) {
             Ok(in_the_way) => in_the_way,
@@ -137,7 +137,7 @@ impl<F: Fabric> Shard<F> {
             host,
             all: self.cx.config.memory.receives.saturating_sub(RECEIVE_MARGIN),
             least: MIN_CREDITS as usize + 1,
-            silent_after: nanoseconds(self.cx.config.timeouts.evict_after),
+            silent_after: nanoseconds(self.cx.accept.evict_after),
             peace: self.life.ended_for_others().map_or(u64::MAX, |then| now.saturating_sub(then)),
         };
         let keepers: Vec<_> = self.keepers(now).collect();

@@ -79,21 +79,21 @@ pub enum LocalClose {
     /// The shard that had it has stopped.
     #[error("the shard has stopped")]
     Stopped,
-    /// [`ClientConfig::connect_timeout`](crate::client::ClientConfig::connect_timeout) is over.
-    #[error("it was not open in time (ClientConfig::connect_timeout)")]
+    /// [`connect.timeout`](crate::config::ConnectConfig::timeout) is over.
+    #[error("it was not open in time (connect.timeout)")]
     ConnectTimeout,
-    /// [`timeouts.negotiation`](crate::config::TimeoutConfig::negotiation) is over.
-    #[error("the peer does not answer the first message (timeouts.negotiation)")]
+    /// [`connect.negotiation`](crate::config::ConnectConfig::negotiation) is over.
+    #[error("the peer does not answer the first message (connect.negotiation)")]
     NegotiationTimeout,
-    /// [`timeouts.setup`](crate::config::TimeoutConfig::setup) is over.
-    #[error("it was not set up in time (timeouts.setup)")]
+    /// [`accept.setup`](crate::config::AcceptConfig::setup) is over.
+    #[error("it was not set up in time (accept.setup)")]
     SetupTimeout,
     /// [`timeouts.progress`](crate::config::TimeoutConfig::progress) is over.
     #[error("{0} (timeouts.progress, limits.min_rate)")]
     ProgressTimeout(Stall),
-    /// Others needed its Receives: it was silent ([`timeouts.evict_after`](crate::config::TimeoutConfig::evict_after)),
+    /// Others needed its Receives: it was silent ([`accept.evict_after`](crate::config::AcceptConfig::evict_after)),
     /// or its host kept more than its share ([`memory.receives`](crate::config::MemoryConfig::receives)).
-    #[error("its Receives are wanted by others (memory.receives, timeouts.evict_after)")]
+    #[error("its Receives are wanted by others (memory.receives, accept.evict_after)")]
     Displaced,
     /// Something that was counted as sent could not be.
     #[error("{0} could not be sent")]

@@ -21,7 +21,7 @@ use super::schedule::Schedule;
 use super::stage::Stage;
 use super::table::ConnTable;
 use super::{ConnRef, OpenError};
-use crate::config::{Config, ReconnectConfig};
+use crate::config::{AcceptConfig, Config, ConnectConfig};
 use crate::fabric::log_limit::LogLimit;
 use crate::fabric::{Access, Fabric, PostError};
 use crate::stats::ShardStats;
@@ -35,7 +35,8 @@ const AHEAD: usize = 16;
 /// See the module page.
 pub(super) struct Context<F: Fabric> {
     pub(super) config: Config,
-    pub(super) reconnect: ReconnectConfig,
+    pub(super) accept: AcceptConfig,
+    pub(super) connect: ConnectConfig,
     /// Some of its memory is for the peers' calls.
     serves: bool,
     pub(super) fabric: F,
@@ -94,7 +95,8 @@ impl<F: Fabric> Context<F> {
             pool,
             fabric,
             config,
-            reconnect: ReconnectConfig::default(),
+            accept: AcceptConfig::default(),
+            connect: ConnectConfig::default(),
             serves,
         })
     }

@@ -351,7 +351,7 @@ impl<F: Fabric> Shard<F> {
                 return shard.settled(conn);
             }
             conn.go(Stage::Negotiating);
-            conn.settle_until(shard.cx.clock.read() + nanoseconds(shard.cx.config.timeouts.negotiation));
+            conn.settle_until(shard.cx.clock.read() + nanoseconds(shard.cx.connect.negotiation));
             shard.cx.schedule.wake_by(conn.settle_by());
             shard.life.negotiates(qp);
         });

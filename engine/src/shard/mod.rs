@@ -91,7 +91,7 @@ use std::sync::Arc;
 
 use rpcrdma_mempool::{Arena, Buf, MemError};
 
-use crate::config::{BuffersError, Config, ConfigError, HEADROOM_PLAIN, POLL_BATCH, ReconnectConfig};
+use crate::config::{AcceptConfig, BuffersError, Config, ConfigError, ConnectConfig, HEADROOM_PLAIN, POLL_BATCH};
 use crate::fabric::{Completion, ControlEvent, Fabric, FabricError, QpId};
 use crate::handoff::parker::{Signal, Sleeper, Wake};
 use crate::proto::{CallError, CallId};
@@ -213,9 +213,15 @@ impl<F: Fabric> Shard<F> {
         Self::open_local(fabric, config, services.map(|services| services.to_local()))
     }
 
-    /// With another answer to the loss of connections that it makes.
-    pub(crate) fn reconnecting(mut self, reconnect: ReconnectConfig) -> Self {
-        self.cx.reconnect = reconnect;
+    /// With these rules for connections that it accepts.
+    pub fn accepting(mut self, accept: AcceptConfig) -> Self {
+        self.cx.accept = accept;
+        self
+    }
+
+    /// With these rules for connections that it makes.
+    pub fn connecting(mut self, connect: ConnectConfig) -> Self {
+        self.cx.connect = connect;
         self
     }
 

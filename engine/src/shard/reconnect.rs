@@ -73,7 +73,7 @@ impl<F: Fabric> Shard<F> {
         if conn.again.address.is_none() || self.life.is_draining() {
             return false;
         }
-        let more = self.attempts_of(conn) < self.cx.reconnect.attempts;
+        let more = self.attempts_of(conn) < self.cx.connect.reconnect_attempts;
         match conn.stage() {
             Stage::Negotiating => self.wants_version_1(conn) || more,
             Stage::Open => self.lost_after_version_error(conn) || more,
@@ -85,7 +85,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Times that a connection which is lost was made again since it was last of use.
     fn attempts_of(&mut self, conn: &Conn) -> u32 {
-        let (_, longest) = self.cx.reconnect.backoff;
+        let (_, longest) = self.cx.connect.reconnect_backoff;
         conn.again.attempts_when_lost(self.cx.clock.read(), conn.requests.was_answered(), nanoseconds(longest))
     }
 
@@ -131,7 +131,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Nanoseconds to wait before the next attempt.
     fn backoff(&self, attempts: u32) -> u64 {
-        let (first, longest) = self.cx.reconnect.backoff;
+        let (first, longest) = self.cx.connect.reconnect_backoff;
         nanoseconds(first.saturating_mul(1 << attempts.min(20)).min(longest))
     }
 
@@ -161,7 +161,7 @@ impl<F: Fabric> Shard<F> {
                 conn.made_again(qp, config);
                 self.insert(conn);
             }
-            Err(why) if conn.again.attempts < self.cx.reconnect.attempts => {
+            Err(why) if conn.again.attempts < self.cx.connect.reconnect_attempts => {
                 conn.again.attempts += 1;
                 conn.again.retry_at = now + self.backoff(conn.again.attempts);
                 conn.not_made_again(why);

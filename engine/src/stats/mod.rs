@@ -69,10 +69,10 @@ fields! {
         connections_total: u64,
         /// Connect requests that were refused because no Receives were left.
         connections_refused: u64,
-        /// Connections that were not set up in time ([`timeouts.setup`](crate::config::TimeoutConfig::setup)).
+        /// Connections that were not set up in time ([`accept.setup`](crate::config::AcceptConfig::setup)).
         connections_expired: u64,
         /// Connections that made room for others: they were silent
-        /// ([`timeouts.evict_after`](crate::config::TimeoutConfig::evict_after)), or of a host that kept more than its share of Receives.
+        /// ([`accept.evict_after`](crate::config::AcceptConfig::evict_after)), or of a host that kept more than its share of Receives.
         connections_evicted: u64,
         /// Connections that ended because the peer broke a rule.
         peer_faults: u64,

@@ -7,6 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use rpcrdma::client::{Client, ClientCall, ClientConfig, ConnectError, Endpoint};
+use rpcrdma::config::ConnectConfig;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, CallError, Services};
 use rpcrdma_tests::With;
@@ -180,11 +181,14 @@ fn who_does_not_answer_is_given_up_by_the_shard() {
     let silent = world.address();
     let _listener = silent.bind().expect("an address that nobody serves");
     // Those who answer do so in that time, on a busy host, too.
-    let config = ClientConfig { connect_timeout: Duration::from_secs(2), ..shared() };
+    let config = ClientConfig {
+        connect: ConnectConfig { timeout: Duration::from_secs(2), ..ConnectConfig::default() },
+        ..shared()
+    };
     let endpoint = Endpoint::start(&silent, config).expect("a thread");
     let error = endpoint.connect(&silent).err().expect("nobody answers");
     assert!(matches!(error, ConnectError::TimedOut { .. }), "{error}");
-    assert!(error.to_string().contains("ClientConfig::connect_timeout"), "{error}");
+    assert!(error.to_string().contains("connect.timeout"), "{error}");
     let nowhere = world.address();
     let error = endpoint.connect(&nowhere).err().expect("nobody listens");
     assert!(matches!(error, ConnectError::Refused { .. }), "{error}");

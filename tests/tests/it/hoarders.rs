@@ -312,7 +312,7 @@ fn connections_that_say_nothing_lock_nobody_out() {
 fn connections_that_fell_silent_lock_nobody_out() {
     let mut world = World::new("silent");
     let silent_after = Duration::from_millis(if place::on_device() { 1000 } else { 100 });
-    let address = serve(&mut world, small().with(|c| c.timeouts.evict_after = silent_after));
+    let address = world.serve(small_server().with(|c| c.accept.evict_after = silent_after));
     let mut witness = world.client(&address, small());
     let mut peers = Vec::new();
     for _ in 0..107 {
@@ -345,9 +345,9 @@ fn a_connection_that_is_not_set_up_in_time_is_over() {
     let setup_timeout = Duration::from_millis(100);
     // Of version 1 the first message may come at any time.
     for version_1 in [false, true] {
-        let (address, server) = world.serve_timed(small().with(|c| {
-            c.timeouts.setup = setup_timeout;
-            c.wire.version_1 = version_1;
+        let (address, server) = world.serve_timed(small_server().with(|c| {
+            c.accept.setup = setup_timeout;
+            c.shard.wire.version_1 = version_1;
         }));
         let mut witness = world.client(&address, small());
         let mut peer = RawPeer::connect_silently(&address);

@@ -344,7 +344,7 @@ fn a_connection_lost_behind_err_vers_is_made_again_in_version_1() {
         peer.leave();
         behave_in_version_1(&mut listener.accept_next());
     });
-    let mut client = world.client(&address, small_client(small()).with(|c| c.reconnect.retransmit = true));
+    let mut client = world.client(&address, small_client(small()).with(|c| c.connect.retransmit = true));
     for _ in 0..3 {
         assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
     }
@@ -368,7 +368,8 @@ fn a_first_message_without_an_answer_leads_to_version_1() {
             }
             behave_in_version_1(&mut listener.accept_next());
         });
-        let mut client = world.client(&address, small().with(|c| c.timeouts.negotiation = Duration::from_secs(1)));
+        let mut client =
+            world.client(&address, small_client(small()).with(|c| c.connect.negotiation = Duration::from_secs(1)));
         for _ in 0..3 {
             assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
         }
@@ -379,11 +380,11 @@ fn a_first_message_without_an_answer_leads_to_version_1() {
     let world = World::new("no-answer-2");
     let address = world.address();
     let server = Server::start_silently(&address, |peer| drop(peer.wait_until_over()));
-    let config = small().with(|c| {
-        c.wire.version_1 = false;
-        c.timeouts.negotiation = Duration::from_secs(1);
+    let config = small_client(small()).with(|c| {
+        c.shard.wire.version_1 = false;
+        c.connect.negotiation = Duration::from_secs(1);
     });
-    assert!(LocalClient::connect(&address, small_client(config)).is_err());
+    assert!(LocalClient::connect(&address, config).is_err());
     server.join();
 }
 

@@ -173,9 +173,9 @@ fn settings_may_change_with_a_reconnection() {
         while peer.receive().is_some() {}
     });
     let config = small_client(version_1(4096)).with(|c| {
-        c.reconnect.attempts = 1000;
-        c.reconnect.backoff = (Duration::from_millis(1), Duration::from_millis(10));
-        c.reconnect.retransmit = true;
+        c.connect.reconnect_attempts = 1000;
+        c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(10));
+        c.connect.retransmit = true;
     });
     let mut client = world.client(&address, config);
     for receive_size in [4096, 1024, 2048] {

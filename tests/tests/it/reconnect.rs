@@ -12,8 +12,8 @@ const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremen
 
 fn persistent(scheme: CreditMode) -> ClientConfig {
     small_client(small().with(|c| c.wire.credit_mode = scheme)).with(|c| {
-        c.reconnect.attempts = 1000;
-        c.reconnect.backoff = (Duration::from_millis(1), Duration::from_millis(10));
+        c.connect.reconnect_attempts = 1000;
+        c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(10));
     })
 }
 
@@ -38,7 +38,7 @@ fn a_call_in_parts_is_kept_without_a_copy() {
         c.memory.long_buffers = vec![(SIZE, 4)];
         c.memory.bulk_buffers = vec![(1 << 20, 5)];
     });
-    let mut client = world.client(&address, small_client(config).with(|c| c.reconnect.retransmit = true));
+    let mut client = world.client(&address, small_client(config).with(|c| c.connect.retransmit = true));
     let first = client.first();
     let mut call = client.prepare(rpcrdma_tests::ECHO, 8000).unwrap();
     call.args_mut().fill(7);
@@ -56,7 +56,7 @@ fn calls_go_to_the_next_server_under_their_xids() {
     for scheme in SCHEMES {
         let mut world = World::new("again");
         let address = world.serve(small_server());
-        let mut client = world.client(&address, persistent(scheme).with(|c| c.reconnect.retransmit = true));
+        let mut client = world.client(&address, persistent(scheme).with(|c| c.connect.retransmit = true));
         let first = client.first();
         for round in 0..3u64 {
             echo(&mut client, b"before").unwrap();
@@ -127,8 +127,8 @@ fn attempts_end_and_deadlines_hold_while_there_is_no_connection() {
     let mut world = World::new("in-vain");
     let address = world.serve(small_server());
     let config = persistent(CreditMode::V2Windowed).with(|c| {
-        c.reconnect.attempts = 40;
-        c.reconnect.retransmit = true;
+        c.connect.reconnect_attempts = 40;
+        c.connect.retransmit = true;
     });
     let mut client = LocalClient::connect(&address, config).unwrap();
     let first = client.first();

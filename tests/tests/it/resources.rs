@@ -240,9 +240,9 @@ fn what_a_reply_needs_is_remembered_when_the_connection_is_made_again() {
         while peer.receive().is_some() {}
     });
     let config = small_client(small()).with(|c| {
-        c.reconnect.attempts = 1000;
-        c.reconnect.backoff = (Duration::from_millis(1), Duration::from_millis(10));
-        c.reconnect.retransmit = true;
+        c.connect.reconnect_attempts = 1000;
+        c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(10));
+        c.connect.retransmit = true;
     });
     let mut client = world.client(&address, config);
     let call = client.prepare(ECHO, 4).expect("a buffer");

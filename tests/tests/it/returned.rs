@@ -261,9 +261,9 @@ fn calls_that_wait_to_be_sent_again_give_them_back_when_there_is_no_more_hope() 
     let address = world.serve_with(small_server(), services);
     let backoff = (Duration::from_millis(1), Duration::from_millis(10));
     let config = small_client(small()).with(|c| {
-        c.reconnect.retransmit = true;
-        c.reconnect.attempts = 3;
-        c.reconnect.backoff = backoff;
+        c.connect.retransmit = true;
+        c.connect.reconnect_attempts = 3;
+        c.connect.reconnect_backoff = backoff;
     });
     let mut client = world.client(&address, config);
     (1..=3).for_each(|token| start(&mut client, KEEP, token, None));

@@ -521,8 +521,8 @@ fn a_client_that_serves_keeps_its_connection_up() {
             }
         });
         let config = serving_client(small().with(|c| c.wire.credit_mode = scheme)).with(|c| {
-            c.reconnect.attempts = 10_000;
-            c.reconnect.backoff = (Duration::from_millis(1), Duration::from_millis(5));
+            c.connect.reconnect_attempts = 10_000;
+            c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(5));
         });
         let client = Caller::connect(&address, config).expect("a connection");
         server.join();

@@ -196,10 +196,10 @@ fn malformed_properties_of_a_server_get_bad_xdr() {
                 assert_eq!((errors, calls), (vec![(XID, ErrorBody::BadXdr)], 2), "case {case}");
             });
             // No timer of the test's patience would do.
-            let config = small().with(|c| {
-                c.wire.credit_mode = scheme;
-                c.wire.version_1 = false;
-                c.timeouts.negotiation = Duration::from_secs(600);
+            let config = small_client(small()).with(|c| {
+                c.shard.wire.credit_mode = scheme;
+                c.shard.wire.version_1 = false;
+                c.connect.negotiation = Duration::from_secs(600);
             });
             let mut client = world.client(&address, config);
             for _ in 0..2 {

@@ -369,8 +369,8 @@ fn err_chunk_in_front_of_a_disconnect_ends_its_call_which_is_not_made_again() {
         }
     });
     let config = small_client(small().with(|c| c.wire.credit_mode = CreditMode::V1)).with(|c| {
-        c.reconnect.attempts = 5;
-        c.reconnect.retransmit = true;
+        c.connect.reconnect_attempts = 5;
+        c.connect.retransmit = true;
     });
     let mut client = world.client(&address, config);
     let first = client.first();
@@ -403,8 +403,8 @@ fn err_chunk_ends_its_call_which_is_not_made_again() {
         }
     });
     let config = small_client(small().with(|c| c.wire.credit_mode = CreditMode::V1)).with(|c| {
-        c.reconnect.attempts = 5;
-        c.reconnect.retransmit = true;
+        c.connect.reconnect_attempts = 5;
+        c.connect.retransmit = true;
     });
     let mut client = world.client(&address, config);
     let first = client.first();

@@ -21,7 +21,8 @@ const KNOBS: &[(&str, &str)] = &[
     ("IwarpConfig", "engine/fabric/src/iwarp/config.rs"),
     ("SoftwareConfig", "engine/fabric/src/software/config.rs"),
     ("ClientConfig", "engine/src/client/mod.rs"),
-    ("ReconnectConfig", "engine/src/config/reconnect.rs"),
+    ("ConnectConfig", "engine/src/config/connect.rs"),
+    ("AcceptConfig", "engine/src/config/accept.rs"),
     ("ServerConfig", "engine/src/server/mod.rs"),
     ("WorkerConfig", "engine/src/handoff/workers.rs"),
     ("DuplicateRequestCacheConfig", "engine/src/service/duplicate_requests.rs"),
@@ -50,7 +51,7 @@ fn tuning_names_every_knob_and_no_other() {
     let document = read("tuning.md");
     for &(name, file) in KNOBS {
         let fields = fields(file, name);
-        assert!(fields.len() >= 3, "{name}: {fields:?}");
+        assert!(fields.len() >= 2, "{name}: {fields:?}");
         let rows = rows(&section(&document, &format!("### `{name}`")));
         let named: Vec<String> = rows.iter().map(|row| row[0].trim_matches('`').to_owned()).collect();
         assert_eq!(named, fields, "the table of {name} in tuning.md (left) and its fields, in order (right)");

@@ -170,7 +170,8 @@ const LENDERS: &[(&str, &[&str])] = &[
         "Context",
         &[
             "config",
-            "reconnect",
+            "accept",
+            "connect",
             "fabric",
             "clock",
             "pool",

@@ -58,20 +58,20 @@ impl Caller {
         (runs, later): (&Runs, &Later),
     ) -> Self {
         let journal = journal.of(&format!("client{index}"));
-        let plan::Caller { config, reconnect, software, chaos, links, late, habits, .. } = &plan.callers[index];
+        let plan::Caller { config, connect, software, chaos, links, late, habits, .. } = &plan.callers[index];
         let serves = plan.reverse != ReverseSupport::None;
         let fabric = device(plan.kind, (config, software), *chaos, &journal, Some(addresses), (serves, false));
         let services = serves.then(|| Arc::new(services(plan, runs, later)));
         // What a client grants is never 0.
         let reverse_credits = config.limits.reverse_credits.max(u32::from(serves));
         let shard = config.clone().with(|c| c.limits.reverse_credits = reverse_credits);
-        let client = ClientConfig { services, reconnect: reconnect.clone(), ..small_client(shard) };
+        let client = ClientConfig { services, connect: connect.clone(), ..small_client(shard) };
         let mut client = LocalClient::open(fabric, client).expect("a client");
         client.simulate(time);
         let seat = Seat { plan, journal, time, runs, who: index as u32, habits: habits.clone() };
         let mut caller = Self {
             client,
-            desk: Desk::new(seat, reconnect),
+            desk: Desk::new(seat, connect),
             plan: Rc::clone(plan),
             index,
             addresses: Rc::clone(addresses),
@@ -96,7 +96,7 @@ impl Caller {
             Ok(connection) => {
                 let config = &self.me().config;
                 let room = config.limits.max_calls.next_power_of_two();
-                let terms = Terms::forward(&self.plan, config, group);
+                let terms = Terms::forward(&self.plan, self.me(), group);
                 self.desk.links.push(Link {
                     connection,
                     group,

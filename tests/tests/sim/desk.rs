@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rpcrdma::client::{Connection, LocalClient};
-use rpcrdma::config::ReconnectConfig;
+use rpcrdma::config::ConnectConfig;
 use rpcrdma::proto::CallId;
 use rpcrdma::shard::{Done, SimulatedTime};
 use rpcrdma::wire::ErrorBody;
@@ -109,7 +109,7 @@ pub(crate) struct Seat<'a> {
 
 impl Desk {
     /// No calls yet.
-    pub(crate) fn new(place: Seat<'_>, reconnect: &ReconnectConfig) -> Self {
+    pub(crate) fn new(place: Seat<'_>, connect: &ConnectConfig) -> Self {
         let Seat { plan, journal, time, runs, who, habits } = place;
         Self {
             journal,
@@ -119,9 +119,9 @@ impl Desk {
             plan: Rc::clone(plan),
             habits,
             who,
-            reconnects: reconnect.attempts > 0,
+            reconnects: connect.reconnect_attempts > 0,
             // A connection that is lost while it is negotiated is made again in any case.
-            repeats: reconnect.retransmit,
+            repeats: connect.retransmit,
             calls: BTreeMap::new(),
             kept: Vec::new(),
             next_token: 0,

@@ -9,7 +9,7 @@ use rpcrdma::{CallError, Config, CreditMode, Refusal, Reply};
 use rpcrdma_tests::*;
 
 use crate::device::Device;
-use crate::plan::{PATIENT, Plan, pick};
+use crate::plan::{Caller, PATIENT, Plan, pick};
 use crate::probe::Place;
 use crate::service::{FLAT, GIVE, GROW, MIX, NOTE, Name, ONCE, PANICS, TELL, filler};
 
@@ -60,14 +60,15 @@ pub(crate) struct Terms {
 
 impl Terms {
     /// Of a client's connection to a group, or to the hostile server.
-    pub(crate) fn forward(plan: &Plan, client: &Config, group: Option<usize>) -> Self {
+    pub(crate) fn forward(plan: &Plan, caller: &Caller, group: Option<usize>) -> Self {
+        let client = &caller.config;
         let Some(group) = group.map(|group| &plan.groups[group].config) else {
             let (inline_threshold, most) = sizes(plan, &[client]);
             return Self { reverse: false, versions: [true; 2], inline_threshold, most };
         };
         let one = [client, group].iter().any(|config| config.wire.credit_mode == CreditMode::V1);
         // Who is lost while it negotiates comes again in version 1.
-        let late = client.timeouts.negotiation < PATIENT;
+        let late = caller.connect.negotiation < PATIENT;
         let versions = [one || late || !plan.calm(), !one];
         let (inline_threshold, most) = sizes(plan, &[client, group]);
         Self {
@@ -83,7 +84,10 @@ impl Terms {
         let clients = || plan.callers.iter().map(|caller| &caller.config);
         let one = |config: &Config| config.wire.credit_mode == CreditMode::V1;
         let versions = [
-            one(server) || clients().any(|config| one(config) || config.timeouts.negotiation < PATIENT) || !plan.calm(),
+            one(server)
+                || clients().any(one)
+                || plan.callers.iter().any(|caller| caller.connect.negotiation < PATIENT)
+                || !plan.calm(),
             !one(server) && !clients().all(one),
         ];
         // The older text has no word for what an end sends at most.

@@ -44,13 +44,13 @@ impl Host {
         (services, workers): (&Arc<Services>, &SimulatedWorkers),
         generation: u32,
     ) -> Self {
-        let crate::plan::Group { config, reconnect, software, chaos, habits, workers: count, .. } = &plan.groups[group];
+        let crate::plan::Group { config, connect, software, chaos, habits, workers: count, .. } = &plan.groups[group];
         let seed = chaos.seed ^ u64::from(generation) << 8;
         let chaos = rpcrdma::fabric::chaos::ChaosConfig { seed, ..*chaos };
         let strangers = plan.hostile_clients.contains(&group);
         let fabric = device(plan.kind, (config, software), chaos, &journal, None, (true, strangers));
         let services = Some(Arc::clone(services));
-        let client = ClientConfig { services, reconnect: reconnect.clone(), ..small_client(config.clone()) };
+        let client = ClientConfig { services, connect: connect.clone(), ..small_client(config.clone()) };
         let mut client = LocalClient::open(fabric, client).expect("a server");
         client.simulate(time);
         if *count > 0 {
@@ -59,7 +59,7 @@ impl Host {
         client.shard_mut().listen(listener).expect("listening");
         let who = FIRST_NAME + generation;
         let seat = Seat { plan, journal, time, runs, who, habits: habits.clone() };
-        let (desk, plan) = (Desk::new(seat, reconnect), Rc::clone(plan));
+        let (desk, plan) = (Desk::new(seat, connect), Rc::clone(plan));
         Self { client, desk, plan, group, conns: Vec::new(), retired: false, forgiven: 0 }
     }
 

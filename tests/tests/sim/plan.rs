@@ -5,7 +5,7 @@ use std::time::Duration;
 use std::sync::Arc;
 
 use rpcrdma::auth::{AuthPolicy, PreSharedKey};
-use rpcrdma::config::ReconnectConfig;
+use rpcrdma::config::ConnectConfig;
 use rpcrdma::fabric::chaos::ChaosConfig;
 use rpcrdma::fabric::software::SoftwareConfig;
 use rpcrdma::wire::Revision;
@@ -60,7 +60,7 @@ pub(crate) struct Plan {
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) config: Config,
-    pub(crate) reconnect: ReconnectConfig,
+    pub(crate) connect: ConnectConfig,
     pub(crate) software: SoftwareConfig,
     pub(crate) chaos: ChaosConfig,
     pub(crate) shards: usize,
@@ -75,7 +75,7 @@ pub(crate) struct Group {
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) config: Config,
-    pub(crate) reconnect: ReconnectConfig,
+    pub(crate) connect: ConnectConfig,
     pub(crate) software: SoftwareConfig,
     pub(crate) chaos: ChaosConfig,
     /// Connections, by the group that each goes to; `None` is the hostile server.
@@ -149,7 +149,7 @@ impl Plan {
         let groups: Vec<Group> = (0..group_count)
             .map(|index| {
                 let hostile = hostile_clients.contains(&index);
-                let (mut config, reconnect, mut software) = shape.config(r, false);
+                let (mut config, connect, mut software) = shape.config(r, false);
                 if crowd {
                     (config.memory.receives, config.limits.credits, config.limits.max_credits) = (256, 32, 64);
                     // Credit limits are fitted again and again while they come.
@@ -164,7 +164,7 @@ impl Plan {
                 let shards = 1 + usize::from(r.once_in(3) && !crowd);
                 let workers = if r.once_in(3) { 1 + r.below(3) } else { 0 };
                 let worker_ring = pick(r, &[1, 2, 4, 64]);
-                Group { config, reconnect, software, chaos, shards, workers, worker_ring, habits }
+                Group { config, connect, software, chaos, shards, workers, worker_ring, habits }
             })
             .collect();
         let caller_count = if crowd { 3 } else { 1 + r.below(3) };
@@ -176,7 +176,7 @@ impl Plan {
                 if hostile {
                     links.push(None);
                 }
-                let (config, reconnect, software) = shape.config(r, hostile);
+                let (config, connect, software) = shape.config(r, hostile);
                 let chaos = shape.chaos(r, hostile);
                 // Receives run short only after many messages.
                 let hoard = if r.once_in(10) { 5 + r.below(50) } else { 0 };
@@ -187,7 +187,7 @@ impl Plan {
                 Caller {
                     habits: habits(r, calls, config.limits.max_calls),
                     config,
-                    reconnect,
+                    connect,
                     software,
                     chaos,
                     links,
@@ -266,7 +266,7 @@ struct Shape {
 }
 
 impl Shape {
-    fn config(&self, r: &mut Random, hostile: bool) -> (Config, ReconnectConfig, SoftwareConfig) {
+    fn config(&self, r: &mut Random, hostile: bool) -> (Config, ConnectConfig, SoftwareConfig) {
         let tight = r.once_in(4);
         let any = pick(r, &[CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1]);
         let scheme = if self.mixed { any } else { self.scheme };
@@ -282,7 +282,7 @@ impl Shape {
         let credits = 4 + r.below(credits) as u32;
         let max_receive_size = if self.resizing { pick(r, &[0, 8192, 12_288, 16_384]) } else { 0 };
         let longest_message = max_receive_size.max(receive_size);
-        let (mut config, mut reconnect) = (Config::default(), ReconnectConfig::default());
+        let (mut config, mut connect) = (Config::default(), ConnectConfig::default());
         config.wire.credit_mode = scheme;
         config.wire.max_receive_size = max_receive_size;
         config.wire.resize_on_request = r.once_in(2);
@@ -297,14 +297,14 @@ impl Shape {
         config.limits.max_deferred = pick(r, &[1, 3, 1024]);
         config.limits.reverse_credits = pick(r, &[0, 2, 8, 8]);
         config.wire.reverse = self.reverse;
-        reconnect.attempts = if self.reconnecting { pick(r, &[0, 2, 5]) } else { 0 };
-        reconnect.backoff = {
+        connect.reconnect_attempts = if self.reconnecting { pick(r, &[0, 2, 5]) } else { 0 };
+        connect.reconnect_backoff = {
             let (first, most) = if self.tick < 20_000 { (0, 0) } else { pick(r, &[(0, 1), (1, 1)]) };
             (Duration::from_millis(first), Duration::from_millis(most))
         };
-        reconnect.retransmit = r.once_in(2);
+        connect.retransmit = r.once_in(2);
         // Only who keeps to no rule needs so long.
-        config.timeouts.negotiation = if hostile { Duration::from_millis(1) } else { PATIENT };
+        connect.negotiation = if hostile { Duration::from_millis(1) } else { PATIENT };
         config.timeouts.keep_alive = Duration::from_millis(if self.tick < 20_000 { 0 } else { pick(r, &[0, 1]) });
         config.memory.receives = 256 + r.below(200);
         config.limits.max_calls = 1 + r.below(max_calls);
@@ -324,7 +324,7 @@ impl Shape {
         config.poll.control_interval = Duration::from_micros(1 + r.below(40) as u64);
         let ring_bytes = (pick(r, &[2, 4, 32]) * longest_message.next_power_of_two()).max(4096);
         let software = SoftwareConfig { ring_bytes, linger: HOUR, handshake_timeout: HOUR, ..config.software() };
-        (config, reconnect, software)
+        (config, connect, software)
     }
 
     /// Version 1 cannot authenticate: then nobody must. Everybody who tries has the key.

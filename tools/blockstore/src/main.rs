@@ -258,9 +258,9 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     let mut config = server::config(&options.cores, align, options.idle.policy());
     config.shard.wire.host_auth = options.trust.policy()?;
     let given = rpcrdma_config::given(matches, &[("idle", "poll.idle")]);
-    config.shard = options.config.load()?.apply(&config.shard, &given)?;
+    (config.shard, config.accept) = options.config.load()?.apply(&config.shard, &config.accept, &given)?;
     if options.config.print_config {
-        print!("{}", rpcrdma_config::to_toml(&config.shard, None));
+        print!("{}", rpcrdma_config::to_toml(&config.shard, &config.accept));
         return Ok(());
     }
     config.stats.clone_from(&options.stats);

@@ -23,15 +23,54 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use rpcrdma::config::{Config, ConfigError, ReconnectConfig};
+use rpcrdma::config::{AcceptConfig, Config, ConfigError, ConnectConfig};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 /// What begins the names of variables.
 const PREFIX: &str = "RPCRDMA_";
 /// The value of a knob that has none.
 const UNSET: &str = "unset";
-/// The group that only clients have.
-const RECONNECT: &str = "reconnect";
+/// Every group: those of all programs, then those of one role.
+const GROUPS: [&str; 9] =
+    ["memory", "limits", "timeouts", "wire", "device", "iwarp", "poll", ConnectConfig::GROUP, AcceptConfig::GROUP];
+
+/// The group of knobs that a program has as a server or as a client; `()` for a program that offers none.
+pub trait Role: Serialize + DeserializeOwned {
+    /// Its name.
+    const GROUP: &str;
+
+    /// Checks what the types do not.
+    ///
+    /// # Errors
+    /// Names the knob and its bounds.
+    fn validate(&self) -> Result<(), ConfigError>;
+}
+
+impl Role for AcceptConfig {
+    const GROUP: &str = "accept";
+
+    fn validate(&self) -> Result<(), ConfigError> {
+        AcceptConfig::validate(self)
+    }
+}
+
+impl Role for ConnectConfig {
+    const GROUP: &str = "connect";
+
+    fn validate(&self) -> Result<(), ConfigError> {
+        ConnectConfig::validate(self)
+    }
+}
+
+impl Role for () {
+    const GROUP: &str = "";
+
+    fn validate(&self) -> Result<(), ConfigError> {
+        Ok(())
+    }
+}
 
 /// Options of every program.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
@@ -68,8 +107,7 @@ impl ConfigArgs {
         variables.sort();
         for (name, text) in variables {
             let rest = name[PREFIX.len()..].to_lowercase();
-            let group = groups_of(&Config::default(), Some(&ReconnectConfig::default())).into_iter();
-            let group = group.map(|(group, _)| group).find(|group| rest.starts_with(&format!("{group}_")));
+            let group = GROUPS.into_iter().find(|group| rest.starts_with(&format!("{group}_")));
             // Others have variables that begin so, too.
             if let Some(group) = group {
                 let knob = format!("{group}.{}", &rest[group.len() + 1..]);
@@ -207,57 +245,34 @@ fn no_group(groups: Option<&Map<String, Value>>) -> String {
 }
 
 /// All groups with all knobs.
-fn groups_of(config: &Config, reconnect: Option<&ReconnectConfig>) -> Map<String, Value> {
+fn groups_of<R: Role>(config: &Config, role: &R) -> Map<String, Value> {
     let Ok(Value::Object(mut groups)) = serde_json::to_value(config) else { unreachable!("it is a struct of structs") };
-    if let Some(Ok(group)) = reconnect.map(serde_json::to_value) {
-        groups.insert(RECONNECT.to_owned(), group);
+    if let Ok(group @ Value::Object(_)) = serde_json::to_value(role) {
+        groups.insert(R::GROUP.to_owned(), group);
     }
     groups
 }
 
 /// The configurations of these groups.
-fn read(mut groups: Map<String, Value>) -> Result<(Config, Option<ReconnectConfig>), String> {
+fn read<R: Role>(mut groups: Map<String, Value>) -> Result<(Config, R), String> {
     let text = |error: serde_json::Error| error.to_string();
-    let reconnect = groups.remove(RECONNECT).map(serde_json::from_value).transpose().map_err(text)?;
-    Ok((serde_json::from_value(Value::Object(groups)).map_err(text)?, reconnect))
+    let role = serde_json::from_value(groups.remove(R::GROUP).unwrap_or_default()).map_err(text)?;
+    Ok((serde_json::from_value(Value::Object(groups)).map_err(text)?, role))
 }
 
 impl Settings {
-    /// Applies them to the defaults of a server, and checks the result. `options` are the knobs that the program's own
+    /// Applies them to a program's defaults, and checks the result. `options` are the knobs that the program's own
     /// options have set: file and environment leave them as they are.
     ///
     /// # Errors
     /// Source, knob and value of what is refused.
-    pub fn apply(&self, config: &Config, options: &[&str]) -> Result<Config, SettingError> {
-        self.apply_to(config, None, options).map(|(config, _)| config)
-    }
-
-    /// The same for a client.
-    ///
-    /// # Errors
-    /// As [`apply`](Self::apply).
-    pub fn apply_to_client(
-        &self,
-        config: &Config,
-        reconnect: &ReconnectConfig,
-        options: &[&str],
-    ) -> Result<(Config, ReconnectConfig), SettingError> {
-        let (config, reconnect) = self.apply_to(config, Some(reconnect), options)?;
-        Ok((config, reconnect.unwrap_or_default()))
-    }
-
-    fn apply_to(
-        &self,
-        config: &Config,
-        reconnect: Option<&ReconnectConfig>,
-        options: &[&str],
-    ) -> Result<(Config, Option<ReconnectConfig>), SettingError> {
-        let mut groups = groups_of(config, reconnect);
+    pub fn apply<R: Role>(&self, config: &Config, role: &R, options: &[&str]) -> Result<(Config, R), SettingError> {
+        let mut groups = groups_of(config, role);
         let mut sources: BTreeMap<&str, String> = options.iter().map(|&knob| (knob, "options".to_owned())).collect();
         for setting in &self.0 {
             let own = setting.source != Source::CommandLine && options.contains(&setting.knob.as_str());
             let before = own.then(|| groups.clone());
-            setting.apply(&mut groups)?;
+            setting.apply::<R>(&mut groups)?;
             match before {
                 Some(before) => groups = before,
                 None => drop(sources.insert(&setting.knob, setting.source.to_string())),
@@ -267,7 +282,7 @@ impl Settings {
             let source_ = sources.get(error.knob).map_or("defaults", String::as_str).to_owned();
             SettingError::Refused { source_, error }
         };
-        let (mut made, reconnect) = read(groups).map_err(|why| SettingError::Value {
+        let (mut made, role) = read::<R>(groups).map_err(|why| SettingError::Value {
             source_: "defaults".into(),
             knob: "config".into(),
             value: String::new(),
@@ -277,13 +292,13 @@ impl Settings {
         made.memory.arenas.clone_from(&config.memory.arenas);
         made.wire.host_auth.clone_from(&config.wire.host_auth);
         made.validate().map_err(refused)?;
-        reconnect.as_ref().map_or(Ok(()), ReconnectConfig::validate).map_err(refused)?;
-        Ok((made, reconnect))
+        role.validate().map_err(refused)?;
+        Ok((made, role))
     }
 }
 
 impl Setting {
-    fn apply(&self, groups: &mut Map<String, Value>) -> Result<(), SettingError> {
+    fn apply<R: Role>(&self, groups: &mut Map<String, Value>) -> Result<(), SettingError> {
         let unknown = |known| {
             let (source_, knob) = (self.source.to_string(), self.knob.clone());
             SettingError::Unknown { source_, knob, known }
@@ -301,7 +316,7 @@ impl Setting {
             let value = if value == UNSET { Value::Null } else { value.clone() };
             let before = groups[group][name].take();
             groups[group][name] = value;
-            match read(groups.clone()) {
+            match read::<R>(groups.clone()) {
                 Ok(_) => return Ok(()),
                 // That of the first is about the type, as written.
                 Err(error) if why.is_empty() => why = error,
@@ -317,10 +332,10 @@ impl Setting {
     }
 }
 
-/// The configuration as a file that `--config` takes, with every knob. `reconnect` for clients.
-pub fn to_toml(config: &Config, reconnect: Option<&ReconnectConfig>) -> String {
+/// The configuration as a file that `--config` takes, with every knob.
+pub fn to_toml<R: Role>(config: &Config, role: &R) -> String {
     let mut text = String::new();
-    for (group, knobs) in groups_of(config, reconnect) {
+    for (group, knobs) in groups_of(config, role) {
         text += &format!("{}[{group}]\n", if text.is_empty() { "" } else { "\n" });
         for (knob, value) in knobs.as_object().into_iter().flatten() {
             let value = if value.is_null() { Value::from(UNSET) } else { value.clone() };

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use clap::Parser;
-use rpcrdma::config::{Config, ReconnectConfig};
+use rpcrdma::config::{AcceptConfig, Config, ConnectConfig};
 use rpcrdma::{CreditMode, IdlePolicy, PagePolicy};
 use rpcrdma_config::{ConfigArgs, SettingError, to_toml};
 
@@ -27,7 +27,7 @@ fn resolve(text: &str, variables: &[(&str, &str)], set: &[&str], options: &[&str
     let arguments = ["program", "--config", path].into_iter().chain(set.iter().flat_map(|text| ["--set", text]));
     let args = Program::parse_from(arguments).config;
     let variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
-    args.load_with(variables)?.apply(&Config::default(), options)
+    args.load_with(variables)?.apply(&Config::default(), &AcceptConfig::default(), options).map(|(config, _)| config)
 }
 
 fn refused(text: &str, variables: &[(&str, &str)], set: &[&str]) -> String {
@@ -74,7 +74,7 @@ fn values_have_the_forms_of_people() {
     assert_eq!((config.wire.receive_size, config.wire.credit_mode), (8192, CreditMode::V2Incremental));
     assert_eq!(config.limits.max_read_bytes, Some(1 << 20));
     assert_eq!(config.memory.bulk_buffers, [(64 << 10, 4), (1 << 20, 2)]);
-    assert_eq!(config.memory.pages, PagePolicy::Require(rpcrdma::mempool::PageSize::Huge2M));
+    assert_eq!(config.memory.pages, PagePolicy::Require(rpcrdma::PageSize::Huge2M));
     assert_eq!(config.device.name.as_deref(), Some("mlx5_0"));
     assert_eq!(config.iwarp.busy_poll, Some(Duration::from_micros(50)));
     let unset = resolve("[limits]\nmax_reads = 4\n", &[], &["limits.max_reads=unset"], &[]).expect("a configuration");
@@ -88,21 +88,22 @@ fn what_is_printed_is_read_back_and_has_every_knob() {
     config.timeouts.progress = Duration::MAX;
     config.poll.idle = IdlePolicy::Adaptive { spin: 77 };
     config.wire.receive_size = 5000;
-    let reconnect = ReconnectConfig { attempts: 5, ..ReconnectConfig::default() };
-    let text = to_toml(&config, Some(&reconnect));
+    let connect = ConnectConfig { reconnect_attempts: 5, ..ConnectConfig::default() };
+    let text = to_toml(&config, &connect);
     let path = file(&text);
     let args = ConfigArgs { config: Some(path.path().to_owned()), ..ConfigArgs::default() };
     let settings = args.load_with(std::iter::empty()).expect("a file");
-    let (again, reconnect) =
-        settings.apply_to_client(&Config::default(), &ReconnectConfig::default(), &[]).expect("what was printed");
-    assert_eq!(to_toml(&again, Some(&reconnect)), text);
+    let (again, connect) =
+        settings.apply(&Config::default(), &ConnectConfig::default(), &[]).expect("what was printed");
+    assert_eq!(to_toml(&again, &connect), text);
     assert_eq!((again.wire.receive_size, again.poll.idle), (5000, IdlePolicy::Adaptive { spin: 77 }));
-    assert_eq!(reconnect.attempts, 5);
+    assert_eq!(connect.reconnect_attempts, 5);
     for line in ["receives = 4096", "max_reads = \"unset\"", "progress = \"never\"", "max_write_bytes = \"3MiB\""] {
         assert!(text.lines().any(|printed| printed == line), "{line} is not in {text}");
     }
-    let server = settings.apply(&Config::default(), &[]).expect_err("servers do not connect").to_string();
-    assert!(server.contains("no knob reconnect.attempts: knobs are in groups"), "{server}");
+    let accept = AcceptConfig::default();
+    let server = settings.apply(&Config::default(), &accept, &[]).expect_err("servers do not connect").to_string();
+    assert!(server.contains("no knob connect."), "{server}");
 }
 
 #[test]
@@ -116,8 +117,8 @@ fn an_error_names_source_knob_and_value() {
         said.starts_with("--set: no knob receives: knobs are in groups, as memory.receives: memory, lim"),
         "{said}"
     );
-    let said = refused("", &[], &["timeouts.setup=soon"]);
-    assert!(said.starts_with("--set: timeouts.setup = soon: \"soon\" is no time such as \"10s\""), "{said}");
+    let said = refused("", &[], &["accept.setup=soon"]);
+    assert!(said.starts_with("--set: accept.setup = soon: \"soon\" is no time such as \"10s\""), "{said}");
     let said = refused("", &[("RPCRDMA_WIRE_RECEIVE_SIZE", "-1")], &[]);
     assert!(said.starts_with("RPCRDMA_WIRE_RECEIVE_SIZE: wire.receive_size = -1: wanted a number of bytes"), "{said}");
     let said = refused("", &[], &["memory.receives"]);

@@ -58,7 +58,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
-use rpcrdma::config::{LimitsConfig, MemoryConfig, PollConfig, TimeoutConfig};
+use rpcrdma::config::{AcceptConfig, LimitsConfig, MemoryConfig, PollConfig, TimeoutConfig};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, IdlePolicy, Server};
 use rpcrdma_config::ConfigArgs;
@@ -195,7 +195,7 @@ fn run(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     rpcrdma_host::logger::start();
     let config = config(options, matches)?;
     if options.config.print_config {
-        print!("{}", rpcrdma_config::to_toml(&config.shard, None));
+        print!("{}", rpcrdma_config::to_toml(&config.shard, &config.accept));
         return Ok(());
     }
     let (cores, addresses) = (options.cores.len(), options.listen.len());
@@ -284,7 +284,6 @@ fn config(options: &Cli, matches: &ArgMatches) -> anyhow::Result<ServerConfig> {
         timeouts: TimeoutConfig {
             keep_alive: Duration::from_secs(options.keep_alive.into()),
             progress: Duration::from_secs(options.progress_timeout.into()),
-            ..TimeoutConfig::default()
         },
         memory: MemoryConfig {
             bulk_buffers: vec![(16 << 10, calls), (nfs::TRANSFER as usize, calls)],
@@ -302,9 +301,11 @@ fn config(options: &Cli, matches: &ArgMatches) -> anyhow::Result<ServerConfig> {
         ("crc", "iwarp.crc"),
         ("fpdu", "iwarp.fpdu_size"),
     ];
-    let shard = options.config.load()?.apply(&shard, &rpcrdma_config::given(matches, &knobs))?;
+    let given = rpcrdma_config::given(matches, &knobs);
+    let (shard, accept) = options.config.load()?.apply(&shard, &AcceptConfig::default(), &given)?;
     Ok(ServerConfig {
         shard,
+        accept,
         shards: if options.cores.is_empty() { options.listen.len() } else { options.cores.len() },
         cores: (!options.cores.is_empty()).then(|| options.cores.clone()),
         stats: options.stats.clone(),

@@ -95,7 +95,7 @@ impl Requester {
         };
         let plain =
             memory.is_none() && message.len() <= conn.requests.plain_call && max_reply <= conn.requests.plain_reply;
-        let call = if plain && !cx.reconnect.retransmit {
+        let call = if plain && !cx.connect.retransmit {
             self.start_plain(cx, &mut conn, message, (token, deadline), (sink, started))
         } else {
             let request = CallRequest { message, memory, max_reply, timeout: None, token, sink };
@@ -257,7 +257,7 @@ impl Requester {
             } else {
                 let out = &conn.requests.calls[conn.proto.call_slot(call)];
                 let plain = message.len() <= conn.requests.plain_call && out.max_reply <= conn.requests.plain_reply;
-                if !plain || cx.reconnect.retransmit {
+                if !plain || cx.connect.retransmit {
                     self.keep(cx, conn, call, &message);
                 }
                 self.transmit_rest(cx, conn, call, message, receives_ok);

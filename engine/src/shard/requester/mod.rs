@@ -434,11 +434,11 @@ impl Requester {
             let whole = bring_home(conn, call);
             let out = conn.out_call(call);
             if out.message.is_none() {
-                out.message = out.take_kept(cx).filter(|_| cx.reconnect.retransmit);
+                out.message = out.take_kept(cx).filter(|_| cx.connect.retransmit);
             }
             out.was_sent |= sent;
             let long = out.memory.get().is_some_and(|memory| memory.call.is_some());
-            if whole && (out.message.is_some() || (long && (cx.reconnect.retransmit || !sent))) {
+            if whole && (out.message.is_some() || (long && (cx.connect.retransmit || !sent))) {
                 continue;
             }
             self.give_up_call(cx, conn, call, CallError::ConnectionLost { sent });

@@ -1,0 +1,64 @@
+//! Connections that a client makes.
+
+use std::time::Duration;
+
+use super::{ConfigError, LONGEST, check, duration};
+
+/// How a client connects, and what it does about a lost connection.
+///
+/// | wrong | effect |
+/// |---|---|
+/// | `timeout` too short | a slow server is never reached |
+/// | `negotiation` too short | a peer of version 2 is taken for one of version 1 |
+/// | `negotiation` too long | connecting to a peer of version 1 takes so long |
+/// | `reconnect_attempts` 0 | the first loss ends the connection and fails its calls |
+/// | `reconnect_backoff` too short | many clients storm a server that restarts |
+/// | `retransmit` without a duplicate request cache at the server | calls that are not idempotent may run twice |
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
+pub struct ConnectConfig {
+    /// Time until a connection is open, or the client gives up. At most 24 h. Default 5 s.
+    #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
+    pub timeout: Duration,
+    /// Time that the client waits for the answer to its first message. Then it tries version 1. At most 24 h.
+    /// Default 1 s.
+    #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
+    pub negotiation: Duration,
+    /// Attempts to reconnect before a lost connection is given up; 0 for none. Default 0. A connection of use starts
+    /// the count anew: a call was answered, or it was open for the longest of
+    /// [`reconnect_backoff`](Self::reconnect_backoff).
+    pub reconnect_attempts: u32,
+    /// Wait before the first attempt, and the longest: the wait doubles each time. At most 24 h. Default 10 ms and 1 s.
+    #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::durations"))]
+    pub reconnect_backoff: (Duration, Duration),
+    /// Keeps each call, most as a copy, until its reply arrives, to retransmit it on a new connection. Default false.
+    pub retransmit: bool,
+}
+
+impl Default for ConnectConfig {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(5),
+            negotiation: Duration::from_secs(1),
+            reconnect_attempts: 0,
+            reconnect_backoff: (Duration::from_millis(10), Duration::from_secs(1)),
+            retransmit: false,
+        }
+    }
+}
+
+impl ConnectConfig {
+    /// Checks what the types do not.
+    ///
+    /// # Errors
+    /// Names the knob and its bounds.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        duration("connect.timeout", self.timeout)?;
+        duration("connect.negotiation", self.negotiation)?;
+        let (first, longest) = self.reconnect_backoff;
+        let value = format_args!("{first:?} and {longest:?}");
+        let knob = "connect.reconnect_backoff";
+        check(first <= longest, knob, value, "the first wait, and the longest, not less than it")?;
+        check(longest <= LONGEST, knob, value, "at most 24 h")
+    }
+}
