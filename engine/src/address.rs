@@ -1,4 +1,4 @@
-//! Where a server is: which fabric, and the fabric's own address.
+//! Addresses of servers: a fabric, and an address of that fabric.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -13,19 +13,24 @@ use crate::fabric::software::SoftwareFabric;
 use crate::fabric::verbs::{VerbsConfig, VerbsFabric};
 use crate::fabric::{Capabilities, Fabric, FabricAddress, FabricError, FabricErrorKind};
 
-/// An address with its fabric: `soft:NAME`, `iwarp:HOST:PORT`, or, in builds with the feature `verbs`,
-/// `verbs:HOST:PORT`.
+/// A server's address: `soft:NAME`, `iwarp:HOST:PORT` or `verbs:HOST:PORT`.
+///
+/// `verbs:` needs the feature `verbs`.
+///
+/// ```
+/// let address: rpcrdma::Address = "iwarp:127.0.0.1:20049".parse()?;
+/// assert_eq!(address.scheme(), "iwarp");
+/// # Ok::<(), rpcrdma::AddressError>(())
+/// ```
 ///
 /// # Devices
-/// The host of a `verbs:` address picks the device: of a server the one that has the IP address, of a client the one on
-/// the way there by the routing tables; and of its GIDs the one of that IP address. Where that is not enough, the
-/// address names the device, and perhaps its GID by index: `verbs:DEVICE@HOST:PORT`, `verbs:DEVICE/GID@HOST:PORT`. It
-/// is not enough on InfiniBand with several devices, whose GIDs are no IP addresses; where several devices have ways to
-/// a client's server; and for servers that listen at all addresses (`0.0.0.0`).
+/// A server at a `verbs:` address uses the device that has the IP address. A client uses the device on the route to it.
+/// The GID is the one of that IP address. `verbs:DEVICE@HOST:PORT` and `verbs:DEVICE/GID@HOST:PORT` name the device,
+/// and the index of its GID. This is needed on InfiniBand with several devices, whose GIDs are no IP addresses; where
+/// several devices have routes to the server; and for servers that listen at all addresses (`0.0.0.0`).
 /// [`device.name`](crate::config::DeviceConfig::name) and [`device.gid_index`](crate::config::DeviceConfig::gid_index)
-/// say the same of all addresses together; an address that names another one is refused when it is opened. Several
-/// addresses of one [`Server`](crate::Server) may each name their own: each shard has the device of the address that it
-/// serves.
+/// do the same for all addresses; opening an address that names another device fails. Each address of a
+/// [`Server`](crate::Server) may name its own device: a shard uses the device of the address that it serves.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Address {
@@ -47,7 +52,7 @@ const FORMS: &str = if cfg!(feature = "verbs") {
     "soft:NAME, soft:/path/to/socket, iwarp:HOST:PORT or iwarp:[IPV6]:PORT"
 };
 
-/// A text that is no address: what is wrong with it, and what addresses look like.
+/// An invalid address: its text, and what is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no address: {detail}; addresses look like {FORMS}")]
 #[non_exhaustive]
@@ -59,7 +64,7 @@ pub struct AddressError {
 }
 
 impl Address {
-    /// The word before the colon.
+    /// Name of the fabric: the part before the colon.
     pub fn scheme(&self) -> &'static str {
         match self {
             Self::Soft(_) => SoftwareFabric::SCHEME,
@@ -69,7 +74,7 @@ impl Address {
         }
     }
 
-    /// What is behind the colon.
+    /// Address within the fabric: the part after the colon.
     pub fn fabric_address(&self) -> &FabricAddress {
         match self {
             Self::Soft(address) | Self::Iwarp(address) => address,
@@ -78,7 +83,7 @@ impl Address {
         }
     }
 
-    /// What is behind the colon, for a device that has been opened already.
+    /// Address within the fabric, for a device that is open.
     ///
     /// # Errors
     /// [`FabricErrorKind::Address`](crate::FabricErrorKind::Address) if the address is of another fabric than the device.
@@ -97,7 +102,7 @@ impl Address {
         ))
     }
 
-    /// The device that it names, if it does.
+    /// Device that the address names, if any.
     ///
     /// # Errors
     /// What is in front of the `@` is no device.
@@ -109,7 +114,7 @@ impl Address {
         }
     }
 
-    /// Host and port, with the host's name looked up; `None` for a fabric that is not a network.
+    /// Host and port; blocks while it resolves the host's name. `None` for a fabric that is not a network.
     ///
     /// # Errors
     /// The name is not found, or what is behind the colon is no host.
@@ -122,7 +127,7 @@ impl Address {
         }
     }
 
-    /// The same fabric and device, at this host and port; itself, if that is not a network.
+    /// Same fabric and device, at another host and port. Unchanged if the fabric is not a network.
     pub fn with_socket_address(&self, at: SocketAddr) -> Self {
         match self {
             Self::Soft(_) => self.clone(),
@@ -135,7 +140,7 @@ impl Address {
         }
     }
 
-    /// Opens the fabric for a shard that listens at this address, or connects to it.
+    /// Opens a device for this address; takes milliseconds and allocates.
     ///
     /// # Errors
     /// What failed, the limit that was met, and the remedy; the knob that means nothing to this fabric.
@@ -163,7 +168,7 @@ impl Address {
         None
     }
 
-    /// Binds it.
+    /// Binds the address, for a shard to listen at.
     ///
     /// # Errors
     /// As [`Fabric::bind`].

@@ -1,4 +1,4 @@
-//! A shard of clients on a thread of its own, and the connections that are made through it.
+//! A client's shard on its own thread, and the connections made through it.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,14 +14,16 @@ use crate::shard::{
 };
 use crate::stats::ShardStats;
 
-/// A thread with a device and a pool of buffers, through which any number of connections are made: each is a
-/// [`Client`]. Cheap to clone; all clones are the same one.
+/// A shard's thread, through which any number of [`Client`]s connect.
 ///
-/// Its [`Config`](crate::Config) is for all of its connections together: `receives` bounds how many there can
-/// be (at least three each), and `max_calls` is of each [`Client`]. Memory for chunks is each connection's own.
+/// Cheap to clone; all clones are the same endpoint.
 ///
-/// The thread ends with the last clone and the last client. That drop waits for it, some milliseconds: within a
-/// runtime, leave it to where blocking is allowed.
+/// All connections share its device, its buffers and its [`Config`](crate::Config): `memory.receives` bounds their
+/// number (at least three each), while `limits.max_calls` applies to each [`Client`]. Memory for chunks is each
+/// connection's own.
+///
+/// The thread ends with the last clone and the last client. That drop blocks for some milliseconds: within a runtime,
+/// drop where blocking is allowed.
 ///
 /// ```
 /// use rpcrdma::client::{ClientCall, ClientConfig, Endpoint};
@@ -56,10 +58,10 @@ pub struct Endpoint {
     shared: Arc<Shared>,
 }
 
-/// What all clients of a shard have in common.
+/// State shared by all clients of a shard.
 pub(super) struct Shared {
     pub(super) shard: ShardHandle,
-    /// What the addresses of its device begin with.
+    /// Scheme of its device's addresses.
     scheme: &'static str,
     pub(super) template: Template,
     pub(super) config: ClientConfig,
@@ -73,8 +75,10 @@ impl Shared {
 }
 
 impl Endpoint {
-    /// Starts the thread, with a device for connections to addresses like this one. To make the device and its
-    /// memory takes milliseconds, and a second for gigabytes.
+    /// Starts the thread; blocks until device and memory are ready.
+    ///
+    /// Takes milliseconds, and a second for gigabytes of memory. The endpoint connects to addresses of this one's
+    /// fabric.
     ///
     /// # Errors
     /// [`ConnectError::Open`], [`ConnectError::Spawn`].
@@ -82,8 +86,8 @@ impl Endpoint {
         block_on(Self::start_async(address, config))
     }
 
-    /// As [`start`](Self::start), as a future of any runtime: the thread that is started makes device and memory.
-    /// Dropped before it is ready, it leaves nothing behind.
+    /// As [`start`](Self::start), as a future of any runtime. The new thread opens the device and makes the memory.
+    /// Dropped before it is ready, the future leaves nothing behind.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -107,7 +111,7 @@ impl Endpoint {
         }
     }
 
-    /// Connects.
+    /// Connects; blocks for at most `connect_timeout`.
     ///
     /// # Errors
     /// [`ConnectError::Fabric`] for an address of another fabric, [`ConnectError::Refused`],
@@ -116,8 +120,7 @@ impl Endpoint {
         block_on(self.connect_async(address))
     }
 
-    /// As [`connect`](Self::connect), as a future of any runtime. Dropped before it is ready, it leaves nothing
-    /// behind.
+    /// As [`connect`](Self::connect), as a future of any runtime. Dropped early, it leaves nothing behind.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -147,7 +150,7 @@ impl Endpoint {
         }
     }
 
-    /// What the shard did so far; `None` when it has stopped.
+    /// Statistics of the shard; blocks for its answer; `None` once stopped.
     pub fn stats(&self) -> Option<ShardStats> {
         block_on(self.shared.shard.ask(|answer| Command::Stats(0, answer))).ok()
     }

@@ -1,9 +1,9 @@
-//! The RPC header of a client's calls: the same bytes each time, but for two words.
+//! RPC header of a client's calls: constant but for two words.
 
 use crate::wire::NoSpace;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, AuthSys, CallHeader, MAX_AUTH_LEN, OpaqueAuth, accepted_reply_room};
 
-/// Who calls (RFC 5531 §8.2): a flavor, and a body of up to 400 bytes.
+/// RPC credential of the caller: flavor, and at most 400 bytes. See RFC 5531 §8.2.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credential {
     flavor: u32,

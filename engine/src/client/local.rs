@@ -1,4 +1,4 @@
-//! A client that its caller polls: no thread, no ring, nothing between the caller and the device.
+//! A client that its caller polls: without a thread or ring between the caller and the device.
 
 mod changes;
 
@@ -23,19 +23,21 @@ use crate::shard::{
 };
 use crate::stats::ShardStats;
 
-/// One of a local client's connections.
+/// Handle of a connection of a [`LocalClient`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Connection(ConnRef);
 
-/// Connections that are over, of which it is remembered why.
+/// Closed connections whose reason is kept.
 const REASONS: usize = 1024;
 
-/// Token that a blocking call uses for itself.
+/// Token of blocking calls.
 const OWN: u64 = u64::MAX;
 /// Empty turns between two yields of the core while a call is waited for.
 const YIELD_EVERY: u32 = 256;
 
-/// A client on the caller's own thread. Nothing happens unless it is polled.
+/// A client on the caller's own thread; not `Send`.
+///
+/// Nothing happens unless it is polled.
 ///
 /// ```no_run
 /// use rpcrdma::client::{ClientCall, ClientConfig, LocalClient};
@@ -49,16 +51,16 @@ pub struct LocalClient<F: Fabric = AnyFabric> {
     shard: Shard<F>,
     /// The first connection; `NONE` before.
     first: ConnRef,
-    /// Connections that are over, and why: the last of them.
+    /// The last closed connections, and their reasons.
     closed: VecDeque<(ConnRef, CloseReason)>,
     template: Template,
-    /// Ended calls that a blocking call came across.
+    /// Calls that ended while a blocking call waited.
     waiting: Vec<Done>,
     config: ClientConfig,
 }
 
 impl LocalClient<AnyFabric> {
-    /// Makes a shard on this thread and connects.
+    /// Makes a shard on this thread; blocks until connected.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -69,7 +71,7 @@ impl LocalClient<AnyFabric> {
 }
 
 impl<F: Fabric> LocalClient<F> {
-    /// A client on a device that the caller has opened, not connected yet.
+    /// Opens a client on a given device, not connected yet; allocates.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -80,7 +82,7 @@ impl<F: Fabric> LocalClient<F> {
         Ok(Self { shard, first: ConnRef::NONE, closed: VecDeque::new(), template, waiting: Vec::new(), config })
     }
 
-    /// Connects through a device that the caller has opened.
+    /// Connects through a given device; blocks until connected.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -90,8 +92,9 @@ impl<F: Fabric> LocalClient<F> {
         Ok(client)
     }
 
-    /// Starts to connect, and returns at once: poll until the connection
-    /// [is established](Self::is_established) or has a [close reason](Self::close_reason).
+    /// Starts to connect, without blocking.
+    ///
+    /// Poll until the connection [is established](Self::is_established) or has a [close reason](Self::close_reason).
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -102,7 +105,7 @@ impl<F: Fabric> LocalClient<F> {
         Ok(self.adopt(conn))
     }
 
-    /// Makes one more connection, and waits for it.
+    /// Makes one more connection; blocks until connected.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -125,14 +128,15 @@ impl<F: Fabric> LocalClient<F> {
         Ok(connection)
     }
 
-    /// Takes no more calls on a connection, and returns at once: it ends when those under way have ended, and
-    /// then there is a [reason](Self::close_reason).
+    /// Starts to close a connection, without blocking.
+    ///
+    /// It takes no more calls. When those under way have ended there is a [reason](Self::close_reason).
     pub fn begin_close(&mut self, connection: Connection) {
         self.shard.close(connection.0);
     }
 
-    /// Why a connection is over; `None` while it is not. Where a thousand others have ended since it is
-    /// [`CloseReason::Before`].
+    /// Why a connection is closed; `None` while it is open. [`CloseReason::Before`] once a thousand others have closed
+    /// since.
     pub fn close_reason(&self, connection: Connection) -> Option<&CloseReason> {
         let kept = self.closed.iter().rev().find(|(closed, _)| *closed == connection.0);
         match kept {
@@ -166,7 +170,7 @@ impl<F: Fabric> LocalClient<F> {
         }
     }
 
-    /// The configuration of its shard, as it is in force.
+    /// Configuration of the shard, as it is in force.
     pub fn config(&self) -> &Config {
         self.shard.config()
     }
@@ -177,15 +181,14 @@ impl<F: Fabric> LocalClient<F> {
         &self.shard
     }
 
-    /// The shard, to be driven by its owner: what it [tells](Shard::notices) and what
-    /// [ended](Shard::done) is then the owner's to take, rather than [`poll`](Self::poll)'s to give.
+    /// The shard, for an owner that drives it. The owner then takes its [notices](Shard::notices) and [ended
+    /// calls](Shard::done), instead of [`poll`](Self::poll).
     #[doc(hidden)]
     pub fn shard_mut(&mut self) -> &mut Shard<F> {
         &mut self.shard
     }
 
-    /// Takes in a connection that the [shard](Self::shard_mut) has accepted, to call back on it (RFC 8167). A
-    /// client that serves, and listens, is a server that is polled by its caller.
+    /// Adopts a connection that the [shard](Self::shard_mut) has accepted, to call back on it (RFC 8167).
     #[doc(hidden)]
     pub fn adopt(&mut self, conn: ConnRef) -> Connection {
         if self.first == ConnRef::NONE {
@@ -194,29 +197,30 @@ impl<F: Fabric> LocalClient<F> {
         Connection(conn)
     }
 
-    /// Lives in simulated time from now on; see [`Shard::simulate`].
+    /// Uses simulated time from now on; see [`Shard::simulate`].
     #[doc(hidden)]
     pub fn simulate(&mut self, time: &SimulatedTime) {
         self.shard.simulate(time);
     }
 
-    /// What happened so far.
+    /// Statistics of the shard.
     pub fn stats(&mut self) -> ShardStats {
         self.shard.stats()
     }
 
-    /// The first connection.
+    /// Handle of the first connection.
     pub fn first(&self) -> Connection {
         Connection(self.first)
     }
 
-    /// True while calls may be started on a connection.
+    /// Whether calls may be started on a connection.
     pub fn is_established(&self, connection: Connection) -> bool {
         self.shard.is_established(connection.0)
     }
 
-    /// Prepares a call with room for `args_len` bytes of arguments, in the memory that it is sent from. A call that was
-    /// [made without a client](ClientCall::new) gets that memory when it starts.
+    /// Prepares a call in registered memory, with `args_len` bytes for arguments.
+    ///
+    /// A call that was [made without a client](ClientCall::new) gets that memory when it starts.
     ///
     /// # Errors
     /// [`CallError::NoMemory`] while the pool has no buffer for it: poll, and try again;
@@ -234,8 +238,10 @@ impl<F: Fabric> LocalClient<F> {
         Ok(Placed::new(message, &self.template, procedure))
     }
 
-    /// Memory for a chunk of a call on a connection: only that connection's peer is ever given access to it.
-    /// It holds zeroes, or what earlier calls on this connection had there.
+    /// Allocates memory for a chunk of a connection's call; does not block.
+    ///
+    /// Only that connection's peer ever gets access to it. It holds zeroes, or data of earlier calls on this
+    /// connection.
     ///
     /// # Errors
     /// [`CallError::NoMemory`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) has no such
@@ -244,8 +250,7 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.alloc_exposed(connection.0, len)
     }
 
-    /// Starts a call; [`poll`](Self::poll) tells how it ends, by `token`, exactly once. `None` if it has
-    /// ended already.
+    /// Starts a call; [`poll`](Self::poll) reports its end with `token`, once. `None` if it has ended already.
     #[inline(always)]
     pub fn start(&mut self, connection: Connection, mut call: ClientCall, token: u64) -> Option<CallId> {
         if let Args::Placed(placed) = &mut call.args {
@@ -279,7 +284,7 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.fail_call(Sink::Polled, token, FailedCall::new(error, memory))
     }
 
-    /// Copies owned arguments to where they are sent from.
+    /// Copies owned arguments into the memory that they are sent from.
     #[inline(never)]
     fn place_owned(&mut self, procedure: u32, args: &[u8], memory: &mut ChunkMemory) -> Result<Placed, CallError> {
         let mut placed = self.place(procedure, args.len())?;
@@ -304,20 +309,19 @@ impl<F: Fabric> LocalClient<F> {
         memory.allocate(|len| self.shard.alloc_exposed(connection.0, len))
     }
 
-    /// Posts the calls that were started since the last [`poll`](Self::poll): now, instead of in the next.
-    /// Worth it before anything else is done; `poll` does the same when it is called at once.
+    /// Posts started calls now, instead of in the next [`poll`](Self::poll). Useful before other work.
     #[inline]
     pub fn flush(&mut self) {
         self.shard.flush();
     }
 
-    /// Gives up a call. It ends with [`CallError::Cancelled`] if it has not ended yet; its memory comes home
-    /// when the server can no longer reach it.
+    /// Cancels a call: it ends with [`CallError::Cancelled`] if still under way. Its memory returns when the server can
+    /// no longer reach it.
     pub fn cancel(&mut self, connection: Connection, call: CallId) {
         self.shard.cancel_call(connection.0, call);
     }
 
-    /// One turn of the shard; `on_done` gets the calls that have ended. True if there was anything to do.
+    /// Turns the shard once; `on_done` gets ended calls; never blocks. True if there was work.
     #[inline]
     pub fn poll(&mut self, mut on_done: impl FnMut(Done)) -> bool {
         let busy = self.turn();
@@ -342,23 +346,22 @@ impl<F: Fabric> LocalClient<F> {
         }
     }
 
-    /// Prepares for a sleep of at most `longest` in the caller's own loop, and takes one more turn: how long may be
-    /// slept, or `None` if that turn found something to do, which the next [`poll`](Self::poll) tells. What comes from
-    /// now on makes the [descriptor](AsFd) readable. Each `arm` is followed by a [`disarm`](Self::disarm). No wake-up is
-    /// lost in between, by the argument of [`handoff::parker`](crate::handoff::parker): this arms before it looks, and
-    /// who has something for it looks whether it is armed after having published that.
+    /// Prepares to sleep in an external event loop; turns the shard once.
+    ///
+    /// Returns how long to sleep, at most `longest`; `None` if that turn found work, for the next [`poll`](Self::poll).
+    /// Later events make the [descriptor](AsFd) readable. Each `arm` is followed by a [`disarm`](Self::disarm). No
+    /// wake-up is lost: this arms before it looks, and others publish work before they look whether it is armed.
     pub fn arm(&mut self, longest: Duration) -> Option<Duration> {
         let timeout = self.shard.arm_elsewhere(longest)?;
         (self.waiting.is_empty() && self.shard.done().is_empty()).then_some(timeout)
     }
 
-    /// The caller is awake again.
+    /// Ends the sleep that [`arm`](Self::arm) prepared.
     pub fn disarm(&mut self) {
         self.shard.disarm();
     }
 
-    /// Calls, and waits for the end. Other calls that end meanwhile are told by the next
-    /// [`poll`](Self::poll).
+    /// Calls, and blocks until the call ends. The next [`poll`](Self::poll) reports other calls that ended meanwhile.
     ///
     /// # Errors
     /// How the call ended without a reply.
@@ -366,7 +369,7 @@ impl<F: Fabric> LocalClient<F> {
         self.call_on(self.first(), call)
     }
 
-    /// As [`call`](Self::call), on a connection of one's choice.
+    /// As [`call`](Self::call), on a given connection.
     ///
     /// # Errors
     /// How the call ended without a reply.
@@ -394,8 +397,10 @@ impl<F: Fabric> LocalClient<F> {
         }
     }
 
-    /// Takes no more calls, waits for those under way, and closes. Calls that are still under way after
-    /// `timeout` end with an error. Returns how those ended that [`poll`](Self::poll) had not told yet.
+    /// Closes after the calls under way; blocks for at most `timeout`.
+    ///
+    /// Calls still under way then end with an error. Returns the ended calls that [`poll`](Self::poll) has not
+    /// reported.
     pub fn close(mut self, timeout: Duration) -> Vec<Done> {
         self.shard.drain();
         let started = self.shard.now();

@@ -1,6 +1,7 @@
-//! The public face for those who call: [`LocalClient`] is polled by its caller, on the caller's thread;
-//! [`Client`] talks to a shard on a thread of its own, blocking or as a `Future`; an [`Endpoint`] is such a thread with
-//! any number of connections.
+//! Clients, calls and their configuration.
+//!
+//! [`LocalClient`] is polled by its caller, on the caller's thread. [`Client`] talks to a shard on a thread of its own,
+//! blocking or as a `Future`. An [`Endpoint`] is such a thread with any number of connections.
 
 mod call;
 mod endpoint;
@@ -28,29 +29,39 @@ pub use header::Credential;
 pub use local::{Connection, LocalClient};
 pub use threaded::{Client, Pending};
 
-/// Whom a client calls, as whom, and how.
+/// Program, credential and shard of a client.
+///
+/// ```
+/// use rpcrdma::client::{ClientConfig, Credential};
+///
+/// let mut config = ClientConfig::new(0x2000_0001, 1);
+/// config.credential = Credential::sys("host", 1000, 1000, &[])?;
+/// config.reconnect.attempts = 10;
+/// config.shard.limits.max_calls = 64;
+/// # Ok::<(), rpcrdma::xdr::NoSpace>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
-    /// Of the client's shard.
+    /// Configuration of the client's shard.
     pub shard: Config,
     /// Program number.
     pub program: u32,
     /// Program version.
     pub version: u32,
-    /// Default: `AUTH_NONE`.
+    /// Credential of all calls. Default: `AUTH_NONE`.
     pub credential: Credential,
-    /// What the client serves to its server, in the reverse direction (RFC 8167): on its shard, whatever
-    /// threads the procedures ask for. Default: nothing.
+    /// Services for calls from the server (reverse direction, RFC 8167). They run on the client's shard, whatever
+    /// threads the procedures ask for. Default: none.
     pub services: Option<Arc<Services>>,
-    /// What may be placed directly: calls that break it are not sent. `None`: the server alone decides.
-    /// RPCSEC_GSS integrity and privacy are heeded in any case.
+    /// Upper-layer bindings: calls that break them are not sent. `None`: only the server checks. RPCSEC_GSS integrity
+    /// and privacy are heeded in any case.
     pub bindings: Option<Arc<Bindings>>,
     /// How it connects, and what it does about a lost connection.
     pub connect: ConnectConfig,
 }
 
 impl ClientConfig {
-    /// Defaults, but for what has none.
+    /// Default configuration for calls of this program and version.
     pub fn new(program: u32, version: u32) -> Self {
         Self {
             shard: Config {

@@ -1,4 +1,4 @@
-//! A client whose shard has a thread of its own: any number of application threads call through it.
+//! A client whose shard has its own thread. Any number of application threads call through it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -22,26 +22,44 @@ use crate::shard::{
 };
 use crate::stats::ShardStats;
 
-/// A connection, as one application thread uses it. Another thread uses a clone of it: the same connection, with
-/// a queue of its own to the shard.
+/// A connection, as one application thread uses it; `Send`.
 ///
-/// Calls may block ([`call`](Self::call)) or be futures of any runtime ([`start`](Self::start)); so may what comes
-/// before them ([`connect_async`](Self::connect_async), [`alloc_async`](Self::alloc_async)). The client's
-/// memory is its shard's: a future that is dropped leaves its call to end by itself, and no buffer is freed
-/// that the device may still touch.
+/// A clone for another thread uses the same connection, with a queue of its own to the shard.
 ///
-/// Its connection, and the calls that are still under way, end with the last client of it. [`connect`](Self::connect)
-/// starts a thread, with a device and memory, for this connection alone; an [`Endpoint`] has many connections on one.
+/// Calls block ([`call`](Self::call)) or are futures of any runtime ([`start`](Self::start)). Connecting and allocating
+/// have both forms, too ([`connect_async`](Self::connect_async), [`alloc_async`](Self::alloc_async)). The client's
+/// memory is its shard's: when a future is dropped its call goes on to its end, and no buffer is freed that the device
+/// may still touch.
+///
+/// The connection, and calls under way, end with the last clone. [`connect`](Self::connect) starts a thread, with
+/// device and memory, for one connection; an [`Endpoint`] has many connections on one thread.
+///
+/// ```
+/// use rpcrdma::client::{ClientCall, ClientConfig};
+/// use rpcrdma::{Client, Procedure, Server, Services, server::ServerConfig};
+///
+/// let address = format!("soft:client-{}", std::process::id()).parse()?;
+/// let mut services = Services::new();
+/// services.add(0x2000_0001, 1, 1, Procedure::new(|_| Ok(())));
+/// let server = Server::start(&address, services, &ServerConfig::default())?;
+///
+/// let mut client = Client::connect(&address, ClientConfig::new(0x2000_0001, 1))?;
+/// let mut other = client.clone();
+/// let thread = std::thread::spawn(move || other.call(ClientCall::new(1)).map(drop));
+/// client.call(ClientCall::new(1))?;
+/// thread.join().expect("no panic")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Client {
     sender: Sender<Command>,
     slots: SlotTable<CallResult>,
     line: Arc<Line>,
 }
 
-/// What all clients of a connection have in common.
+/// State shared by all clones of a client.
 struct Line {
     conn: ConnRef,
-    /// Of a connection that ends with its last client. Before the shard, which may stop then.
+    /// Ends the connection with its last client. Before the shard, which may stop then.
     _owned: Option<OwnedConn>,
     closed: Arc<ClosedBecause>,
     shared: Arc<Shared>,
@@ -63,19 +81,19 @@ impl Pending {
         self.ticket.wait_with(self.idle, None).map_or_else(lost, ended)
     }
 
-    /// The end, if it has come.
+    /// Outcome of the call, if it has ended; does not block.
     pub fn try_take(&mut self) -> Option<CallResult> {
         self.ticket.try_take().map(ended)
     }
 }
 
-/// What the slot of a call says of its end.
+/// The outcome in a call's slot.
 #[inline]
 fn ended(outcome: Result<CallResult, Lost>) -> CallResult {
     outcome.unwrap_or_else(|Lost| lost())
 }
 
-/// Its shard has stopped, with its memory.
+/// The shard has stopped, and its memory is gone.
 #[cold]
 fn lost() -> CallResult {
     Err(CallError::ConnectionLost { sent: true }.into())
@@ -96,11 +114,11 @@ impl Future for Pending {
 }
 
 impl Client {
-    /// Starts a shard on a thread and connects: an [`Endpoint`] with one connection.
+    /// Starts an [`Endpoint`] with one connection; blocks until connected.
     ///
-    /// Each such client has a thread, a device and memory of its own, which take longer to make than a connection:
-    /// 2,000 on one host took 28 s, and 2,000 of one [`Endpoint`] 1.4 s. Who makes many connections makes one
-    /// [`Endpoint`], or one for each core, and [connects](Endpoint::connect) with that.
+    /// Each such client has its own thread, device and memory, which take longer to make than a connection: 2,000
+    /// clients on one host took 28 s, and 2,000 of one [`Endpoint`] 1.4 s. For many connections make one [`Endpoint`],
+    /// or one for each core, and [connect](Endpoint::connect) through it.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -108,8 +126,7 @@ impl Client {
         block_on(Self::connect_async(address, config))
     }
 
-    /// As [`connect`](Self::connect), as a future of any runtime. Dropped before it is ready, it leaves nothing
-    /// behind.
+    /// As [`connect`](Self::connect), as a future of any runtime. Dropped early, it leaves nothing behind.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -121,12 +138,12 @@ impl Client {
         async move { start.await?.connect_async(&address).await }
     }
 
-    /// On a connection that was made for it.
+    /// A client of a new connection.
     pub(super) fn connected(shared: Arc<Shared>, conn: OwnedConn, closed: Arc<ClosedBecause>) -> Self {
         Self::of(Arc::new(Line { conn: conn.conn(), _owned: Some(conn), closed, shared }))
     }
 
-    /// Calls in the reverse direction, on a connection that a server's shard has accepted.
+    /// A client in the reverse direction, on a connection that a server's shard accepted.
     pub(crate) fn reverse(shard: ShardHandle, conn: ConnRef, config: ClientConfig) -> Self {
         let closed = Arc::default();
         // A shard that has stopped is seen to be closed.
@@ -139,8 +156,10 @@ impl Client {
         Self { sender: line.shared.shard.connector().connect(calls), slots: SlotTable::new(calls as u32), line }
     }
 
-    /// Memory for a chunk of a call: only this connection's server is ever given access to it. Asks the shard, and
-    /// blocks until it answers, but not for a free buffer: [`alloc_async`](Self::alloc_async) waits for one.
+    /// Allocates memory for a chunk; blocks for the shard's answer.
+    ///
+    /// Only this connection's server ever gets access to it. It does not wait for a free buffer:
+    /// [`alloc_async`](Self::alloc_async) does.
     ///
     /// # Errors
     /// [`CallError::NoMemory`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) has no such
@@ -153,10 +172,10 @@ impl Client {
         }
     }
 
-    /// As [`alloc`](Self::alloc), and waits for a free buffer: a future of any runtime.
+    /// As [`alloc`](Self::alloc), as a future that waits for a free buffer.
     ///
-    /// Those that wait are served in order, also across a reconnect. The wait ends with the connection. Dropped,
-    /// the future gives up, and a buffer that it was given goes home.
+    /// Waiters are served in order, also across a reconnect. The wait ends with the connection. Dropped, the future
+    /// gives up, and returns a buffer that it was given.
     ///
     /// # Errors
     /// [`CallError::TooLong`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) never has such a buffer;
@@ -177,8 +196,7 @@ impl Client {
         answer
     }
 
-    /// Says something to the shard, by a ring of its own when this client's is full. Gives it back if the shard has
-    /// stopped.
+    /// Sends a command to the shard, by a new ring when this client's is full. Gives it back if the shard has stopped.
     #[inline]
     fn tell(&mut self, command: Command) -> Option<Command> {
         match self.sender.send(command) {
@@ -190,7 +208,7 @@ impl Client {
         }
     }
 
-    /// Starts a call.
+    /// Starts a call; does not block.
     ///
     /// # Errors
     /// [`CallError::TooManyCalls`] when this client has as many calls under way as
@@ -234,7 +252,7 @@ impl Client {
         Ok(Pending { ticket, idle })
     }
 
-    /// Calls, and waits for the end.
+    /// Calls, and blocks until the call ends.
     ///
     /// # Errors
     /// How the call ended without a reply.
@@ -242,14 +260,13 @@ impl Client {
         self.start(call)?.join()
     }
 
-    /// True once the connection is over for good, as [`close_reason`](Self::close_reason) says; false while it is
-    /// re-established.
+    /// Whether the connection is closed for good; false while reconnecting.
     pub fn is_closed(&self) -> bool {
         self.close_reason().is_some()
     }
 
-    /// Why the connection is over; `None` while it is not, or is to be made again. It is there before the
-    /// calls end that [end with it](CallError::ConnectionLost).
+    /// Why the connection is closed; `None` while open or reconnecting. Set before the calls [end with
+    /// it](CallError::ConnectionLost).
     pub fn close_reason(&self) -> Option<&CloseReason> {
         let closed = &self.line.closed;
         if closed.get().is_none() && self.sender.is_closed() {
@@ -258,12 +275,12 @@ impl Client {
         closed.get()
     }
 
-    /// What the client's shard did so far; `None` when it has stopped.
+    /// Statistics of the client's shard; blocks; `None` once it stopped.
     pub fn stats(&self) -> Option<ShardStats> {
         block_on(self.line.shared.shard.ask(|answer| Command::Stats(0, answer))).ok()
     }
 
-    /// Takes no more calls; the connection ends with those under way.
+    /// Takes no more calls; the connection closes after those under way.
     pub fn close(&self) {
         self.line.shared.shard.send(Command::Close(self.line.conn));
     }

@@ -1,5 +1,4 @@
-//! Characteristics of running connections (xcharext-02): what this end changes, and what it asks its peers to
-//! change.
+//! Characteristics of established connections (xcharext-02): changes at this end, and requests to peers.
 
 use super::{Connection, LocalClient};
 use crate::fabric::Fabric;
@@ -8,14 +7,14 @@ use crate::proto::exchange::{ChangeError, Characteristic, Event};
 use crate::shard::ResizeError;
 
 impl<F: Fabric> LocalClient<F> {
-    /// Changes the size of the Receives of all connections, while calls run: larger ones take effect when
-    /// all older ones have been used up by messages that arrive, smaller ones when every peer is known to
-    /// have read that it may send no more. Until then `receive_size` and `receive_size_posted` of the
+    /// Changes the receive size of all connections while calls run; allocates.
+    ///
+    /// Larger receives take effect once arriving messages have used up the older ones. Smaller ones take effect once
+    /// every peer has read the new limit. Until then `receive_size` and `receive_size_posted` of the
     /// [statistics](Self::stats) differ.
     ///
-    /// Memory for Receives of another size than [`wire.receive_size`](crate::config::WireConfig::receive_size) is made
-    /// here, and given back when it is no longer used: this takes as long as making a pool of `receives`
-    /// of them.
+    /// Receives of another size than [`wire.receive_size`](crate::config::WireConfig::receive_size) get a new pool,
+    /// freed after use: this takes as long as making a pool of `memory.receives` of them.
     ///
     /// # Errors
     /// Nothing has changed.
@@ -23,8 +22,7 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.change_receive_size(bytes)
     }
 
-    /// From now on calls on a connection offer a handle for Send With Invalidate, or none, and the server is
-    /// told.
+    /// Switches Send With Invalidate for a connection's calls; informs the server.
     ///
     /// # Errors
     /// Nothing has changed: [`ChangeError::Unsupported`] with a peer that does not know of such changes,
@@ -34,8 +32,7 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.set_remote_invalidation(connection.0, yes)
     }
 
-    /// Asks the server to change characteristics of its end. [`take_changes`](Self::take_changes) tells what
-    /// becomes of it.
+    /// Asks the server to change its characteristics. [`take_changes`](Self::take_changes) reports the outcome.
     ///
     /// # Errors
     /// Nothing was asked for.
@@ -43,18 +40,18 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.request_change(connection.0, wanted)
     }
 
-    /// What servers have told of their characteristics, asked for, and answered, oldest first; the last 256.
+    /// Takes the last 256 events about characteristics, oldest first.
     pub fn take_changes(&mut self) -> Vec<(Connection, Event)> {
         self.shard.take_changes().map(|(conn, event)| (Connection(conn), event)).collect()
     }
 
-    /// What a connection may send, and what it may be sent; `None` when it is not open.
+    /// Negotiated limits of a connection; `None` while not established.
     pub fn terms(&self, connection: Connection) -> Option<Terms> {
         self.shard.terms(connection.0)
     }
 
-    /// Messages (version 1: calls) that a connection may send now, by the credits that its server has
-    /// granted; `None` when it is not open.
+    /// Messages that a connection may send now, by its granted credits. In version 1, calls. `None` while not
+    /// established.
     pub fn credits(&self, connection: Connection) -> Option<u32> {
         self.shard.credits(connection.0)
     }
