@@ -1,10 +1,10 @@
-//! Connections that a server accepts.
+//! Accepting and evicting connections.
 
 use std::time::Duration;
 
 use super::{ConfigError, duration};
 
-/// How a server accepts connections, and which it evicts.
+/// Setup and eviction of accepted connections.
 ///
 /// | too short | too long |
 /// |---|---|
@@ -13,13 +13,16 @@ use super::{ConfigError, duration};
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct AcceptConfig {
-    /// Time to set up an incoming connection: until both ends know of it. If version 2 alone is spoken, until its first
-    /// message. At most 24 h. Default 5 s.
+    /// Time-out for an incoming connection's setup, at most 24 h. Default 5 s.
+    ///
+    /// Setup ends when both ends know of the connection; with version 2 only, at its first message.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
     pub setup: Duration,
-    /// Time without useful messages after which a connection may be evicted, when another one needs receives. Default
-    /// 10 s. One without any message is evicted after 10 ms. For another host, any connection may be evicted whose host
-    /// keeps more than its share of [`receives`](super::MemoryConfig::receives).
+    /// Silence after which a connection may be evicted. Default 10 s.
+    ///
+    /// Accepted connections without useful messages are evicted when others need receives. One that has sent nothing
+    /// yet may be evicted after 10 ms. A connection of a host with more than its share of
+    /// [`receives`](super::MemoryConfig::receives) may be evicted for another host at any time.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
     pub evict_after: Duration,
 }
@@ -31,7 +34,7 @@ impl Default for AcceptConfig {
 }
 
 impl AcceptConfig {
-    /// Checks what the types do not.
+    /// Checks all values.
     ///
     /// # Errors
     /// Names the knob and its bounds.

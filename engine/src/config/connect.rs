@@ -1,10 +1,10 @@
-//! Connections that a client makes.
+//! Connecting and reconnecting of clients.
 
 use std::time::Duration;
 
 use super::{ConfigError, LONGEST, check, duration};
 
-/// How a client connects, and what it does about a lost connection.
+/// Connecting, reconnecting after a lost connection, and retransmission of calls.
 ///
 /// | wrong | effect |
 /// |---|---|
@@ -17,21 +17,23 @@ use super::{ConfigError, LONGEST, check, duration};
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct ConnectConfig {
-    /// Time until a connection is open, or the client gives up. At most 24 h. Default 5 s.
+    /// Time-out of connecting. At most 24 h. Default 5 s.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
     pub timeout: Duration,
-    /// Time that the client waits for the answer to its first message. Then it tries version 1. At most 24 h.
-    /// Default 1 s.
+    /// Wait for the first answer before falling back to version 1. At most 24 h. Default 1 s.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
     pub negotiation: Duration,
-    /// Attempts to reconnect before a lost connection is given up; 0 for none. Default 0. A connection of use starts
-    /// the count anew: a call was answered, or it was open for the longest of
+    /// Attempts to reconnect before giving up. Default 0.
+    ///
+    /// The count restarts after a useful connection: a call was answered, or it was open for the longest
     /// [`reconnect_backoff`](Self::reconnect_backoff).
     pub reconnect_attempts: u32,
-    /// Wait before the first attempt, and the longest: the wait doubles each time. At most 24 h. Default 10 ms and 1 s.
+    /// First and longest wait before an attempt; it doubles each time. At most 24 h. Default 10 ms and 1 s.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::durations"))]
     pub reconnect_backoff: (Duration, Duration),
-    /// Keeps each call, most as a copy, until its reply arrives, to retransmit it on a new connection. Default false.
+    /// Retransmits unanswered calls on a new connection. Default false.
+    ///
+    /// Keeps each call until its reply arrives, most as a copy.
     pub retransmit: bool,
 }
 
@@ -48,7 +50,7 @@ impl Default for ConnectConfig {
 }
 
 impl ConnectConfig {
-    /// Checks what the types do not.
+    /// Checks all values.
     ///
     /// # Errors
     /// Names the knob and its bounds.

@@ -1,4 +1,4 @@
-//! The device, and what its packets are marked with.
+//! The RDMA device, and the marks of its packets.
 
 use super::{ConfigError, check};
 use crate::fabric::path::{OutOfRange, PathConfig};
@@ -14,27 +14,33 @@ use crate::fabric::path::{OutOfRange, PathConfig};
 #[derive(Clone, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct DeviceConfig {
-    /// The RDMA device, such as `mlx5_0`, of all addresses; of no meaning to the other fabrics. Default: the one that
-    /// the [address](crate::Address#devices) names, or the one that has it or is on the way there.
+    /// Name of the RDMA device, such as `mlx5_0`. Other fabrics ignore it.
+    ///
+    /// Default: the one that the [address](crate::Address#devices) names, else the one that has the address, or the
+    /// route to it.
     pub name: Option<String>,
-    /// Index of the device's GID that connections go out from, and a server listens at; of no meaning to the other
-    /// fabrics. Default: the one that the address names, or the one of the way there.
+    /// GID index of this side. Other fabrics ignore it.
+    ///
+    /// Default: the one that the address names, else that of the route.
     pub gid_index: Option<u32>,
-    /// Type of service of IPv4, traffic class of IPv6 and of RoCE, of this side's packets: the DSCP in the upper six
-    /// bits. 0 to 255. Verbs and iWARP; other fabrics refuse it. Default: of RoCE what the client asked for, else the
-    /// system's.
+    /// Type of service or traffic class of packets, 0 to 255.
+    ///
+    /// For IPv4, IPv6 and RoCE; the DSCP is the upper six bits. Verbs and iWARP; other fabrics refuse it. Default: a
+    /// RoCE server takes the client's, all others the system's.
     pub tos: Option<u8>,
-    /// Service level of InfiniBand, priority of RoCE over VLANs, of this side's packets. 0 to 15. Verbs alone; other
-    /// fabrics refuse it. Default: the one of the path.
+    /// InfiniBand service level, or VLAN priority of RoCE, 0 to 15.
+    ///
+    /// Verbs only; other fabrics refuse it. Default: that of the path.
     pub service_level: Option<u8>,
-    /// Path MTU: 256, 512, 1024, 2048 or 4096 bytes, at most what the port has. A client connects with it; a server
-    /// refuses clients that ask for more. Verbs alone, and of clients RoCE alone; other fabrics refuse it. Default:
-    /// the one of the path.
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 bytes.
+    ///
+    /// At most the port's MTU. A client connects with it; a server refuses clients that ask for more. Verbs only,
+    /// clients on RoCE only; other fabrics refuse it. Default: that of the path.
     pub path_mtu: Option<u32>,
 }
 
 impl DeviceConfig {
-    /// What the packets of a shard like this are to have.
+    /// Marks of the packets of such a shard.
     pub fn path(&self) -> PathConfig {
         PathConfig { tos: self.tos, service_level: self.service_level, path_mtu: self.path_mtu }
     }

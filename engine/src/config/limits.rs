@@ -3,7 +3,7 @@
 use super::{ConfigError, MemoryConfig, RECEIVE_MARGIN, check, range};
 use crate::proto::{MAX_CREDITS, MIN_CREDITS};
 
-/// Limits against peers: what one connection may have under way, and what it may send without use.
+/// Limits of one connection: outstanding work, and messages without use.
 ///
 /// | too small | too large |
 /// |---|---|
@@ -15,43 +15,54 @@ use crate::proto::{MAX_CREDITS, MIN_CREDITS};
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct LimitsConfig {
-    /// Credit limit that a connection starts with: receives kept for it, messages that its peer may have under way, and
-    /// calls that are not answered among them. 4 to 32767. Default 64. Each costs `receive_size` bytes. A new
-    /// connection gets at most an eighth of what [`receives`](super::MemoryConfig::receives) has left beyond 128.
+    /// Initial credit limit of a connection, 4 to 32767. Default 64.
+    ///
+    /// It bounds the receives kept for the connection, the messages that its peer may have outstanding, and the
+    /// unanswered calls among them. Each credit costs `receive_size` bytes. A new connection gets at most an eighth of
+    /// the [`receives`](super::MemoryConfig::receives) left beyond 128.
     pub credits: u32,
-    /// Credit limit that a connection may grow to which uses all of it. Less than [`credits`](Self::credits) counts as
-    /// `credits`. It grows while three quarters of the receives are free. Credit limits shrink again when receives get
-    /// short, but for those of version 1. 4 to 32767. Default 256.
+    /// Highest credit limit of a busy connection, 4 to 32767. Default 256.
+    ///
+    /// Less than [`credits`](Self::credits) counts as `credits`. A limit grows while three quarters of the receives are
+    /// free. It shrinks again, except in version 1, when receives get short.
     pub max_credits: u32,
-    /// Calls in the reverse direction that may be under way in version 1, which counts the directions apart: a client
-    /// with services keeps receives for so many, at least 1, a server for so many replies. 0 to 32767. Default 8.
+    /// Outstanding reverse-direction calls in version 1, 0 to 32767. Default 8.
+    ///
+    /// Version 1 counts the directions apart: a client with services keeps receives for so many, at least 1, a server
+    /// for so many replies.
     pub reverse_credits: u32,
     /// Outstanding calls of a client connection, 1 to 65536. Default 128. Each costs about 100 bytes.
     pub max_calls: usize,
-    /// Unanswered calls of one connection that handlers may have taken
-    /// ([`DeferredCall`](crate::service::DeferredCall)): further ones wait. A call that is taken, or waits for that,
-    /// keeps its memory, and the receive that it came in. At least 1. Default 1024.
+    /// Deferred calls of one connection, at least 1. Default 1024.
+    ///
+    /// Further calls of [deferred](crate::service::DeferredCall) procedures wait. A deferred or waiting call keeps its
+    /// memory, and its receive.
     pub max_deferred: u32,
-    /// RDMA Reads of one connection that may be under way for its peer's calls: further calls with Read chunks wait.
-    /// The Reads of one call, one for each segment, are not parted: it goes alone. At least 1. Default none: what
-    /// credits and memory allow.
+    /// Outstanding RDMA Reads of one connection, at least 1. Default none.
+    ///
+    /// Further calls with Read chunks wait. The Reads of one call, one for each segment, are not split: a call that
+    /// exceeds the limit goes alone. Without a limit, credits and memory bound them.
     pub max_reads: Option<usize>,
-    /// The same, of bytes. At least 1. Default none.
+    /// Outstanding bytes of RDMA Reads, at least 1. Default none.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::some_bytes"))]
     pub max_read_bytes: Option<usize>,
-    /// Bytes that the RDMA Writes of one connection may have under way, for replies with Write chunks or in Reply
-    /// chunks: further ones wait, with their results. The Writes of one reply are not parted: it goes alone. At least
-    /// 1. Default none: what credits and memory allow.
+    /// Outstanding bytes of RDMA Writes, at least 1. Default none.
+    ///
+    /// Applies to replies with Write chunks or in Reply chunks. Further replies wait, with their results. The Writes of
+    /// one reply are not split: a reply that exceeds the limit goes alone. Without a limit, credits and memory bound
+    /// them.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::some_bytes"))]
     pub max_write_bytes: Option<usize>,
-    /// Bytes per second of a peer that is slow but works, in both directions together: it is not disconnected for what
-    /// it owes ([`progress`](super::TimeoutConfig::progress)). At least 1. Default 16 KiB, which a line of 256 kbit/s
-    /// moves with delay and loss. A peer that is so slow may hold its share of memory for as long as its calls take at
-    /// this rate.
+    /// Lowest rate of a working peer, bytes per second, both directions.
+    ///
+    /// A peer at this rate is not disconnected for [`progress`](super::TimeoutConfig::progress). It may hold its share
+    /// of memory for as long as its calls take at this rate. At least 1. Default 16 KiB, which a line of 256 kbit/s
+    /// moves with delay and loss.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::bytes"))]
     pub min_rate: u64,
-    /// Messages without use that a peer may send in a second, and at once: malformed ones, replies to no call, grants
-    /// that nothing asked for. Beyond that its connection ends. Default 1000.
+    /// Unsolicited messages per second, and at once. Default 1000.
+    ///
+    /// Malformed messages, replies to no call, grants that nothing asked for. Beyond that the connection is closed.
     pub max_unsolicited_per_second: u32,
 }
 

@@ -4,7 +4,7 @@ use rpcrdma_mempool::{Arena, PagePolicy};
 
 use super::{BUFFER_ALIGN, ConfigError, RECEIVE_MARGIN, check, range};
 
-/// Memory of a shard: receives and buffers, which are made and registered when it starts.
+/// Memory of a shard: receives and buffers, registered at the start.
 ///
 /// | too small | too large |
 /// |---|---|
@@ -16,45 +16,56 @@ use super::{BUFFER_ALIGN, ConfigError, RECEIVE_MARGIN, check, range};
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct MemoryConfig {
-    /// Receives of the shard: bounds receive memory whatever the number of connections. When they are short, each host
-    /// keeps an equal part, at most half. 256 to 1048576. Default 4096.
+    /// Receives of the shard, 256 to 1048576. Default 4096.
+    ///
+    /// Bounds receive memory whatever the number of connections. When receives are short, each host keeps an equal
+    /// part, at most half.
     pub receives: usize,
-    /// Buffers of 512 bytes for short messages, 16 to 16777216. Default 4096: as many as [`receives`](Self::receives),
-    /// so that each call under way has one for a short reply, whatever others keep.
+    /// Buffers of 512 bytes, 16 to 16777216. Default 4096.
+    ///
+    /// As many as [`receives`](Self::receives) guarantee each call under way a buffer for a short reply.
     pub small_buffers: usize,
-    /// Buffers of [`receive_size`](super::WireConfig::receive_size) bytes and headroom, beside those for
-    /// [`receives`](Self::receives): for long messages, and for received ones that the application still holds.
-    /// 1 to 16777216. Default 512.
+    /// Buffers of `receive_size` bytes and headroom, 1 to 16777216. Default 512.
+    ///
+    /// For long messages, and for received messages that the application still holds; beside those for
+    /// [`receives`](Self::receives).
     pub message_buffers: usize,
-    /// Buffers for bulk data: bytes and number of each class, 1 byte to 1 GiB and 1 to 16777216. A server reads and
-    /// writes chunks through them. A client connection has its own set, made when it is first used. Where peers reach
-    /// exposed memory at any time (the software fabric) a shard has one more set, for copies of long replies. Default
-    /// 32 of 64 KiB and 8 of 1 MiB.
+    /// Buffers for bulk data: bytes and number of each class.
+    ///
+    /// 1 byte to 1 GiB, 1 to 16777216 buffers. A server reads and writes chunks through them. A client connection has
+    /// its own set, made when it is first used. Where peers reach exposed memory at any time (the software fabric) a
+    /// shard has one more set, for copies of long replies. Default 32 of 64 KiB and 8 of 1 MiB.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::classes"))]
     pub bulk_buffers: Vec<(usize, usize)>,
-    /// Buffers for RPC messages longer than one Send, to be sent, assembled or fetched: bytes and number of each class,
-    /// in the same ranges. Default 16 of 32 KiB and 2 of 1 MiB.
+    /// Buffers for long RPC messages: bytes and number of each class.
+    ///
+    /// For messages longer than one Send, to be sent, assembled or fetched. Ranges as of
+    /// [`bulk_buffers`](Self::bulk_buffers). Default 16 of 32 KiB and 2 of 1 MiB.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::classes"))]
     pub long_buffers: Vec<(usize, usize)>,
-    /// Alignment of the memory of Read chunks and of results in Write chunks, at a server: what the device wants that
-    /// they go on to, such as 512 or 4096 bytes for O_DIRECT. Each such buffer must hold so much more, less 64 bytes:
-    /// [`bulk_buffers`](Self::bulk_buffers) must be longer than the chunks. A chunk that no such buffer holds is not
-    /// aligned; any other chunk takes those buffers alone. A power of two, 64 to 4096. Default 64.
+    /// Alignment of chunks at a server: a power of two, 64 to 4096.
+    ///
+    /// For Read chunks, and results in Write chunks, that go on to a device: 512 or 4096 bytes for `O_DIRECT`. Buffers
+    /// must be longer than chunks by the alignment, less 64 bytes: choose [`bulk_buffers`](Self::bulk_buffers) longer
+    /// than the chunks. A chunk that no such buffer holds is not aligned; any other chunk takes those buffers only.
+    /// Default 64.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::bytes"))]
     pub chunk_align: usize,
-    /// Pages that the pools are made of. Default: the largest available.
+    /// Page size of the pools. Default: the largest available.
     pub pages: PagePolicy,
-    /// Whether the pools' pages are touched when they are made. Otherwise the first use of each page costs a page
-    /// fault, and a host without memory is noticed then: for tests, which make many shards and use little of each. RDMA
-    /// devices pin, and so touch, all registered memory. Default true.
+    /// Touches the pools' pages when they are made. Default true.
+    ///
+    /// Otherwise the first use of each page costs a page fault, and a lack of memory shows only then: for tests, which
+    /// make many shards and use little of each. RDMA devices pin, and so touch, all registered memory.
     pub prefault: bool,
-    /// NUMA node of the pools. Default: where the shard runs.
+    /// NUMA node of the pools. Default: that of the shard's core.
     pub numa_node: Option<u32>,
-    /// Further memory of the application that the shard may send from
-    /// ([`ServerCall::set_result`](crate::ServerCall::set_result)), and read into
-    /// ([`Procedure::place_reads_in`](crate::Procedure::place_reads_in)): arenas of its own making, or over memory that it has
-    /// mapped ([`Arena::over`]). Never exposed to peers. Each shard of a server registers all of them, so that whichever
-    /// has a call may answer from any. Default none. No part of configuration files.
+    /// Memory of the application that the shard registers. Default none.
+    ///
+    /// The shard sends from it ([`ServerCall::set_result`](crate::ServerCall::set_result)) and reads into it
+    /// ([`Procedure::place_reads_in`](crate::Procedure::place_reads_in)). Arenas are made by the application, or are
+    /// over memory that it has mapped ([`Arena::over`]). They are never exposed to peers. Each shard of a server
+    /// registers all of them, so that any shard can answer from any arena. Not in configuration files.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub arenas: Vec<Arena>,
 }

@@ -1,7 +1,10 @@
-//! Every knob of a shard, with its unit, its default and its cost. `tuning.md` says when to change one.
+//! Knobs of a shard: units, ranges, defaults, costs.
 //!
-//! [`Config`] is of every shard, [`AcceptConfig`] of servers, [`ConnectConfig`] of clients. One group for each subject; each group's page says what breaks when a knob is wrong. Knobs are written as
-//! `memory.receives`: in errors, in documents, and in the configuration files of programs.
+//! `tuning.md` describes when to change them.
+//!
+//! [`Config`] is of every shard, [`AcceptConfig`] of servers, [`ConnectConfig`] of clients. One group for each subject;
+//! the page of a group lists the effects of wrong values. Knobs are written as `memory.receives` in errors, in
+//! documents and in configuration files.
 //!
 //! ```
 //! use rpcrdma::Config;
@@ -61,8 +64,10 @@ pub struct Config {
     pub wire: WireConfig,
     /// RDMA device, and marks of its packets.
     pub device: DeviceConfig,
-    /// Sockets, CRCs and time limits of the iWARP fabric; of no meaning to the others. Its `max_message`,
-    /// `shared_receives` and `tos` follow from `wire.receive_size`, `memory.receives` and `device.tos`.
+    /// Sockets, CRCs and time-outs of the iWARP fabric; ignored by others.
+    ///
+    /// Its `max_message`, `shared_receives` and `tos` follow from `wire.receive_size`, `memory.receives` and
+    /// `device.tos`.
     pub iwarp: IwarpConfig,
     /// Loop of the shard.
     pub poll: PollConfig,
@@ -101,7 +106,7 @@ fn range<T: PartialOrd + Display>(knob: &'static str, value: T, of: RangeInclusi
     }
 }
 
-/// Longest time that is added to clocks: they do not overflow.
+/// Longest duration: clocks do not overflow.
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Refuses a time that is zero or too long.
@@ -111,7 +116,7 @@ pub(crate) fn duration(knob: &'static str, value: Duration) -> Result<(), Config
 }
 
 impl Config {
-    /// The software fabric for a shard like this.
+    /// Configuration of the software fabric for such a shard.
     pub fn software(&self) -> SoftwareConfig {
         let (max_message, defaults) = (self.wire.longest_message(), SoftwareConfig::default());
         SoftwareConfig {
@@ -124,7 +129,7 @@ impl Config {
         }
     }
 
-    /// The iWARP fabric for a shard like this.
+    /// Configuration of the iWARP fabric for such a shard.
     pub fn iwarp(&self) -> IwarpConfig {
         IwarpConfig {
             max_message: self.wire.longest_message(),
@@ -134,7 +139,7 @@ impl Config {
         }
     }
 
-    /// The verbs fabric for a shard like this.
+    /// Configuration of the verbs fabric for such a shard.
     #[cfg(feature = "verbs")]
     pub fn verbs(&self) -> VerbsConfig {
         VerbsConfig {

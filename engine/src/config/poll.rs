@@ -5,8 +5,9 @@ use std::time::Duration;
 use super::{ConfigError, check, duration};
 use crate::handoff::idle::IdlePolicy;
 
-/// The loop of a shard: its core, what it does when idle, and what it saves where. The defaults of `batch`,
-/// `decode_by_layout` and `coalesce_grants` are right; they are switches so that each can be measured.
+/// Polling loop of a shard: core, idle policy, batching.
+///
+/// The defaults of `batch`, `decode_by_layout` and `coalesce_grants` are right; they are switches for measurements.
 ///
 /// | wrong | effect |
 /// |---|---|
@@ -19,24 +20,27 @@ use crate::handoff::idle::IdlePolicy;
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct PollConfig {
-    /// The core that the shard's thread is pinned to. Default: none.
+    /// Core that the shard's thread is pinned to. Default: none.
     pub core: Option<usize>,
-    /// What the shard's thread does when there is nothing to do. Default adaptive.
+    /// Idle policy of the shard's thread. Default adaptive.
     pub idle: IdlePolicy,
-    /// Longest sleep, and longest time between looks at the control plane while busy. At most 24 h. Default 10 ms.
+    /// Longest sleep, and longest control-plane interval while busy. At most 24 h. Default 10 ms.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
     pub control_interval: Duration,
-    /// Every how many Sends of a queue pair one is signaled. 1 signals each. Default 16.
+    /// Sends of a queue pair for each signaled one. Default 16. 1 signals each.
     pub signal_every: u32,
-    /// One post per queue pair and turn; without, each work request is posted by itself. Default true.
+    /// Batches work requests: one post per queue pair and turn. Default true.
     pub batch: bool,
-    /// Fast-path decoding of headers with the usual layout; without, each is checked item by item. Default true.
+    /// Fast-path decoding of headers with the usual layout. Default true.
     pub decode_by_layout: bool,
-    /// Pure grants wait until half the credit limit is used; without, each message is reported at once. Default true.
+    /// Delays pure grants until half the credit limit is used. Default true.
+    ///
+    /// Otherwise each message is acknowledged at once.
     pub coalesce_grants: bool,
-    /// Every how many calls, in the mean, one is timed for the latency histogram, and counted in what a server keeps
-    /// of each procedure ([`ProcedureStats`](crate::stats::ProcedureStats)): a power of two, 1 for all, or 0 for
-    /// none. Default 64. Timing a call reads the clock twice.
+    /// Calls for each one timed, on average. Default 64.
+    ///
+    /// A power of two; 1 for all, 0 for none. Timed calls are in the latency histogram, and in
+    /// [`ProcedureStats`](crate::stats::ProcedureStats) of a server. Timing a call reads the clock twice.
     pub sample_latency: u32,
 }
 

@@ -13,18 +13,21 @@ use super::{ConfigError, check};
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct TimeoutConfig {
-    /// Time that a peer may owe something for which this side holds memory: to take what it is sent, to answer RDMA
-    /// Reads, to grant a credit for replies that wait, to end a message that it has begun. Then its connection ends.
-    /// Time in which it moves at least [`min_rate`](super::LimitsConfig::min_rate) does not count, where a reply that
-    /// is granted counts as [`receive_size`](super::WireConfig::receive_size) bytes. A verbs device does not tell what
-    /// moves: there the time that all of it takes at that rate is added. Checked every eighth of it; `Duration::MAX`
-    /// ("never" in files) for never. Default 10 s.
+    /// Time-out of a stalled peer for which memory is held. Default 10 s.
+    ///
+    /// A peer stalls when it does not take sent data, answer RDMA Reads, grant a credit for waiting replies, or finish
+    /// a message that it has begun. Then its connection is closed. Time in which it moves at least
+    /// [`min_rate`](super::LimitsConfig::min_rate) does not count; a granted reply counts as
+    /// [`receive_size`](super::WireConfig::receive_size) bytes. A verbs device does not report partial progress: there
+    /// the time of the whole transfer at that rate is added. Checked every eighth of it; `Duration::MAX` ("never" in
+    /// files) disables it.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
     pub progress: Duration,
-    /// Time without sending before a keep-alive probe, at most an eighth of that later, so that this is done for many
-    /// connections at once; zero for never. In version 2 the probe is a pure grant; in version 1 an RDMA Write of no
-    /// bytes, which the peer's device acknowledges (it must permit RDMA Writes, as that of every requester with Write
-    /// or Reply chunks does). Default never.
+    /// Idle time before a keep-alive probe; zero (default) for never.
+    ///
+    /// The probe is sent at most an eighth later, so that many connections are probed together. In version 2 it is a
+    /// pure grant; in version 1 an RDMA Write of no bytes, which the peer's device acknowledges. The peer must permit
+    /// RDMA Writes, as every requester with Write or Reply chunks does.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
     pub keep_alive: Duration,
 }

@@ -1,4 +1,4 @@
-//! What goes over the wire, and in which form.
+//! Wire protocol.
 
 use super::{ConfigError, check};
 use crate::auth::AuthPolicy;
@@ -6,8 +6,9 @@ use crate::proto::CreditMode;
 use crate::wire::Revision;
 use crate::wire::properties::ReverseSupport;
 
-/// Protocol version, form of messages, and authentication of hosts. Both ends must agree on `revision`; versions,
-/// credits and thresholds are negotiated.
+/// Protocol version, form of messages, and authentication of hosts.
+///
+/// Both ends must agree on `revision`; versions, credits and thresholds are negotiated.
 ///
 /// | wrong | effect |
 /// |---|---|
@@ -20,44 +21,52 @@ use crate::wire::properties::ReverseSupport;
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct WireConfig {
-    /// Protocol version and credit accounting that this end prefers. Default: version 2, windowed.
+    /// Preferred protocol version and credit accounting. Default: version 2, windowed.
     pub credit_mode: CreditMode,
-    /// Goes on in version 1 with a peer that does not speak version 2; a server also takes peers that start in it.
-    /// Default true.
+    /// Accepts peers that speak only version 1. Default true.
     pub version_1: bool,
     /// Code points of version 2. Default: draft-ietf-nfsv4-rpcrdma-version-two-00.
     pub revision: Revision,
-    /// Size of each receive, and the longest Send, in bytes; the inline thresholds are the least of both ends. 1024 to
-    /// 1048576, a multiple of 4; at least 4096 in version 2. Default 4096.
+    /// Bytes of each receive, and of the longest Send. Default 4096.
+    ///
+    /// 1024 to 1048576, a multiple of 4; at least 4096 in version 2. The inline thresholds are the smaller of both
+    /// ends'.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::bytes"))]
     pub receive_size: usize,
-    /// The most that [`receive_size`](Self::receive_size) may be changed to while connected
-    /// ([`LocalClient::change_receive_size`](crate::LocalClient::change_receive_size)), and the longest Send to a peer
-    /// that takes so much; bytes. Less than `receive_size` counts as `receive_size`. Default 0.
+    /// Upper bound of [`receive_size`](Self::receive_size) while connected, bytes. Default 0.
+    ///
+    /// See [`LocalClient::change_receive_size`](crate::LocalClient::change_receive_size). It also bounds Sends to a
+    /// peer with larger receives. Less than `receive_size` counts as `receive_size`.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::bytes"))]
     pub max_receive_size: usize,
-    /// Offers to peers that either end may change its characteristics while connected, in version 2. Default true.
+    /// Lets either end change its characteristics while connected. Default true.
+    ///
+    /// Version 2 only.
     pub optional_operations: bool,
-    /// Changes the size of the shard's receives when a peer asks for it, within 4096 and
-    /// [`max_receive_size`](Self::max_receive_size): for trusted peers, because it is the same for all of them. Default
-    /// false.
+    /// Resizes receives when a peer asks for it. Default false.
+    ///
+    /// Within 4096 and [`max_receive_size`](Self::max_receive_size). For trusted peers: the size is the same for all of
+    /// them.
     pub resize_on_request: bool,
-    /// RPC messages up to this length are continued in several messages rather than sent as a chunk, where the peer has
-    /// version 2; bytes. Default 8192, which two or three messages hold; from there on a chunk is cheaper
+    /// Continues messages up to this length instead of using chunks, bytes.
+    ///
+    /// Version 2 only. Default 8192, which takes two or three messages; longer ones are cheaper as a chunk
     /// (`tuning.md`).
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::bytes"))]
     pub continue_up_to: usize,
-    /// Longest RPC message that is assembled from parts, or fetched as a long call, and longest call that is sent in
-    /// parts because it may have no chunks; bytes, at most 1 GiB. Default 1 MiB.
+    /// Longest RPC message assembled, fetched, or sent in parts, bytes.
+    ///
+    /// Sending in parts is for calls without chunks. At most 1 GiB. Default 1 MiB.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::bytes"))]
     pub reassemble_up_to: usize,
-    /// Calls in the reverse direction that a client with services takes: inline ones only, or any. Default any.
+    /// Reverse-direction calls that a client with services takes. Default any.
     pub reverse: ReverseSupport,
-    /// Whether peers must authenticate, in version 2. Default off. A shard's connections in both roles follow it. No
-    /// part of configuration files: it has keys.
+    /// Host authentication, in version 2. Default off.
+    ///
+    /// A shard's connections in both roles follow it. Not in configuration files: it has keys.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub host_auth: AuthPolicy,
-    /// A client offers one handle of a call for Send With Invalidate, a server uses what is offered. Default true.
+    /// Send With Invalidate: clients offer a handle, servers use it. Default true.
     pub remote_invalidate: bool,
 }
 
@@ -99,7 +108,7 @@ impl WireConfig {
         )
     }
 
-    /// Longest message that is ever sent or received, bytes.
+    /// Longest message sent or received, bytes.
     pub(crate) fn longest_message(&self) -> usize {
         self.receive_size.max(self.max_receive_size)
     }
