@@ -1,4 +1,4 @@
-//! A server that its caller polls: no thread of its own.
+//! A server that its caller polls, without a thread of its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,9 +13,10 @@ use crate::service::{LocalServices, Services, ShardSetup};
 use crate::shard::{OpenError, Shard, Workers, check};
 use crate::stats::ShardStats;
 
-/// A server on the caller's own thread, in the caller's own loop: nothing happens unless it is polled. One that
-/// never sleeps calls [`poll`](Self::poll) and does its other work in between. One that sleeps in an epoll of its own
-/// has this server's [descriptor](AsFd) in it, and goes by
+/// A server polled on the caller's own thread; not `Send`.
+///
+/// A caller that never sleeps calls [`poll`](Self::poll) between its other work. A caller that sleeps in an epoll of
+/// its own adds the server's [descriptor](AsFd) to it:
 ///
 /// ```no_run
 /// # fn epoll_wait(_: std::time::Duration) {}
@@ -41,10 +42,11 @@ pub struct LocalServer {
 }
 
 impl LocalServer {
-    /// Serves an address on the caller's thread. Procedures declared
-    /// [`on_workers`](crate::Procedure::on_workers) run on the threads of [`ServerConfig::workers`]: one that finishes
-    /// wakes a caller that sleeps on the descriptor. Dropping the server waits for its workers, which first finish their
-    /// queue.
+    /// Serves an address on the caller's thread; takes milliseconds, allocates.
+    ///
+    /// Procedures declared [`on_workers`](crate::Procedure::on_workers) run on the threads of
+    /// [`ServerConfig::workers`]. A worker that finishes wakes a caller that sleeps on the descriptor. Dropping the
+    /// server blocks until its workers have finished their queue.
     ///
     /// Of the configuration, `shard`, `accept`, `workers` and `peers` apply.
     ///
@@ -60,7 +62,9 @@ impl LocalServer {
         Self::open(address, config, workers, |shard, workers| serve(shard, &services, workers))
     }
 
-    /// Serves what `make` makes from the shard's memory and waker: handlers that share state of this thread.
+    /// As [`start`](Self::start), with services whose handlers share this thread's state.
+    ///
+    /// `make` gets the shard's memory and waker.
     ///
     /// # Errors
     /// As [`start`](Self::start); with [`ServerConfig::workers`], as local services do not go to other threads.
@@ -78,7 +82,7 @@ impl LocalServer {
         })
     }
 
-    /// Opens a device for an address, has its shard serve what `equip` says, and listens there.
+    /// Opens a device for an address, equips its shard by `equip`, and listens.
     fn open(
         address: &Address,
         config: &ServerConfig,
@@ -97,7 +101,7 @@ impl LocalServer {
         Ok(server)
     }
 
-    /// Serves at one more address, of the same fabric.
+    /// Listens at one more address of the same fabric.
     ///
     /// # Errors
     /// As [`start`](Self::start); and on RDMA devices, where a shard has one address: [`Server`](super::Server) has shards
@@ -106,7 +110,7 @@ impl LocalServer {
         Ok(self.shard.listen(&address.bind()?).map_err(OpenError::from)?)
     }
 
-    /// One turn: never blocks, and does a bounded amount of work. True if there was anything to do.
+    /// Turns the shard once, with bounded work; never blocks. True if there was work.
     #[inline]
     pub fn poll(&mut self) -> bool {
         let busy = self.shard.poll_once();
@@ -114,18 +118,17 @@ impl LocalServer {
         busy
     }
 
-    /// Prepares for a sleep of at most `longest` in the caller's own loop, and takes one more turn: how long may be
-    /// slept, or `None` if that turn found something to do. What comes from now on makes the descriptor readable,
-    /// and so does the [waker](ShardSetup::waker). Each `arm` is followed by a [`disarm`](Self::disarm).
+    /// Prepares to sleep in an external event loop; turns the shard once.
     ///
-    /// No wake-up is lost between that turn and the sleep: this arms first and looks second, who has something for it
-    /// publishes first and looks whether this is armed second, and so one of the two sees the other (the argument of
-    /// [`handoff::parker`](crate::handoff::parker), by which the shards of a [`Server`](crate::Server) sleep, too).
+    /// Returns how long to sleep, at most `longest`; `None` if that turn found work. Later events make the descriptor
+    /// readable, and so does the [waker](ShardSetup::waker). Each `arm` is followed by a [`disarm`](Self::disarm).
+    ///
+    /// No wake-up is lost: this arms before it looks, and others publish work before they look whether it is armed.
     pub fn arm(&mut self, longest: Duration) -> Option<Duration> {
         self.shard.arm_elsewhere(longest)
     }
 
-    /// The caller is awake again.
+    /// Ends the sleep that [`arm`](Self::arm) prepared.
     pub fn disarm(&mut self) {
         self.shard.disarm();
     }
@@ -135,8 +138,10 @@ impl LocalServer {
         self.shard.sleep(longest);
     }
 
-    /// Takes no more connections and no new calls, and ends each connection when its calls have been answered, and those
-    /// that were on the way refused, as [`Server::drain`](super::Server::drain) does.
+    /// Starts to drain, without blocking: refuses new connections and calls.
+    ///
+    /// Each connection closes once its calls are answered, and those that were on the way refused, as
+    /// [`Server::drain`](super::Server::drain) does.
     pub fn begin_drain(&mut self) {
         self.shard.drain();
     }

@@ -46,10 +46,19 @@ pub use local::LocalServer;
 #[cfg(feature = "stats")]
 use stats_socket::{Source, StatsSocket};
 
-/// How a server runs.
+/// Shards, cores, addresses and workers of a server.
+///
+/// ```
+/// use rpcrdma::server::{ServerConfig, WorkerConfig};
+///
+/// let mut config = ServerConfig { shards: 2, workers: Some(WorkerConfig::default()), ..ServerConfig::default() };
+/// config.shard.memory.receives = 8192;
+/// config.shard.validate()?;
+/// # Ok::<(), rpcrdma::ConfigError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Of each shard. `core` is replaced by `cores`, where given.
+    /// Configuration of each shard. `cores`, where given, replaces `poll.core`.
     pub shard: Config,
     /// How it accepts connections, and which it evicts.
     pub accept: AcceptConfig,
@@ -57,21 +66,26 @@ pub struct ServerConfig {
     pub shards: usize,
     /// The cores of the shards, one each. `None`: the system places them.
     pub cores: Option<Vec<usize>>,
-    /// Which address each shard serves: 0 is the one that the server is started with, 1 and on are `more_addresses`. One
-    /// for each shard, and each address at least once. `None`: where `cores` are given and the NUMA node of an address' device is
-    /// known, the shards on that node; all others in turn. A shard serves one address, as it has one device.
+    /// Address of each shard, by index; 0 is the start address.
+    ///
+    /// 1 and on are `more_addresses`. One entry for each shard, and each address at least once. `None`: where `cores`
+    /// are given and the NUMA node of an address' device is known, the shards on that node serve it; others take
+    /// addresses in turn. A shard serves one address, as it has one device.
     pub serves: Option<Vec<usize>>,
-    /// Addresses to be served beside the one that the server is started with. Default: none.
+    /// Further addresses, beside the start address. Default: none.
     pub more_addresses: Vec<Address>,
-    /// The workers, for procedures that run on them. `None`: none may be declared to.
+    /// Threads for procedures that run on workers. `None`: no such procedure.
     pub workers: Option<WorkerConfig>,
-    /// What is told of peers' connections and their ends. A server that is dropped has told of all ends when it is
-    /// gone. One that was [drained](Server::drain) in vain tells of the rest when the handlers that kept it return.
+    /// Hook for connections of peers: established, closed.
+    ///
+    /// A dropped server reports all closes before it is gone. After a [drain](Server::drain) that timed out, the rest
+    /// follows when the stuck handlers return.
     pub peers: Option<PeerHook>,
-    /// A Unix socket (a file, of mode 0600) at which the server tells what it does: whoever connects gets one
-    /// [`Snapshot`](crate::stats::Snapshot) in JSON, and the end of the stream. A file that a server left behind is
-    /// replaced. A directory that only the server's user may write to is the right place: elsewhere, others can take
-    /// the name first. Default: none.
+    /// Unix socket (mode 0600) that serves statistics as JSON.
+    ///
+    /// Each reader gets one snapshot, and the end of the stream. A file that an earlier server left is replaced. The
+    /// directory should be writable by the server's user only: elsewhere, others can take the name first. Default:
+    /// none.
     #[cfg(feature = "stats")]
     pub stats: Option<PathBuf>,
 }
@@ -94,7 +108,7 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// All addresses of a server that is started with this one.
+    /// Start address, and further addresses.
     fn addresses(&self, first: &Address) -> Vec<Address> {
         std::iter::once(first).chain(&self.more_addresses).cloned().collect()
     }
@@ -172,7 +186,22 @@ pub enum ServerError {
     },
 }
 
-/// A running server. Dropping it ends all connections at once; [`drain`](Self::drain) lets them finish first.
+/// A running server; `Send` and `Sync`.
+///
+/// Dropping it closes all connections at once, and blocks until its threads have ended; [`drain`](Self::drain) lets
+/// calls finish first.
+///
+/// ```
+/// use rpcrdma::{Procedure, Server, Services, server::ServerConfig};
+///
+/// let mut services = Services::new();
+/// services.add(0x2000_0001, 1, 1, Procedure::new(|_| Ok(())));
+/// let address = format!("soft:server-{}", std::process::id()).parse()?;
+/// let server = Server::start(&address, services, &ServerConfig::default())?;
+/// let stats = server.drain(std::time::Duration::from_secs(1))?;
+/// assert_eq!(stats.len(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Server {
     shards: Vec<ShardHandle>,
     reverse_credits: u32,
@@ -185,14 +214,16 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves an address, and [`ServerConfig::more_addresses`], which may be of several devices and fabrics. Each shard
-    /// serves one of them: that of [`ServerConfig::serves`]; or, with [`ServerConfig::cores`], one whose device is on the
-    /// NUMA node of its core; or, of `n` addresses, shard `i` the one at `i % n`. The log says which one where nodes are
-    /// known, and warns of a device that no core is near to.
+    /// Starts the shards; blocks until they serve, some milliseconds.
+    ///
+    /// Each shard serves one address: that of [`ServerConfig::serves`]; or, with [`ServerConfig::cores`], one whose
+    /// device is on the NUMA node of its core; or, of `n` addresses, shard `i` serves the one at `i % n`. Addresses may
+    /// be of several devices and fabrics. The log names the choice where nodes are known, and warns of a device that no
+    /// core is near to.
     ///
     /// # Errors
-    /// What contradicts itself, what the host has not, or what failed: the knob or the call, the limit that was
-    /// met, and the remedy.
+    /// The configuration contradicts itself, the host lacks a resource, or a call failed. The text names the knob or
+    /// call, the limit, and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, ServerError> {
         let addresses = &config.addresses(address)[..];
         config.check(addresses)?;
@@ -209,12 +240,13 @@ impl Server {
         Self::start_shards(&places, config, workers, equip)
     }
 
-    /// As [`start`](Self::start), with what `make` makes for each shard on its thread: services that share state there
-    /// without a lock, and a [task](crate::service::ShardTask) that is turned with the shard.
+    /// As [`start`](Self::start), with services that `make` makes for each shard.
+    ///
+    /// `make` runs on the shard's thread. Its services share state there without a lock, and its
+    /// [task](crate::service::ShardTask) is polled by the shard.
     ///
     /// # Errors
-    /// What failed, the limit that was met, and the remedy; with [`ServerConfig::workers`], as such services
-    /// do not go to other threads.
+    /// As [`start`](Self::start); and with [`ServerConfig::workers`], as such services stay on their threads.
     pub fn start_with(
         address: &Address,
         make: impl Fn(&ShardSetup<'_>) -> Result<Application, Box<dyn Error + Send + Sync>> + Send + Sync + 'static,
@@ -234,7 +266,7 @@ impl Server {
         Self::start_shards(&places, config, None, equip)
     }
 
-    /// Starts the shards, each with what `equip` gives it on its thread.
+    /// Starts the shards; `equip` runs on the thread of each.
     fn start_shards(
         places: &[Place],
         config: &ServerConfig,
@@ -278,13 +310,14 @@ impl Server {
         })
     }
 
-    /// A client of a connected client: it makes calls in the reverse direction (RFC 8167), on the connection that
-    /// `caller` called on, as whatever `config` says but for its `shard`. At most
-    /// [`limits.reverse_credits`](crate::config::LimitsConfig::reverse_credits) of them are under way. Every call ends
-    /// with an error once the connection is gone.
+    /// A client for calls to a connected client (RFC 8167).
     ///
-    /// Version 1 has no word for it that a client is ready to be called: the upper layer must have said so
-    /// (RFC 8167 §6). In version 2 each call is held against what the client's properties say.
+    /// Its calls go in the reverse direction, on the connection that `caller` called on. Of `config` all but `shard`
+    /// applies. At most [`limits.reverse_credits`](crate::config::LimitsConfig::reverse_credits) calls are under way.
+    /// Every call fails once the connection is closed.
+    ///
+    /// In version 1 a client cannot announce that it takes calls: the upper layer must agree on it (RFC 8167 §6). In
+    /// version 2 each call is checked against the client's properties.
     ///
     /// `None` for a caller of another server.
     pub fn call_back(&self, caller: Caller, mut config: ClientConfig) -> Option<Client> {
@@ -293,38 +326,42 @@ impl Server {
         Some(Client::reverse(shard.share(), ConnRef(caller.qp), config))
     }
 
-    /// What each shard did so far.
+    /// Statistics of each shard; blocks for their answers.
     pub fn stats(&self) -> Vec<ShardStats> {
         self.stats_with_connections(0)
     }
 
-    /// The same, with so many of each shard's connections: those of the lowest slots.
+    /// As [`stats`](Self::stats), with up to `most` connections of each shard.
+    ///
+    /// Those are the connections in the lowest slots.
     pub fn stats_with_connections(&self, most: usize) -> Vec<ShardStats> {
         let ask = |shard: &ShardHandle| block_on(shard.ask(|answer| Command::Stats(most, answer))).ok();
         self.shards.iter().filter_map(ask).collect()
     }
 
-    /// Changes the size of the Receives of every shard, while calls run; see
-    /// [`LocalClient::change_receive_size`](crate::LocalClient::change_receive_size).
+    /// Changes the receive size of every shard; blocks and allocates.
+    ///
+    /// See [`LocalClient::change_receive_size`](crate::LocalClient::change_receive_size).
     ///
     /// # Errors
-    /// Of the first shard that cannot: those before it have begun.
+    /// Of the first shard that fails; shards before it have begun.
     pub fn change_receive_size(&self, bytes: usize) -> Result<(), ResizeError> {
         let ask = |shard: &ShardHandle| block_on(shard.ask(|answer| Command::Resize(bytes, answer)));
         self.shards.iter().try_for_each(|shard| ask(shard).unwrap_or(Err(ResizeError::Stopped)))
     }
 
-    /// Takes no more connections, lets the calls under way end, and stops; shortly before `timeout` is over without
-    /// regard to them. Calls that still come are not begun. In version 2 their clients are told so, by ERR_SYSTEM: a
-    /// connection is kept until nothing has come on it for one
-    /// [`poll.control_interval`](crate::config::PollConfig::control_interval), or for ten if calls go on to come. Calls
-    /// that come later are lost, and may have run for all that their clients know.
+    /// Stops gracefully: finishes calls under way; blocks for at most `timeout`.
     ///
-    /// It comes back when it is over, whatever a handler does: with what each shard had done by then, as
+    /// It refuses new connections. Shortly before `timeout` it closes the rest. New calls do not run: version 2 answers
+    /// them with ERR_SYSTEM. A connection stays open until none has arrived on it for one
+    /// [`poll.control_interval`](crate::config::PollConfig::control_interval), or for ten if calls keep arriving. Later
+    /// calls are lost; their clients cannot know whether they ran.
+    ///
+    /// It returns in time even if a handler does not. The result is the statistics of each shard, as
     /// [`stats`](Self::stats).
     ///
     /// # Errors
-    /// Something was left to be cut off, or even to be left running.
+    /// Calls were cut off, or handlers still run.
     pub fn drain(mut self, timeout: Duration) -> Result<Vec<ShardStats>, Undrained> {
         let (soon, end) = (Until::after(timeout - (timeout / 10).min(CUT)), Until::after(timeout));
         self.shards.iter().for_each(|shard| shard.send(Command::Drain));
