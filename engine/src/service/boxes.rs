@@ -1,4 +1,4 @@
-//! The memory of served calls.
+//! Memory of served calls.
 
 use super::call::{Arrived, Call, OwnedCall, Unready};
 use crate::fabric::QpId;
@@ -9,14 +9,14 @@ use crate::proto::InboundId;
 pub(crate) struct CallBoxes {
     #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
     spare: Vec<Box<OwnedCall>>,
-    /// The one that was given back last, while it is not in use: most calls are over before the next one comes.
+    /// The last one returned, while unused: most calls end before the next arrives.
     last: Option<Box<OwnedCall>>,
-    /// Index of the shard that they are of.
+    /// Index of their shard.
     shard: u32,
 }
 
 impl CallBoxes {
-    /// Which of its server's shards they are of.
+    /// Sets the index of their shard.
     pub(crate) fn set_shard(&mut self, index: u32) {
         self.shard = index;
     }
@@ -26,7 +26,7 @@ impl CallBoxes {
         self.spare.len() + usize::from(self.last.is_some())
     }
 
-    /// A call that has come on this connection, by this name.
+    /// A call that arrived on this connection, by this name.
     #[inline(always)]
     pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> Call<Arrived> {
         match self.last.take().or_else(|| self.spare.pop()) {
@@ -35,13 +35,13 @@ impl CallBoxes {
         }
     }
 
-    /// Takes a call back; its buffers go home.
+    /// Takes a call back, and frees its buffers.
     #[inline(always)]
     pub(crate) fn put<S>(&mut self, call: Call<S>) {
         self.put_memory(call.end());
     }
 
-    /// The same of one whose buffers are taken.
+    /// Takes back a call without buffers.
     #[inline(always)]
     pub(crate) fn put_memory(&mut self, memory: Box<OwnedCall>) {
         match &mut self.last {
@@ -50,7 +50,7 @@ impl CallBoxes {
         }
     }
 
-    /// The same of one that waited.
+    /// Takes back a call that waited.
     pub(crate) fn put_unready(&mut self, call: Unready) {
         match call {
             Unready::Long(call) => self.put(call),

@@ -1,8 +1,8 @@
-//! Calls that are answered later: their handler takes them, and answers them when it can, on any thread.
+//! Deferred calls: their handler takes them, and answers them later, on any thread.
 //!
-//! A call on its way home is in a list that its shard looks at in each turn while any is out; who puts it there
-//! wakes the shard, which costs a fence and a load while it is awake. Whether the connection is still there, the
-//! shard alone knows for certain: a call whose connection is over goes home all the same, and no further.
+//! Answered calls are in a list that the shard checks in each turn while any is deferred. Adding one wakes the shard,
+//! which costs a fence and a load while it is awake. Only the shard knows whether the connection is still open: a call
+//! of a closed connection returns to the shard and is dropped there.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -14,7 +14,7 @@ use crate::handoff::parker::Signal;
 use crate::handoff::returns::{Came, Home, WayHome};
 use crate::proto::Refusal;
 
-/// Where calls that were taken came from: one connection, for as long as it lasts.
+/// Connection that deferred calls came from, while it lasts.
 pub(crate) struct Origin {
     way: WayHome<OwnedCall>,
     signal: Signal,
@@ -22,9 +22,9 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// The connection is over.
+    /// Marks the connection as closed.
     pub(crate) fn end(&self) {
-        // Relaxed: nothing is read because of it that another thread wrote.
+        // Relaxed: orders no other data.
         self.over.store(true, Ordering::Relaxed);
     }
 
@@ -33,7 +33,7 @@ impl Origin {
     }
 }
 
-/// Where calls that were taken come home to, on their shard.
+/// The shard's end of its deferred calls.
 pub(crate) struct CallsHome {
     home: Home<OwnedCall>,
     /// Wakes the shard.
@@ -46,19 +46,19 @@ impl CallsHome {
         Self { home: Home::new(), signal }
     }
 
-    /// What leads here, for one more connection of the shard.
+    /// The origin of one more connection's calls.
     pub(crate) fn origin(&self) -> Arc<Origin> {
         Arc::new(Origin { way: self.home.way(), signal: self.signal.clone(), over: AtomicBool::new(false) })
     }
 
-    /// Takes all that have come, in their order.
+    /// Takes all returned calls, in their order.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> CameHome {
         CameHome(self.home.take())
     }
 }
 
-/// Calls that have come home, oldest first.
+/// Returned calls, oldest first.
 pub(crate) struct CameHome(Came<OwnedCall>);
 
 impl CameHome {
@@ -78,15 +78,17 @@ impl Iterator for CameHome {
     }
 }
 
-/// A call that its handler has taken, to answer it when it can: on the shard's thread, for example in the
-/// application's [task](super::ShardTask), or on any other. Arguments, chunks and the memory of the results are
-/// those of the [`ServerCall`] that it is; all of that stays with it for as long as it is kept, so how many a
-/// connection may have out is [`limits.max_deferred`](crate::config::LimitsConfig::max_deferred).
+/// A call taken by its handler, for a later reply; `Send`.
 ///
-/// One that is dropped unanswered is answered with SYSTEM_ERR, and counted
-/// ([`ShardStats::calls_dropped`](crate::stats::ShardStats::calls_dropped)).
+/// It is answered on the shard's thread, as by a [task](super::ShardTask), or on any other thread. It derefs to the
+/// [`ServerCall`], and keeps its arguments, chunks and result memory until it is answered or dropped.
+/// [`limits.max_deferred`](crate::config::LimitsConfig::max_deferred) bounds their number for a connection.
+///
+/// A dropped call is answered with SYSTEM_ERR, and counted as `calls_dropped`.
+#[must_use = "answer it; dropped, its caller gets SYSTEM_ERR"]
+#[doc(alias = "asynchronous reply")]
 pub struct DeferredCall {
-    /// `None` once it is on its way home.
+    /// `None` once answered.
     call: Option<Call<Ready>>,
     origin: Arc<Origin>,
 }
@@ -97,8 +99,9 @@ impl DeferredCall {
         Self { call: Some(call), origin: Arc::clone(origin) }
     }
 
-    /// Answers it: with the results that were written, or with a refusal. The reply goes out in the shard's
-    /// current turn, or its next one. If the connection is over meanwhile, nothing happens.
+    /// Answers the call, with its results or a refusal; never blocks.
+    ///
+    /// The shard sends the reply in its current or next turn. If the connection is closed, nothing happens.
     #[inline]
     pub fn answer(mut self, outcome: Result<(), Refusal>) {
         if let Some(call) = self.call.take() {
@@ -108,14 +111,14 @@ impl DeferredCall {
 
     #[inline]
     fn send_home(&self, call: Call<Answered>) {
-        // A shard that is gone needs nothing back.
+        // A stopped shard needs no reply.
         if call.go_home(&self.origin.way).is_ok() {
             self.origin.signal.notify();
         }
     }
 
-    /// Whether the connection that it came on is over, so that nobody waits for the answer any more. What the
-    /// call has asked for may be done all the same, or be left.
+    /// Whether the connection is closed, so that nobody awaits the reply.
+    #[must_use]
     pub fn is_abandoned(&self) -> bool {
         self.origin.is_over()
     }

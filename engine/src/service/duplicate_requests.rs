@@ -1,9 +1,8 @@
-//! Replies kept for a while, so that a call which comes twice runs once.
+//! Duplicate request cache (DRC): retransmitted calls do not run twice.
 //!
-//! A client whose connection is lost sends its unanswered calls again, with the same XIDs. For a procedure
-//! that must not run twice (one that appends, renames, removes) the
-//! cache is asked first. [`Procedure::cached`](super::Procedure::cached) does that, for procedures on shards
-//! and on workers; what it does is this:
+//! A client that reconnects retransmits unanswered calls, with the same XIDs. Calls of a procedure that must not run
+//! twice (append, rename, remove) are looked up in the cache first. [`Procedure::cached`](super::Procedure::cached)
+//! does that, for procedures on shards and on workers, in this way:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -19,14 +18,11 @@
 //! assert!(matches!(cache.begin(key), Lookup::Done(reply) if &reply[..] == b"results"));
 //! ```
 //!
-//! One cache serves all shards and workers: the new connection may well land on another shard than the old
-//! one, so a cache per shard would miss just what it is there for. It is cut into parts, each with its own
-//! lock, held for a lookup and never while a call runs. Calls that use it are not the ones for which a lock
-//! would show.
+//! One cache serves all shards and workers: a new connection may be on another shard than the old one. The cache has
+//! parts, each with its own lock, which is held for a lookup and never while a call runs.
 //!
-//! What it is not: it is in memory, so it does not outlive the server; it is bounded, so a reply may be gone
-//! when it is asked for, soonest when clients that call much push it out; and it keeps inline results only,
-//! so a procedure whose results go into Write chunks has no use for it (those read, and may run twice).
+//! Limits: the cache does not survive a restart of the server. It is bounded: calls of busy clients may evict a reply
+//! early. It keeps inline results only. Procedures with results in Write chunks are reads, and may run twice.
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
@@ -43,38 +39,44 @@ use sha2::{Digest, Sha256};
 use super::ServerCall;
 use crate::wire::rpc::OpaqueAuth;
 
-/// Bytes that the key's checksum covers of the inline arguments, and of each that came as a Read chunk.
+/// Bytes of each argument that the key's checksum covers.
+///
+/// Inline arguments are one; each Read chunk is another.
 pub const CHECKSUMMED: usize = 256;
-/// Memory of an entry beside its reply, bytes, about: key, state, and its place in the queue.
+/// Approximate bytes of an entry, beside its reply.
+///
+/// Key, state, and place in the queue.
 pub const ENTRY_LEN: usize = 2 * (size_of::<CallKey>() + size_of::<State>());
 
-/// What the cache may hold.
+/// Limits of a [`DuplicateRequestCache`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DuplicateRequestCacheConfig {
-    /// Most calls, in progress or finished. Each takes about [`ENTRY_LEN`] bytes.
+    /// Most calls, running or finished; about [`ENTRY_LEN`] bytes each.
     pub entries: usize,
-    /// Most bytes of replies. The longest that is kept is one part's share: [`DuplicateRequestCache::longest_reply`].
+    /// Most bytes of replies. See [`DuplicateRequestCache::longest_reply`].
     pub bytes: usize,
-    /// How long a finished call is remembered. A client sends a call again within its own time-out, of some minutes at
-    /// most; one that uses an XID anew later makes another call.
+    /// Lifetime of a finished call.
+    ///
+    /// A client retransmits within its own time-out, some minutes at most; an XID used later is another call.
     pub keep: Duration,
 }
 
-/// 4096 calls, 16 MiB of replies, and 120 s, which is what Linux's NFS server has.
+/// 4096 calls, 16 MiB of replies, and 120 s as Linux's NFS server.
 impl Default for DuplicateRequestCacheConfig {
     fn default() -> Self {
         Self { entries: 4096, bytes: 16 << 20, keep: Duration::from_secs(120) }
     }
 }
 
-/// Who calls. It must be the same after a reconnect, and different clients must have different ones: an
-/// identifier of the upper layer, or the name that [host authentication](crate::auth) proved; not the
-/// connection.
+/// Identity of a caller, stable across reconnects.
+///
+/// Different clients must have different ones: an identifier of the upper layer, or the name that [host
+/// authentication](crate::auth) proved; not the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Client([u8; 32]);
 
 impl Client {
-    /// A client that the service knows by number.
+    /// Client with a number.
     pub const fn number(number: u64) -> Self {
         let mut id = [0; 32];
         let (_, tail) = id.split_at_mut(24);
@@ -82,27 +84,29 @@ impl Client {
         Client(id)
     }
 
-    /// A client that the service knows by some bytes, of any length; a digest of them is kept.
+    /// Client with a name of any length; a digest is kept.
     pub fn named(name: &[u8]) -> Self {
         Client(Sha256::digest(name).into())
     }
 }
 
-/// The client whose host has [proved its name](ServerCall::peer_identity). All users of a host are one client
-/// then: right if the host numbers its calls.
+/// Identifies the client by its [authenticated host](ServerCall::peer_identity).
+///
+/// All users of a host are then one client: right if the host numbers its calls.
 pub fn by_host(call: &ServerCall) -> Option<Client> {
     call.peer_identity().map(|name| Client::named(name.as_bytes()))
 }
 
-/// The client with this credential: right where a credential names a caller on a host, as AUTH_SYS with machine name
-/// and stamp does; `None` for AUTH_NONE. [`Credential::sys`](crate::client::Credential::sys) stamps 0: its machine names
-/// must differ then.
+/// Identifies the client by its credential; `None` for AUTH_NONE.
+///
+/// Right where a credential names a caller on a host, as AUTH_SYS with machine name and stamp does.
+/// [`Credential::sys`](crate::client::Credential::sys) stamps 0: its machine names must differ then.
 pub fn by_credential(call: &ServerCall) -> Option<Client> {
     let (flavor, body) = call.credential();
     (flavor != 0).then(|| Client::named(&[&flavor.to_be_bytes()[..], body].concat()))
 }
 
-/// What makes two calls the same one.
+/// Key of a call: equal for a retransmission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallKey {
     client: Client,
@@ -114,22 +118,24 @@ pub struct CallKey {
 }
 
 impl CallKey {
-    /// The key of a call with these arguments: those that came inline, without RPC header, whose credential
-    /// may differ when the call comes again. The first [`CHECKSUMMED`] bytes count, and the length: a
-    /// client that uses an XID anew soon, for another call, gets no old reply. Arguments that came as Read chunks are
-    /// [added](Self::with_chunk).
+    /// Key of a call, with a checksum of its inline arguments.
+    ///
+    /// `args` are without RPC header, whose credential may differ in a retransmission. The checksum covers the length,
+    /// and the first [`CHECKSUMMED`] bytes: an XID that is soon reused for another call gets no old reply. Read chunks
+    /// are [added](Self::with_chunk).
     pub fn new(client: Client, xid: u32, program: u32, version: u32, procedure: u32, args: &[u8]) -> Self {
         Self { client, xid, program, version, procedure, checksum: 0 }.with(args, CHECKSUMMED)
     }
 
-    /// The same of a call with this argument besides, as it came in a Read chunk: its first [`CHECKSUMMED`] bytes
-    /// count, and its length.
+    /// Adds an argument from a Read chunk to the key.
+    ///
+    /// Its length and first [`CHECKSUMMED`] bytes count.
     #[must_use]
     pub fn with_chunk(self, bytes: &[u8]) -> Self {
         self.with(bytes, CHECKSUMMED)
     }
 
-    /// Of a call that is being served; so many bytes count of each argument.
+    /// Key of a served call, with so many bytes of each argument.
     pub(super) fn of(client: Client, call: &ServerCall, checksummed: usize) -> Self {
         let (program, version, procedure) = (call.program(), call.version(), call.procedure());
         let inline = Self { client, xid: call.xid(), program, version, procedure, checksum: 0 };
@@ -146,21 +152,24 @@ impl CallKey {
     }
 }
 
-/// What is known of a call.
+/// Outcome of a lookup.
 #[derive(Debug)]
 #[must_use = "a call that came twice must not run"]
 pub enum Lookup {
-    /// It is new: run it, then [finish](Claim::finish) the claim.
+    /// A new call: run it, then [finish](Claim::finish) the claim.
     New(Claim),
-    /// It runs right now. The first one's answer goes to the connection that it came by, which may be gone:
-    /// this one waits until the first [is through](DuplicateRequestCache::is_running), and then asks again.
+    /// The original runs.
+    ///
+    /// Its reply goes to its own connection, which may be closed: wait until it [has
+    /// finished](DuplicateRequestCache::is_running), and look up again.
     InProgress,
-    /// It ran: send this reply.
+    /// The call ran: send this reply.
     Done(Kept),
-    /// It ran, or began to, but its reply is not there: too long, or its handler never gave one. It must not
-    /// run again.
+    /// The call ran, or began to, but its reply is gone.
+    ///
+    /// It was too long, or its handler never gave one. The call must not run again.
     Lost,
-    /// Every entry is in progress: it cannot be told whether this call is. It must not run.
+    /// Every entry is in progress. The call must not run.
     Full,
 }
 
@@ -171,10 +180,10 @@ enum State {
     Finished(Option<Kept>),
 }
 
-/// A reply that was kept: its results, and its verifier.
+/// A cached reply: its results, and its verifier.
 #[derive(Clone, Debug)]
 pub struct Kept {
-    /// The verifier's body, and the results.
+    /// Body of the verifier, then the results.
     bytes: Arc<[u8]>,
     flavor: u32,
     results_at: u32,
@@ -187,7 +196,7 @@ impl Kept {
         Self { bytes, flavor, results_at: body.len() as u32 }
     }
 
-    /// Its verifier; AUTH_NONE, where none was given.
+    /// Verifier of the reply; AUTH_NONE if none was set.
     pub fn verifier(&self) -> OpaqueAuth<'_> {
         OpaqueAuth { flavor: self.flavor, body: self.bytes.get(..self.results_at as usize).unwrap_or(&[]) }
     }
@@ -201,23 +210,23 @@ impl Deref for Kept {
     }
 }
 
-/// Counters since the start, and what is held now.
+/// Counters and gauges of a [`DuplicateRequestCache`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DuplicateRequestCacheStats {
-    /// Calls that were answered from the cache.
+    /// Calls answered from the cache.
     pub hits: u64,
-    /// Calls that were new.
+    /// New calls.
     pub misses: u64,
-    /// Calls that came again while they ran.
+    /// Retransmissions of a running call.
     pub early: u64,
-    /// Calls that came again and whose reply was not there.
+    /// Retransmissions whose reply was gone.
     pub lost: u64,
-    /// Calls for which there was no room.
+    /// New calls without room.
     pub full: u64,
-    /// Finished calls that were forgotten for others.
+    /// Finished calls evicted for others.
     pub evictions: u64,
-    /// Finished calls that were forgotten after [their time](DuplicateRequestCacheConfig::keep).
+    /// Finished calls that [expired](DuplicateRequestCacheConfig::keep).
     pub expired: u64,
     /// Calls held, in progress and finished.
     pub entries: u64,
@@ -228,24 +237,34 @@ pub struct DuplicateRequestCacheStats {
 #[derive(Debug, Default)]
 struct Part {
     calls: HashMap<CallKey, State>,
-    /// Finished calls, the longest finished first, and when.
+    /// Finished calls with their time, oldest first.
     finished: VecDeque<(Instant, CallKey)>,
     stats: DuplicateRequestCacheStats,
 }
 
-/// A bounded memory of calls and their replies; see the module page.
+/// A bounded duplicate request cache, shared by shards and workers.
+///
+/// ```
+/// use std::sync::Arc;
+/// use rpcrdma::Procedure;
+/// use rpcrdma::service::duplicate_requests::{DuplicateRequestCache, DuplicateRequestCacheConfig, by_host};
+///
+/// let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
+/// let append: Procedure = Procedure::new(|_| Ok(())).cached(cache, by_host);
+/// ```
 #[derive(Debug)]
+#[doc(alias("drc", "reply cache"))]
 pub struct DuplicateRequestCache {
     parts: Box<[Mutex<Part>]>,
     hasher: RandomState,
-    /// Of each part.
+    /// Limits of each part.
     limits: DuplicateRequestCacheConfig,
 }
 
 impl DuplicateRequestCache {
-    /// Empty. At least one entry is held.
+    /// An empty cache, of at least one entry; allocates as it fills.
     pub fn new(config: DuplicateRequestCacheConfig) -> Self {
-        // Few enough that each part holds its share of calls whatever their keys are.
+        // Few parts: each holds its share of calls, whatever their keys.
         let parts = (config.entries / 64).clamp(1, 16);
         Self {
             parts: (0..parts).map(|_| Mutex::default()).collect(),
@@ -258,12 +277,13 @@ impl DuplicateRequestCache {
         }
     }
 
-    /// The longest reply that is kept; a longer one makes its call [`Lookup::Lost`].
+    /// Longest cached reply, bytes; longer ones become [`Lookup::Lost`].
+    #[must_use]
     pub fn longest_reply(&self) -> usize {
         self.limits.bytes
     }
 
-    /// Looks a call up, and enters it if it is new. The oldest finished call is forgotten for it, if need be.
+    /// Looks a call up, and adds it if new. It may evict the oldest finished call.
     pub fn begin(self: &Arc<Self>, key: CallKey) -> Lookup {
         let part = &mut *self.part(&key);
         part.expire(self.limits.keep);
@@ -293,12 +313,14 @@ impl DuplicateRequestCache {
         Lookup::New(Claim { cache: Arc::clone(self), key, over: false })
     }
 
-    /// Whether a call runs right now.
+    /// Whether the call is running.
+    #[must_use]
     pub fn is_running(&self, key: &CallKey) -> bool {
         matches!(self.part(key).calls.get(key), Some(State::InProgress))
     }
 
-    /// What happened so far, of all parts.
+    /// Statistics of the cache.
+    #[must_use]
     pub fn stats(&self) -> DuplicateRequestCacheStats {
         let mut sum = DuplicateRequestCacheStats::default();
         for part in &self.parts {
@@ -336,14 +358,14 @@ impl DuplicateRequestCache {
 }
 
 impl Part {
-    /// Makes room: forgets the call that finished longest ago; false if none has.
+    /// Evicts the oldest finished call; false if there is none.
     fn evict(&mut self) -> bool {
         let forgotten = self.forget_oldest();
         self.stats.evictions += u64::from(forgotten);
         forgotten
     }
 
-    /// Forgets the calls that finished so long ago.
+    /// Drops calls that finished so long ago.
     fn expire(&mut self, keep: Duration) {
         while self.finished.front().is_some_and(|(finished, _)| finished.elapsed() >= keep) {
             self.stats.expired += u64::from(self.forget_oldest());
@@ -359,14 +381,16 @@ impl Part {
     }
 }
 
-/// Goes on after a panic of another holder: nothing is left half done that another could see.
+/// Ignores poisoning: a panic leaves no state half-changed.
 fn lock(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
     part.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A call that runs. Dropped without a word, as when its handler panics, it counts as finished without a
-/// reply: part of it may have been done.
+/// A running call, to be finished or forgotten.
+///
+/// Dropped, as when its handler panics, it finishes without a reply: part of it may have been done.
 #[derive(Debug)]
+#[must_use = "finish or forget it; dropped, its reply counts as lost"]
 pub struct Claim {
     cache: Arc<DuplicateRequestCache>,
     key: CallKey,
@@ -374,19 +398,18 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// It ran: from now on this is the answer, for as long as there is room. To be said before the reply is
-    /// sent.
+    /// Stores the reply of the call; call it before sending.
     pub fn finish(self, reply: &[u8]) {
         self.finish_with(OpaqueAuth::NONE, reply);
     }
 
-    /// As [`finish`](Self::finish), of a reply that has this verifier.
+    /// As [`finish`](Self::finish), for a reply with a verifier.
     pub fn finish_with(mut self, verifier: OpaqueAuth<'_>, reply: &[u8]) {
         self.over = true;
         self.cache.finish(&self.key, Some((verifier, reply)));
     }
 
-    /// It did not run, and did nothing: when it comes again it is new.
+    /// Removes a call that did nothing: a retransmission runs.
     pub fn forget(mut self) {
         self.over = true;
         self.cache.part(&self.key).calls.remove(&self.key);

@@ -1,4 +1,4 @@
-//! What runs for a call, and on which threads that may be.
+//! Handlers of calls, and the threads that may run them.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,27 +12,27 @@ use crate::proto::Refusal;
 /// A future that answers a call, on its shard's thread.
 pub(crate) type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Who runs the handlers of [`Services`](super::Services): [`Threads`], or one shard ([`Local`]).
+/// Threads that run the handlers: any ([`Threads`]), or one shard's ([`Local`]).
 pub trait Sharing: sealed::Handlers {}
 
-/// Any thread runs these handlers: all shards of a server share them, and its workers.
+/// Handlers for all shards and workers of a server.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Threads;
 
-/// One shard runs these handlers, on its thread: they share what is there with others of it, without a lock.
+/// Handlers for one shard's thread: they share state without a lock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Local;
 
 impl Sharing for Threads {}
 impl Sharing for Local {}
 
-/// A handler that `H` can hold: for shared services it is `Send` and `Sync`.
+/// Handler stored as `H`: `Send` and `Sync` for shared services.
 pub trait Held<H> {
-    /// Holds it.
+    /// Stores the handler.
     fn hold(self) -> H;
 }
 
-/// Fills in the reply, or refuses.
+/// Writes the reply, or refuses.
 type Run = dyn Fn(&mut ServerCall) -> Result<(), Refusal>;
 type SharedRun = dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync;
 /// Takes the call.
@@ -45,7 +45,7 @@ type SharedBegin = dyn Fn(DeferredCall) -> Task + Send + Sync;
 type Place = dyn Fn(&ServerCall, usize, usize) -> Option<Buf>;
 type SharedPlace = dyn Fn(&ServerCall, usize, usize) -> Option<Buf> + Send + Sync;
 
-/// What has a handler of this form is held as that.
+/// Implements `Held` for closures of a form.
 macro_rules! held {
     ($($held:ty: $form:path $(, $bound:path)*;)*) => {$(
         impl<T: $form $(+ $bound)* + 'static> Held<Arc<$held>> for T {
@@ -65,9 +65,9 @@ held! {
     SharedPlace: Fn(&ServerCall, usize, usize) -> Option<Buf>, Send, Sync;
 }
 
-/// A handler whose calls become futures, as `H` can hold it.
+/// Asynchronous handler, stored as `H`.
 pub trait Asynchronous<H> {
-    /// Holds it.
+    /// Stores the handler.
     fn begin(self) -> H;
 }
 
@@ -98,13 +98,13 @@ mod sealed {
         SharedPlace, SharedRun, Task, Threads,
     };
 
-    /// The handlers of a kind of services.
+    /// Types of stored handlers.
     pub trait Handlers: Clone + std::fmt::Debug + Default + 'static {
         type Run: Clone + Deref<Target: Fn(&mut ServerCall) -> Result<(), Refusal>>;
         type Defer: Clone + Deref<Target: Fn(DeferredCall)>;
         type Begin: Clone + Deref<Target: Fn(DeferredCall) -> Task>;
         type Place: Clone + Deref<Target: Fn(&ServerCall, usize, usize) -> Option<Buf>>;
-        /// The same without a reply.
+        /// As `run`, without a reply.
         fn silent(run: Self::Run) -> Self::Run;
     }
 
@@ -131,21 +131,21 @@ mod sealed {
     }
 }
 
-/// What runs for a call.
+/// Handler of a procedure.
 #[derive(Clone)]
 pub(super) enum Handler<S: Sharing> {
-    /// Nothing: the answer has no results.
+    /// None: the reply has no results.
     Null,
-    /// Has the answer when it returns.
+    /// Answers when it returns.
     Run(S::Run),
-    /// Takes the call, and answers it when it can.
+    /// Takes the call, and answers it later.
     Defer(S::Defer),
     /// Takes the call, and answers it in a future.
     Begin(S::Begin),
 }
 
 impl Handler<Threads> {
-    /// The same, which need not go to other threads any more.
+    /// As a handler of one shard.
     pub(super) fn to_local(&self) -> Handler<Local> {
         match self {
             Self::Null => Handler::Null,

@@ -1,6 +1,8 @@
-//! What a server offers, and what its handlers see: [`Procedure`]s with their bindings, the [`ServerCall`]
-//! that one is run for, the writer of its results, and the [cache of replies](duplicate_requests) of calls that must
-//! not run twice. Shards run them; [`Server`](crate::Server) has shards.
+//! Procedures of a server, calls, and results.
+//!
+//! [`Procedure`]s have handlers and bindings; a handler gets a [`ServerCall`] and writes its results. The [duplicate
+//! request cache](duplicate_requests) serves retransmitted calls. Shards run the handlers; [`Server`](crate::Server)
+//! has shards.
 
 mod boxes;
 mod call;

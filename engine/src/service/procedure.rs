@@ -1,5 +1,4 @@
-//! What a server offers: programs, their versions and procedures, and which arguments and results may travel
-//! as chunks.
+//! Services of a server: programs, versions, procedures, and which arguments and results may travel as chunks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,43 +17,56 @@ use crate::wire::rpc::{ACCEPTED_REPLY_LEN, ProgramNumber};
 /// Where a procedure runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) enum RunOn {
-    /// On the shard that received the call, to completion. For what takes less than a few microseconds and
-    /// never blocks: meanwhile the shard does nothing else.
+    /// On the shard that received the call. For handlers of a few microseconds that never block: the shard does nothing
+    /// else meanwhile.
     #[default]
     Shard,
-    /// On a worker thread. For what blocks, or computes.
+    /// On a worker thread. For handlers that block or compute.
     Workers,
 }
 
-/// Whose memory the results in Write chunks are in.
+/// Memory of results in Write chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) enum ResultMemory {
     /// The shard's pool: the handler writes with [`ServerCall::result_writer`].
     #[default]
     Pool,
-    /// The handler's own: it gives [`ServerCall::set_result`] a frozen buffer, and nothing is copied.
+    /// The handler's: [`ServerCall::set_result`] gets a frozen buffer, and nothing is copied.
     Handler,
 }
 
-/// One procedure: its handler, and its part of the upper-layer binding (RFC 8166 §6).
+/// A procedure: its handler, and its upper-layer binding (RFC 8166 §6).
+///
+/// ```
+/// use rpcrdma::{Procedure, Refusal};
+///
+/// let reverse: Procedure = Procedure::new(|call| {
+///     let mut bytes = call.args().to_vec();
+///     bytes.reverse();
+///     call.reply_mut(bytes.len()).map_err(|_| Refusal::GarbageArguments)?.copy_from_slice(&bytes);
+///     Ok(())
+/// });
+/// let reverse = reverse.max_reply(1024);
+/// ```
 #[derive(Clone)]
+#[must_use = "add it to `Services`"]
 pub struct Procedure<S: Sharing = Threads> {
     handler: Handler<S>,
     pub(crate) run_on: RunOn,
     pub(crate) binding: Binding,
     pub(crate) result_memory: ResultMemory,
-    /// Chooses the memory that Read chunks are read into; without it, memory of the shard's pool.
+    /// Chooses the memory that Read chunks are read into; without it, the shard's pool.
     read_target: Option<S::Place>,
     pub(crate) cached: Option<Cached>,
-    /// It is not answered.
+    /// One-way.
     pub(crate) silent: bool,
-    /// It runs on the shard, whenever it is called.
+    /// Always runs on the shard.
     pub(crate) plain: bool,
-    /// Bytes that the RPC message of a reply has room for: results, or the longest refusal.
+    /// Bytes of a reply's RPC message: results, or the longest refusal.
     pub(crate) reply_room: usize,
 }
 
-/// Who remembers the calls of a procedure, and by whom they are.
+/// The duplicate request cache of a procedure, and whose its calls are.
 #[derive(Clone)]
 pub(crate) struct Cached {
     cache: Arc<DuplicateRequestCache>,
@@ -63,11 +75,11 @@ pub(crate) struct Cached {
     checksummed: usize,
 }
 
-/// Tells who calls, for a [`DuplicateRequestCache`].
+/// Identifies the caller of a call, for a [`DuplicateRequestCache`].
 type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
 
 impl Cached {
-    /// What is known of a call. `None` if it is new, and has its ticket; or if nobody can say whose it is.
+    /// Looks a call up. `None` if it is new, and now has its ticket; or if its caller is unknown.
     pub(crate) fn look_up(&self, call: &mut Call<Ready>) -> Option<Lookup> {
         match self.cache.begin(self.key(call.view())?) {
             Lookup::New(ticket) => {
@@ -78,7 +90,7 @@ impl Cached {
         }
     }
 
-    /// Whether the call that this one repeats is not through yet.
+    /// Whether the original of this retransmitted call still runs.
     pub(crate) fn still_runs(&self, call: &Call<Ready>) -> bool {
         self.key(call.view()).is_some_and(|key| self.cache.is_running(&key))
     }
@@ -99,13 +111,13 @@ impl<S: Sharing> fmt::Debug for Procedure<S> {
 }
 
 impl Procedure {
-    /// Runs it on workers.
+    /// Runs the procedure on workers.
     pub fn on_workers(mut self) -> Self {
         self.run_on = RunOn::Workers;
         self
     }
 
-    /// The same for one shard alone.
+    /// As a procedure of one shard.
     fn to_local(&self) -> Procedure<Local> {
         Procedure {
             handler: self.handler.to_local(),
@@ -136,7 +148,7 @@ impl<S: Sharing> Procedure<S> {
         }
     }
 
-    /// A procedure that runs on the shard, takes and gives everything inline, and replies with up to 256 bytes.
+    /// A procedure on the shard: inline only, replies up to 256 bytes.
     ///
     /// Handlers of [`Services`] are `Send` and `Sync`, as all shards and workers run them. Those of [`LocalServices`]
     /// run on one thread and may share state by `Rc` and `Cell`.
@@ -144,15 +156,17 @@ impl<S: Sharing> Procedure<S> {
         Self::of(Handler::Run(handler.hold()))
     }
 
-    /// A procedure that takes its calls and answers each [later](DeferredCall::answer), from any thread: for servers
-    /// that submit I/O and go on. It is called on the shard, and must not block.
+    /// A procedure whose handler answers [later](DeferredCall::answer), from any thread.
+    ///
+    /// For servers that submit I/O. The handler runs on the shard, and must not block.
     pub fn deferred(handler: impl Fn(DeferredCall) + Held<S::Defer>) -> Self {
         Self::of(Handler::Defer(handler.hold()))
     }
 
-    /// A procedure that is a future: the shard polls it without another runtime, and anything that it waits for may wake
-    /// it from any thread. It [answers](DeferredCall::answer) its call when it can, and may go on after that. It is
-    /// dropped when the connection that called ends.
+    /// A procedure whose handler is a future, polled by the shard.
+    ///
+    /// Any thread may wake it; it needs no runtime. It [answers](DeferredCall::answer) its call, and may go on after
+    /// that. It is dropped when the connection closes.
     pub fn asynchronous<T, H>(handler: H) -> Self
     where
         T: Future<Output = ()> + 'static,
@@ -161,8 +175,9 @@ impl<S: Sharing> Procedure<S> {
         Self::of(Handler::Begin(handler.begin()))
     }
 
-    /// Does not answer its calls: callers make [one-way](crate::client::ClientCall::one_way) calls. What a handler
-    /// returns is discarded. A [deferred](Self::deferred) call is over when it is dropped.
+    /// Does not answer calls: callers make [one-way](crate::client::ClientCall::one_way) calls.
+    ///
+    /// The result of a handler is discarded. A [deferred](Self::deferred) call ends when it is dropped.
     pub fn one_way(mut self) -> Self {
         self.silent = true;
         if let Handler::Run(run) = self.handler {
@@ -171,10 +186,12 @@ impl<S: Sharing> Procedure<S> {
         self
     }
 
-    /// Reads the Read chunks of a call into memory that `choose` gives. `choose` gets the call with its inline
-    /// arguments, the index of the chunk, and the chunk's bytes, an XDR round-up included. The window of the buffer is
-    /// the target; it may be longer than the chunk. With `None` the chunk is read into memory of the shard's pool. The
-    /// handler gets the chunk by [`ServerCall::read_chunk`] or [`take_read_chunk`](ServerCall::take_read_chunk).
+    /// Reads Read chunks into memory that `choose` returns.
+    ///
+    /// `choose` gets the call with its inline arguments, the index of the chunk, and the chunk's bytes, an XDR round-up
+    /// included. The window of the buffer is the target; it may be longer than the chunk. With `None` the chunk is read
+    /// into memory of the shard's pool. The handler gets the chunk by [`ServerCall::read_chunk`] or
+    /// [`take_read_chunk`](ServerCall::take_read_chunk).
     ///
     /// The buffer must be of a pool made on the shard's thread, in its own arena or in one of
     /// [`memory.arenas`](crate::config::MemoryConfig::arenas). A call with an unsuitable or too short buffer is answered with
@@ -182,6 +199,7 @@ impl<S: Sharing> Procedure<S> {
     /// [`ShardStats::read_targets_refused`](crate::stats::ShardStats::read_targets_refused) counts it.
     ///
     /// `choose` runs on the shard and must not block. It runs again for a call that has waited for memory.
+    #[doc(alias("direct data placement", "zero copy"))]
     pub fn place_reads_in(
         mut self,
         choose: impl Fn(&ServerCall, usize, usize) -> Option<Buf> + Held<S::Place>,
@@ -190,12 +208,12 @@ impl<S: Sharing> Procedure<S> {
         self
     }
 
-    /// What may be reduced, and how long it may be.
+    /// Upper-layer binding of the procedure.
     pub fn binding(&self) -> &Binding {
         &self.binding
     }
 
-    /// Takes and gives what this binding says. Of items that may be reduced, up to [`MAX_CHUNKS`] each way are.
+    /// Sets the upper-layer binding, capped at [`MAX_CHUNKS`] each way.
     pub fn with_binding(mut self, mut binding: Binding) -> Self {
         binding.arguments.count = binding.arguments.count.min(MAX_CHUNKS);
         binding.results.count = binding.results.count.min(MAX_CHUNKS);
@@ -203,19 +221,20 @@ impl<S: Sharing> Procedure<S> {
         self
     }
 
-    /// Runs each call once, though it may come again: after a reconnection, or because its caller does not
-    /// wait for long. A repeated call gets the reply of the first one, once that has run; SYSTEM_ERR,
-    /// if that reply is not there any more, or was lost with a handler that panicked. A call that finds the cache
-    /// full of calls that run gets ERR_SYSTEM in version 2; in version 1 its connection ends, so that it is sent
-    /// again. `client` says whose a call is: [`by_host`](super::duplicate_requests::by_host),
-    /// [`by_credential`](super::duplicate_requests::by_credential), or what the upper layer knows. A call of nobody
-    /// in particular (`None`) is run as often as it comes.
+    /// Runs each call once, even if it is retransmitted.
     ///
-    /// A handler that refuses with anything but [`Refusal::SystemError`] says that it has done nothing: the
-    /// call is new when it comes again.
+    /// A retransmitted call gets the reply of the first one, once that has run. It gets SYSTEM_ERR if that reply is no
+    /// longer cached, or was lost with a handler that panicked. While the cache is full of calls that run, a new call
+    /// gets ERR_SYSTEM in version 2; in version 1 its connection is closed, so that the client retransmits. `client`
+    /// identifies the caller: [`by_host`](super::duplicate_requests::by_host),
+    /// [`by_credential`](super::duplicate_requests::by_credential), or a function of the upper layer. A call without an
+    /// identity (`None`) runs each time.
     ///
-    /// Results must be inline: those in Write chunks are not kept. [`Services::add`] refuses such a
-    /// declaration.
+    /// A handler that refuses with anything but [`Refusal::SystemError`] must have done nothing: a retransmission runs
+    /// again.
+    ///
+    /// Results must be inline: those in Write chunks are not kept. [`Services::add`] refuses such a procedure.
+    #[doc(alias("drc", "exactly once"))]
     pub fn cached(
         mut self,
         cache: Arc<DuplicateRequestCache>,
@@ -225,8 +244,9 @@ impl<S: Sharing> Procedure<S> {
         self
     }
 
-    /// Of a procedure that runs [once](Self::cached): so many bytes of each argument tell a call that has come again
-    /// from another one with its XID and its lengths, instead of [`CHECKSUMMED`]. To be said behind it.
+    /// Bytes of each argument that identify a retransmission; default [`CHECKSUMMED`].
+    ///
+    /// They tell it from another call with the same XID and lengths. Call this after [`cached`](Self::cached).
     #[must_use]
     pub fn checksummed(mut self, bytes: usize) -> Self {
         if let Some(cached) = &mut self.cached {
@@ -235,13 +255,13 @@ impl<S: Sharing> Procedure<S> {
         self
     }
 
-    /// Runs a call if it is one that runs on the shard, whenever it comes; else it comes back.
+    /// Runs a call that runs on the shard; otherwise returns it.
     #[inline(always)]
     pub(crate) fn run_here(&self, call: Call<Ready>) -> Result<Call<Answered>, Call<Ready>> {
         if self.plain { Ok(self.run(call)) } else { Err(call) }
     }
 
-    /// Runs a call, on a shard or a worker. A handler that panics costs its call, and nobody else's.
+    /// Runs a call, on a shard or a worker. A panic costs this call only.
     #[inline(always)]
     pub(crate) fn run(&self, mut call: Call<Ready>) -> Call<Answered> {
         let Handler::Run(run) = &self.handler else { return call.answered(Ok(())) };
@@ -251,16 +271,16 @@ impl<S: Sharing> Procedure<S> {
         }
     }
 
-    /// It chooses where its Read chunks land.
+    /// Whether it chooses the memory of Read chunks.
     #[inline]
     pub(crate) fn places_reads(&self) -> bool {
         self.read_target.is_some()
     }
 
-    /// Where it wants a Read chunk of `len` bytes to land; `None` for memory of the shard's pool.
+    /// Memory for a Read chunk of `len` bytes; `None` for the shard's pool.
     ///
     /// # Errors
-    /// What was said by whoever chooses, and panicked.
+    /// Text of the panic of `choose`.
     pub(crate) fn choose_read_target(
         &self,
         call: &Call<Ready>,
@@ -271,14 +291,14 @@ impl<S: Sharing> Procedure<S> {
         caught(|| choose(call.view(), chunk, len))
     }
 
-    /// Its handler takes its calls.
+    /// Whether its handler takes its calls.
     #[inline]
     pub(crate) fn takes_calls(&self) -> bool {
         matches!(self.handler, Handler::Defer(_) | Handler::Begin(_))
     }
 
-    /// Has the handler take a call; returns the future that it made of it. What a handler that panics has
-    /// taken is dropped, and answered as such; `panicked` hears its words.
+    /// Gives a call to the handler; returns its future, if it makes one. If the handler panics, the call is dropped and
+    /// answered as such; `panicked` gets the text.
     #[inline]
     pub(crate) fn take(&self, call: DeferredCall, panicked: impl FnOnce(&str)) -> Option<Task> {
         let take = || match &self.handler {
@@ -295,34 +315,35 @@ impl<S: Sharing> Procedure<S> {
         })
     }
 
-    /// Arguments that may be reduced: how many, and the most bytes of each. A call with more is refused with
-    /// the transport's own error, and nothing of it is read.
+    /// Arguments that may travel as Read chunks: number, and bytes of each.
+    ///
+    /// A call with more is refused by a transport error, and nothing of it is read.
     pub fn read_chunks(mut self, count: usize, max_len: usize) -> Self {
         self.binding = self.binding.arguments(count.min(MAX_CHUNKS), max_len);
         self
     }
 
-    /// The arguments that may be reduced have no count of their bytes in front of them: see
-    /// [`Binding::uncounted`].
+    /// Reducible arguments have no length word in front; see [`Binding::uncounted`].
     pub fn uncounted(mut self) -> Self {
         self.binding = self.binding.uncounted();
         self
     }
 
-    /// Results that may be reduced: how many, and the most bytes of each. Room beyond `max_len` that a caller
-    /// offers stays unused.
+    /// Results that may travel as Write chunks: number, and bytes of each.
+    ///
+    /// Room beyond `max_len` that a caller offers stays unused.
     pub fn write_chunks(mut self, count: usize, max_len: usize) -> Self {
         self.binding = self.binding.results(count.min(MAX_CHUNKS), max_len);
         self
     }
 
-    /// Results in Write chunks are in memory of the handler's own.
+    /// Results in Write chunks are in memory of the handler.
     pub fn results_from_handler(mut self) -> Self {
         self.result_memory = ResultMemory::Handler;
         self
     }
 
-    /// Most bytes of inline results. The buffer of each reply has room for so many.
+    /// Most bytes of inline results: room in the buffer of each reply.
     pub fn max_reply(mut self, bytes: usize) -> Self {
         self.binding.max_reply = bytes;
         self
@@ -337,24 +358,56 @@ struct Version {
     procedures: Vec<usize>,
 }
 
-/// The programs of a server. Procedure 0 of each answers by itself (RFC 5531 §12.1), unless given.
+/// Programs, versions and procedures of a server; `Send` and `Sync`.
+///
+/// Procedure 0 of each version answers by itself (RFC 5531 §12.1), unless given.
+///
+/// ```
+/// use rpcrdma::{Procedure, Services};
+///
+/// let mut services = Services::new();
+/// services.add(0x2000_0001, 1, 1, Procedure::new(|_| Ok(())));
+/// services.add(0x2000_0001, 1, 2, Procedure::new(|_| Ok(())).on_workers());
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Services<S: Sharing = Threads> {
     versions: Vec<Version>,
     entries: Vec<Procedure<S>>,
 }
 
-/// [`Services`] of one shard alone, whose handlers need not be `Send`.
+/// [`Services`] of one shard, whose handlers need not be `Send`.
+///
+/// ```
+/// use std::{cell::Cell, rc::Rc};
+///
+/// use rpcrdma::server::{LocalServer, ServerConfig};
+/// use rpcrdma::service::{LocalProcedure, LocalServices};
+///
+/// let calls = Rc::new(Cell::new(0));
+/// let address = format!("soft:local-services-{}", std::process::id()).parse()?;
+/// let server = LocalServer::start_with(
+///     &address,
+///     |_| {
+///         let count = LocalProcedure::new(move |_| Ok(calls.set(calls.get() + 1)));
+///         let mut services = LocalServices::new();
+///         services.add(0x2000_0001, 1, 1, count);
+///         services
+///     },
+///     &ServerConfig::default(),
+/// )?;
+/// # drop(server);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub type LocalServices = Services<Local>;
 
-/// A [`Procedure`] of one shard alone, whose handler need not be `Send`.
+/// A [`Procedure`] of one shard, whose handler need not be `Send`.
 pub type LocalProcedure = Procedure<Local>;
 
-/// The longest RPC reply header that is not a success: accepted with a range, and no verifier.
+/// Longest RPC reply header of a refusal: accepted, with a range, and no verifier.
 pub(crate) const REFUSAL_LEN: usize = 64;
-/// The entry of no procedure.
+/// Marks a procedure number without an entry.
 pub(crate) const NO_ENTRY: usize = usize::MAX;
-/// Highest procedure number that may be registered.
+/// Highest valid procedure number.
 pub const MAX_PROCEDURE: u32 = 1023;
 
 /// A procedure that its server cannot serve as it was declared.
@@ -403,19 +456,19 @@ fn knob_of(declared: &str) -> &'static str {
 }
 
 impl Services {
-    /// The same for one shard alone, which may have further ones of its own.
+    /// Copies the services for one shard, which may add its own.
     pub fn to_local(&self) -> LocalServices {
         Services { versions: self.versions.clone(), entries: self.entries.iter().map(Procedure::to_local).collect() }
     }
 }
 
 impl<S: Sharing> Services<S> {
-    /// None yet.
+    /// No services.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Holds all that is declared against what the server has.
+    /// Checks each declaration against the server.
     fn check(&self, check: impl Fn(&Procedure<S>) -> Option<Unservable>) -> Result<(), ServiceError> {
         let refused = self.procedures().find_map(|(program, version, procedure, entry)| {
             let cause = check(&self.entries[entry])?;
@@ -434,12 +487,12 @@ impl<S: Sharing> Services<S> {
         })
     }
 
-    /// For a server without workers: nothing may be declared to run on them.
+    /// Checks for a server without workers: no procedure runs on them.
     pub(crate) fn check_placement(&self) -> Result<(), ServiceError> {
         self.check(|entry| (entry.run_on == RunOn::Workers).then_some(Unservable::NoWorkers))
     }
 
-    /// Nothing may need a longer buffer than the longest. Replies need `headroom` beside their bytes.
+    /// Checks that no procedure needs a longer buffer than the longest. Replies need `headroom` beside their bytes.
     pub(crate) fn check_buffers(&self, longest: usize, headroom: usize) -> Result<(), ServiceError> {
         self.check(|entry| {
             let Binding { arguments, results, .. } = entry.binding;
@@ -456,12 +509,11 @@ impl<S: Sharing> Services<S> {
 }
 
 impl<S: Sharing> Services<S> {
-    /// Adds a procedure, or replaces it.
+    /// Adds or replaces a procedure.
     ///
     /// # Panics
-    /// With a procedure number above [`MAX_PROCEDURE`]; with a procedure that runs [once](Procedure::cached)
-    /// and has results in Write chunks, which cannot be given again; with one that takes its calls and is to
-    /// run [on workers](Procedure::on_workers).
+    /// The number exceeds [`MAX_PROCEDURE`]; a [cached](Procedure::cached) procedure has results in Write chunks; a
+    /// procedure that takes its calls is to run [on workers](Procedure::on_workers).
     pub fn add(&mut self, program: u32, version: u32, procedure: u32, mut entry: Procedure<S>) -> &mut Self {
         assert!(procedure <= MAX_PROCEDURE, "procedure {procedure} is above {MAX_PROCEDURE}");
         assert!(

@@ -1,4 +1,4 @@
-//! What an application does on a shard's thread, beside its handlers.
+//! Application code on a shard's thread, beside its handlers.
 
 use std::fmt;
 use std::task::Waker;
@@ -8,45 +8,46 @@ use rustix::fd::BorrowedFd;
 
 use super::procedure::LocalServices;
 
-/// Work of the application's own on a shard's thread: submits I/O, looks what has completed, and answers the
-/// calls that waited for it.
+/// Application work on a shard's thread, polled once per turn.
+///
+/// It submits I/O, checks for completions, and answers deferred calls.
 pub trait ShardTask {
-    /// Does what there is to do, as far as it does not block, and a bounded part of it. True if there was
-    /// anything: the shard goes to sleep, as its [`IdlePolicy`](crate::IdlePolicy) says, when neither it nor
-    /// this has found work for a while. Called once a turn, behind the handlers of what came in this turn;
-    /// what is answered here goes out in the same turn.
+    /// Does a bounded amount of work, without blocking; true if any.
     ///
-    /// One that panics, here or in [`descriptor`](Self::descriptor), is logged and dropped, with the calls that it
-    /// holds; the shard goes on, whatever that drop does.
+    /// Called once per turn, after the handlers of that turn's calls; its replies go out in the same turn. The shard
+    /// sleeps, by its [`IdlePolicy`](crate::IdlePolicy), when neither it nor the task has found work for a while.
+    ///
+    /// A task that panics, here or in [`descriptor`](Self::descriptor), is logged and dropped, with the calls that it
+    /// holds; the shard goes on, even if that drop panics.
     fn poll(&mut self) -> bool;
 
-    /// A descriptor that is readable while there is something to do, for a shard that sleeps: that of an
-    /// io_uring, an epoll, an eventfd. Asked for before each sleep, behind a last [`poll`](Self::poll). Without
-    /// one, who has work for the task wakes the shard ([`ShardSetup::waker`]).
+    /// A descriptor, readable while there is work, for a sleeping shard.
+    ///
+    /// Such as an io_uring, an epoll, or an eventfd. Requested before each sleep, after a last [`poll`](Self::poll).
+    /// Without one, [`ShardSetup::waker`] must wake the shard.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
 
-/// What a shard is, for what an application makes on its thread.
+/// Properties of a shard, for an application that starts on it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ShardSetup<'a> {
-    /// Which of the server's shards, from 0 on.
+    /// Index of the shard in its server, from 0.
     pub index: usize,
-    /// The memory that calls and their results are in: that of a server may be registered elsewhere, too, as
-    /// with an io_uring.
+    /// Memory of calls and results, for registration elsewhere, as with io_uring.
     pub arena: &'a Arena,
-    /// Wakes the shard, from any thread: it takes a turn.
+    /// Wakes the shard for a turn, from any thread.
     pub waker: Waker,
 }
 
-/// What an application makes for one shard, on its thread; nothing of it has to be [`Send`].
+/// Services and task of one shard; need not be [`Send`].
 #[derive(Default)]
 pub struct Application {
-    /// What the shard serves.
+    /// Services of the shard.
     pub services: LocalServices,
-    /// What it does beside that.
+    /// Task of the shard, if any.
     pub task: Option<Box<dyn ShardTask>>,
 }
 

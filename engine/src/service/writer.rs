@@ -1,6 +1,6 @@
 #![expect(unsafe_code, reason = "takes the word of whoever has others write")]
-//! Results are written where they are sent from, and what is sent is what was written: the memory there has
-//! held other calls' data.
+//! Writers of results, in the memory that they are sent from. Only written bytes are sent: the memory has held other
+//! calls' data.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,23 +9,24 @@ use rustix::io::{Errno, pread};
 
 use crate::proto::{Failing, Refusal};
 
-/// Writes a result from its start on, and is its length: nothing is sent that was not written here, and
-/// nothing is cleared beforehand. [`ServerCall::result_writer`](super::ServerCall::result_writer) has that of
-/// a Write chunk, [`reply_writer`](super::ServerCall::reply_writer) that of the results that travel in the
-/// message.
+/// Writes a result from its start; its length is that written.
 ///
-/// As an [`io::Write`] it takes what there is room for.
+/// Nothing else is sent, and nothing is cleared in advance.
+/// [`ServerCall::result_writer`](super::ServerCall::result_writer) writes a Write chunk,
+/// [`reply_writer`](super::ServerCall::reply_writer) inline results.
+///
+/// As an [`io::Write`] it takes as much as fits.
 #[derive(Debug)]
 pub struct ResultWriter<'a> {
     room: &'a mut [u8],
     len: &'a mut usize,
-    /// Set once the address of `room` was told, if the memory could else be exchanged for other.
+    /// Set once the address of `room` was exposed, if the memory could otherwise be exchanged.
     told: Option<&'a mut bool>,
-    /// The Write chunk: counted from 0, and the most bytes that the procedure declares for it.
+    /// Index of the Write chunk, and most bytes that the procedure declares for it.
     chunk: Option<(u32, u32)>,
 }
 
-/// A result that exceeds the room for it: none of the bytes were written.
+/// A result exceeds its room; none of its bytes were written.
 ///
 /// `?` in a handler makes it [`Refusal::ShortChunk`] where the caller's Write chunk is too short, and
 /// [`Refusal::SystemError`] where the result exceeds what the procedure declares; the log then names the lengths.
@@ -39,7 +40,7 @@ pub struct ResultTooLong {
 }
 
 impl ResultTooLong {
-    /// Bytes of the result so far, with those that were refused.
+    /// Bytes of the result, those refused included.
     pub fn needed(&self) -> usize {
         self.needed
     }
@@ -61,7 +62,7 @@ impl From<ResultTooLong> for Refusal {
     }
 }
 
-/// The refusal of a result for which a Write chunk has no room: whose bound it breaks.
+/// Refusal of a result that exceeds a Write chunk, by the bound that it breaks.
 pub(super) fn chunk_too_short(index: u32, needed: usize, declared: u32) -> Refusal {
     match u32::try_from(needed) {
         Ok(needed) if needed <= declared => Refusal::ShortChunk { index, needed },
@@ -77,7 +78,7 @@ impl<'a> ResultWriter<'a> {
         Self { room, len, told: None, chunk: None }
     }
 
-    /// The same in a Write chunk: which one, and what is declared for it. Says in `told` that the address was told.
+    /// Starts in a Write chunk. Sets `told` once its address was exposed.
     #[inline]
     pub(super) fn of_chunk(
         room: &'a mut [u8],
@@ -88,19 +89,21 @@ impl<'a> ResultWriter<'a> {
         Self { told: Some(told), chunk: Some((index, declared)), ..Self::new(room, len) }
     }
 
-    /// Bytes written so far: what is sent.
+    /// Bytes written so far.
     #[inline]
+    #[must_use]
     pub fn written(&self) -> usize {
         *self.len
     }
 
-    /// Bytes that there is room for yet.
+    /// Bytes of room left.
     #[inline]
+    #[must_use]
     pub fn room(&self) -> usize {
         self.room.len() - *self.len
     }
 
-    /// The next `len` bytes, which hold anything.
+    /// The next `len` bytes, uninitialized.
     #[inline]
     fn next(&mut self, len: usize) -> Result<&mut [u8], ResultTooLong> {
         let (needed, room, chunk) = (self.len.saturating_add(len), self.room.len(), self.chunk);
@@ -119,7 +122,7 @@ impl<'a> ResultWriter<'a> {
         Ok(())
     }
 
-    /// Writes so many zeroes, such as an item's XDR round-up.
+    /// Writes zeroes, such as an XDR round-up.
     ///
     /// # Errors
     /// There is no room for all of them: none is written.
@@ -129,11 +132,12 @@ impl<'a> ResultWriter<'a> {
         Ok(())
     }
 
-    /// Where the next bytes go, for a device or the system to write [as many as there is room for](Self::room), and
-    /// [`advance`](Self::advance) behind that: what is there holds anything. It stays what it is, and where it is,
-    /// until the call is answered or dropped, so for as long as a [`DeferredCall`](super::DeferredCall) is kept, also
-    /// if [other memory](super::ServerCall::set_result) is sent in its place. Its bytes are not to be touched by others
-    /// while a method of the call that gives them is used.
+    /// Address of the next byte, for a device or system call.
+    ///
+    /// Others write up to [`room`](Self::room) bytes there, and [`advance`](Self::advance) counts them. The memory is
+    /// uninitialized. It stays in place until the call is answered or dropped, so for as long as a
+    /// [`DeferredCall`](super::DeferredCall) is kept, even if [other memory](super::ServerCall::set_result) is sent in
+    /// its place. Nobody may touch its bytes during a method of the call that returns them.
     #[inline]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         if let Some(told) = &mut self.told {
@@ -142,22 +146,23 @@ impl<'a> ResultWriter<'a> {
         self.room.get_mut(*self.len..).unwrap_or_default().as_mut_ptr()
     }
 
-    /// Counts `len` bytes as written: those that were written, by others, from [`as_mut_ptr`](Self::as_mut_ptr) on.
+    /// Counts `len` bytes as written, through [`as_mut_ptr`](Self::as_mut_ptr).
     ///
     /// # Safety
-    /// The next `len` bytes were written for this call, as a whole, and nobody writes there any more: else what
-    /// other calls have left there is sent to whoever called.
+    /// The next `len` bytes were written for this call, completely, and nobody writes there any more: otherwise data of
+    /// other calls is sent to the caller.
     ///
     /// # Panics
-    /// There is no room for so many.
+    /// `len` exceeds the room.
     #[inline]
     pub unsafe fn advance(&mut self, len: usize) {
         assert!(len <= self.room(), "{len} bytes where there is room for {}", self.room());
         *self.len += len;
     }
 
-    /// Has the system write what is in a file from byte `offset` on: `most` bytes, or as many as there is
-    /// room for, or as the file has there. Returns how many that are. Blocks as long as the file does.
+    /// Reads from a file into the result; blocks; returns the bytes.
+    ///
+    /// It reads from byte `offset`, at most `most` bytes, the room, or the rest of the file.
     ///
     /// # Errors
     /// `pread` failed: nothing is written.
@@ -168,7 +173,7 @@ impl<'a> ResultWriter<'a> {
         while len < most {
             let at = offset.saturating_add(len as u64);
             if i64::try_from(at).is_err() {
-                // No file goes on there.
+                // No file has such an offset.
                 break;
             }
             match pread(&file, &mut room[len..], at) {

@@ -1,4 +1,4 @@
-//! The last states of a call that is served: its handler is through, or it is refused, and it is answered.
+//! Last states of a served call: after its handler or a refusal, up to the reply.
 
 use rpcrdma_mempool::{ArenaId, Buf};
 
@@ -11,34 +11,34 @@ use crate::proto::Refusal;
 use crate::service::{NO_ENTRY, REFUSAL_LEN};
 use crate::wire::rpc::{self, ACCEPTED_REPLY_LEN, AcceptStat, OpaqueAuth, ReplyBody, ReplyHeader};
 
-/// The RPC message of a reply, or what of it is still to be sent.
+/// RPC message of a reply, or the rest of it that is unsent.
 #[derive(Debug)]
 pub(crate) struct ReplyMessage {
     pub(crate) buf: Buf,
-    /// Its first byte in the buffer, and how many there are. In front of it is room for its transport header.
+    /// Offset and length in the buffer. In front of it is room for its transport header.
     pub(crate) at: usize,
     pub(crate) len: usize,
-    /// There is nothing else to do with its call.
+    /// Its call needs nothing else.
     pub(crate) plain: bool,
 }
 
 impl Call<Answered> {
-    /// Sends it to its shard.
+    /// Returns it to its shard.
     ///
     /// # Errors
-    /// That is gone, and needs nothing back.
+    /// The shard is gone.
     #[inline(always)]
     pub(in crate::service) fn go_home(self, way: &WayHome<OwnedCall>) -> Result<(), Box<OwnedCall>> {
         way.give_back(self.into_memory())
     }
 
-    /// The first of those that have come home.
+    /// The first returned call.
     #[inline(always)]
     pub(in crate::service) fn next_of(came: &mut Came<OwnedCall>) -> Option<Self> {
         came.next().map(Self::in_memory)
     }
 
-    /// Keeps its reply for when it comes again.
+    /// Keeps its reply for a retransmission.
     #[inline(never)]
     pub(super) fn remember(&mut self) {
         let CallParts { reply: Reply { buf, at, len }, outcome, extras, .. } = self.parts();
@@ -49,26 +49,26 @@ impl Call<Answered> {
                 let results = buf.as_mut().and_then(|buf| buf.full_mut().get(*at..*at + *len));
                 claim.finish_with(extra.verifier.get(), results.unwrap_or_default());
             }
-            // Nobody knows what was done.
+            // Its effects are unknown.
             Err(Refusal::SystemError | Refusal::Failed { .. } | Refusal::NoReply) => drop(claim),
             Err(_) => claim.forget(),
         }
     }
 
-    /// Index of its procedure's entry in the services.
+    /// Index of its procedure's entry.
     #[inline(always)]
     pub(crate) fn entry(&self) -> usize {
         self.entry
     }
 
-    /// What it is answered with instead of results, if that is so.
+    /// Refusal instead of results, if any.
     #[inline(always)]
     pub(crate) fn outcome(&self) -> Result<(), Refusal> {
         self.outcome
     }
 
-    /// Completes its reply if it is like most, and takes it: results, if it has any, are in its message, which begins at
-    /// this byte, behind a header without verifier. Else the call comes back.
+    /// Completes and takes the reply of an ordinary call: results, if any, are in its message, which begins at this
+    /// byte, after a header without verifier. Otherwise returns the call.
     #[inline(always)]
     pub(crate) fn complete_plain(mut self, at: usize) -> Result<(Call<Replying>, ReplyMessage), Self> {
         let CallParts { xid, reply, outcome, extras, .. } = self.parts();
@@ -83,18 +83,18 @@ impl Call<Answered> {
         Ok((self.becomes(), message))
     }
 
-    /// What its handler said when it panicked, if it did.
+    /// Text of its handler's panic, if any.
     #[cold]
     pub(crate) fn take_panic(&mut self) -> Option<Box<str>> {
         self.parts().extras.get_mut()?.panic.take()
     }
 
-    /// The arenas of results in memory of the handler's own.
+    /// Arenas of results in the handler's memory.
     pub(crate) fn arenas(&self) -> impl Iterator<Item = ArenaId> {
         self.chunks().arenas()
     }
 
-    /// If it is timed: how much came with it, and how much it is answered with.
+    /// Bytes of its arguments and results, if it is timed.
     pub(crate) fn note_bytes(&mut self) {
         let parts = self.parts();
         let Some(extra) = parts.extras.get_mut() else { return };
@@ -105,7 +105,7 @@ impl Call<Answered> {
         }
     }
 
-    /// It is answered with a verifier that is not AUTH_NONE.
+    /// Whether its reply has a verifier that is not AUTH_NONE.
     #[inline(always)]
     pub(crate) fn has_verifier(&self) -> bool {
         self.extras.get().is_some_and(|extra| extra.verifier.is_some())
@@ -117,8 +117,8 @@ impl Call<Answered> {
         CallParts::header_len(self)
     }
 
-    /// Moves its results back to byte `at` of the buffer of its reply, or of a longer one, if they are not so far back
-    /// already. False without memory for it.
+    /// Moves its results back to byte `at` of the reply's buffer, or of a longer one, if they are not so far back
+    /// already. False without memory.
     #[cold]
     pub(crate) fn move_results(&mut self, at: usize, alloc: impl FnOnce(usize) -> Option<Buf>) -> bool {
         let reply = &mut self.parts().reply;
@@ -139,7 +139,7 @@ impl Call<Answered> {
         true
     }
 
-    /// Writes the RPC header of its reply in front of its results, where there is room for it.
+    /// Writes its RPC reply header in front of its results, if it fits.
     #[inline(always)]
     pub(crate) fn complete(mut self) -> Call<Replying> {
         let header_len = self.header_len();
@@ -168,16 +168,16 @@ fn emit_verified(out: &mut [u8], xid: u32, verifier: OpaqueAuth<'_>) {
 }
 
 impl Call<Refused> {
-    /// Index of its procedure's entry in the services, if it has come to one.
+    /// Index of its procedure's entry, if known.
     pub(crate) fn entry(&self) -> Option<usize> {
         (self.entry != NO_ENTRY).then_some(self.entry)
     }
 
-    /// Writes its reply, which has no results, at byte `at` of the first of these that has room for it: the buffer of
-    /// its reply, that of its message, and a new one of at least so many bytes.
+    /// Writes its reply, without results, at byte `at` of the first buffer with room: that of its reply, that of its
+    /// message, or a new one of at least so many bytes.
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// Out of memory.
     #[cold]
     pub(crate) fn compose(
         mut self,
@@ -197,7 +197,7 @@ impl Call<Refused> {
         let header = ReplyHeader { xid: *xid, body };
         let needed = at + header.encoded_len();
         if reply.buf.as_ref().is_none_or(|buf| buf.capacity() < needed) {
-            // The message that it came in is not needed any more.
+            // Its own message is no longer needed.
             let message = message.buf.take().filter(|message| message.capacity() >= needed);
             reply.buf =
                 message.map(ReceivedBuf::into_buf).or_else(|| alloc(at + header.encoded_len().max(REFUSAL_LEN)));
@@ -228,25 +228,25 @@ impl Call<Replying> {
         Some(ReplyMessage { buf: buf.take()?, at: *at, len: *len, plain })
     }
 
-    /// Its reply waits, after all.
+    /// Its reply has to wait.
     #[inline(always)]
     pub(crate) fn put_reply(&mut self, ReplyMessage { buf, at, len, .. }: ReplyMessage) {
         self.parts().reply = Reply { buf: Some(buf), at, len };
     }
 
-    /// What its message is in, which is not needed any more.
+    /// Buffer of its message, which is no longer needed.
     #[inline(always)]
     pub(crate) fn take_message(&mut self) -> Option<ReceivedBuf> {
         self.parts().message.buf.take()
     }
 
-    /// It is over: its message, and its memory, which is to be used again.
+    /// Ends the call: its message, and its memory for reuse.
     #[inline(always)]
     pub(crate) fn end_with_message(mut self) -> (Option<ReceivedBuf>, Box<OwnedCall>) {
         (self.take_message(), self.end())
     }
 
-    /// Its chunk lists, to be written out.
+    /// Its chunk lists, for writing.
     #[inline(always)]
     pub(crate) fn chunks_mut(&mut self) -> Option<&mut Chunks> {
         self.parts().extras.get_mut().map(|extra| &mut extra.chunks)
@@ -258,7 +258,7 @@ impl Call<Replying> {
         self.inv_handle
     }
 
-    /// Index of its procedure's entry in the services, if it has come to one.
+    /// Index of its procedure's entry, if known.
     pub(crate) fn entry(&self) -> Option<usize> {
         (self.entry != NO_ENTRY).then_some(self.entry)
     }

@@ -1,4 +1,4 @@
-//! The chunk lists of a call that is served, what came in them, and what goes into them.
+//! Chunk lists of a served call, with arguments and results.
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{ArenaId, Buf, Frozen};
@@ -14,54 +14,54 @@ use crate::wire::{ChunkCounts, ReadSegment, Segment, WriteList};
 /// An argument that comes by RDMA Read.
 #[derive(Debug)]
 struct ReadArgument {
-    /// Byte of the unreduced arguments at which it belongs.
+    /// Position in the unreduced arguments.
     at: u32,
-    /// `None` while it has not come, and once the handler has taken it.
+    /// `None` until it is read, and once the handler has taken it.
     buf: Option<Buf>,
 }
 
-/// Where the bytes of a result are.
+/// Memory of a result.
 #[derive(Debug)]
 enum ResultBytes {
-    /// The handler has given none.
+    /// None given by the handler.
     Empty,
     /// Memory of the pool, filled by the handler.
     Pool(Buf),
-    /// Memory of the handler's own.
+    /// Memory of the handler.
     Shared(Frozen),
 }
 
-/// A Read chunk that is no counted argument.
+/// A Read chunk that does not match the length word in front of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Miscounted {
     /// Its bytes.
     pub(crate) chunk: usize,
-    /// The word in front of it, where the count of them should be.
+    /// The word in front, where its length should be.
     pub(crate) word: Option<u32>,
 }
 
-/// A result that goes by RDMA Write, into one Write chunk of the caller.
+/// A result sent by RDMA Write into a Write chunk.
 #[derive(Debug)]
 pub(super) struct ResultChunk {
-    /// Bytes that the caller has room for.
+    /// Bytes of the caller's chunk.
     capacity: u32,
     /// Most bytes that the procedure declares for a result.
     declared: u32,
-    /// Bytes that it gets.
+    /// Bytes sent.
     len: usize,
-    /// Bytes of pool memory, from its start on, that are this call's, beside the first `len`.
+    /// Initialized bytes of pool memory, from its start, beside the first `len`.
     filled: usize,
     bytes: ResultBytes,
-    /// The address of its pool memory was told, to something that may write there for as long as the call lasts.
+    /// The address of its pool memory was exposed, so it may be written as long as the call lasts.
     told: bool,
-    /// Such memory, in whose place other memory is sent.
+    /// Exposed pool memory, replaced by other memory.
     kept: Option<Buf>,
-    /// How many segments of the Write list are this chunk's, in order.
+    /// Number of its segments in the Write list, in order.
     segments: u32,
 }
 
 impl ResultChunk {
-    /// A chunk of so many bytes, in so many segments, that nothing is in yet.
+    /// An empty result of a chunk of so many bytes, in so many segments.
     fn of(capacity: u32, segments: u32) -> Self {
         Self {
             capacity,
@@ -75,13 +75,12 @@ impl ResultChunk {
         }
     }
 
-    /// Bytes that the caller has room for.
+    /// Bytes of the caller's chunk.
     pub(super) fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Clears what memory of the pool holds of other calls within the first `len` bytes, or all of them if
-    /// there are fewer; returns how many these are.
+    /// Clears pool memory of other calls within the first `len` bytes, or all if there are fewer; returns their number.
     fn fill(&mut self, len: usize) -> usize {
         let ResultBytes::Pool(buf) = &mut self.bytes else { return 0 };
         let (filled, len) = (self.filled.max(self.len), len.min(buf.len()));
@@ -92,7 +91,7 @@ impl ResultChunk {
         len
     }
 
-    /// All of its memory of the pool; what this call has not written is cleared first.
+    /// All of its pool memory, with unwritten bytes cleared.
     pub(super) fn cleared(&mut self) -> Result<&mut [u8], NoResult> {
         self.fill(usize::MAX);
         match &mut self.bytes {
@@ -102,7 +101,7 @@ impl ResultChunk {
         }
     }
 
-    /// Writes its memory of the pool from the start on.
+    /// Writer of its pool memory.
     pub(super) fn writer(&mut self, index: usize) -> Result<ResultWriter<'_>, NoResult> {
         self.filled = self.filled.max(self.len);
         let of = (index as u32, self.declared);
@@ -117,7 +116,7 @@ impl ResultChunk {
         }
     }
 
-    /// Sends its first `len` bytes, or as many as there are.
+    /// Sets its length, at most its memory.
     pub(super) fn set_len(&mut self, len: usize) {
         self.len = match &self.bytes {
             ResultBytes::Empty => 0,
@@ -126,7 +125,7 @@ impl ResultChunk {
         };
     }
 
-    /// Sends these bytes, for which there is room.
+    /// Sends these bytes, which fit.
     fn share(&mut self, bytes: Frozen) {
         self.len = bytes.len();
         if let ResultBytes::Pool(buf) = std::mem::replace(&mut self.bytes, ResultBytes::Shared(bytes))
@@ -137,10 +136,10 @@ impl ResultChunk {
     }
 }
 
-/// See the module page. Of a call without chunks all of it is empty.
+/// See the module page. Empty for a call without chunks.
 #[derive(Debug)]
 pub(crate) struct Chunks {
-    /// The Read list, by position: the segments of each chunk stand together, in their order.
+    /// Read list, by position; the segments of a chunk are adjacent, in order.
     reads: ArrayVec<ReadSegment, MAX_READ_SEGMENTS>,
     arguments: ArrayVec<ReadArgument, MAX_CHUNKS>,
     results: ArrayVec<ResultChunk, MAX_CHUNKS>,
@@ -150,7 +149,7 @@ pub(crate) struct Chunks {
     reply: Option<ArrayVec<Segment, MAX_SEGMENTS>>,
 }
 
-/// Those of a call that has none.
+/// Chunks of a call without any.
 pub(super) const NO_CHUNKS: &Chunks = &Chunks::new();
 
 impl Default for Chunks {
@@ -159,7 +158,7 @@ impl Default for Chunks {
     }
 }
 
-/// The lists, as the caller gives them.
+/// The caller's lists.
 impl Chunks {
     const fn new() -> Self {
         Self {
@@ -175,8 +174,7 @@ impl Chunks {
     #[inline(always)]
     pub(crate) fn take_reads(&mut self, reads: impl IntoIterator<Item = ReadSegment>) {
         self.reads.extend(reads);
-        // The segments of a chunk may be anywhere in the list, and chunks in any order: grouped, they are in the
-        // order of the list.
+        // Segments and chunks come in any order in the list: a stable sort keeps the order within a chunk.
         if self.reads.len() > 1 {
             self.reads.sort_by_key(|read| read.position);
         }
@@ -215,7 +213,7 @@ impl Chunks {
         written.chain(self.reads.iter().map(|read| &read.target)).map(|segment| segment.handle)
     }
 
-    /// There is a Write list, or a Reply chunk, for the reply to return.
+    /// Whether the reply returns a Write list or a Reply chunk.
     #[inline]
     pub(crate) fn is_returned(&self) -> bool {
         !self.results.is_empty() || self.reply.is_some()
@@ -250,9 +248,9 @@ impl Chunks {
     }
 }
 
-/// What is to be read, and has been.
+/// RDMA Reads.
 impl Chunks {
-    /// The Position Zero Read chunk if there is one, which no procedure has an argument in; else all of the Read list.
+    /// The Position Zero Read chunk if there is one, which is no argument; else all of the Read list.
     #[inline(always)]
     fn next_reads(&self) -> &[ReadSegment] {
         match self.reads.first() {
@@ -261,26 +259,26 @@ impl Chunks {
         }
     }
 
-    /// Something is to be read.
+    /// Whether reads are needed.
     #[inline(always)]
     pub(crate) fn fetches(&self) -> bool {
         !self.reads.is_empty()
     }
 
-    /// Bytes of the longest segment that is to be read.
+    /// Bytes of the longest segment to read.
     #[inline(always)]
     pub(crate) fn longest_read(&self) -> usize {
         self.next_reads().iter().map(|read| read.target.length as usize).max().unwrap_or(0)
     }
 
-    /// What is to be read: its position, and from where. Those of one position stand together, and none is empty.
+    /// Segments to read, with their positions; those of one position are adjacent, and none is empty.
     #[inline(always)]
     pub(crate) fn to_fetch(&self) -> impl Iterator<Item = (u32, Segment)> + Clone {
         let all = self.next_reads().iter().filter(|read| read.target.length > 0);
         all.map(|read| (read.position, read.target))
     }
 
-    /// Bytes of each chunk that is to be read.
+    /// Bytes of each chunk to read.
     pub(crate) fn chunks_to_fetch(&self) -> impl Iterator<Item = usize> {
         let chunks = self.next_reads().chunk_by(|a, b| a.position == b.position);
         chunks.map(|chunk| chunk.iter().map(|read| read.target.length as usize).sum())
@@ -296,19 +294,19 @@ impl Chunks {
         self.message().map(|read| u64::from(read.target.length)).sum()
     }
 
-    /// It has been read, and is not part of the Read list any more.
+    /// Removes the Position Zero Read chunk, once read.
     pub(super) fn drop_message(&mut self) {
         let segments = self.message().count();
         self.reads.drain(..segments);
     }
 
-    /// An argument that belongs at this byte is about to be read.
+    /// Adds an argument at this position, about to be read.
     #[inline(always)]
     pub(super) fn push_argument(&mut self, at: u32) {
         self.arguments.push(ReadArgument { at, buf: None });
     }
 
-    /// The arguments have been read; `last` gives their buffers, from the last one on. False if one of them was lost.
+    /// Stores the buffers of all arguments; `last` gives them, last one first. False if one was lost.
     #[inline(always)]
     pub(super) fn landed(&mut self, mut last: impl FnMut() -> Option<Buf>) -> bool {
         self.arguments.iter_mut().rev().all(|argument| {
@@ -317,10 +315,10 @@ impl Chunks {
         })
     }
 
-    /// Takes away what came beyond the arguments that they are; `inline` is those that came inline.
+    /// Cuts arguments to their lengths; `inline` is the inline part.
     ///
     /// # Errors
-    /// The word in front of a chunk, if there is one, is not the count of its bytes, as the binding declares it.
+    /// The length word in front of a chunk does not match it, as the binding declares.
     pub(super) fn trim_arguments(&mut self, inline: &[u8], binding: &Binding) -> Result<(), Miscounted> {
         for index in 0..self.arguments.len() {
             let word = if binding.is_counted() { self.word_before(index, inline) } else { None };
@@ -335,10 +333,10 @@ impl Chunks {
         Ok(())
     }
 
-    /// The word of the message that is right in front of an argument.
+    /// The word of the message in front of an argument.
     fn word_before(&self, index: usize, inline: &[u8]) -> Option<u32> {
         let at = self.arguments.get(index)?.at as usize;
-        // Positions count what other chunks have put in front; these may be in any order.
+        // Positions count other chunks in front; these come in any order.
         let mut end = at;
         for other in self.arguments.iter().filter(|other| (other.at as usize) < at) {
             let len = padded(other.buf.as_ref()?.len());
@@ -351,42 +349,42 @@ impl Chunks {
         word.try_into().ok().map(u32::from_be_bytes)
     }
 
-    /// How many arguments there are.
+    /// Number of arguments.
     pub(super) fn arguments(&self) -> usize {
         self.arguments.len()
     }
 
-    /// One of them.
+    /// An argument.
     pub(super) fn argument(&self, index: usize) -> Option<&[u8]> {
         self.arguments.get(index)?.buf.as_deref()
     }
 
-    /// Where it belongs.
+    /// Position of an argument.
     pub(super) fn argument_at(&self, index: usize) -> Option<usize> {
         self.arguments.get(index).map(|argument| argument.at as usize)
     }
 
-    /// The handler has it from now on.
+    /// Gives an argument to the handler.
     pub(super) fn take_argument(&mut self, index: usize) -> Option<Buf> {
         self.arguments.get_mut(index)?.buf.take()
     }
 }
 
-/// What is to be written.
+/// Results.
 impl Chunks {
-    /// How many results there are.
+    /// Number of results.
     #[inline]
     pub(crate) fn results(&self) -> usize {
         self.results.len()
     }
 
-    /// Bytes that the caller has room for in the largest.
+    /// Bytes of the largest Write chunk.
     #[inline(always)]
     pub(crate) fn largest_capacity(&self) -> usize {
         self.results.iter().map(|result| result.capacity as usize).max().unwrap_or(0)
     }
 
-    /// Bytes that the caller has room for in each.
+    /// Bytes of each Write chunk.
     pub(crate) fn capacities(&self) -> impl Iterator<Item = u32> {
         self.results.iter().map(|result| result.capacity)
     }
@@ -396,7 +394,7 @@ impl Chunks {
         self.results.iter().map(|result| result.len).sum()
     }
 
-    /// The procedure declares so many bytes for each result: no more of the caller's room is used.
+    /// Sets the procedure's bound of each result: no more of the caller's chunk is used.
     #[inline(always)]
     pub(super) fn limit_results(&mut self, most: u32) {
         self.results.iter_mut().for_each(|result| {
@@ -404,7 +402,7 @@ impl Chunks {
         });
     }
 
-    /// Gives each result memory of the pool, as much as it has room for. False if there is not enough.
+    /// Gives each result pool memory for all its room. False without enough.
     #[inline(always)]
     pub(super) fn fill_results(&mut self, mut alloc: impl FnMut(usize) -> Option<Buf>) -> bool {
         self.results.iter_mut().filter(|result| result.capacity > 0).all(|result| {
@@ -414,23 +412,23 @@ impl Chunks {
         })
     }
 
-    /// Gives back all memory, of results and of arguments.
+    /// Frees the memory of results and arguments.
     pub(super) fn release(&mut self) {
         self.arguments.clear();
         self.results.iter_mut().for_each(|result| result.bytes = ResultBytes::Empty);
     }
 
-    /// One of the results.
+    /// A result.
     pub(super) fn result(&self, index: usize) -> Result<&ResultChunk, NoResult> {
         self.results.get(index).ok_or(NoResult::NoChunk)
     }
 
-    /// The same, to be written.
+    /// A result, mutable.
     pub(super) fn result_mut(&mut self, index: usize) -> Result<&mut ResultChunk, NoResult> {
         self.results.get_mut(index).ok_or(NoResult::NoChunk)
     }
 
-    /// Sends these bytes in one of them.
+    /// Sends these bytes as a result.
     pub(super) fn share(&mut self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
         let result = self.result_mut(index)?;
         let (needed, capacity) = (bytes.len(), result.capacity as usize);
@@ -445,7 +443,7 @@ impl Chunks {
         Ok(())
     }
 
-    /// Nothing is written.
+    /// Drops all results.
     pub(super) fn drop_results(&mut self) {
         self.results.iter_mut().for_each(|result| result.len = 0);
     }
@@ -458,8 +456,8 @@ impl Chunks {
         })
     }
 
-    /// Gives away the results and a long reply: `write` has the segments of each, which it says the lengths in, its
-    /// bytes, and how many they are. `None` if memory cannot be lent.
+    /// Takes the results and a long reply for RDMA Write. `write` gets the segments of each, and sets their lengths;
+    /// its bytes, and their number. `None` if memory cannot be lent.
     #[inline(always)]
     pub(crate) fn write_out(
         &mut self,
@@ -491,7 +489,7 @@ impl Chunks {
         Some(written)
     }
 
-    /// The Write list, whose segments say how much was written into each.
+    /// The Write list, with the length written to each segment.
     pub(crate) fn write_list<'a>(&'a self, written: &'a Written) -> WriteList<'a> {
         WriteList { counts: &written.counts, segments: &self.writes }
     }
@@ -502,10 +500,10 @@ impl Chunks {
     }
 }
 
-/// What was [written out](Chunks::write_out).
+/// Results of [`write_out`](Chunks::write_out).
 #[derive(Debug, Default)]
 pub(crate) struct Written {
-    /// How many segments each chunk of the Write list has.
+    /// Number of segments of each Write chunk.
     counts: ArrayVec<u32, MAX_CHUNKS>,
     /// Of all chunks.
     bytes: usize,

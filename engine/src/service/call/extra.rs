@@ -1,4 +1,4 @@
-//! What most calls do not have, in memory of its own.
+//! Rare parts of a call, in separate memory.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::service::duplicate_requests::Claim;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor, OpaqueAuth};
 use crate::wire::xdr::padded;
 
-/// What proves who answers: AUTH_NONE, if nothing was set.
+/// Verifier of the reply; AUTH_NONE if unset.
 #[derive(Debug, Default)]
 pub(super) struct Verifier {
     flavor: u32,
@@ -15,19 +15,19 @@ pub(super) struct Verifier {
 }
 
 impl Verifier {
-    /// It is not AUTH_NONE.
+    /// Whether it is not AUTH_NONE.
     #[inline(always)]
     pub(super) fn is_some(&self) -> bool {
         self.flavor != Flavor::None.code()
     }
 
-    /// Bytes of RPC header that a successful reply with it has.
+    /// Bytes of RPC header of a successful reply with it.
     #[inline(always)]
     pub(super) fn header_len(&self) -> usize {
         ACCEPTED_REPLY_LEN + if self.is_some() { padded(self.body.len()) } else { 0 }
     }
 
-    /// Nothing was set.
+    /// Whether it is unset.
     fn is_clear(&self) -> bool {
         !self.is_some() && self.body.is_empty()
     }
@@ -43,10 +43,10 @@ impl Verifier {
     }
 }
 
-/// A call that is timed.
+/// Measurements of a timed call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stamp {
-    /// When it arrived, in nanoseconds.
+    /// Arrival, in nanoseconds.
     pub(super) arrived: u64,
     /// Bytes of its arguments, once it has run.
     pub(super) bytes_in: u64,
@@ -55,7 +55,7 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// When the call arrived, in nanoseconds.
+    /// Arrival of the call, in nanoseconds.
     pub(crate) fn arrived(&self) -> u64 {
         self.arrived
     }
@@ -71,21 +71,21 @@ impl Stamp {
 pub(super) struct Extra {
     pub(super) chunks: Chunks,
     pub(super) verifier: Verifier,
-    /// The name that the caller's host has proved.
+    /// Authenticated name of the caller's host.
     pub(super) peer: Option<Arc<str>>,
-    /// It is to be remembered.
+    /// Ticket in the duplicate request cache.
     pub(super) claim: Option<Claim>,
-    /// What its handler said when it panicked.
+    /// Text of its handler's panic.
     pub(super) panic: Option<Box<str>>,
-    /// It was taken by its handler, and dropped unanswered.
+    /// Deferred, and dropped unanswered.
     pub(super) dropped: bool,
-    /// Its message was put together in a buffer of the pool.
+    /// Its message was assembled in a buffer of the pool.
     pub(super) put_together: bool,
     pub(super) stamp: Option<Stamp>,
 }
 
 impl Extra {
-    /// There is nothing but Read chunks: nothing that its reply must heed.
+    /// Whether there are only Read chunks, which its reply need not return.
     fn has_only_reads(&self) -> bool {
         let Self { chunks, verifier, peer, claim, panic, dropped, put_together, stamp } = self;
         let none = || peer.is_none() && claim.is_none() && panic.is_none() && stamp.is_none();
@@ -93,7 +93,7 @@ impl Extra {
     }
 
     fn clear(&mut self) {
-        // Most calls with chunks come with data, and are answered without.
+        // Most calls with chunks have arguments in them, and no results.
         if self.has_only_reads() {
             return self.chunks.clear_reads();
         }
@@ -105,22 +105,22 @@ impl Extra {
     }
 }
 
-/// What a call has of that. The memory stays when the call is over: the next one need not allocate any.
+/// Optional [`Extra`]. Its memory stays for the next call.
 #[derive(Debug, Default)]
 pub(super) struct Extras {
-    /// Clear while the call has none.
+    /// Cleared while unused.
     memory: Option<Box<Extra>>,
     has_any: bool,
 }
 
 impl Extras {
-    /// The call has some.
+    /// Whether the call has any.
     #[inline(always)]
     pub(super) fn has_any(&self) -> bool {
         self.has_any
     }
 
-    /// The reply need not heed them.
+    /// Whether the reply ignores them.
     #[inline(always)]
     pub(super) fn leave_reply_plain(&self) -> bool {
         !self.has_any || self.have_only_reads()
@@ -131,26 +131,26 @@ impl Extras {
         self.memory.as_ref().is_none_or(|extra| extra.has_only_reads())
     }
 
-    /// `None` if the call has none.
+    /// The parts; `None` if there are none.
     #[inline(always)]
     pub(super) fn get(&self) -> Option<&Extra> {
         if self.has_any { self.memory.as_deref() } else { None }
     }
 
-    /// The same, to be changed.
+    /// As `get`, mutable.
     #[inline(always)]
     pub(super) fn get_mut(&mut self) -> Option<&mut Extra> {
         if self.has_any { self.memory.as_deref_mut() } else { None }
     }
 
-    /// It has some from now on.
+    /// Starts using them.
     #[inline]
     pub(super) fn begin(&mut self) -> &mut Extra {
         self.has_any = true;
         self.memory.get_or_insert_default()
     }
 
-    /// It has none any more.
+    /// Clears and ends their use.
     #[inline(always)]
     pub(super) fn end(&mut self) {
         if self.has_any {

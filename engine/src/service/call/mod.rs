@@ -1,9 +1,9 @@
-//! One call as the service sees it: arguments and chunks in place, results written where they are sent from.
+//! A call as its handler sees it: arguments and chunks in place, results written where they are sent from.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `state` | the states that a call goes through, up to its handler |
-//! | `answer` | those behind it |
+//! | `answer` | the states after it |
 //! | `chunks` | its chunk lists, what came in them, and what goes into them |
 //! | `extra` | what most calls do not have |
 
@@ -33,15 +33,14 @@ pub(crate) use state::{
     Admitted, Answered, Arrived, Call, Header, Long, Ready, Refused, Replying, RpcMessage, Unready,
 };
 
-/// Who called: a connection of a server, to [call it back](crate::Server::call_back) by. It names that
-/// connection only, for as long as it lasts.
+/// The caller's connection, to [call it back](crate::Server::call_back). Valid while the connection is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Caller {
     pub(crate) shard: u32,
     pub(crate) qp: QpId,
 }
 
-/// Why a result does not go into a Write chunk.
+/// Reasons why a result does not go into a Write chunk.
 ///
 /// What `?` in a handler answers:
 ///
@@ -79,13 +78,13 @@ pub enum NoResult {
         /// Bytes that are declared.
         declared: usize,
     },
-    /// No memory of the pool is set aside for it: the procedure is declared
-    /// [`Procedure::results_from_handler`](super::Procedure::results_from_handler).
+    /// The procedure declares [`Procedure::results_from_handler`](super::Procedure::results_from_handler): no pool
+    /// memory.
     #[error("no pool memory for the Write chunk (Procedure::results_from_handler: use ServerCall::set_result)")]
     NoMemory,
 }
 
-/// For handlers that cannot do without: a caller that offers no Write chunk has sent no call of theirs.
+/// For handlers that need a Write chunk: a call without one has bad arguments.
 impl From<NoResult> for Refusal {
     fn from(no_result: NoResult) -> Self {
         match no_result {
@@ -98,24 +97,24 @@ impl From<NoResult> for Refusal {
     }
 }
 
-/// What the handler, and whoever it answers, needs of the connection.
+/// What the handler and the reply need of the connection.
 #[derive(Clone, Copy, Debug)]
 struct CalledFrom {
     caller: Caller,
-    /// Where the connection comes from, if that has an address.
+    /// Host of the peer, if the fabric has addresses.
     host: Option<IpAddr>,
-    /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
+    /// Room for the RPC message of a reply in one piece, without chunks.
     inline_room: u32,
 }
 
 /// The RPC message of a call.
 #[derive(Debug, Default)]
 struct Message {
-    /// `None` where it has not come yet, or is not needed any more.
+    /// `None` before it arrives, and once it is not needed any more.
     buf: Option<ReceivedBuf>,
-    /// Its first byte in the buffer.
+    /// Offset of its first byte in the buffer.
     at: u32,
-    /// The first byte of its arguments there.
+    /// Offset of its arguments there.
     args_at: u32,
 }
 
@@ -150,14 +149,14 @@ impl Message {
 /// The reply: its results while the handler runs, then all of its RPC message.
 #[derive(Debug, Default)]
 struct Reply {
-    /// `None` where there is no memory for it yet, or it was given away.
+    /// `None` before it has memory, and once given away.
     buf: Option<Buf>,
-    /// Where the first byte is, behind room for the headers that are still to come.
+    /// Offset of its first byte, after room for headers.
     at: usize,
     len: usize,
 }
 
-/// A call, in whatever [state](Call) it is. What is here is valid where a state says so, and out of reach elsewhere.
+/// A call in any [state](Call). A state exposes the fields that are valid in it.
 #[derive(Debug)]
 pub(crate) struct CallParts {
     from: CalledFrom,
@@ -169,14 +168,14 @@ pub(crate) struct CallParts {
     /// Index of the procedure's entry in the services.
     entry: usize,
     reply: Reply,
-    /// What it is answered with instead of results.
+    /// Refusal instead of results.
     outcome: Result<(), Refusal>,
     extras: Extras,
-    /// Its place in the list of those that come home.
+    /// Link of the list of returned calls.
     link: Link<OwnedCall>,
 }
 
-/// What is known of any call, whatever its state.
+/// Accessors valid in every state.
 impl CallParts {
     /// The connection's name for it.
     #[inline(always)]
@@ -195,13 +194,13 @@ impl CallParts {
         (self.message.word(PROGRAM), self.message.word(VERSION), self.message.word(PROCEDURE))
     }
 
-    /// Its chunk lists.
+    /// Chunk lists.
     #[inline(always)]
     pub(crate) fn chunks(&self) -> &Chunks {
         self.extras.get().map_or(NO_CHUNKS, |extra| &extra.chunks)
     }
 
-    /// It has no chunks, neither to be read for it nor to be returned by its reply.
+    /// It has no chunks, neither to read nor to return.
     #[inline(always)]
     pub(crate) fn is_short(&self) -> bool {
         !self.extras.has_any() || !(self.returns() || self.fetches())
@@ -213,7 +212,7 @@ impl CallParts {
         self.extras.get().is_some_and(|extra| extra.chunks.is_returned())
     }
 
-    /// Something is to be read for it.
+    /// Whether RDMA Reads are needed for it.
     #[inline(always)]
     pub(crate) fn fetches(&self) -> bool {
         self.extras.get().is_some_and(|extra| extra.chunks.fetches())
@@ -224,7 +223,7 @@ impl CallParts {
         self.message.buf.as_ref().map(ReceivedBuf::capacity)
     }
 
-    /// Its message was put together in a buffer of the pool, and still is there.
+    /// Its message was assembled in a buffer of the pool, and still is there.
     pub(crate) fn is_put_together(&self) -> bool {
         self.message.buf.is_some() && self.extras.get().is_some_and(|extra| extra.put_together)
     }
@@ -240,11 +239,12 @@ impl CallParts {
     }
 }
 
-/// A call that is being served. Handlers get it by reference; it is theirs alone while they run, on whichever
-/// thread they run.
+/// A call at the server, as its handler sees it; `Send`.
 ///
-/// Nobody but the engine makes one, and it has no size that is known when programs are built, so that it cannot be
-/// exchanged for another one ([`std::mem::swap`]): each call is answered as itself. That is what `T` is for.
+/// Handlers get it by reference; while they run it is theirs alone, on any thread.
+///
+/// Only the engine makes one. Its size is unknown at compile time, so that it cannot be exchanged for another one
+/// ([`std::mem::swap`]): each call is answered as itself. That is the purpose of `T`.
 #[derive(Debug)]
 pub struct ServerCall<T: ?Sized = [()]> {
     parts: CallParts,
@@ -261,26 +261,32 @@ impl Linked for OwnedCall {
 }
 
 impl<T: ?Sized> ServerCall<T> {
-    /// Who called.
+    /// Connection of the caller.
+    #[must_use]
     pub fn caller(&self) -> Caller {
         self.parts.from.caller
     }
 
-    /// The name that the caller's host has proved, if it has proved one: see [`auth`](crate::auth), and for
-    /// how far that is to be trusted, too. It is the host's, not the user's: that one is in the
-    /// [credential](Self::credential).
+    /// Authenticated name of the caller's host, if any; see [`auth`](crate::auth).
+    ///
+    /// It names the host, not the user: that one is in the [credential](Self::credential).
+    #[must_use]
     pub fn peer_identity(&self) -> Option<&str> {
         self.parts.extras.get()?.peer.as_deref()
     }
 
-    /// The address of the caller's host, on fabrics that have addresses: the same for all of the host's
-    /// connections, and after it has reconnected from another port. Nobody has proved it.
+    /// Address of the caller's host, unauthenticated; `None` without addresses.
+    ///
+    /// The same for all connections of the host, across reconnects.
+    #[must_use]
     pub fn peer_host(&self) -> Option<IpAddr> {
         self.parts.from.host
     }
 
-    /// Most bytes of inline results that the reply can carry for sure: in one message, or in the Reply chunk
-    /// that the caller has offered.
+    /// Most bytes of inline results that the reply can carry.
+    ///
+    /// They travel in one message, or in the Reply chunk that the caller has offered.
+    #[must_use]
     pub fn reply_room(&self) -> usize {
         let inline =
             (self.parts.from.inline_room as usize).saturating_sub(self.parts.chunks().returned().encoded_len());
@@ -288,15 +294,16 @@ impl<T: ?Sized> ServerCall<T> {
         inline.max(usize::try_from(chunk).unwrap_or(usize::MAX)).saturating_sub(self.parts.header_len())
     }
 
-    /// Gives the reply this verifier (RFC 5531 §8.2), instead of none: that of a success, and of a refusal
-    /// that RPC accepts (all but [`Refusal::Authentication`] and [`Refusal::RpcMismatch`]). To be said
-    /// before [`reply_room`](Self::reply_room) is asked for. Clients whose credential is
-    /// neither AUTH_NONE nor AUTH_SYS have room for any, others for none beyond what the reply leaves of
-    /// their message or Reply chunk.
+    /// Sets the verifier of the reply (RFC 5531 §8.2); may allocate.
     ///
-    /// A procedure that runs [once](super::Procedure::cached) gives the same verifier again with the same
-    /// results; where each message needs its own, as that of RPCSEC_GSS does, use a
-    /// [`DuplicateRequestCache`](super::duplicate_requests::DuplicateRequestCache) of the service's own.
+    /// It goes with a success, and with a refusal that RPC accepts (all but [`Refusal::Authentication`] and
+    /// [`Refusal::RpcMismatch`]). Call this before [`reply_room`](Self::reply_room). Clients with a credential other
+    /// than AUTH_NONE and AUTH_SYS have room for any verifier; others have what the reply leaves of their message or
+    /// Reply chunk.
+    ///
+    /// A [cached](super::Procedure::cached) procedure repeats the verifier with the results. Where each message needs
+    /// its own, as with RPCSEC_GSS, use a separate
+    /// [`DuplicateRequestCache`](super::duplicate_requests::DuplicateRequestCache) in the service.
     ///
     /// # Errors
     /// The body is longer than [`MAX_AUTH_LEN`] bytes, or not empty for AUTH_NONE.
@@ -309,7 +316,7 @@ impl<T: ?Sized> ServerCall<T> {
         Ok(())
     }
 
-    /// The RPC transaction's identifier.
+    /// RPC transaction identifier.
     pub fn xid(&self) -> u32 {
         self.parts.xid
     }
@@ -329,41 +336,46 @@ impl<T: ?Sized> ServerCall<T> {
         self.parts.message.word(PROCEDURE)
     }
 
-    /// The caller's credential: `auth_flavor` and body (RFC 5531 §8.2).
+    /// Credential of the caller: flavor and body (RFC 5531 §8.2).
     pub fn credential(&self) -> (u32, &[u8]) {
         self.parts.message.credential()
     }
 
-    /// The arguments as they came inline, in the buffer that they arrived in; without those that came as Read
-    /// chunks.
+    /// Inline arguments, in the receive buffer; Read chunks are apart.
     #[inline]
+    #[must_use]
     pub fn args(&self) -> &[u8] {
         self.parts.message.args()
     }
 
-    /// Read chunks that the call came with.
+    /// Number of Read chunks of the call.
     pub fn read_chunks(&self) -> usize {
         self.parts.chunks().arguments()
     }
 
-    /// An argument that came as a Read chunk, without XDR round-up: where that came with it, it is known by
-    /// the count of bytes in front ([`Binding::counted`](crate::binding::Binding::counted)).
+    /// An argument from a Read chunk, without XDR round-up.
+    ///
+    /// A round-up is recognized by the length word in front ([`Binding::counted`](crate::binding::Binding::counted)).
+    #[must_use]
     pub fn read_chunk(&self, index: usize) -> Option<&[u8]> {
         self.parts.chunks().argument(index)
     }
 
-    /// Where a Read chunk belongs: the byte of the unreduced arguments.
+    /// Position of a Read chunk: the byte of the unreduced arguments.
     pub fn read_chunk_at(&self, index: usize) -> Option<usize> {
         self.parts.chunks().argument_at(index)
     }
 
-    /// Takes a Read chunk, to keep it after the call, or to [send it](Self::set_result). It may be dropped on
-    /// any thread. Nobody changes it any more, and nobody sees what else its buffer has held.
+    /// Takes a Read chunk, to keep it or [send it](Self::set_result).
+    ///
+    /// It is immutable, holds no other data, and may be dropped on any thread.
+    #[must_use]
     pub fn take_read_chunk(&mut self, index: usize) -> Option<Frozen> {
         self.parts.extras.get_mut()?.chunks.take_argument(index).map(Buf::freeze)
     }
 
-    /// Bytes that the caller's Write chunk has room for; `None` if there is no such chunk.
+    /// Bytes of the caller's Write chunk; `None` if not offered.
+    #[must_use]
     pub fn write_chunk_capacity(&self, index: usize) -> Option<usize> {
         self.parts.chunks().result(index).ok().map(|result| result.capacity() as usize)
     }
@@ -372,62 +384,65 @@ impl<T: ?Sized> ServerCall<T> {
         self.parts.extras.get_mut().map(|extra| &mut extra.chunks).ok_or(NoResult::NoChunk)
     }
 
-    /// Memory of the pool for the result that goes into a Write chunk: as much as the chunk, and the
-    /// procedure's declaration, allow. Nothing of it is sent until
-    /// [`set_result_len`](Self::set_result_len) says how much.
+    /// Pool memory for a Write chunk's result, cleared; prefer a [writer](Self::result_writer).
+    ///
+    /// As long as the chunk, and the procedure's declaration, allow. Only the first
+    /// [`set_result_len`](Self::set_result_len) bytes are sent. Memory that this call has not written is cleared first.
     ///
     /// The slow way: all that this call has not written there is cleared first. A
     /// [writer](Self::result_writer) does without.
     ///
     /// # Errors
-    /// There is no such chunk, or no memory of the pool for it.
+    /// The chunk does not exist, or has no pool memory.
     pub fn result_mut(&mut self, index: usize) -> Result<&mut [u8], NoResult> {
         self.chunks_mut()?.result_mut(index)?.cleared()
     }
 
-    /// Writes the result that goes into a Write chunk, from its start on, to where it is sent from, and so
-    /// says how long it is. There is room for as much as the chunk, and the procedure's declaration,
-    /// allow.
+    /// Writer of a Write chunk's result, in the memory sent.
+    ///
+    /// The written bytes are the result. Its room is what the chunk, and the procedure's declaration, allow.
     ///
     /// # Errors
-    /// There is no such chunk, or no memory of the pool for it.
+    /// The chunk does not exist, or has no pool memory.
     #[inline]
     pub fn result_writer(&mut self, index: usize) -> Result<ResultWriter<'_>, NoResult> {
         self.chunks_mut()?.result_mut(index)?.writer(index)
     }
 
-    /// Sends the first `len` bytes of a result; more than there are is cut to what there is: none of a chunk that the
-    /// caller has not offered. Those that this call has not written are zero.
+    /// Sets a result's length, at most its memory.
+    ///
+    /// 0 without an offered chunk. Bytes that this call has not written are zero.
     pub fn set_result_len(&mut self, index: usize, len: usize) {
         if let Ok(result) = self.chunks_mut().and_then(|chunks| chunks.result_mut(index)) {
             result.set_len(len);
         }
     }
 
-    /// Sends memory of the service's own, without a copy. The arena that it is from must be the shard's own
-    /// or one of [`memory.arenas`](crate::config::MemoryConfig::arenas): else the caller gets SYSTEM_ERR, and the log
-    /// says why.
+    /// Sends the service's own memory as a result, without a copy.
+    ///
+    /// Its arena must be the shard's own or one of [`memory.arenas`](crate::config::MemoryConfig::arenas): otherwise
+    /// the caller gets SYSTEM_ERR, and the log names the cause.
     ///
     /// # Errors
-    /// There is no such chunk, or it has no room for so much.
+    /// The chunk does not exist, or is too short.
+    #[doc(alias = "zero copy")]
     pub fn set_result(&mut self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
         self.chunks_mut()?.share(index, bytes)
     }
 
-    /// Room for `len` bytes of inline results, where they are sent from. What this call has put into the
-    /// first `len` before is still there, the rest is zero; so for long results a
-    /// [writer](Self::reply_writer) is faster.
+    /// Room for `len` bytes of inline results, in the memory sent.
+    ///
+    /// Bytes already written are kept, the rest is zero; a [writer](Self::reply_writer) is faster for long results.
     ///
     /// # Errors
-    /// That is more than the buffer holds: it holds what the procedure declared
-    /// ([`Procedure::max_reply`](super::Procedure::max_reply)), or a little more.
+    /// `len` exceeds the buffer, which holds the declared [`Procedure::max_reply`](super::Procedure::max_reply) or a
+    /// little more.
     #[inline]
     pub fn reply_mut(&mut self, len: usize) -> Result<&mut [u8], NoSpace> {
         Ok(self.args_and_reply(len)?.1)
     }
 
-    /// The inline arguments, and room for `len` bytes of inline results, at once: for results made of
-    /// arguments. Else as [`reply_mut`](Self::reply_mut).
+    /// Inline arguments and [`reply_mut`](Self::reply_mut) at once.
     ///
     /// # Errors
     /// As [`reply_mut`](Self::reply_mut).
@@ -444,16 +459,16 @@ impl<T: ?Sized> ServerCall<T> {
         Ok((message.args(), room))
     }
 
-    /// Writes inline results, from their start on, to where they are sent from, and so says how long they
-    /// are. There is room for what the procedure
-    /// declared ([`Procedure::max_reply`](super::Procedure::max_reply)), or a little more.
+    /// Writer of inline results, in the memory sent.
+    ///
+    /// The written bytes are the result. Its room is the declared
+    /// [`Procedure::max_reply`](super::Procedure::max_reply), or a little more.
     #[inline]
     pub fn reply_writer(&mut self) -> ResultWriter<'_> {
         self.args_and_writer().1
     }
 
-    /// The inline arguments, and a writer of inline results, at once: for results made of arguments. Else as
-    /// [`reply_writer`](Self::reply_writer).
+    /// Inline arguments and [`reply_writer`](Self::reply_writer) at once.
     #[inline]
     pub fn args_and_writer(&mut self) -> (&[u8], ResultWriter<'_>) {
         let CallParts { message, reply: Reply { buf, at, len }, .. } = &mut self.parts;

@@ -1,5 +1,4 @@
-//! The states of a call that is served, and what leads from one to the next. A call is in one of them at a time, and
-//! each step consumes the one before:
+//! States of a served call, and the transitions between them. Each transition consumes the state before:
 //!
 //! ```text
 //! Arrived ──────────► Admitted ──► Ready ──► (handler) ──► Answered ──► Replying ──► gone
@@ -23,22 +22,22 @@ use crate::proto::{InboundId, Refusal};
 use crate::service::NO_ENTRY;
 use crate::service::duplicate_requests::Claim;
 
-/// It has come, and its headers are being read.
+/// Arrived; its headers are being decoded.
 #[derive(Debug)]
 pub(crate) enum Arrived {}
-/// Its RPC message is in a chunk, and is yet to be read (RFC 8166 §3.5.3).
+/// Its RPC message is in a chunk, still to be read (RFC 8166 §3.5.3).
 #[derive(Debug)]
 pub(crate) enum Long {}
-/// Its message is there, its procedure is known, and its chunks are what that declares.
+/// Its message and procedure are known, and its chunks match the declaration.
 #[derive(Debug)]
 pub(crate) enum Admitted {}
-/// It has the memory that its procedure declares; its Read chunks have come when the handler runs.
+/// It has the declared memory; its Read chunks are complete when the handler runs.
 #[derive(Debug)]
 pub(crate) enum Ready {}
-/// Its handler is through with it.
+/// Its handler has finished.
 #[derive(Debug)]
 pub(crate) enum Answered {}
-/// It is to be answered without results, or not at all.
+/// Answered without results, or not at all.
 #[derive(Debug)]
 pub(crate) enum Refused {}
 /// The RPC message of its reply is complete.
@@ -61,7 +60,7 @@ impl<S> Deref for Call<S> {
     }
 }
 
-/// The RPC message of a call, and where it is in its buffer.
+/// RPC message of a call, at an offset of its buffer.
 #[derive(Debug)]
 pub(crate) struct RpcMessage {
     buf: ReceivedBuf,
@@ -69,30 +68,30 @@ pub(crate) struct RpcMessage {
 }
 
 impl RpcMessage {
-    /// The bytes of a buffer from this one on.
+    /// Bytes of a buffer from this offset.
     #[inline(always)]
     pub(crate) fn new(buf: ReceivedBuf, at: usize) -> Self {
         Self { buf, at }
     }
 
-    /// They are these.
+    /// Its bytes.
     #[inline(always)]
     pub(crate) fn bytes(&self) -> &[u8] {
         self.buf.get(self.at..).unwrap_or_default()
     }
 }
 
-/// What the RPC header of a call was found to say.
+/// Decoded RPC header of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
-    /// Index of the procedure's entry in the services.
+    /// Index of the procedure's entry.
     entry: usize,
     /// Bytes of the header.
     len: usize,
 }
 
 impl Header {
-    /// One of so many bytes, which names the procedure of this entry.
+    /// A header of so many bytes, for the procedure of this entry.
     #[inline(always)]
     pub(crate) fn new(entry: usize, len: usize) -> Self {
         Self { entry, len }
@@ -105,7 +104,7 @@ impl<S> Call<S> {
         Call::in_memory(self.memory)
     }
 
-    /// The call whose memory this is.
+    /// The call in this memory.
     #[inline(always)]
     pub(super) fn in_memory(memory: Box<OwnedCall>) -> Self {
         Self { memory, _state: PhantomData }
@@ -121,17 +120,17 @@ impl<S> Call<S> {
         &mut self.memory.parts
     }
 
-    /// When it arrived, and how much came and goes with it, if it is timed: once.
+    /// Takes its measurements, if it is timed: once.
     #[inline(always)]
     pub(crate) fn take_stamp(&mut self) -> Option<Stamp> {
         self.parts().extras.get_mut()?.stamp.take()
     }
 
-    /// It is given up; its memory is to be used again, and its buffers go home.
+    /// Drops the call: frees its buffers; returns its memory for reuse.
     #[inline(always)]
     pub(in crate::service) fn end(mut self) -> Box<OwnedCall> {
         let CallParts { message, reply, extras, .. } = self.parts();
-        // Most have given both away.
+        // Most have neither any more.
         if message.buf.is_some() {
             message.buf = None;
         }
@@ -144,7 +143,7 @@ impl<S> Call<S> {
 }
 
 impl Call<Arrived> {
-    /// One in memory that another was in.
+    /// A call in reused memory.
     #[inline(always)]
     pub(in crate::service) fn again(mut memory: Box<OwnedCall>, qp: QpId, id: InboundId) -> Self {
         memory.parts.from.caller.qp = qp;
@@ -152,7 +151,7 @@ impl Call<Arrived> {
         Self::in_memory(memory)
     }
 
-    /// The same in new memory.
+    /// A call in new memory.
     #[cold]
     #[inline(never)]
     pub(in crate::service) fn blank(shard: u32, qp: QpId, id: InboundId) -> Self {
@@ -171,33 +170,33 @@ impl Call<Arrived> {
         Self::in_memory(Box::new(ServerCall { parts, _no_size: [] }))
     }
 
-    /// What it is to know of its connection.
+    /// Sets what it needs of its connection.
     #[inline(always)]
     pub(crate) fn comes_from(&mut self, host: Option<IpAddr>, inline_room: u32) {
         let from = &mut self.parts().from;
         (from.host, from.inline_room) = (host, inline_room);
     }
 
-    /// It is timed, and arrived at this time, in nanoseconds.
+    /// Times it; it arrived at this time, in nanoseconds.
     #[inline(never)]
     pub(crate) fn stamp(&mut self, arrived: u64) {
         self.parts().extras.begin().stamp = Some(Stamp { arrived, bytes_in: 0, bytes_out: 0 });
     }
 
-    /// What its transport header says.
+    /// Stores values of its transport header.
     #[inline(always)]
     pub(crate) fn set_head(&mut self, xid: u32, inv_handle: u32) {
         let parts = self.parts();
         (parts.xid, parts.inv_handle) = (xid, inv_handle);
     }
 
-    /// The RPC transaction's identifier.
+    /// Sets the XID.
     #[inline(always)]
     pub(crate) fn xid(&self) -> u32 {
         self.xid
     }
 
-    /// It has chunk lists, to be taken over.
+    /// Starts its chunk lists.
     #[inline(always)]
     pub(crate) fn begin_chunks(&mut self) -> &mut Chunks {
         &mut self.parts().extras.begin().chunks
@@ -208,12 +207,12 @@ impl Call<Arrived> {
         self.from.inline_room as usize
     }
 
-    /// Its message was put together in a buffer of the pool.
+    /// Marks its message as assembled in a buffer of the pool.
     pub(crate) fn put_together(&mut self) {
         self.parts().extras.begin().put_together = true;
     }
 
-    /// Its message is all there, and may be served.
+    /// Admits it: its message is complete.
     #[inline(always)]
     pub(crate) fn admit(mut self, message: RpcMessage, header: Header) -> Call<Admitted> {
         let parts = self.parts();
@@ -222,14 +221,14 @@ impl Call<Arrived> {
         self.becomes()
     }
 
-    /// Its message is all there, and is not served.
+    /// Refuses it: its message is complete.
     #[cold]
     pub(crate) fn refuse_message(mut self, message: RpcMessage) -> Call<Refused> {
         self.parts().message.put(message, 0);
         self.refuse()
     }
 
-    /// It is refused before it has come to a procedure.
+    /// Refuses it before its procedure is known.
     #[cold]
     pub(crate) fn refuse(mut self) -> Call<Refused> {
         self.parts().entry = NO_ENTRY;
@@ -252,7 +251,7 @@ impl Message {
 }
 
 impl Call<Long> {
-    /// Its message has been read.
+    /// Stores the message that was read.
     pub(crate) fn has_come(mut self) -> Call<Arrived> {
         if let Some(extra) = self.parts().extras.get_mut() {
             extra.chunks.drop_message();
@@ -273,17 +272,17 @@ impl Call<Admitted> {
         self.entry
     }
 
-    /// The peer has proved this name.
+    /// Sets the peer's authenticated name.
     pub(crate) fn name_peer(&mut self, peer: &Arc<str>) {
         self.parts().extras.begin().peer = Some(Arc::clone(peer));
     }
 
-    /// It needs no memory but this for its reply; its results start at byte `results_at` of that.
+    /// Readies it with the memory of its reply only; results start at byte `results_at` of that.
     #[inline(always)]
     pub(crate) fn give_reply(mut self, reply: Buf, results_at: usize) -> Call<Ready> {
         let parts = self.parts();
         debug_assert!(parts.reply.buf.is_none());
-        // Asked first, it need not be dropped.
+        // Checking first avoids the drop.
         if let none @ None = &mut parts.reply.buf {
             *none = Some(reply);
         }
@@ -291,8 +290,8 @@ impl Call<Admitted> {
         self.becomes()
     }
 
-    /// Gives it memory for its reply, and for results of at most so many bytes each, if those are in memory of the pool.
-    /// Where there is not enough it comes back without any.
+    /// Readies it with memory for its reply, and for results of at most so many bytes each in pool memory. Returns it
+    /// without any if there is not enough.
     #[inline(always)]
     pub(crate) fn prepare(
         mut self,
@@ -318,7 +317,7 @@ impl Call<Admitted> {
     }
 }
 
-/// A call that has not the memory that it needs.
+/// A call without the memory that it needs.
 #[derive(Debug)]
 pub(crate) enum Unready {
     Long(Call<Long>),
@@ -338,7 +337,7 @@ impl Deref for Unready {
 }
 
 impl Unready {
-    /// Index of its procedure's entry in the services, where that is known.
+    /// Index of its procedure's entry, if known.
     #[inline(always)]
     pub(crate) fn entry(&self) -> Option<usize> {
         match self {
@@ -362,20 +361,19 @@ impl Call<Ready> {
         self.entry
     }
 
-    /// What its handler sees.
+    /// The handler's view of it.
     #[inline(always)]
     pub(crate) fn view(&self) -> &ServerCall {
         &*self.memory
     }
 
-    /// The same, to be answered.
+    /// The handler's view of it, mutable.
     #[inline(always)]
     pub(crate) fn view_mut(&mut self) -> &mut ServerCall {
         &mut *self.memory
     }
 
-    /// An argument is about to be read, which belongs at the byte of the arguments that this position stands for.
-    /// Returns which one it is.
+    /// Adds an argument, about to be read, for this position. Returns its index.
     #[inline(always)]
     pub(crate) fn push_argument(&mut self, position: u32) -> usize {
         let CallParts { message, extras, .. } = self.parts();
@@ -384,13 +382,13 @@ impl Call<Ready> {
         chunks.arguments() - 1
     }
 
-    /// Its arguments have been read; `last` gives their buffers, from the last one on. False if one of them was lost.
+    /// Stores the buffers of its arguments; `last` gives them, last one first. False if one was lost.
     #[inline(always)]
     pub(crate) fn landed(&mut self, last: impl FnMut() -> Option<Buf>) -> bool {
         self.parts().extras.get_mut().is_none_or(|extra| extra.chunks.landed(last))
     }
 
-    /// Takes away what came in the Read chunks beyond the arguments that they are.
+    /// Cuts Read chunks to the lengths of their arguments.
     ///
     /// # Errors
     /// The word in front of a chunk, if there is one, is not the count of its bytes, as the binding declares it.
@@ -399,12 +397,12 @@ impl Call<Ready> {
         extras.get_mut().map_or(Ok(()), |extra| extra.chunks.trim_arguments(message.args(), binding))
     }
 
-    /// It is new, and to be remembered.
+    /// Stores the ticket of a new call.
     pub(in crate::service) fn set_claim(&mut self, claim: Claim) {
         self.parts().extras.begin().claim = Some(claim);
     }
 
-    /// Gives back the memory that it has got: it waits.
+    /// Frees its memory: it waits.
     pub(crate) fn give_back(mut self) -> Call<Admitted> {
         let parts = self.parts();
         parts.reply.buf = None;
@@ -414,26 +412,26 @@ impl Call<Ready> {
         self.becomes()
     }
 
-    /// Its handler is through with it: it has written its results, or refuses.
+    /// Ends its handler, with results or a refusal.
     #[inline(always)]
     pub(crate) fn answered(mut self, outcome: Result<(), Refusal>) -> Call<Answered> {
         self.parts().outcome = outcome;
         let mut answered: Call<Answered> = self.becomes();
-        // What has run must not run again, whoever is left to hear of it.
+        // A call that has run must not run again, even if its connection is gone.
         if answered.parts().extras.has_any() {
             answered.remember();
         }
         answered
     }
 
-    /// Its handler has panicked, with these words.
+    /// Ends its handler by a panic with this text.
     #[cold]
     pub(in crate::service) fn panicked(mut self, panic: Box<str>) -> Call<Answered> {
         self.parts().extras.begin().panic = Some(panic);
         self.answered(Err(Refusal::SystemError))
     }
 
-    /// Who has taken it will not answer it.
+    /// Ends a deferred call that was dropped.
     #[cold]
     pub(in crate::service) fn dropped(mut self) -> Call<Answered> {
         self.parts().extras.begin().dropped = true;
