@@ -65,6 +65,7 @@ pub struct AddressError {
 
 impl Address {
     /// Name of the fabric: the part before the colon.
+    #[must_use]
     pub fn scheme(&self) -> &'static str {
         match self {
             Self::Soft(_) => SoftwareFabric::SCHEME,
@@ -75,6 +76,7 @@ impl Address {
     }
 
     /// Address within the fabric: the part after the colon.
+    #[must_use]
     pub fn fabric_address(&self) -> &FabricAddress {
         match self {
             Self::Soft(address) | Self::Iwarp(address) => address,
@@ -128,6 +130,7 @@ impl Address {
     }
 
     /// Same fabric and device, at another host and port. Unchanged if the fabric is not a network.
+    #[must_use]
     pub fn with_socket_address(&self, at: SocketAddr) -> Self {
         match self {
             Self::Soft(_) => self.clone(),

@@ -1,4 +1,4 @@
-//! A call before it is started.
+//! Calls before their start.
 
 use std::time::Duration;
 
@@ -10,15 +10,22 @@ use crate::service::MAX_CHUNKS;
 use crate::shard::{ChunkMemory, Memory};
 use crate::wire::NoSpace;
 
-/// A call to be started, by any kind of client.
+/// A call to start, on any kind of client; `Send`.
 ///
 /// [`ClientCall::new`] owns its arguments; the client copies them into the message.
-/// [`LocalClient::prepare`](super::LocalClient::prepare) makes a call in the memory that it is sent from, so its
-/// arguments are not copied. Both are the same in all else.
+/// [`LocalClient::prepare`](super::LocalClient::prepare) makes a call in the memory that it is sent from, so that its
+/// arguments are not copied.
 ///
-/// A call has at most [`MAX_CHUNKS`] Read chunks and as many Write chunks. With more it is not started:
-/// [`CallError::Invalid`]. The buffers beyond the limit return to their pool at once, all others come back with
-/// the [`FailedCall`](crate::FailedCall).
+/// ```
+/// use std::time::Duration;
+/// use rpcrdma::client::ClientCall;
+///
+/// let call = ClientCall::new(1).args(7_u32.to_be_bytes()).timeout(Duration::from_secs(1));
+/// let call = call.write_chunk(1 << 16).expect_reply(4096);
+/// ```
+///
+/// A call with more than [`MAX_CHUNKS`] Read or Write chunks does not start: [`CallError::Invalid`]. The buffers beyond
+/// the limit return to their pool at once, all others return with the [`FailedCall`](crate::FailedCall).
 #[derive(Debug)]
 #[must_use]
 pub struct ClientCall {
@@ -42,7 +49,7 @@ pub(super) enum Args {
 pub(super) struct Placed {
     pub(super) message: Buf,
     pub(super) args_at: usize,
-    /// Bytes written, from the message's start. The rest of the memory holds data of other messages.
+    /// Bytes written, from the message's start. The rest holds data of other messages.
     filled: usize,
 }
 
@@ -64,7 +71,7 @@ impl Placed {
         Ok(())
     }
 
-    /// Clears what the memory holds of other messages.
+    /// Clears the unwritten rest.
     #[inline]
     pub(super) fn fill(&mut self) {
         if let Some(rest @ [_, ..]) = self.message.get_mut(self.filled..) {
@@ -85,8 +92,9 @@ impl ClientCall {
         Self { args, memory: ChunkMemory::NONE, procedure, one_way: false, max_reply: 0, timeout: None }
     }
 
-    /// Sets the XDR encoded arguments, without those that travel as chunks. Of a prepared call, gives back the memory
-    /// that it was prepared in.
+    /// Sets the XDR encoded arguments, without those in chunks.
+    ///
+    /// A prepared call frees the memory that it was prepared in.
     pub fn args(mut self, args: impl Into<Vec<u8>>) -> Self {
         if let Args::Placed(placed) = &self.args {
             let at = placed.args_at;
@@ -96,8 +104,10 @@ impl ClientCall {
         self
     }
 
-    /// The arguments. Those of a prepared call have the length that it was prepared with, and are zero where nothing was
-    /// written; [`put_args`](Self::put_args) avoids the clearing.
+    /// Arguments of the call.
+    ///
+    /// Those of a prepared call have its length, and are zero where unwritten; [`put_args`](Self::put_args) avoids the
+    /// clearing.
     #[inline]
     pub fn args_mut(&mut self) -> &mut [u8] {
         match &mut self.args {
@@ -109,10 +119,12 @@ impl ClientCall {
         }
     }
 
-    /// Appends arguments. A prepared call sends zeroes for what was never written.
+    /// Appends arguments; allocates unless the call is prepared.
+    ///
+    /// A prepared call sends zeroes for unwritten bytes.
     ///
     /// # Errors
-    /// A prepared call has no room for all of them; none is written.
+    /// A prepared call has no room for all of them; it writes none.
     #[inline]
     pub fn put_args(&mut self, args: &[u8]) -> Result<(), NoSpace> {
         match &mut self.args {
@@ -122,9 +134,12 @@ impl ClientCall {
         Ok(())
     }
 
-    /// Sends a buffer's window as a Read chunk: the argument at byte `at` of the arguments (a multiple of 4), without
-    /// XDR round-up. The buffer must be of the client's own `alloc`.
+    /// Adds a Read chunk: an argument from a buffer's window.
+    ///
+    /// It is the argument at byte `at` of the arguments (a multiple of 4), without XDR round-up. The buffer must be of
+    /// the client's own `alloc`.
     #[inline]
+    #[doc(alias("chunk list", "read list"))]
     pub fn read_chunk(mut self, at: usize, data: Buf) -> Self {
         let args_at = match &self.args {
             Args::Placed(placed) => placed.args_at,
@@ -135,8 +150,10 @@ impl ClientCall {
         self
     }
 
-    /// Offers a Write chunk for the next result, with room for `len` bytes. The client allocates it when the call
-    /// starts; without memory the call fails.
+    /// Offers a Write chunk of `len` bytes for the next result.
+    ///
+    /// The client allocates it at the start of the call, which fails without memory.
+    #[doc(alias("chunk list", "write list", "reply chunk"))]
     pub fn write_chunk(mut self, len: u32) -> Self {
         let memory = self.memory.get_or_new();
         let index = memory.results();
@@ -147,7 +164,9 @@ impl ClientCall {
         self
     }
 
-    /// Offers a buffer's window as a Write chunk for the next result. The buffer must be of the client's own `alloc`.
+    /// Offers a buffer's window as a Write chunk for the next result.
+    ///
+    /// The buffer must be of the client's own `alloc`.
     #[inline]
     pub fn write_chunk_into(mut self, room: Buf) -> Self {
         let memory = self.memory.get_or_new();
@@ -158,30 +177,32 @@ impl ClientCall {
         self
     }
 
-    /// Provides room for inline results of up to this many bytes, however they travel. Not needed for results that fit
-    /// one message.
+    /// Reserves room for results of up to so many bytes.
+    ///
+    /// Needed for results that exceed one message.
     #[inline]
     pub fn expect_reply(mut self, bytes: usize) -> Self {
         self.max_reply = bytes;
         self
     }
 
-    /// Makes it a call without a reply, of a [one-way](crate::Procedure::one_way) procedure. It completes once sent;
-    /// whether it was carried out is unknown. Version 2 only, and without chunks.
+    /// Makes it a [one-way](crate::Procedure::one_way) call, without a reply.
+    ///
+    /// It completes once sent; whether it ran is unknown. Version 2 only, and without chunks.
     #[inline]
     pub fn one_way(mut self) -> Self {
         self.one_way = true;
         self
     }
 
-    /// Gives the call up this long after its start: [`CallError::TimedOut`].
+    /// Sets a time-out from the start: [`CallError::TimedOut`].
     #[inline]
     pub fn timeout(mut self, time: Duration) -> Self {
         self.timeout = Some(time);
         self
     }
 
-    /// The arguments begin at byte `to` of the message, not at `from`.
+    /// Moves the positions of Read chunks: arguments begin at byte `to` of the message instead of `from`.
     pub(super) fn move_reads(&mut self, from: usize, to: usize) {
         if let Some(memory) = self.memory.get_mut() {
             move_reads(memory, from, to);
@@ -189,12 +210,12 @@ impl ClientCall {
     }
 }
 
-/// The arguments of a call with these chunks begin at byte `to` of the message, not at `from`.
+/// As [`ClientCall::move_reads`].
 pub(super) fn move_reads(memory: &mut Memory, from: usize, to: usize) {
     memory.send.iter_mut().for_each(|(position, _)| *position = *position - from as u32 + to as u32);
 }
 
-/// Why a call with these chunks cannot start.
+/// The error of a call with too many chunks.
 #[cold]
 pub(super) fn too_many_chunks() -> CallError {
     Defect::TooManyChunks { limit: MAX_CHUNKS }.into()

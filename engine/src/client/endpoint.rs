@@ -1,5 +1,6 @@
 //! A client's shard on its own thread, and the connections made through it.
 
+use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -54,6 +55,7 @@ use crate::stats::ShardStats;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
+#[must_use = "dropped at once, it ends its thread"]
 pub struct Endpoint {
     shared: Arc<Shared>,
 }
@@ -71,6 +73,12 @@ impl Shared {
     pub(super) fn new(shard: ShardHandle, scheme: &'static str, config: ClientConfig) -> Arc<Self> {
         let template = Template::new(config.program, config.version, &config.credential);
         Arc::new(Self { shard, scheme, template, config })
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").field("scheme", &self.shared.scheme).finish_non_exhaustive()
     }
 }
 
@@ -151,6 +159,7 @@ impl Endpoint {
     }
 
     /// Statistics of the shard; blocks for its answer; `None` once stopped.
+    #[must_use]
     pub fn stats(&self) -> Option<ShardStats> {
         block_on(self.shared.shard.ask(|answer| Command::Stats(0, answer))).ok()
     }

@@ -12,6 +12,7 @@ pub struct Credential {
 
 impl Credential {
     /// `AUTH_NONE`.
+    #[must_use]
     pub fn none() -> Self {
         Self::default()
     }
@@ -28,6 +29,7 @@ impl Credential {
     }
 
     /// A credential of any flavor, as it is on the wire.
+    #[must_use]
     pub fn opaque(flavor: u32, body: Vec<u8>) -> Self {
         Self { flavor, body }
     }

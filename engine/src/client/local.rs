@@ -3,6 +3,7 @@
 mod changes;
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::time::Duration;
 
 use rpcrdma_mempool::Buf;
@@ -47,6 +48,7 @@ const YIELD_EVERY: u32 = 256;
 /// println!("{} bytes of results", reply.results().len());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "dropped at once, it closes its connections"]
 pub struct LocalClient<F: Fabric = AnyFabric> {
     shard: Shard<F>,
     /// The first connection; `NONE` before.
@@ -137,6 +139,7 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Why a connection is closed; `None` while it is open. [`CloseReason::Before`] once a thousand others have closed
     /// since.
+    #[must_use]
     pub fn close_reason(&self, connection: Connection) -> Option<&CloseReason> {
         let kept = self.closed.iter().rev().find(|(closed, _)| *closed == connection.0);
         match kept {
@@ -171,6 +174,7 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Configuration of the shard, as it is in force.
+    #[must_use]
     pub fn config(&self) -> &Config {
         self.shard.config()
     }
@@ -209,11 +213,13 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Handle of the first connection.
+    #[must_use]
     pub fn first(&self) -> Connection {
         Connection(self.first)
     }
 
     /// Whether calls may be started on a connection.
+    #[must_use]
     pub fn is_established(&self, connection: Connection) -> bool {
         self.shard.is_established(connection.0)
     }
@@ -311,6 +317,7 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Posts started calls now, instead of in the next [`poll`](Self::poll). Useful before other work.
     #[inline]
+    #[doc(alias("ring doorbell", "doorbell"))]
     pub fn flush(&mut self) {
         self.shard.flush();
     }
@@ -323,6 +330,7 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Turns the shard once; `on_done` gets ended calls; never blocks. True if there was work.
     #[inline]
+    #[doc(alias("completion queue", "poll_cq"))]
     pub fn poll(&mut self, mut on_done: impl FnMut(Done)) -> bool {
         let busy = self.turn();
         if !self.waiting.is_empty() {
@@ -337,9 +345,9 @@ impl<F: Fabric> LocalClient<F> {
         busy
     }
 
-    /// Sleeps until there may be something to do, for at most `longest`. What it comes across is told by the
-    /// next [`poll`](Self::poll). For callers with an idle policy of their own; it needs a configuration
-    /// whose own is not [`IdlePolicy::Poll`](crate::IdlePolicy::Poll).
+    /// Blocks until there may be work, for at most `longest`.
+    ///
+    /// The next [`poll`](Self::poll) reports what it found.
     pub fn wait(&mut self, longest: Duration) {
         if self.waiting.is_empty() {
             self.shard.sleep(longest);
@@ -351,6 +359,8 @@ impl<F: Fabric> LocalClient<F> {
     /// Returns how long to sleep, at most `longest`; `None` if that turn found work, for the next [`poll`](Self::poll).
     /// Later events make the [descriptor](AsFd) readable. Each `arm` is followed by a [`disarm`](Self::disarm). No
     /// wake-up is lost: this arms before it looks, and others publish work before they look whether it is armed.
+    #[must_use]
+    #[doc(alias("epoll", "req_notify_cq"))]
     pub fn arm(&mut self, longest: Duration) -> Option<Duration> {
         let timeout = self.shard.arm_elsewhere(longest)?;
         (self.waiting.is_empty() && self.shard.done().is_empty()).then_some(timeout)
@@ -414,6 +424,12 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.abort();
         ended.append(self.shard.done());
         ended
+    }
+}
+
+impl<F: Fabric> fmt::Debug for LocalClient<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalClient").field("first", &self.first).finish_non_exhaustive()
     }
 }
 

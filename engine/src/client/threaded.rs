@@ -1,5 +1,6 @@
 //! A client whose shard has its own thread. Any number of application threads call through it.
 
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -97,6 +98,12 @@ fn ended(outcome: Result<CallResult, Lost>) -> CallResult {
 #[cold]
 fn lost() -> CallResult {
     Err(CallError::ConnectionLost { sent: true }.into())
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("close_reason", &self.close_reason()).finish_non_exhaustive()
+    }
 }
 
 impl Clone for Client {
@@ -261,12 +268,14 @@ impl Client {
     }
 
     /// Whether the connection is closed for good; false while reconnecting.
+    #[must_use]
     pub fn is_closed(&self) -> bool {
         self.close_reason().is_some()
     }
 
     /// Why the connection is closed; `None` while open or reconnecting. Set before the calls [end with
     /// it](CallError::ConnectionLost).
+    #[must_use]
     pub fn close_reason(&self) -> Option<&CloseReason> {
         let closed = &self.line.closed;
         if closed.get().is_none() && self.sender.is_closed() {
@@ -276,6 +285,7 @@ impl Client {
     }
 
     /// Statistics of the client's shard; blocks; `None` once it stopped.
+    #[must_use]
     pub fn stats(&self) -> Option<ShardStats> {
         block_on(self.line.shared.shard.ask(|answer| Command::Stats(0, answer))).ok()
     }

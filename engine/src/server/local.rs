@@ -1,5 +1,6 @@
 //! A server that its caller polls, without a thread of its own.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,11 +35,18 @@ use crate::stats::ShardStats;
 /// }
 /// # }
 /// ```
+#[must_use = "dropped at once, it stops"]
 pub struct LocalServer {
     shard: Shard<AnyFabric>,
     // Behind the shard, which gives its jobs to them.
     #[expect(dead_code, reason = "held for its end, which joins the threads")]
     workers: Option<Workers>,
+}
+
+impl fmt::Debug for LocalServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalServer").finish_non_exhaustive()
+    }
 }
 
 impl LocalServer {
@@ -124,6 +132,8 @@ impl LocalServer {
     /// readable, and so does the [waker](ShardSetup::waker). Each `arm` is followed by a [`disarm`](Self::disarm).
     ///
     /// No wake-up is lost: this arms before it looks, and others publish work before they look whether it is armed.
+    #[must_use]
+    #[doc(alias("epoll", "req_notify_cq"))]
     pub fn arm(&mut self, longest: Duration) -> Option<Duration> {
         self.shard.arm_elsewhere(longest)
     }
@@ -133,7 +143,7 @@ impl LocalServer {
         self.shard.disarm();
     }
 
-    /// Sleeps until there may be something to do, for at most `longest`.
+    /// Blocks until there may be work, for at most `longest`.
     pub fn wait(&mut self, longest: Duration) {
         self.shard.sleep(longest);
     }
@@ -146,12 +156,13 @@ impl LocalServer {
         self.shard.drain();
     }
 
-    /// A [drain](Self::begin_drain) is through.
+    /// Whether a [drain](Self::begin_drain) has finished.
+    #[must_use]
     pub fn is_drained(&self) -> bool {
         self.shard.is_drained()
     }
 
-    /// What happened so far.
+    /// Statistics of the shard.
     pub fn stats(&mut self) -> ShardStats {
         self.shard.stats()
     }

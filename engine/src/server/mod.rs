@@ -202,6 +202,7 @@ pub enum ServerError {
 /// assert_eq!(stats.len(), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "dropped at once, it stops"]
 pub struct Server {
     shards: Vec<ShardHandle>,
     reverse_credits: u32,
@@ -211,6 +212,12 @@ pub struct Server {
     #[cfg(feature = "stats")]
     #[expect(dead_code, reason = "held for its end, which removes the socket")]
     stats: Option<StatsSocket>,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("shards", &self.shards.len()).finish_non_exhaustive()
+    }
 }
 
 impl Server {
@@ -320,6 +327,8 @@ impl Server {
     /// version 2 each call is checked against the client's properties.
     ///
     /// `None` for a caller of another server.
+    #[must_use]
+    #[doc(alias("backchannel", "reverse direction"))]
     pub fn call_back(&self, caller: Caller, mut config: ClientConfig) -> Option<Client> {
         let shard = self.shards.get(caller.shard as usize)?;
         config.shard.limits.max_calls = (self.reverse_credits as usize).max(1);
@@ -327,6 +336,7 @@ impl Server {
     }
 
     /// Statistics of each shard; blocks for their answers.
+    #[must_use]
     pub fn stats(&self) -> Vec<ShardStats> {
         self.stats_with_connections(0)
     }
@@ -334,6 +344,7 @@ impl Server {
     /// As [`stats`](Self::stats), with up to `most` connections of each shard.
     ///
     /// Those are the connections in the lowest slots.
+    #[must_use]
     pub fn stats_with_connections(&self, most: usize) -> Vec<ShardStats> {
         let ask = |shard: &ShardHandle| block_on(shard.ask(|answer| Command::Stats(most, answer))).ok();
         self.shards.iter().filter_map(ask).collect()
@@ -362,6 +373,7 @@ impl Server {
     ///
     /// # Errors
     /// Calls were cut off, or handlers still run.
+    #[doc(alias = "graceful shutdown")]
     pub fn drain(mut self, timeout: Duration) -> Result<Vec<ShardStats>, Undrained> {
         let (soon, end) = (Until::after(timeout - (timeout / 10).min(CUT)), Until::after(timeout));
         self.shards.iter().for_each(|shard| shard.send(Command::Drain));

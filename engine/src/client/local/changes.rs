@@ -46,12 +46,14 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Negotiated limits of a connection; `None` while not established.
+    #[must_use]
     pub fn terms(&self, connection: Connection) -> Option<Terms> {
         self.shard.terms(connection.0)
     }
 
     /// Messages that a connection may send now, by its granted credits. In version 1, calls. `None` while not
     /// established.
+    #[must_use]
     pub fn credits(&self, connection: Connection) -> Option<u32> {
         self.shard.credits(connection.0)
     }
