@@ -27,6 +27,7 @@ pub struct DeviceConfig {
     ///
     /// For IPv4, IPv6 and RoCE; the DSCP is the upper six bits. Verbs and iWARP; other fabrics refuse it. Default: a
     /// RoCE server takes the client's, all others the system's.
+    #[doc(alias("dscp", "traffic class"))]
     pub tos: Option<u8>,
     /// InfiniBand service level, or VLAN priority of RoCE, 0 to 15.
     ///

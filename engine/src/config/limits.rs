@@ -20,6 +20,7 @@ pub struct LimitsConfig {
     /// It bounds the receives kept for the connection, the messages that its peer may have outstanding, and the
     /// unanswered calls among them. Each credit costs `receive_size` bytes. A new connection gets at most an eighth of
     /// the [`receives`](super::MemoryConfig::receives) left beyond 128.
+    #[doc(alias("credit grant", "flow control"))]
     pub credits: u32,
     /// Highest credit limit of a busy connection, 4 to 32767. Default 256.
     ///
@@ -32,6 +33,7 @@ pub struct LimitsConfig {
     /// for so many replies.
     pub reverse_credits: u32,
     /// Outstanding calls of a client connection, 1 to 65536. Default 128. Each costs about 100 bytes.
+    #[doc(alias = "queue depth")]
     pub max_calls: usize,
     /// Deferred calls of one connection, at least 1. Default 1024.
     ///
@@ -42,6 +44,7 @@ pub struct LimitsConfig {
     ///
     /// Further calls with Read chunks wait. The Reads of one call, one for each segment, are not split: a call that
     /// exceeds the limit goes alone. Without a limit, credits and memory bound them.
+    #[doc(alias = "ord")]
     pub max_reads: Option<usize>,
     /// Outstanding bytes of RDMA Reads, at least 1. Default none.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::some_bytes"))]

@@ -20,6 +20,7 @@ pub struct MemoryConfig {
     ///
     /// Bounds receive memory whatever the number of connections. When receives are short, each host keeps an equal
     /// part, at most half.
+    #[doc(alias("srq", "shared receive queue", "receive queue"))]
     pub receives: usize,
     /// Buffers of 512 bytes, 16 to 16777216. Default 4096.
     ///
@@ -43,7 +44,9 @@ pub struct MemoryConfig {
     /// [`bulk_buffers`](Self::bulk_buffers). Default 16 of 32 KiB and 2 of 1 MiB.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::classes"))]
     pub long_buffers: Vec<(usize, usize)>,
-    /// Alignment of chunks at a server: a power of two, 64 to 4096.
+    /// Alignment of chunks at a server; a power of two.
+    ///
+    /// 64 to 4096.
     ///
     /// For Read chunks, and results in Write chunks, that go on to a device: 512 or 4096 bytes for `O_DIRECT`. Buffers
     /// must be longer than chunks by the alignment, less 64 bytes: choose [`bulk_buffers`](Self::bulk_buffers) longer
@@ -67,6 +70,7 @@ pub struct MemoryConfig {
     /// over memory that it has mapped ([`Arena::over`]). They are never exposed to peers. Each shard of a server
     /// registers all of them, so that any shard can answer from any arena. Not in configuration files.
     #[cfg_attr(feature = "serde", serde(skip))]
+    #[doc(alias("mr", "memory region"))]
     pub arenas: Vec<Arena>,
 }
 

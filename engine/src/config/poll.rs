@@ -28,8 +28,10 @@ pub struct PollConfig {
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
     pub control_interval: Duration,
     /// Sends of a queue pair for each signaled one. Default 16. 1 signals each.
+    #[doc(alias("completion queue", "signaled"))]
     pub signal_every: u32,
     /// Batches work requests: one post per queue pair and turn. Default true.
+    #[doc(alias = "doorbell")]
     pub batch: bool,
     /// Fast-path decoding of headers with the usual layout. Default true.
     pub decode_by_layout: bool,

@@ -29,6 +29,7 @@ pub struct TimeoutConfig {
     /// pure grant; in version 1 an RDMA Write of no bytes, which the peer's device acknowledges. The peer must permit
     /// RDMA Writes, as every requester with Write or Reply chunks does.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
+    #[doc(alias = "heartbeat")]
     pub keep_alive: Duration,
 }
 

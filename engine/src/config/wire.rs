@@ -32,6 +32,7 @@ pub struct WireConfig {
     /// 1024 to 1048576, a multiple of 4; at least 4096 in version 2. The inline thresholds are the smaller of both
     /// ends'.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::bytes"))]
+    #[doc(alias = "inline threshold")]
     pub receive_size: usize,
     /// Upper bound of [`receive_size`](Self::receive_size) while connected, bytes. Default 0.
     ///
@@ -53,6 +54,7 @@ pub struct WireConfig {
     /// Version 2 only. Default 8192, which takes two or three messages; longer ones are cheaper as a chunk
     /// (`tuning.md`).
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::bytes"))]
+    #[doc(alias = "message continuation")]
     pub continue_up_to: usize,
     /// Longest RPC message assembled, fetched, or sent in parts, bytes.
     ///
@@ -67,6 +69,7 @@ pub struct WireConfig {
     #[cfg_attr(feature = "serde", serde(skip))]
     pub host_auth: AuthPolicy,
     /// Send With Invalidate: clients offer a handle, servers use it. Default true.
+    #[doc(alias = "send with invalidate")]
     pub remote_invalidate: bool,
 }
 
