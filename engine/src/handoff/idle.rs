@@ -1,38 +1,38 @@
-//! What a polling thread does when it finds nothing to do.
+//! Idle policies of polling threads.
 #![forbid(unsafe_code)]
 
 use rpcrdma_mempool::sync::{hint, thread};
 
 /// Empty polls between two yields of the core, unless [`Idle::yield_every`] says otherwise.
 ///
-/// A yield costs about as much as a dozen polls when nobody else wants the core, and it is what keeps more
-/// threads than cores from stopping each other: so one every few dozen polls, not one each and not none.
+/// A yield costs about a dozen polls when no other thread wants the core, and keeps threads from starving each other
+/// when they outnumber the cores: hence one every few dozen polls.
 pub const YIELD_EVERY: u32 = 32;
 
 /// Empty polls that [`IdlePolicy::Adaptive`] makes by default before it sleeps: some tens of microseconds.
 pub const DEFAULT_SPIN: u32 = 2_000;
 
-/// How a polling thread (shard, worker, or application thread that waits) spends the time without work.
+/// Idle policy of a polling thread: shard, worker, or waiting application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum IdlePolicy {
-    /// Never sleeps: lowest latency, one core always busy. Still yields the core now and then.
+    /// Never sleeps: lowest latency, one core always busy. It still yields the core now and then.
     Poll,
-    /// Polls for a while, then sleeps until it is notified.
+    /// Polls for a while, then sleeps until notified.
     Adaptive {
-        /// Empty polls in a row before it sleeps. 0 is the same as [`IdlePolicy::Event`].
+        /// Empty polls before it sleeps; 0 equals [`IdlePolicy::Event`].
         spin: u32,
     },
-    /// Lets other threads have the core after each empty poll, and sleeps if there was nothing for a while.
-    /// Where a server shares its cores with its clients: while it waits, they make the next call, and it
-    /// is found without the system calls of a sleep.
+    /// Yields the core after each empty poll, then sleeps.
+    ///
+    /// For servers that share cores with their clients: a waiting client makes the next call, and the server finds it
+    /// without the system calls of a sleep.
     Yield {
-        /// Empty polls in a row before it sleeps.
+        /// Empty polls before it sleeps.
         times: u32,
     },
-    /// Sleeps at the first empty poll: no time of the core is wasted, and each message that meets a sleeper
-    /// pays for a wake-up.
+    /// Sleeps at the first empty poll: each message then costs a wake-up.
     Event,
 }
 
@@ -42,47 +42,47 @@ impl Default for IdlePolicy {
     }
 }
 
-/// What to do now; see [`Idle::after_empty_poll`].
+/// Next step; see [`Idle::after_empty_poll`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdleStep {
     /// Poll again at once, after a `spin_loop` hint.
     Spin,
-    /// Let another thread have the core, then poll again.
+    /// Yield the core, then poll again.
     Yield,
-    /// Arm, poll once more, and if that is empty too, sleep.
+    /// Arm, poll once more, and sleep if that finds nothing.
     Sleep,
 }
 
-/// Counts empty polls in a row and says what to do after each.
+/// Counts consecutive empty polls, and picks the step after each.
 ///
 /// Call [`after_empty_poll`](Self::after_empty_poll) after an empty poll and [`reset`](Self::reset) after one that found work.
 #[derive(Clone, Debug)]
 pub struct Idle {
     policy: IdlePolicy,
     yield_every: u32,
-    /// Since there was work; halves instead of overflowing.
+    /// Empty polls since the last work; halves instead of overflowing.
     empty: u32,
 }
 
 impl Idle {
-    /// Starts as if there had just been work.
+    /// Starts as after work.
     pub fn new(policy: IdlePolicy) -> Self {
         Self { policy, yield_every: YIELD_EVERY, empty: 0 }
     }
 
-    /// Yields after every `polls` empty polls; 0 never yields, for threads that own their core alone.
+    /// Yields after every `polls` empty polls; 0 never yields, for threads that own their core.
     pub fn yield_every(mut self, polls: u32) -> Self {
         self.yield_every = polls;
         self
     }
 
-    /// There was work.
+    /// Resets the count after work.
     #[inline]
     pub fn reset(&mut self) {
         self.empty = 0;
     }
 
-    /// The next step after a poll without work. The count survives a sleep: a spurious wake-up sleeps again at once.
+    /// Next step after an empty poll. The count survives a sleep: a spurious wake-up sleeps again at once.
     #[inline]
     pub fn after_empty_poll(&mut self) -> IdleStep {
         // Halving keeps the count far above any spin limit and lets the yields go on.
@@ -103,7 +103,7 @@ impl Idle {
         }
     }
 
-    /// There was none: does what [`after_empty_poll`](Self::after_empty_poll) says; `sleep` is how.
+    /// Takes the step of [`after_empty_poll`](Self::after_empty_poll); sleeps by `sleep`.
     #[inline]
     pub fn pass(&mut self, sleep: impl FnOnce()) {
         match self.after_empty_poll() {

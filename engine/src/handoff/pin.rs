@@ -1,4 +1,4 @@
-//! Which cores this process may use, and how a thread gets one of them.
+//! Cores that this process may use, and pinning to them.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write as _;
@@ -41,8 +41,7 @@ pub enum PinError {
 
 /// The cores that this process may use, ascending.
 ///
-/// Looked up once: threads pinned later, by [`pin_current_thread`], do not shrink it for the threads that
-/// they start.
+/// Read once: a thread pinned by [`pin_current_thread`] does not narrow it for threads that it starts.
 pub fn allowed_cores() -> &'static [usize] {
     static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
     ALLOWED.get_or_init(|| {
@@ -59,7 +58,7 @@ pub fn pin_current_thread(core: usize) -> Result<(), PinError> {
     if core_affinity::set_for_current(CoreId { id: core }) {
         return Ok(());
     }
-    // It says no more than no; the system's reason is still there.
+    // The call returns only false; `errno` has the cause.
     let reason = std::io::Error::last_os_error().to_string();
     Err(PinError::Refused { core, allowed: as_list(allowed_cores()), reason })
 }

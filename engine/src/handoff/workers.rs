@@ -1,11 +1,10 @@
-//! A pool of worker threads for jobs that are too long for a shard's core.
+//! A pool of worker threads for jobs too long for a shard.
 //!
-//! Between each shard and each worker there are two rings: jobs out, results home. Nothing is shared between
-//! shards, and a worker looks at its shards in turn, one job each.
+//! Each shard has two rings with each worker: jobs, and results. Shards share nothing. A worker serves its shards in
+//! turn, one job each.
 //!
-//! A job travels with a *key*: whatever the shard needs to go on with the call, whatever becomes of the job.
-//! Every job that was dispatched comes back exactly once by [`ShardPort::collect`]: with its result, or with
-//! the reason why there is none.
+//! A job has a *key*: what the shard needs to continue the call, whatever the outcome of the job. Each dispatched job
+//! returns exactly once by [`ShardPort::collect`]: with its result, or with the reason why there is none.
 #![forbid(unsafe_code)]
 
 use std::thread::{Builder, JoinHandle};
@@ -20,18 +19,19 @@ use super::pin::{PinError, check_core, pin_current_thread};
 use super::ring_sender::{RingSender, SendError};
 use super::spsc::{Consumer, Producer, ring};
 
-/// How many workers, where, and how they wait.
+/// Worker threads: number, cores, rings, idle policy.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
-    /// Threads, at least 1.
+    /// Number of threads, at least 1.
     pub count: usize,
-    /// Cores to pin them to, one each, at least `count` of them. `None`: the system places them.
+    /// Core of each thread. `None`: the system places them.
     pub cores: Option<Vec<usize>>,
-    /// Jobs that one shard may have with one worker, running one included; rounded up to a power of two.
-    /// Calls beyond that wait at the shard. Memory: this many keys and jobs, and keys and
-    /// results, per pair.
+    /// Outstanding jobs of one shard at one worker; a power of two.
+    ///
+    /// Other values are rounded up. Further calls wait at the shard. Memory for each pair: so many keys and jobs, and
+    /// keys and results.
     pub ring_capacity: usize,
-    /// What a worker does without jobs.
+    /// Idle policy of the workers.
     pub idle: IdlePolicy,
 }
 
@@ -78,7 +78,7 @@ pub enum PoolError {
     },
 }
 
-/// Why a job has no result.
+/// Reason why a job has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
     /// It panicked, saying this. The worker lives on.
@@ -89,16 +89,16 @@ pub enum JobError {
     Stopped,
 }
 
-/// What a job became.
+/// Outcome of a job.
 pub type JobResult<D> = Result<D, JobError>;
 
-/// One shard's two rings, at the worker.
+/// Rings of one shard, at the worker.
 struct Desk<K, J, D> {
     jobs: Consumer<(K, J)>,
     done: RingSender<(K, JobResult<D>)>,
 }
 
-/// What the pool keeps of each worker.
+/// The pool's state of a worker.
 struct Worker<K, J, D> {
     intake: Arc<Intake<Desk<K, J, D>>>,
     signal: Signal,
@@ -106,7 +106,7 @@ struct Worker<K, J, D> {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The worker threads. Dropping the pool runs every job dispatched before, then ends and joins the threads.
+/// The worker threads. Dropping the pool runs all dispatched jobs, then joins the threads.
 pub struct WorkerPool<K, J, D> {
     workers: Vec<Worker<K, J, D>>,
     stop: Arc<AtomicBool>,
@@ -114,7 +114,7 @@ pub struct WorkerPool<K, J, D> {
 }
 
 impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D> {
-    /// Starts the threads; they run each job by `run`.
+    /// Starts the threads, which run each job by `run`.
     pub fn new(config: &WorkerConfig, run: impl Fn(J) -> D + Send + Sync + 'static) -> Result<Self, PoolError> {
         check(config)?;
         let run = Arc::new(run);
@@ -129,7 +129,7 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
                 .spawn(move || {
                     let pinned = core.map_or(Ok(()), pin_current_thread);
                     let go_on = pinned.is_ok();
-                    // The pool waits for this, so it can be told.
+                    // The pool waits for this.
                     let _ = started.send(pinned);
                     if go_on {
                         bench.work(sleeper, idle);
@@ -144,7 +144,7 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
         Ok(pool)
     }
 
-    /// Workers without threads: whoever holds their benches gives them [turns](Bench::turn).
+    /// Workers without threads: the holder of their benches gives them [turns](Bench::turn).
     pub(crate) fn by_hand<F: Fn(J) -> D>(count: usize, ring_capacity: usize, run: F) -> (Self, Vec<Bench<K, J, D, F>>) {
         let run = Arc::new(run);
         let mut pool = Self::empty(ring_capacity);
@@ -160,7 +160,7 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
         }
     }
 
-    /// One more worker, which nobody turns yet.
+    /// Adds a worker without a thread.
     fn add<F: Fn(J) -> D>(&mut self, run: &Arc<F>) -> (Bench<K, J, D, F>, Sleeper) {
         let sleeper = Sleeper::new(Wake::Thread);
         let intake = Arc::new(Intake::new());
@@ -174,13 +174,13 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
         (bench, sleeper)
     }
 
-    /// Rings to and from every worker, for one shard; `home` wakes that shard when results come.
+    /// Makes rings with each worker for one shard; `home` wakes that shard for results.
     pub fn attach_shard(&self, home: &Signal) -> ShardPort<K, J, D> {
         let lanes = self.workers.iter().map(|worker| {
             let (jobs, jobs_out) = ring(self.ring_capacity);
             let (done_in, done) = ring(self.ring_capacity);
             let desk = Desk { jobs: jobs_out, done: RingSender::new(done_in, home.clone()) };
-            // A worker refuses only if it has ended, which it does not before the pool. Then the rings close.
+            // A worker refuses only if it has ended, but it outlives the pool. Then the rings close.
             drop(worker.intake.offer(desk));
             Lane { jobs, signal: worker.signal.clone(), done, outstanding: 0 }
         });
@@ -189,9 +189,8 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
 }
 
 impl<K, J, D> WorkerPool<K, J, D> {
-    /// Has the threads end when they have run what was dispatched, and looks whether they have as often as
-    /// `patience` says true. Returns how many have not: those end by themselves, whenever the job that
-    /// they are at lets them.
+    /// Lets the threads finish their jobs and end; checks while `patience` returns true. Returns the number of threads
+    /// still running: those end after their current job.
     pub fn finish(mut self, mut patience: impl FnMut() -> bool) -> usize {
         self.signal_stop();
         let busy = |worker: &Worker<K, J, D>| worker.thread.as_ref().is_some_and(|thread| !thread.is_finished());
@@ -199,7 +198,7 @@ impl<K, J, D> WorkerPool<K, J, D> {
         let mut left = 0;
         for worker in &mut self.workers {
             if busy(worker) {
-                // It is not joined, but let go.
+                // Detached, not joined.
                 worker.thread = None;
                 left += 1;
             }
@@ -208,7 +207,7 @@ impl<K, J, D> WorkerPool<K, J, D> {
     }
 
     fn signal_stop(&self) {
-        // A sleeping worker's second look includes this flag, so the notification's fence orders it.
+        // A worker checks this flag before it sleeps, so the notification's fence orders it.
         self.stop.store(true, Ordering::Release);
         for worker in &self.workers {
             worker.signal.notify();
@@ -221,7 +220,7 @@ impl<K, J, D> Drop for WorkerPool<K, J, D> {
         self.signal_stop();
         for worker in &mut self.workers {
             if let Some(thread) = worker.thread.take() {
-                // A worker catches what its jobs throw; there is nothing to do about the rest in a drop.
+                // A worker catches the panics of its jobs; any other is ignored here.
                 let _ = thread.join();
             }
         }
@@ -244,7 +243,7 @@ fn check(config: &WorkerConfig) -> Result<(), PoolError> {
     Ok(())
 }
 
-/// A worker's own.
+/// State of a worker.
 pub(crate) struct Bench<K, J, D, F> {
     desks: Vec<Desk<K, J, D>>,
     intake: Arc<Intake<Desk<K, J, D>>>,
@@ -255,7 +254,7 @@ pub(crate) struct Bench<K, J, D, F> {
 impl<K, J, D, F: Fn(J) -> D> Bench<K, J, D, F> {
     fn work(&mut self, mut sleeper: Sleeper, mut idle: Idle) {
         loop {
-            // Looked at before the rings: what was dispatched before the stop is then seen by this round.
+            // Read before the rings: this round then sees all jobs dispatched before the stop.
             let stop = self.stop.load(Ordering::Acquire);
             if self.turn() {
                 idle.reset();
@@ -267,13 +266,13 @@ impl<K, J, D, F: Fn(J) -> D> Bench<K, J, D, F> {
         }
         self.desks.append(&mut self.intake.close());
         for mut desk in self.desks.drain(..) {
-            // What comes in from now on and is not found here stays in the ring: `JobError::Stopped`.
+            // Jobs that arrive now and are not found here stay in the ring: `JobError::Stopped`.
             desk.jobs.close();
             while step(&mut desk, &*self.run) {}
         }
     }
 
-    /// One job from each shard that has one; true if there was any.
+    /// Runs one job from each shard that has any; true if there was one.
     pub(crate) fn turn(&mut self) -> bool {
         if self.intake.is_fresh() {
             self.desks.append(&mut self.intake.take());
@@ -297,10 +296,10 @@ impl<K, J, D, F: Fn(J) -> D> Bench<K, J, D, F> {
 /// Runs the next job of one shard; false if there is none.
 fn step<K, J, D>(desk: &mut Desk<K, J, D>, run: &impl Fn(J) -> D) -> bool {
     let Some((key, job)) = desk.jobs.pop() else { return false };
-    // The job is consumed either way, so nothing half done is seen afterwards, unless `run` shares it.
+    // The job is consumed either way: no half-done state is visible, unless `run` shares it.
     let result = caught(|| run(job)).map_err(|panic| JobError::Panicked(panic.into()));
     let sent = desk.done.send((key, result));
-    // Full cannot be: the port has no more jobs outstanding than this ring has slots. Closed: nobody waits.
+    // Never full: the port has no more jobs outstanding than this ring has slots. Closed: nobody waits.
     debug_assert!(!matches!(sent, Err(SendError::Full(_))), "a result met a full ring");
     true
 }
@@ -310,11 +309,11 @@ struct Lane<K, J, D> {
     jobs: Producer<(K, J)>,
     signal: Signal,
     done: Consumer<(K, JobResult<D>)>,
-    /// Dispatched and not collected; never more than a ring holds, so results always find room.
+    /// Dispatched and not collected; at most the size of a ring, so results always fit.
     outstanding: usize,
 }
 
-/// A shard's end of the pool. Dropping it is fine at any time: the jobs still run, their results are dropped.
+/// A shard's end of the pool. It may be dropped at any time: jobs still run, and their results are dropped.
 pub struct ShardPort<K, J, D> {
     lanes: Vec<Lane<K, J, D>>,
     next_dispatch: usize,
@@ -322,9 +321,8 @@ pub struct ShardPort<K, J, D> {
 }
 
 impl<K, J, D> ShardPort<K, J, D> {
-    /// Gives a job to the worker that has the fewest of this shard's, in turn among equals. Gives it back
-    /// when every worker has all it may have, or the pool has stopped: keep it and try again after a
-    /// collect.
+    /// Gives a job to the worker with the fewest of this shard's, round robin among equals. Returns it when every
+    /// worker is full, or the pool has stopped: retry after a collect.
     #[inline]
     pub fn dispatch(&mut self, key: K, job: J) -> Result<(), (K, J)> {
         let count = self.lanes.len();
@@ -347,7 +345,7 @@ impl<K, J, D> ShardPort<K, J, D> {
         Ok(())
     }
 
-    /// Hands up to `max` results to `take`, with their keys; returns how many.
+    /// Passes up to `max` results with their keys to `take`; returns their number.
     #[inline]
     pub fn collect(&mut self, max: usize, mut take: impl FnMut(K, JobResult<D>)) -> usize {
         let mut taken = 0;
@@ -371,7 +369,7 @@ impl<K, J, D> ShardPort<K, J, D> {
         taken
     }
 
-    /// True if [`collect`](Self::collect) would find something: the second look before sleeping.
+    /// Whether [`collect`](Self::collect) would find any: the check before sleeping.
     pub fn has_done(&self) -> bool {
         self.lanes.iter().any(|lane| lane.outstanding != 0 && (!lane.done.is_empty() || lane.done.is_closed()))
     }
@@ -383,7 +381,7 @@ impl<K, J, D> ShardPort<K, J, D> {
 }
 
 impl<K, J, D> Lane<K, J, D> {
-    /// The worker is gone: the jobs that it left have no result.
+    /// The worker has ended: its jobs have no result.
     #[cold]
     fn reclaim(&mut self, max: usize, take: &mut impl FnMut(K, JobResult<D>)) -> usize {
         let mut count = 0;
