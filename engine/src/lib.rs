@@ -106,6 +106,8 @@ mod shard;
 pub mod shard;
 
 mod address;
+#[cfg(test)]
+mod threads;
 
 /// Host authentication: keys, and the policy toward peers.
 pub mod auth {
@@ -125,7 +127,7 @@ pub mod rpc {
     pub use rpcrdma_proto::wire::rpc::{AuthStat, AuthSys, Flavor, OpaqueAuth};
 }
 
-/// Upper-layer bindings: which arguments and results of a program may travel as chunks (RFC 8166 §6).
+/// Upper-layer bindings: what may travel as chunks (RFC 8166 §6).
 pub mod binding {
     pub use rpcrdma_proto::binding::{Binding, BindingError, Bindings, Eligible};
 }

@@ -1,0 +1,39 @@
+//! Threads that the types of the public API may be used on, checked at compile time.
+
+use crate::client::{ClientCall, ClientConfig, Done, Pending};
+use crate::server::{LocalServer, ServerConfig};
+use crate::service::duplicate_requests::DuplicateRequestCache;
+use crate::service::{DeferredCall, LocalServices};
+use crate::{Arena, Buf, CallResult, Client, Endpoint, Frozen, LocalClient, Procedure, Server, Services};
+
+const fn send<T: Send>() {}
+const fn send_and_sync<T: Send + Sync>() {}
+
+/// Ambiguous for a type that is `Send`.
+trait NotSend<A> {
+    const OK: () = ();
+}
+impl<T> NotSend<()> for T {}
+impl<T: Send> NotSend<u8> for T {}
+
+const _: () = {
+    send::<Client>();
+    send::<Pending>();
+    send::<ClientCall>();
+    send::<CallResult>();
+    send::<Done>();
+    send::<DeferredCall>();
+    send::<Buf>();
+    send_and_sync::<Frozen>();
+    send_and_sync::<Arena>();
+    send_and_sync::<Endpoint>();
+    send_and_sync::<Server>();
+    send_and_sync::<Services>();
+    send_and_sync::<Procedure>();
+    send_and_sync::<ClientConfig>();
+    send_and_sync::<ServerConfig>();
+    send_and_sync::<DuplicateRequestCache>();
+    let () = <LocalClient as NotSend<_>>::OK;
+    let () = <LocalServer as NotSend<_>>::OK;
+    let () = <LocalServices as NotSend<_>>::OK;
+};
