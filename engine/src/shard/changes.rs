@@ -10,10 +10,10 @@ use super::{ConnRef, ResizeError, Shard};
 use crate::fabric::Fabric;
 use crate::proto::exchange::{ChangeError, Characteristic, Event};
 
-/// Changes that are kept for the application.
+/// Events kept for the application.
 const MOST_CHANGES: usize = 256;
 
-/// What peers have told of their characteristics, for the application.
+/// Events of peers' characteristics, for the application.
 #[derive(Debug, Default)]
 pub(super) struct Changes(VecDeque<(ConnRef, Event)>);
 
@@ -37,7 +37,7 @@ impl Changes {
         conn.refresh();
     }
 
-    /// Keeps one more; of too many the oldest goes.
+    /// Adds an event; drops the oldest of too many.
     fn keep(&mut self, change: (ConnRef, Event)) {
         if self.0.len() == MOST_CHANGES {
             self.0.pop_front();
@@ -55,7 +55,7 @@ fn asked_for<F: Fabric>(cx: &mut Context<F>, wanted: &[Characteristic]) {
 }
 
 impl<F: Fabric> Shard<F> {
-    /// Does something to an open connection, by its owner's name for it.
+    /// Applies a function to an open connection.
     fn with_open<T>(
         &mut self,
         conn: ConnRef,
@@ -70,7 +70,7 @@ impl<F: Fabric> Shard<F> {
         result.unwrap_or(Err(ChangeError::Unsupported))
     }
 
-    /// Changes the size of the shard's Receives, for all of its connections, while calls run.
+    /// Changes the receive size of all connections while calls run.
     ///
     /// # Errors
     /// Nothing has changed.
@@ -78,8 +78,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.change_receive_size(bytes)
     }
 
-    /// Asks a peer to change characteristics of its end. What becomes of it comes by
-    /// [`take_changes`](Self::take_changes).
+    /// Asks a peer to change its characteristics. [`take_changes`](Self::take_changes) reports the outcome.
     ///
     /// # Errors
     /// Nothing was asked for.
@@ -87,8 +86,7 @@ impl<F: Fabric> Shard<F> {
         self.with_open(conn, |conn| conn.proto.request(wanted))
     }
 
-    /// Calls on this connection offer a handle for Send With Invalidate from now on, or none; the peer is
-    /// told.
+    /// Switches Send With Invalidate for calls on this connection; informs the peer.
     ///
     /// # Errors
     /// Nothing has changed.
@@ -96,19 +94,18 @@ impl<F: Fabric> Shard<F> {
         self.with_open(conn, |conn| conn.proto.set_remote_invalidation(yes))
     }
 
-    /// Takes what peers have told of their characteristics, asked for, and answered, oldest first; the last
-    /// 256.
+    /// Takes the last 256 events about characteristics, oldest first.
     pub fn take_changes(&mut self) -> impl Iterator<Item = (ConnRef, Event)> + '_ {
         self.changes.0.drain(..)
     }
 
-    /// What a connection may send, and what it may be sent; `None` when it is not open.
+    /// Negotiated limits of a connection; `None` while not established.
     pub fn terms(&self, conn: ConnRef) -> Option<crate::proto::Terms> {
         self.cx.open_conn(conn).map(|conn| *conn.proto.terms())
     }
 
-    /// Messages (version 1: calls) that a connection may send now, by the credits that its peer has granted;
-    /// `None` when it is not open.
+    /// Messages (version 1: calls) that a connection may send now, by its granted credits; `None` while not
+    /// established.
     pub fn credits(&self, conn: ConnRef) -> Option<u32> {
         self.cx.open_conn(conn).map(|conn| conn.proto.credits().available())
     }

@@ -15,7 +15,7 @@ use crate::fabric::log_limit::LogLimit;
 use crate::handoff::panics::caught;
 use crate::service::Caller;
 
-/// A peer that has a connection to a server.
+/// A peer connected to a server.
 #[derive(Clone, Debug)]
 pub struct Peer {
     caller: Caller,
@@ -24,51 +24,58 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Its connection, as its calls have it ([`ServerCall::caller`](crate::ServerCall::caller)).
+    /// Its connection, as in [`ServerCall::caller`](crate::ServerCall::caller).
     pub fn caller(&self) -> Caller {
         self.caller
     }
 
-    /// Where it comes from; `None` on a fabric without addresses.
+    /// Address of the peer; `None` on fabrics without addresses.
     pub fn host(&self) -> Option<IpAddr> {
         self.host
     }
 
-    /// The name that it has proved ([`wire.host_auth`](crate::config::WireConfig::host_auth)), if it has by now: the
-    /// proof is in its first messages, behind the connection.
+    /// Authenticated name of the peer, if it has authenticated by now.
+    ///
+    /// See [`wire.host_auth`](crate::config::WireConfig::host_auth). The first messages of a connection authenticate
+    /// it.
     pub fn identity(&self) -> Option<&str> {
         self.identity.as_deref()
     }
 }
 
-/// What happened to a connection of a peer.
+/// Event of a peer's connection.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum PeerEvent<'a> {
-    /// It is there: the peer may call. Told before the first call of its [`Caller`] runs.
+    /// The connection is established.
+    ///
+    /// Reported before the first call of its [`Caller`] runs.
     Established(&'a Peer),
-    /// It is over, and why. Told exactly once for each that was established, when no handler runs for its [`Caller`]
-    /// any more, or will; the end of its server included. Calls that handlers have kept, to answer them later, are
-    /// with whoever has them.
+    /// The connection is closed, with the reason.
+    ///
+    /// Reported exactly once for each established connection, when no handler of its [`Caller`] runs any more; the end
+    /// of the server included. Deferred calls may still be kept.
     Ended(&'a Peer, &'a CloseReason),
 }
 
-/// What is called with each [`PeerEvent`] of a server: it must not block. Panics are caught, and logged.
+/// Called with each [`PeerEvent`] of a server; must not block.
 ///
-/// It is called on the thread of the shard that has the connection. If that shard has stopped while workers had calls
-/// of the connection, its end is told on the thread of the worker that is through with the last of them.
+/// Panics are caught and logged.
+///
+/// It runs on the thread of the connection's shard. If that shard has stopped while workers ran calls of the
+/// connection, the end is reported on the thread of the last worker.
 #[derive(Clone)]
 pub struct PeerHook(Arc<Hook>);
 
 struct Hook {
     told: Box<dyn Fn(PeerEvent<'_>) + Send + Sync>,
-    /// Peers connect as often as they like.
+    /// Peers may connect often.
     log: Mutex<LogLimit>,
     began: Instant,
 }
 
 impl PeerHook {
-    /// Calls this.
+    /// Calls a closure.
     pub fn new(hook: impl Fn(PeerEvent<'_>) + Send + Sync + 'static) -> Self {
         let log = Mutex::new(LogLimit::new(module_path!()));
         Self(Arc::new(Hook { told: Box::new(hook), log, began: Instant::now() }))
@@ -89,7 +96,7 @@ impl fmt::Debug for PeerHook {
     }
 }
 
-/// Who is told of connections.
+/// Receiver of events.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     hook: Option<PeerHook>,
@@ -97,12 +104,12 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// This is told from now on of the connections of a server's shard.
+    /// Reports the connections of a server's shard to this hook.
     pub(super) fn tell(&mut self, hook: PeerHook, shard: u32) {
         (self.hook, self.shard) = (Some(hook), shard);
     }
 
-    /// Tells of a connection of a peer that may be used; its end is owed from now on, if anybody wants to hear of it.
+    /// Reports an established connection; its end is owed to the hook, if any.
     pub(super) fn established(&self, qp: QpId, host: Option<IpAddr>, identity: Option<Arc<str>>) -> Option<OwedEnd> {
         let hook = self.hook.clone()?;
         let peer = Peer { caller: Caller { shard: self.shard, qp }, host, identity };
@@ -111,9 +118,8 @@ impl Peers {
     }
 }
 
-/// The upper layer is owed [`PeerEvent::Ended`] of a connection. The connection has one of these, and so has each of
-/// its calls that a worker has, or is to have. The last to be dropped tells: no way out, of a connection or of a
-/// shard, leads past that.
+/// Owes the upper layer a [`PeerEvent::Ended`]. The connection has one of these, and so has each of its calls at a
+/// worker. The last drop reports: no end of a connection or shard misses it.
 #[derive(Clone, Debug)]
 pub(super) struct OwedEnd(Arc<Owed>);
 
@@ -121,12 +127,12 @@ pub(super) struct OwedEnd(Arc<Owed>);
 struct Owed {
     hook: PeerHook,
     peer: Peer,
-    /// The name that the peer had proved by then, and why it is over.
+    /// Authenticated name of the peer, and the close reason.
     end: OnceLock<(Option<Arc<str>>, CloseReason)>,
 }
 
 impl OwedEnd {
-    /// The connection is over, for this reason. Workers may still have calls of it.
+    /// Sets the close reason. Workers may still have calls of the connection.
     pub(super) fn end(self, identity: Option<Arc<str>>, reason: CloseReason) {
         // It is over once.
         let _ = self.0.end.set((identity, reason));
@@ -153,7 +159,7 @@ mod tests {
     use crate::shard::conn::Conn;
     use crate::shard::testing::open_conn;
 
-    /// What was told, in words.
+    /// Reported events, as text.
     #[derive(Clone, Default)]
     struct Told(Arc<Mutex<Vec<String>>>);
 
@@ -174,7 +180,7 @@ mod tests {
         }
     }
 
-    /// A connection of a peer, of which nothing was told yet.
+    /// A connection of a peer, not yet reported.
     fn accepted(slot: u32) -> Box<Conn> {
         let mut conn = open_conn(slot, true);
         let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));

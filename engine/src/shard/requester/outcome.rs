@@ -1,4 +1,4 @@
-//! How a call of ours ends, and who is told.
+//! Outcomes of client calls, and their receivers.
 
 use std::ops::Range;
 
@@ -10,29 +10,29 @@ use crate::handoff::slot::Completer;
 use crate::proto::CallError;
 use crate::wire::rpc::{OpaqueAuth, ReplyBody, ReplyHeader};
 
-/// A reply. Its memory may be kept, and dropped, on any thread.
+/// Reply of a call; `Send`: may be kept and dropped anywhere.
 #[derive(Debug)]
 pub struct Reply {
     pub(super) message: ReceivedBuf,
-    /// Where its RPC header is; the results are what is behind it.
+    /// Its RPC header; the results follow.
     pub(super) header: Range<u32>,
-    /// What was sent and received as chunks.
+    /// Buffers of its chunks.
     pub(super) memory: ChunkMemory,
 }
 
 impl Reply {
-    /// What a call without a reply comes to.
+    /// Outcome of a one-way call.
     pub(super) fn empty(message: Buf) -> Self {
         Self { message: ReceivedBuf::new(message, 0), header: 0..0, memory: ChunkMemory::NONE }
     }
 
-    /// The results that came inline, in the buffer that they arrived in.
+    /// Inline results, in the receive buffer.
     #[inline]
     pub fn results(&self) -> &[u8] {
         self.message.get(self.header.end as usize..).unwrap_or(&[])
     }
 
-    /// The server's verifier: flavor and body (RFC 5531 §8.2). Nobody here has looked into it.
+    /// Verifier of the server, unchecked: flavor and body (RFC 5531 §8.2).
     pub fn verifier(&self) -> (u32, &[u8]) {
         let header = self.message.get(self.header.start as usize..self.header.end as usize).unwrap_or(&[]);
         match ReplyHeader::parse(header) {
@@ -41,27 +41,27 @@ impl Reply {
         }
     }
 
-    /// The data that came into Write chunk `index`, as long as what came, where the peer has put it: the
-    /// engine has looked at none of it.
+    /// Received data of Write chunk `index`, in place.
     ///
-    /// On the software fabric a server that keeps to no rule may go on changing it: there, and with a server
-    /// that is not trusted, copy what is checked before it is used.
+    /// The engine has not read it. On the software fabric a malicious server may still change it: there, copy the data
+    /// before checking it.
+    ///
     pub fn chunk(&self, index: usize) -> Option<&[u8]> {
         self.memory.get()?.receive.get(index).map(|buf| &buf[..])
     }
 
-    /// The buffers of the Write chunks, in order, each as long as what came; for keeping, or for using again.
+    /// Takes the buffers of the Write chunks, as long as their data.
     pub fn take_chunks(&mut self) -> impl Iterator<Item = Buf> {
         self.memory.take_receive()
     }
 
-    /// The buffers of the Read chunks, in order: their memory is the caller's again.
+    /// Takes the buffers of the Read chunks, for reuse.
     pub fn take_sent(&mut self) -> impl Iterator<Item = Buf> {
         self.memory.take_send()
     }
 }
 
-/// What a call came to.
+/// Outcome of a call.
 pub type CallResult = Result<Reply, FailedCall>;
 
 /// Why a call has no reply, and what goes back to its caller.
@@ -76,29 +76,29 @@ pub struct FailedCall {
 }
 
 impl FailedCall {
-    /// With the memory that nobody else can reach any more.
+    /// With the memory that only the caller can reach.
     #[cold]
     pub(crate) fn new(error: CallError, memory: ChunkMemory) -> Self {
         Self { error, returned: Returned(memory) }
     }
 }
 
-/// The buffers of the chunks of a call that has failed, as far as nobody else can reach them any more.
+/// Buffers of a failed call's chunks that the peer cannot reach.
 ///
-/// That is so for a call that was not started, not sent, or answered with an error, and for one whose connection is
-/// over. One that was sent again in another form has the chunks of its last one. The buffers of a call that was given
-/// up, by its deadline or by its caller, are the server's to use until it answers, and go home by themselves after
-/// that. Those that are not taken go home when this is dropped: an error that is kept keeps them.
+/// Those of a call that was not started, not sent, or answered with an error, and of one whose connection is closed. A
+/// call that was sent again in another form has the chunks of the last one. After a time-out or a cancel, the server
+/// may use the buffers until it answers; then they return to their pool by themselves. Buffers that are not taken are
+/// freed with this value.
 #[derive(Debug)]
 pub struct Returned(ChunkMemory);
 
 impl Returned {
-    /// Those that were to be sent as Read chunks, in order.
+    /// Takes the buffers of the Read chunks, in order.
     pub fn take_sent(&mut self) -> impl Iterator<Item = Buf> {
         self.0.take_send()
     }
 
-    /// Those that were offered as Write chunks, in order, and as long as they were offered. They hold anything.
+    /// Takes the buffers of the Write chunks, uninitialized, as long as offered.
     pub fn take_chunks(&mut self) -> impl Iterator<Item = Buf> {
         self.0.take_receive()
     }
@@ -116,21 +116,21 @@ impl From<FailedCall> for CallError {
     }
 }
 
-/// Who is told how a call ended.
+/// Receiver of an outcome.
 #[derive(Debug, Default)]
 pub(crate) enum Sink {
-    /// The owner of the shard, who polls it.
+    /// The shard's owner, by polling.
     #[default]
     Polled,
     /// An application thread.
     Thread(Completer<CallResult>),
 }
 
-/// An ended call, for the shard's owner.
+/// An ended call, as [`LocalClient::poll`](crate::LocalClient::poll) reports it.
 #[derive(Debug)]
 pub struct Done {
-    /// The caller's own name for the call.
+    /// Token of the caller.
     pub token: u64,
-    /// Its reply, or why there is none.
+    /// Reply or error.
     pub result: CallResult,
 }
