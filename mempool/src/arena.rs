@@ -48,6 +48,7 @@ enum Memory {
 /// A process that gets an arena's descriptor can reach all of it at any time. Give each peer its own arena, made with
 /// [`PagePolicy::NoHugetlb`], and copy out of a buffer before checking its contents.
 #[derive(Clone)]
+#[doc(alias = "memory region")]
 pub struct Arena(Arc<Inner>);
 
 struct Inner {

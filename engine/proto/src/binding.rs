@@ -33,6 +33,7 @@ pub struct Eligible {
 /// assert!(READ.check_call(20, &[], &[65536], true).is_ok());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[doc(alias = "upper layer binding")]
 pub struct Binding {
     /// Arguments that may travel as Read chunks.
     pub arguments: Eligible,

@@ -109,11 +109,11 @@ pub enum CallError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Sent {
-    /// It was not sent: the server has not executed it.
+    /// Not sent: the server has not executed it.
     No,
-    /// It was sent, and no answer came: the server may have executed it.
+    /// Sent, without a reply: the server may have executed it.
     Unanswered,
-    /// The server has answered it.
+    /// Answered by the server.
     Answered,
 }
 

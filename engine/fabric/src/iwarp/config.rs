@@ -92,8 +92,9 @@ fn name_of<T: Copy + PartialEq, const N: usize>(names: &Names<T, N>, value: T) -
     names.iter().find(|(_, named)| *named == value).map_or("", |(name, _)| name)
 }
 
-/// How an [`IwarpFabric`](super::IwarpFabric) is set up. Every field has a default that suits a shard of some hundred
-/// connections.
+/// Configuration of an [`IwarpFabric`](super::IwarpFabric).
+///
+/// The defaults suit a shard of some hundred connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "units", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct IwarpConfig {
@@ -117,31 +118,34 @@ pub struct IwarpConfig {
     /// `SO_RCVBUF` in bytes. Default: the kernel grows it as needed (`net.ipv4.tcp_rmem`).
     #[cfg_attr(feature = "units", serde(with = "crate::units::some_bytes"))]
     pub receive_buffer: Option<usize>,
-    /// `SO_BUSY_POLL`: how long the kernel itself polls the network card when a read finds nothing. Default: as
-    /// `net.core.busy_read` says. Loopback and virtual devices do not know it.
+    /// `SO_BUSY_POLL`: time that the kernel polls for an empty read.
+    ///
+    /// Default: `net.core.busy_read`. Loopback and virtual devices ignore it.
     #[cfg_attr(feature = "units", serde(with = "crate::units::some_duration"))]
     pub busy_poll: Option<Duration>,
-    /// `IP_TOS` and `IPV6_TCLASS`: type of service and traffic class of this side's packets, the DSCP in the upper six
-    /// bits; TCP keeps the lower two, ECN, to itself. Default: as the kernel has it, 0. The packet that answers a
-    /// client's first one does not have it yet.
+    /// Type of service and traffic class (`IP_TOS`, `IPV6_TCLASS`).
+    ///
+    /// The DSCP is the upper six bits; TCP keeps the lower two, ECN, to itself. Default: the kernel's, 0. The packet
+    /// that answers a client's first one does not have it yet.
     #[cfg_attr(feature = "units", serde(skip))]
     pub tos: Option<u8>,
-    /// How long what was sent may stay unacknowledged (`TCP_USER_TIMEOUT`; this side counts while a socket that was full
-    /// is not empty), half a message may wait for its other half, and a message for a Receive, before the connection
-    /// ends. Default 30 s.
+    /// Time-out of unacknowledged data (`TCP_USER_TIMEOUT`) and half messages. Default 30 s.
+    ///
+    /// Also of a message that waits for a receive. Then the connection closes. This side counts while a full socket is
+    /// not empty.
     #[cfg_attr(feature = "units", serde(with = "crate::units::duration"))]
     pub retry_timeout: Duration,
-    /// How long a connection may be silent before TCP asks whether the peer is still there (`TCP_KEEPIDLE`); two more
-    /// questions follow, a third of this apart. Default 60 s.
+    /// Idle time before a TCP keep-alive probe (`TCP_KEEPIDLE`). Default 60 s.
+    ///
+    /// Two more probes follow, a third of this apart.
     #[cfg_attr(feature = "units", serde(with = "crate::units::duration"))]
     pub keep_alive: Duration,
-    /// Concurrent handshakes of a listener. Default 64. One more evicts the one that has been silent longest.
+    /// Concurrent handshakes of a listener; the longest idle is evicted. Default 64.
     pub max_handshakes: usize,
-    /// How long a connection may take to be set up, at either side. Default 5 s.
+    /// Time-out of connection setup, at either side. Default 5 s.
     #[cfg_attr(feature = "units", serde(with = "crate::units::duration"))]
     pub handshake_timeout: Duration,
-    /// How long a connection that is being closed, or was refused, waits for the peer to take what was sent. Default
-    /// 1 s.
+    /// Time for a closing connection to send its data. Default 1 s.
     #[cfg_attr(feature = "units", serde(with = "crate::units::duration"))]
     pub linger: Duration,
 }
