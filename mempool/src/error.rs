@@ -14,13 +14,13 @@ use crate::pool::ClassCensus;
 #[non_exhaustive]
 pub struct MemError(pub(crate) Box<Cause>);
 
-/// What a [`MemError`] is about.
+/// Kind of a [`MemError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemErrorKind {
-    /// The host, its control group, its reserved pages or an arena have not so much memory.
+    /// Out of memory: host, control group, reserved pages, or arena.
     TooLittle,
-    /// A limit or a right is missing: to lock memory, or to bind it to a NUMA node.
+    /// A limit or permission denies locking memory, or a NUMA node.
     Denied,
     /// The caller asked for what cannot be.
     Invalid,

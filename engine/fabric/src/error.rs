@@ -29,9 +29,9 @@ pub enum FabricErrorKind {
     System,
     /// The peer breaks the fabric's own protocol.
     Peer,
-    /// The device or the memory is not one that this fabric can use.
+    /// This fabric cannot use the device or the memory.
     Unsupported,
-    /// The caller asked for what cannot be: an unknown queue pair, a bound window, memory never registered.
+    /// Invalid request: unknown queue pair, bound window, or unregistered memory.
     Misuse,
 }
 

@@ -70,7 +70,7 @@ pub enum CallError {
         /// The knob that counts such buffers.
         knob: Knob,
     },
-    /// The call, its reply or a chunk exceeds every buffer, or what may be sent without chunks.
+    /// The call, its reply or a chunk exceeds every buffer. Or it exceeds what may be sent without chunks.
     #[error("{needed} bytes exceeds {limit} ({knob})")]
     TooLong {
         /// Bytes of the message with its headers, or of the chunk.
@@ -151,8 +151,10 @@ impl CallError {
         }
     }
 
-    /// Whether the same call may be sent again: the server has not executed it, and it may succeed later. The table
-    /// above says when. An idempotent call may also be sent again where the server may have executed it.
+    /// Whether a retry is safe, and may succeed later.
+    ///
+    /// The server has not executed the call. The table above has the conditions. An idempotent call may also be sent
+    /// again where the server may have executed it.
     pub const fn may_retry(&self) -> bool {
         match self {
             Self::TooLong { .. } | Self::Invalid(_) | Self::NoReverse => false,

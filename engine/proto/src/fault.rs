@@ -56,7 +56,7 @@ pub enum PeerFault {
     /// It changed the protocol version in the middle of the connection.
     #[error("peer changed to protocol version {0}")]
     VersionChanged(u32),
-    /// It has not proved who it is, and policy asks for it; or it tried, and failed.
+    /// The peer failed to authenticate, or policy requires it to.
     #[error(transparent)]
     NotAuthenticated(#[from] AuthError),
     /// It sends messages that are of no use.

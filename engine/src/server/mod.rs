@@ -133,7 +133,7 @@ pub enum ServerError {
     /// A procedure cannot be served like this.
     #[error(transparent)]
     Service(#[from] ServiceError),
-    /// No shard can be made like this, or not so many on this host.
+    /// The configuration, or its number of shards, is impossible here.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// The address cannot be had.
@@ -171,7 +171,7 @@ pub enum ServerError {
         /// Shards that were asked for.
         shards: usize,
     },
-    /// It is not said of each shard what it serves, or an address is left out.
+    /// A shard without an address, or an address without a shard.
     #[error(
         "`ServerConfig::serves` is {serves:?}, for {shards} shards and {addresses} addresses: the place of an address, \
          counted from 0, for each shard, and each address at least once, or `None`"
@@ -428,17 +428,18 @@ fn bind(addresses: &[Address], config: &ServerConfig) -> Result<Vec<Place>, Serv
     Ok(serves.into_iter().map(|at| (addresses[at].clone(), bound[at].clone())).collect())
 }
 
-/// What a [drain](Server::drain) had not ended when its time was over.
+/// What a [drain](Server::drain) left when its time-out expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Undrained {
     timeout: Duration,
-    /// Shards with connections that had not ended: those were cut off.
+    /// Shards whose connections were cut off.
     pub shards: usize,
-    /// Those of them that are in a handler which does not return: their threads, and what they hold, are
-    /// there until it does.
+    /// Of those, shards in a handler that does not return.
+    ///
+    /// Their threads, and what they hold, stay until it does.
     pub stuck_shards: usize,
-    /// Workers that are in such a handler, or have more to run than there was time for.
+    /// Workers in such a handler, or with jobs left.
     pub stuck_workers: usize,
 }
 

@@ -435,7 +435,7 @@ pub enum Unservable {
          let it run on the shard"
     )]
     NoWorkers,
-    /// A call of it may need a buffer that is longer than any.
+    /// A call may need a longer buffer than any.
     #[error(
         "`{declared}` lets it have {needed} bytes in one buffer, of which the longest has {longest}: lower it, or raise \
          {}",

@@ -69,7 +69,7 @@ impl CloseReason {
 /// Where the thread of a client finds why its connection is over.
 pub(crate) type ClosedBecause = OnceLock<CloseReason>;
 
-/// Why this side has ended a connection whose peer has broken no rule.
+/// Why this side closed a connection without a fault of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalClose {
@@ -91,16 +91,18 @@ pub enum LocalClose {
     /// [`timeouts.progress`](crate::config::TimeoutConfig::progress) is over.
     #[error("{0} (timeouts.progress, limits.min_rate)")]
     ProgressTimeout(Stall),
-    /// Others needed its Receives: it was silent ([`accept.evict_after`](crate::config::AcceptConfig::evict_after)),
-    /// or its host kept more than its share ([`memory.receives`](crate::config::MemoryConfig::receives)).
-    #[error("its Receives are wanted by others (memory.receives, accept.evict_after)")]
+    /// Evicted: others needed its receives.
+    ///
+    /// It was silent ([`timeouts.evict_after`](crate::config::TimeoutConfig::evict_after)), or its host exceeded its
+    /// share ([`memory.receives`](crate::config::MemoryConfig::receives)).
+    #[error("its Receives are wanted by others (memory.receives, timeouts.evict_after)")]
     Displaced,
     /// Something that was counted as sent could not be.
     #[error("{0} could not be sent")]
     Unsendable(&'static str),
 }
 
-/// What a peer owes for too long, while memory is held for it.
+/// What a stalled peer owes while memory is held for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Stall {
@@ -110,7 +112,7 @@ pub enum Stall {
     /// To answer RDMA Reads.
     #[error("the peer does not answer RDMA Reads")]
     Reads,
-    /// Credits for the replies that it has asked for, or for the rest of a message that it has got in part.
+    /// Credits for its replies, or for the rest of a message.
     #[error("the peer grants no credit for its replies, or for the rest of a message")]
     Grant,
     /// The rest of a message.

@@ -92,7 +92,7 @@ pub enum AuthPolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthError {
-    /// The policy asks for it, and the peer did not, or stopped half-way.
+    /// Policy requires authentication, which the peer did not complete.
     #[error("peer does not authenticate itself, which the policy requires (wire.host_auth)")]
     Missing,
     /// A message that is none of this mechanism's, or out of turn.

@@ -64,14 +64,14 @@ impl Reply {
 /// Outcome of a call.
 pub type CallResult = Result<Reply, FailedCall>;
 
-/// Why a call has no reply, and what goes back to its caller.
+/// A failed call: its error, and its buffers.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 #[non_exhaustive]
 pub struct FailedCall {
-    /// Why.
+    /// The error.
     pub error: CallError,
-    /// The buffers of its chunks, for who wants them.
+    /// Buffers of its chunks.
     pub returned: Returned,
 }
 
