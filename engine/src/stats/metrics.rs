@@ -12,7 +12,7 @@ pub struct Metric {
     pub help: &'static str,
     /// Counter or gauge.
     pub kind: MetricKind,
-    /// Value, in the unit that the name ends with; a plain number otherwise.
+    /// Value, in the unit that the name ends with. A plain number otherwise.
     pub value: u64,
 }
 
@@ -35,7 +35,7 @@ impl ShardStats {
         COUNTERS.iter().map(of(MetricKind::Counter)).chain(GAUGES.iter().map(of(MetricKind::Gauge)))
     }
 
-    /// Value of the [`Metric`] with this name; `None` if there is no such metric.
+    /// Value of the [`Metric`] with this name, if it exists.
     pub fn get(&self, name: &str) -> Option<u64> {
         self.metrics().find(|metric| metric.name == name).map(|metric| metric.value)
     }

@@ -1,4 +1,6 @@
-//! What a shard did: counted by the shard alone, copied out when asked for.
+//! Statistics of shards: counters, gauges, histograms.
+//!
+//! The shard counts; readers get copies.
 //!
 //! A server with [`ServerConfig::stats`](crate::server::ServerConfig::stats) serves a snapshot in JSON on a Unix
 //! socket. `rpcrdma top` shows it, `rpcrdma exporter` converts it for Prometheus, `nc -U PATH` prints it.
@@ -45,8 +47,10 @@ macro_rules! fields {
 pub(crate) const MINUTE: u64 = 60_000_000_000;
 
 fields! {
-    /// Counters of one shard since it started, low-water marks and histograms included: reading them changes nothing,
-    /// so that several may; what happened since an earlier reading is the difference. Times are nanoseconds.
+    /// Statistics of one shard since its start.
+    ///
+    /// Reading changes nothing, so several may read; the activity between two readings is their difference. Times are
+    /// nanoseconds.
     #[derive(Clone, Debug, Default)]
     #[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]
     #[non_exhaustive]
@@ -193,9 +197,10 @@ fields! {
 }
 
 fields! {
-    /// What became of the calls of one procedure of a server, on one shard. Calls are those that were timed, one of
-    /// [`poll.sample_latency`](crate::config::PollConfig::sample_latency) in the mean: with 1 there, all of them. Refusals are all
-    /// that there were.
+    /// Outcomes of the calls of one procedure, on one shard.
+    ///
+    /// Calls are those timed, one of [`poll.sample_latency`](crate::config::PollConfig::sample_latency) on average:
+    /// with 1 there, all of them. All refusals count.
     #[derive(Clone, Debug, Default)]
     #[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]
     #[non_exhaustive]
@@ -244,7 +249,9 @@ fields! {
 }
 
 impl ShardStats {
-    /// Latencies of the sampled calls in nanoseconds: start to end (client), arrival to reply (server).
+    /// Latencies of sampled calls, nanoseconds.
+    ///
+    /// From start to end at a client, from arrival to reply at a server.
     pub fn latency(&self) -> &Histogram<u64> {
         &self.latency
     }
@@ -266,7 +273,9 @@ impl ShardStats {
 }
 
 impl ConnectionStats {
-    /// Peer address without port; process and user on the software fabric; empty for an outgoing connection.
+    /// Address of the peer, without port.
+    ///
+    /// Process and user on the software fabric; empty for an outgoing connection.
     pub fn peer(&self) -> &str {
         &self.peer
     }
