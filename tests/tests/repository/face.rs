@@ -47,6 +47,8 @@ impl Crate {
 
 /// One line of the list.
 struct Entry<'a> {
+    /// The crate, by its place in `CRATES`.
+    of: usize,
     kind: &'a str,
     item: &'a Value,
 }
@@ -106,7 +108,7 @@ impl<'a> Face<'a> {
             return;
         }
         let (kind, inner) = Crate::inner(item);
-        self.entries.insert(path.to_owned(), Entry { kind, item });
+        self.entries.insert(path.to_owned(), Entry { of, kind, item });
         match kind {
             "module" | "trait" => self.walk_all(of, &inner["items"], path),
             "struct" => {
@@ -138,6 +140,19 @@ impl<'a> Face<'a> {
                 }
             }
         }
+    }
+
+    /// The traits that a type implements, by name, automatic ones included.
+    fn traits(&self, entry: &Entry<'_>) -> BTreeSet<&'a str> {
+        let crates: &'a [Crate] = self.crates;
+        let impls = entry.item["inner"][entry.kind]["impls"].as_array();
+        let of = |id| crates[entry.of].item(id);
+        let named = |item: &'a Value| {
+            let one = &item["inner"]["impl"];
+            let path = one["trait"]["path"].as_str()?;
+            (one["is_negative"] != true).then(|| path.rsplit("::").next().unwrap_or(path))
+        };
+        impls.into_iter().flatten().filter_map(of).filter_map(named).collect()
     }
 }
 
@@ -203,4 +218,31 @@ fn the_public_api_is_as_listed() {
     assert!(list == listed, "the public API differs from {LIST}: FACE=write writes it");
     assert!(items > 100 && items <= MOST_ITEMS, "{items} items, at most {MOST_ITEMS}");
     assert!(fields > 50 && fields <= MOST_FIELDS, "{fields} fields and variants, at most {MOST_FIELDS}");
+}
+
+/// First lines of at most twelve words, `Debug` on each type, and errors that may cross threads.
+#[test]
+fn each_public_item_has_what_its_users_expect() {
+    let crates = crates();
+    let face = Face::of(&crates);
+    let mut wrong = Vec::new();
+    for (path, entry) in &face.entries {
+        let docs = entry.item["docs"].as_str().unwrap_or_default();
+        let first = docs.split("\n\n").next().unwrap_or_default().replace('\n', " ");
+        let sentence = first.split(". ").next().unwrap_or_default();
+        let words = sentence.split_whitespace().count();
+        if words == 0 || words > 12 {
+            wrong.push(format!("{path}: {words} words in its first line: {sentence}"));
+        }
+        if matches!(entry.kind, "struct" | "enum") {
+            let traits = face.traits(entry);
+            let error = path.ends_with("Error") || traits.contains("Error");
+            for (wanted, needed) in [("Debug", true), ("Error", error), ("Send", error), ("Sync", error)] {
+                if needed && !traits.contains(wanted) {
+                    wrong.push(format!("{path} is not {wanted}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), face.entries.len(), wrong.join("\n"));
 }
