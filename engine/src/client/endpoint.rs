@@ -119,7 +119,7 @@ impl Endpoint {
         }
     }
 
-    /// Connects; blocks for at most `connect_timeout`.
+    /// Connects; blocks for at most [`connect.timeout`](crate::config::ConnectConfig::timeout).
     ///
     /// # Errors
     /// [`ConnectError::Fabric`] for an address of another fabric, [`ConnectError::Refused`],

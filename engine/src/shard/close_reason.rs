@@ -93,9 +93,9 @@ pub enum LocalClose {
     ProgressTimeout(Stall),
     /// Evicted: others needed its receives.
     ///
-    /// It was silent ([`timeouts.evict_after`](crate::config::TimeoutConfig::evict_after)), or its host exceeded its
+    /// It was silent ([`accept.evict_after`](crate::config::AcceptConfig::evict_after)), or its host exceeded its
     /// share ([`memory.receives`](crate::config::MemoryConfig::receives)).
-    #[error("its Receives are wanted by others (memory.receives, timeouts.evict_after)")]
+    #[error("its Receives are wanted by others (memory.receives, accept.evict_after)")]
     Displaced,
     /// Something that was counted as sent could not be.
     #[error("{0} could not be sent")]
