@@ -112,7 +112,7 @@ impl Suite {
         drop(progress);
         entry.preemptions = env::preemptions().zip(preempted).map(|(after, before)| after - before);
         let now = [target.counters(), self.server_counters()];
-        let counted = [0, 1].map(|side| Some(now[side]?.since(&counted[side]?)));
+        let counted = [0, 1].map(|side| Some(now[side].as_ref()?.since(counted[side].as_ref()?)));
         let all = report(&mut entry, self.test, own, theirs);
         if let Some(counted) = &counted[0] {
             target.verify(counted, all.operations)?;

@@ -136,8 +136,8 @@ pub(crate) fn rule() -> String {
 /// What a call of this size took each side whose engine was counted, warm-up included.
 pub(crate) fn per_call(entry: &Entry) -> impl Iterator<Item = String> {
     let size = entry.size;
-    let sides = [("client", entry.client), ("server", entry.server)];
-    let line = move |(side, usage): (&str, Option<Usage>)| {
+    let sides = [("client", entry.client.as_ref()), ("server", entry.server.as_ref())];
+    let line = move |(side, usage): (&str, Option<&Usage>)| {
         Some(format!(" {side}, a call of {size} bytes: {}", usage?.per_call()))
     };
     sides.into_iter().filter_map(line)

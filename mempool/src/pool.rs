@@ -253,10 +253,13 @@ impl fmt::Debug for Pool {
 #[non_exhaustive]
 pub struct PoolStats {
     /// Smallest size first.
+    #[cfg_attr(feature = "serde", serde(rename = "pool"))]
     pub classes: Vec<ClassStats>,
     /// Buffers lost because a [`Posted`](crate::Posted) was dropped.
+    #[cfg_attr(feature = "serde", serde(rename = "buffers_leaked"))]
     pub leaked: u64,
     /// Requests longer than the largest class.
+    #[cfg_attr(feature = "serde", serde(rename = "pool_oversize"))]
     pub oversize: u64,
 }
 
@@ -268,14 +271,19 @@ pub struct ClassStats {
     /// Capacity of its buffers, in bytes.
     pub size: usize,
     /// Buffers there are.
+    #[cfg_attr(feature = "serde", serde(rename = "buffers"))]
     pub count: usize,
     /// On the free list.
+    #[cfg_attr(feature = "serde", serde(rename = "buffers_free"))]
     pub free: usize,
     /// Not on it.
+    #[cfg_attr(feature = "serde", serde(rename = "buffers_used"))]
     pub outstanding: usize,
     /// Fewest free since the start or the last [`Pool::reset_low_water`].
+    #[cfg_attr(feature = "serde", serde(rename = "buffers_lowest"))]
     pub low_water: usize,
     /// Fitting requests that found the class empty. They took a larger class, or failed.
+    #[cfg_attr(feature = "serde", serde(rename = "misses"))]
     pub failures: u64,
 }
 

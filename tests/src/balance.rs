@@ -45,11 +45,11 @@ pub fn shard_leak(stats: &ShardStats) -> Option<String> {
         && stats.connections == 0
         && stats.receives_promised == 0
         && stats.exposed_buffers == 0
-        && stats.worker_depth == 0;
+        && stats.worker_queue_depth == 0;
     (!clean).then(|| {
         format!(
             "{} connections, {out} buffers out, {receives} of them posted, {} Receives promised, {} exposed, {} at workers: {:?}",
-            stats.connections, stats.receives_promised, stats.exposed_buffers, stats.worker_depth, stats.pool
+            stats.connections, stats.receives_promised, stats.exposed_buffers, stats.worker_queue_depth, stats.pool
         )
     })
 }

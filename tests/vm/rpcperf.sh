@@ -38,7 +38,7 @@ sys.exit("a shard does not answer")' "$1"
 }
 
 # counted COUNTER: what all shards of such a server have counted of their devices.
-counted() { told "sum(shard['fabric']['$1'] for shard in shards)"; }
+counted() { told "sum(shard['$1'] for shard in shards)"; }
 
 # settled: whether that is what it was when it was written to /run/before.
 settled() { [[ $(holds) == "$(</run/before)" ]]; }

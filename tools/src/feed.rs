@@ -119,11 +119,11 @@ mod tests {
     #[test]
     fn what_is_new_is_skipped_and_what_is_missing_is_0() {
         let told =
-            said(r#"{"format":1,"colour":"red","shards":[{"shard":3,"stats":{"calls":7,"new":[1]}},{"stats":null}]}"#);
+            said(r#"{"format":2,"colour":"red","shards":[{"shard":3,"stats":{"calls":7,"new":[1]}},{"stats":null}]}"#);
         let told = told.expect("a snapshot");
         assert_eq!((told.shards.len(), told.shards[0].shard), (2, 3));
         let stats = told.shards[0].stats.as_ref().expect("it answered");
-        assert_eq!((stats.calls, stats.polls, stats.latency.len()), (7, 0, 0));
+        assert_eq!((stats.calls, stats.turns, stats.latency.len()), (7, 0, 0));
         assert!(told.shards[1].stats.is_none());
     }
 
@@ -131,7 +131,7 @@ mod tests {
     fn what_is_no_snapshot_is_told_with_the_path() {
         for (text, says) in [
             ("", "EOF"),
-            (r#"{"format":1,"shards":[{"#, "EOF"),
+            (r#"{"format":2,"shards":[{"#, "EOF"),
             ("HTTP/1.1 200 OK", "expected value"),
             (r#"{"format":99}"#, "its format is 99"),
             ("{}", "its format is 0"),

@@ -548,12 +548,15 @@ pub enum PostError {
 #[non_exhaustive]
 pub struct FabricStats {
     /// Work requests taken by [`Fabric::post_send`].
+    #[cfg_attr(feature = "serde", serde(rename = "work_requests"))]
     pub posts: u64,
     /// Notifications of new work, to the device or the peer.
     pub doorbells: u64,
     /// Work requests posted with `signalled`.
+    #[cfg_attr(feature = "serde", serde(rename = "work_requests_signalled"))]
     pub signalled: u64,
     /// Receives posted.
+    #[cfg_attr(feature = "serde", serde(rename = "receives"))]
     pub recv_posts: u64,
     /// Messages that met no Receive.
     pub receiver_not_ready: u64,
@@ -562,6 +565,7 @@ pub struct FabricStats {
     /// Times that a peer broke the fabric's own rules.
     pub peer_violations: u64,
     /// Connect requests refused without the owner. Causes are strangers, malformed ones, and too many at a time.
+    #[cfg_attr(feature = "serde", serde(rename = "connect_requests_refused"))]
     pub requests_refused: u64,
     /// System calls that moved bytes of messages; 0 where messages need none.
     pub system_calls: u64,

@@ -8,36 +8,50 @@ use super::Rejected;
 #[non_exhaustive]
 pub struct Counters {
     /// Messages received.
+    #[cfg_attr(feature = "serde", serde(rename = "messages_received"))]
     pub received: u64,
     /// Messages that granted credits beside their payload.
     pub grants_piggybacked: u64,
     /// Messages that did nothing but grant credits.
     pub grants_pure: u64,
     /// Messages sent.
+    #[cfg_attr(feature = "serde", serde(rename = "messages_sent"))]
     pub sent: u64,
     /// Messages received with MORE: not the last part of a message.
+    #[cfg_attr(feature = "serde", serde(rename = "continued_messages_received"))]
     pub continued_received: u64,
     /// Messages sent with MORE: not the last part of a message.
+    #[cfg_attr(feature = "serde", serde(rename = "continued_messages_sent"))]
     pub continued_sent: u64,
     /// Calls and replies received that have chunk lists beside their RPC message.
+    #[cfg_attr(feature = "serde", serde(rename = "chunked_messages_received"))]
     pub chunked_received: u64,
     /// Calls and replies sent that have chunk lists beside their RPC message.
+    #[cfg_attr(feature = "serde", serde(rename = "chunked_messages_sent"))]
     pub chunked_sent: u64,
     /// Calls and replies received whose RPC message is in a chunk.
+    #[cfg_attr(feature = "serde", serde(rename = "long_messages_received"))]
     pub long_received: u64,
     /// Calls and replies sent whose RPC message is in a chunk.
+    #[cfg_attr(feature = "serde", serde(rename = "long_messages_sent"))]
     pub long_sent: u64,
     /// Messages of less than a fixed header.
+    #[cfg_attr(feature = "serde", serde(rename = "messages_rejected_short"))]
     pub rejected_short: u64,
     /// Messages answered with a transport error.
+    #[cfg_attr(feature = "serde", serde(rename = "messages_rejected_answered"))]
     pub rejected_answered: u64,
     /// Malformed messages to a requester.
+    #[cfg_attr(feature = "serde", serde(rename = "messages_rejected_dropped"))]
     pub rejected_dropped: u64,
     /// Replies to calls that had ended.
+    #[cfg_attr(feature = "serde", serde(rename = "messages_rejected_late"))]
     pub rejected_late: u64,
     /// Replies to calls that were never made.
+    #[cfg_attr(feature = "serde", serde(rename = "messages_rejected_unknown_xid"))]
     pub rejected_unknown_xid: u64,
     /// Messages that make no sense in their direction.
+    #[cfg_attr(feature = "serde", serde(rename = "messages_rejected_unexpected"))]
     pub rejected_unexpected: u64,
 }
 

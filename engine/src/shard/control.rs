@@ -228,7 +228,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.rebalance(&mut conn);
         let (qp, failure) = (conn.qp(), conn.proto.auth().failure());
         self.cx.conns.insert(conn);
-        self.cx.stats.connections_total += 1;
+        self.cx.stats.connections_made += 1;
         self.cx.refill();
         if let Some(error) = failure {
             self.close_now(qp, PeerFault::NotAuthenticated(error));

@@ -84,7 +84,7 @@ impl<F: Fabric> Context<F> {
     #[cold]
     fn spares_receives(&mut self, conn: &mut Conn) -> bool {
         let own = conn.proto.spared();
-        let mut others = match self.receives.spared_in(self.stats.polls) {
+        let mut others = match self.receives.spared_in(self.stats.turns) {
             Some(all) => all.saturating_sub(conn.promise.spared()),
             None => self.count_spared(),
         };
@@ -98,14 +98,14 @@ impl<F: Fabric> Context<F> {
         }
         // What its peer is told of now is needed.
         conn.promise.spare(if suffice { own.saturating_sub(2) } else { own });
-        self.receives.set_spared(self.stats.polls, others + conn.promise.spared());
+        self.receives.set_spared(self.stats.turns, others + conn.promise.spared());
         suffice
     }
 
     /// Receives that those in the table do not need, as of this turn.
     #[cold]
     pub(super) fn spared_in_turn(&mut self) -> u32 {
-        self.receives.spared_in(self.stats.polls).unwrap_or_else(|| self.count_spared())
+        self.receives.spared_in(self.stats.turns).unwrap_or_else(|| self.count_spared())
     }
 
     /// Whether there are Receives for one more connection.
@@ -122,7 +122,7 @@ impl<F: Fabric> Context<F> {
             conn.promise.spare(conn.proto.spared());
             all += conn.promise.spared();
         }
-        self.receives.set_spared(self.stats.polls, all);
+        self.receives.set_spared(self.stats.turns, all);
         all
     }
 

@@ -33,7 +33,7 @@ impl<F: Fabric> Shard<F> {
     #[inline]
     pub fn poll_once(&mut self) -> bool {
         self.cx.clock.turn();
-        self.cx.stats.polls += 1;
+        self.cx.stats.turns += 1;
         // 1. Completions: messages, finished Reads, revocations, failures.
         let mut found = self.completions();
         // 2. What other threads have for us.
@@ -43,7 +43,7 @@ impl<F: Fabric> Shard<F> {
         if self.has_more_to_do() {
             return self.finish_turn(found);
         }
-        self.cx.stats.idle_polls += u64::from(found == 0);
+        self.cx.stats.idle_turns += u64::from(found == 0);
         found != 0
     }
 
@@ -100,7 +100,7 @@ impl<F: Fabric> Shard<F> {
             self.cx.feed();
         }
         let busy = found != 0 || transmitted;
-        self.cx.stats.idle_polls += u64::from(!busy);
+        self.cx.stats.idle_turns += u64::from(!busy);
         busy
     }
 

@@ -209,7 +209,7 @@ pub(super) struct Watch {
 /// A count that moves when a turn finds or sends anything, and when a call is started. Of what the shard has counted
 /// itself: a device may have to ask the system for its own counts.
 fn done(stats: &ShardStats) -> u64 {
-    (stats.polls - stats.idle_polls).wrapping_add(stats.calls)
+    (stats.turns - stats.idle_turns).wrapping_add(stats.calls)
 }
 
 /// The parts that are looked at now: nanoseconds since the last look at each, as far as they count.

@@ -268,6 +268,6 @@ mod tests {
         // It ends with the first look at the control plane.
         shard.life.disconnected(qp, LocalClose::Requested.into());
         shard.turn_until_stopped();
-        assert_eq!((shard.cx.stats.polls, shard.cx.stats.sleeps), (1, 0));
+        assert_eq!((shard.cx.stats.turns, shard.cx.stats.sleeps), (1, 0));
     }
 }

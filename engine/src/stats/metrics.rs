@@ -1,4 +1,4 @@
-//! The numbers of a shard by name: one definition for embedding programs and for the exporter.
+//! The numbers of a shard by name: the same in embedding programs, in JSON and for Prometheus.
 
 use super::ShardStats;
 
@@ -6,7 +6,7 @@ use super::ShardStats;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metric {
-    /// Name without prefix and suffix: Prometheus adds `rpcrdma_` and, for counters, `_total`.
+    /// Name, also of the field in JSON. Prometheus adds `rpcrdma_` and, for counters, `_total`.
     pub name: &'static str,
     /// Help text, one line.
     pub help: &'static str,
@@ -43,8 +43,8 @@ impl ShardStats {
 
 /// What only grows while the server runs.
 const COUNTERS: &[Definition] = &[
-    ("turns", "Turns of the shard's loop", |shard| shard.polls),
-    ("idle_turns", "Turns that found nothing to do", |shard| shard.idle_polls),
+    ("turns", "Turns of the shard's loop", |shard| shard.turns),
+    ("idle_turns", "Turns that found nothing to do", |shard| shard.idle_turns),
     ("sleeps", "Times that the shard slept", |shard| shard.sleeps),
     ("calls", "Calls served and answered", |shard| shard.calls),
     ("calls_failed", "Calls that were refused, or ended without a reply", |shard| shard.calls_failed),
@@ -57,7 +57,7 @@ const COUNTERS: &[Definition] = &[
     ("read_waits", "Calls that had to wait for RDMA Reads of their connection", |shard| shard.read_waits),
     ("pool_empty", "Times that the pool had no buffer, and a call could not wait", |shard| shard.pool_empty),
     ("backpressure", "Calls that a full worker ring, or max_deferred, held back", |shard| shard.backpressure),
-    ("connections_made", "Connections since the start", |shard| shard.connections_total),
+    ("connections_made", "Connections since the start", |shard| shard.connections_made),
     ("connections_refused", "Connect requests without Receives for them", |shard| shard.connections_refused),
     ("connections_expired", "Connections not set up in time", |shard| shard.connections_expired),
     ("connections_evicted", "Connections that made room for others", |shard| shard.connections_evicted),
@@ -65,7 +65,18 @@ const COUNTERS: &[Definition] = &[
     ("peers_stalled", "Connections ended as the peer owed something", |shard| shard.peers_stalled),
     ("messages_received", "Messages received", |shard| shard.messages.received),
     ("messages_sent", "Messages sent", |shard| shard.messages.sent),
-    ("messages_rejected", "Messages dropped, or answered with an error", |shard| shard.messages.rejected()),
+    ("messages_rejected_short", "Messages shorter than a fixed header", |shard| shard.messages.rejected_short),
+    ("messages_rejected_answered", "Messages answered with a transport error", |shard| {
+        shard.messages.rejected_answered
+    }),
+    ("messages_rejected_dropped", "Malformed messages to a requester", |shard| shard.messages.rejected_dropped),
+    ("messages_rejected_late", "Replies to calls that had ended", |shard| shard.messages.rejected_late),
+    ("messages_rejected_unknown_xid", "Replies to calls that were never made", |shard| {
+        shard.messages.rejected_unknown_xid
+    }),
+    ("messages_rejected_unexpected", "Messages that do not belong in their direction", |shard| {
+        shard.messages.rejected_unexpected
+    }),
     ("grants_piggybacked", "Messages that granted credits beside their payload", |shard| {
         shard.messages.grants_piggybacked
     }),
@@ -91,8 +102,11 @@ const COUNTERS: &[Definition] = &[
     ("empty_system_calls", "System calls that looked for such bytes in vain", |shard| shard.fabric.empty_system_calls),
     ("port_downs", "Times that the device's port went down", |shard| shard.fabric.port_downs),
     ("device_failures", "Times that the device was removed, or beyond use", |shard| shard.fabric.device_failures),
-    ("windows_revoked_by_peers", "Windows that peers revoked with their replies", |shard| shard.revoked_by_peers),
-    ("windows_revoked_here", "Windows that this side had to revoke", |shard| shard.revoked_here),
+    ("windows_revoked_by_peers", "Windows that peers revoked with their replies", |shard| {
+        shard.windows_revoked_by_peers
+    }),
+    ("windows_revoked_here", "Windows that this side had to revoke", |shard| shard.windows_revoked_here),
+    ("pool_oversize", "Requests for buffers longer than the largest size class", |shard| shard.pool.oversize),
     ("buffers_leaked", "Buffers lost", |shard| shard.pool.leaked),
 ];
 
@@ -104,7 +118,32 @@ const GAUGES: &[Definition] = &[
     ("receives_posted", "Receives that the device has", |shard| shard.receives_posted),
     ("receives_promised", "Receives promised to connections", |shard| shard.receives_promised),
     ("receives_lowest", "The fewest Receives that the device had", |shard| shard.receives_lowest),
-    ("worker_queue_depth", "Calls with the workers, or waiting for them", |shard| shard.worker_depth),
+    ("receive_size_bytes", "Least size of each posted Receive", |shard| shard.receive_size as u64),
+    ("receive_size_posted_bytes", "Size of each Receive posted from now on", |shard| shard.receive_size_posted as u64),
+    ("worker_queue_depth", "Calls with the workers, or waiting for them", |shard| shard.worker_queue_depth),
     ("calls_waiting", "Calls that wait for memory, or for RDMA Reads", |shard| shard.calls_waiting),
     ("exposed_buffers", "Buffers that peers may reach", |shard| shard.exposed_buffers),
 ];
+
+#[cfg(all(test, feature = "stats"))]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn json_has_every_metric_under_its_name() {
+        let json = serde_json::to_value(ShardStats::default()).expect("JSON");
+        let numbers = json.as_object().expect("an object").iter().filter(|(_, value)| value.is_u64());
+        // Prometheus has it in seconds.
+        let numbers = numbers.map(|(name, _)| name.clone()).filter(|name| name != "longest_wait");
+        let values: BTreeMap<String, u64> = numbers.zip(1..).collect();
+        let stats: ShardStats =
+            serde_json::from_value(values.iter().map(|(name, &value)| (name.clone(), Value::from(value))).collect())
+                .expect("a shard's numbers");
+        let metrics: BTreeMap<String, u64> = stats.metrics().map(|one| (one.name.to_owned(), one.value)).collect();
+        assert_eq!(metrics, values);
+    }
+}

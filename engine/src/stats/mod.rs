@@ -56,21 +56,23 @@ fields! {
     #[non_exhaustive]
     struct ShardStats {
         /// Turns of the loop.
-        polls: u64,
+        turns: u64,
         /// Turns that found nothing to do.
-        idle_polls: u64,
+        idle_turns: u64,
         /// Completions, of Receives and of signalled or failed work requests.
         completions: u64,
         /// Times the shard slept.
         sleeps: u64,
         /// What the device was given: posts, doorbells, signalled.
+        #[cfg_attr(feature = "stats", serde(flatten))]
         fabric: FabricStats,
         /// Messages, grants and rejections, of all connections that there were.
+        #[cfg_attr(feature = "stats", serde(flatten))]
         messages: Counters,
         /// Connections now.
         connections: u64,
         /// Connections since the start.
-        connections_total: u64,
+        connections_made: u64,
         /// Connect requests that were refused because no Receives were left.
         connections_refused: u64,
         /// Connections that were not set up in time ([`accept.setup`](crate::config::AcceptConfig::setup)).
@@ -98,9 +100,9 @@ fields! {
         /// Calls of ours that were sent again.
         calls_retransmitted: u64,
         /// Windows of calls of ours that servers have revoked, with their replies (Send With Invalidate).
-        revoked_by_peers: u64,
+        windows_revoked_by_peers: u64,
         /// Windows of calls of ours that this side has revoked itself, as their servers did not.
-        revoked_here: u64,
+        windows_revoked_here: u64,
         /// Calls that a full worker ring, or [`limits.max_deferred`](crate::config::LimitsConfig::max_deferred), held back: each once, however
         /// long.
         backpressure: u64,
@@ -120,7 +122,7 @@ fields! {
         /// ([`limits.max_write_bytes`](crate::config::LimitsConfig::max_write_bytes)).
         write_waits: u64,
         /// Calls that are with the workers, or wait for them.
-        worker_depth: u64,
+        worker_queue_depth: u64,
         /// Receives that the device has, or gets with the next post: what an idle shard's pool is short of.
         receives_posted: u64,
         /// The fewest Receives that the device had at any time since the shard was made: where it comes near 0, messages
@@ -133,16 +135,21 @@ fields! {
         /// Of these credits, those in use ([`ConnectionStats::credits_used`]).
         credits_used: u64,
         /// Bytes that each posted Receive has at least, and peers are told of.
+        #[cfg_attr(feature = "stats", serde(rename = "receive_size_bytes"))]
         receive_size: usize,
         /// Bytes of each Receive that is posted from now on: another size while it changes.
+        #[cfg_attr(feature = "stats", serde(rename = "receive_size_posted_bytes"))]
         receive_size_posted: usize,
         /// Buffers that peers of connections may be given access to, and that are in use.
         exposed_buffers: u64,
         /// Work requests per post.
+        #[cfg_attr(feature = "stats", serde(rename = "post_work_requests"))]
         batch: Values<{ 1 << 16 }, 2>,
         /// Time from start to end of sampled calls (client), or from arrival to reply (server).
+        #[cfg_attr(feature = "stats", serde(rename = "call_latency"))]
         latency: Values<MINUTE, 3>,
         /// The shard's pool, with low-water marks since the start.
+        #[cfg_attr(feature = "stats", serde(flatten))]
         pool: PoolStats,
         /// Calls of peers that were refused, of all procedures and of none.
         refusals: Refusals,
@@ -182,11 +189,13 @@ fields! {
         /// The peer's calls that are not answered.
         calls_under_way: u64,
         /// Messages received.
+        #[cfg_attr(feature = "stats", serde(rename = "messages_received"))]
         received: u64,
         /// Of these, those that were of use: neither rejected nor grants alone. A call is one, or several if it is
         /// continued.
         useful: u64,
         /// Messages sent.
+        #[cfg_attr(feature = "stats", serde(rename = "messages_sent"))]
         sent: u64,
         /// Since it was accepted; 0 for one that this side has made.
         age: u64,
@@ -214,8 +223,10 @@ fields! {
         /// Calls that were timed and have been answered, by a refusal of RPC's too, or that are not answered.
         calls: u64,
         /// Bytes of the arguments of these: inline, and in Read chunks with their XDR round-up.
+        #[cfg_attr(feature = "stats", serde(rename = "argument_bytes"))]
         bytes_in: u64,
         /// Bytes of their results: inline or in a Reply chunk, and in Write chunks.
+        #[cfg_attr(feature = "stats", serde(rename = "result_bytes"))]
         bytes_out: u64,
         /// From their arrival until their replies were handed to the device, in nanoseconds; of those that are
         /// [answered later](crate::service::DeferredCall) the time until then is in it.

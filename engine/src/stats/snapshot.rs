@@ -6,10 +6,11 @@ use super::ShardStats;
 
 /// The format of snapshots: another number where a field goes, or means something else. Fields that are new leave it as
 /// it is; who reads skips what it does not know, and takes what is missing for 0.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// A server at one moment. Written to whoever connects to the socket of
-/// [`ServerConfig::stats`](crate::server::ServerConfig::stats), as one JSON object; a histogram is an object of its
+/// [`ServerConfig::stats`](crate::server::ServerConfig::stats), as one JSON object. Numbers have the names of
+/// [`ShardStats::metrics`]; those of Prometheus differ by a prefix and suffixes. A histogram is an object of its
 /// quantiles and its `buckets`. Times are nanoseconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]

@@ -139,7 +139,7 @@ fn a_server_that_is_dropped_tells_each_end_once_when_its_workers_are_through() {
         (0..CALLS).for_each(|_| begin_call(&mut client));
         assert!(settles(|| {
             client.poll(drop);
-            world.server().stats()[0].worker_depth == CALLS as u64
+            world.server().stats()[0].worker_queue_depth == CALLS as u64
         }));
         log.wait_for(5);
         let mut other = world.client(&address, small());

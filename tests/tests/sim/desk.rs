@@ -314,7 +314,7 @@ impl Desk {
         let (what, is_true) = match error {
             CallError::ConnectionLost { .. } => {
                 // A first message without an answer is sent again in version 1, on a connection that is made for it.
-                let remade = client.stats().connections_total > self.links.len() as u64;
+                let remade = client.stats().connections_made > self.links.len() as u64;
                 let again = client.shard().fabric().ends() > call.ends || remade;
                 (if again && !over { "calls lost, connections not" } else { "calls lost" }, over || again)
             }

@@ -148,7 +148,7 @@ impl Host {
 
     /// Calls that are with the workers.
     pub(crate) fn at_workers(&mut self) -> bool {
-        self.client.stats().worker_depth > 0
+        self.client.stats().worker_queue_depth > 0
     }
 
     /// Connections that others may lose by its doing.

@@ -152,9 +152,6 @@ impl Told {
                 shards.iter().filter_map(|(labels, stats)| Some((labels.clone(), stats.metrics().nth(at)?.value)));
             family(encoder, (head.name, head.help, None), kind, members, write)?;
         }
-        let members = shards.iter().map(|(labels, stats)| (labels.clone(), stats.receive_size as u64));
-        let head = ("receive_size", "The least that each posted Receive has", Some(&Unit::Bytes));
-        family(encoder, head, MetricType::Gauge, members, gauge)?;
         let members = shards.iter().map(|(labels, stats)| (labels.clone(), stats.longest_wait as f64 / 1e9));
         let head = ("longest_wait", "How long the first of the calls that wait has waited", Some(&Unit::Seconds));
         family(encoder, head, MetricType::Gauge, members, |encoder, value| encoder.encode_gauge(&value))?;

@@ -129,7 +129,9 @@ impl<'a> Report<'a> {
     /// Connections, and windows revoked by the server and here.
     fn counts(&self) -> [u64; 3] {
         let stats = self.stats.as_ref();
-        stats.map_or([0; 3], |stats| [stats.connections_total, stats.revoked_by_peers, stats.revoked_here])
+        stats.map_or([0; 3], |stats| {
+            [stats.connections_made, stats.windows_revoked_by_peers, stats.windows_revoked_here]
+        })
     }
 
     /// The last lines.

@@ -47,7 +47,9 @@ pub(crate) struct ShardRow {
     pub(crate) p50: Option<Figure>,
     pub(crate) p99: Option<Figure>,
     /// Work requests of one post: the mean, and the 99th percentile.
+    #[serde(rename = "post_work_requests")]
     pub(crate) batch: Option<Figure>,
+    #[serde(rename = "post_work_requests_p99")]
     pub(crate) batch_p99: Option<Figure>,
     pub(crate) messages_received: Option<Figure>,
     pub(crate) messages_sent: Option<Figure>,
@@ -60,13 +62,13 @@ pub(crate) struct ShardRow {
     pub(crate) pool_empty: Option<Figure>,
     pub(crate) faults: Option<Figure>,
     pub(crate) connections: u64,
-    pub(crate) connections_total: u64,
+    pub(crate) connections_made: u64,
     pub(crate) credits_used: u64,
     pub(crate) credits_granted: u64,
     pub(crate) receives_posted: u64,
     pub(crate) receives_promised: u64,
     pub(crate) receives_lowest: u64,
-    pub(crate) worker_depth: u64,
+    pub(crate) worker_queue_depth: u64,
     pub(crate) calls_waiting: u64,
     /// Nanoseconds.
     pub(crate) longest_wait: u64,
@@ -82,7 +84,9 @@ pub(crate) struct PoolLow {
     /// Bytes of its buffers.
     pub(crate) size: usize,
     /// The fewest that were free.
+    #[serde(rename = "buffers_lowest")]
     pub(crate) low_water: usize,
+    #[serde(rename = "buffers")]
     pub(crate) count: usize,
 }
 
@@ -98,7 +102,9 @@ pub(crate) struct ProcedureRow {
     pub(crate) p50: Option<Figure>,
     pub(crate) p99: Option<Figure>,
     /// Bytes of arguments and of results of a call, in the mean.
+    #[serde(rename = "argument_bytes")]
     pub(crate) bytes_in: Option<f64>,
+    #[serde(rename = "result_bytes")]
     pub(crate) bytes_out: Option<f64>,
     pub(crate) refused: Option<Figure>,
     pub(crate) timed_total: u64,
@@ -219,10 +225,10 @@ impl Model {
             row.batch = Some(self.figure(of, "batch", batch.mean()));
             row.batch_p99 = Some(self.figure(of, "batch_p99", batch.value_at_quantile(0.99) as f64));
         }
-        (row.connections, row.connections_total) = (now.connections, now.connections_total);
+        (row.connections, row.connections_made) = (now.connections, now.connections_made);
         (row.credits_used, row.credits_granted) = (now.credits_used, now.credits_granted);
         (row.receives_posted, row.receives_promised) = (now.receives_posted, now.receives_promised);
-        (row.receives_lowest, row.worker_depth) = (now.receives_lowest, now.worker_depth);
+        (row.receives_lowest, row.worker_queue_depth) = (now.receives_lowest, now.worker_queue_depth);
         (row.calls_waiting, row.longest_wait) = (now.calls_waiting, now.longest_wait);
         let share = |class: &&ClassStats| (class.low_water * 1_000_000).checked_div(class.count);
         row.pool_low = now.pool.classes.iter().filter(|class| class.count > 0).min_by_key(share).map(|class| PoolLow {
@@ -312,8 +318,8 @@ fn per_second(before: u64, now: u64, interval: u64) -> Option<f64> {
 }
 
 fn busy(before: &ShardStats, now: &ShardStats) -> Option<f64> {
-    let turns = now.polls.checked_sub(before.polls).filter(|&turns| turns > 0)?;
-    let idle = now.idle_polls.checked_sub(before.idle_polls)?;
+    let turns = now.turns.checked_sub(before.turns).filter(|&turns| turns > 0)?;
+    let idle = now.idle_turns.checked_sub(before.idle_turns)?;
     Some(turns.saturating_sub(idle) as f64 / turns as f64)
 }
 

@@ -55,7 +55,7 @@ const SHARDS: &[Column<ShardRow>] = &[
     number("p99", 6, |row| figure(row.p99, time)),
     number("faults", 6, |row| count(row.faults_total as f64)),
     number("waits/s", 7, |row| figure(row.memory_waits, count)),
-    number("queue", 5, |row| count(row.worker_depth as f64)),
+    number("queue", 5, |row| count(row.worker_queue_depth as f64)),
     number("credits", 11, |row| of(row.credits_used, row.credits_granted)),
     number("batch", 5, |row| figure(row.batch, count)),
     number("conns", 5, |row| count(row.connections as f64)),
@@ -170,11 +170,11 @@ pub(super) fn details(row: &ShardRow) -> Vec<String> {
         ("Receives", format!("{} for {} promised", row.receives_posted, row.receives_promised)),
         ("  lowest", row.receives_lowest.to_string()),
         ("pool lowest", low),
-        ("worker queue", row.worker_depth.to_string()),
+        ("worker queue", row.worker_queue_depth.to_string()),
         ("memory waits", row.memory_waits_total.to_string()),
         ("calls waiting", format!("{}, for {}", row.calls_waiting, time(row.longest_wait as f64).trim_start())),
         ("faults", row.faults_total.to_string()),
-        ("connections", format!("{}, {} in all", row.connections, row.connections_total)),
+        ("connections", format!("{}, {} in all", row.connections, row.connections_made)),
     ];
     let rest: [(_, _, Unit); 8] = [
         ("read waits/s", row.read_waits, count),

@@ -157,8 +157,8 @@ impl Requester {
     ) -> bool {
         let Conn { requests: Requests { exposures, .. }, sends, .. } = conn;
         let (windows, left, all) = exposures.end(index, invalidated);
-        cx.stats.revoked_here += left as u64;
-        cx.stats.revoked_by_peers += (all - left) as u64;
+        cx.stats.windows_revoked_here += left as u64;
+        cx.stats.windows_revoked_by_peers += (all - left) as u64;
         if left == 0 {
             return true;
         }

@@ -235,7 +235,7 @@ impl Responder {
 
     /// Adds what became of the calls so far; `conns` is all connections.
     pub(super) fn add_to<'a>(&self, stats: &mut ShardStats, conns: impl Iterator<Item = &'a Conn>, now: u64) {
-        stats.worker_depth = self.away.with_workers() as u64;
+        stats.worker_queue_depth = self.away.with_workers() as u64;
         stats.calls_waiting = self.waiting() as u64;
         let held_back = conns.filter_map(|conn| conn.served.held_back.front().map(Waiting::since));
         stats.longest_wait =

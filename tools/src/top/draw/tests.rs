@@ -21,7 +21,7 @@ fn view(shards: u32) -> View {
         credits_used: 12,
         credits_granted: 256,
         receives_lowest: 64,
-        worker_depth: 3,
+        worker_queue_depth: 3,
         memory_waits: figure(77.0),
         read_waits: figure(33.0),
         pool_low: Some(PoolLow { size: 65536, low_water: 2, count: 32 }),

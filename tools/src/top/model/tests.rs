@@ -44,7 +44,7 @@ fn rate(figure: Option<Figure>) -> Option<(f64, f64, f64)> {
 #[test]
 fn rates_are_of_the_time_between_two_snapshots_by_the_servers_clock() {
     let mut model = Model::default();
-    let at = |calls: u64, polls: u64, idle: u64| stats(|s| (s.calls, s.polls, s.idle_polls) = (calls, polls, idle));
+    let at = |calls: u64, turns: u64, idle: u64| stats(|s| (s.calls, s.turns, s.idle_turns) = (calls, turns, idle));
     let first = model.take(snapshot(SECOND, [at(100, 1000, 900)]));
     assert_eq!(
         (first.interval, first.shards[0].calls, first.shards[0].busy),
@@ -100,8 +100,8 @@ fn a_server_that_was_started_anew_begins_from_nothing() {
 #[test]
 fn what_goes_backwards_or_is_not_there_has_no_rate() {
     let mut model = Model::default();
-    model.take(snapshot(SECOND, [stats(|s| (s.calls, s.polls) = (50, 10)), None]));
-    let view = model.take(snapshot(2 * SECOND, [stats(|s| (s.calls, s.polls) = (20, 5)), stats(|s| s.calls = 9)]));
+    model.take(snapshot(SECOND, [stats(|s| (s.calls, s.turns) = (50, 10)), None]));
+    let view = model.take(snapshot(2 * SECOND, [stats(|s| (s.calls, s.turns) = (20, 5)), stats(|s| s.calls = 9)]));
     assert_eq!((view.shards[0].calls, view.shards[0].busy, view.shards[1].calls), (None, None, None));
     let view = model.take(snapshot(3 * SECOND, [None, stats(|s| s.calls = 10)]));
     assert!(!view.shards[0].answered && view.shards[1].answered);
@@ -145,7 +145,7 @@ fn absurd_numbers_are_survived() {
     let mut model = Model::default();
     let most = |n: u64| {
         stats(|s| {
-            (s.polls, s.idle_polls, s.calls, s.peer_faults, s.peers_stalled) = (n, n - 7, n, n, n);
+            (s.turns, s.idle_turns, s.calls, s.peer_faults, s.peers_stalled) = (n, n - 7, n, n, n);
             s.procedures = vec![procedure(1, 3, 1)];
             s.procedures[0].bytes_in = n;
             s.procedures[0].refusals.transport = n;

@@ -164,7 +164,7 @@ fn slow_workers_have_a_queue_and_push_back() {
     let ill = Ill::new(slow.on_workers(), ServerConfig { workers: Some(workers), ..server(shard()) });
     ill.shows(&Load::of(16), |view| {
         let shard = &view["shards"][0];
-        shard["worker_depth"].as_u64() > Some(4) && now(shard, "backpressure") > 0.0
+        shard["worker_queue_depth"].as_u64() > Some(4) && now(shard, "backpressure") > 0.0
     });
 }
 
@@ -228,7 +228,7 @@ fn chunks_without_memory_wait_for_it() {
     of(2).shows(&load, |view| {
         let shard = &view["shards"][0];
         now(shard, "memory_waits") > 0.0
-            && shard["pool_low"]["low_water"] == 0
+            && shard["pool_low"]["buffers_lowest"] == 0
             && shard["pool_low"]["size"].as_u64() > Some(40_000)
     });
     of(32).shows(&load, |view| works(view, "memory_waits"));
@@ -275,11 +275,11 @@ fn messages_that_leave_one_by_one_have_a_doorbell_each() {
         let shard = &view["shards"][0];
         now(shard, "messages_sent") > 0.0
             && now(shard, "doorbells") >= now(shard, "messages_sent")
-            && now(shard, "batch") < 1.1
+            && now(shard, "post_work_requests") < 1.1
     });
     of(true).shows(&Load::of(16), |view| {
         let shard = &view["shards"][0];
-        now(shard, "batch") > 1.5 && now(shard, "doorbells") < now(shard, "messages_sent")
+        now(shard, "post_work_requests") > 1.5 && now(shard, "doorbells") < now(shard, "messages_sent")
     });
 }
 
@@ -325,6 +325,6 @@ fn a_shard_that_can_do_no_more_is_busy() {
     ill.shows(&Load::of(64), |view| {
         let shard = &view["shards"][0];
         let quiet = ["backpressure", "memory_waits", "read_waits", "faults"].iter().all(|name| now(shard, name) == 0.0);
-        now(shard, "busy") > 0.9 && now(shard, "calls") > 0.0 && shard["worker_depth"] == 0 && quiet
+        now(shard, "busy") > 0.9 && now(shard, "calls") > 0.0 && shard["worker_queue_depth"] == 0 && quiet
     });
 }

@@ -154,6 +154,8 @@ impl Nfs {
     pub(crate) fn stats(&mut self) -> String {
         let stats = self.client.stats();
         let of = |name| stats.get(name).unwrap_or(0);
+        let rejected =
+            stats.metrics().filter(|one| one.name.starts_with("messages_rejected_")).map(|one| one.value).sum();
         let first = self.client.first();
         let terms = self.client.terms(first);
         let fields = [
@@ -169,7 +171,7 @@ impl Nfs {
             ("replies_in_chunks", of("long_messages_received")),
             ("invalidated_by_server", of("windows_revoked_by_peers")),
             ("invalidated_here", of("windows_revoked_here")),
-            ("rejected", of("messages_rejected")),
+            ("rejected", rejected),
         ];
         let fields: Vec<_> = fields.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
         format!("{{{}}}", fields.join(","))
