@@ -106,8 +106,6 @@ mod shard;
 pub mod shard;
 
 mod address;
-#[cfg(test)]
-mod threads;
 
 /// Host authentication: keys, and the policy toward peers.
 pub mod auth {

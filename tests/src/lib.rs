@@ -12,6 +12,7 @@ pub mod place;
 mod raw;
 mod services;
 pub mod source;
+mod threads;
 mod timed;
 mod world;
 

@@ -1,10 +1,10 @@
 //! Threads that the types of the public API may be used on, checked at compile time.
 
-use crate::client::{ClientCall, ClientConfig, Done, Pending};
-use crate::server::{LocalServer, ServerConfig};
-use crate::service::duplicate_requests::DuplicateRequestCache;
-use crate::service::{DeferredCall, LocalServices};
-use crate::{Arena, Buf, CallResult, Client, Endpoint, Frozen, LocalClient, Procedure, Server, Services};
+use rpcrdma::client::{ClientCall, ClientConfig, Done, Pending};
+use rpcrdma::server::{LocalServer, ServerConfig};
+use rpcrdma::service::duplicate_requests::DuplicateRequestCache;
+use rpcrdma::service::{DeferredCall, LocalServices};
+use rpcrdma::{Arena, Buf, CallResult, Client, Endpoint, Frozen, LocalClient, Procedure, Server, Services};
 
 const fn send<T: Send>() {}
 const fn send_and_sync<T: Send + Sync>() {}
