@@ -71,6 +71,7 @@ pub const COMMANDS: &[&str] = &[
     "deploy/hardware.md",
     "deploy/iwarp.md",
     "deploy/containers.md",
+    "tools/config/README.md",
     "tools/nfs3d/README.md",
     "tools/blockstore/README.md",
 ];
