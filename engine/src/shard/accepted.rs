@@ -1,23 +1,23 @@
-//! A connection that was accepted: from whom, and when it was last of use.
+//! An accepted connection: its peer, and its last useful message.
 
 use std::net::SocketAddr;
 
 use super::host::network;
 
-/// See the page of this file.
+/// See the module page.
 #[derive(Clone, Debug)]
 pub(super) struct Accepted {
     host: Box<str>,
-    /// What counts as one host.
+    /// Host of the peer.
     whose: Box<str>,
-    /// In nanoseconds.
+    /// Accepted at, in nanoseconds.
     since: u64,
-    /// It has said nothing yet.
+    /// Without a first message.
     new: bool,
-    /// Messages of use that it had sent when it was last looked at, and when that was found, in nanoseconds.
+    /// Useful messages at the last check, and the time of a change, in nanoseconds.
     useful: u64,
     heard: u64,
-    /// When it must be set up, in nanoseconds; `u64::MAX` once it is.
+    /// Deadline of its setup, in nanoseconds; `u64::MAX` once it is complete.
     deadline: u64,
 }
 
@@ -29,47 +29,47 @@ impl Accepted {
         Self { host: host.into(), whose: whose.into(), since: now, new: true, useful: 0, heard: now, deadline }
     }
 
-    /// From whom: an address without a port, or what the fabric calls a peer.
+    /// The peer: an address without a port, or the fabric's name of it.
     pub(super) fn host(&self) -> &str {
         &self.host
     }
 
-    /// What counts as one host: the network of its address, if it has one.
+    /// Host of the peer: the network of its address, if any.
     pub(super) fn whose(&self) -> &str {
         &self.whose
     }
 
-    /// It has said nothing yet.
+    /// Without a first message.
     pub(super) fn is_new(&self) -> bool {
         self.new
     }
 
-    /// It says something. True if that is the first.
+    /// Records a message. True for the first.
     pub(super) fn says_something(&mut self) -> bool {
         std::mem::take(&mut self.new)
     }
 
-    /// When it must be set up, in nanoseconds; `u64::MAX` once it is.
+    /// Deadline of its setup, in nanoseconds; `u64::MAX` once it is complete.
     pub(super) fn deadline(&self) -> u64 {
         self.deadline
     }
 
-    /// It is set up. True if it was not before.
+    /// Completes its setup. True the first time.
     pub(super) fn is_set_up_now(&mut self) -> bool {
         std::mem::replace(&mut self.deadline, u64::MAX) != u64::MAX
     }
 
-    /// How long it has sent nothing of use, in nanoseconds, with so many messages of use by now.
+    /// Nanoseconds without a useful message, with so many of them by now.
     pub(super) fn silent(&self, useful: u64, now: u64) -> u64 {
         if useful == self.useful { now.saturating_sub(self.heard) } else { 0 }
     }
 
-    /// When it was accepted, and when it was last found to have sent something of use, in nanoseconds.
+    /// When it was accepted, and when its last useful message was seen, in nanoseconds.
     pub(super) fn times(&self) -> (u64, u64) {
         (self.since, self.heard)
     }
 
-    /// So many messages of use have come.
+    /// Updates the number of useful messages.
     pub(super) fn look(&mut self, useful: u64, now: u64) {
         if useful != self.useful {
             (self.useful, self.heard) = (useful, now);

@@ -1,5 +1,5 @@
-//! Threads of clients that wait for memory for a chunk: in order of arrival for each connection, until a buffer is free
-//! or the connection ends.
+//! Client threads that wait for chunk memory: in order for each connection, until a buffer is free or the connection
+//! closes.
 
 use std::collections::VecDeque;
 
@@ -10,26 +10,26 @@ use crate::fabric::Fabric;
 use crate::handoff::slot::Completer;
 use crate::proto::CallError;
 
-/// What answers one of them. Dropped, it says that the shard has stopped.
+/// Answers a waiter. Dropped, it reports that the shard has stopped.
 type Answer = Completer<Result<Buf, CallError>>;
 
-/// Those that wait.
+/// Waiters.
 #[derive(Default)]
 pub(super) struct AllocQueue {
     waiting: VecDeque<(ConnRef, usize, Answer)>,
-    /// Connections whose first in line found no buffer in this turn.
+    /// Connections whose first waiter found no buffer in this turn.
     blocked: Vec<ConnRef>,
 }
 
 impl AllocQueue {
-    /// Memory that other threads let go wakes nobody: the shard looks for it.
+    /// Memory freed by other threads wakes nobody: the shard polls.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 }
 
 impl<F: Fabric> Shard<F> {
-    /// Memory for a chunk, as soon as there is some. What the connection never has is an error at once.
+    /// Queues a wait for chunk memory. An impossible size fails at once.
     pub(super) fn alloc_later(&mut self, conn: ConnRef, len: usize, answer: Answer) {
         if !self.allocs.waiting.iter().any(|(other, ..)| *other == conn) {
             match self.alloc_exposed(conn, len) {
@@ -41,7 +41,7 @@ impl<F: Fabric> Shard<F> {
         self.allocs.waiting.push_back((conn, len, answer));
     }
 
-    /// Answers those for whom there is memory now, and those whose connection has ended. Returns how many these are.
+    /// Answers waiters with memory, and those of closed connections. Returns their number.
     pub(super) fn turn_allocs(&mut self) -> usize {
         if self.allocs.is_empty() {
             return 0;
@@ -50,7 +50,7 @@ impl<F: Fabric> Shard<F> {
         let before = queue.waiting.len();
         for _ in 0..before {
             let Some((conn, len, answer)) = queue.waiting.pop_front() else { break };
-            // Nobody overtakes.
+            // No overtaking.
             let result = if queue.blocked.contains(&conn) { None } else { self.alloc_again(conn, len) };
             match result {
                 Some(result) => answer.complete(result),
@@ -66,7 +66,7 @@ impl<F: Fabric> Shard<F> {
         answered
     }
 
-    /// `None` while there is none.
+    /// `None` without memory.
     fn alloc_again(&mut self, conn: ConnRef, len: usize) -> Option<Result<Buf, CallError>> {
         match self.cx.conns.get(conn) {
             Some(of) if of.requests.has_exposed_pool() => of.requests.alloc(len).map(Ok),

@@ -1,4 +1,4 @@
-//! The application's own task: turned with the shard, which goes on without it when it panics.
+//! The application's task: polled by the shard, and dropped when it panics.
 
 use rustix::fd::BorrowedFd;
 
@@ -7,7 +7,7 @@ use crate::fabric::Fabric;
 use crate::handoff::panics::caught;
 use crate::service::ShardTask;
 
-/// A task, until it panics: then there is none.
+/// A task, until it panics.
 #[derive(Default)]
 pub(super) struct OwnTask(Option<Box<dyn ShardTask>>);
 
@@ -16,15 +16,15 @@ impl OwnTask {
         Self(task)
     }
 
-    /// What it wants to be woken by. Call [`Shard::lose_task`] with what it says if it panics.
+    /// Its descriptor. On a panic, pass the text to [`Shard::lose_task`].
     pub(super) fn descriptor(&self) -> Result<Option<BorrowedFd<'_>>, Box<str>> {
         self.0.as_ref().map_or(Ok(None), |task| caught(|| task.descriptor()))
     }
 
-    /// Drops it. Its end is the application's code, too.
+    /// Drops it, which runs the application's code.
     ///
     /// # Errors
-    /// What it had to say, if it panicked.
+    /// Text of its panic.
     fn end(&mut self) -> Result<(), Box<str>> {
         self.0.take().map_or(Ok(()), |task| caught(|| drop(task)))
     }
@@ -32,19 +32,19 @@ impl OwnTask {
 
 impl Drop for OwnTask {
     fn drop(&mut self) {
-        // The shard ends, in order: what a panic says has been printed.
+        // The shard ends anyway: the panic has been printed.
         let _ = self.end();
     }
 }
 
 impl<F: Fabric> Shard<F> {
-    /// The application has one.
+    /// Whether there is one.
     #[inline]
     pub(super) fn has_task(&self) -> bool {
         self.task.0.is_some()
     }
 
-    /// The application's own turn.
+    /// Polls the task.
     pub(super) fn turn_task(&mut self) -> bool {
         let Some(task) = &mut self.task.0 else { return false };
         caught(|| task.poll()).unwrap_or_else(|panic| {
@@ -53,7 +53,7 @@ impl<F: Fabric> Shard<F> {
         })
     }
 
-    /// It has panicked, and said this.
+    /// Drops the task after a panic with this text.
     #[cold]
     pub(super) fn lose_task(&mut self, panic: &str) {
         let again = match self.task.end() {

@@ -1,12 +1,11 @@
-//! Connections that were accepted: how many Receives they get before they have said anything, how long
-//! they may take to be set up, and who makes room when Receives are short.
+//! Accepted connections: their receives before the first message, their setup time-out, and eviction when receives are
+//! short.
 //!
-//! Until its first message a connection has the smallest credit limit that there is: whoever connects and
-//! says nothing costs a handful of Receives. Then it gets what every connection gets. When there are no
-//! Receives for one more, those make room that have said nothing, and had time to; then, for other hosts, idle ones
-//! of a host that keeps more than its share of Receives; then those that have been silent for long; at last, for other
-//! hosts, any connection of such a host. A host keeps no more than its share by never being idle: calls that wait for
-//! memory owe nothing, and so no deadline ends them. The more hosts there are, the smaller is the share of each.
+//! Until its first message a connection has the smallest credit limit: a silent peer costs a handful of receives. Then
+//! it gets the usual limit. Without receives for one more, eviction goes in this order: connections that sent nothing
+//! in their time; for other hosts, idle connections of a host that exceeds its share; connections silent for long; for
+//! other hosts, any connection of a host that exceeds its share. A host cannot keep more by never being idle: calls
+//! that wait for memory owe nothing, so no deadline ends them. More hosts mean smaller shares.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -22,51 +21,50 @@ use crate::fabric::{Fabric, FabricError, QpId, RequestId};
 use crate::proto::{ConnConfig, Connection, MIN_CREDITS};
 use crate::wire::private_data::PrivateData;
 
-/// Nanoseconds after which a connection without a first message makes room for another.
+/// Nanoseconds after which a connection without a first message may be evicted.
 ///
-/// A host can hold all Receives with younger connections only if it connects that often within this time. Others are
-/// refused meanwhile, and can connect once the first of those are old enough.
+/// To hold all receives with younger connections, a host has to connect that often within this time. Others are refused
+/// meanwhile, and connect once the first of those are old enough.
 const FIRST_MESSAGE: u64 = 10_000_000;
 
-/// Nanoseconds between two connections that are ended for other hosts, idle or busy ones. Whoever connects, and goes,
-/// ends no more of them than that.
+/// Nanoseconds between evictions of idle or busy connections for other hosts. A peer that connects and leaves causes no
+/// more evictions than that.
 const FOR_OTHERS: [u64; 2] = [FIRST_MESSAGE, 1_000_000_000];
 
-/// A connection that Receives are kept for.
+/// A connection with receives.
 #[derive(Clone, Copy, Debug)]
 struct Keeper<'a> {
     qp: QpId,
     host: &'a str,
     new: bool,
-    /// Nothing is under way on it.
+    /// Without calls.
     idle: bool,
-    /// How long it has sent nothing of use, in nanoseconds.
+    /// Nanoseconds without a useful message.
     silent: u64,
-    /// Receives that are kept for it.
+    /// Its receives.
     reserve: usize,
 }
 
-/// What there is of Receives when a connection of `host` is to have some.
+/// Receives available when a connection of `host` needs some.
 #[derive(Clone, Copy, Debug)]
 struct Shortage<'a> {
     host: &'a str,
-    /// Those that connections may keep, of all hosts.
+    /// Receives of all connections, of all hosts.
     all: usize,
-    /// Those that a new connection keeps.
+    /// Receives of a new connection.
     least: usize,
     /// [`accept.evict_after`](crate::config::AcceptConfig::evict_after), in nanoseconds.
     silent_after: u64,
-    /// Nanoseconds since a connection was last ended for another host.
+    /// Nanoseconds since the last eviction for another host.
     peace: u64,
 }
 
 impl Shortage<'_> {
-    /// Who makes room: one that has said nothing yet, and had time to; else an idle one of another host that keeps more
-    /// than its share; else one that has been silent for long; else any of such a host. Of several the longest silent.
+    /// Picks the connection to evict: one that sent nothing in its time; else an idle one of another host that exceeds
+    /// its share; else one silent for long; else any of such a host. Of several, the longest silent.
     ///
-    /// The share is the same for each host, and at most half. A host that keeps something already has room made for it
-    /// while it keeps less than the other one, then as before: else two hosts would end each other's connections in
-    /// turn.
+    /// The share is the same for each host, and at most half. A host with receives already causes evictions only while
+    /// it has fewer than the other host, before and after: otherwise two hosts would evict each other in turn.
     fn who_makes_room(&self, keepers: &[Keeper<'_>]) -> Option<QpId> {
         let mut kept = HashMap::<&str, usize>::from([(self.host, 0)]);
         for one in keepers {
@@ -90,7 +88,7 @@ impl Shortage<'_> {
 }
 
 impl<F: Fabric> Shard<F> {
-    /// A connect request has come.
+    /// Queues a connect request.
     pub(super) fn requested(&mut self, request: RequestId, private_data: &[u8], peer: &str) {
         if self.life.is_draining() || !self.responder.serves() {
             return self.cx.fabric.reject(request, b"closed");
@@ -108,7 +106,7 @@ impl<F: Fabric> Shard<F> {
         };
         match self.cx.fabric.accept(request, &self.params()) {
             Ok(qp) => {
-                // Not for one that the fabric refuses.
+                // Not for a request that the fabric refuses.
                 if let Some(other) = in_the_way {
                     self.displace(other, accepted.whose(), now);
                 }
@@ -127,10 +125,10 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Who is to be ended, so that there are Receives for one more connection, of this host. `None` if there are.
+    /// Picks the connection to evict for one more of this host. `None` if receives suffice.
     ///
     /// # Errors
-    /// There are none, and nobody has to make room.
+    /// No receives, and none to evict.
     fn in_the_way_of(&mut self, host: &str, now: u64) -> Result<Option<QpId>, FabricError> {
         let Err(error) = self.share() else { return Ok(None) };
         let shortage = Shortage {
@@ -156,7 +154,7 @@ impl<F: Fabric> Shard<F> {
         })
     }
 
-    /// Ends a connection, so that one of this host has its Receives.
+    /// Evicts a connection for one of this host.
     fn displace(&mut self, qp: QpId, host: &str, now: u64) {
         self.cx.stats.connections_evicted += 1;
         let accepted = self.cx.conns.get(ConnRef(qp)).and_then(Conn::accepted);
@@ -166,19 +164,19 @@ impl<F: Fabric> Shard<F> {
         self.close_now(qp, LocalClose::Displaced);
     }
 
-    /// A connection that was accepted is established.
+    /// Handles an accepted connection's establishment.
     pub(super) fn accept_established(&mut self, conn: &mut Conn) {
         conn.go(Stage::Open);
         conn.refresh();
         conn.tell_established(&self.cx.peers);
         self.life.opened(ConnRef(conn.qp()));
-        // Version 1 may be silent for as long as it wants to.
+        // A version 1 client may stay silent.
         if self.cx.config.wire.version_1 || conn.accepted().is_none_or(|accepted| !accepted.is_new()) {
             self.has_arrived(conn);
         }
     }
 
-    /// Its first message has come: from now on it is a connection as all others are.
+    /// Its first message has arrived: it is an ordinary connection from now on.
     #[cold]
     pub(super) fn widen(&mut self, conn: &mut Conn) {
         if !conn.accepted_mut().is_some_and(Accepted::says_something) {
@@ -187,10 +185,10 @@ impl<F: Fabric> Shard<F> {
         if conn.stage() != Stage::Connecting {
             self.has_arrived(conn);
         }
-        // Else it stays with what it has, and grows as others do.
+        // Otherwise it keeps its limit, which may grow.
         let Ok(credits) = self.share() else { return };
         if credits > MIN_CREDITS && conn.proto.is_untouched() {
-            // What was said with the connection stays true.
+            // Its private data stays valid.
             let told = conn.proto.config();
             let (peer, receive_size) = (told.private_data, told.receive_size);
             let config = ConnConfig { receive_size, ..self.conn_config(credits, true, peer, false) };
@@ -200,15 +198,15 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Nothing is to be waited for any more.
+    /// Ends the wait for its setup.
     pub(super) fn has_arrived(&mut self, conn: &mut Conn) {
         if conn.accepted_mut().is_some_and(Accepted::is_set_up_now) {
             self.life.arrives_no_more(conn.qp());
         }
     }
 
-    /// Part of step 5 of a turn: ends the connections that are not set up in time. They are in the order in which they
-    /// came, and all have the same time: whoever is behind one that is not late is not late either.
+    /// Part of step 5 of a turn: closes connections whose setup is late. They are in order of their arrival, with the
+    /// same time-out: none after a timely one is late.
     pub(super) fn check_arrivals(&mut self) {
         if self.life.arriving().is_empty() {
             return;
@@ -226,7 +224,7 @@ impl<F: Fabric> Shard<F> {
             if let Some(deadline) = deadline.filter(|deadline| *deadline > now) {
                 return self.cx.schedule.wake_by(deadline);
             }
-            // Its end has taken it from the list.
+            // Its end removed it from the list.
             self.life.arrives_no_more(qp);
         }
     }
@@ -244,7 +242,7 @@ mod tests {
         Keeper { idle: false, ..idle(slot, host, false, silent, reserve) }
     }
 
-    /// Who makes room for a connection of this host.
+    /// Picks the connection to evict for one of this host.
     fn makes_room(keepers: &[Keeper<'_>], host: &str, all: usize, silent_after: u64) -> Option<u32> {
         let shortage = Shortage { host, all, least: 5, silent_after, peace: u64::MAX };
         shortage.who_makes_room(keepers).map(|qp| qp.slot)

@@ -1,9 +1,8 @@
-//! What has come of continued messages. They have at most half of the long buffers of each size, and of the last eighth
-//! one for each host. For one more the host that has most of them makes room, with the one that comes most slowly. Where
-//! none has more than one, that is one that has taken [long](LONG).
+//! Reassembly of continued messages. They have at most half of the long buffers of each size, and of the last eighth
+//! one for each host. For one more, the slowest message of the host with the most is dropped. If no host has more than
+//! one, that is a message that has taken [long](LONG).
 //!
-//! Who has such a buffer is written down where it is taken and where it goes: whatever peers send,
-//! connections are not counted for it.
+//! Users of such buffers are recorded where one is taken and freed: peers' messages cause no scan of connections.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -18,10 +17,10 @@ use super::host::{Party, is_short_for_hosts};
 use crate::fabric::{Fabric, QpId};
 use crate::wire::View;
 
-/// Who has a long buffer for what it puts together: by the age of the message.
+/// Users of long buffers, by the age of the message.
 type Holders = Rc<RefCell<BTreeMap<u64, Holder>>>;
 
-/// Nanoseconds after which the only message of a host makes room for that of a host that has none.
+/// Nanoseconds after which the only message of a host yields to a host without one.
 const LONG: u64 = 100_000_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -30,14 +29,14 @@ struct Holder {
     party: Party,
     /// Of its buffer.
     capacity: usize,
-    /// Bytes that have come.
+    /// Received bytes.
     len: usize,
     /// When the message began, in nanoseconds.
     began: u64,
 }
 
 impl Holder {
-    /// Bytes that have come in a second, in the mean.
+    /// Average rate, bytes per second.
     fn rate(&self, now: u64) -> u64 {
         (self.len as u64).saturating_mul(1_000_000_000) / now.saturating_sub(self.began).max(1)
     }
@@ -51,13 +50,13 @@ pub(super) struct Assemblies {
 }
 
 impl Assemblies {
-    /// One more begins: how many there were, with it.
+    /// Starts one more: returns the number so far, with it.
     pub(super) fn begin(&mut self) -> u64 {
         self.begun += 1;
         self.begun
     }
 
-    /// What has come of the message of this age, of this connection, is in `buf`.
+    /// Records that the message of this age, of this connection, is in `buf`.
     fn hold(&self, buf: Buf, is_long: bool, (age, began): (u64, u64), (qp, party): (QpId, Party)) -> Assembly {
         let place = is_long.then(|| {
             let holder = Holder { qp, party, capacity: buf.capacity(), len: buf.len(), began };
@@ -67,10 +66,9 @@ impl Assemblies {
         Assembly { buf, _place: place }
     }
 
-    /// Whether one more, of this party, may have one of `count` buffers of at least so many bytes, of which so many are
-    /// free.
+    /// Whether this party may take one more of `count` buffers of at least so many bytes, of which so many are free.
     fn may_have(&self, size: usize, (free, count): (usize, usize), party: Party) -> bool {
-        // No more can be in use for that than are in use at all.
+        // Reassembly uses no more than are in use at all.
         if free * 2 > count {
             return true;
         }
@@ -80,9 +78,9 @@ impl Assemblies {
         held().count() < count / 2 && (!is_short_for_hosts(free, count) || is_first())
     }
 
-    /// Who makes room for a message of this party that began with the number `age` and needs a buffer of at least so
-    /// many bytes. Of its own that is one from before this message, if no party has more than it. Else it is one of who
-    /// has most; where that is one for each, of those that have taken long.
+    /// Picks the message to drop for this party's, which began with the number `age` and needs a buffer of at least so
+    /// many bytes. One of its own from before it, if no party has more than it. Otherwise one of the party with the
+    /// most; if each has one, one that has taken long.
     fn makes_room(&self, size: usize, age: u64, party: Party, now: u64) -> Option<QpId> {
         let holders = self.long.borrow();
         let holders = || holders.iter().filter(|(_, holder)| holder.capacity >= size);
@@ -101,30 +99,30 @@ impl Assemblies {
     }
 }
 
-/// The continued message that a connection puts together.
+/// A connection's incoming continued message.
 #[derive(Debug, Default)]
 pub(super) struct Assembling {
-    /// What has come of it.
+    /// Its received parts.
     held: Option<Assembly>,
-    /// The number of such messages that the shard had seen when it began, with it.
+    /// The shard's number of such messages at its start, with it.
     age: u64,
-    /// When that was, in nanoseconds.
+    /// Its start, in nanoseconds.
     began: u64,
 }
 
 impl Assembling {
-    /// There is one.
+    /// Whether there is one.
     #[inline]
     pub(super) fn is_under_way(&self) -> bool {
         self.held.is_some()
     }
 
-    /// Drops what has come.
+    /// Drops the received parts.
     pub(super) fn give_up(&mut self) {
         self.held = None;
     }
 
-    /// Which one it is and how much of it has come, if its buffer is so long: another number once more has come.
+    /// Its identity and progress, if its buffer is so long: changes with each part.
     pub(super) fn held_in(&self, range: &RangeInclusive<usize>) -> Option<u64> {
         let buf = &self.held.as_ref()?.buf;
         range.contains(&buf.capacity()).then(|| (self.age << 32).wrapping_add(buf.len() as u64))
@@ -135,14 +133,14 @@ impl Assembling {
     }
 }
 
-/// What has come of a continued message.
+/// Received parts of a continued message.
 #[derive(Debug)]
 struct Assembly {
     buf: Buf,
     _place: Option<Place>,
 }
 
-/// Among those who have long buffers, until it is dropped.
+/// Entry among the users of long buffers, until it is dropped.
 #[derive(Debug)]
 struct Place {
     age: u64,
@@ -156,7 +154,7 @@ impl Drop for Place {
 }
 
 impl<F: Fabric> Context<F> {
-    /// A part of a message has come that is not the last; `view` is the part, if it is of use.
+    /// Handles a part that is not the last; `view` is the part, if it is useful.
     #[cold]
     pub(super) fn part_came(&mut self, conn: &mut Conn, first: bool, view: Option<&View<'_>>) {
         if first {
@@ -170,21 +168,21 @@ impl<F: Fabric> Context<F> {
                     buf.set_window(0, 0);
                     self.hold_assembly(conn, buf);
                 }
-                // Else the last part would be taken for the whole.
+                // Otherwise the last part would be taken for the whole.
                 None => conn.proto.spoil_sequence(),
             }
         }
         self.assemble(conn, part);
     }
 
-    /// The last part of a message has come: all of it. `None` without memory for it.
+    /// Handles the last part: returns the message. `None` without memory for it.
     #[cold]
     pub(super) fn assemble_last(&mut self, conn: &mut Conn, part: &[u8]) -> Option<Buf> {
         self.assemble(conn, part);
         conn.assembling.take()
     }
 
-    /// Appends a part to what has come of a message.
+    /// Appends a part.
     fn assemble(&mut self, conn: &mut Conn, part: &[u8]) {
         let Some(mut buf) = conn.assembling.take() else { return };
         let len = buf.len();
@@ -201,8 +199,8 @@ impl<F: Fabric> Context<F> {
         self.hold_assembly(conn, buf);
     }
 
-    /// A buffer for what comes in parts, and has so many bytes, or better `roomy` as many. `conn` is not in
-    /// the table, and has none.
+    /// Allocates a buffer of so many bytes for parts, or better `roomy` as many. `conn` is not in the table, and has
+    /// none.
     fn alloc_assembly(&mut self, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
         let party = conn.party();
         let buf = self.alloc_in_part(party, roomy).or_else(|| self.alloc_in_part(party, len)).or_else(|| {
@@ -213,7 +211,7 @@ impl<F: Fabric> Context<F> {
         buf
     }
 
-    /// A buffer of so many bytes, of a size of which continued messages have not their part.
+    /// Allocates a buffer of so many bytes, of a size with room for continued messages.
     fn alloc_in_part(&self, party: Party, len: usize) -> Option<Buf> {
         let is_short = |size: usize| size <= self.sizing.configured_capacity();
         let may_have = |&size: &usize| is_short(size) || self.assemblies.may_have(size, self.pool.room(size), party);
@@ -221,7 +219,7 @@ impl<F: Fabric> Context<F> {
         self.pool.alloc_within(len, longest.min(self.longest_for(len)))
     }
 
-    /// What has come of the message of a connection is in this buffer.
+    /// Stores the parts of a connection's message in this buffer.
     fn hold_assembly(&self, conn: &mut Conn, buf: Buf) {
         let is_long = buf.capacity() > self.sizing.configured_capacity();
         let whose = (conn.qp(), conn.party());
@@ -229,8 +227,8 @@ impl<F: Fabric> Context<F> {
             Some(self.assemblies.hold(buf, is_long, (conn.assembling.age, conn.assembling.began), whose));
     }
 
-    /// Whoever [makes room](Assemblies::makes_room) loses its message: all that comes of it yet is dropped, and it is
-    /// answered with an error.
+    /// The message that [makes room](Assemblies::makes_room) is lost: its later parts are dropped, and it is answered
+    /// with an error.
     fn drop_assembly(&mut self, conn: &Conn, len: usize) {
         let now = self.clock.read();
         let Some(who) = self.assemblies.makes_room(len, conn.assembling.age, conn.party(), now) else { return };

@@ -4,26 +4,25 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Turns between two looks at the clock.
+/// Turns between two clock readings.
 const TURNS: u32 = 16;
 
-/// Time that passes only when it is told to, for simulations: the same for all shards of a thread that
-/// [use it](super::Shard::simulate). Clones are the same time.
+/// Simulated time, for all shards of a thread that [use it](super::Shard::simulate). Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct SimulatedTime(Rc<Cell<u64>>);
 
 impl SimulatedTime {
-    /// Stands at 0.
+    /// Starts at 0.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Nanoseconds that have passed.
+    /// Nanoseconds passed.
     pub fn now(&self) -> u64 {
         self.0.get()
     }
 
-    /// Lets time pass.
+    /// Advances the time.
     pub fn advance(&self, time: Duration) {
         self.0.set(self.0.get().saturating_add(nanoseconds(time)));
     }
@@ -52,7 +51,7 @@ impl Clock {
         Self { source: Source::Simulated(time.clone()), now: time.now(), turns: 0 }
     }
 
-    /// A turn begins: in one of some, the clock is read.
+    /// Starts a turn; reads the clock in some of them.
     #[inline]
     pub(super) fn turn(&mut self) {
         self.turns = self.turns.wrapping_add(1);
@@ -61,7 +60,7 @@ impl Clock {
         }
     }
 
-    /// The time as of some turns ago, or as it was read since.
+    /// The time of the last reading, at most some turns ago.
     #[inline]
     pub(super) fn of_turn(&self) -> u64 {
         self.now
@@ -77,7 +76,7 @@ impl Clock {
         self.now
     }
 
-    /// A moment from now; `u64::MAX` for no time given.
+    /// A deadline from now; `u64::MAX` without a duration.
     #[inline]
     pub(super) fn after(&mut self, time: Option<Duration>) -> u64 {
         match time {

@@ -1,4 +1,4 @@
-//! What other threads ask of a shard that has a thread of its own, and what they are told.
+//! Commands of other threads to a shard on its own thread, and their answers.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::handoff::slot::Completer;
 use crate::proto::CallError;
 use crate::stats::ShardStats;
 
-/// An RPC message on its way from another thread: short ones within the ring's slot.
+/// An RPC message from another thread; short ones fit the ring's slot.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "the large one is the one that is frequent")]
 pub(crate) enum Message {
@@ -60,24 +60,24 @@ pub(crate) struct RemoteCall {
     pub(crate) completer: Completer<CallResult>,
 }
 
-/// A connection that another thread wants.
+/// A connection requested by another thread.
 pub(crate) struct ConnectRequest {
     pub(crate) address: FabricAddress,
-    /// How long it may take.
+    /// Time-out.
     pub(crate) timeout: Duration,
-    /// Where it is said why it is over.
+    /// Receives the close reason.
     pub(crate) closed: Arc<ClosedBecause>,
     pub(crate) completer: Completer<Result<OwnedConn, CloseReason>>,
 }
 
-/// A connection that was made for another thread: dropped, it ends the connection, and its calls.
+/// A connection made for another thread. Dropping it closes the connection.
 pub(crate) struct OwnedConn {
     conn: ConnRef,
     connector: Connector<Command>,
 }
 
 impl OwnedConn {
-    /// What the shard knows it by.
+    /// The shard's name for it.
     pub(crate) fn conn(&self) -> ConnRef {
         self.conn
     }
@@ -89,50 +89,50 @@ impl Drop for OwnedConn {
     }
 }
 
-/// Says something to a shard, which may have stopped.
+/// Sends a command to a shard, which may have stopped.
 pub(super) fn tell(connector: &Connector<Command>, command: Command) {
-    // One that has stopped needs no telling.
+    // A stopped shard needs no command.
     let _ = connector.connect(1).send(command);
 }
 
-/// What another thread asks of a shard.
+/// A command to a shard.
 #[expect(clippy::large_enum_variant, reason = "the large one is the one that is frequent")]
 pub(crate) enum Command {
     Call(RemoteCall),
     Connect(ConnectRequest),
-    /// Why the connection is over, when it is, is to be said there.
+    /// Stores the connection's close reason there.
     Watch(ConnRef, Arc<ClosedBecause>),
     Alloc(ConnRef, usize, Completer<Result<Buf, CallError>>),
-    /// The same, which waits for a free buffer.
+    /// As `Alloc`, waiting for a free buffer.
     AllocLater(ConnRef, usize, Completer<Result<Buf, CallError>>),
-    /// What it did, and so many of its connections.
+    /// Statistics, with so many of its connections.
     Stats(usize, Completer<ShardStats>),
     /// Receives of so many bytes.
     Resize(usize, Completer<Result<(), ResizeError>>),
-    /// No new calls on it; then end it.
+    /// Close it after its calls.
     Close(ConnRef),
-    /// End it now.
+    /// Close it now.
     Abort(ConnRef),
-    /// No new calls; then stop.
+    /// Drain, then stop.
     Drain,
     /// Stop now.
     Stop,
 }
 
-/// What other threads have to do with a shard.
+/// Shard's state for other threads.
 pub(super) struct Outside {
     sleeper: Sleeper,
     inbox: Option<Mailbox<Command>>,
     /// Threads that wait for a connection.
     connecting: Vec<Connecting>,
-    /// Connections of clients on other threads, which look there for why theirs is over.
+    /// Connections of clients on other threads, which read their close reasons there.
     watched: Vec<(ConnRef, Weak<ClosedBecause>)>,
-    /// The shard's thread is to end.
+    /// The shard's thread has to end.
     stopped: bool,
 }
 
 impl Outside {
-    /// Of a shard that sleeps in its fabric.
+    /// For a shard that sleeps in its fabric.
     pub(super) fn new(sleeper: Sleeper) -> Self {
         Self { sleeper, inbox: None, connecting: Vec::new(), watched: Vec::new(), stopped: false }
     }
@@ -142,12 +142,12 @@ impl Outside {
         self.sleeper.signal()
     }
 
-    /// What the shard sleeps by.
+    /// Parker of the shard.
     pub(super) fn sleeper(&mut self) -> &mut Sleeper {
         &mut self.sleeper
     }
 
-    /// The shard's thread is to end.
+    /// The shard's thread has to end.
     pub(super) fn is_stopped(&self) -> bool {
         self.stopped
     }
@@ -156,19 +156,19 @@ impl Outside {
 /// A connection that another thread waits for.
 struct Connecting {
     conn: ConnRef,
-    /// Until when, in nanoseconds.
+    /// Deadline, in nanoseconds.
     due: u64,
     completer: Completer<Result<OwnedConn, CloseReason>>,
 }
 
 impl<F: Fabric> Shard<F> {
-    /// Takes what other threads ask from now on; what they ask it by.
+    /// Accepts commands of other threads from now on; returns their end.
     pub(super) fn open_inbox(&mut self) -> Connector<Command> {
         let inbox = self.outside.inbox.insert(Mailbox::new(self.outside.sleeper.signal()));
         inbox.connector()
     }
 
-    /// Tells the threads that wait for connections.
+    /// Answers the threads that wait for connections.
     #[inline]
     pub(super) fn notice(&mut self) {
         if self.life.notices().is_empty() {
@@ -184,7 +184,7 @@ impl<F: Fabric> Shard<F> {
             let Connecting { completer, .. } = connecting.swap_remove(at);
             match (closed, &self.outside.inbox) {
                 (Some(reason), _) => completer.complete(Err(reason)),
-                // If whoever asked has gone, the connection ends with this.
+                // If the requester is gone, this closes the connection.
                 (None, Some(inbox)) => completer.complete(Ok(OwnedConn { conn, connector: inbox.connector() })),
                 (None, None) => {}
             }
@@ -194,7 +194,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Gives up the connections that have taken too long.
+    /// Closes the connections that exceed their time-out.
     pub(super) fn check_connecting(&mut self) {
         if self.outside.connecting.is_empty() {
             return;
@@ -208,38 +208,38 @@ impl<F: Fabric> Shard<F> {
                 self.cx.schedule.wake_by(*due);
             }
         }
-        // Its end is told like any other.
+        // Its end is reported as usual.
         late.into_iter().for_each(|conn| self.end_now(conn, LocalClose::ConnectTimeout));
     }
 
-    /// A client on another thread is to be told why its connection is over.
+    /// Registers a client on another thread for the close reason of its connection.
     fn promise_why(&mut self, conn: ConnRef, closed: &Arc<ClosedBecause>) {
         self.outside.watched.retain(|(_, client)| client.strong_count() > 0);
         if self.cx.conns.get(conn).is_some() {
             self.outside.watched.push((conn, Arc::downgrade(closed)));
         } else {
-            // Nobody else says anything there.
+            // No other writer.
             let _ = closed.set(CloseReason::Before);
         }
     }
 
-    /// Says why a connection is over: before its calls end, so that whoever hears of these knows.
+    /// Publishes the close reason of a connection, before its calls end.
     pub(super) fn say_why(&mut self, over: ConnRef, reason: &CloseReason) {
         for (_, client) in self.outside.watched.extract_if(.., |(conn, _)| *conn == over) {
             if let Some(closed) = client.upgrade() {
-                // It is over once.
+                // It closes once.
                 let _ = closed.set(reason.clone());
             }
         }
     }
 
-    /// Other threads may ask something.
+    /// Whether other threads may send commands.
     #[inline]
     pub(super) fn has_inbox(&self) -> bool {
         self.outside.inbox.is_some()
     }
 
-    /// What other threads ask. Returns how much there was.
+    /// Runs commands of other threads. Returns their number.
     pub(super) fn inbox(&mut self) -> usize {
         let Some(mut inbox) = self.outside.inbox.take() else { return 0 };
         let count = inbox.poll(POLL_BATCH, |command| self.command(command));
@@ -249,7 +249,7 @@ impl<F: Fabric> Shard<F> {
 
     #[inline]
     fn command(&mut self, command: Command) {
-        // An answer to a thread that has gone meanwhile goes nowhere.
+        // An answer to a dead thread is dropped.
         match command {
             Command::Call(call) => self.remote_call(call),
             Command::Connect(request) => self.remote_connect(request),

@@ -24,19 +24,19 @@ use super::usage::Use;
 use crate::fabric::{Fabric, QpId};
 use crate::proto::{ConnConfig, Connection};
 
-/// One connection. Its parts are lent by name, as whoever works on one often needs two of them at once; each keeps
-/// its own fields. What each message needs comes first, and lies together.
+/// A connection. Its parts are borrowed by name, as users often need two at once; each has private fields. Fields that
+/// each message needs come first, together.
 #[repr(C, align(64))]
 pub(super) struct Conn {
     qp: QpId,
-    /// The queue pair that it had first: its owner's name for it.
+    /// Its first queue pair: its owner's name for it.
     origin: QpId,
-    /// End the connection, though the loop is in the middle of it: why.
+    /// Ends the connection after the current work, for this reason.
     close_reason: Option<Box<CloseReason>>,
     stage: Stage,
-    /// In the list of connections with something to say.
+    /// Whether it is in the list of ready connections.
     ready: bool,
-    /// Where a client comes from, if that has an address.
+    /// Address of a client's host, if any.
     host: Option<IpAddr>,
     pub(super) sends: SendQueue,
     /// Our calls on it.
@@ -45,46 +45,45 @@ pub(super) struct Conn {
     pub(super) served: Served,
     // Its first part.
     pub(super) proto: Connection,
-    /// The continued message that comes in, if one does.
+    /// The incoming continued message, if any.
     pub(super) assembling: Assembling,
-    /// Receives that the shard keeps for it.
+    /// Receives kept for it by the shard.
     pub(super) promise: Promise,
-    /// How much is made of its credits.
+    /// Usage of its credits.
     pub(super) usage: Use,
-    /// What the peer has been waited for.
+    /// What the peer owes.
     pub(super) progress: Progress,
-    /// How it is made again.
+    /// State of reconnecting.
     pub(super) again: Again,
-    /// The continued message that goes out, if one does.
+    /// The outgoing continued message, if any.
     continuation: Option<Continuation>,
-    /// The name that the peer has proved.
+    /// Authenticated name of the peer.
     peer: Option<Arc<str>>,
-    /// Of one that was accepted: from whom.
+    /// The peer of an accepted connection.
     accepted: Option<Accepted>,
-    /// Of one that the upper layer was told of.
+    /// Owed to the upper layer, if it knows of the connection.
     owed_end: Option<OwedEnd>,
-    /// Of a client that negotiates: until when, in nanoseconds.
+    /// Deadline of a client's negotiation, in nanoseconds.
     settle_by: u64,
-    /// How many messages had gone out when a pure grant was put off last.
+    /// Messages sent when a pure grant was last delayed.
     granting_since: u64,
-    /// Of one that drains, and on which nothing is under way.
+    /// Of a draining connection without calls.
     linger: Option<Linger>,
 }
 
-/// Until when a connection that drains is kept for what its peer sends. Times are in nanoseconds.
+/// Deadlines of a draining connection for messages of its peer, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct Linger {
-    /// Messages that had come when it was last looked at, and when that was found.
+    /// Messages received at the last check, and its time.
     received: u64,
     heard: u64,
-    /// However much its peer sends.
+    /// Final deadline, whatever the peer sends.
     end: u64,
-    /// The message that its peer was in the middle of then. For the rest of it there is a
-    /// [deadline](super::progress) of its own.
+    /// The message that the peer had begun then; its rest has a [deadline](super::progress) of its own.
     half: Option<u32>,
 }
 
-/// Silences after which a connection that drains ends, though its peer goes on to call.
+/// Idle intervals after which a draining connection closes, even if its peer keeps calling.
 const LONGEST_LINGER: u64 = 10;
 
 /// Cache lines of a connection that each message needs.
@@ -118,24 +117,24 @@ impl Conn {
         }
     }
 
-    /// Of one that was accepted: from whom, and where that is, if it has an address.
+    /// Of an accepted connection: its peer, and the address of that.
     pub(super) fn was_accepted(&mut self, accepted: Accepted, host: Option<IpAddr>) {
         (self.accepted, self.host) = (Some(accepted), host);
     }
 
-    /// Has what a message needs fetched, before long it is worked on.
+    /// Prefetches the lines that a message needs.
     #[inline]
     pub(super) fn prefetch(&self) {
         prefetch::<HOT_LINES, _>(self);
     }
 
-    /// The same of all of it, for what is done now and then.
+    /// Prefetches all of it, for rare work.
     #[inline]
     pub(super) fn prefetch_all(&self) {
         prefetch::<{ usize::MAX }, _>(self);
     }
 
-    /// The same of what it refers to. Reads the connection, which should have come by now.
+    /// Prefetches what it refers to. Reads the connection, which should be in the cache by now.
     #[inline]
     pub(super) fn prefetch_tables(&self) {
         self.proto.tables().into_iter().for_each(prefetch::<1, _>);
@@ -154,7 +153,7 @@ impl Conn {
         self.qp != ConnRef::NONE.0
     }
 
-    /// The queue pair that it had first: its owner's name for it.
+    /// Its first queue pair: its owner's name for it.
     #[inline]
     pub(super) fn origin(&self) -> QpId {
         self.origin
@@ -165,29 +164,29 @@ impl Conn {
         self.stage
     }
 
-    /// Goes on to this stage.
+    /// Enters this stage.
     pub(super) fn go(&mut self, next: Stage) {
         self.stage.go(next);
     }
 
-    /// The name that the peer has proved.
+    /// Authenticated name of the peer.
     #[inline]
     pub(super) fn peer(&self) -> Option<&Arc<str>> {
         self.peer.as_ref()
     }
 
-    /// Where a client comes from, if that has an address.
+    /// Address of a client's host, if any.
     #[inline]
     pub(super) fn host(&self) -> Option<IpAddr> {
         self.host
     }
 
-    /// Who has a share of what there is: its host, or itself.
+    /// Holder of a share of resources: its host, or itself.
     pub(super) fn party(&self) -> Party {
         Party::of(self.host, self.origin())
     }
 
-    /// The peer, as a line of the log begins: the host of a client, or the connection to a server.
+    /// The peer, as in log lines: the host of a client, or the connection to a server.
     #[cold]
     pub(super) fn who(&self) -> Box<str> {
         match &self.accepted {
@@ -196,76 +195,76 @@ impl Conn {
         }
     }
 
-    /// Of one that was accepted: from whom.
+    /// The peer of an accepted connection.
     pub(super) fn accepted(&self) -> Option<&Accepted> {
         self.accepted.as_ref()
     }
 
-    /// The same, to be changed.
+    /// As above, mutable.
     pub(super) fn accepted_mut(&mut self) -> Option<&mut Accepted> {
         self.accepted.as_mut()
     }
 
-    /// A connection of a peer may be used, or is used already: the upper layer is told, once.
+    /// Reports a peer's established connection to the upper layer, once.
     pub(super) fn tell_established(&mut self, peers: &Peers) {
         if self.accepted.is_some() && self.owed_end.is_none() {
             self.owed_end = peers.established(self.origin(), self.host(), self.peer().cloned());
         }
     }
 
-    /// What the upper layer is owed, if it was told of it.
+    /// The report owed to the upper layer, if any.
     pub(super) fn owed_end(&self) -> Option<&OwedEnd> {
         self.owed_end.as_ref()
     }
 
-    /// It is over, for this reason: the upper layer is told when no worker has any of its calls.
+    /// Closes it for this reason; the upper layer learns it when no worker has any of its calls.
     pub(super) fn tell_ended(&mut self, reason: &CloseReason) {
         if let Some(owed) = self.owed_end.take() {
             owed.end(self.peer().cloned(), reason.clone());
         }
     }
 
-    /// Of a client that negotiates: until when, in nanoseconds.
+    /// Deadline of a client's negotiation, in nanoseconds.
     pub(super) fn settle_by(&self) -> u64 {
         self.settle_by
     }
 
-    /// Sets until when the client may negotiate, in nanoseconds; `u64::MAX` once it need not.
+    /// Sets the negotiation deadline, in nanoseconds; `u64::MAX` for none.
     pub(super) fn settle_until(&mut self, time: u64) {
         self.settle_by = time;
     }
 
-    /// In the list of connections with something to say.
+    /// Whether it is in the list of ready connections.
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
         self.ready
     }
 
-    /// It is in that list now, or no longer. False if that was so before.
+    /// Sets whether it is in that list. False if unchanged.
     #[inline]
     pub(super) fn set_ready(&mut self, ready: bool) -> bool {
         std::mem::replace(&mut self.ready, ready) != ready
     }
 
-    /// The continued message that goes out, to send its next part.
+    /// Takes the outgoing continued message, to send its next part.
     #[inline]
     pub(super) fn take_continuation(&mut self) -> Option<Continuation> {
         self.continuation.take()
     }
 
-    /// What is left of it goes out later.
+    /// Stores the rest of it for later.
     pub(super) fn keep_continuation(&mut self, continuation: Continuation) {
         self.continuation = Some(continuation);
     }
 
-    /// Has lost its queue pair, which is returned, and with it what it had to say.
+    /// Drops its queue pair, which is returned, and its unsent messages.
     pub(super) fn leave_qp(&mut self) -> QpId {
-        // As if it was in the list, so that nobody puts it there.
+        // Marked as ready, so that nobody adds it.
         self.ready = true;
         std::mem::replace(&mut self.qp, ConnRef::NONE.0)
     }
 
-    /// Has a queue pair again, and connects anew.
+    /// Gets a new queue pair, and reconnects.
     pub(super) fn made_again(&mut self, qp: QpId, config: ConnConfig) {
         self.proto.restart(config);
         self.usage.restart();
@@ -274,17 +273,17 @@ impl Conn {
         (self.qp, self.ready, self.close_reason) = (qp, false, None);
     }
 
-    /// An attempt to make it again has failed, for this reason: what is told of it from now on.
+    /// Records a failed attempt to reconnect, as the reason from now on.
     pub(super) fn not_made_again(&mut self, reason: impl Into<CloseReason>) {
         self.close_reason = Some(Box::new(reason.into()));
     }
 
-    /// Takes no more calls of either side, and is ended when those under way have ended.
+    /// Drains: takes no more calls of either side, and ends after those under way.
     #[cold]
     pub(super) fn drain(&mut self) {
         self.proto.close();
         match self.stage {
-            // Nothing can be sent on it yet.
+            // It cannot send yet.
             Stage::Connecting => {
                 self.end_for(LocalClose::Requested);
                 self.go(Stage::Closing);
@@ -295,8 +294,7 @@ impl Conn {
         self.refresh();
     }
 
-    /// Until when one that drains, and on which nothing is under way, is kept for what its peer may send, in
-    /// nanoseconds: until it has been silent for so many, but not for ever.
+    /// Deadline of a draining connection without calls, in nanoseconds: extended while the peer sends, up to a limit.
     #[cold]
     pub(super) fn lingers_until(&mut self, now: u64, silence: u64) -> u64 {
         let received = self.proto.counters().received;
@@ -306,7 +304,7 @@ impl Conn {
         if half.is_some() && half == linger.half {
             return u64::MAX;
         }
-        // What its peer sends behind the rest has its time from there on.
+        // Later messages of the peer have their time from there on.
         if linger.half.take().is_some() {
             linger.end = end;
         }
@@ -316,36 +314,36 @@ impl Conn {
         linger.heard.saturating_add(silence).min(linger.end)
     }
 
-    /// It is to be ended, or made again.
+    /// Whether it has to end, or to reconnect.
     #[inline]
     pub(super) fn is_over(&self) -> bool {
         self.close_reason.is_some()
     }
 
-    /// Why it is to be ended, if it is.
+    /// Reason to end it, if any.
     pub(super) fn close_reason(&self) -> Option<&CloseReason> {
         self.close_reason.as_deref()
     }
 
-    /// The same, for good.
+    /// Reason to close it for good, if any.
     pub(super) fn take_close_reason(&mut self) -> Option<CloseReason> {
         self.close_reason.take().map(|reason| *reason)
     }
 
-    /// Has it ended as soon as whoever works on it is through. The first reason is the one that counts.
+    /// Ends it after the current work. The first reason counts.
     #[cold]
     pub(super) fn end_for(&mut self, reason: impl Into<CloseReason>) {
         self.close_reason.get_or_insert_with(|| Box::new(reason.into()));
     }
 
-    /// Whether a pure grant that is due was put off already, and nothing has gone out since. It has been, from now on.
+    /// Whether a due grant was delayed already, with nothing sent since. Marks it as delayed.
     #[cold]
     pub(super) fn has_waited_to_grant(&mut self) -> bool {
         let sent = self.proto.counters().sent;
         std::mem::replace(&mut self.granting_since, sent) == sent
     }
 
-    /// The device is gone, with all that it held.
+    /// Drops the device's state, with all that it held.
     pub(super) fn forget_device(&mut self) {
         self.peer = None;
         self.sends.forget_device();
@@ -356,12 +354,12 @@ impl Conn {
         self.progress = Progress::default();
     }
 
-    /// As many slots for calls of the peer as the protocol has.
+    /// Resizes the slots for the peer's calls to the protocol's limit.
     pub(super) fn fit(&mut self) {
         self.served.fit(self.proto.inbound_slots());
     }
 
-    /// Takes note of the time, now and then.
+    /// Updates the time, now and then.
     pub(super) fn pass_time(&mut self, now: u64) {
         self.proto.pass_time(now);
         if let Some(accepted) = &mut self.accepted {
@@ -369,7 +367,7 @@ impl Conn {
         }
     }
 
-    /// Starts anew, before anything was said.
+    /// Restarts the protocol, before any message.
     pub(super) fn restart(&mut self, proto: Connection) {
         self.proto = proto;
         self.requests.fit(self.proto.call_slots());
@@ -377,7 +375,7 @@ impl Conn {
         self.refresh();
     }
 
-    /// The connection's terms may have changed: says again what needs no thought.
+    /// Recomputes cached limits after the terms may have changed.
     pub(super) fn refresh(&mut self) {
         if self.peer.is_none() {
             self.peer = self.proto.auth().peer().map(Arc::from);
@@ -386,29 +384,28 @@ impl Conn {
         self.served.refresh(self.stage, &self.proto, self.peer.is_some());
     }
 
-    /// None of its calls is being read or waits to be answered, and the device is through with all replies.
+    /// Whether no peer's call is in work, and the device has completed all replies.
     #[cold]
     pub(super) fn holds_nothing(&self, fabric: &mut impl Fabric) -> bool {
         let none_sent = self.sends.under_way() == 0 || !fabric.holds_sends(self.qp);
         self.served.holds_nothing() && self.sends.is_empty() && none_sent
     }
 
-    /// More is on its way than a peer that takes what it is sent can be behind with: replies wait. Else a
-    /// peer that reads nothing, or claims more credits than it has, would have all the buffers of the
-    /// shard in its queue.
+    /// More is queued than a receiving peer can lag behind: replies wait. Otherwise a peer that reads nothing, or
+    /// claims more credits than it has, would fill its queue with all buffers of the shard.
     #[inline]
     pub(super) fn is_backlogged(&self, signal_every: u32) -> bool {
         let under_way = self.sends.under_way();
-        // Most have sent fewer since one was signalled.
+        // Most have sent fewer since the last signaled one.
         under_way >= signal_every && {
             let most = self.proto.credits().credit_limit().max(self.proto.call_slots() as u32);
             under_way >= most.saturating_add(signal_every)
         }
     }
 
-    /// What its peer is waited for. `in_device`: the device has memory of this connection.
+    /// What the peer owes. `in_device`: the device holds memory of this connection.
     pub(super) fn owed(&self, in_device: bool) -> Owed {
-        // A peer that is busy elsewhere may let stand what costs this side nothing.
+        // A busy peer may delay what costs this side nothing.
         let holds = in_device || !self.sends.is_empty() || self.proto.has_replies();
         let (sends, left) = self.sends.numbers();
         let (fetches, fetched) = self.served.fetches();
@@ -426,7 +423,7 @@ impl Conn {
         }
     }
 
-    /// Nothing is under way that the protocol does not know of.
+    /// Whether nothing is under way beside the protocol.
     pub(super) fn is_idle(&self) -> bool {
         self.served.none_away() && self.requests.expose_nothing()
     }

@@ -26,10 +26,10 @@ use crate::fabric::log_limit::LogLimit;
 use crate::fabric::{Access, Fabric, PostError};
 use crate::stats::ShardStats;
 
-/// Longest chain that is counted by its length.
+/// Longest chain with a counter of its own.
 const MAX_BATCH: usize = 256;
 
-/// How many places ahead connections are fetched that are looked at in a row.
+/// Prefetch distance, in places of the table.
 const AHEAD: usize = 16;
 
 /// See the module page.
@@ -45,25 +45,25 @@ pub(super) struct Context<F: Fabric> {
     pub(super) conns: ConnTable,
     pub(super) peers: Peers,
     pub(super) ready: ReadyList,
-    /// Places of the connections that found no buffer for what they have to say.
+    /// Places of connections without a buffer for their messages.
     starved: Vec<u32>,
     pub(super) receives: ReceiveBudget,
     pub(super) sizing: Sizing,
-    /// Continued messages that come in, on all connections.
+    /// Incoming continued messages, on all connections.
     pub(super) assemblies: Assemblies,
-    /// Sizes of buffers that calls wait for, ascending.
+    /// Buffer sizes that calls wait for, ascending.
     awaited: Vec<usize>,
     pub(super) schedule: Schedule,
     pub(super) stats: ShardStats,
     sampler: Sampler,
-    /// Lines that peers can cause.
+    /// Rate limit of log lines that peers cause.
     log: LogLimit,
     /// Posts by the number of work requests in them; the last is for all longer ones.
     batches: Box<[u64; MAX_BATCH + 1]>,
 }
 
 impl<F: Fabric> Context<F> {
-    /// With memory for all that the configuration says; `serves`: some of it for the peers' calls.
+    /// Makes the memory of a configuration; `serves`: part of it for peers' calls.
     ///
     /// # Errors
     /// The knob, limit or call that failed, and the remedy.
@@ -101,13 +101,13 @@ impl<F: Fabric> Context<F> {
         })
     }
 
-    /// Works on each connection that has a queue pair.
+    /// Applies a function to each connection with a queue pair.
     #[inline]
     pub(super) fn with_each(&mut self, mut work: impl FnMut(&mut Self, &mut Conn)) {
         self.with_those(|_| true, &mut work);
     }
 
-    /// The same with those in certain places of the table.
+    /// As above, for certain places of the table.
     #[inline]
     pub(super) fn with_those(&mut self, which: impl Fn(usize) -> bool, mut work: impl FnMut(&mut Self, &mut Conn)) {
         for slot in self.conns.slots().filter(|&slot| which(slot)) {
@@ -120,9 +120,8 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Works on a connection that is not in the table, and gives it back: whoever works on one cannot lose
-    /// it. If it is over by then, it is ended at the next look at the control plane, which is due at
-    /// once.
+    /// Lends a connection outside the table, and returns it: its user cannot lose it. A closed connection ends in the
+    /// next control-plane run, due at once.
     #[inline(always)]
     pub(super) fn lend<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
         let result = work(self, &mut conn);
@@ -130,7 +129,7 @@ impl<F: Fabric> Context<F> {
         result
     }
 
-    /// Gives back a connection, as [`lend`](Self::lend) does.
+    /// Returns a connection, as [`lend`](Self::lend) does.
     #[inline(always)]
     pub(super) fn give_back(&mut self, conn: Box<Conn>) {
         if !self.conns.give_back(conn) {
@@ -152,7 +151,7 @@ impl<F: Fabric> Context<F> {
         self.batches[posted.min(MAX_BATCH)] += 1;
     }
 
-    /// Of a chain, not all was posted.
+    /// A chain was posted in part.
     #[cold]
     fn not_posted(&mut self, conn: &mut Conn, error: PostError) {
         match error {
@@ -170,7 +169,7 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// What was counted as sent cannot be: the counts no longer hold, and the connection ends.
+    /// Something counted as sent cannot be sent: the counts are wrong, and the connection closes.
     #[cold]
     pub(super) fn unsendable(&mut self, conn: &mut Conn, what: &'static str) {
         if !conn.is_over() {
@@ -180,7 +179,7 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Posts Receives, as one chain, up to what is promised and the margin.
+    /// Posts receives, as one chain, up to those promised and the margin.
     #[inline(never)]
     pub(super) fn refill(&mut self) {
         self.sizing.drain_remote();
@@ -192,7 +191,7 @@ impl<F: Fabric> Context<F> {
                 self.stats.pool_empty += 1;
                 break;
             };
-            // What is not needed takes no longer buffer, for which calls may wait.
+            // Spare receives take no longer buffers, for which calls may wait.
             if buf.capacity() > self.sizing.capacity() && self.receives.cover_promises_without(spared) {
                 break;
             }
@@ -206,8 +205,7 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// There are more Receives, or fewer promised: whoever had to keep its grants, or its replies, back may
-    /// go on.
+    /// Receives were added, or fewer are promised: delayed grants and replies may continue.
     #[cold]
     pub(super) fn relieved(&mut self) {
         self.receives.relieve();
@@ -216,8 +214,8 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// There is no buffer for what a connection has to say. It asks again when a turn has found anything, as buffers
-    /// come home then, or at the next look at the control plane: in each turn it would keep the shard awake.
+    /// Marks a connection that has no buffer for its messages. It retries after a turn with work, as buffers are freed
+    /// then, or in the next control-plane run: a retry in each turn would keep the shard awake.
     #[cold]
     pub(super) fn starve(&mut self, conn: &Conn) {
         self.starved.push(conn.qp().slot);
@@ -225,45 +223,45 @@ impl<F: Fabric> Context<F> {
         self.schedule.wake_by(soon);
     }
 
-    /// Connections wait for a buffer.
+    /// Whether connections wait for a buffer.
     #[inline(always)]
     pub(super) fn has_starved(&self) -> bool {
         !self.starved.is_empty()
     }
 
-    /// Buffers may have come home.
+    /// Retries after buffers may have been freed.
     #[cold]
     pub(super) fn feed(&mut self) {
         for slot in std::mem::take(&mut self.starved) {
-            // Another connection may be there by now: it has nothing to say.
+            // The place may have another connection by now: it has nothing to send.
             if let Some(conn) = self.conns.take_slot(slot as usize) {
                 self.lend(conn, |cx, conn| cx.ready.add(conn));
             }
         }
     }
 
-    /// Replies whose completion is not signalled may hold what is waited for: asks for it.
+    /// Requests completions of unsignaled replies, which may hold the needed buffers.
     pub(super) fn request_completions(&mut self) {
         self.with_each(Self::request_completion);
     }
 
-    /// The same of one connection.
+    /// As above, for one connection.
     pub(super) fn request_completion(&mut self, conn: &mut Conn) {
         if conn.sends.has_unsignalled() {
             self.write_nothing(conn);
         }
     }
 
-    /// Asks what became of all Sends, and whether the peer's device is there: by an [empty
+    /// Requests completion of all Sends, and checks the peer's device, by an [empty
     /// Write](super::send_queue::SendQueue::push_empty_write).
     pub(super) fn write_nothing(&mut self, conn: &mut Conn) {
-        // Without a buffer it is tried again soon.
+        // Retried soon without a buffer.
         let Some(Ok(nothing)) = self.pool.alloc(0).map(Buf::lend) else { return };
         conn.sends.push_empty_write(nothing);
         self.ready.add(conn);
     }
 
-    /// The time, in nanoseconds, if this call is one of those that are timed.
+    /// The time in nanoseconds, if this call is sampled.
     #[inline]
     pub(super) fn sample(&mut self) -> Option<u64> {
         if self.sampler.takes() { self.begin_sample() } else { None }
@@ -274,7 +272,7 @@ impl<F: Fabric> Context<F> {
         Some(self.clock.read())
     }
 
-    /// A call that was started at this time has ended.
+    /// Records a call that started at this time and has ended.
     #[inline(always)]
     pub(super) fn timed(&mut self, started: Option<u64>) {
         if let Some(started) = started {
@@ -282,41 +280,41 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// A call that was started, or has arrived, at this time has ended; returns how long it took, in nanoseconds.
+    /// Records a call that started or arrived at this time and has ended; returns its nanoseconds.
     #[inline(never)]
     pub(super) fn record(&mut self, started: u64) -> u64 {
         let took = self.clock.read().saturating_sub(started);
-        // Too long for the histogram is as long as it goes.
+        // Values beyond the histogram are clamped.
         self.stats.latency.saturating_record(took);
         took
     }
 
-    /// Writes a line that a peer can cause, or counts it; see [`LogLimit`].
+    /// Writes a log line that a peer caused, or counts it; see [`LogLimit`].
     #[cold]
     pub(super) fn warn(&mut self, what: &'static str, line: Arguments<'_>) {
         self.log.warn(self.clock.read(), what, line);
     }
 
-    /// The same for what must not be.
+    /// As above, as an error.
     #[cold]
     pub(super) fn error(&mut self, what: &'static str, line: Arguments<'_>) {
         self.log.error(self.clock.read(), what, line);
     }
 
-    /// The same for what may be.
+    /// As above, for ordinary events.
     #[cold]
     pub(super) fn info(&mut self, what: &'static str, line: Arguments<'_>) {
         self.log.log(self.clock.read(), Level::Info, what, line);
     }
 
-    /// Sums up the lines that were counted instead of written.
+    /// Logs the number of suppressed lines.
     pub(super) fn sum_up_lines(&mut self) {
         if self.log.holds_any() {
             self.log.sum_up(self.clock.read());
         }
     }
 
-    /// The connection that goes by this name, if calls may be started on it.
+    /// The connection with this name, if calls may start on it.
     pub(super) fn open_conn(&self, conn: ConnRef) -> Option<&Conn> {
         self.conns.get(conn).filter(|conn| conn.stage() == Stage::Open)
     }

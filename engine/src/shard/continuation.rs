@@ -10,20 +10,20 @@ use crate::config::{HEADROOM_PLAIN, SMALL_BUFFER};
 use crate::fabric::Fabric;
 use crate::wire::ChunkCounts;
 
-/// Bytes of the shortest parts, but for the last: what the smallest buffers hold.
+/// Bytes of the shortest parts except the last: those of the smallest buffers.
 const LEAST_CONTINUED: usize = SMALL_BUFFER - HEADROOM_PLAIN;
 
-/// What became of the next part.
+/// Outcome of the next part.
 pub(super) enum NextPart {
     Sent,
-    /// There was no memory for it: it is tried again when there may be.
+    /// No memory: retry when there may be some.
     NoMemory,
-    /// It is the last: whoever's message it is sends it.
+    /// It is the last: the message's owner sends it.
     Last(Continuation),
 }
 
 impl<F: Fabric> Context<F> {
-    /// Sends the first part of a message, which is too long for one.
+    /// Sends the first part of a message that is too long for one.
     #[cold]
     pub(super) fn start_continuation(&mut self, conn: &mut Conn, continuation: Continuation, receives_ok: bool) {
         debug_assert!(continuation.last_header + continuation.rest.len() > conn.proto.terms().send_inline_threshold);
@@ -36,8 +36,8 @@ impl<F: Fabric> Context<F> {
         if let Whose::Call(call, Some(index)) = continuation.of
             && !conn.exposes(call, index)
         {
-            // It was answered before it was complete: what it exposed is others' now. The rest still goes
-            // out, or what follows would be taken for it.
+            // Answered before it was complete: its exposed memory is the caller's again. The rest still has to be sent,
+            // or the next message would be taken for it.
             (continuation.of, continuation.last_header) = (Whose::Call(call, None), call_header_len(conn, None));
         }
         if continuation.last_header + continuation.rest.len() <= conn.proto.terms().send_inline_threshold {
@@ -49,14 +49,14 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Sends a part that is not the last. False if there was no memory for it.
+    /// Sends a part except the last. False without memory.
     fn transmit_part(&mut self, conn: &mut Conn, mut continuation: Continuation, receives_ok: bool) -> bool {
         let (limit, left) = (conn.proto.terms().send_inline_threshold, continuation.rest.len());
-        // The last part is never empty, and parts end where XDR words do.
+        // The last part is never empty, and parts end at XDR words.
         let room = (limit - conn.proto.header_len(&ChunkCounts::default())) & !3;
         let longest = if room < left { room } else { (left / 2) & !3 };
         if longest == 0 {
-            // The peer has come to receive less since it began: nothing of it fits behind the last header.
+            // The peer receives less than at the start: nothing fits after the last header.
             self.unsendable(conn, "the rest of a message");
             conn.keep_continuation(continuation);
             return true;
@@ -86,8 +86,8 @@ impl<F: Fabric> Context<F> {
         sent
     }
 
-    /// A buffer for a part of so many bytes, or of fewer if there is none: what waits behind this message may
-    /// hold all the others.
+    /// Allocates a buffer for a part of so many bytes, or of fewer if there is none: messages waiting after this one
+    /// may hold all others.
     fn alloc_continuation(&mut self, longest: usize) -> Option<(Buf, usize)> {
         let mut take = longest;
         loop {

@@ -1,4 +1,4 @@
-//! The slow part of a connection's life: connect, listen, accept, drain, break.
+//! Control plane of connections: connect, listen, accept, drain, close.
 
 use super::clock::nanoseconds;
 use super::close_reason::{CloseReason, LocalClose};
@@ -16,15 +16,15 @@ use crate::wire::Version;
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
 
-/// Windows that every fabric gives to a connection, if asked.
+/// Windows that every fabric grants to a connection.
 const MOST_WINDOWS: usize = 1 << 16;
-/// What a connection's share of the unpromised Receives is divided by.
+/// Divisor of a connection's share of the free receives.
 const SHARE: usize = 8;
-/// Messages that a peer may send before it is told anything: one, and a pure grant.
+/// Messages of a peer before any grant: one, and a pure grant.
 const UNTOLD: usize = 2;
 
 impl<F: Fabric> Shard<F> {
-    /// Takes connect requests from a bound address.
+    /// Listens for connect requests at a bound address.
     ///
     /// # Errors
     /// As [`Fabric::listen`].
@@ -32,10 +32,10 @@ impl<F: Fabric> Shard<F> {
         self.cx.fabric.listen(listener)
     }
 
-    /// Starts to connect. [`Notice`]s tell how it goes.
+    /// Starts to connect. [`Notice`]s report the outcome.
     ///
     /// # Errors
-    /// As [`Fabric::connect`]; or no Receives are left to promise.
+    /// As [`Fabric::connect`]; or receives are short.
     pub fn connect(&mut self, address: &FabricAddress) -> Result<ConnRef, FabricError> {
         let credits = self.share()?;
         let params = self.params();
@@ -48,17 +48,17 @@ impl<F: Fabric> Shard<F> {
         Ok(ConnRef(qp))
     }
 
-    /// True while calls may be started on it.
+    /// Whether calls may be started on it.
     pub fn is_established(&self, conn: ConnRef) -> bool {
         self.cx.conns.get(conn).is_some_and(|conn| conn.stage() == Stage::Open)
     }
 
-    /// True until it is over.
+    /// Whether it is not closed yet.
     pub(crate) fn has(&self, conn: ConnRef) -> bool {
         self.cx.conns.has(conn)
     }
 
-    /// Takes no more calls on a connection, and ends it when those under way have ended.
+    /// Drains a connection, and closes it after its calls.
     pub fn close(&mut self, conn: ConnRef) {
         self.with_ref(conn, Self::start_drain);
     }
@@ -71,8 +71,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.ready.add(conn);
     }
 
-    /// Takes no more connections and no more calls; ends each connection when its calls have ended, and its peer has
-    /// sent nothing for a moment.
+    /// Drains the shard: closes each connection once its calls have ended, and its peer has been silent for a moment.
     pub fn drain(&mut self) {
         self.life.drain();
         self.cx.fabric.unlisten();
@@ -80,11 +79,11 @@ impl<F: Fabric> Shard<F> {
         self.end_parked();
     }
 
-    /// Whether a connection that drains, and on which nothing is under way, is kept for what its peer may have sent
-    /// already: the rest of a message that it is in the middle of; or calls, when the shard drains, as its peer is told
-    /// of each that it was not run. What comes once it is closed is lost, and may have run for all that its peer knows.
+    /// Whether a draining connection without calls stays for messages that its peer may have sent already: the rest of
+    /// a message; or calls, when the shard drains, as the peer gets an error for each. Messages after the close are
+    /// lost; the peer cannot know whether they ran.
     pub(super) fn lingers(&mut self, conn: &mut Conn) -> bool {
-        // Version 1 has no word for it: its clients send again what is not answered.
+        // Version 1 has no such error: its clients retransmit.
         let tells = conn.accepted().is_some() && conn.proto.terms().version != Version::V1;
         let silence = match self.life.is_draining() && tells {
             true => nanoseconds(self.cx.config.poll.control_interval),
@@ -96,7 +95,7 @@ impl<F: Fabric> Shard<F> {
         now < until
     }
 
-    /// Part of step 5 of a turn: connections that drain may have been silent for long enough.
+    /// Part of step 5 of a turn: closes draining connections that were silent for long enough.
     #[cold]
     fn look_at_lingering(&mut self) {
         self.with_each(|shard, conn| {
@@ -106,19 +105,19 @@ impl<F: Fabric> Shard<F> {
         });
     }
 
-    /// Ends what waits to be made again.
+    /// Closes connections that wait to reconnect.
     fn end_parked(&mut self) {
         for conn in self.cx.conns.take_parked() {
             self.lend(conn, |_, conn| conn.go(Stage::Closing));
         }
     }
 
-    /// No connection is left.
+    /// Whether no connection is left.
     pub fn is_drained(&self) -> bool {
         self.cx.conns.is_empty()
     }
 
-    /// Ends every connection now.
+    /// Closes every connection now.
     pub fn abort(&mut self) {
         self.life.drain();
         self.cx.fabric.unlisten();
@@ -129,8 +128,8 @@ impl<F: Fabric> Shard<F> {
     }
 
     pub(super) fn params(&self) -> ConnectParams {
-        // A Send for each message under way, and as many binds, Reads and Writes beside them. What does not
-        // fit waits: a place costs the device some hundred bytes, for each connection.
+        // A Send for each outstanding message, and as many binds, Reads and Writes beside them. Work that does not fit
+        // waits: a slot costs the device some hundred bytes, for each connection.
         let capabilities = self.cx.fabric.capabilities();
         let under_way = self.cx.config.limits.max_credits.max(self.cx.config.limits.max_calls as u32);
         let send_queue_depth = (2 * under_way).clamp(128, 4096).min(capabilities.max_send_wr);
@@ -140,27 +139,25 @@ impl<F: Fabric> Shard<F> {
             initiator_depth: read_depth,
             responder_resources: read_depth,
             windows: self.windows(),
-            // Receives are shared: a peer that keeps to its credits must not lose its connection to one that
-            // does not.
+            // Receives are shared: a well-behaved peer must not lose its connection through one that is not.
             rnr_retry: 7,
-            // Means nothing to version 2, and thresholds to version 1 (RFC 8797).
+            // Ignored by version 2; thresholds for version 1 (RFC 8797).
             private_data: connect_data(self.cx.sizing.announced(), self.cx.config.wire.remote_invalidate).to_vec(),
             ..ConnectParams::default()
         }
     }
 
-    /// Windows that a connection may need at once: one for each buffer that it may expose. The number of
-    /// calls is no bound: one that was answered keeps its windows until they are revoked, and by then
-    /// others may have taken its place.
+    /// Windows that a connection may need at once: one for each buffer that it may expose. Calls are no bound: an
+    /// answered call keeps its windows until they are revoked, and others may have taken its place by then.
     fn windows(&self) -> u32 {
         let buffers: usize = self.cx.config.memory.bulk_buffers.iter().map(|&(_, count)| count).sum();
         buffers.clamp(1, MOST_WINDOWS) as u32
     }
 
-    /// Receives for one more connection: what is configured, but no more than its share of what is left.
+    /// Receives for one more connection: the configured number, at most its share of the free ones.
     ///
     /// # Errors
-    /// Too few are left to be promised; or there is no memory for those that are promised already.
+    /// Too few are free; or there is no memory for the promised ones.
     pub(super) fn share(&mut self) -> Result<u32, FabricError> {
         if !self.cx.receives.exceed_by(UNTOLD) {
             self.cx.refill();
@@ -192,7 +189,7 @@ impl<F: Fabric> Shard<F> {
         let config = &self.cx.config;
         let serves = self.responder.serves();
         let largest = config.memory.bulk_buffers.iter().map(|&(size, _)| size).max().unwrap_or(0);
-        // A connection that gets a small share gives little of it to the reverse direction.
+        // A small share leaves little for the reverse direction.
         let reverse_credits = config.limits.reverse_credits.min(credits / 4);
         let reverse_calls = reverse_credits as usize;
         ConnConfig {
@@ -223,7 +220,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Puts a connection into the table that has a queue pair now.
+    /// Adds a connection with a queue pair to the table.
     pub(super) fn insert(&mut self, mut conn: Box<Conn>) {
         self.cx.rebalance(&mut conn);
         let (qp, failure) = (conn.qp(), conn.proto.auth().failure());
@@ -240,7 +237,7 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn control(&mut self) {
         for (qp, reason) in self.life.take_disconnected() {
             self.with(qp, |shard, conn| {
-                // Where a request has failed for it, it is counted.
+                // A failed request counts it.
                 shard.cx.stats.peer_faults += u64::from(is_refusal(&reason) && !conn.is_over());
                 conn.end_for(reason);
             });
@@ -267,8 +264,8 @@ impl<F: Fabric> Shard<F> {
         self.end_closed();
     }
 
-    /// Takes what the control plane says, and answers connect requests while there is time for it, one at least: the
-    /// device may have more behind each. Calls wait meanwhile.
+    /// Handles control-plane events, and answers connect requests while there is time, one at least: the device may
+    /// have more behind each. Calls wait meanwhile.
     fn look_at_connections(&mut self) {
         self.control_events();
         let Some(mut next) = self.life.take_request() else { return };
@@ -299,8 +296,8 @@ impl<F: Fabric> Shard<F> {
         self.events = events;
     }
 
-    /// What the control plane has said of the end of a connection, or says when it is asked. Many may end at once: it
-    /// is asked once for those that it tells of together.
+    /// The control plane's reason for the end of a connection, after a poll. Many may end at once: one poll covers
+    /// those that it reports together.
     pub(super) fn why_disconnected(&mut self, qp: QpId) -> Option<CloseReason> {
         let known = self.life.why_disconnected(qp).cloned();
         let reason = known.or_else(|| told(&self.events, qp)).or_else(|| {
@@ -324,8 +321,8 @@ impl<F: Fabric> Shard<F> {
             }
             ControlEvent::ConnectFailed { qp, error } => self.close_now(qp, error),
             ControlEvent::Disconnected { qp, cause, reason } => {
-                // What failed on it says more, and may have come since this turn's completions: those of the next
-                // are taken first.
+                // A failed request says more, and may have arrived since this turn's completions: the next ones are
+                // handled first.
                 self.life.disconnected(qp, CloseReason::Disconnected { cause, detail: reason });
                 self.cx.schedule.control_now();
             }
@@ -341,7 +338,7 @@ impl<F: Fabric> Shard<F> {
             if conn.stage() != Stage::Connecting {
                 return;
             }
-            // A message may have come before this event.
+            // A message may have arrived before this event.
             shard.cx.ready.add(conn);
             if conn.proto.config().server {
                 return shard.accept_established(conn);
@@ -357,7 +354,7 @@ impl<F: Fabric> Shard<F> {
         });
     }
 
-    /// A client knows the version and the terms: calls may be started.
+    /// Opens a client's connection after negotiation: calls may start.
     #[cold]
     pub(super) fn settled(&mut self, conn: &mut Conn) {
         if conn.stage() == Stage::Negotiating {
@@ -376,7 +373,7 @@ impl<F: Fabric> Shard<F> {
         conn.refresh();
     }
 
-    /// Ends the connections whose first message was not answered in time.
+    /// Closes the connections whose first message was not answered in time.
     fn check_negotiations(&mut self) {
         if self.life.negotiating().is_empty() {
             return;
@@ -385,7 +382,7 @@ impl<F: Fabric> Shard<F> {
         for qp in self.life.negotiating().to_vec() {
             self.with(qp, |shard, conn| {
                 if conn.proto.is_open() {
-                    // By a message that was something else, too.
+                    // Including a message of another kind.
                     return shard.settled(conn);
                 }
                 shard.cx.schedule.wake_by(conn.settle_by().max(now));
@@ -396,17 +393,17 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Ends a connection, now.
+    /// Closes a connection now.
     pub(super) fn close_now(&mut self, qp: QpId, reason: impl Into<CloseReason>) {
         self.with(qp, |_, conn| conn.end_for(reason));
     }
 
-    /// The same for the one that its owner knows by this name, wherever it is; it is not made again.
+    /// As above, by its owner's name, in any state; it does not reconnect.
     pub(super) fn end_now(&mut self, conn: ConnRef, reason: LocalClose) {
         self.with_ref(conn, |_, conn| {
             conn.again.give_up();
             if conn.stage() == Stage::Reconnecting {
-                // What it has is the reason of its loss.
+                // It has the reason of its loss.
                 conn.not_made_again(reason);
                 conn.go(Stage::Closing);
             }
@@ -414,8 +411,7 @@ impl<F: Fabric> Shard<F> {
         });
     }
 
-    /// The end of a connection: every call of it ends here, everything that it held goes home. Or it is to be
-    /// made again.
+    /// Ends a connection: ends its calls, and frees all that it held. Or it will reconnect.
     #[cold]
     pub(super) fn end(&mut self, mut conn: Box<Conn>) {
         if self.may_reconnect(&conn) {
@@ -435,7 +431,7 @@ impl<F: Fabric> Shard<F> {
         self.life.closed(ConnRef(origin), reason);
     }
 
-    /// Gives a queue pair back to the device, and ends what the peer had asked for.
+    /// Destroys a queue pair, and ends the peer's calls.
     pub(super) fn release_qp(&mut self, conn: &mut Conn) {
         if !conn.has_qp() {
             return;
@@ -445,7 +441,7 @@ impl<F: Fabric> Shard<F> {
         if conn.stage() == Stage::Negotiating {
             self.life.negotiates_no_more(conn.qp());
         }
-        // What the device held is given back here: only then may anything else be done with that memory.
+        // The device releases its memory here: only then may it be used otherwise.
         self.cx.fabric.destroy_qp(conn.leave_qp());
         if let Some(Continuation { of, rest, whole, .. }) = conn.take_continuation() {
             match of {
@@ -462,7 +458,7 @@ impl<F: Fabric> Shard<F> {
     }
 }
 
-/// Why a connection ends, if that is among these.
+/// The reason of a connection's end, if it is among these events.
 fn told(events: &[ControlEvent], qp: QpId) -> Option<CloseReason> {
     events.iter().find_map(|event| match event {
         ControlEvent::Disconnected { qp: id, cause, reason } if *id == qp => {
@@ -472,7 +468,7 @@ fn told(events: &[ControlEvent], qp: QpId) -> Option<CloseReason> {
     })
 }
 
-/// Whether the peer has said no to something of ours, without that a request failed for it.
+/// Whether the peer rejected something, without a failed request.
 fn is_refusal(reason: &CloseReason) -> bool {
     matches!(reason, CloseReason::Disconnected { cause: Disconnect::Refused, .. })
 }

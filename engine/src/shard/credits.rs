@@ -1,10 +1,9 @@
-//! Credit limits that follow the load: those of busy connections grow while Receives are plenty, and shrink
-//! to an equal share when they get short. And what keeps quiet connections alive: a pure grant; in version 1,
-//! which has no such message, an RDMA Write of no bytes, which the peer's device acknowledges by itself.
+//! Credit limits that follow the load: those of busy connections grow while receives are plenty, and shrink to an equal
+//! share when they get short. Keep-alive of quiet connections: a pure grant; in version 1 an RDMA Write of no bytes,
+//! which the peer's device acknowledges.
 //!
-//! Whether a peer waits for credits is not to be seen from here: a receiver that keeps up replenishes each
-//! message at once. So a credit limit grows where it is turned over often, and only as far as half of the
-//! shard's Receives go: they are posted anyway.
+//! A waiting peer is not visible here: a fast receiver replenishes each message at once. So the limit of a busy
+//! connection grows, until half of the shard's receives are promised: they are posted anyway.
 
 use super::clock::nanoseconds;
 use super::conn::Conn;
@@ -16,26 +15,25 @@ use crate::fabric::Fabric;
 use crate::proto::MIN_CREDITS;
 use crate::wire::Version;
 
-/// Of the usual intervals between looks at the control plane, so many are between two looks at a credit limit: at each
-/// of them one of so many parts of the connections is looked at, as a look at all of many would hold up their messages.
+/// Control-plane intervals between two checks of a credit limit: each checks one of so many parts of the connections,
+/// as a check of all would delay their messages.
 const PARTS: u64 = 8;
-/// How often a credit limit is turned over between two looks by a connection that is busy.
+/// Turnovers of a busy connection's credit limit between two checks.
 const TURNOVERS: u64 = 8;
 
-/// When windows are fitted, and when it is looked which connections are quiet.
+/// Schedule of credit limits and keep-alive.
 #[derive(Debug, Default)]
 pub(super) struct Fitting {
     /// In nanoseconds.
     due: u64,
-    /// The part of the connections whose turn it is then.
+    /// Part of the connections due then.
     part: u64,
-    /// The next moment at which quiet connections are kept alive, in nanoseconds.
+    /// Next keep-alive of quiet connections, in nanoseconds.
     alive_due: u64,
 }
 
 impl Fitting {
-    /// The connections whose turn it is: one part of them after each `interval`, in nanoseconds; more if there was no
-    /// look for longer.
+    /// The due connections: one part after each `interval`, in nanoseconds; more after a pause.
     fn take_due(&mut self, now: u64, interval: u64) -> Turn {
         let Some(late) = now.checked_sub(self.due) else { return Turn { first: 0, parts: 0 } };
         let turn = Turn { first: self.part, parts: (late / interval.max(1) + 1).min(PARTS) };
@@ -44,8 +42,8 @@ impl Fitting {
         turn
     }
 
-    /// Whether to look which connections are quiet: all of them, at each moment. However often the control plane is
-    /// looked at, each of many connections that are being made costs no look at the others.
+    /// Whether to check all connections for keep-alive. Many new connections, which hasten the control plane, cause no
+    /// extra checks.
     fn takes_quiet(&mut self, now: u64, every: u64) -> bool {
         let due = every != 0 && now >= self.alive_due;
         if due {
@@ -55,7 +53,7 @@ impl Fitting {
     }
 }
 
-/// Whose turn it is.
+/// Connections due.
 struct Turn {
     first: u64,
     parts: u64,
@@ -66,21 +64,20 @@ impl Turn {
         self.parts == 0
     }
 
-    /// Of the connection in this place of the table.
+    /// Whether the connection in this place of the table is due.
     fn has(&self, slot: usize) -> bool {
         (slot as u64 + PARTS - self.first) % PARTS < self.parts
     }
 }
 
 impl<F: Fabric> Context<F> {
-    /// Receives are posted for all that peers may send when `conn`, which is not in the table now, has let
-    /// its peer send one more.
+    /// Whether receives suffice for all peers after `conn`, which is not in the table now, lets its peer send one more.
     #[inline]
     pub(super) fn receives_ok(&mut self, conn: &mut Conn) -> bool {
         self.receives.suffice() || self.spares_receives(conn)
     }
 
-    /// The same, while there are fewer than all reserves together: calls may have their buffers for long.
+    /// As above, with fewer than all reserves: calls may keep their buffers for long.
     #[cold]
     fn spares_receives(&mut self, conn: &mut Conn) -> bool {
         let own = conn.proto.spared();
@@ -89,33 +86,33 @@ impl<F: Fabric> Context<F> {
             None => self.count_spared(),
         };
         if !self.receives.suffice_without(others + own) {
-            // Calls may have come meanwhile.
+            // Calls may have arrived meanwhile.
             others = self.count_spared();
         }
         let suffice = self.receives.suffice_without(others + own);
         if !suffice {
             self.receives.note_shortage();
         }
-        // What its peer is told of now is needed.
+        // The receives granted now are needed.
         conn.promise.spare(if suffice { own.saturating_sub(2) } else { own });
         self.receives.set_spared(self.stats.turns, others + conn.promise.spared());
         suffice
     }
 
-    /// Receives that those in the table do not need, as of this turn.
+    /// Receives that connections in the table do not need, as of this turn.
     #[cold]
     pub(super) fn spared_in_turn(&mut self) -> u32 {
         self.receives.spared_in(self.stats.turns).unwrap_or_else(|| self.count_spared())
     }
 
-    /// Whether there are Receives for one more connection.
+    /// Whether receives suffice for one more connection.
     pub(super) fn spares_for_another(&mut self) -> bool {
         let spared = self.count_spared();
         self.receives.suffice_without(spared)
     }
 
-    /// Counts the Receives that those in the table do not need for now. Where there are many connections it takes its
-    /// time: once in a turn must do.
+    /// Counts the receives that connections in the table do not need now. With many connections this takes time: once
+    /// in a turn.
     fn count_spared(&mut self) -> u32 {
         let mut all = 0;
         for conn in self.conns.iter_mut() {
@@ -126,7 +123,7 @@ impl<F: Fabric> Context<F> {
         all
     }
 
-    /// Part of step 5 of a turn: fits credit limits to their use, now and then, and keeps connections alive.
+    /// Part of step 5 of a turn: adapts credit limits, and sends keep-alives.
     pub(super) fn adapt(&mut self, fitting: &mut Fitting) {
         let now = self.clock.read();
         if self.receives.ran_short() {
@@ -169,7 +166,7 @@ impl<F: Fabric> Context<F> {
             credits
         };
         let wanted = wanted.max(MIN_CREDITS);
-        // Version 1 of a side that takes no calls has none.
+        // Version 1 without reverse calls has none.
         if wanted != credits && credits != 0 && conn.stage() == Stage::Open {
             conn.proto.set_credit_limit(wanted);
             conn.fit();
@@ -177,7 +174,7 @@ impl<F: Fabric> Context<F> {
         self.rebalance(conn);
     }
 
-    /// Counts what a connection was promised as it is now.
+    /// Updates the promise to a connection.
     pub(super) fn rebalance(&mut self, conn: &mut Conn) {
         let (receives, overcommit) = (conn.proto.reserve(), conn.proto.credits().overcommit());
         self.receives.promise(&mut conn.promise, receives, overcommit);

@@ -1,14 +1,13 @@
-//! Which addresses are those of one host, where peers have a share of something each; and when memory is so short that
-//! hosts have one.
+//! Addresses of one host, where hosts have shares; and when memory is so short that they apply.
 
 use std::net::{IpAddr, Ipv6Addr};
 
 use crate::fabric::QpId;
 
-/// Of the last such part of the buffers that would do, where there are as many at least, a host gets its share alone.
+/// Of this last part of the buffers, where there are as many at least, a host gets its share only.
 const LAST: usize = 8;
 
-/// Who has one share: a host, or, where peers have no addresses, a connection.
+/// Holder of a share: a host or, without addresses, a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Party {
     Host(IpAddr),
@@ -16,13 +15,13 @@ pub(super) enum Party {
 }
 
 impl Party {
-    /// Of a connection from this address.
+    /// Holder of a connection from this address.
     pub(super) fn of(address: Option<IpAddr>, connection: QpId) -> Self {
         address.map_or(Self::Connection(connection), |address| Self::Host(network(address)))
     }
 }
 
-/// What counts as one host: who has an IPv6 address has all those of its network of 64 bits.
+/// The host of an address: an IPv6 host owns its network of 64 bits.
 pub(super) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
@@ -30,7 +29,7 @@ pub(super) fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Whether the last part for hosts is begun of so many buffers, of which so many are free.
+/// Whether the last part for hosts has begun, of so many buffers, of which so many are free.
 pub(super) fn is_short_for_hosts(free: usize, count: usize) -> bool {
     count >= LAST && free * LAST <= count
 }

@@ -1,4 +1,4 @@
-//! What a shard's connections are about to become, by name, and what its owner is to know of it.
+//! Transitions of a shard's connections, by name, and events for its owner.
 
 use std::collections::VecDeque;
 
@@ -6,12 +6,12 @@ use super::close_reason::CloseReason;
 use super::{ConnRef, Notice};
 use crate::fabric::{QpId, RequestId};
 
-/// Connect requests are answered for so long in a turn, in nanoseconds: to accept one takes longer, to refuse some less.
+/// Time for connect requests in a turn, in nanoseconds: to accept one takes longer, to refuse some less.
 const ANSWERS: u64 = 25_000;
-/// What the time of a long turn is divided by, for those of the next.
+/// Divisor of a long turn's time, for the next turn.
 const ANSWERS_OF_TURN: u64 = 16;
 
-/// A connect request: its name, what was said with it, and who has.
+/// A connect request: its name, private data, and peer.
 pub(super) type Request = (RequestId, Vec<u8>, String);
 
 /// See the module page.
@@ -20,18 +20,18 @@ pub(super) struct Lifecycle {
     notices: Vec<Notice>,
     /// Clients that wait for the answer to their first message.
     negotiating: Vec<QpId>,
-    /// Connect requests. A turn answers them for a short time only, as calls that are served wait meanwhile.
+    /// Connect requests. A turn answers them for a short time only, as served calls wait meanwhile.
     requests: VecDeque<Request>,
-    /// When a turn had no more time for them, in nanoseconds.
+    /// When a turn ran out of time for them, in nanoseconds.
     interrupted: Option<u64>,
-    /// Accepted connections that are being set up.
+    /// Accepted connections in setup.
     arriving: Vec<QpId>,
-    /// Those whose peers have ended them.
+    /// Connections closed by their peers.
     disconnected: Vec<(QpId, CloseReason)>,
     draining: bool,
-    /// When a connection was last ended for another host, in nanoseconds.
+    /// Time of the last eviction for another host, in nanoseconds.
     ended_for_others: Option<u64>,
-    /// Where the XIDs of the next connection start.
+    /// First XID of the next connection.
     seed: u32,
 }
 
@@ -40,49 +40,49 @@ impl Lifecycle {
         Self { seed: std::process::id().wrapping_mul(0x9E37_79B9), ..Self::default() }
     }
 
-    /// XIDs follow from the number of connections alone from now on.
+    /// Derives XIDs from the number of connections only.
     pub(super) fn fix_seed(&mut self) {
         self.seed = 1;
     }
 
-    /// Where the XIDs of one more connection start.
+    /// First XID of one more connection.
     pub(super) fn next_seed(&mut self) -> u32 {
         self.seed = self.seed.wrapping_mul(0x0019_660D).wrapping_add(0x3C6E_F35F);
         self.seed
     }
 
-    /// A connection may be used.
+    /// Reports an established connection.
     pub(super) fn opened(&mut self, conn: ConnRef) {
         self.notices.push(Notice::Open(conn));
     }
 
-    /// A connection is over.
+    /// Reports a closed connection.
     pub(super) fn closed(&mut self, conn: ConnRef, reason: CloseReason) {
         self.notices.push(Notice::Closed { conn, reason });
     }
 
-    /// What happened to connections and was not taken yet.
+    /// Events of connections that were not taken yet.
     #[inline]
     pub(super) fn notices(&mut self) -> &mut Vec<Notice> {
         &mut self.notices
     }
 
-    /// When a connection was last ended so that one of another host has its Receives, in nanoseconds.
+    /// Time of the last eviction for another host, in nanoseconds.
     pub(super) fn ended_for_others(&self) -> Option<u64> {
         self.ended_for_others
     }
 
-    /// One is, now.
+    /// Records such an eviction.
     pub(super) fn end_for_others(&mut self, now: u64) {
         self.ended_for_others = Some(now);
     }
 
-    /// One more client negotiates.
+    /// Adds a client that negotiates.
     pub(super) fn negotiates(&mut self, qp: QpId) {
         self.negotiating.push(qp);
     }
 
-    /// One of them does not any more.
+    /// Removes a client that negotiated.
     pub(super) fn negotiates_no_more(&mut self, qp: QpId) {
         remove(&mut self.negotiating, qp);
     }
@@ -92,7 +92,7 @@ impl Lifecycle {
         &self.negotiating
     }
 
-    /// Somebody wants to connect.
+    /// Adds a connect request.
     pub(super) fn asked(&mut self, request: Request) {
         self.requests.push_back(request);
     }
@@ -102,44 +102,44 @@ impl Lifecycle {
         self.requests.pop_front()
     }
 
-    /// Any of them waits.
+    /// Whether any request waits.
     pub(super) fn has_requests(&self) -> bool {
         !self.requests.is_empty()
     }
 
-    /// Until when those are answered that wait, in nanoseconds, in a turn that begins with it now. Where handlers make
-    /// turns long it is a part of the last one: else those that connect had to wait for a turn each.
+    /// Deadline for requests in a turn that starts with them now, in nanoseconds. If handlers make turns long, it is a
+    /// part of the last turn's length: otherwise each request would wait for a turn.
     pub(super) fn answers_until(&mut self, now: u64) -> u64 {
         let turn = self.interrupted.take().map_or(0, |then| now.saturating_sub(then));
         now.saturating_add(ANSWERS.max(turn / ANSWERS_OF_TURN))
     }
 
-    /// There was no more time for them in this turn. The next one goes on.
+    /// Records that this turn ran out of time; the next one continues.
     pub(super) fn answers_later(&mut self, now: u64) {
         self.interrupted = Some(now);
     }
 
-    /// One more connection of somebody else's is being set up.
+    /// Adds an accepted connection in setup.
     pub(super) fn arrives(&mut self, qp: QpId) {
         self.arriving.push(qp);
     }
 
-    /// One of them is there, or gone.
+    /// Removes one that is set up or closed.
     pub(super) fn arrives_no_more(&mut self, qp: QpId) {
         remove(&mut self.arriving, qp);
     }
 
-    /// Connections of others that are being set up.
+    /// Accepted connections in setup.
     pub(super) fn arriving(&self) -> &[QpId] {
         &self.arriving
     }
 
-    /// A connection's peer has ended it: it ends with the next look at the control plane.
+    /// Records a connection closed by its peer: it ends in the next control-plane run.
     pub(super) fn disconnected(&mut self, qp: QpId, reason: CloseReason) {
         self.disconnected.push((qp, reason));
     }
 
-    /// Why a connection ends with the next look, if it does.
+    /// Reason of a connection that ends in the next control-plane run, if any.
     pub(super) fn why_disconnected(&self, qp: QpId) -> Option<&CloseReason> {
         self.disconnected.iter().find_map(|(id, reason)| (*id == qp).then_some(reason))
     }
@@ -149,12 +149,12 @@ impl Lifecycle {
         std::mem::take(&mut self.disconnected)
     }
 
-    /// No connection is begun, or made again, from now on.
+    /// Stops connecting and reconnecting.
     pub(super) fn drain(&mut self) {
         self.draining = true;
     }
 
-    /// Whether no connection is begun any more.
+    /// Whether connecting has stopped.
     pub(super) fn is_draining(&self) -> bool {
         self.draining
     }

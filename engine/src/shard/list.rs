@@ -1,7 +1,6 @@
-//! Lists that nearly always have room: a `Vec` that is filled and emptied in every turn.
+//! Lists that nearly always have room: a `Vec` filled and emptied in every turn.
 
-/// As [`Vec::push`], to such a list: what is pushed is made where it will be, and growing is another
-/// function's code.
+/// As [`Vec::push`], to such a list: the item is made in place, and growing is out of line.
 #[inline(always)]
 pub(super) fn push<T>(list: &mut Vec<T>, made: impl FnOnce() -> T) {
     if list.len() < list.capacity() { list.push(made()) } else { grow(list, made()) }

@@ -1,7 +1,7 @@
-//! One core's loop: everything that one thread does with one device.
+//! One core's loop: one thread with one device.
 //!
-//! A [`Shard`] owns its fabric, its pool and its connections; no other thread touches them, so nothing in it
-//! is locked or atomic. Other threads reach it through the rings of [`handoff`](crate::handoff) alone.
+//! A [`Shard`] owns its fabric, pool and connections, without locks or atomics. Other threads reach it only through the
+//! rings of [`handoff`](crate::handoff).
 //!
 //! [`Shard::poll_once`] is one turn. Its parts, by file:
 //!
@@ -44,8 +44,8 @@
 //! | `allocs` | threads that wait for memory of chunks |
 //! | `testing` | a shard's parts without a device, for their tests |
 //!
-//! Each engine, and each type of the table above, has its fields to itself: what another file wants of it, it
-//! asks for. A [`Shard`] has them side by side, and decides which of them goes on.
+//! Each engine and type of the table has private fields; other files call its methods. A [`Shard`] has them side by
+//! side, and picks the next one to run.
 
 mod accepted;
 mod allocs;
@@ -125,12 +125,12 @@ pub(crate) use thread::{ShardHandle, spawn};
 mod conn_ref {
     use crate::fabric::QpId;
 
-    /// A connection of a shard. Stale ones are refused.
+    /// A connection of a shard. Stale references are refused.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct ConnRef(pub(crate) QpId);
 
     impl ConnRef {
-        /// One that no shard has.
+        /// Matches no connection.
         pub(crate) const NONE: Self = Self(QpId::NONE);
     }
 }
@@ -156,7 +156,7 @@ pub enum OpenError {
     Fabric(#[from] FabricError),
 }
 
-/// Whether so many shards like this can be made here, to serve this: asked before anything is.
+/// Checks that so many shards can be made here, with these services, before any is made.
 ///
 /// # Errors
 /// The knob, or the procedure, and what contradicts it.
@@ -173,21 +173,21 @@ pub(crate) fn check<S: Sharing>(
     Ok(config.check_memory(serves, shards)?)
 }
 
-/// Something that the shard's owner may want to know.
+/// Event for the shard's owner.
 #[derive(Debug)]
 pub enum Notice {
-    /// A connection may be used.
+    /// A connection is established.
     Open(ConnRef),
-    /// A connection is over: all its calls have ended.
+    /// A connection is closed; all its calls have ended.
     Closed {
-        /// Which.
+        /// The connection.
         conn: ConnRef,
         /// Why.
         reason: CloseReason,
     },
 }
 
-/// One core's engine. See the module page.
+/// See the module page.
 pub struct Shard<F: Fabric> {
     cx: Context<F>,
     requester: Requester,
@@ -199,13 +199,13 @@ pub struct Shard<F: Fabric> {
     outside: Outside,
     allocs: AllocQueue,
     task: OwnTask,
-    /// What the device has said: lists that are used again and again.
+    /// Completions and events of the device, in reused lists.
     completions: Vec<Completion>,
     events: Vec<ControlEvent>,
 }
 
 impl<F: Fabric> Shard<F> {
-    /// Makes a shard on this thread. `services` are what it serves, if anything.
+    /// Makes a shard on this thread, with `services` for its peers.
     ///
     /// # Errors
     /// The knob, limit or call that failed, and the remedy.
@@ -225,7 +225,7 @@ impl<F: Fabric> Shard<F> {
         self
     }
 
-    /// The same with services of its own.
+    /// As [`open`](Self::open), with local services.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -251,18 +251,17 @@ impl<F: Fabric> Shard<F> {
         Ok(shard)
     }
 
-    /// Which of its server's shards it is.
+    /// Sets its index in its server.
     pub(crate) fn set_index(&mut self, index: u32) {
         self.responder.set_shard(index);
     }
 
-    /// What an application of its own may want to know.
+    /// Properties for an application on this shard.
     pub(crate) fn setup(&self, index: usize) -> ShardSetup<'_> {
         ShardSetup { index, arena: self.arena(), waker: self.signal().into() }
     }
 
-    /// Serves what an application of its own serves, and does what that has to do beside it. Call it before the
-    /// first connection.
+    /// Runs an application: its services and its task. Call it before the first connection.
     ///
     /// # Errors
     /// The procedure that needs longer buffers than there are, or workers where there are none.
@@ -272,7 +271,7 @@ impl<F: Fabric> Shard<F> {
         Ok(())
     }
 
-    /// Serves these. Call it before the first connection, and behind [`use_workers`](Self::use_workers).
+    /// Sets the services. Call it before the first connection, and after [`use_workers`](Self::use_workers).
     ///
     /// # Errors
     /// The procedure that needs longer buffers than there are, or workers where there are none.
@@ -285,23 +284,23 @@ impl<F: Fabric> Shard<F> {
         Ok(())
     }
 
-    /// This is told of peers' connections from now on; `index` is which of its server's shards it is.
+    /// Sets the hook for peers' connections; `index` is the shard's index in its server.
     pub(crate) fn set_peer_hook(&mut self, hook: PeerHook, index: u32) {
         self.cx.peers.tell(hook, index);
     }
 
-    /// Procedures that run on workers run on these from now on.
+    /// Sets the workers for procedures that run on workers.
     pub(crate) fn use_workers(&mut self, workers: &Workers) {
         self.responder.use_workers(workers);
     }
 
-    /// Runs procedures on simulated workers from now on. Call it before the first connection.
+    /// Uses simulated workers. Call it before the first connection.
     pub fn simulate_workers(&mut self, workers: &SimulatedWorkers) {
         self.use_workers(workers.pool());
     }
 
-    /// Lives in simulated time from now on, and starts its XIDs at a fixed number: what it does then follows
-    /// from its calls and its fabric alone. Call it before the first connection.
+    /// Uses simulated time, and fixed XIDs: its behaviour depends only on its calls and its fabric. Call it before the
+    /// first connection.
     pub fn simulate(&mut self, time: &SimulatedTime) {
         self.cx.clock = Clock::simulated(time);
         self.life.fix_seed();
@@ -327,25 +326,25 @@ impl<F: Fabric> Shard<F> {
         self.cx.pool.arena()
     }
 
-    /// The calls that have ended and were not taken yet, oldest first.
+    /// Ended calls that were not taken yet, oldest first.
     #[inline]
     pub fn done(&mut self) -> &mut Vec<Done> {
         self.requester.done()
     }
 
-    /// What happened to connections and was not taken yet.
+    /// Events of connections that were not taken yet.
     #[inline]
     pub fn notices(&mut self) -> &mut Vec<Notice> {
         self.life.notices()
     }
 
-    /// Starts a call. How it ends is told to its sink, exactly once; an error here included.
+    /// Starts a call. Its sink gets the outcome exactly once, also of an error here.
     #[inline(always)]
     pub(crate) fn start_call(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
         self.requester.start(&mut self.cx, conn, request)
     }
 
-    /// Starts a call that gets no reply: it has ended, well, when it is sent.
+    /// Starts a one-way call, which completes once sent.
     #[cold]
     pub(crate) fn start_one_way(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
         let Some(conn) = self.cx.conns.take_ref(conn) else {
@@ -355,19 +354,18 @@ impl<F: Fabric> Shard<F> {
         self.lend(conn, |shard, conn| shard.requester.start_one_way(&mut shard.cx, conn, request))
     }
 
-    /// A call is not started.
+    /// Ends a call that did not start.
     #[cold]
     pub(crate) fn fail_call(&mut self, sink: Sink, token: u64, failed: FailedCall) -> Option<CallId> {
         self.requester.fail_call(&mut self.cx, sink, token, failed)
     }
 
-    /// Gives up a call. Its memory comes home when the peer can no longer reach it.
+    /// Cancels a call. Its memory returns when the peer can no longer reach it.
     pub(crate) fn cancel_call(&mut self, conn: ConnRef, call: CallId) {
         self.with_ref(conn, |shard, conn| shard.requester.cancel(&mut shard.cx, conn, call));
     }
 
-    /// Memory for a chunk of a call on this connection: `len` bytes that its peer, and no other, can be given
-    /// access to.
+    /// Allocates `len` bytes for a chunk of a call on this connection; no other peer ever gets access to it.
     ///
     /// # Errors
     /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::TooLong`] when
@@ -380,22 +378,22 @@ impl<F: Fabric> Shard<F> {
         buf.unwrap_or(Err(CallError::Closed))
     }
 
-    /// Works on the connection that has this queue pair, and on the shard at once. `None` if there is none,
-    /// as when it is lent already.
+    /// Lends the connection with this queue pair, together with the shard. `None` if there is none, or if it is lent
+    /// already.
     #[inline(always)]
     fn with<T>(&mut self, qp: QpId, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> Option<T> {
         let conn = self.cx.conns.take(qp)?;
         Some(self.lend(conn, work))
     }
 
-    /// The same with the connection that its owner knows by this name.
+    /// As `with_conn`, by the owner's name of the connection.
     #[inline(always)]
     fn with_ref<T>(&mut self, conn: ConnRef, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> Option<T> {
         let conn = self.cx.conns.take_ref(conn)?;
         Some(self.lend(conn, work))
     }
 
-    /// The same with each connection that has a queue pair.
+    /// As `with_conn`, for each connection with a queue pair.
     #[inline]
     fn with_each(&mut self, mut work: impl FnMut(&mut Self, &mut Conn)) {
         for slot in self.cx.conns.slots() {
@@ -405,8 +403,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Works on a connection that is not in the table, and gives it back: whoever works on one cannot lose
-    /// it.
+    /// Lends a connection outside the table, and returns it: its user cannot lose it.
     #[inline(always)]
     fn lend<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
         let result = work(self, &mut conn);
@@ -414,7 +411,7 @@ impl<F: Fabric> Shard<F> {
         result
     }
 
-    /// Gives a connection back to the table, and ends it if it is over.
+    /// Returns a connection to the table, and ends it if it is closed.
     #[inline(always)]
     fn give_back(&mut self, conn: Box<Conn>) {
         if !self.cx.conns.give_back(conn) {
@@ -422,7 +419,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Ends the connections that came back as over.
+    /// Ends the connections that were returned closed.
     #[cold]
     fn end_closed(&mut self) {
         while self.cx.conns.has_closed() {
@@ -432,20 +429,20 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// The time, in nanoseconds since the shard was made.
+    /// Nanoseconds since the shard was made.
     pub fn now(&mut self) -> u64 {
         self.cx.clock.read()
     }
 
-    /// Looks at the control plane in the next turn.
+    /// Runs the control plane in the next turn.
     pub fn poll_control(&mut self) {
         self.cx.schedule.control_now();
     }
 
-    /// A buffer of the pool for a call of `len` bytes; counts when there is none.
+    /// Allocates a pool buffer for a call of `len` bytes; counts failures.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Out of buffers, or too long.
     #[inline]
     pub(crate) fn alloc(&mut self, len: usize) -> Result<Buf, CallError> {
         self.cx.alloc_for_call(len)

@@ -1,16 +1,16 @@
-//! A continued message that goes out (version 2 §4.5.2).
+//! An outgoing continued message (version 2 §4.5.2).
 
 use rpcrdma_mempool::Buf;
 
 use crate::proto::{CallId, Outgoing};
 use crate::service::{Call, Replying};
 
-/// Whose message goes out in parts.
+/// Owner of an outgoing continued message.
 #[derive(Debug)]
 pub(super) enum Whose {
-    /// A call of ours, and what it exposes.
+    /// A call of this side, and its exposure.
     Call(CallId, Option<u32>),
-    /// The reply to a call of the peer's.
+    /// The reply to a peer's call.
     Reply(Call<Replying>),
 }
 
@@ -23,20 +23,20 @@ impl Whose {
     }
 }
 
-/// A continued message that goes out.
+/// An outgoing continued message.
 #[derive(Debug)]
 pub(super) struct Continuation {
     pub(super) of: Whose,
-    /// Its window is what is left.
+    /// Its window is the rest.
     pub(super) rest: Buf,
-    /// Where all of it starts in the buffer, and its length.
+    /// Start of the message in the buffer, and its length.
     pub(super) whole: (usize, usize),
     /// Bytes of the last part's header.
     pub(super) last_header: usize,
 }
 
 impl Continuation {
-    /// All of `message`, which the last part's header goes with.
+    /// The whole `message`, for the last part's header.
     pub(super) fn new(of: Whose, message: Buf, last_header: usize) -> Self {
         let whole = (message.start(), message.len());
         Self { of, rest: message, whole, last_header }

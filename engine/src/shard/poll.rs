@@ -10,33 +10,33 @@ use crate::config::{HEADROOM_PLAIN, POLL_BATCH, SMALL_BUFFER};
 use crate::fabric::{Arrival, Completion, Fabric, Found, Opcode, QpId, Status};
 use crate::proto::{Form, Outgoing};
 
-/// Whether a work request failed because of what the peer said or sent.
+/// Whether a work request failed through the peer's fault.
 fn is_peer_fault(status: Status) -> bool {
     matches!(status, Status::LocalLength | Status::RemoteAccess | Status::RemoteInvalidRequest)
 }
 
-/// How many completions ahead connections are fetched, and what they refer to.
+/// Prefetch distance, in completions.
 const FAR_AHEAD: usize = 3;
 const AHEAD: usize = 1;
 
-/// Of so many connections nothing is fetched ahead: they stay in the caches.
+/// Number of connections up to which nothing is prefetched: they stay in the caches.
 const FEW: usize = 16;
 
-/// Messages that one connection may put into one turn.
+/// Most messages of one connection in one turn.
 const TRANSMIT_BATCH: usize = 64;
 
 impl<F: Fabric> Shard<F> {
-    /// One turn: never blocks, does a bounded amount of work, and calls the system only when the control
-    /// plane is due. True if it found anything to do.
+    /// Runs one turn, with bounded work; never blocks. It makes system calls only when the control plane is due. True
+    /// if there was work.
     ///
-    /// A connection's failure ends that connection; the later steps run for all the others.
+    /// A failure ends only its connection; the later steps run for all others.
     #[inline]
     pub fn poll_once(&mut self) -> bool {
         self.cx.clock.turn();
         self.cx.stats.turns += 1;
         // 1. Completions: messages, finished Reads, revocations, failures.
         let mut found = self.completions();
-        // 2. What other threads have for us.
+        // 2. Commands of other threads.
         if self.has_others() {
             found += self.hear_others();
         }
@@ -47,7 +47,7 @@ impl<F: Fabric> Shard<F> {
         found != 0
     }
 
-    /// There is somebody who is asked in every turn.
+    /// Whether anything has to be polled in each turn.
     #[inline(always)]
     fn has_others(&self) -> bool {
         self.has_inbox() || self.has_task() || self.responder.has_calls_away()
@@ -58,7 +58,7 @@ impl<F: Fabric> Shard<F> {
         self.inbox() + self.turn_allocs() + usize::from(self.turn_task()) + self.responder.collect(&mut self.cx)
     }
 
-    /// Any of the steps from 3 on has something to do. In most turns none has.
+    /// Whether steps 3 to 6 have work. In most turns they have none.
     #[inline(always)]
     fn has_more_to_do(&self) -> bool {
         let now = self.cx.clock.of_turn();
@@ -71,7 +71,7 @@ impl<F: Fabric> Shard<F> {
             || self.cx.has_starved()
     }
 
-    /// Steps 3 to 6 of a turn that has `found` so much.
+    /// Steps 3 to 6 of a turn, which has `found` so much work.
     #[inline(never)]
     fn finish_turn(&mut self, mut found: usize) -> bool {
         let now = self.cx.clock.of_turn();
@@ -79,7 +79,7 @@ impl<F: Fabric> Shard<F> {
         if now >= self.requester.next_deadline() {
             self.requester.expire(&mut self.cx, now);
         }
-        // 4. Connections with something to say: it is gathered, and posted as one chain with one doorbell.
+        // 4. Ready connections: their messages are gathered into one chain with one doorbell.
         let transmitted = !self.cx.ready.is_empty();
         if transmitted {
             self.transmit();
@@ -88,7 +88,7 @@ impl<F: Fabric> Shard<F> {
         if self.cx.schedule.control_is_due(now, self.cx.config.poll.control_interval) {
             self.control();
         }
-        // 6. Receives go back, buffers come home.
+        // 6. Receives are posted, buffers freed.
         if self.cx.receives.is_low() {
             self.cx.refill();
         }
@@ -104,8 +104,7 @@ impl<F: Fabric> Shard<F> {
         busy
     }
 
-    /// Posts what was started, now instead of in the next turn: one chain and one doorbell for each
-    /// connection.
+    /// Posts started calls now, instead of in the next turn: one chain and one doorbell for each connection.
     #[inline]
     pub fn flush(&mut self) {
         if !self.cx.ready.is_empty() {
@@ -141,7 +140,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Those that are not one message alone.
+    /// Handles completions that are not a single message.
     #[inline(never)]
     fn many_completions(&mut self, only_one: bool) {
         let many = self.cx.conns.slots().len() > FEW;
@@ -152,8 +151,8 @@ impl<F: Fabric> Shard<F> {
                 self.look_ahead(rest.as_slice());
             }
             self.count_receive(&first);
-            // Without a connection it is a late completion of one that is gone. Most come from one connection
-            // in a row: it is lent once.
+            // A late completion has no connection. Consecutive completions are often of one connection, which is lent
+            // once.
             self.with(first.qp, |shard, conn| {
                 shard.completed(conn, first);
                 while !conn.is_over()
@@ -170,7 +169,7 @@ impl<F: Fabric> Shard<F> {
         self.completions = completions;
     }
 
-    /// Has fetched what the next completions need, as a connection of many is in no cache.
+    /// Prefetches the connections of the next completions: one of many is in no cache.
     #[inline(never)]
     fn look_ahead(&self, rest: &[Completion]) {
         let ahead = |by: usize| rest.get(by).and_then(|next| self.cx.conns.peek(next.qp.slot));
@@ -182,8 +181,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// A connection has had its completions of this turn: what it has to say about them goes out with step 4;
-    /// or at once, if there was `only_one` in the turn, so that nothing could be gathered with it.
+    /// Schedules a connection after its completions of this turn: it sends in step 4, or at once if it was the
+    /// `only_one` in the turn.
     #[inline(always)]
     fn settle(&mut self, conn: &mut Conn, only_one: bool) {
         let receives_ok = self.cx.receives_ok(conn);
@@ -215,7 +214,7 @@ impl<F: Fabric> Shard<F> {
                 }
             }
             Opcode::LocalInvalidate => self.requester.revoked(&mut self.cx, conn, wr_id as u32),
-            // Of Writes only those are signalled that speak for Sends.
+            // Only Writes that stand for Sends are signaled.
             Opcode::Send | Opcode::Write => {
                 conn.sends.send_completed(wr_id);
                 if conn.served.is_gated() {
@@ -226,7 +225,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Why a work request has failed. What was flushed only follows from something that the control plane knows.
+    /// Cause of a failed work request. A flushed one is a consequence of an event in the control plane.
     #[cold]
     fn why(&mut self, qp: QpId, opcode: Opcode, status: Status) -> CloseReason {
         self.cx.stats.peer_faults += u64::from(is_peer_fault(status));
@@ -250,7 +249,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.ready.give_back(ready);
     }
 
-    /// Posts what one connection has to say.
+    /// Posts the messages of one connection.
     #[inline(never)]
     fn transmit_one(&mut self, slot: u32) {
         let Some(conn) = self.cx.conns.take_slot(slot as usize) else { return };
@@ -265,7 +264,7 @@ impl<F: Fabric> Shard<F> {
             }
             shard.cx.post_chain(conn);
             if conn.stage() == Stage::Closing && conn.sends.is_empty() {
-                // The device says when all of it has arrived.
+                // The device reports its completion.
                 shard.cx.fabric.disconnect(conn.qp());
                 shard.cx.schedule.control_now();
             }
@@ -279,17 +278,17 @@ impl<F: Fabric> Shard<F> {
         let mut more = true;
         for _ in 0..TRANSMIT_BATCH {
             if conn.is_backlogged(self.cx.config.poll.signal_every) {
-                // It goes on when something has left.
+                // It continues after a completion.
                 more = false;
                 break;
             }
-            // What goes out may take of it.
+            // Outgoing messages use it.
             let receives_ok = self.cx.receives_ok(conn);
             let Some(out) = conn.proto.poll_transmit(receives_ok) else {
                 more = false;
                 break;
             };
-            // What is due, and no keep-alive, may be taken along by a message of the next turn: a client's next calls.
+            // A grant that is due, and no keep-alive, may go with a message of the next turn: a client's next calls.
             if out == Outgoing::Grant
                 && self.cx.config.poll.coalesce_grants
                 && conn.proto.has_output(receives_ok)
@@ -335,7 +334,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Sends the last part of a message: that of a call, or of a reply.
+    /// Sends the last part of a call or reply.
     fn transmit_last_part(&mut self, conn: &mut Conn, parts: Continuation, receives_ok: bool) {
         let Continuation { of, rest, whole, last_header } = parts;
         match of {
@@ -349,8 +348,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// A message that is nothing but a header. False if there was no buffer for it: it is tried again when there may
-    /// be, before anything else.
+    /// Sends a message of a header only. False without a buffer: it is tried again as soon as there may be one, before
+    /// anything else.
     fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, receives_ok: bool) -> bool {
         let end = match out {
             Outgoing::Connprop => conn.proto.connprop_room(),
@@ -383,8 +382,7 @@ mod tests {
     use crate::shard::testing::{NoDevice, call, message, open_conn, receive, received, small};
     use crate::wire::ErrorBody;
 
-    /// A connection with an error to send, for which there is no buffer, in a shard that has had its first turns; and
-    /// what holds the buffers.
+    /// Logs a connection that has no buffer for an error after the shard's first turns, and the users of the buffers.
     fn starved() -> (Shard<NoDevice>, SimulatedTime, Vec<rpcrdma_mempool::Buf>) {
         let time = SimulatedTime::new();
         let mut shard = Shard::open(NoDevice::default(), small(), None).expect("memory");
@@ -399,7 +397,7 @@ mod tests {
         shard.cx.ready.add(&mut conn);
         shard.cx.conns.insert(conn);
         let held = std::iter::from_fn(|| shard.cx.pool.alloc(1)).collect();
-        // The first look at the control plane asks once more.
+        // The first control-plane run asks again.
         (0..4).for_each(|_| _ = shard.poll_once());
         (shard, time, held)
     }

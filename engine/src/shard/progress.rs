@@ -1,17 +1,16 @@
-//! Deadlines on what a peer owes: to take what it is sent, to answer RDMA Reads, to grant credits for the replies that it
-//! has asked for, to end a message that it has begun. Until then it holds memory of the shard.
+//! Deadlines of what a peer owes: receiving its messages, answering RDMA Reads, granting credits for its replies,
+//! finishing a message. Until then it holds memory of the shard.
 //!
-//! A peer that is slow is not ended. What it owes stands behind other bytes, so each byte that moves between the two
-//! sides pays for the time that it takes at [`limits.min_rate`](crate::config::LimitsConfig::min_rate). No more is paid
-//! than the bytes take that stood before what is owed: whoever sends something else instead does not get on for ever.
-//! Where the device does not tell what has moved, those bytes are paid for in advance.
+//! A slow peer is not disconnected. What it owes is queued after other bytes, so each byte moved in either direction
+//! pays for its time at [`limits.min_rate`](crate::config::LimitsConfig::min_rate). Only the bytes in front of the debt
+//! pay: other traffic does not extend the deadline for ever. If the device does not report progress, those bytes are
+//! paid for in advance.
 //!
-//! A reply that was granted pays as much as a whole Receive. Short replies would pay next to nothing, and a peer with few
-//! credits that grants all the time, but slowly, would be ended. Those that stand before the last one are bounded, and so
-//! is what they pay.
+//! A granted reply pays as much as a whole receive. Otherwise a peer with few credits that grants slowly, but all the
+//! time, would be disconnected for short replies. The replies before the last one are bounded, and so is their pay.
 //!
-//! Nothing on the path of messages reads a clock for it. The connections are looked at now and then, and what has not
-//! moved since is timed.
+//! The message path reads no clock for it. The connections are checked periodically, and what has not moved since is
+//! timed.
 
 use super::clock::nanoseconds;
 use super::close_reason::{LocalClose, Stall};
@@ -22,60 +21,60 @@ use crate::config::Config;
 use crate::fabric::{Fabric, Flow};
 use crate::stats::ShardStats;
 
-/// Looks at a connection within [`timeouts.progress`](crate::config::TimeoutConfig::progress).
+/// Checks of a connection within [`timeouts.progress`](crate::config::TimeoutConfig::progress).
 const LOOKS: u64 = 8;
 
-/// Bytes that may stand before what is owed though nothing tells of them: headers, and messages of the peer.
+/// Unreported bytes that may precede the debt: headers, and messages of the peer.
 const SLACK: u64 = 256 << 10;
 
-/// What is waited for on a connection. Whatever is counted has another number when it moves.
+/// Counters of what a connection waits for. Each changes when it moves.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Owed {
-    /// Sends so far, and how many of them are known to have left.
+    /// Sends so far, and those completed.
     pub(super) sends: u32,
     pub(super) left: u32,
     /// Bytes of the RDMA Writes before them.
     pub(super) written: u64,
-    /// Calls whose RDMA Reads were posted so far, and those whose Reads have come.
+    /// Calls with posted RDMA Reads so far, and those completed.
     pub(super) fetches: u32,
     pub(super) fetched: u32,
-    /// Replies that have had to wait for a grant so far, and those of them that wait no more.
+    /// Replies that had to wait for a grant so far, and those granted.
     pub(super) replies: u32,
     pub(super) granted: u32,
-    /// Bytes of the replies that wait, if any waits for a grant.
+    /// Bytes of waiting replies, if any waits for a grant.
     pub(super) waiting: u64,
-    /// The number of the message that has come in part.
+    /// Number of the incomplete incoming message.
     pub(super) half_sent: Option<u32>,
 }
 
-/// The time between two looks at a connection, and the bytes that moved in it.
+/// Time between two checks of a connection, and the bytes moved in it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Passed {
     /// In nanoseconds.
     nanos: u64,
-    /// What the bytes that moved take at the least rate, in nanoseconds; `None` if the device does not tell.
+    /// Time of the moved bytes at the least rate, in nanoseconds; `None` if the device does not report them.
     moved: Option<u64>,
-    /// The same of those that are yet to move.
+    /// Time of the bytes still to move.
     queued: u64,
-    /// The same of replies that are yet to be sent.
+    /// Time of the replies still to be sent.
     waiting: u64,
-    /// The same of a whole Receive.
+    /// Time of a whole receive.
     receive: u64,
-    /// The same of the replies that were granted, each as a whole Receive.
+    /// Time of the granted replies, each as a whole receive.
     granted: u64,
 }
 
-/// How long one thing has been waited for.
+/// Wait for one debt.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stopwatch {
     of: Option<u32>,
     nanos: u64,
-    /// What may still be paid for by bytes, in nanoseconds.
+    /// Time that bytes may still pay for, in nanoseconds.
     payable: u64,
 }
 
 impl Stopwatch {
-    /// A look: how long has this been waited for, beyond what bytes have paid for?
+    /// Checks it: returns the time waited, beyond the time that bytes have paid for.
     fn waited(&mut self, of: Option<u32>, passed: &Passed) -> u64 {
         if of.is_none() || of != self.of {
             *self = Self { of, nanos: 0, payable: passed.queued };
@@ -83,8 +82,7 @@ impl Stopwatch {
         }
         self.nanos = self.nanos.saturating_add(passed.nanos).saturating_sub(passed.granted);
         let Some(moved) = passed.moved else { return self.nanos.saturating_sub(self.payable) };
-        // Bytes of the other direction may move meanwhile. What is not needed of theirs is not taken from what is to
-        // pay for the rest.
+        // The other direction may move bytes meanwhile. Its surplus does not reduce the time left to pay.
         let paid = moved.min(self.payable).min(self.nanos);
         self.payable -= paid;
         self.nanos = self.nanos.saturating_sub(paid);
@@ -92,8 +90,8 @@ impl Stopwatch {
     }
 }
 
-/// The same of what comes one after the other: the last of them is waited for that there was at the last look. With the
-/// newest one a peer that gets on with one now and then would never be late.
+/// Wait for items in a sequence: for the last item of the previous check. With the newest, a peer that completes one
+/// now and then would never be late.
 #[derive(Clone, Copy, Debug, Default)]
 struct Queue {
     mark: u32,
@@ -101,12 +99,12 @@ struct Queue {
 }
 
 impl Queue {
-    /// What was waited for is among those that are done.
+    /// Whether the awaited item is complete.
     fn is_done(&self, done: u32) -> bool {
         done.wrapping_sub(self.mark).cast_signed() >= 0
     }
 
-    /// So many there were, and so many of them are done. Numbers wrap.
+    /// Compares totals and completed items. Numbers wrap.
     fn waited(&mut self, all: u32, done: u32, passed: &Passed) -> u64 {
         if self.is_done(done) || all == done {
             self.mark = all;
@@ -115,24 +113,24 @@ impl Queue {
     }
 }
 
-/// What a peer has been waited for, as of the last look.
+/// Waits for a peer, as of the last check.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress {
     sends: Queue,
     reads: Queue,
     replies: Queue,
     message: Stopwatch,
-    /// Bytes that had moved.
+    /// Moved bytes.
     moved: u64,
-    /// Replies that had been granted.
+    /// Granted replies.
     granted: u32,
     /// Bytes of the RDMA Writes before the Send that must leave next.
     written: u64,
 }
 
 impl Progress {
-    /// Looks again, `nanos` nanoseconds later. `unseen`: bytes that may have to move before what is owed, of which the
-    /// device does not tell. `waiting`: bytes of replies that wait to be sent. `receive`: bytes of a whole Receive.
+    /// Checks again, `nanos` nanoseconds later. `unseen`: unreported bytes that may have to move first. `waiting`:
+    /// bytes of replies waiting to be sent. `receive`: bytes of a whole receive.
     pub(super) fn pass(
         &mut self,
         nanos: u64,
@@ -144,20 +142,19 @@ impl Progress {
             let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(least_rate.max(1));
             u64::try_from(nanos).unwrap_or(u64::MAX)
         };
-        // An eighth is more than the headers take.
+        // An eighth exceeds the headers.
         let queued = flow.map_or(0, |flow| flow.queued.saturating_add(flow.queued / 8));
         let moved = flow.map(|flow| flow.moved.saturating_sub(std::mem::replace(&mut self.moved, flow.moved)));
         let queued = time(queued.saturating_add(unseen));
         Passed { nanos, moved: moved.map(time), queued, waiting: time(waiting), receive: time(receive), granted: 0 }
     }
 
-    /// The longest that anything has been owed, and what that is.
+    /// The longest wait, and its debt.
     pub(super) fn look(&mut self, owed: Owed, passed: &Passed) -> (u64, Stall) {
         if self.sends.is_done(owed.left) {
             self.written = owed.written;
         }
-        // The last of the replies stands behind the bytes of the others, and behind their grants.
-        // What has gone in part may have been taken back.
+        // The last reply comes after the bytes and grants of the others.
         let newly = owed.granted.wrapping_sub(std::mem::replace(&mut self.granted, owed.granted)).cast_signed();
         let granted = passed.receive.saturating_mul(newly.max(0) as u64);
         let behind = Passed { queued: passed.queued.saturating_add(passed.waiting), granted, ..*passed };
@@ -167,59 +164,57 @@ impl Progress {
             (self.replies.waited(owed.replies, owed.granted, &behind), Stall::Grant),
             (self.message.waited(owed.half_sent, passed), Stall::Message),
         ];
-        // Of those that have waited equally long the first is the cause: what a Read brings may not complete before the
-        // Sends that were posted before it.
+        // Of equal waits the first is the cause: Read data may not complete before earlier Sends.
         waits.into_iter().rev().max_by_key(|wait| wait.0).unwrap_or((0, Stall::Sends))
     }
 
-    /// It is waited for that a Send leaves.
+    /// Whether a Send is awaited.
     fn awaits_send(&self) -> bool {
         self.sends.watch.of.is_some()
     }
 
-    /// Anything is owed.
+    /// Whether anything is owed.
     fn is_owed(&self) -> bool {
         let watches = [self.sends.watch, self.reads.watch, self.replies.watch, self.message];
         watches.iter().any(|watch| watch.of.is_some())
     }
 }
 
-/// Parts that the connections are looked at in, one behind the other: a look at all of many would hold up every call.
+/// Number of parts that connections are checked in: checking all at once would delay calls.
 const PARTS: usize = 16;
 
-/// When the connections are looked at.
+/// Schedule of the checks.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    /// When each part was looked at, in nanoseconds.
+    /// Time of each part's last check, in nanoseconds.
     looked: [u64; PARTS],
-    /// The part whose turn is next, and when.
+    /// Next part, and its time.
     part: usize,
     due: u64,
-    /// When all are due.
+    /// Time when all are due.
     all_due: u64,
-    /// Parts that were looked at since anything was owed or done. After all of them no look is due that must not be
-    /// slept through.
+    /// Parts checked since anything was owed or done. After all of them, no check needs to interrupt a sleep.
     quiet: usize,
-    /// The last looks came behind a pause.
+    /// Whether the last checks followed a pause.
     paused: bool,
-    /// What the shard had done by then, as [`done`] counts it.
+    /// The shard's work by then, as [`done`] counts it.
     done: u64,
 }
 
-/// A count that moves when a turn finds or sends anything, and when a call is started. Of what the shard has counted
-/// itself: a device may have to ask the system for its own counts.
+/// A count that changes when a turn finds or sends anything, and when a call starts. It uses the shard's counters only:
+/// those of a device may need a system call.
 fn done(stats: &ShardStats) -> u64 {
     (stats.turns - stats.idle_turns).wrapping_add(stats.calls)
 }
 
-/// The parts that are looked at now: nanoseconds since the last look at each, as far as they count.
+/// Parts to check now: nanoseconds since the last check of each, as far as they count.
 type Turn = [Option<u64>; PARTS];
 
 impl Watch {
-    /// Looks begin, of each part once in `every` nanoseconds. Behind a pause several are due, at most all.
+    /// Starts the checks of each part every `every` nanoseconds. After a pause several are due, at most all.
     ///
-    /// While this side was not there, nobody could make progress, and what came meanwhile may not have been read yet: no
-    /// time counts then. Of a side that is away again and again as much counts as two looks take.
+    /// While this side was suspended, nobody could make progress, and messages may be unread: no time counts then. For
+    /// repeated pauses, at most the time of two checks counts.
     fn begin(&mut self, now: u64, every: u64) -> Turn {
         let step = (every / PARTS as u64).max(1);
         let late = now.saturating_sub(self.due);
@@ -237,7 +232,7 @@ impl Watch {
         turn
     }
 
-    /// When a shard that sleeps must look again, in nanoseconds: at all parts at once. `done`: what it has done so far.
+    /// Time when a sleeping shard must check all parts, in nanoseconds. `done`: its work so far.
     fn next(&mut self, done: u64) -> u64 {
         if std::mem::replace(&mut self.done, done) != done {
             self.quiet = 0;
@@ -245,7 +240,7 @@ impl Watch {
         if self.quiet < PARTS { self.all_due } else { u64::MAX }
     }
 
-    /// Part of step 5 of a turn: ends the connections whose peers owe something for too long.
+    /// Part of step 5 of a turn: closes the connections whose peers owe something for too long.
     pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
         let now = cx.clock.read();
         if now >= self.due {
@@ -254,14 +249,13 @@ impl Watch {
         self.before_sleep(cx);
     }
 
-    /// Whatever was done since the last look may have left something that is owed: no sleep is longer than until all
-    /// connections are looked at again.
+    /// Work since the last check may have left a debt: a sleep lasts at most until all connections are checked again.
     pub(super) fn before_sleep<F: Fabric>(&mut self, cx: &mut Context<F>) {
         let next = self.next(done(&cx.stats));
         cx.schedule.wake_by(next);
     }
 
-    /// Looks at the connections whose turn it is, and ends those whose peers have owed something for
+    /// Checks the due connections, and closes those whose peers have owed something for
     /// [`timeouts.progress`](crate::config::TimeoutConfig::progress).
     #[cold]
     fn end_stalled<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
@@ -275,15 +269,15 @@ impl Watch {
                 let elapsed = whose(conn.qp().slot as usize).unwrap_or(0);
                 let ended = self.look(cx, conn, elapsed, timeout);
                 if !ended && conn.progress.awaits_send() {
-                    // Of the last Sends nothing may ever be heard: they are asked for. At once, as what is posted later
-                    // stands behind Reads that came later, and that no bytes are counted for.
+                    // The last Sends may be unsignaled: completion is requested, at once, as later work requests come
+                    // after later Reads, whose bytes are not counted.
                     cx.request_completion(conn);
                 }
             },
         );
     }
 
-    /// Looks at one connection; true if it is ended for what it owes.
+    /// Checks one connection; true if it closes.
     fn look<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, elapsed: u64, timeout: u64) -> bool {
         if matches!(conn.stage(), Stage::Connecting | Stage::Reconnecting) {
             return false;
@@ -310,8 +304,8 @@ impl Watch {
     }
 }
 
-/// Bytes that may have to move before what is owed, and of which the device does not tell: what it has not been given
-/// yet. Where it `tells` of none, what this side knows of counts.
+/// Unreported bytes that may have to move before the debt: those not yet given to the device. Where it `tells` none,
+/// the known bytes count.
 fn unseen(config: &Config, conn: &Conn, owed: &Owed, tells: bool) -> u64 {
     let rest = if owed.half_sent.is_some() { config.wire.reassemble_up_to as u64 } else { 0 };
     let known = || conn.served.read_bytes() as u64 + (owed.written - conn.progress.written);

@@ -6,9 +6,9 @@ use super::list::push;
 /// Slots of their queue pairs.
 #[derive(Debug)]
 pub(super) struct ReadyList {
-    /// Of this turn.
+    /// Connections of this turn.
     slots: Vec<u32>,
-    /// The same of the turn before, which are being asked.
+    /// Connections of the turn before, in work.
     taken: Vec<u32>,
 }
 
@@ -36,13 +36,13 @@ impl ReadyList {
         if self.slots.len() == 1 { self.slots.pop() } else { None }
     }
 
-    /// Takes all. They are given back, so that no list is ever made anew.
+    /// Takes all. The list is returned and reused.
     #[inline]
     pub(super) fn take_all(&mut self) -> Vec<u32> {
         std::mem::replace(&mut self.slots, std::mem::take(&mut self.taken))
     }
 
-    /// Takes the list back that [`take_all`](Self::take_all) gave.
+    /// Returns the list of [`take_all`](Self::take_all).
     #[inline]
     pub(super) fn give_back(&mut self, mut list: Vec<u32>) {
         list.clear();

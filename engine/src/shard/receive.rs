@@ -9,7 +9,7 @@ use crate::service::RpcMessage;
 use crate::wire::{ErrorBody, Head, HeaderType, Plain, View, WireError};
 
 impl<F: Fabric> Shard<F> {
-    /// Takes a message. Each kind has a [`take`](Self::take) of its own, which keeps what it works on in registers.
+    /// Handles a message. Each kind has its own [`take`](Self::take), which keeps its state in registers.
     #[inline(never)]
     pub(super) fn received(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
         match conn.proto.plain(&message) {
@@ -34,8 +34,8 @@ impl<F: Fabric> Shard<F> {
         self.take(conn, None, message, invalidated);
     }
 
-    /// Decodes a message, unless it is plain and has this head, lets the connection say what it means, and goes on with
-    /// the call or the reply that it is.
+    /// Decodes a message, unless it has the fast-path layout with this head; passes it to the connection, and then to
+    /// the engine of the call or reply.
     #[inline(always)]
     fn take(&mut self, conn: &mut Conn, plain: Option<Head>, message: ReceivedBuf, invalidated: Option<u32>) {
         if matches!(conn.stage(), Stage::Connecting | Stage::Closing) && !self.is_expected(conn) {
@@ -83,18 +83,18 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Whether a message is read that comes when the connection is not yet, or no longer, open.
+    /// Whether a message is accepted before or after the connection is open.
     #[cold]
     fn is_expected(&mut self, conn: &mut Conn) -> bool {
         if conn.stage() == Stage::Connecting && conn.proto.config().server {
-            // Who sends has been told that the connection is established. The device may say so here after it
-            // delivered the message, and an answer may be more than a reply: the service calls the client back.
+            // For the sender the connection is established. The device may report that here after it delivered the
+            // message, and the upper layer may call the client back.
             self.accept_established(conn);
         }
         conn.stage() != Stage::Closing
     }
 
-    /// The same for what may be a first message, and may settle the terms.
+    /// As above, for a message that may be the first, and may complete negotiation.
     #[inline(never)]
     fn receive_checked(&mut self, conn: &mut Conn, checked: &Result<View<'_>, WireError>) -> Result<Event, PeerFault> {
         self.widen(conn);
@@ -103,7 +103,7 @@ impl<F: Fabric> Shard<F> {
         event
     }
 
-    /// All that is neither a call nor a reply.
+    /// Messages that are neither calls nor replies.
     #[cold]
     fn unusual(&mut self, conn: &mut Conn, event: Event, message: &ReceivedBuf, invalidated: Option<u32>) {
         if let Some(fault) = conn.proto.exhausted() {
@@ -121,7 +121,7 @@ impl<F: Fabric> Shard<F> {
             Event::Grant | Event::Changed => return self.changes.note(&mut self.cx, conn),
             Event::Failed { call, token, error } => {
                 let error = match error {
-                    // Whether there ever is one is known here.
+                    // Only the shard knows whether there ever is one.
                     CallError::NoReplyBuffer { needed, knob: Knob::LongBuffers } => {
                         self.cx.lacks_buffer(needed).of_reply()
                     }
@@ -141,7 +141,7 @@ impl<F: Fabric> Shard<F> {
                     conn.who()
                 ),
             ),
-            // Calls and replies are never made of what could not be read.
+            // Malformed messages are never calls or replies.
             Event::Rejected(_) | Event::Call { .. } | Event::Reply { .. } => {}
         }
         conn.assembling.give_up();
@@ -155,7 +155,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.stats.peer_faults += 1;
         self.cx.warn("faults of peers", format_args!("{}: connection ended: {fault}", conn.who()));
         if matches!(fault, PeerFault::NoCommonVersion { .. }) {
-            // Another connection would end in the same way.
+            // A reconnect would end in the same way.
             conn.again.give_up();
         }
         conn.end_for(fault);
@@ -168,7 +168,7 @@ mod tests {
     use crate::shard::Notice;
     use crate::shard::testing::{NoDevice, call, message, new_conn, received, small};
 
-    /// What a connection in this stage does with the first message of its client.
+    /// Handles the first message of a client, in this stage.
     fn first_message(stage: Stage) -> (Shard<NoDevice>, Box<Conn>) {
         let mut shard = Shard::open(NoDevice::default(), small(), None).expect("memory");
         let mut conn = new_conn(0, true);

@@ -1,5 +1,5 @@
-//! The budget of a shard's Receives: how many its device has, how many its connections were promised, and who
-//! has to wait while there are fewer.
+//! Budget of a shard's receives: those that its device has, those promised to connections, and who waits while they are
+//! short.
 
 use std::ops::RangeInclusive;
 
@@ -8,27 +8,27 @@ use rpcrdma_mempool::Buf;
 use super::list::push;
 use crate::config::{RECEIVE_LOW_WATER, RECEIVE_MARGIN};
 
-/// What one connection was promised of it.
+/// Receives promised to one connection.
 #[derive(Debug, Default)]
 pub(super) struct Promise {
     receives: u32,
     overcommit: u32,
-    /// Of them not needed, as they were counted last when Receives were short.
+    /// Those not needed, at the last count while receives were short.
     spared: u32,
 }
 
 impl Promise {
-    /// What was counted as not needed.
+    /// The count of those not needed.
     pub(super) fn spared(&self) -> u32 {
         self.spared
     }
 
-    /// So much is not needed now.
+    /// Updates the count of those not needed.
     pub(super) fn spare(&mut self, spared: u32) {
         self.spared = spared;
     }
 
-    /// Receives that are kept for the connection.
+    /// Receives of the connection.
     pub(super) fn receives(&self) -> u32 {
         self.receives
     }
@@ -37,21 +37,20 @@ impl Promise {
 /// See the module page.
 #[derive(Debug)]
 pub(super) struct ReceiveBudget {
-    /// Most that may be promised.
+    /// Limit of promises.
     limit: usize,
-    /// The device has so many.
+    /// Receives of the device.
     posted: usize,
-    /// The fewest that it had when more were posted. Only then is it looked at: in between there are fewer by the
-    /// message.
+    /// Low-water mark, updated before each post: in between the number only falls, by one for each message.
     lowest: usize,
     promised: usize,
-    /// What connections may need beyond what they were promised.
+    /// Receives that connections may need beyond those promised.
     overcommit: usize,
-    /// Connections were told to wait because fewer are posted than promised.
+    /// Whether connections wait because fewer are posted than promised.
     ran_short: bool,
     /// What all connections together do not need, and the turn in which that was counted.
     spared: (u64, u32),
-    /// On their way to the device.
+    /// About to be posted.
     waiting: Vec<Buf>,
 }
 
@@ -69,104 +68,103 @@ impl ReceiveBudget {
         }
     }
 
-    /// There is a Receive for all that peers may send.
+    /// Whether there is a receive for all that peers may send.
     #[inline(always)]
     pub(super) fn suffice(&self) -> bool {
         self.posted >= self.promised
     }
 
-    /// The same when two more are needed, while so many of the promised ones are not: an answer makes it one more, and
-    /// the first call to a peer that calls makes it two.
+    /// As above, if two more are needed and so many of the promised ones are not: a reply needs one, and the first call
+    /// to a peer that calls two.
     pub(super) fn suffice_without(&self, spared: u32) -> bool {
         self.posted + spared as usize >= self.promised + 2
     }
 
-    /// What all connections together do not need, if that was counted in this turn.
+    /// Receives that all connections do not need, if counted in this turn.
     pub(super) fn spared_in(&self, turn: u64) -> Option<u32> {
         (self.spared.0 == turn).then_some(self.spared.1)
     }
 
-    /// They do not need so many in this turn.
+    /// Stores that count for this turn.
     pub(super) fn set_spared(&mut self, turn: u64, spared: u32) {
         self.spared = (turn, spared);
     }
 
-    /// So many more than are promised are posted.
+    /// Receives posted beyond those promised.
     pub(super) fn exceed_by(&self, count: usize) -> bool {
         self.posted >= self.promised + count
     }
 
-    /// They did not suffice for somebody, who is to be told when they do.
+    /// Marks that a connection waits for more.
     pub(super) fn note_shortage(&mut self) {
         self.ran_short = true;
     }
 
-    /// Connections wait for more.
+    /// Whether connections wait for more.
     pub(super) fn ran_short(&self) -> bool {
         self.ran_short
     }
 
-    /// Nobody waits any more.
+    /// Clears the mark.
     pub(super) fn relieve(&mut self) {
         self.ran_short = false;
     }
 
-    /// One of them has been used.
+    /// Counts one as used.
     #[inline]
     pub(super) fn completed(&mut self) {
         self.posted -= 1;
     }
 
-    /// It is time to post.
+    /// Whether to post now.
     #[inline]
     pub(super) fn is_low(&self) -> bool {
         !self.exceed_by(RECEIVE_LOW_WATER) || self.waiting.len() >= RECEIVE_LOW_WATER
     }
 
-    /// How many buffers are wanted for all that is promised, what may be needed beyond that, as far as there
-    /// are so many, and a margin.
+    /// Buffers wanted for the promised receives, for needs beyond that, as far as there are so many, and for a margin.
     pub(super) fn wanted(&self) -> usize {
         let overcommit = self.overcommit.min(self.unpromised());
         (self.promised + overcommit + RECEIVE_MARGIN).saturating_sub(self.held())
     }
 
-    /// What is promised has its buffers, and a few more, while so many of the promised ones are not needed.
+    /// Whether the promised receives have buffers, and a few more, while so many of them are not needed.
     pub(super) fn cover_promises_without(&self, spared: u32) -> bool {
         self.held() >= self.promised || self.held() + spared as usize >= self.promised + RECEIVE_LOW_WATER
     }
 
-    /// Receives that may still be promised.
+    /// Receives left to promise.
     pub(super) fn unpromised(&self) -> usize {
         self.limit.saturating_sub(self.promised)
     }
 
-    /// Receives that are promised.
+    /// Promised receives.
     pub(super) fn promised(&self) -> usize {
         self.promised
     }
 
-    /// Receives that the device has, or is about to have.
+    /// Receives of the device, posted or about to be.
     #[inline]
     pub(super) fn held(&self) -> usize {
         self.posted + self.waiting.len()
     }
 
-    /// Buffers of so many bytes that are about to be posted.
+    /// Buffers of so many bytes about to be posted.
     pub(super) fn waiting_in(&self, range: &RangeInclusive<usize>) -> usize {
         self.waiting.iter().filter(|buf| range.contains(&buf.capacity())).count()
     }
 
-    /// Receives that the device has.
+    /// Receives of the device.
     pub(super) fn posted(&self) -> usize {
         self.posted
     }
 
-    /// The fewest Receives that the device had since it got its first.
+    /// Low-water mark of the device's receives, since its first.
     pub(super) fn lowest(&self) -> usize {
         self.lowest.min(self.posted)
     }
 
-    /// A buffer to be posted. What there is enough of goes home.
+    /// Adds a buffer to be posted; frees a surplus one.
     #[inline]
     pub(super) fn give(&mut self, buf: impl FnOnce() -> Buf) {
         if self.waiting.len() < RECEIVE_LOW_WATER {
@@ -174,19 +172,18 @@ impl ReceiveBudget {
         }
     }
 
-    /// A buffer that was wanted.
+    /// Adds a wanted buffer.
     #[inline]
     pub(super) fn add(&mut self, buf: Buf) {
         push(&mut self.waiting, || buf);
     }
 
-    /// What is not posted yet goes home.
+    /// Frees buffers that are not posted yet.
     pub(super) fn drop_waiting(&mut self) {
         self.waiting.clear();
     }
 
-    /// Posts what waits, by a function that takes as many as the device does, from the front, and says how
-    /// many; returns that.
+    /// Posts waiting buffers by a function that takes as many as the device does, and returns their number.
     #[inline]
     pub(super) fn post(&mut self, post: impl FnOnce(&mut Vec<Buf>) -> usize) -> usize {
         if self.waiting.is_empty() {
@@ -195,12 +192,12 @@ impl ReceiveBudget {
         let before = self.posted;
         let posted = post(&mut self.waiting);
         self.posted += posted;
-        // None are lacking before the first are there.
+        // None are missing before the first post.
         self.lowest = if self.lowest == usize::MAX { self.posted } else { self.lowest.min(before) };
         posted
     }
 
-    /// Changes what a connection was promised.
+    /// Changes the promise to a connection.
     pub(super) fn promise(&mut self, promise: &mut Promise, receives: u32, overcommit: u32) {
         self.promised = self.promised + receives as usize - promise.receives as usize;
         self.overcommit = self.overcommit + overcommit as usize - promise.overcommit as usize;

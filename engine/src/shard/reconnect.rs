@@ -1,8 +1,7 @@
-//! Connections that are made again: after a loss, by policy; and in version 1, when version 2 was not
-//! answered.
+//! Reconnecting: after a loss, by policy; and in version 1, when version 2 was not answered.
 //!
-//! A connection that waits to be made again is parked: without a queue pair. Its calls wait with it, and
-//! go out under their XIDs when it is open again. Its owner's name for it stays that of its first queue pair.
+//! A connection that waits to reconnect is parked, without a queue pair. Its calls wait with it, and are sent with
+//! their XIDs when it is open again. Its owner's name for it stays that of its first queue pair.
 
 use super::Shard;
 use super::clock::nanoseconds;
@@ -13,16 +12,16 @@ use crate::fabric::{Fabric, FabricAddress, FabricError, FabricErrorKind};
 use crate::proto::Phase;
 use crate::wire::Version;
 
-/// How a connection is made again.
+/// State of reconnecting.
 #[derive(Debug, Default)]
 pub(super) struct Again {
-    /// Of a client: where it leads.
+    /// Address of a client's server.
     address: Option<FabricAddress>,
-    /// Times that it was made again since it was last of use.
+    /// Reconnects since it was last useful.
     attempts: u32,
-    /// Since when it is open again, in nanoseconds, if it is.
+    /// Open again since, in nanoseconds, if open.
     open_since: Option<u64>,
-    /// While it waits to be made again: when the next attempt is due, in nanoseconds.
+    /// Time of the next attempt while it waits, in nanoseconds.
     retry_at: u64,
     /// Its server does not speak version 2.
     version_1_only: bool,
@@ -34,23 +33,23 @@ impl Again {
         Self { address: Some(address), ..Self::default() }
     }
 
-    /// It is not made again.
+    /// It does not reconnect.
     pub(super) fn give_up(&mut self) {
         self.address = None;
     }
 
-    /// It was lost, and is not open again yet.
+    /// Whether it is lost and not open again yet.
     pub(super) fn is_under_way(&self) -> bool {
         self.attempts > 0 && self.open_since.is_none()
     }
 
-    /// It is open again.
+    /// Marks it as open again.
     pub(super) fn succeeded(&mut self, now: u64) {
         self.open_since = Some(now);
     }
 
-    /// It is lost: times that it was made again since it was of use, or was open for so many nanoseconds. A server that
-    /// ends each connection as soon as it has it would else be asked without end, and without a pause.
+    /// Marks it as lost; returns its reconnects since it was useful, or open for so many nanoseconds. Otherwise a
+    /// server that closes each connection at once would be retried without limit and pause.
     fn attempts_when_lost(&self, now: u64, useful: bool, long: u64) -> u32 {
         match self.open_since {
             Some(since) if useful || now.saturating_sub(since) >= long => 0,
@@ -60,7 +59,7 @@ impl Again {
 }
 
 impl Conn {
-    /// It was lost, and is not open again yet.
+    /// Whether it is lost and not open again yet.
     pub(super) fn is_reconnecting(&self) -> bool {
         self.again.is_under_way()
             && matches!(self.stage(), Stage::Reconnecting | Stage::Connecting | Stage::Negotiating)
@@ -68,7 +67,7 @@ impl Conn {
 }
 
 impl<F: Fabric> Shard<F> {
-    /// Whether a connection that has ended is to be made again.
+    /// Whether a connection that has ended reconnects.
     pub(super) fn may_reconnect(&mut self, conn: &Conn) -> bool {
         if conn.again.address.is_none() || self.life.is_draining() {
             return false;
@@ -77,27 +76,28 @@ impl<F: Fabric> Shard<F> {
         match conn.stage() {
             Stage::Negotiating => self.wants_version_1(conn) || more,
             Stage::Open => self.lost_after_version_error(conn) || more,
-            // Who never was connected is told so.
+            // A first connect fails instead.
             Stage::Connecting => conn.again.attempts > 0 && more,
             Stage::Draining | Stage::Closing | Stage::Reconnecting => false,
         }
     }
 
-    /// Times that a connection which is lost was made again since it was last of use.
+    /// Reconnects of a lost connection since it was last useful.
     fn attempts_of(&mut self, conn: &Conn) -> u32 {
         let (_, longest) = self.cx.connect.reconnect_backoff;
         conn.again.attempts_when_lost(self.cx.clock.read(), conn.requests.was_answered(), nanoseconds(longest))
     }
 
-    /// The first message was lost, or not answered: the server may know version 1 only (version 2 §4.3.3).
+    /// Falls back after the first message was lost or not answered: the server may know version 1 only (version 2
+    /// §4.3.3).
     fn wants_version_1(&self, conn: &Conn) -> bool {
-        // Which cannot authenticate.
+        // Version 1 cannot authenticate.
         let allowed =
             self.cx.config.wire.version_1 && !matches!(self.cx.config.wire.host_auth, AuthPolicy::Required(_));
         allowed && !conn.again.version_1_only && conn.proto.phase() == Phase::Hello
     }
 
-    /// The connection was lost right behind the error that version 2 is not spoken.
+    /// The connection was lost right after the error that version 2 is not supported.
     fn lost_after_version_error(&self, conn: &Conn) -> bool {
         !conn.again.version_1_only
             && conn.proto.terms().version == Version::V1
@@ -105,7 +105,7 @@ impl<F: Fabric> Shard<F> {
             && conn.proto.counters().received == 1
     }
 
-    /// A connection is gone that will be made again.
+    /// Parks a lost connection that will reconnect.
     #[cold]
     pub(super) fn begin_reconnect(&mut self, mut conn: Box<Conn>) {
         let version_1 = self.wants_version_1(&conn) || self.lost_after_version_error(&conn);
@@ -135,7 +135,7 @@ impl<F: Fabric> Shard<F> {
         nanoseconds(first.saturating_mul(1 << attempts.min(20)).min(longest))
     }
 
-    /// Makes connections again whose time has come.
+    /// Reconnects connections whose time has come.
     pub(super) fn reconnect(&mut self) {
         let now = self.cx.clock.read();
         for conn in self.cx.conns.take_parked() {

@@ -1,4 +1,4 @@
-//! What is told of a shard when somebody asks: what was counted, and what is found now. Nothing of it is kept for that.
+//! Statistics of a shard on request: counters, and gauges computed now.
 
 use super::Shard;
 use super::conn::Conn;
@@ -7,12 +7,12 @@ use crate::stats::{ConnectionStats, ShardStats};
 use crate::wire::Version;
 
 impl<F: Fabric> Shard<F> {
-    /// What happened so far. Whoever else reads it sees no difference.
+    /// Statistics so far; other readers see no difference.
     pub fn stats(&mut self) -> ShardStats {
         self.stats_with_connections(0)
     }
 
-    /// The same, with so many of the connections in [`ShardStats::peers`]: those of the lowest slots.
+    /// As above, with so many connections in [`ShardStats::peers`]: those of the lowest slots.
     pub fn stats_with_connections(&mut self, connections: usize) -> ShardStats {
         let cx = &mut self.cx;
         let now = cx.clock.read();

@@ -1,4 +1,4 @@
-//! Receives of another size, while calls run (xcharext-02 §3.1).
+//! Resizing of receives, while calls run (xcharext-02 §3.1).
 //!
 //! The shared receive queue serves every connection, so every Receive in it must be as large as any peer may
 //! rely on:
@@ -6,16 +6,15 @@
 //!   last of them is gone, the peers are told.
 //! - *shrinking*: the peers are told. When each is known to have read that, smaller Receives are posted.
 //!
-//! A peer that cannot be told, because it is of version 1 or does not know the operations, keeps what it was
-//! promised when it connected: it holds shrinking back until it is gone, and makes no use of growing.
+//! A peer of version 1, or without the operations, keeps its first promise: it holds back shrinking until it
+//! disconnects, and does not use growing.
 
 use rpcrdma_mempool::{Class, MemError, Pool, PoolConfig};
 
 use super::context::Context;
 use crate::fabric::{Access, Fabric, FabricError};
 
-/// Smallest Receives that version 2 has without a word about it (its §4.3.2): nobody can be sure that a peer
-/// who is new sends less.
+/// Smallest receives of version 2 without negotiation (its §4.3.2): a new peer may send that much.
 const LEAST: usize = 4096;
 /// Why the size of Receives does not change.
 #[derive(Debug, thiserror::Error)]
@@ -48,40 +47,40 @@ pub enum ResizeError {
     Stopped,
 }
 
-/// Receives of one size, if that is not the configured one.
+/// Receives of one size other than the configured one.
 #[derive(Debug)]
 struct Sized {
     size: usize,
     pool: Pool,
 }
 
-/// Where a change is.
+/// Progress of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Still,
-    /// Older Receives are gone when so many have been taken.
+    /// Older receives are gone after so many messages.
     Growing(u64),
-    /// Peers are to read that they are told less.
+    /// Peers have to read the smaller limit.
     Shrinking,
 }
 
 /// The sizes of a shard's Receives.
 #[derive(Debug)]
 pub(super) struct Sizing {
-    /// No Receive is smaller, and peers that connect are told so.
+    /// Lower bound of all receives, announced to new peers.
     announced: usize,
-    /// What is posted from now on.
+    /// Size of new receives.
     filled: usize,
     stage: Progress,
-    /// A peer asks for this.
+    /// Size requested by a peer.
     asked: Option<usize>,
-    /// Memory of the size that is posted now, unless that is the configured one.
+    /// Memory of the current size, unless that is the configured one.
     pool: Option<Sized>,
-    /// Memory of earlier sizes that is not home yet.
+    /// Memory of earlier sizes, still in use.
     retired: Vec<Sized>,
     /// Receives posted since the start.
     posted: u64,
-    /// Bytes of the buffer of a Receive that is posted now, and of one of the configured size.
+    /// Buffer bytes of a new receive, and of one of the configured size.
     capacity: usize,
     configured_capacity: usize,
 }
@@ -102,17 +101,17 @@ impl Sizing {
         }
     }
 
-    /// What peers that connect are told.
+    /// Size announced to new peers.
     pub(super) fn announced(&self) -> usize {
         self.announced
     }
 
-    /// What is posted from now on.
+    /// Size of new receives.
     pub(super) fn filled(&self) -> usize {
         self.filled
     }
 
-    /// Bytes of the buffer of a Receive that is posted now.
+    /// Buffer bytes of a new receive.
     #[inline]
     pub(super) fn capacity(&self) -> usize {
         self.capacity
@@ -124,19 +123,19 @@ impl Sizing {
         self.configured_capacity
     }
 
-    /// Something of it is to be looked at now and then.
+    /// Whether the control plane has work with it.
     pub(super) fn is_busy(&self) -> bool {
         self.stage != Progress::Still || self.asked.is_some() || !self.retired.is_empty()
     }
 
-    /// Takes in what came home.
+    /// Collects returned buffers.
     pub(super) fn drain_remote(&self) {
         for sized in self.pool.iter().chain(&self.retired) {
             sized.pool.drain_remote();
         }
     }
 
-    /// Where buffers for Receives come from, `usual` for those of the configured size, and bytes of each.
+    /// Pool of new receives, `usual` for those of the configured size, and their bytes.
     #[inline]
     pub(super) fn pool_of_receives<'a>(&'a self, usual: &'a Pool) -> (&'a Pool, usize) {
         self.pool.as_ref().map_or((usual, self.filled), |sized| (&sized.pool, sized.size))
@@ -147,14 +146,14 @@ impl Sizing {
         self.pool.iter().chain(&self.retired).map(|sized| &sized.pool)
     }
 
-    /// So many Receives were posted.
+    /// Counts posted receives.
     pub(super) fn posted(&mut self, count: usize) {
         self.posted += count as u64;
     }
 }
 
 impl<F: Fabric> Context<F> {
-    /// Changes the size of the shard's Receives, for all of its connections, while calls run.
+    /// Changes the receive size of all connections while calls run.
     ///
     /// # Errors
     /// Nothing has changed.
@@ -181,7 +180,7 @@ impl<F: Fabric> Context<F> {
         Ok(())
     }
 
-    /// Receives of this size from now on. Those that wait to be posted are dropped.
+    /// Posts receives of this size from now on, and drops those that wait to be posted.
     fn post_from_now_on(&mut self, bytes: usize) -> Result<(), ResizeError> {
         let again = self.sizing.retired.iter().position(|sized| sized.size == bytes);
         let next = match again {
@@ -199,7 +198,7 @@ impl<F: Fabric> Context<F> {
         self.sizing.retired.extend(before);
         self.sizing.filled = bytes;
         self.receives.drop_waiting();
-        // What is of another size goes home instead of being posted again.
+        // Buffers of another size are freed instead of posted.
         self.sizing.capacity = match &self.sizing.pool {
             Some(sized) => sized.pool.stats().classes.first().map_or(bytes, |class| class.size),
             None => self.sizing.configured_capacity,
@@ -207,11 +206,11 @@ impl<F: Fabric> Context<F> {
         Ok(())
     }
 
-    /// Tells each peer what it is to know; `settled` if that is all that comes of what it may have asked for.
+    /// Announces the size to each peer; `settled` if that answers its request.
     fn announce_sizes(&mut self, settled: bool) {
         let size = self.sizing.announced;
         for conn in self.conns.iter_mut() {
-            // A peer that cannot be told keeps to what it was promised.
+            // A peer without the operations keeps its first promise.
             let _ = match settled {
                 true => conn.proto.settle_receive_size(size),
                 false => conn.proto.update_receive_size(size),
@@ -221,15 +220,14 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Changes to a size that a peer asks for, when it is its turn.
+    /// Starts a change that a peer requested, when possible.
     pub(super) fn ask_for_size(&mut self, bytes: usize) {
         if self.config.wire.resize_on_request {
             self.sizing.asked = Some(bytes);
         }
     }
 
-    /// Goes on with a change of sizes, as the control plane is looked at: no connection is out of the table
-    /// then.
+    /// Continues a change of size, in the control plane: no connection is lent then.
     pub(super) fn resize(&mut self) {
         if !self.sizing.is_busy() {
             return;
@@ -260,7 +258,7 @@ impl<F: Fabric> Context<F> {
         self.release_memory();
     }
 
-    /// Posts smaller Receives, if nobody relies on larger ones any more.
+    /// Posts smaller receives, if no peer relies on larger ones any more.
     fn shrink(&mut self) {
         let size = self.sizing.announced;
         if !self.conns.iter_mut().all(|conn| conn.proto.promised_receive() <= size) {
@@ -276,7 +274,7 @@ impl<F: Fabric> Context<F> {
         self.announce_sizes(true);
     }
 
-    /// Gives back the memory of sizes that are no longer used.
+    /// Frees the memory of unused sizes.
     fn release_memory(&mut self) {
         self.sizing.drain_remote();
         let home = |sized: &mut Sized| sized.pool.stats().classes.iter().all(|class| class.outstanding == 0);
@@ -289,7 +287,7 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Sizes of Receives that peers may ask for.
+    /// Receive sizes that peers may request.
     pub(super) fn sizes_for_peers(&self) -> Option<(usize, usize)> {
         self.config.wire.resize_on_request.then(|| (LEAST, self.config.wire.longest_message()))
     }

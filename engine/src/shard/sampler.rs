@@ -1,18 +1,18 @@
-//! Which calls are timed: one of so many, at irregular distances, so that calls that come in a pattern are all met.
+//! Sampling of calls: one of so many, at irregular distances, so that patterns of calls are covered.
 
 /// See the module page.
 #[derive(Debug)]
 pub(super) struct Sampler {
-    /// Calls until the next one that is timed.
+    /// Calls until the next sample.
     until: u64,
-    /// The mean of that; 0 for none ever.
+    /// Average distance; 0 for no samples.
     every: u64,
-    /// Of a xorshift generator; the same in each run.
+    /// State of a xorshift generator; the same in each run.
     state: u64,
 }
 
 impl Sampler {
-    /// Every how many calls one is timed, in the mean: 1 for all, 0 for none.
+    /// Samples one of so many calls on average: 1 for all, 0 for none.
     pub(super) fn new(every: u32) -> Self {
         let mut sampler = Self { until: 0, every: every.into(), state: 0x9E37_79B9_7F4A_7C15 };
         sampler.draw();
@@ -26,13 +26,13 @@ impl Sampler {
         self.until == 0 && self.draw()
     }
 
-    /// From 1 to twice the mean less one; true, if there is one to come.
+    /// From 1 to twice the average less one; true if there is a next sample.
     #[inline(never)]
     fn draw(&mut self) -> bool {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
         self.state ^= self.state << 17;
-        // More calls than there will be.
+        // Never reached.
         self.until = (2 * self.every).checked_sub(1).map_or(u64::MAX, |most| self.state % most + 1);
         self.every > 0
     }

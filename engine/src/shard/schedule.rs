@@ -1,21 +1,21 @@
-//! When the control plane is looked at, and when something is to be done by itself.
+//! Schedule of the control plane and of timers.
 
 use std::time::Duration;
 
 use super::clock::nanoseconds;
 
-/// The part of the usual interval after which the control plane is looked at again when a connection is being
-/// made: seven looks more for each, at most.
+/// Part of the usual interval between control-plane runs while a connection is being made: at most seven extra runs for
+/// each.
 const HASTE: u64 = 128;
 
 /// Times are in nanoseconds since the shard was made.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    /// When the control plane is looked at next.
+    /// Next control-plane run.
     control_due: u64,
-    /// How long after a look the next one is, if that is sooner than usual.
+    /// Time to the next run, if it is sooner than usual.
     pace: u64,
-    /// When something is to be done that neither a message nor a deadline asks for.
+    /// Next timer.
     next: u64,
 }
 
@@ -26,28 +26,27 @@ impl Default for Schedule {
 }
 
 impl Schedule {
-    /// The control plane is looked at in the next turn.
+    /// Runs the control plane in the next turn.
     #[inline]
     pub(super) fn control_now(&mut self) {
         self.control_due = 0;
     }
 
-    /// A connection is being made: the control plane is looked at in the next turn, and then, for about one
-    /// `interval`, more often than that, as what is to be done for it, and the connection behind it, come
-    /// soon.
+    /// Hastens the control plane for a new connection: it runs in the next turn, and then for about one `interval` more
+    /// often, as more work for it and the connections after it comes soon.
     pub(super) fn hasten(&mut self, interval: Duration) {
         self.control_due = 0;
         self.pace = nanoseconds(interval) / HASTE;
     }
 
-    /// Whether it is time for a look.
+    /// Whether a run is due.
     #[inline]
     pub(super) fn is_control_due(&self, now: u64) -> bool {
         now >= self.control_due
     }
 
-    /// Whether it is looked at now; if so, the next time is `interval` later, or sooner after
-    /// [`hasten`](Self::hasten): twice as long after each look.
+    /// Whether it runs now; if so, the next run is `interval` later, or sooner after [`hasten`](Self::hasten): twice as
+    /// long after each run.
     #[inline]
     pub(super) fn control_is_due(&mut self, now: u64, interval: Duration) -> bool {
         let due = self.is_control_due(now);
@@ -59,22 +58,22 @@ impl Schedule {
         due
     }
 
-    /// It is looked at: whoever waits for a time says so again.
+    /// Clears the timers at a run: users set them again.
     pub(super) fn begin(&mut self) {
         self.next = u64::MAX;
     }
 
-    /// Something is to be done at this time.
+    /// Sets a timer.
     pub(super) fn wake_by(&mut self, time: u64) {
         self.next = self.next.min(time);
     }
 
-    /// When something is to be done; 0 if that is a look at the control plane.
+    /// The next timer; 0 if the control plane is due.
     pub(super) fn next(&self) -> u64 {
         if self.control_due == 0 { 0 } else { self.next }
     }
 
-    /// After a sleep that was to end at `next`: whether the device has `control` events.
+    /// After a sleep until `next`: whether the device has `control` events.
     pub(super) fn woken(&mut self, control: bool, next: u64) {
         self.control_due = if control { 0 } else { self.control_due.min(next) };
     }

@@ -1,7 +1,6 @@
-//! The send queue of a connection: the work requests of this turn, which of them are signalled, and how far
-//! the device is known to have come.
+//! Send queue of a connection: this turn's work requests, signaling, and the Sends that have completed.
 //!
-//! One Send in some is signalled, and speaks for those before it: they complete in order.
+//! One Send in several is signaled, and completes those before it, as they complete in order.
 
 use std::collections::VecDeque;
 
@@ -13,16 +12,15 @@ use crate::fabric::{Posting, RemoteMemory, Source, WorkRequest};
 /// See the module page.
 #[derive(Debug)]
 pub(super) struct SendQueue {
-    /// To be posted.
+    /// Work requests to post.
     chain: Vec<Posting>,
-    /// Sends so far; which of them was the last signalled one, and the last that is known to have left. They
-    /// wrap.
+    /// Sends so far, the last signaled one, and the last completed one. Numbers wrap.
     sends: u32,
     signalled: u32,
     left: u32,
-    /// Bytes of the RDMA Writes that were queued so far.
+    /// Bytes of RDMA Writes queued so far.
     written: u64,
-    /// Where what is being written counts: the Sends behind RDMA Writes, and how many bytes these carry.
+    /// Sends after counted RDMA Writes, and the bytes of these.
     writes: VecDeque<(u32, usize)>,
 }
 
@@ -31,25 +29,25 @@ impl SendQueue {
         Self { chain: Vec::with_capacity(64), sends: 0, signalled: 0, left: 0, written: 0, writes: VecDeque::new() }
     }
 
-    /// Where the first work request of a turn goes.
+    /// Start of this turn's work requests.
     #[inline]
     pub(super) fn next_place(&self) -> *const Posting {
         self.chain.as_ptr()
     }
 
-    /// Queues a work request of which nothing need be heard unless it fails.
+    /// Queues an unsignaled work request.
     #[inline]
     pub(super) fn push(&mut self, wr: WorkRequest) {
         push(&mut self.chain, || Posting { wr_id: 0, signalled: false, wr });
     }
 
-    /// Queues a work request other than a Send, under a name of its kind.
+    /// Queues a signaled work request other than a Send, named by its kind.
     #[inline(always)]
     pub(super) fn push_named(&mut self, wr_id: u64, signalled: bool, wr: impl FnOnce() -> WorkRequest) {
         push(&mut self.chain, || Posting { wr_id, signalled, wr: wr() });
     }
 
-    /// Queues a Send; one in `signal_every` is signalled.
+    /// Queues a Send; one in `signal_every` is signaled.
     #[inline(never)]
     pub(super) fn push_send(&mut self, buf: Buf, invalidate: Option<u32>, signal_every: u32) {
         self.sends = self.sends.wrapping_add(1);
@@ -64,9 +62,8 @@ impl SendQueue {
         });
     }
 
-    /// Queues an RDMA Write of no bytes, from a buffer of none, signalled: the peer's device takes it without
-    /// a Receive and without looking at the key, and its end is the end of all Sends before it, or of the
-    /// connection.
+    /// Queues a signaled RDMA Write of no bytes: the peer's device acknowledges it without a receive or a valid key.
+    /// Its completion completes all Sends before it, or the connection ends.
     pub(super) fn push_empty_write(&mut self, nothing: Lent) {
         self.sends = self.sends.wrapping_add(1);
         self.signalled = self.sends;
@@ -75,26 +72,25 @@ impl SendQueue {
         self.chain.push(Posting { wr_id: u64::from(self.sends), signalled: true, wr });
     }
 
-    /// Nothing is to be posted.
+    /// Whether nothing is queued.
     #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
         self.chain.is_empty()
     }
 
-    /// Work requests that are to be posted.
+    /// Queued work requests.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.chain.len()
     }
 
-    /// Takes back what is no Send and was queued behind the first `len`.
+    /// Removes work requests other than Sends, queued after the first `len`.
     pub(super) fn truncate(&mut self, len: usize) {
         debug_assert!(!self.chain[len..].iter().any(|posting| matches!(posting.wr, WorkRequest::Send { .. })));
         self.chain.truncate(len);
     }
 
-    /// Posts what is queued, by a function that takes as many as the device does, from the front; says how
-    /// many.
+    /// Posts the queue by a function that takes as many as the device does; returns their number.
     #[inline]
     pub(super) fn post<E>(&mut self, post: impl FnOnce(&mut Vec<Posting>) -> Result<(), E>) -> (usize, Result<(), E>) {
         let count = self.chain.len();
@@ -102,7 +98,7 @@ impl SendQueue {
         (count - self.chain.len(), result)
     }
 
-    /// A signalled Send has left, and all before it.
+    /// Records the completion of a signaled Send, and of all before it.
     #[inline]
     pub(super) fn send_completed(&mut self, wr_id: u64) {
         self.left = wr_id as u32;
@@ -111,8 +107,8 @@ impl SendQueue {
         }
     }
 
-    /// RDMA Writes of so many bytes are queued for the next Send. With `count`, they count among those that are
-    /// [being written](Self::written).
+    /// Records RDMA Writes of so many bytes, queued for the next Send. With `count`, they count as [being
+    /// written](Self::written).
     #[inline]
     pub(super) fn note_writes(&mut self, bytes: usize, count: bool) {
         self.written += bytes as u64;
@@ -121,51 +117,50 @@ impl SendQueue {
         }
     }
 
-    /// Bytes of all RDMA Writes that were queued so far.
+    /// Bytes of all RDMA Writes queued so far.
     pub(super) fn written_so_far(&self) -> u64 {
         self.written
     }
 
-    /// Bytes of what is queued and not posted.
+    /// Bytes queued and not posted.
     pub(super) fn unposted(&self) -> u64 {
         self.chain.iter().map(|posting| posting.wr.payload() as u64).sum()
     }
 
-    /// Bytes of the RDMA Writes that count, and are not known to have left.
+    /// Bytes of counted RDMA Writes that have not completed.
     pub(super) fn written(&self) -> usize {
         self.writes.iter().map(|&(_, bytes)| bytes).sum()
     }
 
     #[cold]
     fn forget_written(&mut self) {
-        // Numbers wrap: those behind the one that has left are less than half of them away.
+        // Numbers wrap: those after the completed one are less than half of them away.
         let left = self.left;
         self.writes.retain(|&(send, _)| send.wrapping_sub(left).cast_signed() > 0);
     }
 
-    /// Sends behind the last signalled one: of their end nothing will be heard by itself.
+    /// Sends after the last signaled one: no completion will report them.
     pub(super) fn has_unsignalled(&self) -> bool {
         self.sends != self.signalled
     }
 
-    /// The end of a Send will be heard of.
+    /// Whether a completion is outstanding.
     pub(super) fn awaits_end(&self) -> bool {
         self.left != self.signalled
     }
 
-    /// Sends that are not known to have left.
+    /// Sends that have not completed.
     #[inline(always)]
     pub(super) fn under_way(&self) -> u32 {
         self.sends.wrapping_sub(self.left)
     }
 
-    /// The numbers of the last Send, and of the last that is known to have left. They wrap.
+    /// Numbers of the last Send, and of the last completed one. They wrap.
     pub(super) fn numbers(&self) -> (u32, u32) {
         (self.sends, self.left)
     }
 
-    /// The device is gone, with all that it held: what was sent has left, and what was to be posted is
-    /// nothing.
+    /// Resets after the loss of the device: sent work has completed, and queued work is dropped.
     pub(super) fn forget_device(&mut self) {
         self.chain.clear();
         self.writes.clear();

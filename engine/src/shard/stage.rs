@@ -1,24 +1,24 @@
 //! Where a connection is in its life, and which way it goes from there.
 
-/// Where a connection is in its life.
+/// Life cycle of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The fabric has not said `Established` yet.
+    /// Not yet `Established` by the fabric.
     Connecting,
     /// A client waits for the answer to its first message.
     Negotiating,
-    /// Messages flow.
+    /// Open for messages.
     Open,
     /// No new calls in either direction; those under way end.
     Draining,
-    /// The last one has ended; over when the peer has taken everything.
+    /// All calls have ended; closes when the peer has received everything.
     Closing,
-    /// Lost, and to be made again.
+    /// Lost, and waiting to reconnect.
     Reconnecting,
 }
 
 impl Stage {
-    /// What statistics call it.
+    /// Name in statistics.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Connecting => "connecting",
@@ -30,11 +30,11 @@ impl Stage {
         }
     }
 
-    /// Whether a connection goes from here to `next` in one step.
+    /// Whether `next` may follow directly.
     const fn leads_to(self, next: Self) -> bool {
         use Stage::{Closing, Connecting, Draining, Negotiating, Open, Reconnecting};
         match self {
-            // One that was never there has nothing to drain.
+            // A connection that was never established has nothing to drain.
             Connecting => matches!(next, Negotiating | Open | Closing | Reconnecting),
             Negotiating => matches!(next, Open | Draining | Reconnecting),
             Open => matches!(next, Draining | Reconnecting),
@@ -44,10 +44,10 @@ impl Stage {
         }
     }
 
-    /// Goes on to `next`.
+    /// Enters `next`.
     ///
     /// # Panics
-    /// In debug builds, if there is no such way.
+    /// In debug builds, on an invalid transition.
     pub(super) fn go(&mut self, next: Self) {
         debug_assert!(self.leads_to(next), "{self:?} does not lead to {next:?}");
         *self = next;

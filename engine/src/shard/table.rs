@@ -6,24 +6,24 @@ use super::conn::Conn;
 use super::stage::Stage;
 use crate::fabric::QpId;
 
-/// See the module page. A connection is lent to one user at a time, as
-/// [`Context::lend`](super::context::Context::lend) does, and meanwhile not in the table.
+/// See the module page. A connection is lent to one user at a time, by
+/// [`Context::lend`](super::context::Context::lend), and is then outside the table.
 #[derive(Default)]
 pub(super) struct ConnTable {
     /// By the slot of the queue pair.
     slots: Vec<Option<Box<Conn>>>,
-    /// Those without a queue pair, which are to be made again, oldest first.
+    /// Connections that wait to reconnect, oldest first.
     #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
     reconnecting: Vec<Box<Conn>>,
-    /// Those that were made again: the queue pair that they had first, and the one that they have.
+    /// First and current queue pairs of reconnected connections.
     aliases: Vec<(QpId, QpId)>,
-    /// Those that came back as over, and are to be ended.
+    /// Connections that were returned closed, still to be ended.
     #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
     closed: Vec<Box<Conn>>,
 }
 
 impl ConnTable {
-    /// Puts in a connection that has a new queue pair.
+    /// Adds a connection with a new queue pair.
     pub(super) fn insert(&mut self, conn: Box<Conn>) {
         let slot = conn.qp().slot as usize;
         if self.slots.len() <= slot {
@@ -47,7 +47,7 @@ impl ConnTable {
         entry.take()
     }
 
-    /// The connection in a slot, if it is not lent, to have it fetched.
+    /// The connection in a slot, if it is not lent, for a prefetch.
     #[inline]
     pub(super) fn peek(&self, slot: u32) -> Option<&Conn> {
         self.slots.get(slot as usize)?.as_deref()
@@ -59,7 +59,7 @@ impl ConnTable {
         self.slots.get_mut(slot)?.take()
     }
 
-    /// Lends a connection by the name that its owner has for it.
+    /// Lends a connection by its owner's name for it.
     #[inline]
     pub(super) fn take_ref(&mut self, conn: ConnRef) -> Option<Box<Conn>> {
         match self.take(conn.0) {
@@ -77,7 +77,7 @@ impl ConnTable {
         self.take(now)
     }
 
-    /// Takes back what was lent. False if it is over by now: it is lent no more, and is to be
+    /// Takes a lent connection back. False if it is closed: it is lent no more, and has to be
     /// [ended](Self::take_closed).
     #[inline(always)]
     pub(super) fn give_back(&mut self, conn: Box<Conn>) -> bool {
@@ -92,7 +92,7 @@ impl ConnTable {
 
     #[cold]
     fn put_aside(&mut self, conn: Box<Conn>) -> bool {
-        // One that is to be made again has no other place meanwhile.
+        // A reconnecting connection has no other place.
         if conn.stage() == Stage::Reconnecting {
             self.park(conn);
             return true;
@@ -101,20 +101,20 @@ impl ConnTable {
         false
     }
 
-    /// Connections are over, and not ended.
+    /// Whether closed connections wait for their end.
     #[inline(always)]
     pub(super) fn has_closed(&self) -> bool {
         !self.closed.is_empty()
     }
 
-    /// Takes those that are over, to end them, in the order in which they came back.
+    /// Takes closed connections, to end them, in the order of their return.
     #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
     pub(super) fn take_closed(&mut self) -> Vec<Box<Conn>> {
         std::mem::take(&mut self.closed)
     }
 
-    /// Keeps a connection that has no queue pair until it is made again. It is marked as over, so that it
-    /// comes back here from whoever it is lent to.
+    /// Keeps a connection without a queue pair until it reconnects. It is marked as closed, so that it returns here
+    /// from its user.
     pub(super) fn park(&mut self, conn: Box<Conn>) {
         debug_assert!(conn.is_over(), "it would be put where it has no place");
         self.reconnecting.push(conn);
@@ -126,17 +126,17 @@ impl ConnTable {
         std::mem::take(&mut self.reconnecting)
     }
 
-    /// Connections wait to be made again.
+    /// Whether connections wait to reconnect.
     pub(super) fn has_parked(&self) -> bool {
         !self.reconnecting.is_empty()
     }
 
-    /// A connection is over: its owner's name leads nowhere.
+    /// Removes a closed connection's name.
     pub(super) fn forget(&mut self, origin: QpId) {
         self.aliases.retain(|(first, _)| *first != origin);
     }
 
-    /// The connection that goes by this name, if it has a queue pair.
+    /// The connection with this name, if it has a queue pair.
     pub(super) fn get(&self, conn: ConnRef) -> Option<&Conn> {
         let alias = self.aliases.iter().find(|(first, _)| *first == conn.0);
         let qp = alias.map_or(conn.0, |&(_, now)| now);
@@ -144,7 +144,7 @@ impl ConnTable {
         (conn.qp() == qp).then_some(conn)
     }
 
-    /// There is one that goes by this name.
+    /// Whether there is one with this name.
     pub(super) fn has(&self, conn: ConnRef) -> bool {
         self.get(conn).is_some() || self.reconnecting.iter().any(|waiting| waiting.origin() == conn.0)
     }
@@ -154,12 +154,12 @@ impl ConnTable {
         self.slots.get_mut(qp.slot as usize)?.as_deref_mut().filter(|conn| conn.qp() == qp)
     }
 
-    /// All that have a queue pair.
+    /// All connections with a queue pair.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Conn> {
         self.slots.iter().flatten().map(|conn| &**conn)
     }
 
-    /// The same, to be changed.
+    /// As above, mutable.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Conn> {
         self.slots.iter_mut().flatten().map(|conn| &mut **conn)
     }
@@ -169,7 +169,7 @@ impl ConnTable {
         0..self.slots.len()
     }
 
-    /// There is none, or each is lent.
+    /// Whether none is in the table.
     pub(super) fn is_empty(&self) -> bool {
         self.reconnecting.is_empty() && self.closed.is_empty() && self.slots.iter().all(Option::is_none)
     }

@@ -14,13 +14,13 @@ use crate::handoff::pin::{PinError, pin_current_thread};
 use crate::handoff::slot::{Completer, Ticket, oneshot};
 use crate::stats::ShardStats;
 
-/// Empty turns between two yields of the core. A shard that shares its core with another busy thread gives
-/// way after some microseconds; one that owns its core yields only while nothing happens.
+/// Empty turns between two yields of the core. A shard that shares its core with another busy thread yields after some
+/// microseconds; one that owns its core yields only while idle.
 const YIELD_EVERY: u32 = 256;
-/// Longest sleep of a shard with no deadline to keep.
+/// Longest sleep without deadlines.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// Longest sleep of a shard with calls that wait for memory.
+/// Longest sleep with calls that wait for memory.
 const MEMORY_WAIT_SLEEP: Duration = Duration::from_millis(1);
 
 /// Why a shard's thread could not be started.
@@ -49,8 +49,8 @@ pub enum SpawnError {
     Ended,
 }
 
-/// Starts a shard on a thread. `make` runs on that thread, once it is pinned, so that memory is placed near
-/// it. A shard that nobody waits for any more when it has started stops by itself.
+/// Starts a shard on a thread. `make` runs on that thread after pinning, so that memory is local. A shard whose starter
+/// has given up stops by itself.
 pub(crate) async fn spawn<F: Fabric>(
     name: String,
     core: Option<usize>,
@@ -73,7 +73,7 @@ pub(crate) async fn spawn<F: Fabric>(
     Ok(ShardHandle { connector: shard.claim(), thread: Some(thread) })
 }
 
-/// The way in to a shard that has started: dropped, it stops the shard.
+/// The handle of a shard that has started: dropped, it stops the shard.
 struct Unclaimed(Option<Connector<Command>>);
 
 impl Unclaimed {
@@ -90,53 +90,52 @@ impl Drop for Unclaimed {
     }
 }
 
-/// A shard's thread, from outside. Dropping it stops the shard.
+/// Handle of a shard's thread. Dropping it stops the shard.
 pub(crate) struct ShardHandle {
     connector: Connector<Command>,
     thread: Option<JoinHandle<Option<ShardStats>>>,
 }
 
 impl ShardHandle {
-    /// A way in for one more thread.
+    /// A connector for one more thread.
     pub(crate) fn connector(&self) -> &Connector<Command> {
         &self.connector
     }
 
-    /// The same shard, which goes on when this handle is dropped.
+    /// A second handle; dropping it does not stop the shard.
     pub(crate) fn share(&self) -> Self {
         Self { connector: self.connector.clone(), thread: None }
     }
 
-    /// Asks something. The answer is lost when the shard has stopped.
+    /// Sends a request. Its answer is lost if the shard has stopped.
     pub(crate) fn ask<T>(&self, command: impl FnOnce(Completer<T>) -> Command) -> Ticket<T> {
         let (answer, completer) = oneshot();
         self.send(command(completer));
         answer
     }
 
-    /// Says something; the shard may have stopped.
+    /// Sends a command; the shard may have stopped.
     pub(crate) fn send(&self, command: Command) {
         tell(&self.connector, command);
     }
 
-    /// The shard has stopped.
+    /// Whether the shard has stopped.
     pub(crate) fn has_stopped(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Waits until its thread has ended: what it had done by then.
+    /// Joins its thread; returns the final statistics.
     fn join(&mut self) -> Option<ShardStats> {
-        // A panic of a shard has been printed; there is nothing to add.
+        // A panic has been printed already.
         self.thread.take()?.join().ok()?
     }
 
-    /// The same of one that has ended already.
+    /// As above, if it has ended already.
     pub(crate) fn into_stats(mut self) -> Option<ShardStats> {
         self.join()
     }
 
-    /// Waits for it no more: it ends by itself when it is told to, as soon as the handler that it is in lets
-    /// it.
+    /// Detaches it: it ends by itself once told, after its current handler.
     pub(crate) fn detach(mut self) {
         drop(self.thread.take());
     }
@@ -152,12 +151,12 @@ impl Drop for ShardHandle {
 }
 
 impl<F: Fabric> Shard<F> {
-    /// Turns until told to stop.
+    /// Polls until stopped.
     fn turn_until_stopped(&mut self) {
         let mut idle = Idle::new(self.cx.config.poll.idle).yield_every(YIELD_EVERY);
         while !self.outside.is_stopped() {
             let busy = self.poll_once();
-            // Before it sleeps: with its last connection a drain is through.
+            // Before it sleeps: the last connection ends a drain.
             self.notice();
             if busy {
                 idle.reset();
@@ -168,7 +167,7 @@ impl<F: Fabric> Shard<F> {
         self.abort();
     }
 
-    /// Sleeps until there may be something to do. Looks once more at everything after it has armed.
+    /// Sleeps until there may be work. Checks everything once more after arming.
     pub(crate) fn sleep(&mut self, longest: Duration) {
         if let Some(timeout) = self.arm(longest) {
             let slept = self.wait_with_task(timeout);
@@ -177,19 +176,19 @@ impl<F: Fabric> Shard<F> {
         self.outside.sleeper().disarm();
     }
 
-    /// Asks to be woken, and looks once more at everything: how long it may be slept, or `None` if there was
-    /// something. Whatever comes from now on makes the fabric's descriptor readable.
+    /// Arms, and checks everything once more: returns how long to sleep, or `None` if there was work. Later events make
+    /// the fabric's descriptor readable.
     pub(crate) fn arm(&mut self, longest: Duration) -> Option<Duration> {
         self.outside.sleeper().arm();
         self.cx.fabric.arm();
         let told = self.life.notices().len();
-        // Of what that turn does for the control plane it says nothing: an end may be the last of a drain, and a
-        // connection with something to say has no other turn.
+        // The turn does not report control-plane work: a close may be the last of a drain, and a ready connection has
+        // no other turn.
         if self.poll_once() || self.life.notices().len() != told || !self.cx.ready.is_empty() {
             return None;
         }
         self.watch.before_sleep(&mut self.cx);
-        // Memory that other threads let go wakes nobody.
+        // Memory freed by other threads wakes nobody.
         let waits = self.responder.waits_for_memory() || !self.allocs.is_empty();
         let longest = if waits { longest.min(MEMORY_WAIT_SLEEP) } else { longest };
         self.cx.stats.sleeps += 1;
@@ -199,7 +198,7 @@ impl<F: Fabric> Shard<F> {
         })
     }
 
-    /// The same for a sleep on the fabric's descriptor.
+    /// As `arm`, for a sleep on the fabric's descriptor.
     pub(crate) fn arm_elsewhere(&mut self, longest: Duration) -> Option<Duration> {
         let timeout = self.arm(longest)?;
         let fabric = self.cx.fabric.longest_wait();
@@ -207,19 +206,19 @@ impl<F: Fabric> Shard<F> {
         (!timeout.is_zero()).then_some(timeout)
     }
 
-    /// Is awake again, after a sleep elsewhere.
+    /// Ends a sleep elsewhere.
     pub(crate) fn disarm(&mut self) {
         self.wait(Duration::ZERO);
         self.outside.sleeper().disarm();
     }
 
-    /// Sleeps until the fabric or the task has something; false if the task has no descriptor.
+    /// Sleeps until the fabric or the task has work; false if the task has no descriptor.
     fn wait_with_task(&mut self, timeout: Duration) -> bool {
         let task = match self.task.descriptor() {
             Ok(Some(task)) => task,
             Ok(None) => return false,
             Err(panic) => {
-                // The calls that it held come home.
+                // The calls that it held return.
                 self.lose_task(&panic);
                 return true;
             }
@@ -228,12 +227,12 @@ impl<F: Fabric> Shard<F> {
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let fabric = self.cx.fabric.descriptor();
         let mut both = [fabric, task].map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN));
-        // An error is a signal: it was slept for less.
+        // An error is a signal: the sleep was shorter.
         let _ = rustix::event::poll(&mut both, Some(&timeout));
         true
     }
 
-    /// When something is to be done by itself.
+    /// The next timer.
     fn next_due(&self) -> u64 {
         self.requester.next_deadline().min(self.cx.schedule.next())
     }
@@ -241,7 +240,7 @@ impl<F: Fabric> Shard<F> {
     fn wait(&mut self, timeout: Duration) {
         let next = self.next_due();
         let control = self.cx.fabric.wait(Some(timeout));
-        // Without anything that is due at a time it need not be known: the turns see to it.
+        // Not needed without timers: turns handle the rest.
         if control || next != u64::MAX {
             self.cx.clock.read();
         }
@@ -265,7 +264,7 @@ mod tests {
         let qp = conn.qp();
         shard.cx.conns.insert(conn);
         shard.life.drain();
-        // It ends with the first look at the control plane.
+        // It ends with the first control-plane run.
         shard.life.disconnected(qp, LocalClose::Requested.into());
         shard.turn_until_stopped();
         assert_eq!((shard.cx.stats.turns, shard.cx.stats.sleeps), (1, 0));

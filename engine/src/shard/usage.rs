@@ -1,47 +1,47 @@
 //! How much is made of a connection's credits, and for how long it has been quiet.
 
-/// In the time between two messages that keep a connection alive there are so many moments at which they go out.
+/// Keep-alives go out at so many moments within one keep-alive interval.
 const SLOTS: u64 = 8;
 
-/// How much is made of a connection's credits, as of the last look.
+/// Usage of a connection's credits, as of the last check.
 #[derive(Debug, Default)]
 pub(super) struct Use {
-    /// Messages that it had sent and received.
+    /// Messages sent and received.
     sent: u64,
     received: u64,
-    /// Since when it has sent none, in nanoseconds.
+    /// Time of its last sent message, in nanoseconds.
     quiet_since: u64,
 }
 
 impl Use {
-    /// It is made again: the messages are counted from the start.
+    /// Restarts the counts after a reconnect.
     pub(super) fn restart(&mut self) {
         (self.sent, self.received) = (0, 0);
     }
 
-    /// So many messages have been received: how many since the last look?
+    /// Updates the received messages; returns the difference.
     pub(super) fn turned(&mut self, received: u64) -> u64 {
         received - std::mem::replace(&mut self.received, received)
     }
 
-    /// So many messages have been sent by now; true if there was none for so long that one is due.
+    /// Updates the sent messages; true if a keep-alive is due.
     pub(super) fn is_quiet(&mut self, sent: u64, now: u64, every: u64) -> bool {
         let quiet = sent == self.sent && now >= self.due(every);
         if sent != self.sent || quiet {
-            // The look is soon after the moment that it is for.
+            // The check follows the moment closely.
             (self.sent, self.quiet_since) = (sent, now - now % moment(every));
         }
         quiet
     }
 
-    /// When a message is due for want of others. Up to an eighth of the time later, as the messages of many
-    /// connections go out together then: each time costs an idle shard a sleep and the polls before it.
+    /// When a keep-alive is due: up to an eighth later, as those of many connections go out together: each moment costs
+    /// an idle shard a sleep and the polls before it.
     fn due(&self, every: u64) -> u64 {
         self.quiet_since.saturating_add(every).next_multiple_of(moment(every))
     }
 }
 
-/// From one moment to the next at which messages go out that keep connections alive, in nanoseconds.
+/// Nanoseconds between two moments of keep-alives.
 pub(super) fn moment(every: u64) -> u64 {
     (every / SLOTS).max(1)
 }

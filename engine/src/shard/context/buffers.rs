@@ -1,4 +1,4 @@
-//! Memory of the shard's pool, and of those beside it: who may have how long a buffer.
+//! Buffers of the shard's pools, and who may have which length.
 
 use rpcrdma_mempool::{ArenaId, Buf, Pool};
 
@@ -9,7 +9,7 @@ use crate::proto::{CallError, Knob};
 use crate::shard::OpenError;
 
 impl<F: Fabric> Context<F> {
-    /// A buffer of the pool for `len` bytes; counts when there is none.
+    /// Allocates a pool buffer for `len` bytes; counts failures.
     #[inline]
     pub(in crate::shard) fn alloc(&mut self, len: usize) -> Option<Buf> {
         let buf = self.pool.alloc(len);
@@ -17,10 +17,10 @@ impl<F: Fabric> Context<F> {
         buf
     }
 
-    /// The same for a call of ours.
+    /// As above, for a call of this side.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Out of buffers, or too long.
     #[inline]
     pub(in crate::shard) fn alloc_for_call(&mut self, len: usize) -> Result<Buf, CallError> {
         self.alloc(len).ok_or_else(|| self.lacks_buffer(len))
@@ -32,14 +32,14 @@ impl<F: Fabric> Context<F> {
         self.config.lacks_buffer(self.serves, len)
     }
 
-    /// What says how many buffers of the pool there are for `len` bytes, or that there are none so long.
+    /// The knob for pool buffers of `len` bytes, or for longer ones.
     #[cold]
     pub(in crate::shard) fn knob_of_buffers(&self, len: usize) -> Knob {
         self.config.knob_of_buffers(self.serves, len)
     }
 
-    /// The longest buffer that a reply of `len` bytes may have: one that fits a message leaves the longer ones to bulk,
-    /// or those who keep many calls unanswered would hold all of them.
+    /// The longest buffer for a reply of `len` bytes: one that fits a message leaves the longer ones to bulk data, or
+    /// users with many unanswered calls would hold all of them.
     #[inline(always)]
     pub(in crate::shard) fn longest_for_reply(&self, len: usize) -> usize {
         self.config.longest_for_reply(len).min(self.longest_for(len))
@@ -50,24 +50,24 @@ impl<F: Fabric> Context<F> {
         self.pool.sizes().find(|&size| size >= len).unwrap_or(usize::MAX)
     }
 
-    /// Calls wait for buffers of these sizes, which are ascending.
+    /// Sets the buffer sizes that calls wait for, ascending.
     pub(in crate::shard) fn set_awaited(&mut self, sizes: impl Iterator<Item = usize>) {
         self.awaited.clear();
         self.awaited.extend(sizes);
     }
 
-    /// They do for those of this size.
+    /// Whether calls wait for this size.
     pub(in crate::shard) fn is_awaited(&self, size: usize) -> bool {
         self.awaited.contains(&size)
     }
 
-    /// They do for some.
+    /// Whether calls wait for any.
     #[inline(always)]
     pub(in crate::shard) fn awaits_some(&self) -> bool {
         !self.awaited.is_empty()
     }
 
-    /// The longest buffer that may be had for `len` bytes: longer ones than fit are left to the calls that wait for them.
+    /// The longest buffer for `len` bytes that others do not wait for.
     #[inline(always)]
     pub(in crate::shard) fn longest_for(&self, len: usize) -> usize {
         if self.awaits_some() { self.longest_not_awaited(len) } else { usize::MAX }
@@ -79,7 +79,7 @@ impl<F: Fabric> Context<F> {
         self.awaited.iter().find(|&&size| size > own).map_or(usize::MAX, |&size| size - 1)
     }
 
-    /// Bytes of the buffer that a chunk of `len` bytes is in: as many more as align it, where the pool has such.
+    /// Bytes of a chunk's buffer for `len` bytes: enough to align it, where the pool has such.
     #[inline]
     pub(in crate::shard) fn chunk_room(&self, len: usize) -> usize {
         if self.config.memory.chunk_align > BUFFER_ALIGN { self.aligned_room(len) } else { len }
@@ -91,7 +91,7 @@ impl<F: Fabric> Context<F> {
         if self.pool.room(room).1 > 0 { room } else { len }
     }
 
-    /// A buffer of the pool for a chunk of `len` bytes, aligned as is wished.
+    /// Allocates a pool buffer for a chunk of `len` bytes, aligned as configured.
     #[inline]
     pub(in crate::shard) fn alloc_chunk(&self, len: usize) -> Option<Buf> {
         match self.config.memory.chunk_align > BUFFER_ALIGN {
@@ -100,8 +100,8 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Its window starts within the buffer where that is aligned, so that the buffers still spread over the sets
-    /// of the cache.
+    /// The window starts within the buffer at an aligned byte, so that the buffers still spread over the sets of the
+    /// cache.
     #[inline(never)]
     fn alloc_aligned(&self, len: usize) -> Option<Buf> {
         let (align, room) = (self.config.memory.chunk_align, self.aligned_room(len));
@@ -112,8 +112,7 @@ impl<F: Fabric> Context<F> {
         Some(buf)
     }
 
-    /// A buffer of a pool of bulk buffers beside the shard's own, which is made at first use; to be exposed to a peer,
-    /// or shown to none.
+    /// Allocates from an extra pool of bulk buffers, made at first use: exposed to a peer, or to none.
     pub(in crate::shard) fn alloc_bulk(&mut self, pool: &mut Option<Pool>, exposed: bool, len: usize) -> Option<Buf> {
         if pool.is_none() && !self.config.memory.bulk_buffers.is_empty() {
             match self.bulk_pool(exposed) {
@@ -137,18 +136,17 @@ impl<F: Fabric> Context<F> {
         Ok(pool)
     }
 
-    /// The fabric knows this memory, for work requests of this side.
+    /// Whether the fabric has registered this memory, for work requests of this side.
     pub(in crate::shard) fn knows(&self, arena: ArenaId) -> bool {
         arena == self.pool.arena().id() || self.config.memory.arenas.iter().any(|own| own.id() == arena)
     }
 
-    /// A copy of a message, with the usual room in front for a header with chunks. `None` without memory for
-    /// it.
+    /// Copies a message, with the usual headroom for a header with chunks. `None` without memory.
     pub(in crate::shard) fn copy_of(&mut self, message: &[u8]) -> Option<Buf> {
         self.copy_with(HEADROOM_CHUNKS, message)
     }
 
-    /// A copy of a message, with so much room in front.
+    /// Copies a message, with so much headroom.
     pub(in crate::shard) fn copy_with(&mut self, room: usize, message: &[u8]) -> Option<Buf> {
         let mut copy = self.alloc(room + message.len())?;
         copy.set_window(room, message.len());
@@ -156,7 +154,7 @@ impl<F: Fabric> Context<F> {
         Some(copy)
     }
 
-    /// A message with the usual room in front for a header with chunks.
+    /// Copies a message with the usual headroom for a header with chunks.
     pub(in crate::shard) fn roomy(&mut self, message: Buf) -> Option<Buf> {
         if message.start() >= HEADROOM_CHUNKS { Some(message) } else { self.copy_of(&message) }
     }
