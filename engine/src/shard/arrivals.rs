@@ -63,8 +63,8 @@ impl Shortage<'_> {
     /// Picks the connection to evict: one that sent nothing in its time; else an idle one of another host that exceeds
     /// its share; else one silent for long; else any of such a host. Of several, the longest silent.
     ///
-    /// The share is the same for each host, and at most half. A host with receives already causes evictions only while
-    /// it has fewer than the other host, before and after: otherwise two hosts would evict each other in turn.
+    /// The share is the same for each host, and at most half. For a host that has receives, another is evicted only if
+    /// that still has more afterwards: otherwise two hosts would evict each other in turn.
     fn who_makes_room(&self, keepers: &[Keeper<'_>]) -> Option<QpId> {
         let mut kept = HashMap::<&str, usize>::from([(self.host, 0)]);
         for one in keepers {

@@ -124,7 +124,7 @@ pub(super) struct Progress {
     moved: u64,
     /// Granted replies.
     granted: u32,
-    /// Bytes of the RDMA Writes before the Send that must leave next.
+    /// Bytes of RDMA Writes before the next Send to complete.
     written: u64,
 }
 

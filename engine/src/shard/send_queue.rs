@@ -41,7 +41,7 @@ impl SendQueue {
         push(&mut self.chain, || Posting { wr_id: 0, signalled: false, wr });
     }
 
-    /// Queues a signaled work request other than a Send, named by its kind.
+    /// Queues a work request other than a Send, named by its kind.
     #[inline(always)]
     pub(super) fn push_named(&mut self, wr_id: u64, signalled: bool, wr: impl FnOnce() -> WorkRequest) {
         push(&mut self.chain, || Posting { wr_id, signalled, wr: wr() });

@@ -1,4 +1,4 @@
-//! How much is made of a connection's credits, and for how long it has been quiet.
+//! Usage of a connection's credits, and its idle time.
 
 /// Keep-alives go out at so many moments within one keep-alive interval.
 const SLOTS: u64 = 8;

@@ -1,4 +1,4 @@
-//! Calls of ours: start, expose, send.
+//! This side's calls: start, expose, send.
 
 use std::time::Duration;
 
@@ -21,20 +21,20 @@ use crate::wire::{ChunkCounts, Segment, Version};
 /// A call with all its memory, ready to start.
 #[derive(Debug)]
 pub(crate) struct CallRequest {
-    /// The RPC message, its XID still blank, with headroom before the window.
+    /// RPC message with a blank XID, and headroom before the window.
     pub(crate) message: Buf,
-    /// Of its chunks.
+    /// Memory of its chunks.
     pub(crate) memory: ChunkMemory,
     /// Most bytes of inline results that the reply may have.
     pub(crate) max_reply: usize,
-    /// From now.
+    /// Time-out from now.
     pub(crate) timeout: Option<Duration>,
     pub(crate) token: u64,
     pub(crate) sink: Sink,
 }
 
 impl Requester {
-    /// Starts a call that gets no reply: it has ended, well, when it is sent.
+    /// Starts a one-way call, which completes once sent.
     #[cold]
     pub(in crate::shard) fn start_one_way<F: Fabric>(
         &mut self,
@@ -46,7 +46,7 @@ impl Requester {
         let deadline = cx.clock.after(timeout);
         let allowed = memory.is_none() && conn.proto.terms().version == Version::V2;
         let shaped = if allowed {
-            // A chunk would have to be revoked, and nobody says when.
+            // A chunk would need revocation, without a reply to trigger it.
             self.shape(cx, conn, &mut message, &mut memory, 0, false)
         } else {
             Err(Defect::NotOneWay.into())
@@ -65,19 +65,19 @@ impl Requester {
         }
     }
 
-    /// A call that gets no reply is on its way.
+    /// Completes a one-way call that was sent.
     #[cold]
     fn sent_one_way<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId) {
         conn.out_call(call).one_way = false;
         let (sink, ..) = conn.end_call(call);
         if let Some(token) = conn.proto.give_up(call) {
-            // It was sent: an error must not say otherwise.
+            // It was sent: an error must not deny that.
             let result = cx.alloc_for_call(0).map(Reply::empty).map_err(|lacks| FailedCall::from(lacks.of_reply()));
             self.deliver(cx, sink, token, result);
         }
     }
 
-    /// Starts a call. How it ends is told to its sink, exactly once; an error here included.
+    /// Starts a call. Its sink gets the outcome exactly once, also of an error here.
     #[inline(always)]
     pub(in crate::shard) fn start<F: Fabric>(
         &mut self,
@@ -101,12 +101,12 @@ impl Requester {
             let request = CallRequest { message, memory, max_reply, timeout: None, token, sink };
             self.start_shaped(cx, &mut conn, request, deadline, started)
         };
-        // As `lend` does: to move the call into a closure would take as long as all of this.
+        // As `lend`: moving the call into a closure would double the time.
         cx.give_back(conn);
         call
     }
 
-    /// Starts a call that fits one message, as its reply does, and that is not to be sent again.
+    /// Starts a call that fits one message, as does its reply, without retransmission.
     #[inline(always)]
     fn start_plain<F: Fabric>(
         &mut self,
@@ -138,7 +138,7 @@ impl Requester {
         Some(call)
     }
 
-    /// Starts any other call; `deadline` is a point in time; the time-out of `request` is unused.
+    /// Starts any other call; `deadline` is a time; the time-out of `request` is unused.
     fn start_shaped<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -150,7 +150,7 @@ impl Requester {
         let CallRequest { mut message, mut memory, max_reply, token, sink, .. } = request;
         let receives_ok = cx.receives_ok(conn);
         let result = if conn.is_reconnecting() {
-            // It gets its form when the connection is open again.
+            // It gets its form after the reconnect.
             conn.proto.start_call(token, deadline).map(|call| (call, false))
         } else {
             let shaped = self.shape(cx, conn, &mut message, &mut memory, max_reply, true);
@@ -177,8 +177,7 @@ impl Requester {
         Some(call)
     }
 
-    /// Memory for a chunk of a call on this connection: `len` bytes that its peer, and no other, can be given
-    /// access to.
+    /// Allocates `len` bytes for a chunk of a call on this connection; no other peer ever gets access to it.
     ///
     /// # Errors
     /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::TooLong`] when it
@@ -217,8 +216,7 @@ impl Requester {
         }
     }
 
-    /// Whether a call that has waited can still go out in the form that it was made for: the peer may have
-    /// changed its terms meanwhile.
+    /// Whether a waiting call can still be sent in its form: the peer may have changed its terms.
     fn still_fits<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -238,8 +236,7 @@ impl Requester {
         }
     }
 
-    /// Sends a call: writes its header, exposes its memory, queues the work requests. Returns its exposure,
-    /// if it has one.
+    /// Sends a call: writes its header, exposes its memory, queues the work requests. Returns its exposure, if any.
     #[inline(always)]
     fn transmit_call<F: Fabric>(
         &mut self,
@@ -266,7 +263,7 @@ impl Requester {
         }
         match self.expose(cx, conn, call, memory) {
             Ok(index) => {
-                // There is room for its header in front of it.
+                // There is headroom for its header.
                 let most = message.start() + message.len();
                 if most > conn.proto.terms().send_inline_threshold && is_too_long(conn, &message, Some(index)) {
                     self.start_continuation(cx, conn, call, message, Some(index), receives_ok);
@@ -284,7 +281,7 @@ impl Requester {
         }
     }
 
-    /// Sends the first part of a call that is too long for one message.
+    /// Sends the first part of a call that exceeds one message.
     #[cold]
     fn start_continuation<F: Fabric>(
         &mut self,
@@ -311,8 +308,7 @@ impl Requester {
         (mut rest, whole, header): (Buf, (usize, usize), usize),
         receives_ok: bool,
     ) {
-        // It may have to be sent again: so the message itself stays here, if there is memory for the rest of
-        // it.
+        // It may have to be retransmitted: so the message itself stays here, if there is memory for the rest.
         if conn.proto.is_under_way(call)
             && let Some(last) = cx.copy_with(header.max(HEADROOM_CHUNKS), &rest)
         {
@@ -325,10 +321,10 @@ impl Requester {
         }
     }
 
-    /// Keeps a copy of a call's message, so that it can be sent again; without memory for that it is not.
+    /// Keeps a copy of a call's message for a retransmission, if there is memory.
     #[inline(always)]
     fn keep<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, message: &Buf) {
-        // The message of a long call is in its chunk, and comes back with it.
+        // The message of a long call is in its chunk, and returns with it.
         if !message.is_empty() {
             conn.out_call(call).keep(cx, message);
         }
@@ -368,7 +364,7 @@ impl Requester {
         let Some(chunks) = self.lists.of(exposure, terms, conn.proto.offers_invalidation()) else {
             return cx.unsendable(conn, "a call");
         };
-        // A long call is in a chunk itself.
+        // A long call is itself in a chunk.
         let form = Form { chunks, external: len == 0 };
         match conn.proto.emit_before(Outgoing::Call(call), &form, receives_ok, message.full_mut(), at) {
             Some(start) => {
@@ -379,7 +375,7 @@ impl Requester {
         }
     }
 
-    /// Binds a window for each chunk; the binds go out in front of the Send.
+    /// Binds a window for each chunk; the binds precede the Send.
     #[inline(always)]
     fn expose<F: Fabric>(
         &mut self,

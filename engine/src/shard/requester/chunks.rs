@@ -1,5 +1,5 @@
-//! The memory that goes with a call as chunks: boxed, because most calls have none, and kept for reuse by
-//! each thread, so that none is allocated per call.
+//! Chunk memory of a call: boxed, because most calls have none, and kept for reuse by each thread: no allocation per
+//! call.
 
 use std::cell::RefCell;
 
@@ -29,16 +29,16 @@ pub(crate) struct Memory {
     pub(crate) call: Option<Buf>,
     /// The Reply chunk.
     pub(crate) reply: Option<Buf>,
-    /// Write chunks that get their memory when the call starts: the place of each among all of them, and its bytes.
+    /// Write chunks allocated at the start of the call: the index of each, and its bytes.
     pub(crate) wanted: ArrayVec<(usize, u32), MAX_CHUNKS>,
-    /// More chunks were given than a call may have.
+    /// The call has too many chunks.
     pub(crate) too_many: bool,
-    /// Most bytes of inline results that the binding leaves beside the Write chunks, if it is known.
+    /// Most bytes of inline results beside the Write chunks, by the binding, if known.
     pub(crate) most_results: Option<usize>,
 }
 
 impl Memory {
-    /// The next of its buffers, in the order in which a header has them.
+    /// The next of its buffers, in header order.
     #[inline]
     pub(super) fn take_next(&mut self) -> Option<(Place, Buf)> {
         if let Some(buf) = self.call.take() {
@@ -53,7 +53,7 @@ impl Memory {
         self.reply.take().map(|buf| (Place::Reply, buf))
     }
 
-    /// Write chunks, with memory or without.
+    /// Number of Write chunks, with memory or without.
     #[inline]
     pub(crate) fn results(&self) -> usize {
         self.receive.len() + self.wanted.len()
@@ -66,7 +66,7 @@ impl Memory {
         lens
     }
 
-    /// Gives memory to the Write chunks that have none.
+    /// Allocates missing memory of Write chunks.
     ///
     /// # Errors
     /// That of `alloc`.
@@ -79,13 +79,13 @@ impl Memory {
         Ok(())
     }
 
-    /// There is nothing to expose.
+    /// Whether there is nothing to expose.
     pub(crate) fn is_empty(&self) -> bool {
         self.send.is_empty() && self.receive.is_empty() && self.call.is_none() && self.reply.is_none()
     }
 }
 
-/// A box of them, or [none](Self::NONE): a word, as all calls carry it through all stages.
+/// A box of them, or [none](Self::NONE): one word, moved with every call.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkMemory(Option<Box<Memory>>);
 
@@ -148,7 +148,7 @@ impl ChunkMemory {
 }
 
 impl Drop for ChunkMemory {
-    // Inlined, to nothing where there are no chunks; out of line where there are.
+    // Inlined: nothing without chunks; out of line with chunks.
     #[inline]
     fn drop(&mut self) {
         if let Some(memory) = self.0.take() {
@@ -165,7 +165,7 @@ fn keep(mut memory: Box<Memory>) {
     memory.wanted.clear();
     memory.too_many = false;
     (memory.call, memory.reply, memory.most_results) = (None, None, None);
-    // A thread that is ending keeps nothing.
+    // An ending thread keeps nothing.
     let _ = SPARE.try_with(|spare| {
         let mut spare = spare.borrow_mut();
         if spare.len() < KEPT {

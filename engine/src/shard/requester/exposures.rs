@@ -1,8 +1,7 @@
-//! What a connection exposes to its peer: from the posting of a call to the proof that the peer can reach
-//! none of its memory.
+//! Memory exposed by a connection to its peer: from the posting of a call to the proof that the peer can reach none of
+//! it.
 //!
-//! Each call that exposes memory has an *exposure*, and each piece of it a memory window of its own. Slots
-//! and windows are used again and again.
+//! Each call that exposes memory has an *exposure*, and each piece of it a memory window. Slots and windows are reused.
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Lent;
@@ -15,12 +14,12 @@ use crate::service::MAX_CHUNKS;
 use crate::shard::list::push;
 use crate::wire::{ErrorBody, ReadSegment, Segment};
 
-/// Which chunk a piece of exposed memory is.
+/// Chunk of a piece of exposed memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// A Read chunk, and where it belongs in the RPC message.
+    /// A Read chunk, and its position in the RPC message.
     Read(u32),
-    /// A Write chunk, and how many bytes the peer says are in it.
+    /// A Write chunk, and the bytes in it by the peer's reply.
     Write(u32),
     /// The Reply chunk.
     Reply,
@@ -30,9 +29,9 @@ pub(super) enum Place {
 #[derive(Debug)]
 pub(super) struct Exposed {
     window: WindowId,
-    /// Until it is taken back.
+    /// Until revoked.
     mem: Option<Lent>,
-    /// Where it is, and of a Read chunk where it belongs in the RPC message.
+    /// Its segment, and the position of a Read chunk in the RPC message.
     at: ReadSegment,
     place: Place,
     revoked: bool,
@@ -44,7 +43,7 @@ impl Exposed {
         &self.at.target
     }
 
-    /// The same as a Read list has it.
+    /// As a Read list entry.
     #[inline]
     pub(super) fn read_segment(&self) -> &ReadSegment {
         &self.at
@@ -55,24 +54,24 @@ impl Exposed {
         self.place
     }
 
-    /// Of a Write chunk: how many bytes the peer says are in it.
+    /// Of a Write chunk: the bytes in it by the peer's reply.
     #[inline]
     pub(super) fn note_written(&mut self, written: u32) {
         self.place = Place::Write(written);
     }
 }
 
-/// What one call exposes.
+/// Exposed memory of one call.
 #[derive(Debug, Default)]
 pub(super) struct Exposure {
     /// Read chunks first, that of position zero before all, then Write chunks, then the Reply chunk. Empty
     /// while the slot is free.
     parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS + 2 }>,
-    /// Most bytes of the segments that they were offered in.
+    /// Segment size that they were offered in.
     segment_size: u32,
-    /// What the buffers go back into.
+    /// Box that the buffers return to.
     memory: ChunkMemory,
-    /// The call's outcome, which waits for the last revocation.
+    /// Outcome of the call, waiting for the last revocation.
     ending: Option<Ending>,
 }
 
@@ -83,7 +82,7 @@ impl Exposure {
         &self.parts
     }
 
-    /// The same, to note what was written.
+    /// As above, mutable, to record written bytes.
     #[inline]
     pub(super) fn all_mut(&mut self) -> &mut [Exposed] {
         &mut self.parts
@@ -99,18 +98,18 @@ impl Exposure {
         self.parts.first().is_some_and(|part| part.place == Place::Read(0))
     }
 
-    /// It has no Read chunk but that.
+    /// Whether it has no other Read chunk.
     pub(super) fn is_long_only(&self) -> bool {
         self.is_long() && !matches!(self.parts.get(1), Some(Exposed { place: Place::Read(_), .. }))
     }
 
-    /// Most bytes of the segments that they were offered in.
+    /// Segment size that they were offered in.
     #[inline]
     pub(super) fn segment_size(&self) -> u32 {
         self.segment_size
     }
 
-    /// A window is about to be bound to one more piece of memory: in the order of [`all`](Self::all).
+    /// Adds a piece, whose window is about to be bound: in the order of [`all`](Self::all).
     #[inline]
     pub(super) fn add(&mut self, window: WindowId, mem: Lent, segment: Segment, place: Place) {
         let position = if let Place::Read(position) = place { position } else { 0 };
@@ -118,18 +117,18 @@ impl Exposure {
         self.parts.push(Exposed { window, mem: Some(mem), at, place, revoked: false });
     }
 
-    /// All is exposed; the buffers will go back into this.
+    /// Completes the exposure; the buffers will return to this box.
     #[inline]
     pub(super) fn keep(&mut self, memory: ChunkMemory) {
         self.memory = memory;
     }
 
-    /// Takes the buffers back into the memory that they came from; false if the device holds one of them
-    /// still. The windows are free. Of a call that was `answered` the Write chunks are as long as what was written.
+    /// Moves the buffers back into their box; false if the device still holds one of them. The windows are free. Write
+    /// chunks of an `answered` call are as long as the data written.
     #[inline(always)]
     fn take_back(&mut self, mut memory: Option<&mut Memory>, answered: bool, windows: &mut Vec<WindowId>) -> bool {
         let mut whole = true;
-        // Usually there is one: the others may move up.
+        // Usually there is one: moving the others is cheap.
         while let Some(part) = self.parts.pop_at(0) {
             push(windows, || part.window);
             let (Some(memory), Some(mem)) = (&mut memory, part.mem) else { continue };
@@ -153,15 +152,15 @@ impl Exposure {
     }
 }
 
-/// An outcome that may be told once nothing is exposed any more.
+/// An outcome to report once nothing is exposed any more.
 #[derive(Debug)]
 pub(super) struct Ending {
     pub(super) sink: Sink,
     pub(super) token: u64,
     pub(super) result: CallResult,
-    /// Length of the RPC reply that is in the Reply chunk, if it is there.
+    /// Length of the RPC reply in the Reply chunk, if it is there.
     pub(super) long: Option<u32>,
-    /// The call is to be sent again, for this reason, rather than to be told.
+    /// The call has to be sent again, for this reason, instead of reported.
     pub(super) again: Option<(CallId, ErrorBody)>,
 }
 
@@ -171,13 +170,13 @@ impl Ending {
         Self { sink, token, result: Err(error.into()), long: None, again: None }
     }
 
-    /// The call is sent again; its sink stays with it.
+    /// Sends the call again, with its sink.
     pub(super) fn again(token: u64, call: CallId, error: ErrorBody) -> Self {
         Self { again: Some((call, error)), ..Self::error(Sink::Polled, token, CallError::Transport(error)) }
     }
 }
 
-/// What one connection exposes.
+/// Exposures of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Exposures {
     slots: Vec<Exposure>,
@@ -186,7 +185,7 @@ pub(super) struct Exposures {
 }
 
 impl Exposures {
-    /// A free slot, by an index that names it in work requests; and the windows that are not bound.
+    /// Takes a free slot, with its index for work requests, and the free windows.
     #[inline]
     pub(super) fn begin(&mut self) -> (u32, &mut Exposure, &mut Vec<WindowId>) {
         let index = self.free.pop().unwrap_or_else(|| {
@@ -196,7 +195,7 @@ impl Exposures {
         (index, &mut self.slots[index as usize], &mut self.windows)
     }
 
-    /// It is offered in segments of up to so many bytes.
+    /// Sets its segment size.
     pub(super) fn offer(&mut self, index: u32, segment_size: u32) -> &Exposure {
         let exposure = &mut self.slots[index as usize];
         exposure.segment_size = segment_size;
@@ -211,8 +210,8 @@ impl Exposures {
         self.slots.get_mut(index as usize)
     }
 
-    /// The call is over, and the peer has invalidated one handle, if it has. Gives the windows that are to be
-    /// revoked, the number of those, and that of all.
+    /// Ends a call, of which the peer may have invalidated one handle. Returns the windows to revoke, their number, and
+    /// that of all.
     #[inline(always)]
     pub(super) fn end(
         &mut self,
@@ -229,19 +228,19 @@ impl Exposures {
         (bound, left, exposure.parts.len())
     }
 
-    /// The call's outcome waits for the last revocation.
+    /// Stores the call's outcome until the last revocation.
     pub(super) fn wait(&mut self, index: u32, ending: Option<Ending>) {
         self.slots[index as usize].ending = ending;
     }
 
-    /// The outcome that waits, if one does.
+    /// Takes the waiting outcome, if any.
     pub(super) fn ending(&mut self, index: u32) -> Option<Ending> {
         self.slots.get_mut(index as usize)?.ending.take()
     }
 
-    /// Nothing of it can be reached any more: the slot is free. Returns its memory, if that is `wanted`, and whether
-    /// all of it is there. Else the device says that it is revoked, and holds it still. Write chunks of a call that
-    /// was `answered` are as long as what came.
+    /// Frees the slot after revocation. Returns its memory, if it is `wanted`, and whether all of it is there;
+    /// otherwise the device still holds it in spite of the revocation. Write chunks of an `answered` call are as long
+    /// as their data.
     #[inline(always)]
     pub(super) fn recover(&mut self, index: u32, wanted: bool, answered: bool) -> (ChunkMemory, bool) {
         let Some(exposure) = self.slots.get_mut(index as usize) else { return (ChunkMemory::NONE, true) };
@@ -254,7 +253,7 @@ impl Exposures {
         (memory, whole)
     }
 
-    /// The device is gone: the memory of a call that has not ended. None if not all of it can be had.
+    /// After the loss of the device: the memory of a call that has not ended. None if part of it is lost.
     pub(super) fn bring_home(&mut self, index: u32) -> ChunkMemory {
         let Some(exposure) = self.slots.get_mut(index as usize) else { return ChunkMemory::NONE };
         let mut memory = exposure.memory.take();
@@ -264,18 +263,18 @@ impl Exposures {
         }
     }
 
-    /// Those whose calls are over, and wait for the last revocation.
+    /// Exposures of ended calls, waiting for the last revocation.
     pub(super) fn ended(&self) -> Vec<u32> {
         let all = self.slots.iter().zip(0..);
         all.filter(|(exposure, _)| exposure.ending.is_some()).map(|(_, index)| index).collect()
     }
 
-    /// The device is gone, with all windows.
+    /// Resets after the loss of the device and all windows.
     pub(super) fn forget_device(&mut self) {
         *self = Self::default();
     }
 
-    /// Nothing is exposed.
+    /// Whether nothing is exposed.
     pub(super) fn is_empty(&self) -> bool {
         self.slots.len() == self.free.len()
     }

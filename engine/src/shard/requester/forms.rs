@@ -1,5 +1,4 @@
-//! The form of our calls: what of them goes into chunks, what is offered for the reply, what is sent again
-//! when it was refused.
+//! Forms of this side's calls: chunks of the call, chunks offered for the reply, and new forms after a refusal.
 
 use rpcrdma_mempool::Buf;
 
@@ -20,15 +19,14 @@ use crate::wire::rpc::{ACCEPTED_REPLY_LEN, CallHeader};
 use crate::wire::xdr::padded;
 use crate::wire::{ChunkCounts, ErrorBody, SEGMENT_LEN, Version};
 
-/// How often a call is sent again because it was refused.
+/// Most new forms of a refused call.
 const MAX_RETRIES: u8 = 2;
 
 impl Requester {
-    /// Chooses the form of a call that is not plain, and gets the memory that the form takes. Without
-    /// `may_expose` it takes none.
+    /// Chooses the form of a call beyond the fast path, and allocates its memory: none without `may_expose`.
     ///
     /// # Errors
-    /// Why it cannot be sent.
+    /// It cannot be sent.
     #[inline(always)]
     pub(super) fn shape<F: Fabric>(
         &mut self,
@@ -39,9 +37,9 @@ impl Requester {
         max_reply: usize,
         may_expose: bool,
     ) -> Result<(), CallError> {
-        // Where calls may be plain, they are taken.
+        // A connection that takes fast-path calls takes this one, too.
         if conn.requests.plain_call == 0 {
-            // One that drains ends what it has begun, and takes no new call.
+            // A draining connection finishes its calls, and takes no new one.
             if !matches!(conn.stage(), Stage::Open | Stage::Draining) {
                 return Err(CallError::Closed);
             }
@@ -60,13 +58,13 @@ impl Requester {
             && message.len() + lists <= conn.requests.plain_call
             && max_reply + lists <= conn.requests.plain_reply
         {
-            // It is plain but for the lists, as its reply is.
+            // Call and reply fit one message, with their lists.
             return self.make_room(cx, conn, message, &chunks);
         }
         self.choose_form(cx, conn, message, memory, max_reply, (may_expose, chunks))
     }
 
-    /// The same for a call that may need more than the message that it is in.
+    /// As above, for a call that may exceed its message.
     #[cold]
     fn choose_form<F: Fabric>(
         &mut self,
@@ -85,7 +83,7 @@ impl Requester {
         if memory.get().is_some_and(|memory| !memory.is_empty()) && !limits.chunks {
             return Err(Defect::NoChunks.into());
         }
-        // What a Reply chunk would add, if there is none.
+        // Size of an added Reply chunk, if there is none.
         let segments = segments_of(padded(reply), conn.proto.terms());
         let lengths = CallLengths {
             header,
@@ -96,7 +94,7 @@ impl Requester {
         };
         let mut plan = choose_call(&limits, &lengths)?;
         if memory.get().is_some_and(|memory| memory.reply.is_some()) {
-            // A larger one, from the last attempt.
+            // A larger one, after the last attempt.
             plan.reply_chunk = false;
         }
         if plan.form != CallForm::Long && !plan.reply_chunk {
@@ -116,8 +114,8 @@ impl Requester {
         self.make_room(cx, conn, message, &chunks)
     }
 
-    /// Sees to it that the header of a call with such lists fits one message, as that of its reply does, and
-    /// the room in front of the call.
+    /// Ensures that the headers of the call and of its reply, with such lists, fit one message, and the headroom of the
+    /// call.
     ///
     /// # Errors
     /// [`CallError::Invalid`]; [`CallError::NoMemory`] to move the call to where there is room.
@@ -130,7 +128,7 @@ impl Requester {
         chunks: &ChunkCounts,
     ) -> Result<(), CallError> {
         let header = conn.proto.header_len(chunks);
-        // What is usual fits the shortest messages that there are.
+        // The usual lists fit the shortest messages.
         if header <= message.start().min(FIRST_MESSAGE_LEN - LEAST_LAST_PART) {
             return Ok(());
         }
@@ -161,8 +159,7 @@ impl Requester {
         Ok(())
     }
 
-    /// A call was answered with an error that more resources may cure: sends it again, once nothing of it is
-    /// exposed any more, or ends it.
+    /// Retries a call that was refused for want of resources, once nothing of it is exposed any more, or ends it.
     #[cold]
     pub(in crate::shard) fn retry<F: Fabric>(
         &mut self,
@@ -175,15 +172,13 @@ impl Requester {
     ) {
         let exposure = conn.exposure_of(call);
         let long = exposure.as_deref().is_some_and(Exposure::is_long);
-        // A long call that cannot be read will not be read the next time either (version 2 §6.4.3), unless it
-        // was for other chunks.
+        // An unreadable long call stays unreadable (version 2 §6.4.3), unless it failed for other chunks.
         let hopeless = long
             && matches!(error, ErrorBody::ReadChunks { .. })
             && exposure.is_some_and(|exposure| exposure.is_long_only());
         let gone = !long && !conn.out_call(call).keeps();
         if gone && matches!(error, ErrorBody::ReplyResource { .. }) {
-            // This peer does not continue its replies: from now on even plain calls are kept, and get what
-            // their replies take.
+            // This peer does not continue its replies: from now on every call is kept, and offers room for its reply.
             conn.requests.keeps_all = true;
             conn.refresh();
         }
@@ -203,7 +198,7 @@ impl Requester {
         }
     }
 
-    /// Queues a call again, with what its refusal asked for.
+    /// Queues a call again, with the resources that its refusal asked for.
     pub(super) fn send_again<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -213,7 +208,7 @@ impl Requester {
         mut memory: ChunkMemory,
     ) {
         if !conn.proto.is_waiting(call) {
-            // Its deadline passed, or it was cancelled.
+            // It timed out, or was cancelled.
             return;
         }
         let formed = self.form_larger(cx, conn, call, error, &mut memory);
@@ -225,7 +220,7 @@ impl Requester {
                 conn.proto.resend(call);
                 cx.ready.add(conn);
             }
-            // It was answered: the server has refused it for want of room.
+            // The server has answered: it refused the call for want of room.
             Err(lacks @ (CallError::NoMemory { .. } | CallError::TooLong { .. })) => {
                 self.give_up_call(cx, conn, call, lacks.of_reply())
             }
@@ -249,7 +244,7 @@ impl Requester {
         let message = self.enlarge(cx, conn, given, &message, error, retries)?.unwrap_or(message);
         let out = conn.out_call(call);
         if let ErrorBody::ReplyResource { length_needed } = error {
-            // Another connection would have to find out again, and the call may run each time.
+            // A new connection would have to learn this again, and the call may run each time.
             let needed = (length_needed as usize).saturating_sub(ACCEPTED_REPLY_LEN);
             out.max_reply = out.max_reply.max(needed);
         }
@@ -260,10 +255,10 @@ impl Requester {
         Ok(message)
     }
 
-    /// A call that has waited for another connection gets the form that the terms of this one ask for.
+    /// Gives a call that waited for a reconnect the form for the new terms.
     ///
     /// # Errors
-    /// Why it cannot be sent.
+    /// It cannot be sent.
     pub(super) fn form_again<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -273,7 +268,7 @@ impl Requester {
         let out = conn.out_call(call);
         let (message, memory, max_reply) = (out.message.take(), out.memory.take(), out.max_reply);
         let (mut memory, one_way) = (memory, out.one_way);
-        // The chunks that its last form had.
+        // The chunks of its last form.
         let long = memory.get_mut().and_then(|memory| {
             memory.reply = None;
             memory.call.take()
@@ -292,7 +287,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Gets what the refusal asked for. Another message, if the call is no longer reduced.
+    /// Allocates the resources that the refusal asked for. Returns a new message if the call is no longer reduced.
     fn enlarge<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -305,7 +300,7 @@ impl Requester {
         match error {
             ErrorBody::ReplyResource { length_needed } => {
                 if retries > 1 {
-                    // The responder cannot use the Write chunks: everything inline (version 2 §6.4.3).
+                    // The responder cannot use the Write chunks: everything goes inline (version 2 §6.4.3).
                     memory.receive.clear();
                     memory.most_results = None;
                 }
@@ -331,7 +326,7 @@ impl Requester {
     }
 }
 
-/// Puts the data of Read chunks back where it belongs, with its XDR round-up.
+/// Inserts the data of Read chunks at their positions, with XDR round-up.
 fn unreduce(message: &[u8], memory: &Memory, whole: &mut [u8]) {
     let (mut from, mut to) = (0, 0);
     for (position, data) in &memory.send {
@@ -346,14 +341,14 @@ fn unreduce(message: &[u8], memory: &Memory, whole: &mut [u8]) {
     whole[to..].copy_from_slice(&message[from..]);
 }
 
-/// How many segments of the length that the peer handles so many bytes are.
+/// Number of segments for so many bytes, of the length that the peer handles.
 #[inline]
 pub(super) fn segments_of(len: usize, terms: &Terms) -> usize {
     let size = terms.segment_size as usize;
     if len <= size { usize::from(len > 0) } else { len.div_ceil(size) }
 }
 
-/// Chunk lists of memory that is yet to be exposed.
+/// Chunk lists of memory before exposure.
 ///
 /// # Errors
 /// [`CallError::Invalid`] or [`CallError::Invalid`] if they have more segments than this side,
@@ -385,7 +380,7 @@ pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCou
     if segments > limit { Err(Defect::HeaderSegments { segments, limit }.into()) } else { Ok(counts) }
 }
 
-/// Chunk lists of memory that is exposed.
+/// Chunk lists of exposed memory.
 pub(super) fn counts_of(exposure: &Exposure, terms: &Terms) -> ChunkCounts {
     let mut counts = ChunkCounts::default();
     for part in exposure.all() {
@@ -402,8 +397,7 @@ pub(super) fn counts_of(exposure: &Exposure, terms: &Terms) -> ChunkCounts {
 }
 
 impl Conn {
-    /// Whose memory the chunks of a call are, whether there is any, and whether it can be where it is said to
-    /// be. `message` is the reduced one.
+    /// Checks the chunks of a call: owner of the memory, emptiness, and positions. `message` is the reduced one.
     #[inline]
     fn check_memory(&self, memory: &Memory, message: &[u8]) -> Result<(), CallError> {
         let mine = self.requests.exposed.as_ref().map(|pool| pool.arena().id());
@@ -412,8 +406,8 @@ impl Conn {
             buf if buf.is_empty() => Err(Defect::EmptyChunk.into()),
             _ => Ok(()),
         };
-        // Position zero is the message itself; the others are in order, as the chunks' data is, and none is
-        // behind the end.
+        // Position zero is the message itself; the others are in order, as is the chunks' data, and none is beyond the
+        // end.
         let (mut earliest, mut end) = (4, message.len());
         for (position, buf) in &memory.send {
             check(buf)?;
@@ -427,7 +421,7 @@ impl Conn {
     }
 }
 
-/// No Read chunk can be at this position of the RPC message, which is told as the caller gave it: from the arguments on.
+/// Error of an invalid Read chunk position, relative to the arguments as the caller gave it.
 #[cold]
 fn misplaced(position: u32, message: &[u8]) -> CallError {
     let args_at = CallHeader::parse(message).map_or(0, |(_, len)| len as u32);

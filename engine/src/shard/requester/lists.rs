@@ -1,4 +1,4 @@
-//! The chunk lists of the call that is being sent.
+//! Chunk lists of the current call.
 
 use arrayvec::ArrayVec;
 
@@ -8,8 +8,7 @@ use crate::proto::{MAX_READ_SEGMENTS, MAX_WRITE_SEGMENTS, Terms};
 use crate::service::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::{Chunks, ReadSegment, Segment, WriteList};
 
-/// The chunk lists of a call, cut into segments of the length that the peer handles. One of them serves all
-/// calls in turn.
+/// Chunk lists of a call, cut into segments of the length that the peer handles. Reused by all calls.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
     reads: ArrayVec<ReadSegment, MAX_READ_SEGMENTS>,
@@ -22,8 +21,8 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Those of memory that is exposed, as they go into a header, with the handle that may be invalidated if one is to be
-    /// `offered`. `None` if there are too many segments: the peer has changed its terms since the call was shaped.
+    /// Lists of exposed memory for a header, with the handle that may be invalidated if one is `offered`. `None` with
+    /// too many segments: the peer has changed its terms since the call got its form.
     #[inline(always)]
     pub(super) fn of<'a>(&'a mut self, exposure: &'a Exposure, terms: &Terms, offered: bool) -> Option<Chunks<'a>> {
         match exposure.all() {

@@ -1,5 +1,5 @@
-//! The engine of our calls, the requester's half (RFC 8166 §2.1): each is given a form, exposed, sent,
-//! matched with its reply, and ended.
+//! Engine of this side's calls, the requester's half (RFC 8166 §2.1): each gets a form, is exposed, sent, matched with
+//! its reply, and ended.
 //!
 //! | file | holds |
 //! |---|---|
@@ -43,67 +43,65 @@ pub use outcome::{CallResult, Done, FailedCall, Reply, Returned};
 
 /// See the module page.
 pub(super) struct Requester {
-    /// Calls that have ended, for the shard's owner.
+    /// Ended calls, for the shard's owner.
     done: Vec<Done>,
-    /// The chunk lists of the call that is being sent.
+    /// Chunk lists of the current call.
     lists: Lists,
-    /// Where replies go that came into memory which their peer may reach even now; made for the first of
-    /// them.
+    /// Copies of replies in memory that their peer may still reach; made for the first of them.
     copies: Option<Pool>,
-    /// No call's deadline is earlier, in nanoseconds.
+    /// Lower bound of all deadlines, in nanoseconds.
     next_deadline: u64,
 }
 
-/// Our calls on one connection.
+/// This side's calls on one connection.
 #[derive(Default)]
 pub(super) struct Requests {
     /// By call slot.
     calls: Vec<OutCall>,
     exposures: Exposures,
-    /// Memory that this peer alone can reach; made at first use.
+    /// Memory exposed to this peer only; made at first use.
     exposed: Option<Pool>,
-    /// Calls up to this length, with results up to that length, need no thought about their form: bytes of
-    /// RPC message, and of results.
+    /// Limits of the fast path: bytes of RPC message, and of results.
     plain_call: usize,
     plain_reply: usize,
-    /// The peer has refused a plain call for want of a Reply chunk: from then on no call is plain.
+    /// The peer has refused a call for want of a Reply chunk: the fast path is off.
     keeps_all: bool,
-    /// One was answered since the connection was made.
+    /// Whether one was answered since the connection was made.
     answered: bool,
 }
 
-/// A call of ours whose message waits to be sent, or for its reply: a slot, used again and again.
+/// A call whose message waits to be sent, or for its reply: a reused slot.
 #[derive(Debug, Default)]
 struct OutCall {
-    /// Anything of it is of use. Of a polled call that went out at once, and was plain, nothing is.
+    /// Whether it is in use. It is not for a polled fast-path call that was sent at once.
     used: bool,
     sink: Sink,
-    /// The message; gone once it was sent.
+    /// The message, until it is sent.
     message: Option<Buf>,
-    /// Its chunks; gone to `exposure` once it was sent.
+    /// Its chunks, until it is sent; then they are in `exposure`.
     memory: ChunkMemory,
-    /// What it exposes: its index in the exposures.
+    /// Index of its exposure.
     exposure: Option<u32>,
-    /// When it was started, in nanoseconds, if it is one of those that are timed.
+    /// Start in nanoseconds, if it is sampled.
     started: Option<u64>,
-    /// What was sent, to send it again: a copy of the message, or itself if it went out in parts. One of the two.
+    /// For a retransmission: a copy of the message, or the message itself if it was sent in parts.
     kept: Option<Buf>,
     copy: Vec<u8>,
     /// Most bytes of inline results.
     max_reply: usize,
-    /// It is over when it is sent: no reply comes.
+    /// One-way: it completes once sent.
     one_way: bool,
-    /// How often it was sent again.
+    /// Number of retransmissions.
     retries: u8,
-    /// It was sent on an earlier connection: the server may have carried it out.
+    /// Sent on an earlier connection: the server may have executed it.
     was_sent: bool,
 }
 
-/// Longest message of which a copy stays with its slot. Longer ones take a buffer.
+/// Longest message copied into its slot. Longer ones take a buffer.
 const SHORT: usize = 256;
 
 impl OutCall {
-    /// Keeps a copy of the message, so that it can be sent again; without memory for that it is not.
+    /// Keeps a copy of the message for a retransmission, if there is memory.
     #[inline]
     fn keep<F: Fabric>(&mut self, cx: &mut Context<F>, message: &[u8]) {
         self.copy.clear();
@@ -114,12 +112,12 @@ impl OutCall {
         }
     }
 
-    /// Something is kept.
+    /// Whether anything is kept.
     fn keeps(&self) -> bool {
         self.kept.is_some() || !self.copy.is_empty()
     }
 
-    /// What is kept, if there is memory for it.
+    /// The kept message, if there is memory for it.
     fn take_kept<F: Fabric>(&mut self, cx: &mut Context<F>) -> Option<Buf> {
         if !self.copy.is_empty() {
             self.kept = cx.copy_of(&self.copy);
@@ -128,7 +126,7 @@ impl OutCall {
         self.kept.take()
     }
 
-    /// It will not be sent, or not again.
+    /// Drops the message: it is not sent, or not again.
     #[inline]
     fn forget(&mut self) {
         (self.message, self.memory, self.kept, self.one_way) = (None, ChunkMemory::NONE, None, false);
@@ -144,23 +142,23 @@ impl Requests {
         requests
     }
 
-    /// Where the slots begin: the first ones are used most. What is there is no one else's to name.
+    /// Address of the slots, for a prefetch: the first ones are used most.
     #[inline]
     pub(super) fn first_place(&self) -> *const [u8; size_of::<OutCall>()] {
         self.calls.as_ptr().cast()
     }
 
-    /// One was answered since the connection was made.
+    /// Whether one was answered since the connection was made.
     pub(super) fn was_answered(&self) -> bool {
         self.answered
     }
 
-    /// The connection is made again.
+    /// Resets for a reconnect.
     pub(super) fn begin_anew(&mut self) {
         self.answered = false;
     }
 
-    /// A buffer of the memory that this peer alone can reach, if that is made, and has one.
+    /// A buffer exposed to this peer only, if that pool exists and has one.
     #[inline]
     pub(super) fn alloc(&self, len: usize) -> Option<Buf> {
         let pool = self.exposed.as_ref()?;
@@ -168,17 +166,17 @@ impl Requests {
         pool.alloc(len)
     }
 
-    /// That memory is made.
+    /// Stores that pool.
     pub(super) fn has_exposed_pool(&self) -> bool {
         self.exposed.is_some()
     }
 
-    /// As many slots as the protocol has.
+    /// Resizes the slots to the protocol's limit.
     pub(super) fn fit(&mut self, slots: usize) {
         self.calls.resize_with(slots, OutCall::default);
     }
 
-    /// The connection's terms may have changed: says again what needs no thought.
+    /// Recomputes the limits of the fast path after the terms may have changed.
     pub(super) fn refresh(&mut self, stage: Stage, proto: &Connection) {
         let (call, reply) = match stage {
             Stage::Open if proto.may_call() && calls_are_taken(proto) && !self.may_need_more(proto) => {
@@ -191,57 +189,56 @@ impl Requests {
         (self.plain_call, self.plain_reply) = (call, reply);
     }
 
-    /// A call that says nothing of its reply may be refused, and told how long a Reply chunk it needs: such a
-    /// call is kept.
+    /// A call without reply room may be refused with the length of Reply chunk that it needs: such a call is kept.
     fn may_need_more(&self, proto: &Connection) -> bool {
         let limits = proto.form_limits();
-        // Version 1 has no word for the length.
+        // Version 1 does not report the length.
         let said = proto.terms().version == Version::V2 && !limits.continuation;
         limits.chunks && (said || self.keeps_all)
     }
 
-    /// The device is gone, with all that it held.
+    /// Resets after the loss of the device.
     pub(super) fn forget_device(&mut self) {
-        // Calls that were given up have kept theirs until now.
+        // Cancelled calls have kept theirs until now.
         self.calls.iter_mut().for_each(|out| out.exposure = None);
         self.exposures.forget_device();
         (self.plain_call, self.plain_reply) = (0, 0);
     }
 
-    /// Nothing of them is exposed.
+    /// Whether nothing of them is exposed.
     pub(super) fn expose_nothing(&self) -> bool {
         self.exposures.is_empty()
     }
 
-    /// Buffers that are exposed, or with the application.
+    /// Buffers exposed, or held by the application.
     pub(super) fn exposed_buffers(&self) -> u64 {
         let classes = self.exposed.as_ref().map_or_else(Vec::new, |pool| pool.stats().classes);
         classes.iter().map(|class| class.outstanding as u64).sum()
     }
 }
 
-/// Whether the peer takes calls of this side.
+/// Whether the peer accepts calls of this side.
 fn calls_are_taken(proto: &Connection) -> bool {
     let config = proto.config();
     config.max_calls > 0 && (!config.server || proto.terms().reverse != ReverseSupport::None)
 }
 
 impl Conn {
-    /// What a call exposes.
+    /// Exposure of a call.
     #[inline]
     fn exposure_of(&mut self, call: CallId) -> Option<&mut Exposure> {
         let index = self.requests.calls.get(self.proto.call_slot(call))?.exposure?;
         self.requests.exposures.get_mut(index)
     }
 
-    /// Whether an exposure is still that of a call.
+    /// Whether an exposure still belongs to a call.
     #[cold]
     pub(super) fn exposes(&self, call: CallId, index: u32) -> bool {
         let slot = self.proto.call_slot(call);
         self.proto.is_owed(call) && self.requests.calls.get(slot).is_some_and(|out| out.exposure == Some(index))
     }
 
-    /// Keeps a call's message of which all, or some, has gone out in parts.
+    /// Keeps a call's message that was sent in parts, whole or not.
     pub(super) fn keep_whole(&mut self, call: CallId, mut message: Buf, (start, len): (usize, usize)) {
         if self.proto.is_under_way(call) {
             message.set_window(start, len);
@@ -251,14 +248,14 @@ impl Conn {
         }
     }
 
-    /// What is kept of a call of ours: from now on, if nothing was.
+    /// Record of a call; created if missing.
     fn out_call(&mut self, call: CallId) -> &mut OutCall {
         let out = &mut self.requests.calls[self.proto.call_slot(call)];
         out.used = true;
         out
     }
 
-    /// Ends a call's record: who is to be told, what it exposes, when it was started if it is timed.
+    /// Ends a call's record: its sink, its exposure, its start if it is sampled.
     #[inline(always)]
     fn end_call(&mut self, call: CallId) -> (Sink, Option<u32>, Option<u64>) {
         let slot = self.proto.call_slot(call);
@@ -280,24 +277,24 @@ impl Requester {
         Self { done: Vec::with_capacity(256), lists: Lists::default(), copies: None, next_deadline: u64::MAX }
     }
 
-    /// The calls that have ended and were not taken yet, oldest first.
+    /// Ended calls not taken yet, oldest first.
     #[inline]
     pub(super) fn done(&mut self) -> &mut Vec<Done> {
         &mut self.done
     }
 
-    /// No call's deadline is earlier, in nanoseconds.
+    /// Lower bound of all deadlines, in nanoseconds.
     #[inline]
     pub(super) fn next_deadline(&self) -> u64 {
         self.next_deadline
     }
 
-    /// The pools that are not the shard's.
+    /// Pools beside the shard's.
     pub(super) fn pools(&self) -> impl Iterator<Item = &Pool> {
         self.copies.iter()
     }
 
-    /// Tells how a call ended.
+    /// Reports an outcome.
     #[inline(always)]
     pub(super) fn deliver<F: Fabric>(&mut self, cx: &mut Context<F>, sink: Sink, token: u64, result: CallResult) {
         if result.is_err() {
@@ -309,7 +306,7 @@ impl Requester {
         }
     }
 
-    /// A call is not started.
+    /// Ends a call that did not start.
     #[cold]
     pub(super) fn fail_call<F: Fabric>(
         &mut self,
@@ -322,7 +319,7 @@ impl Requester {
         None
     }
 
-    /// Calls whose deadline has come.
+    /// Ends calls whose deadline has passed.
     #[inline(never)]
     pub(super) fn expire<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
         let mut next = u64::MAX;
@@ -339,27 +336,26 @@ impl Requester {
         self.next_deadline = next;
     }
 
-    /// Gives up a call. Its memory comes home when the peer can no longer reach it.
+    /// Cancels a call. Its memory returns when the peer can no longer reach it.
     pub(super) fn cancel<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId) {
         if let Some((token, error)) = conn.proto.cancel(call) {
             self.abandon(cx, conn, call, token, error);
         }
     }
 
-    /// Tells the caller that its call is over while the reply is still owed. The record stays, with what is
-    /// exposed, until the reply has come or the connection is gone: revoking a window that the peer may be
-    /// about to revoke by Send With Invalidate would break the connection.
+    /// Ends a call for its caller while the reply is owed. The record stays, with its exposure, until the reply arrives
+    /// or the connection closes: revoking a window that the peer may be about to revoke by Send With Invalidate would
+    /// break the connection.
     fn abandon<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, token: u64, error: CallError) {
         let out = conn.out_call(call);
         let sink = std::mem::replace(&mut out.sink, Sink::Polled);
-        // It is there if it has not been exposed.
+        // Present unless exposed.
         let memory = out.memory.take();
         out.forget();
         self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
     }
 
-    /// A call that cannot be sent, or not again, ends: with what it was refused for, or with what it would
-    /// take.
+    /// Ends a call that cannot be sent, or not again: with its refusal, or with the resources that it would take.
     pub(super) fn give_up_call<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -371,7 +367,7 @@ impl Requester {
         self.give_up_with(cx, conn, call, error, memory);
     }
 
-    /// The same of one whose memory is not with it.
+    /// As above, with the memory apart.
     #[cold]
     fn give_up_with<F: Fabric>(
         &mut self,
@@ -387,19 +383,19 @@ impl Requester {
         }
     }
 
-    /// The connection is over, and will not be made again: so are its calls, and what they exposed.
+    /// Ends all calls and exposures of a connection that closes for good.
     pub(super) fn connection_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         for index in conn.requests.exposures.ended() {
             let Some(ending) = conn.requests.exposures.ending(index) else { continue };
             let (memory, _) = conn.requests.exposures.recover(index, true, ending.result.is_ok());
             if let Some((call, _)) = ending.again {
-                // It is not sent again: it ends with those below, if it was not given up meanwhile.
+                // Not retransmitted: it ends with those below, unless cancelled meanwhile.
                 if conn.proto.is_waiting(call) {
                     conn.out_call(call).memory = memory;
                 }
                 continue;
             }
-            // Its reply had come; only the revocation was owed, and that is done.
+            // Its reply had arrived; only the revocation was owed, and is done.
             let error = ending.result.err().map_or(CallError::ConnectionLost { sent: true }, CallError::from);
             self.deliver(cx, ending.sink, ending.token, Err(FailedCall::new(error, memory)));
         }
@@ -407,7 +403,7 @@ impl Requester {
             let mut memory = conn.out_call(call).memory.take();
             let (sink, exposure, _) = conn.end_call(call);
             if let (true, Some(index)) = (memory.is_none(), exposure) {
-                // The device is through with all that it held of this connection.
+                // The device holds nothing of this connection any more.
                 memory = conn.requests.exposures.bring_home(index);
             }
             self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
@@ -423,10 +419,9 @@ impl Requester {
         }
     }
 
-    /// The connection is gone, and will be made again: its calls wait with it, as far as they can be sent
-    /// again.
+    /// Parks the calls of a connection that will reconnect, as far as they can be retransmitted.
     pub(super) fn interrupt<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
-        // What has come and was only to be revoked ends as it would have: the device holds nothing any more.
+        // Calls with a reply, awaiting revocation, end normally: the device holds nothing any more.
         for index in conn.requests.exposures.ended() {
             self.revoked(cx, conn, index);
         }
@@ -445,7 +440,7 @@ impl Requester {
         }
     }
 
-    /// The connection is open again: what waits gets the form that its terms ask for.
+    /// Gives waiting calls a form for the terms of the new connection.
     #[cold]
     pub(super) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         for call in conn.proto.queued() {
@@ -460,7 +455,7 @@ impl Requester {
     }
 }
 
-/// Takes back what a call exposes. False if it cannot be had: then the call cannot be sent again.
+/// Takes back the exposed memory of a call. False if it is lost: then the call cannot be retransmitted.
 fn bring_home(conn: &mut Conn, call: CallId) -> bool {
     let Some(index) = conn.out_call(call).exposure.take() else { return true };
     let memory = conn.requests.exposures.bring_home(index);

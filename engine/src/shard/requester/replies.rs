@@ -1,4 +1,4 @@
-//! The end of our calls: match the reply, revoke, deliver, or send again.
+//! End of this side's calls: match the reply, revoke, deliver, or send again.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use crate::shard::context::Context;
 use crate::wire::{Head, HeaderType, Segment, View, rpc};
 
 impl Conn {
-    /// Reads the reply to a call, which is this message.
+    /// Decodes the reply to a call in this message.
     #[inline(always)]
     pub(in crate::shard) fn read_reply(
         &mut self,
@@ -37,7 +37,7 @@ impl Conn {
 }
 
 impl Requester {
-    /// The last part of a reply has come.
+    /// Handles the last part of a reply.
     #[cold]
     pub(in crate::shard) fn replied_in_parts<F: Fabric>(
         &mut self,
@@ -55,7 +55,7 @@ impl Requester {
         self.replied(cx, conn, (call, token), read, ReceivedBuf::whole(whole), invalidated);
     }
 
-    /// A reply has come, and was read: tells the caller, at once or when nothing is exposed any more.
+    /// Reports a decoded reply, at once or when nothing is exposed any more.
     #[inline(always)]
     pub(in crate::shard) fn replied<F: Fabric>(
         &mut self,
@@ -75,7 +75,7 @@ impl Requester {
         }
     }
 
-    /// The same of a call that has exposed memory.
+    /// As above, for a call with exposed memory.
     #[inline(never)]
     fn replied_exposed<F: Fabric>(
         &mut self,
@@ -90,14 +90,14 @@ impl Requester {
         let result = read.result(message);
         if self.revoke(cx, conn, index, invalidated) {
             let (memory, whole) = conn.requests.exposures.recover(index, true, result.is_ok());
-            // A connection that is closing waits for this.
+            // A closing connection waits for this.
             cx.ready.add(conn);
             return self.end_with(cx, (sink, token), result, long, (memory, whole));
         }
         conn.requests.exposures.wait(index, Some(Ending { sink, token, result, long, again: None }));
     }
 
-    /// The call will get no results: told when nothing is exposed any more.
+    /// Ends a call without results, once nothing is exposed any more.
     pub(in crate::shard) fn failed<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -117,7 +117,7 @@ impl Requester {
         }
     }
 
-    /// The reply to an abandoned call has come: what it exposes can be revoked now.
+    /// Handles the reply to an abandoned call: its exposed memory can be revoked now.
     pub(in crate::shard) fn late<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -130,7 +130,7 @@ impl Requester {
         }
     }
 
-    /// The call gets no results: revokes what the peer has not revoked itself; tells the ending when that is proved.
+    /// Ends a call without results: revokes the remaining windows; reports the end after that.
     #[inline(never)]
     pub(super) fn conclude<F: Fabric>(
         &mut self,
@@ -146,7 +146,7 @@ impl Requester {
         }
     }
 
-    /// Revokes what the peer has not revoked itself. True if there is nothing of that, and nothing to wait for.
+    /// Revokes the windows that the peer has not revoked. True if there are none, and nothing to wait for.
     #[inline(always)]
     fn revoke<F: Fabric>(
         &mut self,
@@ -163,7 +163,7 @@ impl Requester {
             return true;
         }
         for (n, window) in windows.enumerate() {
-            // They complete in order: the last one speaks for all.
+            // They complete in order: the last one is signaled.
             let signalled = n + 1 == left;
             sends.push_named(u64::from(index), signalled, || WorkRequest::LocalInvalidate { window });
         }
@@ -171,17 +171,17 @@ impl Requester {
         false
     }
 
-    /// The last revocation of an exposure is proved.
+    /// Handles the last revocation of an exposure.
     pub(in crate::shard) fn revoked<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: u32) {
         let ending = conn.requests.exposures.ending(index);
         self.recover(cx, conn, index, ending);
     }
 
-    /// Nothing of the exposure can be reached any more: its memory is the caller's again.
+    /// Returns the memory of an exposure to the caller after revocation.
     fn recover<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: u32, ending: Option<Ending>) {
         let answered = ending.as_ref().is_some_and(|ending| ending.result.is_ok());
         let (memory, whole) = conn.requests.exposures.recover(index, ending.is_some(), answered);
-        // A connection that is closing waits for this.
+        // A closing connection waits for this.
         cx.ready.add(conn);
         let Some(Ending { sink, token, result, long, again }) = ending else { return };
         match again {
@@ -191,7 +191,7 @@ impl Requester {
         }
     }
 
-    /// A call has ended, and its memory, the `whole` of it or not, is the caller's again.
+    /// Ends a call with its memory, the `whole` of it or not.
     #[inline(always)]
     fn end_with<F: Fabric>(
         &mut self,
@@ -214,7 +214,7 @@ impl Requester {
         self.deliver(cx, sink, token, result);
     }
 
-    /// A reply has its memory again, the `whole` of it or not: what is still to be checked of it.
+    /// Completes a reply with its memory, the `whole` of it or not: runs the remaining checks.
     #[inline(always)]
     fn complete<F: Fabric>(
         &mut self,
@@ -227,7 +227,7 @@ impl Requester {
             return Err(CallError::MalformedReply("its memory is still in use by the device"));
         }
         let Some(memory) = reply.memory.get_mut() else { return Ok(()) };
-        // By the binding, one of them belongs into a Write chunk (RFC 8166 §6.1).
+        // By the binding, one result belongs into a Write chunk (RFC 8166 §6.1).
         let most = memory.most_results.unwrap_or(usize::MAX);
         if let Some(buf) = memory.reply.take()
             && let Some(len) = long
@@ -240,8 +240,8 @@ impl Requester {
         Ok(())
     }
 
-    /// The reply that was written into the Reply chunk. Where the peer may reach that memory even now, it is
-    /// copied first, and only the copy is looked at: what was checked must not change afterwards.
+    /// The reply in the Reply chunk. If the peer may still reach that memory, it is copied first, and only the copy is
+    /// checked and used.
     #[cold]
     fn take_long<F: Fabric>(
         &mut self,
@@ -255,15 +255,14 @@ impl Requester {
         if cx.fabric.capabilities().exposure_needs_own_arena {
             buf = self.private_copy(cx, &buf).ok_or_else(|| cx.config.lacks_exposed_buffer(len as usize))?;
         }
-        // Its transport header came in the other message.
+        // Its transport header was in the other message.
         let xid = reply.message.first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
         reply.header = header_of(xid, &buf, 0)?;
         reply.message = ReceivedBuf::whole(buf);
         Ok(())
     }
 
-    /// A copy in memory that no peer is ever shown: in buffers like those that peers are shown, so that
-    /// whatever comes in these fits.
+    /// Copies into memory that is never exposed: in buffers like the exposed ones, so that everything fits.
     fn private_copy<F: Fabric>(&mut self, cx: &mut Context<F>, shown: &[u8]) -> Option<Buf> {
         let copy = cx.alloc_bulk(&mut self.copies, false, shown.len());
         let mut copy = copy.or_else(|| cx.alloc(shown.len()))?;
@@ -272,25 +271,23 @@ impl Requester {
     }
 }
 
-/// What the shard needs of a reply, free of the message's borrow. What its lists say of the memory that its call
-/// exposes is noted there.
+/// The parts of a reply that the shard needs, without a borrow of the message. Written lengths are stored in the call's
+/// exposure.
 pub(in crate::shard) struct ReadReply {
-    /// Where its RPC header is within the message, or why there are no results behind it.
+    /// Range of its RPC header in the message, or why there are no results after it.
     header: Result<Range<u32>, CallError>,
-    /// Of a long reply: its length in the Reply chunk. Its results are known when that is the caller's
-    /// again.
+    /// Of a long reply: its length in the Reply chunk. Its results are known after revocation.
     long: Option<u32>,
 }
 
 impl ReadReply {
-    /// Of a reply in a message, whose lists are good or not. `payload` is the RPC message, which starts at `base` of the
-    /// message.
+    /// A reply in a message, with valid lists or not. `payload` is the RPC message, at `base` of the message.
     #[inline(always)]
     fn of(lists: Result<(), CallError>, xid: u32, payload: &[u8], base: usize) -> Self {
         Self { header: lists.and_then(|()| header_of(xid, payload, base)), long: None }
     }
 
-    /// What it comes to; the memory of its call is still exposed.
+    /// Its outcome; the memory of its call is still exposed.
     #[inline(always)]
     fn result(self, message: ReceivedBuf) -> CallResult {
         match self.header {
@@ -300,8 +297,8 @@ impl ReadReply {
     }
 }
 
-/// Reads a reply's RPC header, and its lists against what its call exposes. `payload` is the RPC message,
-/// which starts at `base` of the message.
+/// Decodes a reply's RPC header, and checks its lists against the call's exposure. `payload` is the RPC message, at
+/// `base` of the message.
 #[inline(never)]
 fn read_reply(
     view: Option<&View<'_>>,
@@ -321,7 +318,7 @@ fn read_reply(
     }
 }
 
-/// Reads a reply that says that the RPC message is in the Reply chunk.
+/// Decodes a reply whose RPC message is in the Reply chunk.
 #[cold]
 fn read_long_reply(view: &View<'_>, exposure: Option<&mut Exposure>) -> ReadReply {
     let offered = exposure.as_ref().and_then(|exposure| Some((exposure.reply()?, exposure.segment_size())));
@@ -341,7 +338,7 @@ fn read_long_reply(view: &View<'_>, exposure: Option<&mut Exposure>) -> ReadRepl
     }
 }
 
-/// Where the RPC header is within a reply, or why there are no results behind it.
+/// Range of the RPC header in a reply, or why there are no results after it.
 #[inline(always)]
 fn header_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u32>, CallError> {
     match rpc::ReplyHeader::parse(payload) {
@@ -354,9 +351,9 @@ fn header_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u32>, CallEr
     }
 }
 
-/// Bytes that a reply says were written into one chunk, which was offered in segments of `size` bytes and a
-/// shorter last one. They are filled in their order (RFC 8166 §3.4.6): one that is not full is the last that
-/// was used, or there would be bytes between that nobody wrote.
+/// Bytes written into one chunk by a reply; the chunk was offered in segments of `size` bytes and a shorter last one.
+/// They are filled in order (RFC 8166 §3.4.6): a partial one is the last used, or there would be unwritten bytes
+/// between.
 #[inline]
 fn written_into(segments: impl Iterator<Item = Segment>, part: &Exposed, size: u32) -> Result<u32, CallError> {
     let (mut room_left, mut written, mut full) = (part.segment().length, 0, true);
@@ -375,7 +372,7 @@ fn written_into(segments: impl Iterator<Item = Segment>, part: &Exposed, size: u
     Ok(written)
 }
 
-/// Notes how many bytes a reply says were written into each Write chunk of its call.
+/// Stores the bytes that a reply reports for each Write chunk of its call.
 #[inline]
 fn note_written(
     chunks: impl Iterator<Item = impl Iterator<Item = Segment>>,

@@ -1,4 +1,4 @@
-//! Calls that are not on the shard: with the workers or on their way there, taken by their handlers, and futures.
+//! Calls away from the shard: at workers or on their way there, deferred, and futures.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,26 +10,26 @@ use crate::handoff::parker::Signal;
 use crate::handoff::workers::JobResult;
 use crate::service::{Answered, Call, CallsHome, CameHome, Origin, Ready, Task};
 
-/// See the page of this module.
+/// See the module page.
 pub(super) struct Away {
-    // In front of where their calls come home.
+    // Before the place that their calls return to.
     futures: Futures,
-    /// Where calls that handlers have taken come home.
+    /// Return of deferred calls.
     home: CallsHome,
     workers: Option<Port>,
-    /// Calls that a full worker ring holds back.
+    /// Calls held back by full worker rings.
     backlog: VecDeque<(WorkKey, Call<Ready>)>,
-    /// So many of them, the first ones, were held back before.
+    /// Number of them, from the first, that were counted before.
     held: usize,
-    /// What workers have given back, and is being answered.
+    /// Calls returned by workers, being answered.
     worked: Vec<Worked>,
-    /// Calls, and futures.
+    /// Number of calls and futures away.
     count: usize,
     /// Wakes the shard.
     signal: Signal,
 }
 
-/// A call that a worker has given back, or what became of it.
+/// A call returned by a worker, or its error.
 pub(super) type Worked = (WorkKey, JobResult<Call<Answered>>);
 
 impl Away {
@@ -41,25 +41,25 @@ impl Away {
         Self { futures, home, workers: None, backlog, held: 0, worked, count: 0, signal }
     }
 
-    /// Nothing is away.
+    /// Whether nothing is away.
     #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Calls and futures.
+    /// Number of calls and futures away.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.count
     }
 
-    /// A call has come back.
+    /// Records a returned call.
     #[inline(always)]
     pub(super) fn came_back(&mut self) {
         self.count -= 1;
     }
 
-    // To the workers, and home.
+    // Workers.
 
     pub(super) fn use_workers(&mut self, workers: &Workers) {
         self.workers = Some(workers.attach_shard(&self.signal));
@@ -69,24 +69,24 @@ impl Away {
         self.workers.is_some()
     }
 
-    /// A call waits for a worker.
+    /// Queues a call for a worker.
     pub(super) fn send_to_workers(&mut self, key: WorkKey, call: Call<Ready>) {
         self.give();
         self.backlog.push_back((key, call));
     }
 
-    /// Calls wait for a place in a worker's ring.
+    /// Whether calls wait for room in a worker's ring.
     #[inline(always)]
     pub(super) fn backlog(&self) -> usize {
         self.backlog.len()
     }
 
-    /// Calls that are with the workers, or on their way there.
+    /// Calls at workers, or on their way there.
     pub(super) fn with_workers(&self) -> usize {
         self.backlog.len() + self.workers.as_ref().map_or(0, |port| port.outstanding())
     }
 
-    /// Hands to the workers what waits for them; returns how many calls their full rings hold back for the first time.
+    /// Dispatches waiting calls; returns how many full rings hold back for the first time.
     pub(super) fn dispatch(&mut self) -> usize {
         let Some(port) = self.workers.as_mut() else { return 0 };
         while let Some((key, call)) = self.backlog.pop_front() {
@@ -100,7 +100,7 @@ impl Away {
         self.held - held
     }
 
-    /// What the workers have finished; to be [given back](Self::keep_worked), empty.
+    /// Takes the calls finished by workers; the list is to be [returned](Self::keep_worked), empty.
     pub(super) fn take_worked(&mut self) -> Vec<Worked> {
         let mut worked = std::mem::take(&mut self.worked);
         if let Some(port) = self.workers.as_mut() {
@@ -113,38 +113,38 @@ impl Away {
         self.worked = worked;
     }
 
-    // To who takes them, and home.
+    // Deferred calls.
 
-    /// Where calls of one more connection come from, and go home to.
+    /// Origin of one more connection's deferred calls.
     pub(super) fn origin(&self) -> Arc<Origin> {
         self.home.origin()
     }
 
-    /// A call goes.
+    /// Records a deferred call.
     #[inline(always)]
     pub(super) fn give(&mut self) {
         self.count += 1;
     }
 
-    /// It is a future.
+    /// Starts its future.
     pub(super) fn begin(&mut self, task: Task, origin: &Arc<Origin>) {
         self.count += 1;
         self.futures.begin(task, origin);
     }
 
-    /// Futures of a connection that is over end with it.
+    /// Ends the futures of closed connections.
     pub(super) fn abandon_futures(&mut self) {
         self.futures.abandon();
     }
 
-    /// Polls the futures that are to be polled; returns how many have ended. `panicked` hears of those that have.
+    /// Polls woken futures; returns how many have ended. `panicked` gets those that panicked.
     pub(super) fn poll_futures(&mut self, panicked: impl FnMut(&str)) -> usize {
         let ended = self.futures.poll(panicked);
         self.count -= ended;
         ended
     }
 
-    /// Calls that their handlers have answered.
+    /// Deferred calls that were answered.
     #[inline(always)]
     pub(super) fn take_answered(&mut self) -> CameHome {
         self.home.take()

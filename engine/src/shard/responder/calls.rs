@@ -1,4 +1,4 @@
-//! Calls of the peer: check, give memory, run, reply.
+//! Peers' calls: check, allocate, run, reply.
 
 use super::Responder;
 use super::header::{CallRefusal, Trouble, check_position_zero, read_lists, reply_body};
@@ -20,7 +20,7 @@ use crate::wire::rpc::{OpaqueAuth, ProgramNumber, ReplyBody};
 use crate::wire::{ErrorBody, Head, HeaderType, Version, View};
 
 impl Responder {
-    /// A call has come, of which no more is known than whose it is.
+    /// Handles a call of a connection.
     #[inline(always)]
     pub(in crate::shard) fn take_call<F: Fabric>(
         &mut self,
@@ -36,7 +36,7 @@ impl Responder {
         call
     }
 
-    /// A call without chunks has arrived, as this message: it is read, gets memory, if it may have it, and runs.
+    /// Handles a call without chunks in this message: decodes it, allocates its memory if permitted, and runs it.
     #[inline(always)]
     pub(in crate::shard) fn serve_plain<F: Fabric>(
         &mut self,
@@ -55,7 +55,7 @@ impl Responder {
         }
     }
 
-    /// The same if the call before was not like it.
+    /// As above, if the previous call differed.
     #[inline(never)]
     fn serve_other<F: Fabric>(
         &mut self,
@@ -68,7 +68,7 @@ impl Responder {
         self.serve(cx, conn, call, read, message);
     }
 
-    /// A call has arrived, and has been read: it gets memory, if it may have it, and runs.
+    /// Handles a decoded call: allocates its memory if permitted, and runs it.
     #[inline(always)]
     pub(in crate::shard) fn serve<F: Fabric>(
         &mut self,
@@ -84,7 +84,7 @@ impl Responder {
         }
     }
 
-    /// The same of a call of a procedure that there is.
+    /// As above, for a known procedure.
     #[inline(always)]
     pub(in crate::shard) fn serve_admitted<F: Fabric>(
         &mut self,
@@ -97,7 +97,7 @@ impl Responder {
         {
             return self.refuse_call(cx, conn, call.refuse(), refusal);
         }
-        // Most need a buffer for their reply, and nothing else.
+        // Most need only a buffer for their reply.
         if call.is_short()
             && let Some(services) = &self.services
         {
@@ -113,7 +113,7 @@ impl Responder {
         self.serve_in_turn(cx, conn, Unready::Admitted(call));
     }
 
-    /// The same for a call that needs more, or may have to wait.
+    /// As above, for a call that needs more, or may have to wait.
     #[inline(never)]
     fn serve_in_turn<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) {
         match self.must_wait(cx, conn, &call) {
@@ -122,10 +122,10 @@ impl Responder {
         }
     }
 
-    /// A call may have memory.
+    /// Whether a call may allocate.
     #[inline(always)]
     pub(super) fn start<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) {
-        // What others wait for is got in turn.
+        // Buffers that others wait for are taken in turn.
         let in_turn = !cx.awaits_some() || self.is_in_turn(cx, &call);
         match if in_turn { self.begin(cx, conn, call) } else { Err(call) } {
             Ok(()) => {}
@@ -133,7 +133,7 @@ impl Responder {
         }
     }
 
-    /// Gives a call the memory that it needs, and goes on with it. Gives it back if there is not enough.
+    /// Allocates the memory of a call, and continues it. Returns it if there is not enough.
     #[inline(always)]
     pub(super) fn begin<F: Fabric>(
         &mut self,
@@ -142,7 +142,7 @@ impl Responder {
         call: Unready,
     ) -> Result<(), Unready> {
         let call = match call {
-            // The message of a long call is yet to come: what it needs beside that is not known.
+            // The message of a long call is still to be read: its further needs are unknown.
             Unready::Long(call) => return self.fetch(cx, conn, Fetching::Long(call)),
             Unready::Admitted(call) => self.prepare(cx, call).map_err(Unready::Admitted)?,
         };
@@ -153,10 +153,10 @@ impl Responder {
         Ok(())
     }
 
-    /// A call on a connection that drains, or whose peer has a name.
+    /// Handles a call on a draining connection, or of a named peer.
     #[cold]
     fn look_twice(conn: &Conn, call: &mut Call<Admitted>) -> Result<(), CallRefusal> {
-        // A server that drains ends what it has begun, and begins nothing.
+        // A draining server finishes its calls, and starts none.
         if conn.stage() == Stage::Draining {
             return Err(CallRefusal::System(Trouble::Draining));
         }
@@ -166,7 +166,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Gives the call the memory that its procedure declared; it comes back if there is not enough.
+    /// Allocates the memory that the procedure declares; returns the call if there is not enough.
     #[inline(always)]
     fn prepare<F: Fabric>(&self, cx: &Context<F>, call: Call<Admitted>) -> Result<Call<Ready>, Call<Admitted>> {
         let Some(services) = self.services.as_ref() else { return Err(call) };
@@ -178,7 +178,7 @@ impl Responder {
         call.prepare(reply, longest_result, pool.then_some(|len| cx.alloc_chunk(len)))
     }
 
-    /// A call has arrived whose RPC message is in a chunk, or came in parts.
+    /// Handles a call whose RPC message is in a chunk, or arrived in parts.
     #[cold]
     pub(in crate::shard) fn serve_unusual<F: Fabric>(
         &mut self,
@@ -213,7 +213,7 @@ impl Responder {
         }
     }
 
-    /// Runs a call of a procedure that runs on workers, or once, or that takes its calls.
+    /// Runs a call of a procedure on workers, with a duplicate request cache, or with deferred calls.
     #[inline(never)]
     fn run_elsewhere<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Ready>) {
         let Some(services) = self.services.as_ref() else { return };
@@ -233,7 +233,7 @@ impl Responder {
         self.finish(cx, conn, call);
     }
 
-    /// A call has come that came before: it must not run again.
+    /// Handles a retransmitted call, which must not run again.
     fn run_before<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -246,7 +246,7 @@ impl Responder {
             Lookup::Done(reply) => {
                 let OpaqueAuth { flavor, body } = reply.verifier();
                 let view = call.view_mut();
-                // It was taken the first time.
+                // Taken the first time.
                 let _ = view.set_verifier(flavor, body);
                 let given = view.reply_writer().put(&reply);
                 self.finish(cx, conn, call.answered(given.map_err(|_| Refusal::SystemError)));
@@ -261,8 +261,7 @@ impl Responder {
                 self.repeats.push_back(call);
                 cx.schedule.control_now();
             }
-            // The first one will be answered here, or nobody waits for an answer. (It is not new: that was
-            // seen to before.)
+            // The original will be answered here, or nobody waits for it. (It is not new: checked before.)
             Lookup::InProgress | Lookup::Lost | Lookup::Full | Lookup::New(_) => {
                 conn.proto.forget(call.id());
                 self.boxes.put(call);
@@ -271,8 +270,8 @@ impl Responder {
         }
     }
 
-    /// Calls that came again while they ran, by a connection that was made again: they are answered as the
-    /// first ones are when those are through, which may be on another self.
+    /// Retransmissions of running calls, after a reconnect: they are answered when the originals have finished, perhaps
+    /// on another shard.
     #[cold]
     pub(super) fn answer_repeats<F: Fabric>(&mut self, cx: &mut Context<F>) {
         for call in std::mem::take(&mut self.repeats) {
@@ -294,7 +293,7 @@ impl Responder {
         }
     }
 
-    /// The handler is through: sends the reply, or queues it.
+    /// Sends or queues the reply after the handler.
     #[inline(always)]
     pub(super) fn finish<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Answered>) {
         cx.stats.calls += 1;
@@ -304,7 +303,7 @@ impl Responder {
         }
     }
 
-    /// The same where there is more to look at than how long the reply is.
+    /// As above, with more to check than the reply's length.
     #[inline(never)]
     fn finish_unusual<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Answered>) {
         call.note_bytes();
@@ -319,7 +318,7 @@ impl Responder {
         }
     }
 
-    /// How a call is refused instead, or `None` if it is not answered at all.
+    /// Refusal of a call, or `None` if it is not answered at all.
     #[inline(always)]
     fn look_at_outcome<F: Fabric>(
         &mut self,
@@ -342,7 +341,7 @@ impl Responder {
                 return Err(Some(CallRefusal::Rpc(reply_body(refusal))));
             }
         }
-        // It would end the connection.
+        // It would close the connection.
         if let Some(arena) = call.arenas().find(|&arena| !cx.knows(arena)) {
             let (peer, (program, _, procedure)) = (conn.who(), call.name());
             let program = ProgramNumber(program);
@@ -362,12 +361,12 @@ impl Responder {
         Ok(())
     }
 
-    /// The procedure of a call is one that is not answered.
+    /// Whether the procedure is one-way.
     pub(super) fn is_silent(&self, call: &Call<Answered>) -> bool {
         self.services.as_ref().is_some_and(|all| all.entry(call.entry()).silent)
     }
 
-    /// A call that is not answered is over. In version 1 its caller would wait for the credit for ever.
+    /// Ends an unanswered call. In version 1 its caller would wait for the credit for ever.
     #[cold]
     fn end_one_way<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Answered>) {
         if conn.proto.terms().version == Version::V1 {
@@ -379,11 +378,11 @@ impl Responder {
         }
         conn.proto.forget(call.id());
         self.boxes.put(call);
-        // Its place is free: the peer may be told.
+        // Its slot is free: the peer may get a grant.
         cx.ready.add(conn);
     }
 
-    /// Sends a reply like most now, if it may go out at once. Any other, or a later one, is one to [answer](Self::answer).
+    /// Sends an ordinary reply now, if it may go out at once. Others go through [`answer`](Self::answer).
     #[inline(always)]
     fn answer_plain<F: Fabric>(
         &mut self,
@@ -411,8 +410,7 @@ impl Responder {
         self.answer(cx, conn, call);
     }
 
-    /// Sends the reply now, or when there is a credit for it. The caller sees to it that the connection's
-    /// chain is posted.
+    /// Sends the reply now, or when there is a credit for it. The caller posts the connection's chain.
     #[inline(always)]
     pub(super) fn answer<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Replying>) {
         let receives_ok = cx.receives_ok(conn);
@@ -423,8 +421,7 @@ impl Responder {
         if !backlogged && conn.proto.reply_now(call.id(), receives_ok) {
             self.transmit_reply(cx, conn, call, receives_ok);
         } else {
-            // What the call came in is what Receives may be short of. (A header with chunks may be written
-            // into it.)
+            // Receives may be short of the call's buffer. (A header with chunks may be written into it.)
             if !call.returns() {
                 drop(call.take_message());
             }

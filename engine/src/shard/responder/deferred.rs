@@ -1,4 +1,4 @@
-//! Calls that their handlers have taken, to answer them later: out to them, and home.
+//! Deferred calls: to their handlers, and back.
 
 use super::Responder;
 use crate::fabric::Fabric;
@@ -7,8 +7,7 @@ use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 
 impl Responder {
-    /// Has the handler of a call take it, if its connection may have one more out; else it waits for one that
-    /// comes home.
+    /// Gives a call to its handler, if its connection may have one more deferred; otherwise it waits for one to return.
     #[inline(always)]
     pub(super) fn hand_over<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
         if conn.served.taken >= cx.config.limits.max_deferred {
@@ -16,7 +15,7 @@ impl Responder {
             return conn.served.untaken.push_back(call);
         }
         self.give(cx, conn, call);
-        // It may have been answered at once.
+        // It may be answered already.
         let mut came = self.away.take_answered();
         let Some(call) = came.next() else { return };
         if call.qp() == conn.qp() {
@@ -29,7 +28,7 @@ impl Responder {
         }
     }
 
-    /// With a call that was answered at once others have come.
+    /// Others may have returned with a call answered at once.
     #[cold]
     fn more_came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, came: CameHome) {
         for call in came {
@@ -40,7 +39,7 @@ impl Responder {
         }
     }
 
-    /// Has the handler of a call take it.
+    /// Gives a call to its handler.
     #[inline(always)]
     fn give<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
         let Some(services) = &self.services else { return };
@@ -53,16 +52,16 @@ impl Responder {
         }
     }
 
-    /// Answers the calls that come home; returns how many.
+    /// Answers returned calls; returns their number.
     pub(super) fn collect_taken<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         self.away.take_answered().map(|call| self.came_home_to_another(cx, call)).count()
     }
 
-    /// Answers a call that comes home, while its connection is in the table.
+    /// Answers a returned call of a connection in the table.
     #[inline(never)]
     fn came_home_to_another<F: Fabric>(&mut self, cx: &mut Context<F>, call: Call<Answered>) {
         let Some(conn) = cx.conns.take(call.qp()) else {
-            // The connection ended meanwhile; so did the call.
+            // The connection closed meanwhile, and with it the call.
             self.away.came_back();
             self.count_dropped(cx, &call);
             return self.boxes.put(call);
@@ -95,11 +94,11 @@ impl Responder {
 
     #[cold]
     fn count_dropped<F: Fabric>(&self, cx: &mut Context<F>, call: &Call<Answered>) {
-        // A call that is not answered anyway may be dropped.
+        // A one-way call may be dropped.
         cx.stats.calls_dropped += u64::from(call.was_dropped() && !self.is_silent(call));
     }
 
-    /// The connection is over: nobody waits for what was taken, and the rest is not handed over.
+    /// Ends the deferred calls of a closed connection, and drops those that wait.
     pub(super) fn abandon_taken(&mut self, conn: &mut Conn) {
         if let Some(origin) = conn.served.origin.take() {
             origin.end();
@@ -111,8 +110,7 @@ impl Responder {
     }
 }
 
-/// A handler that takes its calls, or the future that it made, has panicked: what it had of them is dropped, and told
-/// of as such.
+/// Handles a panic of such a handler, or of its future: the calls that it held are dropped, and reported as panics.
 #[cold]
 pub(super) fn tell_panic<F: Fabric>(cx: &mut Context<F>, panic: &str) {
     cx.error("handlers that panicked", format_args!("deferred handler panicked: {panic}"));

@@ -1,4 +1,4 @@
-//! Handlers that are futures: polled on the shard, woken from anywhere.
+//! Handlers as futures: polled on the shard, woken from anywhere.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,38 +14,38 @@ use crate::service::{Origin, Task};
 /// The futures of a shard.
 pub(super) struct Futures {
     all: FuturesUnordered<Serving>,
-    /// Rung when one that has waited is to be polled.
+    /// Wakes the shard to poll one of them.
     bell: Arc<Bell>,
     waker: Waker,
-    /// Some have begun.
+    /// Whether some have started.
     begun: bool,
-    /// Some may be of connections that are over.
+    /// Whether some may be of closed connections.
     abandoned: bool,
 }
 
-/// A future that serves a call of a connection.
+/// Future of a call of a connection.
 struct Serving {
     task: Option<Task>,
     origin: Arc<Origin>,
 }
 
 impl Serving {
-    /// Drops the future. That is the handler's code, too.
+    /// Drops the future, which runs the handler's code.
     ///
     /// # Errors
-    /// What it had to say, if it panicked.
+    /// Text of its panic.
     fn end(&mut self) -> Result<(), Box<str>> {
         self.task.take().map_or(Ok(()), |task| caught(|| drop(task)))
     }
 }
 
 impl Future for Serving {
-    /// The words of one that has panicked.
+    /// Text of a panic.
     type Output = Option<Box<str>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(task) = &mut self.task else { return Poll::Ready(None) };
-        // One that panics is over, and its call dropped.
+        // A future that panics has ended, and its call is dropped.
         let panic = match caught(|| task.as_mut().poll(context)) {
             Ok(Poll::Pending) => return Poll::Pending,
             Ok(Poll::Ready(())) => None,
@@ -58,7 +58,7 @@ impl Future for Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        // Of those that the shard's end finds: what a panic says has been printed.
+        // At the shard's end: the panic has been printed.
         let _ = self.end();
     }
 }
@@ -71,24 +71,23 @@ impl Futures {
         Self { all: FuturesUnordered::new(), bell, waker, begun: false, abandoned: false }
     }
 
-    /// Has a future polled with the others, in this turn or the next.
+    /// Adds a future, polled in this turn or the next.
     pub(super) fn begin(&mut self, task: Task, origin: &Arc<Origin>) {
         self.all.push(Serving { task: Some(task), origin: Arc::clone(origin) });
         self.begun = true;
     }
 
-    /// Those of connections that are over are to be dropped.
+    /// Marks that those of closed connections are to be dropped.
     pub(super) fn abandon(&mut self) {
         self.abandoned |= !self.all.is_empty();
     }
 
-    /// Polls the futures that were woken; returns how many are over. `panicked` hears the words of those that have
-    /// panicked.
+    /// Polls woken futures; returns how many ended. `panicked` gets the texts of panics.
     pub(super) fn poll(&mut self, mut panicked: impl FnMut(&str)) -> usize {
         if self.all.is_empty() {
             return 0;
         }
-        // All of these, as each is told once.
+        // All of these, as each is reported once.
         let begun = std::mem::take(&mut self.begun);
         let abandoned = std::mem::take(&mut self.abandoned);
         if !(self.bell.take() | begun | abandoned) {

@@ -1,4 +1,4 @@
-//! Reads calls of the peer: RPC header and chunk lists, held against what the procedure declares.
+//! Decodes peers' calls: RPC header and chunk lists, checked against the procedure's declaration.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -13,46 +13,46 @@ use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
 use crate::wire::{ChunkCounts, ErrorBody, Head, ReadSegment, SEGMENT_LEN, Segment, Version, View};
 
-/// Why a call is not run: what it is answered with instead.
+/// Answer of a call that does not run.
 pub(in crate::shard) enum CallRefusal {
-    /// It is no RPC call at all: nothing is answered.
+    /// No RPC call: no answer.
     NotACall,
-    /// The RPC layer answers.
+    /// An RPC error.
     Rpc(ReplyBody<'static>),
-    /// The transport answers.
+    /// A transport error.
     Transport(ErrorBody),
-    /// The same, as its chunks are not what the procedure of this entry declares.
+    /// A transport error, as its chunks do not match the declaration of this entry.
     Undeclared { entry: usize, error: ErrorBody },
-    /// The transport answers ERR_SYSTEM, and the log says why.
+    /// ERR_SYSTEM, with the cause in the log.
     System(Trouble),
 }
 
-/// Why a call is answered with ERR_SYSTEM.
+/// Cause of ERR_SYSTEM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::shard) enum Trouble {
-    /// The connection takes no more calls.
+    /// The connection drains.
     Draining,
-    /// The shard's buffers could not hold what it needs were all of them free.
+    /// The shard's pool is too small for it, even if free.
     NeverFits(Lack),
-    /// There are no buffers for it now, and it cannot wait. What it lacks, where that is known.
+    /// No buffers now, and it cannot wait. The missing buffers, where known.
     NoBuffers(Option<Lack>),
-    /// What came of it in parts was dropped.
+    /// Its received parts were dropped.
     NoParts,
-    /// What was read for it did not come home.
+    /// Its Read data was lost.
     Lost,
-    /// The reply cache cannot tell whether it ran before.
+    /// The duplicate request cache cannot tell whether it ran before.
     CacheFull,
     /// The workers have stopped before one took it.
     NoWorkers,
 }
 
 impl Trouble {
-    /// It is over in a while, here or at another server.
+    /// Whether it is temporary, or another server may help.
     pub(super) fn passes(self) -> bool {
         !matches!(self, Self::NeverFits(_) | Self::Lost)
     }
 
-    /// For the log: a few words that stand for all such calls, and what is to be done.
+    /// For the log: a short text for all such calls, and the remedy.
     pub(super) fn words(self) -> (&'static str, Cow<'static, str>) {
         let (what, why) = match self {
             Self::Draining => ("calls to a server that drains", "server is draining"),
@@ -82,7 +82,7 @@ impl Trouble {
     }
 }
 
-/// What a handler's refusal is on the wire (RFC 5531 §9).
+/// Wire form of a handler's refusal (RFC 5531 §9).
 pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
     ReplyBody::accepted(match refusal {
         Refusal::ProgramUnavailable => AcceptStat::ProgUnavail,
@@ -93,23 +93,23 @@ pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
             return ReplyBody::Denied(RejectStat::RpcMismatch { low, high });
         }
         Refusal::Authentication(stat) => return ReplyBody::Denied(RejectStat::AuthError(stat)),
-        // With a cause or without. Those that are not answered by RPC do not come here.
+        // With a cause or without. Refusals outside RPC do not get here.
         _ => AcceptStat::SystemErr,
     })
 }
 
-/// Where program, version and procedure are in the RPC message of a call.
+/// Offsets of program, version and procedure in the RPC message of a call.
 const NAME: Range<usize> = 12..24;
 
-/// A procedure, as it is named in the RPC header of a call.
+/// A procedure, as in the RPC header of a call.
 pub(super) struct Found {
     name: [u8; 12],
     entry: usize,
 }
 
 impl Responder {
-    /// Reads the RPC header of a call without chunks, which is this message, if it is like most: of nobody in
-    /// particular, and of the procedure that was called last. `None` of any other, which is to be [read](Self::read_rpc).
+    /// Decodes the RPC header of a call without chunks in this message, if it is ordinary: AUTH_NONE, and the procedure
+    /// called last. `None` for any other, which has to be [decoded](Self::read_rpc).
     #[inline(always)]
     pub(super) fn read_again(&self, head: &Head, message: &[u8]) -> Option<Header> {
         let message = message.get(head.len..)?;
@@ -119,8 +119,8 @@ impl Responder {
         again.then_some(Header::new(last.entry, rpc::AnonymousCall::LEN))
     }
 
-    /// Reads the RPC header and chunk lists of a call, which is this message, and holds them
-    /// against what the procedure declares. Nothing of a length, count or position is used before it is bounded here.
+    /// Decodes the RPC header and chunk lists of a call in this message, and checks them against the declaration. Every
+    /// length, count and position is bounded here before use.
     #[inline(always)]
     pub(in crate::shard) fn read(
         &mut self,
@@ -145,17 +145,17 @@ impl Responder {
         self.read_rpc(message.get(incoming.head.len..).unwrap_or_default(), call)
     }
 
-    /// Reads the RPC message of a call, and holds the call's chunks against what the procedure declares.
+    /// Decodes the RPC message of a call, and checks its chunks against the declaration.
     #[inline(always)]
     pub(super) fn read_rpc(&mut self, message: &[u8], call: &Call<Arrived>) -> Result<Header, CallRefusal> {
-        // Most headers are told by one look, and are of known length.
+        // Most headers have a known layout and length.
         match rpc::AnonymousCall::read(message) {
             Some(header) => self.take_header(&header.into(), rpc::AnonymousCall::LEN, message, call),
             None => self.read_named(message, call),
         }
     }
 
-    /// The same where the caller says who it is.
+    /// As above, with a credential.
     #[inline(never)]
     fn read_named(&mut self, message: &[u8], call: &Call<Arrived>) -> Result<Header, CallRefusal> {
         let (header, len) = rpc::CallHeader::parse(message)
@@ -163,7 +163,7 @@ impl Responder {
         self.take_header(&header, len, message, call)
     }
 
-    /// Holds a call against the RPC header of its message, of `len` bytes, behind which the arguments are.
+    /// Checks a call against the RPC header of its message, of `len` bytes, after which the arguments are.
     #[inline(always)]
     fn take_header(
         &mut self,
@@ -173,7 +173,7 @@ impl Responder {
         call: &Call<Arrived>,
     ) -> Result<Header, CallRefusal> {
         if header.xid != call.xid() {
-            // RFC 8166 §4.1: they are the same; a reply could not be matched.
+            // RFC 8166 §4.1: they are equal; a reply could not be matched.
             return Err(CallRefusal::Transport(ErrorBody::BadXdr));
         }
         let Some(services) = &self.services else { return Err(CallRefusal::NotACall) };
@@ -189,8 +189,8 @@ impl Responder {
     }
 }
 
-/// Holds the chunks of a call against what its procedure declares; `inline` bytes of its RPC message, with the
-/// arguments from `args_at` on, are not in chunks.
+/// Checks the chunks of a call against the declaration; `inline` bytes of its RPC message, with the arguments from
+/// `args_at` on, are not in chunks.
 #[inline(never)]
 fn check_chunks(
     credential: rpc::OpaqueAuth<'_>,
@@ -205,7 +205,7 @@ fn check_chunks(
     check_writes(entry, credential.flavor, chunks.results())
 }
 
-/// Takes over the chunk lists of a call that was checked as a whole, if it has any.
+/// Copies the chunk lists of a checked call, if any.
 #[inline(never)]
 pub(super) fn read_lists(view: &View<'_>, call: &mut Call<Arrived>) -> Result<(), CallRefusal> {
     if !view.has_chunks() {
@@ -217,7 +217,7 @@ pub(super) fn read_lists(view: &View<'_>, call: &mut Call<Arrived>) -> Result<()
     take_lists(call, view.version(), view.reads(), writes, reply)
 }
 
-/// Takes over chunk lists that are no longer than they may be.
+/// Copies chunk lists within the limits.
 #[inline(always)]
 fn take_lists<W: IntoIterator<Item = Segment>>(
     call: &mut Call<Arrived>,
@@ -240,8 +240,8 @@ fn take_lists<W: IntoIterator<Item = Segment>>(
     Ok(())
 }
 
-/// What the caller receives, so many bytes of RPC message, must have room for a header that returns its Write list and
-/// Reply chunk, and for a refusal at least.
+/// The caller's receive size, in bytes of RPC message, must hold a header that returns its Write list and Reply chunk,
+/// and a refusal at least.
 fn check_returned(returned: &ChunkCounts, inline_room: usize) -> Result<(), ErrorBody> {
     let room = inline_room.saturating_sub(REFUSAL_LEN);
     if returned.encoded_len() <= room {
@@ -252,16 +252,16 @@ fn check_returned(returned: &ChunkCounts, inline_room: usize) -> Result<(), Erro
     Err(ErrorBody::Segments { max: (room.saturating_sub(fixed) / SEGMENT_LEN / chunks) as u32 })
 }
 
-/// The handle that all segments of the call name, 0 if there is none: version 1 has no field for the one to
-/// invalidate (RFC 8797 §4.1), and of several the requester may want to keep some. The Linux client has one
-/// for the padding of all that it reads, as long as its connection lasts.
+/// Handle common to all segments of the call, 0 if there is none: version 1 has no field for the one to invalidate (RFC
+/// 8797 §4.1), and of several the requester may need to keep some. The Linux client has one for the padding of all its
+/// reads, for the whole connection.
 fn only_handle(chunks: &Chunks) -> u32 {
     let mut handles = chunks.handles();
     let first = handles.next().unwrap_or(0);
     if handles.all(|handle| handle == first) { first } else { 0 }
 }
 
-/// Under RPCSEC_GSS integrity or privacy nothing of a call is reduced, nor of its reply (version 2 §10.2.2).
+/// Under RPCSEC_GSS integrity or privacy nothing is reduced, in call or reply (version 2 §10.2.2).
 #[cold]
 fn check_reduction(credential: &rpc::OpaqueAuth<'_>, entry: &LocalProcedure, chunks: &Chunks) -> Result<(), ErrorBody> {
     if reduction_allowed(credential.flavor, credential.body) {
@@ -277,7 +277,7 @@ fn check_reduction(credential: &rpc::OpaqueAuth<'_>, entry: &LocalProcedure, chu
     Ok(())
 }
 
-/// Holds the Position Zero Read chunk, which is at the front of the Read list, against the longest RPC message.
+/// Checks the Position Zero Read chunk, at the front of the Read list, against the longest RPC message.
 pub(super) fn check_position_zero(chunks: &Chunks, longest: u64) -> Result<(), CallRefusal> {
     match chunks.message_bytes() {
         0 => Err(CallRefusal::Transport(ErrorBody::BadXdr)),
@@ -288,8 +288,7 @@ pub(super) fn check_position_zero(chunks: &Chunks, longest: u64) -> Result<(), C
 
 #[inline(always)]
 fn check_reads(asked: &[ReadSegment], entry: &LocalProcedure, args_at: usize, inline: usize) -> Result<(), ErrorBody> {
-    // Where the next chunk may start at the earliest, and how many bytes earlier chunks have put in front of
-    // it.
+    // Earliest start of the next chunk, and bytes that earlier chunks have put in front of it.
     let (mut earliest, mut inserted) = (args_at as u64, 0u64);
     let (mut rest, mut chunks) = (asked, 0);
     while let [first, behind @ ..] = rest {
@@ -325,7 +324,7 @@ fn check_reads(asked: &[ReadSegment], entry: &LocalProcedure, args_at: usize, in
 fn check_writes(entry: &LocalProcedure, flavor: u32, results: usize) -> Result<(), ErrorBody> {
     match (results, entry.binding.results.count) {
         (0, _) => Ok(()),
-        // Who handles none asks for a Reply chunk instead (version 2 §6.4.3).
+        // A requester that handles none asks for a Reply chunk instead (version 2 §6.4.3).
         (_, 0) => {
             let length_needed = (rpc::accepted_reply_room(flavor) + entry.binding.max_reply) as u32;
             Err(ErrorBody::ReplyResource { length_needed })

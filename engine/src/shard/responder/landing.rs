@@ -1,4 +1,4 @@
-//! Read chunks of a call: the RDMA Reads that bring them, and the memory where they land.
+//! Read chunks of a call: RDMA Reads, and their target memory.
 
 use std::ops::Deref;
 
@@ -18,12 +18,12 @@ use crate::shard::context::Context;
 use crate::wire::Segment;
 use crate::wire::rpc::ProgramNumber;
 
-/// A call that something is read for.
+/// A call with RDMA Reads.
 #[derive(Debug)]
 pub(super) enum Fetching {
-    /// Its RPC message.
+    /// For its RPC message.
     Long(Call<Long>),
-    /// Its arguments.
+    /// For its arguments.
     Ready(Call<Ready>),
 }
 
@@ -40,7 +40,7 @@ impl Deref for Fetching {
 }
 
 impl Fetching {
-    /// Nothing is read: it has to wait.
+    /// Returns it unread: it has to wait.
     fn give_back(self) -> Unready {
         match self {
             Self::Long(call) => Unready::Long(call),
@@ -54,17 +54,17 @@ impl Fetching {
 pub(super) struct PendingReads {
     call: Fetching,
     landing: ArrayVec<Lent, MAX_CHUNKS>,
-    /// RDMA Reads that were posted for them.
+    /// Number of posted RDMA Reads.
     count: usize,
 }
 
 impl PendingReads {
-    /// What is being read.
+    /// Target buffers.
     pub(super) fn reads(&self) -> Reads {
         Reads { count: self.count, bytes: self.landing.iter().map(Lent::len).sum() }
     }
 
-    /// The Reads are over without having completed, and with them the call.
+    /// Drops the call after its Reads have failed.
     pub(super) fn end(self, boxes: &mut CallBoxes) {
         match self.call {
             Fetching::Long(call) => boxes.put(call),
@@ -74,8 +74,7 @@ impl PendingReads {
 }
 
 impl Responder {
-    /// Posts the RDMA Reads of a call; it runs when all have completed. Gives it back if there is not enough
-    /// memory.
+    /// Posts the RDMA Reads of a call; it runs when all have completed. Returns it without enough memory.
     pub(super) fn fetch<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -88,7 +87,7 @@ impl Responder {
                 let index = call.id().index();
                 conn.served.pending[index] = Some(PendingReads { call, landing, count });
             }
-            // Nothing is read for a call that waits, or is refused.
+            // No reads for a waiting or refused call.
             Err(NoLanding::NoMemory) => {
                 conn.sends.truncate(before);
                 return Err(call.give_back());
@@ -101,7 +100,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Queues the RDMA Reads of a call; returns where they land, and how many they are.
+    /// Queues the RDMA Reads of a call; returns their targets and number.
     #[inline(always)]
     fn push_reads<F: Fabric>(
         &self,
@@ -115,7 +114,7 @@ impl Responder {
             (reads.next(), reads.next())
         };
         if let (Some((at, segment)), None) = first_two {
-            // Most bring one segment.
+            // Most have one segment.
             let lent = self.land(cx, call, at, segment.length as usize)?;
             conn.sends.push_named(name, true, || read_of(&lent, 0, &segment));
             return Ok((ArrayVec::from_iter([lent]), 1));
@@ -135,15 +134,14 @@ impl Responder {
             }
             let Some(lent) = landing.last() else { continue };
             let len = segment.length as usize;
-            // They complete in order: the last one speaks for all.
+            // They complete in order: the last one is signaled.
             conn.sends.push_named(name, signalled, || read_of(lent, filled, &segment));
             filled += len;
         }
         Ok((landing, count))
     }
 
-    /// Memory for the next Read chunk of a call, `len` bytes at this position: where its
-    /// procedure wants them, or in the pool.
+    /// Target of the next Read chunk of a call, `len` bytes at this position: chosen by its procedure, or in the pool.
     #[inline(always)]
     fn land<F: Fabric>(
         &self,
@@ -152,7 +150,7 @@ impl Responder {
         position: u32,
         len: usize,
     ) -> Result<Lent, NoLanding> {
-        // A long call's message is no argument.
+        // The message of a long call is no argument.
         if let Fetching::Ready(call) = call {
             let index = call.push_argument(position);
             if let Some(services) = &self.services
@@ -165,10 +163,10 @@ impl Responder {
         lend(cx.alloc_chunk(len))
     }
 
-    /// A call is refused as its procedure has chosen memory for a Read chunk that this cannot land in.
+    /// Refuses a call whose procedure chose unsuitable memory for a Read chunk.
     #[cold]
     fn refuse_landing<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Fetching, why: &str) {
-        // Those of a long call are in memory of the pool.
+        // Those of a long call are in pool memory.
         let Fetching::Ready(call) = call else { return };
         cx.stats.read_targets_refused += 1;
         let (peer, (program, _, procedure)) = (conn.who(), call.name());
@@ -178,7 +176,7 @@ impl Responder {
         self.refuse_call(cx, conn, call.refuse(), CallRefusal::Rpc(reply_body(Refusal::SystemError)));
     }
 
-    /// The RDMA Reads of a call have completed.
+    /// Handles the completion of a call's RDMA Reads.
     pub(in crate::shard) fn fetched<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: usize) {
         let Some(PendingReads { call, mut landing, .. }) = conn.served.pending.get_mut(index).and_then(Option::take)
         else {
@@ -201,7 +199,7 @@ impl Responder {
         self.run(cx, conn, call);
     }
 
-    /// A Read chunk does not have as many bytes as the word in front of it counts: nobody knows which are meant.
+    /// Refuses a call with a Read chunk that does not match its length word: the real length is unknown.
     #[cold]
     fn refuse_miscounted<F: Fabric>(
         &mut self,
@@ -221,7 +219,7 @@ impl Responder {
         self.refuse_call(cx, conn, call.refuse(), CallRefusal::Rpc(reply_body(Refusal::GarbageArguments)));
     }
 
-    /// The RPC message of a long call has come: it is read as one that came inline.
+    /// Continues a long call after its RPC message was read, as an inline one.
     #[cold]
     fn long_call_fetched<F: Fabric>(
         &mut self,
@@ -240,21 +238,21 @@ impl Responder {
     }
 }
 
-/// Why a Read chunk has nowhere to land.
+/// Why a Read chunk has no target.
 enum NoLanding {
-    /// There is no buffer for it now.
+    /// No free buffer.
     NoMemory,
-    /// Its procedure has chosen memory that will not do, for this reason.
+    /// Its procedure chose unsuitable memory, for this reason.
     Wrong(String),
 }
 
-/// The pool's buffer for a Read chunk, if there is one.
+/// Allocates a pool buffer for a Read chunk.
 #[inline(always)]
 fn lend(buf: Option<Buf>) -> Result<Lent, NoLanding> {
     buf.and_then(|buf| buf.lend().ok()).ok_or(NoLanding::NoMemory)
 }
 
-/// Has a procedure choose where a Read chunk lands.
+/// Lets a procedure choose the target of a Read chunk.
 #[inline(never)]
 fn choose_read_target<F: Fabric>(
     cx: &Context<F>,
@@ -282,7 +280,7 @@ fn choose_read_target<F: Fabric>(
     buf.lend().or_else(|_| wrong("a buffer of a pool that was not made on the shard's thread".to_owned()))
 }
 
-/// The RDMA Read of a segment, into a buffer from a byte on.
+/// RDMA Read of a segment, into a buffer at an offset.
 #[inline(always)]
 fn read_of(landing: &Lent, offset: usize, from: &Segment) -> WorkRequest {
     let remote = RemoteMemory { rkey: from.handle, address: from.offset };

@@ -1,74 +1,74 @@
-//! The lines in which calls wait for memory: one for each size of the pool's buffers, in the order in which they came.
+//! Queues of calls that wait for memory: one for each buffer size of the pool, in order of arrival.
 //!
-//! Who waits for one size is in nobody's way who needs another. Within a line a call that needs several buffers would
-//! have to wait for ever if each that came free went to those behind it, and would hold all of them up for ever if none
-//! did, as others may keep some for long. So it holds the line up for [`HOLD_UP`], then steps aside. However a hold-up
-//! ends, others are let past for [`LET_PAST`] times as long before there is another one: lines flow for four fifths of the
-//! time. Who has stepped aside goes on as soon as there is enough.
+//! A call that waits for one size delays no call that needs another. Within a line, a call that needs several buffers
+//! would wait for ever if freed ones went to those after it, and would block them for ever if none did, as others may
+//! keep some for long. So it holds the line up for [`HOLD_UP`], then steps aside. After a hold-up, others pass for
+//! [`LET_PAST`] times as long before the next one: lines flow for four fifths of the time. A call that has stepped
+//! aside continues as soon as there is enough.
 //!
-//! Who needs buffers of several sizes waits in the line of one that there is too little of. When that one is there, and
-//! another is not, it moves to the other's line, and holds up the one that it leaves in the same way: else the buffer
-//! that came home for it would go to those behind it, each time.
+//! A call that needs several sizes waits in the line of a missing one. When that one is free and another is not, it
+//! moves to the other's line, and holds up the one that it leaves in the same way: otherwise the buffer freed for it
+//! would go to those after it, each time.
 
 use std::collections::VecDeque;
 
 use crate::service::Unready;
 
-/// Nanoseconds that a call which needs several buffers holds up those behind it.
+/// Nanoseconds that a call with several needs holds up those after it.
 const HOLD_UP: u64 = 1_000_000_000;
-/// For so many times as long as it did others are let past before one does again.
+/// Others pass for so many times as long as a hold-up before the next one.
 const LET_PAST: u64 = 4;
-/// Nanoseconds that an application may keep what others wait for.
+/// Nanoseconds that an application may keep buffers that others wait for.
 const PATIENCE: u64 = 1_000_000_000;
-/// Nanoseconds between two looks at who has it.
+/// Nanoseconds between two checks of their users.
 const LOOK_EVERY: u64 = PATIENCE / 100;
-/// Nanoseconds in which those that a refusal lets go on come, who wait for the same in vain.
+/// Nanoseconds after a refusal in which new waiters without hope are refused, too.
 const SOON: u64 = 10 * LOOK_EVERY;
 
-/// A call that waits.
+/// A waiting call.
 #[derive(Debug)]
 pub(super) struct Waiting {
     call: Unready,
-    /// In nanoseconds.
+    /// Waiting since, in nanoseconds.
     since: u64,
-    /// The log was told.
+    /// Whether it was logged.
     told: bool,
 }
 
 impl Waiting {
-    /// One that begins to wait.
+    /// A new waiter.
     pub(super) fn new(call: Unready, since: u64) -> Self {
         Self { call, since, told: false }
     }
 
-    /// What waits.
+    /// The waiting call.
     pub(super) fn call(&self) -> &Unready {
         &self.call
     }
 
-    /// It waits no more.
+    /// Ends the wait.
     pub(super) fn end(self) -> Unready {
         self.call
     }
 
-    /// Tries to go on with it: whoever tries gives the call back that waits on.
+    /// Tries to continue it: the function returns a call that still waits.
     pub(super) fn try_with(self, go_on: impl FnOnce(Unready) -> Option<Unready>) -> Option<Self> {
         let Self { call, since, told } = self;
         go_on(call).map(|call| Self { call, since, told })
     }
 
-    /// Since when, in nanoseconds.
+    /// Waiting since, in nanoseconds.
     pub(super) fn since(&self) -> u64 {
         self.since
     }
 
-    /// The log was told.
+    /// Whether it was logged.
     #[cfg(test)]
     pub(super) fn is_told(&self) -> bool {
         self.told
     }
 
-    /// It has waited for so long that the log is to be told, once.
+    /// Whether it has waited long enough to be logged, once.
     pub(super) fn is_to_be_told(&mut self, now: u64) -> bool {
         now >= self.since.saturating_add(PATIENCE) && !std::mem::replace(&mut self.told, true)
     }
@@ -77,49 +77,49 @@ impl Waiting {
 /// All lines.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    /// By size.
+    /// Lines by size.
     all: Vec<Line>,
     len: usize,
-    /// In which order they are gone through, to be used again.
+    /// Order of the lines, reused.
     order: Vec<(u64, usize)>,
 }
 
-/// Those that wait for one size.
+/// Waiters for one size.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     /// Bytes of the buffers.
     size: usize,
     calls: VecDeque<Waiting>,
-    /// Those that have stepped aside.
+    /// Calls that have stepped aside.
     aside: VecDeque<Waiting>,
-    /// Which of them is tried next.
+    /// The next of these to try.
     next_aside: usize,
     hold: Option<Hold>,
-    /// Others are let past until then.
+    /// Others pass until then.
     lets_past_until: u64,
     hope: Hope,
 }
 
-/// A call holds up those behind it. Times are in nanoseconds.
+/// A hold-up by a call. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct Hold {
     begun: u64,
-    /// Which one: since when it waits.
+    /// Its call: the start of its wait.
     who: u64,
-    /// It waits in another line by now, and holds up those that came after it.
+    /// Whether it waits in another line by now, and holds up those that arrived after it.
     left: bool,
 }
 
-/// Whether what is waited for will come home.
+/// Whether awaited buffers will be freed.
 #[derive(Debug, Default)]
 struct Hope {
-    /// Since when nobody has been known who would bring it home, in nanoseconds.
+    /// Without a user that would free them since, in nanoseconds.
     none_since: Option<u64>,
-    /// When that is looked at again.
+    /// Next check.
     next_look: u64,
-    /// When a call was last refused for that.
+    /// Last refusal for that.
     refused: u64,
-    /// What had come of messages in parts at the last look: another number once more has.
+    /// Progress of messages in parts at the last check: changes with each part.
     parts: u64,
 }
 
@@ -134,7 +134,7 @@ impl Lines {
         self.len
     }
 
-    /// One more waits, for buffers of `size` bytes.
+    /// Adds a waiter for buffers of `size` bytes.
     pub(super) fn push(&mut self, size: usize, waiting: Waiting, now: u64) {
         self.len += 1;
         let at = self.all.partition_point(|line| line.size < size);
@@ -142,15 +142,14 @@ impl Lines {
             self.all.insert(at, Line { size, ..Line::default() });
         }
         let line = &mut self.all[at];
-        // Whoever waited before is gone: unless he was refused just now, as those are that his refusal lets go on.
+        // Earlier waiters are gone, unless one was refused just now: new ones that its refusal admits are refused, too.
         if line.is_empty() && now > line.hope.refused.saturating_add(SOON) {
             line.hope.none_since = None;
         }
         line.insert(waiting);
     }
 
-    /// The lines by how long the first of each has waited: since when, and for which size. To be
-    /// [given back](Self::keep_order).
+    /// Lines by the wait of their first calls: its start, and the size. To be [returned](Self::keep_order).
     pub(super) fn take_order(&mut self) -> Vec<(u64, usize)> {
         let mut order = std::mem::take(&mut self.order);
         let first = |line: &Line| line.aside.front().or(line.calls.front()).map(|waiting| (waiting.since, line.size));
@@ -164,12 +163,12 @@ impl Lines {
         self.order = order;
     }
 
-    /// Those sizes that whoever comes is to leave alone, the shortest first.
+    /// Sizes that new calls must not take, the shortest first.
     pub(super) fn awaited(&self, now: u64) -> impl Iterator<Item = usize> {
         self.awaited_before(u64::MAX, now)
     }
 
-    /// Those that whoever waits since then is to leave alone: others have waited for longer.
+    /// Sizes that a call waiting since then must not take: others have waited longer.
     pub(super) fn awaited_before(&self, since: u64, now: u64) -> impl Iterator<Item = usize> {
         let closed = move |line: &&Line| {
             let before = |waiting: &Waiting| waiting.since < since;
@@ -180,7 +179,7 @@ impl Lines {
         self.all.iter().filter(closed).map(|line| line.size)
     }
 
-    /// A call of this line moves to another one's: what it waited for is there, and something else is not.
+    /// Moves a call to another line: it has this size, and lacks another.
     pub(super) fn move_to(&mut self, other: usize, from: usize, waiting: Waiting, now: u64) {
         if let Some(line) = self.line(from) {
             line.holds_up(Hold { begun: now, who: waiting.since, left: true }, now);
@@ -188,7 +187,7 @@ impl Lines {
         self.push(other, waiting, now);
     }
 
-    /// Until when the line for this size is held up by one that has left it, if it is.
+    /// End of a hold-up of this line by a call that has left it, if any.
     pub(super) fn is_held_until(&mut self, size: usize, now: u64) -> Option<u64> {
         let line = self.line(size)?;
         line.take_back(now);
@@ -201,7 +200,7 @@ impl Lines {
         None
     }
 
-    /// The first in the line for this size. It is to come back, unless it waits no more.
+    /// Takes the first in the line for this size. It has to return, unless its wait ends.
     pub(super) fn take_first(&mut self, size: usize, now: u64) -> Option<Waiting> {
         let line = self.line(size)?;
         line.take_back(now);
@@ -210,13 +209,13 @@ impl Lines {
         first
     }
 
-    /// How many have stepped aside.
+    /// Number of calls that have stepped aside.
     pub(super) fn aside(&mut self, size: usize) -> usize {
         self.line(size).map_or(0, |line| line.aside.len())
     }
 
-    /// The next of those that have stepped aside, while others are let past: all have their turn. It is to come back,
-    /// unless it waits no more.
+    /// Takes the next call that has stepped aside, while others pass: all have their turn. It has to return, unless its
+    /// wait ends.
     pub(super) fn take_aside(&mut self, size: usize, now: u64) -> Option<Waiting> {
         let line = self.line(size).filter(|line| line.lets_past(now))?;
         if line.next_aside >= line.aside.len() {
@@ -227,7 +226,7 @@ impl Lines {
         Some(waiting)
     }
 
-    /// It goes on waiting there.
+    /// Returns it to those that stepped aside.
     pub(super) fn put_aside(&mut self, size: usize, waiting: Waiting) {
         if let Some(line) = self.line(size) {
             line.aside.insert(line.next_aside.min(line.aside.len()), waiting);
@@ -236,7 +235,7 @@ impl Lines {
         }
     }
 
-    /// It goes on waiting, as the first.
+    /// Returns it as the first.
     pub(super) fn put_back(&mut self, size: usize, waiting: Waiting) {
         if let Some(line) = self.line(size) {
             line.calls.push_front(waiting);
@@ -244,10 +243,10 @@ impl Lines {
         }
     }
 
-    /// It needs more buffers than are free, and others may need fewer: it steps aside, or holds them up until then.
+    /// Lets a call that needs more buffers than are free step aside, or hold others up until then.
     ///
     /// # Errors
-    /// The latter.
+    /// The end of the hold-up.
     pub(super) fn step_aside(&mut self, size: usize, waiting: Waiting, now: u64) -> Result<(), u64> {
         self.len += 1;
         let Some(line) = self.line(size) else { return Ok(()) };
@@ -259,7 +258,7 @@ impl Lines {
         Ok(())
     }
 
-    /// One of this line goes on, that waited since then.
+    /// Removes a call of this line, waiting since then.
     pub(super) fn went_on(&mut self, size: usize, since: u64, now: u64) {
         self.waits_no_more(since, now);
         if let Some(line) = self.line(size) {
@@ -267,22 +266,22 @@ impl Lines {
         }
     }
 
-    /// Who waited since then does not wait any more: it holds nobody up.
+    /// Ends hold-ups of the call waiting since then.
     pub(super) fn waits_no_more(&mut self, since: u64, now: u64) {
         let held = |line: &&mut Line| line.hold.is_some_and(|hold| hold.who == since);
         self.all.iter_mut().filter(held).for_each(|line| line.end_hold(now));
     }
 
-    /// It is time to look whether there is hope.
+    /// Whether a check is due.
     pub(super) fn is_to_be_looked_at(&mut self, size: usize, now: u64) -> bool {
         self.line(size).is_some_and(|line| now >= line.hope.next_look)
     }
 
-    /// Whether there has been no hope for too long; `hope` if there is some now, `parts` says what has come of
-    /// messages in parts.
+    /// Whether buffers were hopeless for too long; `hope` if there is some now, `parts` is the progress of messages in
+    /// parts.
     ///
     /// # Errors
-    /// When that may be, if it goes on.
+    /// The time when they may be.
     pub(super) fn is_given_up(&mut self, size: usize, now: u64, hope: bool, parts: u64) -> Result<(), u64> {
         let Some(Line { hope: of, .. }) = self.line(size) else { return Err(u64::MAX) };
         of.next_look = now.saturating_add(LOOK_EVERY);
@@ -300,7 +299,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Takes away those that are not to be kept.
+    /// Removes calls by a predicate.
     pub(super) fn retain(&mut self, now: u64, keeps: impl Fn(&Unready) -> bool, mut drop: impl FnMut(Unready)) {
         let mut gone = Vec::new();
         for line in &mut self.all {
@@ -320,7 +319,7 @@ impl Lines {
         gone.into_iter().for_each(|since| self.waits_no_more(since, now));
     }
 
-    /// All that wait.
+    /// Number of waiting calls.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Waiting> {
         self.all.iter().flat_map(|line| line.aside.iter().chain(&line.calls))
     }
@@ -339,7 +338,7 @@ impl Line {
         now < self.lets_past_until
     }
 
-    /// Those that have stepped aside are in the line again when nobody is let past.
+    /// Returns calls that stepped aside to the line when nobody passes.
     fn take_back(&mut self, now: u64) {
         if !self.lets_past(now) {
             while let Some(waiting) = self.aside.pop_back() {
@@ -348,24 +347,24 @@ impl Line {
         }
     }
 
-    /// In the order in which they came.
+    /// In order of arrival.
     fn insert(&mut self, waiting: Waiting) {
         let behind = self.calls.partition_point(|other| other.since <= waiting.since);
         self.calls.insert(behind, waiting);
     }
 
-    /// One that has left for another line, and may still come to need this one, holds up those that came after it.
+    /// A call that left for another line, and may need this one again, holds up later calls.
     fn is_held_by_who_left(&self, now: u64) -> bool {
         self.hold.is_some_and(|hold| hold.left && now < hold.begun.saturating_add(HOLD_UP))
     }
 
-    /// Whether a call holds up those behind it, and since when there is a hold-up: one that another one began goes on.
+    /// Whether a call holds up those after it, and the start of the hold-up: one begun by another call continues.
     fn holds_up(&mut self, hold: Hold, now: u64) -> Option<u64> {
         if self.lets_past(now) {
             return None;
         }
         let begun = self.hold.map_or(now, |before| before.begun);
-        // Who came first keeps it.
+        // The earliest keeps it.
         let first = self.hold.filter(|before| before.left && before.who < hold.who);
         self.hold = Some(first.unwrap_or(Hold { begun, ..hold }));
         if now < begun.saturating_add(HOLD_UP) {
@@ -375,7 +374,7 @@ impl Line {
         None
     }
 
-    /// It has ended, in whatever way: others are let past.
+    /// Ends a hold-up: others pass.
     fn end_hold(&mut self, now: u64) {
         if let Some(hold) = self.hold.take() {
             let took = now.saturating_sub(hold.begun).min(HOLD_UP);

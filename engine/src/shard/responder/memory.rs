@@ -1,14 +1,12 @@
-//! Calls of the peer that wait for memory: for what their Read chunks bring, for their results, for their
-//! reply.
+//! Peers' calls that wait for memory: for Read chunks, results, or replies.
 //!
-//! They wait in [lines](super::lines), and hold nothing but the Receive that they came in: what came in parts or in a
-//! chunk, and holds more, is refused. What a call needs it gets as a whole or not at all, so that two that need much
-//! cannot wait for each other.
+//! They wait in [lines](super::lines), and hold only their receive: calls that hold more, as they arrived in parts or
+//! in a chunk, are refused. A call gets all its memory or none, so that two large calls cannot deadlock.
 //!
-//! Any other call is refused only if the pool could not hold what it needs were all of it free; or if for a second
-//! nobody has worked with what would do. Then the application keeps it, or calls do that wait themselves, or those who
-//! began a message and do not go on with it, perhaps because they wait for calls that wait here. None is refused because
-//! many wait: what their messages are in was promised to their connections.
+//! Any other call is refused only if the pool is too small even if free; or if for a second no suitable buffer was in
+//! use by a running call. Then the application keeps them, or calls that wait themselves, or peers that stopped in the
+//! middle of a message, perhaps waiting for calls that wait here. The number of waiting calls causes no refusal: the
+//! receives of their messages were promised to their connections.
 
 use std::fmt;
 
@@ -23,11 +21,11 @@ use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 use crate::wire::rpc::ProgramNumber;
 
-/// Most calls of one line that are tried, or refused, in a turn.
+/// Most calls of one line tried or refused in a turn.
 const BATCH: usize = 16;
 
 impl Responder {
-    /// A call waits for memory.
+    /// Queues a call for memory.
     #[cold]
     pub(super) fn wait_for_memory<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) {
         if self.may_not_wait(cx, conn, &call) {
@@ -39,19 +37,19 @@ impl Responder {
         self.waiters.push(size, Waiting::new(call, now), now);
         cx.set_awaited(self.waiters.awaited(now));
         cx.request_completion(conn);
-        // While some wait, others are asked at each look at the control plane.
+        // While some wait, others are checked at each control-plane run.
         if first {
             cx.request_completions();
         }
     }
 
-    /// Whether a call is not to wait for memory: others could wait for what it holds, or nothing that comes home would
-    /// do, or what it came in was not promised.
+    /// Whether a call must not wait for memory: others could wait for its memory, or freed buffers would not suffice,
+    /// or its own buffer was not promised.
     pub(super) fn may_not_wait<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, call: &Unready) -> bool {
         call.is_put_together() || self.never_fits(cx, call).is_some() || Self::is_beyond_promise(cx, conn)
     }
 
-    /// A call is refused for want of memory, for which it may not wait.
+    /// Refuses a call that lacks memory and may not wait.
     pub(super) fn refuse_for_memory<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) {
         cx.stats.pool_empty += 1;
         let trouble = match self.never_fits(cx, &call) {
@@ -61,11 +59,11 @@ impl Responder {
         self.refuse_call(cx, conn, call.refuse(), CallRefusal::System(trouble));
     }
 
-    /// Goes on with the calls for which there is memory now; returns with how many.
+    /// Continues calls that can get memory now; returns their number.
     #[cold]
     pub(super) fn serve_memory_waiters<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let now = cx.clock.read();
-        // Who has waited for longest chooses first, as he may need what the first of another line waits for, too.
+        // The longest waiting chooses first: the first of another line may need the same buffers.
         let order = self.waiters.take_order();
         let served = order.iter().map(|&(_, size)| self.serve_line(cx, size, now)).sum();
         self.waiters.keep_order(order);
@@ -73,7 +71,7 @@ impl Responder {
         served
     }
 
-    /// The same of those that wait for buffers of one size.
+    /// As above, for buffers of one size.
     fn serve_line<F: Fabric>(&mut self, cx: &mut Context<F>, size: usize, now: u64) -> usize {
         let (mut served, mut given_up) = (0, false);
         for _ in 0..self.waiters.aside(size).min(BATCH) {
@@ -82,7 +80,7 @@ impl Responder {
                 served += 1;
                 continue;
             };
-            // What it lacks is of interest now and then.
+            // Its lack is rarely of interest.
             if given_up || self.waiters.is_to_be_looked_at(size, now) {
                 let shortage = self.waits_for(cx, waiting.call());
                 given_up = given_up || self.is_in_vain(cx, size, waiting.call(), &shortage, now);
@@ -105,7 +103,7 @@ impl Responder {
             };
             let shortage = self.waits_for(cx, waiting.call());
             if shortage.size() != size {
-                // What it waited for is there, and now it lacks something else.
+                // It has what it waited for, and lacks another buffer.
                 self.waiters.move_to(shortage.size(), size, waiting, now);
                 continue;
             }
@@ -132,7 +130,7 @@ impl Responder {
         served
     }
 
-    /// Goes on with a call if there is memory for it; gives it back if there is not.
+    /// Continues a call if it can get memory; otherwise returns it.
     fn try_waiter<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -141,7 +139,7 @@ impl Responder {
         now: u64,
     ) -> Option<Waiting> {
         let since = waiting.since();
-        // What only others wait for that came later is there for it, too.
+        // It may take buffers that only later calls wait for.
         cx.set_awaited(self.waiters.awaited_before(since, now));
         waiting.try_with(|call| {
             let Some(conn) = cx.conns.take(call.qp()) else {
@@ -161,7 +159,7 @@ impl Responder {
         })
     }
 
-    /// A call has waited in vain.
+    /// Refuses a call that waited in vain.
     #[cold]
     fn refuse_waiter<F: Fabric>(&mut self, cx: &mut Context<F>, waiting: Waiting, now: u64) {
         self.waiters.waits_no_more(waiting.since(), now);
@@ -173,7 +171,7 @@ impl Responder {
         });
     }
 
-    /// Tells the log of a call of this peer that waits for long, and what for.
+    /// Logs a call of this peer that waits for long, and its needs.
     #[cold]
     pub(super) fn tell_of_wait<F: Fabric>(
         cx: &mut Context<F>,
@@ -190,7 +188,7 @@ impl Responder {
         cx.warn("calls that wait for memory for a second", line);
     }
 
-    /// Whether a call of the line for this size waits in vain, if it is time to look.
+    /// Whether a call of this size's line waits in vain, if a check is due.
     fn is_in_vain<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -204,9 +202,8 @@ impl Responder {
             && self.is_hopeless(cx, call, shortage, now)
     }
 
-    /// Whether what is waited for does not come home: for a second nobody has worked with any of it. What a call
-    /// has that is being served comes home when it is answered, or [ends with its
-    /// connection](crate::shard::progress).
+    /// Whether the buffers will not be freed: for a second no running call has used any. The memory of a running call
+    /// is freed with its reply, or [with its connection](crate::shard::progress).
     #[cold]
     fn is_hopeless<F: Fabric>(&mut self, cx: &mut Context<F>, call: &Unready, shortage: &Shortage, now: u64) -> bool {
         let range = shortage.range();
@@ -215,12 +212,12 @@ impl Responder {
         let waiting = self.waiters.iter().chain(held_back).map(Waiting::call).chain([call]);
         let messages = waiting.filter_map(|call| call.message_capacity());
         let waiting = messages.filter(|capacity| range.contains(capacity)).count();
-        // Whoever goes on with a message in parts brings home what it is put together in.
+        // A message in parts that continues will free its buffer.
         let halves = cx.conns.iter().filter_map(|conn| conn.assembling.held_in(&range));
         let (halves, parts) = halves.fold((0, 0u64), |(count, all), half| (count + 1, all.wrapping_add(half)));
         let idle = waiting + halves + cx.receives.waiting_in(&range);
         let Context { conns, fabric, pool, .. } = cx;
-        // What is frozen may be on its way to a peer.
+        // Frozen buffers may be being sent.
         let hope = pool.busy_within(shortest, longest) > idle || !conns.iter().all(|conn| conn.holds_nothing(fabric));
         match self.waiters.is_given_up(shortage.size(), now, hope, parts) {
             Ok(()) => true,
@@ -231,7 +228,7 @@ impl Responder {
         }
     }
 
-    /// The calls of a connection that is over wait no more.
+    /// Drops the waiting calls of a closed connection.
     pub(super) fn drop_memory_waiters<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &Conn) {
         if !self.waiters.is_empty() {
             let now = cx.clock.read();

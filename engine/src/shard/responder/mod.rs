@@ -1,5 +1,5 @@
-//! The engine of the peers' calls, the responder's half (RFC 8166 §2.1): each is read, given memory, fetched,
-//! run here or on a worker, and answered.
+//! Engine of the peers' calls, the responder's half (RFC 8166 §2.1): each is decoded, gets memory, is fetched, run here
+//! or on a worker, and answered.
 //!
 //! | file | holds |
 //! |---|---|
@@ -65,16 +65,16 @@ pub(crate) use workers::{Workers, worker_of};
 /// See the module page.
 pub(super) struct Responder {
     services: Option<LocalServices>,
-    /// Which of their procedures was called last.
+    /// Procedure called last.
     last: Option<Found>,
     boxes: CallBoxes,
-    /// Calls that are not here.
+    /// Calls away from the shard.
     away: Away,
-    /// Calls that came again while they ran.
+    /// Retransmissions of running calls.
     repeats: VecDeque<Call<Ready>>,
     /// Calls that wait for memory.
     waiters: Lines,
-    /// How much of the pool one connection may hold.
+    /// Shares of the pool, by connection.
     shares: Shares,
     /// Replies that wait for the RDMA Writes of their connections.
     unwritten: usize,
@@ -84,27 +84,27 @@ pub(super) struct Responder {
 /// The peer's calls on one connection.
 #[derive(Default)]
 pub(super) struct Served {
-    /// By [`InboundId`](crate::proto::InboundId) slot: answered calls that wait to be sent.
+    /// By [`InboundId`](crate::proto::InboundId) slot: replies that wait to be sent.
     replies: Vec<Option<Call<Replying>>>,
-    /// By the same: calls that wait for their RDMA Reads.
+    /// By slot: calls that wait for their RDMA Reads.
     pending: Vec<Option<PendingReads>>,
-    /// Calls whose RDMA Reads have come, so far. The number wraps.
+    /// Calls with completed RDMA Reads so far; wraps.
     fetched: u32,
-    /// Calls given to workers and not back yet.
+    /// Calls at workers.
     at_workers: u32,
-    /// Calls that handlers have taken, and not back yet.
+    /// Deferred calls.
     taken: u32,
-    /// Calls that wait until handlers have taken fewer.
+    /// Calls that wait for fewer deferred ones.
     untaken: VecDeque<Call<Ready>>,
-    /// Where those that were taken came from; `None` while none ever was.
+    /// Origin of deferred calls; `None` before the first.
     origin: Option<Arc<Origin>>,
-    /// Calls that wait until the connection is within its share of a pool that is short.
+    /// Calls that wait until the connection is within its share of a scarce pool.
     held_back: VecDeque<Waiting>,
-    /// Answered calls that wait until fewer bytes are being written for others.
+    /// Replies that wait for RDMA Writes of others.
     unwritten: VecDeque<Call<Replying>>,
-    /// Bytes of RPC message that a reply in one piece, without chunks, has room for.
+    /// Room for the RPC message of a reply in one piece, without chunks.
     inline_room: u32,
-    /// Calls need no thought before they are run: the connection is open, and its peer nobody in particular.
+    /// Fast path: the connection is open, and its peer unnamed.
     plain: bool,
 }
 
@@ -115,60 +115,60 @@ impl Served {
         served
     }
 
-    /// As many slots as the protocol has, and never fewer.
+    /// Grows the slots to the protocol's limit.
     pub(super) fn fit(&mut self, slots: usize) {
         let slots = slots.max(self.replies.len());
         self.replies.resize_with(slots, || None);
         self.pending.resize_with(slots, || None);
     }
 
-    /// The connection's terms, or its peer, may be others: says again what needs no thought.
+    /// Recomputes the fast path after the terms, or the peer's name, may have changed.
     pub(super) fn refresh(&mut self, stage: Stage, proto: &Connection, has_name: bool) {
         self.refresh_room(proto);
         self.plain = stage == Stage::Open && !has_name;
     }
 
-    /// The terms may have changed: says again how much a reply has room for.
+    /// Recomputes the room of a reply after the terms may have changed.
     pub(super) fn refresh_room(&mut self, proto: &Connection) {
         let terms = proto.terms();
         self.inline_room = terms.send_inline_threshold.saturating_sub(wire::msg_len(terms.version, true)) as u32;
     }
 
-    /// The device is gone, with all that it held.
+    /// Resets after the loss of the device.
     pub(super) fn forget_device(&mut self) {
         (self.at_workers, self.taken) = (0, 0);
     }
 
-    /// None of them is with workers, or with who took it.
+    /// Whether none is at workers, or deferred.
     pub(super) fn none_away(&self) -> bool {
         self.at_workers | self.taken == 0
     }
 
-    /// None of them is being read or waits to be answered.
+    /// Whether none is being read or waits to be answered.
     pub(super) fn holds_nothing(&self) -> bool {
         let (pending, replies) = (self.pending.iter(), self.replies.iter());
         pending.map(Option::is_none).chain(replies.map(Option::is_none)).all(|free| free) && self.unwritten.is_empty()
     }
 
-    /// Bytes of the replies that wait to be sent, in chunks and beside them.
+    /// Bytes of waiting replies, in chunks and beside them.
     pub(super) fn waiting_bytes(&self) -> u64 {
         self.replies.iter().flatten().map(|call| call.bytes() as u64).sum()
     }
 
-    /// Calls that hold memory of the shard, or have it next: those that are not answered, but for those that are held
-    /// back for their share, and those whose replies are not known to have left.
+    /// Calls that hold memory of the shard, or get it next: unanswered ones, except those held back for their share,
+    /// and those whose replies have not completed.
     #[inline(always)]
     fn held(conn: &Conn) -> usize {
         conn.served.held_calls(&conn.proto) + conn.sends.under_way() as usize
     }
 
-    /// The same without those that are answered.
+    /// As above, without answered ones.
     #[inline(always)]
     fn held_calls(&self, proto: &Connection) -> usize {
         proto.calls_served().saturating_sub(self.held_back.len())
     }
 
-    /// Calls wait until the connection is within its share, or replies until others have been written.
+    /// Whether calls wait for the connection's share, or replies for RDMA Writes.
     #[inline]
     pub(super) fn is_gated(&self) -> bool {
         (self.held_back.len() | self.unwritten.len()) != 0
@@ -191,39 +191,39 @@ impl Responder {
         }
     }
 
-    /// Which of its server's shards it is on.
+    /// Sets the index of its shard.
     pub(super) fn set_shard(&mut self, index: u32) {
         self.boxes.set_shard(index);
     }
 
-    /// Serves these from now on.
+    /// Sets the services.
     pub(super) fn set_services(&mut self, services: LocalServices) {
         (self.services, self.last) = (Some(services), None);
     }
 
-    /// It serves anything.
+    /// Whether it serves anything.
     pub(super) fn serves(&self) -> bool {
         self.services.is_some()
     }
 
-    /// Procedures that run on workers do so from now on.
+    /// Sets the workers.
     pub(super) fn use_workers(&mut self, workers: &Workers) {
         self.away.use_workers(workers);
     }
 
-    /// There are workers.
+    /// Whether there are workers.
     pub(super) fn has_workers(&self) -> bool {
         self.away.has_workers()
     }
 
-    /// Calls are with workers, futures, or whoever took them.
+    /// Whether calls are at workers, futures, or deferred.
     #[inline]
     pub(super) fn has_calls_away(&self) -> bool {
-        // Asked in every turn: one branch.
+        // Checked in every turn: one branch.
         !self.away.is_empty()
     }
 
-    /// Takes home what comes from there; returns how much there was.
+    /// Collects returned calls; returns their number.
     pub(super) fn collect<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         if self.away.is_empty() { 0 } else { self.collect_away(cx) }
     }
@@ -233,7 +233,7 @@ impl Responder {
         ended + self.collect_worked(cx) + self.collect_taken(cx)
     }
 
-    /// Adds what became of the calls so far; `conns` is all connections.
+    /// Adds the statistics of calls; `conns` is all connections.
     pub(super) fn add_to<'a>(&self, stats: &mut ShardStats, conns: impl Iterator<Item = &'a Conn>, now: u64) {
         stats.worker_queue_depth = self.away.with_workers() as u64;
         stats.calls_waiting = self.waiting() as u64;
@@ -244,12 +244,12 @@ impl Responder {
         stats.procedures = self.services.as_ref().map_or_else(Vec::new, |services| self.tally.procedures(services));
     }
 
-    /// Calls that wait for memory, or for their share of it.
+    /// Number of calls that wait for memory, or for their share of it.
     fn waiting(&self) -> usize {
         self.waiters.len() + self.shares.held_back()
     }
 
-    /// A call that is timed is over, of the procedure of this entry.
+    /// Records the end of a timed call, of this entry's procedure.
     #[inline(never)]
     fn time<F: Fabric>(&mut self, cx: &mut Context<F>, entry: Option<usize>, stamp: &Stamp) {
         let took = cx.record(stamp.arrived());
@@ -258,21 +258,20 @@ impl Responder {
         }
     }
 
-    /// Calls wait for memory.
+    /// Whether calls wait for memory.
     #[inline]
     pub(super) fn waits_for_memory(&self) -> bool {
         !self.waiters.is_empty()
     }
 
-    /// Calls wait for memory, or for workers.
+    /// Whether calls wait for memory or workers.
     #[inline]
     pub(super) fn holds_calls_back(&self) -> bool {
-        // Asked in every turn: one branch.
+        // Checked in every turn: one branch.
         (self.waiters.len() | self.away.backlog()) != 0
     }
 
-    /// Calls that wait for memory get what came home, and workers what waits for them. Returns how many of
-    /// the former went on.
+    /// Gives freed memory to waiting calls, and waiting jobs to workers. Returns how many of the former continued.
     #[inline(never)]
     pub(super) fn go_on<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let served = if self.waiters.is_empty() { 0 } else { self.serve_memory_waiters(cx) };
@@ -280,7 +279,7 @@ impl Responder {
         served
     }
 
-    /// Part of a look at the control plane: what waits for others than this connection's own is tried again.
+    /// Part of a control-plane run: retries work that waits for other connections.
     pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
         self.resume_all(cx);
         if !self.waiters.is_empty() {
@@ -291,7 +290,7 @@ impl Responder {
         }
     }
 
-    /// The connection has no queue pair any more: its peer's calls are over.
+    /// Ends the peer's calls of a connection without a queue pair.
     pub(super) fn connection_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         self.drop_memory_waiters(cx, conn);
         self.drop_held_back(conn);
@@ -299,7 +298,7 @@ impl Responder {
         self.abandon_taken(conn);
     }
 
-    /// The device has given back what it held: the calls that were under way in it are over.
+    /// Ends the calls that were in the device, after it released them.
     pub(super) fn give_up_calls(&mut self, conn: &mut Conn) {
         for call in conn.served.replies.iter_mut().filter_map(Option::take) {
             self.boxes.put(call);
@@ -309,7 +308,7 @@ impl Responder {
         }
     }
 
-    /// A call whose reply will not be sent.
+    /// Drops a call whose reply will not be sent.
     pub(super) fn drop_call(&mut self, call: Call<Replying>) {
         self.boxes.put(call);
     }

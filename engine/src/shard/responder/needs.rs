@@ -1,4 +1,4 @@
-//! What a call needs of the pool, and what of it there is not.
+//! Buffers that a call needs, and those that are missing.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -19,61 +19,61 @@ use crate::shard::context::Context;
 struct Need {
     /// Its bytes.
     len: usize,
-    /// Bytes of the longest that may be taken for it.
+    /// Bytes of the longest buffer that may be used.
     longest: usize,
 }
 
 impl Need {
-    /// Any buffer will do.
+    /// Any buffer suffices.
     fn bulk(len: usize) -> Self {
         Self { len, longest: usize::MAX }
     }
 }
 
-/// All that a call may need: its message, a reply, its results, its Read chunks.
+/// All needs of a call: its message, a reply, its results, its Read chunks.
 type Needs = ArrayVec<Need, { 2 * MAX_CHUNKS + 2 }>;
 
-/// What there is too little of for a call.
+/// Buffers that a call lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::shard) struct Lack {
-    /// Bytes of a buffer that it needs.
+    /// Bytes of a needed buffer.
     needed: usize,
-    /// How many of at least so many it needs.
+    /// Number needed, at least so long.
     several: usize,
-    /// Buffers that hold so many, free or not, without those of Receives.
+    /// Number that are so long, free or not, without those of receives.
     count: usize,
-    /// What says how many there are.
+    /// Knob for their number.
     knob: Knob,
 }
 
-/// What a call waits for.
+/// Buffer that a call waits for.
 #[derive(Debug)]
 pub(super) struct Shortage {
     need: Need,
-    /// How many at least so long it needs.
+    /// Number needed, at least so long.
     several: usize,
-    /// Bytes of the smallest buffers that would do.
+    /// Bytes of the smallest suitable buffers.
     size: usize,
     leaves_some: bool,
 }
 
 impl Shortage {
-    /// Bytes of the smallest buffers that would do.
+    /// Bytes of the smallest suitable buffers.
     pub(super) fn size(&self) -> usize {
         self.size
     }
 
-    /// Such buffers are free: it needs more of them.
+    /// Whether such buffers are free, but too few.
     pub(super) fn leaves_some(&self) -> bool {
         self.leaves_some
     }
 
-    /// Bytes of all buffers that would do.
+    /// Bytes of all suitable buffers.
     pub(super) fn range(&self) -> RangeInclusive<usize> {
         self.need.len..=self.need.longest
     }
 
-    /// The same for the log.
+    /// For the log.
     pub(super) fn lack<F: Fabric>(&self, cx: &Context<F>) -> Lack {
         lack_of(cx, &self.need, self.several)
     }
@@ -91,11 +91,10 @@ impl fmt::Display for Lack {
 }
 
 impl Responder {
-    /// What the pool could not hold of what a call needs, were all of it free. What fits a buffer fits all larger ones,
-    /// too.
+    /// Needs of a call that exceed the whole pool, even if free. A need that fits a buffer fits all larger ones, too.
     pub(super) fn never_fits<F: Fabric>(&self, cx: &Context<F>, call: &Unready) -> Option<Lack> {
         let mut needs = self.needs(cx, call);
-        // A message that is longer than a Receive has taken its part already.
+        // A message longer than a receive has its buffer already.
         needs.extend(call.message_capacity().filter(|&len| len != cx.sizing.capacity()).map(Need::bulk));
         needs.sort_unstable_by_key(|need| Reverse(need.len));
         let count = |need: &Need| cx.pool.room_within(need.len, need.longest).1;
@@ -104,7 +103,7 @@ impl Responder {
         too_many.map(|(need, rivals)| lack_of(cx, need, rivals + 1))
     }
 
-    /// What a call waits for: of the buffers that it needs the longest that is not free, or that others wait for.
+    /// The buffer that a call waits for: the longest that is not free, or that others wait for.
     pub(super) fn waits_for<F: Fabric>(&self, cx: &Context<F>, call: &Unready) -> Shortage {
         let needs = self.needs(cx, call);
         let longest = |need: &Need| need.longest.min(cx.longest_for(need.len));
@@ -117,13 +116,13 @@ impl Responder {
         Shortage { need, several: rivals + 1, size: cx.class_of(need.len), leaves_some: free(&need) > 0 }
     }
 
-    /// A call need not wait behind those that wait for what it needs.
+    /// Whether a call need not queue behind others for its needs.
     #[cold]
     pub(super) fn is_in_turn<F: Fabric>(&self, cx: &Context<F>, call: &Unready) -> bool {
         !self.needs(cx, call).iter().any(|need| cx.is_awaited(cx.class_of(need.len)))
     }
 
-    /// What a call needs beside its message, the longest first.
+    /// Needs of a call beside its message, the longest first.
     fn needs<F: Fabric>(&self, cx: &Context<F>, call: &Unready) -> Needs {
         let mut needs = Needs::new();
         let Some(services) = &self.services else { return needs };
@@ -140,7 +139,7 @@ impl Responder {
             }
             lands = entry.places_reads();
         }
-        // Whoever chooses where they land has memory for them.
+        // Chosen targets have their own memory.
         if !lands {
             let reads = call.chunks().chunks_to_fetch();
             needs.extend(reads.map(|len| Need::bulk(cx.chunk_room(len))));
@@ -150,12 +149,12 @@ impl Responder {
     }
 }
 
-/// How many of these, which are longer than one more, may be in a buffer for that, which has at most so many bytes.
+/// How many of these longer needs may use a buffer for one more, which has at most so many bytes.
 fn rivals(needs: &[Need], longest: usize) -> usize {
     needs.iter().filter(|need| need.len <= longest).count()
 }
 
-/// What there is of a buffer of which so many are needed, and who says how many there are.
+/// Stock of a buffer of which so many are needed, and the knob for their number.
 fn lack_of<F: Fabric>(cx: &Context<F>, need: &Need, several: usize) -> Lack {
     let (_, count) = cx.pool.room_within(need.len, need.longest);
     Lack { needed: need.len, several, count: shared(cx, need.len, count), knob: cx.knob_of_buffers(need.len) }

@@ -1,9 +1,7 @@
-//! How many RDMA Reads of one connection may be under way, and of how many bytes
-//! ([`limits.max_reads`](crate::config::LimitsConfig::max_reads),
-//! [`limits.max_read_bytes`](crate::config::LimitsConfig::max_read_bytes)). A call beyond that waits, with the message
-//! that it came in, among those that are [held back](super::shares) on its connection, until others have been read.
-//! Nobody is refused for it: whoever waits has the Receive that its credit is for, and what it waits for comes home by
-//! itself or ends with the connection.
+//! Limits of one connection's outstanding RDMA Reads ([`limits.max_reads`](crate::config::LimitsConfig::max_reads),
+//! [`limits.max_read_bytes`](crate::config::LimitsConfig::max_read_bytes)). A call beyond them waits with its message
+//! among the calls [held back](super::shares) on its connection, until other Reads have completed. No call is refused
+//! for it: a waiting call has the receive of its credit, and the Reads complete or the connection closes.
 
 use super::landing::PendingReads;
 use super::{Responder, Served};
@@ -11,7 +9,7 @@ use crate::config::Config;
 use crate::service::{Chunks, Unready};
 use crate::shard::conn::Conn;
 
-/// RDMA Reads, and their bytes.
+/// Number of RDMA Reads, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reads {
     pub(super) count: usize,
@@ -19,7 +17,7 @@ pub(super) struct Reads {
 }
 
 impl Reads {
-    /// What is to be read for a call.
+    /// RDMA Reads of a call.
     pub(super) fn of(chunks: &Chunks) -> Self {
         Self { count: chunks.to_fetch().count(), bytes: chunks.chunks_to_fetch().sum() }
     }
@@ -29,13 +27,13 @@ impl Reads {
     }
 }
 
-/// Whether what one call asks for must wait for what is under way on its connection. It is not parted: what is beyond
-/// the limit alone goes alone.
+/// Whether one call's Reads must wait for others of its connection. They are not split: a call beyond the limit goes
+/// alone.
 pub(super) fn is_beyond(limit: Option<usize>, under_way: usize, more: usize) -> bool {
     under_way > 0 && limit.is_some_and(|most| under_way.saturating_add(more) > most)
 }
 
-/// Whether a call's Reads must wait for those that are under way.
+/// Whether a call's Reads must wait for outstanding ones.
 fn must_wait(config: &Config, under_way: Reads, more: Reads) -> bool {
     is_beyond(config.limits.max_reads, under_way.count, more.count)
         || is_beyond(config.limits.max_read_bytes, under_way.bytes, more.bytes)

@@ -43,7 +43,7 @@ impl Responder {
         }
         let body = match refusal {
             CallRefusal::Rpc(body) => {
-                // Those of handlers, and of one-way calls, are told of or are none.
+                // Those of handlers, and of one-way calls, are logged elsewhere, or not at all.
                 let told = |stat| matches!(stat, AcceptStat::SystemErr | AcceptStat::Success);
                 if !matches!(body, ReplyBody::Accepted { stat, .. } if told(stat)) {
                     Self::tell_refused(cx, conn, &call, "calls refused by RPC", &body);
@@ -56,7 +56,7 @@ impl Responder {
             }
             CallRefusal::System(trouble) => return self.answer_system(cx, conn, call, trouble),
             CallRefusal::Transport(error) | CallRefusal::Undeclared { error, .. } => {
-                // Version 1 has one word for all of them.
+                // Version 1 has one error for all of them.
                 Self::tell_refused(cx, conn, &call, "calls refused by the transport", &error);
                 conn.proto.reply_error(id, error);
                 return self.boxes.put(call);
@@ -72,7 +72,7 @@ impl Responder {
         }
     }
 
-    /// Tells the log of a call that its caller is told all about.
+    /// Logs a call whose caller gets the cause.
     fn tell_refused<F: Fabric>(
         cx: &mut Context<F>,
         conn: &Conn,
@@ -86,14 +86,14 @@ impl Responder {
         cx.info(what, line);
     }
 
-    /// Whether a call in such trouble is left to its client to send again. Version 1 has no word for trouble that passes:
-    /// whatever is said, ERR_CHUNK or SYSTEM_ERR, becomes an error of the client's application. A client that has lost
-    /// its connection sends again what was not answered.
+    /// Whether such a call is left to its client's retransmission. Version 1 has no temporary error: ERR_CHUNK and
+    /// SYSTEM_ERR become errors of the client's application. A client that loses its connection retransmits unanswered
+    /// calls.
     pub(super) fn puts_off(conn: &Conn, trouble: Trouble) -> bool {
         trouble.passes() && conn.accepted().is_some() && conn.proto.terms().version == Version::V1
     }
 
-    /// Does not begin a call, nor answer it: its connection ends, in order, and its client sends it again.
+    /// Neither runs nor answers a call: closes its connection gracefully, so that its client retransmits it.
     #[cold]
     pub(super) fn put_off<F: Fabric>(
         &mut self,
@@ -114,7 +114,7 @@ impl Responder {
         cx.ready.add(conn);
     }
 
-    /// Answers a call with ERR_SYSTEM: the peer learns no more, the log does.
+    /// Answers a call with ERR_SYSTEM; the cause is logged only.
     #[cold]
     fn answer_system<F: Fabric>(
         &mut self,
@@ -127,7 +127,7 @@ impl Responder {
         let peer = conn.who();
         let line = format_args!("{peer}: ERR_SYSTEM to a call: {why}");
         match trouble {
-            // As it is meant to be.
+            // As intended.
             Trouble::Draining => cx.info(what, line),
             _ => cx.warn(what, line),
         }
@@ -135,7 +135,7 @@ impl Responder {
         self.boxes.put(call);
     }
 
-    /// A call is answered with SYSTEM_ERR by its handler's doing: the caller learns no more, the log does.
+    /// Answers SYSTEM_ERR for a handler; the cause is logged only.
     #[cold]
     pub(super) fn tell_system_error<F: Fabric>(&self, cx: &mut Context<F>, conn: &Conn, call: &mut Call<Answered>) {
         let panic = call.take_panic();

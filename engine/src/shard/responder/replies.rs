@@ -1,4 +1,4 @@
-//! Replies to calls of the peer: their form, the RDMA Writes, the header, the Send.
+//! Replies to peers' calls: form, RDMA Writes, header, Send.
 
 use rpcrdma_mempool::Buf;
 
@@ -27,7 +27,7 @@ impl Responder {
         }
     }
 
-    /// Sends a reply: queues the RDMA Writes, writes the transport header, queues the Send behind them.
+    /// Sends a reply: queues the RDMA Writes, writes the transport header, queues the Send after them.
     #[inline(always)]
     pub(super) fn transmit_reply<F: Fabric>(
         &mut self,
@@ -48,7 +48,7 @@ impl Responder {
         }
     }
 
-    /// The same where its form is in question.
+    /// As above, choosing its form.
     #[inline(never)]
     fn transmit_reply_by_form<F: Fabric>(
         &mut self,
@@ -62,7 +62,7 @@ impl Responder {
         match reply_form(conn, &call, reply.len) {
             ReplyForm::Inline => self.transmit_reply_message(cx, conn, call, reply, receives_ok),
             ReplyForm::ReplyChunk => self.transmit_long_reply(cx, conn, call, reply, receives_ok),
-            // A refusal, or the peer has come to receive less since the call was looked at.
+            // A refusal, or the peer's receives have become smaller since the call was decoded.
             ReplyForm::TooLong => {
                 let error = ErrorBody::ReplyResource { length_needed: reply.len as u32 };
                 self.refuse_call(cx, conn, call.refuse(), CallRefusal::Transport(error));
@@ -88,7 +88,7 @@ impl Responder {
         self.transmit_reply_message(cx, conn, call, ReplyMessage { buf: rest, at, len, plain }, receives_ok);
     }
 
-    /// Sends a reply, or what is left of it: queues the RDMA Writes, writes the header, queues the Send.
+    /// Sends a reply, or its last part: queues the RDMA Writes, writes the header, queues the Send.
     #[inline(always)]
     fn transmit_reply_message<F: Fabric>(
         &mut self,
@@ -106,7 +106,7 @@ impl Responder {
         self.push_reply(cx, conn, call, buf, start.map(|start| (start, len + at - start)));
     }
 
-    /// Sends a reply like most: a message without chunks, that [fits](fits_inline), with a windowed header.
+    /// Sends an ordinary reply: a message without chunks, that [fits](fits_inline), with a windowed header.
     #[inline(always)]
     pub(super) fn transmit_plain<F: Fabric>(
         &mut self,
@@ -121,7 +121,7 @@ impl Responder {
         self.push_reply(cx, conn, call, buf, written.then_some((start, WINDOWED_LEN + len)));
     }
 
-    /// Sends a reply by RDMA Write into the Reply chunk of its call, and its header behind it.
+    /// Sends a reply by RDMA Write into the Reply chunk of its call, then its header.
     #[cold]
     fn transmit_long_reply<F: Fabric>(
         &mut self,
@@ -131,7 +131,7 @@ impl Responder {
         reply: ReplyMessage,
         receives_ok: bool,
     ) {
-        // The message that it came in is not needed any more.
+        // The call's message is no longer needed.
         let room = reply_headroom(&call);
         let message = call.take_message().filter(|message| message.capacity() >= room);
         let Some(mut buf) = message.map(ReceivedBuf::into_buf).or_else(|| cx.alloc(room)) else {
@@ -146,7 +146,7 @@ impl Responder {
         self.push_reply(cx, conn, call, buf, start.map(|start| (start, room - start)));
     }
 
-    /// Queues the Send of a reply whose header is written.
+    /// Queues the Send of a reply with a complete header.
     #[inline(always)]
     fn push_reply<F: Fabric>(
         &mut self,
@@ -160,7 +160,7 @@ impl Responder {
         match range {
             Some((start, len)) if len <= conn.proto.terms().send_inline_threshold => {
                 buf.set_window(start, len);
-                // While calls wait for memory the end of each reply is of interest.
+                // While calls wait for memory, each reply's completion is needed.
                 let signal_every = if self.waiters.is_empty() { cx.config.poll.signal_every } else { 1 };
                 conn.sends.push_send(buf, offered.then_some(call.inv_handle()), signal_every);
             }
@@ -171,7 +171,7 @@ impl Responder {
         }
         let (message, memory) = call.end_with_message();
         self.boxes.put_memory(memory);
-        // The buffer that the call came in goes back to where it came from.
+        // The call's buffer returns to its pool.
         if let Some(message) = message
             && message.capacity() == cx.sizing.capacity()
         {
@@ -179,7 +179,7 @@ impl Responder {
         }
     }
 
-    /// Queues the RDMA Writes of a reply, and writes the header that says how much went into each segment.
+    /// Queues the RDMA Writes of a reply, and writes the header with the length of each segment.
     fn emit_written(
         config: &Config,
         conn: &mut Conn,
@@ -192,16 +192,16 @@ impl Responder {
         let (id, external) = (call.id(), long.is_some());
         let chunks = call.chunks_mut()?;
         let written = chunks.write_out(long, |segments, source, len| fill(conn, segments, source, len))?;
-        // They are counted until the Send behind them has left.
+        // They count until the Send after them completes.
         conn.sends.note_writes(written.bytes(), config.limits.max_write_bytes.is_some());
-        // A Reply chunk that was offered comes back, used or not (RFC 8166 §4.4.3).
+        // An offered Reply chunk is returned, used or not (RFC 8166 §4.4.3).
         let (writes, reply) = (chunks.write_list(&written), chunks.reply());
         let form = Form { chunks: Chunks { writes, reply, ..Chunks::NONE }, external };
         conn.proto.emit_before(Outgoing::Reply(id), &form, receives_ok, buf.full_mut(), at)
     }
 }
 
-/// Queues the RDMA Writes that fill a chunk's segments in order, and says in each how much went into it.
+/// Queues the RDMA Writes that fill a chunk's segments in order, and sets the length of each.
 fn fill(conn: &mut Conn, segments: &mut [Segment], mut source: Option<Source>, len: u32) {
     let (mut offset, mut left) = (0, len);
     for segment in segments {
@@ -209,7 +209,7 @@ fn fill(conn: &mut Conn, segments: &mut [Segment], mut source: Option<Source>, l
         let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
         segment.length = len;
         if len > 0 {
-            // The last one has it for itself.
+            // The last one owns it.
             let src = if len == left { source.take() } else { source.clone() };
             if let Some(src) = src {
                 conn.sends.push(WorkRequest::Write { src, offset, len: len as usize, remote });
@@ -220,7 +220,7 @@ fn fill(conn: &mut Conn, segments: &mut [Segment], mut source: Option<Source>, l
     }
 }
 
-/// In front of a reply is room for its header: where that fits, too, nothing more need be known of its form.
+/// Whether a reply fits one message, with the header in its headroom.
 #[inline(always)]
 pub(super) fn fits_inline(conn: &Conn, reply: &ReplyMessage) -> bool {
     reply.at + reply.len <= conn.proto.terms().send_inline_threshold
@@ -238,15 +238,14 @@ pub(super) fn reply_header_len(proto: &Connection, call: &CallParts) -> usize {
     proto.header_len(&call.chunks().returned())
 }
 
-/// Room that the transport header of a reply takes in front of it, whatever the version: with all lists that
-/// it returns.
+/// Room for the transport header in front of a reply, in any version: with all lists that it returns.
 #[inline(always)]
 pub(super) fn reply_headroom(call: &CallParts) -> usize {
     if call.returns() { headroom_for(&call.chunks().returned()) } else { HEADROOM_PLAIN }
 }
 
-/// Where the results of a call go in the buffer of its reply, and how many bytes that has: room for the
-/// headers, then the results or the longest refusal.
+/// Offset of results in the reply's buffer, and its length: room for the headers, then the results or the longest
+/// refusal.
 #[inline(always)]
 pub(super) fn reply_room(call: &CallParts, entry: &LocalProcedure) -> (usize, usize) {
     let headroom = reply_headroom(call);

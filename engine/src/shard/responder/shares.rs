@@ -1,14 +1,13 @@
-//! How much of the pool one peer may hold: whatever there is, but of the last quarter of the buffers that would do a
-//! connection gets only what one call, or a few short ones, need, and of the last eighth a host gets no more with all
-//! its connections. So peers that take no replies, or answer no RDMA Reads, and have been given all that they may ask
-//! for, leave something to each of the others until their [deadline](crate::shard::progress) has come.
+//! Shares of the pool. All of it is free to use, except for the last quarter of the suitable buffers, of which a
+//! connection gets only the needs of one call, or of a few short ones, and the last eighth, of which a host gets no
+//! more for all its connections. So peers that take no replies, or answer no RDMA Reads, leave something to others
+//! until their [deadline](crate::shard::progress).
 //!
-//! What is held is counted in calls: those that are being served, and those whose replies are not known to have left. A
-//! call beyond the share waits, with nothing but the message that it came in, until its own connection, or its host, has
-//! come down to it. So does one beyond the connection's [RDMA Reads](super::reads). Nobody waits behind it but those
-//! calls of its connection that need bulk memory, too: they keep their order. However many wait, none is refused because
-//! others do: the message of each is in a Receive that its connection was promised, and the promise is not renewed before
-//! the call has ended.
+//! Held memory is counted in calls: running ones, and those whose replies have not completed. A call beyond the share
+//! waits, with only its message, until its connection or host is within the share. So does a call beyond the
+//! connection's [RDMA Reads](super::reads). Only calls of the same connection that also need bulk memory wait after it:
+//! they keep their order. No call is refused because many wait: the message of each is in a receive promised to its
+//! connection, and the promise is renewed only after the call has ended.
 
 use std::collections::HashMap;
 
@@ -27,33 +26,33 @@ use crate::wire::Version;
 
 /// A pool is short for a connection when less than this part of its buffers is free.
 const LAST: usize = 4;
-/// Calls that one may hold memory for while the pool is short: this part of what there is, or one.
+/// Calls that a holder may have while the pool is short: this part of the buffers, or one.
 const PART: usize = 64;
 
-/// Nanoseconds for each connection until hosts are counted again: some times what it takes.
+/// Nanoseconds between two counts of hosts, for each connection: a multiple of their cost.
 const RECOUNT: u64 = 1000;
 
-/// What is held back because its connection, or its host, is beyond its share.
+/// Calls held back because their connection or host is beyond its share.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
-    /// Calls that are held back, of all connections.
+    /// Held back calls, of all connections.
     held_back: usize,
-    /// Calls that hosts hold memory for, as they were counted last, and those that were let through since.
+    /// Calls by host at the last count, and those admitted since.
     hosts: HashMap<Party, usize>,
-    /// When they are to be counted again, in nanoseconds.
+    /// Time of the next count, in nanoseconds.
     recount: u64,
 }
 
-/// What a call needs, as far as its share is concerned.
+/// Needs of a call, for its share.
 #[derive(Clone, Copy, Debug)]
 struct Request {
     /// Bytes of the longest buffer.
     len: usize,
-    /// Bytes of the longest that it may have.
+    /// Bytes of the longest permitted buffer.
     longest: usize,
     /// Buffers of bulk memory, or one.
     count: usize,
-    /// It is refused where it would have to wait.
+    /// Refused instead of waiting.
     refused: bool,
 }
 
@@ -62,27 +61,27 @@ impl Request {
         Self { len, longest: usize::MAX, count, refused: false }
     }
 
-    /// Of the smallest that would do there are so many that nobody is beyond a share.
+    /// Whether the smallest suitable buffers are so many that no share applies.
     #[inline(always)]
     fn meets_plenty<F: Fabric>(&self, cx: &Context<F>) -> bool {
         let (first, fitting) = cx.pool.first_room(self.len);
-        // Those beside one are as good as taken.
+        // All but one count as taken.
         !is_short(first.saturating_sub(self.count - 1), shared(cx, self.len, fitting))
     }
 }
 
-/// Calls that one may hold memory for where the pool is short, which has `count` buffers that would do.
+/// Calls that a holder may have in a short pool with `count` suitable buffers.
 fn share(count: usize) -> usize {
     (count / PART).max(1)
 }
 
-/// Whether the last part for connections is begun of so many buffers, of which so many are free.
+/// Whether the last part for connections has begun, of so many buffers, of which so many are free.
 #[inline(always)]
 fn is_short(free: usize, count: usize) -> bool {
     free * LAST < count
 }
 
-/// Of `count` buffers that hold `len` bytes, those that are there to be shared: not the posted Receives.
+/// Of `count` buffers that hold `len` bytes, those to share: not the posted receives.
 #[inline(always)]
 pub(super) fn shared<F: Fabric>(cx: &Context<F>, len: usize, count: usize) -> usize {
     let posted = if len <= cx.sizing.configured_capacity() { cx.receives.held() } else { 0 };
@@ -90,16 +89,15 @@ pub(super) fn shared<F: Fabric>(cx: &Context<F>, len: usize, count: usize) -> us
 }
 
 impl Shares {
-    /// Calls that are held back, of all connections.
+    /// Held back calls, of all connections.
     pub(super) fn held_back(&self) -> usize {
         self.held_back
     }
 
-    /// A buffer of `len` bytes for the reply of a call, unless that must wait because of what its connection, or its host, holds
-    /// already.
+    /// Allocates a reply buffer of `len` bytes, unless the call must wait for the share of its connection or host.
     #[inline(always)]
     pub(super) fn alloc<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, len: usize) -> Option<Buf> {
-        // The smallest that would do are almost always so many that nobody is beyond a share.
+        // The smallest suitable buffers are almost always so many that no share applies.
         let plenty = |free, count| !is_short(free, count) || !is_short(free, shared(cx, len, count));
         let first = cx.pool.alloc_if(len, |free, count| !cx.awaits_some() && plenty(free, count));
         first.or_else(|| self.alloc_unless_beyond(cx, conn, len))
@@ -108,33 +106,33 @@ impl Shares {
     #[inline(never)]
     fn alloc_unless_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, len: usize) -> Option<Buf> {
         let request = Request { len, longest: cx.longest_for_reply(len), count: 1, refused: false };
-        // What others wait for is got in turn.
+        // Buffers that others wait for are taken in turn.
         let in_turn = !cx.awaits_some() || !cx.is_awaited(cx.class_of(len));
         let may = in_turn && !self.is_beyond(cx, conn, request);
         may.then(|| cx.pool.alloc_within(len, request.longest)).flatten()
     }
 
-    /// Whether a call that needs such memory must wait because of what its connection, or its host, holds already.
+    /// Whether a call with such needs must wait for the share of its connection or host.
     #[inline(never)]
     fn is_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, request: Request) -> bool {
         let Request { len, longest, count: needed, refused } = request;
-        // Larger ones need not be counted where the smallest that would do are enough.
+        // Larger ones need no count if the smallest suitable ones suffice.
         if request.meets_plenty(cx) {
             return false;
         }
         let (free, count) = cx.pool.room_within(len, longest);
         let (free, count) = (free.saturating_sub(needed - 1), shared(cx, len, count));
-        // Who may not wait would be refused, though there is some: for him the last eighth is kept.
+        // A call that may not wait would be refused in spite of free buffers: the last eighth is kept for it.
         if !is_short(free, count) || (refused && !is_short_for_hosts(free, count)) {
             return false;
         }
         let share = share(count);
-        // The call at hand is among them.
+        // This call is among them.
         Served::held(conn) > share
             || (is_short_for_hosts(free, count) && conn.host().is_some() && self.host_is_beyond(cx, conn, share))
     }
 
-    /// Whether a host holds memory for so many calls already. If not, one more is counted.
+    /// Whether a host has so many calls already. If not, counts one more.
     #[cold]
     fn host_is_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, share: usize) -> bool {
         let host = conn.party();
@@ -148,7 +146,7 @@ impl Shares {
             });
             self.count(cx, conn);
             self.recount = now.saturating_add(RECOUNT * connections);
-            // It is not let through yet.
+            // Not admitted yet.
             self.hosts.entry(host).and_modify(|held| *held = held.saturating_sub(1));
         }
         let held = self.hosts.entry(host).or_default();
@@ -157,12 +155,12 @@ impl Shares {
         beyond
     }
 
-    /// Counts what a connection holds memory for among what its host does.
+    /// Adds the calls of a connection to its host's.
     fn count<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         let mut held = conn.served.held_calls(&conn.proto);
         if conn.sends.under_way() > 0 && cx.fabric.holds_sends(conn.qp()) {
             held += conn.sends.under_way() as usize;
-            // Some may have left unheard.
+            // Some may have completed unsignaled.
             cx.request_completion(conn);
         }
         *self.hosts.entry(conn.party()).or_default() += held;
@@ -170,19 +168,18 @@ impl Shares {
 }
 
 impl Responder {
-    /// Whether a call must wait until its connection holds less, or behind those that do.
+    /// Whether a call must wait until its connection holds less, or after waiting ones.
     #[inline(always)]
     pub(super) fn must_wait<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &Unready) -> bool {
         (!conn.served.held_back.is_empty() && self.is_behind(cx, conn, call)) || self.exceeds_share(cx, conn, call)
     }
 
-    /// Goes on with the calls that wait, as what they wait for may have come home by now; true if one that
-    /// has come after them must not go past those that are left.
+    /// Continues waiting calls after buffers may have been freed; true if a later call must not overtake the rest.
     #[cold]
     fn is_behind<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &Unready) -> bool {
         self.resume(cx, conn);
         let bulk = call.fetches() || call.chunks().results() > 0;
-        // What must not wait would be refused.
+        // A call that must not wait would be refused.
         bulk && !conn.served.held_back.is_empty() && !call.is_put_together()
     }
 
@@ -196,7 +193,7 @@ impl Responder {
         let bulk = chunks.longest_read();
         let Some(services) = &self.services else { return false };
         let Some(entry) = call.entry() else {
-            // It is yet to come, and nothing else is known.
+            // Still to be read, and otherwise unknown.
             return bulk > 0 && self.shares.is_beyond(cx, conn, Request::bulk(cx.chunk_room(bulk), 1));
         };
         let entry = services.entry(entry);
@@ -211,7 +208,7 @@ impl Responder {
             }
             len => Request::bulk(cx.chunk_room(len), 2 * MAX_CHUNKS),
         };
-        // There are almost always so many that nothing more need be known.
+        // Almost always there are so many that nothing else matters.
         !request.meets_plenty(cx) && self.exceeds_share_of(cx, conn, call, request)
     }
 
@@ -228,7 +225,7 @@ impl Responder {
         self.shares.is_beyond(cx, conn, Request { count, refused, ..request })
     }
 
-    /// A call is held back until its connection is within its share.
+    /// Holds a call back until its connection is within its share.
     #[cold]
     pub(super) fn hold_back<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) {
         let by_reads = Self::waits_for_reads(&cx.config, conn, &call);
@@ -250,14 +247,13 @@ impl Responder {
         cx.schedule.control_now();
     }
 
-    /// More calls of a connection are under way than Receives were promised for, as version 1 tolerates, and others
-    /// are short of what they are in.
+    /// Whether a connection has more calls than promised receives, as version 1 tolerates, while others lack receives.
     pub(super) fn is_beyond_promise<F: Fabric>(cx: &Context<F>, conn: &Conn) -> bool {
         let beyond = conn.proto.calls_served() > conn.proto.credits().credit_limit() as usize;
         beyond && conn.proto.terms().version == Version::V1 && !cx.receives.suffice()
     }
 
-    /// Goes on with the held back calls of a connection, and with replies that wait.
+    /// Continues held back calls of a connection, and waiting replies.
     #[cold]
     pub(in crate::shard) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         self.resume_replies(cx, conn);
@@ -266,7 +262,7 @@ impl Responder {
             if self.exceeds_share(cx, conn, waiting.call()) {
                 conn.served.held_back.push_front(waiting);
                 self.shares.held_back += 1;
-                // What it waits for may have gone out unheard.
+                // The awaited Sends may have completed unsignaled.
                 return cx.request_completion(conn);
             }
             self.start(cx, conn, waiting.end());
@@ -274,7 +270,7 @@ impl Responder {
         }
     }
 
-    /// Part of step 5 of a turn: others may have brought memory home.
+    /// Part of step 5 of a turn: others may have freed memory.
     pub(super) fn resume_all<F: Fabric>(&mut self, cx: &mut Context<F>) {
         if self.shares.held_back + self.unwritten == 0 {
             return;
@@ -291,7 +287,7 @@ impl Responder {
         }
     }
 
-    /// Tells the log of a call that is held back for long.
+    /// Logs a call that is held back for long.
     pub(super) fn tell_of_held_back<F: Fabric>(&self, cx: &mut Context<F>, conn: &mut Conn) {
         let now = cx.clock.read();
         if !conn.served.held_back.front_mut().is_some_and(|first| first.is_to_be_told(now)) {
@@ -313,7 +309,7 @@ impl Responder {
         }
     }
 
-    /// The calls of a connection that is over wait no more.
+    /// Drops the held back calls of a closed connection.
     pub(super) fn drop_held_back(&mut self, conn: &mut Conn) {
         self.shares.held_back -= conn.served.held_back.len();
         for waiting in conn.served.held_back.drain(..) {

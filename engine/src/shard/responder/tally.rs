@@ -1,5 +1,4 @@
-//! What became of the peers' calls, by procedure: refusals as they come, the others as they are timed. A call that is
-//! neither costs nothing here.
+//! Outcomes of peers' calls, by procedure: all refusals, and sampled calls. Other calls cost nothing here.
 
 use super::header::CallRefusal;
 use crate::service::{Call, LocalServices, Refused, Stamp};
@@ -11,21 +10,21 @@ use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
 pub(super) struct Tally {
     /// Of all calls.
     refusals: Refusals,
-    /// By the procedure's entry in the services; as long as the highest that was counted wants it.
+    /// By the procedure's entry; as long as the highest one needs.
     entries: Vec<Entry>,
 }
 
-/// One procedure's.
+/// Outcomes of one procedure.
 #[derive(Clone, Debug, Default)]
 struct Entry {
     bytes_in: u64,
     bytes_out: u64,
-    /// Made for the first call that is timed.
+    /// Made for the first sampled call.
     latency: Option<Box<Values<MINUTE, 2>>>,
     refusals: Refusals,
 }
 
-/// The count of such refusals; `None` for what is none.
+/// Counter of such refusals; `None` if not counted.
 fn kind<'a>(refusals: &'a mut Refusals, refusal: &CallRefusal) -> Option<&'a mut u64> {
     Some(match refusal {
         CallRefusal::NotACall => return None,
@@ -52,7 +51,7 @@ impl Tally {
         self.entries.get_mut(entry)
     }
 
-    /// A call is refused.
+    /// Counts a refusal.
     #[cold]
     pub(super) fn refused(&mut self, call: &Call<Refused>, refusal: &CallRefusal) {
         if let Some(count) = kind(&mut self.refusals, refusal) {
@@ -69,19 +68,19 @@ impl Tally {
         }
     }
 
-    /// A call that is not there any more is answered with ERR_SYSTEM.
+    /// Counts an ERR_SYSTEM for a lost call.
     #[cold]
     pub(super) fn lost(&mut self) {
         self.refusals.err_system += 1;
     }
 
-    /// A call of a procedure that was timed is over, and took so many nanoseconds.
+    /// Records a sampled call of a procedure, with its nanoseconds.
     pub(super) fn timed(&mut self, entry: usize, stamp: &Stamp, took: u64) {
         let Some(entry) = self.entry(entry) else { return };
         let (bytes_in, bytes_out) = stamp.bytes();
         entry.bytes_in += bytes_in;
         entry.bytes_out += bytes_out;
-        // Too long for the histogram is as long as it goes.
+        // Values beyond the histogram are clamped.
         entry.latency.get_or_insert_default().saturating_record(took);
     }
 
@@ -90,7 +89,7 @@ impl Tally {
         self.refusals
     }
 
-    /// Those of these services of which there is anything to say.
+    /// Procedures of these services with any outcome.
     pub(super) fn procedures(&self, services: &LocalServices) -> Vec<ProcedureStats> {
         let counted = services.procedures().filter_map(|(program, version, procedure, entry)| {
             let Entry { bytes_in, bytes_out, latency, refusals } = self.entries.get(entry)?.clone();

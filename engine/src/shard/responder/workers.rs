@@ -1,4 +1,4 @@
-//! Calls that run on workers: out to them, and home.
+//! Calls on workers: dispatch and return.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use crate::shard::context::Context;
 use crate::shard::peers::OwedEnd;
 use crate::wire::ErrorBody;
 
-/// Names a call that is with the workers, or on its way there; comes back whatever becomes of it.
+/// Key of a call at the workers, or on its way there; returns in any case.
 pub(crate) struct WorkKey {
     qp: QpId,
     id: InboundId,
-    /// The end of its connection is told when no worker has any of its calls.
+    /// The end of its connection is reported when no worker has any of its calls.
     #[expect(dead_code, reason = "held for its end")]
     owed_end: Option<OwedEnd>,
 }
@@ -29,56 +29,54 @@ impl WorkKey {
     }
 }
 
-/// The threads that run what does not run on shards.
+/// Worker threads of a server.
 pub(crate) type Workers = WorkerPool<WorkKey, Call<Ready>, Call<Answered>>;
 /// The shard's end of them.
 pub(super) type Port = ShardPort<WorkKey, Call<Ready>, Call<Answered>>;
 
-/// What a worker does with a call.
+/// Runs a call on a worker.
 pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Call<Ready>) -> Call<Answered> {
     move |call| services.entry(call.entry()).run(call)
 }
 
 type Work = Box<dyn Fn(Call<Ready>) -> Call<Answered>>;
 
-/// Workers without threads, for simulations: they work when they are given a turn, on the thread that gives
-/// it. Shards [use them](crate::shard::Shard::simulate_workers) as they use those of a
-/// [`Server`](crate::Server).
+/// Workers without threads, for simulations: they run when given a turn, on the caller's thread. Shards [use
+/// them](crate::shard::Shard::simulate_workers) like those of a [`Server`](crate::Server).
 pub struct SimulatedWorkers {
     pool: Workers,
     benches: Vec<Bench<WorkKey, Call<Ready>, Call<Answered>, Work>>,
 }
 
 impl SimulatedWorkers {
-    /// So many of them, for the procedures of `services`. A shard may have `ring_capacity` calls with each,
-    /// rounded up to a power of two.
+    /// Makes so many, for the procedures of `services`. A shard may have `ring_capacity` calls with each, rounded up to
+    /// a power of two.
     pub fn new(count: usize, ring_capacity: usize, services: Arc<Services>) -> Self {
         let work: Work = Box::new(worker_of(services));
         let (pool, benches) = Workers::by_hand(count, ring_capacity, work);
         Self { pool, benches }
     }
 
-    /// A worker's turn: it runs one call of each shard that has one for it. False if none had, or there is no
-    /// such worker.
+    /// A worker's turn: it runs one call of each shard that has any. False if none had, or there is no such worker.
     pub fn turn(&mut self, worker: usize) -> bool {
         self.benches.get_mut(worker).is_some_and(Bench::turn)
     }
 }
 
 impl SimulatedWorkers {
-    /// The workers themselves, as shards use them.
+    /// The workers, as shards use them.
     pub(in crate::shard) fn pool(&self) -> &Workers {
         &self.pool
     }
 }
 
 impl Responder {
-    /// Hands to the workers what waits for them, as far as their rings take it.
+    /// Dispatches waiting calls, as far as the rings take them.
     pub(super) fn dispatch<F: Fabric>(&mut self, cx: &mut Context<F>) {
         cx.stats.backpressure += self.away.dispatch() as u64;
     }
 
-    /// Takes back what the workers have finished; returns how many.
+    /// Collects finished calls; returns their number.
     pub(super) fn collect_worked<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let mut worked = self.away.take_worked();
         let count = worked.len();
@@ -93,7 +91,7 @@ impl Responder {
         self.away.came_back();
         let &WorkKey { qp, id, .. } = key;
         let Some(conn) = cx.conns.take(qp) else {
-            // The connection ended meanwhile; so did the call.
+            // The connection closed meanwhile, and with it the call.
             if let Ok(call) = result {
                 self.boxes.put(call);
             }

@@ -1,6 +1,6 @@
-//! How many bytes the RDMA Writes of one connection's replies may have under way
-//! ([`limits.max_write_bytes`](crate::config::LimitsConfig::max_write_bytes)). A reply beyond that waits, with its
-//! results, until others are known to have left; those that write nothing go past it. The rule is that of [RDMA
+//! Limit of one connection's outstanding bytes of RDMA Writes
+//! ([`limits.max_write_bytes`](crate::config::LimitsConfig::max_write_bytes)). A reply beyond it waits, with its
+//! results, until others have completed; replies without Writes overtake it. The rule is that of [RDMA
 //! Reads](super::reads).
 
 use super::reads::is_beyond;
@@ -13,7 +13,7 @@ use crate::service::{Call, Replying};
 use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 
-/// Bytes that the RDMA Writes of a reply carry.
+/// Bytes of a reply's RDMA Writes.
 fn bytes_of(conn: &Conn, call: &Call<Replying>) -> usize {
     let chunks = call.chunks();
     let len = call.reply_len();
@@ -21,7 +21,7 @@ fn bytes_of(conn: &Conn, call: &Call<Replying>) -> usize {
     chunks.result_bytes() + if long { len } else { 0 }
 }
 
-/// Bytes that are being written, or are about to be.
+/// Bytes being written, or about to be.
 fn under_way(conn: &Conn) -> usize {
     let Served { replies, .. } = &conn.served;
     let queued: usize = replies.iter().flatten().map(|call| bytes_of(conn, call)).sum();
@@ -34,7 +34,7 @@ fn must_wait(config: &Config, conn: &Conn, call: &Call<Replying>) -> bool {
 }
 
 impl Responder {
-    /// A reply that must wait for others, or behind those that do, waits; else it is given back.
+    /// Queues a reply that must wait for others, or after waiting ones; otherwise returns it.
     pub(super) fn hold_reply<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -53,11 +53,11 @@ impl Responder {
         None
     }
 
-    /// Goes on with the replies that wait, as others may have left by now.
+    /// Continues waiting replies, as others may have completed.
     pub(super) fn resume_replies<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         while let Some(call) = conn.served.unwritten.front() {
             if must_wait(&cx.config, conn, call) {
-                // What it waits for may have gone out unheard.
+                // The awaited Sends may have completed unsignaled.
                 return cx.request_completion(conn);
             }
             let Some(call) = conn.served.unwritten.pop_front() else { return };
@@ -67,7 +67,7 @@ impl Responder {
         }
     }
 
-    /// The replies of a connection that is over wait no more.
+    /// Drops the waiting replies of a closed connection.
     pub(super) fn drop_unwritten(&mut self, conn: &mut Conn) {
         self.unwritten -= conn.served.unwritten.len();
         conn.served.unwritten.drain(..).for_each(|call| self.boxes.put(call));
