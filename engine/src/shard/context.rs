@@ -37,7 +37,7 @@ pub(super) struct Context<F: Fabric> {
     pub(super) config: Config,
     pub(super) accept: AcceptConfig,
     pub(super) connect: ConnectConfig,
-    /// Some of its memory is for the peers' calls.
+    /// It serves: part of its memory is for peers' calls.
     serves: bool,
     pub(super) fabric: F,
     pub(super) clock: Clock,
