@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use rpcrdma_mempool::Buf;
 
-use super::header::Template;
 use crate::proto::{CallError, Defect};
 use crate::service::MAX_CHUNKS;
 use crate::shard::{ChunkMemory, Memory};
@@ -26,10 +25,15 @@ use crate::wire::NoSpace;
 ///
 /// A call with more than [`MAX_CHUNKS`] Read or Write chunks does not start: [`CallError::Invalid`]. The buffers beyond
 /// the limit return to their pool at once, all others return with the [`FailedCall`](crate::FailedCall).
-#[derive(Debug)]
 #[must_use]
+#[derive(Debug)]
 pub struct ClientCall {
-    pub(super) args: Args,
+    /// The RPC message, in the memory that it is sent from. `None`: `memory` has the arguments, if there are any.
+    pub(super) message: Option<Buf>,
+    /// Where the arguments begin; 0 without a message.
+    pub(super) args_at: usize,
+    /// Bytes written, from the message's start. The rest of the memory holds data of other messages.
+    filled: usize,
     pub(super) memory: ChunkMemory,
     pub(super) procedure: u32,
     pub(super) one_way: bool,
@@ -37,70 +41,36 @@ pub struct ClientCall {
     pub(super) timeout: Option<Duration>,
 }
 
-/// The arguments of a call.
-#[derive(Debug)]
-pub(super) enum Args {
-    Owned(Vec<u8>),
-    Placed(Placed),
-}
-
-/// An RPC message in the memory that it is sent from.
-#[derive(Debug)]
-pub(super) struct Placed {
-    pub(super) message: Buf,
-    pub(super) args_at: usize,
-    /// Bytes written, from the message's start. The rest holds data of other messages.
-    filled: usize,
-}
-
-impl Placed {
-    /// `message` has room for the header and the arguments.
-    #[inline(always)]
-    pub(super) fn new(mut message: Buf, template: &Template, procedure: u32) -> Self {
-        template.write(&mut message, procedure);
-        Self { message, args_at: template.len(), filled: template.len() }
-    }
-
-    #[inline]
-    pub(super) fn put(&mut self, args: &[u8]) -> Result<(), NoSpace> {
-        let room = self.message.get_mut(self.filled..).unwrap_or_default();
-        let available = room.len();
-        let room = room.get_mut(..args.len()).ok_or(NoSpace { needed: args.len(), available })?;
-        room.copy_from_slice(args);
-        self.filled += args.len();
-        Ok(())
-    }
-
-    /// Clears the unwritten rest.
-    #[inline]
-    pub(super) fn fill(&mut self) {
-        if let Some(rest @ [_, ..]) = self.message.get_mut(self.filled..) {
-            rest.fill(0);
-            self.filled = self.message.len();
-        }
-    }
-}
-
 impl ClientCall {
     /// A call of this procedure, without arguments.
+    #[inline]
     pub fn new(procedure: u32) -> Self {
-        Self::with(procedure, Args::Owned(Vec::new()))
+        Self {
+            message: None,
+            args_at: 0,
+            filled: 0,
+            memory: ChunkMemory::NONE,
+            procedure,
+            one_way: false,
+            max_reply: 0,
+            timeout: None,
+        }
     }
 
+    /// A call in the memory that it is sent from: the header is there, and room for the arguments at `args_at`.
     #[inline(always)]
-    pub(super) fn with(procedure: u32, args: Args) -> Self {
-        Self { args, memory: ChunkMemory::NONE, procedure, one_way: false, max_reply: 0, timeout: None }
+    pub(super) fn placed(procedure: u32, message: Buf, args_at: usize) -> Self {
+        Self { message: Some(message), args_at, filled: args_at, ..Self::new(procedure) }
     }
 
     /// Sets the XDR encoded arguments, without those in chunks.
     ///
     /// A prepared call frees the memory that it was prepared in.
     pub fn args(mut self, args: impl Into<Vec<u8>>) -> Self {
-        if let Args::Placed(placed) = &self.args {
-            let at = placed.args_at;
-            self.move_reads(at, 0);
-        }
-        self.args = Args::Owned(args.into());
+        let memory = self.memory.get_or_new();
+        memory.move_reads(self.args_at, 0);
+        memory.args = args.into();
+        (self.message, self.args_at) = (None, 0);
         self
     }
 
@@ -110,12 +80,10 @@ impl ClientCall {
     /// clearing.
     #[inline]
     pub fn args_mut(&mut self) -> &mut [u8] {
-        match &mut self.args {
-            Args::Placed(placed) => {
-                placed.fill();
-                &mut placed.message[placed.args_at..]
-            }
-            Args::Owned(args) => args,
+        self.fill();
+        match &mut self.message {
+            Some(message) => &mut message[self.args_at..],
+            None => self.memory.get_mut().map(|memory| &mut memory.args[..]).unwrap_or_default(),
         }
     }
 
@@ -127,54 +95,68 @@ impl ClientCall {
     /// A prepared call has no room for all of them; it writes none.
     #[inline]
     pub fn put_args(&mut self, args: &[u8]) -> Result<(), NoSpace> {
-        match &mut self.args {
-            Args::Placed(placed) => placed.put(args)?,
-            Args::Owned(all) => all.extend_from_slice(args),
-        }
+        let Some(message) = &mut self.message else {
+            self.memory.get_or_new().args.extend_from_slice(args);
+            return Ok(());
+        };
+        let room = message.get_mut(self.filled..).unwrap_or_default();
+        let available = room.len();
+        let room = room.get_mut(..args.len()).ok_or(NoSpace { needed: args.len(), available })?;
+        room.copy_from_slice(args);
+        self.filled += args.len();
         Ok(())
+    }
+
+    /// Clears the unwritten rest.
+    #[inline]
+    pub(super) fn fill(&mut self) {
+        if let Some(message) = &mut self.message
+            && let Some(rest @ [_, ..]) = message.get_mut(self.filled..)
+        {
+            rest.fill(0);
+            self.filled = message.len();
+        }
+    }
+
+    /// Changes its memory. Taken apart, the call stays in registers: an unwinding drop would need it in one piece.
+    #[inline(always)]
+    fn with(self, change: impl FnOnce(&mut Memory)) -> Self {
+        let Self { message, mut memory, .. } = self;
+        change(memory.get_or_new());
+        Self { message, memory, ..self }
     }
 
     /// Adds a Read chunk: an argument from a buffer's window.
     ///
     /// It is the argument at byte `at` of the arguments (a multiple of 4), without XDR round-up. The buffer must be of
     /// the client's own `alloc`.
-    #[inline]
     #[doc(alias("chunk list", "read list"))]
-    pub fn read_chunk(mut self, at: usize, data: Buf) -> Self {
-        let args_at = match &self.args {
-            Args::Placed(placed) => placed.args_at,
-            Args::Owned(_) => 0,
-        };
-        let memory = self.memory.get_or_new();
-        memory.too_many |= memory.send.try_push(((args_at + at) as u32, data)).is_err();
-        self
+    #[inline]
+    pub fn read_chunk(self, at: usize, data: Buf) -> Self {
+        let position = (self.args_at + at) as u32;
+        self.with(|memory| memory.too_many |= memory.send.try_push((position, data)).is_err())
     }
 
     /// Offers a Write chunk of `len` bytes for the next result.
     ///
     /// The client allocates it at the start of the call, which fails without memory.
     #[doc(alias("chunk list", "write list", "reply chunk"))]
-    pub fn write_chunk(mut self, len: u32) -> Self {
-        let memory = self.memory.get_or_new();
-        let index = memory.results();
-        match index < MAX_CHUNKS {
-            true => memory.wanted.push((index, len)),
-            false => memory.too_many = true,
-        }
-        self
+    pub fn write_chunk(self, len: u32) -> Self {
+        self.with(|memory| match memory.results() {
+            index @ ..MAX_CHUNKS => memory.wanted.push((index, len)),
+            _ => memory.too_many = true,
+        })
     }
 
     /// Offers a buffer's window as a Write chunk for the next result.
     ///
     /// The buffer must be of the client's own `alloc`.
     #[inline]
-    pub fn write_chunk_into(mut self, room: Buf) -> Self {
-        let memory = self.memory.get_or_new();
-        match memory.results() < MAX_CHUNKS {
-            true => memory.receive.push(room),
-            false => memory.too_many = true,
-        }
-        self
+    pub fn write_chunk_into(self, room: Buf) -> Self {
+        self.with(|memory| match memory.results() {
+            ..MAX_CHUNKS => memory.receive.push(room),
+            _ => memory.too_many = true,
+        })
     }
 
     /// Reserves room for results of up to so many bytes.
@@ -201,18 +183,6 @@ impl ClientCall {
         self.timeout = Some(time);
         self
     }
-
-    /// Moves the positions of Read chunks: arguments begin at byte `to` of the message instead of `from`.
-    pub(super) fn move_reads(&mut self, from: usize, to: usize) {
-        if let Some(memory) = self.memory.get_mut() {
-            move_reads(memory, from, to);
-        }
-    }
-}
-
-/// As [`ClientCall::move_reads`].
-pub(super) fn move_reads(memory: &mut Memory, from: usize, to: usize) {
-    memory.send.iter_mut().for_each(|(position, _)| *position = *position - from as u32 + to as u32);
 }
 
 /// The error of a call with too many chunks.

@@ -43,6 +43,8 @@ impl Credential {
 #[derive(Clone, Debug)]
 pub(super) struct Template {
     header: Vec<u8>,
+    /// Of the header. Short, so that the compiler knows the sums with it to fit a buffer's window.
+    len: u16,
     /// Bytes that the verifier of a reply may have.
     verifier_room: usize,
 }
@@ -67,13 +69,13 @@ impl Template {
         let written = header.emit(&mut bytes).unwrap_or(0);
         debug_assert_eq!(written, bytes.len());
         let verifier_room = accepted_reply_room(credential.flavor) - ACCEPTED_REPLY_LEN;
-        Self { header: bytes, verifier_room }
+        Self { header: bytes, len: written as u16, verifier_room }
     }
 
     /// Bytes in front of the arguments.
     #[inline]
     pub(super) fn len(&self) -> usize {
-        self.header.len()
+        self.len.into()
     }
 
     /// The most that a reply may come to behind a header without a verifier, for this many bytes of inline

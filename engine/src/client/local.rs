@@ -9,7 +9,7 @@ use std::time::Duration;
 use rpcrdma_mempool::Buf;
 use rustix::fd::{AsFd, BorrowedFd};
 
-use super::call::{Args, ClientCall, Placed, move_reads};
+use super::call::ClientCall;
 use super::header::Template;
 use super::{ClientConfig, ConnectError};
 use crate::address::Address;
@@ -59,6 +59,8 @@ pub struct LocalClient<F: Fabric = AnyFabric> {
     /// Calls that ended while a blocking call waited.
     waiting: Vec<Done>,
     config: ClientConfig,
+    /// Of the configuration, which does not change.
+    limits_chunks: bool,
 }
 
 impl LocalClient<AnyFabric> {
@@ -81,7 +83,9 @@ impl<F: Fabric> LocalClient<F> {
         let template = Template::new(config.program, config.version, &config.credential);
         let shard =
             Shard::open(fabric, config.shard.clone(), config.services.clone())?.connecting(config.connect.clone());
-        Ok(Self { shard, first: ConnRef::NONE, closed: VecDeque::new(), template, waiting: Vec::new(), config })
+        let limits_chunks = config.limits_chunks();
+        let (closed, waiting) = (VecDeque::new(), Vec::new());
+        Ok(Self { shard, first: ConnRef::NONE, closed, template, waiting, config, limits_chunks })
     }
 
     /// Connects through a given device; blocks until connected.
@@ -233,15 +237,12 @@ impl<F: Fabric> LocalClient<F> {
     /// [`CallError::TooLong`] when it never has.
     #[inline(always)]
     pub fn prepare(&mut self, procedure: u32, args_len: usize) -> Result<ClientCall, CallError> {
-        Ok(ClientCall::with(procedure, Args::Placed(self.place(procedure, args_len)?)))
-    }
-
-    #[inline(always)]
-    fn place(&mut self, procedure: u32, args_len: usize) -> Result<Placed, CallError> {
-        let len = self.template.len() + args_len;
-        let mut message = self.shard.alloc(HEADROOM_CALL + len)?;
-        message.set_window(HEADROOM_CALL, len);
-        Ok(Placed::new(message, &self.template, procedure))
+        // Read once: with the memory written in between, the compiler takes it for another length.
+        let args_at = self.template.len();
+        let mut message = self.shard.alloc(HEADROOM_CALL + args_at + args_len)?;
+        message.set_window(HEADROOM_CALL, args_at + args_len);
+        self.template.write(&mut message, procedure);
+        Ok(ClientCall::placed(procedure, message, args_at))
     }
 
     /// Allocates memory for a chunk of a connection's call; does not block.
@@ -259,18 +260,13 @@ impl<F: Fabric> LocalClient<F> {
     /// Starts a call; [`poll`](Self::poll) reports its end with `token`, once. `None` if it has ended already.
     #[inline(always)]
     pub fn start(&mut self, connection: Connection, mut call: ClientCall, token: u64) -> Option<CallId> {
-        if let Args::Placed(placed) = &mut call.args {
-            placed.fill();
-        }
-        let ClientCall { args, mut memory, procedure, one_way, max_reply, timeout } = call;
-        let (message, args_at) = match args {
-            Args::Placed(Placed { message, args_at, .. }) => (message, args_at),
-            Args::Owned(args) => match self.place_owned(procedure, &args, &mut memory) {
-                Ok(Placed { message, args_at, .. }) => (message, args_at),
-                Err(error) => return self.fail(token, error, memory),
-            },
+        call.fill();
+        let ClientCall { message, args_at, mut memory, procedure, one_way, max_reply, timeout, .. } = call;
+        let Some(message) = message else {
+            return self.start_owned(connection, procedure, memory, (one_way, max_reply, timeout), token);
         };
         if let Some(chunks) = memory.get_mut()
+            && (self.limits_chunks || chunks.is_unfinished())
             && let Err(error) = self.complete_chunks(connection, procedure, message.len() - args_at, chunks)
         {
             return self.fail(token, error, memory);
@@ -290,20 +286,33 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.fail_call(Sink::Polled, token, FailedCall::new(error, memory))
     }
 
-    /// Copies owned arguments into the memory that they are sent from.
+    /// Starts a call whose arguments are not where they are sent from.
     #[inline(never)]
-    fn place_owned(&mut self, procedure: u32, args: &[u8], memory: &mut ChunkMemory) -> Result<Placed, CallError> {
-        let mut placed = self.place(procedure, args.len())?;
-        // It was made as long as they are.
-        let _ = placed.put(args);
-        if let Some(memory) = memory.get_mut() {
-            move_reads(memory, 0, placed.args_at);
+    fn start_owned(
+        &mut self,
+        connection: Connection,
+        procedure: u32,
+        mut memory: ChunkMemory,
+        (one_way, max_reply, timeout): (bool, usize, Option<Duration>),
+        token: u64,
+    ) -> Option<CallId> {
+        let args = memory.take_args();
+        match self.prepare(procedure, args.len()) {
+            Ok(mut call) => {
+                // It was made as long as they are.
+                let _ = call.put_args(&args);
+                if let Some(memory) = memory.get_mut() {
+                    memory.move_reads(0, call.args_at);
+                }
+                (call.memory, call.one_way, call.max_reply, call.timeout) =
+                    (memory.unless_empty(), one_way, max_reply, timeout);
+                self.start(connection, call, token)
+            }
+            Err(error) => self.fail(token, error, memory),
         }
-        Ok(placed)
     }
 
     /// Checks a call with chunks against the binding, and allocates its Write chunks.
-    #[inline]
     fn complete_chunks(
         &mut self,
         connection: Connection,

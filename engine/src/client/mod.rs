@@ -125,27 +125,29 @@ pub enum ConnectError {
 }
 
 impl ClientConfig {
+    /// Whether calls with chunks are checked against a binding.
+    fn limits_chunks(&self) -> bool {
+        self.bindings.is_some() || !self.reduction_allowed()
+    }
+
+    fn reduction_allowed(&self) -> bool {
+        let credential = self.credential.get();
+        reduction_allowed(credential.flavor, credential.body)
+    }
+
     /// Checks a call with chunks against the binding, and sets the most bytes of inline results that it leaves.
-    #[inline]
     fn check_chunks(&self, procedure: u32, inline_len: usize, memory: &mut Memory) -> Result<(), CallError> {
         if memory.too_many {
             return Err(call::too_many_chunks());
         }
-        let credential = self.credential.get();
-        let reduction = reduction_allowed(credential.flavor, credential.body);
-        if self.bindings.is_none() && reduction {
-            return Ok(());
+        match self.limits_chunks() {
+            true => self.check_binding(procedure, inline_len, memory).map_err(CallError::from),
+            false => Ok(()),
         }
-        self.check_binding(procedure, inline_len, memory, reduction).map_err(CallError::from)
     }
 
-    fn check_binding(
-        &self,
-        procedure: u32,
-        inline_len: usize,
-        memory: &mut Memory,
-        reduction: bool,
-    ) -> Result<(), BindingError> {
+    fn check_binding(&self, procedure: u32, inline_len: usize, memory: &mut Memory) -> Result<(), BindingError> {
+        let reduction = self.reduction_allowed();
         let reads: ArrayVec<usize, MAX_CHUNKS> = memory.send.iter().map(|(_, buf)| buf.len()).collect();
         let writes = memory.result_lens();
         match self.bindings.as_ref().map(|all| all.get(self.program, self.version, procedure)) {

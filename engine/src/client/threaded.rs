@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use rpcrdma_mempool::Buf;
 
-use super::call::{Args, ClientCall};
+use super::call::ClientCall;
 use super::endpoint::{Endpoint, Shared};
 use super::{ClientConfig, ConnectError};
 use crate::address::Address;
@@ -224,17 +224,12 @@ impl Client {
     pub fn start(&mut self, mut call: ClientCall) -> Result<Pending, FailedCall> {
         let Shared { template, config, .. } = &*self.line.shared;
         let header = template.len();
-        if let Args::Placed(placed) = &call.args {
-            let at = placed.args_at;
-            call.move_reads(at, header);
-        } else {
-            call.move_reads(0, header);
-        }
         let inline_len = call.args_mut().len();
-        if let Some(chunks) = call.memory.get_mut()
-            && let Err(error) = config.check_chunks(call.procedure, inline_len, chunks)
-        {
-            return Err(FailedCall::new(error, call.memory));
+        if let Some(chunks) = call.memory.get_mut() {
+            chunks.move_reads(call.args_at, header);
+            if let Err(error) = config.check_chunks(call.procedure, inline_len, chunks) {
+                return Err(FailedCall::new(error, call.memory));
+            }
         }
         let Some((ticket, completer)) = self.slots.acquire() else {
             return Err(FailedCall::new(CallError::TooManyCalls { limit: config.shard.limits.max_calls }, call.memory));
@@ -243,11 +238,12 @@ impl Client {
             template.write(out, call.procedure);
             out[header..].copy_from_slice(call.args_mut());
         });
+        drop(call.memory.take_args());
         let idle = config.shard.poll.idle;
         let call = RemoteCall {
             conn: self.line.conn,
             message,
-            memory: call.memory,
+            memory: call.memory.unless_empty(),
             one_way: call.one_way,
             max_reply: template.reply_room(call.max_reply),
             timeout: call.timeout,

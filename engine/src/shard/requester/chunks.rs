@@ -21,6 +21,8 @@ thread_local! {
 /// Buffers of one call.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
+    /// Arguments that are not in the message yet.
+    pub(crate) args: Vec<u8>,
     /// Read chunks: position in the RPC message, and data.
     pub(crate) send: ArrayVec<(u32, Buf), MAX_CHUNKS>,
     /// Write chunks.
@@ -59,11 +61,23 @@ impl Memory {
         self.receive.len() + self.wanted.len()
     }
 
+    /// A call with these chunks cannot start as they are.
+    #[inline]
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.too_many || !self.wanted.is_empty()
+    }
+
     /// Bytes of each Write chunk.
     pub(crate) fn result_lens(&self) -> ArrayVec<usize, MAX_CHUNKS> {
         let mut lens: ArrayVec<_, MAX_CHUNKS> = self.receive.iter().map(|buf| buf.len()).collect();
         self.wanted.iter().for_each(|&(index, len)| lens.insert(index, len as usize));
         lens
+    }
+
+    /// The arguments begin at byte `to` of the message, not at `from`.
+    #[inline]
+    pub(crate) fn move_reads(&mut self, from: usize, to: usize) {
+        self.send.iter_mut().for_each(|(position, _)| *position = *position - from as u32 + to as u32);
     }
 
     /// Allocates missing memory of Write chunks.
@@ -81,7 +95,7 @@ impl Memory {
 
     /// Whether there is nothing to expose.
     pub(crate) fn is_empty(&self) -> bool {
-        self.send.is_empty() && self.receive.is_empty() && self.call.is_none() && self.reply.is_none()
+        self.send.is_empty() && self.results() == 0 && self.call.is_none() && self.reply.is_none()
     }
 }
 
@@ -126,14 +140,20 @@ impl ChunkMemory {
         self.0.as_deref_mut()
     }
 
-    /// An empty one if there is none.
+    /// An empty one if there is none. Inlined, so that the compiler keeps the call around it in registers.
+    #[inline(always)]
     pub(crate) fn get_or_new(&mut self) -> &mut Memory {
-        self.0.get_or_insert_with(|| SPARE.with_borrow_mut(Vec::pop).unwrap_or_default())
+        self.0.get_or_insert_with(spare)
     }
 
     /// None of an empty one.
-    pub(super) fn unless_empty(self) -> Self {
+    pub(crate) fn unless_empty(self) -> Self {
         if self.get().is_some_and(Memory::is_empty) { Self::NONE } else { self }
+    }
+
+    /// The arguments that are not in the message yet.
+    pub(crate) fn take_args(&mut self) -> Vec<u8> {
+        self.get_mut().map(|memory| std::mem::take(&mut memory.args)).unwrap_or_default()
     }
 
     /// The buffers of the Read chunks, in order.
@@ -157,9 +177,16 @@ impl Drop for ChunkMemory {
     }
 }
 
+/// An empty box.
+#[inline(never)]
+fn spare() -> Box<Memory> {
+    SPARE.with_borrow_mut(Vec::pop).unwrap_or_default()
+}
+
 /// Empties the box, and keeps it for the next call.
 #[inline(never)]
 fn keep(mut memory: Box<Memory>) {
+    memory.args = Vec::new();
     memory.send.clear();
     memory.receive.clear();
     memory.wanted.clear();

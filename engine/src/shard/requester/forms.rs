@@ -401,24 +401,31 @@ impl Conn {
     #[inline]
     fn check_memory(&self, memory: &Memory, message: &[u8]) -> Result<(), CallError> {
         let mine = self.requests.exposed.as_ref().map(|pool| pool.arena().id());
-        let check = |buf: &Buf| match buf {
-            buf if Some(buf.arena()) != mine => Err(Defect::ForeignMemory.into()),
-            buf if buf.is_empty() => Err(Defect::EmptyChunk.into()),
-            _ => Ok(()),
-        };
+        let fits = |buf: &Buf| Some(buf.arena()) == mine && !buf.is_empty();
         // Position zero is the message itself; the others are in order, as is the chunks' data, and none is beyond the
         // end.
         let (mut earliest, mut end) = (4, message.len());
         for (position, buf) in &memory.send {
-            check(buf)?;
+            if !fits(buf) {
+                return Err(unfit(buf));
+            }
             let (at, len) = (*position as usize, padded(buf.len()));
             if !at.is_multiple_of(4) || at < earliest || at > end {
                 return Err(misplaced(*position, message));
             }
             (earliest, end) = (at + len, end + len);
         }
-        memory.receive.iter().try_for_each(check)
+        match memory.receive.iter().find(|buf| !fits(buf)) {
+            Some(buf) => Err(unfit(buf)),
+            None => Ok(()),
+        }
     }
+}
+
+/// Error of a buffer that cannot be a chunk.
+#[cold]
+fn unfit(buf: &Buf) -> CallError {
+    if buf.is_empty() { Defect::EmptyChunk.into() } else { Defect::ForeignMemory.into() }
 }
 
 /// Error of an invalid Read chunk position, relative to the arguments as the caller gave it.

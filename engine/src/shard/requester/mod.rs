@@ -159,7 +159,7 @@ impl Requests {
     }
 
     /// A buffer exposed to this peer only, if that pool exists and has one.
-    #[inline]
+    #[inline(always)]
     pub(super) fn alloc(&self, len: usize) -> Option<Buf> {
         let pool = self.exposed.as_ref()?;
         pool.drain_remote();
