@@ -106,6 +106,7 @@ mod shard;
 pub mod shard;
 
 mod address;
+mod start_error;
 
 /// Host authentication: keys, and the policy toward peers.
 pub mod auth {
@@ -132,15 +133,15 @@ pub mod binding {
 
 pub use address::{Address, AddressError};
 pub use client::{Client, Endpoint, LocalClient};
-pub use config::{BuffersError, Config, ConfigError};
+pub use config::{Config, ConfigError};
 pub use handoff::idle::IdlePolicy;
-pub use handoff::pin::PinError;
 pub use proto::{CallError, CreditMode, Fault, InvalidCall, Knob, PeerFault, Refusal, Sent};
 pub use rpcrdma_fabric::{FabricError, FabricErrorKind};
 pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, MemErrorKind, PagePolicy, PageSize};
 pub use server::Server;
 pub use service::{Procedure, ServerCall, Services};
-pub use shard::{CallResult, CloseReason, FailedCall, LocalClose, OpenError, Reply, ResizeError, SpawnError, Stall};
+pub use shard::{CallResult, CloseReason, FailedCall, LocalClose, Reply, ResizeError, Stall};
+pub use start_error::{StartError, StartErrorKind};
 
 #[cfg(feature = "unstable-internals")]
 #[doc(hidden)]

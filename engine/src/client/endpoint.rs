@@ -10,9 +10,8 @@ use super::{ClientConfig, ConnectError};
 use crate::address::Address;
 use crate::handoff::block_on::block_on;
 use crate::handoff::slot::oneshot;
-use crate::shard::{
-    CloseReason, Command, ConnectRequest, LocalClose, OpenError, Shard, ShardHandle, SpawnError, check, spawn,
-};
+use crate::shard::{CloseReason, Command, ConnectRequest, LocalClose, Shard, ShardHandle, check, spawn};
+use crate::start_error::StartError;
 use crate::stats::ShardStats;
 
 /// A shard's thread, through which any number of [`Client`]s connect.
@@ -54,8 +53,8 @@ use crate::stats::ShardStats;
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone)]
 #[must_use = "dropped at once, it ends its thread"]
+#[derive(Clone)]
 pub struct Endpoint {
     shared: Arc<Shared>,
 }
@@ -105,14 +104,14 @@ impl Endpoint {
     ) -> impl Future<Output = Result<Self, ConnectError>> + Send + use<> {
         let address = address.clone();
         async move {
-            config.check().map_err(OpenError::from)?;
+            config.check().map_err(StartError::from)?;
             check(&config.shard, config.services.as_deref(), 1)?;
             let scheme = address.scheme();
             let (shard_config, services) = (config.shard.clone(), config.services.clone());
             let connect = config.connect.clone();
             let make = move || {
-                let fabric = address.open(&shard_config).map_err(OpenError::from)?;
-                Ok::<_, SpawnError>(Shard::open(fabric, shard_config, services)?.connecting(connect))
+                let fabric = address.open(&shard_config)?;
+                Ok::<_, StartError>(Shard::open(fabric, shard_config, services)?.connecting(connect))
             };
             let shard = spawn("rpcrdma-client".into(), config.shard.poll.core, make).await?;
             Ok(Self { shared: Shared::new(shard, scheme, config) })

@@ -19,9 +19,10 @@ use crate::fabric::any::AnyFabric;
 use crate::handoff::idle::Idle;
 use crate::proto::{CallError, CallId};
 use crate::shard::{
-    CallRequest, CallResult, ChunkMemory, CloseReason, ConnRef, Done, FailedCall, Memory, Notice, OpenError, Shard,
-    SimulatedTime, Sink, check,
+    CallRequest, CallResult, ChunkMemory, CloseReason, ConnRef, Done, FailedCall, Memory, Notice, Shard, SimulatedTime,
+    Sink, check,
 };
+use crate::start_error::StartError;
 use crate::stats::ShardStats;
 
 /// Handle of a connection of a [`LocalClient`].
@@ -78,8 +79,8 @@ impl<F: Fabric> LocalClient<F> {
     /// Opens a client on a given device, not connected yet; allocates.
     ///
     /// # Errors
-    /// See [`OpenError`].
-    pub fn open(fabric: F, config: ClientConfig) -> Result<Self, OpenError> {
+    /// See [`StartError`].
+    pub fn open(fabric: F, config: ClientConfig) -> Result<Self, StartError> {
         let template = Template::new(config.program, config.version, &config.credential);
         let shard =
             Shard::open(fabric, config.shard.clone(), config.services.clone())?.connecting(config.connect.clone());
@@ -105,7 +106,7 @@ impl<F: Fabric> LocalClient<F> {
     /// # Errors
     /// See [`ConnectError`].
     pub fn begin_connect(&mut self, address: &Address) -> Result<Connection, ConnectError> {
-        self.config.check().map_err(OpenError::from)?;
+        self.config.check().map_err(StartError::from)?;
         let fabric_address = address.of(self.shard.fabric().capabilities())?;
         let conn = self.shard.connect(fabric_address)?;
         Ok(self.adopt(conn))

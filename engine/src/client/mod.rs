@@ -19,7 +19,8 @@ use crate::fabric::FabricError;
 use crate::proto::CallError;
 use crate::proto::binding::reduction_allowed;
 use crate::service::{MAX_CHUNKS, Services};
-use crate::shard::{CloseReason, Memory, OpenError, SpawnError};
+use crate::shard::{CloseReason, Memory};
+use crate::start_error::StartError;
 
 pub use crate::proto::{CallId, Terms};
 pub use crate::shard::{Done, Returned};
@@ -93,17 +94,14 @@ impl ClientConfig {
     }
 }
 
-/// Why there is no connection.
+/// A connection was not established.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The client's shard could not be made.
+    /// The client's shard did not start.
     #[error(transparent)]
-    Open(#[from] OpenError),
-    /// Its thread could not be started.
-    #[error(transparent)]
-    Spawn(#[from] SpawnError),
-    /// The fabric could not start to connect.
+    Start(#[from] StartError),
+    /// The fabric did not begin to connect.
     #[error(transparent)]
     Fabric(#[from] FabricError),
     /// The server did not take the connection.

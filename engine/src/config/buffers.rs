@@ -1,9 +1,10 @@
 //! Buffers of a shard: which there are, which knob asks for them, and whether the host has the memory.
 
-use rpcrdma_mempool::{ArenaConfig, AvailableMemory, Class, MemError, PoolConfig};
+use rpcrdma_mempool::{ArenaConfig, AvailableMemory, Class, PoolConfig};
 
 use super::{Config, MemoryConfig};
 use crate::proto::{CallError, Knob, LIMITS};
+use crate::start_error::{StartError, StartErrorKind};
 use crate::wire::{self, ChunkCounts, Limits, Version};
 
 /// Bytes in front of a message for a transport header without chunks.
@@ -24,23 +25,6 @@ pub(crate) const SMALL_BUFFER: usize = 512;
 /// Room for the longest header with such lists, in whole cache lines.
 pub(crate) const fn headroom_for(counts: &ChunkCounts) -> usize {
     (wire::msg_len(Version::V2, true) + counts.encoded_len()).next_multiple_of(64)
-}
-
-/// The host has not the memory for the buffers of a configuration.
-#[derive(Debug, thiserror::Error)]
-#[error("buffers of {shards} shards exceed the memory: {bytes} bytes each, of which {knob_bytes} ({knob})")]
-#[non_exhaustive]
-pub struct BuffersError {
-    /// How many such shards there were to be.
-    pub shards: usize,
-    /// What the buffers of each come to.
-    pub bytes: usize,
-    /// The knob that asks for most of it.
-    pub knob: Knob,
-    /// What that asks for.
-    pub knob_bytes: usize,
-    /// What there is, and the remedy.
-    pub source: MemError,
 }
 
 impl Config {
@@ -137,7 +121,7 @@ impl Config {
 
     /// Whether the host has the memory for so many shards like this. One that does not serve has the memory
     /// for a connection, too.
-    pub(crate) fn check_memory(&self, serves: bool, shards: usize) -> Result<(), Box<BuffersError>> {
+    pub(crate) fn check_memory(&self, serves: bool, shards: usize) -> Result<(), StartError> {
         let mut pools = vec![self.pool(serves)];
         if !serves && !self.memory.bulk_buffers.is_empty() {
             pools.push(self.exposed_pool());
@@ -151,8 +135,11 @@ impl Config {
             let bytes_of = |classes: &[Class]| classes.iter().map(|class| class.size.saturating_mul(class.count)).sum();
             let of_knobs = self.buffers(true).map(|(knob, classes)| (knob, bytes_of(&classes)));
             let (knob, knob_bytes) = of_knobs.into_iter().max_by_key(|of| of.1).unwrap_or((Knob::Receives, 0));
-            let bytes = pools.iter().map(|pool| bytes_of(&pool.classes)).sum();
-            Box::new(BuffersError { shards, bytes, knob, knob_bytes, source })
+            let bytes: usize = pools.iter().map(|pool| bytes_of(&pool.classes)).sum();
+            let text = format_args!(
+                "buffers of {shards} shards exceed the memory: {bytes} bytes each, of which {knob_bytes} ({knob})"
+            );
+            StartError::new(StartErrorKind::Memory, text).because(source)
         })
     }
 }

@@ -12,7 +12,7 @@ use super::{BUFFER_ALIGN, ConfigError, RECEIVE_MARGIN, check, range};
 /// | `small_buffers`, `message_buffers`: calls fail with [`NoMemory`](crate::CallError::NoMemory), replies wait | 512 bytes, or two messages and headroom, each |
 /// | `bulk_buffers`, `long_buffers`: [`TooLong`](crate::CallError::TooLong) if no class is so long, else calls wait | bytes times number |
 ///
-/// A start that asks for more than the host has fails with [`BuffersError`](crate::BuffersError).
+/// A start that asks for more than the host has fails with [`StartErrorKind::Memory`](crate::StartErrorKind::Memory).
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct MemoryConfig {

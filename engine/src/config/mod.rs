@@ -37,10 +37,10 @@ use crate::fabric::software::SoftwareConfig;
 #[cfg(feature = "verbs")]
 use crate::fabric::verbs::VerbsConfig;
 use crate::handoff::idle::IdlePolicy;
+use crate::start_error::{StartError, StartErrorKind};
 
 pub use crate::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 pub use accept::AcceptConfig;
-pub use buffers::BuffersError;
 pub(crate) use buffers::{BUFFER_ALIGN, HEADROOM_CALL, HEADROOM_CHUNKS, HEADROOM_PLAIN, SMALL_BUFFER, headroom_for};
 pub use connect::ConnectConfig;
 pub use device::DeviceConfig;
@@ -90,6 +90,19 @@ impl ConfigError {
     #[cold]
     pub(crate) fn new(knob: &'static str, value: impl Display, wanted: impl Into<Cow<'static, str>>) -> Self {
         Self { knob, value: value.to_string(), wanted: wanted.into() }
+    }
+}
+
+impl From<ConfigError> for StartError {
+    fn from(error: ConfigError) -> Self {
+        Self::of(StartErrorKind::Config, error)
+    }
+}
+
+impl StartError {
+    /// Knob, value and range of a refused configuration.
+    pub fn config(&self) -> Option<&ConfigError> {
+        self.shown()
     }
 }
 

@@ -1,43 +1,13 @@
 //! Cores that this process may use, and pinning to them.
 #![forbid(unsafe_code)]
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::sync::OnceLock;
 
 use core_affinity::CoreId;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// A thread could not be pinned. The text names what is allowed and the command that allows more.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PinError {
-    /// The core is outside of what this process was given.
-    #[error(
-        "core {core} is not allowed to this process (allowed: {allowed}); allow it with `taskset -cp {core},{allowed} {pid}` \
-         before the threads start, start the process with `taskset -c {core},{allowed} COMMAND`, or widen cpuset.cpus of its cgroup"
-    )]
-    NotAllowed {
-        /// The core asked for.
-        core: usize,
-        /// The cores allowed, as `taskset` writes them: `0-3,8`.
-        allowed: String,
-        /// This process.
-        pid: i32,
-    },
-    /// The system refused although the core is allowed.
-    #[error(
-        "sched_setaffinity of this thread to core {core}: {reason} (allowed to this process: {allowed}); \
-         see that the core is online: `cat /sys/devices/system/cpu/online`"
-    )]
-    Refused {
-        /// The core asked for.
-        core: usize,
-        /// The cores allowed, as `taskset` writes them.
-        allowed: String,
-        /// The system's answer.
-        reason: String,
-    },
-}
+use crate::start_error::{StartError, StartErrorKind};
 
 /// The cores that this process may use, ascending.
 ///
@@ -53,23 +23,41 @@ pub fn allowed_cores() -> &'static [usize] {
 }
 
 /// Binds the calling thread to one core.
-pub fn pin_current_thread(core: usize) -> Result<(), PinError> {
+pub fn pin_current_thread(core: usize) -> Result<(), StartError> {
     check_core(core)?;
     if core_affinity::set_for_current(CoreId { id: core }) {
         return Ok(());
     }
-    // The call returns only false; `errno` has the cause.
-    let reason = std::io::Error::last_os_error().to_string();
-    Err(PinError::Refused { core, allowed: as_list(allowed_cores()), reason })
+    // It says no more than no; the system's reason is still there.
+    let reason = std::io::Error::last_os_error();
+    Err(refused(core, reason))
+}
+
+fn refused(core: usize, reason: impl Display) -> StartError {
+    let allowed = as_list(allowed_cores());
+    StartError::new(
+        StartErrorKind::Core,
+        format_args!(
+            "sched_setaffinity of this thread to core {core}: {reason} (allowed to this process: {allowed}); see that the \
+             core is online: `cat /sys/devices/system/cpu/online`"
+        ),
+    )
 }
 
 /// Refuses a core that this process may not use.
-pub(super) fn check_core(core: usize) -> Result<(), PinError> {
+pub(super) fn check_core(core: usize) -> Result<(), StartError> {
     if allowed_cores().contains(&core) {
         return Ok(());
     }
-    let pid = rustix::process::getpid().as_raw_nonzero().get();
-    Err(PinError::NotAllowed { core, allowed: as_list(allowed_cores()), pid })
+    let (allowed, pid) = (as_list(allowed_cores()), rustix::process::getpid().as_raw_nonzero().get());
+    Err(StartError::new(
+        StartErrorKind::Core,
+        format_args!(
+            "core {core} is not allowed to this process (allowed: {allowed}); allow it with `taskset -cp {core},{allowed} \
+             {pid}` before the threads start, start the process with `taskset -c {core},{allowed} COMMAND`, or widen \
+             cpuset.cpus of its cgroup"
+        ),
+    ))
 }
 
 /// `[0, 1, 2, 5]` as `0-2,5`.
@@ -117,7 +105,7 @@ mod tests {
         assert!(text.contains(&format!("core {}", CpuSet::MAX_CPU + 7)), "{text}");
         assert!(text.contains(&format!("(allowed: {})", as_list(allowed_cores()))), "{text}");
         assert!(text.contains(&format!(" {}`", std::process::id())) && text.contains("taskset -cp"), "{text}");
-        let refused = PinError::Refused { core: 3, allowed: "0-3".into(), reason: "no".into() }.to_string();
+        let refused = refused(3, "no").to_string();
         assert!(refused.starts_with("sched_setaffinity of this thread to core 3:"), "{refused}");
     }
 }

@@ -15,9 +15,10 @@ use super::idle::{Idle, IdlePolicy};
 use super::intake::Intake;
 use super::panics::caught;
 use super::parker::{Signal, Sleeper, Wake};
-use super::pin::{PinError, check_core, pin_current_thread};
+use super::pin::{check_core, pin_current_thread};
 use super::ring_sender::{RingSender, SendError};
 use super::spsc::{Consumer, Producer, ring};
+use crate::start_error::StartError;
 
 /// Worker threads: number, cores, rings, idle policy.
 #[derive(Clone, Debug)]
@@ -39,43 +40,6 @@ impl Default for WorkerConfig {
     fn default() -> Self {
         Self { count: 1, cores: None, ring_capacity: 256, idle: IdlePolicy::default() }
     }
-}
-
-/// The pool could not be started.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PoolError {
-    /// [`WorkerConfig::count`] is 0.
-    #[error("0 workers (WorkerConfig::count is at least 1, or ServerConfig::workers is None)")]
-    NoWorkers,
-    /// [`WorkerConfig::cores`] are fewer than the workers.
-    #[error(
-        "{count} workers exceed {} cores: {cores:?} (WorkerConfig::count, WorkerConfig::cores)", .cores.len()
-    )]
-    TooFewCores {
-        /// Workers that were asked for.
-        count: usize,
-        /// The cores that were named for them.
-        cores: Vec<usize>,
-    },
-    /// A worker's core cannot be had.
-    #[error("cannot pin worker {worker}")]
-    Pin {
-        /// Which worker.
-        worker: usize,
-        /// Why, and the remedy.
-        source: PinError,
-    },
-    /// A thread could not be started.
-    #[error("cannot start worker {worker} of {count} (see `ulimit -u`, and pids.max of the control group)")]
-    Spawn {
-        /// Which worker.
-        worker: usize,
-        /// Of how many.
-        count: usize,
-        /// The system's answer.
-        source: std::io::Error,
-    },
 }
 
 /// Reason why a job has no result.
@@ -115,7 +79,7 @@ pub struct WorkerPool<K, J, D> {
 
 impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D> {
     /// Starts the threads, which run each job by `run`.
-    pub fn new(config: &WorkerConfig, run: impl Fn(J) -> D + Send + Sync + 'static) -> Result<Self, PoolError> {
+    pub fn new(config: &WorkerConfig, run: impl Fn(J) -> D + Send + Sync + 'static) -> Result<Self, StartError> {
         check(config)?;
         let run = Arc::new(run);
         let mut pool = Self::empty(config.ring_capacity);
@@ -135,10 +99,10 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
                         bench.work(sleeper, idle);
                     }
                 })
-                .map_err(|source| PoolError::Spawn { worker, count: config.count, source })?;
+                .map_err(|source| StartError::no_thread(format_args!("worker {worker} of {}", config.count), source))?;
             pool.workers[worker].thread = Some(thread);
             if let Ok(Err(source)) = start.recv() {
-                return Err(PoolError::Pin { worker, source });
+                return Err(unpinned(worker, source));
             }
         }
         Ok(pool)
@@ -227,18 +191,25 @@ impl<K, J, D> Drop for WorkerPool<K, J, D> {
     }
 }
 
+fn unpinned(worker: usize, source: StartError) -> StartError {
+    StartError::new(source.kind(), format_args!("cannot pin worker {worker}")).because(source)
+}
+
 /// Finds contradictions before any thread is started.
-fn check(config: &WorkerConfig) -> Result<(), PoolError> {
+fn check(config: &WorkerConfig) -> Result<(), StartError> {
     let count = config.count;
     if count == 0 {
-        return Err(PoolError::NoWorkers);
+        return Err(StartError::conflict(
+            "0 workers (WorkerConfig::count is at least 1, or ServerConfig::workers is None)",
+        ));
     }
     let Some(cores) = &config.cores else { return Ok(()) };
     if cores.len() < count {
-        return Err(PoolError::TooFewCores { count, cores: cores.clone() });
+        let (most, knobs) = (cores.len(), "WorkerConfig::count, WorkerConfig::cores");
+        return Err(StartError::conflict(format_args!("{count} workers exceed {most} cores: {cores:?} ({knobs})")));
     }
     for (worker, &core) in cores.iter().enumerate().take(count) {
-        check_core(core).map_err(|source| PoolError::Pin { worker, source })?;
+        check_core(core).map_err(|source| unpinned(worker, source))?;
     }
     Ok(())
 }

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use rustix::fd::{AsFd, BorrowedFd};
 
-use super::{ServerConfig, ServerError, serve, start_workers};
+use super::{ServerConfig, local_on_workers, serve, start_workers};
 use crate::address::Address;
 use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
 use crate::service::{LocalServices, Services, ShardSetup};
-use crate::shard::{OpenError, Shard, Workers, check};
+use crate::shard::{Shard, Workers, check};
+use crate::start_error::StartError;
 use crate::stats::ShardStats;
 
 /// A server polled on the caller's own thread; not `Send`.
@@ -60,7 +61,7 @@ impl LocalServer {
     ///
     /// # Errors
     /// What failed, the limit that was met, and the remedy.
-    pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, ServerError> {
+    pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, StartError> {
         check(&config.shard, Some(&services), 1)?;
         if config.workers.is_none() {
             services.check_placement()?;
@@ -80,9 +81,9 @@ impl LocalServer {
         address: &Address,
         make: impl FnOnce(&ShardSetup<'_>) -> LocalServices,
         config: &ServerConfig,
-    ) -> Result<Self, ServerError> {
+    ) -> Result<Self, StartError> {
         if config.workers.is_some() {
-            return Err(ServerError::LocalOnWorkers);
+            return Err(local_on_workers());
         }
         Self::open(address, config, None, |shard, _| {
             let services = make(&shard.setup(0));
@@ -95,9 +96,9 @@ impl LocalServer {
         address: &Address,
         config: &ServerConfig,
         workers: Option<Workers>,
-        equip: impl FnOnce(&mut Shard<AnyFabric>, Option<&Workers>) -> Result<(), OpenError>,
-    ) -> Result<Self, ServerError> {
-        let fabric = address.open(&config.shard).map_err(OpenError::from)?;
+        equip: impl FnOnce(&mut Shard<AnyFabric>, Option<&Workers>) -> Result<(), StartError>,
+    ) -> Result<Self, StartError> {
+        let fabric = address.open(&config.shard)?;
         let mut shard = Shard::open_local(fabric, config.shard.clone(), Some(LocalServices::new()))?
             .accepting(config.accept.clone());
         if let Some(peers) = &config.peers {
@@ -114,8 +115,8 @@ impl LocalServer {
     /// # Errors
     /// As [`start`](Self::start); and on RDMA devices, where a shard has one address: [`Server`](super::Server) has shards
     /// for several.
-    pub fn listen(&mut self, address: &Address) -> Result<(), ServerError> {
-        Ok(self.shard.listen(&address.bind()?).map_err(OpenError::from)?)
+    pub fn listen(&mut self, address: &Address) -> Result<(), StartError> {
+        Ok(self.shard.listen(&address.bind()?)?)
     }
 
     /// Turns the shard once, with bounded work; never blocks. True if there was work.

@@ -34,13 +34,12 @@ use crate::config::{AcceptConfig, Config};
 use crate::fabric::FabricError;
 use crate::fabric::any::{AnyFabric, AnyListener};
 use crate::handoff::block_on::block_on;
-use crate::service::{Application, Caller, LocalServices, ServiceError, Services, ShardSetup};
-use crate::shard::{
-    Command, ConnRef, OpenError, ResizeError, Shard, ShardHandle, SpawnError, Workers, check, spawn, worker_of,
-};
+use crate::service::{Application, Caller, LocalServices, Services, ShardSetup};
+use crate::shard::{Command, ConnRef, ResizeError, Shard, ShardHandle, Workers, check, spawn, worker_of};
+use crate::start_error::{StartError, StartErrorKind};
 use crate::stats::ShardStats;
 
-pub use crate::handoff::workers::{PoolError, WorkerConfig};
+pub use crate::handoff::workers::WorkerConfig;
 pub use crate::shard::{Peer, PeerEvent, PeerHook};
 pub use local::LocalServer;
 #[cfg(feature = "stats")]
@@ -113,77 +112,24 @@ impl ServerConfig {
         std::iter::once(first).chain(&self.more_addresses).cloned().collect()
     }
 
-    fn check(&self, addresses: &[Address]) -> Result<(), ServerError> {
-        self.accept.validate().map_err(OpenError::from)?;
+    fn check(&self, addresses: &[Address]) -> Result<(), StartError> {
+        self.accept.validate()?;
         let (shards, cores) = (self.shards, self.cores.as_ref().map(Vec::len));
         if shards == 0 || cores.is_some_and(|cores| cores < shards) {
-            return Err(ServerError::Cores { shards, cores: cores.unwrap_or(0) });
+            return Err(StartError::conflict(format_args!(
+                "`ServerConfig::shards` is {shards}, `ServerConfig::cores` names {} cores: at least one shard, and a core \
+                 for each, or `None`",
+                cores.unwrap_or(0)
+            )));
         }
         if addresses.len() > shards {
-            return Err(ServerError::Addresses { addresses: addresses.len(), shards });
+            let count = addresses.len();
+            return Err(StartError::conflict(format_args!(
+                "{count} addresses exceed {shards} shards (ServerConfig::shards): each shard serves one address"
+            )));
         }
         Ok(())
     }
-}
-
-/// Why a server could not be started.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ServerError {
-    /// A procedure cannot be served like this.
-    #[error(transparent)]
-    Service(#[from] ServiceError),
-    /// The configuration, or its number of shards, is impossible here.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// The address cannot be had.
-    #[error(transparent)]
-    Address(#[from] FabricError),
-    /// A shard could not be started.
-    #[error(transparent)]
-    Shard(#[from] SpawnError),
-    /// The workers could not be started.
-    #[error(transparent)]
-    Workers(#[from] PoolError),
-    /// The socket for statistics cannot be had.
-    #[cfg(feature = "stats")]
-    #[error("`ServerConfig::stats`: {0}")]
-    Stats(FabricError),
-    /// Services of one shard alone cannot run on workers.
-    #[error("ServerConfig::workers is set, and services of `start_with` stay on their shards")]
-    LocalOnWorkers,
-    /// The configuration contradicts itself.
-    #[error(
-        "`ServerConfig::shards` is {shards}, `ServerConfig::cores` names {cores} cores: at least one shard, and a core \
-         for each, or `None`"
-    )]
-    Cores {
-        /// Shards that were asked for.
-        shards: usize,
-        /// Cores that were named for them.
-        cores: usize,
-    },
-    /// There is an address that no shard would serve.
-    #[error("{addresses} addresses for {shards} shards, of which each serves one: raise `ServerConfig::shards`")]
-    Addresses {
-        /// Addresses that were given.
-        addresses: usize,
-        /// Shards that were asked for.
-        shards: usize,
-    },
-    /// A shard without an address, or an address without a shard.
-    #[error(
-        "`ServerConfig::serves` is {serves:?}, for {shards} shards and {addresses} addresses: the place of an address, \
-         counted from 0, for each shard, and each address at least once, or `None`"
-    )]
-    Serves {
-        /// What was asked for.
-        serves: Vec<usize>,
-        /// Addresses that were given.
-        addresses: usize,
-        /// Shards that were asked for.
-        shards: usize,
-    },
 }
 
 /// A running server; `Send` and `Sync`.
@@ -231,7 +177,7 @@ impl Server {
     /// # Errors
     /// The configuration contradicts itself, the host lacks a resource, or a call failed. The text names the knob or
     /// call, the limit, and the remedy.
-    pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, ServerError> {
+    pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, StartError> {
         let addresses = &config.addresses(address)[..];
         config.check(addresses)?;
         if config.workers.is_none() {
@@ -243,7 +189,7 @@ impl Server {
         let workers = config.workers.as_ref().map(|config| start_workers(config, &services)).transpose()?;
         let workers = workers.map(Arc::new);
         let attached = workers.clone();
-        let equip = move |shard: &mut Shard<AnyFabric>, _| Ok(serve(shard, &services, attached.as_deref())?);
+        let equip = move |shard: &mut Shard<AnyFabric>, _| serve(shard, &services, attached.as_deref());
         Self::start_shards(&places, config, workers, equip)
     }
 
@@ -258,17 +204,20 @@ impl Server {
         address: &Address,
         make: impl Fn(&ShardSetup<'_>) -> Result<Application, Box<dyn Error + Send + Sync>> + Send + Sync + 'static,
         config: &ServerConfig,
-    ) -> Result<Self, ServerError> {
+    ) -> Result<Self, StartError> {
         let addresses = &config.addresses(address)[..];
         config.check(addresses)?;
         if config.workers.is_some() {
-            return Err(ServerError::LocalOnWorkers);
+            return Err(local_on_workers());
         }
         check(&config.shard, Some(&LocalServices::new()), config.shards)?;
         let places = bind(addresses, config)?;
         let equip = move |shard: &mut Shard<AnyFabric>, index: usize| {
-            let application = make(&shard.setup(index)).map_err(|source| SpawnError::Application { index, source })?;
-            Ok(shard.run_application(application)?)
+            let application = make(&shard.setup(index)).map_err(|source| {
+                let text = format_args!("application of shard {index} failed to start");
+                StartError::new(StartErrorKind::Application, text).because(source)
+            })?;
+            shard.run_application(application)
         };
         Self::start_shards(&places, config, None, equip)
     }
@@ -278,11 +227,14 @@ impl Server {
         places: &[Place],
         config: &ServerConfig,
         workers: Option<Arc<Workers>>,
-        equip: impl Fn(&mut Shard<AnyFabric>, usize) -> Result<(), SpawnError> + Send + Sync + 'static,
-    ) -> Result<Self, ServerError> {
+        equip: impl Fn(&mut Shard<AnyFabric>, usize) -> Result<(), StartError> + Send + Sync + 'static,
+    ) -> Result<Self, StartError> {
         // Before there is anything that can be met at the addresses.
         #[cfg(feature = "stats")]
-        let stats = config.stats.as_deref().map(stats_socket::bind).transpose().map_err(ServerError::Stats)?;
+        let stats = config.stats.as_deref().map(stats_socket::bind).transpose().map_err(|error: FabricError| {
+            let text = format!("`ServerConfig::stats`: {error}");
+            FabricError::new(error.kind(), text)
+        })?;
         let equip = Arc::new(equip);
         let mut shards = Vec::new();
         for (index, (address, listener)) in places.iter().enumerate() {
@@ -294,14 +246,14 @@ impl Server {
             let (own, address, peers) = (shard_config.clone(), address.clone(), config.peers.clone());
             let accept = config.accept.clone();
             let make = move || {
-                let fabric = address.open(&own).map_err(OpenError::from)?;
+                let fabric = address.open(&own)?;
                 let mut shard = Shard::open_local(fabric, own, Some(Services::new()))?.accepting(accept);
                 shard.set_index(index as u32);
                 if let Some(peers) = peers {
                     shard.set_peer_hook(peers, index as u32);
                 }
                 equip(&mut shard, index)?;
-                shard.listen(&listener).map_err(OpenError::from)?;
+                shard.listen(&listener)?;
                 Ok(shard)
             };
             shards.push(block_on(spawn(format!("rpcrdma-shard{index}"), shard_config.poll.core, make))?);
@@ -395,13 +347,17 @@ impl Server {
     }
 }
 
+fn local_on_workers() -> StartError {
+    StartError::conflict("`ServerConfig::workers` is set, and services of `start_with` stay on their shards")
+}
+
 /// Starts the threads that run what of these services is declared to run on workers.
-fn start_workers(config: &WorkerConfig, services: &Arc<Services>) -> Result<Workers, PoolError> {
+fn start_workers(config: &WorkerConfig, services: &Arc<Services>) -> Result<Workers, StartError> {
     Workers::new(config, worker_of(Arc::clone(services)))
 }
 
 /// Has a shard serve these, with the workers that were started for them.
-fn serve(shard: &mut Shard<AnyFabric>, services: &Services, workers: Option<&Workers>) -> Result<(), OpenError> {
+fn serve(shard: &mut Shard<AnyFabric>, services: &Services, workers: Option<&Workers>) -> Result<(), StartError> {
     if let Some(workers) = workers {
         shard.use_workers(workers);
     }
@@ -422,7 +378,7 @@ fn sources(shards: &[ShardHandle], places: &[Place], config: &ServerConfig) -> V
 type Place = (Address, AnyListener);
 
 /// Binds each of these; returns what each shard serves.
-fn bind(addresses: &[Address], config: &ServerConfig) -> Result<Vec<Place>, ServerError> {
+fn bind(addresses: &[Address], config: &ServerConfig) -> Result<Vec<Place>, StartError> {
     let serves = config.placement(addresses)?;
     let bound = addresses.iter().map(Address::bind).collect::<Result<Vec<_>, _>>()?;
     Ok(serves.into_iter().map(|at| (addresses[at].clone(), bound[at].clone())).collect())

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use super::{ServerConfig, ServerError};
+use super::ServerConfig;
 use crate::address::Address;
+use crate::start_error::StartError;
 
 /// Where the kernel describes processors.
 const CPUS: &str = "/sys/devices/system/cpu";
@@ -15,14 +16,18 @@ impl ServerConfig {
     ///
     /// # Errors
     /// `serves` does not say it of each shard, or names an address that there is not, or leaves one out.
-    pub(super) fn placement(&self, addresses: &[Address]) -> Result<Vec<usize>, ServerError> {
+    pub(super) fn placement(&self, addresses: &[Address]) -> Result<Vec<usize>, StartError> {
         if let Some(serves) = &self.serves {
             let fits = serves.len() == self.shards
                 && serves.iter().all(|&address| address < addresses.len())
                 && (0..addresses.len()).all(|address| serves.contains(&address));
-            let wrong =
-                || ServerError::Serves { serves: serves.clone(), addresses: addresses.len(), shards: self.shards };
-            return fits.then(|| serves.clone()).ok_or_else(wrong);
+            let (count, shards) = (addresses.len(), self.shards);
+            return fits.then(|| serves.clone()).ok_or_else(|| {
+                StartError::conflict(format_args!(
+                    "`ServerConfig::serves` is {serves:?}, for {shards} shards and {count} addresses: the place of an \
+                     address, counted from 0, for each shard, and each address at least once, or `None`"
+                ))
+            });
         }
         let cores = self.cores.as_deref().unwrap_or_default();
         if addresses.len() == 1 || cores.is_empty() {

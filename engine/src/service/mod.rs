@@ -24,7 +24,7 @@ pub(crate) use deferred::{CallsHome, CameHome, Origin};
 pub(crate) use handler::Task;
 #[doc(hidden)]
 pub use handler::{Local, Sharing, Threads};
-pub use procedure::{LocalProcedure, LocalServices, MAX_PROCEDURE, Procedure, ServiceError, Services, Unservable};
+pub use procedure::{LocalProcedure, LocalServices, MAX_PROCEDURE, Procedure, Services};
 pub(crate) use procedure::{NO_ENTRY, REFUSAL_LEN, ResultMemory, RunOn};
 pub use task::{Application, ShardSetup, ShardTask};
 pub use writer::{ResultTooLong, ResultWriter};

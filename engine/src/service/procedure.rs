@@ -12,6 +12,7 @@ use super::handler::{Asynchronous, Handler, Held, Local, Sharing, Task, Threads}
 use crate::binding::Binding;
 use crate::handoff::panics::caught;
 use crate::proto::Refusal;
+use crate::start_error::StartError;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, ProgramNumber};
 
 /// Where a procedure runs.
@@ -48,8 +49,8 @@ pub(crate) enum ResultMemory {
 /// });
 /// let reverse = reverse.max_reply(1024);
 /// ```
-#[derive(Clone)]
 #[must_use = "add it to `Services`"]
+#[derive(Clone)]
 pub struct Procedure<S: Sharing = Threads> {
     handler: Handler<S>,
     pub(crate) run_on: RunOn,
@@ -410,47 +411,6 @@ pub(crate) const NO_ENTRY: usize = usize::MAX;
 /// Highest valid procedure number.
 pub const MAX_PROCEDURE: u32 = 1023;
 
-/// A procedure that its server cannot serve as it was declared.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("procedure {procedure} of program {}, version {version}: {cause}", ProgramNumber(*.program))]
-#[non_exhaustive]
-pub struct ServiceError {
-    /// Program number.
-    pub program: u32,
-    /// Program version.
-    pub version: u32,
-    /// Procedure number.
-    pub procedure: u32,
-    /// Why not.
-    pub cause: Unservable,
-}
-
-/// What contradicts the declaration of a procedure.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Unservable {
-    /// It runs on workers, and there are none.
-    #[error(
-        "it is declared `Procedure::on_workers`, and the server has no workers: set `ServerConfig::workers` of `start`, or \
-         let it run on the shard"
-    )]
-    NoWorkers,
-    /// A call may need a longer buffer than any.
-    #[error(
-        "`{declared}` lets it have {needed} bytes in one buffer, of which the longest has {longest}: lower it, or raise \
-         {}",
-        knob_of(declared)
-    )]
-    Buffer {
-        /// What declares it: `read_chunks`, `write_chunks` or `max_reply`.
-        declared: &'static str,
-        /// Bytes of the buffer, headers included.
-        needed: usize,
-        /// Bytes of the longest buffer.
-        longest: usize,
-    },
-}
-
 fn knob_of(declared: &str) -> &'static str {
     if declared == "max_reply" { "`memory.long_buffers`" } else { "`memory.bulk_buffers`" }
 }
@@ -469,10 +429,11 @@ impl<S: Sharing> Services<S> {
     }
 
     /// Checks each declaration against the server.
-    fn check(&self, check: impl Fn(&Procedure<S>) -> Option<Unservable>) -> Result<(), ServiceError> {
+    fn check(&self, check: impl Fn(&Procedure<S>) -> Option<String>) -> Result<(), StartError> {
         let refused = self.procedures().find_map(|(program, version, procedure, entry)| {
-            let cause = check(&self.entries[entry])?;
-            Some(ServiceError { program, version, procedure, cause })
+            let (cause, program) = (check(&self.entries[entry])?, ProgramNumber(program));
+            let text = format_args!("procedure {procedure} of program {program}, version {version}: {cause}");
+            Some(StartError::conflict(text))
         });
         refused.map_or(Ok(()), Err)
     }
@@ -488,12 +449,13 @@ impl<S: Sharing> Services<S> {
     }
 
     /// Checks for a server without workers: no procedure runs on them.
-    pub(crate) fn check_placement(&self) -> Result<(), ServiceError> {
-        self.check(|entry| (entry.run_on == RunOn::Workers).then_some(Unservable::NoWorkers))
+    pub(crate) fn check_placement(&self) -> Result<(), StartError> {
+        let cause = "`Procedure::on_workers` needs `ServerConfig::workers` of `start`, and the server has no workers";
+        self.check(|entry| (entry.run_on == RunOn::Workers).then(|| cause.into()))
     }
 
     /// Checks that no procedure needs a longer buffer than the longest. Replies need `headroom` beside their bytes.
-    pub(crate) fn check_buffers(&self, longest: usize, headroom: usize) -> Result<(), ServiceError> {
+    pub(crate) fn check_buffers(&self, longest: usize, headroom: usize) -> Result<(), StartError> {
         self.check(|entry| {
             let Binding { arguments, results, .. } = entry.binding;
             let of_pool = entry.result_memory == ResultMemory::Pool;
@@ -503,7 +465,8 @@ impl<S: Sharing> Services<S> {
                 ("max_reply", headroom.saturating_add(entry.reply_room)),
             ];
             let (declared, needed) = needs.into_iter().find(|&(_, needed)| needed > longest)?;
-            Some(Unservable::Buffer { declared, needed, longest })
+            let knob = knob_of(declared);
+            Some(format!("`{declared}` needs a buffer of {needed} bytes, the longest has {longest} ({knob})"))
         })
     }
 }

@@ -8,6 +8,7 @@ use std::fmt::Arguments;
 use log::Level;
 use rpcrdma_mempool::{Buf, Pool};
 
+use super::ConnRef;
 use super::assembly::Assemblies;
 use super::clock::Clock;
 use super::close_reason::{CloseReason, LocalClose};
@@ -20,10 +21,10 @@ use super::sampler::Sampler;
 use super::schedule::Schedule;
 use super::stage::Stage;
 use super::table::ConnTable;
-use super::{ConnRef, OpenError};
 use crate::config::{AcceptConfig, Config, ConnectConfig};
 use crate::fabric::log_limit::LogLimit;
 use crate::fabric::{Access, Fabric, PostError};
+use crate::start_error::StartError;
 use crate::stats::ShardStats;
 
 /// Longest chain with a counter of its own.
@@ -67,7 +68,7 @@ impl<F: Fabric> Context<F> {
     ///
     /// # Errors
     /// The knob, limit or call that failed, and the remedy.
-    pub(super) fn open(mut fabric: F, mut config: Config, serves: bool) -> Result<Self, OpenError> {
+    pub(super) fn open(mut fabric: F, mut config: Config, serves: bool) -> Result<Self, StartError> {
         config.wire.remote_invalidate &= fabric.capabilities().remote_invalidate;
         let pool = config.pool(serves);
         let receive_size = pool.classes.iter().map(|class| class.size).find(|&size| size >= config.wire.receive_size);

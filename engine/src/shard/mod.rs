@@ -89,13 +89,14 @@ mod usage;
 use self::allocs::AllocQueue;
 use std::sync::Arc;
 
-use rpcrdma_mempool::{Arena, Buf, MemError};
+use rpcrdma_mempool::{Arena, Buf};
 
-use crate::config::{AcceptConfig, BuffersError, Config, ConfigError, ConnectConfig, HEADROOM_PLAIN, POLL_BATCH};
-use crate::fabric::{Completion, ControlEvent, Fabric, FabricError, QpId};
+use crate::config::{AcceptConfig, Config, ConnectConfig, HEADROOM_PLAIN, POLL_BATCH};
+use crate::fabric::{Completion, ControlEvent, Fabric, QpId};
 use crate::handoff::parker::{Signal, Sleeper, Wake};
 use crate::proto::{CallError, CallId};
-use crate::service::{Application, LocalServices, ServiceError, Services, ShardSetup, Sharing};
+use crate::service::{Application, LocalServices, Services, ShardSetup, Sharing};
+use crate::start_error::StartError;
 
 use application::OwnTask;
 use changes::Changes;
@@ -119,7 +120,6 @@ pub use resize::ResizeError;
 use responder::Responder;
 pub use responder::SimulatedWorkers;
 pub(crate) use responder::{Workers, worker_of};
-pub use thread::SpawnError;
 pub(crate) use thread::{ShardHandle, spawn};
 
 mod conn_ref {
@@ -135,27 +135,6 @@ mod conn_ref {
     }
 }
 
-/// Why a shard could not be made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// The configuration cannot work.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// A procedure cannot be served with it.
-    #[error(transparent)]
-    Service(#[from] ServiceError),
-    /// The host has not the memory for it.
-    #[error(transparent)]
-    Buffers(#[from] Box<BuffersError>),
-    /// No memory for the pools.
-    #[error(transparent)]
-    Memory(#[from] MemError),
-    /// The device refused.
-    #[error(transparent)]
-    Fabric(#[from] FabricError),
-}
-
 /// Checks that so many shards can be made here, with these services, before any is made.
 ///
 /// # Errors
@@ -164,13 +143,13 @@ pub(crate) fn check<S: Sharing>(
     config: &Config,
     services: Option<&Services<S>>,
     shards: usize,
-) -> Result<(), OpenError> {
+) -> Result<(), StartError> {
     config.validate()?;
     let serves = services.is_some();
     if let Some(services) = services {
         services.check_buffers(config.longest_buffer(serves), HEADROOM_PLAIN)?;
     }
-    Ok(config.check_memory(serves, shards)?)
+    config.check_memory(serves, shards)
 }
 
 /// Event for the shard's owner.
@@ -209,7 +188,7 @@ impl<F: Fabric> Shard<F> {
     ///
     /// # Errors
     /// The knob, limit or call that failed, and the remedy.
-    pub fn open(fabric: F, config: Config, services: Option<Arc<Services>>) -> Result<Self, OpenError> {
+    pub fn open(fabric: F, config: Config, services: Option<Arc<Services>>) -> Result<Self, StartError> {
         Self::open_local(fabric, config, services.map(|services| services.to_local()))
     }
 
@@ -229,7 +208,7 @@ impl<F: Fabric> Shard<F> {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_local(fabric: F, config: Config, services: Option<LocalServices>) -> Result<Self, OpenError> {
+    pub fn open_local(fabric: F, config: Config, services: Option<LocalServices>) -> Result<Self, StartError> {
         check(&config, services.as_ref(), 1)?;
         let cx = Context::open(fabric, config, services.is_some())?;
         let outside = Outside::new(Sleeper::new(Wake::Fabric(cx.fabric.waker())));
@@ -265,7 +244,7 @@ impl<F: Fabric> Shard<F> {
     ///
     /// # Errors
     /// The procedure that needs longer buffers than there are, or workers where there are none.
-    pub fn run_application(&mut self, application: Application) -> Result<(), OpenError> {
+    pub fn run_application(&mut self, application: Application) -> Result<(), StartError> {
         self.serve(application.services)?;
         self.task = OwnTask::new(application.task);
         Ok(())
@@ -275,7 +254,7 @@ impl<F: Fabric> Shard<F> {
     ///
     /// # Errors
     /// The procedure that needs longer buffers than there are, or workers where there are none.
-    pub(crate) fn serve(&mut self, services: LocalServices) -> Result<(), OpenError> {
+    pub(crate) fn serve(&mut self, services: LocalServices) -> Result<(), StartError> {
         if !self.responder.has_workers() {
             services.check_placement()?;
         }

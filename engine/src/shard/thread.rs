@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use super::Shard;
 use super::commands::{Command, tell};
-use super::{OpenError, Shard};
 use crate::fabric::Fabric;
 use crate::handoff::idle::Idle;
 use crate::handoff::mailbox::Connector;
-use crate::handoff::pin::{PinError, pin_current_thread};
+use crate::handoff::pin::pin_current_thread;
 use crate::handoff::slot::{Completer, Ticket, oneshot};
+use crate::start_error::{StartError, StartErrorKind};
 use crate::stats::ShardStats;
 
 /// Empty turns between two yields of the core. A shard that shares its core with another busy thread yields after some
@@ -23,42 +24,16 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// Longest sleep with calls that wait for memory.
 const MEMORY_WAIT_SLEEP: Duration = Duration::from_millis(1);
 
-/// Why a shard's thread could not be started.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SpawnError {
-    /// The shard could not be made.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// Its core cannot be had.
-    #[error(transparent)]
-    Pin(#[from] PinError),
-    /// The thread could not be made.
-    #[error("cannot start the thread of a shard (see `ulimit -u`, and pids.max of the control group)")]
-    Thread(#[from] std::io::Error),
-    /// What the application makes for a shard could not be made.
-    #[error("application of shard {index} failed to start")]
-    Application {
-        /// Which shard.
-        index: usize,
-        /// What the application said.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// The thread ended before it said anything.
-    #[error("thread of a shard panicked at its start (see standard error)")]
-    Ended,
-}
-
 /// Starts a shard on a thread. `make` runs on that thread after pinning, so that memory is local. A shard whose starter
 /// has given up stops by itself.
 pub(crate) async fn spawn<F: Fabric>(
     name: String,
     core: Option<usize>,
-    make: impl FnOnce() -> Result<Shard<F>, SpawnError> + Send + 'static,
-) -> Result<ShardHandle, SpawnError> {
+    make: impl FnOnce() -> Result<Shard<F>, StartError> + Send + 'static,
+) -> Result<ShardHandle, StartError> {
     let (started, start) = oneshot();
     let thread = Builder::new().name(name).spawn(move || {
-        let made = core.map_or(Ok(()), pin_current_thread).map_err(SpawnError::from);
+        let made = core.map_or(Ok(()), pin_current_thread);
         match made.and_then(|()| make()) {
             Ok(mut shard) => {
                 start.complete(Ok(Unclaimed(Some(shard.open_inbox()))));
@@ -68,8 +43,12 @@ pub(crate) async fn spawn<F: Fabric>(
             Err(error) => start.complete(Err(error)),
         }
         None
-    })?;
-    let shard = started.await.map_err(|_| SpawnError::Ended)??;
+    });
+    let thread = thread.map_err(|error| StartError::no_thread("the thread of a shard", error))?;
+    let panicked = |_| {
+        StartError::new(StartErrorKind::Application, "thread of a shard panicked at its start (see standard error)")
+    };
+    let shard = started.await.map_err(panicked)??;
     Ok(ShardHandle { connector: shard.claim(), thread: Some(thread) })
 }
 

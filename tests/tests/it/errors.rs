@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use rpcrdma::client::{ClientCall, ClientConfig, LocalClient};
 use rpcrdma::proto::Defect;
-use rpcrdma::server::{LocalServer, ServerConfig, ServerError, WorkerConfig};
-use rpcrdma::service::{Application, MAX_CHUNKS, ShardSetup, Unservable};
-use rpcrdma::shard::SpawnError;
+use rpcrdma::server::{LocalServer, ServerConfig, WorkerConfig};
+use rpcrdma::service::{Application, MAX_CHUNKS, ShardSetup};
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::wire::rpc::ProgramNumber;
-use rpcrdma::{CallError, Client, CreditMode, Knob, OpenError, Procedure, Refusal, Server, Services};
+use rpcrdma::{CallError, Client, CreditMode, Knob, Procedure, Refusal, Server, Services, StartError, StartErrorKind};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -29,7 +28,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-fn refused(world: &World, services: Services, config: &ServerConfig) -> ServerError {
+fn refused(world: &World, services: Services, config: &ServerConfig) -> StartError {
     Server::start(&world.address(), services, config).err().expect("it contradicts itself")
 }
 
@@ -37,9 +36,7 @@ fn refused(world: &World, services: Services, config: &ServerConfig) -> ServerEr
 fn a_procedure_on_workers_needs_workers() {
     let world = World::new("no-workers");
     let error = refused(&world, one(nothing().on_workers()), &small_server());
-    let ServerError::Service(of) = &error else { panic!("{error}") };
-    assert_eq!((of.program, of.version, of.procedure), (PROGRAM, VERSION, 7));
-    assert_eq!(of.cause, Unservable::NoWorkers);
+    assert_eq!(error.kind(), StartErrorKind::Config, "{error}");
     let text = error.to_string();
     assert!(text.starts_with("procedure 7 of program 0x20000001, version 3: "), "{text}");
     assert!(text.contains("`Procedure::on_workers`") && text.contains("`ServerConfig::workers`"), "{text}");
@@ -50,11 +47,9 @@ fn a_procedure_on_workers_needs_workers() {
     let local = || one(nothing().on_workers()).to_local();
     let error =
         LocalServer::start_with(&world.address(), |_| local(), &small_server()).err().expect("it has no workers");
-    assert!(matches!(&error, ServerError::Open(OpenError::Service(same)) if same == of), "{error}");
     assert_eq!(error.to_string(), text);
     let make = move |_: &ShardSetup<'_>| Ok(Application { services: local(), task: None });
     let error = Server::start_with(&world.address(), make, &small_server()).err().expect("it has no workers");
-    assert!(matches!(&error, ServerError::Shard(SpawnError::Open(OpenError::Service(same))) if same == of), "{error}");
     assert_eq!(error.to_string(), text);
     // A client runs everything on its shard: that is documented, and for handlers that are shared with a server.
     let mut world = world;
@@ -76,8 +71,7 @@ fn what_is_declared_fits_a_buffer() {
     ] {
         let error = refused(&world, one(procedure.clone()), &small_server());
         let text = error.to_string();
-        let ServerError::Open(OpenError::Service(of)) = error else { panic!("{text}") };
-        assert!(matches!(of.cause, Unservable::Buffer { longest: most, .. } if most == longest), "{text}");
+        assert_eq!(error.kind(), StartErrorKind::Config, "{text}");
         assert!(text.contains("procedure 7 of program 0x20000001") && text.contains(declared), "{text}");
         assert!(text.contains(knob) && text.contains(&longest.to_string()), "{text}");
         // Those of a client, too.
@@ -104,9 +98,8 @@ fn more_memory_than_the_host_has_is_refused() {
     let address = world.serve(small_server());
     let error = refused(&world, one(nothing()), &ServerConfig { shard: most.clone(), ..small_server() });
     let text = chain(&error);
-    let ServerError::Open(OpenError::Buffers(of)) = error else { panic!("{text}") };
-    assert_eq!((of.shards, of.knob), (1, Knob::BulkBuffers), "{text}");
-    assert!(of.bytes > of.knob_bytes && of.knob_bytes > available, "{text}");
+    assert_eq!(error.kind(), StartErrorKind::Memory, "{text}");
+    assert!(text.starts_with("buffers of 1 shards exceed") && text.contains("`memory.bulk_buffers`"), "{text}");
     assert!(text.contains(" available: ") && text.contains('`'), "a limit, and a command: {text}");
     // Clients make theirs for their first chunk, and are told at once all the same.
     for error in [
@@ -160,6 +153,7 @@ fn the_knob_that_is_named_is_the_one_that_was_set() {
     for receive_size in [0, 2 << 20] {
         let config = small().with(|c| c.wire.receive_size = receive_size);
         let server = refused(&world, one(nothing()), &ServerConfig { shard: config.clone(), ..small_server() });
+        assert_eq!(server.config().map(|error| error.knob), Some("wire.receive_size"));
         for text in [
             server.to_string(),
             LocalClient::connect(&address, small_client(config.clone())).err().unwrap().to_string(),
@@ -306,10 +300,8 @@ fn errors_are_sent_between_threads_and_say_nothing_twice() {
     any_thread::<rpcrdma::InvalidCall>();
     any_thread::<Refusal>();
     any_thread::<rpcrdma::client::ConnectError>();
-    any_thread::<ServerError>();
+    any_thread::<StartError>();
     any_thread::<rpcrdma::server::Undrained>();
-    any_thread::<OpenError>();
-    any_thread::<SpawnError>();
     any_thread::<rpcrdma::CloseReason>();
     any_thread::<rpcrdma::ResizeError>();
     any_thread::<rpcrdma::MemError>();
@@ -330,7 +322,6 @@ fn errors_are_sent_between_threads_and_say_nothing_twice() {
     let workers = Some(WorkerConfig { count: 0, ..WorkerConfig::default() });
     let make = |_: &ShardSetup<'_>| Err("of the application".into());
     let errors: Vec<Box<dyn std::error::Error>> = vec![
-        Box::new(SpawnError::from(io())),
         Box::new(rpcrdma_rpcbind::stream::StreamError::from(io())),
         Box::new(rpcrdma::CloseReason::from(rpcrdma::PeerFault::NotAuthenticated(
             rpcrdma::auth::AuthError::WrongProof,

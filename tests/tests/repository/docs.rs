@@ -105,14 +105,12 @@ fn every_error_of_a_call_and_of_a_start_is_explained() {
     let rows = rows(&section(&read("engine/README.md"), "## Errors"));
     let told: BTreeSet<String> = rows.iter().map(|row| row[0].trim_matches('`').to_owned()).collect();
     let mut there = BTreeSet::new();
-    for (name, file) in [
-        ("CallError", "engine/proto/src/call_error.rs"),
-        ("OpenError", "engine/src/shard/mod.rs"),
-        ("ServerError", "engine/src/server/mod.rs"),
-    ] {
+    for (name, file) in
+        [("CallError", "engine/proto/src/call_error.rs"), ("StartErrorKind", "engine/src/start_error.rs")]
+    {
         there.extend(variants(file, name).into_iter().map(|variant| format!("{name}::{variant}")));
     }
-    assert!(there.len() > 20, "{there:?}");
+    assert!(there.len() >= 20, "{there:?}");
     assert_eq!(told, there, "the table of errors in engine/README.md (left) and the variants (right)");
 }
 

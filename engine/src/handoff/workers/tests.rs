@@ -9,7 +9,7 @@ use rustix::thread::sched_getaffinity;
 use crate::handoff::idle::IdlePolicy;
 use crate::handoff::parker::{Sleeper, Wake};
 use crate::handoff::pin::allowed_cores;
-use crate::handoff::workers::{JobError, JobResult, PoolError, ShardPort, WorkerConfig, WorkerPool};
+use crate::handoff::workers::{JobError, JobResult, ShardPort, WorkerConfig, WorkerPool};
 
 fn config(count: usize, ring_capacity: usize, idle: IdlePolicy) -> WorkerConfig {
     WorkerConfig { count, cores: None, ring_capacity, idle }
@@ -232,13 +232,13 @@ fn impossible_configurations_are_refused_with_the_reason() {
         WorkerPool::<(), (), ()>::new(&config, |()| ()).err().unwrap()
     };
     let none = refuse(0, None);
-    assert!(matches!(none, PoolError::NoWorkers), "{none:?}");
+    assert!(none.to_string().starts_with("0 workers "), "{none:?}");
     assert!(none.to_string().starts_with("0 workers (WorkerConfig::count"), "{none}");
     let few = refuse(3, Some(vec![0]));
-    assert!(matches!(&few, PoolError::TooFewCores { count: 3, cores } if *cores == [0]), "{few:?}");
+    assert!(few.to_string().starts_with("3 workers exceed 1 cores: [0]"), "{few:?}");
     assert!(few.to_string().starts_with("3 workers exceed 1 cores: [0] (WorkerConfig::count"), "{few}");
     let foreign = refuse(1, Some(vec![100_000]));
-    assert!(matches!(foreign, PoolError::Pin { worker: 0, .. }));
+    assert!(foreign.kind() == crate::StartErrorKind::Core && foreign.to_string() == "cannot pin worker 0");
     assert_eq!(foreign.to_string(), "cannot pin worker 0");
     let text = std::error::Error::source(&foreign).expect("why").to_string();
     assert!(text.starts_with("core 100000 is not allowed to this process (allowed: "), "{text}");

@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::ServerError;
 use crate::address::Address;
 use crate::fabric::socket_file::SocketFile;
 use crate::fabric::{FabricError, FabricErrorKind};
 use crate::handoff::slot::Ticket;
-use crate::shard::{Command, ShardHandle, SpawnError};
+use crate::shard::{Command, ShardHandle};
+use crate::start_error::StartError;
 use crate::stats::{ShardSnapshot, ShardStats, Snapshot};
 
 use readers::Readers;
@@ -57,8 +57,9 @@ pub(super) struct StatsSocket {
 
 impl StatsSocket {
     /// Serves snapshots of these.
-    pub(super) fn start(bound: Bound, sources: Vec<Source>) -> Result<Self, ServerError> {
-        let (stopped, stop) = std::io::pipe().map_err(SpawnError::from)?;
+    pub(super) fn start(bound: Bound, sources: Vec<Source>) -> Result<Self, StartError> {
+        let failed = |error| StartError::no_thread("the thread of `ServerConfig::stats`", error);
+        let (stopped, stop) = std::io::pipe().map_err(failed)?;
         let Bound { file, socket } = bound;
         let mut shards = Shards { started: Instant::now(), sources };
         let thread = Builder::new().name("rpcrdma-stats".to_owned()).spawn(move || {
@@ -67,7 +68,7 @@ impl StatsSocket {
             // In front of the socket, as above.
             drop(file);
         });
-        Ok(Self { stop: Some(stop), thread: Some(thread.map_err(SpawnError::from)?) })
+        Ok(Self { stop: Some(stop), thread: Some(thread.map_err(failed)?) })
     }
 }
 

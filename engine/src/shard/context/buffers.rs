@@ -6,7 +6,7 @@ use super::Context;
 use crate::config::{BUFFER_ALIGN, HEADROOM_CHUNKS};
 use crate::fabric::{Access, Fabric};
 use crate::proto::{CallError, Knob};
-use crate::shard::OpenError;
+use crate::start_error::StartError;
 
 impl<F: Fabric> Context<F> {
     /// Allocates a pool buffer for `len` bytes; counts failures.
@@ -128,7 +128,7 @@ impl<F: Fabric> Context<F> {
         pool.alloc(len)
     }
 
-    fn bulk_pool(&mut self, exposed: bool) -> Result<Pool, OpenError> {
+    fn bulk_pool(&mut self, exposed: bool) -> Result<Pool, StartError> {
         let pool = Pool::new(&self.config.exposed_pool())?;
         if exposed {
             self.fabric.register(pool.arena(), Access::REMOTE)?;

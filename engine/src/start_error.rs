@@ -1,0 +1,120 @@
+//! Errors of starting a server, a client or a shard.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+
+use rpcrdma_mempool::MemError;
+
+use crate::fabric::{FabricError, FabricErrorKind};
+
+/// A server, client or shard did not start.
+///
+/// The text names the call or knob, the limit, and the remedy. [`source`](Error::source) has the system's reason.
+pub struct StartError(Box<Cause>);
+
+struct Cause {
+    kind: StartErrorKind,
+    /// The text, and the source where `source` has none.
+    error: Box<dyn Error + Send + Sync>,
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+/// What a [`StartError`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StartErrorKind {
+    /// A knob is out of range, or two declarations conflict.
+    Config,
+    /// Host, control group or reserved pages lack the memory, or a right to it is missing.
+    Memory,
+    /// The address is in use, invalid or unreachable.
+    Address,
+    /// The device, or its fabric, lacks a capability.
+    Device,
+    /// A thread may not run on its core.
+    Core,
+    /// A system call failed, for instance at a limit on threads or descriptors.
+    System,
+    /// Code of the application failed.
+    Application,
+}
+
+impl StartError {
+    #[cold]
+    pub(crate) fn of(kind: StartErrorKind, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self(Box::new(Cause { kind, error: error.into(), source: None }))
+    }
+
+    #[cold]
+    pub(crate) fn new(kind: StartErrorKind, text: impl fmt::Display) -> Self {
+        Self::of(kind, text.to_string())
+    }
+
+    /// A contradiction within the configuration.
+    #[cold]
+    pub(crate) fn conflict(text: impl fmt::Display) -> Self {
+        Self::new(StartErrorKind::Config, text)
+    }
+
+    /// The same error, caused by this one.
+    #[cold]
+    pub(crate) fn because(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// A failed spawn: `what` names it.
+    #[cold]
+    pub(crate) fn no_thread(what: impl fmt::Display, source: io::Error) -> Self {
+        let text = format_args!("cannot start {what} (see `ulimit -u`, and pids.max of the control group)");
+        Self::new(StartErrorKind::System, text).because(source)
+    }
+
+    /// Subject of this error.
+    pub fn kind(&self) -> StartErrorKind {
+        self.0.kind
+    }
+
+    /// The error that this one shows, if it is of this type.
+    pub(crate) fn shown<T: Error + 'static>(&self) -> Option<&T> {
+        self.0.error.downcast_ref()
+    }
+}
+
+impl fmt::Debug for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StartError").field(&self.0.kind).field(&self.0.error).field(&self.0.source).finish()
+    }
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.error.fmt(f)
+    }
+}
+
+impl Error for StartError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source.as_deref().map_or_else(|| self.0.error.source(), |source| Some(source as _))
+    }
+}
+
+impl From<MemError> for StartError {
+    fn from(error: MemError) -> Self {
+        Self::of(StartErrorKind::Memory, error)
+    }
+}
+
+impl From<FabricError> for StartError {
+    fn from(error: FabricError) -> Self {
+        let kind = match error.kind() {
+            FabricErrorKind::Address | FabricErrorKind::AddressInUse | FabricErrorKind::Unreachable => {
+                StartErrorKind::Address
+            }
+            FabricErrorKind::System => StartErrorKind::System,
+            _ => StartErrorKind::Device,
+        };
+        Self::of(kind, error)
+    }
+}
