@@ -77,6 +77,7 @@ impl Address {
 
     /// Address within the fabric: the part after the colon.
     #[must_use]
+    #[doc(hidden)]
     pub fn fabric_address(&self) -> &FabricAddress {
         match self {
             Self::Soft(address) | Self::Iwarp(address) => address,
@@ -89,6 +90,7 @@ impl Address {
     ///
     /// # Errors
     /// [`FabricErrorKind::Address`](crate::FabricErrorKind::Address) if the address is of another fabric than the device.
+    #[doc(hidden)]
     pub fn of(&self, device: &Capabilities) -> Result<&FabricAddress, FabricError> {
         self.of_scheme(device.scheme)
     }
@@ -108,6 +110,7 @@ impl Address {
     ///
     /// # Errors
     /// What is in front of the `@` is no device.
+    #[doc(hidden)]
     pub fn named_device(&self) -> Result<Option<NamedDevice>, FabricError> {
         match self {
             Self::Soft(_) | Self::Iwarp(_) => Ok(None),
@@ -147,6 +150,7 @@ impl Address {
     ///
     /// # Errors
     /// What failed, the limit that was met, and the remedy; the knob that means nothing to this fabric.
+    #[doc(hidden)]
     pub fn open(&self, config: &Config) -> Result<AnyFabric, FabricError> {
         config.device.path().check(self.scheme())?;
         match self {
@@ -175,6 +179,7 @@ impl Address {
     ///
     /// # Errors
     /// As [`Fabric::bind`].
+    #[doc(hidden)]
     pub fn bind(&self) -> Result<AnyListener, FabricError> {
         AnyFabric::bind(&FabricAddress(self.to_string()))
     }

@@ -128,7 +128,7 @@ pub mod rpc {
 
 /// Upper-layer bindings: what may travel as chunks (RFC 8166 §6).
 pub mod binding {
-    pub use rpcrdma_proto::binding::{Binding, BindingError, Bindings, Eligible};
+    pub use rpcrdma_proto::binding::{Binding, Bindings};
 }
 
 pub use address::{Address, AddressError};
@@ -140,7 +140,7 @@ pub use rpcrdma_fabric::{FabricError, FabricErrorKind};
 pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, MemErrorKind, PagePolicy, PageSize};
 pub use server::Server;
 pub use service::{Procedure, ServerCall, Services};
-pub use shard::{CallResult, CloseReason, FailedCall, LocalClose, Reply, ResizeError, Stall};
+pub use shard::{CallResult, CloseReason, FailedCall, LocalClose, Reply, ResizeError};
 pub use start_error::{StartError, StartErrorKind};
 
 #[cfg(feature = "unstable-internals")]

@@ -94,6 +94,7 @@ impl Arena {
 
     /// Its name in this process.
     #[inline]
+    #[doc(hidden)]
     pub fn id(&self) -> ArenaId {
         self.0.id
     }
@@ -120,6 +121,7 @@ impl Arena {
     }
 
     /// The pages obtained, and how to get larger ones.
+    #[doc(hidden)]
     pub fn report(&self) -> &ArenaReport {
         &self.0.report
     }

@@ -86,24 +86,28 @@ macro_rules! place {
 
             /// Where the window starts in the buffer.
             #[inline]
+            #[doc(hidden)]
             pub fn start(&self) -> usize {
                 self.handle.window.start()
             }
 
             /// The arena that the buffer lies in.
             #[inline]
+            #[doc(hidden)]
             pub fn arena(&self) -> ArenaId {
                 self.handle.meta().arena
             }
 
             /// Where the window starts in the arena.
             #[inline]
+            #[doc(hidden)]
             pub fn offset(&self) -> usize {
                 self.base_offset() + self.start()
             }
 
             /// Where the buffer starts in the arena.
             #[inline]
+            #[doc(hidden)]
             pub fn base_offset(&self) -> usize {
                 self.handle.meta().offset
             }
@@ -203,6 +207,7 @@ impl Buf {
     /// Moves the window's start back to byte `start`; its end stays. False if `start` is not before the window.
     #[inline(always)]
     #[must_use = "false means that nothing was moved"]
+    #[doc(hidden)]
     pub fn extend_front(&mut self, start: usize) -> bool {
         let window = self.handle.window;
         let earlier = start <= window.start();
@@ -215,6 +220,7 @@ impl Buf {
 
     /// The whole buffer, whatever the window.
     #[inline]
+    #[doc(hidden)]
     pub fn full_mut(&mut self) -> &mut [u8] {
         // SAFETY: `data` is valid for `capacity` initialised bytes, which are this `Buf`'s alone.
         unsafe { slice::from_raw_parts_mut(self.handle.meta().data.as_ptr(), self.capacity()) }
@@ -231,6 +237,7 @@ impl Buf {
 
     /// Lends it to the device. Refused, giving it back, on any thread but the one that owns its living pool.
     #[inline]
+    #[doc(hidden)]
     pub fn lend(self) -> Result<Lent, Self> {
         if !self.handle.meta().is_mine() {
             return Err(self);
@@ -242,6 +249,7 @@ impl Buf {
 
     /// Hands it to the device.
     #[inline]
+    #[doc(hidden)]
     pub fn post(self) -> Posted {
         let handle = self.into_handle();
         handle.state().store(state::POSTED, Ordering::Relaxed);

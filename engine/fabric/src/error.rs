@@ -38,6 +38,7 @@ pub enum FabricErrorKind {
 impl FabricError {
     /// Of this kind, with this text.
     #[cold]
+    #[doc(hidden)]
     pub fn new(kind: FabricErrorKind, text: impl fmt::Display) -> Self {
         Self { kind, text: text.to_string().into() }
     }

@@ -533,6 +533,7 @@ pub enum Disconnect {
 
 /// Why a chain was not posted whole. The rest is still in the caller's vector, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PostError {
     /// The send queue is full; post the rest after a completion.
     QueueFull,

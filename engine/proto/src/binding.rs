@@ -36,11 +36,14 @@ pub struct Eligible {
 #[doc(alias = "upper layer binding")]
 pub struct Binding {
     /// Arguments that may travel as Read chunks.
+    #[doc(hidden)]
     pub arguments: Eligible,
     /// Whether a byte count precedes each item, as for `opaque<>` and `string<>`. It stays in the message. Default
     /// true.
+    #[doc(hidden)]
     pub counted: bool,
     /// Results that may travel as Write chunks.
+    #[doc(hidden)]
     pub results: Eligible,
     /// Most bytes of arguments without RPC header and eligible items.
     pub max_call: usize,
@@ -130,6 +133,7 @@ impl Binding {
     }
 
     /// Whether a byte count precedes each eligible argument.
+    #[doc(hidden)]
     pub const fn is_counted(&self) -> bool {
         self.counted
     }
@@ -138,6 +142,7 @@ impl Binding {
     /// message does not (RFC 8166 §3.4.5.2). `word` is the one in front of the chunk, if there is one. `None` if it
     /// differs from the count of these bytes, or exceeds the argument's maximum: such arguments are garbage. Of
     /// [uncounted](Self::uncounted) arguments all bytes count that one can have.
+    #[doc(hidden)]
     pub const fn argument_len(&self, chunk: usize, word: Option<u32>) -> Option<usize> {
         let max_len = self.arguments.max_len;
         if !self.counted {
@@ -162,12 +167,14 @@ impl Binding {
     }
 
     /// Most bytes of inline arguments when `reduced` eligible ones travel apart.
+    #[doc(hidden)]
     pub const fn call_len(&self, reduced: usize) -> usize {
         self.max_call.saturating_add(left_in(&self.arguments, reduced))
     }
 
     /// Most bytes of inline results when `reduced` eligible ones travel apart. A requester needs that room beside the
     /// RPC reply header, inline or in a Reply chunk (RFC 8166 §6.2).
+    #[doc(hidden)]
     pub const fn reply_len(&self, reduced: usize) -> usize {
         self.max_reply.saturating_add(left_in(&self.results, reduced))
     }
@@ -181,6 +188,7 @@ impl Binding {
     ///
     /// # Errors
     /// The first rule that it breaks.
+    #[doc(hidden)]
     pub fn check_call(
         &self,
         inline_len: usize,
@@ -248,6 +256,7 @@ impl Bindings {
     }
 
     /// The procedures of one version of a program, ascending.
+    #[doc(hidden)]
     pub fn of(&self, program: u32, version: u32) -> impl Iterator<Item = (u32, &Binding)> {
         self.rows
             .iter()

@@ -6,7 +6,7 @@ use crate::auth::AuthError;
 use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
 use crate::wire::{ErrorBody, NoSpace, WireErrorKind};
 
-/// The peer broke a rule that the connection cannot outlive.
+/// The peer broke a rule of the protocol: the connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerFault {
@@ -25,10 +25,10 @@ pub enum PeerFault {
         limit: u32,
     },
     /// The connection uses windowed credits and a header came without the count.
-    #[error("header without the count of received messages on a connection with windowed credits")]
+    #[error("peer omitted the count of received messages (windowed credits)")]
     CreditWordMissing,
     /// It acknowledged messages that were never sent.
-    #[error("peer acknowledges {acknowledged} messages, {sent} were sent")]
+    #[error("peer acknowledged {acknowledged} messages of {sent} sent")]
     AcknowledgedTooMuch {
         /// Its claim.
         acknowledged: u32,
@@ -36,7 +36,7 @@ pub enum PeerFault {
         sent: u32,
     },
     /// Its increments add up to more than a credit limit can be.
-    #[error("peer grants {newly} on top of {available}")]
+    #[error("peer granted {newly} credits on top of {available}, beyond the range")]
     GrantedTooMuch {
         /// Unused before.
         available: u32,
@@ -44,9 +44,7 @@ pub enum PeerFault {
         newly: u32,
     },
     /// It speaks none of the versions that this end does.
-    #[error(
-        "peer speaks versions {low} to {high}, none of which this end is configured for (wire.credit_mode, wire.version_1)"
-    )]
+    #[error("peer supports versions {low} to {high}, this side none of them (wire.credit_mode, wire.version_1)")]
     NoCommonVersion {
         /// Its lowest.
         low: u32,
@@ -60,7 +58,7 @@ pub enum PeerFault {
     #[error(transparent)]
     NotAuthenticated(#[from] AuthError),
     /// It sends messages that are of no use.
-    #[error("peer sends more than {per_second} messages of no use in a second (limits.max_unsolicited_per_second)")]
+    #[error("peer sent more than {per_second} unsolicited messages in a second (limits.max_unsolicited_per_second)")]
     Useless {
         /// The tolerated rate.
         per_second: u32,
@@ -242,6 +240,7 @@ impl Refusal {
 
     /// What a reply says; `None` for success.
     #[inline]
+    #[doc(hidden)]
     pub fn of(reply: &ReplyBody<'_>) -> Option<Self> {
         match reply {
             ReplyBody::Accepted { stat, .. } => match *stat {

@@ -258,6 +258,7 @@ impl Terms {
     }
 
     /// What decides about the form of this side's messages.
+    #[doc(hidden)]
     pub fn form_limits(&self, config: &ConnConfig) -> FormLimits {
         FormLimits {
             send_inline_threshold: self.send_inline_threshold,

@@ -13,10 +13,11 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 
-use crate::binding::{BindingError, Bindings};
+use crate::binding::Bindings;
 use crate::config::{Config, ConfigError, ConnectConfig, MemoryConfig};
 use crate::fabric::FabricError;
 use crate::proto::CallError;
+use crate::proto::binding::BindingError;
 use crate::proto::binding::reduction_allowed;
 use crate::service::{MAX_CHUNKS, Services};
 use crate::shard::{CloseReason, Memory};

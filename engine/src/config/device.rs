@@ -42,6 +42,7 @@ pub struct DeviceConfig {
 
 impl DeviceConfig {
     /// Marks of the packets of such a shard.
+    #[doc(hidden)]
     pub fn path(&self) -> PathConfig {
         PathConfig { tos: self.tos, service_level: self.service_level, path_mtu: self.path_mtu }
     }

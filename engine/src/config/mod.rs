@@ -130,6 +130,7 @@ pub(crate) fn duration(knob: &'static str, value: Duration) -> Result<(), Config
 
 impl Config {
     /// Configuration of the software fabric for such a shard.
+    #[doc(hidden)]
     pub fn software(&self) -> SoftwareConfig {
         let (max_message, defaults) = (self.wire.longest_message(), SoftwareConfig::default());
         SoftwareConfig {
@@ -143,6 +144,7 @@ impl Config {
     }
 
     /// Configuration of the iWARP fabric for such a shard.
+    #[doc(hidden)]
     pub fn iwarp(&self) -> IwarpConfig {
         IwarpConfig {
             max_message: self.wire.longest_message(),

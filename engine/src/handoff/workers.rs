@@ -44,6 +44,7 @@ impl Default for WorkerConfig {
 
 /// Reason why a job has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum JobError {
     /// It panicked, saying this. The worker lives on.
     #[error("the job panicked: {0}")]

@@ -279,6 +279,7 @@ impl DuplicateRequestCache {
 
     /// Longest cached reply, bytes; longer ones become [`Lookup::Lost`].
     #[must_use]
+    #[doc(hidden)]
     pub fn longest_reply(&self) -> usize {
         self.limits.bytes
     }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use crate::fabric::{Disconnect, FabricError, Opcode, PostError, Status};
 use crate::proto::PeerFault;
 
-/// Why a connection is over, or never came about.
+/// A connection ended, or was not established.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseReason {
@@ -45,7 +45,7 @@ pub enum CloseReason {
     #[error(transparent)]
     Local(#[from] LocalClose),
     /// It was over before its client was there to be told.
-    #[error("it was over already")]
+    #[error("connection ended before its client read the reason")]
     Before,
 }
 
@@ -77,25 +77,25 @@ pub enum LocalClose {
     #[error("closed by this side")]
     Requested,
     /// The shard that had it has stopped.
-    #[error("the shard has stopped")]
+    #[error("shard stopped")]
     Stopped,
-    /// [`connect.timeout`](crate::config::ConnectConfig::timeout) is over.
-    #[error("it was not open in time (connect.timeout)")]
+    /// [`connect.timeout`](crate::config::ConnectConfig::timeout) has passed.
+    #[error("connect timed out (connect.timeout)")]
     ConnectTimeout,
-    /// [`connect.negotiation`](crate::config::ConnectConfig::negotiation) is over.
-    #[error("the peer does not answer the first message (connect.negotiation)")]
+    /// [`connect.negotiation`](crate::config::ConnectConfig::negotiation) has passed.
+    #[error("peer did not answer the first message (connect.negotiation)")]
     NegotiationTimeout,
-    /// [`accept.setup`](crate::config::AcceptConfig::setup) is over.
-    #[error("it was not set up in time (accept.setup)")]
+    /// [`accept.setup`](crate::config::AcceptConfig::setup) has passed.
+    #[error("connection setup timed out (accept.setup)")]
     SetupTimeout,
-    /// [`timeouts.progress`](crate::config::TimeoutConfig::progress) is over.
+    /// [`timeouts.progress`](crate::config::TimeoutConfig::progress) has passed.
     #[error("{0} (timeouts.progress, limits.min_rate)")]
-    ProgressTimeout(Stall),
+    ProgressTimeout(&'static str),
     /// Evicted: others needed its receives.
     ///
     /// It was silent ([`accept.evict_after`](crate::config::AcceptConfig::evict_after)), or its host exceeded its
     /// share ([`memory.receives`](crate::config::MemoryConfig::receives)).
-    #[error("its Receives are wanted by others (memory.receives, accept.evict_after)")]
+    #[error("evicted: others need its receives (memory.receives, accept.evict_after)")]
     Displaced,
     /// Something that was counted as sent could not be.
     #[error("{0} could not be sent")]
@@ -103,21 +103,28 @@ pub enum LocalClose {
 }
 
 /// What a stalled peer owes while memory is held for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Stall {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stall {
     /// To take what it is sent.
-    #[error("the peer does not take what it is sent")]
     Sends,
     /// To answer RDMA Reads.
-    #[error("the peer does not answer RDMA Reads")]
     Reads,
     /// Credits for its replies, or for the rest of a message.
-    #[error("the peer grants no credit for its replies, or for the rest of a message")]
     Grant,
     /// The rest of a message.
-    #[error("the peer does not end a message that it has begun")]
     Message,
+}
+
+impl Stall {
+    /// What the peer fails to do.
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Self::Sends => "peer receives nothing",
+            Self::Reads => "peer answers no RDMA Read",
+            Self::Grant => "peer grants no credit for replies, or for the rest of a message",
+            Self::Message => "peer sent part of a message, and not the rest",
+        }
+    }
 }
 
 fn not_done(opcode: Opcode, status: Status) -> String {
@@ -129,9 +136,10 @@ fn not_done(opcode: Opcode, status: Status) -> String {
 
 fn not_posted(error: PostError) -> String {
     match error {
-        PostError::QueueFull => "the device's send queue is full".into(),
-        PostError::NotConnected => "the device says that it is not connected".into(),
-        PostError::Invalid(why) => format!("the device refused a work request: {why}"),
+        PostError::QueueFull => "send queue of the device is full".into(),
+        PostError::NotConnected => "device is not connected".into(),
+        PostError::Invalid(why) => format!("device refused a work request: {why}"),
+        _ => format!("device refused a work request: {error:?}"),
     }
 }
 
@@ -157,8 +165,8 @@ mod tests {
     fn a_reason_of_another_layer_keeps_its_words() {
         let fault = PeerFault::VersionChanged(1);
         assert_eq!(CloseReason::from(fault).to_string(), fault.to_string());
-        let stalled = CloseReason::from(LocalClose::ProgressTimeout(Stall::Grant));
-        let text = "the peer grants no credit for its replies, or for the rest of a message";
+        let stalled = CloseReason::from(LocalClose::ProgressTimeout(Stall::Grant.text()));
+        let text = Stall::Grant.text();
         assert_eq!(stalled.to_string(), format!("{text} (timeouts.progress, limits.min_rate)"));
     }
 }

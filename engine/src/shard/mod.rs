@@ -103,7 +103,7 @@ use changes::Changes;
 use clock::Clock;
 pub use clock::SimulatedTime;
 pub(crate) use close_reason::ClosedBecause;
-pub use close_reason::{CloseReason, LocalClose, Stall};
+pub use close_reason::{CloseReason, LocalClose};
 use commands::Outside;
 pub(crate) use commands::{Command, ConnectRequest, Message, OwnedConn, RemoteCall};
 use conn::Conn;

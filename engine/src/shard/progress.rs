@@ -296,7 +296,7 @@ impl Watch {
             return false;
         }
         cx.stats.peers_stalled += 1;
-        let why = LocalClose::ProgressTimeout(why);
+        let why = LocalClose::ProgressTimeout(why.text());
         let peer = conn.who();
         cx.warn("connections ended for what their peers owe", format_args!("{peer}: connection ended: {why}"));
         conn.end_for(why);

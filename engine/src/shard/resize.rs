@@ -16,22 +16,20 @@ use crate::fabric::{Access, Fabric, FabricError};
 
 /// Smallest receives of version 2 without negotiation (its §4.3.2): a new peer may send that much.
 const LEAST: usize = 4096;
-/// Why the size of Receives does not change.
+/// The receive size does not change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResizeError {
-    /// It is not configured.
-    #[error(
-        "Receives of {wanted} bytes: 4096 to {most} can be had, a multiple of 4; `wire.max_receive_size` bounds it"
-    )]
+    /// The size is out of range.
+    #[error("receives of {wanted} bytes: 4096 to {most}, a multiple of 4 (wire.max_receive_size)")]
     Bounds {
         /// The size.
         wanted: usize,
         /// The largest.
         most: usize,
     },
-    /// An earlier change is not over.
-    #[error("the size of Receives is changing to {to} bytes")]
+    /// An earlier change continues.
+    #[error("receive size is changing to {to} bytes")]
     Busy {
         /// To this.
         to: usize,
@@ -43,7 +41,7 @@ pub enum ResizeError {
     #[error(transparent)]
     Fabric(#[from] FabricError),
     /// The shard has stopped.
-    #[error("the shard has stopped")]
+    #[error("shard stopped")]
     Stopped,
 }
 

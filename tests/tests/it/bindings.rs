@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-use rpcrdma::binding::{Binding, BindingError, Bindings};
+use rpcrdma::binding::{Binding, Bindings};
 use rpcrdma::client::{ClientConfig, Credential, LocalClient};
 use rpcrdma::fabric::{Access, RemoteMemory};
 use rpcrdma::proto::Defect;
+use rpcrdma::proto::binding::BindingError;
 use rpcrdma::proto::binding::nfs3;
 use rpcrdma::wire::rpc::{AcceptStat, CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, HeaderType, ReadSegment, Revision, Segment, View, WriteList};

@@ -312,7 +312,7 @@ fn errors_are_sent_between_threads_and_say_nothing_twice() {
     any_thread::<rpcrdma::service::ResultTooLong>();
     any_thread::<rpcrdma_rpcbind::RpcbindError>();
     any_thread::<rpcrdma_rpcbind::stream::StreamError>();
-    any_thread::<rpcrdma::binding::BindingError>();
+    any_thread::<rpcrdma::proto::binding::BindingError>();
     any_thread::<rpcrdma::auth::AuthError>();
     any_thread::<rpcrdma::auth::KeyError>();
 
@@ -326,7 +326,7 @@ fn errors_are_sent_between_threads_and_say_nothing_twice() {
         Box::new(rpcrdma::CloseReason::from(rpcrdma::PeerFault::NotAuthenticated(
             rpcrdma::auth::AuthError::WrongProof,
         ))),
-        Box::new(CallError::from(rpcrdma::binding::BindingError::ReductionOff)),
+        Box::new(CallError::from(rpcrdma::proto::binding::BindingError::ReductionOff)),
         Box::new(refused(&world, one(nothing()), &ServerConfig { shard, ..small_server() })),
         Box::new(refused(&world, one(nothing()), &ServerConfig { workers, ..small_server() })),
         Box::new(refused(&world, one(nothing().on_workers()), &small_server())),

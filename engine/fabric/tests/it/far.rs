@@ -198,7 +198,7 @@ pub(crate) fn serve(mut socket: UnixStream, config: SoftwareConfig) {
                     Ok(()) => 0,
                     Err(PostError::QueueFull) => 1,
                     Err(PostError::NotConnected) => 2,
-                    Err(PostError::Invalid(_)) => 3,
+                    Err(_) => 3,
                 });
                 lents.retain(|(id, _)| !chain.iter().any(|p| p.wr_id == *id));
                 reads.extend(lents.into_iter().map(|(_, lent)| (qp, lent)));

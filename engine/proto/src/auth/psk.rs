@@ -33,6 +33,7 @@ type Nonce = [u8; NONCE];
 
 /// Why a key cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum KeyError {
     /// Too easily guessed.
     #[error("key of {0} bytes, at least {MIN_KEY} are needed (`openssl rand -out FILE 32` makes one)")]

@@ -7,6 +7,7 @@ use crate::wire::{BadXdr, ErrorBody};
 
 /// Why a received operation was not carried out. Nothing of it has taken effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ExchangeError {
     /// Not one of the four.
     #[error("unknown optional operation {0}")]
@@ -50,6 +51,7 @@ impl ExchangeError {
 
 /// Why this end may not request or announce a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ChangeError {
     /// The peer does not know these operations.
     #[error("the peer does not take changes of characteristics")]

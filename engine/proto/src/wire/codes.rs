@@ -17,6 +17,7 @@ macro_rules! codes {
 
         impl $Name {
             /// Every row of the table.
+            #[doc(hidden)]
             pub const ALL: &[$Name] = &[$( $Name::$Variant ),+];
 
             /// The number on the wire.
@@ -27,6 +28,7 @@ macro_rules! codes {
 
             /// The row that has this number.
             #[inline]
+            #[doc(hidden)]
             pub const fn from_code(code: u32) -> Option<$Name> {
                 match code {
                     $( $code => Some($Name::$Variant), )+

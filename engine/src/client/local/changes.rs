@@ -3,6 +3,7 @@
 use super::{Connection, LocalClient};
 use crate::fabric::Fabric;
 use crate::proto::Terms;
+#[cfg(feature = "unstable-internals")]
 use crate::proto::exchange::{ChangeError, Characteristic, Event};
 use crate::shard::ResizeError;
 
@@ -23,6 +24,7 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Switches Send With Invalidate for a connection's calls; informs the server.
+    #[cfg(feature = "unstable-internals")]
     ///
     /// # Errors
     /// Nothing has changed: [`ChangeError::Unsupported`] with a peer that does not know of such changes,
@@ -33,6 +35,7 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Asks the server to change its characteristics. [`take_changes`](Self::take_changes) reports the outcome.
+    #[cfg(feature = "unstable-internals")]
     ///
     /// # Errors
     /// Nothing was asked for.
@@ -41,6 +44,7 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Takes the last 256 events about characteristics, oldest first.
+    #[cfg(feature = "unstable-internals")]
     pub fn take_changes(&mut self) -> Vec<(Connection, Event)> {
         self.shard.take_changes().map(|(conn, event)| (Connection(conn), event)).collect()
     }
