@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rpcrdma::client::{Client, ClientCall, ClientConfig};
 use rpcrdma::proto::Defect;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{CallError, CreditMode, FailedCall, Procedure};
@@ -116,4 +117,26 @@ fn version_1_and_chunks_have_no_calls_without_a_reply() {
     call = call.write_chunk_into(client.alloc(first, 100).unwrap());
     call = call.one_way();
     assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::NotOneWay.into()));
+}
+
+#[test]
+fn a_client_with_a_thread_makes_calls_without_a_reply() {
+    let mut world = World::new("one-way-threaded");
+    let (tell, told) = std::sync::mpsc::channel();
+    let note = Procedure::new(move |call| {
+        tell.send(call.args().to_vec()).expect("the test waits");
+        Ok(())
+    });
+    let mut services = standard_services();
+    services.add(PROGRAM, VERSION, NOTE, note.one_way());
+    let address = world.serve_with(small_server(), services);
+    let mut client = Client::connect(&address, ClientConfig::new(PROGRAM, VERSION)).unwrap();
+    for n in 0..100u8 {
+        let reply = client.call(ClientCall::new(NOTE).args([n; 8]).one_way()).unwrap();
+        assert!(reply.results().is_empty());
+        assert_eq!(told.recv_timeout(std::time::Duration::from_secs(20)).expect("it runs"), [n; 8]);
+    }
+    let chunk = client.alloc(100).unwrap();
+    let refused = client.call(ClientCall::new(NOTE).write_chunk_into(chunk).one_way());
+    assert_eq!(refused.map(drop).map_err(CallError::from), Err(Defect::NotOneWay.into()));
 }

@@ -34,7 +34,8 @@ pub(crate) struct CallRequest {
 }
 
 impl Requester {
-    /// Starts a one-way call, which completes once sent.
+    /// Starts a one-way call, which completes once sent. Its empty reply is allocated here, so that a shortage is known
+    /// before anything is sent.
     #[cold]
     pub(in crate::shard) fn start_one_way<F: Fabric>(
         &mut self,
@@ -51,13 +52,14 @@ impl Requester {
         } else {
             Err(Defect::NotOneWay.into())
         };
-        match shaped.and_then(|()| conn.proto.start_call(token, deadline)) {
-            Ok(call) => {
+        let reply = shaped.and_then(|()| cx.alloc_for_call(0));
+        match reply.and_then(|reply| Ok((conn.proto.start_call(token, deadline)?, reply))) {
+            Ok((call, reply)) => {
                 cx.stats.calls += 1;
                 self.next_deadline = self.next_deadline.min(deadline);
                 let out = conn.out_call(call);
                 (out.sink, out.message, out.memory, out.exposure) = (sink, Some(message), ChunkMemory::NONE, None);
-                out.one_way = true;
+                out.empty_reply = Some(reply);
                 cx.ready.add(conn);
                 Some(call)
             }
@@ -67,13 +69,10 @@ impl Requester {
 
     /// Completes a one-way call that was sent.
     #[cold]
-    fn sent_one_way<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId) {
-        conn.out_call(call).one_way = false;
+    fn sent_one_way<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, reply: Buf) {
         let (sink, ..) = conn.end_call(call);
         if let Some(token) = conn.proto.give_up(call) {
-            // It was sent: an error must not deny that.
-            let result = cx.alloc_for_call(0).map(Reply::empty).map_err(|lacks| FailedCall::from(lacks.of_reply()));
-            self.deliver(cx, sink, token, result);
+            self.deliver(cx, sink, token, Ok(Reply::empty(reply)));
         }
     }
 
@@ -211,8 +210,8 @@ impl Requester {
             return self.give_up_call(cx, conn, call, error);
         }
         conn.requests.calls[slot].exposure = self.transmit_call(cx, conn, call, message, memory, receives_ok);
-        if conn.requests.calls[slot].one_way {
-            self.sent_one_way(cx, conn, call);
+        if let Some(reply) = conn.requests.calls[slot].empty_reply.take() {
+            self.sent_one_way(cx, conn, call, reply);
         }
     }
 

@@ -267,7 +267,7 @@ impl Requester {
     ) -> Result<(), CallError> {
         let out = conn.out_call(call);
         let (message, memory, max_reply) = (out.message.take(), out.memory.take(), out.max_reply);
-        let (mut memory, one_way) = (memory, out.one_way);
+        let (mut memory, one_way) = (memory, out.empty_reply.is_some());
         // The chunks of its last form.
         let long = memory.get_mut().and_then(|memory| {
             memory.reply = None;

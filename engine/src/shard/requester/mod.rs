@@ -89,8 +89,8 @@ struct OutCall {
     copy: Vec<u8>,
     /// Most bytes of inline results.
     max_reply: usize,
-    /// One-way: it completes once sent.
-    one_way: bool,
+    /// Reply of a one-way call, which completes once sent.
+    empty_reply: Option<Buf>,
     /// Number of retransmissions.
     retries: u8,
     /// Sent on an earlier connection: the server may have executed it.
@@ -129,7 +129,7 @@ impl OutCall {
     /// Drops the message: it is not sent, or not again.
     #[inline]
     fn forget(&mut self) {
-        (self.message, self.memory, self.kept, self.one_way) = (None, ChunkMemory::NONE, None, false);
+        (self.message, self.memory, self.kept, self.empty_reply) = (None, ChunkMemory::NONE, None, None);
         self.max_reply = 0;
         self.copy.clear();
     }
@@ -263,7 +263,7 @@ impl Conn {
         if !std::mem::take(&mut out.used) {
             return (Sink::Polled, None, None);
         }
-        if out.message.is_some() || out.kept.is_some() || out.memory.is_some() || out.one_way {
+        if out.message.is_some() || out.kept.is_some() || out.memory.is_some() || out.empty_reply.is_some() {
             out.forget();
         }
         out.copy.clear();
