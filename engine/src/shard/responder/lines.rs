@@ -319,7 +319,7 @@ impl Lines {
         gone.into_iter().for_each(|since| self.waits_no_more(since, now));
     }
 
-    /// Number of waiting calls.
+    /// All waiting calls.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Waiting> {
         self.all.iter().flat_map(|line| line.aside.iter().chain(&line.calls))
     }
