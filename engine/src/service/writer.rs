@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_counts_and_nothing_else() {
+    fn only_written_bytes_count() {
         let (mut room, mut len) = ([0xAA; 16], 9);
         let mut writer = ResultWriter::new(&mut room, &mut len);
         assert_eq!((writer.written(), writer.room()), (0, 16));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_write_counts_as_far_as_they_say() {
+    fn bytes_written_by_others_count_after_advance() {
         let (mut room, mut len) = ([0xAA; 16], 0);
         let at = room.as_ptr();
         let mut writer = ResultWriter::new(&mut room, &mut len);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_bound_a_result_breaks_says_how_it_is_refused() {
+    fn a_result_is_refused_by_the_bound_that_it_exceeds() {
         let refused = |declared, len| {
             let (mut room, mut told, mut written) = ([0; 16], false, 0);
             let mut writer = ResultWriter::of_chunk(&mut room, &mut written, &mut told, (2, declared));

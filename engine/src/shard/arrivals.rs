@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_never_said_anything_makes_room_first() {
+    fn connections_without_a_message_are_evicted_first() {
         let long = 9 * FIRST_MESSAGE;
         let all = [
             idle(0, "a", false, long, 65),

@@ -437,7 +437,7 @@ mod tests {
     use crate::shard::testing::{new_conn, open_conn};
 
     #[test]
-    fn the_first_reason_counts_until_it_is_to_be_made_again() {
+    fn the_first_close_reason_counts_until_reconnect() {
         let mut conn = open_conn(0, false);
         assert!(!conn.is_over() && conn.close_reason().is_none());
         conn.end_for(LocalClose::Requested);

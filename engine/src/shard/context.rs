@@ -327,7 +327,7 @@ mod tests {
     use crate::shard::testing::{context, open_conn, small};
 
     #[test]
-    fn a_connection_that_is_over_is_ended_at_once_by_control() {
+    fn a_closed_connection_ends_in_the_next_control_run() {
         let mut cx = context(small());
         let qp = open_conn(0, true).qp();
         cx.conns.insert(open_conn(0, true));

@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_no_buffer_does_not_keep_the_shard_awake() {
+    fn a_connection_without_a_buffer_does_not_keep_the_shard_awake() {
         let (mut shard, time, held) = starved();
         let interval = shard.config().poll.control_interval;
         assert!((0..64).all(|_| !shard.poll_once()), "there is nothing to do");
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn who_found_no_buffer_asks_again_when_buffers_come_home() {
+    fn a_connection_without_a_buffer_retries_when_one_is_freed() {
         let (mut shard, _time, held) = starved();
         drop(held);
         shard.cx.feed();

@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_tells_nothing_is_given_the_time_in_advance() {
+    fn without_reported_progress_the_time_is_granted_in_advance() {
         let (mut progress, owed) = (Progress::default(), Owed { fetches: 1, ..Owed::default() });
         let passed = progress.pass(1, None, (300, 0, 0), RATE);
         progress.look(owed, &passed);

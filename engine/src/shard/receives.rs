@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_needed_is_wanted_as_far_as_there_is_any() {
+    fn receives_are_wanted_for_needs_within_the_stock() {
         let mut budget = ReceiveBudget::new(100);
         budget.promise(&mut Promise::default(), 90, 500);
         assert_eq!(budget.wanted(), 100 + RECEIVE_MARGIN);

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_counts_until_the_send_behind_it_has_left() {
+    fn written_bytes_count_until_the_next_send_completes() {
         let (pool, mut queue) = (pool(), SendQueue { sends: u32::MAX - 1, ..SendQueue::new() });
         for bytes in [0, 10, 200, 3000] {
             queue.note_writes(bytes, true);

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_drains_takes_no_calls_again() {
+    fn a_draining_connection_takes_no_calls() {
         assert!(ALL.into_iter().filter(|next| Draining.leads_to(*next)).eq([Closing]));
     }
 

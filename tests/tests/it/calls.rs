@@ -401,7 +401,7 @@ fn an_empty_pool_is_said_and_gets_over() {
 }
 
 #[test]
-fn a_server_short_of_memory_says_so_and_gets_over() {
+fn a_server_recovers_from_a_shortage_of_memory() {
     let mut world = World::new("server-pool");
     // What does not fit into the buffers for bulk data does not fit anywhere.
     let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);

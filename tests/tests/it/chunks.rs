@@ -385,7 +385,7 @@ fn results_of_the_handlers_own_memory_are_shared() {
 }
 
 #[test]
-fn a_result_that_goes_nowhere_says_why() {
+fn a_result_without_a_chunk_is_an_error() {
     const OWN: u32 = 30;
     const POOL: u32 = 31;
     let mut world = World::new("nowhere");

@@ -79,7 +79,7 @@ fn connections_spread_evenly_over_the_shards_of_a_server() {
 }
 
 #[test]
-fn reasons_of_connections_that_are_over_are_kept_for_the_last_of_them() {
+fn close_reasons_of_the_last_connections_are_kept() {
     // A device takes its time for each.
     if place::on_device() {
         return;

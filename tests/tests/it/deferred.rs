@@ -319,7 +319,7 @@ fn end(client: &mut LocalClient) -> (u64, Result<Vec<u8>, CallError>) {
 }
 
 #[test]
-fn who_is_dropped_unanswered_is_refused_and_counted() {
+fn a_dropped_call_is_refused_and_counted() {
     for scheme in SCHEMES {
         let mut world = World::new("dropped");
         let (address, held) = holding(&mut world, small().with(|c| c.wire.credit_mode = scheme));
@@ -338,7 +338,7 @@ fn who_is_dropped_unanswered_is_refused_and_counted() {
 }
 
 #[test]
-fn who_answers_a_connection_that_is_over_is_told_and_does_no_harm() {
+fn an_answer_to_a_closed_connection_is_harmless() {
     for scheme in SCHEMES {
         let mut world = World::new("over");
         let (address, held) = holding(&mut world, small().with(|c| c.wire.credit_mode = scheme));
@@ -466,7 +466,7 @@ fn a_drain_waits_for_what_was_taken_up_to_its_time() {
 }
 
 #[test]
-fn what_is_answered_later_is_remembered_and_runs_once() {
+fn a_deferred_reply_is_cached_and_its_call_runs_once() {
     for (scheme, version) in [(CreditMode::V2Windowed, Version::V2), (CreditMode::V1, Version::V1)] {
         let mut world = World::new("once-later");
         let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig {
@@ -541,7 +541,7 @@ fn a_client_may_answer_its_server_later() {
 }
 
 #[test]
-fn who_panics_loses_its_own_call_only() {
+fn a_panic_costs_its_own_call_only() {
     for (way, scheme) in [Way::AtOnce, Way::Thread, Way::Future].into_iter().flat_map(|way| SCHEMES.map(|s| (way, s))) {
         let desk = Desk::new();
         let mut world = World::new("panics");
@@ -651,13 +651,13 @@ fn a_call_that_is_not_answered_may_be_taken_and_dropped() {
 
 #[test]
 #[should_panic(expected = "is to run on workers")]
-fn what_takes_its_calls_does_not_run_on_workers() {
+fn deferred_procedures_do_not_run_on_workers() {
     Services::new().add(1, 1, 1, Procedure::deferred(drop).on_workers());
 }
 
 /// The memory of calls that are out is not there for others; who waits for it gets it when they come home.
 #[test]
-fn who_waits_for_memory_gets_what_comes_home() {
+fn a_waiting_call_gets_freed_buffers() {
     for scheme in SCHEMES {
         let world = World::new("memory-later");
         let ((give, held), mut services) = (mpsc::channel(), standard_services());

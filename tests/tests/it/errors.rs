@@ -176,7 +176,7 @@ fn the_knob_that_is_named_is_the_one_that_was_set() {
 }
 
 #[test]
-fn a_call_that_is_too_long_is_told_from_one_without_a_buffer_now() {
+fn too_long_differs_from_no_free_buffer() {
     let mut world = World::new("too-long");
     let address = world.serve(small_server());
     let mut client = world.client(&address, small().with(|c| c.memory.bulk_buffers = vec![(4096, 2)]));

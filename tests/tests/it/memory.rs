@@ -151,7 +151,7 @@ impl Stops {
 /// As memory comes home in the middle of a turn, a call that has arrived since meets it before those that
 /// wait do.
 #[test]
-fn what_comes_as_memory_comes_home_goes_behind_those_that_wait() {
+fn a_new_call_queues_behind_waiting_calls() {
     for scheme in SCHEMES {
         let (stops, order) = (Arc::new(Stops::default()), Arc::new(Mutex::new(Vec::new())));
         let mut services = Services::new();
@@ -318,7 +318,7 @@ fn long_calls_do_not_wait_for_memory_that_they_have_themselves() {
 }
 
 #[test]
-fn whoever_reads_statistics_changes_nothing_for_others() {
+fn reading_statistics_changes_nothing() {
     let mut world = World::new("readers");
     let address = world.serve(small_server());
     let mut client = world.client(&address, small());

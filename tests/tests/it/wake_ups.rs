@@ -164,7 +164,7 @@ fn any_thread_wakes_a_shard_for_its_task() {
 }
 
 #[test]
-fn who_answers_a_call_of_a_shard_that_sleeps_wakes_it() {
+fn an_answer_wakes_a_sleeping_shard() {
     let world = World::new("answer-wakes");
     let asleep = Asleep::default();
     let (hold, held) = mpsc::channel::<DeferredCall>();
@@ -192,7 +192,7 @@ fn who_answers_a_call_of_a_shard_that_sleeps_wakes_it() {
 }
 
 #[test]
-fn what_a_future_waits_for_wakes_its_shard() {
+fn a_woken_future_wakes_its_shard() {
     let world = World::new("future-wakes");
     let asleep = Asleep::default();
     let (wait, waiting) = mpsc::channel();

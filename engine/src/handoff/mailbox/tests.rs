@@ -104,7 +104,7 @@ mod real {
     }
 
     #[test]
-    fn a_full_ring_pushes_back_and_a_closed_one_says_so() {
+    fn a_full_ring_and_a_closed_ring_return_the_item() {
         let token = Arc::new(());
         let (mailbox, connector) = mailbox();
         let mut sender = connector.connect(2);

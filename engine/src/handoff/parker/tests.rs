@@ -38,7 +38,7 @@ mod real {
     }
 
     #[test]
-    fn a_sleep_ends_with_its_timeout_and_is_over_then() {
+    fn a_sleep_ends_with_its_timeout() {
         let mut sleeper = Sleeper::new(Wake::Thread);
         sleeper.sleep_unless(|| false, Some(Duration::from_millis(1)));
         assert!(!sleeper.shared.sleeping.load(Ordering::Relaxed));

@@ -170,7 +170,7 @@ fn a_handler_that_panics_leaves_a_call_that_does_not_run_again() {
 }
 
 #[test]
-fn a_call_that_did_nothing_may_come_again() {
+fn a_forgotten_call_runs_again() {
     let cache = cache(16, 100);
     new(&cache, key(1)).forget();
     assert_eq!(cache.stats().entries, 0);

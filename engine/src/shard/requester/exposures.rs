@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_comes_home_when_the_device_is_gone() {
+    fn outstanding_buffers_return_when_the_device_is_lost() {
         let (pool, mut exposures) = (pool(), Exposures::default());
         let (index, held) = expose(&mut exposures, &pool);
         drop(held);

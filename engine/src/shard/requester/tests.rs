@@ -101,7 +101,7 @@ fn a_call_ends_once_with_its_reply() {
 }
 
 #[test]
-fn a_call_whose_time_is_over_is_told_of_at_once_and_its_reply_is_dropped() {
+fn a_timed_out_call_ends_at_once_and_its_reply_is_dropped() {
     let mut scene = Scene::new();
     let call = scene.start(1, Some(Duration::from_nanos(100)), None);
     assert_eq!(scene.requester.next_deadline(), 100);

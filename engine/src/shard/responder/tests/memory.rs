@@ -39,7 +39,7 @@ fn who_is_gone_waits_for_nothing() {
 
 /// What the application keeps is waited for a second, whoever has waited for it before.
 #[test]
-fn who_waits_for_what_does_not_come_home_is_refused_after_a_second_of_its_own() {
+fn a_hopeless_call_is_refused_after_a_second() {
     let (mut scene, time) = (Scene::new(), SimulatedTime::new());
     scene.cx.clock = Clock::simulated(&time);
     let (mut gone, mut stays) = (open_conn(0, true), open_conn(1, true));
@@ -172,7 +172,7 @@ fn what_a_message_came_in_is_not_waited_for() {
 
 /// Also if it needs what another line waits for, too.
 #[test]
-fn who_has_waited_for_longest_chooses_first() {
+fn the_longest_waiting_chooses_first() {
     let (mut scene, time) = (Scene::new(), SimulatedTime::new());
     scene.cx.clock = Clock::simulated(&time);
     let (mut first, mut later) = (open_conn(0, true), open_conn(1, true));
@@ -194,7 +194,7 @@ fn who_has_waited_for_longest_chooses_first() {
 }
 
 #[test]
-fn who_has_stepped_aside_goes_on_as_soon_as_there_is_enough() {
+fn a_call_that_stepped_aside_continues_when_there_is_enough() {
     let (mut scene, time) = (Scene::new(), SimulatedTime::new());
     scene.cx.clock = Clock::simulated(&time);
     let mut held: Vec<_> = (0..3).map(|_| scene.cx.pool.alloc(40_000).expect("one of four")).collect();
@@ -215,7 +215,7 @@ fn who_has_stepped_aside_goes_on_as_soon_as_there_is_enough() {
 
 /// What is gathered for it is not there for who came later, whatever else that one waits for, or does not.
 #[test]
-fn who_needs_several_gathers_them_from_those_that_came_later() {
+fn a_call_gathers_several_buffers_before_later_calls() {
     let (mut scene, time) = (Scene::new(), SimulatedTime::new());
     scene.cx.clock = Clock::simulated(&time);
     let (mut first, mut later) = (open_conn(0, true), open_conn(1, true));

@@ -225,7 +225,7 @@ fn calls_that_are_taken_come_home_once_and_make_room_for_others() {
 }
 
 #[test]
-fn who_takes_nothing_makes_room_though_calls_are_away() {
+fn a_peer_that_takes_nothing_is_evicted_with_calls_away() {
     let mut scene = Scene::new();
     let (mut stalled, mut conn) = (open_conn(0, true), open_conn(1, true));
     // A reply that never leaves.
@@ -250,7 +250,7 @@ fn who_takes_nothing_makes_room_though_calls_are_away() {
 }
 
 #[test]
-fn what_was_taken_of_a_connection_that_is_over_comes_home_to_nobody() {
+fn a_deferred_call_of_a_closed_connection_is_dropped() {
     let mut scene = Scene::new();
     let mut conn = open_conn(0, true);
     for xid in 1..=3 {
