@@ -248,7 +248,6 @@ impl<S: Sharing> Procedure<S> {
     /// Bytes of each argument that identify a retransmission; default [`CHECKSUMMED`].
     ///
     /// They tell it from another call with the same XID and lengths. Call this after [`cached`](Self::cached).
-    #[must_use]
     pub fn checksummed(mut self, bytes: usize) -> Self {
         if let Some(cached) = &mut self.cached {
             cached.checksummed = bytes;
