@@ -125,7 +125,7 @@ fn one_server_has_addresses_of_several_fabrics() {
         let config = ServerConfig { more_addresses: vec![addresses[1].clone()], ..config(shards) };
         Server::start(&addresses[0], standard_services(), &config)
     };
-    let refused = start(1).err().expect("it cannot be");
+    let refused = start(1).expect_err("it cannot be");
     assert!(refused.to_string().starts_with("2 addresses exceed 1 shards (ServerConfig::shards)"), "{refused}");
     let server = start(3).expect("a server");
     let held = || -> Vec<u64> { server.stats().iter().map(|stats| stats.connections).collect() };

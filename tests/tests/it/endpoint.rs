@@ -186,11 +186,11 @@ fn who_does_not_answer_is_given_up_by_the_shard() {
         ..shared()
     };
     let endpoint = Endpoint::start(&silent, config).expect("a thread");
-    let error = endpoint.connect(&silent).err().expect("nobody answers");
+    let error = endpoint.connect(&silent).expect_err("nobody answers");
     assert!(matches!(error, ConnectError::TimedOut { .. }), "{error}");
     assert!(error.to_string().contains("connect.timeout"), "{error}");
     let nowhere = world.address();
-    let error = endpoint.connect(&nowhere).err().expect("nobody listens");
+    let error = endpoint.connect(&nowhere).expect_err("nobody listens");
     assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
     assert_eq!(connections(&endpoint), 0);
     // It goes on.

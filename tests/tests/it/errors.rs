@@ -29,7 +29,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 }
 
 fn refused(world: &World, services: Services, config: &ServerConfig) -> StartError {
-    Server::start(&world.address(), services, config).err().expect("it contradicts itself")
+    Server::start(&world.address(), services, config).expect_err("it contradicts itself")
 }
 
 #[test]
@@ -46,10 +46,10 @@ fn a_procedure_on_workers_needs_workers() {
     // Nor do services of one shard alone run there what its other threads were to run.
     let local = || one(nothing().on_workers()).to_local();
     let error =
-        LocalServer::start_with(&world.address(), |_| local(), &small_server()).err().expect("it has no workers");
+        LocalServer::start_with(&world.address(), |_| local(), &small_server()).expect_err("it has no workers");
     assert_eq!(error.to_string(), text);
     let make = move |_: &ShardSetup<'_>| Ok(Application { services: local(), task: None });
-    let error = Server::start_with(&world.address(), make, &small_server()).err().expect("it has no workers");
+    let error = Server::start_with(&world.address(), make, &small_server()).expect_err("it has no workers");
     assert_eq!(error.to_string(), text);
     // A client runs everything on its shard: that is documented, and for handlers that are shared with a server.
     let mut world = world;
@@ -78,7 +78,7 @@ fn what_is_declared_fits_a_buffer() {
         let address = world.serve(small_server());
         let services = Some(Arc::new(one(procedure)));
         let config = ClientConfig { services, ..small_client(small()) };
-        let error = LocalClient::connect(&address, config).err().expect("it contradicts itself").to_string();
+        let error = LocalClient::connect(&address, config).expect_err("it contradicts itself").to_string();
         assert!(error.contains(declared), "{error}");
     }
     for procedure in [
@@ -330,7 +330,7 @@ fn errors_are_sent_between_threads_and_say_nothing_twice() {
         Box::new(refused(&world, one(nothing()), &ServerConfig { shard, ..small_server() })),
         Box::new(refused(&world, one(nothing()), &ServerConfig { workers, ..small_server() })),
         Box::new(refused(&world, one(nothing().on_workers()), &small_server())),
-        Box::new(Server::start_with(&world.address(), make, &small_server()).err().expect("it is refused")),
+        Box::new(Server::start_with(&world.address(), make, &small_server()).expect_err("it is refused")),
     ];
     for error in errors {
         let mut of = Some(&*error);

@@ -54,9 +54,9 @@ fn echo(client: &mut Client, args: &[u8]) -> Result<Vec<u8>, CallError> {
 fn a_client_with_services_has_reverse_credits() {
     let world = World::new("no-credits");
     let shard = small().with(|c| c.limits.reverse_credits = 0);
-    let refused = Client::connect(&world.address(), serving_client(shard.clone())).err().expect("refused");
+    let refused = Client::connect(&world.address(), serving_client(shard.clone())).expect_err("refused");
     assert!(refused.to_string().contains("reverse_credits is 0"), "{refused}");
-    let refused = LocalClient::connect(&world.address(), serving_client(shard)).err().expect("refused");
+    let refused = LocalClient::connect(&world.address(), serving_client(shard)).expect_err("refused");
     assert!(refused.to_string().contains("reverse_credits is 0"), "{refused}");
 }
 

@@ -173,7 +173,7 @@ fn start(world: &World, path: &Path) -> Result<Server, StartError> {
 }
 
 fn refused(world: &World, path: &Path, says: &[&str]) {
-    let error = start(world, path).err().expect("it cannot be had");
+    let error = start(world, path).expect_err("it cannot be had");
     assert!(error.to_string().starts_with("`ServerConfig::stats`: "), "{error:?}");
     let text = error.to_string();
     for part in says.iter().copied().chain(["`ServerConfig::stats`", path.to_str().expect("UTF-8")]) {
