@@ -26,7 +26,7 @@ struct Cause {
 pub enum StartErrorKind {
     /// A knob is out of range, or two declarations conflict.
     Config,
-    /// Host, control group or reserved pages lack the memory, or a right to it is missing.
+    /// Memory cannot be had: none left, a limit, or no right.
     Memory,
     /// The address is in use, invalid or unreachable.
     Address,
@@ -34,7 +34,7 @@ pub enum StartErrorKind {
     Device,
     /// A thread may not run on its core.
     Core,
-    /// A system call failed, for instance at a limit on threads or descriptors.
+    /// A system call failed, for instance at a limit on threads.
     System,
     /// Code of the application failed.
     Application,

@@ -45,8 +45,7 @@ fn a_procedure_on_workers_needs_workers() {
     drop(Server::start(&world.address(), one(nothing().on_workers()), &config).expect("it has workers"));
     // Nor do services of one shard alone run there what its other threads were to run.
     let local = || one(nothing().on_workers()).to_local();
-    let error =
-        LocalServer::start_with(&world.address(), |_| local(), &small_server()).expect_err("it has no workers");
+    let error = LocalServer::start_with(&world.address(), |_| local(), &small_server()).expect_err("it has no workers");
     assert_eq!(error.to_string(), text);
     let make = move |_: &ShardSetup<'_>| Ok(Application { services: local(), task: None });
     let error = Server::start_with(&world.address(), make, &small_server()).expect_err("it has no workers");
