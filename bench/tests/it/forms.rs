@@ -37,10 +37,10 @@ fn every_form_of_every_operation_in_every_protocol() {
             let result = only_result(&report);
             assert_eq!(report["test_info"]["form"], form);
             let sent = |count: &str| {
-                let name = format!("{count}_sent");
+                let name = format!("{count}_messages_sent");
                 [by_call(result, "client", &name), by_call(result, "server", &name)]
             };
-            let [parts, chunked, long] = ["parts", "chunked", "long"].map(sent);
+            let [parts, chunked, long] = ["continued", "chunked", "long"].map(sent);
             let (calls, replies) = (op != "read", op != "write");
             let carried = |each: f64| [if calls { each } else { 0.0 }, if replies { each } else { 0.0 }];
             match form {

@@ -262,7 +262,9 @@ pub enum Defect {
     #[error("chunk of 0 bytes")]
     EmptyChunk,
     /// A Read chunk's place is no multiple of 4, overlaps the chunk before it, or is beyond the arguments.
-    #[error("Read chunk at byte {0} of the arguments: not a multiple of 4, or not behind the chunk before it")]
+    #[error(
+        "Read chunk at byte {0} of the arguments: not a multiple of 4, within the chunk before it, or beyond their end"
+    )]
     Position(u32),
     /// Version 1 counts its credits by replies, and a chunk must be revoked when it was used.
     #[error("one-way call in version 1, or with chunks (wire.credit_mode)")]

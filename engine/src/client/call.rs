@@ -133,7 +133,8 @@ impl ClientCall {
     #[doc(alias("chunk list", "read list"))]
     #[inline]
     pub fn read_chunk(self, at: usize, data: Buf) -> Self {
-        let position = (self.args_at + at) as u32;
+        // One that no argument has is refused at the start.
+        let position = u32::try_from(self.args_at.saturating_add(at)).unwrap_or(u32::MAX);
         self.with(|memory| memory.too_many |= memory.send.try_push((position, data)).is_err())
     }
 
@@ -164,7 +165,8 @@ impl ClientCall {
     /// Needed for results that exceed one message.
     #[inline]
     pub fn expect_reply(mut self, bytes: usize) -> Self {
-        self.max_reply = bytes;
+        // No message of the protocol is longer; sums with it do not overflow.
+        self.max_reply = bytes.min(u32::MAX as usize);
         self
     }
 

@@ -240,7 +240,7 @@ impl<F: Fabric> LocalClient<F> {
     pub fn prepare(&mut self, procedure: u32, args_len: usize) -> Result<ClientCall, CallError> {
         // Read once: with the memory written in between, the compiler takes it for another length.
         let args_at = self.template.len();
-        let mut message = self.shard.alloc(HEADROOM_CALL + args_at + args_len)?;
+        let mut message = self.shard.alloc((HEADROOM_CALL + args_at).saturating_add(args_len))?;
         message.set_window(HEADROOM_CALL, args_at + args_len);
         self.template.write(&mut message, procedure);
         Ok(ClientCall::placed(procedure, message, args_at))

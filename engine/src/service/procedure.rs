@@ -81,24 +81,28 @@ type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
 
 impl Cached {
     /// Looks a call up. `None` if it is new, and now has its ticket; or if its caller is unknown.
-    pub(crate) fn look_up(&self, call: &mut Call<Ready>) -> Option<Lookup> {
-        match self.cache.begin(self.key(call.view())?) {
+    ///
+    /// # Errors
+    /// Text of the panic of the application's function that identifies callers.
+    pub(crate) fn look_up(&self, call: &mut Call<Ready>) -> Result<Option<Lookup>, Box<str>> {
+        let Some(key) = self.key(call.view())? else { return Ok(None) };
+        Ok(match self.cache.begin(key) {
             Lookup::New(ticket) => {
                 call.set_claim(ticket);
                 None
             }
             known => Some(known),
-        }
+        })
     }
 
     /// Whether the original of this retransmitted call still runs.
     pub(crate) fn still_runs(&self, call: &Call<Ready>) -> bool {
-        self.key(call.view()).is_some_and(|key| self.cache.is_running(&key))
+        matches!(self.key(call.view()), Ok(Some(key)) if self.cache.is_running(&key))
     }
 
-    fn key(&self, call: &ServerCall) -> Option<CallKey> {
-        let client = (self.client)(call)?;
-        Some(CallKey::of(client, call, self.checksummed))
+    fn key(&self, call: &ServerCall) -> Result<Option<CallKey>, Box<str>> {
+        let client = caught(|| (self.client)(call))?;
+        Ok(client.map(|client| CallKey::of(client, call, self.checksummed)))
     }
 }
 

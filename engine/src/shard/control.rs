@@ -95,6 +95,18 @@ impl<F: Fabric> Shard<F> {
         now < until
     }
 
+    /// Whether a connection that drains has replies in memory that the fabric still sends: a slow peer takes long for
+    /// them, and a connection that closes has a moment only. `timeouts.progress` ends one whose peer takes nothing.
+    pub(super) fn awaits_last_sends(&mut self, conn: &mut Conn) -> bool {
+        let awaits = conn.sends.under_way() > 0 && self.cx.fabric.holds_sends(conn.qp());
+        if awaits {
+            // The device reports unsignaled ones by the completion of a later one.
+            self.cx.request_completion(conn);
+            self.cx.schedule.wake_by(self.cx.clock.read() + nanoseconds(self.cx.config.poll.control_interval));
+        }
+        awaits
+    }
+
     /// Part of step 5 of a turn: closes draining connections that were silent for long enough.
     #[cold]
     fn look_at_lingering(&mut self) {

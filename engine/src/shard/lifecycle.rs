@@ -1,6 +1,7 @@
 //! Transitions of a shard's connections, by name, and events for its owner.
 
 use std::collections::VecDeque;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
 use super::close_reason::CloseReason;
 use super::{ConnRef, Notice};
@@ -31,13 +32,14 @@ pub(super) struct Lifecycle {
     draining: bool,
     /// Time of the last eviction for another host, in nanoseconds.
     ended_for_others: Option<u64>,
-    /// First XID of the next connection.
+    /// First XID of the next connection. Random at first: a duplicate request cache takes the same call of the same
+    /// client under the same XID for a retransmission, also of another shard or process.
     seed: u32,
 }
 
 impl Lifecycle {
     pub(super) fn new() -> Self {
-        Self { seed: std::process::id().wrapping_mul(0x9E37_79B9), ..Self::default() }
+        Self { seed: RandomState::new().build_hasher().finish() as u32, ..Self::default() }
     }
 
     /// Derives XIDs from the number of connections only.
@@ -174,6 +176,12 @@ mod tests {
 
     fn qp(slot: u32) -> QpId {
         QpId { slot, generation: 0 }
+    }
+
+    #[test]
+    fn shards_of_a_process_have_xids_of_their_own() {
+        let xids: std::collections::BTreeSet<_> = (0..8).map(|_| Lifecycle::new().next_seed()).collect();
+        assert_eq!(xids.len(), 8);
     }
 
     #[test]

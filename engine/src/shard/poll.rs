@@ -329,7 +329,8 @@ impl<F: Fabric> Shard<F> {
         if more {
             self.cx.ready.add(conn);
         }
-        if conn.stage() == Stage::Draining && conn.proto.is_idle() && conn.is_idle() && !self.lingers(conn) {
+        let drained = conn.stage() == Stage::Draining && conn.proto.is_idle() && conn.is_idle();
+        if drained && !self.lingers(conn) && !self.awaits_last_sends(conn) {
             conn.go(Stage::Closing);
         }
     }

@@ -1,8 +1,10 @@
 //! Calls without chunks: what comes back, what is refused, how long a message may be, how a call is given up.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use rpcrdma::client::{ClientConfig, Credential, LocalClient};
+use rpcrdma::client::{ClientCall, ClientConfig, Credential, LocalClient};
+use rpcrdma::service::duplicate_requests::{DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::wire::rpc::AuthSys;
 use rpcrdma::{CallError, Config, CreditMode, FailedCall, Procedure, Refusal, Server, ServerCall};
@@ -553,13 +555,42 @@ fn a_handler_that_panics_on_the_shard_costs_its_call() {
     let mut world = World::new("panic-on-shard");
     let mut services = standard_services();
     services.add(PROGRAM, VERSION, 20, Procedure::new(|_| panic!("as the test wants")));
+    let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
+    let identified = Procedure::new(|_| Ok(())).cached(cache, |_| panic!("as the test wants"));
+    services.add(PROGRAM, VERSION, 21, identified);
     let address = world.serve_with(small_server(), services);
     let mut client = world.client(&address, small());
     let mut other = world.client(&address, small());
-    for _ in 0..3 {
-        let call = client.prepare(20, 0).unwrap();
+    for procedure in [20, 21, 20, 21] {
+        let call = client.prepare(procedure, 0).unwrap();
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(CallError::Refused(Refusal::SystemError)));
         echo(&mut client, b"on").unwrap();
         echo(&mut other, b"and the others").unwrap();
     }
+}
+
+#[test]
+fn lengths_and_positions_that_no_message_has_are_refused() {
+    let mut world = World::new("no-such-length");
+    let address = world.serve(small_server());
+    let mut client = world.client(&address, small());
+    for length in [usize::MAX, usize::MAX - 3, u32::MAX as usize] {
+        let call = ClientCall::new(ECHO).args(*b"four").expect_reply(length);
+        assert!(matches!(client.call(call).map_err(CallError::from), Err(CallError::TooLong { .. })), "{length}");
+        assert!(matches!(client.prepare(ECHO, length), Err(CallError::TooLong { .. })), "{length}");
+    }
+    let first = client.first();
+    for position in [usize::MAX, 0xffff_fffc, 1 << 32] {
+        for prepared in [false, true] {
+            let call = match prepared {
+                false => ClientCall::new(STORE).args(vec![0; 8]),
+                true => client.prepare(STORE, 8).unwrap(),
+            };
+            let data = client.alloc(first, 100).unwrap();
+            let result = client.call(call.read_chunk(position, data)).map(drop).map_err(CallError::from);
+            let error = result.expect_err("no such position").to_string();
+            assert!(error.contains("Read chunk at byte"), "{position:#x}: {error}");
+        }
+    }
+    echo(&mut client, b"on").unwrap();
 }

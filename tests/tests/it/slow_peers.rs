@@ -6,8 +6,9 @@ use std::time::Duration;
 use rpcrdma::fabric::Access;
 use rpcrdma::fabric::contract::loopback_address;
 use rpcrdma::fabric::iwarp::wire::{self as iwarp, Opcode, Place, fpdu_len};
+use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::{Body, Chunks, Flags, ReadSegment, Segment, Version};
-use rpcrdma::{Address, Config, CreditMode, LocalClient};
+use rpcrdma::{Address, Config, CreditMode, LocalClient, Server};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -271,4 +272,39 @@ fn a_host_leaves_bulk_memory_to_others_however_many_connections_it_has() {
     }
     let stats = server.stats();
     assert_eq!((stats.peers_stalled, stats.connections), (0, slow.len() as u64 + 1), "all of them are there");
+}
+
+/// The socket takes little, and the cable moves nothing for longer than a connection lingers that closes.
+#[test]
+fn a_drain_waits_for_replies_that_a_slow_peer_takes() {
+    const RESULT: usize = 1 << 20;
+    let shard = small().with(|c| c.iwarp.send_buffer = Some(4096));
+    let linger = shard.iwarp.linger;
+    let address: Address = format!("iwarp:{}", loopback_address().0).parse().expect("an address");
+    let config = ServerConfig { shard, ..ServerConfig::default() };
+    let server = Server::start(&address, standard_services(), &config).expect("a server");
+    let cable = Cable::new(&address, SLOW);
+    let (connected, held) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            let mut client = LocalClient::connect(cable.address(), small_client(small())).expect("a connection");
+            connected.wait();
+            held.wait();
+            load(&mut client, SEED, &[(RESULT, RESULT)])
+        });
+        connected.wait();
+        cable.hold();
+        held.wait();
+        assert!(settles(|| {
+            cable.pass(1000);
+            server.stats()[0].calls == 1
+        }));
+        let drained = scope.spawn(|| server.drain(Duration::from_secs(30)));
+        std::thread::sleep(linger + linger / 5);
+        while !client.is_finished() {
+            cable.pass(64 << 10);
+        }
+        assert_eq!(client.join().expect("no panic"), Ok(()));
+        drained.join().expect("no panic").expect("nothing was cut off");
+    });
 }

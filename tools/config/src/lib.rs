@@ -217,6 +217,9 @@ fn file(path: &Path) -> Result<Vec<Setting>, SettingError> {
     let bad = |why: String| SettingError::File { path: path.to_owned(), why };
     let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| bad(error.to_string()))?;
+    if !table.values().all(is_finite) {
+        return Err(bad("`nan` and `inf` are no values of any knob".to_owned()));
+    }
     let mut all = Vec::new();
     for (group, knobs) in table {
         let source = Source::File(path.to_owned());
@@ -231,10 +234,21 @@ fn file(path: &Path) -> Result<Vec<Setting>, SettingError> {
     Ok(all)
 }
 
+/// Whether JSON, in which configurations are merged, has all of it.
+fn is_finite(value: &toml::Value) -> bool {
+    match value {
+        toml::Value::Float(number) => number.is_finite(),
+        toml::Value::Array(values) => values.iter().all(is_finite),
+        toml::Value::Table(table) => table.values().all(is_finite),
+        _ => true,
+    }
+}
+
 /// What the text of a variable or argument may mean: TOML, or a string without its quotes.
 fn values(text: &str) -> Vec<Value> {
     let table: Option<toml::Table> = format!("value = {text}").parse().ok();
-    let value = table.and_then(|mut table| serde_json::to_value(table.remove("value")?).ok());
+    let value = table.and_then(|mut table| table.remove("value")).filter(is_finite);
+    let value = value.and_then(|value| serde_json::to_value(value).ok());
     value.into_iter().chain([Value::String(text.to_owned())]).collect()
 }
 

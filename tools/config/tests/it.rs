@@ -121,6 +121,10 @@ fn an_error_names_source_knob_and_value() {
     assert!(said.starts_with("--set: accept.setup = soon: \"soon\" is no time such as \"10s\""), "{said}");
     let said = refused("", &[("RPCRDMA_WIRE_RECEIVE_SIZE", "-1")], &[]);
     assert!(said.starts_with("RPCRDMA_WIRE_RECEIVE_SIZE: wire.receive_size = -1: wanted a number of bytes"), "{said}");
+    let said = refused("", &[], &["limits.max_reads=nan"]);
+    assert!(said.starts_with("--set: limits.max_reads = nan: "), "{said}");
+    let said = refused("[limits]\nmax_reads = inf\n", &[], &[]);
+    assert!(said.ends_with(": `nan` and `inf` are no values of any knob"), "{said}");
     let said = refused("", &[], &["memory.receives"]);
     assert!(said.contains("wanted GROUP.KNOB=VALUE"), "{said}");
     let said = refused("receives = 3\n", &[], &[]);

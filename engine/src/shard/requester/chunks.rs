@@ -77,7 +77,8 @@ impl Memory {
     /// The arguments begin at byte `to` of the message, not at `from`.
     #[inline]
     pub(crate) fn move_reads(&mut self, from: usize, to: usize) {
-        self.send.iter_mut().for_each(|(position, _)| *position = *position - from as u32 + to as u32);
+        let moved = |position: u32| (position - from as u32).saturating_add(to as u32);
+        self.send.iter_mut().for_each(|(position, _)| *position = moved(*position));
     }
 
     /// Allocates missing memory of Write chunks.

@@ -253,7 +253,7 @@ impl Requester {
         let start = buf.start();
         buf.set_window(start, len as usize);
         if cx.fabric.capabilities().exposure_needs_own_arena {
-            buf = self.private_copy(cx, &buf).ok_or_else(|| cx.config.lacks_exposed_buffer(len as usize))?;
+            buf = self.private_copy(cx, &buf).ok_or_else(|| cx.config.lacks_exposed_buffer(len as usize).of_reply())?;
         }
         // Its transport header was in the other message.
         let xid = reply.message.first_chunk().map_or(0, |word| u32::from_be_bytes(*word));

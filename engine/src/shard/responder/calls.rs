@@ -218,9 +218,20 @@ impl Responder {
     fn run_elsewhere<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Ready>) {
         let Some(services) = self.services.as_ref() else { return };
         let entry = services.entry(call.entry());
-        if let Some(known) = entry.cached.as_ref().and_then(|cache| cache.look_up(&mut call)) {
-            let silent = entry.silent;
-            return self.run_before(cx, conn, call, known, silent);
+        match entry.cached.as_ref().map_or(Ok(None), |cache| cache.look_up(&mut call)) {
+            Ok(None) => {}
+            Ok(Some(known)) => {
+                let silent = entry.silent;
+                return self.run_before(cx, conn, call, known, silent);
+            }
+            // Whose call it is remains unknown: it must not run, as it may have run before.
+            Err(panic) => {
+                let (peer, (_, _, procedure)) = (conn.who(), call.name());
+                let line = format_args!("{peer}: procedure {procedure}: its caller's identification panicked: {panic}");
+                cx.error("panics of identification", line);
+                let silent = entry.silent;
+                return self.run_before(cx, conn, call, Lookup::Lost, silent);
+            }
         }
         if entry.takes_calls() {
             return self.hand_over(cx, conn, call);
