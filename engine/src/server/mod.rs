@@ -385,18 +385,18 @@ fn bind(addresses: &[Address], config: &ServerConfig) -> Result<Vec<Place>, Star
 }
 
 /// What a [drain](Server::drain) left when its time-out expired.
+///
+/// Its text counts the shards and workers. The thread of a handler that does not return stays until it does, with all
+/// that it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Undrained {
     timeout: Duration,
     /// Shards whose connections were cut off.
-    pub shards: usize,
+    shards: usize,
     /// Of those, shards in a handler that does not return.
-    ///
-    /// Their threads, and what they hold, stay until it does.
-    pub stuck_shards: usize,
+    stuck_shards: usize,
     /// Workers in such a handler, or with jobs left.
-    pub stuck_workers: usize,
+    stuck_workers: usize,
 }
 
 impl Error for Undrained {}

@@ -456,7 +456,7 @@ fn a_drain_waits_for_what_was_taken_up_to_its_time() {
         start(&mut client, 8);
         let call = next(&held);
         let undrained = world.take_server().drain(Duration::from_millis(50)).expect_err("a call was left");
-        assert_eq!(undrained.shards, 1, "{scheme:?}");
+        assert!(undrained.to_string().contains("connections open on 1 shard"), "{scheme:?}: {undrained}");
         // A slow device may take longer than the drain had.
         assert!(settles(|| call.is_abandoned()), "{scheme:?}");
         call.answer(Ok(()));

@@ -88,8 +88,10 @@ fn outlive(registered: bool) {
     });
     assert_eq!(taken.recv(), Ok(1), "the kernel has the read");
 
-    let undrained = server.drain(Duration::from_millis(100)).expect_err("there is a call that does not end");
-    assert_eq!(undrained.stuck_shards, 1, "its shard is there for as long as the kernel may write to its memory");
+    let undrained =
+        server.drain(Duration::from_millis(100)).expect_err("there is a call that does not end").to_string();
+    // Its shard is there for as long as the kernel may write to its memory.
+    assert!(undrained.contains("handlers running on 1 shard"), "{undrained}");
     assert!(
         matches!(ended.recv(), Ok(Err(FailedCall { error: CallError::ConnectionLost { .. }, .. }))),
         "the caller is told at once"
