@@ -2,6 +2,8 @@
 
 mod changes;
 
+pub use changes::Terms;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;

@@ -23,12 +23,12 @@ use crate::service::{MAX_CHUNKS, Services};
 use crate::shard::{CloseReason, Memory};
 use crate::start_error::StartError;
 
-pub use crate::proto::{CallId, Terms};
+pub use crate::proto::CallId;
 pub use crate::shard::{Done, Returned};
 pub use call::ClientCall;
 pub use endpoint::Endpoint;
 pub use header::Credential;
-pub use local::{Connection, LocalClient};
+pub use local::{Connection, LocalClient, Terms};
 pub use threaded::{Client, Pending};
 
 /// Program, credential and shard of a client.

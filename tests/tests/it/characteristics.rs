@@ -358,7 +358,7 @@ fn characteristics_are_requested_answered_and_updated() {
     assert!(events.contains(&pending), "{events:?}");
     assert!(events.contains(&Event::Peer(Characteristic::SendSize(2048))), "{events:?}");
     let terms = client.terms(first).expect("an open connection");
-    assert_eq!((terms.send_inline_threshold, terms.receive_inline_threshold), (8192, 2048));
+    assert_eq!((terms.send_inline_threshold(), terms.receive_inline_threshold()), (8192, 2048));
     let constant = ChangeError::Constant(PropertyId::SegmentSize);
     assert_eq!(client.request_change(first, &[Characteristic::SegmentSize(4096)]), Err(constant));
     // A server that is not to be resized by its clients.
@@ -370,7 +370,7 @@ fn characteristics_are_requested_answered_and_updated() {
         events = client.take_changes().into_iter().map(|(_, event)| event).collect();
         ended(&events, wanted[2]) == Some(Outcome::Rejected)
     }));
-    assert_eq!(client.terms(first).expect("an open connection").send_inline_threshold, 4096);
+    assert_eq!(client.terms(first).expect("an open connection").send_inline_threshold(), 4096);
 }
 
 #[test]

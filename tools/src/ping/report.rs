@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use rpcrdma::proto::Terms;
+use rpcrdma::client::Terms;
 use rpcrdma::stats::ShardStats;
 use rpcrdma::wire::rpc::ProgramNumber;
 use rpcrdma::{Address, CallError, LocalClient};
@@ -100,7 +100,7 @@ impl<'a> Report<'a> {
         match (self.terms, self.credits) {
             (Some(terms), Some(credits)) => {
                 let (v, send, receive) =
-                    (terms.version.code(), terms.send_inline_threshold, terms.receive_inline_threshold);
+                    (terms.version(), terms.send_inline_threshold(), terms.receive_inline_threshold());
                 let _ = write!(head, "RPC-over-RDMA version {v}, {credits} credits, ");
                 let _ = write!(head, "calls up to {send} bytes inline, replies up to {receive}");
             }
@@ -182,9 +182,9 @@ impl<'a> Report<'a> {
             "address": self.address.to_string(),
             "program": self.args.program,
             "version": self.args.program_version,
-            "rdma_version": self.terms.map(|terms| terms.version.code()),
-            "inline_send": self.terms.map(|terms| terms.send_inline_threshold),
-            "inline_receive": self.terms.map(|terms| terms.receive_inline_threshold),
+            "rdma_version": self.terms.map(|terms| terms.version()),
+            "inline_send": self.terms.map(|terms| terms.send_inline_threshold()),
+            "inline_receive": self.terms.map(|terms| terms.receive_inline_threshold()),
             "credits": self.credits,
             "credits_at_start": self.credits_at_start,
             "connections": connections,

@@ -2,10 +2,34 @@
 
 use super::{Connection, LocalClient};
 use crate::fabric::Fabric;
-use crate::proto::Terms;
+use crate::proto;
 #[cfg(feature = "unstable-internals")]
 use crate::proto::exchange::{ChangeError, Characteristic, Event};
 use crate::shard::ResizeError;
+
+/// Negotiated limits of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms(proto::Terms);
+
+impl Terms {
+    /// Version of RPC-over-RDMA, 1 or 2.
+    #[must_use]
+    pub fn version(&self) -> u32 {
+        self.0.version.code()
+    }
+
+    /// Longest message to send inline, in bytes.
+    #[must_use]
+    pub fn send_inline_threshold(&self) -> usize {
+        self.0.send_inline_threshold
+    }
+
+    /// Longest message that the peer sends inline, in bytes.
+    #[must_use]
+    pub fn receive_inline_threshold(&self) -> usize {
+        self.0.receive_inline_threshold
+    }
+}
 
 impl<F: Fabric> LocalClient<F> {
     /// Changes the receive size of all connections while calls run; allocates.
@@ -52,7 +76,7 @@ impl<F: Fabric> LocalClient<F> {
     /// Negotiated limits of a connection; `None` while not established.
     #[must_use]
     pub fn terms(&self, connection: Connection) -> Option<Terms> {
-        self.shard.terms(connection.0)
+        self.shard.terms(connection.0).map(Terms)
     }
 
     /// Messages that a connection may send now, by its granted credits. In version 1, calls. `None` while not

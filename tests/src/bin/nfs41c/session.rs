@@ -259,7 +259,7 @@ impl Session {
 
     /// The protocol version that was found.
     pub(crate) fn rdma_version(&self) -> u32 {
-        self.client.terms(self.client.first()).map_or(0, |terms| terms.version.code())
+        self.client.terms(self.client.first()).map_or(0, |terms| terms.version())
     }
 
     /// Ends the session, and forgets the client. How many calls were made and served, and how many messages

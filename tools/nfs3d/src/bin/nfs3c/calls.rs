@@ -159,7 +159,7 @@ impl Nfs {
         let first = self.client.first();
         let terms = self.client.terms(first);
         let fields = [
-            ("rdma_version", terms.map_or(0, |terms| u64::from(terms.version.code()))),
+            ("rdma_version", terms.map_or(0, |terms| terms.version().into())),
             ("credits", self.client.credits(first).unwrap_or(0).into()),
             ("connections", of("connections_made")),
             ("calls", of("calls")),
