@@ -109,11 +109,11 @@ mod address;
 mod start_error;
 
 /// Host authentication: keys, and the policy toward peers.
+///
+/// [`PreSharedKey`](auth::PreSharedKey) is the mechanism that comes with the engine. Further mechanisms implement the
+/// traits of `rpcrdma_proto::auth`, which may change between releases.
 pub mod auth {
-    pub use rpcrdma_proto::auth::{
-        AuthError, AuthPolicy, Handshake, KeyError, MAX_KEY_ID, MAX_MESSAGE, MAX_OPENING, MAX_STEPS, MIN_KEY,
-        Mechanism, PreSharedKey, Role, Step,
-    };
+    pub use rpcrdma_proto::auth::{AuthPolicy, KeyError, Mechanism, PreSharedKey};
 }
 
 /// XDR (RFC 4506), for arguments and results.

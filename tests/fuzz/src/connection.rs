@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use rpcrdma::auth::{AuthError, AuthPolicy, Handshake, Mechanism, Role, Step};
+use rpcrdma::proto::auth::{AuthError, AuthPolicy, Handshake, Mechanism, Role, Step};
 use rpcrdma::proto::exchange::{self, Characteristic};
 use rpcrdma::proto::{
     CallId, ConnConfig, Connection, CreditMode, Event, Form, InboundId, Incoming, Outgoing, PeerFault,

@@ -312,7 +312,7 @@ fn errors_are_sent_between_threads_and_say_nothing_twice() {
     any_thread::<rpcrdma_rpcbind::RpcbindError>();
     any_thread::<rpcrdma_rpcbind::stream::StreamError>();
     any_thread::<rpcrdma::proto::binding::BindingError>();
-    any_thread::<rpcrdma::auth::AuthError>();
+    any_thread::<rpcrdma::proto::auth::AuthError>();
     any_thread::<rpcrdma::auth::KeyError>();
 
     let io = || std::io::Error::from(std::io::ErrorKind::NotFound);
@@ -323,7 +323,7 @@ fn errors_are_sent_between_threads_and_say_nothing_twice() {
     let errors: Vec<Box<dyn std::error::Error>> = vec![
         Box::new(rpcrdma_rpcbind::stream::StreamError::from(io())),
         Box::new(rpcrdma::CloseReason::from(rpcrdma::PeerFault::NotAuthenticated(
-            rpcrdma::auth::AuthError::WrongProof,
+            rpcrdma::proto::auth::AuthError::WrongProof,
         ))),
         Box::new(CallError::from(rpcrdma::proto::binding::BindingError::ReductionOff)),
         Box::new(refused(&world, one(nothing()), &ServerConfig { shard, ..small_server() })),

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use rpcrdma::auth::{AuthError, AuthPolicy, Handshake, Mechanism, PreSharedKey, Role, Step};
 use rpcrdma::client::{ConnectError, LocalClient};
+use rpcrdma::proto::auth::{AuthError, AuthPolicy, Handshake, Mechanism, PreSharedKey, Role, Step};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::properties::Properties;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Revision, View, ViewBody};

@@ -47,9 +47,12 @@ pub enum Role {
     Server,
 }
 
-/// An authentication mechanism, shared by all connections. Shared by all connections.
+/// An authentication mechanism, shared by all connections.
+///
+/// A mechanism has one method, `begin(&self, role: Role) -> Box<dyn Handshake>`.
 pub trait Mechanism: fmt::Debug + Send + Sync {
     /// Starts an exchange, for one connection.
+    #[doc(hidden)]
     fn begin(&self, role: Role) -> Box<dyn Handshake>;
 }
 

@@ -33,8 +33,11 @@ type Nonce = [u8; NONCE];
 
 /// Why a key cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum KeyError {
+#[error(transparent)]
+pub struct KeyError(Unusable);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum Unusable {
     /// Too easily guessed.
     #[error("key of {0} bytes, at least {MIN_KEY} are needed (`openssl rand -out FILE 32` makes one)")]
     TooShort(usize),
@@ -52,12 +55,12 @@ struct Key {
 impl Key {
     fn new(id: &str, key: &[u8]) -> Result<Key, KeyError> {
         if id.is_empty() || id.len() > MAX_KEY_ID {
-            return Err(KeyError::BadName(id.len()));
+            return Err(KeyError(Unusable::BadName(id.len())));
         }
         if key.len() < MIN_KEY {
-            return Err(KeyError::TooShort(key.len()));
+            return Err(KeyError(Unusable::TooShort(key.len())));
         }
-        let mac = Hmac::new_from_slice(key).map_err(|_| KeyError::TooShort(key.len()))?;
+        let mac = Hmac::new_from_slice(key).map_err(|_| KeyError(Unusable::TooShort(key.len())))?;
         Ok(Key { id: id.to_owned(), mac })
     }
 
@@ -101,7 +104,7 @@ impl PreSharedKey {
     /// A key and its public name, which becomes the peer's name. The name is no secret.
     ///
     /// # Errors
-    /// It is too short, or its name is.
+    /// The key is shorter than 16 bytes ([`MIN_KEY`]), or its name has not 1 to 64 ([`MAX_KEY_ID`]).
     pub fn new(id: &str, key: &[u8]) -> Result<Self, KeyError> {
         Ok(Self { keys: vec![Arc::new(Key::new(id, key)?)] })
     }
