@@ -123,7 +123,7 @@ pub mod xdr {
 
 /// RPC credentials and verifiers (RFC 5531 §8).
 pub mod rpc {
-    pub use rpcrdma_proto::wire::rpc::{AuthStat, AuthSys, Flavor, OpaqueAuth};
+    pub use rpcrdma_proto::wire::rpc::{AuthStat, AuthSys, OpaqueAuth};
 }
 
 /// Upper-layer bindings: what may travel as chunks (RFC 8166 §6).

@@ -25,7 +25,7 @@ impl Credential {
         let mut body = vec![0; MAX_AUTH_LEN];
         let len = AuthSys::new(0, machine.as_bytes(), uid, gid).emit(gids, &mut body)?;
         body.truncate(len);
-        Ok(Self { flavor: crate::wire::rpc::Flavor::Sys.code(), body })
+        Ok(Self { flavor: AuthSys::FLAVOR, body })
     }
 
     /// A credential of any flavor, as it is on the wire.

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use arrayvec::ArrayVec;
-use rpcrdma::rpc::{AuthStat, AuthSys, Flavor};
+use rpcrdma::rpc::{AuthStat, AuthSys, OpaqueAuth};
 use rpcrdma::{Refusal, ServerCall};
 use rustix::fs::{Gid, Uid};
 use rustix::io;
@@ -67,9 +67,9 @@ impl Policy {
     pub(crate) fn of(&self, call: &ServerCall) -> Result<Identity, Refusal> {
         let (flavor, body) = call.credential();
         let nobody = (NOBODY, NOBODY, ArrayVec::new());
-        let (uid, gid, groups) = if flavor == Flavor::None.code() {
+        let (uid, gid, groups) = if flavor == OpaqueAuth::NONE.flavor {
             nobody
-        } else if flavor == Flavor::Sys.code() {
+        } else if flavor == AuthSys::FLAVOR {
             let sys = AuthSys::parse(body).map_err(|_| Refusal::Authentication(AuthStat::BadCred.code()))?;
             // To the system the highest number means "as before", which is root.
             let known = |id| if id == u32::MAX { NOBODY } else { id };

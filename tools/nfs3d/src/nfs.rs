@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use nfs3_types::xdr_codec::Pack;
-use rpcrdma::rpc::{AuthSys, Flavor};
+use rpcrdma::rpc::AuthSys;
 use rpcrdma::service::DeferredCall;
 use rpcrdma::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::xdr::padded;
@@ -102,7 +102,7 @@ pub(crate) fn run(export: &Export, whole: Whole, call: &mut ServerCall) -> Resul
 /// other.
 pub(crate) fn host(call: &ServerCall) -> Option<Client> {
     let (flavor, body) = call.credential();
-    let sys = (flavor == Flavor::Sys.code()).then(|| AuthSys::parse(body).ok()).flatten()?;
+    let sys = (flavor == AuthSys::FLAVOR).then(|| AuthSys::parse(body).ok()).flatten()?;
     let mut hasher = DefaultHasher::new();
     (sys.machine, call.peer_host()).hash(&mut hasher);
     Some(Client::number(hasher.finish()))

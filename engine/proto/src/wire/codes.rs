@@ -37,6 +37,7 @@ macro_rules! codes {
             }
 
             /// The name, as the specification writes it but without its prefix.
+            #[doc(hidden)]
             pub const fn name(self) -> &'static str {
                 match self { $( $Name::$Variant => $text, )+ }
             }

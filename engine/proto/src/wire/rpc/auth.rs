@@ -24,8 +24,12 @@ codes! {
 
 codes! {
     /// Why a call was refused as not authenticated, `auth_stat`.
+    ///
+    /// A server answers with these. Rows of AUTH_KERB, and those that a client finds, are for decoders.
+    #[non_exhaustive]
     pub enum AuthStat {
         /// Nothing wrong.
+        #[doc(hidden)]
         Ok = 0, "AUTH_OK";
         /// Bad credential.
         BadCred = 1, "AUTH_BADCRED";
@@ -38,18 +42,25 @@ codes! {
         /// Refused for security reasons.
         TooWeak = 5, "AUTH_TOOWEAK";
         /// The response's verifier is bogus; found by the client.
+        #[doc(hidden)]
         InvalidResp = 6, "AUTH_INVALIDRESP";
         /// Some local reason; found by the client.
+        #[doc(hidden)]
         Failed = 7, "AUTH_FAILED";
         /// Kerberos: generic error.
+        #[doc(hidden)]
         KerbGeneric = 8, "AUTH_KERB_GENERIC";
         /// Kerberos: the credential has expired.
+        #[doc(hidden)]
         TimeExpire = 9, "AUTH_TIMEEXPIRE";
         /// Kerberos: problem with the ticket file.
+        #[doc(hidden)]
         TktFile = 10, "AUTH_TKT_FILE";
         /// Kerberos: the authenticator cannot be decoded.
+        #[doc(hidden)]
         Decode = 11, "AUTH_DECODE";
         /// Kerberos: wrong network address in the ticket.
+        #[doc(hidden)]
         NetAddr = 12, "AUTH_NET_ADDR";
         /// RPCSEC_GSS: no credentials for the user.
         GssCredProblem = 13, "RPCSEC_GSS_CREDPROBLEM";
@@ -61,7 +72,7 @@ codes! {
 /// A credential or verifier: a flavor and up to [`MAX_AUTH_LEN`] opaque bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct OpaqueAuth<'a> {
-    /// The flavor's number; [`Flavor`] names some.
+    /// The flavor's number: 0 for AUTH_NONE, [`AuthSys::FLAVOR`], 6 for RPCSEC_GSS.
     pub flavor: u32,
     /// The body.
     pub body: &'a [u8],
@@ -103,6 +114,8 @@ pub struct AuthSys<'a> {
 }
 
 impl<'a> AuthSys<'a> {
+    /// The flavor's number, AUTH_SYS.
+    pub const FLAVOR: u32 = Flavor::Sys.code();
     /// The most supplementary groups.
     pub const MAX_GIDS: usize = 16;
     /// The longest machine name.
