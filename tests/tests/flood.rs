@@ -244,7 +244,7 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
     assert!(undeclared[0].contains("Procedure::read_chunks"), "{undeclared:?}");
     assert_few(&undeclared, CALLS);
     let (of_memory, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.contains("ERR_SYSTEM"));
-    assert!(of_memory.len() == 1 && of_memory[0].contains(&Knob::BulkBuffers.to_string()), "{of_memory:?}");
+    assert!(of_memory.len() == 1 && of_memory[0].contains(&Knob::BULK_BUFFERS.to_string()), "{of_memory:?}");
     assert!(of_memory[0].contains("2 buffers of at least 1048576 bytes"), "{of_memory:?}");
     drop(world.take_server());
     assert_few(&[others, heard()].concat(), CALLS);

@@ -199,7 +199,7 @@ impl RpcTarget {
             call.write_chunk_into(payload)
         } else {
             let count = (payload.len() as u32).to_be_bytes();
-            let too_long = |_| CallError::TooLong { needed: 4, limit: self.args, knob: Knob::MessageBuffers };
+            let too_long = |_| CallError::TooLong { needed: 4, limit: self.args, knob: Knob::MESSAGE_BUFFERS };
             call.put_args(&count).map_err(too_long)?;
             lane.expected = service::stamp(&mut payload, self.stamp);
             call.read_chunk(4, payload)

@@ -306,7 +306,7 @@ mod tests {
             Cancelled, Closed, ConnectionLost, Invalid, MalformedReply, NoMemory, NoReplyBuffer, NoReverse, Refused,
             TimedOut, TooLong, TooManyCalls, Transport,
         };
-        let (needed, knob) = (70_000, Knob::BulkBuffers);
+        let (needed, knob) = (70_000, Knob::BULK_BUFFERS);
         vec![
             (TimedOut { sent: false }, Sent::No, true, Fault::Connection),
             (TimedOut { sent: true }, Sent::Unanswered, false, Fault::Peer),

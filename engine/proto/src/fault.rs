@@ -85,35 +85,48 @@ pub enum Rejected {
 
 /// A knob of the configuration that bounds a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Knob {
-    /// The smaller end's Receive size, or `max_receive_size`, its upper limit.
+pub struct Knob(Bound);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bound {
     ReceiveSize,
-    /// The same of both ends.
     ReassembleUpTo,
-    /// Buffers for short messages.
     SmallBuffers,
-    /// Buffers of a message each.
     MessageBuffers,
-    /// Buffers for longer messages.
     LongBuffers,
-    /// Buffers for chunks.
     BulkBuffers,
-    /// Receives of the shard.
     Receives,
+}
+
+#[doc(hidden)]
+impl Knob {
+    /// The smaller end's Receive size, or `max_receive_size`, its upper limit.
+    pub const RECEIVE_SIZE: Self = Self(Bound::ReceiveSize);
+    /// The same of both ends.
+    pub const REASSEMBLE_UP_TO: Self = Self(Bound::ReassembleUpTo);
+    /// Buffers for short messages.
+    pub const SMALL_BUFFERS: Self = Self(Bound::SmallBuffers);
+    /// Buffers of a message each.
+    pub const MESSAGE_BUFFERS: Self = Self(Bound::MessageBuffers);
+    /// Buffers for longer messages.
+    pub const LONG_BUFFERS: Self = Self(Bound::LongBuffers);
+    /// Buffers for chunks.
+    pub const BULK_BUFFERS: Self = Self(Bound::BulkBuffers);
+    /// Receives of the shard.
+    pub const RECEIVES: Self = Self(Bound::Receives);
 }
 
 impl Knob {
     /// Its place in `Config`.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::ReceiveSize => "wire.receive_size",
-            Self::ReassembleUpTo => "wire.reassemble_up_to",
-            Self::SmallBuffers => "memory.small_buffers",
-            Self::MessageBuffers => "memory.message_buffers",
-            Self::LongBuffers => "memory.long_buffers",
-            Self::BulkBuffers => "memory.bulk_buffers",
-            Self::Receives => "memory.receives",
+        match self.0 {
+            Bound::ReceiveSize => "wire.receive_size",
+            Bound::ReassembleUpTo => "wire.reassemble_up_to",
+            Bound::SmallBuffers => "memory.small_buffers",
+            Bound::MessageBuffers => "memory.message_buffers",
+            Bound::LongBuffers => "memory.long_buffers",
+            Bound::BulkBuffers => "memory.bulk_buffers",
+            Bound::Receives => "memory.receives",
         }
     }
 }

@@ -65,8 +65,8 @@ pub struct CallLengths {
 pub fn choose_call(limits: &FormLimits, lengths: &CallLengths) -> Result<CallPlan, CallError> {
     let &CallLengths { header, reply_chunk: extra, call, reply_header, reply } = lengths;
     let (limit, knob) = match limits.continuation {
-        true => (limits.reassemble_up_to, Knob::ReassembleUpTo),
-        false => (limits.send_inline_threshold, Knob::ReceiveSize),
+        true => (limits.reassemble_up_to, Knob::REASSEMBLE_UP_TO),
+        false => (limits.send_inline_threshold, Knob::RECEIVE_SIZE),
     };
     let too_long = |needed| CallError::TooLong { needed, limit, knob };
     let fits = reply_header + reply <= limits.receive_inline_threshold;

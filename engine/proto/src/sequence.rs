@@ -143,7 +143,7 @@ impl Connection {
             (true, true) => Ok(self.replied(view.xid(), HasLists::of(view))),
             (false, true) => self.called(view.xid(), HasLists::of(view)),
             (true, false) if sequence.no_memory => {
-                let error = CallError::NoReplyBuffer { needed: sequence.bytes(), knob: Knob::LongBuffers };
+                let error = CallError::NoReplyBuffer { needed: sequence.bytes(), knob: Knob::LONG_BUFFERS };
                 Ok(self.end_call(view.xid(), error))
             }
             (true, false) => Ok(self.end_call(

@@ -378,7 +378,7 @@ fn a_reply_for_whose_parts_there_is_no_memory_says_so() {
     assert!(
         matches!(
             event,
-            Event::Failed { token: 1, error: CallError::NoReplyBuffer { knob: Knob::LongBuffers, .. }, .. }
+            Event::Failed { token: 1, error: CallError::NoReplyBuffer { knob: Knob::LONG_BUFFERS, .. }, .. }
         ),
         "{event:?}"
     );

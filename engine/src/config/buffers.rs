@@ -39,11 +39,11 @@ impl Config {
             message_buffers.push(class(self.wire.longest_message() + HEADROOM_REPLY, messages));
         }
         [
-            (Knob::SmallBuffers, vec![class(SMALL_BUFFER, self.memory.small_buffers)]),
-            (Knob::MessageBuffers, message_buffers),
-            (Knob::Receives, vec![class(self.wire.receive_size, self.memory.receives)]),
-            (Knob::LongBuffers, all(&self.memory.long_buffers)),
-            (Knob::BulkBuffers, if serves { all(&self.memory.bulk_buffers) } else { Vec::new() }),
+            (Knob::SMALL_BUFFERS, vec![class(SMALL_BUFFER, self.memory.small_buffers)]),
+            (Knob::MESSAGE_BUFFERS, message_buffers),
+            (Knob::RECEIVES, vec![class(self.wire.receive_size, self.memory.receives)]),
+            (Knob::LONG_BUFFERS, all(&self.memory.long_buffers)),
+            (Knob::BULK_BUFFERS, if serves { all(&self.memory.bulk_buffers) } else { Vec::new() }),
         ]
     }
 
@@ -97,7 +97,7 @@ impl Config {
     /// What asks for the buffers of the shard's pool that hold so many bytes, or would have to.
     #[cold]
     pub(crate) fn knob_of_buffers(&self, serves: bool, needed: usize) -> Knob {
-        Self::knob_of(&self.buffers(serves), needed).unwrap_or(Knob::BulkBuffers)
+        Self::knob_of(&self.buffers(serves), needed).unwrap_or(Knob::BULK_BUFFERS)
     }
 
     /// Bytes of the longest buffer that a reply of `len` bytes, its headers included, may have.
@@ -110,13 +110,13 @@ impl Config {
     /// Why there is no buffer of so many bytes in the shard's pool.
     #[cold]
     pub(crate) fn lacks_buffer(&self, serves: bool, needed: usize) -> CallError {
-        Self::lacks(&self.buffers(serves), needed, Knob::LongBuffers)
+        Self::lacks(&self.buffers(serves), needed, Knob::LONG_BUFFERS)
     }
 
     /// Why there is none in the memory that one peer is shown.
     #[cold]
     pub(crate) fn lacks_exposed_buffer(&self, needed: usize) -> CallError {
-        Self::lacks(&[(Knob::BulkBuffers, self.exposed_pool().classes)], needed, Knob::BulkBuffers)
+        Self::lacks(&[(Knob::BULK_BUFFERS, self.exposed_pool().classes)], needed, Knob::BULK_BUFFERS)
     }
 
     /// Whether the host has the memory for so many shards like this. One that does not serve has the memory
@@ -134,7 +134,7 @@ impl Config {
         fit().map_err(|source| {
             let bytes_of = |classes: &[Class]| classes.iter().map(|class| class.size.saturating_mul(class.count)).sum();
             let of_knobs = self.buffers(true).map(|(knob, classes)| (knob, bytes_of(&classes)));
-            let (knob, knob_bytes) = of_knobs.into_iter().max_by_key(|of| of.1).unwrap_or((Knob::Receives, 0));
+            let (knob, knob_bytes) = of_knobs.into_iter().max_by_key(|of| of.1).unwrap_or((Knob::RECEIVES, 0));
             let bytes: usize = pools.iter().map(|pool| bytes_of(&pool.classes)).sum();
             let text = format_args!(
                 "buffers of {shards} shards exceed the memory: {bytes} bytes each, of which {knob_bytes} ({knob})"

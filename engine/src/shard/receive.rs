@@ -122,7 +122,7 @@ impl<F: Fabric> Shard<F> {
             Event::Failed { call, token, error } => {
                 let error = match error {
                     // Only the shard knows whether there ever is one.
-                    CallError::NoReplyBuffer { needed, knob: Knob::LongBuffers } => {
+                    CallError::NoReplyBuffer { needed, knob: Knob::LONG_BUFFERS } => {
                         self.cx.lacks_buffer(needed).of_reply()
                     }
                     other => other,

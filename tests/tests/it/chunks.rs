@@ -302,7 +302,7 @@ fn memory_of_others_is_refused() {
     let mut failed = client.call(call).unwrap_err();
     assert_eq!(failed.error, Defect::TooManyChunks { limit: MAX_CHUNKS }.into());
     assert_eq!(failed.returned.take_sent().count(), MAX_CHUNKS);
-    let too_long = CallError::TooLong { needed: 2 << 20, limit: 1 << 20, knob: Knob::BulkBuffers };
+    let too_long = CallError::TooLong { needed: 2 << 20, limit: 1 << 20, knob: Knob::BULK_BUFFERS };
     assert_eq!(client.alloc(first, 2 << 20).map(drop), Err(too_long));
     store(&mut client, 1, &[10]).unwrap();
 }

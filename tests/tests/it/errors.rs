@@ -181,19 +181,19 @@ fn too_long_differs_from_no_free_buffer() {
     let mut client = world.client(&address, small().with(|c| c.memory.bulk_buffers = vec![(4096, 2)]));
     let first = client.first();
     let error = client.alloc(first, 4097).map(drop).unwrap_err();
-    assert_eq!(error, CallError::TooLong { needed: 4097, limit: 4096, knob: Knob::BulkBuffers });
-    assert_eq!(error.to_string(), format!("4097 bytes exceeds 4096 ({})", Knob::BulkBuffers));
+    assert_eq!(error, CallError::TooLong { needed: 4097, limit: 4096, knob: Knob::BULK_BUFFERS });
+    assert_eq!(error.to_string(), format!("4097 bytes exceeds 4096 ({})", Knob::BULK_BUFFERS));
     let held = [client.alloc(first, 4096).unwrap(), client.alloc(first, 1).unwrap()];
     let error = client.alloc(first, 4000).map(drop).unwrap_err();
-    assert_eq!(error, CallError::NoMemory { needed: 4000, knob: Knob::BulkBuffers });
+    assert_eq!(error, CallError::NoMemory { needed: 4000, knob: Knob::BULK_BUFFERS });
     assert!(error.to_string().starts_with("no buffer of 4000 bytes is free"), "{error}");
     drop(held);
     client.alloc(first, 4000).unwrap();
 
     // Messages, by the class that would do.
     let error = client.prepare(ECHO, 2 << 20).map(drop).unwrap_err();
-    assert!(matches!(error, CallError::TooLong { limit: 0x10_0000, knob: Knob::LongBuffers, .. }), "{error}");
-    for (len, knob) in [(8 << 10, Knob::LongBuffers), (2000, Knob::MessageBuffers), (8, Knob::SmallBuffers)] {
+    assert!(matches!(error, CallError::TooLong { limit: 0x10_0000, knob: Knob::LONG_BUFFERS, .. }), "{error}");
+    for (len, knob) in [(8 << 10, Knob::LONG_BUFFERS), (2000, Knob::MESSAGE_BUFFERS), (8, Knob::SMALL_BUFFERS)] {
         let mut held = Vec::new();
         let error = loop {
             match client.prepare(ECHO, len) {
@@ -206,7 +206,7 @@ fn too_long_differs_from_no_free_buffer() {
     // A client without memory for chunks has none, ever.
     let mut client = world.client(&address, small().with(|c| c.memory.bulk_buffers = vec![]));
     let error = client.alloc(first, 1).map(drop).unwrap_err();
-    assert_eq!(error, CallError::TooLong { needed: 1, limit: 0, knob: Knob::BulkBuffers });
+    assert_eq!(error, CallError::TooLong { needed: 1, limit: 0, knob: Knob::BULK_BUFFERS });
 }
 
 #[test]

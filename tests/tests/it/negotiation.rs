@@ -429,7 +429,7 @@ fn a_call_that_waits_and_is_too_long_by_then_ends_alone() {
     assert!(all, "{ended:?}");
     let needed = 36 + RPC_CALL + 3000;
     let expected =
-        [(1, Err(CallError::TooLong { needed, limit: 2048, knob: Knob::ReceiveSize })), (2, Ok(b"fine".to_vec()))];
+        [(1, Err(CallError::TooLong { needed, limit: 2048, knob: Knob::RECEIVE_SIZE })), (2, Ok(b"fine".to_vec()))];
     assert_eq!(ended, expected);
     drop(client);
     server.join();

@@ -179,7 +179,7 @@ fn what_a_reply_needs_is_bounded_by_configuration() {
                 !is_had
                     && matches!(
                         error,
-                        FailedCall { error: CallError::NoReplyBuffer { knob: Knob::BulkBuffers, .. }, .. }
+                        FailedCall { error: CallError::NoReplyBuffer { knob: Knob::BULK_BUFFERS, .. }, .. }
                     ),
                 "{len}: {error}"
             ),

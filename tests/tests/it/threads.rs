@@ -72,7 +72,7 @@ fn blocking_calls_futures_and_polls() {
         assert!(
             matches!(
                 error,
-                FailedCall { error: CallError::TooLong { limit: 0x10_0000, knob: Knob::LongBuffers, .. }, .. }
+                FailedCall { error: CallError::TooLong { limit: 0x10_0000, knob: Knob::LONG_BUFFERS, .. }, .. }
             ),
             "{error}"
         );
@@ -123,7 +123,7 @@ fn chunks_through_the_ring() {
     drop(client.start(abandoned).unwrap());
     assert!(settles(|| client.stats().unwrap().exposed_buffers == 0));
     let failed = client.call(ClientCall::new(LOAD).args([0; 8]).write_chunk(1 << 30)).unwrap_err();
-    assert_eq!(failed.error, CallError::TooLong { needed: 1 << 30, limit: 1 << 20, knob: Knob::BulkBuffers });
+    assert_eq!(failed.error, CallError::TooLong { needed: 1 << 30, limit: 1 << 20, knob: Knob::BULK_BUFFERS });
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn futures_of_memory_wait_for_a_free_buffer_in_order() {
     let mut context = Context::from_waker(Waker::noop());
     let (mut first, mut second) = (Box::pin(client.alloc_async(1)), Box::pin(client.alloc_async(1)));
     let refused = client.alloc(1).map(drop);
-    assert_eq!(refused, Err(CallError::NoMemory { needed: 1, knob: Knob::BulkBuffers }), "this does not wait");
+    assert_eq!(refused, Err(CallError::NoMemory { needed: 1, knob: Knob::BULK_BUFFERS }), "this does not wait");
     assert!(first.as_mut().poll(&mut context).is_pending() && second.as_mut().poll(&mut context).is_pending());
     let given_up = client.alloc_async(1);
     let last = Box::pin(client.alloc_async(1));

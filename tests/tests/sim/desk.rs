@@ -327,7 +327,7 @@ impl Desk {
             CallError::NoReverse => ("clients that are not called", link.terms.reverse && !link.proved),
             CallError::NoMemory { .. }
             | CallError::NoReplyBuffer { .. }
-            | CallError::TooLong { knob: Knob::BulkBuffers | Knob::LongBuffers, .. } => {
+            | CallError::TooLong { knob: Knob::BULK_BUFFERS | Knob::LONG_BUFFERS, .. } => {
                 ("calls without memory", client.stats().pool_empty > 0)
             }
             CallError::Transport(ErrorBody::System | ErrorBody::BadXdr) => {

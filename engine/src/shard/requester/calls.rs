@@ -227,7 +227,7 @@ impl Requester {
         let (needed, limit) =
             (conn.proto.header_len(&chunks) + message.len(), conn.proto.terms().send_inline_threshold);
         if needed > limit && !conn.proto.form_limits().continuation {
-            return Err(CallError::TooLong { needed, limit, knob: Knob::ReceiveSize });
+            return Err(CallError::TooLong { needed, limit, knob: Knob::RECEIVE_SIZE });
         }
         match memory {
             Some(_) => self.make_room(cx, conn, message, &chunks),

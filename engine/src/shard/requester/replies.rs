@@ -48,7 +48,7 @@ impl Requester {
         invalidated: Option<u32>,
     ) {
         let Some(whole) = cx.assemble_last(conn, view.payload()) else {
-            let error = CallError::NoReplyBuffer { needed: view.payload().len(), knob: Knob::LongBuffers };
+            let error = CallError::NoReplyBuffer { needed: view.payload().len(), knob: Knob::LONG_BUFFERS };
             return self.failed(cx, conn, call, token, error, invalidated);
         };
         let read = read_reply(Some(view), (view.xid(), &whole, 0), conn.exposure_of(call));
