@@ -126,6 +126,8 @@ fn shift(mut from: &TcpStream, to: &TcpStream, bytes: usize) -> Option<usize> {
     let mut len = 0;
     while len < bytes {
         match from.read(&mut buffer[len..]) {
+            // What arrived before the end is delivered.
+            Ok(0) if len > 0 => break,
             Ok(0) => return None,
             Ok(n) => len += n,
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
