@@ -135,12 +135,12 @@ pub use address::{Address, AddressError};
 pub use client::{Client, Endpoint, LocalClient};
 pub use config::{Config, ConfigError};
 pub use handoff::idle::IdlePolicy;
-pub use proto::{CallError, CreditMode, Fault, InvalidCall, Knob, PeerFault, Refusal, Sent};
+pub use proto::{CallError, CreditMode, Fault, InvalidCall, Knob, Refusal, Sent};
 pub use rpcrdma_fabric::{FabricError, FabricErrorKind};
 pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, MemErrorKind, PagePolicy, PageSize};
 pub use server::Server;
 pub use service::{Procedure, ServerCall, Services};
-pub use shard::{CallResult, CloseReason, FailedCall, LocalClose, Reply, ResizeError};
+pub use shard::{CallResult, CloseReason, CloseReasonKind, FailedCall, Reply, ResizeError};
 pub use start_error::{StartError, StartErrorKind};
 
 #[cfg(feature = "unstable-internals")]

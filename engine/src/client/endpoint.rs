@@ -10,7 +10,7 @@ use super::{ClientConfig, ConnectError};
 use crate::address::Address;
 use crate::handoff::block_on::block_on;
 use crate::handoff::slot::oneshot;
-use crate::shard::{CloseReason, Command, ConnectRequest, LocalClose, Shard, ShardHandle, check, spawn};
+use crate::shard::{CloseCause, CloseReason, Command, ConnectRequest, LocalClose, Shard, ShardHandle, check, spawn};
 use crate::start_error::StartError;
 use crate::stats::ShardStats;
 
@@ -149,7 +149,7 @@ impl Endpoint {
             }));
             match opened.await.unwrap_or_else(|_| Err(LocalClose::Stopped.into())) {
                 Ok(conn) => Ok(Client::connected(shared, conn, closed)),
-                Err(CloseReason::Local(LocalClose::ConnectTimeout)) => {
+                Err(CloseReason(CloseCause::Local(LocalClose::ConnectTimeout))) => {
                     Err(ConnectError::TimedOut { address: address.to_string(), timeout })
                 }
                 Err(reason) => Err(ConnectError::Refused { address: address.to_string(), reason }),

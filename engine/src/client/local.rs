@@ -21,8 +21,8 @@ use crate::fabric::any::AnyFabric;
 use crate::handoff::idle::Idle;
 use crate::proto::{CallError, CallId};
 use crate::shard::{
-    CallRequest, CallResult, ChunkMemory, CloseReason, ConnRef, Done, FailedCall, Memory, Notice, Shard, SimulatedTime,
-    Sink, check,
+    CallRequest, CallResult, ChunkMemory, CloseCause, CloseReason, ConnRef, Done, FailedCall, Memory, Notice, Shard,
+    SimulatedTime, Sink, check,
 };
 use crate::start_error::StartError;
 use crate::stats::ShardStats;
@@ -144,15 +144,15 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.close(connection.0);
     }
 
-    /// Why a connection is closed; `None` while it is open. [`CloseReason::Before`] once a thousand others have closed
-    /// since.
+    /// Why a connection is closed; `None` while it is open. Of [unknown kind](crate::CloseReasonKind::Unknown) once a
+    /// thousand others have closed since.
     #[must_use]
     pub fn close_reason(&self, connection: Connection) -> Option<&CloseReason> {
         let kept = self.closed.iter().rev().find(|(closed, _)| *closed == connection.0);
         match kept {
             Some((_, reason)) => Some(reason),
             None if self.closed.len() < REASONS || self.shard.has(connection.0) => None,
-            None => Some(&CloseReason::Before),
+            None => Some(&CloseReason(CloseCause::Before)),
         }
     }
 

@@ -35,7 +35,7 @@ use crate::fabric::FabricError;
 use crate::fabric::any::{AnyFabric, AnyListener};
 use crate::handoff::block_on::block_on;
 use crate::service::{Application, Caller, LocalServices, Services, ShardSetup};
-use crate::shard::{Command, ConnRef, ResizeError, Shard, ShardHandle, Workers, check, spawn, worker_of};
+use crate::shard::{Command, ConnRef, ResizeCause, ResizeError, Shard, ShardHandle, Workers, check, spawn, worker_of};
 use crate::start_error::{StartError, StartErrorKind};
 use crate::stats::ShardStats;
 
@@ -310,7 +310,7 @@ impl Server {
     /// Of the first shard that fails; shards before it have begun.
     pub fn change_receive_size(&self, bytes: usize) -> Result<(), ResizeError> {
         let ask = |shard: &ShardHandle| block_on(shard.ask(|answer| Command::Resize(bytes, answer)));
-        self.shards.iter().try_for_each(|shard| ask(shard).unwrap_or(Err(ResizeError::Stopped)))
+        self.shards.iter().try_for_each(|shard| ask(shard).unwrap_or(Err(ResizeCause::Stopped.into())))
     }
 
     /// Stops gracefully: finishes calls under way; blocks for at most `timeout`.

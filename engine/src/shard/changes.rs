@@ -75,7 +75,7 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// Nothing has changed.
     pub fn change_receive_size(&mut self, bytes: usize) -> Result<(), ResizeError> {
-        self.cx.change_receive_size(bytes)
+        Ok(self.cx.change_receive_size(bytes)?)
     }
 
     /// Asks a peer to change its characteristics. [`take_changes`](Self::take_changes) reports the outcome.

@@ -2,13 +2,86 @@
 
 use std::sync::OnceLock;
 
-use crate::fabric::{Disconnect, FabricError, Opcode, PostError, Status};
+use crate::fabric::{Disconnect, FabricError, FabricErrorKind, Opcode, PostError, Status};
 use crate::proto::PeerFault;
 
 /// A connection ended, or was not established.
+///
+/// The text names the cause, and the knob if there is one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
+pub struct CloseReason(pub(crate) CloseCause);
+
+/// What a [`CloseReason`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CloseReasonKind {
+    /// The peer closed or rejected the connection.
+    Peer,
+    /// The peer broke the protocol, or failed to authenticate.
+    PeerFault,
+    /// This side closed the connection, or its shard stopped.
+    Local,
+    /// A time-out passed: connect, negotiation, setup or progress.
+    TimedOut,
+    /// The server closed it: others needed its receives.
+    Evicted,
+    /// The device, or the network to the peer, failed.
+    Device,
+    /// The reason was not kept.
+    Unknown,
+}
+
+impl CloseReason {
+    /// Subject of this reason.
+    pub fn kind(&self) -> CloseReasonKind {
+        use CloseReasonKind as Kind;
+        match &self.0 {
+            CloseCause::PeerFault(_) => Kind::PeerFault,
+            CloseCause::Device { status, .. } if is_peer_fault(*status) => Kind::PeerFault,
+            CloseCause::Fabric(error) if error.kind() == FabricErrorKind::Peer => Kind::PeerFault,
+            CloseCause::Rejected { .. } | CloseCause::Device { status: Status::Flushed, .. } => Kind::Peer,
+            CloseCause::Device { .. } | CloseCause::NotPosted(_) | CloseCause::Fabric(_) => Kind::Device,
+            CloseCause::Disconnected { cause, .. } => match cause {
+                Disconnect::Peer => Kind::Peer,
+                Disconnect::Local => Kind::Local,
+                Disconnect::Violation | Disconnect::Refused => Kind::PeerFault,
+                _ => Kind::Device,
+            },
+            CloseCause::Local(local) => match local {
+                LocalClose::Requested | LocalClose::Stopped | LocalClose::Unsendable(_) => Kind::Local,
+                LocalClose::Displaced => Kind::Evicted,
+                LocalClose::ConnectTimeout
+                | LocalClose::NegotiationTimeout
+                | LocalClose::SetupTimeout
+                | LocalClose::ProgressTimeout(_) => Kind::TimedOut,
+            },
+            CloseCause::Before => Kind::Unknown,
+        }
+    }
+
+    /// Everything about it.
+    #[cfg(feature = "unstable-internals")]
+    pub fn cause(&self) -> &CloseCause {
+        &self.0
+    }
+}
+
+impl<T: Into<CloseCause>> From<T> for CloseReason {
+    fn from(cause: T) -> Self {
+        Self(cause.into())
+    }
+}
+
+/// Whether a work request failed through the peer's fault.
+pub(super) fn is_peer_fault(status: Status) -> bool {
+    matches!(status, Status::LocalLength | Status::RemoteAccess | Status::RemoteInvalidRequest)
+}
+
+/// The cause within a [`CloseReason`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum CloseReason {
+pub enum CloseCause {
     /// The peer broke a rule of the protocol.
     #[error(transparent)]
     PeerFault(#[from] PeerFault),
@@ -49,7 +122,7 @@ pub enum CloseReason {
     Before,
 }
 
-impl CloseReason {
+impl CloseCause {
     /// What the log calls the end of an accepted connection; `None` where it is as it is meant to be, or has been told.
     pub(super) fn for_the_log(&self) -> Option<&'static str> {
         match self {
@@ -149,13 +222,13 @@ mod tests {
 
     #[test]
     fn what_a_peer_says_looks_like_no_line_of_ours() {
-        let rejected = CloseReason::Rejected { said: b"full\n\x1b[31m\xff".to_vec() };
+        let rejected = CloseCause::Rejected { said: b"full\n\x1b[31m\xff".to_vec() };
         assert_eq!(rejected.to_string(), "rejected by the peer: full\\n\\u{1b}[31m\u{fffd}");
     }
 
     #[test]
     fn a_request_that_went_with_its_connection_is_no_failure_of_the_device() {
-        let ended = |status| CloseReason::Device { opcode: Opcode::Write, status };
+        let ended = |status| CloseCause::Device { opcode: Opcode::Write, status };
         assert!(ended(Status::RetryExceeded).for_the_log().is_some() && ended(Status::Flushed).for_the_log().is_none());
         assert_eq!(ended(Status::RetryExceeded).to_string(), "Write failed: RetryExceeded");
         assert_eq!(ended(Status::Flushed).to_string(), "the connection ended with a Write under way");
@@ -168,5 +241,19 @@ mod tests {
         let stalled = CloseReason::from(LocalClose::ProgressTimeout(Stall::Grant.text()));
         let text = Stall::Grant.text();
         assert_eq!(stalled.to_string(), format!("{text} (timeouts.progress, limits.min_rate)"));
+    }
+
+    #[test]
+    fn the_kind_tells_faults_of_the_peer_from_failures() {
+        let kind = |cause: CloseCause| CloseReason::from(cause).kind();
+        let device = |status| kind(CloseCause::Device { opcode: Opcode::Write, status });
+        assert_eq!(device(Status::RetryExceeded), CloseReasonKind::Device);
+        assert_eq!(device(Status::RemoteAccess), CloseReasonKind::PeerFault);
+        assert_eq!(device(Status::Flushed), CloseReasonKind::Peer);
+        let ended = |cause| kind(CloseCause::Disconnected { cause, detail: String::new() });
+        assert_eq!(ended(Disconnect::Refused), CloseReasonKind::PeerFault);
+        assert_eq!(ended(Disconnect::PortDown), CloseReasonKind::Device);
+        assert_eq!(kind(FabricError::new(FabricErrorKind::Peer, "version").into()), CloseReasonKind::PeerFault);
+        assert_eq!(kind(LocalClose::SetupTimeout.into()), CloseReasonKind::TimedOut);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rpcrdma_mempool::Buf;
 
-use super::close_reason::{CloseReason, ClosedBecause, LocalClose};
+use super::close_reason::{CloseCause, CloseReason, ClosedBecause, LocalClose};
 use super::requester::{CallRequest, ChunkMemory};
 use super::{CallResult, ConnRef, FailedCall, Notice, ResizeError, Shard, Sink};
 use crate::config::{HEADROOM_CALL, POLL_BATCH};
@@ -219,7 +219,7 @@ impl<F: Fabric> Shard<F> {
             self.outside.watched.push((conn, Arc::downgrade(closed)));
         } else {
             // No other writer.
-            let _ = closed.set(CloseReason::Before);
+            let _ = closed.set(CloseCause::Before.into());
         }
     }
 

@@ -442,9 +442,9 @@ mod tests {
         assert!(!conn.is_over() && conn.close_reason().is_none());
         conn.end_for(LocalClose::Requested);
         conn.end_for(LocalClose::SetupTimeout);
-        assert!(matches!(conn.close_reason(), Some(CloseReason::Local(LocalClose::Requested))));
+        assert_eq!(conn.close_reason(), Some(&LocalClose::Requested.into()));
         conn.not_made_again(LocalClose::NegotiationTimeout);
-        assert!(matches!(conn.take_close_reason(), Some(CloseReason::Local(LocalClose::NegotiationTimeout))));
+        assert_eq!(conn.take_close_reason(), Some(LocalClose::NegotiationTimeout.into()));
         assert!(!conn.is_over());
     }
 

@@ -11,7 +11,7 @@ use rpcrdma_mempool::{Buf, Pool};
 use super::ConnRef;
 use super::assembly::Assemblies;
 use super::clock::Clock;
-use super::close_reason::{CloseReason, LocalClose};
+use super::close_reason::{CloseCause, LocalClose};
 use super::conn::Conn;
 use super::peers::Peers;
 use super::ready::ReadyList;
@@ -158,7 +158,7 @@ impl<F: Fabric> Context<F> {
         match error {
             // The rest goes with the next turn.
             PostError::QueueFull => self.ready.add(conn),
-            error => conn.end_for(CloseReason::NotPosted(error)),
+            error => conn.end_for(CloseCause::NotPosted(error)),
         }
     }
 

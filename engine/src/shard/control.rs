@@ -1,7 +1,7 @@
 //! Control plane of connections: connect, listen, accept, drain, close.
 
 use super::clock::nanoseconds;
-use super::close_reason::{CloseReason, LocalClose};
+use super::close_reason::{CloseCause, CloseReason, LocalClose};
 use super::conn::Conn;
 use super::outgoing::{Continuation, Whose};
 use super::reconnect::Again;
@@ -329,13 +329,13 @@ impl<F: Fabric> Shard<F> {
             }
             ControlEvent::Established { qp, private_data } => self.established(qp, &private_data),
             ControlEvent::Rejected { qp, private_data } => {
-                self.close_now(qp, CloseReason::Rejected { said: private_data });
+                self.close_now(qp, CloseCause::Rejected { said: private_data });
             }
             ControlEvent::ConnectFailed { qp, error } => self.close_now(qp, error),
             ControlEvent::Disconnected { qp, cause, reason } => {
                 // A failed request says more, and may have arrived since this turn's completions: the next ones are
                 // handled first.
-                self.life.disconnected(qp, CloseReason::Disconnected { cause, detail: reason });
+                self.life.disconnected(qp, CloseCause::Disconnected { cause, detail: reason }.into());
                 self.cx.schedule.control_now();
             }
             ControlEvent::Device(event) => {
@@ -436,7 +436,7 @@ impl<F: Fabric> Shard<F> {
         self.requester.connection_lost(&mut self.cx, &mut conn);
         conn.tell_ended(&reason);
         log::debug!("{origin:?} closed: {reason}");
-        if let (Some(accepted), Some(what)) = (conn.accepted(), reason.for_the_log()) {
+        if let (Some(accepted), Some(what)) = (conn.accepted(), reason.0.for_the_log()) {
             self.cx.warn(what, format_args!("{}: connection ended: {reason}", accepted.host()));
         }
         self.cx.conns.forget(origin);
@@ -474,7 +474,7 @@ impl<F: Fabric> Shard<F> {
 fn told(events: &[ControlEvent], qp: QpId) -> Option<CloseReason> {
     events.iter().find_map(|event| match event {
         ControlEvent::Disconnected { qp: id, cause, reason } if *id == qp => {
-            Some(CloseReason::Disconnected { cause: *cause, detail: reason.clone() })
+            Some(CloseCause::Disconnected { cause: *cause, detail: reason.clone() }.into())
         }
         _ => None,
     })
@@ -482,7 +482,7 @@ fn told(events: &[ControlEvent], qp: QpId) -> Option<CloseReason> {
 
 /// Whether the peer rejected something, without a failed request.
 fn is_refusal(reason: &CloseReason) -> bool {
-    matches!(reason, CloseReason::Disconnected { cause: Disconnect::Refused, .. })
+    matches!(reason.0, CloseCause::Disconnected { cause: Disconnect::Refused, .. })
 }
 
 fn no_receives(detail: String) -> FabricError {

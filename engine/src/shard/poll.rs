@@ -1,7 +1,7 @@
 //! One turn of the loop.
 
 use super::Shard;
-use super::close_reason::CloseReason;
+use super::close_reason::{CloseCause, CloseReason, is_peer_fault};
 use super::conn::Conn;
 use super::continuation::NextPart;
 use super::outgoing::{Continuation, Whose};
@@ -9,11 +9,6 @@ use super::stage::Stage;
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH, SMALL_BUFFER};
 use crate::fabric::{Arrival, Completion, Fabric, Found, Opcode, QpId, Status};
 use crate::proto::{Form, Outgoing};
-
-/// Whether a work request failed through the peer's fault.
-fn is_peer_fault(status: Status) -> bool {
-    matches!(status, Status::LocalLength | Status::RemoteAccess | Status::RemoteInvalidRequest)
-}
 
 /// Prefetch distance, in completions.
 const FAR_AHEAD: usize = 3;
@@ -234,7 +229,7 @@ impl<F: Fabric> Shard<F> {
         {
             return reason;
         }
-        CloseReason::Device { opcode, status }
+        CloseCause::Device { opcode, status }.into()
     }
 
     #[inline(always)]

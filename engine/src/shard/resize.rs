@@ -16,10 +16,22 @@ use crate::fabric::{Access, Fabric, FabricError};
 
 /// Smallest receives of version 2 without negotiation (its §4.3.2): a new peer may send that much.
 const LEAST: usize = 4096;
-/// The receive size does not change.
+
+/// The receive size does not change. The text names the reason.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ResizeError {
+#[error(transparent)]
+pub struct ResizeError(#[from] ResizeCause);
+
+impl ResizeError {
+    /// Whether an earlier change continues: try again later.
+    pub fn is_busy(&self) -> bool {
+        matches!(self.0, ResizeCause::Busy { .. })
+    }
+}
+
+/// The cause within a [`ResizeError`].
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ResizeCause {
     /// The size is out of range.
     #[error("receives of {wanted} bytes: 4096 to {most}, a multiple of 4 (wire.max_receive_size)")]
     Bounds {
@@ -155,15 +167,15 @@ impl<F: Fabric> Context<F> {
     ///
     /// # Errors
     /// Nothing has changed.
-    pub(super) fn change_receive_size(&mut self, bytes: usize) -> Result<(), ResizeError> {
+    pub(super) fn change_receive_size(&mut self, bytes: usize) -> Result<(), ResizeCause> {
         let most = self.config.wire.longest_message();
         if !(LEAST..=most).contains(&bytes) || !bytes.is_multiple_of(4) {
-            return Err(ResizeError::Bounds { wanted: bytes, most });
+            return Err(ResizeCause::Bounds { wanted: bytes, most });
         }
         if self.sizing.stage != Progress::Still {
             let shrinking = self.sizing.stage == Progress::Shrinking;
             let to = if shrinking { self.sizing.announced } else { self.sizing.filled };
-            return Err(ResizeError::Busy { to });
+            return Err(ResizeCause::Busy { to });
         }
         if bytes > self.sizing.announced {
             self.post_from_now_on(bytes)?;
@@ -179,7 +191,7 @@ impl<F: Fabric> Context<F> {
     }
 
     /// Posts receives of this size from now on, and drops those that wait to be posted.
-    fn post_from_now_on(&mut self, bytes: usize) -> Result<(), ResizeError> {
+    fn post_from_now_on(&mut self, bytes: usize) -> Result<(), ResizeCause> {
         let again = self.sizing.retired.iter().position(|sized| sized.size == bytes);
         let next = match again {
             _ if bytes == self.config.wire.receive_size => None,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use rpcrdma::client::{ClientConfig, LocalClient};
 use rpcrdma::server::ServerConfig;
-use rpcrdma::shard::SimulatedTime;
-use rpcrdma::{Address, CloseReason, Config, LocalClose, Server};
+use rpcrdma::shard::{CloseCause, LocalClose, SimulatedTime};
+use rpcrdma::{Address, Config, Server};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -109,7 +109,7 @@ fn close_reasons_of_the_last_connections_are_kept() {
             client.close_reason(connection).is_some()
         }));
     }
-    assert_eq!(client.close_reason(lost), Some(&CloseReason::Before));
+    assert_eq!(client.close_reason(lost), Some(&CloseCause::Before.into()));
     assert_eq!((client.close_reason(first), client.is_established(first)), (None, true));
 }
 

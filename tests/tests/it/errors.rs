@@ -322,7 +322,7 @@ fn errors_are_sent_between_threads_and_say_nothing_twice() {
     let make = |_: &ShardSetup<'_>| Err("of the application".into());
     let errors: Vec<Box<dyn std::error::Error>> = vec![
         Box::new(rpcrdma_rpcbind::stream::StreamError::from(io())),
-        Box::new(rpcrdma::CloseReason::from(rpcrdma::PeerFault::NotAuthenticated(
+        Box::new(rpcrdma::CloseReason::from(rpcrdma::proto::PeerFault::NotAuthenticated(
             rpcrdma::proto::auth::AuthError::WrongProof,
         ))),
         Box::new(CallError::from(rpcrdma::proto::binding::BindingError::ReductionOff)),

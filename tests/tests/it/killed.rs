@@ -5,6 +5,7 @@ use std::time::Duration;
 use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Status;
 use rpcrdma::server::ServerConfig;
+use rpcrdma::shard::CloseCause;
 use rpcrdma::{Address, CallError, CloseReason, FailedCall, Server};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
@@ -156,7 +157,8 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
         assert_eq!(shard_leak(&client.stats()), None);
         // What was flushed with it is no cause. A device may say nothing better.
         let reason = client.close_reason(first);
-        let flushed = matches!(reason, Some(CloseReason::Device { status: Status::Flushed, .. }));
+        let flushed =
+            matches!(reason.map(CloseReason::cause), Some(CloseCause::Device { status: Status::Flushed, .. }));
         assert!(reason.is_some() && (!flushed || place::on_device() && !place::over_tcp()), "{reason:?}");
     }
 }

@@ -4,10 +4,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use rpcrdma::client::LocalClient;
-use rpcrdma::fabric::Disconnect;
 use rpcrdma::server::{LocalServer, PeerEvent, PeerHook, ServerConfig, WorkerConfig};
 use rpcrdma::service::Caller;
-use rpcrdma::{Address, CloseReason, Procedure, Services};
+use rpcrdma::{Address, CloseReasonKind, Procedure, Services};
 use rpcrdma_tests::*;
 
 use super::calls::workers;
@@ -60,10 +59,11 @@ impl Log {
         });
         let hook = PeerHook::new(move |event| match event {
             PeerEvent::Established(peer) => ends.add(Told::Established(peer.caller())),
-            PeerEvent::Ended(peer, CloseReason::Disconnected { cause: Disconnect::Peer, .. }) => {
-                ends.add(Told::Left(peer.caller()));
-            }
-            PeerEvent::Ended(peer, CloseReason::Local(_)) => ends.add(Told::Stopped(peer.caller())),
+            PeerEvent::Ended(peer, reason) => match reason.kind() {
+                CloseReasonKind::Peer => ends.add(Told::Left(peer.caller())),
+                CloseReasonKind::Local => ends.add(Told::Stopped(peer.caller())),
+                _ => panic!("{reason:?}"),
+            },
             other => panic!("{other:?}"),
         });
         let mut services = Services::new();
