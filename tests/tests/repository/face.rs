@@ -14,7 +14,7 @@ const CRATES: [&str; 4] = ["rpcrdma", "rpcrdma-proto", "rpcrdma-fabric", "rpcrdm
 /// Most modules, types, traits, functions, constants and methods.
 const MOST_ITEMS: usize = 361;
 /// Most fields and variants.
-const MOST_FIELDS: usize = 312;
+const MOST_FIELDS: usize = 307;
 const LIST: &str = "engine/api.txt";
 
 /// rustdoc's JSON of one crate.

@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 use rpcrdma_mempool::{ArenaId, Buf, Frozen};
 
 use super::super::writer::ResultWriter;
-use super::NoResult;
+use super::{NoResult, Unusable};
 use crate::binding::Binding;
 use crate::fabric::Source;
 use crate::proto::{MAX_CHUNKS, MAX_READ_SEGMENTS, MAX_SEGMENTS, MAX_WRITE_SEGMENTS};
@@ -96,8 +96,8 @@ impl ResultChunk {
         self.fill(usize::MAX);
         match &mut self.bytes {
             ResultBytes::Pool(buf) => Ok(&mut buf[..]),
-            ResultBytes::Empty => Err(NoResult::NoMemory),
-            ResultBytes::Shared(_) => Err(NoResult::Shared),
+            ResultBytes::Empty => Err(NoResult(Unusable::NoMemory)),
+            ResultBytes::Shared(_) => Err(NoResult(Unusable::Shared)),
         }
     }
 
@@ -111,8 +111,8 @@ impl ResultChunk {
             ResultBytes::Empty if self.capacity == 0 => {
                 Ok(ResultWriter::of_chunk(&mut [], &mut self.len, &mut self.told, of))
             }
-            ResultBytes::Empty => Err(NoResult::NoMemory),
-            ResultBytes::Shared(_) => Err(NoResult::Shared),
+            ResultBytes::Empty => Err(NoResult(Unusable::NoMemory)),
+            ResultBytes::Shared(_) => Err(NoResult(Unusable::Shared)),
         }
     }
 
@@ -420,12 +420,12 @@ impl Chunks {
 
     /// A result.
     pub(super) fn result(&self, index: usize) -> Result<&ResultChunk, NoResult> {
-        self.results.get(index).ok_or(NoResult::NoChunk)
+        self.results.get(index).ok_or(NoResult(Unusable::NoChunk))
     }
 
     /// A result, mutable.
     pub(super) fn result_mut(&mut self, index: usize) -> Result<&mut ResultChunk, NoResult> {
-        self.results.get_mut(index).ok_or(NoResult::NoChunk)
+        self.results.get_mut(index).ok_or(NoResult(Unusable::NoChunk))
     }
 
     /// Sends these bytes as a result.
@@ -434,10 +434,10 @@ impl Chunks {
         let (needed, capacity) = (bytes.len(), result.capacity as usize);
         let declared = result.declared as usize;
         if needed > declared {
-            return Err(NoResult::Undeclared { needed, declared });
+            return Err(NoResult(Unusable::Undeclared { needed, declared }));
         }
         if needed > capacity {
-            return Err(NoResult::TooSmall { index, needed, capacity });
+            return Err(NoResult(Unusable::TooSmall { index, needed, capacity }));
         }
         result.share(bytes);
         Ok(())

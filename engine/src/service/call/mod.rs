@@ -42,57 +42,43 @@ pub struct Caller {
 
 /// Reasons why a result does not go into a Write chunk.
 ///
-/// What `?` in a handler answers:
+/// `?` in a handler makes it a [`Refusal`]:
 ///
-/// | variant | answer | log |
+/// | cause | refusal | log |
 /// | --- | --- | --- |
-/// | `NoChunk` | [`Refusal::GarbageArguments`] | – |
-/// | `TooSmall` | [`Refusal::ShortChunk`] | – |
-/// | `Undeclared` | [`Refusal::SystemError`] | the length, and that declared |
-/// | `Shared` | [`Refusal::SystemError`] | the cause |
-/// | `NoMemory` | [`Refusal::SystemError`] | the cause |
+/// | the caller offers no such chunk | [`Refusal::GarbageArguments`] | – |
+/// | the caller's chunk is too short | [`Refusal::ShortChunk`] | – |
+/// | the procedure [declares](super::Procedure::write_chunks) less | [`Refusal::SystemError`] | both lengths |
+/// | the chunk holds [memory of the service](ServerCall::set_result) | [`Refusal::SystemError`] | the cause |
+/// | the chunk has [no pool memory](super::Procedure::results_from_handler) | [`Refusal::SystemError`] | the cause |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum NoResult {
-    /// The caller offers no such Write chunk.
+#[error(transparent)]
+pub struct NoResult(Unusable);
+
+/// Why a Write chunk does not take a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum Unusable {
     #[error("caller offers no such Write chunk")]
     NoChunk,
-    /// The handler sends memory of its own in it: see [`ServerCall::set_result`].
     #[error("Write chunk holds memory given by ServerCall::set_result")]
     Shared,
-    /// The caller's Write chunk is too short.
     #[error("Write chunk {index} is too short: {needed} bytes exceeds {capacity}")]
-    TooSmall {
-        /// Which chunk, counted from 0.
-        index: usize,
-        /// Bytes of the result.
-        needed: usize,
-        /// Bytes that the caller has room for.
-        capacity: usize,
-    },
-    /// The procedure declares less ([`Procedure::write_chunks`](super::Procedure::write_chunks)).
+    TooSmall { index: usize, needed: usize, capacity: usize },
     #[error("result of {needed} bytes exceeds {declared} (Procedure::write_chunks)")]
-    Undeclared {
-        /// Bytes of the result.
-        needed: usize,
-        /// Bytes that are declared.
-        declared: usize,
-    },
-    /// The procedure declares [`Procedure::results_from_handler`](super::Procedure::results_from_handler): no pool
-    /// memory.
+    Undeclared { needed: usize, declared: usize },
     #[error("no pool memory for the Write chunk (Procedure::results_from_handler: use ServerCall::set_result)")]
     NoMemory,
 }
 
 /// For handlers that need a Write chunk: a call without one has bad arguments.
 impl From<NoResult> for Refusal {
-    fn from(no_result: NoResult) -> Self {
-        match no_result {
-            NoResult::NoChunk => Self::GarbageArguments,
-            NoResult::TooSmall { index, needed, .. } => Self::ShortChunk { index: index as u32, needed: needed as u32 },
-            NoResult::Undeclared { needed, declared } => Self::failed(Failing::Undeclared, needed, declared),
-            NoResult::Shared => Self::failed(Failing::Shared, 0, 0),
-            NoResult::NoMemory => Self::failed(Failing::NoMemory, 0, 0),
+    fn from(NoResult(cause): NoResult) -> Self {
+        match cause {
+            Unusable::NoChunk => Self::GarbageArguments,
+            Unusable::TooSmall { index, needed, .. } => Self::ShortChunk { index: index as u32, needed: needed as u32 },
+            Unusable::Undeclared { needed, declared } => Self::failed(Failing::Undeclared, needed, declared),
+            Unusable::Shared => Self::failed(Failing::Shared, 0, 0),
+            Unusable::NoMemory => Self::failed(Failing::NoMemory, 0, 0),
         }
     }
 }
@@ -381,7 +367,7 @@ impl<T: ?Sized> ServerCall<T> {
     }
 
     fn chunks_mut(&mut self) -> Result<&mut Chunks, NoResult> {
-        self.parts.extras.get_mut().map(|extra| &mut extra.chunks).ok_or(NoResult::NoChunk)
+        self.parts.extras.get_mut().map(|extra| &mut extra.chunks).ok_or(NoResult(Unusable::NoChunk))
     }
 
     /// Pool memory for a Write chunk's result, cleared; prefer a [writer](Self::result_writer).
