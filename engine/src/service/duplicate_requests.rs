@@ -1,22 +1,8 @@
 //! Duplicate request cache (DRC): retransmitted calls do not run twice.
 //!
-//! A client that reconnects retransmits unanswered calls, with the same XIDs. Calls of a procedure that must not run
-//! twice (append, rename, remove) are looked up in the cache first. [`Procedure::cached`](super::Procedure::cached)
-//! does that, for procedures on shards and on workers, in this way:
-//!
-//! ```
-//! # use std::sync::Arc;
-//! use rpcrdma::service::duplicate_requests::{CallKey, Client, Lookup, DuplicateRequestCache, DuplicateRequestCacheConfig};
-//! let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
-//! let key = CallKey::new(Client::number(7), 0x1234, 100003, 3, 12, b"arguments");
-//! match cache.begin(key) {
-//!     Lookup::New(claim) => claim.finish(b"results"), // after running it
-//!     Lookup::InProgress => {}                          // answer both when the first one is through
-//!     Lookup::Done(reply) => drop(reply),               // send this
-//!     Lookup::Lost | Lookup::Full => {}                 // answer SYSTEM_ERR
-//! }
-//! assert!(matches!(cache.begin(key), Lookup::Done(reply) if &reply[..] == b"results"));
-//! ```
+//! A client that reconnects retransmits unanswered calls, with the same XIDs. A procedure that must not run twice
+//! (append, rename, remove) declares a cache by [`Procedure::cached`](super::Procedure::cached). Its shard looks calls up
+//! before they run, on the shard or on workers.
 //!
 //! One cache serves all shards and workers: a new connection may be on another shard than the old one. The cache has
 //! parts, each with its own lock, which is held for a lookup and never while a call runs.
@@ -39,21 +25,17 @@ use sha2::{Digest, Sha256};
 use super::ServerCall;
 use crate::wire::rpc::OpaqueAuth;
 
-/// Bytes of each argument that the key's checksum covers.
-///
-/// Inline arguments are one; each Read chunk is another.
-pub const CHECKSUMMED: usize = 256;
-/// Approximate bytes of an entry, beside its reply.
-///
-/// Key, state, and place in the queue.
-pub const ENTRY_LEN: usize = 2 * (size_of::<CallKey>() + size_of::<State>());
+/// Bytes of each argument that the key's checksum covers by default.
+pub(super) const CHECKSUMMED: usize = 256;
 
 /// Limits of a [`DuplicateRequestCache`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DuplicateRequestCacheConfig {
-    /// Most calls, running or finished; about [`ENTRY_LEN`] bytes each.
+    /// Most calls, running or finished; about 160 bytes each.
     pub entries: usize,
-    /// Most bytes of replies. See [`DuplicateRequestCache::longest_reply`].
+    /// Most bytes of replies.
+    ///
+    /// From 1024 `entries` on, a reply of more than a sixteenth is not kept.
     pub bytes: usize,
     /// Lifetime of a finished call.
     ///
@@ -108,7 +90,7 @@ pub fn by_credential(call: &ServerCall) -> Option<Client> {
 
 /// Key of a call: equal for a retransmission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CallKey {
+pub(crate) struct CallKey {
     client: Client,
     xid: u32,
     program: u32,
@@ -118,24 +100,10 @@ pub struct CallKey {
 }
 
 impl CallKey {
-    /// Key of a call, with a checksum of its inline arguments.
-    ///
-    /// `args` are without RPC header, whose credential may differ in a retransmission. The checksum covers the length,
-    /// and the first [`CHECKSUMMED`] bytes: an XID that is soon reused for another call gets no old reply. Read chunks
-    /// are [added](Self::with_chunk).
-    pub fn new(client: Client, xid: u32, program: u32, version: u32, procedure: u32, args: &[u8]) -> Self {
-        Self { client, xid, program, version, procedure, checksum: 0 }.with(args, CHECKSUMMED)
-    }
-
-    /// Adds an argument from a Read chunk to the key.
-    ///
-    /// Its length and first [`CHECKSUMMED`] bytes count.
-    #[must_use]
-    pub fn with_chunk(self, bytes: &[u8]) -> Self {
-        self.with(bytes, CHECKSUMMED)
-    }
-
     /// Key of a served call, with so many bytes of each argument.
+    ///
+    /// An XID that is soon reused for another call gets no old reply. Inline arguments, without the RPC header, are one
+    /// argument; each Read chunk is another.
     pub(super) fn of(client: Client, call: &ServerCall, checksummed: usize) -> Self {
         let (program, version, procedure) = (call.program(), call.version(), call.procedure());
         let inline = Self { client, xid: call.xid(), program, version, procedure, checksum: 0 };
@@ -155,7 +123,7 @@ impl CallKey {
 /// Outcome of a lookup.
 #[derive(Debug)]
 #[must_use = "a call that came twice must not run"]
-pub enum Lookup {
+pub(crate) enum Lookup {
     /// A new call: run it, then [finish](Claim::finish) the claim.
     New(Claim),
     /// The original runs.
@@ -182,7 +150,7 @@ enum State {
 
 /// A cached reply: its results, and its verifier.
 #[derive(Clone, Debug)]
-pub struct Kept {
+pub(crate) struct Kept {
     /// Body of the verifier, then the results.
     bytes: Arc<[u8]>,
     flavor: u32,
@@ -197,7 +165,7 @@ impl Kept {
     }
 
     /// Verifier of the reply; AUTH_NONE if none was set.
-    pub fn verifier(&self) -> OpaqueAuth<'_> {
+    pub(crate) fn verifier(&self) -> OpaqueAuth<'_> {
         OpaqueAuth { flavor: self.flavor, body: self.bytes.get(..self.results_at as usize).unwrap_or(&[]) }
     }
 }
@@ -277,15 +245,8 @@ impl DuplicateRequestCache {
         }
     }
 
-    /// Longest cached reply, bytes; longer ones become [`Lookup::Lost`].
-    #[must_use]
-    #[doc(hidden)]
-    pub fn longest_reply(&self) -> usize {
-        self.limits.bytes
-    }
-
     /// Looks a call up, and adds it if new. It may evict the oldest finished call.
-    pub fn begin(self: &Arc<Self>, key: CallKey) -> Lookup {
+    pub(crate) fn begin(self: &Arc<Self>, key: CallKey) -> Lookup {
         let part = &mut *self.part(&key);
         part.expire(self.limits.keep);
         match part.calls.get(&key) {
@@ -315,8 +276,7 @@ impl DuplicateRequestCache {
     }
 
     /// Whether the call is running.
-    #[must_use]
-    pub fn is_running(&self, key: &CallKey) -> bool {
+    pub(crate) fn is_running(&self, key: &CallKey) -> bool {
         matches!(self.part(key).calls.get(key), Some(State::InProgress))
     }
 
@@ -392,7 +352,7 @@ fn lock(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
 /// Dropped, as when its handler panics, it finishes without a reply: part of it may have been done.
 #[derive(Debug)]
 #[must_use = "finish or forget it; dropped, its reply counts as lost"]
-pub struct Claim {
+pub(crate) struct Claim {
     cache: Arc<DuplicateRequestCache>,
     key: CallKey,
     over: bool,
@@ -400,18 +360,13 @@ pub struct Claim {
 
 impl Claim {
     /// Stores the reply of the call; call it before sending.
-    pub fn finish(self, reply: &[u8]) {
-        self.finish_with(OpaqueAuth::NONE, reply);
-    }
-
-    /// As [`finish`](Self::finish), for a reply with a verifier.
-    pub fn finish_with(mut self, verifier: OpaqueAuth<'_>, reply: &[u8]) {
+    pub(crate) fn finish(mut self, verifier: OpaqueAuth<'_>, reply: &[u8]) {
         self.over = true;
         self.cache.finish(&self.key, Some((verifier, reply)));
     }
 
     /// Removes a call that did nothing: a retransmission runs.
-    pub fn forget(mut self) {
+    pub(crate) fn forget(mut self) {
         self.over = true;
         self.cache.part(&self.key).calls.remove(&self.key);
     }

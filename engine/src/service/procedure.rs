@@ -249,9 +249,10 @@ impl<S: Sharing> Procedure<S> {
         self
     }
 
-    /// Bytes of each argument that identify a retransmission; default [`CHECKSUMMED`].
+    /// Bytes of each argument that identify a retransmission; default 256.
     ///
-    /// They tell it from another call with the same XID and lengths. Call this after [`cached`](Self::cached).
+    /// They tell it from another call with the same XID and lengths. Inline arguments are one argument; each Read chunk is
+    /// another. Call this after [`cached`](Self::cached).
     pub fn checksummed(mut self, bytes: usize) -> Self {
         if let Some(cached) = &mut self.cached {
             cached.checksummed = bytes;

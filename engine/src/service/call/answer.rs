@@ -47,7 +47,7 @@ impl Call<Answered> {
         match outcome {
             Ok(()) => {
                 let results = buf.as_mut().and_then(|buf| buf.full_mut().get(*at..*at + *len));
-                claim.finish_with(extra.verifier.get(), results.unwrap_or_default());
+                claim.finish(extra.verifier.get(), results.unwrap_or_default());
             }
             // Its effects are unknown.
             Err(Refusal::SystemError | Refusal::Failed { .. } | Refusal::NoReply) => drop(claim),

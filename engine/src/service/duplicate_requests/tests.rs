@@ -15,8 +15,12 @@ fn cache(entries: usize, bytes: usize) -> Arc<DuplicateRequestCache> {
     }))
 }
 
+fn key_of(client: Client, xid: u32, program: u32, version: u32, procedure: u32, args: &[u8]) -> CallKey {
+    CallKey { client, xid, program, version, procedure, checksum: 0 }.with(args, CHECKSUMMED)
+}
+
 fn key(xid: u32) -> CallKey {
-    CallKey::new(Client::number(1), xid, 100, 3, 9, b"arguments")
+    key_of(Client::number(1), xid, 100, 3, 9, b"arguments")
 }
 
 fn new(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> Claim {
@@ -38,7 +42,7 @@ fn a_call_runs_once_and_is_answered_again() {
     let cache = cache(8, 1024);
     let claim = new(&cache, key(1));
     assert!(matches!(cache.begin(key(1)), Lookup::InProgress));
-    claim.finish(b"results");
+    claim.finish(OpaqueAuth::NONE, b"results");
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]));
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]), "as often as it is asked for");
     let expected =
@@ -47,14 +51,23 @@ fn a_call_runs_once_and_is_answered_again() {
 }
 
 #[test]
+fn the_verifier_of_a_reply_is_kept() {
+    let cache = cache(8, 1024);
+    let verifier = OpaqueAuth { flavor: 5, body: b"body" };
+    new(&cache, key(1)).finish(verifier, b"results");
+    let Lookup::Done(kept) = cache.begin(key(1)) else { panic!("no reply") };
+    assert_eq!((kept.verifier(), &kept[..]), (verifier, &b"results"[..]));
+}
+
+#[test]
 fn arguments_that_came_as_chunks_count() {
     let args = [7; 300];
     let inline = key(1);
-    let of = |bytes: &[u8]| inline.with_chunk(bytes);
+    let of = |bytes: &[u8]| inline.with(bytes, CHECKSUMMED);
     let (mut early, mut late) = (args, args);
     (early[255], late[256]) = (8, 8);
     assert_eq!(of(&args), of(&late), "only the first bytes count");
-    let all = [inline, of(&args), of(&early), of(&args[..299]), of(&[]), of(&args).with_chunk(&[])];
+    let all = [inline, of(&args), of(&early), of(&args[..299]), of(&[]), of(&args).with(&[], CHECKSUMMED)];
     for (n, one) in all.iter().enumerate() {
         assert!(all[n + 1..].iter().all(|other| other != one), "{n}");
     }
@@ -68,10 +81,10 @@ fn a_call_is_forgotten_after_its_time() {
             ..DuplicateRequestCacheConfig::default()
         }));
         let running = new(&cache, key(1));
-        new(&cache, key(2)).finish(b"results");
+        new(&cache, key(2)).finish(OpaqueAuth::NONE, b"results");
         assert_eq!(reply(&cache, key(2)).is_none(), forgotten, "{keep:?}");
         assert!(matches!(cache.begin(key(1)), Lookup::InProgress), "what runs is not finished");
-        running.finish(b"");
+        running.finish(OpaqueAuth::NONE, b"");
         let stats = cache.stats();
         assert_eq!((stats.expired > 0, stats.evictions), (forgotten, 0), "{stats:?}");
     }
@@ -80,9 +93,7 @@ fn a_call_is_forgotten_after_its_time() {
 #[test]
 fn calls_that_differ_in_anything_are_different_calls() {
     let args = [7; 300];
-    let of = |client, xid, program, version, procedure, args: &[u8]| {
-        CallKey::new(client, xid, program, version, procedure, args)
-    };
+    let of = key_of;
     let one = Client::number(1);
     let mut early = args;
     early[255] = 8;
@@ -103,9 +114,9 @@ fn calls_that_differ_in_anything_are_different_calls() {
     assert_eq!(of(one, 1, 100, 3, 9, &late), first, "only the beginning is looked at");
     assert_ne!(Client::named(&[]), Client::number(0));
     let cache = cache(64, 1024);
-    new(&cache, first).finish(b"first");
+    new(&cache, first).finish(OpaqueAuth::NONE, b"first");
     for other in others {
-        new(&cache, other).finish(b"other");
+        new(&cache, other).finish(OpaqueAuth::NONE, b"other");
     }
     assert_eq!(reply(&cache, first).as_deref(), Some(&b"first"[..]));
 }
@@ -114,10 +125,10 @@ fn calls_that_differ_in_anything_are_different_calls() {
 fn the_call_that_finished_longest_ago_goes_first() {
     let cache = cache(3, 1024);
     let slow = new(&cache, key(0));
-    new(&cache, key(1)).finish(b"1");
-    new(&cache, key(2)).finish(b"2");
-    slow.finish(b"0");
-    new(&cache, key(3)).finish(b"3");
+    new(&cache, key(1)).finish(OpaqueAuth::NONE, b"1");
+    new(&cache, key(2)).finish(OpaqueAuth::NONE, b"2");
+    slow.finish(OpaqueAuth::NONE, b"0");
+    new(&cache, key(3)).finish(OpaqueAuth::NONE, b"3");
     assert_eq!(cache.stats().evictions, 1);
     assert_eq!(reply(&cache, key(0)).as_deref(), Some(&b"0"[..]), "begun first, but finished late");
     assert_eq!(reply(&cache, key(2)).as_deref(), Some(&b"2"[..]));
@@ -130,19 +141,18 @@ fn calls_in_progress_are_never_forgotten() {
     let claims: Vec<Claim> = (0..3).map(|xid| new(&cache, key(xid))).collect();
     assert!(matches!(cache.begin(key(9)), Lookup::Full));
     assert!((0..3).all(|xid| matches!(cache.begin(key(xid)), Lookup::InProgress)));
-    claims.into_iter().for_each(|claim| claim.finish(b"done"));
-    new(&cache, key(9)).finish(b"9");
+    claims.into_iter().for_each(|claim| claim.finish(OpaqueAuth::NONE, b"done"));
+    new(&cache, key(9)).finish(OpaqueAuth::NONE, b"9");
     assert_eq!((cache.stats().entries, cache.stats().full), (3, 1));
 }
 
 #[test]
 fn replies_beyond_the_bytes_push_out_older_ones() {
     let cache = cache(16, 100);
-    assert_eq!(cache.longest_reply(), 100);
-    new(&cache, key(1)).finish(&[1; 60]);
-    new(&cache, key(2)).finish(&[2; 40]);
+    new(&cache, key(1)).finish(OpaqueAuth::NONE, &[1; 60]);
+    new(&cache, key(2)).finish(OpaqueAuth::NONE, &[2; 40]);
     assert_eq!((cache.stats().entries, cache.stats().bytes), (2, 100));
-    new(&cache, key(3)).finish(&[3; 50]);
+    new(&cache, key(3)).finish(OpaqueAuth::NONE, &[3; 50]);
     assert_eq!((cache.stats().entries, cache.stats().bytes), (2, 90));
     assert_eq!(reply(&cache, key(2)), Some(vec![2; 40]));
 }
@@ -150,8 +160,8 @@ fn replies_beyond_the_bytes_push_out_older_ones() {
 #[test]
 fn a_reply_that_is_too_long_is_not_kept_but_its_call_does_not_run_again() {
     let cache = cache(16, 100);
-    new(&cache, key(1)).finish(&[1; 60]);
-    new(&cache, key(2)).finish(&[2; 101]);
+    new(&cache, key(1)).finish(OpaqueAuth::NONE, &[1; 60]);
+    new(&cache, key(2)).finish(OpaqueAuth::NONE, &[2; 101]);
     assert!(matches!(cache.begin(key(2)), Lookup::Lost));
     assert_eq!(reply(&cache, key(1)), Some(vec![1; 60]), "nothing was pushed out for it");
     assert_eq!((cache.stats().lost, cache.stats().bytes), (1, 60));
@@ -174,7 +184,7 @@ fn a_forgotten_call_runs_again() {
     let cache = cache(16, 100);
     new(&cache, key(1)).forget();
     assert_eq!(cache.stats().entries, 0);
-    new(&cache, key(1)).finish(b"second time");
+    new(&cache, key(1)).finish(OpaqueAuth::NONE, b"second time");
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"second time"[..]));
 }
 
@@ -189,7 +199,7 @@ fn many_threads_run_each_call_once() {
                     match cache.begin(key(xid as u32)) {
                         Lookup::New(claim) => {
                             runs.fetch_add(1, Ordering::Relaxed);
-                            claim.finish(&(xid as u32).to_be_bytes());
+                            claim.finish(OpaqueAuth::NONE, &(xid as u32).to_be_bytes());
                         }
                         Lookup::Done(reply) => assert_eq!(&reply[..], (xid as u32).to_be_bytes()),
                         Lookup::InProgress => {}
@@ -231,7 +241,7 @@ proptest! {
                 },
                 2 => if let Some(claim) = running.remove(&xid) {
                     let reply = vec![xid as u8; len];
-                    claim.finish(&reply);
+                    claim.finish(OpaqueAuth::NONE, &reply);
                     finished.insert(xid, Some(reply));
                 },
                 _ => if let Some(claim) = running.remove(&xid) {
