@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use super::ServerCall;
+use crate::stats::fields;
 use crate::wire::rpc::OpaqueAuth;
 
 /// Bytes of each argument that the key's checksum covers by default.
@@ -178,28 +179,30 @@ impl Deref for Kept {
     }
 }
 
-/// Counters and gauges of a [`DuplicateRequestCache`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DuplicateRequestCacheStats {
-    /// Calls answered from the cache.
-    pub hits: u64,
-    /// New calls.
-    pub misses: u64,
-    /// Retransmissions of a running call.
-    pub early: u64,
-    /// Retransmissions whose reply was gone.
-    pub lost: u64,
-    /// New calls without room.
-    pub full: u64,
-    /// Finished calls evicted for others.
-    pub evictions: u64,
-    /// Finished calls that [expired](DuplicateRequestCacheConfig::keep).
-    pub expired: u64,
-    /// Calls held, in progress and finished.
-    pub entries: u64,
-    /// Bytes of replies held.
-    pub bytes: u64,
+fields! {
+    /// Counters and gauges of a [`DuplicateRequestCache`].
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[non_exhaustive]
+    struct DuplicateRequestCacheStats {
+        /// Calls answered from the cache.
+        hits: u64,
+        /// New calls.
+        misses: u64,
+        /// Retransmissions of a running call.
+        early: u64,
+        /// Retransmissions whose reply was gone.
+        lost: u64,
+        /// New calls without room.
+        full: u64,
+        /// Finished calls evicted for others.
+        evictions: u64,
+        /// Finished calls that [expired](DuplicateRequestCacheConfig::keep).
+        expired: u64,
+        /// Calls held, in progress and finished.
+        entries: u64,
+        /// Bytes of replies held.
+        bytes: u64,
+    }
 }
 
 #[derive(Debug, Default)]

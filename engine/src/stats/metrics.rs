@@ -1,6 +1,7 @@
 //! The numbers of a shard by name: the same in embedding programs, in JSON and for Prometheus.
 
 use super::ShardStats;
+use crate::service::duplicate_requests::DuplicateRequestCacheStats;
 
 /// One number of a shard, with its Prometheus name and help text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,13 +27,22 @@ pub enum MetricKind {
 }
 
 /// Name, help text and source of a metric.
-type Definition = (&'static str, &'static str, fn(&ShardStats) -> u64);
+type Definition<T> = (&'static str, &'static str, fn(&T) -> u64);
+
+/// Counters, then gauges.
+fn metrics<T>(
+    stats: &T,
+    counters: &'static [Definition<T>],
+    gauges: &'static [Definition<T>],
+) -> impl Iterator<Item = Metric> {
+    let of = move |kind| move |&(name, help, of): &Definition<T>| Metric { name, help, kind, value: of(stats) };
+    counters.iter().map(of(MetricKind::Counter)).chain(gauges.iter().map(of(MetricKind::Gauge)))
+}
 
 impl ShardStats {
     /// All counters and gauges, always in the same order.
     pub fn metrics(&self) -> impl Iterator<Item = Metric> + '_ {
-        let of = move |kind| move |&(name, help, of): &Definition| Metric { name, help, kind, value: of(self) };
-        COUNTERS.iter().map(of(MetricKind::Counter)).chain(GAUGES.iter().map(of(MetricKind::Gauge)))
+        metrics(self, COUNTERS, GAUGES)
     }
 
     /// Value of the [`Metric`] with this name, if it exists.
@@ -41,8 +51,37 @@ impl ShardStats {
     }
 }
 
+impl DuplicateRequestCacheStats {
+    /// All counters and gauges, always in the same order.
+    pub fn metrics(&self) -> impl Iterator<Item = Metric> + '_ {
+        metrics(self, CACHE_COUNTERS, CACHE_GAUGES)
+    }
+
+    /// Value of the [`Metric`] with this name, if it exists.
+    pub fn get(&self, name: &str) -> Option<u64> {
+        self.metrics().find(|metric| metric.name == name).map(|metric| metric.value)
+    }
+}
+
+/// Counters of a duplicate request cache.
+const CACHE_COUNTERS: &[Definition<DuplicateRequestCacheStats>] = &[
+    ("hits", "Calls answered from the cache", |cache| cache.hits),
+    ("misses", "New calls", |cache| cache.misses),
+    ("early", "Retransmissions of a running call", |cache| cache.early),
+    ("lost", "Retransmissions whose reply was gone", |cache| cache.lost),
+    ("full", "New calls without room", |cache| cache.full),
+    ("evictions", "Finished calls evicted for others", |cache| cache.evictions),
+    ("expired", "Finished calls that expired", |cache| cache.expired),
+];
+
+/// Gauges of a duplicate request cache.
+const CACHE_GAUGES: &[Definition<DuplicateRequestCacheStats>] = &[
+    ("entries", "Calls held, in progress and finished", |cache| cache.entries),
+    ("bytes", "Bytes of replies held", |cache| cache.bytes),
+];
+
 /// What only grows while the server runs.
-const COUNTERS: &[Definition] = &[
+const COUNTERS: &[Definition<ShardStats>] = &[
     ("turns", "Turns of the shard's loop", |shard| shard.turns),
     ("idle_turns", "Turns that found nothing to do", |shard| shard.idle_turns),
     ("sleeps", "Times that the shard slept", |shard| shard.sleeps),
@@ -111,7 +150,7 @@ const COUNTERS: &[Definition] = &[
 ];
 
 /// What goes up and down.
-const GAUGES: &[Definition] = &[
+const GAUGES: &[Definition<ShardStats>] = &[
     ("connections", "Connections now", |shard| shard.connections),
     ("credits_granted", "Credit limits of all connections", |shard| shard.credits_granted),
     ("credits_used", "Of these, those in use", |shard| shard.credits_used),

@@ -43,6 +43,8 @@ macro_rules! fields {
     };
 }
 
+pub(crate) use fields;
+
 /// The longest time that is told apart from longer ones: nanoseconds.
 pub(crate) const MINUTE: u64 = 60_000_000_000;
 

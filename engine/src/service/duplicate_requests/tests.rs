@@ -48,6 +48,7 @@ fn a_call_runs_once_and_is_answered_again() {
     let expected =
         DuplicateRequestCacheStats { hits: 2, misses: 1, early: 1, entries: 1, bytes: 7, ..Default::default() };
     assert_eq!(cache.stats(), expected);
+    assert_eq!((expected.get("hits"), expected.get("bytes"), expected.get("calls")), (Some(2), Some(7), None));
 }
 
 #[test]
