@@ -38,7 +38,7 @@ fn arena() -> Result<Arena, Box<dyn std::error::Error>> {
     let base = NonNull::from(pages.as_mut_slice()).cast();
     // SAFETY: the memory is mapped, and nobody else uses it, until the engine drops `pages`.
     let memory = unsafe { GivenMemory::new(base, PAGES * PAGE, pages) }?;
-    Ok(Arena::over(memory, "page cache"))
+    Ok(memory.into_arena("page cache"))
 }
 
 /// The pages of one shard, and those of them that hold data.

@@ -35,12 +35,15 @@ use crate::fabric::{Capabilities, Fabric, FabricAddress, FabricError, FabricErro
 #[non_exhaustive]
 pub enum Address {
     /// The software fabric: processes of one host.
+    #[doc(hidden)]
     Soft(FabricAddress),
     /// RDMA over plain TCP: `HOST`, `HOST:PORT`, `[IPV6]:PORT`. The port is 20049 unless it is given.
+    #[doc(hidden)]
     Iwarp(FabricAddress),
     /// RDMA devices: `HOST`, `HOST:PORT`, `[IPV6]:PORT`, each with `DEVICE@` or `DEVICE/GID@` in front of it where the
     /// device is named. The port is 20049 unless it is given.
     #[cfg(feature = "verbs")]
+    #[doc(hidden)]
     Verbs(FabricAddress),
 }
 
@@ -89,7 +92,7 @@ impl Address {
     /// Address within the fabric, for a device that is open.
     ///
     /// # Errors
-    /// [`FabricErrorKind::Address`](crate::FabricErrorKind::Address) if the address is of another fabric than the device.
+    /// The address is of another fabric than the device.
     #[doc(hidden)]
     pub fn of(&self, device: &Capabilities) -> Result<&FabricAddress, FabricError> {
         self.of_scheme(device.scheme)

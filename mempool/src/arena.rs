@@ -61,7 +61,7 @@ struct Inner {
 
 impl Arena {
     /// Makes a memfd, seals and maps it. Binds, prefaults and locks it as configured.
-    pub fn new(config: &ArenaConfig) -> Result<Self, MemError> {
+    pub(crate) fn new(config: &ArenaConfig) -> Result<Self, MemError> {
         if config.bytes == 0 {
             return Err(Cause::Empty.into());
         }
@@ -75,9 +75,8 @@ impl Arena {
         Ok(Self::of(Memory::Made { map, fd }, report))
     }
 
-    /// An arena of memory that the application has mapped. Shards send from it, and read into it, when it is among
-    /// theirs; peers are not shown it. `name` is for messages.
-    pub fn over(memory: GivenMemory, name: &'static str) -> Self {
+    /// An arena of memory that the application has mapped.
+    pub(crate) fn over(memory: GivenMemory, name: &'static str) -> Self {
         let bytes = memory.len();
         let report =
             ArenaReport { name, bytes, pages: None, node: None, prefaulted: false, locked: false, advice: None };

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::arena::Arena;
 use crate::classes::lay_out;
 use crate::error::MemError;
 
@@ -104,6 +105,13 @@ pub struct ArenaConfig {
     pub lock: bool,
     /// Shown in `/proc/PID/maps` and in messages. Default `"rpcrdma"`.
     pub name: &'static str,
+}
+
+impl ArenaConfig {
+    /// Makes the arena.
+    pub fn build(&self) -> Result<Arena, MemError> {
+        Arena::new(self)
+    }
 }
 
 impl Default for ArenaConfig {

@@ -30,6 +30,7 @@ pub enum MemErrorKind {
 
 impl MemError {
     /// What it is about.
+    #[doc(hidden)]
     pub fn kind(&self) -> MemErrorKind {
         match &*self.0 {
             Cause::HugePages { .. }

@@ -5,10 +5,11 @@ use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 
+use crate::arena::Arena;
 use crate::config::PageSize;
 use crate::error::{Cause, MemError};
 
-/// Application memory for [`Arena::over`](crate::Arena::over). It is anonymous, hugetlb, or a shared mapping of a memfd
+/// Application memory for [an arena](Self::into_arena). It is anonymous, hugetlb, or a shared mapping of a memfd
 /// or file.
 pub struct GivenMemory {
     base: NonNull<u8>,
@@ -46,6 +47,13 @@ impl GivenMemory {
             return Err(Cause::Unaligned { address: base.addr().get() }.into());
         }
         Ok(Self { base, len, _owner: Box::new(owner) })
+    }
+
+    /// An arena of this memory.
+    ///
+    /// Shards send from it, and read into it, when it is among theirs. Peers are not shown it. `name` is for messages.
+    pub fn into_arena(self, name: &'static str) -> Arena {
+        Arena::over(self, name)
     }
 
     /// First byte.

@@ -10,7 +10,7 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 const LIMIT: u64 = 1 << 20;
 
 fn locked(bytes: usize) -> Result<Arena, MemError> {
-    Arena::new(&ArenaConfig { bytes, pages: PagePolicy::Small, lock: true, ..ArenaConfig::default() })
+    ArenaConfig { bytes, pages: PagePolicy::Small, lock: true, ..ArenaConfig::default() }.build()
 }
 
 #[test]

@@ -44,8 +44,14 @@ impl FabricError {
     }
 
     /// What it is about.
+    #[doc(hidden)]
     pub fn kind(&self) -> FabricErrorKind {
         self.kind
+    }
+
+    /// Whether nobody listens at the address: another attempt may succeed.
+    pub fn is_unreachable(&self) -> bool {
+        self.kind == FabricErrorKind::Unreachable
     }
 
     /// The address is not of this fabric's form; what is wrong with it.
@@ -93,7 +99,7 @@ impl FabricError {
     pub(crate) fn not_showable(arena: ArenaId) -> Self {
         let text = format_args!(
             "arena {arena} was mapped by the application, and peers of the software fabric must map it (use \
-             `Arena::new`, or register it with `Access::LOCAL`)"
+             `ArenaConfig::build`, or register it with `Access::LOCAL`)"
         );
         Self::new(FabricErrorKind::Unsupported, text)
     }

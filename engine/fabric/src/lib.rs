@@ -594,7 +594,7 @@ pub trait Fabric: Sized {
     fn stats(&self) -> FabricStats;
 
     /// Makes an arena's memory usable in work requests. Registering it twice is [`FabricErrorKind::Misuse`]; on the
-    /// software fabric, memory [that was given](Arena::over) is for this side's work requests only
+    /// software fabric, memory [that was given](rpcrdma_mempool::GivenMemory) is for this side's work requests only
     /// ([`FabricErrorKind::Unsupported`]).
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError>;
     /// Undoes [`register`](Self::register).

@@ -40,6 +40,8 @@ use crate::handoff::idle::IdlePolicy;
 use crate::start_error::{StartError, StartErrorKind};
 
 pub use crate::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
+pub use crate::wire::Revision;
+pub use crate::wire::properties::ReverseSupport;
 pub use accept::AcceptConfig;
 pub(crate) use buffers::{BUFFER_ALIGN, HEADROOM_CALL, HEADROOM_CHUNKS, HEADROOM_PLAIN, SMALL_BUFFER, headroom_for};
 pub use connect::ConnectConfig;

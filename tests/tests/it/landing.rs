@@ -182,7 +182,7 @@ fn memory_that_will_not_do_costs_its_call_alone_and_nothing_is_read() {
     let mut world = World::new("no-landing");
     let make = || {
         let arena = ArenaConfig { bytes: 4 * CHUNK, pages: PagePolicy::Small, ..ArenaConfig::default() };
-        Arena::new(&arena).expect("memory")
+        arena.build().expect("memory")
     };
     let (known, unknown) = (make(), make());
     let far = Pool::of_pages(known.clone(), Class { size: CHUNK, count: 1 }).unwrap();

@@ -70,7 +70,7 @@ impl Mapping {
         let (base, len, unmapped) = (self.base, self.len, Arc::clone(&self.unmapped));
         // SAFETY: it is mapped until it is dropped, and nobody else changes it: of a file nothing is written or cut.
         let memory = unsafe { GivenMemory::new(base, len, self) }.expect("a mapping");
-        (Arena::over(memory, "own"), unmapped)
+        (memory.into_arena("own"), unmapped)
     }
 }
 
@@ -197,6 +197,6 @@ fn what_peers_cannot_map_is_not_shown_to_them() {
         return assert_eq!(shown, Ok(()), "a device goes by the pages");
     }
     assert_eq!(shown.as_ref().map_err(FabricError::kind), Err(FabricErrorKind::Unsupported));
-    assert!(shown.unwrap_err().to_string().contains("`Arena::new`"), "the remedy");
+    assert!(shown.unwrap_err().to_string().contains("`ArenaConfig::build`"), "the remedy");
     assert_eq!(fabric.register(&arena, Access::LOCAL), Ok(()), "for this side's own work requests");
 }

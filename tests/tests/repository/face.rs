@@ -142,6 +142,35 @@ impl<'a> Face<'a> {
         }
     }
 
+    /// Types of ours that an item's declaration names, and that users of the first crate cannot.
+    fn unnameable(&self, entry: &Entry<'_>) -> BTreeSet<String> {
+        let (kind, inner) = Crate::inner(entry.item);
+        let mut types = Vec::new();
+        match kind {
+            "function" => types_in(&inner["sig"], &mut types),
+            "struct_field" | "type_alias" => types_in(inner, &mut types),
+            "variant" => {
+                let fields = inner["kind"].get("tuple").or_else(|| inner["kind"]["struct"].get("fields"));
+                let fields = fields.and_then(Value::as_array).into_iter().flatten();
+                fields.filter_map(|id| self.crates[entry.of].item(id)).for_each(|field| types_in(field, &mut types));
+            }
+            _ => {}
+        }
+        let named = |one: &&Value| {
+            let id = &one["id"];
+            let path = &self.crates[entry.of].json["paths"][id.to_string()]["path"][0];
+            let ours = path.as_str().is_none_or(|name| CRATES.contains(&&*name.replace('_', "-")));
+            let here = self.seen.contains(&(entry.of, id.to_string()));
+            let there = || self.elsewhere(entry.of, id).is_some_and(|(of, item)| self.is_seen(of, item));
+            !ours || here || there()
+        };
+        types.iter().filter(|one| !named(one)).map(|one| one["path"].to_string()).collect()
+    }
+
+    fn is_seen(&self, of: usize, item: &Value) -> bool {
+        self.seen.contains(&(of, item["id"].to_string()))
+    }
+
     /// The traits that a type implements, by name, automatic ones included.
     fn traits(&self, entry: &Entry<'_>) -> BTreeSet<&'a str> {
         let crates: &'a [Crate] = self.crates;
@@ -153,6 +182,18 @@ impl<'a> Face<'a> {
             (one["is_negative"] != true).then(|| path.rsplit("::").next().unwrap_or(path))
         };
         impls.into_iter().flatten().filter_map(of).filter_map(named).collect()
+    }
+}
+
+/// The named types within a type or signature.
+fn types_in<'a>(value: &'a Value, types: &mut Vec<&'a Value>) {
+    match value {
+        Value::Object(object) => {
+            types.extend(object.get("resolved_path"));
+            object.values().for_each(|one| types_in(one, types));
+        }
+        Value::Array(all) => all.iter().for_each(|one| types_in(one, types)),
+        _ => {}
     }
 }
 
@@ -220,7 +261,7 @@ fn the_public_api_is_as_listed() {
     assert!(fields > 50 && fields <= MOST_FIELDS, "{fields} fields and variants, at most {MOST_FIELDS}");
 }
 
-/// First lines of at most twelve words, `Debug` on each type, and errors that may cross threads.
+/// First lines of at most twelve words, nameable types, `Debug` on each, and errors that may cross threads.
 #[test]
 fn each_public_item_has_what_its_users_expect() {
     let crates = crates();
@@ -233,6 +274,9 @@ fn each_public_item_has_what_its_users_expect() {
         let words = sentence.split_whitespace().count();
         if words == 0 || words > 12 {
             wrong.push(format!("{path}: {words} words in its first line: {sentence}"));
+        }
+        for one in face.unnameable(entry) {
+            wrong.push(format!("{path}: {one} cannot be named by users of the crate"));
         }
         if matches!(entry.kind, "struct" | "enum") {
             let traits = face.traits(entry);

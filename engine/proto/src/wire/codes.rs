@@ -76,9 +76,11 @@ pub enum Revision {
 
 impl Revision {
     /// Both revisions.
+    #[doc(hidden)]
     pub const ALL: &[Revision] = &[Revision::Ietf00, Revision::Cel09];
 
     /// The name used in configuration and on command lines.
+    #[doc(hidden)]
     pub const fn name(self) -> &'static str {
         match self {
             Revision::Ietf00 => "ietf00",
@@ -87,11 +89,13 @@ impl Revision {
     }
 
     /// The revision of this name.
+    #[doc(hidden)]
     pub fn from_name(name: &str) -> Option<Revision> {
         Revision::ALL.iter().copied().find(|revision| revision.name() == name)
     }
 
     /// The flags that a version 2 header of this revision may carry.
+    #[doc(hidden)]
     #[inline]
     pub const fn known_flags(self) -> Flags {
         match self {

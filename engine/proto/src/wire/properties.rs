@@ -90,11 +90,15 @@ pub enum ReverseSupport {
 
 impl ReverseSupport {
     /// The number on the wire.
+    #[doc(hidden)]
     pub const fn code(self) -> u32 {
         self as u32
     }
 
-    /// The level with this number. Numbers that no text defines are taken for the default.
+    /// The level with this number.
+    ///
+    /// Numbers that no text defines are taken for the default.
+    #[doc(hidden)]
     pub const fn from_code(code: u32) -> ReverseSupport {
         match code {
             0 => ReverseSupport::None,

@@ -1,7 +1,5 @@
 //! Memory that peers show, or are shown: mappings, windows, copies that do not end.
 
-use rpcrdma_mempool::Arena;
-
 use super::super::region::Regions;
 use super::*;
 
@@ -66,7 +64,7 @@ fn shown_memory_is_a_share_of_the_mappings_that_there_are() {
 #[test]
 fn registered_arenas_are_found() {
     let config = ArenaConfig { bytes: 4096, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
-    let arenas: Vec<_> = (0..5).map(|_| Arena::new(&config).expect("an arena")).collect();
+    let arenas: Vec<_> = (0..5).map(|_| config.build().expect("an arena")).collect();
     let mut regions = Regions::default();
     let order = [2, 4, 0, 3, 1];
     for (id, &at) in order.iter().enumerate() {
