@@ -99,7 +99,7 @@ pub enum CallError {
     MalformedReply(&'static str),
     /// The responder answered with a transport error.
     #[error("transport error {}{}", .0, hint(.0))]
-    Transport(ErrorBody),
+    Transport(#[doc(hidden)] ErrorBody),
     /// The server refused the call, or failed (RFC 5531 §9).
     #[error("refused by the server: {0}")]
     Refused(Refusal),
