@@ -88,7 +88,7 @@ impl Endpoint {
     /// fabric.
     ///
     /// # Errors
-    /// [`ConnectError::Open`], [`ConnectError::Spawn`].
+    /// [`ConnectError::Start`].
     pub fn start(address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {
         block_on(Self::start_async(address, config))
     }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use super::ServerCall;
-use crate::stats::fields;
+use crate::stats::{Definition, Metric, fields, metrics};
 use crate::wire::rpc::OpaqueAuth;
 
 /// Bytes of each argument that the key's checksum covers by default.
@@ -204,6 +204,35 @@ fields! {
         bytes: u64,
     }
 }
+
+impl DuplicateRequestCacheStats {
+    /// All counters and gauges, always in the same order.
+    pub fn metrics(&self) -> impl Iterator<Item = Metric> + '_ {
+        metrics(self, CACHE_COUNTERS, CACHE_GAUGES)
+    }
+
+    /// Value of the [`Metric`] with this name, if it exists.
+    pub fn get(&self, name: &str) -> Option<u64> {
+        self.metrics().find(|metric| metric.name == name).map(|metric| metric.value)
+    }
+}
+
+/// Counters of a duplicate request cache.
+const CACHE_COUNTERS: &[Definition<DuplicateRequestCacheStats>] = &[
+    ("hits", "Calls answered from the cache", |cache| cache.hits),
+    ("misses", "New calls", |cache| cache.misses),
+    ("early", "Retransmissions of a running call", |cache| cache.early),
+    ("lost", "Retransmissions whose reply was gone", |cache| cache.lost),
+    ("full", "New calls without room", |cache| cache.full),
+    ("evictions", "Finished calls evicted for others", |cache| cache.evictions),
+    ("expired", "Finished calls that expired", |cache| cache.expired),
+];
+
+/// Gauges of a duplicate request cache.
+const CACHE_GAUGES: &[Definition<DuplicateRequestCacheStats>] = &[
+    ("entries", "Calls held, in progress and finished", |cache| cache.entries),
+    ("bytes", "Bytes of replies held", |cache| cache.bytes),
+];
 
 #[derive(Debug, Default)]
 struct Part {

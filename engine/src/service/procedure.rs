@@ -201,7 +201,7 @@ impl<S: Sharing> Procedure<S> {
     /// The buffer must be of a pool made on the shard's thread, in its own arena or in one of
     /// [`memory.arenas`](crate::config::MemoryConfig::arenas). A call with an unsuitable or too short buffer is answered with
     /// SYSTEM_ERR, and none of its chunks is read. The log says why, and
-    /// [`ShardStats::read_targets_refused`](crate::stats::ShardStats::read_targets_refused) counts it.
+    /// The metric `read_targets_refused` counts it.
     ///
     /// `choose` runs on the shard and must not block. It runs again for a call that has waited for memory.
     #[doc(alias("direct data placement", "zero copy"))]

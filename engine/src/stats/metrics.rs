@@ -1,7 +1,6 @@
 //! The numbers of a shard by name: the same in embedding programs, in JSON and for Prometheus.
 
 use super::ShardStats;
-use crate::service::duplicate_requests::DuplicateRequestCacheStats;
 
 /// One number of a shard, with its Prometheus name and help text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,10 +26,10 @@ pub enum MetricKind {
 }
 
 /// Name, help text and source of a metric.
-type Definition<T> = (&'static str, &'static str, fn(&T) -> u64);
+pub(crate) type Definition<T> = (&'static str, &'static str, fn(&T) -> u64);
 
 /// Counters, then gauges.
-fn metrics<T>(
+pub(crate) fn metrics<T>(
     stats: &T,
     counters: &'static [Definition<T>],
     gauges: &'static [Definition<T>],
@@ -50,35 +49,6 @@ impl ShardStats {
         self.metrics().find(|metric| metric.name == name).map(|metric| metric.value)
     }
 }
-
-impl DuplicateRequestCacheStats {
-    /// All counters and gauges, always in the same order.
-    pub fn metrics(&self) -> impl Iterator<Item = Metric> + '_ {
-        metrics(self, CACHE_COUNTERS, CACHE_GAUGES)
-    }
-
-    /// Value of the [`Metric`] with this name, if it exists.
-    pub fn get(&self, name: &str) -> Option<u64> {
-        self.metrics().find(|metric| metric.name == name).map(|metric| metric.value)
-    }
-}
-
-/// Counters of a duplicate request cache.
-const CACHE_COUNTERS: &[Definition<DuplicateRequestCacheStats>] = &[
-    ("hits", "Calls answered from the cache", |cache| cache.hits),
-    ("misses", "New calls", |cache| cache.misses),
-    ("early", "Retransmissions of a running call", |cache| cache.early),
-    ("lost", "Retransmissions whose reply was gone", |cache| cache.lost),
-    ("full", "New calls without room", |cache| cache.full),
-    ("evictions", "Finished calls evicted for others", |cache| cache.evictions),
-    ("expired", "Finished calls that expired", |cache| cache.expired),
-];
-
-/// Gauges of a duplicate request cache.
-const CACHE_GAUGES: &[Definition<DuplicateRequestCacheStats>] = &[
-    ("entries", "Calls held, in progress and finished", |cache| cache.entries),
-    ("bytes", "Bytes of replies held", |cache| cache.bytes),
-];
 
 /// What only grows while the server runs.
 const COUNTERS: &[Definition<ShardStats>] = &[

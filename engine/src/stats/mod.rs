@@ -15,6 +15,7 @@ use std::ops::{Deref, DerefMut};
 
 use hdrhistogram::Histogram;
 
+pub(crate) use metrics::{Definition, metrics};
 pub use metrics::{Metric, MetricKind};
 #[cfg(all(feature = "stats", feature = "unstable-internals"))]
 #[doc(hidden)]

@@ -12,9 +12,9 @@ use serde_json::Value;
 /// The crates that items are exported from; the first is the one that is looked at.
 const CRATES: [&str; 4] = ["rpcrdma", "rpcrdma-proto", "rpcrdma-fabric", "rpcrdma-mempool"];
 /// Most modules, types, traits, functions, constants and methods.
-const MOST_ITEMS: usize = 349;
+const MOST_ITEMS: usize = 339;
 /// Most fields and variants.
-const MOST_FIELDS: usize = 285;
+const MOST_FIELDS: usize = 215;
 const LIST: &str = "engine/api.txt";
 
 /// rustdoc's JSON of one crate.

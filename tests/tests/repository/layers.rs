@@ -80,9 +80,16 @@ const LAYERS: &[Layer] = &[
         crates: &[MEMPOOL, "core_affinity", "crossbeam_utils", "log", "loom", "rustix", "serde", "thiserror"],
     },
     Layer {
+        name: "stats",
+        places: &["engine/src/stats/"],
+        uses: &["fabric", "proto"],
+        pure: true,
+        crates: &[MEMPOOL, "hdrhistogram", "serde"],
+    },
+    Layer {
         name: "service",
         places: &["engine/src/service/"],
-        uses: &["binding", "fabric", "handoff", "proto", "start_error", "wire"],
+        uses: &["binding", "fabric", "handoff", "proto", "start_error", "stats", "wire"],
         pure: false,
         crates: &[MEMPOOL, "arrayvec", "rustix", "sha2", "thiserror"],
     },
@@ -92,13 +99,6 @@ const LAYERS: &[Layer] = &[
         uses: &["auth", "fabric", "handoff", "proto", "start_error", "wire"],
         pure: true,
         crates: &[MEMPOOL, "serde", "thiserror"],
-    },
-    Layer {
-        name: "stats",
-        places: &["engine/src/stats/"],
-        uses: &["fabric", "proto"],
-        pure: true,
-        crates: &[MEMPOOL, "hdrhistogram", "serde"],
     },
     Layer {
         name: "address",
