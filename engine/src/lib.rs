@@ -78,7 +78,7 @@
 //!
 //! A call ends with a [`Reply`] or a [`CallError`], which tells whether the call was sent and may be sent again.
 //! [`FailedCall`] returns the buffers of its chunks. A connection ends with a [`CloseReason`]. Errors gain variants in
-//! later versions.
+//! later versions. The cause of a refusal is in the server's log (crate `log`): install a logger.
 //!
 //! `README.md` beside this crate follows a call through the code. `PROTOCOL.md` has the wire protocol, `tuning.md` the
 //! knobs.
