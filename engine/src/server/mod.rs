@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
 use crate::address::Address;
 use crate::client::{Client, ClientConfig};
 use crate::config::{AcceptConfig, Config};
+#[cfg(feature = "stats")]
 use crate::fabric::FabricError;
 use crate::fabric::any::{AnyFabric, AnyListener};
 use crate::handoff::block_on::block_on;
