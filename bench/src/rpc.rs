@@ -13,6 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rpcrdma::config::{AcceptConfig, ConnectConfig};
 use rpcrdma::fabric::Capabilities;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::server::{Server, ServerConfig};
@@ -54,7 +55,7 @@ pub(crate) struct CallServer {
 
 impl CallServer {
     /// What each shard is made with.
-    pub(crate) fn config(args: &ServeArgs) -> Result<(Load, Config), Failure> {
+    pub(crate) fn config(args: &ServeArgs) -> Result<(Load, Config, AcceptConfig), Failure> {
         // What is not said is what servers of old were ready for.
         let form = args.form.unwrap_or(Form::Chunk);
         let long = matches!(form, Form::Continued | Form::Long);
@@ -67,13 +68,14 @@ impl CallServer {
         };
         let shared = config::shared(&args.engine, &args.device, args.idle, !args.no_batch, &load)?;
         let config = config::of_server(&args.engine, shared);
-        Ok((load, config::in_force(&args.engine, &args.device, &config)?))
+        let (config, accept) = config::in_force(&args.engine, &args.device, &config)?;
+        Ok((load, config, accept))
     }
 
     /// Serves calls at these addresses, on shards and workers on these cores.
     pub(crate) fn start(args: &ServeArgs, addresses: &[Address], cores: &ServerCores) -> Result<Self, Failure> {
         let [first, others @ ..] = addresses else { return Err(Failure::run("serve", "no address")) };
-        let (load, mut shard) = Self::config(args)?;
+        let (load, mut shard, accept) = Self::config(args)?;
         let info = Info {
             core: cores.shards[0] as u32,
             shards: cores.shards.len() as u32,
@@ -92,6 +94,7 @@ impl CallServer {
         shard.memory.arenas = vec![program.arena()];
         let config = ServerConfig {
             shard,
+            accept,
             shards: cores.shards.len(),
             workers: workers(args, &load, cores),
             cores: Some(cores.shards.clone()),
@@ -222,10 +225,10 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let mut sizes = plan.sizes(&travel)?;
     let probing = Load { connections: 1, outstanding: 1, bulk: 0, message: 0, form: Form::Inline };
     let probing = config::shared(plan.engine, &common.device, common.idle, !common.no_batch, &probing)?;
-    let probing = config::in_force(plan.engine, &common.device, &probing)?;
+    let (probing, connect) = config::in_force(plan.engine, &common.device, &probing)?;
     if plan.engine.config.print_config {
-        let (_, config) = plan.config(&travel, sizes[0], usize::MAX)?;
-        print!("{}", rpcrdma_config::to_toml(&config, &()));
+        let (_, config, connect) = plan.config(&travel, sizes[0], usize::MAX)?;
+        print!("{}", rpcrdma_config::to_toml(&config, &connect));
         return Ok(());
     }
     let several = common.all && sizes.len() > 1;
@@ -234,7 +237,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     // Not before the server was started: it would inherit our one core.
     pin::pin(placement.client)?;
     // A first connection finds out who serves there, before anything is measured or printed.
-    let (client, serving) = target::connect(&address, probing, None)?;
+    let (client, serving) = target::connect(&address, probing, connect, None)?;
     let device = rpcrdma::fabric::Fabric::capabilities(client.shard().fabric()).clone();
     drop(client);
     plan.agree(&travel, &serving, &mut sizes)?;
@@ -342,7 +345,7 @@ impl Plan<'_> {
     }
 
     /// Load, and what the client's shard is made with: of payloads of this size, with so many calls at most.
-    fn config(&self, travel: &Travel, size: usize, most: usize) -> Result<(Load, Config), Failure> {
+    fn config(&self, travel: &Travel, size: usize, most: usize) -> Result<(Load, Config, ConnectConfig), Failure> {
         let common = self.common;
         let bulk = if travel.form == Form::Chunk { size } else { 0 };
         let message = if travel.is_long() { size } else { 0 };
@@ -351,7 +354,8 @@ impl Plan<'_> {
         let mut config = config::shared(self.engine, &common.device, common.idle, !common.no_batch, &load)?;
         // Each connection has a set of its own.
         config.memory.bulk_buffers = if bulk > 0 { vec![(size, outstanding)] } else { load.exposed_messages() };
-        Ok((load, config::in_force(self.engine, &common.device, &config)?))
+        let (config, connect) = config::in_force(self.engine, &common.device, &config)?;
+        Ok((load, config, connect))
     }
 
     fn spec(&self, travel: &Travel, size: usize, serving: &Info, placement: &Placement) -> Result<Spec, Failure> {
@@ -359,7 +363,7 @@ impl Plan<'_> {
         let connections = common.qp as usize;
         let chunks = travel.form == Form::Chunk || travel.is_long();
         let most = if chunks && size > 0 { serving.load.outstanding_with(size, connections) } else { usize::MAX };
-        let (load, config) = self.config(travel, size, most)?;
+        let (load, config, connect) = self.config(travel, size, most)?;
         let outstanding = load.outstanding;
         let active = self.engine.active.map_or(connections, |active| connections.min(active as usize));
         let called = self.travel.direction() != Direction::Forward;
@@ -387,7 +391,7 @@ impl Plan<'_> {
             };
             (run, info)
         });
-        Ok(Spec { travel: *travel, size, connections, active, outstanding, yields, config, reverse })
+        Ok(Spec { travel: *travel, size, connections, active, outstanding, yields, config, connect, reverse })
     }
 
     fn info(

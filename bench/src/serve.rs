@@ -42,7 +42,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         return Err(Failure::Usage("--listen: raw tests are served at one address; say --only calls".to_owned()));
     }
     if args.engine.config.print_config {
-        print!("{}", rpcrdma_config::to_toml(&CallServer::config(args)?.1, &()));
+        let (_, config, accept) = CallServer::config(args)?;
+        print!("{}", rpcrdma_config::to_toml(&config, &accept));
         return Ok(());
     }
     let (shards, workers) = (args.shards(), args.engine.workers as usize);

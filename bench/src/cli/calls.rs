@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use rpcrdma::CreditMode;
+use rpcrdma::config::AcceptConfig;
 use rpcrdma_config::ConfigArgs;
 use serde::{Deserialize, Serialize};
 
@@ -307,7 +308,7 @@ impl EngineArgs {
         option("--keep-alive", self.keep_alive.to_string());
         out.extend(self.no_coalesce.then(|| "--no-coalesce".to_owned()));
         out.extend(self.no_remote_invalidate.then(|| "--no-remote-invalidate".to_owned()));
-        out.extend(self.config.arguments());
+        out.extend(self.config.arguments::<AcceptConfig>());
         out
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rpcrdma::config::DeviceConfig;
 use rpcrdma::{Config, CreditMode, IdlePolicy};
+use rpcrdma_config::Role;
 
 use crate::cli::{DeviceArgs, EngineArgs, Form, Idle};
 use crate::failure::Failure;
@@ -153,8 +154,12 @@ pub(crate) fn shared(
     Ok(config)
 }
 
-/// With what file, environment and `--set` say.
-pub(crate) fn in_force(args: &EngineArgs, device: &DeviceArgs, config: &Config) -> Result<Config, Failure> {
+/// With what file, environment and `--set` say, and the knobs of this role.
+pub(crate) fn in_force<R: Role + Default>(
+    args: &EngineArgs,
+    device: &DeviceArgs,
+    config: &Config,
+) -> Result<(Config, R), Failure> {
     let device = [
         (device.ib_dev.is_some(), "device.name"),
         (device.gid_index.is_some(), "device.gid_index"),
@@ -172,8 +177,8 @@ pub(crate) fn in_force(args: &EngineArgs, device: &DeviceArgs, config: &Config) 
     ];
     let options: Vec<_> =
         args.knobs().chain(device.into_iter().filter_map(|(given, knob)| given.then_some(knob))).collect();
-    let settings = args.config.load().and_then(|settings| settings.apply(config, &(), &options));
-    settings.map(|(config, ())| config).map_err(|error| Failure::Usage(error.to_string()))
+    let settings = args.config.load().and_then(|settings| settings.apply(config, &R::default(), &options));
+    settings.map_err(|error| Failure::Usage(error.to_string()))
 }
 
 /// The same for a server, whose buffers for chunks may have been told.

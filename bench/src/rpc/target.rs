@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rpcrdma::client::{ClientCall, ClientConfig, Connection, LocalClient};
+use rpcrdma::config::ConnectConfig;
 use rpcrdma::handoff::idle::{Idle, IdleStep};
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::{Address, CallError, Config, Knob, Reply, Services};
@@ -46,6 +47,7 @@ pub(crate) struct Spec {
     pub(crate) yields: bool,
     /// Of the client's shard.
     pub(crate) config: Config,
+    pub(crate) connect: ConnectConfig,
     /// What the server does towards us, and what we serve to it.
     pub(crate) reverse: Option<(Run, Info)>,
 }
@@ -92,12 +94,14 @@ struct Lane {
 pub(crate) fn connect(
     address: &Address,
     mut config: Config,
+    connect: ConnectConfig,
     services: Option<Services>,
 ) -> Result<(LocalClient, Info), Failure> {
     let scheme = config.wire.credit_mode;
     config.poll.sample_latency = 0;
     let services = services.map(Arc::new);
-    let config = ClientConfig { shard: config, services, ..ClientConfig::new(service::PROGRAM, service::VERSION) };
+    let config =
+        ClientConfig { shard: config, connect, services, ..ClientConfig::new(service::PROGRAM, service::VERSION) };
     let mut client = LocalClient::connect(address, config).map_err(|e| Failure::run("connect", e))?;
     let mut call = client.prepare(service::INFO, 0).map_err(|e| Failure::run("call", e))?;
     call = call.timeout(PATIENCE);
@@ -121,7 +125,7 @@ impl RpcTarget {
             config.memory.arenas.push(program.arena());
             services = Some(program.services(&AtOnce { on_workers: false }));
         }
-        let (mut client, _) = connect(address, config, services)?;
+        let (mut client, _) = connect(address, config, spec.connect.clone(), services)?;
         let mut connections = vec![client.first()];
         while connections.len() < spec.connections {
             let more = client.add_connection(address).map_err(|error| {

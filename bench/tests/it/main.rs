@@ -59,7 +59,12 @@ fn scratch(name: &str) -> PathBuf {
 #[test]
 fn the_configuration_in_force_is_printed() {
     let file = scratch("knobs.toml");
-    std::fs::write(&file, "[limits]\ncredits = 8\nmax_reads = 3\n[poll]\nsample_latency = 1\n").expect("a file");
+    std::fs::write(
+        &file,
+        "[limits]\ncredits = 8\nmax_reads = 3\n[poll]\nsample_latency = 1\n\
+        [accept]\nsetup = \"7s\"\n[connect]\ntimeout = \"9s\"\n",
+    )
+    .expect("a file");
     let path = file.to_str().expect("a path");
     let from = ["--config", path, "--set", "limits.max_reads=5", "--print-config"];
     let server = succeeds(&[&["serve", "--credits", "32"], &from[..]].concat());
@@ -68,6 +73,11 @@ fn the_configuration_in_force_is_printed() {
     }
     let client = succeeds(&[&["lat", "--loopback", "--print-config"], &from[..4]].concat());
     assert!(client.contains("credits = 8\n"), "{client}");
+    // Knobs of one role, of a file for both.
+    assert!(server.contains("[accept]\nsetup = \"7s\"\n") && !server.contains("[connect]"), "{server}");
+    assert!(client.contains("[connect]\ntimeout = \"9s\"\n") && !client.contains("[accept]"), "{client}");
+    // The server that a client starts does not take it for its own.
+    succeeds(&["lat", "--loopback", "-n", "10", "--set", "connect.negotiation=3s"]);
     let refused = rpcperf(&["serve", "--set", "limits.credits=3", "--print-config"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(refused.status.code() == Some(2) && said.contains("--set: limits.credits is 3: 4 to 32767"), "{said}");

@@ -36,7 +36,7 @@ const UNSET: &str = "unset";
 const GROUPS: [&str; 9] =
     ["memory", "limits", "timeouts", "wire", "device", "iwarp", "poll", ConnectConfig::GROUP, AcceptConfig::GROUP];
 
-/// The group of knobs that a program has as a server or as a client; `()` for a program that offers none.
+/// The group of knobs that a program has as a server or as a client.
 pub trait Role: Serialize + DeserializeOwned {
     /// Its name.
     const GROUP: &str;
@@ -64,12 +64,10 @@ impl Role for ConnectConfig {
     }
 }
 
-impl Role for () {
-    const GROUP: &str = "";
-
-    fn validate(&self) -> Result<(), ConfigError> {
-        Ok(())
-    }
+/// Whether a knob is of a group that programs of another role than this have.
+fn is_of_other_role<R: Role>(knob: &str) -> bool {
+    let group = knob.split('.').next().unwrap_or_default();
+    group != R::GROUP && [ConnectConfig::GROUP, AcceptConfig::GROUP].contains(&group)
 }
 
 /// Options of every program.
@@ -122,10 +120,11 @@ impl ConfigArgs {
         Ok(Settings(all))
     }
 
-    /// The same options as arguments, for a program that this one starts.
-    pub fn arguments(&self) -> Vec<String> {
+    /// The same options as arguments, for a program of role `R` that this one starts.
+    pub fn arguments<R: Role>(&self) -> Vec<String> {
         let config = self.config.iter().map(|path| format!("--config={}", path.display()));
-        config.chain(self.set.iter().map(|text| format!("--set={text}"))).collect()
+        let set = self.set.iter().filter(|text| !is_of_other_role::<R>(text));
+        config.chain(set.map(|text| format!("--set={text}"))).collect()
     }
 }
 
@@ -276,14 +275,17 @@ fn read<R: Role>(mut groups: Map<String, Value>) -> Result<(Config, R), String> 
 
 impl Settings {
     /// Applies them to a program's defaults, and checks the result. `options` are the knobs that the program's own
-    /// options have set: file and environment leave them as they are.
+    /// options have set: file and environment leave them as they are. Servers and clients may share file and
+    /// environment: groups of the other role are passed over there.
     ///
     /// # Errors
     /// Source, knob and value of what is refused.
     pub fn apply<R: Role>(&self, config: &Config, role: &R, options: &[&str]) -> Result<(Config, R), SettingError> {
         let mut groups = groups_of(config, role);
         let mut sources: BTreeMap<&str, String> = options.iter().map(|&knob| (knob, "options".to_owned())).collect();
-        for setting in &self.0 {
+        let for_others =
+            |setting: &&Setting| setting.source != Source::CommandLine && is_of_other_role::<R>(&setting.knob);
+        for setting in self.0.iter().filter(|setting| !for_others(setting)) {
             let own = setting.source != Source::CommandLine && options.contains(&setting.knob.as_str());
             let before = own.then(|| groups.clone());
             setting.apply::<R>(&mut groups)?;

@@ -101,9 +101,27 @@ fn what_is_printed_is_read_back_and_has_every_knob() {
     for line in ["receives = 4096", "max_reads = \"unset\"", "progress = \"never\"", "max_write_bytes = \"3MiB\""] {
         assert!(text.lines().any(|printed| printed == line), "{line} is not in {text}");
     }
-    let accept = AcceptConfig::default();
-    let server = settings.apply(&Config::default(), &accept, &[]).expect_err("servers do not connect").to_string();
-    assert!(server.contains("no knob connect."), "{server}");
+}
+
+#[test]
+fn servers_and_clients_share_a_file_and_the_environment() {
+    let text = "[accept]\nsetup = \"7s\"\n[connect]\nreconnect_attempts = 3\n[limits]\ncredits = 99\n";
+    let file = file(text);
+    let args = ConfigArgs { config: Some(file.path().to_owned()), ..ConfigArgs::default() };
+    let variables = [("RPCRDMA_CONNECT_TIMEOUT", "9s"), ("RPCRDMA_ACCEPT_EVICT_AFTER", "8s")];
+    let variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
+    let settings = args.load_with(variables).expect("a file");
+    let (server, accept) = settings.apply(&Config::default(), &AcceptConfig::default(), &[]).expect("a server");
+    let (client, connect) = settings.apply(&Config::default(), &ConnectConfig::default(), &[]).expect("a client");
+    assert_eq!((accept.setup.as_secs(), accept.evict_after.as_secs()), (7, 8));
+    assert_eq!((connect.reconnect_attempts, connect.timeout.as_secs()), (3, 9));
+    assert_eq!((server.limits.credits, client.limits.credits), (99, 99));
+    // Who types it means this program.
+    let said = refused("", &[], &["connect.timeout=9s"]);
+    assert!(said.starts_with("--set: no knob connect.timeout: knobs are in groups"), "{said}");
+    let set = vec!["connect.timeout=9s".to_owned(), "limits.credits=5".to_owned()];
+    let args = ConfigArgs { set, ..ConfigArgs::default() };
+    assert_eq!(args.arguments::<AcceptConfig>(), ["--set=limits.credits=5"]);
 }
 
 #[test]
