@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 
 use rpcrdma::client::{Client, ClientCall, ClientConfig};
 use rpcrdma::proto::Defect;
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{CallError, CreditMode, FailedCall, Procedure};
+use rpcrdma::{CallError, CreditMode, FailedCall, Procedure, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
@@ -62,16 +63,22 @@ fn calls_without_a_reply_run_in_order_and_cost_no_credits() {
     }
 }
 
-#[test]
-fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
-    let mut world = World::new("one-way-long");
-    let (tell, told) = std::sync::mpsc::channel();
+/// Services with a [`NOTE`] that hands its arguments to the test.
+fn noting() -> (Services, Receiver<Vec<u8>>) {
+    let (tell, told) = channel();
     let note = Procedure::new(move |call| {
         tell.send(call.args().to_vec()).expect("the test waits");
         Ok(())
     });
     let mut services = standard_services();
     services.add(PROGRAM, VERSION, NOTE, note.one_way());
+    (services, told)
+}
+
+#[test]
+fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
+    let mut world = World::new("one-way-long");
+    let (services, told) = noting();
     let config = || {
         small().with(|c| {
             c.wire.reassemble_up_to = 100_000;
@@ -122,13 +129,7 @@ fn version_1_and_chunks_have_no_calls_without_a_reply() {
 #[test]
 fn a_client_with_a_thread_makes_calls_without_a_reply() {
     let mut world = World::new("one-way-threaded");
-    let (tell, told) = std::sync::mpsc::channel();
-    let note = Procedure::new(move |call| {
-        tell.send(call.args().to_vec()).expect("the test waits");
-        Ok(())
-    });
-    let mut services = standard_services();
-    services.add(PROGRAM, VERSION, NOTE, note.one_way());
+    let (services, told) = noting();
     let address = world.serve_with(small_server(), services);
     let mut client = Client::connect(&address, ClientConfig::new(PROGRAM, VERSION)).unwrap();
     for n in 0..100u8 {
