@@ -38,7 +38,7 @@ pub use threaded::{Client, Pending};
 ///
 /// let mut config = ClientConfig::new(0x2000_0001, 1);
 /// config.credential = Credential::sys("host", 1000, 1000, &[])?;
-/// config.reconnect.attempts = 10;
+/// config.connect.reconnect_attempts = 10;
 /// config.shard.limits.max_calls = 64;
 /// # Ok::<(), rpcrdma::xdr::NoSpace>(())
 /// ```
