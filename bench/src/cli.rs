@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_tells_the_defaults() {
+    fn the_readme_states_the_defaults() {
         let readme = include_str!("../README.md");
         let table = readme.split("| test | one operation | without options |").nth(1).unwrap();
         let mut held = Vec::new();
@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn what_packets_are_to_have_is_in_perftests_words_and_the_servers() {
+    fn packet_options_have_perftests_names_and_the_servers() {
         let device = |arguments: &[&str]| raw_lat(arguments).unwrap().common.device;
         let all = ["-S", "3", "-T", "104", "-m", "1024"];
         let path = PathConfig { tos: Some(104), service_level: Some(3), path_mtu: Some(1024) };

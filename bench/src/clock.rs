@@ -72,7 +72,7 @@ mod tests {
         assert!(clock.name().contains("TSC") || clock.name().contains("CLOCK_MONOTONIC"));
     }
     #[test]
-    fn a_given_clock_goes_on_when_it_is_told_to() {
+    fn a_manual_clock_advances_on_request() {
         let (clock, time) = Clock::given();
         assert_eq!(clock.ns(), 0);
         time.increment(Duration::from_nanos(70));

@@ -44,7 +44,7 @@ mod tests {
     use crate::pin::Placement;
 
     #[test]
-    fn what_disturbs_the_cores_of_a_run_is_one_line() {
+    fn disturbances_of_the_cores_are_one_line() {
         let root = tempfile::tempdir().unwrap();
         let file = |path: &str, text: &str| {
             let path = root.path().join(path);

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_is_of_what_was_answered() {
+    fn the_median_covers_answered_probes() {
         let warm = WARM_UP as usize;
         assert_eq!(median(&mut []), None);
         assert_eq!(median(&mut [7, 3, 5]), Some(5), "few answers, all of them cold");

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_what_follows_the_warm_up() {
+    fn counts_after_the_warm_up() {
         for (depth, per_poll) in [(1, 1), (16, 5), (200, 200)] {
             let mut fake = Fake::new(depth, per_poll);
             let out = run(&mut fake, Length::Operations { counted: 10_000, warm_up: 500 }).unwrap();

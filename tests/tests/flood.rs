@@ -57,7 +57,7 @@ fn assert_few(lines: &[String], count: usize) {
 }
 
 #[test]
-fn peers_that_break_rules_again_and_again_fill_no_log() {
+fn repeated_violations_log_a_bounded_number_of_lines() {
     const PEERS: usize = 3 * FEW;
     let mut world = World::new("faults-flood");
     heard();

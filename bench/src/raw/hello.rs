@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_told_why() {
+    fn unknown_hellos_get_a_reason() {
         let bytes = HELLO.encode();
         for n in 0..bytes.len() {
             assert!(Hello::decode(&bytes[..n]).is_err());

@@ -52,7 +52,7 @@ impl Pair {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_with_a_reason() {
+fn unsupported_tests_are_refused_with_a_reason() {
     let mut pair = pair("refused");
     for (private_data, reason) in [
         (b"hello".to_vec(), "too short"),

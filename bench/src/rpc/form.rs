@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_explained() {
+    fn impossible_combinations_are_explained() {
         use Direction::{Both, Forward, Reverse};
         for (op, form, direction, scheme, said) in [
             (RpcOp::Null, Form::Inline, Forward, CreditMode::V2Windowed, "no payload"),

@@ -150,7 +150,7 @@ fn the_table_has_a_line_for_each_direction() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_explained() {
+fn impossible_options_are_refused_and_explained() {
     for (wrong, said) in [
         (&["lat", "--form", "long", "--op", "null"][..], "no payload"),
         (&["lat", "--form", "chunk"], "read and write"),
@@ -178,7 +178,7 @@ fn what_cannot_be_is_refused_and_explained() {
 }
 
 #[test]
-fn help_tells_of_forms_and_directions() {
+fn help_names_forms_and_directions() {
     for test in ["lat", "rate", "bw"] {
         let help = succeeds(&[test, "--help"]);
         for said in ["--form", "inline", "continued", "chunk", "long", "--reverse", "--both"] {

@@ -43,7 +43,7 @@ fn pair((one, other): (usize, usize)) -> String {
 }
 
 #[test]
-fn a_test_tells_of_both_ends_and_of_whatever_else_it_pins() {
+fn a_test_reports_the_pinning_of_both_ends() {
     let Some((first, second)) = two_cores() else { return };
     let machine = machine();
     let root = machine.path().to_str().expect("a path of text");
@@ -65,7 +65,7 @@ fn a_test_tells_of_both_ends_and_of_whatever_else_it_pins() {
 }
 
 #[test]
-fn a_server_tells_of_its_own_threads() {
+fn a_server_reports_the_pinning_of_its_threads() {
     let Some((first, second)) = two_cores() else { return };
     let machine = machine();
     let serve = |name: &str, arguments: &[&str]| {

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_found_again_up_to_where_it_is_torn() {
+    fn a_torn_log_is_read_up_to_the_tear() {
         let directory = std::env::temp_dir().join(format!("kv-log-{}", std::process::id()));
         let store = Store::open(&directory, 2).unwrap();
         let mut at = [0, 0];

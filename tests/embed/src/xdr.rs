@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn encoding_and_decoding_are_inverse() {
         let mut bytes = Vec::new();
         put_opaque(&mut bytes, b"abcde");
         put_opaque(&mut bytes, b"");

@@ -82,7 +82,7 @@ impl Drop for Place {
 }
 
 #[test]
-fn clients_at_once_each_find_what_they_have_put() {
+fn concurrent_clients_read_their_own_values() {
     let place = Place::new("many");
     let Some(_server) = place.serve() else { return };
     place.run("fill", &[1, 2, 3]);
@@ -105,7 +105,7 @@ fn a_client_that_is_killed_harms_nobody() {
 }
 
 #[test]
-fn what_was_answered_is_there_after_the_server() {
+fn answered_values_survive_the_server() {
     let place = Place::new("again");
     let Some(mut server) = place.serve() else { return };
     place.run("fill", &[1]);

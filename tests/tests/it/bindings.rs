@@ -49,7 +49,7 @@ fn chunked(client: &mut LocalClient, procedure: u32, sent: &[usize], room: &[usi
 }
 
 #[test]
-fn a_client_does_not_reduce_what_its_binding_does_not_name() {
+fn a_client_refuses_to_reduce_ineligible_items() {
     for scheme in SCHEMES {
         let mut world = World::new("binding");
         let address = world.serve(server_of(scheme));

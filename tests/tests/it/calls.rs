@@ -116,7 +116,7 @@ fn a_procedure_that_answers_more_than_it_declared_is_a_system_error() {
 }
 
 #[test]
-fn what_the_server_does_not_have_is_refused_as_rfc_5531_says() {
+fn unknown_programs_versions_and_procedures_are_refused_by_rfc_5531() {
     let mut world = World::new("refusals");
     let address = world.serve(small_server());
     let call = |program, version, procedure| {
@@ -149,7 +149,7 @@ fn a_refusal_invalidates_nothing_that_its_call_did_not_offer() {
 }
 
 #[test]
-fn what_a_handler_refuses_reaches_the_caller() {
+fn refusals_of_a_handler_reach_the_caller() {
     let mut world = World::new("refuse");
     let address = world.serve(small_server());
     let mut client = world.client(&address, small());
@@ -368,7 +368,7 @@ fn a_connection_of_another_client_is_closed_here() {
 }
 
 #[test]
-fn an_empty_pool_is_said_and_gets_over() {
+fn an_empty_pool_is_an_error_and_recovers() {
     let mut world = World::new("full-pool");
     let address = world.serve(small_server());
     for scheme in [CreditMode::V2Windowed] {

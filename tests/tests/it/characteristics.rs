@@ -185,7 +185,7 @@ fn ping(peer: &mut RawPeer, xid: u32, len: usize) -> Vec<Update> {
 }
 
 #[test]
-fn the_initial_set_says_what_never_changes() {
+fn the_initial_set_has_the_constant_characteristics() {
     let mut world = World::new("initial");
     let address = serve(&mut world, config());
     let (mut peer, initial) = introduced(&address);
@@ -402,7 +402,7 @@ fn ends_that_do_not_offer_changes_make_none() {
 }
 
 #[test]
-fn what_a_peer_tells_takes_effect_at_once() {
+fn announced_characteristics_take_effect_at_once() {
     let world = World::new("effects");
     let address = world.address();
     let (ready, is_ready) = std::sync::mpsc::channel();

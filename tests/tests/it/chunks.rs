@@ -91,7 +91,7 @@ fn as_many_chunks_as_there_may_be() {
 }
 
 #[test]
-fn a_call_may_take_the_place_of_one_whose_memory_is_not_revoked_yet() {
+fn a_call_reuses_a_slot_before_its_memory_is_revoked() {
     let mut world = World::new("successor");
     let address = world.serve(small_server());
     let config = small().with(|c| {
@@ -218,7 +218,7 @@ fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
 
 /// Whose bound a written result breaks: the caller's chunk, which it may offer again, or the procedure's declaration.
 #[test]
-fn a_written_result_that_exceeds_its_chunk_says_whose_bound_that_is() {
+fn a_result_over_its_chunk_names_the_bound() {
     let mut world = World::new("written-results");
     let written = |call: &mut ServerCall| {
         let len = u32::from_be_bytes(call.args()[..4].try_into().map_err(|_| Refusal::GarbageArguments)?);

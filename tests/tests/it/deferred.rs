@@ -425,7 +425,7 @@ fn no_more_are_taken_of_a_connection_than_may_be() {
 }
 
 #[test]
-fn a_drain_waits_for_what_was_taken_up_to_its_time() {
+fn a_drain_waits_for_deferred_calls_up_to_its_time_out() {
     for scheme in SCHEMES {
         let mut world = World::new("drained");
         let (address, held) = holding(&mut world, small().with(|c| c.wire.credit_mode = scheme));
@@ -701,7 +701,7 @@ fn a_waiting_call_gets_freed_buffers() {
 /// A device may have been told where a result goes: what is there is nobody else's until the call is answered, also if
 /// its handler sends other memory in the end.
 #[test]
-fn memory_whose_address_was_told_stays_with_its_call() {
+fn memory_with_a_published_address_stays_with_its_call() {
     for told in [true, false] {
         let mut world = World::new("told");
         let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, name: "own", ..ArenaConfig::default() };

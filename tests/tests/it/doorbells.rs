@@ -79,7 +79,7 @@ impl Since {
 }
 
 #[test]
-fn with_32_calls_at_a_time_a_doorbell_tells_of_many_and_few_ask_for_a_completion() {
+fn with_32_calls_outstanding_doorbells_are_batched_and_few_sends_are_signaled() {
     let _world = World::new("doorbells");
     for scheme in [CreditMode::V1, CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let config = small().with(|c| c.wire.credit_mode = scheme);

@@ -192,7 +192,7 @@ fn a_call_that_comes_twice_runs_once_and_is_answered_twice() {
 }
 
 #[test]
-fn long_replies_are_given_again_in_whatever_form_they_travel() {
+fn cached_long_replies_are_resent_in_any_form() {
     let scene = scene("long", 64);
     let mut peer = RawPeer::connect(&scene.address);
     let args = vec![5; 3000];
@@ -203,7 +203,7 @@ fn long_replies_are_given_again_in_whatever_form_they_travel() {
 }
 
 #[test]
-fn a_call_that_is_made_again_with_more_room_for_its_reply_has_run() {
+fn a_call_retransmitted_with_more_reply_room_runs_once() {
     // A revision without continued messages: a long reply needs a Reply chunk.
     let shard = small().with(|c| c.wire.revision = Revision::Cel09);
     let scene = scene_of("room", 64, shard.clone());
@@ -217,7 +217,7 @@ fn a_call_that_is_made_again_with_more_room_for_its_reply_has_run() {
 }
 
 #[test]
-fn a_call_that_comes_again_while_it_runs_is_answered_once_on_each_connection() {
+fn a_call_retransmitted_while_it_runs_is_answered_once_per_connection() {
     for first_is_lost in [false, true] {
         let scene = scene("in-progress", 64);
         let mut peers = [0; 2].map(|_| RawPeer::connect(&scene.address));
@@ -243,7 +243,7 @@ fn a_call_that_comes_again_while_it_runs_is_answered_once_on_each_connection() {
 }
 
 #[test]
-fn what_was_forgotten_for_newer_calls_runs_again() {
+fn evicted_calls_run_again() {
     let scene = scene("evicted", 8);
     let mut peer = RawPeer::connect(&scene.address);
     for xid in 0..9 {
@@ -271,7 +271,7 @@ fn a_cache_full_of_running_calls_takes_no_more() {
 }
 
 #[test]
-fn a_handler_that_panics_does_not_run_again() {
+fn a_call_whose_handler_panicked_runs_once() {
     let scene = scene("panic", 64);
     let mut peer = RawPeer::connect(&scene.address);
     for round in 0..3 {

@@ -103,7 +103,7 @@ fn the_shard_lives_as_long_as_any_handle() {
 }
 
 #[test]
-fn futures_do_what_blocking_does() {
+fn futures_and_blocking_calls_are_equivalent() {
     let mut world = World::new("endpoint-async");
     let address = world.serve(small_server());
     let mut clients = block_on(async {
@@ -148,7 +148,7 @@ fn more_is_asked_for_than_a_ring_holds() {
 }
 
 #[test]
-fn what_is_begun_and_given_up_leaves_nothing() {
+fn an_abandoned_connect_leaves_nothing() {
     let mut world = World::new("endpoint-dropped");
     let address = world.serve(roomy());
     let services = Arc::new(Services::new());
@@ -172,7 +172,7 @@ fn what_is_begun_and_given_up_leaves_nothing() {
 }
 
 #[test]
-fn who_does_not_answer_is_given_up_by_the_shard() {
+fn a_silent_server_is_given_up_by_the_shard() {
     // A device that does not answer has its own times.
     if place::on_device() {
         return;

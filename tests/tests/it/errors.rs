@@ -58,7 +58,7 @@ fn a_procedure_on_workers_needs_workers() {
 }
 
 #[test]
-fn what_is_declared_fits_a_buffer() {
+fn a_declaration_larger_than_any_buffer_is_refused() {
     let mut world = World::new("declared");
     let longest =
         small().memory.bulk_buffers.iter().chain(&small().memory.long_buffers).map(|class| class.0).max().unwrap();
@@ -210,7 +210,7 @@ fn too_long_differs_from_no_free_buffer() {
 }
 
 #[test]
-fn how_a_call_ended_says_what_to_turn() {
+fn call_errors_name_the_knob() {
     let too_many = CallError::TooManyCalls { limit: 8 }.to_string();
     assert!(too_many.starts_with("8 calls") && too_many.contains("limits.max_calls"), "{too_many}");
     let closed = CallError::Closed.to_string();
@@ -263,7 +263,7 @@ fn no_reply_of_an_ordinary_procedure_is_a_system_error() {
 }
 
 #[test]
-fn what_is_no_socket_is_not_in_use() {
+fn a_file_that_is_no_socket_is_not_address_in_use() {
     if place::on_device() {
         return;
     }
@@ -293,7 +293,7 @@ fn programs_of_nobody_in_particular_are_hexadecimal() {
 
 /// What all errors have in common: they go anywhere, and a text says nothing that its source says.
 #[test]
-fn errors_are_sent_between_threads_and_say_nothing_twice() {
+fn errors_are_send_and_repeat_no_cause() {
     fn any_thread<T: std::error::Error + Send + Sync + 'static>() {}
     any_thread::<CallError>();
     any_thread::<rpcrdma::InvalidCall>();

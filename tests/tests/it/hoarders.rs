@@ -277,7 +277,7 @@ impl Crowd {
 }
 
 #[test]
-fn connections_that_say_nothing_lock_nobody_out() {
+fn silent_connections_do_not_block_new_ones() {
     let mut world = World::new("knock");
     let address = serve(&mut world, small());
     let mut witness = world.client(&address, small());
@@ -340,7 +340,7 @@ fn connections_that_fell_silent_lock_nobody_out() {
 }
 
 #[test]
-fn a_connection_that_is_not_set_up_in_time_is_over() {
+fn a_connection_not_set_up_in_time_is_closed() {
     let world = World::new("set-up");
     let setup_timeout = Duration::from_millis(100);
     // Of version 1 the first message may come at any time.

@@ -427,7 +427,7 @@ fn memory_that_was_not_offered_is_not_touched() {
 }
 
 #[test]
-fn what_a_client_tries_on_the_servers_memory_fails() {
+fn a_client_cannot_reach_the_servers_memory() {
     let (_world, address, mut witness) = scene("reach", CreditMode::V2Windowed);
     for rkey in [0, 1, 0x100, u32::MAX] {
         let mut peer = RawPeer::connect(&address);
@@ -529,7 +529,7 @@ fn another_version_is_answered_in_the_layout_that_all_versions_share() {
 }
 
 #[test]
-fn what_a_peer_did_is_known_though_its_end_is_told_in_the_same_turn() {
+fn a_violation_is_recorded_when_the_disconnect_arrives_in_the_same_turn() {
     const XID: u32 = 7;
     let mut world = World::new("same-turn");
     // Each turn looks at the control plane behind all else.

@@ -320,7 +320,7 @@ fn a_server_that_never_answers_costs_no_more_than_deadlines() {
 }
 
 #[test]
-fn a_server_reaches_what_it_was_offered_and_nothing_else() {
+fn a_server_reaches_offered_memory_only() {
     let world = World::new("grab");
     let address = world.address();
     let (said, says) = mpsc::channel();

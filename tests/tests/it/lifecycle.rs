@@ -19,7 +19,7 @@ fn server_with(shard: Config) -> ServerConfig {
 }
 
 #[test]
-fn no_connection_is_begun_whose_first_messages_would_find_no_receive() {
+fn a_connection_without_receives_for_its_first_messages_is_not_begun() {
     let mut world = World::new("dry");
     let address = world.serve(small_server());
     let mut client = LocalClient::connect(&address, small_client(small())).expect("a connection");
@@ -114,7 +114,7 @@ fn the_other_revision_of_version_2_works_when_both_ends_use_it() {
 }
 
 #[test]
-fn ends_with_no_version_in_common_say_so() {
+fn ends_without_a_common_version_report_it() {
     let mut world = World::new("versions");
     let address = world.serve(server_with(small().with(|c| c.wire.version_1 = false)));
     let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
@@ -351,7 +351,7 @@ pub(super) fn gated(gate: &Gate, workers: bool) -> rpcrdma::Services {
 }
 
 #[test]
-fn draining_finishes_what_is_under_way_and_refuses_what_is_new() {
+fn a_drain_finishes_running_calls_and_refuses_new_ones() {
     // Version 1 has no word for it, see below.
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut world = World::new("drain");
@@ -416,7 +416,7 @@ fn draining_finishes_what_is_under_way_and_refuses_what_is_new() {
 
 /// ERR_CHUNK would be an error of its application: who has lost its connection sends again what was not answered.
 #[test]
-fn draining_leaves_what_is_new_to_clients_of_version_1() {
+fn a_drain_leaves_new_calls_of_version_1_unanswered() {
     let mut world = World::new("drain-v1");
     let gate = Gate::default();
     let _opens = gate.opens();

@@ -92,7 +92,7 @@ fn a_long_call_is_read_and_answered() {
 }
 
 #[test]
-fn a_long_call_whose_two_xids_differ_is_refused() {
+fn a_long_call_with_two_different_xids_is_refused() {
     for scheme in SCHEMES {
         let (_world, mut client) = pair("long-xids", scheme);
         client.ping();
@@ -176,7 +176,7 @@ fn with_room(client: &mut rpcrdma::client::LocalClient) -> Result<Vec<u8>, CallE
 }
 
 #[test]
-fn a_long_reply_whose_two_xids_differ_ends_its_call() {
+fn a_long_reply_with_two_different_xids_ends_its_call() {
     for scheme in SCHEMES {
         let world = World::new("long-reply-xids");
         let address = world.address();
@@ -318,7 +318,7 @@ fn long_call(scheme: CreditMode, segment_size: u32, args: usize, chunk: Option<u
 }
 
 #[test]
-fn version_1_sends_what_does_not_fit_as_a_long_message() {
+fn version_1_sends_oversize_messages_as_long_messages() {
     for (args, chunk) in [(956, false), (960, true), (60_000, true)] {
         let LongCall { bytes, message } = long_call(CreditMode::V1, 0, args, None);
         let (header, htype) = (view(&bytes), if chunk { HeaderType::Nomsg } else { HeaderType::Msg });

@@ -334,7 +334,7 @@ fn after_err_vers_the_client_goes_on_in_version_1() {
 }
 
 #[test]
-fn a_connection_lost_behind_err_vers_is_made_again_in_version_1() {
+fn a_connection_lost_after_err_vers_reconnects_in_version_1() {
     let world = World::new("lost-behind");
     let address = world.address();
     let server = Server::listen(&address, |mut listener| {
@@ -492,7 +492,7 @@ fn segments(
 }
 
 #[test]
-fn segments_are_cut_to_what_the_peer_handles() {
+fn segments_are_cut_to_the_peers_limit() {
     let offers = |offers| Properties { segment_size: 8192, ..offers };
     let seen = segments(offers, small(), &[(&[20_000, 5], &[8193, 8192])]);
     let expected = vec![vec![8192, 8192, 3616], vec![5], vec![8192, 1], vec![8192]];

@@ -64,7 +64,7 @@ fn call(client: &mut LocalClient, procedure: u32, args: &[u8]) -> Result<Vec<u8>
 }
 
 #[test]
-fn handlers_and_the_task_of_a_shard_share_what_is_there() {
+fn handlers_and_the_task_of_a_shard_share_state() {
     for idle in [IdlePolicy::Poll, IdlePolicy::Event] {
         let world = World::new("shared");
         let address = world.address();
@@ -195,7 +195,7 @@ fn a_task_that_panics_is_gone_with_its_calls_and_the_shard_goes_on() {
 }
 
 #[test]
-fn what_cannot_be_made_is_said() {
+fn a_failed_start_is_an_error() {
     let world = World::new("unmade");
     let config = ServerConfig { workers: Some(WorkerConfig::default()), ..small_server() };
     let refused = Server::start_with(&world.address(), |_| Ok(Application::default()), &config).err();
@@ -286,7 +286,7 @@ fn drained_by_hand(world: &World) -> (LocalServer, LocalClient, Connection) {
 
 /// The last connection may end in the very turn before a sleep, which nobody would end.
 #[test]
-fn who_has_drained_is_not_about_to_sleep() {
+fn a_drained_loop_does_not_sleep() {
     let world = World::new("drained-awake");
     let (mut server, mut client, _) = drained_by_hand(&world);
     server.begin_drain();
@@ -301,7 +301,7 @@ fn who_has_drained_is_not_about_to_sleep() {
 
 /// They were sent before their client can have known of it: it is told that they were not run.
 #[test]
-fn calls_that_were_on_the_way_to_a_server_that_drains_are_told_so() {
+fn calls_in_flight_to_a_draining_server_get_an_error() {
     let world = World::new("drain-late-calls");
     let (mut server, mut client, first) = drained_by_hand(&world);
     server.begin_drain();

@@ -89,7 +89,7 @@ fn get(client: &mut rpcrdma::client::LocalClient, token: u64) {
 
 /// Any shard, and any worker, sends pages that one thread has filled.
 #[test]
-fn any_shard_sends_what_the_application_has_mapped() {
+fn any_shard_sends_memory_mapped_by_the_application() {
     sends_from(World::new("mapped"), own_arena(LEN), |page| pattern(7, page));
 }
 
@@ -188,7 +188,7 @@ fn a_call_keeps_the_memory_that_it_sends() {
 
 /// Peers of the software fabric map what they are shown, by its descriptor; an anonymous mapping has none.
 #[test]
-fn what_peers_cannot_map_is_not_shown_to_them() {
+fn memory_that_peers_cannot_map_is_not_registered_for_them() {
     let _world = World::new("not-shown");
     let (arena, _) = own_arena(PAGE);
     let mut fabric = place::open(&place::new_address("not-shown"));

@@ -409,7 +409,7 @@ fn held_bulk(client: &mut LocalClient, token: u64) {
 /// Bulk memory that the application keeps is waited for a second, also while calls are held that have none of it. Calls
 /// of one connection wait that second together.
 #[test]
-fn what_the_application_keeps_is_waited_for_a_second_beside_held_calls() {
+fn buffers_kept_by_the_application_delay_parked_calls_by_one_second_at_most() {
     let (mut world, desk) = (World::new("kept"), Desk::default());
     let mut services = services_with(4096, 64 << 10, false);
     desk.add_to(&mut services);

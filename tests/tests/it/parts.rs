@@ -66,7 +66,7 @@ fn whole(xid: u32, htype: HeaderType, mut next: impl FnMut() -> Vec<u8>) -> (Vec
 }
 
 #[test]
-fn a_reply_in_parts_gets_through_when_what_waits_behind_it_has_the_buffers() {
+fn a_continued_reply_completes_while_waiting_calls_hold_the_buffers() {
     const SHORT: u32 = 71;
     const LENGTH: usize = 48_000;
     for scheme in SCHEMES {
@@ -457,7 +457,7 @@ fn a_message_in_many_parts_is_put_together() {
 }
 
 #[test]
-fn what_a_peer_may_continue_is_bounded() {
+fn continued_messages_of_a_peer_are_bounded() {
     for scheme in SCHEMES {
         let limit = small().with(|c| {
             c.wire.credit_mode = scheme;

@@ -79,7 +79,7 @@ fn begin_call(client: &mut LocalClient) {
 }
 
 #[test]
-fn a_client_that_leaves_is_told_with_its_end() {
+fn the_peer_hook_gets_the_close_reason_of_a_client() {
     let mut world = World::new("leaves");
     let log = Log::default();
     let (address, open) = log.serve(&mut world);
@@ -101,7 +101,7 @@ fn a_client_that_leaves_is_told_with_its_end() {
 }
 
 #[test]
-fn the_end_of_a_client_that_vanished_is_told_when_workers_are_through_with_its_calls() {
+fn the_peer_hook_runs_after_workers_finish_a_vanished_clients_calls() {
     let mut world = World::new("vanishes");
     let log = Log::default();
     let (address, open) = log.serve(&mut world);
@@ -124,7 +124,7 @@ fn the_end_of_a_client_that_vanished_is_told_when_workers_are_through_with_its_c
 /// What is owed for calls at workers is told by whoever has them last, which is no shard any more. Whether the rings to
 /// the workers have room for all calls, or the shard keeps one, which ends with it.
 #[test]
-fn a_server_that_is_dropped_tells_each_end_once_when_its_workers_are_through() {
+fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
     for (ring_capacity, ends) in [(256, CALLS), (1, 2)] {
         let mut world = World::new("stops");
         let log = Log::default();
@@ -183,7 +183,7 @@ pub(crate) fn child(address: &Address) {
 }
 
 #[test]
-fn a_server_that_its_caller_polls_tells_of_peers_too() {
+fn a_local_server_runs_the_peer_hook() {
     let world = World::new("peers-polled");
     let address = world.address();
     let log = Log::default();

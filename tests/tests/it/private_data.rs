@@ -306,7 +306,7 @@ fn version_1_invalidates_the_only_handle_of_the_call_that_it_answers() {
 }
 
 #[test]
-fn version_1_invalidates_only_if_both_ends_say_so() {
+fn version_1_invalidates_only_if_both_ends_agree() {
     let mut world = World::new("both-say");
     for (remote_invalidate, data) in [
         (true, said(4096, 4096, false)),

@@ -76,7 +76,7 @@ fn all_calls_are_counted_by_procedure_where_all_are_timed() {
 
 /// However few are timed.
 #[test]
-fn refusals_are_all_counted_by_what_was_told() {
+fn refusals_are_counted_by_accept_status() {
     for sample_latency in [0, 64] {
         let mut world = World::new("refusals");
         let shard = small().with(|c| c.poll.sample_latency = sample_latency);

@@ -73,7 +73,7 @@ impl Showing {
 }
 
 #[test]
-fn what_a_server_shows_one_client_is_out_of_reach_of_the_others() {
+fn memory_registered_for_one_client_is_out_of_reach_of_others() {
     let mut world = World::new("shown");
     let (services, told) = telling_services();
     let address = world.serve_with(small_server(), services);
@@ -111,7 +111,7 @@ fn what_a_server_shows_one_client_is_out_of_reach_of_the_others() {
 }
 
 #[test]
-fn what_a_server_shows_is_bounded_by_rights_length_and_time() {
+fn registered_memory_is_bounded_by_rights_length_and_time() {
     let mut world = World::new("shown-bounds");
     let (services, told) = telling_services();
     let address = world.serve_with(small_server(), services);

@@ -97,7 +97,7 @@ fn again_services() -> Services {
 }
 
 #[test]
-fn without_retransmission_a_call_says_whether_it_may_have_run() {
+fn without_retransmission_an_error_states_if_the_call_may_have_run() {
     for scheme in SCHEMES {
         let mut world = World::new("lost");
         let (services, kept) = keeping();

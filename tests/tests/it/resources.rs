@@ -92,7 +92,7 @@ fn two(client: &mut LocalClient, room: [usize; 2]) -> Result<(), CallError> {
 }
 
 #[test]
-fn write_resource_makes_the_client_call_again_with_more_room() {
+fn write_resource_makes_the_client_retransmit_with_more_room() {
     for scheme in SCHEMES {
         let mut world = World::new("more-room");
         let address = serve(&mut world, with(scheme, Revision::Ietf00));
@@ -143,7 +143,7 @@ fn too_short_a_reply_chunk_gets_reply_resource_with_the_length() {
 }
 
 #[test]
-fn reply_resource_makes_the_client_call_again_with_more_room() {
+fn reply_resource_makes_the_client_retransmit_with_more_room() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut world = World::new("more-reply-room");
         let config = with(scheme, Revision::Cel09);
@@ -165,7 +165,7 @@ fn reply_resource_makes_the_client_call_again_with_more_room() {
 }
 
 #[test]
-fn what_a_reply_needs_is_bounded_by_configuration() {
+fn reply_room_is_bounded_by_configuration() {
     let mut world = World::new("most-reply-room");
     let config = with(CreditMode::V2Windowed, Revision::Cel09);
     let address = serve(&mut world, config.clone());
@@ -222,7 +222,7 @@ fn a_server_that_does_not_continue_replies_is_known_after_the_first() {
 }
 
 #[test]
-fn what_a_reply_needs_is_remembered_when_the_connection_is_made_again() {
+fn reply_room_is_remembered_across_a_reconnect() {
     let world = World::new("still-more-room");
     let address = world.address();
     let server = Server::listen(&address, move |mut listener| {
@@ -284,7 +284,7 @@ fn view(bytes: &[u8]) -> View<'_> {
 }
 
 #[test]
-fn a_client_whose_write_chunks_are_refused_offers_a_reply_chunk_instead() {
+fn refused_write_chunks_are_replaced_by_a_reply_chunk() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let world = World::new("instead");
         let address = world.address();
@@ -412,7 +412,7 @@ fn read_chunks_error_to_a_long_call_ends_it() {
 
 /// WRITE_CHUNKS and SEGMENTS say what there is no way around: they end their call, and no other.
 #[test]
-fn what_cannot_be_cured_by_more_ends_its_call() {
+fn resource_errors_without_a_remedy_end_the_call() {
     let errors = [
         ErrorBody::WriteChunks { max: 1 },
         ErrorBody::Segments { max: 1 },

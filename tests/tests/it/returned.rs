@@ -126,7 +126,7 @@ fn a_lost_connection_and_a_closed_one_give_buffers_back() {
 }
 
 #[test]
-fn what_a_server_can_reach_yet_is_kept_and_what_was_not_sent_is_not() {
+fn registered_memory_is_kept_and_unsent_buffers_are_returned() {
     let mut world = World::new("returned-late");
     let (services, kept) = keeping();
     let shard = small().with(|c| {
@@ -242,7 +242,7 @@ fn a_call_that_is_not_started_gives_them_back() {
 }
 
 #[test]
-fn a_call_whose_shard_has_stopped_gives_them_back() {
+fn a_call_of_a_stopped_shard_returns_its_buffers() {
     let mut world = World::new("returned-stopped");
     let (_forward, mut reverse) = both_ways(&mut world, small(), small());
     let mut data = reverse.alloc(LEN).expect("memory");
@@ -255,7 +255,7 @@ fn a_call_whose_shard_has_stopped_gives_them_back() {
 }
 
 #[test]
-fn calls_that_wait_to_be_sent_again_give_them_back_when_there_is_no_more_hope() {
+fn calls_deferred_to_reconnect_return_their_buffers_when_it_fails() {
     let mut world = World::new("returned-again");
     let (services, kept) = keeping();
     let address = world.serve_with(small_server(), services);

@@ -150,7 +150,7 @@ fn reverse_calls_end_with_the_connection() {
 }
 
 #[test]
-fn who_calls_back_too_late_is_told_so() {
+fn a_late_callback_gets_an_error() {
     let mut world = World::new("reverse-late");
     let (services, told) = telling_services();
     let address = world.serve_with(small_server(), services);

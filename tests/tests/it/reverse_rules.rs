@@ -150,7 +150,7 @@ fn both_directions_use_one_xid_at_once() {
 
 /// Version 2 tells whose XID it is by a flag, whatever else the message is like.
 #[test]
-fn the_response_flag_tells_whose_xid_it_is() {
+fn the_response_flag_selects_the_xid_space() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut called = Called::new("whose", scheme, small().with(|c| c.wire.credit_mode = scheme));
         let pending = called.start(b"four");
@@ -423,7 +423,7 @@ fn read_chunks_is_no_answer_where_none_was_offered() {
 }
 
 #[test]
-fn a_client_invalidates_what_a_reverse_call_offers() {
+fn a_client_invalidates_handles_of_a_reverse_call() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let world = World::new("reverse-invalidates");
         let address = world.address();
@@ -447,7 +447,7 @@ fn a_client_invalidates_what_a_reverse_call_offers() {
 }
 
 #[test]
-fn no_reverse_call_before_the_upper_layer_says_so() {
+fn no_reverse_call_before_the_upper_layer_allows_it() {
     // It is the application that says so, of each connection: until then nothing comes but replies.
     for scheme in SCHEMES {
         let mut world = World::new("not-yet-ready");
@@ -531,7 +531,7 @@ fn a_client_that_serves_keeps_its_connection_up() {
 }
 
 #[test]
-fn a_reverse_call_can_be_made_again_when_the_client_has_come_back() {
+fn a_reverse_call_can_be_retried_after_a_reconnect() {
     for scheme in SCHEMES {
         let mut called = Called::new("come-back", scheme, small().with(|c| c.wire.credit_mode = scheme));
         let pending = called.start(b"four");

@@ -94,7 +94,7 @@ fn calls_offer_items_without_padding_at_their_positions() {
 }
 
 #[test]
-fn clients_say_nothing_to_what_they_cannot_use() {
+fn clients_do_not_answer_unusable_messages() {
     let world = World::new("nothing-said");
     let address = world.address();
     let server = Server::start_silently(&address, |peer| {
@@ -213,7 +213,7 @@ fn malformed_properties_of_a_server_get_bad_xdr() {
 
 /// An error that asks for more than can be given ends its call, with what it says.
 #[test]
-fn errors_that_cannot_be_obeyed_end_their_call_with_what_they_say() {
+fn errors_without_a_remedy_end_their_call_with_their_cause() {
     let errors = [
         // There is one Write chunk, and it is counted from 1.
         ErrorBody::WriteResource { chunk_index: 0, length_needed: 100 },

@@ -386,7 +386,7 @@ fn a_call_that_the_transport_refuses_is_not_run() {
 }
 
 #[test]
-fn a_server_invalidates_what_a_call_offers_and_nothing_else() {
+fn a_server_invalidates_only_handles_of_the_call() {
     for remote_invalidate in [true, false] {
         let mut world = World::new("offered");
         let shard = small().with(|c| c.wire.remote_invalidate = remote_invalidate);
@@ -418,7 +418,7 @@ pub(super) fn assert_err_chunk(client: &mut Client, what: &str) {
 }
 
 #[test]
-fn version_1_errors_repeat_xid_and_version_and_say_err_chunk() {
+fn version_1_errors_repeat_xid_and_version_with_err_chunk() {
     let (world, address, mut client) = pair("err-chunk", CreditMode::V1);
     let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
     client.ping();
@@ -441,7 +441,7 @@ fn version_1_errors_repeat_xid_and_version_and_say_err_chunk() {
 }
 
 #[test]
-fn version_1_refuses_what_was_not_declared_with_err_chunk() {
+fn version_1_refuses_undeclared_chunks_with_err_chunk() {
     let (_world, _, mut client) = pair("undeclared", CreditMode::V1);
     client.ping();
     let read = |n: u32| ReadSegment { position: ARGS_AT + 4 + 8 * n, target: segment(8) };
@@ -467,7 +467,7 @@ fn version_1_servers_drop_done_and_error_in_silence() {
 }
 
 #[test]
-fn version_1_drops_what_is_shorter_than_28_bytes() {
+fn version_1_drops_messages_shorter_than_28_bytes() {
     let (world, address, mut client) = pair("too-short", CreditMode::V1);
     let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
     client.ping();

@@ -262,7 +262,7 @@ fn seventeen_segments_in_any_chunk_are_refused_with_the_number_that_is_taken() {
 }
 
 #[test]
-fn the_segment_count_that_a_server_tells_is_that_of_the_largest_header_that_it_takes() {
+fn a_server_announces_the_segment_count_of_its_largest_header() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut world = World::new("told");
         let address = world.serve(server_of(scheme));
@@ -354,7 +354,7 @@ fn a_reply_that_fits_no_more_is_an_error_and_the_calls_behind_it_are_answered() 
 }
 
 #[test]
-fn the_room_for_a_reply_is_what_its_lists_leave() {
+fn reply_room_excludes_the_chunk_lists() {
     const FULL: u32 = 92;
     for scheme in SCHEMES {
         let mut world = World::new("room");

@@ -365,7 +365,7 @@ fn results_that_are_given_up_are_not_sent() {
 
 /// A page of the application's cache, where a short chunk lands upon a long one of somebody else's.
 #[test]
-fn what_lands_has_nothing_of_what_was_there() {
+fn chunks_contain_no_bytes_of_earlier_calls() {
     const STORED: u32 = 400;
     for scheme in SCHEMES {
         let mut world = World::new("unwritten-landing");
@@ -451,7 +451,7 @@ fn replies_that_are_kept_have_nothing_of_others() {
 /// A client of two servers, which serves as well: what the one has told it, or was told, the other does not
 /// get to see.
 #[test]
-fn what_a_client_leaves_unwritten_is_zero() {
+fn unwritten_bytes_of_a_clients_buffer_are_zero() {
     for scheme in SCHEMES {
         let mut world = World::new("unwritten-arguments");
         let config = small().with(|c| c.wire.credit_mode = scheme);

@@ -56,7 +56,7 @@ fn shard(snapshot: &Snapshot) -> &rpcrdma::stats::ShardStats {
 }
 
 #[test]
-fn a_reader_gets_what_the_server_did() {
+fn a_reader_gets_the_servers_counters() {
     const CALLS: u64 = 50;
     let mut world = World::new("told");
     let (_directory, path) = place();
@@ -98,7 +98,7 @@ fn a_reader_gets_what_the_server_did() {
 }
 
 #[test]
-fn a_snapshot_has_so_many_connections_and_says_how_many_there_are() {
+fn a_snapshot_lists_some_connections_and_counts_all() {
     const CONNECTIONS: usize = 4;
     let mut world = World::new("told-peers");
     let (_directory, path) = place();
@@ -203,7 +203,7 @@ fn the_file_is_replaced_if_nobody_listens_and_removed_at_the_end() {
 }
 
 #[test]
-fn what_is_no_socket_is_left_alone() {
+fn a_file_that_is_no_socket_is_not_removed() {
     let world = World::new("told-refused");
     let (directory, path) = place();
     std::fs::write(&path, "precious").expect("a file");

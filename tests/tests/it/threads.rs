@@ -203,7 +203,7 @@ fn deadlines_limits_and_the_end() {
 }
 
 #[test]
-fn a_lost_server_ends_what_waits_for_it() {
+fn a_lost_server_ends_waiting_calls() {
     let mut world = World::new("client-lost");
     let address = world.serve(workers());
     let mut client = connect(&world, &address, small());
@@ -258,7 +258,7 @@ fn a_lost_connection_has_a_reason() {
 }
 
 #[test]
-fn a_connection_that_was_closed_says_so() {
+fn a_closed_connection_reports_its_reason() {
     let mut world = World::new("client-closed");
     let address = world.serve(small_server());
     let mut client = connect(&world, &address, small());

@@ -115,7 +115,7 @@ impl Bench {
 }
 
 #[test]
-fn the_first_call_of_version_1_goes_alone_and_its_reply_says_how_many_follow() {
+fn the_first_call_of_version_1_is_alone_until_its_reply_grants_credits() {
     let mut bench = Bench::new("v1-first", 30);
     bench.stays_at(1);
     // What answers no call says nothing of credits: a reply of nobody's, and an error of nobody's.
@@ -172,7 +172,7 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
 /// A client that uses each grant in full, at once, finds a Receive for every call, though the server grants
 /// more and more.
 #[test]
-fn a_responder_of_version_1_has_receives_for_what_it_grants_when_it_does() {
+fn a_responder_of_version_1_posts_receives_before_it_grants_credits() {
     let world = World::new("v1-receives");
     let shard = small().with(|c| {
         c.wire.credit_mode = CreditMode::V1;
@@ -350,7 +350,7 @@ fn a_chunk_of_more_segments_than_are_taken_is_refused_wherever_it_stands() {
 
 /// RFC 8267 §6.7.2: what is said in front of a disconnect counts.
 #[test]
-fn err_chunk_in_front_of_a_disconnect_ends_its_call_which_is_not_made_again() {
+fn err_chunk_before_a_disconnect_ends_its_call_without_retransmission() {
     let world = World::new("err-chunk-disconnect");
     let address = world.address();
     let server = Server::listen(&address, |mut listener| {
@@ -386,7 +386,7 @@ fn err_chunk_in_front_of_a_disconnect_ends_its_call_which_is_not_made_again() {
 /// ERR_CHUNK says that the same call would fail in the same way (RFC 8267 §6.4.2): it ends, and nothing of it
 /// is sent again.
 #[test]
-fn err_chunk_ends_its_call_which_is_not_made_again() {
+fn err_chunk_ends_its_call_without_retransmission() {
     let world = World::new("err-chunk-ends");
     let address = world.address();
     let server = Server::start_silently(&address, |peer| {

@@ -168,9 +168,9 @@ fn the_header_types_are_those_of_the_codec() {
 }
 
 #[test]
-fn what_is_said_to_prove_a_rule_is_a_test() {
+fn each_proof_of_a_rule_names_a_test() {
     let tests = test_names();
-    assert!(tests.contains("what_is_said_to_prove_a_rule_is_a_test"), "{} tests were found", tests.len());
+    assert!(tests.contains("each_proof_of_a_rule_names_a_test"), "{} tests were found", tests.len());
     let rows = rows(&section(&read("engine/REQUIREMENTS.md"), "## Tests of engine-specific rules"));
     assert!(rows.len() >= 25, "only {} rules have a proof", rows.len());
     for row in rows {
@@ -261,7 +261,7 @@ fn links_lead_somewhere() {
 
 /// `tests/documents.rs` runs each block of commands, or the block says why not.
 #[test]
-fn commands_are_run_or_say_why_not() {
+fn commands_are_run_or_give_a_reason() {
     let mut documents = vec!["README.md".to_owned()];
     documents.extend(["tools", "deploy"].iter().flat_map(|folder| files(folder, ".md")));
     let (mut run, mut shown) = (0, 0);

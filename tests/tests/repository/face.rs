@@ -268,7 +268,7 @@ fn the_public_api_is_as_listed() {
 
 /// First lines of at most twelve words, nameable types, `Debug` on each, and errors that may cross threads.
 #[test]
-fn each_public_item_has_what_its_users_expect() {
+fn public_items_have_short_first_lines_debug_and_error_traits() {
     let crates = crates();
     let face = Face::of(&crates);
     let mut wrong = Vec::new();

@@ -41,7 +41,7 @@ fn each_step_has_a_tier_a_budget_and_a_function() {
 }
 
 #[test]
-fn what_keeps_it_from_running_is_one_line() {
+fn a_refused_start_prints_one_line() {
     let directory = tempfile::tempdir().expect("a directory");
     let refused = |arguments: &[&str], target: &Path, code: i32, words: &str| {
         let (status, out, errors) = gate(arguments, target);

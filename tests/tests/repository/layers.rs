@@ -394,7 +394,7 @@ fn pure_layers_know_no_clock_thread_or_atomic() {
 }
 
 #[test]
-fn unsafe_code_is_where_it_is_said_to_be() {
+fn unsafe_code_is_in_listed_files_only() {
     let mut wrong = Vec::new();
     let mut found = BTreeSet::new();
     for path in sources() {
@@ -455,7 +455,7 @@ fn types_of_the_shard_keep_their_fields_or_have_nothing_to_keep() {
 }
 
 #[test]
-fn a_served_call_in_a_state_is_where_it_is_said_to_be() {
+fn served_call_states_are_named_in_listed_files_only() {
     let mut found: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for path in files("engine/src/shard/", ".rs").into_iter().filter(|path| !is_test(path)) {
         let named = paths(&code_without_tests(&read(&path)), "crate");

@@ -67,7 +67,7 @@ fn requirements() -> (String, Vec<Requirement>) {
 }
 
 #[test]
-fn what_is_done_is_proved_by_tests_that_exist() {
+fn done_requirements_name_existing_tests() {
     let exists = test_names();
     let (_, all) = requirements();
     assert!(all.len() > 150, "only {} requirements were found", all.len());
