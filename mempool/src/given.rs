@@ -11,6 +11,23 @@ use crate::error::{Cause, MemError};
 
 /// Application memory for [an arena](Self::into_arena). It is anonymous, hugetlb, or a shared mapping of a memfd
 /// or file.
+///
+/// ```
+/// use std::ptr::NonNull;
+///
+/// use rpcrdma_mempool::GivenMemory;
+///
+/// #[repr(align(4096))]
+/// struct Page([u8; 4096]);
+///
+/// let mut pages: Vec<Page> = (0..16).map(|_| Page([0; 4096])).collect();
+/// let base = NonNull::from(pages.as_mut_slice()).cast();
+/// // SAFETY: the pages stay mapped, and have no other user, until the arena drops `pages`.
+/// let memory = unsafe { GivenMemory::new(base, 16 * 4096, pages) }?;
+/// let arena = memory.into_arena("page cache");
+/// assert_eq!(arena.len(), 65536);
+/// # Ok::<(), rpcrdma_mempool::MemError>(())
+/// ```
 pub struct GivenMemory {
     base: NonNull<u8>,
     len: usize,

@@ -66,9 +66,9 @@ pub struct MemoryConfig {
     /// Memory of the application that the shard registers. Default none.
     ///
     /// The shard sends from it ([`ServerCall::set_result`](crate::ServerCall::set_result)) and reads into it
-    /// ([`Procedure::place_reads_in`](crate::Procedure::place_reads_in)). Arenas are made by the application, or are
-    /// over memory that it has mapped (`rpcrdma_mempool::GivenMemory`). They are never exposed to peers. Each shard of a server
-    /// registers all of them, so that any shard can answer from any arena. Not in configuration files.
+    /// ([`Procedure::place_reads_in`](crate::Procedure::place_reads_in)). The application makes the arenas, also over
+    /// memory that it has mapped (`rpcrdma_mempool::GivenMemory` has an example). Peers never get access. Each shard of
+    /// a server registers all of them, so that any shard can answer from any arena. Not in configuration files.
     #[cfg_attr(feature = "serde", serde(skip))]
     #[doc(alias("mr", "memory region"))]
     pub arenas: Vec<Arena>,
