@@ -1,4 +1,4 @@
-//! The command line: perftest's letters where it has them.
+//! Command line, with perftest's option letters where they exist.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -25,9 +25,9 @@ mod values;
 pub(crate) use calls::{BwArgs, Defer, Direction, EngineArgs, Form, LatArgs, RateArgs, RpcOp, TravelArgs};
 pub(crate) use values::{parse_mtu, parse_not_negative, parse_positive, parse_size};
 
-/// Where a server listens unless it is told otherwise.
+/// Listening address of a server without `--listen`.
 pub(crate) const DEFAULT_ADDRESS: &str = "soft:rpcperf";
-/// `-a` goes from 2 bytes up to this.
+/// Largest size of `-a`, in bytes.
 const LARGEST_OF_ALL: usize = 1 << 23;
 
 #[cfg(feature = "verbs")]
@@ -51,7 +51,7 @@ Latencies are full round trips, of every test and operation.
 Exit codes: 0 done, 1 failed, 2 usage, 3 a limit was missed."
 );
 
-/// Measures calls, and the bare fabric beneath them, between two processes.
+/// Measures RPC calls and the bare fabric between two processes
 #[derive(Debug, Parser)]
 #[command(name = "rpcperf", version, about, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
@@ -77,67 +77,64 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Where to listen: an address, or several, of several devices or fabrics, separated by commas; of calls only, each
-    /// with a shard of its own
+    /// Listening addresses, separated by commas; several (calls only) get at least one shard each, on any devices or
+    /// fabrics
     #[arg(long, value_name = "ADDRESS[,ADDRESS…]", value_delimiter = ',', default_value = DEFAULT_ADDRESS)]
     pub(crate) listen: Vec<String>,
-    /// Cores to run on: of each shard, then of each worker (default: the second core allowed, then those that are left)
+    /// Cores: of each shard, then of each worker (default: the second core allowed, then those that are left)
     #[arg(long, value_name = "CORE[,CORE…]", value_delimiter = ',')]
     pub(crate) cores: Vec<usize>,
-    /// The core of the client, which is left to it
+    /// Core of the client; the server avoids it
     #[arg(long, hide = true, value_name = "CORE")]
     pub(crate) client_core: Option<usize>,
-    /// What to do when there is nothing to do
+    /// Idle policy
     #[arg(long, value_enum, default_value_t = Idle::Adaptive)]
     pub(crate) idle: Idle,
-    /// Serve one kind of tests only: each of the two has a thread of its own, on the same core, and so one
-    /// of them must sleep
+    /// Serve one kind of tests only; otherwise calls and raw tests run in two threads on one core, so one of them must
+    /// sleep
     #[arg(long, value_enum)]
     pub(crate) only: Option<Half>,
-    /// Largest payload of read and write to have memory for
+    /// Largest payload of read and write, in bytes; sizes the memory
     #[arg(short, long, value_name = "BYTES", default_value = "8M", value_parser = parse_size)]
     pub(crate) size: usize,
-    /// Calls under way at a time, of each connection, to have memory for
+    /// Outstanding calls per connection; sizes the memory
     #[arg(short = 't', long, value_name = "N", default_value_t = 16, value_parser = calls::outstanding())]
     pub(crate) outstanding: u32,
-    /// Connections to have memory for
+    /// Connections; sizes the memory
     #[arg(short = 'q', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub(crate) qp: u32,
-    /// Have memory for payloads in RPC messages too, as --form continued and long need it; the server's own
-    /// calls take the same form
+    /// Allocate memory for payloads in RPC messages, as --form continued and long require; the server's own calls use
+    /// the same form
     #[arg(long, value_enum)]
     pub(crate) form: Option<Form>,
-    /// Post and ring for each work request by itself
+    /// Post and ring the doorbell for each work request separately
     #[arg(long)]
     pub(crate) no_batch: bool,
-    /// Tell statistics of calls at this Unix socket, for `rpcrdma top` and `rpcrdma exporter`
+    /// Serve call statistics on this Unix socket, for `rpcrdma top` and `rpcrdma exporter`
     #[arg(long, value_name = "PATH")]
     pub(crate) stats: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
-    /// The machine that the placement is judged by, of tests
+    /// Root of the file system that describes the machine, for tests
     #[arg(long, hide = true, value_name = "DIRECTORY")]
     pub(crate) root: Option<PathBuf>,
-    /// End when this process does, and tell it counters when it asks
+    /// Exit when this process exits; answer its requests for counters
     #[arg(long, hide = true, value_name = "PID")]
     pub(crate) parent: Option<u32>,
 }
 
 impl ServeArgs {
-    /// Where it listens.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>, Failure> {
         self.listen.iter().map(|text| fabrics::parse(text)).collect()
     }
 
-    /// Shards: `--shards`, and at least one for each address.
     pub(crate) fn shards(&self) -> usize {
         self.listen.len().max(self.engine.shards as usize)
     }
 
-    /// A server for a test that was given no address: its own kind of tests only, and the defaults for the
-    /// rest.
+    /// Arguments of the server that a test without an address starts: its kind of tests, defaults otherwise.
     pub(crate) fn of_test(common: &CommonArgs, half: Half, calls: Option<(&EngineArgs, &TravelArgs)>) -> Self {
         let nothing_given = Cli::try_parse_from(["rpcperf", "serve"]).map(|cli| cli.command);
         let Ok(Command::Serve(mut args)) = nothing_given else { unreachable!("`rpcperf serve` needs no arguments") };
@@ -157,7 +154,7 @@ impl ServeArgs {
     }
 }
 
-/// The tests that a server serves.
+/// Kinds of tests of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Half {
     /// Calls: lat, rate, bw
@@ -169,21 +166,20 @@ pub(crate) enum Half {
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct RawLatArgs {
-    /// The operation: `send` is echoed by the peer; `write` is a Write and the Send behind it, answered by a
-    /// Send
+    /// The operation: the peer echoes `send`; `write` is a Write followed by a Send, answered by a Send
     #[arg(long, value_enum, default_value_t = RawOp::Send)]
     pub(crate) op: RawOp,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
     #[command(flatten)]
     pub(crate) latency: LatencyArgs,
-    /// Operations under way at a time, of each connection
+    /// Outstanding operations per connection
     #[arg(short = 't', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) tx_depth: u32,
 }
 
 impl RawLatArgs {
-    /// The payload without `-s`, in bytes.
+    /// Payload without `-s`, in bytes.
     pub(crate) const USUAL_SIZE: usize = 2;
 }
 
@@ -195,10 +191,10 @@ pub(crate) struct RawBwArgs {
     pub(crate) op: RawOp,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
-    /// Work requests under way at a time, of each connection
+    /// Outstanding work requests per connection
     #[arg(short = 't', long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) tx_depth: u32,
-    /// One completion for N work requests
+    /// One completion per N work requests
     #[arg(short = 'Q', long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) cq_mod: u32,
     #[command(flatten)]
@@ -206,18 +202,17 @@ pub(crate) struct RawBwArgs {
 }
 
 impl RawBwArgs {
-    /// The payload without `-s`, in bytes.
+    /// Payload without `-s`, in bytes.
     pub(crate) const USUAL_SIZE: usize = 65536;
 }
 
-/// What every client takes.
+/// Arguments of every client.
 #[derive(Debug, Args)]
 pub(crate) struct CommonArgs {
-    /// The server, e.g. soft:NAME; without it, serve at soft:rpcperf
+    /// Server address, e.g. soft:NAME; without it, serve at soft:rpcperf
     #[arg(value_name = "ADDRESS")]
     pub(crate) address: Option<String>,
-    /// Start a server of our own, in a process on another core; at an address of the software fabric, or at
-    /// this one
+    /// Start a server in another process on another core, at this address or at an address of the software fabric
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -229,54 +224,54 @@ pub(crate) struct CommonArgs {
     pub(crate) loopback: Option<String>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
-    /// Cores to run on (default: the first two allowed)
+    /// Cores (default: the first two allowed)
     #[arg(long, value_name = "CLIENT[,SERVER]")]
     pub(crate) cores: Option<Cores>,
-    /// What to do when there is nothing to do
+    /// Idle policy
     #[arg(long, value_enum, default_value_t = Idle::Poll)]
     pub(crate) idle: Idle,
     /// Payload in bytes; K and M are 1024 and 1024² (default: of calls 64, raw 2, for bandwidth 65536)
     #[arg(short, long, value_name = "BYTES", value_parser = parse_size)]
     pub(crate) size: Option<usize>,
-    /// All powers of two from 2 to 8 MiB, as far as the operation goes
+    /// All powers of two from 2 bytes to 8 MiB, within the operation's limits
     #[arg(short, long, conflicts_with = "size")]
     pub(crate) all: bool,
     /// Operations to count (default: 10000, for bandwidth 5000, for rates 1000000)
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) iters: Option<u64>,
-    /// Operations before these (default: a tenth)
+    /// Warm-up operations before the counted ones (default: a tenth)
     #[arg(long, value_name = "N")]
     pub(crate) warmup: Option<u64>,
-    /// Measure for a time instead
+    /// Measure for this time instead of a number of operations
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_positive, conflicts_with_all = ["iters", "warmup"])]
     pub(crate) duration: Option<f64>,
-    /// Of -D, what does not count at each end (default: 2, but at most a tenth)
+    /// Uncounted margin at each end of -D (default: 2, but at most a tenth)
     #[arg(short = 'f', long, value_name = "SECONDS", value_parser = parse_not_negative, requires = "duration")]
     pub(crate) margin: Option<f64>,
     /// Connections
     #[arg(short = 'q', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub(crate) qp: u32,
-    /// Post and ring for each work request by itself
+    /// Post and ring the doorbell for each work request separately
     #[arg(long)]
     pub(crate) no_batch: bool,
-    /// Accepted for perftest's sake: the clock does not depend on the processor's frequency
+    /// Ignored, for compatibility with perftest: the clock does not depend on the processor's frequency
     #[arg(short = 'F', long = "CPU-freq")]
     pub(crate) _cpu_freq: bool,
-    /// The machine that the placement is judged by, of tests
+    /// Root of the file system that describes the machine, for tests
     #[arg(long, hide = true, value_name = "DIRECTORY")]
     pub(crate) root: Option<PathBuf>,
-    /// Write the results as JSON; to standard output with -, and nothing else there
+    /// Write the results as JSON; - is standard output, which then holds nothing else
     #[arg(long, value_name = "FILE|-")]
     pub(crate) json: Option<PathBuf>,
 }
 
-/// Which RDMA device, in perftest's words.
+/// RDMA device and packet options, with perftest's letters.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct DeviceArgs {
-    /// RDMA device, of this side (default: the one on the way to the address)
+    /// RDMA device of this side (default: the one on the way to the address)
     #[arg(short = 'd', long, value_name = "DEVICE")]
     pub(crate) ib_dev: Option<String>,
-    /// Which of its GIDs (default: the one of the way to the address)
+    /// GID index of the device (default: the one of the way to the address)
     #[arg(short = 'x', long, value_name = "INDEX")]
     pub(crate) gid_index: Option<u32>,
     /// Service level of this side's packets, 0 to 15 (default: the one of the path)
@@ -307,7 +302,6 @@ pub(crate) struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// The iWARP fabric as these options have it.
     pub(crate) fn iwarp(&self) -> IwarpConfig {
         IwarpConfig {
             crc: self.crc.unwrap_or_default(),
@@ -320,12 +314,11 @@ impl DeviceArgs {
         }
     }
 
-    /// What packets are to have.
     pub(crate) fn path(&self) -> PathConfig {
         PathConfig { tos: self.tos, service_level: self.sl, path_mtu: self.mtu }
     }
 
-    /// Which of them mean something depends on the fabric.
+    /// Rejects options that the fabric of `address` does not have.
     pub(crate) fn check(&self, address: &Address) -> Result<(), Failure> {
         let is_device = !matches!(address, Address::Soft(_) | Address::Iwarp(_));
         if !is_device && (self.ib_dev.is_some() || self.gid_index.is_some()) {
@@ -340,7 +333,7 @@ impl DeviceArgs {
         Ok(())
     }
 
-    /// The same options, for the command line of a server.
+    /// These options for a server's command line.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let mut out: Vec<String> = Vec::new();
         let mut option = |name: &str, value: Option<String>| {
@@ -360,13 +353,13 @@ impl DeviceArgs {
     }
 }
 
-/// What clients take that measure round trips.
+/// Arguments of the latency tests.
 #[derive(Debug, Args)]
 pub(crate) struct LatencyArgs {
-    /// Open loop: begin so many operations per second, each timed from the moment it is due
+    /// Open loop: start this many operations per second, each timed from its due time
     #[arg(long, value_name = "PER-SECOND", value_parser = parse_positive)]
     pub(crate) rate: Option<f64>,
-    /// Write the distribution as percentiles (.hgrm); with -a one file per size, FILE.SIZE.hgrm
+    /// Write the percentile distribution (.hgrm); with -a one file per size, FILE.SIZE.hgrm
     #[arg(long, value_name = "FILE")]
     pub(crate) hgrm: Option<PathBuf>,
     /// Exit with 3 if the median is longer
@@ -383,10 +376,10 @@ impl LatencyArgs {
     }
 }
 
-/// What clients take that measure bandwidth.
+/// Arguments of the rate and bandwidth tests.
 #[derive(Debug, Args)]
 pub(crate) struct ThroughputArgs {
-    /// Exit with 3 if fewer operations were done per second
+    /// Exit with 3 if the rate is lower
     #[arg(long, value_name = "PER-SECOND", value_parser = parse_positive)]
     pub(crate) limit_rate: Option<f64>,
     /// Exit with 3 if the average bandwidth is lower
@@ -400,19 +393,19 @@ impl ThroughputArgs {
     }
 }
 
-/// What a side does when there is nothing to do.
+/// Idle policy of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Idle {
     /// Poll without end; yield if the other side shares the core
     Poll,
-    /// Poll for a while, then sleep until there is something
+    /// Poll for a while, then sleep until an event arrives
     Adaptive,
     /// Sleep at once
     Event,
 }
 
 impl Idle {
-    /// As it is given on the command line.
+    /// Name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Poll => "poll",
@@ -422,7 +415,7 @@ impl Idle {
     }
 }
 
-/// An operation of the bare fabric.
+/// Operations of the bare fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RawOp {
     /// Send and Receive
@@ -434,7 +427,7 @@ pub(crate) enum RawOp {
 }
 
 impl RawOp {
-    /// As it is given on the command line.
+    /// Name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -445,18 +438,18 @@ impl RawOp {
 }
 
 impl CommonArgs {
-    /// Whether to measure, rather than to serve.
+    /// True if this side measures; false if it serves.
     pub(crate) fn is_client(&self) -> bool {
         self.loopback.is_some() || self.address.is_some()
     }
 
-    /// Where the server is, or will be.
+    /// Address of the server, running or yet to be started.
     pub(crate) fn server_address(&self) -> String {
         let own = || self.loopback.clone().filter(|address| !address.is_empty());
         self.address.clone().or_else(own).unwrap_or_else(ServerProcess::own_address)
     }
 
-    /// The sizes to measure, in bytes.
+    /// Sizes to measure, in bytes.
     pub(crate) fn sizes(&self, default: usize) -> Vec<usize> {
         if !self.all {
             return vec![self.size.unwrap_or(default)];
@@ -464,12 +457,12 @@ impl CommonArgs {
         (1..).map(|power| 1usize << power).take_while(|&size| size <= LARGEST_OF_ALL).collect()
     }
 
-    /// How long to measure.
+    /// Length of the measurement.
     pub(crate) fn length(&self, default_iters: u64) -> Result<Length, Failure> {
         self.length_or(default_iters, None)
     }
 
-    /// As [`length`](Self::length), but without -D or -n so many seconds, if there is such a number.
+    /// As [`length`](Self::length), with a default of `seconds` that `-D` overrides.
     pub(crate) fn length_or(&self, default_iters: u64, seconds: Option<f64>) -> Result<Length, Failure> {
         let Some(seconds) = self.duration.or(seconds) else {
             let counted = self.iters.unwrap_or(default_iters);
@@ -517,7 +510,7 @@ mod tests {
         assert_eq!(raw_lat(&["soft:x"]).unwrap().common.sizes(7), [7]);
     }
 
-    /// What a test measures, and how much of it at a time.
+    /// Formats what a test measures.
     fn measured(arguments: &[&str]) -> String {
         let all = ["rpcperf"].iter().chain(arguments);
         match Cli::try_parse_from(all).unwrap().command {

@@ -1,5 +1,4 @@
-//! What is reported. One description serves both forms: JSON is these values as they are, and the text table
-//! is made of them.
+//! Report of one invocation: serialized as JSON, and printed as a text table.
 #![forbid(unsafe_code)]
 
 use serde::Serialize;
@@ -9,172 +8,163 @@ use crate::env::Machine;
 use crate::probe::Probes;
 use crate::samples::Latency;
 
-/// Version of this layout: a field that changes its meaning or goes away makes a new one.
+/// Version of this layout. A removed field, or a new meaning of a field, increments it.
 pub(crate) const SCHEMA: u32 = 1;
 
-/// The whole of one invocation.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     /// [`SCHEMA`].
     pub(crate) schema: u32,
-    /// What was measured, on what.
     pub(crate) test_info: TestInfo,
-    /// One for each size, in order.
+    /// One entry per size, in order.
     pub(crate) results: Vec<Entry>,
-    /// Why the run broke off: then `results` lacks the sizes that were left.
+    /// Cause of an aborted run. `results` then lacks the remaining sizes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
 }
 
-/// What was measured, on what.
+/// Test, endpoints and machine.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TestInfo {
-    /// Title for people.
+    /// Title of the banner.
     pub(crate) title: String,
-    /// The subcommand.
     pub(crate) test: String,
-    /// The operation.
     pub(crate) op: String,
-    /// What one operation consists of, and so what its time spans.
+    /// Steps of one operation, which its time spans.
     pub(crate) method: String,
-    /// `software` or `verbs`. Figures of the software fabric are not figures of a network.
+    /// `software`, `iwarp` or `verbs`. Figures of the software fabric are not figures of a network.
     pub(crate) fabric: String,
-    /// Device behind it.
     pub(crate) device: String,
-    /// What it gives to this side.
+    /// Limits of the device on this side.
     pub(crate) device_limits: String,
-    /// Where the server listens.
+    /// Address of the server.
     pub(crate) address: String,
-    /// The server is a process that this invocation started.
+    /// This invocation started the server.
     pub(crate) loopback: bool,
     /// `closed`, or `open` with the operations per second.
     #[serde(rename = "loop")]
     pub(crate) looped: String,
-    /// Which core ran what, and who said so.
+    /// Cores of the threads, and the source of the choice.
     pub(crate) pinning: String,
-    /// The client's core.
     pub(crate) client_core: usize,
-    /// The server's core, if it is on this machine.
+    /// The server's core, if the server is on this machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) server_core: Option<usize>,
-    /// What measured time.
+    /// Name of the clock.
     pub(crate) clock: String,
-    /// What the client does when there is nothing to do.
+    /// Idle policy of the client.
     pub(crate) idle: String,
-    /// What the server does then.
+    /// Idle policy of the server.
     pub(crate) server_idle: String,
     /// Connections.
     pub(crate) qps: u32,
-    /// One completion for so many work requests.
+    /// Work requests per completion.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cq_mod: Option<u32>,
-    /// Work requests of one turn go out as one chain.
+    /// Work requests of one poll are posted as one chain.
     pub(crate) batching: bool,
-    /// How the engine runs, where calls are measured.
+    /// Engine options, where calls are measured.
     #[serde(flatten)]
     pub(crate) engine: Option<EngineInfo>,
-    /// Of this program.
     pub(crate) rpcperf_version: &'static str,
-    /// It was built with optimization.
     pub(crate) optimized_build: bool,
-    /// The machine.
     #[serde(flatten)]
     pub(crate) machine: Machine,
 }
 
-/// How the engine runs.
+/// Engine options in force.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct EngineInfo {
     /// Version and credit scheme.
     pub(crate) protocol: &'static str,
-    /// How the payload travels.
+    /// Form of the payload.
     pub(crate) form: &'static str,
-    /// Who calls: `forward` the client, `reverse` the server, `both` each the other.
+    /// Caller: `forward` the client, `reverse` the server, `both` both ends.
     pub(crate) direction: &'static str,
-    /// The client's credit limit.
+    /// Credit limit of the client.
     pub(crate) credits: u32,
-    /// The server's.
+    /// Credit limit of the server.
     pub(crate) server_credits: u32,
-    /// The longest message, in bytes.
+    /// Inline threshold, in bytes.
     #[serde(rename = "inline")]
     pub(crate) inline_threshold: u32,
-    /// The server's shards.
+    /// Shards of the server.
     pub(crate) shards: u32,
-    /// The server's threads that run procedures; 0: its shard does.
+    /// Worker threads of the server; 0: its shards run the procedures.
     pub(crate) workers: u32,
-    /// Microseconds by which the server answers later; 0: the next time that its shard's task is turned.
+    /// Delay of the server's replies in microseconds; 0: until the next poll of the shard's task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) deferred_us: Option<u32>,
-    /// One signalled Send in so many.
+    /// Sends per signalled Send.
     pub(crate) signal_every: u32,
-    /// What chunks in the server's memory start at a multiple of, in bytes.
+    /// Alignment of chunks in the server's memory, in bytes.
     pub(crate) chunk_align: usize,
-    /// Pure grants wait until half the credit limit is used.
+    /// Pure grants wait until half of the credit limit is used.
     pub(crate) coalesced_grants: bool,
-    /// The server revokes what a call exposed, by Send With Invalidate.
+    /// The server revokes a call's exposed memory by Send With Invalidate.
     pub(crate) remote_invalidate: bool,
 }
 
-/// What came out of a run in one direction, or of two at once.
+/// Figures of one direction, or of both together.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Measured {
-    /// Operations that counted.
+    /// Counted operations.
     pub(crate) iters: u64,
-    /// The time that they took.
+    /// Duration of the counted operations.
     pub(crate) seconds: f64,
-    /// Round trips.
+    /// Round-trip times.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rtt_ns: Option<Latency>,
     /// Operations per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rps: Option<f64>,
-    /// The same of the best slice of 10 ms.
+    /// Operations per second of the best 10 ms slice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peak_rps: Option<f64>,
-    /// Payload in one direction.
+    /// Payload bytes per second, in one direction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_s: Option<f64>,
-    /// The most payload in a slice of 10 ms, as a rate.
+    /// Payload bytes per second of the best 10 ms slice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peak_bytes_per_s: Option<f64>,
 }
 
-/// The result of one size.
+/// Result of one size.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Entry {
-    /// Bytes of payload.
+    /// Payload in bytes.
     pub(crate) size: usize,
-    /// Operations under way at a time in each direction, of all connections together.
+    /// Outstanding operations in each direction, over all connections.
     pub(crate) outstanding: u32,
-    /// Of the client's calls; of the server's, where only the server calls.
+    /// Of the client's calls; of the server's calls if only the server calls.
     #[serde(flatten)]
     pub(crate) own: Measured,
-    /// Of the server's calls, where both call.
+    /// Of the server's calls, if both sides call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reverse: Option<Measured>,
-    /// Of both together; its round trips are those of all calls.
+    /// Of both directions. Round trips cover all calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sum: Option<Measured>,
-    /// What one core copied between two hot buffers of this size, in the same run.
+    /// Bytes that one core copied per second between two hot buffers of this size, in the same run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) memcpy_bytes_per_s: Option<f64>,
-    /// `bytes_per_s` by `memcpy_bytes_per_s`.
+    /// `bytes_per_s` divided by `memcpy_bytes_per_s`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) memcpy_ratio: Option<f64>,
-    /// Round trip of a cache line between the two cores, around the measurement: two values that differ much
-    /// mean that the cores were moved meanwhile.
+    /// Round trip of a cache line between the two cores, before and after the measurement. A large difference means
+    /// that the hypervisor moved the cores meanwhile.
     pub(crate) probe_rtt_ns: Probes,
-    /// Times that the kernel took the client's core away during the measurement: more than a few, and
-    /// something else wants that core.
+    /// Preemptions of the client's thread during the measurement. More than a few mean that another task competes for
+    /// the core.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) preemptions: Option<u64>,
-    /// What the client's engine counted, warm-up included.
+    /// Counters of the client's engine, warm-up included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) client: Option<Usage>,
-    /// What the server's engine counted, if the server is ours.
+    /// Counters of the server's engine, if this invocation started the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) server: Option<Usage>,
-    /// Limits that this result misses.
+    /// Missed limits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) limits_missed: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! What the tests of calls take, and their server.
+//! Arguments of the call tests and of their server.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -27,7 +27,7 @@ pub(crate) struct LatArgs {
     pub(crate) engine: EngineArgs,
     #[command(flatten)]
     pub(crate) latency: LatencyArgs,
-    /// Calls under way at a time, of each connection
+    /// Outstanding calls per connection
     #[arg(short = 't', long, value_name = "N", default_value_t = 1, value_parser = outstanding())]
     pub(crate) outstanding: u32,
 }
@@ -44,7 +44,7 @@ pub(crate) struct RateArgs {
     pub(crate) common: CommonArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
-    /// Calls under way at a time, of each connection
+    /// Outstanding calls per connection
     #[arg(short = 't', long, value_name = "N", default_value_t = 64, value_parser = outstanding())]
     pub(crate) outstanding: u32,
     #[command(flatten)]
@@ -63,8 +63,8 @@ pub(crate) struct BwArgs {
     pub(crate) common: CommonArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
-    /// Calls under way at a time, of each connection; fewer if their payload is more than 32 MiB. Each has a
-    /// buffer of its own: few of them stay in a core's cache, as perftest's one does
+    /// Outstanding calls per connection; fewer if their payload exceeds 32 MiB in total. Each call has its own buffer:
+    /// few buffers stay in a core's cache, as perftest's single buffer does
     #[arg(short = 't', long, value_name = "N", default_value_t = 4, value_parser = outstanding())]
     pub(crate) outstanding: u32,
     #[command(flatten)]
@@ -72,21 +72,21 @@ pub(crate) struct BwArgs {
 }
 
 impl LatArgs {
-    /// The payload without `-s`, in bytes.
+    /// Payload without `-s`, in bytes.
     pub(crate) fn usual_size(&self) -> usize {
         self.travel.usual_size(64)
     }
 }
 
 impl RateArgs {
-    /// The payload without `-s`, in bytes.
+    /// Payload without `-s`, in bytes.
     pub(crate) fn usual_size(&self) -> usize {
         self.travel.usual_size(64)
     }
 }
 
 impl BwArgs {
-    /// The payload without `-s`, in bytes.
+    /// Payload without `-s`, in bytes.
     pub(crate) fn usual_size(&self) -> usize {
         self.travel.usual_size(match (self.op, self.travel.form) {
             (RpcOp::Echo, _) | (_, Some(Form::Inline)) => 2048,
@@ -95,38 +95,36 @@ impl BwArgs {
     }
 }
 
-/// As many calls as the highest credit limit has replies for.
+/// Range of `-t`: the highest credit limit, 32767, covers 16383 calls and their replies.
 pub(super) fn outstanding() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=16_383)
 }
 
-/// How calls travel, and who makes them.
+/// Form and direction of calls.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TravelArgs {
-    /// How the payload travels, of calls and of replies (default: inline; of read and write, chunk)
+    /// Form of the payload, in calls and replies (default: inline; of read and write, chunk)
     #[arg(long, value_enum)]
     pub(crate) form: Option<Form>,
-    /// The server calls the client, on the connection that the client made
+    /// The server calls the client, on the client's connection
     #[arg(long, conflicts_with = "both")]
     pub(crate) reverse: bool,
-    /// Client and server call each other at once, on one connection, for a time (default: -D 2)
+    /// Client and server call each other concurrently on one connection, for a time (default: -D 2)
     #[arg(long, conflicts_with_all = ["iters", "warmup"])]
     pub(crate) both: bool,
 }
 
 impl TravelArgs {
-    /// The size of a payload that nobody asked for: `usual`, unless the form is one for larger ones.
+    /// The default payload size: `usual`, or 64 KiB for the forms of long messages.
     fn usual_size(&self, usual: usize) -> usize {
         if matches!(self.form, Some(Form::Continued | Form::Long)) { 64 << 10 } else { usual }
     }
 
-    /// How long to measure without a number of calls or seconds: two directions at once for a time, so that
-    /// each is measured while the other is there.
+    /// Default duration: both directions run for the same time, so that each is measured under the other's load.
     pub(crate) fn seconds(&self) -> Option<f64> {
         self.both.then_some(2.0)
     }
 
-    /// Who calls whom.
     pub(crate) fn direction(&self) -> Direction {
         match (self.reverse, self.both) {
             (true, _) => Direction::Reverse,
@@ -136,10 +134,10 @@ impl TravelArgs {
     }
 }
 
-/// Who calls whom.
+/// Direction of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
-    /// The client, which has made the connection, calls the server.
+    /// The client calls the server.
     Forward,
     /// The server calls the client.
     Reverse,
@@ -148,7 +146,7 @@ pub(crate) enum Direction {
 }
 
 impl Direction {
-    /// For reports.
+    /// Name in reports.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -158,21 +156,21 @@ impl Direction {
     }
 }
 
-/// How a payload travels.
+/// Form of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Form {
     /// In one message
     Inline,
     /// In several messages; version 2
     Continued,
-    /// Apart from the message, in a Read chunk or a Write chunk
+    /// In a Read chunk or a Write chunk, apart from the message
     Chunk,
-    /// The whole RPC message is in a chunk: that of position zero of a call, the Reply chunk of a reply
+    /// The whole RPC message in a chunk: a call's Position Zero Read chunk, a reply's Reply chunk
     Long,
 }
 
 impl Form {
-    /// As it is given on the command line.
+    /// Name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Inline => "inline",
@@ -183,58 +181,58 @@ impl Form {
     }
 }
 
-/// How the engine runs, at both ends.
+/// Engine options of both ends.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct EngineArgs {
-    /// Protocol version: the lower one of both ends' is used
+    /// Highest protocol version; both ends use the lower one of the two
     #[arg(long, id = "protocol", long = "version", value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) protocol: u8,
-    /// Credit scheme of version 2; incremental, if either end wants that (default: windowed)
+    /// Credit scheme of version 2; incremental if either end selects it (default: windowed)
     #[arg(long, value_enum)]
     pub(crate) credit_scheme: Option<CreditScheme>,
-    /// Credit limit: messages that the peer may have under way (default: 64, or twice -t)
+    /// Credit limit: messages that the peer may have outstanding (default: 64, or twice -t)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(4..=32_767))]
     pub(crate) credits: Option<u32>,
-    /// Connections of -q that take calls; the others stay open and idle (default: all)
+    /// Connections of -q that carry calls; the others stay open and idle (default: all)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) active: Option<u32>,
-    /// Inline threshold: the longest message; both ends alike
+    /// Inline threshold in bytes; must be equal at both ends
     #[arg(long = "inline", value_name = "BYTES", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1024..=1 << 20))]
     pub(crate) inline_threshold: u32,
-    /// Threads that run the procedures; 0: the shard itself does
+    /// Worker threads that run the procedures; 0: the shard runs them
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=256))]
     pub(crate) workers: u32,
-    /// Shards of the server, over which connections are spread
+    /// Shards of the server; they share the connections
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) shards: u32,
-    /// Answer calls later, by the shard's task: the next time that it is turned, or after so many microseconds
+    /// Defer replies: the shard's task answers at its next poll, or after this many microseconds
     #[arg(long, value_name = "poll|US", conflicts_with = "workers")]
     pub(crate) defer: Option<Defer>,
-    /// Grant credits for each message, rather than for half the credit limit
+    /// Grant credits for each message instead of each half of the credit limit
     #[arg(long)]
     pub(crate) no_coalesce: bool,
-    /// Revoke exposed memory at the client, rather than by Send With Invalidate
+    /// The client revokes exposed memory, instead of the server by Send With Invalidate
     #[arg(long)]
     pub(crate) no_remote_invalidate: bool,
-    /// One signalled Send in so many
+    /// One signalled Send per N Sends
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     pub(crate) signal_every: u32,
-    /// What chunks in the server's memory start at a multiple of, in bytes: as much as O_DIRECT wants
+    /// Alignment of chunks in the server's memory, in bytes: as much as O_DIRECT requires
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     pub(crate) chunk_align: usize,
-    /// Buffers of 512 bytes of each shard (default: 1024, and as many as may be sent at a time)
+    /// Buffers of 512 bytes per shard (default: 1024, and as many as may be sent at a time)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) small_buffers: Option<u32>,
-    /// Buffers of a message's length of each shard (default: 256, and as many as may be sent at a time)
+    /// Buffers of the message size per shard (default: 256, and as many as may be sent at a time)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) message_buffers: Option<u32>,
     /// The server's buffers for chunks, by size (default: 64K, 1M and the largest payload, one for each call)
     #[arg(long, value_name = "BYTES:N", value_delimiter = ',')]
     pub(crate) bulk_buffers: Vec<BufferClass>,
-    /// RDMA Reads that the server has under way on each connection (default: no limit)
+    /// Outstanding RDMA Reads of the server per connection (default: no limit)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_reads: Option<u32>,
-    /// Milliseconds without a message before it is found out whether the other end is there; 0 for never
+    /// Idle time in milliseconds before a keep-alive probe; 0: never
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     pub(crate) keep_alive: u32,
     #[command(flatten)]
@@ -242,7 +240,7 @@ pub(crate) struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// The knobs that these options set, if they are not as without them.
+    /// The knobs that differ from their defaults because of these options.
     pub(crate) fn knobs(&self) -> impl Iterator<Item = &'static str> {
         let knobs = [
             (self.scheme().is_ok_and(|scheme| scheme != CreditMode::V2Windowed), "wire.credit_mode"),
@@ -261,7 +259,6 @@ impl EngineArgs {
         knobs.into_iter().filter_map(|(given, knob)| given.then_some(knob))
     }
 
-    /// Version and credit scheme.
     pub(crate) fn scheme(&self) -> Result<CreditMode, Failure> {
         match (self.protocol, self.credit_scheme) {
             (1, None) => Ok(CreditMode::V1),
@@ -273,7 +270,7 @@ impl EngineArgs {
         }
     }
 
-    /// The same options, for the command line of a server.
+    /// These options for a server's command line.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let mut out: Vec<String> = Vec::new();
         let mut option = |name: &str, value: String| out.extend([name.to_owned(), value]);
@@ -313,7 +310,7 @@ impl EngineArgs {
     }
 }
 
-/// By how many microseconds calls are answered later; 0: in the shard's next turn.
+/// Delay of a reply in microseconds; 0: until the next poll of the shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Defer(pub(crate) u32);
 
@@ -338,12 +335,10 @@ impl fmt::Display for Defer {
     }
 }
 
-/// Buffers of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BufferClass {
-    /// Bytes of each.
+    /// Bytes of each buffer.
     pub(crate) size: usize,
-    /// How many.
     pub(crate) count: usize,
 }
 
@@ -363,17 +358,17 @@ impl fmt::Display for BufferClass {
     }
 }
 
-/// How version 2 counts credits.
+/// Credit accounting of version 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CreditScheme {
-    /// Each header says how many messages were received, and the credits beyond them
+    /// Each header states the number of received messages, and the credits beyond them
     Windowed,
-    /// Each header grants some more
+    /// Each header grants additional credits
     Incremental,
 }
 
 impl CreditScheme {
-    /// As it is given on the command line.
+    /// Name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Windowed => "windowed",
@@ -382,12 +377,12 @@ impl CreditScheme {
     }
 }
 
-/// A procedure of the server.
+/// Procedures of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum RpcOp {
     /// No arguments, no results
     Null,
-    /// The payload inline, and back inline
+    /// The payload inline in both directions
     Echo,
     /// The payload from the server, by RDMA Write
     Read,
@@ -396,7 +391,7 @@ pub(crate) enum RpcOp {
 }
 
 impl RpcOp {
-    /// As it is given on the command line.
+    /// Name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Null => "null",
@@ -406,7 +401,7 @@ impl RpcOp {
         }
     }
 
-    /// The payload travels by RDMA, apart from the messages.
+    /// True if the payload travels by RDMA, apart from the messages.
     pub(crate) fn is_bulk(self) -> bool {
         matches!(self, Self::Read | Self::Write)
     }

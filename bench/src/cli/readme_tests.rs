@@ -1,4 +1,4 @@
-//! What `bench/README.md` says of options is so: they exist, their values too, and their defaults are those.
+//! Options, values and defaults in `bench/README.md` match the program.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,9 @@ use super::Cli;
 const README: &str = include_str!("../../README.md");
 const TESTS: &[&str] = &["lat", "rate", "bw", "raw-lat", "raw-bw"];
 const CALLS: &[&str] = &["lat", "rate", "bw", "serve"];
-/// Options in the README that are cargo's, and the yardstick's.
+/// Options of cargo and of the `yardstick`.
 const OTHERS: &[&str] = &["--features", "--sleep"];
-/// Options whose defaults are in the table of what is timed, which has a test of its own.
+/// Options whose defaults another test compares with the README's table of tests.
 const TIMED: &[(&str, &[&str])] = &[("op", TESTS), ("outstanding", CALLS), ("tx_depth", TESTS), ("cq_mod", TESTS)];
 
 fn program() -> Command {
@@ -24,7 +24,7 @@ fn command<'a>(program: &'a Command, name: &str) -> &'a Command {
     program.find_subcommand(name).unwrap_or_else(|| panic!("there is no {name}"))
 }
 
-/// The option of a command that goes by `-x` or `--name`.
+/// The option `-x` or `--name` of a command.
 fn option<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| match name.strip_prefix("--") {
         Some(long) => arg.get_long() == Some(long),
@@ -32,7 +32,7 @@ fn option<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
     })
 }
 
-/// The default as clap has it; where it follows from something else, as the help tells it.
+/// The default from clap, or from the help text if it depends on other options.
 fn default(arg: &Arg) -> Option<String> {
     if let [value] = arg.get_default_values() {
         return Some(format!("`{}`", value.to_string_lossy()));
@@ -42,7 +42,7 @@ fn default(arg: &Arg) -> Option<String> {
     Some(told.split_once(')')?.0.to_owned())
 }
 
-/// The code in the README: lines of blocks, and spans.
+/// Code in the README: lines of blocks, and spans.
 fn code() -> (Vec<&'static str>, Vec<&'static str>) {
     let (mut lines, mut spans) = (Vec::new(), Vec::new());
     for (n, part) in README.split("```").enumerate() {
@@ -80,7 +80,7 @@ fn the_defaults_in_the_readme_are_those_of_the_program() {
         assert!(found > 0, "{row}");
     }
     assert!(told.len() > 50, "only {} defaults are told", told.len());
-    // And none is left out.
+    // The README states all defaults.
     for of in TESTS.iter().chain(&["serve"]) {
         for arg in command(&program, of).get_arguments() {
             let id = arg.get_id().as_str();
