@@ -45,18 +45,18 @@ use reverse::{Reverser, Run};
 use service::{Info, Program};
 use target::{RpcTarget, Spec};
 
-/// The largest `-t` of a server.
+/// Largest `-t` of a server.
 const MOST_OUTSTANDING: usize = 16_383;
 
-/// A running server of calls.
+/// A running call server.
 pub(crate) struct CallServer {
     server: Arc<Server>,
 }
 
 impl CallServer {
-    /// What each shard is made with.
+    /// Load and configuration of each shard.
     pub(crate) fn config(args: &ServeArgs) -> Result<(Load, Config, AcceptConfig), Failure> {
-        // What is not said is what servers of old were ready for.
+        // Without `--form` a server supports chunks.
         let form = args.form.unwrap_or(Form::Chunk);
         let long = matches!(form, Form::Continued | Form::Long);
         let load = Load {
@@ -72,7 +72,7 @@ impl CallServer {
         Ok((load, config, accept))
     }
 
-    /// Serves calls at these addresses, on shards and workers on these cores.
+    /// Serves calls at `addresses`, on shards and workers on `cores`.
     pub(crate) fn start(args: &ServeArgs, addresses: &[Address], cores: &ServerCores) -> Result<Self, Failure> {
         let [first, others @ ..] = addresses else { return Err(Failure::run("serve", "no address")) };
         let (load, mut shard, accept) = Self::config(args)?;
@@ -87,7 +87,7 @@ impl CallServer {
             scheme: shard.wire.credit_mode,
             load,
         };
-        // As many calls in the reverse direction as the engine gives to a connection with all its credits.
+        // Reverse calls of a connection with all its credits: the engine's limit.
         let most = shard.limits.reverse_credits.min(shard.limits.credits / 4).max(1);
         let (reverser, orders) = Reverser::new(most as usize);
         let program = Program::new(&info, Some(reverser))?;
@@ -118,13 +118,13 @@ impl CallServer {
         Ok(Self { server })
     }
 
-    /// What its shards counted so far.
+    /// Sum of the shards' counters.
     pub(crate) fn counters(&self) -> Option<Counters> {
         Some(Counters::now(&self.server.stats()))
     }
 }
 
-/// The workers, on cores of their own if there are enough.
+/// Workers, on their own cores if there are enough.
 fn workers(args: &ServeArgs, load: &Load, cores: &ServerCores) -> Option<WorkerConfig> {
     let count = args.engine.workers as usize;
     (count > 0).then(|| WorkerConfig {
@@ -135,7 +135,7 @@ fn workers(args: &ServeArgs, load: &Load, cores: &ServerCores) -> Option<WorkerC
     })
 }
 
-/// What a client of calls was asked for, whichever of the three commands it was.
+/// Arguments of a call client, common to the three commands.
 struct Plan<'a> {
     name: &'static str,
     common: &'a CommonArgs,
@@ -234,9 +234,9 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     let several = common.all && sizes.len() > 1;
     let output = Output::new(plan.kind, direction, common.json.as_deref(), plan.hgrm, several)?;
     let server = if common.loopback.is_some() { Some(plan.start_server(&text, &placement, &sizes)?) } else { None };
-    // Not before the server was started: it would inherit our one core.
+    // The server would inherit the affinity, so pinning follows its start.
     pin::pin(placement.client)?;
-    // A first connection finds out who serves there, before anything is measured or printed.
+    // A first connection queries the server before any measurement or output.
     let (client, serving) = target::connect(&address, probing, connect, None)?;
     let device = rpcrdma::fabric::Fabric::capabilities(client.shard().fabric()).clone();
     drop(client);
@@ -259,7 +259,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
 }
 
 impl Plan<'_> {
-    /// How the payload travels, as far as that can be.
+    /// The requested form and protocol, checked against each other.
     fn travels(&self) -> Result<Travel, Failure> {
         let direction = self.travel.direction();
         if direction != Direction::Forward && self.common.qp != 1 {
@@ -272,7 +272,7 @@ impl Plan<'_> {
         Travel::new(self.op, self.travel.form, direction, self.engine.scheme()?, inline_threshold)
     }
 
-    /// The sizes that the operation can have: all of -a that fit, or an error for the -s that does not.
+    /// Sizes of the operation: all of `-a` that fit, or an error for an `-s` that does not.
     fn sizes(&self, travel: &Travel) -> Result<Vec<usize>, Failure> {
         let common = self.common;
         if self.op == RpcOp::Null {
@@ -286,7 +286,7 @@ impl Plan<'_> {
         Ok(sizes)
     }
 
-    /// What the server can do, and we want.
+    /// Checks the plan against the server, and drops sizes beyond its memory.
     fn agree(&self, travel: &Travel, serving: &Info, sizes: &mut Vec<usize>) -> Result<(), Failure> {
         let agreed = config::agreed(travel.scheme, serving.scheme);
         if agreed != travel.scheme {
@@ -325,8 +325,8 @@ impl Plan<'_> {
         let common = self.common;
         let travel = self.travels()?;
         let largest = if travel.form == Form::Inline { 1 } else { sizes.iter().copied().max().unwrap_or(1) };
-        // Of a server's credits the engine gives a quarter to the reverse direction, and its credits are for
-        // twice these.
+        // The engine gives a quarter of a server's credits to the reverse direction, and a server has credits for twice
+        // its calls.
         let twice = if self.travel.direction() == Direction::Forward { 1 } else { 2 };
         let mut arguments: Vec<String> = Vec::new();
         let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
@@ -344,7 +344,7 @@ impl Plan<'_> {
         ServerProcess::start(address, &arguments)
     }
 
-    /// Load, and what the client's shard is made with: of payloads of this size, with so many calls at most.
+    /// Load and configuration of the client's shard, for payloads of `size` bytes and at most `most` calls.
     fn config(&self, travel: &Travel, size: usize, most: usize) -> Result<(Load, Config, ConnectConfig), Failure> {
         let common = self.common;
         let bulk = if travel.form == Form::Chunk { size } else { 0 };
@@ -352,7 +352,7 @@ impl Plan<'_> {
         let (connections, outstanding) = (common.qp as usize, self.outstanding.min(most));
         let load = Load { connections, outstanding, bulk, message, form: travel.form };
         let mut config = config::shared(self.engine, &common.device, common.idle, !common.no_batch, &load)?;
-        // Each connection has a set of its own.
+        // Each connection has its own set.
         config.memory.bulk_buffers = if bulk > 0 { vec![(size, outstanding)] } else { load.exposed_messages() };
         let (config, connect) = config::in_force(self.engine, &common.device, &config)?;
         Ok((load, config, connect))
@@ -459,7 +459,7 @@ impl Plan<'_> {
     }
 }
 
-/// What one operation consists of.
+/// Steps of one operation.
 fn method(op: RpcOp, form: Form) -> &'static str {
     match (op, form) {
         (RpcOp::Null, _) => "call without arguments, reply without results",
@@ -490,7 +490,7 @@ fn method(op: RpcOp, form: Form) -> &'static str {
     }
 }
 
-/// Keeps the sizes that will do; an error if there are none.
+/// Keeps the acceptable sizes; fails if none remains.
 fn retain(
     sizes: &mut Vec<usize>,
     will_do: impl Fn(usize) -> bool,

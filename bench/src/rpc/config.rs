@@ -1,4 +1,4 @@
-//! How the engine is set up for a test, at either end.
+//! Engine configuration of a test, at either end.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -10,55 +10,53 @@ use rpcrdma_config::Role;
 use crate::cli::{DeviceArgs, EngineArgs, Form, Idle};
 use crate::failure::Failure;
 
-/// Memory that buffers of one size may take, as far as there is one for each connection.
+/// Memory limit for buffers of one size; each connection gets one buffer regardless.
 const MOST_PER_SIZE: usize = 32 << 20;
-/// Receives that a shard keeps besides those promised.
+/// Receives of a shard beyond those promised.
 const SPARE_RECEIVES: usize = 256;
-/// A connection gets at most this part of the Receives that are left.
+/// A connection gets at most 1/`SHARE` of the remaining receives.
 const SHARE: usize = 8;
 
-/// Calls in the reverse direction that may be under way at least: what the engine has without asking.
+/// Lower bound of reverse credits: the engine's default.
 const FEWEST_REVERSE: u32 = 8;
-/// The headers of an RPC message, and room in front of it, within a buffer of the payload's size and this.
+/// Bytes beyond the payload in a buffer: the headers of an RPC message, and room in front of it.
 const SLACK: usize = 1024;
-/// The coarsest alignment that the engine has for chunks.
+/// Coarsest chunk alignment of the engine.
 const COARSEST: usize = 4096;
 
-/// What a side must be ready for.
+/// Load that a side is sized for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Load {
     /// Connections.
     pub(crate) connections: usize,
-    /// Calls under way at a time, of each.
+    /// Outstanding calls per connection.
     pub(crate) outstanding: usize,
-    /// Bytes of the largest payload that travels by RDMA; 0: none does.
+    /// Largest payload that travels by RDMA, in bytes; 0: none.
     pub(crate) bulk: usize,
-    /// Bytes of the largest payload that travels in RPC messages which may be longer than a Send; 0: none
-    /// does.
+    /// Largest payload in RPC messages that may exceed one Send, in bytes; 0: none.
     pub(crate) message: usize,
-    /// How they travel: only [`Form::Continued`] and [`Form::Long`] say anything.
+    /// Form of the payloads; only [`Form::Continued`] and [`Form::Long`] matter.
     pub(crate) form: Form,
 }
 
 impl Load {
-    /// Calls of all connections together.
+    /// Outstanding calls of all connections.
     pub(crate) fn calls(&self) -> usize {
         self.connections * self.outstanding
     }
 
-    /// Sizes and numbers of a server's buffers for payloads.
+    /// Sizes and numbers of a server's payload buffers.
     pub(crate) fn bulk_buffers(&self) -> Vec<(usize, usize)> {
         steps(self.bulk).map(|size| (size, self.affordable(size))).collect()
     }
 
-    /// Sizes and numbers of buffers for RPC messages: a call's and a reply's for each call, or a call's and
-    /// its copy; and two in which messages are put together.
+    /// Sizes and numbers of buffers for RPC messages. Each call takes two: call and reply, or call and copy. Two more
+    /// serve reassembly.
     fn long_buffers(&self) -> Vec<(usize, usize)> {
         steps(self.message).map(|size| (size + SLACK, 2 * self.affordable(size) + 2)).collect()
     }
 
-    /// Sizes and numbers of buffers that the peer is given access to, for RPC messages in chunks: two for
-    /// each call.
+    /// Sizes and numbers of exposed buffers, for RPC messages in chunks: two per call.
     pub(crate) fn exposed_messages(&self) -> Vec<(usize, usize)> {
         if self.form != Form::Long {
             return Vec::new();
@@ -66,20 +64,19 @@ impl Load {
         steps(self.message).map(|size| (size + SLACK, 2 * self.affordable(size))).collect()
     }
 
-    /// Buffers for payloads of `size` bytes: one for each call, or as many as their memory allows.
+    /// Number of buffers of `size` bytes: one per call within the memory limit.
     fn affordable(&self, size: usize) -> usize {
         self.calls().min(MOST_PER_SIZE / size).max(self.connections)
     }
 
-    /// Calls that each of `connections` may have under way with payloads of `size` bytes, when the server is
-    /// set up for `self`.
+    /// Outstanding calls with payloads of `size` bytes on each of `connections`, at a server sized for `self`.
     pub(crate) fn outstanding_with(&self, size: usize, connections: usize) -> usize {
         let class = steps(self.bulk.max(self.message)).find(|&largest| size <= largest);
         class.map_or(1, |class| (self.affordable(class) / connections).max(1))
     }
 }
 
-/// Buffers for chunks of payloads and of RPC messages, each size once.
+/// Buffers for chunks of payloads and of RPC messages, merged by size.
 fn merged(load: &Load) -> Vec<(usize, usize)> {
     let mut all = [load.bulk_buffers(), load.exposed_messages()].concat();
     all.sort_unstable();
@@ -91,13 +88,13 @@ fn merged(load: &Load) -> Vec<(usize, usize)> {
     all
 }
 
-/// Sizes of buffers up to `largest`, smallest first; none for 0.
+/// Buffer sizes up to `largest`, in ascending order; none for 0.
 fn steps(largest: usize) -> impl Iterator<Item = usize> {
     let sizes = [64 << 10, 1 << 20].into_iter().filter(move |&size| size < largest).chain(Some(largest));
     sizes.filter(|&size| size > 0)
 }
 
-/// Everything that both ends share: the options, and memory for so many messages.
+/// Configuration of both ends: the options, and memory for `load`.
 pub(crate) fn shared(
     args: &EngineArgs,
     device: &DeviceArgs,
@@ -110,7 +107,7 @@ pub(crate) fn shared(
     let reverse_credits = (load.outstanding as u32).max(FEWEST_REVERSE);
     let one = credits as usize + 1 + reverse_credits as usize;
     let mut config = Config::default();
-    // What the start of a chunk may be moved by; an alignment that cannot be is refused by the engine.
+    // Longest shift of a chunk's start. The engine rejects an alignment beyond `COARSEST`.
     let slack = args.chunk_align.saturating_sub(config.memory.chunk_align).min(COARSEST);
     let sends = load.connections * (2 * load.outstanding + args.signal_every as usize);
 
@@ -125,7 +122,7 @@ pub(crate) fn shared(
     let limits = &mut config.limits;
     (limits.credits, limits.reverse_credits, limits.max_calls) = (credits, reverse_credits, load.outstanding);
 
-    // Who waits for an answer is not told by every device that there is no link.
+    // A waiting side relies on probes: some devices do not report a lost link.
     config.timeouts.keep_alive = Duration::from_millis(args.keep_alive.into());
 
     let wire = &mut config.wire;
@@ -154,7 +151,7 @@ pub(crate) fn shared(
     Ok(config)
 }
 
-/// With what file, environment and `--set` say, and the knobs of this role.
+/// Applies the file, the environment and `--set`, and adds the knobs of this role.
 pub(crate) fn in_force<R: Role + Default>(
     args: &EngineArgs,
     device: &DeviceArgs,
@@ -171,7 +168,7 @@ pub(crate) fn in_force<R: Role + Default>(
         (device.sndbuf.is_some(), "iwarp.send_buffer"),
         (device.rcvbuf.is_some(), "iwarp.receive_buffer"),
         (device.busy_poll.is_some(), "iwarp.busy_poll"),
-        // Options of raw tests, too.
+        // Raw tests have these options too.
         (true, "poll.idle"),
         (true, "poll.batch"),
     ];
@@ -181,7 +178,7 @@ pub(crate) fn in_force<R: Role + Default>(
     settings.map_err(|error| Failure::Usage(error.to_string()))
 }
 
-/// The same for a server, whose buffers for chunks may have been told.
+/// Adds the options of a server: reads and chunk buffers.
 pub(crate) fn of_server(args: &EngineArgs, mut config: Config) -> Config {
     config.limits.max_reads = args.max_reads.map(|reads| reads as usize);
     if !args.bulk_buffers.is_empty() {
@@ -190,7 +187,7 @@ pub(crate) fn of_server(args: &EngineArgs, mut config: Config) -> Config {
     config
 }
 
-/// The engine's name for an idle policy.
+/// Idle policy of the engine.
 pub(crate) fn policy(idle: Idle) -> IdlePolicy {
     match idle {
         Idle::Poll => IdlePolicy::Poll,
@@ -199,7 +196,7 @@ pub(crate) fn policy(idle: Idle) -> IdlePolicy {
     }
 }
 
-/// What two ends that prefer these agree on: the lesser of both.
+/// Mode that two ends with these preferences negotiate: the lesser one.
 pub(crate) fn agreed(one: CreditMode, other: CreditMode) -> CreditMode {
     match (one, other) {
         (CreditMode::V1, _) | (_, CreditMode::V1) => CreditMode::V1,
@@ -208,7 +205,7 @@ pub(crate) fn agreed(one: CreditMode, other: CreditMode) -> CreditMode {
     }
 }
 
-/// Version and scheme in words.
+/// Version and credit scheme for people.
 pub(crate) fn scheme_name(scheme: CreditMode) -> &'static str {
     match scheme {
         CreditMode::V1 => "version 1",

@@ -1,5 +1,4 @@
-//! The forms in which payloads travel: what each can carry, what a client must be set up with for it, and
-//! what its counters say when it was really used.
+//! Forms of payloads: sizes, client set-up, and the counters that prove their use.
 #![forbid(unsafe_code)]
 
 use rpcrdma::CreditMode;
@@ -16,18 +15,16 @@ use crate::failure::Failure;
 /// One operation in one form, under one protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Travel {
-    /// The operation.
     pub(crate) op: RpcOp,
-    /// How its payload travels; of `null`, which has none, inline.
+    /// Form of the payload; inline for `null`, which has none.
     pub(crate) form: Form,
-    /// Version and credit scheme.
     pub(crate) scheme: CreditMode,
-    /// The longest Send, in bytes.
+    /// Longest Send, in bytes.
     pub(crate) inline_threshold: usize,
 }
 
 impl Travel {
-    /// `form` as it was asked for, or the operation's usual one.
+    /// The requested `form`, or the operation's default.
     pub(crate) fn new(
         op: RpcOp,
         form: Option<Form>,
@@ -55,16 +52,16 @@ impl Travel {
         Err(Failure::Usage(format!("--form {name}: {refused}")))
     }
 
-    /// The longest Send that the two ends agree on.
+    /// Longest Send that both ends agree on.
     fn threshold(&self) -> usize {
         match self.scheme {
-            // Thresholds of version 1 are told in multiples of 1024 (RFC 8797).
+            // Version 1 states thresholds in multiples of 1024 (RFC 8797).
             CreditMode::V1 => (self.inline_threshold & !1023).min(private_data::MAX_INLINE_THRESHOLD as usize),
             CreditMode::V2Windowed | CreditMode::V2Incremental => self.inline_threshold,
         }
     }
 
-    /// The longest RPC message that one Send has room for.
+    /// Longest RPC message in one Send.
     fn room(&self) -> usize {
         self.threshold()
             - match self.scheme {
@@ -74,8 +71,7 @@ impl Travel {
             }
     }
 
-    /// Bytes of the RPC messages that a payload of so many bytes is in: the call's, the reply's; 0 for one
-    /// that it is not in.
+    /// Lengths of the call and the reply that carry a payload of `size` bytes; 0 for a message without payload.
     fn messages(&self, size: usize) -> [usize; 2] {
         let call = call_header_len();
         match self.op {
@@ -87,7 +83,7 @@ impl Travel {
         }
     }
 
-    /// Whether payloads of `size` bytes can travel so.
+    /// True if this form carries payloads of `size` bytes.
     pub(crate) fn carries(&self, size: usize) -> bool {
         let mut messages = self.messages(size).into_iter().filter(|&len| len > 0);
         match self.form {
@@ -97,7 +93,7 @@ impl Travel {
         }
     }
 
-    /// Why a size does not do.
+    /// Explains the sizes that this form carries.
     pub(crate) fn explain(&self) -> String {
         let (op, threshold, room) = (self.op.name(), self.threshold(), self.room());
         let headers = self.messages(0).into_iter();
@@ -121,23 +117,22 @@ impl Travel {
         }
     }
 
-    /// The payload is in RPC messages that may be longer than one Send.
+    /// True if the payload travels in RPC messages that may exceed one Send.
     pub(crate) fn is_long(&self) -> bool {
         matches!(self.form, Form::Continued | Form::Long)
     }
 
-    /// The payload of a call and its reply, of so many bytes.
+    /// Shape of calls with `size` bytes of payload.
     pub(crate) fn shape(&self, size: usize) -> Shape {
         Shape { op: self.op, form: self.form, size }
     }
 
-    /// Holds what was counted at one end against `calls` calls, at least, that were made with payloads of
-    /// `size` bytes.
+    /// Checks one end's counters against at least `calls` calls with `size` bytes of payload.
     pub(crate) fn verify(&self, counted: &Counters, size: usize, calls: u64) -> Result<(), Failure> {
         let messages = self.messages(size);
         let bulk = u64::from(self.op != RpcOp::Null);
         let part_room = self.room() & !3;
-        // How often each call has each of them, at least; `None` where it may have any number.
+        // Minimum of each kind per call; `None`: any number.
         let (parts, chunked, long) = match self.form {
             Form::Inline => (Some(0), Some(0), Some(0)),
             Form::Chunk => (Some(0), Some(bulk), Some(0)),
@@ -145,7 +140,7 @@ impl Travel {
                 let parts: usize = messages.iter().map(|len| len.div_ceil(part_room).saturating_sub(1)).sum();
                 (Some(parts as u64), Some(0), Some(0))
             }
-            // Of the two messages of a call, the other one may have chunk lists.
+            // The other message of a call may have chunk lists.
             Form::Long => (Some(0), None, Some(messages.iter().filter(|&&len| len > 0).count() as u64)),
         };
         let both =

@@ -1,4 +1,4 @@
-//! What the calls of a test carry, whoever makes them: arguments, results, and what must come back.
+//! Payloads of a test's calls, in either direction: arguments, results, checks.
 #![forbid(unsafe_code)]
 
 use rpcrdma::Reply;
@@ -9,38 +9,37 @@ use serde::{Deserialize, Serialize};
 use super::service;
 use crate::cli::{Form, RpcOp};
 
-/// One operation in one form, with payloads of one size.
+/// One operation in one form, with one payload size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shape {
-    /// The operation.
     pub(crate) op: RpcOp,
-    /// How the payload travels.
+    /// Form of the payload.
     pub(crate) form: Form,
-    /// Bytes of payload.
+    /// Payload in bytes.
     pub(crate) size: usize,
 }
 
-/// The payload of one call at a time.
+/// Payload of one call at a time.
 #[derive(Debug)]
 pub(crate) struct Payload {
-    /// The memory of its chunk, while no call has it: used again for each, and so always hot.
+    /// Memory of the chunk while no call owns it. Each call reuses it, so it stays in the cache.
     pub(crate) chunk: Option<Buf>,
-    /// What the end of the payload has to be.
+    /// Expected tail of the payload.
     pub(crate) expected: u32,
 }
 
 impl Shape {
-    /// The payload goes in a Read chunk of the call.
+    /// True if the payload travels in a Read chunk.
     pub(crate) fn sends_chunk(&self) -> bool {
         self.op == RpcOp::Write && self.form == Form::Chunk
     }
 
-    /// The payload comes in a Write chunk of the call.
+    /// True if the payload travels in a Write chunk.
     pub(crate) fn receives_chunk(&self) -> bool {
         self.op == RpcOp::Read && self.form == Form::Chunk
     }
 
-    /// The procedure that does it.
+    /// Procedure of this shape.
     pub(crate) fn procedure(&self) -> u32 {
         match (self.op, self.form) {
             (RpcOp::Null, _) => service::NULL,
@@ -65,7 +64,7 @@ impl Shape {
         }
     }
 
-    /// Bytes of inline results that carry the payload; 0 if they do not.
+    /// Bytes of inline results that carry the payload; 0: none do.
     pub(crate) fn results(&self) -> usize {
         match (self.form, self.op) {
             (Form::Chunk, _) | (_, RpcOp::Null | RpcOp::Write) => 0,
@@ -74,8 +73,7 @@ impl Shape {
         }
     }
 
-    /// Writes the inline arguments, with `stamp` at the end of the payload if it is among them; returns what
-    /// of it there was room for.
+    /// Writes the inline arguments, with `stamp` at the end of a payload among them. Returns the part of it that fits.
     pub(crate) fn write_args(&self, args: &mut [u8], stamp: u32) -> u32 {
         let len = (self.size as u32).to_be_bytes();
         match self.op {
@@ -90,7 +88,7 @@ impl Shape {
         }
     }
 
-    /// Holds a reply against its call, and takes the chunk's memory back.
+    /// Checks a reply against its call, and takes the chunk's memory back.
     #[inline(always)]
     pub(crate) fn is_right(&self, payload: &mut Payload, reply: &mut Reply) -> bool {
         match self.op {

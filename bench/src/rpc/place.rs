@@ -1,4 +1,4 @@
-//! Where and when the procedures run.
+//! Place and time of running procedures.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
@@ -9,19 +9,18 @@ use std::time::{Duration, Instant};
 use rpcrdma::service::{DeferredCall, Local, LocalProcedure, ShardTask, Sharing, Threads};
 use rpcrdma::{Procedure, Refusal, ServerCall};
 
-/// Makes procedures of what runs for their calls.
+/// Makes procedures from handlers.
 pub(crate) trait Place {
-    /// Who shares them.
+    /// Ownership of the procedures.
     type Sharing: Sharing;
 
-    /// A procedure that runs here.
     fn procedure(
         &self,
         handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static,
     ) -> Procedure<Self::Sharing>;
 }
 
-/// In the call's own turn, or on workers.
+/// Runs handlers in the shard's poll of the call, or on workers.
 pub(crate) struct AtOnce {
     pub(crate) on_workers: bool,
 }
@@ -37,18 +36,17 @@ impl Place for AtOnce {
 
 type Handler = dyn Fn(&mut ServerCall) -> Result<(), Refusal>;
 
-/// A call that waits for its time, and what runs for it then.
+/// A deferred call with its handler.
 struct Waiting {
     due: Option<Instant>,
     call: DeferredCall,
     handler: Rc<Handler>,
 }
 
-/// By the shard's task, so much later: calls are taken, wait, run and are answered there, as those of a server
-/// that waits for its disk.
+/// Runs handlers in the shard's task after a delay. Calls wait in a queue, as on a server that waits for its disk.
 #[derive(Clone, Default)]
 pub(crate) struct Deferred {
-    /// Zero: the next time that the task is turned.
+    /// Zero: the task's next poll.
     delay: Duration,
     waiting: Rc<RefCell<VecDeque<Waiting>>>,
 }
@@ -68,7 +66,7 @@ impl Place for Deferred {
     ) -> LocalProcedure {
         let (handler, own): (Rc<Handler>, _) = (Rc::new(handler), self.clone());
         Procedure::deferred(move |call| {
-            // The clock is read where it matters.
+            // A zero delay needs no clock reading.
             let due = (!own.delay.is_zero()).then(|| Instant::now() + own.delay);
             own.waiting.borrow_mut().push_back(Waiting { due, call, handler: Rc::clone(&handler) });
         })
@@ -77,7 +75,7 @@ impl Place for Deferred {
 
 impl ShardTask for Deferred {
     fn poll(&mut self) -> bool {
-        // All wait equally long: they are due in their order.
+        // All calls wait equally long, so they are due in order.
         let mut waiting = self.waiting.borrow_mut();
         let now = waiting.front().and_then(|first| first.due).map(|_| Instant::now());
         let is_due = |waiting: &Waiting| waiting.due.is_none_or(|due| now.is_some_and(|now| due <= now));
@@ -88,7 +86,7 @@ impl ShardTask for Deferred {
             let outcome = handler(&mut call);
             call.answer(outcome);
         }
-        // A shard with calls that wait for their time does not sleep.
+        // A shard with waiting calls does not sleep.
         any
     }
 }

@@ -1,7 +1,6 @@
-//! Calls in the reverse direction: the server calls a client that asked for it, measures, and tells the
-//! client what came out.
+//! Reverse direction: the server calls and measures its client.
 //!
-//! The calls are made by a thread of the server's own, beside its shard, as an application would make them.
+//! A thread of the server beside its shard makes the calls, as an application would.
 #![forbid(unsafe_code)]
 
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -27,54 +26,51 @@ use crate::pin;
 use crate::progress::Progress;
 use crate::target::{Length, Target};
 
-/// What a server is to measure towards its client.
+/// Order for a measurement towards a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Run {
-    /// What travels, and how.
+    /// Payload and its form.
     pub(crate) shape: Shape,
-    /// Calls under way at a time.
+    /// Outstanding calls.
     pub(crate) outstanding: usize,
-    /// What is measured.
     pub(crate) test: Test,
-    /// For how long.
     pub(crate) length: Length,
-    /// Where the calling thread runs.
+    /// Core of the calling thread.
     pub(crate) core: usize,
-    /// It shares that core.
+    /// The thread shares its core.
     pub(crate) yields: bool,
-    /// What it does when there is nothing to do.
+    /// Idle policy of the thread.
     pub(crate) idle: cli::Idle,
 }
 
-/// What a run came to, as it is told to the client.
+/// Outcome of a run, sent to the client.
 pub(crate) type Outcome = Result<Figures, String>;
 
 enum State {
-    /// Nobody is called.
+    /// No run yet.
     Idle,
-    /// A run is under way.
     Running,
-    /// The last run's [`Outcome`], as JSON.
+    /// [`Outcome`] of the last run, as JSON.
     Done(Vec<u8>),
 }
 
-/// The procedures' side: takes orders, and tells what came out.
+/// The procedures' side: accepts orders and returns outcomes.
 #[derive(Clone)]
 pub(crate) struct Reverser {
     state: Arc<Mutex<State>>,
     runs: Sender<(Caller, Run)>,
-    /// Most calls that may be under way at a time.
+    /// Limit of outstanding calls.
     most: usize,
 }
 
-/// The orders, for the thread that carries them out.
+/// Orders, for the thread that runs them.
 pub(crate) struct Orders {
     state: Arc<Mutex<State>>,
     runs: Receiver<(Caller, Run)>,
 }
 
 impl Reverser {
-    /// Both ends. No client is to be called with more than `most` calls under way.
+    /// Both ends. A run has at most `most` outstanding calls.
     pub(crate) fn new(most: usize) -> (Self, Orders) {
         let (send, runs) = channel();
         let state = Arc::new(Mutex::new(State::Idle));
@@ -108,14 +104,14 @@ impl Reverser {
 }
 
 impl Orders {
-    /// Carries out the orders on a thread, as long as the process lives.
+    /// Runs the orders on a thread until the process exits.
     pub(crate) fn carry_out(self, server: Arc<Server>) -> Result<(), Failure> {
         let work = move || {
             let clock = Clock::new();
             for (caller, run) in &self.runs {
                 let outcome: Outcome = measure(&server, caller, &run, &clock).map_err(|failure| failure.to_string());
                 let mut told = serde_json::to_vec(&outcome).unwrap_or_default();
-                // As XDR has it.
+                // XDR pads to a multiple of 4.
                 told.resize(told.len().next_multiple_of(4), b' ');
                 *locked(&self.state) = State::Done(told);
             }
@@ -175,8 +171,7 @@ impl ReverseTarget {
         if !self.shape.sends_chunk()
             && let Some(mut came) = lane.chunk.take()
         {
-            // It goes back to the shard, and whoever gets it next must not take what is there for what is to
-            // come.
+            // The buffer returns to the shard. Its old bytes must not pass for data of its next call.
             service::stamp(&mut came, 0);
         }
         done.push(token);
@@ -232,7 +227,7 @@ impl Target for ReverseTarget {
         match self.idle.after_empty_poll() {
             IdleStep::Spin => {}
             IdleStep::Yield => thread::yield_now(),
-            // Whichever was begun first ends first, as a rule.
+            // The oldest call usually completes first.
             IdleStep::Sleep if !self.under_way.is_empty() => {
                 let (token, mut pending) = self.under_way.remove(0);
                 let result = pending.join();

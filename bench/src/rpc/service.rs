@@ -1,4 +1,4 @@
-//! The program that `serve` serves calls of.
+//! The RPC program of `serve`.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -13,71 +13,70 @@ use super::reverse::Reverser;
 use crate::cli::{Defer, Form, Idle};
 use crate::failure::Failure;
 
-/// Of the range that anyone may use (RFC 5531 §14.3).
+/// In the user-defined range (RFC 5531 §14.3).
 pub(crate) const PROGRAM: u32 = 0x2052_5046;
-/// Sides of different versions refuse each other.
+/// Sides with different versions refuse each other.
 pub(crate) const VERSION: u32 = 4;
 
-/// Nothing there, nothing back.
+/// No arguments, no results.
 pub(crate) const NULL: u32 = 0;
-/// The arguments come back as results; at most [`SMALL`] bytes.
+/// Returns the arguments as results, up to [`SMALL`] bytes.
 pub(crate) const ECHO_SMALL: u32 = 1;
-/// As [`ECHO_SMALL`], as long as a message may be.
+/// As [`ECHO_SMALL`], up to the message length.
 pub(crate) const ECHO: u32 = 2;
-/// One Write chunk is filled with [`pattern`]. Results: its length.
+/// Fills one Write chunk with [`pattern`]. Results: its length.
 pub(crate) const READ: u32 = 3;
-/// Arguments: the length of one opaque, which is a Read chunk at position 4. Results: that length, and
-/// [`tail`] of what came.
+/// Arguments: the length of one opaque in a Read chunk at position 4. Results: that length, and the [`tail`] of the
+/// received bytes.
 pub(crate) const WRITE: u32 = 4;
 /// Results: [`Info`].
 pub(crate) const INFO: u32 = 5;
 
-/// As [`READ`], without a chunk. Arguments: how many bytes. Results: one opaque.
+/// As [`READ`], without a chunk. Arguments: the length. Results: one opaque.
 pub(crate) const READ_MESSAGE: u32 = 6;
 /// As [`WRITE`], without a chunk. Arguments: one opaque.
 pub(crate) const WRITE_MESSAGE: u32 = 7;
-/// Arguments: a [`Run`](super::reverse::Run), as JSON. The server begins to call its caller. Results: how
-/// many calls it has under way at a time; 0 if it calls somebody else already.
+/// The server starts to call the client. Arguments: a [`Run`](super::reverse::Run), as JSON. Results: the number of
+/// outstanding calls; 0 if the server calls another client already.
 pub(crate) const START_REVERSE: u32 = 8;
-/// Arguments: a position. Results: how long the outcome of the last run is, as JSON, or 0 as long as there is
-/// none; and up to [`PAGE`] bytes of it, from that position.
+/// Arguments: a position. Results: the length of the last run's outcome as JSON, or 0 while it is not available; then
+/// up to [`PAGE`] bytes from that position.
 pub(crate) const OUTCOME: u32 = 9;
 
-/// Bytes of results of [`OUTCOME`]: they fit the shortest of messages.
+/// Bytes of results of [`OUTCOME`]: they fit the shortest message.
 pub(crate) const PAGE: usize = 512;
-/// Results of up to this many bytes are made in small buffers.
+/// Results up to this size use small buffers.
 pub(crate) const SMALL: usize = 256;
 
-/// What a server says of itself.
+/// Description that a server sends to its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Info {
-    /// The core that its shard runs on, the first one.
+    /// Core of the first shard.
     pub(crate) core: u32,
-    /// Its shards.
     pub(crate) shards: u32,
-    /// What it does when there is nothing to do.
+    /// Idle policy.
     pub(crate) idle: Idle,
     /// Threads that run the procedures.
     pub(crate) workers: u32,
-    /// How much later they are run, by the shard's task; `None` where they run at once.
+    /// Delay before the shard's task runs them; `None`: no deferral.
     pub(crate) defer: Option<Defer>,
-    /// Its credit limit.
+    /// Credit limit.
     pub(crate) credits: u32,
-    /// Its inline threshold.
+    /// Inline threshold.
     pub(crate) inline_threshold: u32,
-    /// The version and credit scheme that it prefers.
+    /// Preferred version and credit scheme.
     pub(crate) scheme: CreditMode,
-    /// What it has memory for.
+    /// Load that the server has memory for.
     pub(crate) load: Load,
 }
 
 /// Bytes of an [`Info`].
 const INFO_BYTES: usize = 52;
-/// The order of these is their code on the wire.
+/// The index is the code on the wire.
 const SCHEME_CODES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
-/// The order of these is their code on the wire.
+/// The index is the code on the wire.
 const FORM_CODES: [Form; 4] = [Form::Inline, Form::Continued, Form::Chunk, Form::Long];
-/// The order of these is their code on the wire.
+/// The index is the code on the wire.
 const IDLE_CODES: [Idle; 3] = [Idle::Poll, Idle::Adaptive, Idle::Event];
 
 impl Info {
@@ -108,7 +107,7 @@ impl Info {
         out
     }
 
-    /// Reads what a server answered.
+    /// Decodes a server's description.
     pub(crate) fn decode(data: &[u8]) -> Result<Self, String> {
         let (words, rest) = data.as_chunks::<4>();
         let words: Vec<u32> = words.iter().map(|bytes| u32::from_be_bytes(*bytes)).collect();
@@ -146,31 +145,31 @@ impl Info {
     }
 }
 
-/// What the program of a side is made of.
+/// Parts of one side's program.
 #[derive(Clone)]
 pub(crate) struct Program {
     info: Info,
     reverser: Option<Reverser>,
-    /// What READ sends from.
+    /// Source of the data of READ.
     content: Arc<Frozen>,
     arena: Arena,
     longest: usize,
 }
 
 impl Program {
-    /// That of a side that says `info` of itself; with a `reverser`, it calls whoever asks for it.
+    /// The program of a side that describes itself as `info`. With a `reverser` it calls clients on request.
     pub(crate) fn new(info: &Info, reverser: Option<Reverser>) -> Result<Self, Failure> {
         let longest = (info.inline_threshold as usize).max(info.load.message + 4);
         let (arena, content) = content(info.load.bulk.max(longest))?;
         Ok(Self { info: *info, reverser, content: Arc::new(content), arena, longest })
     }
 
-    /// The memory that READ sends from, for the configuration.
+    /// Memory of the data of READ, for the configuration.
     pub(crate) fn arena(&self) -> Arena {
         self.arena.clone()
     }
 
-    /// The procedures, which run at a place.
+    /// The procedures, run at `place`.
     pub(crate) fn services<P: Place>(&self, place: &P) -> Services<P::Sharing> {
         let Self { info, reverser, content, longest, .. } = self;
         let mut services = Services::new();
@@ -253,7 +252,7 @@ pub(super) fn reply(call: &mut ServerCall, results: &[u8]) -> Result<(), Refusal
     room.put(results).map_err(|_| Refusal::SystemError)
 }
 
-/// `len` bytes of [`pattern`] that are never written again.
+/// `len` bytes of [`pattern`], immutable from here on.
 fn content(len: usize) -> Result<(Arena, Frozen), Failure> {
     let arena = ArenaConfig { bytes: 0, name: "rpcperf-content", ..ArenaConfig::default() };
     let pool = Pool::new(&PoolConfig { classes: vec![Class { size: len, count: 1 }], arena })
@@ -263,16 +262,15 @@ fn content(len: usize) -> Result<(Arena, Frozen), Failure> {
     Ok((pool.arena().clone(), buf.freeze()))
 }
 
-/// The byte at `at` of everything that is read or written. Never 0, so that memory nobody wrote to is not
-/// taken for it.
+/// Byte `at` of each payload. It is never 0, so that unwritten memory does not pass for data.
 pub(crate) fn pattern(at: usize) -> u8 {
     (at % PERIOD) as u8 + 1
 }
 
-/// Bytes after which [`pattern`] begins anew.
+/// Period of [`pattern`], in bytes.
 const PERIOD: usize = 251;
 
-/// The number that is all there is.
+/// The number, if `bytes` is exactly one word.
 pub(crate) fn word(bytes: &[u8]) -> Option<u32> {
     bytes.try_into().ok().map(u32::from_be_bytes)
 }
@@ -284,7 +282,7 @@ pub(crate) fn fill(bytes: &mut [u8]) {
     rest.chunks_mut(PERIOD).for_each(|again| again.copy_from_slice(&head[..again.len()]));
 }
 
-/// The last four bytes, or as many as there are: what was copied in order is whole if its end is there.
+/// The last four bytes, or all of fewer. Data copied in order is complete if its end is.
 #[inline]
 pub(crate) fn tail(bytes: &[u8]) -> u32 {
     match bytes.last_chunk() {
@@ -293,7 +291,7 @@ pub(crate) fn tail(bytes: &[u8]) -> u32 {
     }
 }
 
-/// Makes `stamp` the [`tail`] of some bytes; returns as much of it as there was room for.
+/// Sets the [`tail`] of `bytes` to `stamp`; returns the part that fits.
 #[inline]
 pub(crate) fn stamp(bytes: &mut [u8], stamp: u32) -> u32 {
     if let Some(last) = bytes.last_chunk_mut() {

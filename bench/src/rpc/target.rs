@@ -21,49 +21,48 @@ use crate::failure::Failure;
 use crate::figures::Figures;
 use crate::target::Target;
 
-/// Sleeps are no longer than this, whatever happens to a wake-up.
+/// Longest sleep. It bounds the cost of a lost wake-up.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
-/// How long the server may take to answer what is not measured.
+/// Time limit for calls outside the measurement.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// From so many bytes on a chunk takes longer than the call around it.
+/// Payload bytes from which a chunk takes longer than the call around it.
 const BULK: usize = 16 << 10;
-/// Turns between two looks at the clock while nothing but the server's calls is served.
+/// Polls per clock reading while this side only serves the server's calls.
 const TURNS_PER_LOOK: u32 = 256;
 
-/// One size of one test of calls.
+/// One size of one call test.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
-    /// The operation, and how its payload travels.
+    /// Operation and form of the payload.
     pub(crate) travel: Travel,
-    /// Bytes of payload.
+    /// Payload in bytes.
     pub(crate) size: usize,
     /// Connections.
     pub(crate) connections: usize,
-    /// Those of them that take calls.
+    /// Connections that carry calls.
     pub(crate) active: usize,
-    /// Calls under way at a time on each.
+    /// Outstanding calls per active connection.
     pub(crate) outstanding: usize,
     /// Both sides share a core.
     pub(crate) yields: bool,
     /// Of the client's shard.
     pub(crate) config: Config,
     pub(crate) connect: ConnectConfig,
-    /// What the server does towards us, and what we serve to it.
+    /// The server's calls, and the description of this side for them.
     pub(crate) reverse: Option<(Run, Info)>,
 }
 
-/// Connections to a server of calls.
+/// Connections to a call server.
 pub(crate) struct RpcTarget {
     client: LocalClient,
     travel: Travel,
     shape: Shape,
     kind: Kind,
-    /// Payloads are so long that each call is handed over when it is made: the server is at it while the
-    /// next is made.
+    /// Payloads are long enough to flush each call at once: the server works on it while the next is prepared.
     bulk: bool,
     /// Bytes of inline arguments.
     args: usize,
-    /// Bytes of inline results that do not go without saying.
+    /// Bytes of inline results, for `expect_reply`.
     results: usize,
     procedure: u32,
     lanes: Vec<Lane>,
@@ -73,24 +72,24 @@ pub(crate) struct RpcTarget {
     reverse: Option<Run>,
 }
 
-/// How calls are prepared.
+/// Preparation of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Arguments, and results, in one message.
+    /// Arguments and results in one message.
     Plain,
     /// The payload in a chunk.
     Chunk,
-    /// The payload among arguments or results, whatever form that takes.
+    /// The payload among arguments or results, in any form.
     Message,
 }
 
-/// The place of one call under way.
+/// Slot of one outstanding call.
 struct Lane {
     connection: Connection,
     payload: Payload,
 }
 
-/// Connects, and asks the server who it is.
+/// Connects, and queries the server's description.
 pub(crate) fn connect(
     address: &Address,
     mut config: Config,
@@ -116,7 +115,7 @@ pub(crate) fn connect(
 }
 
 impl RpcTarget {
-    /// Connects all, and takes all memory.
+    /// Opens all connections and allocates all payloads.
     pub(crate) fn connect(address: &Address, spec: &Spec) -> Result<Self, Failure> {
         let mut config = spec.config.clone();
         let mut services = None;
@@ -138,7 +137,7 @@ impl RpcTarget {
         let shape = spec.travel.shape(spec.size);
         let mut lanes = Vec::with_capacity(spec.active * spec.outstanding);
         for token in 0..spec.active * spec.outstanding {
-            // Neighbouring tokens are on different connections.
+            // Neighbouring tokens use different connections.
             let connection = connections[token % connections.len()];
             let chunk = if shape.sends_chunk() || shape.receives_chunk() {
                 let mut buf = client.alloc(connection, spec.size).map_err(|error| {
@@ -173,7 +172,7 @@ impl RpcTarget {
         })
     }
 
-    /// An inline call of the lane, its payload stamped.
+    /// Prepares an inline call with a stamped payload.
     #[inline(always)]
     fn prepare_plain(&mut self, token: u32) -> Result<ClientCall, CallError> {
         let mut call = self.client.prepare(self.procedure, self.args)?;
@@ -182,7 +181,7 @@ impl RpcTarget {
         Ok(call)
     }
 
-    /// A call of the lane whose payload is among its arguments or results, stamped.
+    /// Prepares a call with a stamped payload among its arguments or results.
     fn prepare_message(&mut self, token: u32) -> Result<ClientCall, CallError> {
         let mut call = self.client.prepare(self.procedure, self.args)?;
         self.stamp = self.stamp.wrapping_add(1);
@@ -191,14 +190,14 @@ impl RpcTarget {
         Ok(call)
     }
 
-    /// A call of the lane whose payload travels by RDMA, stamped.
+    /// Prepares a call with a stamped payload in a chunk.
     fn prepare_chunk(&mut self, token: u32) -> Result<ClientCall, CallError> {
         let mut call = self.client.prepare(self.procedure, self.args)?;
         self.stamp = self.stamp.wrapping_add(1);
         let lane = &mut self.lanes[token as usize].payload;
         let mut payload = lane.chunk.take().expect("a lane has one call at a time");
         Ok(if self.shape.receives_chunk() {
-            // Whatever is there must not be taken for what comes.
+            // Old bytes must not pass for received data.
             service::stamp(&mut payload, 0);
             call.write_chunk_into(payload)
         } else {
@@ -210,7 +209,7 @@ impl RpcTarget {
         })
     }
 
-    /// True if it slept.
+    /// Returns true after a sleep.
     fn idle(&mut self) -> bool {
         match self.idle.after_empty_poll() {
             IdleStep::Spin => {}
@@ -223,7 +222,7 @@ impl RpcTarget {
         false
     }
 
-    /// Serves for a while.
+    /// Serves the server's calls for `time`.
     fn serve(&mut self, time: Duration) {
         let begin = Instant::now();
         while begin.elapsed() < time {
@@ -237,7 +236,7 @@ impl RpcTarget {
         }
     }
 
-    /// A failure, with why a connection is over, if one is.
+    /// Adds the close reason of a closed connection to a failure.
     #[cold]
     fn with_reason(&self, failure: Failure) -> Failure {
         let reason = self.lanes.iter().find_map(|lane| self.client.close_reason(lane.connection));
@@ -247,7 +246,7 @@ impl RpcTarget {
         }
     }
 
-    /// A call beside those that are measured.
+    /// Makes a call outside the measurement.
     fn ask(&mut self, procedure: u32, args: &[u8]) -> Result<Reply, Failure> {
         let what = "asking the server for calls of its own";
         let mut call = self.client.prepare(procedure, args.len()).map_err(|e| Failure::run(what, e))?;
@@ -256,7 +255,7 @@ impl RpcTarget {
         self.client.call(call).map_err(|e| Failure::run(what, e))
     }
 
-    /// The outcome of the server's run, as JSON, as soon as it has one.
+    /// Outcome of the server's run as JSON, once available.
     fn outcome(&mut self) -> Result<Option<Vec<u8>>, Failure> {
         let mut text: Vec<u8> = Vec::new();
         loop {
@@ -306,7 +305,7 @@ impl Target for RpcTarget {
         };
         let call = call.map_err(|error| failed(&error))?;
         let connection = self.lanes[token as usize].connection;
-        // A call that cannot be started is told by the next poll, like any other end.
+        // The next poll reports a call that fails to start, like any other failed call.
         self.client.start(connection, call, u64::from(token));
         if self.bulk {
             self.client.flush();
@@ -355,7 +354,7 @@ impl Target for RpcTarget {
     fn start_reverse(&mut self) -> Result<(), Failure> {
         let run = self.reverse.as_ref().ok_or_else(|| Failure::Run("there is no such run".to_owned()))?;
         let mut text = serde_json::to_vec(run).map_err(|e| Failure::run("the server's run", e))?;
-        // As XDR has it.
+        // XDR pads to a multiple of 4.
         text.resize(text.len().next_multiple_of(4), b' ');
         let wanted = run.outstanding as u32;
         let reply = self.ask(service::START_REVERSE, &text)?;
@@ -378,7 +377,7 @@ impl Target for RpcTarget {
             if let Some(text) = self.outcome()? {
                 break text;
             }
-            // Asking takes time of what is measured.
+            // Each query takes time from the measurement.
             patience = (2 * patience).min(Duration::from_millis(100));
         };
         let outcome: Outcome =
