@@ -1,5 +1,6 @@
-//! The forms of payloads, and the directions of calls. That a form was used is what the program itself holds
-//! its counters against; here it is looked at once more from outside.
+//! Payload forms and call directions of `rpcperf`, checked from outside.
+//!
+//! The program also checks its own counters for each form.
 
 use serde_json::Value;
 
@@ -7,7 +8,7 @@ use super::{json, only_result, rpcperf, succeeds};
 
 const PROTOCOLS: [&[&str]; 3] = [&["--version", "2"], &["--credit-scheme", "incremental"], &["--version", "1"]];
 
-/// A count of one side's engine, by call.
+/// A counter of one side's engine, per call.
 fn by_call(result: &Value, side: &str, count: &str) -> f64 {
     let of = |name: &str| result[side][name].as_f64().unwrap_or_else(|| panic!("{side} {name} in {result}"));
     of(count) / of("calls")
@@ -104,7 +105,7 @@ fn the_server_calls_the_client() {
             let result = only_result(&report);
             assert_eq!((&report["test_info"]["direction"], &result["iters"]), (&"reverse".into(), &200.into()));
             assert!(result["reverse"].is_null() && result["sum"].is_null(), "{result}");
-            // Both ends count a call: who made it, and who answered.
+            // Both ends count a call: caller and server.
             assert!(result["client"]["calls"].as_u64() >= Some(220), "{test} {op} {protocol:?}: {result}");
             assert_eq!(result["server"]["calls_failed"], 0);
             assert_eq!(result["rtt_ns"].is_object(), test == "lat");
@@ -171,7 +172,7 @@ fn impossible_options_are_refused_and_explained() {
         assert_eq!(output.status.code(), Some(2), "{wrong:?}: {stderr}");
         assert!(stderr.contains(said), "{wrong:?}: {stderr}");
     }
-    // `raw-lat` has no calls, and so none of these.
+    // `raw-lat` has no calls, so it has none of these options.
     for option in [&["--reverse"][..], &["--both"], &["--form", "inline"]] {
         assert_eq!(rpcperf(&[&["raw-lat", "--loopback"], option].concat()).status.code(), Some(2));
     }

@@ -1,4 +1,4 @@
-//! `rpcperf` from outside: exit codes, and that what it prints can be read back. Figures are never judged.
+//! `rpcperf` from outside: exit codes and parseable output. No figure is judged.
 
 mod forms;
 mod placement;
@@ -10,21 +10,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
-/// Each run spins on two cores: side by side they would starve each other.
+/// Each run spins on two cores. Concurrent runs would starve each other.
 fn alone() -> MutexGuard<'static, ()> {
     static CORES: Mutex<()> = Mutex::new(());
     CORES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs the program; few iterations, because no figure matters here.
+/// Runs the program, one instance at a time.
 fn rpcperf(arguments: &[&str]) -> Output {
     let _cores = alone();
     Command::new(env!("CARGO_BIN_EXE_rpcperf")).args(arguments).output().expect("the program starts")
 }
 
-/// As `rpcperf`, but it has to succeed; returns standard output.
+/// As `rpcperf`, for runs that must succeed; returns standard output.
 ///
-/// A busy host may do too little in a short `-D`. The program then asks for a longer one, and gets it.
+/// A busy host may complete too little in a short `-D`. The program then requests a longer one, which this supplies.
 fn succeeds(arguments: &[&str]) -> String {
     let mut arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
     loop {
@@ -45,13 +45,13 @@ fn succeeds(arguments: &[&str]) -> String {
     }
 }
 
-/// Runs with `--json -`; standard output must be JSON and nothing else.
+/// Runs with `--json -`; standard output must be one JSON document.
 fn json(arguments: &[&str]) -> Value {
     let text = succeeds(&[arguments, &["--json", "-"]].concat());
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e} in:\n{text}"))
 }
 
-/// A file of this test run alone.
+/// A file of this test run.
 fn scratch(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()))
 }
@@ -73,10 +73,10 @@ fn the_configuration_in_force_is_printed() {
     }
     let client = succeeds(&[&["lat", "--loopback", "--print-config"], &from[..4]].concat());
     assert!(client.contains("credits = 8\n"), "{client}");
-    // Knobs of one role, of a file for both.
+    // One file may hold the knobs of both roles.
     assert!(server.contains("[accept]\nsetup = \"7s\"\n") && !server.contains("[connect]"), "{server}");
     assert!(client.contains("[connect]\ntimeout = \"9s\"\n") && !client.contains("[accept]"), "{client}");
-    // The server that a client starts does not take it for its own.
+    // The server of a loopback client ignores the client's knobs.
     succeeds(&["lat", "--loopback", "-n", "10", "--set", "connect.negotiation=3s"]);
     let refused = rpcperf(&["serve", "--set", "limits.credits=3", "--print-config"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -149,7 +149,7 @@ fn nobody_there_is_a_failure() {
     }
 }
 
-/// The one result of a run, and that all its percentiles are there and in order.
+/// The only result of a run, with all percentiles present and ordered.
 fn only_result(report: &Value) -> &Value {
     assert!(report["error"].is_null(), "{report}");
     let [result] = report["results"].as_array().unwrap().as_slice() else { panic!("{report}") };
@@ -169,7 +169,7 @@ fn calls_of_every_operation_in_every_protocol() {
             assert_eq!((&result["size"], &result["iters"]), (&size.into(), &200.into()), "{op}");
             assert!(result["rtt_ns"].is_object());
             for side in ["client", "server"] {
-                // 20 more to warm up.
+                // 20 more operations for the warm-up.
                 assert_eq!(result[side]["calls"], 220, "{op} {protocol:?}: {result}");
                 assert_eq!(result[side]["calls_failed"], 0);
                 assert!(result[side]["work_requests_per_call"].as_f64() >= Some(1.0), "{result}");
@@ -267,10 +267,9 @@ fn every_variant_of_calls_ends() {
     }
 }
 
-/// Every operation on each fabric that needs no device: how the option is written, the fabric as it is reported, the
-/// operation.
+/// Each operation on each fabric without devices: the option, the reported fabric, the operation.
 fn operations() -> impl Iterator<Item = (String, &'static str, &'static str)> {
-    // All of 127.0.0.0/8 is loopback, and a process number has 22 bits: nobody else is at this address.
+    // 127.0.0.0/8 is all loopback, and a process number has 22 bits, so the address is unique.
     let [_, a, b, c] = std::process::id().to_be_bytes();
     let address = format!("127.{}.{b}.{c}:20049", a | 0xC0);
     let fabrics = [("--loopback".to_owned(), "software"), (format!("--loopback=iwarp:{address}"), "iwarp")];
@@ -430,13 +429,13 @@ fn the_server_of_a_killed_client_ends() {
     client.kill().unwrap();
     client.wait().unwrap();
     eventually(|| {
-        // Whoever inherits it may not have collected it yet.
+        // Its new parent may not have reaped it yet.
         let state = std::fs::read_to_string(format!("/proc/{server}/stat")).unwrap_or_default();
         (state.is_empty() || state.contains(") Z ")).then_some(())
     });
 }
 
-/// Waits for something that has to happen, but not forever.
+/// Waits for an event, with a time limit.
 fn eventually<T>(mut happened: impl FnMut() -> Option<T>) -> T {
     for _ in 0..2000 {
         if let Some(value) = happened() {
@@ -447,11 +446,11 @@ fn eventually<T>(mut happened: impl FnMut() -> Option<T>) -> T {
     panic!("it did not happen within 20 s");
 }
 
-/// A server; killed also if the test fails.
+/// A server; dropping it kills it, also after a failed test.
 struct Server(std::process::Child);
 
 impl Server {
-    /// Starts it, and waits until it says where it listens.
+    /// Starts it, and waits for its listening line.
     fn start(arguments: &[&str]) -> (Self, String) {
         let mut serve = Command::new(env!("CARGO_BIN_EXE_rpcperf"));
         let mut server = Self(serve.arg("serve").args(arguments).stdout(Stdio::piped()).spawn().unwrap());
@@ -482,14 +481,14 @@ fn one_server_serves_many_clients() {
         assert!(only_result(&lat)["server"].is_null(), "a server that is not ours keeps its counters");
         json(&["bw", &address, "-n", "100", "--op", "write", "-q", "4", "-s", "8M"]);
         json(&["rate", &address, "-n", "100", "-q", "3"]);
-        // Version and credits are agreed on.
+        // Both ends negotiate version and credits.
         json(&["lat", &address, "-n", "100", "--version", "1"]);
         json(&["lat", &address, "-n", "100", "--credit-scheme", "incremental"]);
         json(&["lat", &address, "-n", "100", "--reverse"]);
         json(&["lat", &address, "-D", "0.2", "--both"]);
         json(&["lat", &address, "-n", "100", "--op", "read", "--form", "inline"]);
     }
-    // What does not fit together is explained, and breaks nothing.
+    // Inconsistent options fail with an explanation, and the server survives.
     for (wrong, code, said) in [
         (&["lat", &address, "--inline", "8192"][..], 2, "--inline"),
         (&["bw", &address, "-s", "16M"], 2, "larger -s"),

@@ -1,4 +1,4 @@
-//! The line about the cores of a run: of all that it decides on, by each command that decides on some.
+//! The placement warning covers all cores that a command selects.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::{alone, rpcperf};
 
-/// The first two cores of the test, if it has as many.
+/// The first two cores in the affinity of the test, if there are two.
 fn two_cores() -> Option<(usize, usize)> {
     let set = sched_getaffinity(None).expect("an affinity");
     let mut allowed = (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core));
@@ -20,7 +20,7 @@ fn two_cores() -> Option<(usize, usize)> {
     two
 }
 
-/// A machine of which no core is isolated.
+/// A machine without isolated cores.
 fn machine() -> TempDir {
     let root = tempfile::tempdir().expect("a directory");
     let cores = root.path().join("sys/devices/system/cpu");
@@ -30,7 +30,7 @@ fn machine() -> TempDir {
     root
 }
 
-/// The cores that a line of standard error has something against.
+/// The cores that the warning names.
 fn told(stderr: &str) -> Option<&str> {
     let mut lines = stderr.lines().filter_map(|line| line.strip_prefix("rpcperf: placement: "));
     let line = lines.next()?;
@@ -79,7 +79,7 @@ fn a_server_reports_the_pinning_of_its_threads() {
             .stderr(Stdio::piped())
             .spawn()
             .expect("it starts");
-        // It serves by now, and has said all that it says.
+        // The server is listening, so all its output is written.
         let mut line = String::new();
         BufReader::new(server.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
         server.kill().expect("killed");
