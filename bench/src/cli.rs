@@ -510,7 +510,7 @@ mod tests {
         assert_eq!(raw_lat(&["soft:x"]).unwrap().common.sizes(7), [7]);
     }
 
-    /// Formats what a test measures.
+    /// Formats operation, sizes and depth of a test.
     fn measured(arguments: &[&str]) -> String {
         let all = ["rpcperf"].iter().chain(arguments);
         match Cli::try_parse_from(all).unwrap().command {

@@ -1,11 +1,11 @@
-//! The clock of all measurements: the processor's time-stamp counter where it can be trusted.
+//! Measurement clock: the time-stamp counter where it is reliable.
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Nanoseconds since it was made.
+/// Nanoseconds since its creation.
 pub(crate) struct Clock {
     inner: quanta::Clock,
     origin: u64,
@@ -13,7 +13,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Calibrates (takes some milliseconds).
+    /// Calibrates, for some milliseconds.
     pub(crate) fn new() -> Self {
         let inner = quanta::Clock::new();
         let name = name_of(&inner);
@@ -21,27 +21,27 @@ impl Clock {
         Self { inner, origin, name }
     }
 
-    /// Nanoseconds since the clock was made: one counter read and one multiplication.
+    /// Nanoseconds since the creation: one counter read and one multiplication.
     #[inline]
     pub(crate) fn ns(&self) -> u64 {
         self.inner.delta_as_nanos(self.origin, self.inner.raw())
     }
 
-    /// One that stands at 0, and goes on when it is told to.
+    /// A clock that stands at 0 and advances on request.
     #[cfg(test)]
     pub(crate) fn given() -> (Self, Arc<quanta::Mock>) {
         let (inner, time) = quanta::Clock::mock();
         (Self { inner, origin: 0, name: String::new() }, time)
     }
 
-    /// What is read, and how fast it runs.
+    /// Source and frequency.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 }
 
-/// `quanta` falls back to the system's clock by itself and does not say so. The raw values tell: a counter
-/// that advances by one per nanosecond is that clock.
+/// `quanta` falls back to the system clock without notice. The raw values show it: that clock advances by one per
+/// nanosecond.
 fn name_of(clock: &quanta::Clock) -> String {
     let (wall, ticks) = (Instant::now(), clock.raw());
     while wall.elapsed() < Duration::from_millis(5) {
@@ -63,11 +63,11 @@ mod tests {
     #[test]
     fn advances_in_nanoseconds() {
         let clock = Clock::new();
-        // In this order a pause of this thread makes the time longer, and never shorter.
+        // In this order a pause of this thread can only lengthen the measured time.
         let (start, wall) = (clock.ns(), Instant::now());
         while wall.elapsed() < Duration::from_millis(2) {}
         let ns = clock.ns() - start;
-        // Only the unit is checked: a tick that is not a nanosecond would be off by a factor, not by a third.
+        // Checks the unit only: a wrong unit is off by a factor, not by a third.
         assert!(ns >= 1_300_000, "{ns} ns for 2 ms");
         assert!(clock.name().contains("TSC") || clock.name().contains("CLOCK_MONOTONIC"));
     }

@@ -1,4 +1,4 @@
-//! What an engine counted during a measurement, warm-up included.
+//! Engine counters of a measurement, warm-up included.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -7,13 +7,13 @@ use rpcrdma::stats::{MetricKind, ShardStats};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// The counters of [`ShardStats::metrics`] by name, of one side since it started; or, as a difference, of a part of
-/// that time. `cpu_ns` is the processor time of the whole process in nanoseconds, with the kernel's on its behalf.
+/// Counters of one side by name, from [`ShardStats::metrics`]: since its start, or over an interval. `cpu_ns` is the
+/// processor time of the process in nanoseconds, system time included.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counters(BTreeMap<String, u64>);
 
 impl Counters {
-    /// What the shards of this process have counted so far.
+    /// Sum of this process' shards.
     pub(crate) fn now(shards: &[ShardStats]) -> Self {
         let time = clock_gettime(ClockId::ProcessCPUTime);
         let cpu_ns = (time.tv_sec as u64) * 1_000_000_000 + time.tv_nsec as u64;
@@ -24,17 +24,17 @@ impl Counters {
         counters
     }
 
-    /// The counter of this name; 0 if there is none.
+    /// Counter `name`; 0 if it does not exist.
     pub(crate) fn get(&self, name: &str) -> u64 {
         self.0.get(name).copied().unwrap_or_default()
     }
 
-    /// What was counted since `before`.
+    /// Increments since `before`.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self(self.0.iter().map(|(name, now)| (name.clone(), now - before.get(name))).collect())
     }
 
-    /// With the ratios that matter.
+    /// Adds the ratios per call.
     pub(crate) fn usage(self) -> Usage {
         let per = |count: &str, of: &str| {
             let of = self.get(of);
@@ -68,7 +68,7 @@ impl<const N: usize> From<[(&str, u64); N]> for Counters {
 }
 
 impl Usage {
-    /// What a call took, in words.
+    /// Costs of a call for people.
     pub(crate) fn per_call(&self) -> String {
         let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"));
         let system_calls = match self.counted.get("system_calls") {
@@ -90,36 +90,36 @@ impl Usage {
     }
 }
 
-/// One side's engine during a measurement, warm-up included.
+/// Usage of one side's engine, warm-up included.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Usage {
-    /// Processor time for a call, in nanoseconds, idle turns included.
+    /// Processor time per call, in nanoseconds, idle polls included.
     pub(crate) cpu_ns_per_call: Option<f64>,
-    /// Work requests for a call: the Send, and what binds, copies and revokes its chunks.
+    /// Work requests per call: Sends, and the binding, copying and revocation of chunks.
     pub(crate) work_requests_per_call: Option<f64>,
-    /// Messages for a call, in both directions, grants among them.
+    /// Messages per call, in both directions, grants included.
     pub(crate) messages_per_call: Option<f64>,
-    /// Doorbells for a call.
+    /// Doorbells per call.
     pub(crate) doorbells_per_call: Option<f64>,
-    /// Work requests that one doorbell told of.
+    /// Work requests per doorbell.
     pub(crate) work_requests_per_doorbell: Option<f64>,
-    /// Completions asked for, for a call.
+    /// Signalled work requests per call.
     pub(crate) work_requests_signalled_per_call: Option<f64>,
-    /// Work requests for one that asked for a completion.
+    /// Work requests per signalled work request.
     pub(crate) work_requests_per_signalled: Option<f64>,
-    /// Turns of the loop for a call, each with one poll of the completion queue.
+    /// Polls of the completion queue per call.
     pub(crate) turns_per_call: Option<f64>,
-    /// Completions for a call, Receives among them.
+    /// Completions per call, receives included.
     pub(crate) completions_per_call: Option<f64>,
-    /// System calls for a call that moved bytes of messages.
+    /// System calls per call that moved message bytes.
     pub(crate) system_calls_per_call: Option<f64>,
-    /// System calls for a call that looked for such bytes and found none.
+    /// System calls per call that found no message bytes.
     pub(crate) empty_system_calls_per_call: Option<f64>,
-    /// Messages for credits alone, for a call.
+    /// Messages with grants only, per call.
     pub(crate) grants_pure_per_call: Option<f64>,
-    /// Grants that rode on other messages, for a call.
+    /// Grants in other messages, per call.
     pub(crate) grants_piggybacked_per_call: Option<f64>,
-    /// The counts themselves.
+    /// The counters.
     #[serde(flatten)]
     pub(crate) counted: Counters,
 }

@@ -1,23 +1,22 @@
-//! What the figures were taken on: processor, clock, kernel, huge pages. What cannot be read is left out,
-//! never guessed.
+//! Machine description: processor, clock, kernel, huge pages; unreadable values are omitted.
 #![forbid(unsafe_code)]
 
 use std::fs;
 
 use serde::Serialize;
 
-/// The machine, as far as this process may see it.
+/// The machine, as visible to this process.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Machine {
     /// Processor model.
     pub(crate) cpu_model: Option<String>,
-    /// The hypervisor flag is set: the cores are virtual, and may be moved between host cores at any time.
+    /// The hypervisor flag is set: virtual cores may move between host cores at any time.
     pub(crate) virtual_machine: bool,
-    /// Time-stamp counter runs at one rate, also when cores sleep (`constant_tsc` and `nonstop_tsc`).
+    /// The time-stamp counter has a constant rate, also in sleep states (`constant_tsc` and `nonstop_tsc`).
     pub(crate) invariant_tsc: bool,
     /// Frequency governor of the client's core.
     pub(crate) governor: Option<String>,
-    /// The kernel's own clock source.
+    /// Clock source of the kernel.
     pub(crate) clock_source: Option<String>,
     /// Kernel release.
     pub(crate) kernel: Option<String>,
@@ -28,7 +27,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Reads it all; `core` is the client's.
+    /// `core` is the client's.
     pub(crate) fn read(core: Option<usize>) -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let flags = field(&cpuinfo, "flags").unwrap_or_default();
@@ -47,7 +46,7 @@ impl Machine {
     }
 }
 
-/// Times so far that the kernel has taken the core away from this thread.
+/// Preemptions of this thread so far.
 pub(crate) fn preemptions() -> Option<u64> {
     field(&fs::read_to_string("/proc/thread-self/status").ok()?, "nonvoluntary_ctxt_switches")?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! Addresses, and the fabrics behind them.
+//! Addresses and their fabrics.
 #![forbid(unsafe_code)]
 
 use rpcrdma::Address;
@@ -13,12 +13,12 @@ use rpcrdma::fabric::{Capabilities, FabricAddress, FabricError};
 use crate::cli::{DeviceArgs, Idle};
 use crate::failure::Failure;
 
-/// Reads an address.
+/// Parses an address.
 pub(crate) fn parse(text: &str) -> Result<Address, Failure> {
     text.parse().map_err(|error| Failure::Usage(format!("{error}")))
 }
 
-/// Where the raw tests of a server are, that serves calls at this address.
+/// Address of the raw tests at a server that serves calls at `address`.
 pub(crate) fn raw(address: &Address) -> Result<Address, Failure> {
     match address {
         Address::Soft(FabricAddress(name)) => Ok(Address::Soft(FabricAddress(format!("{name}.raw")))),
@@ -29,7 +29,7 @@ pub(crate) fn raw(address: &Address) -> Result<Address, Failure> {
     }
 }
 
-/// The same host, one port further.
+/// The same host, the next port.
 fn next_port(text: &str) -> Result<String, Failure> {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()),
@@ -40,8 +40,7 @@ fn next_port(text: &str) -> Result<String, Failure> {
     Ok(format!("{host}:{}", next.ok_or_else(wrong)?))
 }
 
-/// Opens the fabric of an address as its defaults are, but told whether this side ever sleeps, and on which
-/// device it is.
+/// Opens the fabric of an address on the selected device, with defaults except for sleeping.
 pub(crate) fn open(address: &Address, idle: Idle, device: &DeviceArgs) -> Result<AnyFabric, Failure> {
     device.check(address)?;
     let opened: Result<AnyFabric, FabricError> = match address {
@@ -66,7 +65,7 @@ pub(crate) fn open(address: &Address, idle: Idle, device: &DeviceArgs) -> Result
     opened.map_err(|e| Failure::run(name(address), e))
 }
 
-/// What a device gives, for people.
+/// Device limits for people.
 pub(crate) fn limits(of: &Capabilities) -> String {
     let yes = |is: bool, what: &str| if is { format!(", {what}") } else { format!(", no {what}") };
     format!(
@@ -80,7 +79,7 @@ pub(crate) fn limits(of: &Capabilities) -> String {
     )
 }
 
-/// The fabric's name, for people.
+/// Fabric name for people.
 pub(crate) fn name(address: &Address) -> &'static str {
     match address {
         Address::Soft(_) => "software",

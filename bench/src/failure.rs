@@ -1,27 +1,26 @@
-//! How a run can end badly, and the exit code that says so.
+//! Failures and their exit codes.
 #![forbid(unsafe_code)]
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// Why `rpcperf` does not exit with 0.
+/// Cause of a non-zero exit code.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The run could not be done, or broke off: exit code 1.
+    /// The run failed or broke off: exit code 1.
     Run(String),
-    /// The command line asks for what cannot be: exit code 2, as for every other usage error.
+    /// The command line is invalid: exit code 2, like clap's usage errors.
     Usage(String),
-    /// All was measured, but a limit was missed; one line for each: exit code 3.
+    /// Missed limits of a complete run, one line each: exit code 3.
     Limit(Vec<String>),
 }
 
 impl Failure {
-    /// A run-time failure: what was being done, and what went wrong.
+    /// A run-time failure: the action and its error.
     pub(crate) fn run(what: impl fmt::Display, error: impl fmt::Display) -> Self {
         Self::Run(format!("{what}: {error}"))
     }
 
-    /// The exit code of this failure.
     pub(crate) fn code(&self) -> ExitCode {
         match self {
             Self::Run(_) => ExitCode::from(1),

@@ -1,4 +1,4 @@
-//! What one run of a test comes to, in whichever process it was run.
+//! Figures of one run of a test, in any process.
 #![forbid(unsafe_code)]
 
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use crate::samples::Samples;
 use crate::target::{Length, Target};
 use crate::throughput;
 
-/// What is measured of a target.
+/// Measured quantity.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) enum Test {
     /// Round trips; open loop if there is a rate.
@@ -27,7 +27,7 @@ pub(crate) enum Test {
 }
 
 impl Test {
-    /// Closed loop or open, in words.
+    /// Closed or open loop, in words.
     pub(crate) fn looped(self) -> String {
         match self {
             Self::Latency { rate: Some(rate) } => {
@@ -37,7 +37,6 @@ impl Test {
         }
     }
 
-    /// Runs it.
     pub(crate) fn run(
         self,
         target: &mut impl Target,
@@ -65,23 +64,22 @@ impl Test {
     }
 }
 
-/// What came out of a run.
+/// Figures of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Figures {
-    /// Operations that counted.
+    /// Counted operations.
     pub(crate) operations: u64,
-    /// The time that they took.
+    /// Duration of the counted operations.
     pub(crate) seconds: f64,
     /// Operations per second.
     pub(crate) per_second: Option<f64>,
-    /// The same of the best slice.
+    /// Rate of the best slice.
     pub(crate) peak: Option<f64>,
-    /// Round trips.
     pub(crate) samples: Option<Samples>,
 }
 
 impl Figures {
-    /// Of two runs at the same time. Nobody knows the best slice of both.
+    /// Sum of two concurrent runs. The best slice of both is unknown.
     pub(crate) fn sum(&self, other: &Self) -> Self {
         let mut samples = self.samples.clone();
         if let (Some(all), Some(more)) = (&mut samples, &other.samples) {
@@ -96,7 +94,7 @@ impl Figures {
         }
     }
 
-    /// As they are reported, for payloads of `size` bytes.
+    /// Figures as reported, for payloads of `size` bytes.
     pub(crate) fn measured(&self, test: Test, size: usize) -> Measured {
         let bytes = |rate: f64| rate * size as f64;
         let bandwidth = matches!(test, Test::Bandwidth);

@@ -1,16 +1,16 @@
-//! Percentile distributions as text (`.hgrm`), as the HdrHistogram plotters read them.
+//! Percentile distributions as text (`.hgrm`), for HdrHistogram plotters.
 //!
-//! Four columns: value (microseconds), percentile (0 to 1), samples up to there, 1/(1-percentile). The last
-//! row has no fourth column. Plotters skip it, the header, the empty line and the three comment lines.
+//! Four columns: value (microseconds), percentile (0 to 1), cumulative samples, 1/(1-percentile). The last row has no
+//! fourth column. Plotters skip it, the header, the empty line and the three comment lines.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Write};
 
 use crate::samples::{DIGITS, Samples};
 
-/// Rows for each halving of the distance to 100 %.
+/// Rows per halving of the distance to 100 %.
 const TICKS_PER_HALF_DISTANCE: u32 = 5;
-/// Samples are nanoseconds, the file is in microseconds.
+/// Nanoseconds of the samples per microsecond of the file.
 const NS_PER_UNIT: f64 = 1000.0;
 
 /// Writes the distribution of all samples.
@@ -38,8 +38,8 @@ pub(crate) fn write(out: &mut dyn Write, samples: &Samples) -> io::Result<()> {
     writeln!(out, "#[Buckets = {buckets:>12}, SubBuckets     = {sub_buckets:>12}]")
 }
 
-/// How an HDR histogram from 1 to `high` is cut: each bucket spans twice the one before, in as many
-/// sub-buckets as the significant digits need.
+/// Layout of an HDR histogram from 1 to `high`. Each bucket spans twice the previous one. The significant digits
+/// determine the number of sub-buckets.
 fn layout(high: u64) -> (u32, u64) {
     let sub_buckets = (2 * 10u64.pow(u32::from(DIGITS))).next_power_of_two();
     let mut buckets = 1;

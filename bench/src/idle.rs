@@ -1,4 +1,4 @@
-//! What to do when a poll brought nothing.
+//! Idle behaviour after an empty poll.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -7,19 +7,19 @@ use rpcrdma::fabric::Fabric;
 
 use crate::cli::Idle;
 
-/// Empty polls before an adaptive side sleeps: some 100 microseconds.
+/// Empty polls before an adaptive side sleeps: about 100 µs.
 const SPINS: u32 = 20_000;
-/// Empty polls between two looks at connection management, which needs system calls.
+/// Empty polls per poll of connection management, which needs system calls.
 const CONTROL_EVERY: u32 = 4096;
-/// The same where each empty poll gives the core away: for a whole time slice, if others want it.
+/// The same where each empty poll yields the core, possibly for a whole time slice.
 const CONTROL_EVERY_YIELD: u32 = 64;
-/// Sleeps are no longer than this, whatever happens to a wake-up.
+/// Longest sleep. It bounds the cost of a lost wake-up.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
-/// Follows an idle policy over consecutive empty polls.
+/// Idle policy over consecutive empty polls.
 pub(crate) struct Idler {
     policy: Idle,
-    /// The other side needs our core to come forward.
+    /// Both sides share a core.
     yields: bool,
     empty: u32,
     armed: bool,
@@ -32,20 +32,19 @@ impl Idler {
         Self { policy, yields, empty: 0, armed: false, longest: LONGEST_SLEEP }
     }
 
-    /// There is something to do in so long, at the latest: from now on no sleep is longer.
+    /// Bounds all sleeps by the time until the next operation.
     pub(crate) fn due_in(&mut self, next: Option<Duration>) {
         self.longest = next.map_or(LONGEST_SLEEP, |next| next.min(LONGEST_SLEEP));
     }
 
-    /// A poll brought something.
+    /// Resets after a poll with a result.
     #[inline]
     pub(crate) fn busy(&mut self) {
         self.empty = 0;
         self.armed = false;
     }
 
-    /// A poll brought nothing: spins, yields, arms or sleeps. True if it is time to look at connection
-    /// management.
+    /// Spins, yields, arms or sleeps after an empty poll. Returns true if connection management is due.
     #[inline]
     pub(crate) fn empty<F: Fabric>(&mut self, fabric: &mut F) -> bool {
         self.empty = self.empty.wrapping_add(1);
@@ -64,12 +63,12 @@ impl Idler {
         self.empty.is_multiple_of(CONTROL_EVERY_YIELD)
     }
 
-    /// Arms at the first empty poll, sleeps at the second: what came between the two is not slept over.
+    /// Arms at the first empty poll and sleeps at the second, so that no event between the two is missed.
     #[cold]
     fn sleep<F: Fabric>(&mut self, fabric: &mut F, spins: u32) -> bool {
         if self.armed {
             fabric.wait(Some(self.longest));
-            // Woken for nothing, it sleeps again without spinning.
+            // After a spurious wake-up it sleeps again without spinning.
             self.empty = spins;
         } else {
             fabric.arm();

@@ -1,4 +1,4 @@
-//! The loop that measures round trips.
+//! Measurement loop for round trips.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -9,19 +9,19 @@ use crate::progress::Progress;
 use crate::samples::Samples;
 use crate::target::{Length, Target};
 
-/// What came out.
+/// Result of a measurement.
 pub(crate) struct RoundTrips {
-    /// The times that count.
+    /// The counted times.
     pub(crate) samples: Samples,
-    /// From the first operation to the end, warm-up and margins included.
+    /// Seconds from the first operation to the end, warm-up and margins included.
     pub(crate) seconds: f64,
 }
 
 /// Measures round trips.
 ///
-/// Closed loop (`rate` absent): an operation begins when one ends, and is timed from its begin. Open loop:
-/// operations are due at a steady `rate` per second, and timed from the moment that they were *due*: if the
-/// target stalls, all that should have begun meanwhile is late, and shows (no coordinated omission).
+/// Closed loop (`rate` absent): an operation starts when another completes, and is timed from its start. Open loop:
+/// operations are due at a steady `rate` per second, and each is timed from its *due* time. If the target stalls, all
+/// operations due meanwhile show the delay (no coordinated omission).
 pub(crate) fn measure(
     target: &mut impl Target,
     clock: &Clock,
@@ -37,8 +37,7 @@ pub(crate) fn measure(
     let (mut started, mut done) = (0u64, 0u64);
     let interval_ns = rate.map(|per_second| 1e9 / per_second);
     let origin = clock.ns();
-    // One reading ends an operation and begins the next, as it does in perftest: what the loop itself takes
-    // is part of each.
+    // As in perftest, one clock reading ends an operation and starts the next, so each includes the loop's own time.
     let mut now = origin;
     loop {
         if !free.is_empty() {
@@ -127,7 +126,7 @@ mod tests {
 
     #[test]
     fn open_loop_counts_from_the_time_due() {
-        /// Stands still for 30 ms at its hundredth operation.
+        /// Stalls for 30 ms at its hundredth operation.
         struct Stall(Fake);
         impl Target for Stall {
             fn depth(&self) -> u32 {
@@ -150,7 +149,7 @@ mod tests {
         let clock = Clock::new();
         let mut progress = Progress::new(String::new(), 0);
         let out = measure(&mut Stall(Fake::new(1, 1)), &clock, length, Some(10_000.0), &mut progress).unwrap();
-        // 300 operations were due while it stood still: a closed loop would have seen one slow one.
+        // 300 operations were due during the stall; a closed loop would count one slow operation.
         let late = out.samples.histogram().count_between(1_000_000, 60_000_000_000);
         assert!(late >= 250, "{late}");
         assert!(out.samples.max() >= 29_000_000);
@@ -158,7 +157,7 @@ mod tests {
 
     #[test]
     fn an_open_loop_sleeps_until_the_next_one_is_due() {
-        /// Notes how long it may sleep.
+        /// Records the permitted sleeps.
         struct Sleeper(Fake, Vec<Option<Duration>>);
         impl Target for Sleeper {
             fn depth(&self) -> u32 {

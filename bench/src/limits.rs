@@ -1,9 +1,9 @@
-//! Limits that a run is held to: one that is missed makes exit code 3.
+//! Limits of a run. A missed limit sets exit code 3.
 #![forbid(unsafe_code)]
 
 use crate::report::{Entry, Measured};
 
-/// Each is enforced by itself, for every size.
+/// Each limit applies separately, to each size.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
     /// Longest median round trip, in microseconds.
@@ -17,7 +17,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// One line for each that this result misses, in either direction.
+    /// One line per missed limit of this result, in both directions.
     pub(crate) fn missed(&self, entry: &Entry) -> Vec<String> {
         let mut missed = self.missed_by(&format!("{} bytes", entry.size), &entry.own);
         if let Some(reverse) = &entry.reverse {

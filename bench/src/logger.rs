@@ -1,5 +1,4 @@
-//! What the engine has to say about trouble goes to standard error: what is at least as grave as `RUST_LOG` says
-//! (`error`, `warn`, `info`, `debug`, `trace`).
+//! Engine log on standard error, filtered by `RUST_LOG` (`error`, `warn`, `info`, `debug`, `trace`).
 #![forbid(unsafe_code)]
 
 use log::{LevelFilter, Log, Metadata, Record};
@@ -20,9 +19,9 @@ impl Log for Stderr {
     fn flush(&self) {}
 }
 
-/// From now on it is shown; without `RUST_LOG` warnings and errors.
+/// Installs the logger. Without `RUST_LOG` it prints warnings and errors.
 pub(crate) fn install() {
-    // Only a second logger would be refused.
+    // Fails only if a logger is installed already.
     if log::set_logger(&Stderr).is_ok() {
         let level = std::env::var("RUST_LOG").ok().and_then(|level| level.parse().ok());
         log::set_max_level(level.unwrap_or(LevelFilter::Warn));

@@ -1,4 +1,4 @@
-//! `rpcperf`: measures calls over RDMA, and the bare fabric beneath them, with the habits of `perftest`.
+//! `rpcperf`: perftest-style benchmark of RPC calls and the bare fabric.
 #![forbid(unsafe_code)]
 
 mod cli;
@@ -38,7 +38,7 @@ use cli::{Cli, Command, Half, ServeArgs};
 use failure::Failure;
 
 fn main() -> ExitCode {
-    // Usage errors end here with exit code 2, --help and --version with 0.
+    // Usage errors exit here with code 2, --help and --version with 0.
     let cli = Cli::parse();
     logger::install();
     match run(cli.command) {
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<(), Failure> {
     use Command::{Bw, Lat, Rate, RawBw, RawLat, Serve};
-    // Without a server to go to, every test serves, as perftest's do.
+    // Without an address each test serves, as in perftest.
     let serve = |common, half, calls| serve::run(&ServeArgs::of_test(common, half, calls));
     match &command {
         Serve(args) => serve::run(args),

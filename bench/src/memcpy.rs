@@ -1,20 +1,20 @@
-//! What one core copies: the yardstick beside every bandwidth of a fabric that is made of copies.
+//! Copy rate of one core, for comparison with a copying fabric's bandwidth.
 #![forbid(unsafe_code)]
 
 use std::hint::black_box;
 
 use crate::clock::Clock;
 
-/// Time spent on one measurement.
+/// Duration of one measurement.
 const SPAN_NS: u64 = 20_000_000;
-/// Copies between two looks at the clock are about this many bytes.
+/// Bytes copied per clock reading, approximately.
 const BYTES_PER_LOOK: usize = 256 * 1024;
-/// Both buffers begin where a page does, as those of pools do: how two addresses lie to each other within a
-/// page makes up to a third of the speed on some processors, and the heap gives any.
+/// Alignment of both buffers, as in pools. The offset of two addresses within a page changes the speed by up to a third
+/// on some processors, and heap addresses are arbitrary.
 const PAGE: usize = 4096;
 
-/// Bytes per second of one core that copies `size` bytes between the same two buffers again and again (so:
-/// from the nearest cache that holds both): the average, as bandwidths are.
+/// Average rate in bytes per second of one core that copies `size` bytes repeatedly between the same two buffers, so
+/// from the nearest cache that holds both.
 pub(crate) fn bytes_per_second(clock: &Clock, size: usize) -> f64 {
     let (mut source, mut target) = (vec![0x5au8; size + PAGE], vec![0u8; size + PAGE]);
     let (source, target) = (page_aligned(&mut source, size), page_aligned(&mut target, size));

@@ -1,4 +1,4 @@
-//! Where results go: the table, JSON, percentile files.
+//! Outputs of results: table, JSON, percentile files.
 #![forbid(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -12,7 +12,7 @@ use crate::report::{Entry, Report, TestInfo};
 use crate::samples::Samples;
 use crate::table::{self, Kind};
 
-/// All outputs of one invocation.
+/// Outputs of one invocation.
 pub(crate) struct Output {
     kind: Kind,
     direction: Direction,
@@ -27,7 +27,7 @@ enum Json {
 }
 
 impl Output {
-    /// Opens the JSON file now, so that a run of an hour does not end with a wrong path.
+    /// Opens the JSON file at once: a wrong path fails before a long run.
     pub(crate) fn new(
         kind: Kind,
         direction: Direction,
@@ -49,12 +49,12 @@ impl Output {
         Ok(Self { kind, direction, json, hgrm: hgrm.map(Path::to_owned), several_sizes })
     }
 
-    /// JSON has standard output for itself: no table then.
+    /// JSON on standard output excludes the table.
     fn tabular(&self) -> bool {
         !matches!(self.json, Some(Json::Stdout))
     }
 
-    /// The banner and the column titles.
+    /// Prints the banner and the column titles.
     pub(crate) fn begin(&self, info: &TestInfo) {
         if self.tabular() {
             let directions = self.direction != Direction::Forward;
@@ -62,7 +62,7 @@ impl Output {
         }
     }
 
-    /// Its rows, and its distribution.
+    /// Prints the rows of an entry, and writes its distribution.
     pub(crate) fn result(&self, entry: &Entry, samples: Option<&Samples>) -> Result<(), Failure> {
         if self.tabular() {
             let rows = self.kind.rows(entry, self.direction);
@@ -77,7 +77,7 @@ impl Output {
         Ok(())
     }
 
-    /// The last line, and the JSON.
+    /// Prints the last line, and writes the JSON.
     pub(crate) fn end(&mut self, report: &Report) -> Result<(), Failure> {
         if self.tabular() {
             say(&format!("{}\n", table::rule()));
@@ -98,7 +98,7 @@ impl Output {
     }
 }
 
-/// Puts `text` in the place of what a file held; what is no file, such as a pipe, just gets it.
+/// Replaces the content of a file; appends to a pipe or another non-file.
 fn replace(file: &mut File, text: &str) -> io::Result<()> {
     if file.metadata()?.is_file() {
         file.set_len(0)?;
@@ -106,7 +106,7 @@ fn replace(file: &mut File, text: &str) -> io::Result<()> {
     file.write_all(text.as_bytes())
 }
 
-/// Standard output. A reader that has closed it has seen enough: the exit code still tells the rest.
+/// Writes to standard output. A closed pipe is no failure: the exit code still reports the result.
 fn say(text: &str) {
     let mut out = io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

@@ -1,4 +1,4 @@
-//! Which core runs what.
+//! Cores of the threads.
 #![forbid(unsafe_code)]
 
 use std::str::FromStr;
@@ -11,9 +11,7 @@ use crate::failure::Failure;
 /// `--cores CLIENT[,SERVER]` of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cores {
-    /// Core of the client.
     pub(crate) client: usize,
-    /// Core of the server.
     pub(crate) server: Option<usize>,
 }
 
@@ -31,23 +29,23 @@ impl FromStr for Cores {
     }
 }
 
-/// Where client and server run.
+/// Cores of client and server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Placement {
-    /// Cores that this process may use.
+    /// Cores in this process' affinity.
     pub(crate) allowed: Vec<usize>,
-    /// The client's.
+    /// Core of the client.
     pub(crate) client: usize,
-    /// Where a server started by us runs, and any other is believed to run.
+    /// Core of a server that this process starts; the assumed core of any other server.
     pub(crate) server: usize,
-    /// Both share a core: each must yield to the other.
+    /// Both sides share a core and yield to each other.
     pub(crate) shared: bool,
-    /// What was done, in words.
+    /// Description for people.
     pub(crate) note: String,
 }
 
 impl Placement {
-    /// Decides: as asked, else client on the first allowed core and server on the second.
+    /// The requested cores; by default the first allowed core for the client, the second for the server.
     pub(crate) fn decide(asked: Option<Cores>) -> Result<Self, Failure> {
         Self::among(allowed_cores()?, asked)
     }
@@ -73,7 +71,7 @@ impl Placement {
 }
 
 impl Placement {
-    /// The server runs where it says, whatever we would have done.
+    /// Adopts the core that the server reports.
     pub(crate) fn server_says(&mut self, core: usize) {
         self.server = core;
         self.shared = core == self.client;
@@ -82,24 +80,23 @@ impl Placement {
     }
 }
 
-/// The cores of a server's threads.
+/// Cores of a server's threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServerCores {
-    /// A core for each shard, the first of the process itself.
+    /// Core of each shard; the first is also the process' core.
     pub(crate) shards: Vec<usize>,
-    /// A core for each worker, if there are enough: they run where the kernel puts them otherwise.
+    /// Core of each worker. Without enough cores the kernel places the workers.
     pub(crate) workers: Option<Vec<usize>>,
 }
 
 impl ServerCores {
-    /// All of them.
     pub(crate) fn all(&self) -> impl Iterator<Item = usize> {
         self.shards.iter().chain(self.workers.iter().flatten()).copied()
     }
 }
 
 impl Placement {
-    /// Decides for a server that was given these cores, and leaves the client's alone.
+    /// Cores of a server with these `given` cores; it avoids the client's core.
     pub(crate) fn decide_for_server(given: &[usize], client: Option<usize>) -> Result<Self, Failure> {
         let allowed = allowed_cores()?;
         reachable(&allowed, given.iter().copied())?;
@@ -111,8 +108,8 @@ impl Placement {
         Self::among(allowed, asked)
     }
 
-    /// A core for each thread of a server: the given ones in turn, and then those that are left, but the client's.
-    /// Shards for which there are none run on the first shard's core, where they yield to each other.
+    /// Core of each thread of a server: the given cores in order, then the other cores except the client's. Shards
+    /// beyond them run on the first shard's core and yield to each other.
     pub(crate) fn server_cores(&self, given: &[usize], shards: usize, workers: usize) -> ServerCores {
         let first = [self.server];
         let given = if given.is_empty() { &first } else { given };
@@ -124,22 +121,21 @@ impl Placement {
         ServerCores { shards, workers }
     }
 
-    /// Where a third thread runs that polls: on a core of its own, or with the client, whose core then has
-    /// two threads that yield to each other.
+    /// Core of a third polling thread: a free core, or the client's, where the two threads yield to each other.
     pub(crate) fn third(&self) -> usize {
         let free = self.allowed.iter().copied().find(|&core| core != self.client && core != self.server);
         free.unwrap_or(self.client)
     }
 }
 
-/// Binds the calling thread, and those it starts, to one core.
+/// Pins the calling thread, and its later children, to one core.
 pub(crate) fn pin(core: usize) -> Result<(), Failure> {
     let mut set = CpuSet::new();
     set.set(core);
     sched_setaffinity(None, &set).map_err(|e| Failure::run(format!("sched_setaffinity to core {core}"), e))
 }
 
-/// Refuses cores that this process may not use.
+/// Rejects cores outside this process' affinity.
 fn reachable(allowed: &[usize], mut named: impl Iterator<Item = usize>) -> Result<(), Failure> {
     match named.find(|core| !allowed.contains(core)) {
         None => Ok(()),
@@ -156,7 +152,7 @@ fn allowed_cores() -> Result<Vec<usize>, Failure> {
     Ok((0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect())
 }
 
-/// `0-3,8`, as the kernel writes it.
+/// `0-3,8`, in the kernel's format.
 fn list(cores: &[usize]) -> String {
     let mut parts: Vec<String> = Vec::new();
     for run in cores.chunk_by(|a, b| a + 1 == *b) {
@@ -206,12 +202,12 @@ mod tests {
             (shards, workers)
         };
         let all = || vec![0, 1, 2, 3, 4];
-        // As they were given, whatever their numbers are.
+        // The given cores in the given order.
         assert_eq!(cores(all(), 1, &[1, 3, 2, 0], 2, 2), (vec![1, 3], Some(vec![2, 0])));
-        // Then those that are left, without the client's.
+        // Then the other cores, without the client's.
         assert_eq!(cores(all(), 0, &[2], 2, 2), (vec![2, 1], Some(vec![3, 4])));
         assert_eq!(cores(all(), 0, &[], 1, 0), (vec![1], None));
-        // Shards share the first one, workers none.
+        // Shards share the first core; workers get none.
         assert_eq!(cores(vec![0, 1], 0, &[1], 2, 1), (vec![1, 1], None));
     }
 

@@ -1,4 +1,4 @@
-//! What `rpcrdma doctor` has against the cores of a run: one line on standard error.
+//! Findings of `rpcrdma doctor` on a run's cores, on standard error.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
@@ -7,8 +7,8 @@ use rpcrdma::Address;
 use rpcrdma_host::check::Area;
 use rpcrdma_host::{CoreList, Fabric, Question, Scene, Status, Tree};
 
-/// Says what disturbs these cores of this machine, or of the one whose files are below `root`, if anything does. Before
-/// the process is pinned, as that is all it may use then.
+/// Warns about findings on these cores of this machine, or of the machine below `root`. Call it before pinning: a
+/// pinned process is restricted to one core.
 pub(crate) fn warn(root: Option<&Path>, address: &Address, cores: impl IntoIterator<Item = usize>) {
     if let Some(line) = line(root.map(Tree::new).unwrap_or_default(), address, cores.into_iter().collect()) {
         eprintln!("rpcperf: {line}");
@@ -16,7 +16,7 @@ pub(crate) fn warn(root: Option<&Path>, address: &Address, cores: impl IntoItera
 }
 
 fn line(tree: Tree, address: &Address, cores: CoreList) -> Option<String> {
-    // A name that is not found is a matter for whoever connects.
+    // Connecting reports an unresolved name.
     let ip = address.socket_address().ok().flatten().map(|at| at.ip());
     let hint = format!("`rpcrdma doctor {address} --cores {cores}` says what to do");
     let device = address.named_device().ok().flatten().map(|named| named.name);
@@ -57,7 +57,7 @@ mod tests {
         };
         file("sys/devices/system/cpu/online", "0-3\n");
         file("sys/devices/system/cpu/isolated", "2-3\n");
-        // That is a matter of memory.
+        // Memory findings do not concern placement.
         file("proc/sys/vm/overcommit_memory", "2\n");
         assert_eq!(line(&[2, 3]), None);
         let told = line(&[1, 2]).unwrap();

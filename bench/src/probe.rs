@@ -1,8 +1,8 @@
-//! How far apart two cores are right now: the round trip of a cache line between them.
+//! Distance of two cores: the round trip of a cache line.
 //!
-//! A hypervisor may move virtual cores between hardware threads of one core, cores of one cache and cores of
-//! different caches while a benchmark runs; figures differ several times between these. A probe before and
-//! after each measurement lets the reader drop the runs whose surroundings changed.
+//! A hypervisor may move virtual cores while a benchmark runs: between hardware threads of one core, cores of one cache
+//! and cores of different caches. Figures differ several times between these placements. A probe before and after each
+//! measurement lets the reader discard runs with a changed placement.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,30 +13,28 @@ use serde::Serialize;
 use crate::clock::Clock;
 use crate::pin;
 
-/// Round trips that are timed; the median is reported.
+/// Timed round trips; the median is reported.
 const ROUNDS: u64 = 2001;
-/// Round trips before these.
+/// Untimed round trips before them.
 const WARM_UP: u64 = 500;
-/// No more round trips after this long.
+/// Time limit of all round trips.
 const PATIENCE_NS: u64 = 2_000_000_000;
-/// Tells the other side to stop.
+/// Stops the other side.
 const STOP: u64 = u64::MAX;
 
-/// Medians around one measurement, in nanoseconds; absent where none could be taken.
+/// Medians before and after a measurement, in nanoseconds; absent without a probe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Probes {
-    /// Just before it.
     pub(crate) before: Option<u64>,
-    /// Just after it.
     pub(crate) after: Option<u64>,
 }
 
-/// Two cache lines each: the neighbour line is often fetched along.
+/// Two cache lines each: the processor often prefetches the neighbour line.
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// Median round trip in nanoseconds, one line for each direction, between this thread's core and `there`.
-/// `None` if that core does not answer at all.
+/// Median round trip in nanoseconds between this thread's core and `there`, with one line per direction. `None` if that
+/// core never answers.
 pub(crate) fn line_round_trip(clock: &Clock, there: usize) -> Option<u64> {
     let (ping, pong) = (Line(AtomicU64::new(0)), Line(AtomicU64::new(0)));
     thread::scope(|scope| {
@@ -49,7 +47,7 @@ pub(crate) fn line_round_trip(clock: &Clock, there: usize) -> Option<u64> {
 
 fn echo(ping: &Line, pong: &Line, core: usize) {
     if pin::pin(core).is_err() {
-        return; // the other side runs out of patience
+        return; // `time` gives up after `PATIENCE_NS`
     }
     let mut seen = 0;
     loop {
@@ -86,7 +84,7 @@ fn time(clock: &Clock, ping: &Line, pong: &Line) -> Option<u64> {
     median(&mut times)
 }
 
-/// Of the round trips that were made. A core that others keep busy answers fewer than asked for.
+/// Median of the completed round trips. A busy core completes fewer than `ROUNDS`.
 fn median(times: &mut [u64]) -> Option<u64> {
     let warm = if times.len() > WARM_UP as usize { WARM_UP as usize } else { 0 };
     let timed = &mut times[warm..];
@@ -94,8 +92,8 @@ fn median(times: &mut [u64]) -> Option<u64> {
     timed.get(timed.len() / 2).copied()
 }
 
-/// Spins without a pause instruction, whose length would show in the result; yields now and then, for the
-/// other side may be waiting for this very core.
+/// Spins without a pause instruction, as its duration would distort the result. Yields at intervals: the other side may
+/// wait for this core.
 fn spin<T>(mut ready: impl FnMut() -> Option<T>) -> T {
     loop {
         for _ in 0..20_000 {

@@ -1,4 +1,4 @@
-//! `--loopback`: a server of our own, in a process of its own on another core.
+//! `--loopback`: a server in another process on another core.
 #![forbid(unsafe_code)]
 
 use std::io::{BufRead, BufReader, Write};
@@ -11,30 +11,30 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use crate::counters::Counters;
 use crate::failure::Failure;
 
-/// First word of the one line that a server writes to standard output, once clients may connect.
+/// First word of a server's line on standard output, printed once it accepts clients.
 const READY: &str = "listening";
-/// How long a server may take to write it.
+/// Time limit for a line of the server.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Tells whoever started this server that clients may connect.
+/// Announces the listening server on standard output.
 pub(crate) fn announce(address: &str, note: &str) {
-    // Nobody may be reading: the server serves all the same.
+    // The server runs even if the pipe is closed.
     let _ = writeln!(std::io::stdout(), "{READY} on {address}, {note}");
 }
 
-/// Ends this process when the one that started it ends, however it ends.
+/// Terminates this process with its parent, in any case of the parent's exit.
 pub(crate) fn follow(parent: u32) -> Result<(), Failure> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|e| Failure::run("prctl(PR_SET_PDEATHSIG)", e))?;
-    // It may have ended before the call: then nobody will ever send the signal.
+    // A parent that exited before the call never triggers the signal.
     let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     if now == Some(parent) { Ok(()) } else { Err(Failure::Run(format!("--parent {parent}: it is gone already"))) }
 }
 
-/// What a server is asked for its counters with, on its standard input. It answers with one line of JSON.
+/// Request for the counters on the server's standard input; the answer is one line of JSON.
 const ASK: &str = "counters";
 
-/// Answers whoever started this server until it is gone: it may ask for the counters.
+/// Answers requests for the counters until the parent closes the pipe.
 pub(crate) fn answer(mut counters: impl FnMut() -> Option<Counters>) {
     for line in std::io::stdin().lines().map_while(Result::ok) {
         let answer = (line == ASK).then(&mut counters);
@@ -46,12 +46,12 @@ pub(crate) fn answer(mut counters: impl FnMut() -> Option<Counters>) {
     }
 }
 
-/// A running server; killed when dropped.
+/// A running server; dropping it kills it.
 pub(crate) struct ServerProcess {
     child: Child,
-    /// Closed, it has no answers.
+    /// Closed if the server answers no requests.
     stdin: Option<ChildStdin>,
-    /// Read for the ready line, then held open, so that the server never writes into a closed pipe.
+    /// Stays open after the ready line, so that the server never writes into a closed pipe.
     stdout: BufReader<ChildStdout>,
 }
 
@@ -61,8 +61,8 @@ impl ServerProcess {
         format!("soft:rpcperf-{}", std::process::id())
     }
 
-    /// Starts `rpcperf serve --listen ADDRESS` with further arguments and waits until it listens. What the
-    /// server says on standard error goes to ours.
+    /// Starts `rpcperf serve --listen ADDRESS` with `arguments` and waits until it listens. Both processes share
+    /// standard error.
     pub(crate) fn start(address: &str, arguments: &[String]) -> Result<Self, Failure> {
         let program = std::env::current_exe().map_err(|e| Failure::run("--loopback: our own executable", e))?;
         let mut child = Command::new(&program)
@@ -87,7 +87,7 @@ impl ServerProcess {
         Err(Failure::Run(format!("--loopback: the server did not start ({status}); it said why above")))
     }
 
-    /// The next line that the server writes; empty if it has ended.
+    /// Next line of the server; empty after its exit.
     fn line(&mut self) -> Result<String, Failure> {
         let mut poll = [PollFd::new(self.stdout.get_ref(), PollFlags::IN)];
         let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
@@ -101,22 +101,22 @@ impl ServerProcess {
         Ok(line)
     }
 
-    /// What the server's engine counted so far; `None` if it has none, or is gone.
+    /// Counters of the server's engine; `None` without an engine or after the server's exit.
     pub(crate) fn counters(&mut self) -> Option<Counters> {
         writeln!(self.stdin.as_mut()?, "{ASK}").ok()?;
         serde_json::from_str(&self.line().ok()?).ok()?
     }
 
-    /// How the server ended, if it did.
+    /// Exit status of the server, if it exited.
     pub(crate) fn ended(&mut self) -> Option<String> {
         let status = self.child.try_wait().ok().flatten()?;
         Some(format!("the server process ended ({status})"))
     }
 
-    /// Does something while the server stands still, so that it takes no time of its core.
+    /// Runs `work` while the server is stopped, so that the server uses no processor time.
     pub(crate) fn paused<T>(&self, work: impl FnOnce() -> T) -> T {
         let pid = Pid::from_child(&self.child);
-        // A server that is gone already cannot be stopped, and needs not be: the next operation will tell.
+        // A server that has exited needs no stop; the next operation reports the exit.
         if rustix::process::kill_process(pid, Signal::STOP).is_ok() {
             let _ = rustix::process::waitid(
                 WaitId::Pid(pid),
@@ -131,7 +131,7 @@ impl ServerProcess {
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // Both fail only if it is gone already.
+        // Both fail only after the server's exit.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,12 +1,12 @@
-//! One line on standard error that says how far a long run has come.
+//! Progress of a long run, as one line on standard error.
 #![forbid(unsafe_code)]
 
 use std::io::{IsTerminal, Write};
 
-/// Between two updates.
+/// Interval between updates.
 const INTERVAL_NS: u64 = 1_000_000_000;
 
-/// The line. Written between two operations, at most once a second, and only to a terminal.
+/// Progress line, written between operations, at most once a second, and only to a terminal.
 pub(crate) struct Progress {
     shown: bool,
     on: bool,
@@ -15,17 +15,16 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// For one measurement that starts now.
     pub(crate) fn new(label: String, now_ns: u64) -> Self {
         Self { shown: false, on: std::io::stderr().is_terminal(), due: now_ns + INTERVAL_NS, label }
     }
 
-    /// For a measurement that nobody watches.
+    /// Progress without output.
     pub(crate) fn silent() -> Self {
         Self { shown: false, on: false, due: u64::MAX, label: String::new() }
     }
 
-    /// Says how far it is, if it is time to; true if it was, and so took some.
+    /// Updates the line if it is due. Returns true after an update, which takes time.
     #[inline]
     pub(crate) fn tick(&mut self, now_ns: u64, share: f64, operations: u64) -> bool {
         let due = now_ns >= self.due && self.on;
@@ -39,7 +38,7 @@ impl Progress {
     fn show(&mut self, now_ns: u64, share: f64, operations: u64) {
         self.due = now_ns + INTERVAL_NS;
         self.shown = true;
-        // Progress that cannot be shown is no reason to stop measuring.
+        // A failed write must not stop the measurement.
         let _ = write!(std::io::stderr(), "\r{}: {:3.0} %, {operations} done\x1b[K", self.label, share * 100.0);
     }
 }

@@ -1,4 +1,4 @@
-//! `raw-lat`, `raw-bw`: the bare fabric, without calls. What a call costs above it is the engine's own doing.
+//! `raw-lat`, `raw-bw`: the bare fabric, without calls.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -33,7 +33,7 @@ use client::{RawTarget, Spec};
 pub(crate) use hello::ServerInfo;
 pub(crate) use server::RawServer;
 
-/// What a client of raw tests was asked for, whichever of the two commands it was.
+/// Arguments of a raw client, common to both commands.
 struct Plan<'a> {
     name: &'static str,
     common: &'a CommonArgs,
@@ -103,7 +103,7 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
     } else {
         None
     };
-    // Not before the server was started: it would inherit our one core.
+    // The server would inherit the affinity, so pinning follows its start.
     pin::pin(placement.client)?;
     measure(plan, &address, &raw, placement, server, output)
 }
@@ -123,7 +123,7 @@ fn measure(
     let fabric = open()?;
     let capabilities = fabric.capabilities().clone();
     let sizes = plan.sizes_within(capabilities.max_message as usize)?;
-    // A first connection finds out who serves there, before anything is measured or printed.
+    // A first connection queries the server before any measurement or output.
     let serving = RawTarget::connect(fabric, to, probe_spec, Idler::new(common.idle, true))?.server();
     if let Some(serving) = serving.filter(|_| server.is_none()) {
         placement.server_says(serving.core as usize);
@@ -174,7 +174,7 @@ impl Plan<'_> {
         }
     }
 
-    /// The sizes that the operation can have: all of -a that fit, or an error for the -s that does not.
+    /// Sizes of the operation: all of `-a` that fit, or an error for an `-s` that does not.
     fn sizes_within(&self, longest_message: usize) -> Result<Vec<usize>, Failure> {
         if self.op != RawOp::Send {
             return Ok(self.sizes.clone());

@@ -1,16 +1,15 @@
-//! Round-trip times of one run: an HDR histogram, with the exact extremes beside it.
+//! Round-trip times of one run: an HDR histogram with exact extremes.
 #![forbid(unsafe_code)]
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// Longest time that keeps its resolution, in nanoseconds; longer ones are counted there, but still make the
-/// maximum.
+/// Upper bound of the buckets, in nanoseconds. Longer times count in the last bucket, and still set the maximum.
 const HIGHEST: u64 = 60_000_000_000;
-/// Significant decimal digits of every bucket.
+/// Significant decimal digits of each bucket.
 pub(crate) const DIGITS: u8 = 3;
 
-/// Round-trip times in nanoseconds. All memory is taken when it is made; recording never allocates.
+/// Round-trip times in nanoseconds. Creation allocates all memory; recording never allocates.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(from = "Told", into = "Told")]
 pub(crate) struct Samples {
@@ -21,14 +20,12 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    /// None yet.
     pub(crate) fn new() -> Self {
         let histogram =
             Histogram::new_with_bounds(1, HIGHEST, DIGITS).expect("constant bounds within what the crate takes");
         Self { histogram, min: u64::MAX, max: 0, sum: 0 }
     }
 
-    /// Adds one.
     #[inline]
     pub(crate) fn record(&mut self, ns: u64) {
         self.histogram.saturating_record(ns);
@@ -37,41 +34,39 @@ impl Samples {
         self.sum += u128::from(ns);
     }
 
-    /// Adds those of another run.
+    /// Adds the samples of another run.
     pub(crate) fn add(&mut self, other: &Self) {
-        // Both have the same bounds.
+        // Cannot fail: both have the same bounds.
         let _ = self.histogram.add(&other.histogram);
         self.min = self.min.min(other.min);
         self.max = self.max.max(other.max);
         self.sum += other.sum;
     }
 
-    /// How many.
     pub(crate) fn count(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// The buckets.
     pub(crate) fn histogram(&self) -> &Histogram<u64> {
         &self.histogram
     }
 
-    /// The largest, exactly.
+    /// Exact maximum.
     pub(crate) fn max(&self) -> u64 {
         self.max
     }
 
-    /// The mean, exactly.
+    /// Exact mean.
     pub(crate) fn mean(&self) -> f64 {
         if self.count() == 0 { 0.0 } else { self.sum as f64 / self.count() as f64 }
     }
 
-    /// The usual percentiles; `None` without a sample.
+    /// Percentiles; `None` without a sample.
     pub(crate) fn latency(&self) -> Option<Latency> {
         if self.count() == 0 {
             return None;
         }
-        // A bucket answers with its upper edge, which may lie above all that was seen.
+        // A bucket returns its upper edge, which may exceed the largest sample.
         let at = |q| self.histogram.value_at_quantile(q).clamp(self.min, self.max);
         Some(Latency {
             min: self.min,
@@ -87,10 +82,10 @@ impl Samples {
     }
 }
 
-/// [`Samples`] as another process is told of them.
+/// Serialized [`Samples`].
 #[derive(Serialize, Deserialize)]
 struct Told {
-    /// Values and how often they were.
+    /// Values and their counts.
     buckets: Vec<(u64, u64)>,
     min: u64,
     max: u64,
@@ -119,7 +114,7 @@ impl From<Told> for Samples {
 /// Round-trip times in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Latency {
-    /// Shortest.
+    /// Minimum.
     pub(crate) min: u64,
     /// Median.
     pub(crate) p50: u64,
@@ -131,7 +126,7 @@ pub(crate) struct Latency {
     pub(crate) p999: u64,
     /// 99.99th percentile.
     pub(crate) p9999: u64,
-    /// Longest: no sample is left out.
+    /// Maximum, exact.
     pub(crate) max: u64,
     /// Arithmetic mean.
     pub(crate) mean: f64,

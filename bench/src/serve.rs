@@ -1,4 +1,4 @@
-//! `serve`: the other side of all tests.
+//! `serve`: the server of all tests.
 #![forbid(unsafe_code)]
 
 use std::sync::mpsc;
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let placement = Placement::decide_for_server(&args.cores, args.client_core)?;
     let cores = placement.server_cores(&args.cores, shards, workers);
     let core = cores.shards[0];
-    // Whoever started this server has said it of both sides.
+    // The parent has already warned about both sides' cores.
     if args.parent.is_none() {
         placement::warn(args.root.as_deref(), address, cores.all().take(threads));
     }
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
 }
 
-/// Serves raw tests on a thread of its own; returns when it listens.
+/// Starts raw tests on a separate thread; returns once it listens.
 fn start_raw(address: Address, args: &ServeArgs, core: usize, shared: bool) -> Result<(), Failure> {
     let (say, said) = mpsc::channel();
     let (idle, device) = (args.idle, args.device.clone());
@@ -91,7 +91,7 @@ fn start_raw(address: Address, args: &ServeArgs, core: usize, shared: bool) -> R
         let listening = pin::pin(core).and_then(|()| listening(fabrics::open(&address, idle, &device)?, &address));
         match listening {
             Ok(fabric) => {
-                // Whoever started this waits for it.
+                // The spawning thread waits for it.
                 let _ = say.send(Ok(()));
                 let says = ServerInfo { core: core as u32, idle };
                 RawServer::new(fabric, says, Idler::new(idle, shared)).run()

@@ -1,4 +1,4 @@
-//! One invocation: each size in turn, probed before and after, reported, held to its limits.
+//! One invocation: probes, measures, reports and checks each size.
 #![forbid(unsafe_code)]
 
 use crate::cli::Direction;
@@ -17,7 +17,7 @@ use crate::progress::Progress;
 use crate::report::{Entry, Report, SCHEMA, TestInfo};
 use crate::target::{Length, Target};
 
-/// All that one invocation needs besides the target.
+/// State of one invocation, except the target.
 pub(crate) struct Suite {
     clock: Clock,
     placement: Placement,
@@ -31,7 +31,7 @@ pub(crate) struct Suite {
 }
 
 impl Suite {
-    /// `server` is ours, and lives as long as the suite.
+    /// `server` is started by this invocation, and lives as long as the suite.
     pub(crate) fn new(
         placement: Placement,
         server: Option<ServerProcess>,
@@ -47,12 +47,11 @@ impl Suite {
         Self { clock, placement, server, test, direction, length, limits, output, info }
     }
 
-    /// Measures in other directions than forward.
     pub(crate) fn in_direction(self, direction: Direction) -> Self {
         Self { direction, ..self }
     }
 
-    /// Measures each size with a target of its own.
+    /// Measures each size with its own target.
     pub(crate) fn run<T: Target>(
         mut self,
         sizes: &[usize],
@@ -121,7 +120,7 @@ impl Suite {
         entry.probe_rtt_ns = Probes { before, after: self.probe() };
         drop(target);
         if let Some(rate) = entry.own.bytes_per_s {
-            // The host may have changed its speed meanwhile.
+            // The host's speed may have changed during the measurement.
             let memcpy = self.memcpy(size).zip(memcpy).map(|(after, before)| (before + after) / 2.0);
             entry.memcpy_bytes_per_s = memcpy;
             entry.memcpy_ratio = memcpy.map(|memcpy| rate / memcpy);
@@ -131,7 +130,7 @@ impl Suite {
         Ok(entry)
     }
 
-    /// What this core copies, if bandwidth is measured.
+    /// Copy rate of this core, for bandwidth tests.
     fn memcpy(&self, size: usize) -> Option<f64> {
         matches!(self.test, Test::Bandwidth).then(|| memcpy::bytes_per_second(&self.clock, size))
     }
@@ -140,7 +139,7 @@ impl Suite {
         self.server.as_mut()?.counters()
     }
 
-    /// Only between two cores of this machine.
+    /// Probes only two cores of this machine.
     fn probe(&self) -> Option<u64> {
         let there = self.info.server_core.filter(|_| !self.placement.shared)?;
         let probe = || probe::line_round_trip(&self.clock, there);
@@ -157,7 +156,7 @@ impl Suite {
     }
 }
 
-/// Enters what was measured in one direction, or in both; returns it all together.
+/// Enters the figures of one or both directions; returns their sum.
 fn report(entry: &mut Entry, test: Test, own: Option<Figures>, theirs: Option<Figures>) -> Figures {
     let size = entry.size;
     let all = match (own, theirs) {

@@ -1,5 +1,4 @@
-//! The text form of a report, in the style of `perftest`: a banner of what was used, its column titles, one
-//! row per size.
+//! Text form of a report in perftest's style: banner, titles, rows.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write;
@@ -10,16 +9,16 @@ use crate::cli::Direction;
 use crate::counters::Usage;
 use crate::report::{Entry, Measured, TestInfo};
 
-/// As wide as perftest's.
+/// The width of perftest's.
 const DASHES: usize = 87;
-/// A key and its value of up to this width share a line with another.
+/// Longest key and value that share a line with another pair.
 const HALF: usize = 42;
 
-/// A title with the space before it, and what stands beneath.
+/// A title with its leading space, and its value.
 type Column = (&'static str, fn(&Entry) -> String);
 
-/// Round trips. The titles up to 99.9 % are perftest's, to the letter; its values are half round trips for
-/// Send and Write, ours never are.
+/// Round trips. The titles up to 99.9 % are perftest's, verbatim. perftest reports half round trips for Send and Write;
+/// these values are full round trips.
 const LATENCY: &[Column] = &[
     (" #bytes", |e| e.size.to_string()),
     (" #iterations", |e| e.own.iters.to_string()),
@@ -35,7 +34,7 @@ const LATENCY: &[Column] = &[
     ("   preempted", |e| e.preemptions.map_or_else(none, |n| n.to_string())),
 ];
 
-/// Bandwidth: perftest's titles, then ours.
+/// Bandwidth: perftest's titles, then additional ones.
 const BANDWIDTH: &[Column] = &[
     (" #bytes", |e| e.size.to_string()),
     ("     #iterations", |e| e.own.iters.to_string()),
@@ -48,7 +47,7 @@ const BANDWIDTH: &[Column] = &[
     ("   preempted", |e| e.preemptions.map_or_else(none, |n| n.to_string())),
 ];
 
-/// Calls per second: perftest has no such test; its titles where they fit.
+/// Calls per second. perftest has no such test; its titles are used where they apply.
 const RATE: &[Column] = &[
     (" #bytes", |e| e.size.to_string()),
     ("     #iterations", |e| e.own.iters.to_string()),
@@ -58,10 +57,10 @@ const RATE: &[Column] = &[
     ("   preempted", |e| e.preemptions.map_or_else(none, |n| n.to_string())),
 ];
 
-/// Title of the column of directions.
+/// Title of the direction column.
 const DIRECTION: &str = "   direction";
 
-/// Which columns a test has.
+/// Columns of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Round trips.
@@ -81,13 +80,13 @@ impl Kind {
         }
     }
 
-    /// The column titles; behind them that of [`rows`](Self::rows)' directions.
+    /// The column titles, with the direction column of [`rows`](Self::rows).
     pub(crate) fn header(self, directions: bool) -> String {
         let titles = self.columns().iter().map(|(title, _)| *title);
         titles.chain(directions.then_some(DIRECTION)).collect()
     }
 
-    /// The lines of a result: one, or three if there are two directions.
+    /// Lines of a result: one, or three with two directions.
     pub(crate) fn rows(self, entry: &Entry, direction: Direction) -> Vec<String> {
         let of = |measured: Option<Measured>, direction: &str| {
             let entry = Entry { own: measured?, memcpy_ratio: None, ..entry.clone() };
@@ -113,13 +112,13 @@ impl Kind {
         format!("{row}{:pad$}{direction}", "")
     }
 
-    /// One line of results, each value beneath its title.
+    /// One line of values beneath their titles.
     fn row(self, entry: &Entry) -> String {
         let mut line = String::new();
         let mut column = 0;
         for (title, value) in self.columns() {
             let indent = title.len() - title.trim_start().len();
-            // A value wider than its title pushes the rest to the right, but never touches it.
+            // A value wider than its title shifts the rest to the right; one space always separates values.
             let pad = (column + indent).saturating_sub(line.len()).max(1);
             let _ = write!(line, "{:pad$}{}", "", value(entry));
             column += title.len();
@@ -128,12 +127,12 @@ impl Kind {
     }
 }
 
-/// The dashes above, between and below.
+/// Separator line.
 pub(crate) fn rule() -> String {
     "-".repeat(DASHES)
 }
 
-/// What a call of this size took each side whose engine was counted, warm-up included.
+/// Costs of a call on each side with engine counters, warm-up included.
 pub(crate) fn per_call(entry: &Entry) -> impl Iterator<Item = String> {
     let size = entry.size;
     let sides = [("client", entry.client.as_ref()), ("server", entry.server.as_ref())];
@@ -143,12 +142,11 @@ pub(crate) fn per_call(entry: &Entry) -> impl Iterator<Item = String> {
     sides.into_iter().filter_map(line)
 }
 
-/// Everything that `test_info` says, short values two to a line.
+/// All fields of `test_info`, short ones two to a line.
 pub(crate) fn banner(info: &TestInfo) -> String {
     let mut out = format!("{}\n{:^DASHES$}\n", rule(), info.title);
     let mut pending: Option<String> = None;
-    // The serialized form is the list of what there is to say: what is added to the report appears here by
-    // itself.
+    // The serialized form supplies the list of fields, so new fields of the report appear here too.
     if let Ok(Value::Object(fields)) = serde_json::to_value(info) {
         for (key, value) in fields {
             let value = match value {

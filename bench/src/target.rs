@@ -1,4 +1,4 @@
-//! What is measured, as the loops that measure see it.
+//! Target of the measurement loops.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -9,53 +9,52 @@ use crate::counters::Counters;
 use crate::failure::Failure;
 use crate::figures::Figures;
 
-/// Takes operations and completes them: calls, or work requests of the bare fabric.
+/// Runs operations: calls, or work requests of the bare fabric.
 ///
-/// Drive it like this: any number of [`start`](Self::start), one [`flush`](Self::flush), one
-/// [`poll`](Self::poll); again. There are never more operations under way than [`depth`](Self::depth).
+/// Usage, repeated: any number of [`start`](Self::start), one [`flush`](Self::flush), one [`poll`](Self::poll). At most
+/// [`depth`](Self::depth) operations are outstanding.
 pub(crate) trait Target {
-    /// Operations that may be under way at a time.
+    /// Limit of outstanding operations.
     fn depth(&self) -> u32;
-    /// Begins an operation. `token` (less than `depth`) names it until it is done; tokens of operations under
-    /// way differ.
+    /// Starts an operation. `token` (less than `depth`) names it until it completes. Tokens of outstanding operations
+    /// differ.
     fn start(&mut self, token: u32) -> Result<(), Failure>;
-    /// Hands over what was begun, as one batch. No other operation is begun before one of these is done.
+    /// Posts the started operations as one batch. The next start follows a completion.
     fn flush(&mut self) -> Result<(), Failure>;
-    /// Appends the tokens of operations that are done. Without any, it idles as its policy says.
+    /// Appends the tokens of completed operations. Without any, it idles by its policy.
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure>;
-    /// The next operation is due in so long; `None`: when one is done. Until it is told otherwise, the target sleeps no
-    /// longer.
+    /// Time until the next operation is due; `None`: at the next completion. Bounds the target's sleeps until the next
+    /// call.
     fn due_in(&mut self, _next: Option<Duration>) {}
-    /// What our side's engine counted so far, if there is one.
+    /// Counters of this side's engine, if there is one.
     fn counters(&mut self) -> Option<Counters> {
         None
     }
-    /// Lets the other end begin to measure operations of its own towards this one; they are served while this
-    /// side [polls](Self::poll).
+    /// Starts the other end's measurement towards this side. [`poll`](Self::poll) serves its operations.
     fn start_reverse(&mut self) -> Result<(), Failure> {
         Err(Failure::Run("this side cannot be called".to_owned()))
     }
-    /// Waits for what the other end has measured.
+    /// Waits for the figures of the other end.
     fn end_reverse(&mut self) -> Result<Figures, Failure> {
         Err(Failure::Run("this side cannot be called".to_owned()))
     }
-    /// Holds what our side's engine counted during `operations` and more against what was to be done.
+    /// Checks this side's counters against `operations` and the warm-up.
     fn verify(&self, _counted: &Counters, _operations: u64) -> Result<(), Failure> {
         Ok(())
     }
 }
 
-/// How long to measure.
+/// Length of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Length {
-    /// So many operations, after a warm-up of so many.
+    /// A number of operations after a warm-up.
     Operations {
-        /// Counted.
+        /// Counted operations.
         counted: u64,
-        /// Before these.
+        /// Operations of the warm-up.
         warm_up: u64,
     },
-    /// So long, of which a margin at each end does not count.
+    /// A duration, less an uncounted margin at each end.
     Time {
         /// In nanoseconds, margins included.
         total: u64,
@@ -65,7 +64,7 @@ pub(crate) enum Length {
 }
 
 impl Length {
-    /// Whether another operation is to be begun.
+    /// True if another operation is to start.
     pub(crate) fn goes_on(self, started: u64, elapsed_ns: u64) -> bool {
         match self {
             Self::Operations { counted, warm_up } => started < warm_up + counted,
@@ -73,7 +72,7 @@ impl Length {
         }
     }
 
-    /// Whether an operation counts that is done now, after `done` others.
+    /// True if an operation that completes now, after `done` others, counts.
     pub(crate) fn counts(self, done: u64, elapsed_ns: u64) -> bool {
         match self {
             Self::Operations { warm_up, .. } => done >= warm_up,
@@ -81,7 +80,7 @@ impl Length {
         }
     }
 
-    /// How far it is, 0 to 1.
+    /// Progress, 0 to 1.
     pub(crate) fn share(self, done: u64, elapsed_ns: u64) -> f64 {
         match self {
             Self::Operations { counted, warm_up } => done as f64 / (warm_up + counted) as f64,
@@ -97,10 +96,10 @@ pub(crate) mod fake {
     use super::*;
     use crate::clock::Clock;
 
-    /// Nanoseconds that a poll takes by a clock that is given.
+    /// Duration of a poll by a mock clock, in nanoseconds.
     const POLL_NS: u64 = 1000;
 
-    /// Completes every operation, in order, so many at each poll.
+    /// Completes all operations in order, `per_poll` at each poll.
     pub(crate) struct Fake {
         pub(crate) depth: u32,
         pub(crate) per_poll: usize,
@@ -115,7 +114,7 @@ pub(crate) mod fake {
             Self { depth, per_poll, begun: Vec::new(), started: 0, fails_at: u64::MAX, time: None }
         }
 
-        /// The same by a clock of its own: each poll takes as long, whatever the host does meanwhile.
+        /// A fake with a mock clock: each poll takes `POLL_NS`, regardless of the host.
         pub(crate) fn timed(depth: u32, per_poll: usize) -> (Self, Clock) {
             let (clock, time) = Clock::given();
             (Self { time: Some(time), ..Self::new(depth, per_poll) }, clock)

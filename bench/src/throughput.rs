@@ -1,4 +1,4 @@
-//! The loop that keeps a window full and counts.
+//! Measurement loop for rates: keeps a window full and counts.
 #![forbid(unsafe_code)]
 
 use crate::clock::Clock;
@@ -6,31 +6,30 @@ use crate::failure::Failure;
 use crate::progress::Progress;
 use crate::target::{Length, Target};
 
-/// The peak is taken over slices of at least this long.
+/// Shortest slice of the peak rate.
 const SLICE_NS: u64 = 10_000_000;
-/// Operations between two looks at the clock, unless polls bring more at once.
+/// Operations per clock reading, unless a poll completes more.
 const LOOK_EVERY: u64 = 64;
-/// Polls that bring nothing, after which there is time for a look.
+/// Empty polls before an extra clock reading.
 const IDLE_POLLS: u32 = 16;
 
-/// What came out.
+/// Result of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Throughput {
-    /// Operations that count.
+    /// Counted operations.
     pub(crate) operations: u64,
-    /// The time that they took.
+    /// Duration of the counted operations.
     pub(crate) seconds: f64,
     /// Operations per second.
     pub(crate) per_second: f64,
-    /// The same of the best slice of 10 ms; of shorter runs, the same as `per_second`.
+    /// Rate of the best 10 ms slice; equals `per_second` in shorter runs.
     pub(crate) peak_per_second: f64,
 }
 
-/// Keeps as many operations under way as the target allows, and counts those that end.
+/// Keeps `depth` operations outstanding and counts completions.
 ///
-/// A counted run counts from an empty window to an empty one: what was begun before the clock started, and
-/// might be half done by then, does not flatter it. A timed run counts what ends within its time, with a full
-/// window at both ends.
+/// A counted run starts and ends with an empty window, so no operation from before its start counts. A timed run counts
+/// the completions within its time, with a full window at both ends.
 pub(crate) fn measure(
     target: &mut impl Target,
     clock: &Clock,
@@ -81,7 +80,7 @@ pub(crate) fn measure(
     })
 }
 
-/// How many more operations may be begun: of a counted run, none between the warm-up and its end.
+/// Operations that may start. A counted run starts none between the warm-up and its completion.
 fn may_start(length: Length, started: u64, done: u64, elapsed_ns: u64) -> u64 {
     match length {
         Length::Operations { warm_up, .. } if started >= warm_up && done < warm_up => 0,
@@ -92,7 +91,7 @@ fn may_start(length: Length, started: u64, done: u64, elapsed_ns: u64) -> u64 {
     }
 }
 
-/// Counts and times between the first look and the last.
+/// Counts and times between the first clock reading and the last.
 #[derive(Default)]
 struct Meter {
     first: Option<(u64, u64)>,

@@ -9,7 +9,7 @@ use super::Cli;
 const README: &str = include_str!("../../README.md");
 const TESTS: &[&str] = &["lat", "rate", "bw", "raw-lat", "raw-bw"];
 const CALLS: &[&str] = &["lat", "rate", "bw", "serve"];
-/// Options of cargo and of the `yardstick`.
+/// Options of cargo and of the example `tcp`.
 const OTHERS: &[&str] = &["--features", "--sleep"];
 /// Options whose defaults another test compares with the README's table of tests.
 const TIMED: &[(&str, &[&str])] = &[("op", TESTS), ("outstanding", CALLS), ("tx_depth", TESTS), ("cq_mod", TESTS)];

@@ -1,4 +1,4 @@
-//! The client's side of the raw tests: work requests as a [`Target`].
+//! Client of the raw tests: work requests as a [`Target`].
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -17,11 +17,11 @@ use crate::failure::Failure;
 use crate::idle::Idler;
 use crate::target::Target;
 
-/// Completions taken at a time.
+/// Completions per poll.
 const POLL_BATCH: usize = 64;
-/// Receives are posted in chains of at least this many.
+/// Fewest receives in a posted chain.
 const REFILL_AT: usize = 16;
-/// A connection must stand within this.
+/// Time limit for establishing a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of the Send behind a Write, and of its answer.
 const NOTIFICATION: usize = 8;
@@ -29,24 +29,23 @@ const NOTIFICATION: usize = 8;
 /// One size of one raw test.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spec {
-    /// The operation.
     pub(crate) op: RawOp,
-    /// Round trips, rather than bandwidth.
+    /// Measures round trips instead of bandwidth.
     pub(crate) round_trips: bool,
-    /// Bytes of payload.
+    /// Payload in bytes.
     pub(crate) size: usize,
     /// Connections.
     pub(crate) qps: u32,
-    /// Operations under way at a time on each.
+    /// Outstanding operations per connection.
     pub(crate) depth: u32,
-    /// One completion for so many.
+    /// Work requests per completion.
     pub(crate) cq_mod: u32,
-    /// Post a turn's work as one chain.
+    /// Posts the work requests of one poll as one chain.
     pub(crate) batch: bool,
 }
 
 impl Spec {
-    /// Depth as asked for, or as much of it as the memory for it allows.
+    /// Halves the depth until its memory is within the limit.
     pub(crate) fn with_affordable_depth(mut self) -> Self {
         while self.depth > 1 && self.memory().is_none_or(|bytes| bytes > MOST_MEMORY / 2) {
             self.depth /= 2;
@@ -54,12 +53,12 @@ impl Spec {
         self
     }
 
-    /// Bytes that each side needs for all connections together.
+    /// Memory of one side for all connections, in bytes.
     fn memory(&self) -> Option<usize> {
         self.hello().memory()?.checked_mul(self.qps as usize)
     }
 
-    /// A Send is timed by its echo, a Write by the answer to the Send behind it.
+    /// The peer answers a Send with its echo, and a Write with the answer to the Send behind it.
     fn is_answered(&self) -> bool {
         self.round_trips && self.op != RawOp::Read
     }
@@ -81,7 +80,7 @@ impl Spec {
     }
 }
 
-/// Connections to a server of raw tests.
+/// Connections to a raw server.
 pub(crate) struct RawTarget<F: Fabric> {
     fabric: F,
     spec: Spec,
@@ -90,32 +89,31 @@ pub(crate) struct RawTarget<F: Fabric> {
     links: Vec<Link>,
     /// Index into `links`, by slot of the queue pair.
     by_slot: Vec<usize>,
-    /// Links whose chain holds something.
+    /// Links with a non-empty chain.
     gathered: Vec<usize>,
     idler: Idler,
     completions: Vec<Completion>,
     events: Vec<ControlEvent>,
-    // Declared last, dropped last: what is lent above comes home into it.
+    // Declared last, so dropped last: the buffers lent above return to it.
     _local: Option<Pool>,
 }
 
-/// One connection.
 struct Link {
     qp: QpId,
     chain: Vec<Posting>,
     idle: Vec<Buf>,
-    /// Operations under way, in the order of their begin, which is the order of their end.
+    /// Tokens of outstanding operations. They complete in their order.
     tokens: VecDeque<u32>,
     begun: u64,
     ended: u64,
     remote: RemoteMemory,
-    /// What is written from, or read into.
+    /// Source of Writes or target of Reads.
     local: Option<Lent>,
     welcome: Option<Welcome>,
 }
 
 impl<F: Fabric> RawTarget<F> {
-    /// Connects, and waits until every connection is welcome.
+    /// Connects, and waits for the welcome of each connection.
     pub(crate) fn connect(mut fabric: F, address: &FabricAddress, spec: Spec, idler: Idler) -> Result<Self, Failure> {
         let hello = spec.hello();
         let qps = spec.qps as usize;
@@ -152,7 +150,7 @@ impl<F: Fabric> RawTarget<F> {
         Ok(target)
     }
 
-    /// What the server says of itself.
+    /// The server's description.
     pub(crate) fn server(&self) -> Option<ServerInfo> {
         Some(self.links.first()?.welcome?.server)
     }
@@ -231,7 +229,7 @@ impl<F: Fabric> RawTarget<F> {
             match event {
                 ControlEvent::Established { qp, .. } => {
                     let link = link_of(&mut self.links, &self.by_slot, qp)?;
-                    // Receives that could not be posted before the connection stood.
+                    // Some receives could not be posted before the connection was established.
                     self.fabric.post_recv(Some(qp), &mut link.idle);
                 }
                 ControlEvent::Rejected { private_data, .. } => {
@@ -264,10 +262,10 @@ impl<F: Fabric> RawTarget<F> {
     fn post(&mut self, index: usize) -> Result<(), Failure> {
         let link = &mut self.links[index];
         match self.fabric.post_send(link.qp, &mut link.chain) {
-            // What is left goes out with a later poll: completions make room.
+            // A later poll posts the rest: completions free queue entries.
             Ok(()) | Err(PostError::QueueFull) => Ok(()),
             Err(error) => {
-                self.control()?; // which may know better why
+                self.control()?; // a control event may state the cause
                 Err(Failure::Run(format!("post: {error:?}")))
             }
         }
@@ -285,7 +283,7 @@ impl<F: Fabric> Target for RawTarget<F> {
         if self.links[index].chain.is_empty() {
             self.gathered.push(index);
         }
-        // Without batches each request goes out alone. The newest stays, so that `flush` knows the last one.
+        // Without batches each request is posted alone. The newest stays, so that `flush` knows the last one.
         if !spec.batch && !self.links[index].chain.is_empty() {
             self.post(index)?;
         }
@@ -293,7 +291,7 @@ impl<F: Fabric> Target for RawTarget<F> {
         link.tokens.push_back(token);
         link.begun += 1;
         let signalled = if spec.is_answered() {
-            // Nobody waits for it: it only gives memory and queue places back.
+            // Only frees memory and queue entries.
             link.begun.is_multiple_of(u64::from(SIGNAL_EVERY))
         } else {
             spec.round_trips || link.begun.is_multiple_of(u64::from(spec.cq_mod))
@@ -324,8 +322,7 @@ impl<F: Fabric> Target for RawTarget<F> {
     fn flush(&mut self) -> Result<(), Failure> {
         if !self.spec.is_answered() {
             for &index in &self.gathered {
-                // Nothing follows before something is done: without this, the tail of a window might never
-                // tell.
+                // Without this signal the last requests of a window might never complete.
                 if let Some(newest) = self.links[index].chain.last_mut() {
                     newest.signalled = true;
                 }
@@ -349,7 +346,7 @@ impl<F: Fabric> Target for RawTarget<F> {
         let answered = self.spec.is_answered();
         let refill_at = if self.spec.batch { REFILL_AT } else { 1 };
         if let Some(failed) = self.completions.iter().position(|completion| !completion.status.is_ok()) {
-            self.control()?; // which may know better why
+            self.control()?; // a control event may state the cause
             return check(&self.completions[failed]);
         }
         for completion in self.completions.drain(..) {
@@ -375,7 +372,7 @@ impl<F: Fabric> Target for RawTarget<F> {
                 done.extend(link.tokens.pop_front());
             }
         }
-        // What did not fit into a send queue before.
+        // Posts the requests that did not fit into a send queue before.
         self.post_gathered()
     }
 }
@@ -388,7 +385,7 @@ impl<F: Fabric> Drop for RawTarget<F> {
     }
 }
 
-/// Places for everything that may be under way: a Write counts twice with the Send behind it.
+/// Send queue entries for all outstanding operations. A Write with the Send behind it takes two.
 fn send_queue_depth(spec: &Spec) -> u32 {
     let per_operation = if spec.op == RawOp::Write && spec.round_trips { 2 } else { 1 };
     (spec.depth + SIGNAL_EVERY) * per_operation + SIGNAL_EVERY

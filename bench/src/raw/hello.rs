@@ -1,40 +1,38 @@
-//! What the two sides of a raw test tell each other. The server knows no tests: the client says what it needs
-//! of it.
+//! Handshake of the raw tests: the server learns only the client's needs.
 #![forbid(unsafe_code)]
 
 use rpcrdma::fabric::RemoteMemory;
 
 use crate::cli::Idle;
 
-/// Begins every message below.
+/// First bytes of each message below.
 const MAGIC: [u8; 4] = *b"RPRF";
-/// Of this exchange. Sides of different versions refuse each other.
+/// Version of the handshake. Sides with different versions refuse each other.
 const VERSION: u8 = 1;
-/// Bytes of a [`Welcome`], and room enough for every notification.
+/// Bytes of a [`Welcome`]; notifications fit in it too.
 pub(crate) const WELCOME_BYTES: usize = 24;
-/// Most memory that a server gives to one connection.
+/// Memory limit of a server per connection.
 pub(crate) const MOST_MEMORY: usize = 1 << 30;
-/// Receives that are posted beyond `depth`, so that they can be posted in chains.
+/// Receives posted beyond `depth`, so that they can be posted in chains.
 pub(crate) const SPARE_RECEIVES: usize = 32;
-/// One in so many Sends asks for a completion, where nobody waits for it.
+/// Sends per signalled Send, if no operation waits for the completion.
 pub(crate) const SIGNAL_EVERY: u32 = 16;
 
-/// What the client asks for, in the private data of its connect request.
+/// The client's request, in the private data of its connect request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// Bytes of the longest message that the client sends; 0: it sends none.
+    /// Bytes of the client's longest message; 0: it sends none.
     pub(crate) message: u32,
-    /// Messages are to be sent back.
+    /// The server echoes messages.
     pub(crate) echo: bool,
-    /// Messages under way at a time.
+    /// Outstanding messages.
     pub(crate) depth: u32,
-    /// Bytes of memory to expose for Reads and Writes; 0: none.
+    /// Bytes of exposed memory for Reads and Writes; 0: none.
     pub(crate) exposed: u64,
-    /// Chains are to be posted, rather than single requests.
+    /// The server posts chains instead of single requests.
     pub(crate) batch: bool,
 }
 
-/// Length of a [`Hello`].
 const HELLO_BYTES: usize = 22;
 
 impl Hello {
@@ -49,7 +47,7 @@ impl Hello {
         out
     }
 
-    /// Reads what a stranger sent; some devices pad it.
+    /// Decodes untrusted data; some devices pad it.
     pub(crate) fn decode(data: &[u8]) -> Result<Self, String> {
         let [magic @ .., version, flags] = take::<6>(data, 0)?;
         if magic != MAGIC {
@@ -67,46 +65,45 @@ impl Hello {
         })
     }
 
-    /// Bytes of each buffer for messages.
+    /// Bytes of each message buffer.
     pub(crate) fn buffer_bytes(&self) -> usize {
         (self.message as usize).max(WELCOME_BYTES)
     }
 
-    /// Receives that each side posts.
+    /// Receives of each side.
     pub(crate) fn receives(&self) -> usize {
         self.depth as usize + SPARE_RECEIVES
     }
 
-    /// Buffers for messages that a side has to have: for its receives, and for what it sends meanwhile.
+    /// Message buffers of each side: for its receives and its outstanding Sends.
     pub(crate) fn buffers(&self) -> usize {
         self.receives() + self.depth as usize + 2 * SIGNAL_EVERY as usize
     }
 
-    /// Memory that a server needs for this client.
+    /// Memory of a server for this client, in bytes.
     pub(crate) fn memory(&self) -> Option<usize> {
         self.buffers().checked_mul(self.buffer_bytes())?.checked_add(usize::try_from(self.exposed).ok()?)
     }
 }
 
-/// The server's first message: it is ready, and this is where.
+/// The server's first message: it is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Welcome {
     /// The exposed memory.
     pub(crate) remote: RemoteMemory,
-    /// Who serves.
     pub(crate) server: ServerInfo,
 }
 
-/// What a server says of itself.
+/// Description of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ServerInfo {
-    /// The core that it runs on.
+    /// Core of the server.
     pub(crate) core: u32,
-    /// What it does when there is nothing to do.
+    /// Idle policy of the server.
     pub(crate) idle: Idle,
 }
 
-/// The order of these is their code on the wire.
+/// The index is the code on the wire.
 const IDLE_CODES: [Idle; 3] = [Idle::Poll, Idle::Adaptive, Idle::Event];
 
 impl Welcome {

@@ -1,4 +1,4 @@
-//! Memory for raw tests: pools of one size, known to the fabric.
+//! Memory for raw tests: registered pools of one size.
 #![forbid(unsafe_code)]
 
 use rpcrdma::fabric::{Access, Fabric};
@@ -6,7 +6,7 @@ use rpcrdma_mempool::{ArenaConfig, Buf, Class, Pool, PoolConfig};
 
 use crate::failure::Failure;
 
-/// Makes `count` buffers of `size` bytes in an arena of their own, registered with the fabric.
+/// Makes `count` buffers of `size` bytes in a separate, registered arena.
 pub(crate) fn registered_pool<F: Fabric>(
     fabric: &mut F,
     size: usize,
@@ -20,7 +20,7 @@ pub(crate) fn registered_pool<F: Fabric>(
     Ok(pool)
 }
 
-/// Allocates from a pool that is sized so that it cannot run out.
+/// Allocates from a pool that cannot run out by its size.
 pub(crate) fn alloc(pool: &Pool, len: usize) -> Result<Buf, Failure> {
     pool.alloc(len)
         .ok_or_else(|| Failure::Run(format!("no buffer of {len} bytes is free: more work is out than was allowed")))

@@ -1,4 +1,4 @@
-//! The server's side of the raw tests: sends messages back or swallows them, and exposes memory.
+//! Server of the raw tests: echoes or discards messages, exposes memory.
 #![forbid(unsafe_code)]
 
 use rpcrdma::fabric::{
@@ -12,20 +12,20 @@ use super::memory::registered_pool;
 use crate::failure::Failure;
 use crate::idle::Idler;
 
-/// Completions taken at a time.
+/// Completions per poll.
 const POLL_BATCH: usize = 64;
-/// Receives are posted in chains of at least this many.
+/// Fewest receives in a posted chain.
 const REFILL_AT: usize = 16;
-/// Turns between two looks at connection management while there is work.
+/// Polls of a busy server per poll of connection management.
 const CONTROL_EVERY: u32 = 1 << 16;
 
-/// Serves raw tests on one fabric, which listens already.
+/// Serves raw tests on one listening fabric.
 pub(crate) struct RawServer<F: Fabric> {
     fabric: F,
     says: ServerInfo,
-    /// By slot of their queue pair.
+    /// By slot of the queue pair.
     peers: Vec<Option<Peer>>,
-    /// Peers that this turn has touched; each once.
+    /// Peers with work in this turn, each once.
     touched: Vec<usize>,
     idler: Idler,
     completions: Vec<Completion>,
@@ -41,20 +41,20 @@ struct Peer {
     messages: Pool,
     exposed: Option<Exposed>,
     chain: Vec<Posting>,
-    /// Buffers to be posted as Receives.
+    /// Buffers to post as receives.
     idle: Vec<Buf>,
     sends: u32,
     touched: bool,
 }
 
-/// Memory that the client reads and writes.
+/// Memory for the client's Reads and Writes.
 struct Exposed {
     pool: Pool,
     memory: Lent,
 }
 
 impl<F: Fabric> RawServer<F> {
-    /// Serves what connects to `fabric`. `says` is told to clients.
+    /// Serves connections to `fabric`. Clients receive `says`.
     pub(crate) fn new(fabric: F, says: ServerInfo, idler: Idler) -> Self {
         Self {
             fabric,
@@ -68,20 +68,19 @@ impl<F: Fabric> RawServer<F> {
         }
     }
 
-    /// Serves without end.
     pub(crate) fn run(mut self) -> ! {
         loop {
             self.turn();
         }
     }
 
-    /// Connections that it serves.
+    /// Number of connections.
     #[cfg(test)]
     pub(crate) fn connections(&self) -> usize {
         self.peers.iter().flatten().count()
     }
 
-    /// One turn: what has arrived, what is to be sent, connection management if it is due.
+    /// One turn: completions, posting, and connection management if it is due.
     pub(crate) fn turn(&mut self) {
         self.turns = self.turns.wrapping_add(1);
         let mut completions = std::mem::take(&mut self.completions);
@@ -106,9 +105,9 @@ impl<F: Fabric> RawServer<F> {
     fn completed(&mut self, completion: Completion) {
         let slot = completion.qp.slot as usize;
         let Some(peer) = self.peers.get_mut(slot).and_then(Option::as_mut).filter(|p| p.qp == completion.qp) else {
-            return; // the last words of a queue pair that is gone
+            return; // a late completion of a destroyed queue pair
         };
-        // Why it is flushed is told by the event that follows, or by the completion before.
+        // The event that follows, or an earlier completion, reports the cause of a flush.
         if completion.status == Status::Flushed {
             return;
         }
@@ -132,7 +131,7 @@ impl<F: Fabric> RawServer<F> {
         }
     }
 
-    /// Posts what a peer has gathered.
+    /// Posts the gathered work requests and receives of a peer.
     fn post(&mut self, slot: usize) {
         let Some(peer) = self.peers.get_mut(slot).and_then(Option::as_mut) else { return };
         peer.touched = false;
@@ -143,7 +142,7 @@ impl<F: Fabric> RawServer<F> {
             return;
         }
         match self.fabric.post_send(peer.qp, &mut peer.chain) {
-            // The completion that makes room touches the peer again.
+            // The completion that frees an entry touches the peer again.
             Ok(()) | Err(PostError::QueueFull) => {}
             Err(error) => self.drop_peer(slot, Some(&format!("post: {error:?}"))),
         }
@@ -172,7 +171,7 @@ impl<F: Fabric> RawServer<F> {
         self.events = events;
     }
 
-    /// Prepares all that a client asks for, then accepts.
+    /// Prepares the requested resources, then accepts.
     fn accept(&mut self, request: RequestId, private_data: &[u8], name: &str) -> Result<(), String> {
         let hello = Hello::decode(private_data)?;
         let longest = self.fabric.capabilities().max_message;
@@ -233,7 +232,7 @@ impl<F: Fabric> RawServer<F> {
         }
     }
 
-    /// In an arena that serves nobody else: some fabrics let a peer reach all of it.
+    /// The arena serves no other peer, as some fabrics let a peer access all of it.
     fn expose(&mut self, bytes: usize) -> Result<Exposed, Failure> {
         let pool = registered_pool(&mut self.fabric, bytes, 1, Access::REMOTE)?;
         let memory = super::memory::alloc(&pool, bytes)?.lend();
@@ -241,8 +240,8 @@ impl<F: Fabric> RawServer<F> {
         Ok(Exposed { pool, memory })
     }
 
-    /// Binds the window, if there is memory to expose, and says where it is. The binding is done before the
-    /// message goes.
+    /// Binds the window to the exposed memory, if any, and sends its position. The binding completes before the
+    /// message.
     fn welcome(&mut self, qp: QpId) {
         let Some(peer) = self.peers.get_mut(qp.slot as usize).and_then(Option::as_mut).filter(|p| p.qp == qp) else {
             return;
@@ -261,7 +260,7 @@ impl<F: Fabric> RawServer<F> {
             let wr = WorkRequest::Bind { window, mem, offset: 0, len, access: Access::REMOTE };
             peer.chain.push(Posting { wr_id: 0, signalled: true, wr });
         }
-        // Receives that could not be posted before the connection stood.
+        // Some receives could not be posted before the connection was established.
         self.fabric.post_recv(Some(qp), &mut peer.idle);
         let welcome = Welcome { remote, server: self.says };
         if let Some(mut buf) = peer.messages.alloc(WELCOME_BYTES) {
@@ -271,7 +270,7 @@ impl<F: Fabric> RawServer<F> {
         self.post(slot);
     }
 
-    /// Ends the connection that a control event speaks of, unless it ended before.
+    /// Closes the connection of a control event, unless it is closed already.
     fn forget(&mut self, qp: QpId, why: Option<&str>) {
         let slot = qp.slot as usize;
         if self.peers.get(slot).and_then(Option::as_ref).is_some_and(|peer| peer.qp == qp) {
@@ -279,7 +278,7 @@ impl<F: Fabric> RawServer<F> {
         }
     }
 
-    /// Ends a connection and gives its memory back; says why, if it was not the client's wish.
+    /// Closes a connection and frees its memory; prints the cause unless the client closed it.
     fn drop_peer(&mut self, slot: usize, why: Option<&str>) {
         let Some(peer) = self.peers.get_mut(slot).and_then(Option::take) else { return };
         if let Some(why) = why {

@@ -1,4 +1,4 @@
-//! Both sides of the raw tests in one thread, and clients that do not behave.
+//! Both sides of the raw tests in one thread, and misbehaving clients.
 
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
 use rpcrdma::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress};
@@ -33,7 +33,7 @@ impl Pair {
         self.event()
     }
 
-    /// Enough turns for the server to look at connection management.
+    /// Enough turns to reach connection management.
     fn serve(&mut self) {
         (0..5000).for_each(|_| self.server.turn());
     }
@@ -77,7 +77,7 @@ fn a_client_that_leaves_gives_its_memory_back() {
     let ControlEvent::Established { qp: first, .. } = pair.connect(GOOD.encode()) else { panic!("refused") };
     let ControlEvent::Established { qp: second, .. } = pair.connect(GOOD.encode()) else { panic!("refused") };
     assert_eq!(pair.server.connections(), 2);
-    // It has posted no Receive, not even for the server's first message.
+    // The client has posted no receive, not even for the server's first message.
     pair.client.destroy_qp(first);
     pair.serve();
     assert_eq!(pair.server.connections(), 1, "the other one lives");
