@@ -1,2 +1,2 @@
-//! What the compiler must refuse: see `ui/`, whose programs use the pool and the hand-off as they must not be used.
+//! Programs in `ui/` that misuse pool, hand-off and calls.
 #![forbid(unsafe_code)]

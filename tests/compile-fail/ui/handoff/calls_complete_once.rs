@@ -1,4 +1,4 @@
-//! Completing a call uses its completer up.
+//! Completing a call consumes its completer.
 
 fn main() {
     let mut table = rpcrdma::handoff::slot::SlotTable::<u8>::new(1);

@@ -1,4 +1,4 @@
-//! A second producer or consumer would break the ring: the ends cannot be copied.
+//! A second producer or consumer would break the ring, so its ends are not `Clone`.
 
 fn main() {
     let (producer, consumer) = rpcrdma::handoff::spsc::ring::<u8>(4);

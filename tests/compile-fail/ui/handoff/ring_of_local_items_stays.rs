@@ -1,4 +1,4 @@
-//! Items that may not change threads keep their ring on one thread.
+//! A ring of items without `Send` stays on its thread.
 
 fn main() {
     let (producer, _consumer) = rpcrdma::handoff::spsc::ring::<std::rc::Rc<u8>>(4);

@@ -1,4 +1,4 @@
-//! A handler cannot answer one call with another that was kept.
+//! A handler cannot answer one call with another kept call.
 
 fn main() {
     let held = std::sync::Mutex::new(None::<rpcrdma::service::DeferredCall>);

@@ -1,4 +1,4 @@
-//! Nobody but the engine makes a call.
+//! Only the engine makes a server call.
 
 fn main() {
     let _ = rpcrdma::ServerCall::default();

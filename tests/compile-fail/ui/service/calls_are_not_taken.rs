@@ -1,4 +1,4 @@
-//! A handler cannot leave something else in the place of its call.
+//! A handler cannot replace its call with another value.
 
 fn main() {
     rpcrdma::Procedure::new(|call| {
