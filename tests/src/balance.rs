@@ -1,28 +1,27 @@
-//! What must be as it was when a test is over.
+//! Resources that a test must return.
 
 use std::time::{Duration, Instant};
 
 use rpcrdma::stats::ShardStats;
 
-/// Longest wait for something that must happen: bounds hangs, measures nothing.
+/// Longest wait for an expected event: bounds hangs, measures nothing.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Descriptors that this process has open, by what they are. What changes in number beside the engine is left
-/// out.
+/// Open descriptors of this process by kind, without those whose number varies independently of the engine.
 pub fn open_descriptors() -> Vec<String> {
     let entries = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted");
     let targets = entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
     let mut names: Vec<String> = targets
         .map(|target| target.to_string_lossy().into_owned())
         .filter(|name| !name.contains("/proc/"))
-        // Sockets and pipes are told apart by a number that never comes again.
+        // Sockets and pipes have a unique number each.
         .map(|name| name.split_once(":[").map_or(name.clone(), |(kind, _)| kind.to_owned()))
         .collect();
     names.sort_unstable();
     names
 }
 
-/// Waits until `holds`; false if it never does.
+/// Waits until `holds`; false after the time limit.
 pub fn settles(mut holds: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     loop {
@@ -36,7 +35,7 @@ pub fn settles(mut holds: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// What a shard without connections still holds beside its posted Receives; `None` if it holds nothing.
+/// Memory of a shard without connections beyond its posted receives; `None` if it holds none.
 pub fn shard_leak(stats: &ShardStats) -> Option<String> {
     let out: usize = stats.pool.classes.iter().map(|class| class.outstanding).sum();
     let receives = stats.receives_posted as usize;

@@ -1,4 +1,4 @@
-//! A cable between a peer and a server over TCP, which moves as many bytes as the test says.
+//! A TCP proxy between a peer and a server that moves bytes on request.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -8,17 +8,17 @@ use std::thread::JoinHandle;
 use rpcrdma::Address;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
-/// What the thread of the cable does for the test.
+/// Request to the thread of the cable.
 enum Ask {
-    /// From now on bytes move only when they are let through.
+    /// Stops all bytes until the next `Pass`.
     Hold,
-    /// So many bytes move in each direction, or as many as there are.
+    /// Moves up to this many bytes in each direction.
     Pass(usize),
-    /// The server gets these, as if its peer had sent them.
+    /// Sends these bytes to the server.
     Inject(Vec<u8>),
 }
 
-/// A cable with one connection. At first all that is sent goes through.
+/// A cable with one connection. At first it forwards all bytes.
 pub struct Cable {
     address: Address,
     asks: Option<Sender<(Ask, Sender<usize>)>>,
@@ -26,7 +26,7 @@ pub struct Cable {
 }
 
 impl Cable {
-    /// Leads to a server over TCP, which sees a peer of this host of 127.0.0.0/8.
+    /// Connects to a server over TCP from address `from` in 127.0.0.0/8.
     pub fn new(server: &Address, from: Ipv4Addr) -> Self {
         let Address::Iwarp(server) = server else { panic!("{server} is not over TCP") };
         let server: SocketAddr = server.0.parse().expect("an address");
@@ -44,22 +44,22 @@ impl Cable {
         Self { address, asks: Some(asks), thread: Some(thread) }
     }
 
-    /// Where the peer connects to.
+    /// Address for the peer.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// From now on bytes move only when they are let through.
+    /// Stops all bytes until [`pass`](Self::pass).
     pub fn hold(&self) {
         self.ask(Ask::Hold);
     }
 
-    /// Lets so many bytes through in each direction, or as many as there are; returns how many went to the server.
+    /// Moves up to `bytes` bytes in each direction; returns the number of bytes to the server.
     pub fn pass(&self, bytes: usize) -> usize {
         self.ask(Ask::Pass(bytes))
     }
 
-    /// The server gets these, as if its peer had sent them.
+    /// Sends bytes to the server in the peer's name.
     pub fn inject(&self, bytes: &[u8]) {
         self.ask(Ask::Inject(bytes.to_vec()));
     }
@@ -67,7 +67,7 @@ impl Cable {
     fn ask(&self, ask: Ask) -> usize {
         let (tell, told) = channel();
         let asks = self.asks.as_ref().expect("it is there until it is dropped");
-        // Without a thread the connection is over, and nothing moves.
+        // The thread ends with the connection; then no bytes move.
         asks.send((ask, tell)).map_or(0, |()| told.recv().unwrap_or(0))
     }
 }
@@ -80,12 +80,12 @@ impl Drop for Cable {
     }
 }
 
-/// Moves bytes until nobody asks any more, or an end has gone.
+/// Moves bytes until the drop of the cable, or the close of an end.
 fn run(ends: [TcpStream; 2], asked: &Receiver<(Ask, Sender<usize>)>) {
     let [peer, server] = &ends;
     for end in &ends {
         end.set_nonblocking(true).expect("a socket");
-        // What is let through is there at once.
+        // Sends forwarded bytes at once.
         end.set_nodelay(true).expect("a socket");
     }
     let mut held = false;
@@ -109,7 +109,7 @@ fn run(ends: [TcpStream; 2], asked: &Receiver<(Ask, Sender<usize>)>) {
                     }
                     Ask::Inject(bytes) => write_all(server, &bytes).map(|()| bytes.len()),
                 };
-                // Whoever has asked waits for it.
+                // The caller waits for it.
                 let _ = tell.send(moved.unwrap_or(0));
                 moved
             }
@@ -120,13 +120,13 @@ fn run(ends: [TcpStream; 2], asked: &Receiver<(Ask, Sender<usize>)>) {
     }
 }
 
-/// Moves up to so many bytes; how many, or `None` if an end has gone.
+/// Moves up to `bytes` bytes; returns their number, or `None` after the close of an end.
 fn shift(mut from: &TcpStream, to: &TcpStream, bytes: usize) -> Option<usize> {
     let mut buffer = vec![0; bytes];
     let mut len = 0;
     while len < bytes {
         match from.read(&mut buffer[len..]) {
-            // What arrived before the end is delivered.
+            // Bytes that arrived before the end are delivered.
             Ok(0) if len > 0 => break,
             Ok(0) => return None,
             Ok(n) => len += n,

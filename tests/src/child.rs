@@ -1,27 +1,26 @@
-//! Peers in processes of their own: this test binary, started again.
+//! Peers in child processes, which run this test binary.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-/// Name of the hidden test that a child runs instead of all others.
+/// Name of the hidden test of a child.
 pub const CHILD_TEST: &str = "child_process";
 const ROLE: &str = "RPCRDMA_TEST_CHILD";
 
-/// What this process is to do, if it is a child: role and address.
+/// Role and address of this process, if it is a child.
 pub fn child_role() -> Option<(String, String)> {
     let text = std::env::var(ROLE).ok()?;
     let (role, address) = text.split_once(' ')?;
     Some((role.to_owned(), address.to_owned()))
 }
 
-/// A child process; killed, and waited for, when it is dropped.
+/// A child process; the drop kills and reaps it.
 pub struct Child {
     process: std::process::Child,
     output: BufReader<std::process::ChildStdout>,
 }
 
 impl Child {
-    /// Starts a child.
     pub fn start(role: &str, address: &str) -> Self {
         let program = std::env::current_exe().expect("this binary");
         let mut process = Command::new(program)
@@ -36,7 +35,7 @@ impl Child {
         Self { process, output }
     }
 
-    /// Waits until the child says this word.
+    /// Waits until the child prints this word.
     pub fn wait_for(&mut self, word: &str) {
         let mut line = String::new();
         loop {
@@ -49,13 +48,13 @@ impl Child {
         }
     }
 
-    /// SIGKILL, at whatever instruction it is.
+    /// Sends SIGKILL.
     pub fn kill(mut self) {
         self.end();
     }
 
     fn end(&mut self) {
-        // It may have ended by itself.
+        // The child may have exited.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,6 +1,6 @@
-//! Data that can be recognized, and numbers that come again with their seed.
+//! Recognizable data, and reproducible random numbers.
 
-/// Bytes of which each is one more than the last: twice around, so that 256 begin at any of them.
+/// Ascending bytes, two periods long, so that 256 bytes can start at any value.
 const RAMP: [u8; 512] = {
     let mut ramp = [0; 512];
     let mut n = 0;
@@ -10,38 +10,37 @@ const RAMP: [u8; 512] = {
     }
     ramp
 };
-/// Length of a block of a pattern, which is copied and compared at once: byte by byte took most of a simulation's time.
+/// Block length of a pattern. Whole blocks are copied and compared: bytewise loops took most of a simulation's time.
 const BLOCK: usize = 256;
 
-/// Fills `bytes` with what belongs to this seed.
+/// Fills `bytes` with the pattern of `seed`.
 pub fn pattern(seed: u32, bytes: &mut [u8]) {
     for (n, block) in bytes.chunks_mut(BLOCK).enumerate() {
         block.copy_from_slice(expected(seed, n, block.len()));
     }
 }
 
-/// Whether `bytes` are what belongs to this seed.
+/// True if `bytes` hold the pattern of `seed`.
 pub fn patterned(seed: u32, bytes: &[u8]) -> bool {
     bytes.chunks(BLOCK).enumerate().all(|(n, block)| block == expected(seed, n, block.len()))
 }
 
-/// Whether all of `bytes` are `byte`: there is none, or the first is and each is what the one before it is.
+/// True if all of `bytes` are `byte`.
 pub fn filled(byte: u8, bytes: &[u8]) -> bool {
     bytes.split_first().is_none_or(|(&first, rest)| first == byte && *rest == bytes[..rest.len()])
 }
 
-/// The first `len` bytes of block `n`. Each block begins 3 further, so that blocks differ.
+/// The first `len` bytes of block `n`. Each block starts 3 further, so that neighbours differ.
 fn expected(seed: u32, n: usize, len: usize) -> &'static [u8] {
     let first = ((seed.wrapping_mul(0x9E37_79B9) >> 24) as usize + 3 * n) % BLOCK;
     &RAMP[first..first + len]
 }
 
-/// Pseudo-random numbers (xorshift): the same for the same seed.
+/// Pseudo-random numbers (xorshift), reproducible by seed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Starts anew.
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }

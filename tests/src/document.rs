@@ -1,9 +1,9 @@
-//! Reading this repository's own documents: sections and tables.
+//! Reader of this repository's documents: sections, tables, blocks.
 
-/// The part of a document below a heading, up to the next one of the same or a higher level.
+/// The part below a heading, up to the next heading of the same or a higher level.
 ///
 /// # Panics
-/// If there is no such heading.
+/// If the heading is missing.
 pub fn section(document: &str, heading: &str) -> String {
     let level = heading.bytes().take_while(|&b| b == b'#').count();
     let ends = |line: &str| line.starts_with('#') && line.bytes().take_while(|&b| b == b'#').count() <= level;
@@ -12,7 +12,7 @@ pub fn section(document: &str, heading: &str) -> String {
     lines.take_while(|line| !ends(line)).collect::<Vec<_>>().join("\n")
 }
 
-/// The rows of the tables in a text, without their heads: cells, trimmed.
+/// Rows of all tables in a text without their heads, as trimmed cells.
 pub fn rows(text: &str) -> Vec<Vec<String>> {
     let cells = |line: &str| line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect();
     let mut rows = Vec::new();
@@ -31,15 +31,15 @@ pub fn rows(text: &str) -> Vec<Vec<String>> {
 
 /// A fenced block of a document.
 pub struct Block {
-    /// The line of its fence, from 1.
+    /// Line of its fence, from 1.
     pub line: usize,
-    /// The words behind the fence: the language, and how the block is used.
+    /// Words after the fence: the language, and the use of the block.
     pub info: String,
-    /// Its lines.
+    /// Content.
     pub text: String,
 }
 
-/// The fenced blocks of a document, in order.
+/// Fenced blocks of a document, in order.
 ///
 /// # Panics
 /// If a block has no end.
@@ -62,7 +62,7 @@ pub fn blocks(document: &str) -> Vec<Block> {
     blocks
 }
 
-/// The documents whose commands are run by `tests/documents.rs`.
+/// Documents whose commands `tests/documents.rs` runs.
 pub const COMMANDS: &[&str] = &[
     "README.md",
     "tools/README.md",
@@ -76,26 +76,26 @@ pub const COMMANDS: &[&str] = &[
     "tools/blockstore/README.md",
 ];
 
-/// Where the commands of a block are run.
+/// Place of a block's commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// On this host.
+    /// This host.
     Host,
-    /// In the virtual machine, which has the device `rxe0`.
+    /// The virtual machine, which has the device `rxe0`.
     Machine,
-    /// The same, with the driver of soft-iWARP.
+    /// The virtual machine with the soft-iWARP driver.
     SoftIwarp,
-    /// In the virtual machine, in the network namespace of another host without a device.
+    /// The virtual machine, in the network namespace of another host without a device.
     Server,
-    /// Nowhere: the document says why.
+    /// No place, for the reason in the document.
     Nowhere,
 }
 
 impl Block {
-    /// Where its commands are run; `None` if it has none.
+    /// Place of its commands; `None` if it has none.
     ///
     /// # Panics
-    /// If the fence says something else.
+    /// If the fence is invalid.
     pub fn place(&self) -> Option<Place> {
         let place = match self.info.strip_prefix("sh")?.trim_start() {
             "" => Place::Host,

@@ -1,6 +1,7 @@
-//! Shared helpers of the integration tests: a [`World`] with servers and clients in it, the services that
-//! tests call, data that can be recognized, peers that misbehave ([`RawPeer`]), and child processes that are
-//! killed.
+//! Shared helpers of the integration tests.
+//!
+//! A [`World`] holds servers and clients. Other modules hold the services, recognizable data, misbehaving peers
+//! ([`RawPeer`]), and child processes.
 #![forbid(unsafe_code)]
 
 mod balance;
@@ -28,7 +29,7 @@ pub use services::{
 pub use timed::TimedServer;
 pub use world::{With, World, echo, load, mirror, served_or_lost, small, small_client, small_server, store};
 
-/// The examples of the documents outside of the crates are compiled, and run where they can be.
+/// Compiles the examples in documents outside the crates, and runs those that can run.
 #[cfg(doctest)]
 mod documents {
     #[doc = include_str!("../../README.md")]

@@ -1,5 +1,4 @@
-//! Where tests serve: on the software fabric, or, as `RPCRDMA_FABRIC` says, over TCP (`iwarp`) or on an RDMA device
-//! (`verbs`).
+//! Fabric of the tests: software, or `RPCRDMA_FABRIC` for TCP (`iwarp`) or RDMA devices (`verbs`).
 
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
@@ -10,26 +9,25 @@ use rpcrdma::fabric::contract::loopback_address;
 use rpcrdma::fabric::iwarp::{IwarpConfig, IwarpFabric};
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
 
-/// The fabric to test: `soft`, which is the default, `iwarp`, or `verbs`.
+/// Fabric under test: `soft` (default), `iwarp` or `verbs`.
 const FABRIC: &str = "RPCRDMA_FABRIC";
 
-/// The words before the colon of this run's addresses.
+/// Scheme of this run's addresses.
 fn scheme() -> String {
     std::env::var(FABRIC).unwrap_or_else(|_| "soft".to_owned())
 }
 
-/// Whether this run is on an RDMA device.
+/// True on a fabric other than software.
 pub fn on_device() -> bool {
     scheme() != "soft"
 }
 
-/// Whether this run is over TCP: a peer is not heard of when it takes a message, nor does it have to post a Receive for
-/// each.
+/// True over TCP. A sender then gets no notice of a received message, and a peer needs no receive per message.
 pub fn over_tcp() -> bool {
     scheme() == "iwarp"
 }
 
-/// An address that nobody else uses. Panics where there is no such fabric.
+/// A unique address. Panics if the fabric is missing.
 pub fn new_address(name: &str) -> Address {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -54,8 +52,7 @@ fn device_address(_: u16) -> String {
     panic!("{FABRIC} is set, and the tests were built without `--features verbs`")
 }
 
-/// Opens the fabric of an address as its defaults are, but patient: whatever takes long is the tests' to
-/// notice.
+/// Opens the fabric of an address with defaults and long time-outs, so that the tests bound slow operations themselves.
 pub fn open(address: &Address) -> AnyFabric {
     const LONG: Duration = Duration::from_secs(2000);
     match address {
@@ -73,7 +70,7 @@ pub fn open(address: &Address) -> AnyFabric {
     }
 }
 
-/// Prints what is logged, if `RPCRDMA_LOG` is set: for whoever looks into a failure.
+/// Prints log records if `RPCRDMA_LOG` is set.
 struct Printer(std::time::Instant);
 
 impl log::Log for Printer {
@@ -90,18 +87,18 @@ impl log::Log for Printer {
     fn flush(&self) {}
 }
 
-/// Starts to print what is logged, if that is wished.
+/// Installs the printer if `RPCRDMA_LOG` is set.
 pub fn print_logs() {
     static PRINTER: std::sync::OnceLock<Printer> = std::sync::OnceLock::new();
     if let Some(level) = std::env::var("RPCRDMA_LOG").ok().and_then(|level| level.parse().ok()) {
-        // Another test may have done it.
+        // Fails if another test has installed it.
         if log::set_logger(PRINTER.get_or_init(|| Printer(std::time::Instant::now()))).is_ok() {
             log::set_max_level(level);
         }
     }
 }
 
-/// Opens what libraries keep open for the life of the process.
+/// Opens the descriptors that libraries keep for the life of the process.
 pub fn warm_up() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     if on_device() {

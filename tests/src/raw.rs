@@ -1,4 +1,4 @@
-//! A peer without an engine: it sends what it is told to, byte for byte, and keeps to no rule.
+//! A peer without an engine: sends arbitrary bytes, obeys no rule.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,56 +16,55 @@ use rpcrdma::wire::rpc::{CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Body, Flags, Header, HeaderType, Revision, Segment, Version, View, ViewBody};
 use rpcrdma_mempool::{ArenaConfig, Class, Lent, PagePolicy, Pool, PoolConfig};
 
-/// Bounds hangs, measures nothing.
+/// Bounds hangs; measures nothing.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Bytes of a Receive.
+/// Bytes of a receive.
 const RECEIVE: usize = 8192;
-/// Receives that a raw peer keeps posted. Tests make hundreds of such peers, and a device pins the memory of each.
+/// Posted receives of a raw peer. Tests make hundreds of peers, and a device pins the memory of each.
 const RECEIVES: usize = 128;
 
-/// A message that arrived.
+/// A received message.
 #[derive(Clone, Debug)]
 pub struct Message {
     /// Header and payload.
     pub bytes: Vec<u8>,
-    /// The key that came to be invalidated.
+    /// Key that the message invalidated.
     pub invalidated: Option<u32>,
 }
 
-/// One end of one connection.
+/// One end of a connection.
 pub struct RawPeer<F: Fabric = AnyFabric> {
     fabric: F,
     messages: Pool,
     exposed: Pool,
     qp: QpId,
     inbox: VecDeque<Message>,
-    /// Messages received, grants included: what windowed headers say.
+    /// Received messages, grants included, for windowed headers.
     pub received: u32,
-    /// Completions that were not successes.
+    /// Failed completions.
     pub failures: Vec<(Opcode, Status)>,
-    /// Signalled work requests that have completed.
+    /// Completed signalled work requests.
     pub completed: usize,
-    /// Those that were posted.
+    /// Posted signalled work requests.
     signalled: usize,
-    /// It posts no Receives.
+    /// Posts no receives.
     deaf: bool,
     up: bool,
     over: Option<String>,
-    /// Protocol version of the headers that it makes.
+    /// Protocol version of its headers.
     pub version: Version,
-    /// Receives that they offer: the credit limit of version 2, which increments have in their high half;
-    /// the credit word of version 1.
+    /// Receives that its headers offer: the credit limit of version 2 (the high half with increments), or the credit
+    /// word of version 1.
     pub credit: u32,
-    /// What increments have told so far: the other side may send so many messages. A client's first one is
-    /// free.
+    /// Messages that increments have granted to the other side so far. A client's first message needs no grant.
     told: u32,
-    /// They are windowed: they have the count of messages received.
+    /// Headers are windowed: they carry the count of received messages.
     pub windowed: bool,
-    /// Their code points.
+    /// Code points of its headers.
     pub revision: Revision,
-    /// What its CONNPROP says.
+    /// Properties of its CONNPROP.
     pub offers: Properties<'static>,
-    /// What the other side's connect message said.
+    /// Private data of the other side's connect message.
     pub private_data: Vec<u8>,
 }
 
@@ -75,7 +74,7 @@ fn pool(size: usize, count: usize) -> Pool {
     Pool::new(&PoolConfig { classes: vec![Class { size, count }], arena }).expect("memory")
 }
 
-/// A device with its memory.
+/// A device with its registered memory.
 fn equip<F: Fabric>(mut fabric: F) -> (F, Pool, Pool) {
     let (messages, exposed) = (pool(RECEIVE, 4 * RECEIVES), pool(1 << 16, 32));
     fabric.register(messages.arena(), Access::LOCAL).expect("registered");
@@ -98,14 +97,14 @@ fn post_receives(fabric: &mut impl Fabric, messages: &Pool, count: usize) {
 }
 
 impl RawPeer {
-    /// Connects as a client that offers windowed credits; panics if it is refused.
+    /// Connects as a client that offers windowed credits; panics if the server refuses.
     pub fn connect(address: &Address) -> Self {
         let mut peer = Self::connect_silently(address);
         peer.introduce();
         peer
     }
 
-    /// Connects as a client of this version; panics if it is refused.
+    /// Connects as a client of this version; panics if the server refuses.
     pub fn connect_as(address: &Address, version: Version) -> Self {
         let mut peer = Self::connect_silently(address);
         peer.version = version;
@@ -115,7 +114,7 @@ impl RawPeer {
         peer
     }
 
-    /// Connects as a client that says nothing yet; panics if it is refused.
+    /// Connects as a client without sending a message; panics if the server refuses.
     pub fn connect_silently(address: &Address) -> Self {
         Self::try_connect(address, b"").expect("a connection")
     }
@@ -123,24 +122,24 @@ impl RawPeer {
     /// Connects as a client, with private data.
     ///
     /// # Errors
-    /// Why it was refused, in words.
+    /// Cause of the refusal.
     pub fn try_connect(address: &Address, private_data: &[u8]) -> Result<Self, String> {
         let mut peer = Self::begin(address, private_data)?;
         peer.establish()?;
         Ok(peer)
     }
 
-    /// Starts to connect as a client, and returns at once: [take turns](Self::turn) until it [is
-    /// up](Self::is_up) or over.
+    /// Starts to connect as a client, and returns at once. [Take turns](Self::turn) until it [is up](Self::is_up) or
+    /// closed.
     ///
     /// # Errors
-    /// Why it cannot be.
+    /// Cause of the failure.
     pub fn begin(address: &Address, private_data: &[u8]) -> Result<Self, String> {
         Self::begin_on(place::open(address), address, private_data)
     }
 
-    /// Connects as a client that posts no Receive, and lets the other side try again without end; panics if
-    /// it is refused.
+    /// Connects as a client without posted receives, so the server retries its Sends without limit; panics if the
+    /// server refuses.
     pub fn connect_deaf(address: &Address) -> Self {
         let (mut fabric, messages, exposed) = equip(place::open(address));
         let qp = fabric.connect(address.fabric_address(), &params(b"")).expect("a connect request");
@@ -151,10 +150,10 @@ impl RawPeer {
 }
 
 impl<F: Fabric> RawPeer<F> {
-    /// As [`begin`](RawPeer::begin), on a device that is open already.
+    /// As [`begin`](RawPeer::begin), on an open device.
     ///
     /// # Errors
-    /// Why it cannot be.
+    /// Cause of the failure.
     pub fn begin_on(fabric: F, address: &Address, private_data: &[u8]) -> Result<Self, String> {
         let (mut fabric, messages, exposed) = equip(fabric);
         post_receives(&mut fabric, &messages, RECEIVES);
@@ -200,7 +199,7 @@ impl<F: Fabric> RawPeer<F> {
         self.take_properties(&hello.bytes);
     }
 
-    /// Sends a CONNPROP that says what this side [offers](Self::offers).
+    /// Sends a CONNPROP with the properties that this side [offers](Self::offers).
     pub fn send_properties(&mut self) {
         let mut buffer = [0; 256];
         let set = self.offers.emit(&mut buffer, self.revision).expect("space");
@@ -208,7 +207,7 @@ impl<F: Fabric> RawPeer<F> {
         self.send(&message);
     }
 
-    /// Takes the other side's CONNPROP.
+    /// Applies the other side's CONNPROP.
     pub fn take_properties(&mut self, message: &[u8]) {
         let view = View::check(message, self.revision).expect("a header");
         let ViewBody::Connprop(set) = view.body() else { panic!("no CONNPROP: {view}") };
@@ -237,13 +236,13 @@ impl<F: Fabric> RawPeer<F> {
         Ok(())
     }
 
-    /// Takes what there is.
+    /// Processes completions and control events.
     pub fn turn(&mut self) {
         self.take(64);
         self.control();
     }
 
-    /// Takes so many completions at most; how many there were.
+    /// Processes up to `most` completions; returns their number.
     pub fn take(&mut self, most: usize) -> usize {
         let mut completions = Vec::new();
         let count = self.fabric.poll_cq(&mut completions, most);
@@ -253,7 +252,7 @@ impl<F: Fabric> RawPeer<F> {
         count
     }
 
-    /// Takes what becomes of the connection.
+    /// Processes control events.
     pub fn control(&mut self) {
         let mut events = Vec::new();
         self.fabric.poll_control(&mut events);
@@ -275,12 +274,12 @@ impl<F: Fabric> RawPeer<F> {
         }
     }
 
-    /// The connection has been there, as far as is known.
+    /// True once the connection is established.
     pub fn is_up(&self) -> bool {
         self.up
     }
 
-    /// The next message, if one has been taken.
+    /// The next received message, if there is one.
     pub fn take_message(&mut self) -> Option<Message> {
         self.inbox.pop_front()
     }
@@ -302,7 +301,7 @@ impl<F: Fabric> RawPeer<F> {
         }
     }
 
-    /// The next message; `None` when the connection has ended.
+    /// Waits for the next message; `None` once the connection is closed.
     pub fn receive(&mut self) -> Option<Message> {
         let start = Instant::now();
         loop {
@@ -318,13 +317,13 @@ impl<F: Fabric> RawPeer<F> {
         }
     }
 
-    /// Waits until the other side has ended the connection; panics if it does not.
+    /// Waits until the other side closes the connection; panics after a time limit.
     pub fn wait_until_over(&mut self) -> String {
         while self.receive().is_some() {}
         self.over.clone().unwrap_or_default()
     }
 
-    /// Waits until the connection has ended, or a work request has failed.
+    /// Waits until the connection closes or a work request fails.
     pub fn wait_until_over_or_failed(&mut self) {
         let start = Instant::now();
         while !self.is_over() && self.failures.is_empty() {
@@ -333,17 +332,16 @@ impl<F: Fabric> RawPeer<F> {
         }
     }
 
-    /// The connection has ended, as far as is known.
+    /// True once the connection is closed.
     pub fn is_over(&self) -> bool {
         self.over.is_some()
     }
 
-    /// Sends these bytes.
     pub fn send(&mut self, bytes: &[u8]) {
         self.send_invalidating(bytes, None);
     }
 
-    /// Sends these bytes, and has a key of the other side invalidated.
+    /// Sends bytes, and invalidates a key of the other side.
     pub fn send_invalidating(&mut self, bytes: &[u8], invalidate: Option<u32>) {
         let mut buf = self.messages.alloc(bytes.len()).expect("a buffer");
         buf.copy_from_slice(bytes);
@@ -353,7 +351,7 @@ impl<F: Fabric> RawPeer<F> {
         self.post(false, WorkRequest::Send { buf, invalidate, fence: false });
     }
 
-    /// Writes bytes into memory of the other side.
+    /// Writes bytes into the other side's memory.
     pub fn write(&mut self, bytes: &[u8], remote: RemoteMemory) {
         let mut buf = self.exposed.alloc(bytes.len()).expect("a buffer");
         buf.copy_from_slice(bytes);
@@ -361,7 +359,7 @@ impl<F: Fabric> RawPeer<F> {
         self.post(true, WorkRequest::Write { src, offset: 0, len: bytes.len(), remote });
     }
 
-    /// Sends these bytes with immediate data; false where the fabric has no such operation.
+    /// Sends bytes with immediate data; false if the fabric lacks the operation.
     pub fn send_immediate(&mut self, bytes: &[u8]) -> bool {
         let mut buf = self.messages.alloc(bytes.len()).expect("a buffer");
         buf.copy_from_slice(bytes);
@@ -369,8 +367,8 @@ impl<F: Fabric> RawPeer<F> {
         self.fabric.post_immediate(self.qp, Posting { wr_id: 0, signalled: true, wr }, 1)
     }
 
-    /// Writes bytes into memory of the other side, with immediate data; false where the fabric has no such
-    /// operation. To write nothing takes no key.
+    /// Writes bytes into the other side's memory with immediate data; false if the fabric lacks the operation. An empty
+    /// write needs no key.
     pub fn write_immediate(&mut self, bytes: &[u8], remote: RemoteMemory) -> bool {
         let mut buf = self.exposed.alloc(bytes.len().max(1)).expect("a buffer");
         buf[..bytes.len()].copy_from_slice(bytes);
@@ -379,12 +377,12 @@ impl<F: Fabric> RawPeer<F> {
         self.fabric.post_immediate(self.qp, Posting { wr_id: 0, signalled: true, wr }, 1)
     }
 
-    /// Reads memory of the other side; `None` if that failed.
+    /// Reads the other side's memory; `None` after a failure.
     pub fn read(&mut self, remote: RemoteMemory, len: usize) -> Option<Vec<u8>> {
         let dst = self.exposed.alloc(len)?.lend().ok()?;
         let start = Instant::now();
         self.post(true, WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote });
-        // It completes behind those that were posted before.
+        // It completes after all earlier signalled requests.
         while self.completed < self.signalled && self.failures.is_empty() && !self.is_over() {
             assert!(start.elapsed() < PATIENCE, "the Read neither completes nor fails");
             self.turn();
@@ -396,11 +394,11 @@ impl<F: Fabric> RawPeer<F> {
     fn post(&mut self, signalled: bool, wr: WorkRequest) {
         self.signalled += usize::from(signalled);
         let mut chain = vec![Posting { wr_id: 0, signalled, wr }];
-        // A connection that has ended takes nothing, which tests find out by other means.
+        // A closed connection rejects the request; tests detect that by other means.
         let _ = self.fabric.post_send(self.qp, &mut chain);
     }
 
-    /// Exposes memory with these contents: the segment that names it, and the memory.
+    /// Exposes memory with this content; returns its segment and the memory.
     pub fn expose(&mut self, bytes: &[u8], access: Access) -> (Segment, Lent) {
         let mut buf = self.exposed.alloc(bytes.len()).expect("a buffer");
         buf.copy_from_slice(bytes);
@@ -411,8 +409,8 @@ impl<F: Fabric> RawPeer<F> {
         (Segment { handle, length: bytes.len() as u32, offset }, mem)
     }
 
-    /// The credit word of version 2 with increments, as a correct peer has it now: what is newly granted,
-    /// below the most that is outstanding. An error grants nothing.
+    /// Credit word of version 2 with increments, as a correct peer sends it now: new grants, below the outstanding
+    /// limit. An error grants nothing.
     pub fn increment(&self, error: bool) -> u32 {
         let left = self.told.wrapping_sub(self.received) as i32;
         let newly = if error { 0 } else { (self.credit as i32 - left).clamp(0, 0xFFFF) };
@@ -420,7 +418,7 @@ impl<F: Fabric> RawPeer<F> {
         most << 16 | newly as u32
     }
 
-    /// Header and payload as a correct peer would send them now.
+    /// Header and payload, as a correct peer sends them now.
     pub fn message(&self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
         let received = self.windowed.then_some(self.received);
         let credit = match (self.version, received) {
@@ -434,45 +432,45 @@ impl<F: Fabric> RawPeer<F> {
         bytes
     }
 
-    /// Leaves without a word: as a process that ends.
+    /// Leaves without a disconnect, like a process that exits.
     pub fn vanish(self) {}
 
-    /// Whether its device checks the bounds of the windows that it opens.
+    /// True if its device checks window bounds.
     pub fn checks_window_bounds(&self) -> bool {
         self.fabric.capabilities().checks_window_bounds
     }
 
-    /// Leaves in order.
+    /// Disconnects.
     pub fn leave(mut self) {
         self.fabric.disconnect(self.qp);
     }
 }
 
 impl RawPeer<SoftwareFabric> {
-    /// Says that a message of any length is there, and writes nothing of it.
+    /// Announces a message of any length without writing its bytes.
     pub fn announce(&mut self, len: u32) {
         self.fabric.announce(self.qp, len);
     }
 }
 
-/// Takes connections as a server.
+/// Accepts connections as a server.
 pub struct RawListener<F: Fabric = AnyFabric> {
     fabric: F,
     messages: Pool,
     exposed: Pool,
     address: Address,
     listener: F::Listener,
-    /// What it says when it accepts.
+    /// Private data of its accept message.
     pub private_data: Vec<u8>,
 }
 
 impl RawListener {
-    /// Binds.
+    /// Listens at `address`.
     pub fn bind(address: &Address) -> Self {
         Self::bind_on(place::open(address), address, address.bind().expect("a free address"))
     }
 
-    /// Takes the next connection, and goes on listening.
+    /// Accepts the next connection, and continues to listen.
     pub fn accept_next(&mut self) -> RawPeer {
         let start = Instant::now();
         loop {
@@ -495,7 +493,7 @@ impl RawListener {
 }
 
 impl<F: Fabric> RawListener<F> {
-    /// Listens with a device that is open already, at an address that is bound.
+    /// Listens with an open device at a bound address.
     pub fn bind_on(fabric: F, address: &Address, listener: F::Listener) -> Self {
         let (mut fabric, messages, exposed) = equip(fabric);
         fabric.listen(&listener).expect("listening");
@@ -503,14 +501,14 @@ impl<F: Fabric> RawListener<F> {
         Self { fabric, messages, exposed, address, listener, private_data: Vec::new() }
     }
 
-    /// Takes the first connection, and exchanges properties with the client; there is no second.
+    /// Accepts the first connection and exchanges properties; accepts no second one.
     pub fn accept(self) -> RawPeer<F> {
         let mut peer = self.accept_silently();
         peer.welcome();
         peer
     }
 
-    /// Takes the first connection; there is no second.
+    /// Accepts the first connection, and no second one.
     pub fn accept_silently(self) -> RawPeer<F> {
         let start = Instant::now();
         let mut listener = Box::new(self);
@@ -527,10 +525,10 @@ impl<F: Fabric> RawListener<F> {
         }
     }
 
-    /// Takes the first connection if it is asked for, as [`RawPeer::begin`] does at the other side.
+    /// Accepts the first pending connection, as [`RawPeer::begin`] does at the other side.
     ///
     /// # Errors
-    /// The listener back: nobody asks.
+    /// The listener, if no request is pending.
     pub fn try_accept(mut self: Box<Self>) -> Result<RawPeer<F>, Box<Self>> {
         match self.take_request() {
             Some((qp, private_data)) => {
@@ -542,13 +540,13 @@ impl<F: Fabric> RawListener<F> {
         }
     }
 
-    /// Accepts a connection that is asked for; with what the other side says.
+    /// Accepts a pending request; returns its private data too.
     fn take_request(&mut self) -> Option<(QpId, Vec<u8>)> {
         let mut events = Vec::new();
         self.fabric.poll_control(&mut events);
         events.into_iter().find_map(|event| match event {
             ControlEvent::ConnectRequest { request, private_data, .. } => {
-                // The client need not wait for Receives that come after the answer.
+                // Receives are posted first: the client may send right after the answer.
                 post_receives(&mut self.fabric, &self.messages, RECEIVES);
                 let qp = self.fabric.accept(request, &params(&self.private_data)).ok()?;
                 Some((qp, private_data))
@@ -558,7 +556,7 @@ impl<F: Fabric> RawListener<F> {
     }
 }
 
-/// What a message grants by increments.
+/// Credits that an increment in `message` grants.
 fn newly_granted(message: &[u8]) -> Option<u32> {
     let word = |at: usize| message.get(at..at + 4).map(|word| u32::from_be_bytes(word.try_into().expect("a word")));
     let grants = word(4) == Some(Version::V2.code()) && word(12).is_some_and(|htype| htype != HeaderType::Error.code());

@@ -1,4 +1,4 @@
-//! The program that the tests call. Each procedure checks what it gets, so that wrong data is a refused call.
+//! Program of the tests. Procedures check their data and refuse wrong data.
 
 use std::time::Duration;
 
@@ -11,64 +11,62 @@ use crate::data::{pattern, patterned};
 
 /// Program number.
 pub const PROGRAM: u32 = 0x2000_0001;
-/// Program version; there is one more, 5.
+/// Program version. Version 5 exists too.
 pub const VERSION: u32 = 3;
 
-/// Gives its arguments back.
+/// Returns its arguments.
 pub const ECHO: u32 = 1;
-/// Arguments: seed. Read chunks: the pattern of seed, seed + 1, and so on. Results: the bytes of each.
+/// Arguments: seed. Read chunks: the pattern of seed, seed + 1, and so on. Results: the length of each.
 pub const STORE: u32 = 2;
-/// Arguments: seed, then the bytes wanted of each result. Write chunks: as [`STORE`]. Results: the room in
-/// each.
+/// Arguments: seed, then the length of each result. Write chunks: as [`STORE`]. Results: the capacity of each.
 pub const LOAD: u32 = 3;
 /// Copies Read chunk n into Write chunk n.
 pub const MIRROR: u32 = 4;
-/// Arguments: which refusal.
+/// Arguments: the refusal.
 pub const REFUSE: u32 = 5;
 /// Results: flavor and body of the caller's credential.
 pub const CREDENTIAL: u32 = 6;
-/// As [`ECHO`], on a worker where there is one, after as many microseconds as the first word says.
+/// As [`ECHO`], on a worker if there is one, after a sleep. The first word is its microseconds.
 pub const WORKER_ECHO: u32 = 7;
-/// Panics, on a worker where there is one.
+/// Panics, on a worker if there is one.
 pub const PANIC: u32 = 8;
-/// Arguments: bytes of the reply.
+/// Arguments: length of the reply, in bytes.
 pub const REPLY: u32 = 9;
 
-/// Bytes that [`REPLY`] is willing to answer with beyond what a message holds.
+/// Bytes of the longest [`REPLY`] beyond a message.
 pub const LONGER: usize = 404;
-/// Longest sleep that they are talked into, in microseconds.
+/// Longest sleep, in microseconds.
 const LONGEST_SLEEP: u32 = 200_000;
-/// Longest chunk that the procedures take.
+/// Longest chunk of the procedures.
 const LONGEST: usize = 1 << 20;
 
-/// The program, for a server without workers.
+/// The program for a server without workers.
 pub fn standard_services() -> Services {
     services_for(4096)
 }
 
-/// The program, for messages of so many bytes, and for a server without workers.
+/// The program for messages of this size and a server without workers.
 pub fn services_for(receive_size: usize) -> Services {
     services_with(receive_size, LONGEST, false)
 }
 
-/// The program, for a server that is configured like this.
+/// The program for a server with this configuration.
 pub fn services_of(config: &ServerConfig) -> Services {
     let MemoryConfig { bulk_buffers, long_buffers, .. } = &config.shard.memory;
     let longest = bulk_buffers.iter().chain(long_buffers).map(|class| class.0).max().unwrap_or(0);
     services_with(4096, longest.min(LONGEST), config.workers.is_some())
 }
 
-/// The program, for messages and for chunks of so many bytes, with or without workers.
+/// The program for messages and chunks of these sizes, with or without workers.
 pub fn services_with(receive_size: usize, chunk: usize, workers: bool) -> Services {
     let place = |procedure: Procedure| if workers { procedure.on_workers() } else { procedure };
     services_by(receive_size, chunk, |handler| Procedure::new(handler), place)
 }
 
-/// What runs for a call of the program.
+/// Handler of a procedure.
 pub type StandardHandler = fn(&mut ServerCall) -> Result<(), Refusal>;
 
-/// The program with procedures that are made otherwise of what runs for their calls; `place` is for those that run on
-/// workers where there are any.
+/// The program with procedures made by `procedure`. `place` applies to the procedures for workers.
 pub fn services_by(
     receive_size: usize,
     chunk: usize,
@@ -101,7 +99,7 @@ fn word(call: &ServerCall, index: usize) -> Result<u32, Refusal> {
     bytes.map(u32::from_be_bytes).ok_or(Refusal::GarbageArguments)
 }
 
-/// Sets the results; more than there is room for is the server's fault.
+/// Sets the results. Results beyond the reply buffer are the server's fault.
 fn results(call: &mut ServerCall, bytes: &[u8]) -> Result<(), Refusal> {
     call.reply_mut(bytes.len())?.copy_from_slice(bytes);
     Ok(())

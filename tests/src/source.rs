@@ -1,26 +1,26 @@
-//! Reading this repository's own sources: what is code in them, and what it names.
+//! Reader of this repository's sources: code and names.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// The root of the repository.
+/// Root of the repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the repository").into()
 }
 
-/// Reads a file, named from the root of the repository.
+/// Reads a file by its path from the root of the repository.
 ///
 /// # Panics
-/// If it cannot be read.
+/// If the file is unreadable.
 pub fn read(path: impl AsRef<Path>) -> String {
     let path = path.as_ref();
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All files below a directory whose names end like this, as paths from the root of the repository, in order.
+/// Files below a directory with this ending, as sorted paths from the root of the repository.
 ///
 /// # Panics
-/// If a directory cannot be read.
+/// If a directory is unreadable.
 pub fn files(directory: &str, ending: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut open = vec![root().join(directory)];
@@ -42,7 +42,7 @@ pub fn files(directory: &str, ending: &str) -> Vec<String> {
     found
 }
 
-/// Whether a source file holds nothing but tests.
+/// True if a source file holds only tests.
 pub fn is_test(path: &str) -> bool {
     let in_directory = path.contains("/tests/") || path.starts_with("tests/");
     let name = path.rsplit('/').next().unwrap_or(path);
@@ -125,7 +125,7 @@ fn raw_string(text: &str) -> Option<usize> {
     Some(text[open + 1..].find(&end).map_or(text.len(), |at| open + 1 + at + end.len()))
 }
 
-/// The length of a character literal; 0 for a lifetime.
+/// Length of a character literal; 0 for a lifetime.
 fn character(text: &str) -> usize {
     let mut chars = text.char_indices().skip(1);
     match chars.next() {
@@ -135,7 +135,7 @@ fn character(text: &str) -> usize {
     }
 }
 
-/// [`code`] without the items that are compiled for tests only.
+/// [`code`] without the items of test builds.
 pub fn code_without_tests(source: &str) -> String {
     let mut code = code(source);
     while let Some(start) = test_attribute(&code) {
@@ -145,7 +145,7 @@ pub fn code_without_tests(source: &str) -> String {
     code
 }
 
-/// Where the next `#[cfg(…)]` starts whose condition asks for tests.
+/// Start of the next `#[cfg(…)]` with `test` in its condition.
 fn test_attribute(code: &str) -> Option<usize> {
     code.match_indices("#[cfg(").map(|(at, _)| at).find(|&at| {
         let condition = &code[at..at + code[at..].find(']').unwrap_or(0)];
@@ -154,7 +154,7 @@ fn test_attribute(code: &str) -> Option<usize> {
     })
 }
 
-/// Where the item ends whose first attribute is at `start`.
+/// End of the item whose first attribute is at `start`.
 fn item_end(code: &str, start: usize) -> usize {
     let mut depth = 0;
     for (at, c) in code[start..].char_indices() {
@@ -173,13 +173,12 @@ fn item_end(code: &str, start: usize) -> usize {
     code.len()
 }
 
-/// The names of all tests of all crates.
+/// Names of all tests of all crates.
 pub fn test_names() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for path in ["bench", "engine", "mempool", "tests", "tools"].iter().flat_map(|crate_| files(crate_, ".rs")) {
         let code = code(&read(&path));
-        // Attributes of other kinds may stand between; what follows `#[test]` and names a function is the
-        // test.
+        // Other attributes may follow `#[test]`. The next function is the test.
         for (at, marker) in code.match_indices("#[test]") {
             let mut words = words(&code[at + marker.len()..]);
             if words.by_ref().take(12).any(|word| word == "fn") {
@@ -190,13 +189,13 @@ pub fn test_names() -> BTreeSet<String> {
     found
 }
 
-/// All identifiers and keywords of a piece of [`code`].
+/// Identifiers and keywords of a piece of [`code`].
 pub fn words(code: &str) -> impl Iterator<Item = &str> {
     code.split(|c| !is_word(c)).filter(|word| !word.is_empty())
 }
 
-/// What follows each `prefix::` in a piece of [`code`]: two steps of each path, with groups taken apart.
-/// `crate::a::{B, c::D}` gives `("a", "B")` and `("a", "c")`.
+/// The two steps after each `prefix::` in a piece of [`code`], with groups split. `crate::a::{B, c::D}` gives `("a",
+/// "B")` and `("a", "c")`.
 pub fn paths(code: &str, prefix: &str) -> BTreeSet<(String, String)> {
     let start = format!("{prefix}::");
     let mut found = BTreeSet::new();
@@ -217,7 +216,7 @@ pub fn paths(code: &str, prefix: &str) -> BTreeSet<(String, String)> {
     found
 }
 
-/// The paths that a path or a group begins with.
+/// The first paths of a path or a group.
 fn branches(text: &str) -> Vec<String> {
     let text = text.trim_start();
     let Some(group) = text.strip_prefix('{') else {
@@ -244,7 +243,7 @@ fn branches(text: &str) -> Vec<String> {
     out
 }
 
-/// A path up to its end, or up to and with the group that it ends in.
+/// A path, including the group at its end.
 fn one_path(text: &str) -> String {
     let end = text.find(|c: char| !is_word(c) && c != ':' && c != '*').unwrap_or(text.len());
     if text[end..].starts_with('{') && text[..end].ends_with("::") {

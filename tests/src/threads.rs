@@ -1,4 +1,4 @@
-//! Threads that the types of the public API may be used on, checked at compile time.
+//! Thread safety of the public types, checked at compile time.
 
 use rpcrdma::client::{ClientCall, ClientConfig, Done, Pending};
 use rpcrdma::server::{LocalServer, ServerConfig};
@@ -9,7 +9,7 @@ use rpcrdma::{Arena, Buf, CallResult, Client, Endpoint, Frozen, LocalClient, Pro
 const fn send<T: Send>() {}
 const fn send_and_sync<T: Send + Sync>() {}
 
-/// Ambiguous for a type that is `Send`.
+/// Ambiguous for a `Send` type.
 trait NotSend<A> {
     const OK: () = ();
 }

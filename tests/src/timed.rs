@@ -1,4 +1,4 @@
-//! A server whose time passes when the test says so: what it does after a while does not depend on the host.
+//! A server on simulated time, so that its timers do not depend on the host.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -14,23 +14,23 @@ use rpcrdma::{Address, Services};
 use crate::balance::{settles, shard_leak};
 use crate::world::OfServer;
 
-/// A shard reads its clock within so many turns, and does what is due.
+/// Polls within which a shard reads its clock and runs due timers.
 const TURNS: usize = 64;
 /// More connections than any test has.
 const CONNECTIONS: usize = 1000;
 
-/// What the thread of the server does for the test.
+/// Work for the server's thread.
 type Ask = Box<dyn FnOnce(&mut Shard<AnyFabric>, &SimulatedTime) + Send>;
 
-/// A server of one shard, on a thread of its own. Its time stands but for what [passes](Self::pass). When it is
-/// dropped, it must hold nothing.
+/// A server with one shard, on its own thread. Only [`pass`](Self::pass) advances its clock. At the drop it must hold
+/// no memory.
 pub struct TimedServer {
     asks: Option<Sender<Ask>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl TimedServer {
-    /// Serves at an address.
+    /// Serves at `address`.
     pub fn start(address: &Address, config: impl OfServer, services: Services) -> Self {
         let ServerConfig { shard: config, accept, .. } = config.of_server();
         let listener = address.bind().expect("a free address");
@@ -48,7 +48,7 @@ impl TimedServer {
         Self { asks: Some(asks), thread: Some(thread) }
     }
 
-    /// Lets time pass. The server has done what was due then when this returns.
+    /// Advances the clock. The server has run all due timers at the return.
     pub fn pass(&self, time: Duration) {
         self.ask(move |shard, now| {
             now.advance(time);
@@ -56,7 +56,7 @@ impl TimedServer {
         });
     }
 
-    /// What the server did so far, with all its connections.
+    /// Statistics of the server, with all connections.
     pub fn stats(&self) -> ShardStats {
         self.ask(|shard, _| shard.stats_with_connections(CONNECTIONS))
     }
@@ -67,7 +67,7 @@ impl TimedServer {
     ) -> T {
         let (tell, told) = channel();
         let ask: Ask = Box::new(move |shard: &mut Shard<AnyFabric>, time: &SimulatedTime| {
-            // Whoever has asked waits for it.
+            // The caller waits for it.
             let _ = tell.send(work(shard, time));
         });
         self.asks.as_ref().expect("it is there until it is dropped").send(ask).expect("the server runs");
@@ -75,7 +75,7 @@ impl TimedServer {
     }
 }
 
-/// Serves until nobody can ask any more.
+/// Serves until the drop of all senders.
 fn run(shard: &mut Shard<AnyFabric>, time: &SimulatedTime, asked: &Receiver<Ask>) {
     loop {
         match asked.try_recv() {
@@ -89,7 +89,7 @@ fn run(shard: &mut Shard<AnyFabric>, time: &SimulatedTime, asked: &Receiver<Ask>
     }
 }
 
-/// One turn. By a clock that stands, no look at the control plane would ever be due.
+/// One poll. With a stopped clock the control plane would never become due by itself.
 fn turn(shard: &mut Shard<AnyFabric>) -> bool {
     shard.poll_control();
     shard.poll_once()

@@ -1,4 +1,4 @@
-//! A world of servers and clients that is checked for leaks when it ends.
+//! Servers and clients of one test, checked for leaks at its end.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::place;
 use crate::services::{ECHO, LOAD, MIRROR, PROGRAM, STORE, VERSION, services_of};
 use crate::timed::TimedServer;
 
-/// Worlds take turns: descriptors are counted per process, and two cores serve one world well.
+/// Worlds run one at a time: the process' descriptors are counted, and two cores serve one world well.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// One test's servers. When it is dropped, every server must have come back to where it was, and so must this
-/// process's descriptors. Clients go before it.
+/// Servers of one test. The drop checks that each server and this process' descriptors are back at their initial state.
+/// Drop clients first.
 pub struct World {
     name: &'static str,
     descriptors: Vec<String>,
@@ -29,7 +29,7 @@ pub struct World {
 }
 
 impl World {
-    /// Waits for its turn. `name` is for messages and addresses.
+    /// Waits for its turn. Messages and addresses contain `name`.
     pub fn new(name: &'static str) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         place::print_logs();
@@ -37,7 +37,7 @@ impl World {
         Self { name, descriptors: open_descriptors(), servers: Vec::new(), _turn: turn }
     }
 
-    /// An address that nobody else uses.
+    /// A unique address.
     pub fn address(&self) -> Address {
         place::new_address(self.name)
     }
@@ -55,12 +55,12 @@ impl World {
         address
     }
 
-    /// Starts a server at an address.
+    /// Starts a server at `address`.
     pub fn serve_at(&mut self, address: &Address, config: ServerConfig, services: Services) {
         self.servers.push(Server::start(address, services, &config).expect("a server"));
     }
 
-    /// Starts a server of the standard services whose time passes when it is told to. It goes before this world.
+    /// Starts a server of the standard services with a simulated clock. Drop it before this world.
     pub fn serve_timed(&self, config: impl OfServer) -> (Address, TimedServer) {
         let config = config.of_server();
         let services = services_of(&config);
@@ -69,12 +69,12 @@ impl World {
         (address, server)
     }
 
-    /// The server that was started last.
+    /// The latest server.
     pub fn server(&self) -> &Server {
         self.servers.last().expect("a server was started")
     }
 
-    /// Takes the server that was started last, to end it.
+    /// Removes the latest server, to end it.
     pub fn take_server(&mut self) -> Server {
         self.servers.pop().expect("a server was started")
     }
@@ -84,7 +84,7 @@ impl World {
         LocalClient::connect(address, config.of_client()).expect("a connection")
     }
 
-    /// Waits until the last server has no connections and holds nothing.
+    /// Waits until the latest server has no connections and holds no memory.
     pub fn server_balances(&self) {
         balances(self.name, self.server());
     }
@@ -117,7 +117,7 @@ impl Drop for World {
     }
 }
 
-/// A shard that is quick to make: little memory, small pages that are there when they are used.
+/// A shard that starts fast: little memory, small pages without prefaulting.
 pub fn small() -> Config {
     Config::default().with(|c| {
         c.memory.receives = 640;
@@ -129,9 +129,9 @@ pub fn small() -> Config {
     })
 }
 
-/// What a test changes of a configuration.
+/// Changes to a configuration.
 pub trait With: Sized {
-    /// The same but for that.
+    /// The changed configuration.
     fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self
@@ -142,9 +142,9 @@ impl With for Config {}
 impl With for ClientConfig {}
 impl With for ServerConfig {}
 
-/// What a client of the standard program is made with: its shard's configuration, or all of it.
+/// Configuration of a client of the standard program: of its shard, or complete.
 pub trait OfClient {
-    /// All of it.
+    /// The complete configuration.
     fn of_client(self) -> ClientConfig;
 }
 
@@ -160,9 +160,9 @@ impl OfClient for ClientConfig {
     }
 }
 
-/// What is enough for a server of a test.
+/// Configuration of a test's server: of its shard, or complete.
 pub trait OfServer {
-    /// All of it.
+    /// The complete configuration.
     fn of_server(self) -> ServerConfig;
 }
 
@@ -178,7 +178,7 @@ impl OfServer for ServerConfig {
     }
 }
 
-/// A server of one such shard.
+/// A server of one small shard.
 pub fn small_server() -> ServerConfig {
     ServerConfig { shard: small(), ..ServerConfig::default() }
 }
@@ -189,7 +189,7 @@ pub fn small_client(shard: Config) -> ClientConfig {
     ClientConfig { shard, connect, ..ClientConfig::new(PROGRAM, VERSION) }
 }
 
-/// Whether a call has its reply, or went with its connection.
+/// True if the call has its reply, or was lost with its connection.
 pub fn served_or_lost<T>(end: &Result<T, FailedCall>) -> bool {
     let lost = |failed: &FailedCall| matches!(failed.error, CallError::ConnectionLost { .. } | CallError::Closed);
     end.as_ref().err().is_none_or(lost)
@@ -217,10 +217,10 @@ fn filled<F: Fabric>(
     Ok(data)
 }
 
-/// Calls [`ECHO`] with these bytes, and checks what comes back.
+/// Calls [`ECHO`] with these bytes, and checks the reply.
 ///
 /// # Errors
-/// How the call ended without a reply.
+/// The failure of a call without a reply.
 pub fn echo<F: Fabric>(client: &mut LocalClient<F>, args: &[u8]) -> Result<(), CallError> {
     let mut call = client.prepare(ECHO, args.len())?;
     call.args_mut().copy_from_slice(args);
@@ -232,7 +232,7 @@ pub fn echo<F: Fabric>(client: &mut LocalClient<F>, args: &[u8]) -> Result<(), C
 /// Sends Read chunks of these lengths, and checks that the server has read them.
 ///
 /// # Errors
-/// How the call ended without a reply.
+/// The failure of a call without a reply.
 pub fn store<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize]) -> Result<(), CallError> {
     let first = client.first();
     let mut call = prepared(client, STORE, &words(&[seed]))?;
@@ -254,10 +254,10 @@ pub fn store<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize]) 
     Ok(())
 }
 
-/// Offers Write chunks of these lengths for results of those; checks what has been written.
+/// Offers Write chunks with `(room, wanted)` bytes each, and checks the written results.
 ///
 /// # Errors
-/// How the call ended without a reply.
+/// The failure of a call without a reply.
 pub fn load<F: Fabric>(client: &mut LocalClient<F>, seed: u32, chunks: &[(usize, usize)]) -> Result<(), CallError> {
     let first = client.first();
     let mut args = vec![seed];
@@ -281,10 +281,10 @@ fn loaded(result: CallResult, seed: u32, chunks: &[(usize, usize)]) -> Result<()
     Ok(())
 }
 
-/// Sends data there and back through the server's memory.
+/// Sends data through the server's memory and back.
 ///
 /// # Errors
-/// How the call ended without a reply.
+/// The failure of a call without a reply.
 pub fn mirror<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize]) -> Result<(), CallError> {
     let first = client.first();
     let mut call = prepared(client, MIRROR, &words(&[seed]))?;

@@ -1,5 +1,6 @@
-//! The callback program (RFC 8881 §20), which the server calls: CB_SEQUENCE and CB_RECALL; all else is not
-//! supported.
+//! Callback program (RFC 8881 §20): CB_SEQUENCE and CB_RECALL.
+//!
+//! Other operations are not supported.
 
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
@@ -9,39 +10,39 @@ use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 
 use crate::codec::{Encoder, OK, Read, Stateid};
 
-/// Program number of our choice, from those that are for that (RFC 5531 §8.3).
+/// Program number from the transient range (RFC 5531 §8.3).
 pub(crate) const PROGRAM: u32 = 0x4000_0000;
 const VERSION: u32 = 1;
-/// The procedure beside NULL, which answers by itself.
+/// The procedure besides NULL, which the engine answers.
 const CB_COMPOUND: u32 = 1;
 const CB_RECALL: u32 = 4;
 const CB_SEQUENCE: u32 = 11;
 const NFS4ERR_NOTSUPP: u32 = 10004;
 const NFS4ERR_MINOR_VERS_MISMATCH: u32 = 10021;
 const NFS4ERR_OP_NOT_IN_SESSION: u32 = 10071;
-/// Most bytes of a file handle.
+/// Longest file handle, in bytes.
 const FH_MAX: usize = 128;
 
-/// What the server has called for.
+/// Callbacks of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
-    /// Every callback begins with one.
+    /// First operation of each callback.
     Sequence {
         slot: u32,
         sequence: u32,
     },
     Recall(Stateid),
-    /// Nothing that is supported.
+    /// An unsupported operation.
     Other(u32),
 }
 
-/// Tells what is heard.
+/// The callback program; `tell` receives its events.
 pub(crate) fn services(tell: Sender<Heard>) -> Arc<Services> {
     let tell = Mutex::new(tell);
     let compound = Procedure::new(move |call: &mut ServerCall| {
         let (results, heard) = compound(call.args()).map_err(|_| Refusal::GarbageArguments)?;
         for event in heard {
-            // One that nobody waits for any more is answered all the same.
+            // A callback without a listener is answered too.
             let _ = tell.lock().map(|tell| tell.send(event));
         }
         call.reply_mut(results.len())?.copy_from_slice(&results);
@@ -52,7 +53,7 @@ pub(crate) fn services(tell: Sender<Heard>) -> Arc<Services> {
     Arc::new(services)
 }
 
-/// Carries out a CB_COMPOUND: its results, and what it says.
+/// Runs a CB_COMPOUND; returns its results and its events.
 fn compound(args: &[u8]) -> Result<(Vec<u8>, Vec<Heard>), BadXdr> {
     let mut args = Reader::new(args);
     let tag = args.text()?;

@@ -1,18 +1,18 @@
-//! XDR of NFS version 4.1 (RFC 5662), as far as it is needed.
+//! XDR of NFS version 4.1 (RFC 5662), as required here.
 
 use rpcrdma::wire::xdr::{BadXdr, Reader};
 
 /// NFS4_OK.
 pub(crate) const OK: u32 = 0;
 
-/// `stateid4`: sequence number, and 12 bytes of the server's.
+/// `stateid4`: sequence number, and 12 bytes of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stateid(pub(crate) [u8; 16]);
 
 /// `sessionid4`.
 pub(crate) type SessionId = [u8; 16];
 
-/// Arguments or results, as they grow.
+/// Encoded arguments or results.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Encoder(pub(crate) Vec<u8>);
 
@@ -45,7 +45,7 @@ impl Encoder {
     }
 }
 
-/// What is read beyond words.
+/// Types beyond words.
 pub(crate) trait Read<'a> {
     fn u64(&mut self) -> Result<u64, BadXdr>;
     fn id(&mut self) -> Result<[u8; 16], BadXdr>;

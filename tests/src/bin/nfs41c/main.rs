@@ -1,6 +1,7 @@
-//! An NFS version 4.1 client that answers its server: it opens a file, is given a delegation of it, waits for
-//! the server to want that back, in a call in the reverse direction on the connection that the client made
-//! (RFC 8167), and gives it back.
+//! An NFS version 4.1 client that answers callbacks of its server.
+//!
+//! It opens a file, obtains a delegation, and waits for the recall. The recall is a call in the reverse direction on
+//! the client's connection (RFC 8167). Then the client returns the delegation.
 //!
 //! ```text
 //! cargo run --release -p rpcrdma-tests --features verbs --bin nfs41c -- verbs:10.0.0.1 file
@@ -8,7 +9,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `session` | a session with a back channel, and the few operations that are needed |
+//! | `session` | a session with a back channel, and its operations |
 //! | `callback` | the callback program |
 //! | `codec` | XDR of NFS version 4.1 |
 #![forbid(unsafe_code)]
@@ -31,20 +32,18 @@ use rpcrdma::{Address, Config, CreditMode, LocalClient};
 use callback::Heard;
 use session::Session;
 
-/// Opens a file of an NFS 4.1 server, for reading, and holds a delegation of it until the server recalls
-/// that.
+/// Opens a file of an NFS 4.1 server for reading, and holds its delegation until the server recalls it
 #[derive(Debug, Parser)]
 #[command(name = "nfs41c")]
 struct Cli {
-    /// The server: verbs:HOST[:PORT], iwarp:HOST[:PORT], soft:NAME.
+    /// Server: verbs:HOST[:PORT], iwarp:HOST[:PORT], soft:NAME
     server: Address,
-    /// The file, from the server's root.
+    /// Path of the file, from the server's root
     path: String,
-    /// RPC-over-RDMA version to begin with; with 2, a server that does not speak it is talked to in version
-    /// 1.
+    /// First RPC-over-RDMA version; with 2, the client falls back to version 1 if the server requires it
     #[arg(long, value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     rdma_version: u8,
-    /// Seconds to wait for the recall.
+    /// Seconds to wait for the recall
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     wait: u64,
 }
@@ -108,9 +107,9 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A line on standard output, at once.
+/// Prints a line on standard output, and flushes it.
 fn say(line: &str) {
     let mut out = std::io::stdout();
-    // Whoever read it may have gone, which is no reason to stop.
+    // A closed pipe must not stop the client.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }

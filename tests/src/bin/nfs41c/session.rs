@@ -1,4 +1,4 @@
-//! A session with a back channel (RFC 8881 §2.10), and the few operations that are needed.
+//! A session with a back channel (RFC 8881 §2.10), and its operations.
 
 use anyhow::{Context, bail, ensure};
 use rpcrdma::LocalClient;
@@ -9,9 +9,9 @@ use crate::codec::{Encoder, OK, Read, SessionId, Stateid};
 
 /// NFS.
 pub(crate) const PROGRAM: u32 = 100_003;
-/// Version 4, whose minor version is in each compound.
+/// Version 4. Each compound states the minor version.
 pub(crate) const VERSION: u32 = 4;
-/// Calls of the server that may be under way.
+/// Outstanding calls of the server.
 pub(crate) const BACK_SLOTS: u32 = 4;
 
 const COMPOUND: u32 = 1;
@@ -31,23 +31,23 @@ const SEQUENCE: u32 = 53;
 const DESTROY_CLIENTID: u32 = 57;
 const RECLAIM_COMPLETE: u32 = 58;
 
-/// The session is bound to the connection in both directions.
+/// Binds the session to the connection in both directions.
 const CONN_BACK_CHAN: u32 = 2;
 const AUTH_SYS: u32 = 1;
-/// Reading, and the wish for a delegation.
+/// Read access, and the request for a delegation.
 const READ_WANT_DELEGATION: u32 = 0x0101;
 const OPEN_DELEGATE_READ: u32 = 1;
-/// Most bytes of requests and replies: they go inline.
+/// Longest request or reply, in bytes: they travel inline.
 const LONGEST: u32 = 2048;
-/// And of callbacks.
+/// Longest callback, in bytes.
 const LONGEST_BACK: u32 = 1024;
 
-/// A client of a server, with one session of one slot.
+/// A client with one session of one slot.
 pub(crate) struct Session {
     client: LocalClient,
     client_id: u64,
     id: SessionId,
-    /// Of the slot's last call.
+    /// Sequence of the slot's last call.
     sequence: u32,
 }
 
@@ -55,11 +55,11 @@ pub(crate) struct Session {
 pub(crate) struct File {
     pub(crate) handle: Vec<u8>,
     stateid: Stateid,
-    /// Of a read delegation.
+    /// State of a read delegation.
     pub(crate) delegation: Option<Stateid>,
 }
 
-/// A compound, as it grows.
+/// A compound under construction.
 #[derive(Default)]
 struct Compound {
     operations: Encoder,
@@ -67,14 +67,14 @@ struct Compound {
 }
 
 impl Compound {
-    /// Adds an operation; its arguments are to follow.
+    /// Adds an operation; the caller appends its arguments.
     fn add(&mut self, operation: u32, name: &'static str) -> &mut Encoder {
         self.names.push((operation, name));
         self.operations.u32(operation)
     }
 }
 
-/// Calls; `read` gets each operation's results, which have come out well, by its place.
+/// Calls; `read` gets the results of each successful operation with its index.
 fn call(
     client: &mut LocalClient,
     compound: Compound,
@@ -101,7 +101,7 @@ fn call(
 }
 
 impl Session {
-    /// Introduces the client to the server, as a user, and makes the session.
+    /// Registers the client as a user, and creates the session.
     pub(crate) fn create(mut client: LocalClient, uid: u32, gid: u32) -> anyhow::Result<Self> {
         let mut introduction = Compound::default();
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
@@ -134,8 +134,8 @@ impl Session {
             .add(CREATE_SESSION, "CREATE_SESSION")
             .u64(client_id)
             .words(&[sequence, CONN_BACK_CHAN])
-            // Of each channel: header padding, longest request, reply, cached reply; operations, requests, no
-            // RDMA of its own.
+            // Per channel: header padding, longest request, reply, cached reply; operations, requests, no separate
+            // RDMA.
             .words(&[0, LONGEST, LONGEST, LONGEST, 8, 1, 0])
             .words(&[0, LONGEST_BACK, LONGEST_BACK, 0, 8, BACK_SLOTS, 0])
             .words(&[callback::PROGRAM, 1, AUTH_SYS, 0])
@@ -169,7 +169,7 @@ impl Session {
         compound
     }
 
-    /// Calls; `read` gets the results of the operations behind SEQUENCE, counted from 1.
+    /// Calls; `read` gets the results of the operations after SEQUENCE, counted from 1.
     fn call(
         &mut self,
         compound: Compound,
@@ -194,11 +194,11 @@ impl Session {
         }
         compound
             .add(OPEN, "OPEN")
-            // What was the owner's sequence number in version 4.0; access; nothing is denied to others.
+            // Owner's sequence number of version 4.0; access; no denied access.
             .words(&[0, READ_WANT_DELEGATION, 0])
             .u64(client_id)
             .opaque(b"nfs41c")
-            // Not to be created; by its name.
+            // No creation; by name.
             .words(&[0, 0])
             .opaque(last.as_bytes());
         compound.add(GETFH, "GETFH");
@@ -207,7 +207,7 @@ impl Session {
         self.call(compound, |place, results| {
             if place == open {
                 file.stateid = Stateid(results.id()?);
-                // What has changed in the directory, flags.
+                // Change information of the directory, flags.
                 results.skip_words(1 + 4 + 1)?;
                 let words = results.u32("bitmap")? as usize;
                 results.skip_words(words)?;
@@ -215,11 +215,11 @@ impl Session {
                     0 => {}
                     OPEN_DELEGATE_READ => {
                         file.delegation = Some(Stateid(results.id()?));
-                        // Whether it is recalled already; type, flags, mask of who may, and who.
+                        // Recall flag; type, flags, access mask and principal of the ACE.
                         results.skip_words(4)?;
                         results.text()?;
                     }
-                    // Why there is none: contention and resources have a word more.
+                    // Cause of its absence. Contention and resources have one more word.
                     _ => {
                         if matches!(results.u32("why")?, 1 | 2) {
                             results.skip_words(1)?;
@@ -234,7 +234,7 @@ impl Session {
         Ok(file)
     }
 
-    /// Gives a delegation back.
+    /// Returns a delegation.
     pub(crate) fn give_back(&mut self, handle: &[u8], delegation: &Stateid) -> anyhow::Result<()> {
         let mut compound = self.compound();
         compound.add(PUTFH, "PUTFH").opaque(handle);
@@ -242,7 +242,6 @@ impl Session {
         self.call(compound, |_, _| Ok(()))
     }
 
-    /// Closes a file.
     pub(crate) fn close(&mut self, file: &File) -> anyhow::Result<()> {
         let mut compound = self.compound();
         compound.add(PUTFH, "PUTFH").opaque(&file.handle);
@@ -250,20 +249,19 @@ impl Session {
         self.call(compound, |place, results| if place == 2 { results.id().map(|_| ()) } else { Ok(()) })
     }
 
-    /// One turn of the client: what the server calls for is carried out.
+    /// Polls the client, which runs the server's callbacks.
     pub(crate) fn poll(&mut self) {
         if !self.client.poll(|_| ()) {
             std::thread::yield_now();
         }
     }
 
-    /// The protocol version that was found.
+    /// The negotiated protocol version.
     pub(crate) fn rdma_version(&self) -> u32 {
         self.client.terms(self.client.first()).map_or(0, |terms| terms.version())
     }
 
-    /// Ends the session, and forgets the client. How many calls were made and served, and how many messages
-    /// made no sense.
+    /// Destroys the session and the client ID. Returns the number of calls made and served, and of malformed messages.
     pub(crate) fn end(mut self) -> anyhow::Result<(u64, u64)> {
         let mut end = Compound::default();
         end.add(DESTROY_SESSION, "DESTROY_SESSION").fixed(&self.id);
