@@ -1,4 +1,4 @@
-//! The store as a client on tokio sees it: nothing here blocks a thread of its runtime.
+//! Store client for tokio; it never blocks a runtime thread.
 
 use std::error::Error;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use rpcrdma::{Address, Reply};
 use crate::protocol::{DELETE, GET, LIST, MAX_INLINE, MAX_KEY, MAX_PAGE, MAX_VALUE, PROGRAM, PUT, VERSION};
 use crate::xdr::{Reader, put_opaque};
 
-/// What goes wrong with a call.
+/// Result of a call.
 pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// How long a call may take.
+/// Time-out of a call.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A thread for the connections of this process.
@@ -20,13 +20,13 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// # Errors
 /// As [`Endpoint::start`].
 pub async fn endpoint(address: &Address) -> Result<Endpoint> {
-    // A connection has its own buffers for values, so they are few.
+    // Few, as each connection has its own buffers for values.
     let mut config = ClientConfig::new(PROGRAM, VERSION);
     config.shard.memory.bulk_buffers = vec![(16 << 10, 8), (MAX_VALUE, 4)];
     Ok(Endpoint::start_async(address, config).await?)
 }
 
-/// A connection to a store, for one task. A clone, for another task, has the same connection.
+/// A connection to a store, for one task. A clone shares the connection with another task.
 #[derive(Clone)]
 pub struct Store(Client);
 
@@ -43,10 +43,10 @@ impl Store {
         Ok(self.0.start(call.timeout(PATIENCE))?.await?)
     }
 
-    /// Gives a key a value.
+    /// Sets the value of a key.
     ///
     /// # Errors
-    /// The call has failed: the value may be there, or not.
+    /// The call failed. The value may be set or not.
     pub async fn put(&mut self, key: &str, value: &[u8]) -> Result<()> {
         let mut args = Vec::new();
         put_opaque(&mut args, key.as_bytes());
@@ -55,7 +55,7 @@ impl Store {
             self.call(ClientCall::new(PUT).args(args)).await?;
             return Ok(());
         }
-        // The count of its bytes travels with the other arguments, and the bytes belong behind it.
+        // The value's length is in the arguments. The chunk's position is right behind it.
         args.extend((value.len() as u32).to_be_bytes());
         let mut chunk = self.0.alloc_async(value.len()).await?;
         chunk.copy_from_slice(value);
@@ -64,10 +64,10 @@ impl Store {
         Ok(())
     }
 
-    /// A key's value.
+    /// Returns the value of a key.
     ///
     /// # Errors
-    /// The call has failed.
+    /// The call failed.
     pub async fn get(&mut self, key: &str) -> Result<Option<Vec<u8>>> {
         let mut args = Vec::new();
         put_opaque(&mut args, key.as_bytes());
@@ -81,10 +81,10 @@ impl Store {
         }
     }
 
-    /// Leaves a key without a value; whether it had one.
+    /// Deletes the value of a key; returns whether it existed.
     ///
     /// # Errors
-    /// The call has failed.
+    /// The call failed.
     pub async fn delete(&mut self, key: &str) -> Result<bool> {
         let mut args = Vec::new();
         put_opaque(&mut args, key.as_bytes());
@@ -92,10 +92,10 @@ impl Store {
         Ok(Reader(reply.results()).number() == Some(1))
     }
 
-    /// The keys that begin like this, in order.
+    /// Keys with this prefix, in order.
     ///
     /// # Errors
-    /// A call has failed.
+    /// A call failed.
     pub async fn list(&mut self, prefix: &str) -> Result<Vec<String>> {
         let mut names = Vec::<String>::new();
         loop {

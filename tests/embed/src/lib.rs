@@ -1,17 +1,18 @@
-//! A key-value store over ONC RPC, whose values go by RDMA: the program of somebody who embeds the engine, and has its
-//! README and its documentation to go by.
+//! A key-value store over ONC RPC with values transferred by RDMA.
+//!
+//! An embedder of the engine could write it with the README and the documentation alone.
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `protocol` | the procedures, and what they take and give |
-//! | `xdr` | as much of XDR (RFC 4506) as they need |
-//! | `log` | where values are: a log of each shard, and one index over all of them |
-//! | `ring` | an io_uring, and the memory that the kernel works on |
-//! | `server` | the procedures of one shard, and its task: what goes into its log, and comes from any |
-//! | `client` | the store as a client on tokio sees it |
+//! | `protocol` | the procedures, and their arguments and results |
+//! | `xdr` | the required part of XDR (RFC 4506) |
+//! | `log` | the values: a log per shard, and one index over all of them |
+//! | `ring` | an io_uring, and the memory of its operations |
+//! | `server` | the procedures of one shard, and the task that writes its log and reads all logs |
+//! | `client` | the store for a client on tokio |
 //!
-//! Each shard has its thread, its io_uring and its log; a key may be put by any of them, so the index is shared, and
-//! locked for as long as it takes to look a key up.
+//! Each shard has a thread, an io_uring and a log. Any shard may put a key, so all shards share the index. A lookup
+//! locks it.
 
 pub mod client;
 mod log;

@@ -1,8 +1,8 @@
-//! Where values are: each shard appends to a log of its own, and one index over all logs says where a key's value is.
+//! Log of each shard, and one index over all logs.
 //!
-//! A record is a head, the key and the value. Each batch of records is written behind the last one, and answered when
-//! it is on the disk; so what was answered is there after a crash, in front of what may be torn. Which of two records
-//! of a key is the newer one, their sequence says.
+//! A record is a head, the key and the value. Each batch of records is appended to the log, and answered once it is on
+//! the disk. So answered records survive a crash, in front of a possibly torn tail. The sequence orders records of one
+//! key.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,14 +14,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::protocol::{MAX_KEY, MAX_PAGE, MAX_VALUE};
 
-/// What a record begins with.
+/// First word of a record.
 const MAGIC: u32 = 0x6B76_6C67;
 /// Bytes of a head: magic, sequence, and two lengths.
 const HEAD: usize = 20;
-/// In place of the length of a value: there is none.
+/// Value length of a deleted key.
 const NONE: u32 = u32::MAX;
 
-/// Where a value is.
+/// Position of a value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) log: usize,
@@ -29,23 +29,22 @@ pub(crate) struct Place {
     pub(crate) len: u32,
 }
 
-/// What is known of a key. One that was deleted stays, so that nothing older comes in its place.
+/// Index entry of a key. The entry of a deleted key stays, so that no older record replaces it.
 #[derive(Debug)]
 struct Entry {
     sequence: u64,
     place: Option<Place>,
 }
 
-/// The logs of all shards, and the index over them.
 pub(crate) struct Store {
     logs: Vec<Arc<File>>,
-    /// Where each of them ended when it was opened.
+    /// End of each log when it was opened.
     ends: Vec<u64>,
     index: Mutex<BTreeMap<Vec<u8>, Entry>>,
     sequence: AtomicU64,
 }
 
-/// A record to be written, but for its value.
+/// A record to write, without its value.
 #[derive(Debug)]
 pub(crate) struct Record {
     /// Head and key.
@@ -66,7 +65,7 @@ impl Record {
 }
 
 impl Store {
-    /// Opens, or makes, the logs of so many shards in a directory, and those that were there of others.
+    /// Opens or creates the logs of `shards` shards in a directory, and opens all further logs there.
     pub(crate) fn open(directory: &Path, shards: usize) -> io::Result<Self> {
         fs::create_dir_all(directory)?;
         let mut store =
@@ -84,7 +83,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Reads what is in a log; where its last whole record ends.
+    /// Reads a log into the index; returns the end of its last whole record.
     fn replay(&self, log: usize, file: &File) -> io::Result<u64> {
         let (mut reader, len) = (BufReader::new(file), file.metadata()?.len());
         let mut end = 0;
@@ -113,12 +112,11 @@ impl Store {
         Ok(end)
     }
 
-    /// A shard's log, and where it ended when it was opened.
+    /// Log of a shard, and its end when it was opened.
     pub(crate) fn log(&self, log: usize) -> (Arc<File>, u64) {
         (Arc::clone(&self.logs[log]), self.ends[log])
     }
 
-    /// All logs.
     pub(crate) fn logs(&self) -> &[Arc<File>] {
         &self.logs
     }
@@ -127,12 +125,12 @@ impl Store {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where a key's value is.
+    /// Position of a key's value.
     pub(crate) fn find(&self, key: &[u8]) -> Option<Place> {
         self.index().get(key)?.place
     }
 
-    /// A page of keys that begin with `prefix`, behind `after`; whether there are more.
+    /// A page of keys with `prefix`, after `after`; true if more follow.
     pub(crate) fn list(&self, prefix: &[u8], after: &[u8]) -> (Vec<Vec<u8>>, bool) {
         let (mut names, mut room) = (Vec::new(), MAX_PAGE);
         let from = if after >= prefix { Bound::Excluded(after) } else { Bound::Included(prefix) };
@@ -153,7 +151,7 @@ impl Store {
         (names, false)
     }
 
-    /// The record that gives a key a value, or none, later than all before.
+    /// A record that sets or deletes a key, later than all earlier records.
     pub(crate) fn record(&self, key: &[u8], value_len: Option<u32>) -> Record {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let words = [MAGIC, (sequence >> 32) as u32, sequence as u32, key.len() as u32, value_len.unwrap_or(NONE)];
@@ -162,7 +160,7 @@ impl Store {
         Record { front, sequence, value_len }
     }
 
-    /// A record is in a log, at this byte.
+    /// Enters a record at byte `at` of a log into the index.
     pub(crate) fn written(&self, log: usize, at: u64, record: &Record) {
         let place = record.value_len.map(|len| Place { log, at: at + record.front.len() as u64, len });
         let new = Entry { sequence: record.sequence, place };

@@ -1,4 +1,4 @@
-//! An io_uring, and the memory that the kernel works on: that of calls, kept here until it is done with it.
+//! An io_uring, and the memory that the kernel uses until completion.
 #![expect(unsafe_code, reason = "the kernel is told of memory by its address, and taken at its word")]
 
 use std::fs::File;
@@ -12,42 +12,42 @@ use rpcrdma::service::DeferredCall;
 
 use crate::log::Record;
 
-/// Jobs that the kernel has at a time.
+/// Outstanding jobs.
 const ENTRIES: u32 = 128;
-/// `RWF_DSYNC` of `pwritev2`: what is written is on the disk when it is done.
+/// `RWF_DSYNC` of `pwritev2`: written data is on the disk at completion.
 const DSYNC: i32 = 2;
 
-/// What the kernel is to do.
+/// Job for the kernel.
 pub(crate) enum Job {
-    /// A value goes into the Write chunk of its call.
+    /// Reads a value into the Write chunk of its call.
     Read(Get),
-    /// Records go into a log.
+    /// Appends records to a log.
     Write(Batch),
 }
 
-/// A value that is being read.
+/// A read in progress.
 pub(crate) struct Get {
     pub(crate) call: DeferredCall,
     file: Arc<File>,
     at: u64,
     pub(crate) len: usize,
-    /// Bytes that are there already.
+    /// Bytes read so far.
     done: usize,
 }
 
 impl Get {
-    /// A value for a call, in whose Write chunk there is room for it.
+    /// A read for a call whose Write chunk has room for the value.
     pub(crate) fn new(call: DeferredCall, file: Arc<File>, at: u64, len: usize) -> Self {
         Self { call, file, at, len, done: 0 }
     }
 
-    /// All of it is there, and is the result.
+    /// True if the whole value is in the chunk.
     pub(crate) fn is_whole(&self) -> bool {
         self.done == self.len
     }
 }
 
-/// The value of a record that is being written.
+/// Value of a record in a write.
 pub(crate) enum Value {
     None,
     Inline(Vec<u8>),
@@ -64,21 +64,21 @@ impl Value {
     }
 }
 
-/// A record that is being written, for whom.
+/// A record in a write, and its call.
 pub(crate) struct Put {
     pub(crate) record: Record,
     pub(crate) value: Value,
     pub(crate) call: DeferredCall,
 }
 
-/// As `struct iovec` is.
+/// Layout of `struct iovec`.
 #[repr(C)]
 struct Piece {
     base: *const u8,
     len: usize,
 }
 
-/// Records that are written at once, one behind the other.
+/// Consecutive records in one write.
 pub(crate) struct Batch {
     file: Arc<File>,
     pub(crate) at: u64,
@@ -87,7 +87,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Most records of one: the kernel takes 1024 pieces.
+    /// Most records per batch: the kernel accepts 1024 pieces.
     pub(crate) const MOST: usize = 256;
 
     pub(crate) fn new(file: Arc<File>, at: u64, puts: Vec<Put>) -> Self {
@@ -101,10 +101,10 @@ impl Batch {
     }
 }
 
-/// An io_uring of one shard.
+/// The io_uring of one shard.
 pub(crate) struct Ring {
     ring: IoUring,
-    /// What the kernel has, by its number there.
+    /// Jobs of the kernel, by slot.
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
 }
@@ -115,17 +115,17 @@ impl Ring {
         Ok(Self { ring: IoUring::new(ENTRIES)?, jobs, free: (0..ENTRIES as usize).collect() })
     }
 
-    /// Readable when something has completed.
+    /// Readable after a completion.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.ring.as_fd()
     }
 
-    /// Has the kernel do a job from the next [`submit`](Self::submit) on; it comes back if that has enough to do.
+    /// Queues a job for the next [`submit`](Self::submit); returns it if the ring is full.
     pub(crate) fn start(&mut self, mut job: Job) -> Result<(), Job> {
         let Some(&slot) = self.free.last() else { return Err(job) };
         let entry: squeue::Entry = match &mut job {
             Job::Read(Get { call, file, at, len, done }) => {
-                // Whoever made the job has seen that there is room for `len` bytes.
+                // `Get::new` requires room for `len` bytes.
                 let Ok(mut room) = call.result_writer(0) else { return Err(job) };
                 let memory = room.as_mut_ptr().wrapping_add(*done);
                 let (left, at) = ((*len - *done) as u32, *at + *done as u64);
@@ -137,9 +137,9 @@ impl Ring {
                 write.offset(batch.at).rw_flags(DSYNC).build()
             }
         };
-        // SAFETY: file and memory are the job's, which is kept in `jobs`, and not touched there, until the kernel is
-        // done with it: see `Drop`, too. The memory is where it is however the job is moved: results of a call that
-        // is kept (`ResultWriter::as_mut_ptr`), buffers, and vectors whose length does not change.
+        // SAFETY: the kernel uses the job's file and memory. `jobs` keeps the job untouched until its completion; see
+        // also `Drop`. Moving the job does not move the memory: results of a kept call (`ResultWriter::as_mut_ptr`),
+        // buffers, and vectors whose length does not change.
         if unsafe { self.ring.submission().push(&entry.user_data(slot as u64)) }.is_err() {
             return Err(job);
         }
@@ -148,7 +148,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Tells the kernel what was started.
+    /// Submits the queued jobs.
     pub(crate) fn submit(&mut self) -> io::Result<()> {
         if self.ring.submission().is_empty() {
             return Ok(());
@@ -161,7 +161,7 @@ impl Ring {
         }
     }
 
-    /// A job that the kernel is done with, and how many bytes it has moved now.
+    /// The next completed job, and the number of bytes that this operation moved.
     pub(crate) fn completed(&mut self) -> Option<(Job, io::Result<usize>)> {
         let entry = self.ring.completion().next()?;
         let slot = entry.user_data() as usize;
@@ -173,7 +173,7 @@ impl Ring {
             if get.is_whole()
                 && let Ok(mut value) = get.call.result_writer(0)
             {
-                // SAFETY: the kernel has written all of these bytes there, from the start on, and is done.
+                // SAFETY: the kernel has written all of these bytes, from the start, and has completed.
                 unsafe { value.advance(get.len) };
             }
         }

@@ -1,4 +1,4 @@
-//! The procedures of one shard, and its task.
+//! Procedures of one shard, and its task.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -19,21 +19,21 @@ use crate::protocol::{DELETE, GET, LIST, MAX_KEY, MAX_PAGE, MAX_VALUE, PROGRAM, 
 use crate::ring::{Batch, Get, Job, Put, Ring, Value};
 use crate::xdr::{Reader, put_opaque};
 
-/// Whether there can be an io_uring.
+/// Checks that io_uring is available.
 ///
 /// # Errors
-/// Why not.
+/// Cause of its absence.
 pub fn probe() -> io::Result<()> {
     Ring::new().map(drop)
 }
 
-/// Serves what is in a directory, by so many shards.
+/// Serves the store in a directory with `shards` shards.
 ///
 /// # Errors
-/// What failed.
+/// The failed operation.
 pub fn start(address: &Address, directory: &Path, shards: usize) -> Result<Server, Box<dyn Error + Send + Sync>> {
     let store = Arc::new(Store::open(directory, shards)?);
-    // Buffers for the values that are on their way, of each shard.
+    // Each shard has buffers for values in transfer.
     let mut shard = Config::default();
     (shard.memory.receives, shard.memory.bulk_buffers) = (1024, vec![(16 << 10, 64), (MAX_VALUE, 32)]);
     let config = ServerConfig { shard, shards, ..ServerConfig::default() };
@@ -50,7 +50,7 @@ pub fn start(address: &Address, directory: &Path, shards: usize) -> Result<Serve
     Ok(server)
 }
 
-/// The procedures of one shard.
+/// Procedures of one shard.
 fn services(store: &Arc<Store>, disk: &Rc<RefCell<Disk>>) -> rpcrdma::service::LocalServices {
     let mut services = Services::new();
     let on = Rc::clone(disk);
@@ -66,7 +66,7 @@ fn services(store: &Arc<Store>, disk: &Rc<RefCell<Disk>>) -> rpcrdma::service::L
     services
 }
 
-/// A call that is answered at once after all: it cannot be served.
+/// Answers at once with a refusal.
 fn refuse(outcome: Result<(), (DeferredCall, Refusal)>) {
     if let Err((call, refusal)) = outcome {
         call.answer(Err(refusal));
@@ -87,15 +87,15 @@ fn list(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What one shard does with its disk.
+/// Disk state of one shard.
 struct Disk {
     store: Arc<Store>,
     ring: Ring,
-    /// Which log is its own, and where that ends.
+    /// Number of its own log, and the end of that log.
     index: usize,
     log: Arc<File>,
     end: u64,
-    /// A batch is being written: the next one goes when that is on the disk.
+    /// A batch is in progress. The next batch starts at its completion.
     writing: bool,
     puts: VecDeque<Put>,
     gets: VecDeque<Get>,
@@ -131,7 +131,7 @@ impl Disk {
         let mut args = Reader(call.args());
         let key = args.opaque(MAX_KEY);
         let value = match chunk {
-            // Its length is in front of where it was.
+            // The length precedes the chunk's position.
             Some(chunk) => args.number().filter(|&len| len as usize == chunk.len()).map(|_| Value::Chunk(chunk)),
             None => args.opaque(MAX_VALUE).map(|bytes| Value::Inline(bytes.to_vec())),
         };
@@ -152,7 +152,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Gives the kernel what there is to do, and answers what it has done.
+    /// Submits work to the kernel, and answers completed calls.
     fn turn(&mut self) -> bool {
         let mut busy = false;
         while let Some(get) = self.gets.pop_front() {
@@ -204,7 +204,7 @@ impl Disk {
                 }
                 return;
             }
-            // What there was room for is written over.
+            // A later batch overwrites the partial one.
             Ok(_) => "a log has no room for more".into(),
             Err(error) => error.to_string(),
         };
@@ -212,7 +212,7 @@ impl Disk {
     }
 }
 
-/// What is said to the caller of what goes wrong here; the log has the rest.
+/// Refusal for a local failure, and a log line with its cause.
 fn failed(why: &str) -> Refusal {
     eprintln!("kv-server: {why}");
     Refusal::SystemError
@@ -227,10 +227,10 @@ fn answer(mut call: DeferredCall, words: &[u32]) {
     call.answer(written.map_err(Refusal::from));
 }
 
-/// Turns with the shard.
+/// Task of the shard.
 struct Task {
     disk: Rc<RefCell<Disk>>,
-    /// The ring's: it is asked for while the disk may be borrowed.
+    /// Duplicate of the ring's descriptor: the shard requests it while the disk may be borrowed.
     descriptor: OwnedFd,
 }
 

@@ -1,18 +1,18 @@
-//! As much of XDR (RFC 4506) as the protocol needs.
+//! The required part of XDR (RFC 4506).
 
-/// Bytes of round-up behind so many.
+/// Round-up bytes after `len` bytes.
 pub(crate) fn padding(len: usize) -> usize {
     len.wrapping_neg() % 4
 }
 
-/// Adds an `opaque<>`.
+/// Appends an `opaque<>`.
 pub(crate) fn put_opaque(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend((bytes.len() as u32).to_be_bytes());
     out.extend(bytes);
     out.resize(out.len() + padding(bytes.len()), 0);
 }
 
-/// What is left to be read.
+/// The remaining bytes.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {

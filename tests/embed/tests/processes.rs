@@ -1,10 +1,10 @@
-//! Server and clients as processes: what was put is there, whoever else comes, goes, or is killed.
+//! Server and clients as processes: values survive concurrent clients and kills.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-/// A server's process, and its directory.
+/// A server process.
 struct Server {
     child: Child,
     input: Option<ChildStdin>,
@@ -12,13 +12,13 @@ struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended.
+        // It may have exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A store of one test, and where it is served.
+/// Store of one test, and its address.
 struct Place {
     address: String,
     directory: PathBuf,
@@ -31,7 +31,7 @@ impl Place {
         Self { address: format!("soft:{name}"), directory }
     }
 
-    /// `None` where there can be no io_uring.
+    /// `None` without io_uring.
     fn serve(&self) -> Option<Server> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kv-server"));
         command.arg(&self.address).arg(&self.directory).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -54,7 +54,7 @@ impl Place {
         command.spawn().expect("a process")
     }
 
-    /// These clients, all at once.
+    /// Runs these clients concurrently.
     fn run(&self, what: &str, seeds: &[u32]) {
         let clients: Vec<_> = seeds.iter().map(|&seed| self.client(what, seed)).collect();
         for mut client in clients {
@@ -74,7 +74,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // What failed may be looked at.
+        // The directory of a failed test stays for inspection.
         if !std::thread::panicking() {
             let _ = std::fs::remove_dir_all(&self.directory);
         }
@@ -109,13 +109,13 @@ fn answered_values_survive_the_server() {
     let place = Place::new("again");
     let Some(mut server) = place.serve() else { return };
     place.run("fill", &[1]);
-    // It ends well,
+    // The server exits cleanly.
     drop(server.input.take());
     assert!(server.child.wait().expect("it ends").success());
     let Some(mut server) = place.serve() else { return };
     place.run("verify", &[1]);
     place.run("fill", &[2]);
-    // or in the middle of something, which its clients are told.
+    // The server is killed while it serves, and its client fails.
     let mut client = place.busy_client(9);
     server.child.kill().expect("it runs");
     assert!(!client.wait().expect("it ends").success());

@@ -1,9 +1,11 @@
-//! Many clients of a store at once, each with a connection and keys of its own, on the threads of one tokio runtime:
+//! Concurrent clients of a store on one tokio runtime.
+//!
+//! Each client has its own connection and keys.
 //!
 //! ```text
-//! kv-client ADDRESS fill SEED      puts values, and looks whether they are there
-//! kv-client ADDRESS verify SEED    looks whether they are there
-//! kv-client ADDRESS forever SEED   puts values until it is killed, or the server is; says `begun` when some are there
+//! kv-client ADDRESS fill SEED      puts values, and verifies them
+//! kv-client ADDRESS verify SEED    verifies the values
+//! kv-client ADDRESS forever SEED   puts values until it or the server is killed; prints `begun` after the first ones
 //! ```
 
 use std::error::Error;
@@ -15,10 +17,10 @@ use rpcrdma_embed::client::{Result, Store, endpoint};
 
 /// Clients of one process.
 const CLIENTS: u32 = 6;
-/// Keys of each.
+/// Keys of each client.
 const KEYS: u32 = 40;
 
-/// The value of a key: of any length, and unlike all others.
+/// Value of a key: unique, of varying length.
 fn value(seed: u32, client: u32, key: u32) -> Vec<u8> {
     let mut state = u64::from(seed) << 40 | u64::from(client) << 20 | u64::from(key);
     let mut next = || {
@@ -34,14 +36,14 @@ fn name(seed: u32, client: u32, key: u32) -> String {
     format!("{seed}/{client}/{key:04}")
 }
 
-/// Every seventh is deleted again.
+/// False for every seventh key, which is deleted.
 fn is_kept(key: u32) -> bool {
     key % 7 != 3
 }
 
 async fn fill(mut store: Store, seed: u32, client: u32) -> Result<()> {
     for key in 0..KEYS {
-        // What comes first is written over.
+        // The second put replaces the first.
         store.put(&name(seed, client, key), &value(seed, client, key + 1)).await?;
         store.put(&name(seed, client, key), &value(seed, client, key)).await?;
         if !is_kept(key) {
@@ -53,7 +55,7 @@ async fn fill(mut store: Store, seed: u32, client: u32) -> Result<()> {
 }
 
 async fn verify(mut store: Store, seed: u32, client: u32) -> Result<()> {
-    // Another task, of the same connection, lists them meanwhile.
+    // Another task lists the keys concurrently, on the same connection.
     let mut other = store.clone();
     let names = tokio::spawn(async move { other.list(&format!("{seed}/{client}/")).await });
     for key in 0..KEYS {
@@ -108,7 +110,7 @@ fn main() -> std::result::Result<ExitCode, Box<dyn Error>> {
     let outcome = runtime.block_on(async {
         let endpoint = endpoint(&address).await?;
         let outcome = run(&endpoint, &address, what, seed).await;
-        // Its end waits for its thread: not here.
+        // Dropping the endpoint waits for its thread, so the endpoint leaves the runtime first.
         Ok::<_, Box<dyn Error + Send + Sync>>((endpoint, outcome))
     });
     match outcome.and_then(|(_endpoint, outcome)| outcome) {

@@ -1,5 +1,6 @@
-//! Serves a directory until its standard input ends: `kv-server ADDRESS DIRECTORY`. Ends with status 77 where there can
-//! be no io_uring.
+//! Serves a directory until end of standard input: `kv-server ADDRESS DIRECTORY`.
+//!
+//! Exits with status 77 if io_uring is not available.
 
 use std::error::Error;
 use std::io::Read;
@@ -7,9 +8,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Threads, and logs.
+/// One thread and one log each.
 const SHARDS: usize = 2;
-/// Not done, for want of something.
+/// Exit status for a missing kernel feature.
 const SKIPPED: u8 = 77;
 
 fn main() -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
