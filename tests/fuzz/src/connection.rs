@@ -1,8 +1,7 @@
-//! A whole connection: what an honest peer sends, what becomes of that on the way, what no peer would send,
-//! time, and the application.
+//! A whole connection: honest, corrupted and invented messages, time, application.
 //!
-//! The connection is there twice. One decodes messages by their layout where it can, as a shard does; the
-//! other checks each as a whole. Whatever happens, both must say and send the same.
+//! Two connections run side by side. One decodes messages by their layout where possible, as a shard does. The other
+//! checks each message as a whole. Both must return and send the same.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -16,12 +15,11 @@ use rpcrdma::proto::{
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::wire::{Body, Chunks, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, WriteList};
 
-/// Runs one input.
 pub fn run(data: &[u8]) {
     Story::new(Input(data)).run();
 }
 
-/// The bytes that decide what happens.
+/// The bytes that select the events.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -31,7 +29,7 @@ impl<'a> Input<'a> {
         Some(*first)
     }
 
-    /// The next byte; 0 behind the end.
+    /// The next byte; 0 after the end.
     fn byte(&mut self) -> u8 {
         self.next().unwrap_or(0)
     }
@@ -47,11 +45,11 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Bytes of what an end sends: a header, and the start of an RPC message behind it.
+/// Bytes of a header and the start of an RPC message.
 const ROOM: usize = 512;
 const PAYLOAD: usize = 8;
 
-/// A mechanism without secrets: the client knocks, the server asks at length, the client answers.
+/// A mechanism without secrets: the client knocks, the server sends a long request, the client answers.
 #[derive(Debug)]
 struct Knock;
 
@@ -70,7 +68,7 @@ impl Handshake for Door {
         let peer = || "peer".to_owned();
         match (self.0, self.1, message) {
             (Role::Client, 1, None) => Step::Continue(vec![1]),
-            // Longer than a first message may be.
+            // Longer than the longest first message.
             (Role::Server, 1, Some([1])) => Step::Continue(vec![2; 3000]),
             (Role::Client, 2, Some([2, ..])) => Step::Done { peer: peer(), last: Some(vec![3]) },
             (Role::Server, 2, Some([3])) => Step::Done { peer: peer(), last: None },
@@ -114,16 +112,16 @@ fn config(input: &mut Input<'_>, server: bool, revision: Revision) -> ConnConfig
     }
 }
 
-/// One end with what its owner knows.
+/// One end with its owner's state.
 struct Twins {
     fast: Connection,
     slow: Connection,
-    /// Calls that have not ended, and their tokens.
+    /// Open calls, and their tokens.
     calls: Vec<(CallId, u64)>,
     served: Vec<InboundId>,
-    /// What is on its way, but for its last part.
+    /// A continued message, except for its last part.
     continued: Option<Outgoing>,
-    /// The peer broke a rule. What that message counts as is nobody's concern.
+    /// The peer broke a rule. The counters of the offending message are then not compared.
     faulty: bool,
     tokens: u64,
 }
@@ -148,7 +146,7 @@ impl Twins {
         self.slow.config().revision
     }
 
-    /// Takes a message, decoded by its layout and checked as a whole. False: the connection is over.
+    /// Receives a message, decoded by its layout and checked as a whole. Returns false if the connection closes.
     fn take(&mut self, message: &[u8]) -> bool {
         let checked = self.slow.check(message);
         same(checked.is_ok(), self.fast.check(message).is_ok());
@@ -191,7 +189,7 @@ impl Twins {
         }
     }
 
-    /// A call ends once.
+    /// Each call ends once.
     fn ended(&mut self, call: CallId, token: u64) {
         let at = self.calls.iter().position(|known| *known == (call, token)).expect("a call that had not ended");
         self.calls.swap_remove(at);
@@ -211,7 +209,7 @@ impl Twins {
         sent.then(|| self.emit(Outgoing::Call(call), &Form::default(), true))
     }
 
-    /// Ends a call of the peer.
+    /// Answers a call of the peer.
     fn answer(&mut self, which: u8) {
         if self.served.is_empty() {
             return;
@@ -226,7 +224,7 @@ impl Twins {
         }
     }
 
-    /// Everything that may go out, as messages.
+    /// Emits all pending output as messages.
     fn transmit(&mut self, receives_ok: bool, odd: u8, mut out: impl FnMut(Vec<u8>)) {
         let most = 4 * (self.slow.inbound_slots() + self.slow.call_slots()) + 100;
         for sent in 0.. {
@@ -257,7 +255,7 @@ impl Twins {
                     }
                     out(self.emit(what, &form, receives_ok));
                 }
-                // There was no memory for it.
+                // Simulates a lack of memory.
                 _ if odd & 16 != 0 => {
                     self.both(|end| end.take_back(what));
                     return;
@@ -271,7 +269,7 @@ impl Twins {
         self.slow.terms().version == Version::V2 && self.revision() == Revision::Ietf00
     }
 
-    /// The message that an end writes, which is a good one.
+    /// Emits a message of an end, which is valid.
     fn emit(&mut self, out: Outgoing, form: &Form<'_>, receives_ok: bool) -> Vec<u8> {
         let message = self.both(|end| {
             let room = match out {
@@ -324,7 +322,7 @@ impl Twins {
         assert!(self.both(|end| end.next_timeout()) > now);
     }
 
-    /// The end of it: every call ends.
+    /// Closes the connection: every call ends.
     fn lost(&mut self) {
         while let Some((call, token, _)) = self.both(Connection::lost) {
             self.ended(call, token);
@@ -334,7 +332,7 @@ impl Twins {
     }
 }
 
-/// What happens.
+/// The events of one input.
 struct Story<'a> {
     input: Input<'a>,
     end: Twins,
@@ -424,7 +422,7 @@ impl<'a> Story<'a> {
             12 => {
                 let odd = self.input.byte();
                 self.peer.transmit(with & 1 == 0, odd, |message| self.to_end.push_back(message));
-                // Nobody keeps more than was granted; here nobody takes more.
+                // Enforces the credit limit that a real end enforces.
                 self.to_end.truncate(64);
                 true
             }
@@ -441,7 +439,7 @@ impl<'a> Story<'a> {
         }
     }
 
-    /// To the peer. What it makes of it is its own affair: it may have been told nonsense.
+    /// Delivers to the peer. Its reaction to invalid messages does not matter.
     fn deliver(&mut self, message: &[u8]) {
         if !self.peer.take(message) {
             self.peer.lost();
@@ -450,7 +448,7 @@ impl<'a> Story<'a> {
         }
     }
 
-    /// Something that the application does to a call.
+    /// An action of the application on a call.
     fn with_call(&mut self, with: u8) {
         if self.end.calls.is_empty() {
             return;
@@ -460,7 +458,7 @@ impl<'a> Story<'a> {
         let _ = self.end.both(|end| (end.is_waiting(call), end.is_under_way(call), end.call_slot(call)));
         match with & 3 {
             0 if self.end.both(|end| end.is_waiting(call)) && self.end.slow.queued().contains(&call) => {
-                // Queued already: once is enough.
+                // A queued call is not queued twice.
             }
             0 => _ = self.end.both(|end| end.resend(call)),
             1 if self.end.both(|end| end.is_waiting(call)) => {
@@ -509,7 +507,7 @@ impl<'a> Story<'a> {
             }
             10 => end.both(Connection::spoil_sequence),
             11 => {
-                // A new connection, in place of the one that was lost.
+                // A new connection replaces the lost one.
                 let calls = end.both(Connection::interrupt);
                 assert_eq!(calls.len(), end.calls.len());
                 let config = end.slow.config().clone();
@@ -526,7 +524,7 @@ impl<'a> Story<'a> {
         true
     }
 
-    /// A message that was not sent, but might be: its words fit what is going on, more or less.
+    /// An invented message whose words roughly match the state.
     fn invented(&mut self) -> Vec<u8> {
         let kind = self.input.byte();
         let version = if kind & 1 == 0 { self.end.slow.terms().version } else { Version::V2 };
@@ -567,7 +565,7 @@ impl<'a> Story<'a> {
                 _ => ErrorBody::BadXdr,
             }),
         };
-        // The codec writes no header that its version does not have.
+        // The codec emits no header of another version.
         let header = Header { xid, credit, received, flags: flags.without(Flags::MORE), body };
         let mut message = vec![0; header.encoded_len(version, Revision::Ietf00)];
         header.emit(&mut message, version, Revision::Ietf00).expect("space");

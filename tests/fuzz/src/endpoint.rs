@@ -1,8 +1,7 @@
-//! An iWARP connection without its socket, whose peer says anything; see `story`.
+//! An iWARP connection without a socket, with an arbitrary peer; see `story`.
 
 use rpcrdma::fabric::iwarp::fuzz::story;
 
-/// Runs one input.
 pub fn run(data: &[u8]) {
     story(data);
 }

@@ -1,9 +1,8 @@
-//! The bytes of an iWARP connection: the stream of its segments, in pieces; the frames that set it up; Terminates.
+//! Bytes of an iWARP connection: segment stream, set-up frames, Terminates.
 
 use rpcrdma::fabric::iwarp::wire::{Crc, fpdu_len, invariants};
 
-// Which of them; how a stream is cut, behind the number of cuts; and then the bytes.
-/// Runs one input.
+/// Input: the kind, the number of cuts of a stream, the cuts, then the bytes.
 pub fn run(data: &[u8]) {
     let [mode, cuts, rest @ ..] = data else { return };
     let (cuts, bytes) = rest.split_at(rest.len().min(usize::from(*cuts)));
@@ -16,7 +15,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// The stream, with a CRC that is right in each FPDU that is whole.
+/// The stream with a correct CRC in each complete FPDU.
 fn with_crcs(stream: &[u8]) -> Vec<u8> {
     let mut stream = stream.to_vec();
     let mut rest = &mut stream[..];

@@ -1,4 +1,6 @@
-//! The fuzz targets, one module each. `targets/` gives them to libFuzzer; `tests/tests/corpus.rs` runs them over the corpus.
+//! Fuzz targets, one module each.
+//!
+//! `targets/` passes them to libFuzzer. `tests/tests/corpus.rs` runs them over the corpus.
 
 pub mod capture;
 pub mod connection;

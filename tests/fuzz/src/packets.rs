@@ -1,4 +1,4 @@
-//! Packets as they were captured, down to the messages in them.
+//! Captured packets, down to their messages.
 
 use pcap_parser::Linktype;
 use rpcrdma::wire::{Revision, View};
@@ -9,8 +9,7 @@ use rpcrdma_tools::roce;
 const LINKS: [Linktype; 6] =
     [Linktype::ETHERNET, Linktype::LINUX_SLL, Linktype::LINUX_SLL2, Linktype::RAW, Linktype::IPV6, Linktype::NULL];
 
-// The link, and then packets, each behind its length.
-/// Runs one input.
+/// Input: the link type, then packets, each after its length.
 pub fn run(data: &[u8]) {
     let [link, rest @ ..] = data else { return };
     let mut rest = rest;
@@ -37,7 +36,7 @@ pub fn run(data: &[u8]) {
                 }
             };
             assert_eq!(message.frame, frame);
-            // Each byte of the input is in one message at most.
+            // Each byte of the input is in at most one message.
             left = left.checked_sub(message.bytes.len()).expect("more bytes than there were");
             let _ = View::check(&message.bytes, Revision::Ietf00).map(|view| view.to_string());
         }

@@ -1,12 +1,12 @@
-//! Property sets and the operations that change them: what is read is written again, and an end that changes
-//! its characteristics outlives whatever its peer says.
+//! Property sets, and the operations that change them.
+//!
+//! Parsed properties are emitted again. An end that changes its characteristics survives any peer.
 
 use rpcrdma::proto::exchange::{Characteristic, Event, Exchange, Verdict};
 use rpcrdma::wire::optional::{Operation, OperationCode};
 use rpcrdma::wire::properties::{Properties, PropertyId, PropertySet};
 use rpcrdma::wire::{ErrorBody, Flags, Revision, invariants};
 
-/// Runs one input.
 pub fn run(data: &[u8]) {
     let [mode, bytes @ ..] = data else { return };
     let revision = Revision::ALL[usize::from(mode & 1)];
@@ -17,7 +17,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// The rest of the input is what the peer does: its first word, with how long it is, and its bytes.
+/// Runs the peer's steps: each is a first word with a length, and its bytes.
 fn exchange(mut input: &[u8], revision: Revision) {
     let mut end = Exchange::new(revision, &Properties::default(), &[PropertyId::SegmentSize]);
     let mut xid = 0;
@@ -57,7 +57,7 @@ fn exchange(mut input: &[u8], revision: Revision) {
                 assert!(!wanted.is_empty());
             }
         }
-        // Most of the time its own messages are read.
+        // Usually reads its own messages.
         if step & 0x40 == 0 {
             while let Some(out) = end.poll_transmit() {
                 assert!(out.optinfo.len() < 200, "longer than it is said to be");

@@ -1,9 +1,9 @@
-//! A connection of the software fabric whose peer writes what it wants into all the memory that the two
-//! share, when it wants, and our side that sends, receives, exposes memory and reaches for the peer's.
+//! A connection of the software fabric with an arbitrary peer.
 //!
-//! Every buffer comes home, every request that is to be reported is reported once, and as long as the peer
-//! keeps to the rules its messages arrive whole and in order. Receives hold a mark, as of another peer's last message,
-//! of which nothing is ever delivered.
+//! The peer writes arbitrary bytes into all shared memory at any time. This side sends, receives, exposes memory, and
+//! accesses the peer's memory. Every buffer returns, and every signalled request completes once. While the peer obeys
+//! the rules, its messages arrive whole and in order. Receives hold a mark, like old bytes of another peer's message,
+//! and no completion delivers it.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -17,18 +17,18 @@ use rpcrdma::fabric::{
 };
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
 
-/// What is made once.
+/// State for all inputs.
 struct Town {
     fabric: SoftwareFabric,
     peer: Peer,
     pool: Pool,
     exposed: Pool,
-    /// What Receives hold before they are posted. It is random: no input has it.
+    /// Content of receives before posting. It is random, so no input contains it.
     mark: [u8; 8],
 }
 
 const BUFFERS: usize = 32;
-/// Bytes of a Receive: shorter than a message may be.
+/// Bytes of a receive: shorter than the longest message.
 const RECEIVE: usize = 1024;
 
 fn pool() -> Pool {
@@ -52,7 +52,6 @@ thread_local! {
     static TOWN: RefCell<Town> = RefCell::new(Town::new());
 }
 
-/// Runs one input.
 pub fn run(data: &[u8]) {
     TOWN.with(|town| Story::new(&mut town.borrow_mut(), data).run());
 }
@@ -62,10 +61,10 @@ struct Story<'t, 'd> {
     input: &'d [u8],
     qp: QpId,
     windows: Vec<WindowId>,
-    /// Signalled requests that have not been reported.
+    /// Signalled requests without a completion.
     posted: Vec<u64>,
     next: u64,
-    /// What the peer has sent and nobody received, while it keeps to the rules.
+    /// Messages of the peer that this side has not received, while the peer obeys the rules.
     honest: Option<VecDeque<Vec<u8>>>,
     done: Vec<Completion>,
     violations: u64,
@@ -128,7 +127,7 @@ impl<'t, 'd> Story<'t, 'd> {
             4 | 5 => self.peer_sends(with),
             6 => self.poke(with),
             7 => {
-                // A word, at one of the places where words are: headers, reports, bells, entries.
+                // Writes a word at a word position: headers, reports, bells, entries.
                 let part = [Part::Rings, Part::Table, Part::Ours, Part::Rings][usize::from(with & 3)];
                 let at = 8 * usize::from(self.byte()) * if with & 4 != 0 { 8 } else { 1 };
                 let (low, high) = (u64::from(self.word()), u64::from(self.byte()));
@@ -136,7 +135,7 @@ impl<'t, 'd> Story<'t, 'd> {
                 let _ = self.town.peer.poke(part, at, &(low | high << 32).to_ne_bytes());
             }
             8 => {
-                // It says how far it has come, or that it refuses a message.
+                // Reports progress, or refuses a message.
                 let (head, refusal) = (64 * u64::from(self.byte()), u64::from(with >> 2));
                 let at = self.town.peer.report();
                 self.honest = None;
@@ -184,7 +183,7 @@ impl<'t, 'd> Story<'t, 'd> {
         let len = usize::from(self.byte()) << (with & 3);
         let invalidate = if with & 12 == 4 {
             let window = self.windows[usize::from(with) % self.windows.len()];
-            // The key that is bound, if one is.
+            // The bound key, if one is bound.
             Some(self.town.fabric.next_rkey(window).wrapping_sub(u32::from(with & 16 == 0)))
         } else {
             None
@@ -194,7 +193,7 @@ impl<'t, 'd> Story<'t, 'd> {
         payload[..front.len()].copy_from_slice(front);
         let sent = self.town.peer.send(&payload, invalidate, 0);
         match &mut self.honest {
-            // A key that is not bound is an offence.
+            // Invalidating an unbound key breaks the rules.
             Some(_) if invalidate.is_some() => self.honest = None,
             Some(queue) if sent => queue.push_back(payload),
             _ => {}
@@ -264,7 +263,7 @@ impl<'t, 'd> Story<'t, 'd> {
             let at = self.posted.iter().position(|id| *id == completion.wr_id);
             match at {
                 Some(at) => _ = self.posted.remove(at),
-                // Failures are reported in any case.
+                // Failures complete even unsignalled requests.
                 None => assert!(!completion.status.is_ok()),
             }
             self.over |= !completion.status.is_ok();
@@ -283,7 +282,7 @@ impl<'t, 'd> Story<'t, 'd> {
         }
     }
 
-    /// Nothing is left behind.
+    /// Checks that all resources are returned.
     fn end(mut self) {
         if self.honest.is_some() && !self.over {
             assert_eq!(self.town.fabric.stats().peer_violations, self.violations, "of an honest peer");
@@ -302,12 +301,11 @@ impl<'t, 'd> Story<'t, 'd> {
         let mut events = Vec::new();
         self.town.fabric.poll_control(&mut events);
         assert!(!events.iter().any(|event| matches!(event, ControlEvent::Established { .. })));
-        // What is exposed while the peer says that it copies is let go now: there is no socket that says that
-        // it lives.
+        // Frees memory that the peer claims to copy from: no socket shows that the peer is alive.
         self.town.fabric.poll_control(&mut events);
         let free = |pool: &Pool| pool.stats().classes[0].free;
         assert_eq!(free(&self.town.exposed), BUFFERS, "exposed memory is not home");
-        // The shared queue keeps its Receives.
+        // The shared queue keeps its receives.
         assert!(free(&self.town.pool) + 8 >= BUFFERS, "buffers are lost");
     }
 }

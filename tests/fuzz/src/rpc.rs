@@ -1,8 +1,7 @@
-//! RPC headers: calls, replies, and the credentials in them.
+//! RPC headers: calls, replies, and their credentials.
 
 use rpcrdma::wire::invariants;
 
-/// Runs one input.
 pub fn run(data: &[u8]) {
     let [mode, bytes @ ..] = data else { return };
     match mode & 1 {
