@@ -90,8 +90,7 @@ pub(crate) struct ServeArgs {
     /// Idle policy
     #[arg(long, value_enum, default_value_t = Idle::Adaptive)]
     pub(crate) idle: Idle,
-    /// Serve one kind of tests only; otherwise calls and raw tests run in two threads on one core, so one of them must
-    /// sleep
+    /// Serve one kind of tests only; for both, two threads share one core, so one of them must sleep
     #[arg(long, value_enum)]
     pub(crate) only: Option<Half>,
     /// Largest payload of read and write, in bytes; sizes the memory
@@ -277,7 +276,7 @@ pub(crate) struct DeviceArgs {
     /// Service level of this side's packets, 0 to 15 (default: the one of the path)
     #[arg(short = 'S', long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(..=15))]
     pub(crate) sl: Option<u8>,
-    /// Type of service or traffic class of this side's packets, 0 to 255, of verbs and iwarp (default: the one of the
+    /// Type of service or traffic class of this side's packets on verbs and iwarp, 0 to 255 (default: the one of the
     /// path)
     #[arg(short = 'T', long, value_name = "TOS")]
     pub(crate) tos: Option<u8>,

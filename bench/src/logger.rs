@@ -1,4 +1,6 @@
-//! Engine log on standard error, filtered by `RUST_LOG` (`error`, `warn`, `info`, `debug`, `trace`).
+//! Engine log on standard error, filtered by `RUST_LOG`.
+//!
+//! Levels: `error`, `warn`, `info`, `debug`, `trace`.
 #![forbid(unsafe_code)]
 
 use log::{LevelFilter, Log, Metadata, Record};

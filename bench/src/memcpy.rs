@@ -9,11 +9,11 @@ use crate::clock::Clock;
 const SPAN_NS: u64 = 20_000_000;
 /// Bytes copied per clock reading, approximately.
 const BYTES_PER_LOOK: usize = 256 * 1024;
-/// Alignment of both buffers, as in pools. The offset of two addresses within a page changes the speed by up to a third
-/// on some processors, and heap addresses are arbitrary.
+/// Alignment of both buffers, as in pools. Heap addresses are arbitrary. On some processors the offset of two addresses
+/// within a page changes the speed by up to a third.
 const PAGE: usize = 4096;
 
-/// Average rate in bytes per second of one core that copies `size` bytes repeatedly between the same two buffers, so
+/// Average rate of one core in bytes per second. It copies `size` bytes repeatedly between the same two buffers, so
 /// from the nearest cache that holds both.
 pub(crate) fn bytes_per_second(clock: &Clock, size: usize) -> f64 {
     let (mut source, mut target) = (vec![0x5au8; size + PAGE], vec![0u8; size + PAGE]);

@@ -49,7 +49,7 @@ pub(crate) fn answer(mut counters: impl FnMut() -> Option<Counters>) {
 /// A running server; dropping it kills it.
 pub(crate) struct ServerProcess {
     child: Child,
-    /// Closed if the server answers no requests.
+    /// Pipe for counter requests.
     stdin: Option<ChildStdin>,
     /// Stays open after the ready line, so that the server never writes into a closed pipe.
     stdout: BufReader<ChildStdout>,

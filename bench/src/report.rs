@@ -1,4 +1,4 @@
-//! Report of one invocation: serialized as JSON, and printed as a text table.
+//! Report of one invocation, for JSON and the text table.
 #![forbid(unsafe_code)]
 
 use serde::Serialize;

@@ -208,7 +208,7 @@ pub(crate) struct EngineArgs {
     /// Defer replies: the shard's task answers at its next poll, or after this many microseconds
     #[arg(long, value_name = "poll|US", conflicts_with = "workers")]
     pub(crate) defer: Option<Defer>,
-    /// Grant credits for each message instead of each half of the credit limit
+    /// Grant credits after each message, not after half of the credit limit
     #[arg(long)]
     pub(crate) no_coalesce: bool,
     /// The client revokes exposed memory, instead of the server by Send With Invalidate

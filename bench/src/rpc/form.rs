@@ -1,4 +1,4 @@
-//! Forms of payloads: sizes, client set-up, and the counters that prove their use.
+//! Forms of payloads: sizes, client set-up, and verification by counters.
 #![forbid(unsafe_code)]
 
 use rpcrdma::CreditMode;

@@ -11,7 +11,7 @@ use rpcrdma::{Procedure, Refusal, ServerCall};
 
 /// Makes procedures from handlers.
 pub(crate) trait Place {
-    /// Ownership of the procedures.
+    /// Threads that share the procedures.
     type Sharing: Sharing;
 
     fn procedure(

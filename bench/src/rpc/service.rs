@@ -39,8 +39,8 @@ pub(crate) const WRITE_MESSAGE: u32 = 7;
 /// The server starts to call the client. Arguments: a [`Run`](super::reverse::Run), as JSON. Results: the number of
 /// outstanding calls; 0 if the server calls another client already.
 pub(crate) const START_REVERSE: u32 = 8;
-/// Arguments: a position. Results: the length of the last run's outcome as JSON, or 0 while it is not available; then
-/// up to [`PAGE`] bytes from that position.
+/// Arguments: a position. Results: the length of the last run's outcome as JSON, or 0 without an outcome; then up to
+/// [`PAGE`] bytes from that position.
 pub(crate) const OUTCOME: u32 = 9;
 
 /// Bytes of results of [`OUTCOME`]: they fit the shortest message.
