@@ -1,4 +1,4 @@
-//! A TCP proxy between a peer and a server that moves bytes on request.
+//! A TCP proxy between peer and server that forwards on request.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -1,4 +1,6 @@
-//! Fabric of the tests: software, or `RPCRDMA_FABRIC` for TCP (`iwarp`) or RDMA devices (`verbs`).
+//! Fabric of the tests, selected by `RPCRDMA_FABRIC`.
+//!
+//! The software fabric is the default. `iwarp` selects TCP, and `verbs` an RDMA device.
 
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;

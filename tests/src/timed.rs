@@ -1,4 +1,4 @@
-//! A server on simulated time, so that its timers do not depend on the host.
+//! A server on simulated time, independent of the host.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};

@@ -1,4 +1,4 @@
-//! A second producer or consumer would break the ring, so its ends are not `Clone`.
+//! Ring ends are not `Clone`: a second one would break the ring.
 
 fn main() {
     let (producer, consumer) = rpcrdma::handoff::spsc::ring::<u8>(4);
