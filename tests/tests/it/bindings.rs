@@ -1,5 +1,4 @@
-//! What may travel apart, and where: upper-layer bindings, items in chunks, RPCSEC_GSS (version 2 §4.4; RFC
-//! 8166 §3.4, §6, §8.2.2).
+//! Upper-layer bindings, items in chunks, RPCSEC_GSS (version 2 §4.4; RFC 8166 §3.4, §6, §8.2.2).
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -33,7 +32,7 @@ fn bound(bindings: &[(u32, Binding)], scheme: CreditMode) -> ClientConfig {
     ClientConfig { bindings: Some(Arc::new(all)), ..small_client(small().with(|c| c.wire.credit_mode = scheme)) }
 }
 
-/// A call with chunks of these lengths behind four bytes of arguments.
+/// A call with four bytes of arguments, Read chunks of `sent` bytes and Write chunks of `room` bytes.
 fn chunked(client: &mut LocalClient, procedure: u32, sent: &[usize], room: &[usize]) -> Result<Vec<u8>, CallError> {
     let first = client.first();
     let mut call = client.prepare(procedure, 4)?;
@@ -71,7 +70,7 @@ fn a_client_refuses_to_reduce_ineligible_items() {
                 matches!(result, Err(CallError::Invalid(call)) if matches!(call.defect(), Defect::Binding(BindingError::TooManyResults { .. })))
             );
         }
-        // The table names all that may be reduced.
+        // The table has no reducible item of MIRROR.
         assert_eq!(chunked(&mut client, MIRROR, &[8], &[]), broken(BindingError::ReductionOff));
         assert_eq!(world.server().stats()[0].calls, 0, "nothing of that was sent");
         echo(&mut client, b"four").expect("an echo");
@@ -112,17 +111,16 @@ fn a_result_that_missed_its_write_chunk_ends_the_call() {
     }
 }
 
-/// Bytes of file data that the READ of the test gives.
+/// Bytes of file data in the READ result.
 const FILE: usize = 5001;
 
-/// NFS version 3 READ (RFC 1813 §3.3.6), as its binding has it, of a file that has [`FILE`] bytes or is not
-/// there.
+/// NFS version 3 READ (RFC 1813 §3.3.6) with its binding. The file has [`FILE`] bytes or is absent.
 fn nfs() -> Services {
     let read = nfs3::binding(6, &nfs3::Sizes::default()).expect("READ");
     let procedure = Procedure::new(|call| {
         let found = call.args().first() == Some(&0);
         if !found {
-            // The arm of the union that has no data: status, attributes that are not there.
+            // The failure arm of the union: status, absent attributes.
             call.reply_mut(8)?.copy_from_slice(&be(&[2, 0]));
             return Ok(());
         }
@@ -154,9 +152,9 @@ fn nfs3_counts_stay_in_the_message_and_bytes_go_to_the_chunk() {
             client.send(XID, Flags::NONE, Body::Msg(Chunks { writes, ..Chunks::NONE }), &call);
             let bytes = client.answer().bytes;
             let (written, results) = match found {
-                // The length word, and no byte of the data.
+                // The length word stays inline, without the data.
                 true => (FILE, be(&[0, 0, FILE as u32, 1, FILE as u32])),
-                // Of the other arm of the union nothing is reduced.
+                // The failure arm of the union has no reducible item.
                 false => (0, be(&[2, 0])),
             };
             assert_eq!(view(&bytes).payload(), reply_bytes(XID, &results), "{scheme:?}");
@@ -193,8 +191,8 @@ fn read_chunks_with_their_padding_are_taken() {
         }
         let (first, _one) = client.peer.expose(&data[0], Access::REMOTE_READ);
         let (second, _two) = client.peer.expose(&data[1], Access::REMOTE_READ);
-        // Both with, the first with, none with. The second always stands behind the first, its padding, and its own
-        // length.
+        // Padding in both chunks, in the first, in none. The second position always counts the first item with its
+        // padding, and the second length word.
         for lens in [[504, 504], [504, 501], [501, 501]] {
             let read =
                 |position, target: Segment, length| ReadSegment { position, target: Segment { length, ..target } };
@@ -203,7 +201,7 @@ fn read_chunks_with_their_padding_are_taken() {
             let bytes = client.answer().bytes;
             assert_eq!(view(&bytes).payload(), reply_bytes(XID, &be(&[501, 501])), "{scheme:?} {lens:?}");
         }
-        // More than that is too long.
+        // One byte above the padded maximum.
         let list = [ReadSegment { position: ARGS_AT + 4, target: Segment { length: 505, ..first } }];
         client.call(20, reads(&list), &be(&[501]));
         match scheme {
@@ -213,8 +211,8 @@ fn read_chunks_with_their_padding_are_taken() {
     }
 }
 
-/// Whatever the procedure's maximum, however the chunk is cut, and however the call travels: the count in
-/// front of an item says where it ends.
+/// The count before an item marks its end, for any maximum of the procedure, any segments of the chunk, and any form of
+/// the call.
 #[test]
 fn read_chunks_lose_their_padding_by_the_count_in_front() {
     for scheme in SCHEMES {
@@ -261,7 +259,7 @@ fn read_chunks_lose_their_padding_by_the_count_in_front() {
         client.call(21, reads(&[one(8)]), &be(&[5]));
         let bytes = client.answer().bytes;
         assert_eq!(view(&bytes).payload(), reply_bytes(XID, b"fiveB\x01\x02\x03"), "{scheme:?}: no count");
-        // Not the length of this item, with padding or without: nothing says which bytes are meant.
+        // The count differs from the item's length, padded or not, so the data is ambiguous.
         let garbage = ReplyBody::accepted(AcceptStat::GarbageArgs);
         let at_0 = [ReadSegment { position: ARGS_AT, ..one(8) }];
         let miscounted = [(&[one(8)], 4), (&[one(8)], 9), (&[one(8)], 0), (&[one(5)], 8), (&at_0, 8)];
@@ -284,7 +282,7 @@ fn refusals_return_write_chunks_unused() {
         let half = |skip: u64| Segment { length: 300, offset: one.offset + skip, ..one };
         let segments = [half(0), half(300), two];
         let writes = WriteList { counts: &[2, 1], segments: &segments };
-        // Garbage arguments; a version, and a procedure, that is not there.
+        // Garbage arguments, an unknown version, an unknown procedure.
         let calls = [
             (call_bytes(XID, PROGRAM, VERSION, LOAD, b""), AcceptStat::GarbageArgs),
             (call_bytes(XID, PROGRAM, 9, LOAD, b""), AcceptStat::ProgMismatch { low: VERSION, high: 5 }),
@@ -311,7 +309,7 @@ fn an_empty_write_chunk_brings_its_result_inline() {
     for scheme in SCHEMES {
         let mut world = World::new("empty-write");
         let mut services = standard_services();
-        // Two items of opaque data: each in its chunk, or inline where that is empty.
+        // Two opaque items, each in its chunk, or inline if that chunk is empty.
         let items = Procedure::new(|call| {
             let mut inline = Vec::new();
             for n in 0..2 {
@@ -332,7 +330,7 @@ fn an_empty_write_chunk_brings_its_result_inline() {
         let mut client = Client::connect(&address, scheme, Revision::Ietf00);
         let (room, memory) = client.peer.expose(&[0xEE; 8], Access::REMOTE_WRITE);
         let segments = [room];
-        // The first inline and the second in its chunk; both inline.
+        // First the second item alone in its chunk, then both inline.
         for (counts, segments) in [(&[0, 1][..], &segments[..]), (&[0, 0], &[])] {
             let writes = WriteList { counts, segments };
             client.call(20, Chunks { writes, ..Chunks::NONE }, b"");
@@ -353,11 +351,11 @@ fn an_empty_write_chunk_brings_its_result_inline() {
 
 // ---- RPCSEC_GSS
 
-/// Flavor of RPCSEC_GSS.
+/// Authentication flavor.
 const GSS: u32 = 6;
 const DATA: u32 = 0;
 
-/// A credential (RFC 2203 §5): version 1, procedure, sequence number, service, a handle of four bytes.
+/// A credential (RFC 2203 §5): version 1, procedure, sequence number, service, 4-byte handle.
 fn gss(procedure: u32, service: u32) -> Vec<u8> {
     be(&[1, procedure, 7, service, 4, 0xABCD])
 }
@@ -372,7 +370,7 @@ fn call_of(credential: &[u8], procedure: u32, args: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What a server says to a call with this credential whose argument, or result, is reduced.
+/// Checks the server's answers to this credential when an argument or a result is reduced.
 fn server_takes(client: &mut Client, scheme: CreditMode, credential: &[u8], allowed: bool) {
     let mut data = [0; 64];
     pattern(0, &mut data);
@@ -392,12 +390,12 @@ fn server_takes(client: &mut Client, scheme: CreditMode, credential: &[u8], allo
             (false, _) => assert!(matches!(client.error(), (XID, ErrorBody::ReplyResource { .. }))),
         }
     }
-    // Inline it is like any other.
+    // Inline calls succeed with any credential.
     client.send(XID, Flags::NONE, Body::Msg(Chunks::NONE), &call_of(credential, ECHO, b"four"));
     assert_eq!(view(&client.answer().bytes).payload(), reply_bytes(XID, b"four"));
 }
 
-/// What a client with this credential does with a call that is to be reduced.
+/// Whether a client with this credential sends reducible items in chunks; otherwise it refuses the calls.
 fn client_reduces(credential: &[u8]) -> bool {
     let world = World::new("gss-client");
     let address = world.address();
@@ -454,7 +452,7 @@ fn gss_control_messages_are_never_reduced() {
     }
 }
 
-/// Long calls are no reduction: they are allowed with any credential.
+/// A long call is no reduction, so any credential allows it.
 #[test]
 fn gss_messages_may_be_long() {
     for scheme in SCHEMES {

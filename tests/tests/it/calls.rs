@@ -1,4 +1,4 @@
-//! Calls without chunks: what comes back, what is refused, how long a message may be, how a call is given up.
+//! Calls without chunks: results, refusals, message lengths, cancellation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ const SCHEMES: [Case; 3] =
 const CALL_HEADER: usize = 40;
 const REPLY_HEADER: usize = 24;
 
-/// A scheme, and the bytes of its transport header without chunks.
+/// A credit mode, and the bytes of its transport header without chunks.
 #[derive(Clone, Copy)]
 struct Case {
     scheme: CreditMode,
@@ -68,7 +68,7 @@ fn a_message_of_any_length_passes() {
         let longest = 4096 - header - REPLY_HEADER;
         assert_eq!(reply_of(&mut client, longest), Ok(longest), "{scheme:?}");
         let longer = match scheme {
-            // Nobody said that it would be so long; version 1 has one error for all.
+            // The call expected a shorter reply; version 1 has one error for all cases.
             CreditMode::V1 => Err(CallError::Transport(ErrorBody::BadXdr)),
             _ => Ok(longest + 1),
         };
@@ -86,7 +86,7 @@ fn a_reply_in_parts_that_no_buffer_holds_is_not_mistaken_for_its_last_part() {
         services.add(PROGRAM, VERSION, procedure, Procedure::new(long).max_reply(len));
     }
     let address = world.serve_with(small_server(), services);
-    // The first part fits a buffer for messages; the second, which may be the last, does not fit behind it.
+    // The first part fits a message buffer. The second, possibly the last, does not fit behind it.
     let mut client = world.client(&address, small().with(|c| c.memory.long_buffers = vec![]));
     for procedure in [20, 21] {
         let call = client.prepare(procedure, 0).unwrap();
@@ -97,7 +97,7 @@ fn a_reply_in_parts_that_no_buffer_holds_is_not_mistaken_for_its_last_part() {
     }
 }
 
-/// Calls for a reply of so many bytes; the length of what came.
+/// Requests a reply of `len` bytes and returns the received length.
 fn reply_of(client: &mut LocalClient, len: usize) -> Result<usize, CallError> {
     let mut call = client.prepare(REPLY, 4).unwrap();
     call.args_mut().copy_from_slice(&(len as u32).to_be_bytes());
@@ -140,7 +140,7 @@ fn a_refusal_invalidates_nothing_that_its_call_did_not_offer() {
     let address = world.serve(small_server());
     let mut client = world.client(&address, small());
     for seed in 0..5 {
-        // This one offers a handle; the next, which the server keeps its books of in the same place, none.
+        // This call offers a handle. The next call reuses its record at the server and offers none.
         mirror(&mut client, seed, &[100]).unwrap();
         let call = client.prepare(999, 0).unwrap();
         let expected = CallError::Refused(Refusal::ProcedureUnavailable);
@@ -233,7 +233,7 @@ fn a_client_with_few_credits_gets_every_error_of_a_server_with_many() {
     for round in 0..5 {
         for token in 0..128 {
             let mut call = client.prepare(20, 0).unwrap();
-            // Two Write chunks: no other form of the call would be right either.
+            // Two Write chunks: no other form of the call is valid.
             for _ in 0..if token < 20 { 2 } else { 0 } {
                 call = call.write_chunk_into(client.alloc(first, 1000).unwrap());
             }
@@ -304,7 +304,6 @@ fn a_deadline_ends_a_call_once_and_its_reply_is_dropped() {
         client.poll(|done| ends.push(done.result.map(drop).map_err(CallError::from)));
         !ends.is_empty()
     }));
-    // It is answered now.
     gate.open();
     let polled = settles(|| {
         client.poll(|done| ends.push(done.result.map(drop).map_err(CallError::from)));
@@ -334,7 +333,7 @@ fn a_cancelled_call_ends_once() {
         call.args_mut().copy_from_slice(&20_000u32.to_be_bytes());
         client.start(first, call, token).unwrap()
     };
-    // No poll in between, so nothing is granted: the last ones wait.
+    // Without a poll no grant arrives, so the last calls wait.
     let calls: Vec<_> = (0..10).map(&mut start).collect();
     let (sent, queued) = (calls[0], calls[9]);
     client.flush();
@@ -378,7 +377,7 @@ fn an_empty_pool_is_an_error_and_recovers() {
             c.memory.receives = 256;
         });
         let mut client = world.client(&address, config);
-        // Replies are held until there is no buffer for one more call.
+        // Held replies exhaust the buffers for calls.
         let mut held = Vec::new();
         let error = loop {
             let mut call = match client.prepare(ECHO, 8) {
@@ -405,7 +404,7 @@ fn an_empty_pool_is_an_error_and_recovers() {
 #[test]
 fn a_server_recovers_from_a_shortage_of_memory() {
     let mut world = World::new("server-pool");
-    // What does not fit into the buffers for bulk data does not fit anywhere.
+    // No other buffers can hold data that exceeds the bulk buffers.
     let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);
     let address = world.serve(server_with(small().with(|c| {
         c.memory.bulk_buffers = bulk_buffers;
@@ -451,7 +450,7 @@ fn a_busy_address_and_wrong_addresses_are_explained() {
     let error = rpcrdma::Client::connect(&nowhere, small_client(small())).err().unwrap().to_string();
     assert!(error.contains("nobody listens"), "{error}");
 
-    // An address of a network for documents (RFC 5737), on no interface.
+    // A documentation address (RFC 5737), on no interface.
     let foreign: rpcrdma::Address = "iwarp:192.0.2.1:20049".parse().unwrap();
     let error = Server::start(&foreign, standard_services(), &small_server()).err().unwrap().to_string();
     assert!(error.contains("192.0.2.1 is on no interface of this host (`ip addr` lists them"), "{error}");
@@ -500,7 +499,7 @@ fn pages_that_cannot_be_had_are_explained() {
     let world = World::new("pages");
     let address = world.address();
     let pages = rpcrdma_mempool::PagePolicy::Require(rpcrdma_mempool::PageSize::Huge1G);
-    // Hardly any machine has a free page of 1 GiB; where one does, the server starts.
+    // Few machines have a free page of 1 GiB; where one is free, the server starts.
     if let Err(error) =
         Server::start(&address, standard_services(), &server_with(small().with(|c| c.memory.pages = pages)))
     {
@@ -510,7 +509,6 @@ fn pages_that_cannot_be_had_are_explained() {
     }
 }
 
-/// A server with workers.
 pub(crate) fn workers() -> rpcrdma::server::ServerConfig {
     server_with_workers(small())
 }
@@ -520,11 +518,11 @@ fn server_with_workers(shard: Config) -> rpcrdma::server::ServerConfig {
     rpcrdma::server::ServerConfig { workers: Some(workers), ..server_with(shard) }
 }
 
-/// Echoes `count` messages with `depth` of them under way, and checks each.
+/// Echoes `count` messages, `depth` of them outstanding, and checks each.
 pub(crate) fn many_calls(client: &mut LocalClient, count: u64, depth: u64) {
     let first = client.first();
     let (mut started, mut ended) = (0, 0);
-    // However long all of them take, one ends after the other.
+    // The time-out bounds each completion, not their total.
     while ended < count {
         let before = ended;
         let goes_on = settles(|| {

@@ -1,5 +1,4 @@
-//! Characteristics that change while connected (xcharext-02): what is said about them, and that it comes
-//! true.
+//! Characteristics that change on a live connection (xcharext-02).
 
 use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Access;
@@ -13,9 +12,8 @@ use rpcrdma::{Address, CallError, Config, CreditMode, Procedure, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
-/// As [`ECHO`], for long arguments.
+/// Like [`ECHO`], with arguments of up to [`LONGEST`] bytes.
 const LONG_ECHO: u32 = 41;
-/// The longest.
 const LONGEST: usize = 20_000;
 const MOST: usize = 16_384;
 
@@ -30,9 +28,9 @@ fn services() -> Services {
     services
 }
 
-/// Sizes may grow to [`MOST`], and there is memory for long messages.
+/// Receives may grow to [`MOST`] bytes, and memory covers long messages.
 fn config() -> Config {
-    // A long echo exposes two buffers: its call's, and its reply's.
+    // A long echo exposes two buffers, for its call and for its reply.
     let bulk_buffers = vec![(64 << 10, 64), (1 << 20, 5)];
     let long_buffers = vec![(32 << 10, 400)];
     small().with(|c| {
@@ -47,11 +45,11 @@ fn serve(world: &mut World, shard: Config) -> Address {
     world.serve_with(ServerConfig { shard, ..small_server() }, services())
 }
 
-// ---- a peer that says what it is told to
+// ---- raw peer
 
 const WINDOWED: Flags = Flags::NONE;
 
-/// Exchanges properties with a server, as a client that knows of changes, and takes its INITXCH.
+/// Exchanges properties with a server as a client that supports changes, and takes its INITXCH.
 fn introduced(address: &Address) -> (RawPeer, Vec<u8>) {
     let mut peer = RawPeer::connect_silently(address);
     send_properties(&mut peer);
@@ -103,7 +101,7 @@ fn update(peer: &mut RawPeer, which: PropertyId, value: u32) {
     send_operation(peer, 0, Operation::Update { now, clears_pending: false });
 }
 
-/// The next message that is more than a grant.
+/// The next message other than a bare grant.
 fn next_message(peer: &mut RawPeer) -> Message {
     loop {
         let message = peer.receive().expect("the connection lives on");
@@ -129,7 +127,7 @@ fn operation_of(message: &Message) -> Option<Update> {
 /// XID, flags, operation and body.
 type Update = (u32, Flags, OperationCode, Vec<u8>);
 
-/// Done, rejected and pending of the next answer, by position.
+/// Positions of the done, rejected and pending items of the next response.
 fn next_response(peer: &mut RawPeer, expected_xid: u32) -> [Vec<usize>; 3] {
     let (xid, flags, code, optinfo) = next_operation(peer);
     assert_eq!((xid, code), (expected_xid, OperationCode::Respond));
@@ -142,7 +140,7 @@ fn next_response(peer: &mut RawPeer, expected_xid: u32) -> [Vec<usize>; 3] {
     }
 }
 
-/// Value and flag of the next update: one that came beside other messages, or the next message.
+/// Value and flag of the next update, from `beside` first, then from the next message.
 fn next_update(peer: &mut RawPeer, beside: &mut Vec<Update>, which: PropertyId) -> (u32, bool) {
     let (xid, _, code, optinfo) = if beside.is_empty() { next_operation(peer) } else { beside.remove(0) };
     match Operation::parse(code, &optinfo).expect("an update") {
@@ -161,7 +159,7 @@ fn next_error(peer: &mut RawPeer) -> (u32, ErrorBody) {
     (view.xid(), error)
 }
 
-/// A call and its reply; the operations that came meanwhile.
+/// Sends a call and checks its reply; returns the operations received meanwhile.
 fn ping(peer: &mut RawPeer, xid: u32, len: usize) -> Vec<Update> {
     let args = vec![7; len];
     let call = call_bytes(xid, PROGRAM, VERSION, ECHO, &args);
@@ -200,7 +198,7 @@ fn the_initial_set_has_the_constant_characteristics() {
     let never: Vec<u32> = constant.iter().map(|at| words[at].0).collect();
     let expected = [PropertyId::SegmentSize, PropertyId::SegmentCount, PropertyId::ReverseSupport];
     assert_eq!(never, expected.map(PropertyId::code));
-    // It is kept to: none of them can be asked for.
+    // The server rejects a request for any of them.
     request(&mut peer, 3, &[(PropertyId::SegmentCount.code(), &[0, 0, 0, 4])]);
     assert_eq!(next_response(&mut peer, 3), [vec![], vec![0], vec![]]);
 }
@@ -225,12 +223,12 @@ fn a_response_is_disjoint_and_complete() {
         ],
     );
     assert_eq!(next_response(&mut peer, 9), [vec![0, 4], vec![2, 3, 5], vec![1]]);
-    // What is done holds already: no message of the server is longer.
+    // Done changes apply at once: the server sends no longer message.
     ping(&mut peer, 10, 3000);
-    // One request may be pending for each.
+    // Each characteristic allows one pending request.
     request(&mut peer, 11, &[(receive, &word(12288))]);
     assert_eq!(next_response(&mut peer, 11), [vec![], vec![0], vec![]]);
-    // Beyond what is configured.
+    // Values above the configured limits.
     request(&mut peer, 12, &[(send, &word(1 << 20)), (send, &word(100))]);
     assert_eq!(next_response(&mut peer, 12), [vec![], vec![0, 1], vec![]]);
 }
@@ -290,8 +288,8 @@ fn a_pending_change_ends_with_an_update_that_clears_it() {
             continue;
         }
         assert_eq!((done, rejected, pending), (vec![], vec![], vec![0]));
-        // Receives are used up by messages, and replaced; smaller ones only when this peer has read that it
-        // is told so.
+        // Messages consume Receives and the server replaces them. Smaller ones follow only after this peer has read the
+        // announcement.
         let (grows, mut pings, mut beside) = (n < 2, 0, Vec::new());
         if !grows {
             assert_eq!(next_update(&mut peer, &mut beside, PropertyId::ReceiveSize), (size, false));
@@ -361,7 +359,7 @@ fn characteristics_are_requested_answered_and_updated() {
     assert_eq!((terms.send_inline_threshold(), terms.receive_inline_threshold()), (8192, 2048));
     let constant = ChangeError::Constant(PropertyId::SegmentSize);
     assert_eq!(client.request_change(first, &[Characteristic::SegmentSize(4096)]), Err(constant));
-    // A server that is not to be resized by its clients.
+    // A server that clients may not resize.
     let address = serve(&mut world, config().with(|c| c.wire.resize_on_request = false));
     let mut client = LocalClient::connect(&address, small_client(config())).expect("a connection");
     client.request_change(first, &wanted[2..]).expect("a request");
@@ -386,7 +384,7 @@ fn ends_that_do_not_offer_changes_make_none() {
         assert_eq!(client.set_remote_invalidation(first, false), Err(ChangeError::Unsupported));
         let wanted = [Characteristic::SendSize(2048)];
         assert_eq!(client.request_change(first, &wanted), Err(ChangeError::Unsupported));
-        // It keeps what it was promised, for as long as it lasts.
+        // The connection keeps its negotiated sizes until it closes.
         world.server().change_receive_size(8192).expect("it grows");
         assert!(settles(|| {
             echo(&mut client, b"use one up").expect("a reply");
@@ -416,7 +414,7 @@ fn announced_characteristics_take_effect_at_once() {
         peer.take_properties(&hello.bytes);
         let (_, _, code, _) = next_operation(&mut peer);
         assert_eq!(code, OperationCode::Initial);
-        // Each call is answered behind what changes for the next one.
+        // Each reply follows the change for the next call.
         let mut seen = Vec::new();
         for step in 0..5 {
             let mut parts = 0;
@@ -470,8 +468,8 @@ fn announced_characteristics_take_effect_at_once() {
     assert_eq!(seen, [(1, 1, true), (1, 3, true), (2, 3, true), (1, 2, false), (1, 2, false)]);
 }
 
-/// A call that waits for a credit has the form that was right when it was started. If that is no longer so it
-/// ends, and nothing else does.
+/// A call that waits for a credit keeps the form it had when it started. If that form becomes invalid, this call alone
+/// ends.
 #[test]
 fn a_call_that_waits_while_segments_get_shorter_ends_alone() {
     let world = World::new("shorter");
@@ -483,20 +481,19 @@ fn a_call_that_waits_while_segments_get_shorter_ends_alone() {
         ready.send(()).expect("it is waited for");
         let mut peer = listener.accept_silently();
         let hello = peer.receive().expect("the client's properties");
-        // One message at a time.
         peer.credit = 1;
         send_properties(&mut peer);
         peer.take_properties(&hello.bytes);
         let (_, _, code, _) = next_operation(&mut peer);
         assert_eq!(code, OperationCode::Initial);
-        // That was the one; and this is for the first call.
+        // The exchange used that credit. This grant is for the first call.
         peer.send(&peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), &[]));
         let mut answered = Vec::new();
         while answered.len() < 2 {
             let message = next_message(&mut peer);
             let view = View::check(&message.bytes, Revision::Ietf00).expect("a header");
             answered.push(view.writes().next().map_or(0, |chunk| chunk.len()));
-            // The second call is the next to go, and would have 128 segments now.
+            // The second call is next, and would now have 128 segments.
             update(&mut peer, PropertyId::SegmentSize, 4096);
             let xid = view.xid();
             let reply = peer.message(xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b""));
@@ -520,7 +517,7 @@ fn a_call_that_waits_while_segments_get_shorter_ends_alone() {
     });
     assert!(all, "{ended:?}");
     ended.sort_by_key(|(token, _)| *token);
-    // Two segments are what anybody handles.
+    // Every peer handles two segments.
     let too_many = CallError::from(Defect::ChunkSegments { segments: 128, limit: 16 });
     assert_eq!(ended, [(1, None), (2, Some(too_many)), (3, None)]);
     drop(client);
@@ -531,7 +528,7 @@ fn a_call_that_waits_while_segments_get_shorter_ends_alone() {
 fn remote_invalidation_is_switched_off_and_on_while_connected() {
     let mut world = World::new("invalidation");
     let address = serve(&mut world, config());
-    // What a server does.
+    // The server's side.
     let (mut peer, _) = introduced(&address);
     for (xid, switch) in [(1, None), (2, Some(0)), (3, None), (4, Some(1))] {
         if let Some(value) = switch {
@@ -548,8 +545,8 @@ fn remote_invalidation_is_switched_off_and_on_while_connected() {
         assert_eq!(reply.invalidated, expected, "call {xid}");
     }
     drop(peer);
-    // What a client does: a call with one chunk is a Bind and a Send, and an invalidation of its own if the
-    // server does none.
+    // The client's side: a call with one chunk posts a Bind and a Send, and an invalidation of its own if the server
+    // does none.
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut client = world.client(&address, config().with(|c| c.wire.credit_mode = scheme));
         let first = client.first();
@@ -576,7 +573,7 @@ fn remote_invalidation_is_switched_off_and_on_while_connected() {
     }
 }
 
-/// Calls of all lengths, many at a time, while both ends change the size of their Receives up and down.
+/// Runs calls of all lengths in parallel, while both ends grow and shrink their Receives.
 fn resize_under_load(world: &mut World, scheme: CreditMode) {
     const CALLS: u64 = 6000;
     const AT_A_TIME: u64 = 24;
@@ -638,7 +635,7 @@ fn resize_under_load(world: &mut World, scheme: CreditMode) {
     for client in clients {
         assert!(client.close(std::time::Duration::from_secs(10)).iter().all(|done| done.result.is_ok()));
     }
-    // Memory of sizes that are not in use is given back: the configured size has none of its own.
+    // The pool frees memory of unused sizes. The configured size has no class of its own.
     assert!(settles(|| {
         let stats = &world.server().stats()[0];
         stats.receive_size_posted == 4096 && stats.pool.classes.iter().all(|class| class.size != 8192)

@@ -1,4 +1,4 @@
-//! How many looks at the control plane it takes to make connections, counted in time that is simulated.
+//! Control-plane polls needed to connect, measured in simulated time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use rpcrdma::{Address, Config, Server};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
-/// What a turn takes a busy shard, about.
+/// Approximate duration of a turn of a busy shard.
 const TURN: Duration = Duration::from_micros(1);
 
-/// A shard that its caller polls, in simulated time.
+/// A shard in simulated time, polled by its caller.
 fn polled(address: &Address, time: &SimulatedTime, config: ClientConfig) -> LocalClient {
     let fabric = address.open(&config.shard).expect("a device");
     let mut client = LocalClient::open(fabric, config).expect("a shard");
@@ -21,8 +21,8 @@ fn polled(address: &Address, time: &SimulatedTime, config: ClientConfig) -> Loca
     client
 }
 
-/// The simulated time that it takes to make so many connections, one after another. The control plane is looked at
-/// about every hundredth of a control interval meanwhile, and less often only where that finds nothing.
+/// The simulated time to make `connections` connections in sequence. The loop polls the control plane about every
+/// hundredth of a control interval, and less often only where a poll finds nothing.
 fn time_for(connections: u32, shard: &Config) -> Duration {
     let time = SimulatedTime::new();
     let world = World::new("connects");
@@ -45,7 +45,7 @@ fn time_for(connections: u32, shard: &Config) -> Duration {
 
 #[test]
 fn a_busy_server_finds_the_next_connection_long_before_its_next_look_is_due() {
-    // A device takes its own time, which is not simulated.
+    // A device has its own timing, which is not simulated.
     if place::on_device() {
         return;
     }
@@ -53,10 +53,10 @@ fn a_busy_server_finds_the_next_connection_long_before_its_next_look_is_due() {
         c.limits.credits = 4;
         c.memory.receives = 4096;
     });
-    // The first one waits for looks that are due anyway.
+    // The first connection waits for polls that are due anyway.
     let (first, interval) = (time_for(1, &shard), shard.poll.control_interval);
     assert!(first < interval * 3, "{first:?} for the first");
-    // It takes the five hundredth no longer than the second, but for a turn.
+    // The mean over 500 connections exceeds the mean over 50 by at most one turn.
     let each = [50, 500].map(|connections| (time_for(connections, &shard) - first) / (connections - 1));
     assert!(each[0] < interval / 10 && each[1] <= each[0] + TURN, "{each:?}");
 }
@@ -80,7 +80,7 @@ fn connections_spread_evenly_over_the_shards_of_a_server() {
 
 #[test]
 fn close_reasons_of_the_last_connections_are_kept() {
-    // A device takes its time for each.
+    // Each connection is slow on a device.
     if place::on_device() {
         return;
     }
@@ -89,7 +89,7 @@ fn close_reasons_of_the_last_connections_are_kept() {
     let mut client = world.client(&address, small());
     let nowhere = world.address();
     let first = client.first();
-    // One that ends early: its reason is forgotten behind a thousand others.
+    // This connection closes early: the reasons of a thousand others displace its own.
     let lost = client.begin_connect(&address).expect("it begins");
     client.begin_close(lost);
     assert!(settles(|| {
@@ -100,7 +100,7 @@ fn close_reasons_of_the_last_connections_are_kept() {
     for _ in 0..1100 {
         let connection = match client.begin_connect(&nowhere) {
             Ok(connection) => connection,
-            // It may be known at once.
+            // The failure may be immediate.
             Err(_) => client.begin_connect(&address).expect("it begins"),
         };
         client.begin_close(connection);
@@ -113,7 +113,7 @@ fn close_reasons_of_the_last_connections_are_kept() {
     assert_eq!((client.close_reason(first), client.is_established(first)), (None, true));
 }
 
-/// Of whatever this run is on, and the software fabric, at a time.
+/// Listens on the fabric of this run and on the software fabric at the same time.
 #[test]
 fn one_server_has_addresses_of_several_fabrics() {
     let world = World::new("addresses");
@@ -137,7 +137,7 @@ fn one_server_has_addresses_of_several_fabrics() {
     let now = held();
     assert_eq!((now[1], now[0] + now[2]), (1, 2), "{now:?}");
     drop((firsts, second, server));
-    // Each is given up.
+    // The server has released both addresses.
     for address in &addresses {
         drop(Server::start(address, standard_services(), &config(1)).expect("a free address"));
     }

@@ -1,5 +1,4 @@
-//! Flow control of version 2 as its peer sees it (§4.3.1.1, §4.3.3): nothing beyond what was granted, the
-//! high half of an increment, and what errors say of it.
+//! Flow control of version 2 as its peer sees it (§4.3.1.1, §4.3.3).
 
 use rpcrdma::CreditMode;
 use rpcrdma::client::{Client as Caller, ClientCall};
@@ -19,7 +18,7 @@ fn view(bytes: &[u8]) -> View<'_> {
     View::check(bytes, Revision::Ietf00).expect("a header")
 }
 
-/// A message with increments that are made up.
+/// A message with arbitrary increments.
 fn with_increment(xid: u32, most: u32, newly: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
     let header = Header { xid, credit: most << 16 | newly, received: None, flags, body };
     let mut bytes = vec![0; header.encoded_len(Version::V2, Revision::Ietf00)];
@@ -28,7 +27,7 @@ fn with_increment(xid: u32, most: u32, newly: u32, flags: Flags, body: Body<'_>,
     bytes
 }
 
-/// Takes so many messages that are more than grants, and sees that no more come.
+/// Takes `count` messages other than bare grants, and checks that no more arrive.
 fn no_more_than(peer: &mut RawPeer, count: usize) -> Vec<Vec<u8>> {
     let messages: Vec<_> = (0..count).map(|_| next(peer).expect("the connection goes on")).collect();
     for _ in 0..300 {
@@ -55,7 +54,7 @@ fn a_server_sends_no_more_than_its_client_has_granted() {
             let bytes = peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call);
             peer.send(&bytes);
         }
-        // Four, and no fifth: a server has no credit of its own.
+        // Four and no fifth: the server has no credit beyond the grant.
         let mut answers = Vec::new();
         for count in [4, 4, 2] {
             answers.extend(no_more_than(&mut peer, count));
@@ -74,7 +73,7 @@ fn a_server_obeys_a_high_half_that_is_lowered() {
     let (_world, _, mut client) = long_world("lowered", CreditMode::V2Incremental, config);
     client.ping();
     let grant = |most| with_increment(0, most, 0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
-    // There is credit for all parts of the reply, and then no more than two may be outstanding.
+    // Credit covers all parts of the reply; then the limit drops to two outstanding.
     let call = call_bytes(XID, PROGRAM, VERSION, LONG, &[7; 40_000]);
     let parts: Vec<_> = call.chunks(4000).collect();
     for (n, part) in parts.iter().enumerate() {
@@ -86,7 +85,7 @@ fn a_server_obeys_a_high_half_that_is_lowered() {
         reply.extend(no_more_than(&mut client.peer, 2));
         client.peer.send(&grant(2));
     }
-    // What was granted is there as soon as it may be used.
+    // Earlier credit becomes usable once the limit allows it.
     reply.extend(no_more_than(&mut client.peer, 2));
     client.peer.send(&grant(64));
     while view(reply.last().expect("a part")).flags().contains(Flags::MORE) {
@@ -127,8 +126,8 @@ fn a_client_obeys_a_high_half_that_is_lowered() {
     server.join();
 }
 
-/// A receiver must ignore what an error says of credits: so it says the most that may be outstanding, and
-/// tells nothing new, or the count would be lost.
+/// A receiver must ignore the credits of an error. An error therefore carries the current limit and grants nothing new,
+/// or the count would be lost.
 #[test]
 fn errors_carry_the_grant_and_nothing_new() {
     for scheme in SCHEMES {

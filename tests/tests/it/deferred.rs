@@ -1,4 +1,4 @@
-//! Calls that their handlers take, and answer later: on the shard, on other threads, in futures, or never.
+//! Deferred calls: answered on the shard, by threads, in futures, or never.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -24,18 +24,18 @@ const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremen
 /// A procedure whose calls the test holds.
 const HELD: u32 = 400;
 
-/// How calls come to be answered.
+/// How a call is answered.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     /// In the handler.
     AtOnce,
     /// By a thread, in another order.
     Thread,
-    /// In a future that was awaited twice before.
+    /// In a future, after two awaits.
     Future,
 }
 
-/// A thread that runs what it is given, two calls at a time and the later one first.
+/// A thread that runs calls in pairs, the later one first.
 struct Desk {
     take: Option<mpsc::Sender<(DeferredCall, StandardHandler)>>,
     thread: Option<JoinHandle<()>>,
@@ -68,17 +68,17 @@ impl Drop for Desk {
     }
 }
 
-/// Runs a handler for a call, and answers it; one that panics takes it along.
+/// Runs a handler for a call and answers it; a panic drops the call.
 fn run(mut call: DeferredCall, handler: StandardHandler) {
     let work = move || {
         let outcome = handler(&mut call);
         call.answer(outcome);
     };
-    // The panic has been printed.
+    // The panic hook has printed the message.
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
 }
 
-/// Pending once; woken by another thread.
+/// Pending once, then woken by another thread.
 async fn elsewhere() {
     let mut asked = false;
     let woken = Arc::new(AtomicBool::new(false));
@@ -113,7 +113,7 @@ fn server(shard: Config) -> ServerConfig {
     ServerConfig { shard, ..small_server() }
 }
 
-/// A sleeping server as well as one that polls.
+/// A server that polls and one that sleeps.
 fn policies() -> [IdlePolicy; 2] {
     [IdlePolicy::Poll, IdlePolicy::Event]
 }
@@ -170,7 +170,7 @@ fn many_at_once_come_back_each_to_its_caller() {
     for (way, scheme) in [Way::AtOnce, Way::Thread, Way::Future].into_iter().flat_map(|way| SCHEMES.map(|s| (way, s))) {
         let desk = Desk::new();
         let mut world = World::new("many-later");
-        // Fewer may be out than are called.
+        // The limit is below the number of outstanding calls.
         let config = small().with(|c| {
             c.wire.credit_mode = scheme;
             c.limits.max_deferred = 3;
@@ -203,7 +203,8 @@ fn many_at_once_come_back_each_to_its_caller() {
     }
 }
 
-/// Answers race with each other for the way home, and with the shard that takes them; some calls are dropped.
+/// Answers race with each other for the queue to the shard, and with the shard that drains it. One call in five is
+/// dropped.
 #[test]
 fn many_threads_answer_and_each_call_ends_once() {
     const THREADS: usize = 8;
@@ -220,7 +221,6 @@ fn many_threads_answer_and_each_call_ends_once() {
                         let call = calls.lock().expect("a desk").recv();
                         let Ok(mut call) = call else { return };
                         let token = call.args().to_vec();
-                        // Of five one is dropped.
                         if !token[7].is_multiple_of(5) {
                             results(&mut call, &token);
                             call.answer(Ok(()));
@@ -261,14 +261,14 @@ fn many_threads_answer_and_each_call_ends_once() {
         let stats = &world.server().stats()[0];
         assert_eq!((stats.calls_dropped, stats.calls), (dropped, 2 * CALLS), "{idle:?}");
         drop(clients);
-        // The shard has let the desk go when it is gone.
+        // The dropped server releases its sender, so the threads end.
         world.server_balances();
         drop(world.take_server());
         threads.into_iter().for_each(|thread| thread.join().expect("it ends well"));
     }
 }
 
-/// A server whose calls of [`HELD`] the test gets.
+/// A server that passes the calls of [`HELD`] to the test.
 fn holding(world: &mut World, config: Config) -> (rpcrdma::Address, mpsc::Receiver<DeferredCall>) {
     holding_with(world, config, standard_services(), |procedure| procedure)
 }
@@ -284,7 +284,7 @@ fn holding_with(
     (world.serve_with(server(config), services), held)
 }
 
-/// A client that has more than the one credit that version 1 starts with.
+/// A client with more than the single initial credit of version 1.
 fn new_client(world: &World, address: &rpcrdma::Address, scheme: CreditMode) -> LocalClient {
     let mut client = world.client(address, small().with(|c| c.wire.credit_mode = scheme));
     echo(&mut client, b"hello").expect("an echo");
@@ -297,7 +297,6 @@ fn start(client: &mut LocalClient, token: u64) {
     client.flush();
 }
 
-/// The call that has come, while the client is polled.
 fn next(held: &mpsc::Receiver<DeferredCall>) -> DeferredCall {
     held.recv_timeout(Duration::from_secs(20)).expect("a call")
 }
@@ -359,8 +358,8 @@ fn an_answer_to_a_closed_connection_is_harmless() {
         late.answer(Ok(()));
         drop(calls.pop_front());
         echo(&mut other, b"goes on").expect("an echo");
-        // Of two the memory comes home; the others keep theirs, until they are let go. The shard may answer the echo,
-        // and this question, in a turn that has not come to the two yet.
+        // Two calls free their memory; the others keep theirs until they are dropped. The shard may answer the echo and
+        // the stats request in a turn before it processes the two.
         let counted = || {
             let stats = world.server().stats();
             (stats[0].connections, stats[0].calls_dropped)
@@ -402,14 +401,14 @@ fn no_more_are_taken_of_a_connection_than_may_be() {
             let mut call = calls.pop_front().expect("it was taken");
             results(&mut call, &[token]);
             call.answer(Ok(()));
-            // One goes, one comes.
+            // Each answer admits one waiting call.
             if token < 4 {
                 calls.push_back(next(&held));
             }
             assert_eq!(end(&mut greedy), (u64::from(token), Ok(vec![token])), "{scheme:?}");
         }
         assert!(held.try_recv().is_err());
-        // Those that still wait when their connection ends are nobody's.
+        // Calls that still wait when their connection closes reach no handler.
         (0..5).for_each(|token| start(&mut greedy, token));
         let calls = [next(&held), next(&held)];
         drop(greedy);
@@ -434,7 +433,8 @@ fn a_drain_waits_for_deferred_calls_up_to_its_time_out() {
         let mut call = next(&held);
         let server = world.take_server();
         let draining = std::thread::spawn(move || server.drain(Duration::from_secs(20)));
-        // It has begun when it takes nothing new: no calls, or, as a client of version 1 is not told, no connections.
+        // A draining server refuses new calls. Version 1 cannot announce a drain, so there the server refuses
+        // connections.
         let refuses = |client: &mut _| match scheme {
             CreditMode::V1 => LocalClient::connect(&address, small_client(small())).is_err(),
             _ => echo(client, b"one more").is_err(),
@@ -450,14 +450,14 @@ fn a_drain_waits_for_deferred_calls_up_to_its_time_out() {
         assert!(draining.join().expect("it ends").is_ok(), "{scheme:?}");
         drop(client);
 
-        // What is never answered is not waited for for ever, and may be answered when all is over.
+        // A drain does not wait forever for an answer. The call may be answered after the server has ended.
         let (address, held) = holding(&mut world, small().with(|c| c.wire.credit_mode = scheme));
         let mut client = new_client(&world, &address, scheme);
         start(&mut client, 8);
         let call = next(&held);
         let undrained = world.take_server().drain(Duration::from_millis(50)).expect_err("a call was left");
         assert!(undrained.to_string().contains("connections open on 1 shard"), "{scheme:?}: {undrained}");
-        // A slow device may take longer than the drain had.
+        // A slow device may need longer than the drain's time-out.
         assert!(settles(|| call.is_abandoned()), "{scheme:?}");
         call.answer(Ok(()));
         assert!(matches!(end(&mut client), (8, Err(CallError::ConnectionLost { sent: true }))), "{scheme:?}");
@@ -479,7 +479,7 @@ fn a_deferred_reply_is_cached_and_its_call_runs_once() {
         let shape = move |procedure: Procedure| procedure.cached(Arc::clone(&kept), somebody);
         let config = small().with(|c| c.wire.credit_mode = scheme);
         let (address, held) = holding_with(&mut world, config, standard_services(), shape);
-        // The same call, on two connections, the first of which ends before it is answered.
+        // The same call on two connections. The first closes before the answer.
         let call = call_bytes(99, PROGRAM, VERSION, HELD, b"");
         let send = |peer: &mut RawPeer| {
             let message = peer.message(99, Flags::NONE, Body::Msg(Chunks::NONE), &call);
@@ -500,7 +500,7 @@ fn a_deferred_reply_is_cached_and_its_call_runs_once() {
         let view = View::check(&reply, Revision::Ietf00).expect("a header");
         assert_eq!(view.payload(), reply_bytes(99, b"once"), "{scheme:?}");
         assert!(held.try_recv().is_err(), "{scheme:?}: it runs twice");
-        // What was dropped, nobody knows how far it came: it does not run again.
+        // The progress of a dropped call is unknown, so it does not run again.
         let call = call_bytes(100, PROGRAM, VERSION, HELD, b"");
         for again in [false, true] {
             let message = second.message(100, Flags::NONE, Body::Msg(Chunks::NONE), &call);
@@ -564,7 +564,7 @@ fn a_panic_costs_its_own_call_only() {
     }
 }
 
-/// Says when it is dropped.
+/// Sends a message when dropped.
 struct Told(mpsc::Sender<()>);
 
 impl Drop for Told {
@@ -617,7 +617,7 @@ fn a_future_is_dropped_with_its_connection_and_may_go_on_behind_its_answer() {
         for _ in 0..2 {
             told.recv_timeout(Duration::from_secs(20)).expect("a future that is dropped");
         }
-        // That of the other one is still there, and those that are gone may be woken.
+        // The future of the other connection still exists. Wakers of dropped futures stay valid.
         wakers.lock().expect("a list").iter().for_each(Waker::wake_by_ref);
         echo(&mut other, b"goes on").expect("an echo");
         assert!(told.try_recv().is_err(), "{scheme:?}");
@@ -655,7 +655,7 @@ fn deferred_procedures_do_not_run_on_workers() {
     Services::new().add(1, 1, 1, Procedure::deferred(drop).on_workers());
 }
 
-/// The memory of calls that are out is not there for others; who waits for it gets it when they come home.
+/// Unanswered calls hold their memory. A call that waits for memory gets it once they are answered.
 #[test]
 fn a_waiting_call_gets_freed_buffers() {
     for scheme in SCHEMES {
@@ -673,14 +673,14 @@ fn a_waiting_call_gets_freed_buffers() {
             client.start(client.first(), call, token as u64);
             client.flush();
         }
-        // There are buffers for fewer than all: the others come when these are answered.
+        // The buffers cover only some of the calls; the others run as these are answered.
         let mut out = VecDeque::from([next(&held)]);
         let all = settles(|| {
             out.extend(held.try_iter());
             out.len() as u64 + server.stats().memory_waits >= 8
         });
         assert!(all && (1..8).contains(&out.len()), "{scheme:?}: {} were taken", out.len());
-        // For longer than others are waited for that owe something.
+        // Longer than the time-out of peers that owe progress.
         (0..12).for_each(|_| server.pass(Duration::from_millis(100)));
         let mut answered = 0;
         while let Some(mut call) = out.pop_front() {
@@ -698,8 +698,8 @@ fn a_waiting_call_gets_freed_buffers() {
     }
 }
 
-/// A device may have been told where a result goes: what is there is nobody else's until the call is answered, also if
-/// its handler sends other memory in the end.
+/// A device may know the address of a result buffer. The buffer stays reserved until the call is answered, even if the
+/// handler finally sends other memory.
 #[test]
 fn memory_with_a_published_address_stays_with_its_call() {
     for told in [true, false] {
@@ -718,7 +718,7 @@ fn memory_with_a_published_address_stays_with_its_call() {
         });
         let mut services = standard_services();
         services.add(PROGRAM, VERSION, HELD, procedure.write_chunks(1, 1 << 16));
-        // All the bulk memory that there is, is one call's.
+        // One call takes all bulk memory.
         let (bulk_buffers, long_buffers) = (vec![(1 << 20, 1)], vec![]);
         let shard = small().with(|c| {
             c.memory.arenas = vec![pool.arena().clone()];

@@ -1,6 +1,5 @@
-//! What is said at once is posted at once: work requests to a doorbell, and to a completion, and over TCP to a system
-//! call, counted where no scheduler has a say in it. Both ends are on one thread, and each is polled when it has
-//! something to do.
+//! Batching of work requests per doorbell, completion and system call.
+//! One thread runs both ends and polls each when it has work, so the scheduler does not affect the counts.
 
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ use rpcrdma_tests::*;
 const AT_A_TIME: u64 = 32;
 const ROUNDS: u64 = 100;
 
-/// What both sides have done in these rounds, behind some others: there is to be credit first.
+/// Work of both ends in these rounds. Earlier rounds build up credit.
 fn rounds<F: Fabric>(config: &Config, at: &Address, bind: &FabricAddress, open: impl Fn() -> F) -> [Since; 2] {
     let scheme = config.wire.credit_mode;
     let listener = F::bind(bind).expect("a free address");
@@ -57,13 +56,13 @@ fn rounds<F: Fabric>(config: &Config, at: &Address, bind: &FabricAddress, open: 
     [Since::new(&before[0], &after[0]), Since::new(&before[1], &after[1])]
 }
 
-/// What a side has done meanwhile.
+/// Differences of one end's counters.
 #[derive(Debug)]
 struct Since {
     posts: u64,
     doorbells: u64,
     signalled: u64,
-    /// Those that found something to do.
+    /// Only those that found work.
     system_calls: u64,
 }
 
@@ -97,7 +96,7 @@ fn with_32_calls_outstanding_doorbells_are_batched_and_few_sends_are_signaled() 
             assert!(*posts >= ROUNDS * AT_A_TIME, "{scheme:?}, {side}: {done:?}");
             assert!(*posts >= 4 * doorbells && *posts >= 8 * signalled, "{scheme:?}, {side}: {done:?}");
         }
-        // What one turn has to say leaves in one write, and is read by one read.
+        // The output of a turn leaves in one write and arrives in one read.
         for done in &tcp {
             assert!(done.posts >= 4 * done.system_calls, "{scheme:?}, over TCP: {done:?}");
             assert!(done.system_calls >= 2 * ROUNDS, "{scheme:?}, over TCP: {done:?}");

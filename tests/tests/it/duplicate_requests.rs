@@ -1,4 +1,4 @@
-//! Procedures that run once, though their calls come twice.
+//! Retransmitted calls of procedures that run once.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,19 +20,19 @@ use rpcrdma_tests::*;
 use super::hostile_client::be;
 use super::rules_of_servers::{ARGS_AT, Client as Raw, SCHEMES, reads, server_of};
 
-/// Results: how often it ran before, and its arguments. On the shard, and on a worker.
+/// Results: the number of earlier runs, then the arguments. On the shard, and on a worker.
 const COUNT: u32 = 50;
 const WORKER_COUNT: u32 = 51;
-/// Says that it runs, and waits until it may go on; results as [`COUNT`]. On a worker.
+/// Reports its start and waits for a go-ahead; results as [`COUNT`]. On a worker.
 const WAIT: u32 = 52;
 /// Panics, on the shard and on a worker.
 const SHARD_PANIC: u32 = 53;
 const WORKER_PANIC: u32 = 54;
-/// Refuses what is odd: with GARBAGE_ARGS 1, else with SYSTEM_ERR.
+/// Refuses 1 with GARBAGE_ARGS, all else with SYSTEM_ERR.
 const CHOOSY: u32 = 55;
 /// A call without a reply.
 const SILENT: u32 = 56;
-/// Runs once for those that have a credential.
+/// Runs once for callers with a credential.
 const PERSONAL: u32 = 57;
 
 struct Scene {
@@ -61,7 +61,7 @@ fn scene_of(name: &'static str, entries: usize, shard: Config) -> Scene {
     let counts = {
         let ran = Arc::clone(&ran);
         move |call: &mut rpcrdma::ServerCall| {
-            // Relaxed: read when all is quiet.
+            // Relaxed: the test reads it while no call runs.
             let before = ran.fetch_add(1, Ordering::Relaxed);
             let results = [&before.to_be_bytes()[..], call.args()].concat();
             call.reply_mut(results.len())?.copy_from_slice(&results);
@@ -130,7 +130,7 @@ fn send(peer: &mut RawPeer, xid: u32, procedure: u32, args: &[u8]) {
     peer.send(&peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call));
 }
 
-/// The next RPC reply, put together from its parts.
+/// The next RPC reply, reassembled from its parts.
 fn next_reply(peer: &mut RawPeer) -> Vec<u8> {
     let mut whole = Vec::new();
     loop {
@@ -152,7 +152,7 @@ fn call(peer: &mut RawPeer, xid: u32, procedure: u32, args: &[u8]) -> Vec<u8> {
     next_reply(peer)
 }
 
-/// The reply of the call that ran as the `n`th.
+/// The reply of a call that ran after `n` others.
 fn counted(xid: u32, n: u32, args: &[u8]) -> Vec<u8> {
     reply_bytes(xid, &[&n.to_be_bytes()[..], args].concat())
 }
@@ -168,7 +168,7 @@ fn refused(xid: u32, stat: AcceptStat) -> Vec<u8> {
 fn a_call_that_comes_twice_runs_once_and_is_answered_twice() {
     let scene = scene("twice", 64);
     for version in [Version::V1, Version::V2] {
-        // By two connections, of two shards as it may be.
+        // Two connections, possibly of two shards.
         let mut peers = [0; 2].map(|_| RawPeer::connect_as(&scene.address, version));
         for (n, procedure) in [COUNT, WORKER_COUNT].into_iter().enumerate() {
             let before = scene.ran();
@@ -180,7 +180,7 @@ fn a_call_that_comes_twice_runs_once_and_is_answered_twice() {
                 }
             }
             assert_eq!(scene.ran(), before + 1);
-            // Other arguments, or another XID, are another call.
+            // Other arguments or another XID make another call.
             let reply = call(&mut peers[0], xid, procedure, b"more");
             assert_eq!(reply, counted(xid, before + 1, b"more"));
             let reply = call(&mut peers[1], xid + 1000, procedure, b"same");
@@ -204,7 +204,7 @@ fn cached_long_replies_are_resent_in_any_form() {
 
 #[test]
 fn a_call_retransmitted_with_more_reply_room_runs_once() {
-    // A revision without continued messages: a long reply needs a Reply chunk.
+    // This revision has no continued messages: a long reply needs a Reply chunk.
     let shard = small().with(|c| c.wire.revision = Revision::Cel09);
     let scene = scene_of("room", 64, shard.clone());
     let mut client = scene.world.client(&scene.address, shard);
@@ -225,7 +225,7 @@ fn a_call_retransmitted_while_it_runs_is_answered_once_per_connection() {
         scene.started.recv().expect("it runs");
         for peer in &mut peers {
             send(peer, 1, WAIT, b"slow");
-            // What comes behind it is answered.
+            // Later calls are answered meanwhile.
             assert_eq!(call(peer, 2, COUNT, b"quick"), counted(2, 0, b"quick"));
         }
         assert_eq!(scene.cache.stats().early, 2);
@@ -331,7 +331,7 @@ fn results_in_write_chunks_and_running_once_exclude_each_other() {
     assert!(message.contains("Write chunks are not kept"), "{message}");
 }
 
-/// What a reply cache may tell clients apart by: it stays when the port does not.
+/// A cache may identify clients by host, which stays the same when the port changes.
 #[test]
 fn a_callers_host_is_known_where_there_are_addresses() {
     let mut services = standard_services();
@@ -359,8 +359,8 @@ fn a_callers_host_is_known_where_there_are_addresses() {
     }
 }
 
-/// A WRITE whose data comes as a Read chunk is another call if its data is other, though XID and lengths are those of
-/// an earlier one.
+/// A WRITE with data in a Read chunk is another call if its data differs, even with the XID and lengths of an earlier
+/// one.
 #[test]
 fn other_data_in_a_read_chunk_makes_another_call() {
     for scheme in SCHEMES {
@@ -391,7 +391,7 @@ fn other_data_in_a_read_chunk_makes_another_call() {
         data[200] = 8;
         assert_eq!([write(70, &data), write(70, &data)], [1, 1], "{scheme:?}: other data");
         assert_eq!(write(70, &data[..999]), 2, "{scheme:?}: less of it");
-        // A procedure may be content with lengths.
+        // A procedure may compare lengths only.
         assert_eq!([write(71, &data), write(71, &[9; 1000]), write(71, &data[..999])], [3, 3, 4], "{scheme:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Many connections of one thread: made, used, and given up without a thread that waits.
+//! Many connections on one thread: connect, call and drop without blocking.
 
 use std::future::Future;
 use std::pin::pin;
@@ -16,7 +16,7 @@ use rpcrdma_tests::*;
 use super::calls::workers;
 use super::threads::block_on;
 
-/// Of one with many connections.
+/// Configuration of an endpoint with many connections.
 fn shared() -> ClientConfig {
     small_client(small().with(|c| {
         c.limits.credits = 4;
@@ -24,7 +24,7 @@ fn shared() -> ClientConfig {
     }))
 }
 
-/// One that takes many connections.
+/// Configuration of a server for many connections.
 fn roomy() -> ServerConfig {
     ServerConfig {
         shard: small().with(|c| {
@@ -39,7 +39,7 @@ fn connections(endpoint: &Endpoint) -> u64 {
     endpoint.stats().expect("its shard lives").connections
 }
 
-/// Begins, and does not go on.
+/// Polls a future once and drops it; true if it was pending.
 fn begun<T>(future: impl Future<Output = T>) -> bool {
     pin!(future).poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }
@@ -59,20 +59,20 @@ fn connections_share_a_thread_and_end_by_themselves() {
         let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(5000);
         assert!(patterned(n as u32, client.call(call).unwrap().chunk(0).unwrap()));
     }
-    // Half of them go, with calls under way: these end, and the others do not notice.
+    // Half of the clients drop with calls outstanding. These calls end, and the other clients see no effect.
     let slow = || ClientCall::new(WORKER_ECHO).args(300_000u32.to_be_bytes());
     let mut going = clients.split_off(clients.len() / 2);
     let ends: Vec<_> = going.iter_mut().map(|client| client.start(slow()).unwrap()).collect();
     let stays: Vec<_> =
         clients.iter_mut().map(|client| client.start(ClientCall::new(ECHO).args([7])).unwrap()).collect();
-    // The connection is there as long as any client of it.
+    // A connection lives as long as any of its clients.
     let mut kept = going[0].clone();
     drop(going);
     assert_eq!(kept.call(ClientCall::new(ECHO).args([8])).unwrap().results(), [8]);
     drop(kept);
     for mut pending in ends {
         let end = pending.join().map(drop);
-        // What the shard had not taken yet was never sent.
+        // Calls that the shard had not yet taken count as unsent.
         assert!(served_or_lost(&end), "{end:?}");
     }
     for mut pending in stays {
@@ -80,7 +80,7 @@ fn connections_share_a_thread_and_end_by_themselves() {
     }
     assert!(settles(|| connections(&endpoint) == CONNECTIONS / 2), "{}", connections(&endpoint));
     assert!(settles(|| world.server().stats()[0].connections == CONNECTIONS / 2));
-    // Places are used again.
+    // The endpoint reuses the slots of closed connections.
     clients.extend((0..CONNECTIONS / 2).map(|_| endpoint.connect(&address).expect("a connection")));
     for client in &mut clients {
         assert_eq!(client.call(ClientCall::new(ECHO).args([9])).unwrap().results(), [9]);
@@ -98,7 +98,7 @@ fn the_shard_lives_as_long_as_any_handle() {
     drop(endpoint);
     assert_eq!(client.call(ClientCall::new(ECHO).args([1])).unwrap().results(), [1]);
     drop(client);
-    // Its thread has ended with all that it had.
+    // The shard's thread has ended and released everything.
     assert_eq!(Arc::strong_count(&services), 1);
 }
 
@@ -136,9 +136,9 @@ fn more_is_asked_for_than_a_ring_holds() {
     }));
     let mut client = Client::connect(&address, config).expect("a connection");
     let asked: Vec<_> = (0..150).map(|_| client.alloc_async(10)).collect();
-    // Those that were asked for leave room for calls.
+    // Requested buffers leave room for calls.
     let mut call = client.start(ClientCall::new(ECHO).args([5])).unwrap();
-    // There are 100: the others wait until these come home.
+    // 100 buffers exist; the other requests wait until these are dropped.
     let mut asked = asked.into_iter();
     let first: Vec<_> = asked.by_ref().take(100).map(|answer| block_on(answer).expect("a buffer")).collect();
     drop(first);
@@ -173,14 +173,14 @@ fn an_abandoned_connect_leaves_nothing() {
 
 #[test]
 fn a_silent_server_is_given_up_by_the_shard() {
-    // A device that does not answer has its own times.
+    // A device has its own time-outs for a silent server.
     if place::on_device() {
         return;
     }
     let mut world = World::new("endpoint-silent");
     let silent = world.address();
     let _listener = silent.bind().expect("an address that nobody serves");
-    // Those who answer do so in that time, on a busy host, too.
+    // Live servers answer within that time, even on a busy host.
     let config = ClientConfig {
         connect: ConnectConfig { timeout: Duration::from_secs(2), ..ConnectConfig::default() },
         ..shared()
@@ -193,7 +193,7 @@ fn a_silent_server_is_given_up_by_the_shard() {
     let error = endpoint.connect(&nowhere).expect_err("nobody listens");
     assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
     assert_eq!(connections(&endpoint), 0);
-    // It goes on.
+    // The endpoint continues.
     let served = world.serve(small_server());
     let mut client = endpoint.connect(&served).expect("a connection");
     assert_eq!(client.call(ClientCall::new(ECHO).args([1])).unwrap().results(), [1]);
@@ -203,7 +203,7 @@ fn a_silent_server_is_given_up_by_the_shard() {
 fn connecting_leaves_the_thread_that_asks_to_others() {
     let mut world = World::new("endpoint-free");
     let address: Address = world.serve(roomy());
-    // One thread has them all made at a time.
+    // One thread makes all connections at the same time.
     let endpoint = Endpoint::start(&address, shared()).expect("a thread");
     let mut waiting: Vec<_> = (0..50).map(|_| Box::pin(endpoint.connect_async(&address))).collect();
     let mut clients = Vec::new();

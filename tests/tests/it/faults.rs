@@ -1,4 +1,4 @@
-//! Devices that misbehave: calls end well, or with a cause, and no reply is wrong.
+//! Faulty devices: calls succeed or fail with a cause; no reply is wrong.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ use super::hostile_client::be;
 use super::hostile_server::{Server, reply};
 use super::rules_of_clients::next;
 
-/// A device that is slow and full, but loses nothing.
+/// A slow device with full queues and no loss.
 const SLOW: ChaosConfig = ChaosConfig {
     seed: 0,
     delay: 120,
@@ -34,20 +34,20 @@ const SLOW: ChaosConfig = ChaosConfig {
     sends_refused: 0,
     invalidations_refused: 0,
 };
-/// One that also breaks connections.
+/// A device that also breaks connections.
 const BROKEN: ChaosConfig = ChaosConfig { receiver_not_ready: 1, flush: 1, rights: 1, disconnect: 20, ..SLOW };
 
 fn device(address: &Address, config: &Config, chaos: ChaosConfig, seed: u64) -> Chaos<AnyFabric> {
     Chaos::new(address.open(config).expect("a device"), ChaosConfig { seed, ..chaos })
 }
 
-/// Calls and bulk calls, many at a time; reconnects when the connection is lost. Returns how many ended well,
-/// and how many with a cause.
+/// Runs small and bulk calls in parallel, and reconnects after a loss. Returns the numbers of completed and of failed
+/// calls.
 fn load_up(client: &mut LocalClient<Chaos<AnyFabric>>, address: &Address, count: u64) -> (u64, u64) {
     let mut connection = client.first();
     let (mut started, mut well, mut lost) = (0, 0, 0);
     let mut ends = vec![0u8; count as usize];
-    // However long all of them take, one ends after the other.
+    // The time-out bounds each completion, not their total.
     while well + lost < count {
         let before = well + lost;
         let goes_on = settles(|| {
@@ -55,7 +55,7 @@ fn load_up(client: &mut LocalClient<Chaos<AnyFabric>>, address: &Address, count:
                 if started < count && !client.is_established(connection) {
                     match client.add_connection(address) {
                         Ok(new) => connection = new,
-                        // Broken again before it stood.
+                        // The connection broke during its setup.
                         Err(_) => return well + lost > before,
                     }
                 }
@@ -151,7 +151,7 @@ fn servers_with_bad_devices() {
     }
 }
 
-/// A server of the standard services on a device that misbehaves.
+/// A server of the standard services on a faulty device.
 struct BadServer {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<ShardStats>,
@@ -185,8 +185,8 @@ impl BadServer {
     }
 }
 
-/// A device that refuses to revoke what a call exposed leaves the client one way: it ends the connection, and
-/// tells the caller when the peer can reach the memory no more.
+/// If the device refuses to invalidate exposed memory, the client closes the connection. It ends the call once the peer
+/// can no longer reach the memory.
 #[test]
 fn a_refused_invalidation_ends_the_connection_before_the_call() {
     for invalidations_refused in [0, 1000] {
@@ -203,7 +203,7 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
             let before = peer.read(memory, 500).is_some_and(|bytes| patterned(1, &bytes));
             reply(peer, view.xid(), Chunks::NONE, &reply_bytes(view.xid(), b""), None);
             said.send(before).expect("the test listens");
-            // While the caller is being told.
+            // The client's callback runs meanwhile.
             if told.recv().is_ok() {
                 said.send(peer.read(memory, 500).is_some()).expect("the test listens");
             }
@@ -223,7 +223,7 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
         let over = settles(|| {
             client.poll(|done| {
                 assert!(says.recv().expect("the server speaks"), "it was exposed");
-                // A connection that lives needs this thread for the answer.
+                // On a live connection this thread has to answer the RDMA Read.
                 if done.result.is_err() {
                     tell.send(()).expect("the server waits");
                     assert!(!says.recv().expect("the server speaks"), "its memory can still be reached");
@@ -245,12 +245,12 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
     }
 }
 
-/// A reply, or an error, that cannot be sent ends the connection: the client need not wait for it.
+/// A reply or an error that cannot be sent closes the connection, so the client need not wait for it.
 #[test]
 fn a_reply_that_cannot_be_sent_ends_the_connection() {
     let call = call_bytes(7, PROGRAM, VERSION, ECHO, b"four");
     let good = [be(&[7, 1, 9, 0, 0, 0, 0]), call].concat();
-    // A header type that is not known, which is answered with an error.
+    // An unknown header type, which the server answers with an error.
     let bad = be(&[7, 1, 9, 77, 0, 0, 0]);
     let refused = ChaosConfig { sends_refused: 1000, ..ChaosConfig::default() };
     let lost = ChaosConfig { receiver_not_ready: 1000, ..ChaosConfig::default() };
@@ -263,7 +263,7 @@ fn a_reply_that_cannot_be_sent_ends_the_connection() {
             let mut peer = RawPeer::connect_as(&address, Version::V1);
             peer.send(message);
             assert_eq!(peer.receive().is_some(), answered, "{chaos:?}");
-            // It is an end for the server as well.
+            // The connection is closed at the server as well.
             assert_eq!(peer.is_over(), !answered);
             drop(peer);
             assert_eq!(server.stop().connections, 0);

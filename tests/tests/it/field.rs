@@ -1,5 +1,5 @@
-//! What deployed implementations got wrong, and had to be repaired in the field: each of these defects has
-//! its test here, or is named with the test that would find it in `tests/peers.md`.
+//! Defects of deployed implementations, one test each.
+//! `tests/peers.md` names the others with the tests that would find them.
 
 use rpcrdma::CreditMode;
 use rpcrdma::fabric::Access;
@@ -15,8 +15,8 @@ fn view(bytes: &[u8]) -> View<'_> {
     View::check(bytes, Revision::Ietf00).expect("a header")
 }
 
-/// A grant of 0 makes its client call after call; one that repeats what was asked for promises Receives that
-/// are not there.
+/// A grant of 0 limits its client to one call at a time. A grant that echoes the request promises Receives that do not
+/// exist.
 #[test]
 fn a_version_1_grant_is_the_servers_own_whatever_is_asked_for() {
     const CREDITS: u32 = 12;
@@ -31,7 +31,7 @@ fn a_version_1_grant_is_the_servers_own_whatever_is_asked_for() {
     let (memory, _room) = client.peer.expose(&[0; 6000], Access::REMOTE_WRITE);
     for credit in [0, 1, CREDITS, 64, 30_000, u32::MAX] {
         client.peer.credit = credit;
-        // Inline, in a Reply chunk, a refusal of RPC, and an error of the transport: each has a grant.
+        // An inline reply, a Reply chunk, an RPC refusal, a transport error: each carries a grant.
         let unread = [ReadSegment { position: ARGS_AT + 4, target: memory }];
         let long = Chunks { reply: Some(&[memory]), ..Chunks::NONE };
         for (procedure, chunks, args) in [
@@ -46,8 +46,8 @@ fn a_version_1_grant_is_the_servers_own_whatever_is_asked_for() {
     }
 }
 
-/// Every combination of lists that a call may have: the reply's header returns those that came, is as long as
-/// it says, and the results are behind it.
+/// Covers each combination of lists in a call. The reply's header returns the same lists, has its encoded length, and
+/// precedes the results.
 #[test]
 fn the_results_are_behind_the_header_whatever_lists_it_has() {
     for scheme in SCHEMES {
@@ -79,7 +79,7 @@ fn the_results_are_behind_the_header_whatever_lists_it_has() {
     }
 }
 
-/// Lists of more chunks or segments than anybody takes, and such as claim to be longer than their message.
+/// Lists with more chunks or segments than the limit, and lists that claim to exceed their message.
 #[test]
 fn chunk_lists_are_bounded_before_they_are_believed() {
     let (world, _, mut client) = pair("bounds", CreditMode::V1);
@@ -97,8 +97,7 @@ fn chunk_lists_are_bounded_before_they_are_believed() {
         super::rules_of_servers::assert_err_chunk(&mut client, "150 of them");
         client.ping();
     }
-    // XID, version, credits, MSG, no Read list; a Write list of a chunk, or a Reply chunk, that is longer
-    // than memory.
+    // XID, version, credits, MSG, no Read list. Then a Write list of one chunk, or a Reply chunk, of `count` segments.
     for count in [17, 1025, 0x0FFF_FFFF, u32::MAX] {
         for words in [&[XID, 1, 9, 0, 0, 1, count, 1, 8, 0, 0, 0, 0][..], &[XID, 1, 9, 0, 0, 0, 1, count, 1, 8, 0, 0]] {
             client.peer.send(&be(words));
@@ -109,7 +108,7 @@ fn chunk_lists_are_bounded_before_they_are_believed() {
     assert_eq!(world.server().stats()[0].peer_faults, 0);
 }
 
-/// What RFC 5531 says of programs, versions and procedures that are not there, word for word.
+/// The exact RFC 5531 replies for unknown programs, versions and procedures.
 #[test]
 fn refusals_of_rpc_have_their_words_and_no_others() {
     for scheme in SCHEMES {

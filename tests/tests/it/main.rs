@@ -1,7 +1,6 @@
-//! The engine from end to end over the software fabric: what it offers, and what it does when something goes
-//! wrong.
+//! End-to-end tests of the engine over the software fabric.
 
-/// What this process does instead of tests, when it was started as a child of one.
+/// Entry point of child processes; empty in the parent.
 #[test]
 fn child_process() {
     if let Some((role, address)) = rpcrdma_tests::child_role() {
