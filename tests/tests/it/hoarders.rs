@@ -1,5 +1,5 @@
-//! Clients that hold what they were given: memory, by taking no replies or not ending their messages;
-//! Receives, by saying nothing. And a client that behaves and must not notice them.
+//! Clients that hold memory or Receives, beside a witness that must not notice.
+//! They take no replies, leave messages unfinished, or stay silent.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use rpcrdma_tests::*;
 
 use super::hostile_client::{be, ping, unharmed};
 
-/// Forty of them; fewer where each is a device, of which an emulated machine has not so much memory.
+/// Forty peers; fewer on devices, whose emulated machine has less memory.
 fn many() -> u32 {
     if place::on_device() { 12 } else { 40 }
 }
 
-/// What a peer may owe for so long: it passes in eighths, after each of which a server looks. Who behaves takes what it
-/// is sent in between, however long the host takes for that.
+/// Time-out of peers that owe progress. Tests advance it in eighths, and the server checks after each. A working peer
+/// takes its messages in between, however slow the host.
 const PROGRESS: Duration = Duration::from_millis(200);
 
 fn serve(world: &mut World, shard: Config) -> Address {
@@ -39,12 +39,10 @@ fn send(peer: &mut RawPeer, flags: Flags, xid: u32, procedure: u32, args: &[u8],
     peer.send(&bytes);
 }
 
-/// Asks for whatever it may, inline and by chunks, and takes nothing of it; at last it begins a call and does
-/// not end it.
+/// Requests all it may, inline and by chunks, takes no reply, and finally leaves a call unfinished.
 fn hoard(peer: &mut RawPeer, witness: &mut LocalClient) {
     let (segment, _) = peer.expose(&[0; 60_000], Access::REMOTE_WRITE);
-    // More than it takes. (Where each message grants so much more, it must not add up to what nobody could
-    // keep.)
+    // The grant exceeds its Receives. Incremental grants add up, so each stays low enough for a plausible total.
     peer.credit = if peer.windowed || peer.version == Version::V1 { 30_000 } else { 500 };
     for xid in 2..60 {
         send(peer, Flags::NONE, xid, REPLY, &4000u32.to_be_bytes(), &[]);
@@ -54,14 +52,14 @@ fn hoard(peer: &mut RawPeer, witness: &mut LocalClient) {
         send(peer, Flags::NONE, xid, LOAD, &be(&[0, 60_000]), &[segment]);
     }
     if peer.version == Version::V2 {
-        // Longer than a Receive, so that it takes a long buffer where the first part did not.
+        // Longer than a Receive: the call needs a long buffer after its first part.
         for _ in 0..3 {
             send(peer, Flags::MORE, 90, ECHO, &[0; 3000], &[]);
         }
     }
 }
 
-/// Everything that they ask for, others get.
+/// Checks that others get every resource that the hoarders request.
 fn is_served(witness: &mut LocalClient, continues: bool) {
     unharmed(witness);
     for seed in 0..3 {
@@ -106,7 +104,8 @@ fn many_clients_that_never_read_take_no_memory_from_others() {
 fn a_client_that_never_reads_is_ended() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
         let world = World::new("deadline");
-        // A device that does not tell what moves has time for all that it was given.
+        // A device without progress reports grants time in proportion to the queued bytes. This rate makes that time
+        // short.
         let shard = small().with(|c| {
             c.wire.credit_mode = scheme;
             c.timeouts.progress = PROGRESS;
@@ -118,7 +117,7 @@ fn a_client_that_never_reads_is_ended() {
         ping(&mut peer, 1);
         hoard(&mut peer, &mut witness);
         if place::on_device() && scheme == CreditMode::V1 {
-            // Its device takes all that by itself.
+            // The peer's device takes all of it by itself.
             continue;
         }
         let ended = settles(|| {
@@ -141,7 +140,7 @@ fn a_message_that_is_never_ended_ends_its_connection() {
     let mut peer = RawPeer::connect(&address);
     ping(&mut peer, 1);
     send(&mut peer, Flags::MORE, 2, ECHO, &[0; 400], &[]);
-    // Grants are no parts.
+    // Grants are not parts.
     for _ in 0..10 {
         let grant = peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), &[]);
         peer.send(&grant);
@@ -162,7 +161,7 @@ fn a_client_that_grants_nothing_for_its_replies_is_ended() {
     let (address, server) = world.serve_timed(small().with(|c| c.timeouts.progress = PROGRESS));
     let mut witness = world.client(&address, small());
     let mut peer = RawPeer::connect_silently(&address);
-    // One, for the server's properties.
+    // One credit, for the server's properties.
     peer.credit = 1;
     peer.introduce();
     peer.credit = 0;
@@ -180,7 +179,7 @@ fn a_client_that_grants_nothing_for_its_replies_is_ended() {
     unharmed(&mut witness);
 }
 
-/// Their replies wait for a grant, each with its buffer.
+/// The replies wait for a grant, each with its buffer.
 #[test]
 fn clients_that_grant_nothing_leave_buffers_to_others() {
     let mut world = World::new("ungranted");
@@ -196,7 +195,7 @@ fn clients_that_grant_nothing_leave_buffers_to_others() {
     let mut peers = Vec::new();
     for _ in 0..10 {
         let mut peer = RawPeer::connect_silently(&address);
-        // One, for the server's properties.
+        // One credit, for the server's properties.
         peer.credit = 1;
         peer.introduce();
         peer.credit = 0;
@@ -211,7 +210,7 @@ fn clients_that_grant_nothing_leave_buffers_to_others() {
     assert_eq!((ended, stats.peers_stalled), (0, 0), "some were ended for the buffers that they had");
 }
 
-/// Nothing of what it has sent is heard of but what is signalled: that is not held against its peer.
+/// Only signaled Sends complete. The missing completions of the others do not count against the peer.
 #[test]
 fn a_client_that_is_quiet_is_not_ended() {
     let world = World::new("quiet");
@@ -229,7 +228,7 @@ fn a_client_that_is_quiet_is_not_ended() {
     for _ in 0..5 * 8 {
         echo(&mut busy, b"time passes").expect("an echo");
         time.advance(PROGRESS / 8);
-        // A shard reads its clock within so many turns.
+        // A shard reads its clock at least once in 64 turns.
         (0..64).for_each(|_| _ = quiet.poll(|_| {}));
         server.pass(PROGRESS / 8);
     }
@@ -237,7 +236,7 @@ fn a_client_that_is_quiet_is_not_ended() {
     assert_eq!((server.stats().peers_stalled, quiet.stats().peers_stalled), (0, 0));
 }
 
-/// Connections of one process that say nothing, however often they are ended.
+/// Silent connections of one process, which reconnect whenever they are closed.
 struct Crowd {
     fabric: AnyFabric,
     address: Address,
@@ -256,10 +255,10 @@ impl Crowd {
         }
     }
 
-    /// Takes what becomes of them; those that were ended knock again.
+    /// Handles the events of the connections, and reconnects those that were closed.
     fn knock_again(&mut self) {
         let (mut events, mut completions) = (Vec::new(), Vec::new());
-        // The end of a connection is told when there are no completions before it.
+        // The fabric reports a disconnect only after the completions before it are polled.
         self.fabric.poll_cq(&mut completions, 64);
         self.fabric.poll_control(&mut events);
         for event in events {
@@ -284,7 +283,7 @@ fn silent_connections_do_not_block_new_ones() {
     let mut crowd = Crowd::new(&address);
     crowd.knock(200);
     for round in 0..20 {
-        // A few of them get through between any two of those who mean it.
+        // A few silent peers connect between any two newcomers.
         assert!(settles(|| {
             crowd.knock_again();
             crowd.ended > 20 * round
@@ -298,7 +297,7 @@ fn silent_connections_do_not_block_new_ones() {
         unharmed(&mut newcomer.expect("it is there"));
         unharmed(&mut witness);
     }
-    // On a fast host most were refused meanwhile, as nobody had said nothing for 10 ms yet.
+    // A fast host refused most of them, as no connection had been silent for 10 ms.
     assert!(settles(|| {
         crowd.knock_again();
         world.server().stats()[0].connections_evicted > 100
@@ -316,11 +315,11 @@ fn connections_that_fell_silent_lock_nobody_out() {
     let mut witness = world.client(&address, small());
     let mut peers = Vec::new();
     for _ in 0..107 {
-        // Those that were quicker than the others' credits shrink have to try again.
+        // A peer that connects before the others' credits shrink has to retry.
         assert!(settles(|| {
             echo(&mut witness, b"not silent").expect("the witness is unharmed");
             let Ok(mut peer) = RawPeer::try_connect(&address, b"") else { return false };
-            // They have been of use once, so that they have their Receives.
+            // One served call makes each peer hold its Receives.
             peer.introduce();
             ping(&mut peer, 1);
             peers.push(peer);
@@ -343,7 +342,7 @@ fn connections_that_fell_silent_lock_nobody_out() {
 fn a_connection_not_set_up_in_time_is_closed() {
     let world = World::new("set-up");
     let setup_timeout = Duration::from_millis(100);
-    // Of version 1 the first message may come at any time.
+    // A client of version 1 may send its first message at any time.
     for version_1 in [false, true] {
         let (address, server) = world.serve_timed(small_server().with(|c| {
             c.accept.setup = setup_timeout;
@@ -351,7 +350,7 @@ fn a_connection_not_set_up_in_time_is_closed() {
         }));
         let mut witness = world.client(&address, small());
         let mut peer = RawPeer::connect_silently(&address);
-        // The server, too, knows that it is there.
+        // The server has established the connection, too.
         assert!(settles(|| server.stats().peers.iter().filter(|peer| peer.stage == "open").count() == 2));
         for _ in 0..3 {
             server.pass(setup_timeout);
@@ -380,7 +379,7 @@ fn messages_of_no_use_end_their_connection() {
         ("a header that cannot be read", |_| be(&[9, 1, 1, 0, 2, 2, 2])),
     ];
     for scheme in [CreditMode::V1, CreditMode::V2Windowed] {
-        // No time passes in which more would be put up with.
+        // No time passes that would renew the budget.
         let (address, server) = world.serve_timed(small().with(|c| {
             c.wire.credit_mode = scheme;
             c.limits.max_unsolicited_per_second = 20;
@@ -395,16 +394,16 @@ fn messages_of_no_use_end_their_connection() {
             for xid in 101..119 {
                 peer.send(&make(&peer));
                 send(&mut peer, Flags::NONE, xid, ECHO, b"", &[]);
-                // It may be answered with an error before.
+                // An error may precede the reply.
                 while !peer.receive().expect("it is put up with").bytes.starts_with(&be(&[xid])) {}
             }
-            // No other rule is broken: what each takes comes back with a reply.
+            // The peer breaks no other rule: each reply returns the credit for a message.
             let mut sent = 0;
             while !peer.is_over() && sent < 20 {
                 peer.send(&make(&peer));
                 send(&mut peer, Flags::NONE, 100, ECHO, b"", &[]);
                 sent += 1;
-                // It may be answered with an error, too: that must not add up.
+                // Errors may precede the reply, and must not accumulate.
                 while !peer.is_over() && peer.take_message().is_none_or(|it| !it.bytes.starts_with(&be(&[100]))) {
                     peer.turn();
                 }
@@ -433,7 +432,7 @@ fn grants_that_nothing_asked_for_end_their_connection() {
             peer.turn();
         }
     };
-    // Each reply may be thanked for.
+    // One grant per reply is allowed.
     for _ in 0..1000 {
         round(&mut peer, 1);
         assert!(!peer.is_over(), "it was ended for its thanks");

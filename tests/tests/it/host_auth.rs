@@ -1,5 +1,4 @@
-//! Who the other end is: host authentication in CONNPROP, and what policy makes of a peer that does not
-//! authenticate.
+//! Host authentication in CONNPROP, and policies for unauthenticated peers.
 
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use rpcrdma::{Address, Config, CreditMode, Procedure, Services};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
-/// Results: the name that the caller's host has proved, or nothing.
+/// Results: the authenticated name of the caller's host, or nothing.
 const WHO: u32 = 40;
 
 fn services() -> Services {
@@ -42,7 +41,7 @@ fn key(name: &str) -> Arc<PreSharedKey> {
     Arc::new(PreSharedKey::new(name, name.repeat(8).as_bytes()).expect("a key"))
 }
 
-/// What the server knows the client as, on the shard and on a worker; whether the call has a chunk or not.
+/// The client's name at the server, on the shard and on a worker, with and without a chunk.
 fn who(client: &mut LocalClient) -> [String; 2] {
     [WHO, WHO + 1].map(|procedure| {
         let [plain, chunk] = [false, true].map(|chunk| {
@@ -67,7 +66,7 @@ fn refusal(result: Result<LocalClient, ConnectError>) -> String {
     }
 }
 
-/// Each end says as many messages as it has words, each of `len` bytes and ending in the next word.
+/// A mechanism in which each end sends one message per word. Each message has `len` bytes and ends in the next word.
 #[derive(Debug)]
 struct Words {
     words: &'static [&'static str],
@@ -130,7 +129,7 @@ fn host_authentication_takes_several_messages() {
         let address = serve(&mut world, config.clone());
         let mut client = world.client(&address, config);
         assert_eq!(who(&mut client), ["a client of words"; 2], "{scheme:?}, {len} bytes");
-        // Four messages of the client; each but its first in as many parts as it takes.
+        // The client sends four messages; each but the first takes as many parts as it needs.
         let parts = 1 + 3 * (len as u64).div_ceil(4096);
         let received = world.server().stats()[0].messages.received;
         assert!(received >= parts + 2, "{received} messages came, {parts} were expected for {len} bytes");
@@ -150,7 +149,7 @@ fn both_hosts_know_each_other_by_the_key_that_they_share() {
         let mut client = world.client(&address, with(AuthPolicy::Required(key(name))));
         assert_eq!(who(&mut client), [name; 2]);
         drop(client);
-        // Boxes of served calls are used again, by whoever comes next.
+        // The server reuses the boxes of served calls for any later connection.
         world.server_balances();
     }
     let stats = &world.server().stats()[0];
@@ -177,7 +176,7 @@ fn policy_decides_about_an_unauthenticated_peer() {
     let (off, optional, required) =
         (AuthPolicy::Off, AuthPolicy::Optional(key("blue")), AuthPolicy::Required(key("blue")));
     let missing = AuthError::Missing.to_string();
-    // Of both ends: who is known to the server, or who ends the connection.
+    // Policies of server and client; then the client's name at the server, or the end that closes the connection.
     for (server, client, outcome) in [
         (&off, &off, Ok("")),
         (&off, &optional, Ok("")),
@@ -217,7 +216,7 @@ fn policy_decides_about_an_unauthenticated_peer() {
     assert!(reason.contains(&missing), "{reason}");
 }
 
-/// A CONNPROP of a raw peer, with a message of host authentication.
+/// A CONNPROP of a raw peer with an authentication message.
 fn connprop(peer: &RawPeer, message: &[u8]) -> Vec<u8> {
     let mut buffer = [0; 1024];
     let properties = Properties { host_auth: Some(message), windowed_credits: true, ..Properties::default() };
@@ -247,7 +246,7 @@ fn calls_before_the_end_of_authentication_are_refused() {
     assert!(matches!(view.body(), ViewBody::Error(ErrorBody::System)) && view.xid() == 1, "{view}");
     assert_eq!(world.server().stats()[0].peer_faults, 0, "it may still authenticate");
 
-    // A third message that is none.
+    // A third message that is invalid.
     peer.send(&connprop(&peer, &[3; 33]));
     peer.wait_until_over();
     assert_eq!(world.server().stats()[0].peer_faults, 1);

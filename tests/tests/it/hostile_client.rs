@@ -1,4 +1,4 @@
-//! Clients that keep to no rule, and a client that does and must not notice them.
+//! Clients that break rules, beside a witness that must not notice.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use rpcrdma_tests::*;
 
 const WINDOWED: Flags = Flags::NONE;
 
-/// A world with a server, and a client that behaves.
+/// A world with a server and a well-behaved client.
 pub(super) fn scene(name: &'static str, scheme: CreditMode) -> (World, Address, LocalClient) {
     let mut world = World::new(name);
     let shard = small().with(|c| c.wire.credit_mode = scheme);
@@ -35,7 +35,7 @@ fn counters(world: &World) -> (Counters, u64) {
     (stats[0].messages, stats[0].peer_faults)
 }
 
-/// The error in a message.
+/// XID and error of a message.
 pub(super) fn error_of(bytes: &[u8], revision: Revision) -> (u32, ErrorBody) {
     let view = View::check(bytes, revision).expect("a header");
     match view.body() {
@@ -44,7 +44,7 @@ pub(super) fn error_of(bytes: &[u8], revision: Revision) -> (u32, ErrorBody) {
     }
 }
 
-/// Takes messages up to the next that is more than a grant.
+/// Takes messages up to the next that is not a grant.
 pub(super) fn answer(peer: &mut RawPeer) -> Option<Vec<u8>> {
     loop {
         let bytes = peer.receive()?.bytes;
@@ -68,13 +68,13 @@ pub(super) fn be(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 
-/// What becomes of a message.
+/// The server's reaction to a message.
 enum Fate {
-    /// Answered with a transport error, under the message's XID.
+    /// A transport error under the message's XID.
     Error(ErrorBody),
-    /// Nothing is said.
+    /// No answer.
     Silence,
-    /// The connection ends.
+    /// A disconnect.
     End,
 }
 
@@ -96,7 +96,7 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
         let segments = vec![good; n];
         msg(peer, Chunks { writes: WriteList { counts, segments: &segments }, ..Chunks::NONE }, LOAD)
     };
-    // Header of version 2: XID, version, credit, type, flags, count, handle to invalidate, then lists.
+    // Header of version 2: XID, version, credit, type, flags, count, handle to invalidate, lists.
     let raw = |words: &[u32]| be(words);
     type Make<'a> = Box<dyn Fn(&RawPeer) -> Vec<u8> + 'a>;
     let cases: Vec<(&str, Fate, Make<'_>)> = vec![
@@ -216,7 +216,7 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
                 ping(&mut peer, 2);
             }
             Silence => {
-                // In order: an answer would come before the reply to this.
+                // Messages stay in order: an answer would precede this reply.
                 ping(&mut peer, 2);
                 assert!(!peer.is_over(), "{name}");
             }
@@ -230,7 +230,7 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
     }
     let (messages, faults) = counters(&world);
     assert_eq!(faults, 6);
-    // Those that the procedure's declaration refuses are failed calls; the others are rejected messages.
+    // Calls that the procedure's declaration refuses count as failed calls, the others as rejected messages.
     assert_eq!((messages.rejected_short, messages.rejected_unknown_xid, messages.rejected_unexpected), (2, 3, 0));
     assert!(messages.rejected_answered >= 20, "{messages:?}");
 }
@@ -247,7 +247,7 @@ fn random_messages_break_nothing() {
         for _ in 0..60 {
             let mut peer = RawPeer::connect_as(&address, version(scheme));
             for _ in 0..20 {
-                // A good message with some words changed, cut off, or noise.
+                // A valid message with changed words, a truncated one, or noise.
                 let call = call_bytes(9, PROGRAM, VERSION, 1 + random.below(6) as u32, &[0; 40]);
                 let target = Segment { handle: random.draw() as u32, length: random.below(9000) as u32, offset: 0 };
                 let reads = [ReadSegment { position: 44, target }];
@@ -288,7 +288,7 @@ fn a_client_that_ignores_its_credits_loses_its_connection() {
         for _ in 0..5 {
             let mut peer = RawPeer::connect_as(&address, version(scheme));
             if scheme != CreditMode::V1 {
-                // With credit for its replies the server would be fast enough to keep granting.
+                // With credit for its replies, a fast server would keep granting.
                 peer.credit = 0;
             }
             for xid in 1..1000 {
@@ -297,8 +297,7 @@ fn a_client_that_ignores_its_credits_loses_its_connection() {
                 peer.send(&bytes);
             }
             unharmed(&mut witness);
-            // Version 1 counts calls under way: it depends on how fast these are answered whether there are
-            // too many.
+            // Version 1 counts outstanding calls, so an excess depends on the speed of the replies.
             if scheme == CreditMode::V1 { peer.vanish() } else { drop(peer.wait_until_over()) }
         }
         unharmed(&mut witness);
@@ -313,7 +312,7 @@ fn a_client_that_never_reads_costs_a_bounded_amount() {
     let mut peers: Vec<_> = (0..3).map(|_| RawPeer::connect(&address)).collect();
     for peer in &mut peers {
         ping(peer, 1);
-        // As many as it may have under way, with large replies, and not one look at them.
+        // The maximum number of outstanding calls, with large replies that the peer never polls.
         for xid in 2..40 {
             let call = call_bytes(xid, PROGRAM, VERSION, REPLY, &4000u32.to_be_bytes());
             let bytes = peer.message(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call);
@@ -324,7 +323,7 @@ fn a_client_that_never_reads_costs_a_bounded_amount() {
         unharmed(&mut witness);
     }
     assert_eq!(world.server().stats()[0].connections, 4);
-    // They may still read.
+    // The peers may still read.
     for peer in &mut peers {
         for _ in 2..40 {
             let reply = answer(peer).expect("a reply");
@@ -333,8 +332,7 @@ fn a_client_that_never_reads_costs_a_bounded_amount() {
     }
 }
 
-/// However much it claims that it could receive, and whichever way its replies go: those that nearly fill a
-/// message take the longer one.
+/// Holds for any claimed grant and for both paths of a reply: one that nearly fills a message takes the longer path.
 #[test]
 fn a_client_that_never_reads_takes_no_memory_from_others() {
     let schemes = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
@@ -399,7 +397,7 @@ fn memory_that_was_not_offered_is_not_touched() {
             unharmed(&mut witness);
         }
     }
-    // Wrong rights.
+    // Wrong access rights.
     for write in [false, true] {
         let mut peer = RawPeer::connect(&address);
         ping(&mut peer, 1);
@@ -412,7 +410,7 @@ fn memory_that_was_not_offered_is_not_touched() {
         peer.wait_until_over();
         faults += 1;
     }
-    // The truth, for comparison; and part of what was exposed.
+    // Correct segments for comparison: all of the exposed memory, and parts of it.
     let mut peer = RawPeer::connect(&address);
     let (segment, _memory) = peer.expose(&data, Access::REMOTE_READ);
     ping(&mut peer, 1);
@@ -452,8 +450,8 @@ fn storms_of_connections_pass() {
             unharmed(&mut witness);
         }
     }
-    // More connections than there are receives for. Those that sent no message within 10 ms make room; a host that
-    // connects faster than that is refused until then, and tries again.
+    // More connections than Receives. Connections without a message within 10 ms make room. A host that connects faster
+    // is refused until then, and retries.
     let connect = || {
         let mut peer = None;
         let connected = settles(|| match RawPeer::try_connect(&address, b"") {
@@ -532,7 +530,7 @@ fn another_version_is_answered_in_the_layout_that_all_versions_share() {
 fn a_violation_is_recorded_when_the_disconnect_arrives_in_the_same_turn() {
     const XID: u32 = 7;
     let mut world = World::new("same-turn");
-    // Each turn looks at the control plane behind all else.
+    // Each turn polls the control plane after all else.
     let shard = small().with(|c| c.poll.control_interval = Duration::from_nanos(1));
     let address = world.serve(rpcrdma::server::ServerConfig { shard, ..small_server() });
     for count in 1..=20 {

@@ -1,5 +1,5 @@
-//! Clients that use their queue pair for what no client of this protocol does: on an RDMA device all of it
-//! goes out on the wire.
+//! Clients that misuse their queue pair.
+//! An RDMA device sends all of it on the wire.
 
 use std::time::Duration;
 
@@ -13,28 +13,28 @@ use rpcrdma_tests::*;
 
 use super::hostile_client::{be, ping, scene, unharmed};
 
-/// No memory at all.
+/// Names no memory.
 const NOWHERE: RemoteMemory = RemoteMemory { rkey: 0, address: 0 };
 
 fn connections(world: &World) -> u64 {
     world.server().stats()[0].connections
 }
 
-/// A client that has been served, so that it has used Receives of the server's.
+/// A client with one served call, which has consumed Receives of the server.
 fn served(address: &Address) -> RawPeer {
     let mut peer = RawPeer::connect(address);
     ping(&mut peer, 1);
     peer
 }
 
-/// Of a Receive that is taken by immediate data nothing is read: it holds what another client has sent.
+/// The shard reads nothing of a Receive that immediate data consumed: it holds another client's message.
 #[test]
 fn immediate_data_is_never_a_call() {
     let (world, address, mut witness) = scene("immediate", CreditMode::V2Windowed);
     let before = (world.server().stats()[0].peer_faults, world.server().stats()[0].calls);
     let mut faults = 0;
     for n in 0..20 {
-        // All Receives have been used by others.
+        // Other clients have used all Receives.
         (0..10).for_each(|seed| echo(&mut witness, &[seed; 50]).expect("an echo"));
         let mut peer = served(&address);
         let call = call_bytes(2, PROGRAM, VERSION, ECHO, b"whose?");
@@ -57,8 +57,8 @@ fn immediate_data_is_never_a_call() {
     world.server_balances();
 }
 
-/// It lets the server try again without end: the server's own knob says when that is over, as the software
-/// fabric's rings need no Receive.
+/// Without Receives the client makes the server's device retry without end. The server's own retry limit closes the
+/// connection. The software fabric's rings need no Receive.
 #[test]
 fn a_client_without_receives_is_given_up() {
     let (world, address, mut witness) = scene("no-receives", CreditMode::V1);
@@ -73,7 +73,7 @@ fn a_client_without_receives_is_given_up() {
     }
     unharmed(&mut witness);
     for peer in deaf {
-        // What is left in a socket keeps nothing of the server's.
+        // Data left in a socket holds no memory of the server.
         if on_device() && !over_tcp() {
             let mut peer = peer;
             peer.wait_until_over();
@@ -83,7 +83,7 @@ fn a_client_without_receives_is_given_up() {
     assert!(settles(|| connections(&world) == 1), "{} connections", connections(&world));
 }
 
-/// Requests that are given up at any moment, in silence or with a word, and some that stay half open.
+/// Connection requests abandoned at any moment, silently or with a disconnect, and some left half open.
 #[test]
 fn connects_that_never_complete_harm_nobody() {
     let (world, address, mut witness) = scene("half-open", CreditMode::V2Windowed);
@@ -102,11 +102,11 @@ fn connects_that_never_complete_harm_nobody() {
         unharmed(&mut witness);
     }
     let mut held: Vec<RawPeer> = Vec::new();
-    // Where others have the cores, the server answers some of them first.
+    // On a busy host the server establishes some of them first.
     while held.len() < 6 || held.len() < 60 && held.iter().all(RawPeer::is_up) {
         let before = connections(&world);
         let mut peer = RawPeer::begin(&address, b"").expect("a connect request");
-        // As soon as the server has answered, nothing more is heard of it.
+        // The peer falls silent once the server has answered.
         for _ in 0..100 {
             if connections(&world) > before || peer.is_up() || peer.is_over() {
                 break;
@@ -125,7 +125,7 @@ fn connects_that_never_complete_harm_nobody() {
     unharmed(&mut witness);
 }
 
-/// Devices number their keys: those of the server's memory are near to a client's own.
+/// Devices number their keys in sequence: the server's keys are close to a client's own.
 #[test]
 fn keys_that_were_not_given_open_nothing() {
     let (_world, address, mut witness) = scene("guesses", CreditMode::V2Windowed);
@@ -150,8 +150,8 @@ fn keys_that_were_not_given_open_nothing() {
     ping(&mut peer, 3);
 }
 
-/// Messages of all lengths, and none that means anything: as many as go out, with no regard to credits. In
-/// version 1 no credit is counted for them, and the budget of such messages is all that ends them.
+/// Meaningless messages of all lengths, without regard to credits. Version 1 counts no credit for them, so only the
+/// budget for such messages closes the connection.
 #[test]
 fn floods_of_nonsense_stop_nobody_else() {
     for scheme in [CreditMode::V1, CreditMode::V2Windowed] {
@@ -188,7 +188,7 @@ fn floods_of_nonsense_stop_nobody_else() {
                 }
             }
             unharmed(&mut witness);
-            // Whoever floods is ended, and for that.
+            // The server closes the flooding connection and counts its fault.
             peer.wait_until_over();
             let ended = || world.server().stats()[0].peer_faults == before + 1;
             assert!(settles(ended), "{scheme:?}, kind {kind}: it was not ended for what it sent");

@@ -1,5 +1,5 @@
-//! Servers that keep to no rule: each call of their client ends once, and the connection goes on where it
-//! can.
+//! Servers that break rules.
+//! Each call of the client ends once, and the connection survives where it can.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use rpcrdma::{Address, CallError};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
-/// A call as the server sees it.
+/// A call, as decoded by the server.
 struct Call {
     xid: u32,
     inv_handle: u32,
@@ -23,12 +23,12 @@ struct Call {
 pub(super) struct Server(Option<std::thread::JoinHandle<()>>);
 
 impl Server {
-    /// One that has exchanged properties with its client.
+    /// A server that has exchanged properties with its client.
     pub(super) fn start(address: &Address, script: impl FnOnce(&mut RawPeer) + Send + 'static) -> Self {
         Self::listen(address, |listener| script(&mut listener.accept()))
     }
 
-    /// One that has said nothing yet.
+    /// A server that has sent nothing yet.
     pub(super) fn start_silently(address: &Address, script: impl FnOnce(&mut RawPeer) + Send + 'static) -> Self {
         Self::listen(address, |listener| script(&mut listener.accept_silently()))
     }
@@ -52,7 +52,7 @@ impl Server {
     }
 }
 
-/// The next call; `None` when the client has gone.
+/// The next call; `None` after the client has disconnected.
 fn next_call(peer: &mut RawPeer) -> Option<Call> {
     loop {
         let bytes = peer.receive()?.bytes;
@@ -74,7 +74,7 @@ pub(super) fn reply(peer: &mut RawPeer, xid: u32, chunks: Chunks<'_>, payload: &
     peer.send_invalidating(&bytes, invalidate);
 }
 
-/// Answers as it should be, until the client has gone.
+/// Answers correctly until the client disconnects.
 pub(super) fn behave(peer: &mut RawPeer) {
     while let Some(call) = next_call(peer) {
         reply(peer, call.xid, Chunks::NONE, &reply_bytes(call.xid, b"fine"), None);
@@ -95,7 +95,7 @@ fn with_memory(client: &mut LocalClient) -> Result<Vec<u8>, CallError> {
     client.call(call).map(|reply| reply.chunk(0).unwrap_or_default().to_vec()).map_err(CallError::from)
 }
 
-/// What the connection must do afterwards.
+/// Required state of the connection afterwards.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Then {
     GoOn,
@@ -202,7 +202,7 @@ fn bad_replies_end_their_call_with_a_cause() {
         (
             "a header that is cut off",
             |peer, call| {
-                // Credit for the next call, which the bad header cannot give.
+                // Credit for the next call, which the truncated header cannot grant.
                 let grant = peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
                 peer.send(&grant);
                 let bytes = peer.message(call.xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), b"");
@@ -270,7 +270,7 @@ fn replies_to_nobody_and_messages_of_no_use_are_dropped() {
         peer.send(&bytes);
         peer.send(b"short");
         reply(peer, call.xid, Chunks::NONE, &reply_bytes(call.xid, b"fine"), None);
-        // Once more, and once more.
+        // Two more replies to the same call.
         for _ in 0..2 {
             reply(peer, call.xid, Chunks::NONE, &reply_bytes(call.xid, b"twice"), None);
         }
@@ -291,7 +291,7 @@ fn a_server_that_never_answers_costs_no_more_than_deadlines() {
     let world = World::new("silent");
     let address = world.address();
     let server = Server::start(&address, |peer| {
-        // Credit for all of them.
+        // Credit for all later calls.
         let call = next_call(peer).expect("a call");
         reply(peer, call.xid, Chunks::NONE, &reply_bytes(call.xid, b"fine"), None);
         while next_call(peer).is_some() {}
@@ -337,7 +337,7 @@ fn a_server_reaches_offered_memory_only() {
         let segment = Segment { length: 500, ..write };
         let writes = WriteList { counts: &[1], segments: &[segment] };
         reply(peer, call.xid, Chunks { writes, ..Chunks::NONE }, &reply_bytes(call.xid, b""), None);
-        // The caller has its result, and has not been at the client since: the keys are no good any more.
+        // The caller has its result and has not polled the client since, yet the keys are invalid.
         let () = has_ended.recv().expect("the call has ended");
         said.send(peer.read(at(read, 0), 500).is_none()).expect("the test listens");
         while peer.receive().is_some() {}
@@ -366,7 +366,7 @@ fn a_server_that_floods_its_client_loses_the_connection() {
     let address = world.address();
     let server = Server::start(&address, |peer| {
         let _ = next_call(peer).expect("a call");
-        // Without credit its client cannot grant more.
+        // Without credit the client cannot grant more.
         peer.credit = 0;
         for xid in 0..1000 {
             reply(peer, xid, Chunks::NONE, &reply_bytes(xid, &[0; 64]), None);

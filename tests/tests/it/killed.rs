@@ -1,4 +1,4 @@
-//! Peers killed with SIGKILL, at any instruction, while others go on.
+//! Peers killed with SIGKILL, at any instruction, while others continue.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use rpcrdma::{Address, CallError, CloseReason, FailedCall, Server};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
-/// What a child does until it is killed.
+/// Runs a child's role until the child is killed.
 pub(crate) fn child(role: &str, address: &Address) {
     match role {
         "client" => busy_client(address),
@@ -18,7 +18,7 @@ pub(crate) fn child(role: &str, address: &Address) {
         "server" => {
             let server = Server::start(address, standard_services(), &small_server()).expect("a server");
             println!("ready");
-            // A child outlives no test.
+            // A child ends even if no test kills it.
             std::thread::sleep(Duration::from_secs(120));
             drop(server);
         }
@@ -26,7 +26,7 @@ pub(crate) fn child(role: &str, address: &Address) {
     }
 }
 
-/// Calls, Reads and Writes, many at a time, without end.
+/// Keeps many calls with Reads and Writes outstanding, without end.
 fn busy_client(address: &Address) {
     let mut client = LocalClient::connect(address, small_client(small())).expect("a connection");
     let first = client.first();
@@ -61,10 +61,10 @@ fn busy_client(address: &Address) {
 
 #[test]
 fn clients_killed_at_random_harm_nobody() {
-    // More by hand: see tests/README.md.
+    // `tests/README.md` describes longer runs.
     let kills = std::env::var("KILLS").map_or(50, |n| n.parse().expect("a number"));
     let mut world = World::new("killed-clients");
-    // Memory for all that three clients may have under way: the witness is never refused.
+    // Memory for all outstanding calls of three clients, so that the server never refuses the witness.
     let shard = small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 120)]);
     let address = world.serve(ServerConfig { shard, ..small_server() });
     let mut witness = world.client(&address, small());
@@ -79,13 +79,13 @@ fn clients_killed_at_random_harm_nobody() {
             mirror(witness, seed, &[1 + seed as usize * 37 % 9000]).expect("a mirror");
         }
     };
-    // Two at a time: one starts while the other is at work.
+    // Two children at a time: one starts while the other works.
     let mut children = vec![Child::start("client", &address.to_string())];
     for _ in 0..kills {
         children.push(Child::start("client", &address.to_string()));
         let mut child = children.remove(0);
         child.wait_for("ready");
-        // How far the child gets is as random as what it is doing then.
+        // The child dies at a random point of random work.
         verify(&mut witness, random.below(30));
         child.kill();
         verify(&mut witness, 3);
@@ -94,7 +94,7 @@ fn clients_killed_at_random_harm_nobody() {
     drop(witness);
     world.server_balances();
     let stats = world.server().stats();
-    // The last child may have been killed before it had connected.
+    // The last child may die before it connects.
     assert!(stats[0].connections_made > kills, "{}", stats[0].connections_made);
 }
 
@@ -155,7 +155,7 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
         assert!(over, "{under_way} calls never ended");
         assert!(ends.iter().all(|&ends| ends == 1));
         assert_eq!(shard_leak(&client.stats()), None);
-        // What was flushed with it is no cause. A device may say nothing better.
+        // A flushed completion is no cause. A device may report nothing better.
         let reason = client.close_reason(first);
         let flushed =
             matches!(reason.map(CloseReason::cause), Some(CloseCause::Device { status: Status::Flushed, .. }));

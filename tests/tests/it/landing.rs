@@ -1,4 +1,4 @@
-//! Procedures that choose where Read chunks land.
+//! Procedures that choose memory for Read chunks.
 
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
@@ -20,21 +20,20 @@ use super::hostile_client::be;
 use super::own_memory::{PAGE, own_arena};
 use super::rules_of_servers::{ARGS_AT, Client, reads, segment};
 
-/// Stores a page, whose seed is its argument: in the handler, on a worker, when it is answered later, and in one that
-/// has the usual memory.
+/// Store a page; the argument is its seed. In order: in the handler, on a worker, deferred, and in the default memory.
 const STORES: [u32; 4] = [30, 31, 32, 33];
-/// Gives the page that was stored last.
+/// Returns the page stored last.
 const LATEST: u32 = 34;
 
 /// Pages of each shard.
 pub(super) const PAGES: usize = 8;
 
 thread_local! {
-    /// A shard's own pages, of an arena that all shards know.
+    /// A shard's own pages, in an arena known to all shards.
     static CACHE: OnceCell<Pool> = const { OnceCell::new() };
 }
 
-/// A page of the shard's own, for the procedure that the test has asked.
+/// Allocates a page of the shard's own.
 pub(super) fn page_of(arena: &Arena) -> Option<Buf> {
     CACHE.with(|cache| {
         let pages = || Pool::of_pages(arena.clone(), Class { size: PAGE, count: PAGES }).expect("room for it");
@@ -44,7 +43,7 @@ pub(super) fn page_of(arena: &Arena) -> Option<Buf> {
     })
 }
 
-/// Holds a page that has come against what it must be; keeps it.
+/// Checks a received page and keeps it.
 fn keep(call: &mut ServerCall, ours: ArenaId, latest: &Mutex<Option<rpcrdma_mempool::Frozen>>) -> Result<(), Refusal> {
     let seed = call.args().try_into().map(u32::from_be_bytes).or(Err(Refusal::GarbageArguments))?;
     let page = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
@@ -56,7 +55,7 @@ fn keep(call: &mut ServerCall, ours: ArenaId, latest: &Mutex<Option<rpcrdma_memp
     Ok(())
 }
 
-/// A cache of pages that calls are stored into, without a copy, and sent from.
+/// A cache of pages: calls store into them without a copy, and replies send from them.
 fn services(arena: &Arena, asked: &Arc<AtomicUsize>) -> Services {
     let (latest, ours) = (Arc::new(Mutex::new(None)), arena.id());
     let land = |procedure: Procedure| {
@@ -112,7 +111,7 @@ fn put(client: &mut LocalClient, procedure: u32, seed: u32, len: usize) -> Resul
     client.call(call).map(drop).map_err(CallError::from)
 }
 
-/// A server with so many shards, each with pages of one arena; and how often it was asked for one.
+/// A server of `shards` shards, each with pages of one arena, and the number of pages requested.
 fn caching(world: &mut World, shard: Config, shards: usize) -> (rpcrdma::Address, Arc<AtomicUsize>) {
     let (arena, _) = own_arena(shards * PAGES * PAGE);
     let asked = Arc::new(AtomicUsize::new(0));
@@ -146,7 +145,7 @@ fn chunks_land_in_pages_of_the_applications_and_are_sent_from_there() {
     }
 }
 
-/// The arguments of a long call are known when its message has been read.
+/// The arguments of a long call are known once its message has been read.
 #[test]
 fn a_long_call_chooses_when_its_message_has_come() {
     const LONG: u32 = 40;
@@ -177,7 +176,7 @@ fn a_long_call_chooses_when_its_message_has_come() {
 
 #[test]
 fn memory_that_will_not_do_costs_its_call_alone_and_nothing_is_read() {
-    // Longer than any buffer of the shard's.
+    // Longer than any buffer of the shard.
     const CHUNK: usize = 4 * PAGE;
     let mut world = World::new("no-landing");
     let make = || {
@@ -235,7 +234,7 @@ fn memory_that_will_not_do_costs_its_call_alone_and_nothing_is_read() {
     drop(client);
 }
 
-/// The first of two chunks has a place, and its RDMA Read is queued, when the second one's turns out not to do.
+/// The first chunk has a place and a queued RDMA Read when the second chunk's place proves unusable.
 #[test]
 fn nothing_is_read_of_a_call_when_its_second_chunk_cannot_land() {
     const BOTH: u32 = 42;
@@ -249,7 +248,7 @@ fn nothing_is_read_of_a_call_when_its_second_chunk_cannot_land() {
         match (chunk, call.args()[3]) {
             (1, 0) => pages_of(&own, 64, 1).alloc(64),
             (1, 1) => pages_of(&foreign, PAGE, 1).alloc(PAGE),
-            // Where the first chunk of a refused call landed there is room for the next one's.
+            // The place of a refused call's first chunk serves the next call.
             _ => pages.get_or_init(|| pages_of(&own, PAGE, 2)).alloc(len),
         }
     };
@@ -302,7 +301,7 @@ fn nothing_is_read_of_a_call_when_its_second_chunk_cannot_land() {
     server.abort();
 }
 
-/// The RDMA Reads of a connection that is lost give pages back, and calls of others have them then.
+/// RDMA Reads of a lost connection return their pages, and calls of others reuse them.
 #[test]
 fn pages_come_home_from_connections_that_are_lost() {
     let mut world = World::new("lost-landing");
@@ -310,17 +309,17 @@ fn pages_come_home_from_connections_that_are_lost() {
     let mut other = world.client(&address, small());
     for round in 1..=2 * PAGES {
         let mut client = Client::connect(&address, CreditMode::V1, Revision::Ietf00);
-        // Memory that nobody offers.
+        // Memory that no peer exposes.
         let read = [ReadSegment { position: ARGS_AT + 4, target: segment(PAGE as u32) }];
         client.call(STORES[0], reads(&read), &[0; 4]);
         drop(client.peer.wait_until_over());
         assert!(settles(|| asked.load(Ordering::SeqCst) == round));
     }
-    // With pages that stayed away it would get none, and its chunk would land elsewhere.
+    // If pages leaked, this call would get none and its chunk would land elsewhere.
     put(&mut other, STORES[0], 5, PAGE).unwrap();
 }
 
-/// A call whose other memory is not there waits, and is asked where it wants its chunk again.
+/// A call that lacks other memory waits, and chooses the place of its chunk again.
 #[test]
 fn calls_that_wait_for_memory_give_their_pages_back_meanwhile() {
     const BOTH: u32 = 41;
@@ -351,7 +350,7 @@ fn calls_that_wait_for_memory_give_their_pages_back_meanwhile() {
         call = call.write_chunk_into(client.alloc(first, 60_000).unwrap());
         client.start(first, call, u64::from(seed));
     }
-    // Nobody answers the first of them before another waits.
+    // The first call stays unanswered until another waits.
     let waits = settles(|| {
         client.poll(|done| panic!("{done:?}"));
         world.server().stats()[0].memory_waits > 0

@@ -1,4 +1,4 @@
-//! Every way to configure a connection, and every way to begin and end one.
+//! Connection configurations, and every way to begin and end a connection.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -27,7 +27,7 @@ fn a_connection_without_receives_for_its_first_messages_is_not_begun() {
     while let Ok(call) = client.prepare(ECHO, 600) {
         held.push(call);
     }
-    // A peer may send two messages before it is told anything; what others were promised is theirs.
+    // A peer may send two messages before its first grant. Receives promised to others remain theirs.
     let refused = (0..10).find_map(|_| client.begin_connect(&address).err());
     let refused = refused.expect("Receives run out").to_string();
     assert!(refused.contains("message_buffers"), "{refused}");
@@ -144,8 +144,8 @@ fn a_sleeping_server_wakes_up() {
                 echo(&mut client, b"good morning").unwrap();
                 if sleeps {
                     let before = world.server().stats()[0].sleeps;
-                    // To ask wakes it, and it is asleep again when the count has moved. On a busy core it is awake for
-                    // long before that: it is asked less and less often.
+                    // A stats request wakes the shard; a higher count shows that it slept again. On a busy core the
+                    // shard stays awake for longer, so the intervals double.
                     let asleep = (0..14).any(|doubled| {
                         std::thread::sleep(Duration::from_millis(1 << doubled));
                         world.server().stats()[0].sleeps > before
@@ -209,7 +209,7 @@ fn many_connections_of_one_client() {
         ended == 240
     }));
     assert_eq!(world.server().stats()[0].connections, 60);
-    // One more than there are Receives for is refused, and says why.
+    // The server refuses a connection beyond its Receives, with the reason.
     let mut refused = None;
     for _ in 0..200 {
         if let Err(error) = client.add_connection(&address) {
@@ -234,7 +234,7 @@ fn a_full_worker_ring_holds_calls_back_and_loses_none() {
     let address = world.serve_with(config, services);
     let mut client = world.client(&address, small());
     let first = client.first();
-    // The worker takes nothing more until the gate is open.
+    // The worker takes no more calls until the gate opens.
     let call = client.prepare(GATED, 0).unwrap();
     client.start(first, call, 60);
     for token in 0..60 {
@@ -284,7 +284,7 @@ fn a_handler_that_panics_on_a_worker_costs_its_call() {
     }));
 }
 
-/// Holds handlers until it is opened.
+/// Holds handlers until opened.
 #[derive(Clone, Default)]
 pub(super) struct Gate(Arc<(Mutex<(bool, usize)>, Condvar)>);
 
@@ -294,7 +294,7 @@ impl Gate {
         self.0.1.notify_all();
     }
 
-    /// Opens it when it is dropped: a test that fails must not wait for those who wait here.
+    /// Opens the gate when dropped, so that a failed test does not wait for its handlers.
     pub(super) fn opens(&self) -> impl Drop + use<> {
         struct Opens(Gate);
         impl Drop for Opens {
@@ -313,7 +313,7 @@ impl Gate {
         }
     }
 
-    /// Waits at it, and has no results.
+    /// A procedure that waits at the gate and has no results.
     pub(super) fn procedure(&self) -> Procedure {
         let gate = self.clone();
         Procedure::new(move |_: &mut ServerCall| {
@@ -322,7 +322,7 @@ impl Gate {
         })
     }
 
-    /// Somebody has come to it.
+    /// True once a handler waits at the gate.
     fn is_waited_at(&self) -> bool {
         self.0.0.lock().unwrap().1 > 0
     }
@@ -331,7 +331,7 @@ impl Gate {
 /// Waits at a gate.
 pub(super) const GATED: u32 = 20;
 
-/// Services with a procedure that waits at a gate, on a worker or on the shard. It fills a Write chunk if there is
+/// Services with a procedure that waits at a gate, on a worker or on the shard. It fills a Write chunk if the call has
 /// one.
 pub(super) fn gated(gate: &Gate, workers: bool) -> rpcrdma::Services {
     let mut services = standard_services();
@@ -352,7 +352,7 @@ pub(super) fn gated(gate: &Gate, workers: bool) -> rpcrdma::Services {
 
 #[test]
 fn a_drain_finishes_running_calls_and_refuses_new_ones() {
-    // Version 1 has no word for it, see below.
+    // Version 1 has no error for a drain, see below.
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut world = World::new("drain");
         let gate = Gate::default();
@@ -366,7 +366,7 @@ fn a_drain_finishes_running_calls_and_refuses_new_ones() {
             call = call.write_chunk_into(client.alloc(first, 1 << 20).unwrap());
             client.start(first, call, token);
         }
-        // They are all at the server once an echo has come back.
+        // The echo arrives behind them, so the server has them all.
         echo(&mut client, b"in order").unwrap();
         let server = world.take_server();
         let ended = Arc::new(AtomicBool::new(false));
@@ -400,7 +400,7 @@ fn a_drain_finishes_running_calls_and_refuses_new_ones() {
                         assert!(patterned(20, reply.chunk(0).unwrap()) && reply.chunk(0).unwrap().len() == 1 << 20);
                         whole += 1;
                     }
-                    // Others may find the connection closing, or closed.
+                    // Other calls may find the connection closing, or closed.
                     _ => assert!(done.result.is_err()),
                 });
                 if !closed && let Ok(call) = client.prepare(ECHO, 4) {
@@ -414,7 +414,7 @@ fn a_drain_finishes_running_calls_and_refuses_new_ones() {
     }
 }
 
-/// ERR_CHUNK would be an error of its application: who has lost its connection sends again what was not answered.
+/// ERR_CHUNK would be an error of the application. After a disconnect the client retransmits its unanswered calls.
 #[test]
 fn a_drain_leaves_new_calls_of_version_1_unanswered() {
     let mut world = World::new("drain-v1");
@@ -436,13 +436,13 @@ fn a_drain_leaves_new_calls_of_version_1_unanswered() {
     assert!(settles(|| RawPeer::try_connect(&address, &[]).is_err()), "it takes new connections");
     call(&mut peer, 3, ECHO);
     call(&mut peer, 4, ECHO);
-    // What was sent before this is there when that is answered.
+    // Earlier messages have arrived once that call is answered.
     gate.open();
     let answered: Vec<_> = std::iter::from_fn(|| peer.receive()).map(|message| message.bytes[..4].to_vec()).collect();
     assert_eq!(answered, [2u32.to_be_bytes()], "what it had begun, and nothing else");
     let stats = drained.join().expect("no panic").expect("nothing is left");
     assert_eq!(stats[0].calls_failed, 0);
-    // Elsewhere they may come when it has ended the connection.
+    // On a device they may arrive after the disconnect.
     assert!(place::on_device() || stats[0].calls_shed == 2, "{}", stats[0].calls_shed);
 }
 
@@ -455,8 +455,8 @@ fn server_with_workers(scheme: CreditMode) -> ServerConfig {
 fn a_drain_returns_in_time_whatever_a_handler_does() {
     let workers = "connections open on 1 shard, handlers running on 1 worker";
     let shard = "connections open on 1 shard, handlers running on 1 shard";
-    // A tenth of the time is for cutting off, for which a busy host, or a device, may take long. What is stuck is never
-    // cut off.
+    // A tenth of the time is for disconnects, which a busy host or a device may delay. Stuck handlers are never cut
+    // off.
     let long = if place::on_device() { 5.0 } else { 4.0 };
     for (config, left, seconds) in [(super::calls::workers(), workers, long), (small_server(), shard, 0.3)] {
         let mut world = World::new("drain-timeout");
@@ -472,7 +472,7 @@ fn a_drain_returns_in_time_whatever_a_handler_does() {
             client.poll(drop);
             gate.is_waited_at()
         }));
-        // It would wait for ever: nobody opens the gate before it has come back.
+        // An unbounded drain would wait forever: the gate opens only after it returns.
         let server = world.take_server();
         let (tell, told) = std::sync::mpsc::channel();
         let drain = std::thread::spawn(move || tell.send(server.drain(Duration::from_secs_f64(seconds))));
@@ -486,7 +486,7 @@ fn a_drain_returns_in_time_whatever_a_handler_does() {
             client.poll(|done| end = Some(done.result.map(drop).map_err(CallError::from)));
             end.is_some()
         }));
-        // What is stuck is told to end, and answers before it hears of that.
+        // A stuck shard answers its call before it notices the stop.
         let lost = Some(Err(CallError::ConnectionLost { sent: true }));
         assert!(end == lost || (left == shard && end == Some(Ok(()))), "{end:?}");
     }
@@ -520,8 +520,8 @@ fn a_server_that_is_dropped_ends_every_call_once() {
             ends.iter().all(|&ends| ends > 0)
         }));
         assert!(ends.iter().all(|&ends| ends == 1), "{ends:?}");
-        // Where every reply came before the server went, the client may not know of the end yet:
-        // a call made then is lost with its connection.
+        // If every reply arrived before the server went, the client may not have noticed the end. A call made then is
+        // lost with its connection.
         assert!(settles(|| {
             let call = client.prepare(ECHO, 4).unwrap();
             match client.call(call).map(drop) {

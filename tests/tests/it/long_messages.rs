@@ -1,5 +1,4 @@
-//! RPC messages that travel as a whole in a chunk: Position Zero Read chunks and Reply chunks (version 2
-//! §4.5.4; RFC 8166 §3.5.3).
+//! Long messages: Position Zero Read chunks and Reply chunks (version 2 §4.5.4; RFC 8166 §3.5.3).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -26,7 +25,7 @@ fn view(bytes: &[u8]) -> View<'_> {
     View::check(bytes, Revision::Ietf00).expect("a header")
 }
 
-/// A server of long replies, and a client of it.
+/// A server of long replies and its client.
 fn pair(name: &'static str, scheme: CreditMode) -> (World, Client) {
     let mut world = World::new(name);
     let shard = small().with(|c| c.wire.credit_mode = scheme);
@@ -35,7 +34,7 @@ fn pair(name: &'static str, scheme: CreditMode) -> (World, Client) {
     (world, client)
 }
 
-/// Segments of these lengths, one behind the other.
+/// Consecutive segments of these lengths.
 fn cut(whole: Segment, lens: &[u32]) -> Vec<Segment> {
     let mut offset = whole.offset;
     let next = |&length: &u32| {
@@ -67,14 +66,14 @@ fn a_long_call_is_read_and_answered() {
         let message = call_bytes(XID, PROGRAM, VERSION, ECHO, &args);
         let (whole, _memory) = client.peer.expose(&message, Access::REMOTE_READ);
         let (room, replied) = client.peer.expose(&[0; 9024], Access::REMOTE_WRITE);
-        // Segments end anywhere.
+        // Segments may end anywhere.
         let list = at(0, &cut(whole, &[1, 38, 3, 5001, 3997]));
         let chunks = Chunks { reads: &list, reply: Some(&[room]), ..Chunks::NONE };
         client.send(XID, Flags::NONE, Body::Nomsg(chunks), b"");
         assert_eq!(view(&client.answer().bytes).htype(), HeaderType::Nomsg, "{scheme:?}");
         let mut bytes = [0; 9024];
         assert!(replied.read_at(0, &mut bytes) && bytes[..] == reply_bytes(XID, &args), "{scheme:?}");
-        // Others stand behind it, at their positions in the whole.
+        // Further chunks have their positions in the whole message.
         let (mut first, mut second) = ([0; 501], [0; 8]);
         pattern(5, &mut first);
         pattern(6, &mut second);
@@ -123,7 +122,7 @@ fn a_nomsg_without_its_payload_chunk_is_refused() {
             assert_refused(&mut client, scheme, what);
         }
     }
-    // Nor is a reply of that kind of any use.
+    // A reply without its payload chunk is malformed, too.
     for scheme in SCHEMES {
         let world = World::new("no-payload-2");
         let address = world.address();
@@ -134,7 +133,7 @@ fn a_nomsg_without_its_payload_chunk_is_refused() {
                 let room = view(&bytes).reply_chunk().expect("room").segments().next().expect("a segment");
                 let empty = [Segment { length: 0, ..room }];
                 let chunk = if used { Some(&empty[..]) } else { None };
-                // With the pure grant's XID it would be one.
+                // With the XID of a pure grant it would be one.
                 let chunks = Chunks { reply: chunk, ..Chunks::NONE };
                 long_reply(peer, view(&bytes).xid(), chunks);
             }
@@ -151,7 +150,7 @@ fn a_nomsg_without_its_payload_chunk_is_refused() {
     }
 }
 
-/// A raw server's first words.
+/// Prepares a raw server for this credit mode.
 fn welcome(peer: &mut RawPeer, scheme: CreditMode) {
     match scheme {
         CreditMode::V1 => peer.version = Version::V1,
@@ -161,14 +160,14 @@ fn welcome(peer: &mut RawPeer, scheme: CreditMode) {
 
 fn long_reply(peer: &mut RawPeer, xid: u32, chunks: Chunks<'_>) {
     let bytes = match (peer.version, chunks.reply) {
-        // Version 1 knows no NOMSG without chunks: an empty Reply chunk is the least.
+        // Version 1 has no NOMSG without chunks: an empty Reply chunk is the minimum.
         (Version::V1, None) => peer.message(xid, Flags::NONE, Body::Nomsg(Chunks { reply: Some(&[]), ..chunks }), b""),
         _ => peer.message(xid, Flags::RESPONSE, Body::Nomsg(chunks), b""),
     };
     peer.send(&bytes);
 }
 
-/// A call whose reply may come to 20000 bytes.
+/// A call that allows a reply of 20000 bytes.
 fn with_room(client: &mut rpcrdma::client::LocalClient) -> Result<Vec<u8>, CallError> {
     let mut call = client.prepare(ECHO, 4)?;
     call = call.expect_reply(20_000);
@@ -209,20 +208,20 @@ fn a_long_reply_with_two_different_xids_ends_its_call() {
     }
 }
 
-/// The memories of this process that have these bytes at this place: on the software fabric, where addresses
-/// are places in an arena, that of the client is among them. It is what a hostile process has of it for good.
+/// The memfds of this process with these bytes at this offset. On the software fabric addresses are arena offsets, so
+/// the client's memory is among them. A hostile process keeps such access for good.
 fn memories_with(bytes: &[u8], at: u64) -> Vec<File> {
     let open = std::fs::read_dir("/proc/self/fd").expect("/proc").flatten().map(|entry| entry.path());
     let is_memory =
         |path: &PathBuf| std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:"));
-    // Others' are opened and closed meanwhile.
+    // Descriptors of other tests open and close meanwhile.
     let files = open.filter(is_memory).filter_map(|path| File::options().read(true).write(true).open(path).ok());
     let mut found = vec![0; bytes.len()];
     files.filter(|file| file.read_exact_at(&mut found, at).is_ok() && found == bytes).collect()
 }
 
-/// A server that writes into the Reply chunk behind its reply, which it can on a fabric whose windows the
-/// peer itself enforces.
+/// The server writes into the Reply chunk after its reply. This is possible on a fabric whose peer itself enforces the
+/// windows.
 #[test]
 fn a_reply_that_its_server_changes_afterwards_stays_as_it_was() {
     if place::on_device() {
@@ -241,7 +240,7 @@ fn a_reply_that_its_server_changes_afterwards_stays_as_it_was() {
             let room = view(&bytes).reply_chunk().expect("room").segments().next().expect("a segment");
             let message = reply_bytes(xid, &random);
             peer.write(&message, RemoteMemory { rkey: room.handle, address: room.offset });
-            // Also its own, perhaps; not the client's copy, which there is not yet.
+            // Possibly also the server's own memory, but not the client's copy, which does not exist yet.
             let memories = memories_with(&message, room.offset);
             assert!(!memories.is_empty(), "the arena that the client has exposed");
             let used = [Segment { length: message.len() as u32, ..room }];
@@ -272,10 +271,10 @@ fn a_reply_that_its_server_changes_afterwards_stays_as_it_was() {
     }
 }
 
-/// What a raw server sees of a long call with this many bytes of arguments, and a Read chunk behind them.
+/// A raw server's view of a long call with `args` bytes of arguments and a Read chunk behind them.
 struct LongCall {
     bytes: Vec<u8>,
-    /// The RPC message, read from where the Read list says.
+    /// The RPC message, read from the Read list's segments.
     message: Vec<u8>,
 }
 
@@ -343,7 +342,7 @@ fn a_long_call_has_position_0_in_every_segment() {
         assert!(view(&bytes).htype() == HeaderType::Nomsg && !view(&bytes).flags().contains(Flags::RESPONSE));
         assert!(message.len() == at as usize && patterned(3, &message[ARGS_AT as usize..]));
     }
-    // The first of them may be read alone; a call of version 1 has one.
+    // In version 1 each chunk has one segment.
     let LongCall { bytes, .. } = long_call(CreditMode::V1, 0, 20_000, Some(5000));
     let reads: Vec<_> = view(&bytes).reads().map(|read| (read.position, read.target.length)).collect();
     assert_eq!(reads, [(0, ARGS_AT + 20_000), (ARGS_AT + 20_000, 5000)]);
@@ -376,8 +375,7 @@ fn a_reply_that_does_not_fit_inline_uses_the_reply_chunk() {
     }
 }
 
-/// An item that has its Write chunk goes there; what is left of the reply goes into the Reply chunk, if it is
-/// too long even so.
+/// An item with a Write chunk goes there. The rest uses the Reply chunk only if it is still too long.
 #[test]
 fn a_reply_is_reduced_before_it_goes_into_the_reply_chunk() {
     const ITEM: usize = 2001;
@@ -397,7 +395,7 @@ fn a_reply_is_reduced_before_it_goes_into_the_reply_chunk() {
         let mut client = Client::connect(&address, scheme, Revision::Ietf00);
         let (write, item) = client.peer.expose(&[0xEE; 3000], Access::REMOTE_WRITE);
         let (room, rest) = client.peer.expose(&[0xEE; 9000], Access::REMOTE_WRITE);
-        // The shorter ones fit inline, as the item is not among them.
+        // The shorter replies fit inline without the item.
         for (args, long) in [(1u8, false), (30, scheme == CreditMode::V1), (80, true)] {
             let writes = WriteList { counts: &[1], segments: &[write] };
             let chunks = Chunks { writes, reply: Some(&[room]), ..Chunks::NONE };
@@ -429,7 +427,7 @@ fn a_reply_chunk_comes_back_used_and_unused() {
         let (_world, mut client) = pair("comes-back", scheme);
         let (room, _memory) = client.peer.expose(&[0; 9000], Access::REMOTE_WRITE);
         let segments = cut(room, &[5000, 4000]);
-        // Used; not needed; not needed by a refusal; of no segments.
+        // Used, not needed, not needed by a refusal, without segments.
         let cases: [(u32, u32, &[Segment], &[u32]); 4] = [
             (REPLY, 8000, &segments, &[5000, 3024]),
             (REPLY, 16, &segments, &[0, 0]),
@@ -452,7 +450,7 @@ fn a_reply_chunk_comes_back_used_and_unused() {
 fn a_long_reply_has_its_padding() {
     for scheme in SCHEMES {
         let (_world, mut client) = pair("padded-reply", scheme);
-        // Opaque data of 5001 bytes, as XDR has it.
+        // Opaque data of 5001 bytes in XDR.
         let mut item = be(&[5001]);
         item.resize(4 + 5001, 0x55);
         item.resize(4 + 5004, 0);

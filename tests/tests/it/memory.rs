@@ -1,5 +1,4 @@
-//! Calls that wait for the server's memory, and peers of version 1 with more calls under way than they were
-//! granted.
+//! Calls that wait for server memory, and version 1 peers beyond their grant.
 
 use std::time::Duration;
 
@@ -17,11 +16,11 @@ use super::hostile_client::be;
 use super::lifecycle::{GATED, Gate};
 use super::rules_of_servers::{Client, SCHEMES};
 
-/// Calls at a time, and bytes of the chunk of each.
+/// Outstanding calls, and bytes of each call's chunk.
 const CALLS: u64 = 24;
 const LEN: usize = 50_000;
 
-/// A server that has memory for two such chunks.
+/// A server with memory for two such chunks.
 fn poor(scheme: CreditMode, workers: usize) -> ServerConfig {
     let (bulk_buffers, long_buffers) = (vec![(64 << 10, 2)], vec![(32 << 10, 2)]);
     ServerConfig {
@@ -42,8 +41,7 @@ fn rich(scheme: CreditMode) -> Config {
     })
 }
 
-/// Starts calls that send, or get, a chunk each, and waits for all of them. Returns the tokens in the order
-/// in which the calls ended.
+/// Starts [`CALLS`] calls with a chunk each, and waits for all. Returns their tokens in the order of completion.
 fn all_at_once(client: &mut rpcrdma::client::LocalClient, procedure: u32) -> Vec<u64> {
     let first = client.first();
     for token in 0..CALLS {
@@ -92,7 +90,7 @@ fn more_calls_than_buffers_are_all_served_in_their_order() {
     }
 }
 
-/// What they wait in was promised to them: it does not matter how many there are.
+/// The calls wait in promised Receives, so any number of them may wait.
 #[test]
 fn calls_of_many_connections_wait_and_none_is_refused_for_the_others() {
     const CLIENTS: u64 = 4;
@@ -123,7 +121,7 @@ fn calls_of_many_connections_wait_and_none_is_refused_for_the_others() {
     }
 }
 
-/// Starts a call that sends a chunk.
+/// Starts a call with a Read chunk.
 pub(super) fn store(client: &mut rpcrdma::client::LocalClient, token: u64) {
     let (first, seed) = (client.first(), token as u32);
     let mut call = client.prepare(STORE, 4).unwrap();
@@ -134,7 +132,7 @@ pub(super) fn store(client: &mut rpcrdma::client::LocalClient, token: u64) {
     client.start(first, call, token);
 }
 
-/// Has the shard stop in a handler.
+/// Stops the shard in a handler.
 #[derive(Default)]
 struct Stops {
     reached: AtomicU32,
@@ -148,8 +146,7 @@ impl Stops {
     }
 }
 
-/// As memory comes home in the middle of a turn, a call that has arrived since meets it before those that
-/// wait do.
+/// Memory is freed in the middle of a turn. A call that has just arrived then finds it before the waiting calls do.
 #[test]
 fn a_new_call_queues_behind_waiting_calls() {
     for scheme in SCHEMES {
@@ -173,8 +170,7 @@ fn a_new_call_queues_behind_waiting_calls() {
         services.add(PROGRAM, VERSION, STORE, Procedure::new(store).read_chunks(1, LEN).uncounted());
         let mut world = World::new("behind");
         let mut config = poor(scheme, 0);
-        // What wakes those that wait would hide it: a look now and then, and Sends of which it is heard that
-        // they have left.
+        // Other wake-ups of waiting calls would hide the defect: the periodic poll, and completions of Sends.
         (config.shard.poll.control_interval, config.shard.poll.signal_every) = (Duration::from_millis(200), 1);
         let address = world.serve_with(config, services);
         let mut client = world.client(&address, rich(scheme));
@@ -197,17 +193,17 @@ fn a_new_call_queues_behind_waiting_calls() {
                 ended >= calls && stops.reached.load(Ordering::SeqCst) >= stop
             }));
         };
-        // All of these are there at once: there is memory for two, and the third waits.
+        // All three arrive together: there is memory for two, and the third waits.
         let call = client.prepare(ECHO, 0).unwrap();
         client.start(first, call, 9);
         until(&mut client, 0, 1);
         (0..3).for_each(|seed| send(&mut client, seed));
         stops.passed.store(1, Ordering::SeqCst);
         until(&mut client, 0, 2);
-        // While the first is served, another one comes.
+        // Another call arrives while the first is served.
         send(&mut client, 3);
         stops.passed.store(2, Ordering::SeqCst);
-        // The client takes no reply until it has arrived, so that no Send has left.
+        // The client polls no reply until the call has arrived, so no Send completes.
         assert!(settles(|| world.server().stats()[0].messages.chunked_received == 4));
         until(&mut client, 5, 2);
         assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3], "{scheme:?}");
@@ -222,8 +218,8 @@ fn calls_without_bulk_go_past_those_that_wait_for_it() {
     let address = world.serve(poor(CreditMode::V1, 0));
     let mut client = Client::connect(&address, CreditMode::V1, Revision::Ietf00);
     let mut other = world.client(&address, rich(CreditMode::V1));
-    // As these wait for RDMA Reads of memory that nobody offers, the connection ends with the first: whoever
-    // waits behind it is let go, too.
+    // These calls wait for RDMA Reads of memory that no peer exposes. The connection closes with the first, and the
+    // calls behind it are dropped.
     let target = super::rules_of_servers::segment(LEN as u32);
     let read = [rpcrdma::wire::ReadSegment { position: super::rules_of_servers::ARGS_AT + 4, target }];
     for _ in 0..8 {
@@ -269,7 +265,7 @@ fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
         }
     }
     assert_eq!(world.server().stats()[0].peer_faults, 0);
-    // The first does not end, so that no other is answered.
+    // The first call does not end, so no other is answered.
     for n in 0..2 * CREDITS + 2 {
         send(&mut client, n, GATED);
     }
@@ -286,7 +282,7 @@ fn long_calls_do_not_wait_for_memory_that_they_have_themselves() {
         let mut client = world.client(&address, rich(scheme).with(|c| c.memory.long_buffers = long_buffers));
         let first = client.first();
         for token in 0..CALLS {
-            // The RPC message goes in a chunk, too.
+            // The RPC message travels in a chunk, too.
             let mut call = client.prepare(STORE, 20_000).unwrap();
             call.args_mut()[..4].copy_from_slice(&be(&[token as u32]));
             let mut memory = client.alloc(first, LEN).unwrap();
@@ -297,7 +293,7 @@ fn long_calls_do_not_wait_for_memory_that_they_have_themselves() {
         let (mut ended, mut served) = (0, 0);
         let all = settles(|| {
             client.poll(|done| {
-                // A client of version 1 loses its connection, when what is under way has ended.
+                // A client of version 1 loses its connection once its outstanding calls have ended.
                 let refused = |failed: &FailedCall| match scheme {
                     CreditMode::V1 => false,
                     _ => matches!(failed.error, CallError::Transport(ErrorBody::System)),

@@ -1,4 +1,4 @@
-//! Calls that get no reply.
+//! Calls without a reply.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ fn calls_without_a_reply_run_in_order_and_cost_no_credits() {
         let noted = Arc::clone(&sum);
         let note = Procedure::new(move |call| {
             let len = call.args().len() as u64;
-            // Order matters to this function.
+            // The result depends on the order of the calls.
             let _ = noted
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| Some(sum.wrapping_mul(31).wrapping_add(len)));
             Ok(())
@@ -32,7 +32,7 @@ fn calls_without_a_reply_run_in_order_and_cost_no_credits() {
         let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         let (first, mut expected, mut ended) = (client.first(), 0u64, 0);
         for n in 0..2000u64 {
-            // Now and then one that is continued, though others of that length would be chunks.
+            // Every hundredth call is continued, though a call with a reply would use chunks for that length.
             let len = match n % 200 {
                 99 => 6000,
                 199 => 60_000,
@@ -48,7 +48,7 @@ fn calls_without_a_reply_run_in_order_and_cost_no_credits() {
             call = call.one_way();
             assert!(client.start(first, call, n).is_some(), "call {n} was not started");
             expected = expected.wrapping_mul(31).wrapping_add(len as u64);
-            // No more than there are slots for.
+            // At most as many as there are slots.
             while n + 1 - ended >= 100 {
                 client.poll(|done| ended += u64::from(done.result.is_ok()));
             }
@@ -57,13 +57,13 @@ fn calls_without_a_reply_run_in_order_and_cost_no_credits() {
             client.poll(|done| ended += u64::from(done.result.is_ok()));
             ended == 2000
         }));
-        // In order behind the last of them.
+        // The echo arrives behind the last of them.
         echo(&mut client, b"done").unwrap();
         assert_eq!(sum.load(Ordering::Relaxed), expected, "{scheme:?}");
     }
 }
 
-/// Services with a [`NOTE`] that hands its arguments to the test.
+/// Services with a [`NOTE`] that passes its arguments to the test.
 fn noting() -> (Services, Receiver<Vec<u8>>) {
     let (tell, told) = channel();
     let note = Procedure::new(move |call| {
@@ -115,7 +115,7 @@ fn version_1_and_chunks_have_no_calls_without_a_reply() {
     let mut call = client.prepare(NOTE, 0).unwrap();
     call = call.one_way();
     assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::NotOneWay.into()));
-    // Whoever waits for a reply gets one there, as credits are counted by replies.
+    // Version 1 counts credits by replies, so a caller that waits for a reply gets one.
     let call = client.prepare(NOTE, 0).unwrap();
     client.call(call).unwrap();
     let mut client = world.client(&address, small());

@@ -1,5 +1,5 @@
-//! The application on the shard's thread: services and a task of one shard, servers that their caller polls, and
-//! sleeps in a loop of the caller's own.
+//! The application on the shard's thread.
+//! Services and a task of one shard, servers polled by their caller, and sleeps in the caller's loop.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -18,9 +18,9 @@ use rpcrdma_tests::*;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd};
 
-/// Answered by the task, in a later turn.
+/// Answered by the task in a later turn.
 const BY_TASK: u32 = 500;
-/// How many calls the shard has served so far.
+/// Returns the number of calls that the shard has served.
 const COUNT: u32 = 501;
 
 type Queue = Rc<RefCell<VecDeque<DeferredCall>>>;
@@ -45,7 +45,7 @@ fn answer(mut call: DeferredCall) {
     call.answer(outcome);
 }
 
-/// Answers what its shard's handlers have taken.
+/// Answers the calls that its shard's handlers deferred.
 struct Answering(Queue);
 
 impl ShardTask for Answering {
@@ -99,11 +99,11 @@ fn handlers_and_the_task_of_a_shard_share_state() {
     }
 }
 
-/// The shard does not sleep while its task has work, though nothing comes of it.
+/// The shard does not sleep while its task reports work, even work without effect.
 #[test]
 fn the_work_of_a_task_keeps_its_shard_awake() {
     const TURNS: usize = 1000;
-    /// Says true so often; then how often it was about to be slept meanwhile.
+    /// Reports work for `turns` turns, then the number of attempted sleeps meanwhile.
     struct Working {
         turns: usize,
         sleeps: Cell<usize>,
@@ -125,7 +125,7 @@ fn the_work_of_a_task_keeps_its_shard_awake() {
         }
 
         fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-            // Asked for before each sleep.
+            // The shard asks for it before each sleep.
             self.sleeps.set(self.sleeps.get() + 1);
             None
         }
@@ -143,7 +143,7 @@ fn the_work_of_a_task_keeps_its_shard_awake() {
     );
     let server = server.expect("a server");
     assert_eq!(told.recv_timeout(Duration::from_secs(60)).expect("it is turned"), 0, "it was slept meanwhile");
-    // And it sleeps when there is none any more.
+    // The shard sleeps once the task has no work.
     assert!(settles(|| server.stats()[0].sleeps > 0));
     drop(server);
 }
@@ -163,7 +163,7 @@ fn a_task_that_panics_is_gone_with_its_calls_and_the_shard_goes_on() {
         &address,
         |_| {
             let queue = Queue::default();
-            // The task alone keeps the queue.
+            // Only the task owns the queue.
             let weak = Rc::downgrade(&queue);
             let take = move |call| {
                 if let Some(queue) = weak.upgrade() {
@@ -216,7 +216,7 @@ fn local_server(world: &World, idle: IdlePolicy, queue: &Queue) -> (LocalServer,
     (server, address)
 }
 
-/// A client's thread that echoes so many times.
+/// A client thread that echoes `rounds` times.
 fn caller(address: &rpcrdma::Address, rounds: u32) -> std::thread::JoinHandle<()> {
     let address = address.clone();
     std::thread::spawn(move || {
@@ -228,7 +228,7 @@ fn caller(address: &rpcrdma::Address, rounds: u32) -> std::thread::JoinHandle<()
     })
 }
 
-/// At two addresses; in a loop that never sleeps, and in one that has nothing else to do.
+/// Serves two addresses, in a loop that never sleeps and in one that sleeps when idle.
 #[test]
 fn a_server_is_polled_in_a_loop_of_its_caller() {
     for idle in [IdlePolicy::Poll, IdlePolicy::Event] {
@@ -254,7 +254,7 @@ fn a_server_is_polled_in_a_loop_of_its_caller() {
                 server.wait(Duration::from_secs(1));
                 slept += 1;
             }
-            // As many seconds as calls go by where nobody is woken.
+            // Without wake-ups each call takes a second.
             assert!(start.elapsed() < Duration::from_secs(60), "{slept} sleeps, {:?}", server.stats());
         }
         callers.into_iter().for_each(|caller| caller.join().expect("it ends well"));
@@ -270,7 +270,7 @@ fn a_server_is_polled_in_a_loop_of_its_caller() {
     }
 }
 
-/// A server with a client that have said hello, in one loop.
+/// A server and a connected client in one loop.
 fn drained_by_hand(world: &World) -> (LocalServer, LocalClient, Connection) {
     let (mut server, address) = local_server(world, IdlePolicy::Event, &Queue::default());
     let config = small_client(small());
@@ -284,7 +284,7 @@ fn drained_by_hand(world: &World) -> (LocalServer, LocalClient, Connection) {
     (server, client, connection)
 }
 
-/// The last connection may end in the very turn before a sleep, which nobody would end.
+/// The last connection may close in the turn before a sleep, and nothing would end that sleep.
 #[test]
 fn a_drained_loop_does_not_sleep() {
     let world = World::new("drained-awake");
@@ -299,7 +299,7 @@ fn a_drained_loop_does_not_sleep() {
     }));
 }
 
-/// They were sent before their client can have known of it: it is told that they were not run.
+/// The client sent these calls before it could know of the drain. The error reports that they did not run.
 #[test]
 fn calls_in_flight_to_a_draining_server_get_an_error() {
     let world = World::new("drain-late-calls");
@@ -333,7 +333,6 @@ fn calls_in_flight_to_a_draining_server_get_an_error() {
     assert_eq!((server.stats().calls, server.stats().calls_failed), (0, 8));
 }
 
-/// However much it calls, and is told.
 #[test]
 fn a_client_that_goes_on_to_call_does_not_keep_a_server_from_draining() {
     let world = World::new("drain-caller");
@@ -353,7 +352,6 @@ fn a_client_that_goes_on_to_call_does_not_keep_a_server_from_draining() {
     }));
 }
 
-/// Waits for one of these descriptors.
 pub(super) fn wait(descriptors: &[BorrowedFd<'_>], longest: Duration) {
     let mut all: Vec<_> = descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     let timeout = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
@@ -366,7 +364,7 @@ fn a_server_and_a_client_sleep_in_one_loop_of_their_callers() {
     let queue = Queue::default();
     let (mut server, address) = local_server(&world, IdlePolicy::Event, &queue);
     let caller = caller(&address, 100);
-    // A second server, which the same thread calls.
+    // A second server, with a client on the same thread.
     let (mut other, there) = local_server(&world, IdlePolicy::Event, &Queue::default());
     let config = small_client(small().with(|c| c.poll.idle = IdlePolicy::Event));
     let mut client = LocalClient::open(there.open(&config.shard).expect("a device"), config).expect("memory");
@@ -394,7 +392,7 @@ fn a_server_and_a_client_sleep_in_one_loop_of_their_callers() {
         if busy {
             continue;
         }
-        // All are armed, and each has had its last look.
+        // Each end is armed, and was polled before.
         let second = Duration::from_secs(1);
         let longest = [server.arm(second), other.arm(second), client.arm(second)];
         if let Some(longest) = longest.into_iter().collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().min())

@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "gives the engine memory that the tests have mapped")]
-//! Memory that the application has mapped itself, and servers that send from it.
+//! Memory mapped by the application, and servers that send from it.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -20,26 +20,26 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use super::calls::workers;
 
 pub(super) const PAGE: usize = 4096;
-/// Bytes of an arena, a page of hugetlb.
+/// Bytes of an arena, one hugetlb page.
 const LEN: usize = 2 << 20;
-/// Gives a page of the application's own.
+/// Returns a page of the application's memory.
 const PAGE_OF: u32 = 20;
 
-/// A mapping of the application's own; says when it is unmapped.
+/// A mapping of the application; sets a flag when it is unmapped.
 struct Mapping {
     base: NonNull<u8>,
     len: usize,
     unmapped: Arc<AtomicBool>,
 }
 
-// SAFETY: a mapping belongs to the process.
+// SAFETY: a mapping belongs to the process, so any thread may use and unmap it.
 unsafe impl Send for Mapping {}
-// SAFETY: nothing can be done with a reference.
+// SAFETY: a shared reference gives no access to the mapping.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: it is dropped when nobody uses the mapping any more.
+        // SAFETY: the owner drops it once nothing uses the mapping any more.
         unsafe { munmap(self.base.as_ptr().cast(), self.len) }.expect("munmap");
         self.unmapped.store(true, Ordering::SeqCst);
     }
@@ -48,13 +48,13 @@ impl Drop for Mapping {
 impl Mapping {
     /// An anonymous mapping, in 2 MiB hugetlb pages or in small ones.
     fn anonymous(bytes: usize, pages: MapFlags) -> rustix::io::Result<Self> {
-        // SAFETY: without MAP_FIXED it overlaps nothing.
+        // SAFETY: without MAP_FIXED the mapping overlaps no other.
         let base =
             unsafe { mmap_anonymous(null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | pages) };
         Ok(Self::new(base?, bytes))
     }
 
-    /// A shared mapping of a file that has so many bytes.
+    /// A shared mapping of a file of `bytes` bytes.
     fn of_file(file: &File, bytes: usize) -> rustix::io::Result<Self> {
         // SAFETY: as above.
         let base = unsafe { mmap(null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0) };
@@ -65,21 +65,22 @@ impl Mapping {
         Self { base: NonNull::new(base.cast()).expect("no mapping is at 0"), len, unmapped: Arc::default() }
     }
 
-    /// An arena over it, and what says that it is unmapped.
+    /// An arena over the mapping, and the flag of its unmapping.
     fn into_arena(self) -> (Arena, Arc<AtomicBool>) {
         let (base, len, unmapped) = (self.base, self.len, Arc::clone(&self.unmapped));
-        // SAFETY: it is mapped until it is dropped, and nobody else changes it: of a file nothing is written or cut.
+        // SAFETY: the memory stays mapped until its drop, and nothing else changes it: the file is neither written nor
+        // truncated.
         let memory = unsafe { GivenMemory::new(base, len, self) }.expect("a mapping");
         (memory.into_arena("own"), unmapped)
     }
 }
 
-/// An arena over an anonymous mapping in small pages, and what says that it is unmapped.
+/// An arena over an anonymous mapping in small pages, and the flag of its unmapping.
 pub(super) fn own_arena(bytes: usize) -> (Arena, Arc<AtomicBool>) {
     Mapping::anonymous(bytes, MapFlags::empty()).expect("memory").into_arena()
 }
 
-/// Asks for a page.
+/// Starts a call for a page.
 fn get(client: &mut rpcrdma::client::LocalClient, token: u64) {
     let first = client.first();
     let mut call = client.prepare(PAGE_OF, 0).unwrap();
@@ -87,7 +88,7 @@ fn get(client: &mut rpcrdma::client::LocalClient, token: u64) {
     client.start(first, call, token);
 }
 
-/// Any shard, and any worker, sends pages that one thread has filled.
+/// All shards and workers send pages that one thread has filled.
 #[test]
 fn any_shard_sends_memory_mapped_by_the_application() {
     sends_from(World::new("mapped"), own_arena(LEN), |page| pattern(7, page));
@@ -102,7 +103,7 @@ fn hugetlb_pages_are_sent_from() {
     }
 }
 
-/// What is sent was written to the file, and by nobody to a buffer.
+/// The data was written to the file, and no copy of it to a buffer.
 #[test]
 fn a_memfd_is_sent_from() {
     let world = World::new("memfd");
@@ -117,7 +118,8 @@ fn a_memfd_is_sent_from() {
     sends_from(world, mapping.into_arena(), |_| {});
 }
 
-/// A page of the application's memory, which `fill` gives what belongs to 7 if it has not got it, goes to four clients.
+/// Sends a page of the application's memory to four clients. `fill` writes pattern 7 where the memory does not hold it
+/// yet.
 fn sends_from(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>), fill: impl Fn(&mut [u8])) {
     let pool = Pool::of_pages(arena.clone(), Class { size: PAGE, count: 4 }).unwrap();
     let mut page = pool.alloc(PAGE).unwrap();
@@ -150,7 +152,7 @@ fn sends_from(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>), fil
     assert!(unmapped.load(Ordering::SeqCst), "it went with the server");
 }
 
-/// The application has let go of its arena and its pool: what a call has of them is there until it has been sent.
+/// The application has dropped its arena and its pool. The call keeps its memory until it has been sent.
 #[test]
 fn a_call_keeps_the_memory_that_it_sends() {
     let mut world = World::new("kept");
@@ -186,7 +188,7 @@ fn a_call_keeps_the_memory_that_it_sends() {
     assert!(unmapped.load(Ordering::SeqCst));
 }
 
-/// Peers of the software fabric map what they are shown, by its descriptor; an anonymous mapping has none.
+/// Peers of the software fabric map exposed memory by its descriptor; an anonymous mapping has none.
 #[test]
 fn memory_that_peers_cannot_map_is_not_registered_for_them() {
     let _world = World::new("not-shown");

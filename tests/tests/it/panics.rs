@@ -1,4 +1,5 @@
-//! What panics where it is dropped, or asked what it sleeps on, costs itself and its calls: its shard goes on.
+//! Panics in drops and in task descriptors: the shard survives.
+//! A panic costs its own object and the calls of that object.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -14,14 +15,14 @@ use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 use rustix::fd::BorrowedFd;
 
-/// A procedure whose calls a task or a future has.
+/// A procedure whose calls a task or a future holds.
 const TAKEN: u32 = 700;
-/// What it is to do with them.
+/// Actions of the holder.
 const PANIC: u8 = 0;
 const END: u8 = 1;
 const WAIT: u8 = 2;
 
-/// Panics when it is dropped, and counts that.
+/// Panics when dropped, and counts its drops.
 struct Bomb(Arc<AtomicUsize>);
 
 impl Drop for Bomb {
@@ -38,7 +39,7 @@ fn start(client: &mut LocalClient, what: u8, token: u64) {
     client.flush();
 }
 
-/// How the next call ends.
+/// Result of the next call that ends.
 fn end(client: &mut LocalClient) -> Result<(), CallError> {
     let mut ended = None;
     assert!(settles(|| {
@@ -50,7 +51,7 @@ fn end(client: &mut LocalClient) -> Result<(), CallError> {
 
 const SYSTEM_ERR: Result<(), CallError> = Err(CallError::Refused(Refusal::SystemError));
 
-/// Holds calls, and panics where it is told to.
+/// Holds calls, and panics at the chosen points.
 struct Task {
     calls: Rc<Cell<Vec<DeferredCall>>>,
     in_poll: bool,
@@ -76,7 +77,7 @@ impl ShardTask for Task {
     }
 }
 
-/// A server whose task panics here and there, and how often one was dropped in panic.
+/// A server whose task panics at the chosen points, and the number of dropped bombs.
 fn with_task(world: &World, in_poll: bool, in_descriptor: bool, bomb: bool) -> (Address, Server, Arc<AtomicUsize>) {
     let (address, bombs) = (world.address(), Arc::new(AtomicUsize::new(0)));
     let count = Arc::clone(&bombs);
@@ -85,7 +86,7 @@ fn with_task(world: &World, in_poll: bool, in_descriptor: bool, bomb: bool) -> (
         &address,
         move |_| {
             let calls = Rc::<Cell<Vec<DeferredCall>>>::default();
-            // The task alone keeps them.
+            // Only the task owns the calls.
             let weak = Rc::downgrade(&calls);
             let take = move |call| {
                 let Some(calls) = weak.upgrade() else { return };
@@ -114,7 +115,7 @@ fn a_task_that_panics_wherever_it_can_is_gone_with_its_calls_and_the_shard_goes_
         assert_eq!(bombs.load(Ordering::SeqCst), usize::from(bomb));
         for _ in 0..3 {
             echo(&mut client, b"goes on").expect("an echo");
-            // There is no task any more.
+            // The task no longer exists.
             start(&mut client, WAIT, 0);
             assert_eq!(end(&mut client), SYSTEM_ERR);
         }
@@ -123,7 +124,7 @@ fn a_task_that_panics_wherever_it_can_is_gone_with_its_calls_and_the_shard_goes_
     }
 }
 
-/// A future of a call: what it does, its call says. Its drop panics.
+/// A future of a call, whose argument selects the action. Its drop panics.
 struct Panicking {
     call: Option<DeferredCall>,
     polled: Arc<AtomicUsize>,
@@ -158,14 +159,14 @@ fn futures_that_panic_where_they_are_dropped_cost_nobody_else() {
     let address = world.serve_with(small_server(), services);
     let mut client = world.client(&address, small());
     let mut other = world.client(&address, small());
-    // One that has panicked, and one that has ended.
+    // One future panics, and one completes.
     start(&mut client, PANIC, 0);
     assert_eq!(end(&mut client), SYSTEM_ERR);
     start(&mut client, END, 0);
     assert_eq!(end(&mut client), Ok(()));
     echo(&mut client, b"goes on").expect("an echo");
     assert_eq!(bombs.load(Ordering::SeqCst), 2);
-    // Three with their connection, and one that stays to the end of the shard, with another.
+    // Three futures end with their connection. Those of another connection last until the shard ends.
     for token in 0..3 {
         start(&mut client, WAIT, token);
     }
@@ -176,7 +177,7 @@ fn futures_that_panic_where_they_are_dropped_cost_nobody_else() {
     for _ in 0..3 {
         echo(&mut other, b"goes on").expect("an echo");
     }
-    // Those that two would take along are dropped one by one: this process goes on.
+    // The shard drops the last futures one by one, as two panics at once would abort the process.
     drop(world.take_server());
     assert_eq!(bombs.load(Ordering::SeqCst), 7);
     drop(other);
