@@ -1,4 +1,4 @@
-//! Calls that nobody answers for now, and what others get beside them.
+//! Unanswered calls, and service to others beside them.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,15 +16,15 @@ use super::rules_of_servers::SCHEMES;
 
 /// Calls that the test holds.
 const HELD: u32 = 400;
-/// The same, with room for a reply that only one of `long_buffers` has.
+/// Like [`HELD`], with room for a reply that only a buffer of `long_buffers` has.
 const HELD_LONG: u32 = 401;
-/// The same, with a Read chunk.
+/// Like [`HELD`], with a Read chunk.
 const HELD_BULK: u32 = 402;
-/// Has arguments, and no results.
+/// Takes arguments and has no results.
 const SINK: u32 = 403;
 const LONG: usize = 20_000;
 
-/// Calls that are held.
+/// Held calls.
 #[derive(Clone, Default)]
 struct Desk(Arc<Mutex<Vec<DeferredCall>>>);
 
@@ -64,7 +64,7 @@ fn start(client: &mut LocalClient, procedure: u32, len: usize, token: u64) {
     client.flush();
 }
 
-/// Whether a call is answered, and its result then.
+/// The result of a call; `None` if it stays unanswered.
 fn ends(client: &mut LocalClient, token: u64) -> Option<Result<(), CallError>> {
     let mut end = None;
     settles(|| {
@@ -78,7 +78,7 @@ fn ends(client: &mut LocalClient, token: u64) -> Option<Result<(), CallError>> {
     end
 }
 
-/// All calls but one that a peer may have under way are held: one credit goes round, also for messages in parts.
+/// All but one of a peer's calls are held. The last credit circulates, also for messages in parts.
 #[test]
 fn a_single_credit_goes_round() {
     const CREDITS: u32 = 4;
@@ -120,8 +120,8 @@ fn a_single_credit_goes_round() {
     }
 }
 
-/// A client has more calls held than its credit limit allows since others came. A call in parts that takes its last
-/// credit comes whole, and a call of the server is answered.
+/// A client holds more calls than its credit limit, which other clients have reduced. A call in parts that uses its
+/// last credit arrives whole, and a call of the server is answered.
 #[test]
 fn a_credit_limit_that_shrinks_below_the_held_calls_stops_no_message() {
     const CREDITS: u32 = 12;
@@ -161,7 +161,8 @@ fn a_credit_limit_that_shrinks_below_the_held_calls_stops_no_message() {
     }
 }
 
-/// Each call of the client is answered when the client has answered one of the server's: with more of them than credits.
+/// Each call of the client waits for the client's answer to a call of the server. There are more such calls than
+/// credits.
 #[test]
 fn calls_that_wait_for_calls_the_other_way_are_answered() {
     for scheme in SCHEMES {
@@ -214,7 +215,7 @@ fn scarce(world: &mut World, desk: &Desk) -> rpcrdma::Address {
     )
 }
 
-/// It had to wait once, as one that waits for bulk memory does, which does not come home.
+/// The call waits for a long buffer behind a call that waits for bulk memory, which stays held.
 #[test]
 fn a_call_without_bulk_goes_past_those_that_wait_for_it() {
     let (mut world, desk) = (World::new("past-bulk"), Desk::default());
@@ -239,7 +240,7 @@ fn a_call_without_bulk_goes_past_those_that_wait_for_it() {
     desk.answer_all();
 }
 
-/// Polls clients, whose devices answer Reads over TCP when they are polled, until it is so.
+/// Polls clients until `done`. Their devices answer RDMA Reads over TCP only when polled.
 fn settle(clients: &mut [LocalClient], mut done: impl FnMut() -> bool) -> bool {
     settles(|| {
         clients.iter_mut().for_each(|client| _ = client.poll(drop));
@@ -247,8 +248,8 @@ fn settle(clients: &mut [LocalClient], mut done: impl FnMut() -> bool) -> bool {
     })
 }
 
-/// A server with one buffer for bulk and one long one, and three clients; the last one's call with a chunk waits for
-/// longer than a second when `hold` has taken the former, and is answered then.
+/// A server with one bulk buffer and one long buffer, and three clients. `hold` occupies the bulk buffer. The last
+/// client's call with a chunk then waits for more than a second, and is answered.
 fn waits_while_held(scheme: CreditMode, max_deferred: u32, hold: impl Fn(&World, &Desk, &mut [LocalClient])) {
     let (mut world, desk) = (World::new("waits-while-held"), Desk::default());
     let mut services = services_with(4096, 64 << 10, false);
@@ -292,7 +293,7 @@ fn replies_in_bulk_memory_of_held_calls_are_waited_for() {
     }
 }
 
-/// It has its chunk, and waits until another one is answered.
+/// A call has its chunk, and its handler waits until another call is answered.
 #[test]
 fn a_call_that_is_not_handed_over_yet_is_waited_for() {
     for scheme in SCHEMES {
@@ -305,7 +306,7 @@ fn a_call_that_is_not_handed_over_yet_is_waited_for() {
     }
 }
 
-/// A call that needs all bulk buffers waits while one is kept; others, which need one, go past.
+/// A call that needs all bulk buffers waits while one is kept. Calls that need one buffer pass it.
 #[test]
 fn a_call_that_needs_many_buffers_does_not_stop_others() {
     for scheme in SCHEMES {
@@ -341,7 +342,7 @@ fn a_call_that_needs_many_buffers_does_not_stop_others() {
     }
 }
 
-/// Where there are as many short buffers as Receives, calls that are held leave memory to others, however many hold them.
+/// With as many small buffers as Receives, held calls leave memory to others, for any number of clients.
 #[test]
 fn held_calls_of_many_clients_leave_memory_to_others() {
     const CLIENTS: usize = 16;
@@ -374,7 +375,7 @@ fn held_calls_of_many_clients_leave_memory_to_others() {
             assert_eq!(ends(holder, 0), Some(Ok(())));
             (1..=24).for_each(|token| start(holder, HELD, 4, token));
         }
-        // Not all may come: those connections have fewer credits that came later.
+        // Not all calls arrive: later connections have fewer credits.
         let mut held = 0;
         loop {
             for _ in 0..20 {
@@ -396,7 +397,7 @@ fn held_calls_of_many_clients_leave_memory_to_others() {
     }
 }
 
-/// A call with a Read chunk that the test holds.
+/// A held call with a Read chunk.
 fn held_bulk(client: &mut LocalClient, token: u64) {
     let (mut call, first) = (client.prepare(HELD_BULK, 4).unwrap(), client.first());
     call.args_mut().fill(0);
@@ -406,8 +407,8 @@ fn held_bulk(client: &mut LocalClient, token: u64) {
     client.flush();
 }
 
-/// Bulk memory that the application keeps is waited for a second, also while calls are held that have none of it. Calls
-/// of one connection wait that second together.
+/// The server waits one second for bulk memory that the application keeps, even while held calls have none of it. Calls
+/// of one connection share that second.
 #[test]
 fn buffers_kept_by_the_application_delay_parked_calls_by_one_second_at_most() {
     let (mut world, desk) = (World::new("kept"), Desk::default());

@@ -1,4 +1,4 @@
-//! Messages that are continued (version 2 §4.2, §4.5.2, §6.3.2.2), each end seen from the other.
+//! Continued messages, tested from both ends (version 2 §4.2, §4.5.2, §6.3.2.2).
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -21,8 +21,7 @@ use super::rules_of_clients::next;
 use super::rules_of_servers::{ARGS_AT, Client, XID};
 
 const SCHEMES: [CreditMode; 2] = [CreditMode::V2Windowed, CreditMode::V2Incremental];
-/// Gives back arguments of any length inline, with as much of a pattern in the Write chunk as there is room
-/// for.
+/// Echoes arguments of any length inline, and fills the Write chunk with a pattern.
 pub(super) const LONG: u32 = 70;
 
 fn view(bytes: &[u8]) -> View<'_> {
@@ -49,7 +48,7 @@ pub(super) fn long_world(name: &'static str, scheme: CreditMode, shard: Config) 
     (world, address, client)
 }
 
-/// Takes one message in parts, and looks at what is true of all of them: the payload, and the last part.
+/// Takes one message in parts and checks each part. Returns the payload, the last part and the number of parts.
 fn whole(xid: u32, htype: HeaderType, mut next: impl FnMut() -> Vec<u8>) -> (Vec<u8>, Vec<u8>, usize) {
     let (mut payload, mut parts) = (Vec::new(), 0);
     loop {
@@ -72,8 +71,7 @@ fn a_continued_reply_completes_while_waiting_calls_hold_the_buffers() {
     for scheme in SCHEMES {
         let world = World::new("short-of-parts");
         let address = world.address();
-        // The long reply takes one long buffer; for its parts there are one more, one for bulk data, and one
-        // of a message's length.
+        // The long reply takes one long buffer. Its parts can use one more, one bulk buffer and one message buffer.
         let config = small().with(|c| {
             c.wire.credit_mode = scheme;
             c.memory.message_buffers = 1;
@@ -87,7 +85,7 @@ fn a_continued_reply_completes_while_waiting_calls_hold_the_buffers() {
         });
         let mut services = standard_services();
         services.add(PROGRAM, VERSION, LONG, long.max_reply(LENGTH));
-        // A short reply, in a buffer that is as long as parts are.
+        // A short reply in a buffer of a part's length.
         services.add(PROGRAM, VERSION, SHORT, Procedure::new(|_| Ok(())).max_reply(4300));
         let listener = address.bind().expect("a free address");
         let services = Some(Arc::new(services));
@@ -110,7 +108,7 @@ fn a_continued_reply_completes_while_waiting_calls_hold_the_buffers() {
             call = call.expect_reply(LENGTH);
             client.start(first, call, token);
             client.flush();
-            // Each of the others comes between two parts of the first one's reply, and takes a buffer.
+            // Each other call arrives between two parts of the first reply, and takes a buffer.
             server.poll_once();
         }
         let mut ended = Vec::new();
@@ -130,7 +128,7 @@ fn a_continued_reply_completes_while_waiting_calls_hold_the_buffers() {
 #[test]
 fn parts_of_a_continued_message_go_out_in_order_and_together() {
     for scheme in SCHEMES {
-        // Of a server: two long replies and a short one.
+        // A server sends two long replies and a short one.
         let (_world, _, mut client) = long_world("parts-out", scheme, small());
         client.ping();
         let mut args = vec![0; 10_000];
@@ -153,7 +151,7 @@ fn parts_of_a_continued_message_go_out_in_order_and_together() {
         client.ping();
     }
     for scheme in SCHEMES {
-        // Of a client: likewise.
+        // A client does likewise with calls.
         let world = World::new("parts-out-2");
         let address = world.address();
         let (tell, told) = channel();
@@ -200,18 +198,18 @@ fn parts_of_a_continued_message_go_out_in_order_and_together() {
 /// Bytes of the RPC header of a call.
 const RPC_CALL: usize = ARGS_AT as usize;
 
-/// Sends a message that is not finished.
+/// Sends a message without its last part.
 fn begin(client: &mut Client, xid: u32) {
     let message = call_bytes(xid, PROGRAM, VERSION, ECHO, &[0; 40]);
     client.send(xid, Flags::MORE, Body::Msg(Chunks::NONE), &message[..40]);
 }
 
-/// A drain waits for the rest of a message whose first part has arrived, and of no other.
+/// True once the first part has arrived. A drain waits for the rest of such a message, and of no other.
 fn has_begun(server: &rpcrdma::server::Server) -> bool {
     server.stats()[0].messages.continued_received == 1
 }
 
-/// Its client would not know whether it ran.
+/// Without an error the client would not know whether its call ran.
 #[test]
 fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
     for scheme in SCHEMES {
@@ -222,11 +220,11 @@ fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
         assert!(settles(|| has_begun(&server)), "{scheme:?}: the first part arrives");
         let drained = std::thread::spawn(move || server.drain(Duration::from_secs(20)));
         assert!(settles(|| RawPeer::try_connect(&address, &[]).is_err()), "it takes new connections");
-        // Longer than it waits for calls.
+        // Longer than the drain waits for calls.
         std::thread::sleep(Duration::from_millis(200));
         let message = call_bytes(41, PROGRAM, VERSION, ECHO, &[0; 40]);
         client.send(41, Flags::NONE, Body::Msg(Chunks::NONE), &message[40..]);
-        // For the rest of this one it does not wait.
+        // The drain does not wait for the rest of this message.
         begin(&mut client, 42);
         assert_eq!(client.error(), (41, ErrorBody::System), "{scheme:?}");
         client.peer.wait_until_over();
@@ -235,7 +233,7 @@ fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
     }
 }
 
-/// As long as behind any other message, however late the rest comes.
+/// The drain listens for as long as after any other message, however late the rest arrives.
 #[test]
 fn a_drain_listens_behind_the_rest_of_a_message() {
     let interval = Duration::from_millis(30);
@@ -247,7 +245,7 @@ fn a_drain_listens_behind_the_rest_of_a_message() {
     assert!(settles(|| has_begun(&server)), "the first part arrives");
     let drained = std::thread::spawn(move || server.drain(Duration::from_secs(20)));
     assert!(settles(|| RawPeer::try_connect(&address, &[]).is_err()), "it takes new connections");
-    // Longer than a drain listens to whoever goes on to call.
+    // Longer than a drain listens to a client that continues to call.
     std::thread::sleep(12 * interval);
     let message = call_bytes(41, PROGRAM, VERSION, ECHO, &[0; 40]);
     client.send(41, Flags::NONE, Body::Msg(Chunks::NONE), &message[40..]);
@@ -263,7 +261,7 @@ fn parts_of_two_messages_that_are_mixed_are_refused() {
     for scheme in SCHEMES {
         let (_world, address, mut witness) = scene("mixed", scheme);
         let mut client = Client::connect(&address, scheme, Revision::Ietf00);
-        // Part one of the first, all of a second; part one of the first, part one of the second.
+        // The first part of one and all of another; then the first part of each.
         for flags in [Flags::NONE, Flags::MORE] {
             begin(&mut client, 31);
             let second = call_bytes(32, PROGRAM, VERSION, ECHO, &[0; 4]);
@@ -309,7 +307,7 @@ fn a_part_with_another_xid_or_type_gets_inval_flag() {
 fn a_continued_message_has_its_chunks_in_the_last_part() {
     for scheme in SCHEMES {
         let (_world, _, mut client) = long_world("last-part", scheme, small());
-        // The lists of a call are those of its last part, and positions count from the start of the whole.
+        // The last part has the lists of a call. Positions count from the start of the whole message.
         let mut data = [0; 100];
         pattern(0, &mut data);
         let (read, _from) = client.peer.expose(&data, Access::REMOTE_READ);
@@ -318,7 +316,7 @@ fn a_continued_message_has_its_chunks_in_the_last_part() {
         client.send(XID, Flags::MORE, Body::Msg(Chunks::NONE), &message[..3000]);
         client.send(XID, Flags::NONE, Body::Msg(Chunks { reads: &list, ..Chunks::NONE }), &message[3000..]);
         assert_eq!(view(&client.answer().bytes).payload(), reply_bytes(XID, &be(&[100])), "{scheme:?}");
-        // Those of a reply are in its last part, too.
+        // The last part also has the lists of a reply.
         let (write, memory) = client.peer.expose(&[0; 300], Access::REMOTE_WRITE);
         let writes = WriteList { counts: &[1], segments: &[write] };
         let message = call_bytes(XID, PROGRAM, VERSION, LONG, &[7; 9000]);
@@ -332,8 +330,7 @@ fn a_continued_message_has_its_chunks_in_the_last_part() {
         assert_eq!(returned, [[write]], "{scheme:?}");
         let mut written = [0; 300];
         assert!(memory.read_at(0, &mut written) && patterned(3, &written));
-        // One that has some before is answered with INVAL_FLAG:
-        // `malformed_messages_get_the_errors_of_the_protocol`.
+        // An earlier part with lists gets INVAL_FLAG: see `malformed_messages_get_the_errors_of_the_protocol`.
         client.ping();
     }
 }
@@ -344,7 +341,7 @@ fn credits_that_run_out_within_a_message_hold_back_its_rest() {
         let world = World::new("held-back");
         let address = world.address();
         let server = Server::start_silently(&address, move |peer| {
-            // The client's first message is one, two more are granted with the answer.
+            // The client's first message uses the initial credit; the answer grants two more.
             peer.credit = 2;
             peer.welcome();
             let more = |bytes: &[u8]| view(bytes).flags().contains(Flags::MORE);
@@ -390,7 +387,7 @@ fn credits_that_run_out_within_a_message_hold_back_its_rest() {
         client.call(call).expect("a reply");
         drop(client);
         server.join();
-        // Two ends that grant as little as they may get long messages through in both directions.
+        // Two ends with minimal grants exchange long messages in both directions.
         let tight = small().with(|c| {
             c.wire.credit_mode = scheme;
             c.wire.continue_up_to = 64 << 10;
@@ -420,7 +417,7 @@ fn a_message_in_many_parts_is_put_together() {
         let mut args = vec![0; 7000];
         pattern(2, &mut args);
         let message = call_bytes(XID, PROGRAM, VERSION, LONG, &args);
-        // Parts of any length, empty ones too; grants come between them.
+        // Parts of any length, also empty, with grants between them.
         let mut at = 0;
         for len in [1, 0, 3, 40, 1000, 5, 0, 4000] {
             client.send(XID, Flags::MORE, Body::Msg(Chunks::NONE), &message[at..at + len]);
@@ -430,7 +427,7 @@ fn a_message_in_many_parts_is_put_together() {
         client.send(XID, Flags::NONE, Body::Msg(Chunks::NONE), &message[at..]);
         let (payload, ..) = whole(XID, HeaderType::Msg, || client.answer().bytes);
         assert!(payload == reply_bytes(XID, &args), "{scheme:?}");
-        // The end may be empty.
+        // The last part may be empty.
         for part in message.chunks(4000) {
             client.send(XID, Flags::MORE, Body::Msg(Chunks::NONE), part);
         }
@@ -517,7 +514,7 @@ fn a_reply_that_its_chunks_cannot_take_is_continued() {
     }
 }
 
-/// A server that breaks off its replies, or mixes them: the calls that they name end, and nothing else.
+/// The server abandons its replies, or mixes them. Only the calls that they name end.
 #[test]
 fn replies_that_are_mixed_end_their_calls_alone() {
     let world = World::new("mixed-replies");
@@ -555,7 +552,7 @@ fn replies_that_are_mixed_end_their_calls_alone() {
     server.join();
 }
 
-/// Parts that never end cost their sender's connection no more than its own memory; others notice nothing.
+/// Parts without end use only the memory of their own connection. Others are unaffected.
 #[test]
 fn a_message_that_never_ends_is_the_senders_own_loss() {
     let (_world, address, mut witness) = scene("endless", CreditMode::V2Windowed);
@@ -574,7 +571,7 @@ fn a_message_that_never_ends_is_the_senders_own_loss() {
     for mut peer in peers {
         let last = peer.message(5, Flags::NONE, Body::Msg(Chunks::NONE), b"");
         peer.send(&last);
-        // Zeros are a call of no known version of RPC. There are fewer buffers of this length than senders.
+        // Zeros are a call of an unknown RPC version. There are fewer buffers of this length than senders.
         let bytes = answer(&mut peer).expect("the connection goes on");
         let said = view(&bytes);
         let no_memory = matches!(said.body(), ViewBody::Error(ErrorBody::System));

@@ -1,4 +1,4 @@
-//! Connections of peers and their ends, told to the upper layer.
+//! Connections of peers and their ends, as reported to the upper layer.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -14,16 +14,16 @@ use super::calls::workers;
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Told {
     Established(Caller),
-    /// A call begins, and ends.
+    /// Start and end of a call.
     Begins(Caller),
     Ends(Caller),
-    /// The peer has ended its connection.
+    /// The peer closed its connection.
     Left(Caller),
-    /// The server has.
+    /// The server closed it.
     Stopped(Caller),
 }
 
-/// What was told so far, in order.
+/// Events so far, in order.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<Told>>>);
 
@@ -36,18 +36,18 @@ impl Log {
         self.0.lock().expect("no panic").clone()
     }
 
-    /// Waits until so much was told.
+    /// Waits for `count` events.
     fn wait_for(&self, count: usize) -> Vec<Told> {
         assert!(settles(|| self.all().len() >= count), "{:?}", self.all());
         self.all()
     }
 
-    /// A server that tells this, and whose ECHO runs on a worker until something is sent.
+    /// A server that logs here. Its ECHO runs on a worker until the test sends a message.
     fn serve(&self, world: &mut World) -> (Address, mpsc::Sender<()>) {
         self.serve_with(world, workers())
     }
 
-    /// The same with these workers.
+    /// The same with this configuration.
     fn serve_with(&self, world: &mut World, config: ServerConfig) -> (Address, mpsc::Sender<()>) {
         let (open, gate) = mpsc::channel();
         let (gate, calls, ends) = (Mutex::new(gate), self.clone(), self.clone());
@@ -107,7 +107,7 @@ fn the_peer_hook_runs_after_workers_finish_a_vanished_clients_calls() {
     let (address, open) = log.serve(&mut world);
     let mut child = Child::start("client-of-echo", &address.to_string());
     child.wait_for("ready");
-    // Established, and a call on each of the two workers; a third waits for one.
+    // The connection is established, each of two workers runs a call, and a third call waits.
     let told = log.wait_for(2);
     let Told::Established(caller) = told[0] else { panic!("{told:?}") };
     child.kill();
@@ -121,8 +121,8 @@ fn the_peer_hook_runs_after_workers_finish_a_vanished_clients_calls() {
     assert_eq!(told.last(), Some(&Told::Left(caller)));
 }
 
-/// What is owed for calls at workers is told by whoever has them last, which is no shard any more. Whether the rings to
-/// the workers have room for all calls, or the shard keeps one, which ends with it.
+/// The last holder of a connection's calls reports its end, as no shard exists any more. Either the rings to the
+/// workers have room for all calls, or the shard keeps one, which ends with it.
 #[test]
 fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
     for (ring_capacity, ends) in [(256, CALLS), (1, 2)] {
@@ -146,7 +146,7 @@ fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
         let Told::Established(idle) = log.wait_for(6)[5] else { panic!("{:?}", log.all()) };
         let server = world.take_server();
         let gone = std::thread::spawn(move || drop(server));
-        // The shard has ended both connections, and is joined before the workers are.
+        // The shard has closed both connections, and is joined before the workers.
         assert_eq!(log.wait_for(7)[6], Told::Stopped(idle));
         for client in [&mut client, &mut other] {
             assert!(settles(|| {
@@ -164,14 +164,14 @@ fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
     }
 }
 
-/// Calls that the child has under way.
+/// Outstanding calls of the child.
 const CALLS: usize = 3;
 
-/// Calls, and waits until it is killed.
+/// Starts calls, and waits to be killed.
 pub(crate) fn child(address: &Address) {
     let mut client = LocalClient::connect(address, small_client(small())).expect("a connection");
     (0..CALLS).for_each(|_| begin_call(&mut client));
-    // What has been sent has no end before this process has.
+    // The sent calls do not end before this process does.
     while client.stats().messages.sent < CALLS as u64 {
         client.poll(drop);
     }

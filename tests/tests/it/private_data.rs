@@ -1,4 +1,4 @@
-//! What the connect messages say of version 1 (RFC 8797), and what holds without them.
+//! Private data of version 1 connects (RFC 8797), and defaults without it.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::hostile_server::{Server, reply};
 use super::rules_of_clients::next;
 use super::rules_of_servers::{ARGS_AT, Client, XID, assert_err_chunk, reads};
 
-/// Bytes of the headers of a call, and of a reply.
+/// Bytes of the headers of a call and of a reply.
 const CALL_HEADERS: usize = 28 + 40;
 const REPLY_HEADERS: usize = 28 + 24;
 
@@ -45,7 +45,7 @@ fn client_saying(address: &Address, private_data: &[u8]) -> Client {
     Client { peer }
 }
 
-/// The longest reply is of so many bytes, headers included.
+/// Checks that the longest reply has `bytes` bytes, headers included.
 fn assert_longest_reply(client: &mut Client, bytes: usize) {
     let len = (bytes - REPLY_HEADERS) as u32;
     client.call(REPLY, Chunks::NONE, &be(&[len]));
@@ -55,8 +55,7 @@ fn assert_longest_reply(client: &mut Client, bytes: usize) {
     client.ping();
 }
 
-/// What the client of a raw server sends inline, and for which replies it does not offer a Reply chunk: the
-/// longest, headers included.
+/// Checks a client's longest inline call, and its longest expected reply without a Reply chunk. Both include headers.
 fn assert_thresholds_of_calls(private_data: Vec<u8>, call: usize, reply_len: usize) {
     let world = World::new("call-thresholds");
     let address = world.address();
@@ -93,7 +92,7 @@ fn without_private_data_both_thresholds_are_1024() {
     let address = serve(&mut world, version_1(8192));
     let mut client = client_saying(&address, b"");
     assert_longest_reply(&mut client, 1024);
-    // It takes calls of so many bytes, and more.
+    // The server takes calls of this size and larger ones.
     for len in [1024, 8192] {
         let args = vec![0; len - CALL_HEADERS];
         client.call(STORE, Chunks::NONE, &args);
@@ -116,7 +115,7 @@ fn private_data_sets_the_thresholds_of_each_direction() {
     );
     assert_longest_reply(&mut client, 3072);
     drop(client);
-    // More than the server itself sends is not sent.
+    // The server does not exceed its own send size.
     let mut client = client_saying(&address, &said(2048, 65536, false));
     assert_longest_reply(&mut client, 8192);
     drop(client);
@@ -138,7 +137,7 @@ fn private_data_of_others_is_as_none() {
     for data in [vec![0xA5; 40], cut, newer, other] {
         assert_longest_reply(&mut client_saying(&address, &data), 1024);
     }
-    // Behind what belongs to others it is found.
+    // Foreign data may precede the private data.
     let mut client = client_saying(&address, &[&[7; 5][..], &said(2048, 2048, false), &[0; 9]].concat());
     assert_longest_reply(&mut client, 2048);
     drop(client);
@@ -163,7 +162,7 @@ fn settings_may_change_with_a_reconnection() {
                 let xid = view.xid();
                 reply(&mut peer, xid, Chunks::NONE, &reply_bytes(xid, b""), None);
             }
-            // The replies have been taken when the client says more.
+            // The client has the replies before it sends more.
             assert!(next(&mut peer).is_some());
         }
         let mut peer = listener.accept_next();
@@ -179,8 +178,8 @@ fn settings_may_change_with_a_reconnection() {
     });
     let mut client = world.client(&address, config);
     for receive_size in [4096, 1024, 2048] {
-        // What fits exactly tells which threshold holds. The third call of each connection is answered on the
-        // next one.
+        // An exact fit shows which threshold is in force. The third call of each connection is answered on the next
+        // one.
         for args in [receive_size - CALL_HEADERS, receive_size - CALL_HEADERS + 4] {
             let call = client.prepare(ECHO, args).expect("a buffer");
             client.call(call).expect("a reply");
@@ -192,7 +191,7 @@ fn settings_may_change_with_a_reconnection() {
         call = call.timeout(Duration::from_millis(1));
         client.start(first, call, 1);
         let mut ended = false;
-        // It is given up, but has been sent; then the connection is lost.
+        // The call times out after it was sent; then the connection is lost.
         assert!(settles(|| {
             client.poll(|_| ended = true);
             ended && !client.is_established(first)
@@ -208,7 +207,7 @@ fn settings_may_change_with_a_reconnection() {
     server.join();
 }
 
-/// Makes calls with each kind of chunk: the handles that they name, and the one that the reply invalidates.
+/// Makes calls with each kind of chunk. Returns the handles of each call and the handle that its reply invalidates.
 fn invalidated(client: &mut Client) -> Vec<(Vec<u32>, Option<u32>)> {
     let mut data = [0; 64];
     pattern(0, &mut data);
@@ -234,8 +233,7 @@ fn invalidated(client: &mut Client) -> Vec<(Vec<u32>, Option<u32>)> {
     let writes = WriteList { counts: &[1], segments: &[write] };
     let both = [read.handle, write.handle];
     call(client, MIRROR, Chunks { reads: &list, writes, ..Chunks::NONE }, &be(&[0]), &both);
-    // Segments of one handle, and one that serves for the last bytes of several calls, as the Linux client's
-    // write pad does.
+    // Segments with one handle; then a segment for the last bytes of several calls, as the Linux client's write pad is.
     let (whole, _to) = client.peer.expose(&data, Access::REMOTE_WRITE);
     let part = |at: u32, length| Segment { offset: whole.offset + u64::from(at), length, ..whole };
     let writes = WriteList { counts: &[2], segments: &[part(0, 40), part(40, 24)] };
@@ -267,12 +265,12 @@ fn version_1_invalidates_the_only_handle_of_the_call_that_it_answers() {
     let address = serve(&mut world, version_1(4096));
     let mut client = client_saying(&address, &said(4096, 4096, true));
     for (handles, invalidated) in invalidated(&mut client) {
-        // The only one, or none.
+        // The only handle, or none.
         let only = if let [only] = handles[..] { Some(only) } else { None };
         assert_eq!(invalidated, only, "of {handles:x?}");
     }
     client.ping();
-    // A client takes any of its handles, too.
+    // A client accepts invalidation of any of its handles, too.
     let address = world.address();
     let server = Server::listen(&address, |mut listener| {
         listener.private_data = said(4096, 4096, true);

@@ -1,5 +1,5 @@
-//! What a server shows one of its clients, and who can reach it (version 2 §10.1): that client, as long as
-//! the call goes on, and within its bounds.
+//! Protection of memory that a server exposes to a client (version 2 §10.1).
+//! Only that client reaches it, during the call, within its bounds.
 
 use std::sync::mpsc::Receiver;
 
@@ -52,13 +52,13 @@ impl Showing {
         showing
     }
 
-    /// Its own client reads what it was shown: so others could, were they not kept off.
+    /// Checks that the client can still read its data, so others could without protection.
     fn is_as_it_was(&mut self) {
         let seen = self.client.peer.read(at(self.read, 0), LEN).expect("it was offered");
         assert!(patterned(1, &seen));
     }
 
-    /// Answers the call, with the Write chunk written or not; what the server's caller then sees in it.
+    /// Answers the call with `written` in the Write chunk. Returns the bytes that the server's caller receives.
     fn end(mut self, written: &[u8]) -> (Client, Caller, Vec<u8>) {
         if !written.is_empty() {
             self.client.peer.write(written, at(self.write, 0));
@@ -78,15 +78,14 @@ fn memory_registered_for_one_client_is_out_of_reach_of_others() {
     let (services, told) = telling_services();
     let address = world.serve_with(small_server(), services);
     let mut showing = Showing::new(&world, &address, &told);
-    // Other clients, to whom nothing is shown, and who are shown something of their own, try what the first
-    // one may.
+    // Other clients, with and without exposed memory of their own, try the accesses of the first.
     for shown in [false, true] {
         for (segment, write) in [(showing.read, false), (showing.write, true), (showing.write, false)] {
             let mut other = match shown {
                 true => Ok(Showing::new(&world, &address, &told)),
                 false => Err(RawPeer::connect(&address)),
             };
-            // Two connections may have the same handle: then it is good for what it names here.
+            // Two connections may have equal handles, each for its own memory.
             let own = other.as_ref().is_ok_and(|s| [s.read.handle, s.write.handle].contains(&segment.handle));
             let peer = match &mut other {
                 Ok(showing) => &mut showing.client.peer,
@@ -116,7 +115,7 @@ fn registered_memory_is_bounded_by_rights_length_and_time() {
     let (services, told) = telling_services();
     let address = world.serve_with(small_server(), services);
     let len = LEN as i64;
-    // The read-only window is written, the other one is read, and both beyond their ends.
+    // Writes to the read-only window, reads of the other one, and accesses beyond the ends of both.
     for (of_read, write, skip, needs_bounds) in [
         (true, true, 0, false),
         (false, false, 0, false),
@@ -138,11 +137,11 @@ fn registered_memory_is_bounded_by_rights_length_and_time() {
         } else {
             assert_eq!(peer.read(target, 2), None, "{of_read} {skip}");
         }
-        // The connection ends, and the call with it.
+        // The connection closes, and the call ends with it.
         let error = showing.pending.join().map(drop);
         assert!(matches!(error, Err(FailedCall { error: CallError::ConnectionLost { sent: true }, .. })), "{error:?}");
     }
-    // What was shown for a call is gone when that has ended.
+    // Memory exposed for a call is unreachable after its end.
     for write in [false, true] {
         let showing = Showing::new(&world, &address, &told);
         let (read, room) = (showing.read, showing.write);

@@ -1,5 +1,5 @@
-//! RDMA Reads and Writes of one connection have a limit, where one is set: what is beyond it waits, and all calls are
-//! answered.
+//! Optional limits on RDMA Reads and Writes per connection.
+//! Work beyond a limit waits, and all calls are answered.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -16,12 +16,12 @@ use rpcrdma::{Config, LocalClient, Reply};
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
-/// Calls that arrive together, each with a chunk: more than one connection may then have read at a time.
+/// Calls that arrive together, each with a chunk. Together they exceed the limit of a connection.
 const TOGETHER: u64 = 8;
 const CHUNK: usize = 4096;
 const ROUNDS: u64 = 4;
 
-/// How many calls had to wait, of some rounds of [`TOGETHER`].
+/// Number of calls that waited, in [`ROUNDS`] rounds of [`TOGETHER`].
 fn waits(max_reads: Option<usize>, max_read_bytes: Option<usize>) -> u64 {
     let store = |client: &mut LocalClient, connection: Connection, seed: u32| {
         let mut call = client.prepare(STORE, 4).expect("memory");
@@ -43,7 +43,7 @@ fn waits(max_reads: Option<usize>, max_read_bytes: Option<usize>) -> u64 {
     .read_waits
 }
 
-/// How many replies had to wait.
+/// Number of replies that waited.
 fn write_waits(max_write_bytes: Option<usize>) -> u64 {
     let load = |client: &mut LocalClient, connection: Connection, seed: u32| {
         let mut call = client.prepare(LOAD, 8).expect("memory");
@@ -56,7 +56,7 @@ fn write_waits(max_write_bytes: Option<usize>) -> u64 {
     rounds(small().with(|c| c.limits.max_write_bytes = max_write_bytes), load, loaded).write_waits
 }
 
-/// Has a server with this configuration answer some rounds of calls, each with a seed of its own.
+/// Runs rounds of calls, each with its own seed, on a server with this configuration.
 fn rounds(
     config: Config,
     prepare: impl Fn(&mut LocalClient, Connection, u32) -> ClientCall,
@@ -99,7 +99,7 @@ fn rounds(
 fn calls_beyond_the_reads_of_a_connection_wait_and_all_are_answered() {
     assert!(waits(Some(1), None) > 0);
     assert!(waits(None, Some(CHUNK + CHUNK / 2)) > 0);
-    // A call that is beyond it alone goes alone.
+    // A call that exceeds the limit runs alone.
     assert!(waits(None, Some(1)) > 0);
     assert_eq!(waits(Some(TOGETHER as usize), Some(CHUNK * TOGETHER as usize)), 0, "that is enough for all");
     assert_eq!(waits(None, None), 0);
@@ -110,9 +110,9 @@ fn calls_beyond_the_reads_of_a_connection_wait_and_all_are_answered() {
 #[test]
 fn replies_beyond_the_writes_of_a_connection_wait_and_all_are_sent() {
     assert!(write_waits(Some(CHUNK + CHUNK / 2)) > 0);
-    // A reply that is beyond it alone goes alone.
+    // A reply that exceeds the limit goes alone.
     assert!(write_waits(Some(1)) > 0);
-    // Those of a round before may not be known to have left.
+    // Completions of an earlier round's writes may be outstanding.
     assert_eq!(write_waits(Some(CHUNK * (ROUNDS * TOGETHER) as usize)), 0, "that is enough for all");
     assert_eq!(write_waits(None), 0);
     let refused =
@@ -120,7 +120,7 @@ fn replies_beyond_the_writes_of_a_connection_wait_and_all_are_sent() {
     assert_eq!(refused.knob, "limits.max_write_bytes");
 }
 
-/// RDMA Reads of a server, as its fabric sees them.
+/// RDMA Reads of a server, as its fabric traces them.
 #[derive(Default)]
 struct Reads {
     under_way: u64,
@@ -129,7 +129,7 @@ struct Reads {
 }
 
 impl Reads {
-    /// Takes a line of the trace.
+    /// Parses a line of the trace.
     fn see(&mut self, line: &str) {
         if line.contains(" > ") && line.contains(" Read ") {
             self.under_way += 1;
@@ -141,8 +141,8 @@ impl Reads {
     }
 }
 
-/// The Reads of a server with this limit whose connections have so many calls each under way at a time, and how many
-/// calls had to wait.
+/// The Reads of a server with this limit, and the number of calls that waited. Each connection keeps `together` calls
+/// outstanding.
 fn observed(max_reads: Option<usize>, connections: usize, together: usize) -> (Reads, u64) {
     let world = World::new("reads-seen");
     let address = world.address();

@@ -1,5 +1,4 @@
-//! Calls that ask for more, or offer less, than the other end has (version 2 §6.4.3): what is answered, and
-//! what is tried then.
+//! Calls beyond the other end's resources (version 2 §6.4.3): errors and retries.
 
 use std::time::Duration;
 
@@ -57,7 +56,7 @@ fn too_short_a_write_chunk_gets_write_resource_with_index_and_length() {
         let mut client = Client::connect(&address, scheme, Revision::Ietf00);
         let (memory, untouched) = client.peer.expose(&[0xEE; 6000], Access::REMOTE_WRITE);
         let segment = |length| Segment { length, ..memory };
-        // The second, and the first of two.
+        // First the second chunk is short. Then both are, and the error names the first.
         for (lens, index, needed) in [([8, 4999], 2, NEEDED as u32), ([7, 10], 1, 8)] {
             let segments = lens.map(segment);
             let writes = WriteList { counts: &[1, 1], segments: &segments };
@@ -76,7 +75,7 @@ fn too_short_a_write_chunk_gets_write_resource_with_index_and_length() {
     }
 }
 
-/// Calls [`TWO`] with room of these lengths.
+/// Calls [`TWO`] with Write chunks of these lengths.
 fn two(client: &mut LocalClient, room: [usize; 2]) -> Result<(), CallError> {
     let first = client.first();
     let mut call = client.prepare(TWO, 0)?;
@@ -103,7 +102,7 @@ fn write_resource_makes_the_client_retransmit_with_more_room() {
             let before = client.stats().calls_retransmitted;
             let result = two(&mut client, room);
             if scheme == CreditMode::V1 {
-                // It has one error for all, which says nothing of what is needed.
+                // Version 1 has one error for all cases, without the needed length.
                 assert!(matches!(result, Err(CallError::Transport(_))), "{result:?}");
             } else {
                 assert_eq!(result, Ok(()), "{scheme:?} {room:?}");
@@ -116,7 +115,7 @@ fn write_resource_makes_the_client_retransmit_with_more_room() {
 
 #[test]
 fn too_short_a_reply_chunk_gets_reply_resource_with_the_length() {
-    // Where a reply cannot be continued.
+    // Modes in which a reply cannot be continued.
     for (scheme, revision) in [
         (CreditMode::V2Windowed, Revision::Cel09),
         (CreditMode::V2Incremental, Revision::Cel09),
@@ -149,7 +148,7 @@ fn reply_resource_makes_the_client_retransmit_with_more_room() {
         let config = with(scheme, Revision::Cel09);
         let address = serve(&mut world, config.clone());
         let mut client = world.client(&address, config);
-        // The last one says nothing of its reply.
+        // The last call declares no reply length.
         for (expected, again) in [(10_000, 0), (4500, 1), (0, 1)] {
             let before = client.stats().calls_retransmitted;
             let mut call = client.prepare(REPLY, 4).expect("a buffer");
@@ -194,7 +193,7 @@ fn a_server_that_does_not_continue_replies_is_known_after_the_first() {
         let world = World::new("no-parts");
         let address = world.address();
         let server = Server::start(&address, move |peer| {
-            // Of the first call nothing is left; the second one comes again.
+            // The client keeps no copy of the first call. It retransmits the second one.
             for attempt in 0..3 {
                 let bytes = next(peer).expect("a call");
                 let xid = view(&bytes).xid();
@@ -271,7 +270,7 @@ fn a_procedure_without_write_chunks_answers_reply_resource() {
     }
 }
 
-/// A raw server's answer to the call in `bytes`.
+/// Sends a raw server's error for the call in `bytes`.
 fn refuse(peer: &mut RawPeer, bytes: &[u8], error: ErrorBody) -> u32 {
     let xid = view(bytes).xid();
     let answer = peer.message(xid, Flags::RESPONSE, Body::Error(error), b"");
@@ -358,7 +357,7 @@ fn read_chunks_error_makes_the_client_send_a_long_call() {
             call = call.read_chunk(at, data);
         }
         client.call(call).expect("a reply");
-        // All of it is there, with the padding of both items.
+        // The message contains all of the data, with the padding of both items.
         let (xid, message) = told.recv().expect("the server speaks");
         let mut args = be(&[5001]);
         args.resize(4 + 5001, 0);
@@ -410,7 +409,7 @@ fn read_chunks_error_to_a_long_call_ends_it() {
     }
 }
 
-/// WRITE_CHUNKS and SEGMENTS say what there is no way around: they end their call, and no other.
+/// WRITE_CHUNKS and SEGMENTS report limits without a remedy. They end their call, and no other.
 #[test]
 fn resource_errors_without_a_remedy_end_the_call() {
     let errors = [

@@ -1,4 +1,4 @@
-//! A call that fails gives its buffers back, unless its server can reach them yet.
+//! A failed call returns its buffers, unless its server can still reach them.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,15 +13,15 @@ use rpcrdma_tests::*;
 use super::reverse::both_ways;
 use super::threads::block_on;
 
-/// Takes its calls, and keeps them.
+/// Defers its calls and keeps them.
 pub(super) const KEEP: u32 = 50;
-/// Nobody serves it.
+/// No server has this procedure.
 const MISSING: u32 = 51;
 const LEN: usize = 3000;
 
 pub(super) type Kept = Arc<Mutex<Vec<DeferredCall>>>;
 
-/// The standard services, and one that keeps its calls.
+/// The standard services, and a procedure that keeps its calls.
 pub(super) fn keeping() -> (Services, Kept) {
     let kept = Kept::default();
     let (mut services, keep) = (standard_services(), Arc::clone(&kept));
@@ -53,7 +53,7 @@ fn ended(client: &mut LocalClient) -> CallResult {
     ended.expect("a call has ended")
 }
 
-/// Why a call failed, which has given both buffers back as they were given.
+/// The error of a failed call that has returned both buffers unchanged.
 fn whole(result: CallResult, seed: u32) -> (CallError, Buf, Buf) {
     let mut failed = result.expect_err("it fails");
     let sent = failed.returned.take_sent().next().expect("what was to be sent");
@@ -63,14 +63,14 @@ fn whole(result: CallResult, seed: u32) -> (CallError, Buf, Buf) {
     (nothing(failed), sent, room)
 }
 
-/// The same of a call whose results have no buffer yet.
+/// The same for a call whose results have no buffer yet.
 fn sent(mut failed: FailedCall, seed: u32) -> CallError {
     let sent = failed.returned.take_sent().next().expect("what was to be sent");
     assert!(patterned(seed, &sent) && sent.len() == LEN);
     nothing(failed)
 }
 
-/// Why a call failed, which has given nothing back, or nothing any more.
+/// The error of a failed call that has returned nothing, or nothing more.
 fn nothing(mut failed: FailedCall) -> CallError {
     assert_eq!((failed.returned.take_sent().count(), failed.returned.take_chunks().count()), (0, 0));
     failed.error
@@ -85,13 +85,13 @@ fn a_call_that_is_refused_gives_its_buffers_back() {
     start(&mut client, MISSING, 1, None);
     let (error, sent, room) = whole(ended(&mut client), 1);
     assert_eq!(error, CallError::Refused(Refusal::ProcedureUnavailable));
-    // They are as good as new.
+    // The buffers are reusable.
     let mut call = client.prepare(MIRROR, 4).expect("memory");
     call.args_mut();
     call = call.read_chunk(4, sent);
     call = call.write_chunk_into(room);
     assert!(patterned(1, client.call(call).expect("a reply").chunk(0).expect("a result")));
-    // A reply has them itself.
+    // A reply holds its call's buffers itself.
     start(&mut client, KEEP, 2, None);
     assert!(settles(|| {
         client.poll(|_| panic!("nobody answers yet"));
@@ -134,10 +134,10 @@ fn registered_memory_is_kept_and_unsent_buffers_are_returned() {
         c.limits.max_credits = 4;
     });
     let address = world.serve_with(rpcrdma::server::ServerConfig { shard, ..small_server() }, services);
-    // In version 1 a credit is a call that is not answered.
+    // In version 1 an unanswered call holds a credit.
     let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
     let away = || kept.lock().expect("no panic").len() as u64;
-    // The first of them take all credits.
+    // The first calls take all credits.
     (0..6).for_each(|token| start(&mut client, KEEP, token, Some(Duration::from_millis(20))));
     let mut ends = Vec::new();
     assert!(settles(|| {
@@ -235,7 +235,7 @@ fn a_call_that_is_not_started_gives_them_back() {
     assert_eq!(back.len(), MAX_CHUNKS, "those that it has");
     assert!((0..).zip(&back).all(|(seed, data)| patterned(seed, data)));
     assert_eq!(nothing(failed), Defect::TooManyChunks { limit: MAX_CHUNKS }.into());
-    // Else its handler keeps it behind the end of this test.
+    // Otherwise its handler could keep the call beyond the end of this test.
     assert!(settles(|| kept.lock().expect("no panic").len() == 1), "the first call arrives");
     drop(pending);
     kept.lock().expect("no panic").clear();

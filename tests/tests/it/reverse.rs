@@ -1,5 +1,5 @@
-//! Calls in the reverse direction (RFC 8167; version 2 §5.2.5): a server calls its client, on the connection
-//! that the client made.
+//! Calls in the reverse direction (RFC 8167; version 2 §5.2.5).
+//! A server calls its client, on the connection that the client made.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use rpcrdma_tests::{
 pub(super) const HELLO: u32 = 100;
 const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
 
-/// The standard services, and one that tells who calls.
+/// The standard services, and a procedure that reports its caller.
 pub(super) fn telling_services() -> (Services, Receiver<Caller>) {
     let (tell, told) = channel();
     let tell = Mutex::new(tell);
@@ -34,7 +34,7 @@ pub(super) fn serving_client(shard: Config) -> ClientConfig {
     ClientConfig { services: Some(Arc::new(standard_services())), ..small_client(shard) }
 }
 
-/// A client that serves, and the server's way to call it.
+/// A client with services, and the server's handle to call it.
 pub(super) fn both_ways(world: &mut World, server: Config, client: Config) -> (Client, Client) {
     let (services, told) = telling_services();
     let config = rpcrdma::server::ServerConfig { shard: server, ..small_server() };
@@ -50,7 +50,7 @@ fn echo(client: &mut Client, args: &[u8]) -> Result<Vec<u8>, CallError> {
     client.call(ClientCall::new(ECHO).args(args)).map(|reply| reply.results().to_vec()).map_err(CallError::from)
 }
 
-/// What a client grants its server in version 1 are those credits, and must not be 0.
+/// A client of version 1 grants these credits to its server, so they must not be 0.
 #[test]
 fn a_client_with_services_has_reverse_credits() {
     let world = World::new("no-credits");

@@ -1,5 +1,5 @@
-//! What the texts require of calls in the reverse direction (RFC 8167; version 2 §5.2.5), each end seen from
-//! the other.
+//! Protocol rules of reverse calls (RFC 8167; version 2 §5.2.5).
+//! A raw peer observes each end.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn view(bytes: &[u8]) -> View<'_> {
     View::check(bytes, Revision::Ietf00).expect("a header")
 }
 
-/// A raw client, and the server's way to call it.
+/// A raw client, and the server's handle to call it.
 struct Called {
     raw: Client,
     reverse: Caller,
@@ -60,7 +60,7 @@ impl Called {
         self.raw.send(xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &bytes);
     }
 
-    /// The next message, which is a call.
+    /// The XID of the next message, which is a call.
     fn next_call(&mut self) -> u32 {
         let bytes = self.raw.answer().bytes;
         assert_eq!(view(&bytes).payload()[4..8], be(&[0]), "CALL");
@@ -107,7 +107,7 @@ fn reverse_messages_have_version_xid_and_type_of_their_own() {
     }
 }
 
-/// A raw server's first words.
+/// Prepares a raw server for this credit mode.
 fn welcome(peer: &mut RawPeer, scheme: CreditMode) {
     match scheme {
         CreditMode::V1 => peer.version = Version::V1,
@@ -120,7 +120,7 @@ fn send(peer: &mut RawPeer, xid: u32, chunks: Chunks<'_>, payload: &[u8]) {
     peer.send(&bytes);
 }
 
-/// The next message that is more than a grant.
+/// The next message other than a grant.
 fn answer(peer: &mut RawPeer) -> Message {
     loop {
         let message = peer.receive().expect("the connection goes on");
@@ -137,7 +137,7 @@ fn both_directions_use_one_xid_at_once() {
         for _ in 0..5 {
             let pending = called.start(b"four");
             let xid = called.next_call();
-            // A call of the other direction under the same XID, before the first is answered.
+            // A call in the other direction uses the same XID, before the first is answered.
             let call = call_bytes(xid, PROGRAM, VERSION, ECHO, b"mine");
             called.raw.send(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call);
             let bytes = called.raw.answer().bytes;
@@ -148,18 +148,18 @@ fn both_directions_use_one_xid_at_once() {
     }
 }
 
-/// Version 2 tells whose XID it is by a flag, whatever else the message is like.
+/// In version 2 a flag alone selects the owner of an XID.
 #[test]
 fn the_response_flag_selects_the_xid_space() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut called = Called::new("whose", scheme, small().with(|c| c.wire.credit_mode = scheme));
         let pending = called.start(b"four");
         let xid = called.next_call();
-        // A reply under its XID, but for the flag: it is not about the server's call. Nor is one that has the
-        // flag and another XID.
+        // A reply under the XID without the flag does not answer the server's call. Nor does a reply with the flag and
+        // another XID.
         called.raw.send(xid, Flags::NONE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b"nobody's"));
         called.raw.send(!xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(!xid, b"nobody's"));
-        // An answer of the server has it, an error too: the XID is the client's.
+        // An answer of the server has the flag, also an error: the XID is the client's.
         let bad = [ReadSegment { position: 2, target: segment(8) }];
         called.raw.call(STORE, Chunks { reads: &bad, ..Chunks::NONE }, &[0; 4]);
         let bytes = called.raw.answer().bytes;
@@ -181,8 +181,7 @@ fn version_1_counts_the_directions_apart() {
     });
     let mut called = Called::new("apart", CreditMode::V1, server);
     let mut pending: Vec<_> = (0..2).map(|_| called.start(b"four")).collect();
-    // Before a reply has said more, there is one; and what calls of the other direction say is about that
-    // one.
+    // One credit exists before the first reply. Credits in calls of the other direction apply to that direction.
     let first = called.next_call();
     for _ in 0..10 {
         called.raw.ping();
@@ -193,11 +192,11 @@ fn version_1_counts_the_directions_apart() {
     for (pending, expected) in pending.drain(..).zip([b"one", b"two"]) {
         assert_eq!(results(pending), Ok(expected.to_vec()));
     }
-    // As many as the server keeps Receives for, though the client grants 64.
+    // The server sends as many calls as it has Receives for, though the client grants 64.
     let mut xids = Vec::new();
     let pending: Vec<_> = (0..2).map(|_| called.start(b"four")).collect();
     xids.extend([called.next_call(), called.next_call()]);
-    // No less is there for the calls of the client.
+    // The client's calls keep all of their credits.
     for xid in 100..140 {
         let call = call_bytes(xid, PROGRAM, VERSION, ECHO, b"");
         called.raw.send(xid, Flags::NONE, Body::Msg(Chunks::NONE), &call);
@@ -222,7 +221,7 @@ fn version_1_ignores_credits_of_no_known_direction() {
     let mut called = Called::new("no-direction", CreditMode::V1, server);
     let pending: Vec<_> = (0..3).map(|_| called.start(b"four")).collect();
     let first = called.next_call();
-    // Each offers 64 credits, and is a reply to nobody, of no direction, or cannot be read.
+    // Each message offers 64 credits. It answers no call, has no direction, or is malformed.
     let stranger = first ^ 0x4000_0000;
     let mut reply_to_nobody = be(&[stranger, 1, 64, 0, 0, 0, 0]);
     reply_to_nobody.extend(reply_bytes(stranger, b""));
@@ -235,7 +234,7 @@ fn version_1_ignores_credits_of_no_known_direction() {
     for bytes in &useless {
         called.raw.peer.send(bytes);
     }
-    // Nothing but what is asked for comes: there is one credit, and it is used.
+    // Only the expected reply arrives: the single credit is in use.
     called.raw.ping();
     called.reply(first, b"one");
     let (second, third) = (called.next_call(), called.next_call());
@@ -255,7 +254,7 @@ fn said(inline_threshold: u32) -> Vec<u8> {
 
 #[test]
 fn reverse_calls_keep_to_the_thresholds_of_the_connection() {
-    // Calls of a server: to what its client receives, as its replies.
+    // The client's receive size limits a server's calls, as it limits its replies.
     let server = small().with(|c| c.wire.credit_mode = CreditMode::V1);
     let mut called = Called::by("reverse-terms", server, |address| {
         let mut peer = RawPeer::try_connect(address, &said(2048)).expect("a connection");
@@ -272,7 +271,7 @@ fn reverse_calls_keep_to_the_thresholds_of_the_connection() {
     assert!(matches!(results(pending), Err(CallError::TooLong { needed: 2052, limit: 2048, .. })));
     called.raw.ping();
     drop(called);
-    // Replies of a client: to what its server receives, as its calls.
+    // The server's receive size limits a client's replies, as it limits its calls.
     let world = World::new("reverse-terms-2");
     let address = world.address();
     let server = Server::listen(&address, |mut listener| {
@@ -318,7 +317,7 @@ fn chunks_in_a_reverse_call_get_err_chunk_where_there_are_none() {
                         }
                         _ => assert_eq!(error_of(&bytes, Revision::Ietf00), (XID, ErrorBody::ReadChunks { max: 0 })),
                     }
-                    // Without them it is served.
+                    // Without chunks the call is served.
                     send(peer, 9, Chunks::NONE, &call_bytes(9, PROGRAM, VERSION, ECHO, b"four"));
                     assert_eq!(view(&answer(peer).bytes).payload(), reply_bytes(9, b"four"));
                 }
@@ -334,7 +333,7 @@ fn chunks_in_a_reverse_call_get_err_chunk_where_there_are_none() {
     }
 }
 
-/// In version 1 no flag tells whose XID a message has: of one whose RPC message is not in it, the lists do.
+/// Version 1 has no flag for the owner of an XID. The chunk lists decide if a message does not contain its RPC message.
 #[test]
 fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
     for reverse in [ReverseSupport::Inline, ReverseSupport::General] {
@@ -368,7 +367,7 @@ fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
                     (Body::Msg(Chunks { reply: Some(&rooms), ..Chunks::NONE }), &call),
                 ];
                 let mut messages: Vec<_> = bodies.iter().map(|&(body, payload)| message(peer, body, payload)).collect();
-                // A Read list that is cut off.
+                // A truncated Read list.
                 messages.push(be(&[xid, 1, 9, 1, 1, 0, 7]));
                 for (n, bytes) in messages.iter().enumerate() {
                     peer.send(bytes);
@@ -393,7 +392,7 @@ fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
     }
 }
 
-/// Where no chunks are taken, it is said of those that were offered.
+/// If the client takes no chunks, the error names the kind that was offered.
 #[test]
 fn read_chunks_is_no_answer_where_none_was_offered() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
@@ -448,7 +447,7 @@ fn a_client_invalidates_handles_of_a_reverse_call() {
 
 #[test]
 fn no_reverse_call_before_the_upper_layer_allows_it() {
-    // It is the application that says so, of each connection: until then nothing comes but replies.
+    // The application allows reverse calls per connection. Until then the client receives nothing but replies.
     for scheme in SCHEMES {
         let mut world = World::new("not-yet-ready");
         let (services, told) = telling_services();
@@ -468,7 +467,7 @@ fn no_reverse_call_before_the_upper_layer_allows_it() {
         let caller = told.recv().expect("it was called");
         let mut reverse = world.server().call_back(caller, small_client(small())).expect("of this server");
         ready.ping();
-        // One is called, and the other, at the same server, is not.
+        // The server calls one client, and not the other.
         let pending = reverse.start(ClientCall::new(ECHO).args(b"four")).expect("a slot");
         let xid = view(&ready.answer().bytes).xid();
         for _ in 0..50 {
@@ -476,7 +475,7 @@ fn no_reverse_call_before_the_upper_layer_allows_it() {
         }
         ready.send(xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b"now"));
         assert_eq!(results(pending), Ok(b"now".to_vec()), "{scheme:?}");
-        // Nor is the same client on a connection on which it has not said so.
+        // Another connection of the same client needs its own permission.
         let pending = reverse.start(ClientCall::new(ECHO).args(b"four")).expect("a slot");
         ready.answer();
         ready.peer.vanish();
@@ -489,7 +488,7 @@ fn no_reverse_call_before_the_upper_layer_allows_it() {
         }
         drop((reverse, back, other));
     }
-    // In version 2 the client's properties say so, and a call that is against them is not sent.
+    // In version 2 the client's properties give the permission. The server sends no call against them.
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut called = Called::by("never-ready", small().with(|c| c.wire.credit_mode = scheme), |address| {
             let mut peer = RawPeer::connect_silently(address);
@@ -512,7 +511,7 @@ fn a_client_that_serves_keeps_its_connection_up() {
         let address = world.address();
         let server = Server::listen(&address, move |mut listener| {
             for round in 0..3 {
-                // The client has nothing to call: it comes back for those who may call it.
+                // The client has no calls of its own: it reconnects so that servers can call it.
                 let mut peer = listener.accept_next();
                 welcome(&mut peer, scheme);
                 send(&mut peer, XID, Chunks::NONE, &call_bytes(XID, PROGRAM, VERSION, ECHO, b"there?"));
@@ -538,11 +537,11 @@ fn a_reverse_call_can_be_retried_after_a_reconnect() {
         called.next_call();
         let Called { raw, mut reverse, told, world, address } = called;
         raw.peer.vanish();
-        // It ends, and says that it may have run.
+        // The call ends, and its error reports that it may have run.
         assert_eq!(results(pending), Err(CallError::ConnectionLost { sent: true }), "{scheme:?}");
         assert!(reverse.call(ClientCall::new(ECHO)).is_err(), "nothing leads there");
         drop(reverse);
-        // The client is back, and has said so.
+        // The client reconnects, and allows calls again.
         let mut raw = Client::connect(&address, scheme, Revision::Ietf00);
         raw.call(HELLO, Chunks::NONE, b"");
         raw.answer();

@@ -1,5 +1,5 @@
-//! What the texts require of every requester, seen from the other end of the wire; `engine/REQUIREMENTS.md`
-//! names these tests.
+//! Protocol rules of requesters, observed from the other end.
+//! `engine/REQUIREMENTS.md` lists these tests.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use super::hostile_client::{be, error_of};
 use super::hostile_server::{Server, plain, reply};
 use super::rules_of_servers::XID;
 
-/// The next message that is more than a grant.
+/// The next message other than a grant.
 pub(super) fn next(peer: &mut RawPeer) -> Option<Vec<u8>> {
     loop {
         let bytes = peer.receive()?.bytes;
@@ -66,7 +66,7 @@ fn calls_offer_items_without_padding_at_their_positions() {
             CreditMode::V1 => (Flags::NONE, Version::V1),
         };
         assert_eq!((view.htype(), view.version(), view.flags()), (HeaderType::Msg, version, flags));
-        // The message without its chunks, and without their padding.
+        // The message without its chunks and their padding.
         let (header, args_at) = CallHeader::parse(view.payload()).expect("an RPC call");
         assert_eq!((header.xid, header.procedure), (view.xid(), MIRROR));
         assert_eq!(view.payload()[4..8], be(&[0]), "CALL");
@@ -83,7 +83,7 @@ fn calls_offer_items_without_padding_at_their_positions() {
             CreditMode::V1 => assert_eq!(view.inv_handle(), 0),
             _ => assert!(handles.contains(&view.inv_handle()), "{:#x} of {handles:x?}", view.inv_handle()),
         }
-        // Without chunks there is none to offer.
+        // Without chunks there is no handle to offer.
         let call = client.prepare(ECHO, 0).expect("a buffer");
         client.call(call).expect("a reply");
         let bytes = says.recv().expect("the server speaks");
@@ -99,7 +99,7 @@ fn clients_do_not_answer_unusable_messages() {
     let address = world.address();
     let server = Server::start_silently(&address, |peer| {
         peer.version = Version::V1;
-        // Nothing but calls comes from the client, whatever it is sent.
+        // The client sends nothing but calls, whatever it receives.
         let next_xid = |peer: &mut RawPeer| {
             let bytes = peer.receive()?.bytes;
             let view = View::check(&bytes, Revision::Ietf00).expect("clients send good headers");
@@ -110,7 +110,7 @@ fn clients_do_not_answer_unusable_messages() {
         let stranger = xid ^ 0x8000_0000;
         let useless = [
             be(&[xid, 1, 9, 2, 4, 1024, 0, 0, 0, xid, 1, 0, 0, 0, 0]),
-            // Less than a header: not even the call that they name is touched.
+            // Shorter than a header: even the call that they name is unaffected.
             be(&[xid, 1, 9, 4]),
             be(&[xid, 1, 9, 4, 1]),
             be(&[xid, 1, 9, 0, 1, 0]),
@@ -119,7 +119,7 @@ fn clients_do_not_answer_unusable_messages() {
             be(&[stranger, 1, 9, 4, 1, 1]),
             be(&[stranger, 1, 9, 4, 2]),
             be(&[stranger, 1, 9, 0, 1, 0]),
-            // Errors that cannot be decoded are nobody's, too: codes that are none, whatever is behind them.
+            // Undecodable errors belong to no call, either: unknown codes, whatever follows them.
             be(&[xid, 1, 9, 4, 77]),
             be(&[xid, 1, 9, 4, 77, 0, 0]),
             be(&[xid, 1, 9, 4, 0, 1, 1]),
@@ -131,7 +131,7 @@ fn clients_do_not_answer_unusable_messages() {
             peer.send(bytes);
         }
         reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None);
-        // Replies that are cut off, and of no known type: they name a call, which ends.
+        // Truncated replies and replies of unknown type end the call that they name.
         for words in [&[1, 9, 0, 0, 5, 0][..], &[1, 9, 77, 0, 0, 0]] {
             let xid = next_xid(peer).expect("a call");
             peer.send(&be(&[&[xid], words].concat()));
@@ -152,7 +152,8 @@ fn clients_do_not_answer_unusable_messages() {
     server.join();
 }
 
-/// Whole, or in parts: the server hears of it, and the client goes on without them, at once.
+/// Covers properties in one message and in parts. The server gets an error, and the client continues at once without
+/// them.
 #[test]
 fn malformed_properties_of_a_server_get_bad_xdr() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
@@ -165,7 +166,7 @@ fn malformed_properties_of_a_server_get_bad_xdr() {
                     View::check(&hello.bytes, Revision::Ietf00).expect("a header").htype(),
                     HeaderType::Connprop
                 );
-                // Behind one that is good: a number of three bytes; data, and a set, longer than the message;
+                // A valid property precedes each defect: a number of three bytes; data, and a set, beyond the message;
                 // a boolean of 2.
                 let good = [2, 4, 8192];
                 let body = match case {
@@ -195,7 +196,7 @@ fn malformed_properties_of_a_server_get_bad_xdr() {
                 }
                 assert_eq!((errors, calls), (vec![(XID, ErrorBody::BadXdr)], 2), "case {case}");
             });
-            // No timer of the test's patience would do.
+            // No time-out ends the negotiation within the test.
             let config = small_client(small()).with(|c| {
                 c.shard.wire.credit_mode = scheme;
                 c.shard.wire.version_1 = false;
@@ -211,11 +212,11 @@ fn malformed_properties_of_a_server_get_bad_xdr() {
     }
 }
 
-/// An error that asks for more than can be given ends its call, with what it says.
+/// An error whose demand cannot be met ends its call with that error.
 #[test]
 fn errors_without_a_remedy_end_their_call_with_their_cause() {
     let errors = [
-        // There is one Write chunk, and it is counted from 1.
+        // The call has one Write chunk, and indexes start at 1.
         ErrorBody::WriteResource { chunk_index: 0, length_needed: 100 },
         ErrorBody::WriteResource { chunk_index: 2, length_needed: 100 },
     ];
@@ -242,7 +243,7 @@ fn errors_without_a_remedy_end_their_call_with_their_cause() {
     server.join();
 }
 
-/// As `bad_replies_end_their_call_with_a_cause`, in the version whose replies name no direction.
+/// Like `bad_replies_end_their_call_with_a_cause`, in the version whose replies carry no direction.
 #[test]
 fn bad_replies_of_version_1_end_their_call_with_a_cause() {
     let segment = Segment { length: 501, ..Segment::default() };
@@ -319,12 +320,11 @@ fn bad_replies_of_version_1_end_their_call_with_a_cause() {
     server.join();
 }
 
-/// A server fills a chunk's segments in their order. Where it says otherwise there are bytes between that
-/// nobody wrote.
+/// A server fills the segments of a chunk in order. Lengths that contradict this imply bytes that the server did not
+/// write.
 #[test]
 fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
-    /// Lengths of the segments of a chunk of 10000 bytes that was offered in three, and the length of what is
-    /// in it.
+    /// Returned segment lengths of a chunk of 10000 bytes offered in three segments, and the length of its content.
     const CASES: [(&[u32], Option<usize>); 12] = [
         (&[4096, 4096, 1808], Some(10_000)),
         (&[4096, 10, 0], Some(4106)),

@@ -1,5 +1,5 @@
-//! What the texts require of every responder, seen from the other end of the wire; `engine/REQUIREMENTS.md`
-//! names these tests.
+//! Protocol rules of responders, observed from the other end.
+//! `engine/REQUIREMENTS.md` lists these tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,11 +18,11 @@ use rpcrdma_tests::*;
 use super::hostile_client::{be, error_of, unharmed};
 
 pub(super) const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
-/// Bytes of the RPC header of the calls here: where their arguments start.
+/// Bytes of the RPC header of these calls: the offset of their arguments.
 pub(super) const ARGS_AT: u32 = 40;
 pub(super) const XID: u32 = 0x0102_0304;
 
-/// A client without an engine that keeps to a scheme.
+/// A raw client with a credit mode.
 pub(super) struct Client {
     pub(super) peer: RawPeer,
 }
@@ -49,7 +49,7 @@ impl Client {
         self.send(XID, Flags::NONE, Body::Msg(chunks), &call);
     }
 
-    /// The next message that is about one of this client's.
+    /// The next message other than grants and properties.
     pub(super) fn answer(&mut self) -> Message {
         loop {
             let message = self.peer.receive().expect("the connection goes on");
@@ -65,7 +65,7 @@ impl Client {
         error_of(&self.answer().bytes, self.peer.revision)
     }
 
-    /// The connection goes on, and nothing was said that is not known here.
+    /// Checks that the connection is alive, and that no unexpected message has arrived.
     pub(super) fn ping(&mut self) {
         let call = call_bytes(7, PROGRAM, VERSION, ECHO, b"ping");
         self.send(7, Flags::NONE, Body::Msg(Chunks::NONE), &call);
@@ -79,7 +79,7 @@ pub(super) fn server_of(scheme: CreditMode) -> ServerConfig {
     ServerConfig { shard: small().with(|c| c.wire.credit_mode = scheme), ..small_server() }
 }
 
-/// A server and a client of it.
+/// A server and its client.
 pub(super) fn pair(name: &'static str, scheme: CreditMode) -> (World, Address, Client) {
     let mut world = World::new(name);
     let address = world.serve(server_of(scheme));
@@ -162,7 +162,7 @@ fn write_chunks_come_back_with_their_segments_and_true_lengths() {
         let part = |offset, length| Segment { length, offset: all.offset + offset, ..all };
         let segments = [part(0, 300), part(300, 400), part(700, 300), other];
         let writes = WriteList { counts: &[3, 1], segments: &segments };
-        // 501 bytes, which XDR would pad to 504, and nothing.
+        // 501 bytes, which XDR would pad to 504, and none.
         client.call(LOAD, Chunks { writes, ..Chunks::NONE }, &be(&[9, 501, 0]));
         let bytes = client.answer().bytes;
         let view = View::check(&bytes, Revision::Ietf00).expect("a header");
@@ -192,7 +192,7 @@ fn read_chunks_of_several_segments_are_joined_in_order() {
             position,
             target: Segment { length, offset: first.offset + offset, ..first },
         };
-        // The second chunk stands behind the first and its padding.
+        // The second chunk follows the first and its padding.
         let behind = ReadSegment { position: position + 1004, target: second };
         let list = [part(0, 1), part(1, 2), part(3, 997), part(1000, 1), behind];
         client.call(STORE, reads(&list), &be(&[5]));
@@ -202,7 +202,7 @@ fn read_chunks_of_several_segments_are_joined_in_order() {
     }
 }
 
-/// The number is that of the procedure, or 0.
+/// The error's maximum is that of the procedure, or 0.
 #[test]
 fn read_chunks_beyond_those_of_the_procedure_are_refused_with_their_number() {
     const TWO: u32 = 20;
@@ -253,7 +253,7 @@ fn pure_grants_have_xid_0_no_chunks_and_no_flag() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let (_world, _, mut client) = pair("grants", scheme);
         client.ping();
-        // Each takes a Receive and is answered with nothing: a grant is due after half the credits.
+        // Each message consumes a Receive and gets no answer. A grant is due after half the credits.
         for _ in 0..small().limits.credits - 1 {
             client.send(XID, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(XID, b""));
         }
@@ -299,7 +299,7 @@ fn malformed_properties_get_bad_xdr_and_unknown_ones_pass() {
         ("opaque data beyond their own end", 6, &[0, 0, 0, 9, 1, 2, 3, 4], false),
     ];
     for (name, which, data, good) in cases {
-        // Behind one that is good, and before another.
+        // Each case stands between two valid properties.
         let mut buffer = [0; 64];
         let set = Builder::new(&mut buffer)
             .uint32(3, 1 << 20)
@@ -314,7 +314,7 @@ fn malformed_properties_get_bad_xdr_and_unknown_ones_pass() {
         }
         client.ping();
     }
-    // Data that are longer than the message.
+    // Data beyond the end of the message.
     let mut client = Client::connect(&address, CreditMode::V2Windowed, Revision::Ietf00);
     let mut buffer = [0; 64];
     let set = Builder::new(&mut buffer).uint32(2, 4096).expect("space").finish();
@@ -338,7 +338,7 @@ fn more_where_it_has_no_meaning_gets_inval_flag() {
         client.send(XID, Flags::MORE, body, b"");
         assert_eq!(client.error(), (XID, ErrorBody::InvalFlag), "{body:?}");
     }
-    // But errors are never answered.
+    // Errors are never answered.
     client.send(XID, Flags::MORE, Body::Error(ErrorBody::System), b"");
     client.ping();
 }
@@ -409,7 +409,7 @@ fn a_server_invalidates_only_handles_of_the_call() {
     }
 }
 
-/// The errors of version 1, which are all the same one: XID, version, credits, ERROR, ERR_CHUNK.
+/// The only error of version 1: XID, version, credits, ERROR, ERR_CHUNK.
 pub(super) fn assert_err_chunk(client: &mut Client, what: &str) {
     let bytes = client.answer().bytes;
     assert_eq!(bytes.len(), 20, "{what}");
@@ -471,12 +471,12 @@ fn version_1_drops_messages_shorter_than_28_bytes() {
     let (world, address, mut client) = pair("too-short", CreditMode::V1);
     let mut witness = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
     client.ping();
-    // Whatever type they say that they are of.
+    // The claimed type does not matter.
     let mut sent = 0;
     for htype in [0, 1, 2, 3, 4, 9] {
         let whole = be(&[XID, 1, 9, htype, 0, 0, 0]);
         for len in [1, 3, 4, 15, 16, 19, 20, 24, 27] {
-            // An ERROR and a DONE have fewer words: those are no shorter than they should be.
+            // An ERROR and a DONE have fewer words, so they are not too short.
             if htype == 3 && len >= 16 || htype == 4 && len >= 20 {
                 continue;
             }
@@ -489,7 +489,7 @@ fn version_1_drops_messages_shorter_than_28_bytes() {
     assert_eq!(world.server().stats()[0].messages.rejected_short, sent);
 }
 
-/// A server tells calls apart by their order alone: each is run and answered.
+/// Order alone distinguishes calls for a server: it runs and answers each.
 #[test]
 fn calls_that_share_an_xid_are_all_answered() {
     for scheme in SCHEMES {
@@ -529,7 +529,7 @@ fn version_1_garbage_arguments_are_answered_by_rpc() {
     client.ping();
 }
 
-/// Every program has procedure 0, which runs whoever calls (RFC 5531 §12.1); AUTH_NONE is no other flavor
+/// Every program has procedure 0, which any caller may run (RFC 5531 §12.1). AUTH_NONE differs from every other flavor
 /// (§10).
 #[test]
 fn the_null_procedure_asks_for_no_authentication() {
@@ -552,7 +552,7 @@ fn the_null_procedure_asks_for_no_authentication() {
     }
 }
 
-/// A call behind its header has no Position Zero Read chunk: that would be a second one.
+/// A Position Zero Read chunk would be a second RPC message.
 #[test]
 fn a_call_behind_its_header_has_no_position_zero_read_chunk() {
     for scheme in SCHEMES {

@@ -1,4 +1,4 @@
-//! How many segments a call may have, in which order, and what its headers take for them.
+//! Segments of calls: limits, order, and space in headers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,14 +27,14 @@ use super::rules_of_servers::{ARGS_AT, Client, SCHEMES, XID, pair, server_of};
 
 /// Bytes of each chunk.
 const CHUNK: usize = 1000;
-/// Segments of all lists of a call, in one header.
+/// Segments in all lists of a call's header.
 const IN_HEADER: usize = (2 * MAX_CHUNKS + 2) * MAX_SEGMENTS;
 
 fn view(bytes: &[u8]) -> View<'_> {
     View::check(bytes, Revision::Ietf00).expect("a header")
 }
 
-/// So many segments of one piece of memory, about equally long.
+/// Splits one piece of memory into `count` segments of about equal length.
 fn cut(whole: Segment, count: usize) -> Vec<Segment> {
     let (len, count) = (whole.length, count as u32);
     let at = |n: u32| n * len / count;
@@ -42,7 +42,7 @@ fn cut(whole: Segment, count: usize) -> Vec<Segment> {
     (0..count).map(part).collect()
 }
 
-/// How many segments the chunks of a call have.
+/// Segment counts of a call's chunks.
 #[derive(Clone, Debug, Default)]
 struct Counts<'a> {
     /// Of the Position Zero Read chunk; 0 for none.
@@ -59,7 +59,7 @@ impl Counts<'_> {
     }
 }
 
-/// The lists of a call, and the memory behind them.
+/// The lists of a call, and their memory.
 struct Lists {
     reads: Vec<ReadSegment>,
     counts: Vec<u32>,
@@ -71,7 +71,7 @@ struct Lists {
 }
 
 impl Lists {
-    /// Read chunks with patterns, from one word behind the RPC header on, and empty Write chunks.
+    /// Exposes Read chunks with patterns, from one word behind the RPC header, and empty Write chunks.
     fn offer(client: &mut Client, counts: &Counts<'_>, message: &[u8]) -> Self {
         let mut lists = Self {
             reads: Vec::new(),
@@ -119,7 +119,7 @@ impl Lists {
     }
 }
 
-/// The procedure that uses what a call of these chunks has, and its arguments.
+/// The procedure that uses all chunks of a call, and its arguments.
 fn procedure_for(counts: &Counts<'_>) -> (u32, Vec<u8>) {
     match (counts.reads.len(), counts.writes.len()) {
         (_, 0) => (STORE, be(&[0])),
@@ -128,7 +128,7 @@ fn procedure_for(counts: &Counts<'_>) -> (u32, Vec<u8>) {
     }
 }
 
-/// Sends a call with such chunks, and takes what answers it.
+/// Sends a call with these chunks, and receives its answer.
 fn exchange(client: &mut Client, counts: &Counts<'_>) -> (Lists, Vec<u8>) {
     let (procedure, args) = procedure_for(counts);
     let message = call_bytes(XID, PROGRAM, VERSION, procedure, &args);
@@ -142,7 +142,7 @@ fn exchange(client: &mut Client, counts: &Counts<'_>) -> (Lists, Vec<u8>) {
     (lists, answer)
 }
 
-/// A call with such chunks is carried out, and all that it offered comes back.
+/// Checks that a call with these chunks runs, and that its answer returns all of them.
 fn is_served(client: &mut Client, counts: &Counts<'_>, what: &str) {
     let (lists, bytes) = exchange(client, counts);
     let answer = view(&bytes);
@@ -163,7 +163,8 @@ fn is_served(client: &mut Client, counts: &Counts<'_>, what: &str) {
     }
 }
 
-/// A call with such chunks is refused, with SEGMENTS where the version has it, and the connection goes on.
+/// Checks that a call with these chunks is refused, with SEGMENTS if the version has it, and that the connection
+/// survives.
 fn is_refused(client: &mut Client, scheme: CreditMode, counts: &Counts<'_>, max: u32) {
     let (_lists, bytes) = exchange(client, counts);
     let ViewBody::Error(error) = view(&bytes).body() else { panic!("{counts:?}: {}", view(&bytes)) };
@@ -179,7 +180,7 @@ fn replies_return_as_many_segments_as_their_calls_may_offer() {
         for (write, reply) in [(13, 16), (14, 16), (15, 15), (16, 14), (16, 16)] {
             let counts = Counts { writes: &[write], reply: Some(reply), ..Counts::default() };
             is_served(&mut client, &counts, "as it came");
-            // Refusals return them, too; and whatever comes behind such a call is answered.
+            // Refusals return the chunks, too. Calls behind them are answered.
             let lists = Lists::offer(&mut client, &counts, b"");
             client.call(LOAD, lists.chunks(), b"");
             let bytes = client.answer().bytes;
@@ -295,7 +296,7 @@ fn lists_that_the_callers_receives_have_no_room_for_are_refused_before_the_call_
         services.add(PROGRAM, VERSION, LOAD, load.write_chunks(MAX_CHUNKS, CHUNK));
         let address = world.serve_with(server_of(scheme), services);
         let mut peer = RawPeer::connect_silently(&address);
-        // Without private data version 1 has Receives of 1024 bytes.
+        // Version 1 without private data has Receives of 1024 bytes.
         match scheme {
             CreditMode::V1 => peer.version = Version::V1,
             _ => {
@@ -305,7 +306,7 @@ fn lists_that_the_callers_receives_have_no_room_for_are_refused_before_the_call_
         }
         let mut client = Client { peer };
         let counts = Counts { writes: &[16; MAX_CHUNKS], reply: Some(16), ..Counts::default() };
-        // A refusal of 64 bytes, four Write chunks and a Reply chunk of so many segments: that fits.
+        // 1024 bytes hold a refusal of 64 bytes with four Write chunks and a Reply chunk, each of 11 segments.
         is_refused(&mut client, scheme, &counts, 11);
         assert!(!ran.load(Ordering::SeqCst), "{scheme:?}");
         let counts = Counts { writes: &[11; MAX_CHUNKS], reply: Some(11), ..Counts::default() };
@@ -324,7 +325,7 @@ fn a_reply_that_fits_no_more_is_an_error_and_the_calls_behind_it_are_answered() 
         let gate = Arc::clone(&go);
         let mut services = standard_services();
         let gated = Procedure::new(move |_| {
-            // A test that fails before it opens the gate is not to hang.
+            // Bounds the wait, so that a failed test does not hang.
             let opened = settles(|| gate.load(Ordering::SeqCst));
             if opened { Ok(()) } else { Err(Refusal::SystemError) }
         });
@@ -339,7 +340,7 @@ fn a_reply_that_fits_no_more_is_an_error_and_the_calls_behind_it_are_answered() 
         let counts = Counts { writes: &[16; MAX_CHUNKS], ..Counts::default() };
         let lists = Lists::offer(&mut client, &counts, b"");
         client.call(GATED, lists.chunks(), b"");
-        // The header of its reply has 1096 bytes.
+        // The header of the reply has 1096 bytes.
         let now = Property { which: PropertyId::ReceiveSize.code(), data: &1024u32.to_be_bytes() };
         let update = Operation::Update { now, clears_pending: false };
         let mut optinfo = vec![0; update.encoded_len()];
@@ -376,7 +377,7 @@ fn reply_room_excludes_the_chunk_lists() {
                 let bytes = client.answer().bytes;
                 let inline_threshold = if scheme == CreditMode::V1 { 1024 } else { 4096 };
                 assert!(patterned(5, view(&bytes).payload().get(24..).expect("results")), "{scheme:?}");
-                // Without the count of received messages a header is shorter than it may be.
+                // Without the count of received messages the header is 4 bytes shorter than its maximum.
                 let short = if scheme == CreditMode::V2Incremental { 4 } else { 0 };
                 assert_eq!(bytes.len() + short, inline_threshold, "{scheme:?}: {writes:?} {reply:?}");
             }
@@ -384,7 +385,7 @@ fn reply_room_excludes_the_chunk_lists() {
     }
 }
 
-/// Segments of several chunks, in any order that keeps that of each chunk.
+/// Interleaves the segments of several chunks at random, each chunk in order.
 fn mixed(random: &mut Random, mut chunks: Vec<Vec<ReadSegment>>) -> Vec<ReadSegment> {
     let mut list = Vec::new();
     while !chunks.is_empty() {
@@ -410,7 +411,7 @@ fn the_segments_of_read_chunks_may_stand_in_any_order() {
             let lists = Lists::offer(&mut client, &counts, &message);
             let mut chunks: Vec<Vec<ReadSegment>> =
                 lists.reads.chunk_by(|a, b| a.position == b.position).map(<[_]>::to_vec).collect();
-            // An empty segment is anywhere, even under a key that is none.
+            // Empty segments may stand anywhere, even with an invalid key.
             for chunk in &mut chunks {
                 let target = Segment { handle: 0xDEAD, length: 0, offset: u64::MAX };
                 let empty = ReadSegment { position: chunk[0].position, target };
@@ -428,7 +429,7 @@ fn the_segments_of_read_chunks_may_stand_in_any_order() {
             let expected = reply_bytes(XID, &be(&[CHUNK as u32; 3]));
             assert_eq!(view(&bytes).payload(), expected, "{scheme:?} seed {seed} round {round}: {}", view(&bytes));
         }
-        // Position Zero is last, and in between: 0, 44, 0, 44 and so on.
+        // Position Zero alternates with the other chunk, in both orders. Then it comes last.
         let counts = Counts { zero: 4, reads: &[4], ..Counts::default() };
         let message = call_bytes(XID, PROGRAM, VERSION, STORE, &be(&[0]));
         let lists = Lists::offer(&mut client, &counts, &message);
@@ -445,8 +446,8 @@ fn the_segments_of_read_chunks_may_stand_in_any_order() {
     }
 }
 
-/// A call of ours with so many bytes of arguments and eight chunks of sixteen segments each, as a server
-/// without an engine sees it.
+/// A client's call with `args` bytes of arguments and eight chunks of 16 segments each. Returns the payload that a raw
+/// server received.
 fn call_of_many(scheme: CreditMode, args: usize, offers: Properties<'static>) -> Result<Vec<u8>, CallError> {
     let world = World::new("of-many");
     let address = world.address();
@@ -494,7 +495,7 @@ fn a_call_of_ours_may_have_as_many_segments_as_its_peer_takes() {
             windowed_credits: scheme == CreditMode::V2Windowed,
             ..Properties::default()
         };
-        // In one message, and in two: the lists, of 2592 bytes, are in the last one.
+        // In one message, and in two: the last one has the lists, of 2592 bytes.
         for args in [400, 1400, 3000] {
             let payload = call_of_many(scheme, args, offers).expect("it is answered");
             assert!(payload.len() == ARGS_AT as usize + args, "{scheme:?} {args}");

@@ -1,5 +1,5 @@
-//! Memory is used again and again, and holds what others have had there: none of it reaches a peer, whatever
-//! handlers and callers leave unwritten.
+//! Reused memory: bytes of earlier users never reach a peer.
+//! Handlers and callers leave parts of their buffers unwritten.
 
 use std::future::poll_fn;
 use std::sync::{Arc, mpsc};
@@ -19,17 +19,15 @@ use super::landing::{PAGES, page_of};
 use super::own_memory::{PAGE, own_arena};
 use super::reverse::{HELLO, telling_services};
 
-/// What one client has in all of the server's memory, and no other may see.
+/// The content of all of the server's memory from one client. No other client may see it.
 const SECRET: u8 = 0xA5;
-/// Arguments, results and chunks that are the secret: procedures, and the bytes of inline results that each
-/// has room for.
+/// Procedures with the secret as arguments, results and chunks, and their limits of inline results in bytes.
 const SPILLS: [(u32, usize); 3] = [(198, 100), (199, 3000), (200, 20_000)];
-/// Gives its arguments back, in the form that they take.
+/// Echoes its arguments, inline or long as they arrived.
 const LONG_ECHO: u32 = 300;
 /// The first of the procedures that leave results unwritten.
 const SLOPPY: u32 = 500;
-/// Bytes of inline results: of a short message, of a long one, of one in parts or in a Reply chunk, of one in
-/// a Reply chunk.
+/// Bytes of inline results: a short message, a long one, one in parts or in a Reply chunk, one in a Reply chunk.
 const LENGTHS: [usize; 4] = [100, 3000, 8000, 20_000];
 /// Bytes of results in Write chunks.
 const CHUNKS: [usize; 3] = [5000, 60_000, 1_000_000];
@@ -37,7 +35,7 @@ const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremen
 
 type Handler = fn(&mut ServerCall, usize) -> Result<(), Refusal>;
 
-/// Leave `len` bytes of inline results unwritten, but for some ones at their start: how many.
+/// Handlers that leave `len` bytes of inline results unwritten, except for this number of ones at the start.
 const INLINE: [(Handler, usize); 5] = [
     (|call, len| call.reply_mut(len).map(drop).map_err(Refusal::from), 0),
     (
@@ -73,7 +71,7 @@ const INLINE: [(Handler, usize); 5] = [
     ),
 ];
 
-/// The same with a result in a Write chunk.
+/// The same for a result in a Write chunk.
 const DIRECT: [(Handler, usize); 5] = [
     (
         |call, len| {
@@ -138,9 +136,9 @@ fn spill(call: &mut ServerCall) -> Result<(), Refusal> {
 enum Way {
     Shard,
     Workers,
-    /// It has taken its call to another thread.
+    /// On another thread, with the deferred call.
     Deferred,
-    /// In a future, when that is polled again.
+    /// In a future, at its second poll.
     Asynchronous,
 }
 
@@ -172,8 +170,8 @@ async fn later() {
     poll_fn(look).await;
 }
 
-/// The sloppy procedures, one behind the other, with `number` for each: inline ones by length, then those
-/// with chunks, then all of them in the other ways.
+/// The sloppy procedures with their lengths, their number of ones, and whether they use a chunk. For each way: inline
+/// ones by length, then those with chunks.
 fn sloppy() -> Vec<(Procedure, usize, usize, bool)> {
     let mut all = Vec::new();
     for way in [Way::Shard, Way::Workers, Way::Deferred, Way::Asynchronous] {
@@ -212,7 +210,7 @@ fn server(shard: Config) -> ServerConfig {
     ServerConfig { shard, workers: Some(WorkerConfig { count: 1, ..WorkerConfig::default() }), ..small_server() }
 }
 
-/// A call that has the secret in all that it sends, and gets it back in all that it receives.
+/// A call with the secret in all that it sends, and in all that it receives.
 fn secret_call(client: &mut LocalClient, args: usize, chunk: usize) -> ClientCall {
     let first = client.first();
     let (procedure, _) = SPILLS.into_iter().find(|&(_, room)| args <= room).expect("not too long");
@@ -228,13 +226,13 @@ fn secret_call(client: &mut LocalClient, args: usize, chunk: usize) -> ClientCal
     call
 }
 
-/// Fills the memory of both ends with the secret: as many buffers of each size as calls hold at a time, up to those that
-/// results of `len` bytes are in.
+/// Fills the memory of both ends with the secret. It covers as many buffers of each size as calls hold at a time, up to
+/// the size for results of `len` bytes.
 fn fill_with_secrets(client: &mut LocalClient, len: usize) {
     let first = client.first();
     let sizes =
         [(60, 0, 40), (3000, 0, 40), (8000, 0, 4), (19_000, 0, 4), (64, 5000, 4), (64, 60_000, 4), (64, 1 << 20, 2)];
-    // The largest take as long as all the others, and most results are far shorter.
+    // The largest calls take as long as all others, and most results are far shorter.
     for (args, chunk, calls) in sizes.into_iter().filter(|&(_, chunk, _)| chunk <= 60_000 || len > 60_000) {
         for token in 0..calls {
             let call = secret_call(client, args, chunk);
@@ -295,7 +293,7 @@ fn results_that_nobody_wrote_are_zero() {
     }
 }
 
-/// Of what was begun, and then refused or dropped, nothing is sent: neither what was written nor what was there before.
+/// A refused or dropped call sends neither its written results nor earlier content.
 #[test]
 fn results_that_are_given_up_are_not_sent() {
     const GIVEN_UP: u32 = 400;
@@ -347,7 +345,7 @@ fn results_that_are_given_up_are_not_sent() {
             peer.send(&peer.message(number, Flags::NONE, Body::Msg(Chunks::NONE), &call));
             let message = peer.receive().expect("a reply").bytes;
             let view = View::check(&message, Revision::Ietf00).expect("a header");
-            // RFC 5531 §9: MSG_ACCEPTED with an empty verifier, SYSTEM_ERR, and nothing behind it.
+            // RFC 5531 §9: MSG_ACCEPTED with an empty verifier, SYSTEM_ERR, and no results.
             let system_err: Vec<u8> = [number, 1, 0, 0, 0, 5].iter().flat_map(|word| word.to_be_bytes()).collect();
             assert_eq!(view.payload(), system_err, "{scheme:?}, procedure {number}");
             let mut call = other.prepare(number, 0).unwrap();
@@ -363,7 +361,7 @@ fn results_that_are_given_up_are_not_sent() {
     }
 }
 
-/// A page of the application's cache, where a short chunk lands upon a long one of somebody else's.
+/// A short chunk lands in a page of the application's cache that held another client's long chunk.
 #[test]
 fn chunks_contain_no_bytes_of_earlier_calls() {
     const STORED: u32 = 400;
@@ -403,7 +401,7 @@ fn chunks_contain_no_bytes_of_earlier_calls() {
             assert!(filled(0xEE, &page[len..]), "{scheme:?}, {len} bytes: behind them");
         };
         for len in [1, 3, 100, 4093] {
-            // Each of its pages is used in turn, or one again and again.
+            // The server uses its pages in turn, or one page repeatedly.
             (0..2 * PAGES).for_each(|_| store(&mut victim, SECRET, PAGE));
             (0..2 * PAGES).for_each(|_| store(&mut other, 1, len));
         }
@@ -411,7 +409,7 @@ fn chunks_contain_no_bytes_of_earlier_calls() {
     }
 }
 
-/// Both times, and nothing that is not in the results is kept.
+/// Both replies are clean, and the cache keeps nothing beyond the results.
 #[test]
 fn replies_that_are_kept_have_nothing_of_others() {
     let mut world = World::new("unwritten-kept");
@@ -448,8 +446,8 @@ fn replies_that_are_kept_have_nothing_of_others() {
     drop((victim, peer));
 }
 
-/// A client of two servers, which serves as well: what the one has told it, or was told, the other does not
-/// get to see.
+/// A client of two servers, with services of its own. Neither server sees data that the client exchanged with the
+/// other.
 #[test]
 fn unwritten_bytes_of_a_clients_buffer_are_zero() {
     for scheme in SCHEMES {
@@ -475,8 +473,8 @@ fn unwritten_bytes_of_a_clients_buffer_are_zero() {
                 assert!(filled(SECRET, call.args_mut()), "what is written stays");
             }
         }
-        // Memory for chunks is the connection's own, and new with it. A byte of an XID may be like the secret: eight
-        // in a row are not.
+        // Memory for chunks belongs to a connection, and is new with it. One byte of an XID may equal the secret; eight
+        // in a row do not.
         for len in [100, 1 << 16, 1 << 20] {
             let mut chunk = client.alloc(second, len).unwrap();
             let secrets = chunk.full_mut().windows(8).filter(|bytes| **bytes == [SECRET; 8]).count();
@@ -495,7 +493,7 @@ fn reverse_replies_that_nobody_wrote_are_zero() {
         let config = small().with(|c| c.wire.credit_mode = scheme);
         let one = world.serve_with(server(config.clone()), services());
         let (told, other) = telling(&mut world, config.clone());
-        // It has no workers: those run on its shard, too.
+        // The client has no workers, so their procedures run on its shard, too.
         let mut client = rpcrdma::client::ClientConfig { services: Some(Arc::new(services())), ..small_client(config) };
         client.shard.limits.max_calls = 200;
         let mut client = LocalClient::connect(&one, client).unwrap();
@@ -520,7 +518,7 @@ fn telling(world: &mut World, config: Config) -> (mpsc::Receiver<rpcrdma::servic
     (told, world.serve_with(server(config), services))
 }
 
-/// A reverse call's results: inline, and in its Write chunk.
+/// Results of a reverse call, inline and in its Write chunk.
 fn called_back(client: &mut LocalClient, back: &mut Client, call: ClientCall) -> (Vec<u8>, Vec<u8>) {
     let mut pending = back.start(call).unwrap();
     let mut result = None;

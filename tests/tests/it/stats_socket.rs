@@ -1,4 +1,4 @@
-//! Statistics by a socket.
+//! Statistics over a socket.
 
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -16,14 +16,14 @@ use rpcrdma_tests::*;
 use rustix::fs::{FlockOperation, Uid};
 use tempfile::TempDir;
 
-/// A directory, and where in it the socket is to be.
+/// A directory, and the path of the socket in it.
 fn place() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("stats");
     (directory, path)
 }
 
-/// A server that tells what it does, and times each call.
+/// A server with a statistics socket that times each call.
 fn telling(path: &Path) -> ServerConfig {
     ServerConfig {
         shard: small().with(|c| c.poll.sample_latency = 1),
@@ -42,7 +42,7 @@ fn snapshot(path: &Path) -> Snapshot {
     serde_json::from_str(&read(path)).expect("a snapshot")
 }
 
-/// One that every shard has answered: one that is busy may be left out of others.
+/// A snapshot with answers of all shards. Others may lack a busy shard.
 fn answered(path: &Path) -> Snapshot {
     let mut last = None;
     let all = settles(|| last.insert(snapshot(path)).shards.iter().all(|shard| shard.stats.is_some()));
@@ -50,7 +50,7 @@ fn answered(path: &Path) -> Snapshot {
     last.expect("it was asked")
 }
 
-/// What its only shard says.
+/// Statistics of the only shard.
 fn shard(snapshot: &Snapshot) -> &rpcrdma::stats::ShardStats {
     snapshot.shards[0].stats.as_ref().expect("it answers")
 }
@@ -76,7 +76,7 @@ fn a_reader_gets_the_servers_counters() {
     assert_eq!((serves.calls, serves.connections, one.connections + other.connections), (CALLS, 1, 1));
     let told = world.server().stats();
     let told = told.iter().find(|stats| stats.connections > 0).expect("a connection");
-    // What is told by the socket is what `Server::stats` says, latencies to 1 %.
+    // The socket reports the values of `Server::stats`, latencies within 1 %.
     assert_eq!((serves.latency.len(), told.latency.len()), (CALLS, CALLS));
     assert!(serves.latency.max() >= told.latency.max() && serves.latency.min() <= told.latency.min() * 101 / 100);
     assert_eq!(serves.batch.len(), told.batch.len());
@@ -124,7 +124,7 @@ fn readers_change_nothing_that_others_see() {
         for _ in 0..40 {
             scope.spawn(|| assert_eq!(shard(&answered(&path)).calls, 20));
         }
-        // These take nothing, and some of them go before it is there.
+        // These readers read nothing, and some close before the data arrives.
         let deaf: Vec<_> = (0..40).map(|_| UnixStream::connect(&path).expect("it listens")).collect();
         drop(deaf);
     });
@@ -156,7 +156,7 @@ fn a_shard_that_is_in_a_handler_is_left_out_until_it_answers() {
         client.poll(drop);
         snapshot(&path).shards[0].stats.is_none()
     }));
-    // Whoever asks meanwhile asks the shard nothing more.
+    // Another reader meanwhile sends the shard no request.
     assert!(snapshot(&path).shards[0].stats.is_none());
     open.send(()).expect("it waits");
     let mut ended = 0;
@@ -193,7 +193,7 @@ fn the_file_is_replaced_if_nobody_listens_and_removed_at_the_end() {
     assert_eq!(snapshot(&path).format, FORMAT, "the first one goes on");
     server.drain(Duration::from_secs(10)).expect("there is nothing to do");
     assert!(!path.exists());
-    // Somebody who has taken the place keeps it.
+    // A socket that has replaced the server's is not removed.
     let server = start(&world, &path).expect("a server");
     std::fs::remove_file(&path).expect("it is there");
     let other = UnixListener::bind(&path).expect("a socket");
@@ -215,7 +215,7 @@ fn a_file_that_is_no_socket_is_not_removed() {
     assert!(!std::fs::metadata(&path).expect("it is there").file_type().is_socket());
 }
 
-/// Whoever may read a directory can lock it, and others' files need not be in the way.
+/// Any reader of a directory can lock it. Files of other users must not block the server.
 #[test]
 fn another_user_keeps_no_server_from_telling() {
     if !rustix::process::geteuid().is_root() {
@@ -228,7 +228,7 @@ fn another_user_keeps_no_server_from_telling() {
     let locked = std::thread::scope(|scope| {
         let lock = || {
             let nobody = Uid::from_raw(65534);
-            // Of this thread alone.
+            // Affects this thread only.
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("root may");
             let own = directory.path().join(".stats.rpcrdma-lock");
             std::fs::write(&own, "").expect("all may");

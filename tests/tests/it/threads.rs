@@ -1,4 +1,4 @@
-//! The client whose shard has a thread of its own.
+//! A client whose shard has its own thread.
 
 use std::future::Future;
 use std::pin::pin;
@@ -26,7 +26,7 @@ impl Wake for Unpark {
     }
 }
 
-/// The smallest executor there is.
+/// A minimal executor.
 pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut context = Context::from_waker(&waker);
@@ -65,10 +65,10 @@ fn blocking_calls_futures_and_polls() {
             }));
             assert_eq!(reply.unwrap().unwrap().results(), args);
         }
-        // It goes there in two messages, but the procedure has no room for such an answer.
+        // The call takes two messages, but the procedure has no room for such a reply.
         let failed = client.call(ClientCall::new(ECHO).args(vec![0; 6000])).unwrap_err();
         assert_eq!(failed.error, CallError::Refused(Refusal::SystemError));
-        // Longer than any buffer, so it does not even become a message.
+        // Longer than any buffer, so it does not become a message.
         let error = client.call(ClientCall::new(ECHO).args(vec![0; 2 << 20])).unwrap_err();
         assert!(
             matches!(
@@ -99,7 +99,7 @@ fn futures_that_are_dropped_harm_nobody() {
             assert_eq!(block_on(pending).unwrap().results(), args);
         }
     }
-    // Those that were dropped end by themselves.
+    // Dropped calls end by themselves.
     assert!(settles(|| client.call(ClientCall::new(ECHO)).is_ok()));
     drop(client);
 }
@@ -115,7 +115,7 @@ fn chunks_through_the_ring() {
         let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(10_001);
         let mut reply = client.call(call).unwrap();
         assert!(patterned(seed, reply.chunk(0).unwrap()));
-        // Memory of a reply may be kept, and used again.
+        // Memory of a reply may be kept and reused.
         let sent = reply.take_sent().next().unwrap();
         let call = ClientCall::new(STORE).args(seed.to_be_bytes()).read_chunk(4, sent);
         assert_eq!(client.call(call).unwrap().results(), 10_001u32.to_be_bytes());
@@ -180,7 +180,7 @@ fn deadlines_limits_and_the_end() {
     assert_eq!(refused.error, CallError::TooManyCalls { limit: 4 });
     let last = started.pop().unwrap();
     gate.open();
-    // What the connection's table has no room for ends the same way.
+    // Calls beyond the connection's table end the same way.
     let results: Vec<_> = started.into_iter().map(|mut pending| pending.join().map(drop)).collect();
     assert!(
         results
@@ -222,7 +222,7 @@ fn a_lost_server_ends_waiting_calls() {
     }
     let end = waiter.join().unwrap();
     assert!(served_or_lost(&end), "{end:?}");
-    // Where every reply came before the server went, the client may not know of the end yet.
+    // If every reply arrived before the server went, the client may not have noticed the end.
     assert!(settles(|| match client.call(slow()).map(drop) {
         Err(FailedCall { error: CallError::Closed, .. }) => true,
         Err(FailedCall { error: CallError::ConnectionLost { .. }, .. }) => false,
@@ -239,7 +239,7 @@ fn a_lost_connection_has_a_reason() {
         world.serve_at(&address, small_server(), services);
         let mut client = connect(&world, &address, small());
         let other = client.clone();
-        // Nobody answers it.
+        // No handler answers it.
         let mut slow = client.start(ClientCall::new(KEEP)).unwrap();
         client.call(ClientCall::new(ECHO)).unwrap();
         assert!(settles(|| !kept.lock().expect("no panic").is_empty()));
@@ -247,7 +247,7 @@ fn a_lost_connection_has_a_reason() {
         let server = world.take_server();
         let end = std::thread::spawn(move || drop(server));
         assert!(matches!(slow.join(), Err(FailedCall { error: CallError::ConnectionLost { .. }, .. })));
-        // The reason is there as soon as a call has ended.
+        // The reason is available once a call has ended.
         for client in [&client, &other] {
             let cause = client.close_reason().map(CloseReason::cause);
             assert!(matches!(cause, Some(CloseCause::Disconnected { .. })));
@@ -271,7 +271,7 @@ fn a_closed_connection_reports_its_reason() {
     assert_eq!(client.call(ClientCall::new(ECHO)).map(drop).map_err(CallError::from), Err(CallError::Closed));
 }
 
-/// What a future comes to.
+/// The result of a future.
 fn end_of<T>(future: &mut std::pin::Pin<Box<impl Future<Output = T>>>) -> T {
     let mut end = None;
     assert!(settles(|| match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -284,7 +284,7 @@ fn end_of<T>(future: &mut std::pin::Pin<Box<impl Future<Output = T>>>) -> T {
     end.expect("it is ready")
 }
 
-/// Who asks for memory first has it first, and nobody waits for that of a connection that has ended.
+/// Requests for memory are served in order. None waits for memory of a closed connection.
 #[test]
 fn futures_of_memory_wait_for_a_free_buffer_in_order() {
     let mut world = World::new("memory-later");

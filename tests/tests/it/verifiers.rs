@@ -1,5 +1,5 @@
-//! Verifiers of replies (RFC 5531 §8.2): servers set them, clients have room for them (version 2 §10.2.2.2;
-//! RFC 8166 §8.2.2.2).
+//! Verifiers of replies (RFC 5531 §8.2; version 2 §10.2.2.2; RFC 8166 §8.2.2.2).
+//! Servers set them, and clients reserve room for them.
 
 use std::sync::Arc;
 
@@ -16,17 +16,16 @@ use rpcrdma_tests::*;
 use super::hostile_client::be;
 
 const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
-/// A flavor that nobody knows.
+/// An unknown flavor.
 const FLAVOR: u32 = 77;
-/// Arguments: bytes of the verifier, and of the results. Results: as many as that, also in the first Write
-/// chunk.
+/// Arguments: bytes of the verifier and of the results. Results: that many bytes, and 100 in the first Write chunk.
 const SIGN: u32 = 60;
 const WORKER_SIGN: u32 = 61;
-/// As [`SIGN`], with a buffer that has no room for more than [`SHORT`] bytes of results.
+/// As [`SIGN`], with a buffer for at most [`SHORT`] bytes of results.
 const SHORT_SIGN: u32 = 62;
-/// As [`SIGN`], once.
+/// As [`SIGN`], with a duplicate request cache.
 const SIGN_ONCE: u32 = 63;
-/// As [`SIGN`], and then refuses.
+/// As [`SIGN`], then a refusal.
 const SIGN_AND_REFUSE: u32 = 64;
 const SHORT: usize = 400;
 const LONGEST: usize = 20_000;
@@ -44,7 +43,7 @@ fn sign(call: &mut ServerCall) -> Result<(), Refusal> {
     let too_long = NoSpace { needed: MAX_AUTH_LEN + 1, available: MAX_AUTH_LEN };
     assert_eq!(call.set_verifier(FLAVOR, &[1; MAX_AUTH_LEN + 1]), Err(too_long));
     assert!(call.set_verifier(0, &[1]).is_err(), "AUTH_NONE is empty");
-    // The last one counts.
+    // The last verifier is sent.
     call.set_verifier(9, &[1; 300]).map_err(|_| Refusal::SystemError)?;
     call.set_verifier(FLAVOR, &body(verifier)).map_err(|_| Refusal::SystemError)?;
     if let Ok(mut chunk) = call.result_writer(0) {
@@ -98,7 +97,7 @@ fn assert_signed(result: CallResult, verifier: usize, results: usize, what: &str
     assert!(reply.results().len() == results && patterned(9, reply.results()), "{what}");
 }
 
-/// A call that says how long its results may be, and nothing of the verifier.
+/// A call that declares the length of its results, but not of its verifier.
 fn call(client: &mut LocalClient, procedure: u32, verifier: usize, results: usize, chunk: bool) -> CallResult {
     let mut call = client.prepare(procedure, 8)?;
     call.args_mut().copy_from_slice(&be(&[verifier as u32, results as u32]));
@@ -116,8 +115,8 @@ fn there_is_room_for_a_verifier_in_every_form_of_a_reply() {
         let (address, _) = serve(&mut world, scheme);
         let config = signing(scheme, Credential::opaque(FLAVOR, vec![1; 20]));
         let mut client = LocalClient::connect(&address, config.clone()).unwrap();
-        // Around the lengths at which the reply no longer fits one message, without and with the longest
-        // verifier; then in parts, or in a Reply chunk.
+        // Lengths around the limit of one message, without and with the longest verifier. Then replies in parts, or in
+        // a Reply chunk.
         let around = (3600..4100).step_by(20);
         for results in [0, 8, SHORT].into_iter().chain(around).chain([8000, LONGEST]) {
             for (verifier, chunk) in [(0, false), (5, true), (400, false), (400, true)] {
@@ -145,7 +144,7 @@ fn there_is_room_for_a_verifier_in_every_form_of_a_reply() {
         }
         assert_eq!(client.stats().map(|stats| stats.calls_retransmitted), Some(0));
         drop(client);
-        // Who has no room set aside gets those that fit.
+        // A client without reserved room gets the verifiers that fit.
         let mut client = LocalClient::connect(&address, signing(scheme, Credential::none())).unwrap();
         assert_signed(call(&mut client, SIGN, 37, 8, false), 37, 8, "AUTH_NONE");
         let echo = client.prepare(ECHO, 0).unwrap();

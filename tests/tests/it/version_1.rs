@@ -1,5 +1,4 @@
-//! What RFC 8166 requires of both ends of a connection of version 1, seen from the other end of the wire: who
-//! may send how much, and what goes into chunks.
+//! RFC 8166 rules of both ends of version 1: credits and chunks.
 
 use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::Access;
@@ -18,19 +17,19 @@ fn view(bytes: &[u8]) -> View<'_> {
     View::check(bytes, Revision::Ietf00).expect("a header")
 }
 
-/// A client with more to say than it may, and a server without an engine, that take turns on one thread:
-/// after [`LONG_ENOUGH`] turns of both, what has not come does not come.
+/// A client with more calls than credits and a raw server, in turns on one thread. A message that has not arrived after
+/// [`LONG_ENOUGH`] turns of both will not arrive.
 struct Bench {
     client: LocalClient,
     server: RawPeer,
-    /// Calls that have come and were not answered.
+    /// Received, unanswered calls.
     open: Vec<u32>,
     answered: usize,
     ended: usize,
     _world: World,
 }
 
-/// Turns that each side takes.
+/// Turns of each side.
 const LONG_ENOUGH: usize = 300;
 const CREDITS: u32 = 8;
 
@@ -83,7 +82,7 @@ impl Bench {
         }
     }
 
-    /// So many calls are unanswered, and they do not become more.
+    /// Checks that `open` calls stay unanswered, and that no more arrive.
     #[track_caller]
     fn stays_at(&mut self, open: usize) {
         assert!(settles(|| {
@@ -97,7 +96,7 @@ impl Bench {
         assert_eq!(self.server.failures, [], "a reply met no Receive");
     }
 
-    /// Answers so many calls, the latest first.
+    /// Answers `calls` calls, the latest first.
     fn answer(&mut self, calls: usize, grant: u32) {
         self.server.credit = grant;
         for _ in 0..calls {
@@ -118,7 +117,7 @@ impl Bench {
 fn the_first_call_of_version_1_is_alone_until_its_reply_grants_credits() {
     let mut bench = Bench::new("v1-first", 30);
     bench.stays_at(1);
-    // What answers no call says nothing of credits: a reply of nobody's, and an error of nobody's.
+    // Messages that answer no call grant no credits: a reply and an error for an unknown XID.
     bench.server.credit = CREDITS;
     let stranger = bench.open[0] ^ 0x8000_0000;
     bench.say(stranger);
@@ -136,10 +135,10 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
     bench.stays_at(3);
     bench.answer(1, 4);
     bench.stays_at(4);
-    // All at once: there are Receives for all of these replies.
+    // All at once: each of these replies has a Receive.
     bench.answer(4, 7);
     bench.stays_at(7);
-    // Less, while more are unanswered: none goes out until there are fewer.
+    // The grant is below the number of unanswered calls: the client sends none until fewer are unanswered.
     bench.answer(1, 2);
     bench.stays_at(6);
     bench.answer(3, 2);
@@ -148,7 +147,7 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
     bench.stays_at(2);
     bench.answer(2, 1);
     bench.stays_at(1);
-    // More than was asked for: what was asked for holds.
+    // The grant exceeds the request: the request is the limit.
     for grant in [CREDITS + 1, 30_000, u32::MAX] {
         bench.answer(1, grant);
         bench.stays_at(CREDITS as usize);
@@ -169,8 +168,7 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
     }));
 }
 
-/// A client that uses each grant in full, at once, finds a Receive for every call, though the server grants
-/// more and more.
+/// A client that uses each grant in full at once finds a Receive for every call, while the server's grants grow.
 #[test]
 fn a_responder_of_version_1_posts_receives_before_it_grants_credits() {
     let world = World::new("v1-receives");
@@ -180,7 +178,7 @@ fn a_responder_of_version_1_posts_receives_before_it_grants_credits() {
         c.limits.max_credits = 64;
         c.memory.receives = 1024;
     });
-    // Each credit limit is looked at once in that time.
+    // The server reviews each credit limit once in that time.
     let looks = 8 * shard.poll.control_interval;
     let (address, server) = world.serve_timed(shard);
     let mut client = Client::connect(&address, CreditMode::V1, Revision::Ietf00);
@@ -204,8 +202,8 @@ fn a_responder_of_version_1_posts_receives_before_it_grants_credits() {
     assert_eq!(client.peer.failures, []);
 }
 
-/// Whether it would fit inline or not: each item goes into its own chunk, as long as it is, and stays out of
-/// the message.
+/// Each item goes into its own chunk with its own length, whether or not it would fit inline. The message does not
+/// contain it.
 #[test]
 fn a_result_with_a_write_chunk_goes_there_however_short_it_is() {
     const ROOM: u32 = 5000;
@@ -228,7 +226,7 @@ fn a_result_with_a_write_chunk_goes_there_however_short_it_is() {
             let expected: Vec<_> =
                 segments.iter().zip(lens).map(|(&segment, length)| Segment { length, ..segment }).collect();
             assert_eq!(used, expected, "{scheme:?}");
-            // Nothing is touched beyond the items: neither their padding nor another item.
+            // The server writes nothing beyond the items: neither their padding nor another item.
             let mut now = vec![0; 3 * ROOM as usize];
             assert!(memory.read_at(0, &mut now));
             for (n, len) in lens.into_iter().enumerate() {
@@ -241,8 +239,7 @@ fn a_result_with_a_write_chunk_goes_there_however_short_it_is() {
     }
 }
 
-/// The arguments of a procedure that takes items far longer than these: a count, the item, a count, the item,
-/// a word.
+/// The procedure takes items far longer than these. Arguments: a count, the item, a count, the item, a word.
 #[test]
 fn read_chunks_far_below_the_longest_are_taken_with_and_without_their_padding() {
     for scheme in SCHEMES {
@@ -285,7 +282,7 @@ fn read_chunks_far_below_the_longest_are_taken_with_and_without_their_padding() 
                 let bytes = client.answer().bytes;
                 assert_eq!(view(&bytes).payload(), reply_bytes(XID, b""), "{scheme:?} {len} as {sent:?}");
             }
-            // The padding in a segment of its own.
+            // The padding has a segment of its own.
             if whole > len {
                 let target = targets[0].0;
                 let (item, rest) = (len as u32, (whole - len) as u32);
@@ -304,7 +301,7 @@ fn read_chunks_far_below_the_longest_are_taken_with_and_without_their_padding() 
     }
 }
 
-/// One chunk, wherever it stands, of more segments than are taken, and of as many as are.
+/// One chunk, in each list, with the maximum number of segments and with one more.
 #[test]
 fn a_chunk_of_more_segments_than_are_taken_is_refused_wherever_it_stands() {
     use rpcrdma::wire::ErrorBody;
@@ -322,7 +319,7 @@ fn a_chunk_of_more_segments_than_are_taken_is_refused_wherever_it_stands() {
                 (_, CreditMode::V1) => super::rules_of_servers::assert_err_chunk(client, what),
                 _ => assert_eq!(client.error(), (XID, ErrorBody::Segments { max: MOST }), "{what}"),
             };
-            // The items are as long as there are segments.
+            // The length of an item grows with the number of segments.
             let len = 8 * count;
             let call = call_bytes(XID, PROGRAM, VERSION, ECHO, &vec![0; len as usize - 40]);
             let (from, _from) = client.peer.expose(&call, Access::REMOTE_READ);
@@ -348,7 +345,7 @@ fn a_chunk_of_more_segments_than_are_taken_is_refused_wherever_it_stands() {
     }
 }
 
-/// RFC 8267 §6.7.2: what is said in front of a disconnect counts.
+/// RFC 8267 §6.7.2: a message before a disconnect counts.
 #[test]
 fn err_chunk_before_a_disconnect_ends_its_call_without_retransmission() {
     let world = World::new("err-chunk-disconnect");
@@ -383,8 +380,8 @@ fn err_chunk_before_a_disconnect_ends_its_call_without_retransmission() {
     server.join();
 }
 
-/// ERR_CHUNK says that the same call would fail in the same way (RFC 8267 §6.4.2): it ends, and nothing of it
-/// is sent again.
+/// ERR_CHUNK reports that the same call would fail in the same way (RFC 8267 §6.4.2). The call ends without
+/// retransmission.
 #[test]
 fn err_chunk_ends_its_call_without_retransmission() {
     let world = World::new("err-chunk-ends");

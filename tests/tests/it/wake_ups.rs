@@ -1,7 +1,6 @@
-//! Who wakes a shard that sleeps: its task's descriptor, any thread by its waker, whoever answers a call, and whatever
-//! a future waits for. A shard finds what nobody has woken it for when it looks by itself, a second later: each test
-//! has so many rounds, in each of which the shard is known to be asleep, that it cannot be through in time if
-//! wake-ups are lost.
+//! Wake-ups of sleeping shards: descriptors, wakers, answered calls, futures.
+//! Without a wake-up a shard polls again after a second. Each test runs many rounds, each with the shard known to be
+//! asleep, so lost wake-ups exceed its time limit.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,15 +19,15 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use super::own_loop::wait;
 
 const ROUNDS: usize = 200;
-/// For all rounds: as many seconds as rounds go by where nobody is woken.
+/// Limit for all rounds. Without wake-ups each round takes a second.
 const IN_TIME: Duration = Duration::from_secs(60);
-/// A procedure that is answered when somebody has woken its shard.
+/// A procedure that is answered after a wake-up of its shard.
 const WOKEN: u32 = 600;
 
-/// The shard has had its last look, and sleeps.
+/// True once the shard has polled for the last time, and sleeps.
 type Asleep = Arc<AtomicBool>;
 
-/// A task that tells when its shard sleeps.
+/// A task that reports when its shard sleeps.
 struct Telling {
     asleep: Asleep,
     work: Box<dyn FnMut() -> bool>,
@@ -42,7 +41,7 @@ impl ShardTask for Telling {
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        // Asked for behind the last look.
+        // The shard asks for it after its last poll.
         self.asleep.store(true, Ordering::SeqCst);
         self.descriptor.as_ref().map(AsFd::as_fd)
     }
@@ -58,7 +57,7 @@ fn sleeps(asleep: &Asleep) {
     assert!(settles(|| asleep.load(Ordering::SeqCst)), "it does not sleep");
 }
 
-/// A server of one shard, which sleeps whenever it can.
+/// A server with one shard, which sleeps whenever it can.
 fn sleeper(
     world: &World,
     make: impl Fn(&ShardSetup<'_>) -> (LocalServices, Telling) + Send + Sync + 'static,
@@ -73,14 +72,14 @@ fn sleeper(
     (address, server)
 }
 
-/// The standard services, and one procedure more.
+/// The standard services, and one more procedure.
 fn and(procedure: LocalProcedure) -> LocalServices {
     let mut services = standard_services().to_local();
     services.add(PROGRAM, VERSION, WOKEN, procedure);
     services
 }
 
-/// Calls so often, one call behind the other, and is through in time.
+/// Makes [`ROUNDS`] calls in sequence, within [`IN_TIME`].
 fn in_time(client: &mut LocalClient) {
     let start = Instant::now();
     for round in 0..ROUNDS {
@@ -104,7 +103,7 @@ fn a_shard_that_sleeps_wakes_for_its_task() {
         let (asleep, hold) = (Arc::clone(&shard_sleeps), hold.clone());
         let take = move |call| {
             taken.send(call).expect("the task is there");
-            // The shard is awake, whatever was said before.
+            // The shard is awake, whatever the flag was before.
             asleep.store(false, Ordering::SeqCst);
             hold.send(()).expect("the test hears it");
         };
@@ -121,7 +120,7 @@ fn a_shard_that_sleeps_wakes_for_its_task() {
     let teller = std::thread::spawn(move || {
         for round in 0..ROUNDS {
             held.recv().expect("a call is held");
-            // It is asleep, or about to be.
+            // The shard is asleep, or about to be.
             if round % 4 != 0 {
                 sleeps(&asleep);
             }
@@ -231,8 +230,8 @@ fn a_woken_future_wakes_its_shard() {
     drop((client, server));
 }
 
-/// A worker that has finished makes the descriptor of the server readable, in its caller's loop. Each goes on only when
-/// that sleeps. The end of the server is that of its workers.
+/// A worker that finishes makes the server's descriptor readable, in its caller's loop. Each worker continues only
+/// while the loop sleeps. The workers end with the server.
 #[test]
 fn a_worker_wakes_the_loop_of_its_server() {
     const HELD: u32 = 601;

@@ -11,16 +11,16 @@ use super::calls::workers;
 use super::lifecycle::Gate;
 use super::rules_of_servers::SCHEMES;
 
-/// Connections that leave little of the server's Receives.
+/// Connections that use most of the server's Receives.
 const OTHERS: u64 = 85;
-/// Up to an eighth later something is sent on a connection.
+/// A connection sends a message at most an eighth later.
 const KEEP_ALIVE: Duration = Duration::from_millis(20);
 
-/// Makes so many calls, `depth` of them under way at a time; every one of them must end well.
+/// Makes `calls` calls with `depth` outstanding; all must succeed.
 fn burst(client: &mut LocalClient, depth: u64, calls: u64) {
     let first = client.first();
     let (mut started, mut ended) = (0, 0);
-    // However long all of them take, one ends after the other.
+    // The time-out bounds each completion, not their total.
     while ended < calls {
         let before = ended;
         let goes_on = settles(|| {
@@ -37,7 +37,7 @@ fn burst(client: &mut LocalClient, depth: u64, calls: u64) {
                     ended += 1;
                 });
                 if !busy {
-                    // The server may have nowhere else to run.
+                    // The server may share this core.
                     std::thread::yield_now();
                 }
             }
@@ -57,7 +57,7 @@ fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
             c.limits.reverse_credits = 0;
             c.memory.receives = 1024;
         });
-        // Each credit limit is looked at once in that time.
+        // The server reviews each credit limit once in that time.
         let looks = 8 * shard.poll.control_interval;
         let (address, server) = world.serve_timed(shard);
         let promised = || server.stats().receives_promised;
@@ -74,7 +74,7 @@ fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
             promised() == 65
         });
         assert!(grown, "{scheme:?}: {} Receives are promised", promised());
-        // Others come, until the shard has little left to promise: whoever uses little gives most of it back.
+        // More connections leave the shard few Receives to promise. Connections with little use return most of theirs.
         let others: Vec<_> = (0..OTHERS)
             .map(|n| {
                 let mut client = world.client(&address, config.clone());
@@ -83,7 +83,7 @@ fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
             })
             .collect();
         let shrunk = settles(|| {
-            // As each says something now and then, and is told less.
+            // A call now and then delivers a lower grant.
             burst(&mut busy, 1, 20);
             server.pass(looks);
             promised() <= 9 * (OTHERS + 1)
@@ -104,8 +104,8 @@ fn a_pure_grant_keeps_a_quiet_connection_alive() {
         let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = scheme));
         echo(&mut client, b"four").unwrap();
         let before = client.stats().messages.received;
-        // More of them than the client has granted: they are acknowledged now and then, and nobody thanks
-        // for thanks.
+        // More grants than the client has credit for. It acknowledges them now and then; acknowledgments are not
+        // acknowledged.
         assert!(settles(|| {
             server.pass(2 * KEEP_ALIVE);
             client.poll(|done| panic!("{done:?}"));
@@ -124,7 +124,7 @@ fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
     let mut client = world.client(&address, small().with(|c| c.wire.credit_mode = CreditMode::V1));
     echo(&mut client, b"four").unwrap();
     let before = server.stats();
-    // More than the send queue holds, so that they have to end.
+    // More than the send queue holds, so they must complete.
     assert!(settles(|| {
         server.pass(2 * KEEP_ALIVE);
         client.poll(|done| panic!("{done:?}"));
@@ -136,9 +136,9 @@ fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
     echo(&mut client, b"four").unwrap();
 }
 
-/// An answer is what lets a client make another call. Here calls under way keep most of the server's buffers for
-/// messages, so that there are fewer Receives than all clients together were promised: but as many as they may use, who
-/// wait for answers. Others are answered meanwhile, as often as they call.
+/// A reply permits a client's next call. Outstanding calls hold most message buffers here, so the shard has fewer
+/// Receives than it promised. They suffice for the clients that wait for replies. Other clients are answered meanwhile,
+/// as often as they call.
 #[test]
 fn clients_are_answered_while_calls_of_others_have_the_buffers() {
     for scheme in SCHEMES {
@@ -177,7 +177,7 @@ fn answered_while_calls_of_others_have_the_buffers(scheme: CreditMode) {
     });
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| world.client(&address, config.clone())).collect();
     let mut other = world.client(&address, config);
-    // The first reply tells a client how many calls it may make.
+    // The first reply grants a client its credits.
     clients.iter_mut().chain([&mut other]).for_each(|client| assert!(echo(client, b"four").is_ok()));
     let (mut started, mut ended) = ([0; CLIENTS], [0; CLIENTS]);
     let mut go_on = |goal: &dyn Fn(&[u64]) -> bool| {
