@@ -21,7 +21,7 @@ fn polled(address: &Address, time: &SimulatedTime, config: ClientConfig) -> Loca
     client
 }
 
-/// The simulated time to make `connections` connections in sequence. The loop polls the control plane about every
+/// The simulated time to make `connections` connections in sequence. The shards poll the control plane about every
 /// hundredth of a control interval, and less often only where a poll finds nothing.
 fn time_for(connections: u32, shard: &Config) -> Duration {
     let time = SimulatedTime::new();

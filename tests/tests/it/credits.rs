@@ -1,4 +1,4 @@
-//! Flow control of version 2 as its peer sees it (§4.3.1.1, §4.3.3).
+//! Flow control of version 2 as its peer observes it (§4.3.1.1, §4.3.3).
 
 use rpcrdma::CreditMode;
 use rpcrdma::client::{Client as Caller, ClientCall};

@@ -117,7 +117,7 @@ fn a_client_that_never_reads_is_ended() {
         ping(&mut peer, 1);
         hoard(&mut peer, &mut witness);
         if place::on_device() && scheme == CreditMode::V1 {
-            // The peer's device takes all of it by itself.
+            // The peer's device takes the replies by itself.
             continue;
         }
         let ended = settles(|| {

@@ -102,7 +102,7 @@ fn connects_that_never_complete_harm_nobody() {
         unharmed(&mut witness);
     }
     let mut held: Vec<RawPeer> = Vec::new();
-    // On a busy host the server establishes some of them first.
+    // On a busy host the server establishes some connections first.
     while held.len() < 6 || held.len() < 60 && held.iter().all(RawPeer::is_up) {
         let before = connections(&world);
         let mut peer = RawPeer::begin(&address, b"").expect("a connect request");

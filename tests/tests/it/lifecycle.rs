@@ -366,7 +366,7 @@ fn a_drain_finishes_running_calls_and_refuses_new_ones() {
             call = call.write_chunk_into(client.alloc(first, 1 << 20).unwrap());
             client.start(first, call, token);
         }
-        // The echo arrives behind them, so the server has them all.
+        // The echo arrives last, so the server has all of the calls.
         echo(&mut client, b"in order").unwrap();
         let server = world.take_server();
         let ended = Arc::new(AtomicBool::new(false));
@@ -442,7 +442,7 @@ fn a_drain_leaves_new_calls_of_version_1_unanswered() {
     assert_eq!(answered, [2u32.to_be_bytes()], "what it had begun, and nothing else");
     let stats = drained.join().expect("no panic").expect("nothing is left");
     assert_eq!(stats[0].calls_failed, 0);
-    // On a device they may arrive after the disconnect.
+    // On a device the calls may arrive after the disconnect.
     assert!(place::on_device() || stats[0].calls_shed == 2, "{}", stats[0].calls_shed);
 }
 

@@ -103,7 +103,7 @@ fn hugetlb_pages_are_sent_from() {
     }
 }
 
-/// The data was written to the file, and no copy of it to a buffer.
+/// The data was written to the file, and no buffer holds a copy.
 #[test]
 fn a_memfd_is_sent_from() {
     let world = World::new("memfd");

@@ -1,4 +1,4 @@
-//! Unanswered calls, and service to others beside them.
+//! Unanswered calls, and service to other calls meanwhile.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -151,7 +151,7 @@ fn parts_of_a_continued_message_go_out_in_order_and_together() {
         client.ping();
     }
     for scheme in SCHEMES {
-        // A client does likewise with calls.
+        // A client sends such calls.
         let world = World::new("parts-out-2");
         let address = world.address();
         let (tell, told) = channel();

@@ -91,7 +91,7 @@ fn a_call_that_is_refused_gives_its_buffers_back() {
     call = call.read_chunk(4, sent);
     call = call.write_chunk_into(room);
     assert!(patterned(1, client.call(call).expect("a reply").chunk(0).expect("a result")));
-    // A reply holds its call's buffers itself.
+    // A reply holds the buffers of its call.
     start(&mut client, KEEP, 2, None);
     assert!(settles(|| {
         client.poll(|_| panic!("nobody answers yet"));

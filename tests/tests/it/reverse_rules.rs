@@ -488,7 +488,7 @@ fn no_reverse_call_before_the_upper_layer_allows_it() {
         }
         drop((reverse, back, other));
     }
-    // In version 2 the client's properties give the permission. The server sends no call against them.
+    // In version 2 the client's properties give the permission. Without it the server sends no call.
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut called = Called::by("never-ready", small().with(|c| c.wire.credit_mode = scheme), |address| {
             let mut peer = RawPeer::connect_silently(address);

@@ -429,7 +429,7 @@ fn the_segments_of_read_chunks_may_stand_in_any_order() {
             let expected = reply_bytes(XID, &be(&[CHUNK as u32; 3]));
             assert_eq!(view(&bytes).payload(), expected, "{scheme:?} seed {seed} round {round}: {}", view(&bytes));
         }
-        // Position Zero alternates with the other chunk, in both orders. Then it comes last.
+        // Position Zero alternates with the other chunk, in both orders. Then it is last.
         let counts = Counts { zero: 4, reads: &[4], ..Counts::default() };
         let message = call_bytes(XID, PROGRAM, VERSION, STORE, &be(&[0]));
         let lists = Lists::offer(&mut client, &counts, &message);

@@ -23,7 +23,7 @@ use super::reverse::{HELLO, telling_services};
 const SECRET: u8 = 0xA5;
 /// Procedures with the secret as arguments, results and chunks, and their limits of inline results in bytes.
 const SPILLS: [(u32, usize); 3] = [(198, 100), (199, 3000), (200, 20_000)];
-/// Echoes its arguments, inline or long as they arrived.
+/// Echoes its arguments, in a message of the same form.
 const LONG_ECHO: u32 = 300;
 /// The first of the procedures that leave results unwritten.
 const SLOPPY: u32 = 500;

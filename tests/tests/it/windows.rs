@@ -13,7 +13,7 @@ use super::rules_of_servers::SCHEMES;
 
 /// Connections that use most of the server's Receives.
 const OTHERS: u64 = 85;
-/// A connection sends a message at most an eighth later.
+/// Idle time before a message, exceeded by an eighth at most.
 const KEEP_ALIVE: Duration = Duration::from_millis(20);
 
 /// Makes `calls` calls with `depth` outstanding; all must succeed.
