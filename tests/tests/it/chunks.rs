@@ -1,4 +1,4 @@
-//! Calls with memory: Read chunks, Write chunks, what a binding allows, and memory that outlives its call.
+//! Calls with Read and Write chunks, bindings, and memory beyond a call.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn chunks_of_odd_lengths_arrive_whole() {
         load(&mut client, seed + 10, &[(len, len)]).unwrap();
         mirror(&mut client, seed + 20, &[len]).unwrap();
     }
-    // Each call has chunks, and the replies of two of three return some.
+    // Each call has chunks, and two of three replies return some.
     let (ours, theirs) = (client.stats().messages, world.server().stats()[0].messages);
     assert_eq!((ours.chunked_sent, ours.chunked_received), (48, 32));
     assert_eq!((theirs.chunked_received, theirs.chunked_sent), (48, 32));
@@ -102,7 +102,7 @@ fn a_call_reuses_a_slot_before_its_memory_is_revoked() {
     let first = client.first();
     let (mut started, mut ended) = (0, 0);
     assert!(settles(|| {
-        // As soon as the one before has been answered there is a place.
+        // Each answered call frees a slot.
         if started < 20 {
             let mut call = client.prepare(MIRROR, 0).unwrap();
             for n in 0..MAX_CHUNKS {
@@ -127,7 +127,7 @@ fn short_and_unused_results_leave_the_rest_alone() {
     load(&mut client, 1, &[(5000, 1), (5000, 0), (100, 100), (64, 63)]).unwrap();
     load(&mut client, 2, &[(10, 0)]).unwrap();
     load(&mut client, 3, &[(10, 11)]).unwrap();
-    // A procedure that knows of no result leaves both chunks unused.
+    // A procedure without results leaves both chunks unused.
     let first = client.first();
     let mut call = client.prepare(MIRROR, 0).unwrap();
     for _ in 0..2 {
@@ -142,7 +142,7 @@ fn short_and_unused_results_leave_the_rest_alone() {
 fn calls_with_as_many_chunks_as_there_may_be_go_side_by_side() {
     let mut world = World::new("side-by-side");
     let address = world.serve(small_server());
-    // Few calls, but each with all its chunks.
+    // Few calls, each with all its chunks.
     let mut client = world.client(&address, small().with(|c| c.limits.max_calls = 2));
     let first = client.first();
     for round in 0..20 {
@@ -206,7 +206,7 @@ fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
     assert_eq!(call(20, &[], &[1, 1]).map_err(CallError::from), transport(ErrorBody::WriteChunks { max: 1 }));
     assert_eq!(call(REFUSE, &[], &[]).map_err(CallError::from), Err(CallError::Refused(Refusal::GarbageArguments)));
     assert_eq!(call(999, &[5], &[5]).map_err(CallError::from), Err(CallError::Refused(Refusal::ProcedureUnavailable)));
-    // These are refused too, and sent again with nothing reduced.
+    // These calls are refused too, and retransmitted without reduction.
     assert_eq!(call(20, &[1, 1, 1], &[]).map_err(CallError::from), Ok(()));
     assert_eq!(call(ECHO, &[5], &[]).map_err(CallError::from), Ok(()));
     assert_eq!(call(ECHO, &[], &[5]).map_err(CallError::from), Ok(()));
@@ -216,7 +216,7 @@ fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
     assert_eq!(world.server().stats()[0].calls_failed, 4 + again);
 }
 
-/// Whose bound a written result breaks: the caller's chunk, which it may offer again, or the procedure's declaration.
+/// A written result exceeds either the caller's chunk, which the caller may enlarge, or the procedure's declaration.
 #[test]
 fn a_result_over_its_chunk_names_the_bound() {
     let mut world = World::new("written-results");
@@ -253,14 +253,14 @@ fn positions_that_cannot_be_end_their_call_alone() {
     let address = world.serve(small_server());
     let mut client = world.client(&address, small());
     let first = client.first();
-    // Not a multiple of 4, behind the arguments, within another chunk, in front of another chunk.
+    // Not a multiple of 4, behind the arguments, within another chunk, before another chunk.
     for positions in [&[3][..], &[8], &[1 << 20], &[4, 4 + 68], &[4, 4 + 60], &[4, 0]] {
         let mut call = client.prepare(STORE, 4).unwrap();
         for &at in positions {
             call = call.read_chunk(at, client.alloc(first, 64).unwrap());
         }
         let error = client.call(call).map(drop);
-        // As it was given: from the start of the arguments.
+        // The error has the caller's position, counted from the start of the arguments.
         let wrong = *positions.last().unwrap() as u32;
         assert_eq!(error.map_err(CallError::from), Err(Defect::Position(wrong).into()), "{positions:?}");
         store(&mut client, 1, &[64]).unwrap();
@@ -366,7 +366,7 @@ fn results_of_the_handlers_own_memory_are_shared() {
         });
         ended == 8
     }));
-    // The first is asked again, with the rest of the buffer that the room is in.
+    // The client retransmits the first call with the rest of the chunk's buffer as room.
     let missing = Err(CallError::Refused(Refusal::GarbageArguments));
     for (room, outcome) in [(&[60_000, 60_001][..], Ok(())), (&[60_001], missing)] {
         let mut call = client.prepare(20, 0).unwrap();
@@ -429,7 +429,7 @@ fn a_result_without_a_chunk_is_an_error() {
     assert_eq!(answer, Err(CallError::Refused(Refusal::SystemError)), "it has sent that memory already");
 }
 
-/// The fabric would refuse to send from it, and end the connection: the call is refused instead.
+/// The fabric would refuse to send this memory, and close the connection. The server refuses the call instead.
 #[test]
 fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
     let mut world = World::new("foreign");
@@ -446,7 +446,7 @@ fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
     let address = world.serve_with(ServerConfig { shard: small(), ..ServerConfig::default() }, services);
     let mut client = world.client(&address, small());
     let first = client.first();
-    // The second call finds the same connection alive, and the handler without memory to give.
+    // The second call finds the same connection alive, and the handler without memory.
     for refusal in [Refusal::SystemError, Refusal::GarbageArguments] {
         let mut call = client.prepare(20, 0).unwrap();
         call = call.write_chunk_into(client.alloc(first, 4096).unwrap());

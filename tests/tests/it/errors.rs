@@ -1,4 +1,4 @@
-//! What users are told who ask for what cannot be: one error for each cause, with the knob and the limit.
+//! Errors of users: one for each cause, with the knob and the limit.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use rpcrdma::{CallError, Client, CreditMode, Knob, Procedure, Refusal, Server, S
 use rpcrdma_tests::With;
 use rpcrdma_tests::*;
 
-/// One procedure, 7.
+/// Services with procedure 7 only.
 fn one(procedure: Procedure) -> Services {
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, 7, procedure);
@@ -43,14 +43,14 @@ fn a_procedure_on_workers_needs_workers() {
     let workers = Some(WorkerConfig { count: 1, ..WorkerConfig::default() });
     let config = ServerConfig { workers, ..small_server() };
     drop(Server::start(&world.address(), one(nothing().on_workers()), &config).expect("it has workers"));
-    // Nor do services of one shard alone run there what its other threads were to run.
+    // Services of one shard need workers for such procedures, too.
     let local = || one(nothing().on_workers()).to_local();
     let error = LocalServer::start_with(&world.address(), |_| local(), &small_server()).expect_err("it has no workers");
     assert_eq!(error.to_string(), text);
     let make = move |_: &ShardSetup<'_>| Ok(Application { services: local(), task: None });
     let error = Server::start_with(&world.address(), make, &small_server()).expect_err("it has no workers");
     assert_eq!(error.to_string(), text);
-    // A client runs everything on its shard: that is documented, and for handlers that are shared with a server.
+    // A client runs all procedures on its shard. This is documented, and lets a server share the handlers.
     let mut world = world;
     let address = world.serve(small_server());
     let services = Some(Arc::new(one(nothing().on_workers())));
@@ -73,7 +73,7 @@ fn a_declaration_larger_than_any_buffer_is_refused() {
         assert_eq!(error.kind(), StartErrorKind::Config, "{text}");
         assert!(text.contains("procedure 7 of program 0x20000001") && text.contains(declared), "{text}");
         assert!(text.contains(knob) && text.contains(&longest.to_string()), "{text}");
-        // Those of a client, too.
+        // The services of a client are checked, too.
         let address = world.serve(small_server());
         let services = Some(Arc::new(one(procedure)));
         let config = ClientConfig { services, ..small_client(small()) };
@@ -88,7 +88,7 @@ fn a_declaration_larger_than_any_buffer_is_refused() {
     }
 }
 
-/// Before anything is allocated: what the kernel does about too much is to kill somebody.
+/// The check precedes the allocation, as the kernel kills a process when memory runs out.
 #[test]
 fn more_memory_than_the_host_has_is_refused() {
     let mut world = World::new("memory");
@@ -100,14 +100,14 @@ fn more_memory_than_the_host_has_is_refused() {
     assert_eq!(error.kind(), StartErrorKind::Memory, "{text}");
     assert!(text.starts_with("buffers of 1 shards exceed") && text.contains("`memory.bulk_buffers`"), "{text}");
     assert!(text.contains(" available: ") && text.contains('`'), "a limit, and a command: {text}");
-    // Clients make theirs for their first chunk, and are told at once all the same.
+    // Clients allocate this memory for their first chunk, and still return the error at once.
     for error in [
         LocalClient::connect(&address, small_client(most.clone())).err().map(|error| error.to_string()),
         Client::connect(&address, small_client(most)).err().map(|error| error.to_string()),
     ] {
         assert!(error.as_deref().is_some_and(|text| text.contains("`memory.bulk_buffers`")), "{error:?}");
     }
-    // What one shard could have, four cannot.
+    // One shard could have this memory; eight cannot.
     let half = small().with(|c| c.memory.message_buffers = available / 4 / 3 / 4096);
     let config = ServerConfig { shard: half, shards: 8, ..small_server() };
     let text = refused(&world, one(nothing()), &config).to_string();
@@ -161,7 +161,7 @@ fn the_knob_that_is_named_is_the_one_that_was_set() {
             assert!(text.starts_with(&format!("wire.receive_size is {receive_size}: ")), "{text}");
         }
     }
-    // What the knob may be the fabric can do.
+    // The fabric supports the maximum of the knob.
     let most = small().with(|c| {
         c.wire.receive_size = 1 << 20;
         c.memory.receives = 257;
@@ -190,7 +190,7 @@ fn too_long_differs_from_no_free_buffer() {
     drop(held);
     client.alloc(first, 4000).unwrap();
 
-    // Messages, by the class that would do.
+    // Messages, by the buffer class of their length.
     let error = client.prepare(ECHO, 2 << 20).map(drop).unwrap_err();
     assert!(matches!(error, CallError::TooLong { limit: 0x10_0000, knob: Knob::LONG_BUFFERS, .. }), "{error}");
     for (len, knob) in [(8 << 10, Knob::LONG_BUFFERS), (2000, Knob::MESSAGE_BUFFERS), (8, Knob::SMALL_BUFFERS)] {
@@ -203,7 +203,7 @@ fn too_long_differs_from_no_free_buffer() {
         };
         assert!(matches!(error, CallError::NoMemory { knob: of, .. } if of == knob), "{len}: {error}");
     }
-    // A client without memory for chunks has none, ever.
+    // A client without chunk memory never gets any.
     let mut client = world.client(&address, small().with(|c| c.memory.bulk_buffers = vec![]));
     let error = client.alloc(first, 1).map(drop).unwrap_err();
     assert_eq!(error, CallError::TooLong { needed: 1, limit: 0, knob: Knob::BULK_BUFFERS });
@@ -237,7 +237,7 @@ fn a_fifth_chunk_is_an_error() {
     client.call(ClientCall::new(ECHO)).expect("the connection lives on");
 }
 
-/// Its caller would wait for ever.
+/// Otherwise its caller would wait forever.
 #[test]
 fn no_reply_of_an_ordinary_procedure_is_a_system_error() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V1] {
@@ -267,7 +267,7 @@ fn a_file_that_is_no_socket_is_not_address_in_use() {
     if place::on_device() {
         return;
     }
-    // Its turn lasts until the directory is gone again: other tests count descriptors.
+    // Excludes other tests until the directory is gone, as they count descriptors.
     let _world = World::new("plain-file");
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("server");
@@ -291,7 +291,7 @@ fn programs_of_nobody_in_particular_are_hexadecimal() {
     assert_eq!(text, ["100003", "536870911", "0x20000000", "0x20000001"]);
 }
 
-/// What all errors have in common: they go anywhere, and a text says nothing that its source says.
+/// All errors can move to any thread, and no text repeats its source.
 #[test]
 fn errors_are_send_and_repeat_no_cause() {
     fn any_thread<T: std::error::Error + Send + Sync + 'static>() {}

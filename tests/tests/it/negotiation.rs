@@ -1,5 +1,5 @@
-//! How two ends come to a version and to terms (version 2 §4.3.3, §5.2), each seen from the other end of the
-//! wire.
+//! Negotiation of version and properties (version 2 §4.3.3, §5.2).
+//! Each end is observed from the other.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use super::hostile_server::{Server, behave, plain, reply};
 use super::rules_of_clients::next;
 use super::rules_of_servers::{Client, XID};
 
-/// Bytes of headers: of an RPC call, and of an RPC reply.
+/// Bytes of the headers of an RPC call and of an RPC reply.
 const RPC_CALL: usize = 40;
 const RPC_REPLY: usize = 24;
 
@@ -29,7 +29,7 @@ fn view(bytes: &[u8]) -> View<'_> {
     View::check(bytes, Revision::Ietf00).expect("a header")
 }
 
-/// Large messages, and nothing is continued that can be a chunk.
+/// Large messages, and no continuation where a chunk is possible.
 fn large(scheme: CreditMode) -> Config {
     small().with(|c| {
         c.wire.credit_mode = scheme;
@@ -84,22 +84,22 @@ fn both_ends_send_connprop_and_obey_the_other() {
     let address = serve(&mut world, large(CreditMode::V2Windowed));
     let mut peer = RawPeer::connect_silently(&address);
     peer.send_properties();
-    // Its properties come before anything else.
+    // The server's properties precede all else.
     let answer = peer.receive().expect("the server's properties").bytes;
     let ViewBody::Connprop(set) = view(&answer).body() else { panic!("no CONNPROP: {}", view(&answer)) };
     let said = Properties::from_set(&set, Revision::Ietf00).expect("properties");
     assert_eq!((said.receive_size, said.send_size), (8192, 8192));
-    // It fits the Receives that a peer has before it has read it.
+    // The message fits the Receives of a peer that has not read it.
     assert!(answer.len() <= 1024);
     peer.take_properties(&answer);
     let mut client = Client { peer };
     client.ping();
-    // What the peer says of itself holds: see the tests of each property for the others.
+    // The peer's own properties apply. The tests of each property cover the others.
     client.call(REPLY, Chunks::NONE, &be(&[8192 - 40 - RPC_REPLY as u32]));
     assert_eq!(client.answer().bytes.len(), 8192);
 }
 
-/// Bytes of each message that a call of this procedure is answered in.
+/// Lengths of the messages that answer a call for `len` bytes.
 fn lengths(client: &mut Client, len: usize) -> Vec<usize> {
     client.call(REPLY, Chunks::NONE, &be(&[len as u32]));
     let mut lengths = Vec::new();
@@ -118,7 +118,7 @@ fn assert_longest_message(client: &mut Client, header: usize, longest: usize) {
     assert!(parts.len() == 2 && parts.iter().all(|&len| len <= longest), "{parts:?}");
 }
 
-/// What the client of a raw server says inline, and for which replies it offers no Reply chunk: the longest.
+/// Checks a client's longest inline call, and its longest expected reply without a Reply chunk.
 fn assert_thresholds_of_calls(
     header: usize,
     script: impl FnOnce(&mut RawPeer) + Send + 'static,
@@ -165,7 +165,7 @@ fn thresholds_follow_the_properties_in_each_direction() {
         peer.introduce();
         let mut client = Client { peer };
         assert_longest_message(&mut client, 40, longest);
-        // Its Receives have the size that it announces.
+        // The server's Receives have the size that it announces.
         client.call(STORE, Chunks::NONE, &[0; 8192 - 40 - RPC_CALL]);
         assert_eq!(view(&client.answer().bytes).htype(), HeaderType::Msg);
     }
@@ -183,10 +183,10 @@ fn thresholds_follow_the_properties_in_each_direction() {
 fn without_connprop_both_thresholds_are_4096() {
     let mut world = World::new("no-connprop");
     let address = serve(&mut world, large(CreditMode::V2Windowed));
-    // It starts with a call, which is answered behind the server's own properties.
+    // The client starts with a call. The answer follows the server's own properties.
     let mut client = Client { peer: RawPeer::connect_silently(&address) };
     assert_longest_message(&mut client, 36, 4096);
-    // It takes messages of so many bytes.
+    // The server takes messages of this size.
     client.call(STORE, Chunks::NONE, &[0; 4096 - 36 - RPC_CALL]);
     assert_eq!(view(&client.answer().bytes).htype(), HeaderType::Msg);
     drop(client);
@@ -205,14 +205,14 @@ fn properties_left_out_keep_their_defaults() {
     let address = serve(&mut world, large(CreditMode::V2Windowed));
     let mut peer = RawPeer::connect_silently(&address);
     let mut buffer = [0; 64];
-    // Nothing but the largest segment.
+    // The set has the largest segment only.
     let set = Builder::new(&mut buffer).uint32(3, 1 << 20).expect("space").finish();
     let hello = peer.message(7, Flags::NONE, Body::Connprop(set), b"");
     peer.send(&hello);
     assert_eq!(view(&peer.receive().expect("the server's").bytes).htype(), HeaderType::Connprop);
     let mut client = Client { peer };
     assert_longest_message(&mut client, 36, 4096);
-    // They last: a second set says nothing that counts.
+    // The defaults remain: a second set has no effect.
     client.peer.send_properties();
     assert_longest_message(&mut client, 36, 4096);
 }
@@ -270,7 +270,7 @@ fn a_server_stays_with_the_version_of_the_first_message() {
         (peer.version, peer.windowed) = (other, false);
         assert_eq!(ping(&mut peer), None, "the connection is over");
     }
-    // One that has version 2 only says so.
+    // A server with version 2 only reports its range.
     let address = serve(&mut world, small().with(|c| c.wire.version_1 = false));
     let mut peer = RawPeer::connect_as(&address, Version::V1);
     peer.send(&be(&[XID, 1, 9, 0, 0, 0, 0]));
@@ -278,12 +278,12 @@ fn a_server_stays_with_the_version_of_the_first_message() {
     assert_eq!((&bytes[..8], &bytes[12..]), (&be(&[XID, 1])[..], &be(&[4, 1, 2, 2])[..]));
 }
 
-/// A raw server's word that it has versions `low` to `high` only.
+/// A raw server's report that it has versions `low` to `high` only.
 fn err_vers(hello: &[u8], vers: u32, low: u32, high: u32) -> Vec<u8> {
     be(&[view(hello).xid(), vers, 16, 4, 1, low, high])
 }
 
-/// Speaks version 1, and nothing else is heard.
+/// Speaks version 1, and accepts nothing else.
 fn behave_in_version_1(peer: &mut RawPeer) {
     peer.version = Version::V1;
     while let Some(bytes) = next(peer) {
@@ -295,7 +295,7 @@ fn behave_in_version_1(peer: &mut RawPeer) {
 
 #[test]
 fn after_err_vers_the_client_goes_on_in_version_1() {
-    // Under the number of the version that was asked for, or of the one that its sender has.
+    // The error carries the requested version, or its sender's own.
     for vers in [2, 1] {
         for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
             let world = World::new("goes-on");
@@ -313,8 +313,7 @@ fn after_err_vers_the_client_goes_on_in_version_1() {
             server.join();
         }
     }
-    // With a range in which there is none of ours, and with a client that is told to have version 2 only, it
-    // is over.
+    // The negotiation fails if the range has no shared version, or if the client has version 2 only.
     for (high, version_1) in [(0, true), (1, false), (3, true)] {
         let world = World::new("none-shared");
         let address = world.address();
@@ -376,7 +375,7 @@ fn a_first_message_without_an_answer_leads_to_version_1() {
         drop(client);
         server.join();
     }
-    // A client that has version 2 only is told.
+    // A client with version 2 only gets an error.
     let world = World::new("no-answer-2");
     let address = world.address();
     let server = Server::start_silently(&address, |peer| drop(peer.wait_until_over()));
@@ -388,8 +387,8 @@ fn a_first_message_without_an_answer_leads_to_version_1() {
     server.join();
 }
 
-/// Of the older revision, which has no messages in parts: a client that went on without properties hears of
-/// them with a call waiting that was made for the defaults.
+/// The older revision has no continued messages. A client that continued without properties receives them while a call
+/// waits that was built for the defaults.
 #[test]
 fn a_call_that_waits_and_is_too_long_by_then_ends_alone() {
     let world = World::new("too-long-by-then");
@@ -398,7 +397,7 @@ fn a_call_that_waits_and_is_too_long_by_then_ends_alone() {
     let server = Server::start_silently(&address, move |peer| {
         peer.revision = Revision::Cel09;
         let _ = peer.receive().expect("the client's properties");
-        // It may go on, and has no credit yet.
+        // The client may continue, but has no credit yet.
         peer.credit = 0;
         let grant = peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
         peer.send(&grant);
@@ -435,8 +434,7 @@ fn a_call_that_waits_and_is_too_long_by_then_ends_alone() {
     server.join();
 }
 
-/// A call with these Read chunks and Write chunks: the segments of each, as a raw server with these limits
-/// sees them.
+/// The segments of each Read chunk and Write chunk of a call, as received by a raw server with these limits.
 fn segments(
     offers: impl Fn(Properties<'static>) -> Properties<'static> + Send + 'static,
     config: Config,
@@ -497,7 +495,7 @@ fn segments_are_cut_to_the_peers_limit() {
     let seen = segments(offers, small(), &[(&[20_000, 5], &[8193, 8192])]);
     let expected = vec![vec![8192, 8192, 3616], vec![5], vec![8192, 1], vec![8192]];
     assert_eq!(seen, [Ok(expected)]);
-    // However short those are.
+    // Segments may be of any length.
     let too_many = Err(Defect::ChunkSegments { segments: 17, limit: 16 }.into());
     let offers = |offers| Properties { segment_size: 1001, ..offers };
     let seen = segments(offers, small(), &[(&[2100, 5], &[1002, 1001]), (&[17_000], &[])]);

@@ -1,4 +1,4 @@
-//! What a server counts of each procedure.
+//! Statistics of a server's procedures.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use rpcrdma_tests::*;
 
 use super::hostile_client::be;
 
-/// Takes its calls, and answers after a while.
+/// Defers its calls and answers after [`WHILE`].
 const LATER: u32 = 50;
 const WHILE: Duration = Duration::from_millis(20);
 
@@ -68,13 +68,13 @@ fn all_calls_are_counted_by_procedure_where_all_are_timed() {
     assert_eq!(of(&now, LATER), (1, 0, 4));
     let later = now.iter().find(|of| of.procedure == LATER).expect("it was called");
     assert!(later.latency.min() >= WHILE.as_nanos() as u64 * 98 / 100, "until it was answered");
-    // Who reads them disturbs nobody.
+    // Reading them changes nothing.
     let again = counted(&world);
     assert_eq!(again.len(), 4);
     assert_eq!([ECHO, STORE, LOAD, LATER].map(|p| of(&again, p)), [ECHO, STORE, LOAD, LATER].map(|p| of(&now, p)));
 }
 
-/// However few are timed.
+/// Holds for any rate of timed calls.
 #[test]
 fn refusals_are_counted_by_accept_status() {
     for sample_latency in [0, 64] {
@@ -89,9 +89,9 @@ fn refusals_are_counted_by_accept_status() {
             }
         }
         refused(&mut client, PANIC, &[]);
-        // No such procedure: that is nobody's.
+        // No such procedure: no procedure counts the call.
         refused(&mut client, 999, &[]);
-        // A chunk that it does not declare: the client sends the call again without.
+        // The procedure declares no chunk: the client retransmits the call without it.
         let first = client.first();
         let mut call = client.prepare(REFUSE, 4).unwrap();
         call.args_mut().copy_from_slice(&be(&[0]));

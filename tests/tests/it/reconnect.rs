@@ -1,4 +1,4 @@
-//! Connections that are made again, and calls that are sent again (RFC 5531 §4; RFC 8167 §5.4).
+//! Reconnection and retransmitted calls (RFC 5531 §4; RFC 8167 §5.4).
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn persistent(scheme: CreditMode) -> ClientConfig {
     })
 }
 
-/// Turns until as many calls have ended.
+/// Polls until `count` calls have ended.
 fn ends(client: &mut LocalClient, count: usize) -> Vec<(u64, Result<Vec<u8>, CallError>)> {
     let mut ended = Vec::new();
     assert!(settles(|| {
@@ -61,7 +61,7 @@ fn calls_go_to_the_next_server_under_their_xids() {
         for round in 0..3u64 {
             echo(&mut client, b"before").unwrap();
             drop(world.take_server());
-            // Some are started before the loss is known, some while there is no connection; short, long, and
+            // Some calls start before the client detects the loss, some without a connection. They are short, long, and
             // with chunks.
             for token in 0..20 {
                 let len = [4, 400, 6000][token as usize % 3];
@@ -113,7 +113,7 @@ fn without_retransmission_an_error_states_if_the_call_may_have_run() {
         drop(world.take_server());
         kept.lock().expect("no panic").clear();
         assert_eq!(ends(&mut client, 1), [(7, Err(CallError::ConnectionLost { sent: true }))], "{scheme:?}");
-        // The connection comes back by itself, and so does a call that was started meanwhile.
+        // The client reconnects by itself, and sends a call that was started meanwhile.
         let mut call = client.prepare(rpcrdma_tests::ECHO, 4).unwrap();
         call.args_mut().copy_from_slice(b"four");
         client.start(first, call, 8);

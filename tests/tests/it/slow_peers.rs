@@ -1,4 +1,5 @@
-//! Peers that are slow, or stop, while they owe RDMA Reads or grants: by the server's clock, which the test moves.
+//! Peers that owe RDMA Reads or grants and are slow, or stop.
+//! The test advances the server's clock.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -14,19 +15,19 @@ use rpcrdma_tests::*;
 
 use super::hostile_client::ping;
 
-/// What a peer may owe for so long. A server looks at each eighth of it.
+/// Time-out of peers that owe progress. A server checks at each eighth of it.
 const PROGRESS: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(25);
-/// Bytes that the least rate is between two looks.
+/// Bytes that the minimum rate moves between two checks.
 const LEAST: usize = 1000;
-/// The host of the peer that is slow, and that of one that is not.
+/// Hosts of the slow peer and of another one.
 const SLOW: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const OTHER: Ipv4Addr = Ipv4Addr::LOCALHOST;
 /// Bytes of each Read chunk.
 const CHUNK: usize = 30_000;
-/// What is in it.
+/// Seed of its content.
 const SEED: u32 = 7;
-/// Where the chunk belongs in the call: behind the RPC header (RFC 5531 §9) and the seed.
+/// Position of the chunk in the call: behind the RPC header (RFC 5531 §9) and the seed.
 const POSITION: u32 = 44;
 
 fn config() -> Config {
@@ -43,14 +44,14 @@ fn serve(config: Config) -> (Address, TimedServer) {
     (address, server)
 }
 
-/// Shows what is in a Read chunk.
+/// Exposes the content of a Read chunk.
 fn expose(peer: &mut RawPeer) -> Segment {
     let mut data = vec![0; CHUNK];
     pattern(SEED, &mut data);
     peer.expose(&data, Access::REMOTE_READ).0
 }
 
-/// A call with a Read chunk of so many segments.
+/// Sends a call with a Read chunk of `segments` segments.
 fn send_call(peer: &mut RawPeer, xid: u32, whole: Segment, segments: usize) {
     let length = CHUNK / segments;
     let segment = |n| Segment { length: length as u32, offset: whole.offset + (n * length) as u64, ..whole };
@@ -60,13 +61,13 @@ fn send_call(peer: &mut RawPeer, xid: u32, whole: Segment, segments: usize) {
     peer.send(&message);
 }
 
-/// A peer of version 1 behind a cable that moves nothing from now on, and so many calls of it with a Read chunk each,
-/// which the server has.
+/// A peer of version 1 and its cable, which moves nothing from now on. The server has `calls` calls of the peer, each
+/// with a Read chunk.
 fn reads(server: &Address, from: Ipv4Addr, calls: u32) -> (Cable, RawPeer) {
     try_reads(server, from, calls, 1).expect("a connection")
 }
 
-/// The same with so many segments in each chunk; or why it is refused.
+/// The same with `segments` segments per chunk, or the cause of a refusal.
 fn try_reads(server: &Address, from: Ipv4Addr, calls: u32, segments: usize) -> Result<(Cable, RawPeer), String> {
     let cable = Cable::new(server, from);
     let mut peer = RawPeer::try_connect(cable.address(), b"")?;
@@ -80,15 +81,15 @@ fn try_reads(server: &Address, from: Ipv4Addr, calls: u32, segments: usize) -> R
     Ok((cable, peer))
 }
 
-/// One look of the server later, in which the cable has moved so many bytes.
+/// Advances the server's clock by one check, while the cable moves `bytes` bytes.
 fn pass(server: &TimedServer, (cable, peer): &mut (Cable, RawPeer), bytes: usize) {
-    // A connection that has been idle is not looked at in each turn.
+    // Not every turn polls an idle connection.
     (0..64).for_each(|_| peer.turn());
     cable.pass(bytes);
     server.pass(LOOK);
 }
 
-/// All that it is asked for comes a bit faster than it must.
+/// The peer delivers all requested bytes slightly above the minimum rate.
 fn comes_at_the_least_rate(server: &TimedServer, slow: &mut (Cable, RawPeer), calls: u64) {
     let mut looks = 0;
     while server.stats().calls < 1 + calls {
@@ -107,7 +108,7 @@ fn a_peer_that_answers_reads_at_the_least_rate_is_not_ended() {
     comes_at_the_least_rate(&server, &mut slow, 4);
 }
 
-/// The device has not even been given most of them.
+/// The device has not even received most of the work requests.
 #[test]
 fn a_peer_that_is_asked_for_more_than_a_send_queue_holds_is_not_ended() {
     const CALLS: u32 = 48;
@@ -133,7 +134,7 @@ fn a_peer_that_answers_reads_more_slowly_is_ended() {
     assert!(ended, "it may read for ever");
 }
 
-/// An RDMA Write of no bytes says that a peer is there, and no more.
+/// An RDMA Write of no bytes shows that a peer is alive, and nothing more.
 #[test]
 fn a_peer_that_answers_no_reads_is_ended_whatever_else_it_sends() {
     let (address, server) = serve(config());
@@ -149,8 +150,8 @@ fn a_peer_that_answers_no_reads_is_ended_whatever_else_it_sends() {
     assert!(ended, "it holds memory for ever");
 }
 
-/// A call that waits for memory owes nothing, and so no deadline ends its connection.
-/// It has few credits and many calls, and looks once in a second: short replies are few bytes, but it takes all of them.
+/// A call that waits for memory owes nothing, so no time-out closes its connection. The client has few credits and many
+/// calls, and polls once a second. Short replies are few bytes, but the client takes all of them.
 #[test]
 fn a_client_that_takes_some_replies_each_second_is_not_ended() {
     const CALLS: u64 = 64;
@@ -199,7 +200,7 @@ fn a_host_that_is_never_idle_locks_no_other_host_out() {
     }
     let others: Vec<_> = (0..4)
         .map(|_| {
-            // No more than one is ended for others in a second.
+            // At most one connection per second is evicted for others.
             server.pass(Duration::from_secs(1));
             let cable = Cable::new(&address, OTHER);
             let mut peer = RawPeer::connect_as(cable.address(), Version::V1);
@@ -213,7 +214,7 @@ fn a_host_that_is_never_idle_locks_no_other_host_out() {
     assert_eq!((known, stats.peers_stalled), (slow.len() + others.len(), 0), "each ended for room, if at all");
 }
 
-/// By the clock of the whole server: one that is busy ends for others no sooner than a second after the last.
+/// By the clock of the whole server: a busy connection is evicted no sooner than a second after the last.
 #[test]
 fn busy_connections_end_for_other_hosts_one_in_a_second() {
     let shard = config().with(|c| {
@@ -274,7 +275,7 @@ fn a_host_leaves_bulk_memory_to_others_however_many_connections_it_has() {
     assert_eq!((stats.peers_stalled, stats.connections), (0, slow.len() as u64 + 1), "all of them are there");
 }
 
-/// The socket takes little, and the cable moves nothing for longer than a connection lingers that closes.
+/// The socket takes little, and the cable moves nothing for longer than a closing connection lingers.
 #[test]
 fn a_drain_waits_for_replies_that_a_slow_peer_takes() {
     const RESULT: usize = 1 << 20;
