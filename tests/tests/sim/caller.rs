@@ -1,5 +1,4 @@
-//! A client shard: it makes calls (`desk.rs`), serves those of its servers, and can say why a connection of
-//! its ended.
+//! A simulated client shard: makes calls (`desk.rs`) and serves its servers' calls.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -21,26 +20,25 @@ use crate::plan::{self, Plan};
 use crate::probe::Loss;
 use crate::service::{Runs, services};
 
-/// Connections that a client makes in place of lost ones.
+/// Most connections that a client opens in place of lost ones.
 const RECONNECTS: usize = 6;
 
-/// One client shard.
 pub(crate) struct Caller {
     client: LocalClient<Device>,
     pub(crate) desk: Desk,
     plan: Rc<Plan>,
     index: usize,
-    /// Where groups are, and the hostile server.
+    /// Addresses of the groups and of the hostile server.
     addresses: Rc<Addresses>,
-    /// Calls that are prepared and never made: they have all buffers, for so many turns.
+    /// Prepared calls that are never made. They hold all buffers for `hoarding` turns.
     hoard: Vec<ClientCall>,
     hoarding: usize,
     reconnects: usize,
-    /// Links that it makes later, and in how many rounds of its own.
+    /// Links that it opens late, and the number of its own rounds until then.
     late: (Vec<Option<usize>>, usize),
 }
 
-/// Where everybody listens.
+/// Listening addresses.
 #[derive(Debug)]
 pub(crate) struct Addresses {
     pub(crate) groups: Vec<Address>,
@@ -48,7 +46,7 @@ pub(crate) struct Addresses {
 }
 
 impl Caller {
-    /// Opens the shard, and starts to connect.
+    /// Opens the shard and starts to connect.
     pub(crate) fn new(
         plan: &Rc<Plan>,
         index: usize,
@@ -62,7 +60,7 @@ impl Caller {
         let serves = plan.reverse != ReverseSupport::None;
         let fabric = device(plan.kind, (config, software), *chaos, &journal, Some(addresses), (serves, false));
         let services = serves.then(|| Arc::new(services(plan, runs, later)));
-        // What a client grants is never 0.
+        // A client never grants 0 reverse credits.
         let reverse_credits = config.limits.reverse_credits.max(u32::from(serves));
         let shard = config.clone().with(|c| c.limits.reverse_credits = reverse_credits);
         let client = ClientConfig { services, connect: connect.clone(), ..small_client(shard) };
@@ -120,7 +118,7 @@ impl Caller {
         }
     }
 
-    /// A turn in which calls are made, given up, and replies let go.
+    /// A turn that also makes calls, cancels calls and drops replies.
     pub(crate) fn work(&mut self) {
         if let Some(left) = self.late.1.checked_sub(1) {
             self.late.1 = left;
@@ -140,7 +138,7 @@ impl Caller {
         self.turn();
     }
 
-    /// Takes all buffers that are as long as messages, as soon as they are free; or gives them back.
+    /// Takes all message-sized buffers as they become free, or releases them.
     fn hoard(&mut self) {
         if self.hoarding == 0 {
             self.hoard.clear();
@@ -160,19 +158,18 @@ impl Caller {
         self.desk.journal.count("turns with few Receives", u64::from(few));
     }
 
-    /// From now on it lets go of what it does not need.
+    /// Stops hoarding buffers.
     pub(crate) fn calm_down(&mut self) {
         self.hoard.clear();
     }
 
-    /// Calls that are not made yet.
+    /// Calls not yet made.
     pub(crate) fn remaining(&self) -> usize {
-        // Without a connection none can be.
+        // Without a connection it can make none.
         let none = self.desk.links.iter().all(|link| link.over) && self.reconnects >= RECONNECTS;
         if none { 0 } else { self.desk.remaining() }
     }
 
-    /// One turn of the shard.
     pub(crate) fn turn(&mut self) {
         let mut ended = Vec::new();
         self.client.poll(|done| ended.push(done));
@@ -187,7 +184,7 @@ impl Caller {
         }
     }
 
-    /// A connection that is over has no calls left.
+    /// Checks that a closed connection has no calls left.
     fn look_after(&mut self, index: usize) {
         let link = &mut self.desk.links[index];
         if link.over {
@@ -201,13 +198,13 @@ impl Caller {
         assert_eq!(link.under_way, 0, "{}: a connection is over, its calls are not", self.desk.journal.who());
     }
 
-    /// Nothing of it is kept, or exposed: neither by the engine's account nor by the onlooker's.
+    /// No memory is kept or exposed, by the engine's count and by the probe's.
     pub(crate) fn is_quiet(&mut self) -> bool {
         self.desk.release(usize::MAX);
         self.client.shard().fabric().windows() == 0 && self.client.stats().exposed_buffers == 0
     }
 
-    /// Calls once more on every open connection, some at a time; true when that is done.
+    /// Calls once on every open connection, some at a time. Returns true when all have been called.
     pub(crate) fn ping(&mut self) -> bool {
         self.desk.ping(&mut self.client)
     }
@@ -220,19 +217,18 @@ impl Caller {
         }
     }
 
-    /// No connection is left.
     pub(crate) fn is_closed(&self) -> bool {
         self.desk.links.iter().all(|link| link.over)
     }
 
-    /// Connections that others have ended, by group: those that were up, and those that never were.
+    /// By group: connections that others ended, once established or before.
     pub(crate) fn losses(&self) -> Vec<Loss> {
         let probe = self.client.shard().fabric();
         let broken = probe.inner().broken();
         (0..self.plan.groups.len()).map(|group| probe.losses(group, broken)).collect()
     }
 
-    /// Ends at once, in the middle of whatever it does: each call ends all the same.
+    /// Closes the shard at once, with calls in flight. Every call still completes.
     pub(crate) fn die(self) {
         let Self { client, mut desk, .. } = self;
         desk.journal.note(format_args!("dies"));
@@ -240,7 +236,7 @@ impl Caller {
         desk.die(client.close(Duration::ZERO));
     }
 
-    /// Everything is where it was.
+    /// Checks that all memory, windows and counters are back to their initial state.
     pub(crate) fn check_balance(&mut self, calm: bool) {
         self.desk.release(usize::MAX);
         self.desk.check_claims();
@@ -249,8 +245,7 @@ impl Caller {
         let stats = self.client.stats();
         let hostile = self.desk.links.iter().any(|link| link.hostile);
         assert_eq!(shard_leak(&stats), None, "{who}");
-        // A server that keeps to no rule may send more at once than there are Receives for while the
-        // application has the buffers.
+        // A hostile server may send more messages than there are Receives while the application holds the buffers.
         if !hostile {
             assert_eq!(stats.fabric.receiver_not_ready, 0, "{who}: a message met no Receive");
         }
@@ -275,7 +270,7 @@ impl Caller {
         journal.chaos(&probe.inner().chaos_stats());
     }
 
-    /// What it waits for, in words.
+    /// Describes what the client is waiting for.
     pub(crate) fn waits_for(&mut self) -> String {
         let receives = receives(&self.client.stats());
         let windows = self.client.shard().fabric().windows();

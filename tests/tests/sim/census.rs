@@ -1,18 +1,17 @@
-//! Which forms messages really had, seen from the headers that are sent: so that the simulation tests what it
-//! says.
+//! Counts of the message forms in sent headers, to prove the simulation's coverage.
 
 use rpcrdma::wire::{ErrorBody, Flags, HeaderType, Revision, Version, View, ViewBody};
 
 use crate::journal::Journal;
 
-/// One connection's.
+/// Census of one connection.
 #[derive(Debug)]
 pub(crate) struct Census {
     server: bool,
-    /// Its credits at first, and what it said last.
+    /// The initial credits, and the last credit value sent.
     first: u32,
     credits: u32,
-    /// A message is going out in parts.
+    /// A multi-part message is being sent.
     continued: bool,
 }
 
@@ -21,7 +20,7 @@ impl Census {
         Self { server, first, credits: 0, continued: false }
     }
 
-    /// A message goes out.
+    /// Counts a sent message.
     pub(crate) fn take(&mut self, message: &[u8], revision: Revision, journal: &Journal) {
         let see = |what: &'static str| journal.count(what, 1);
         let Ok(view) = View::check(message, revision) else { return see("ERR_VERS") };

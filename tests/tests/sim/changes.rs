@@ -1,4 +1,4 @@
-//! Characteristics that shards change while calls run, and that they ask each other to change.
+//! Characteristics that shards change, or ask peers to change, while calls run.
 
 use rpcrdma::client::LocalClient;
 use rpcrdma::proto::exchange::{ChangeError, Characteristic, Event, Outcome};
@@ -11,7 +11,7 @@ use crate::journal::Journal;
 /// Smallest Receives of version 2.
 const LEAST: usize = 4096;
 
-/// Changes something, or asks somebody to.
+/// Changes a characteristic, or asks a peer to change one.
 pub(crate) fn make(client: &mut LocalClient<Device>, links: &[Link], random: &mut Random, journal: &Journal) {
     if random.once_in(2) {
         return resize(client, random, journal);
@@ -48,7 +48,7 @@ fn longest(client: &LocalClient<Device>) -> usize {
     config.wire.receive_size.max(config.wire.max_receive_size)
 }
 
-/// Mostly one that may be.
+/// Draws a size, usually an acceptable one.
 fn any_size(random: &mut Random, most: usize) -> usize {
     LEAST + 4 * random.below((most.saturating_sub(LEAST) / 4).max(1) + 40)
 }
@@ -72,7 +72,7 @@ fn resize(client: &mut LocalClient<Device>, random: &mut Random, journal: &Journ
     }
 }
 
-/// What peers say about changes.
+/// Counts the peers' changes and their answers to requests.
 pub(crate) fn hear(client: &mut LocalClient<Device>, journal: &Journal) {
     for (connection, event) in client.take_changes() {
         journal.note(format_args!("{connection:?}: {event:?}"));

@@ -1,6 +1,7 @@
-//! The calls that a shard makes, forward or back, each held to its promise: it ends once, with the right
-//! reply or with a cause that is true; then nobody else can reach its memory; and it was carried out as often
-//! as its end says.
+//! Forward or reverse calls of one shard, with checks of every completion.
+//!
+//! A call completes exactly once, with the right reply or a true cause. After completion no peer can reach its memory.
+//! The number of executions matches its result.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,7 +24,7 @@ use crate::plan::{Habits, Plan};
 use crate::probe::Place;
 use crate::service::Runs;
 
-/// One shard's calls.
+/// The calls of one shard.
 pub(crate) struct Desk {
     pub(crate) journal: Journal,
     pub(crate) random: Random,
@@ -31,45 +32,45 @@ pub(crate) struct Desk {
     time: SimulatedTime,
     plan: Rc<Plan>,
     habits: Habits,
-    /// Its first name: that of all its calls.
+    /// First half of the [`Name`](crate::service::Name) of all its calls.
     who: u32,
-    /// Calls may be sent again on another connection; and may be carried out twice, then.
+    /// Calls may be retransmitted on a new connection (`reconnects`), and may then execute twice (`repeats`).
     reconnects: bool,
     repeats: bool,
     calls: BTreeMap<u64, Call>,
-    /// Replies, and what is in them.
+    /// Replies that are kept, with a hash of their contents.
     kept: Vec<(Reply, u64)>,
     next_token: u64,
     runs: Runs,
     claims: Vec<(u64, Claim)>,
-    /// Calls without a reply that were sent: errors may come all the same, to nobody.
+    /// One-way calls sent. An error may still arrive for each; no call takes it.
     pub(crate) told: u64,
-    /// Links that have been called once more.
+    /// Links that `ping` has called.
     pinged: usize,
-    /// Calls that were not answered for want of the other side's memory, or because it drains, by group.
+    /// By group: calls that the peer refused because it had no memory or was draining.
     pub(crate) turned_away: Vec<u64>,
 }
 
-/// A connection, as those who call on it see it.
+/// A connection from the caller's point of view.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) connection: Connection,
-    /// The group that it goes to, or is of; `None` for the hostile server.
+    /// The group at the server end; `None` for the hostile server.
     pub(crate) group: Option<usize>,
     pub(crate) terms: Terms,
-    /// The peer may keep to no rule.
+    /// The peer is hostile.
     pub(crate) hostile: bool,
     /// This side closes it.
     pub(crate) closing: bool,
     pub(crate) over: bool,
-    /// It has been open.
+    /// It has been established.
     pub(crate) opened: bool,
     /// A call on it has succeeded.
     pub(crate) proved: bool,
-    /// Calls that there is always room for.
+    /// Calls that always fit within the credits.
     pub(crate) room: usize,
     pub(crate) under_way: usize,
-    /// Calls that were given up after they were sent, as far as their replies have not come.
+    /// Calls cancelled or timed out after they were sent, whose replies have not arrived.
     pub(crate) given_up: usize,
 }
 
@@ -79,7 +80,7 @@ struct Call {
     id: Option<CallId>,
     deadline: Option<u64>,
     cancelled: bool,
-    /// There may have been too many calls when it was started.
+    /// The limit of calls may have been reached when it was started.
     crowded: bool,
     /// Its link was not open.
     refused: bool,
@@ -88,7 +89,7 @@ struct Call {
     places: Vec<Place>,
 }
 
-/// How often a call was carried out, as its end says.
+/// Number of executions that a call's result implies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Claim {
     Never,
@@ -97,7 +98,7 @@ enum Claim {
     AtLeastOnce,
 }
 
-/// Who a desk is, and what it is given.
+/// Identity and environment of a desk.
 pub(crate) struct Seat<'a> {
     pub(crate) plan: &'a Rc<Plan>,
     pub(crate) journal: Journal,
@@ -108,7 +109,6 @@ pub(crate) struct Seat<'a> {
 }
 
 impl Desk {
-    /// No calls yet.
     pub(crate) fn new(place: Seat<'_>, connect: &ConnectConfig) -> Self {
         let Seat { plan, journal, time, runs, who, habits } = place;
         Self {
@@ -120,7 +120,7 @@ impl Desk {
             habits,
             who,
             reconnects: connect.reconnect_attempts > 0,
-            // A connection that is lost while it is negotiated is made again in any case.
+            // A connection lost during negotiation is reopened in any case.
             repeats: connect.retransmit,
             calls: BTreeMap::new(),
             kept: Vec::new(),
@@ -133,7 +133,7 @@ impl Desk {
         }
     }
 
-    /// A turn in which calls are made, given up, and replies let go.
+    /// Makes and cancels some calls, and drops some replies.
     pub(crate) fn work(&mut self, client: &mut LocalClient<Device>) {
         for _ in 0..self.random.below(4) {
             if self.remaining() > 0 {
@@ -152,12 +152,12 @@ impl Desk {
         }
     }
 
-    /// Calls that are not made yet.
+    /// Calls not yet made.
     pub(crate) fn remaining(&self) -> usize {
         self.habits.calls.saturating_sub(self.next_token as usize)
     }
 
-    /// Calls that have not ended.
+    /// Calls that have not completed.
     pub(crate) fn under_way(&self) -> usize {
         self.calls.len()
     }
@@ -168,7 +168,7 @@ impl Desk {
         if under_way >= self.habits.depth {
             return;
         }
-        // Now and then on one that is not open.
+        // Occasionally calls on a link that is not open.
         if (!opened || over) && !self.random.once_in(20) {
             return;
         }
@@ -179,7 +179,7 @@ impl Desk {
         self.call(client, link, shape);
     }
 
-    /// Makes a call. False if there is no memory for it.
+    /// Makes a call. Returns false if the pool is empty.
     fn call(&mut self, client: &mut LocalClient<Device>, link: usize, shape: Shape) -> bool {
         let connection = self.links[link].connection;
         let (mut call, places) = match shape.prepare(client, connection) {
@@ -197,7 +197,7 @@ impl Desk {
         let token = self.next_token;
         self.next_token += 1;
         let given = self.habits.deadline;
-        // A hostile peer may never answer.
+        // A hostile peer may never reply.
         let mut deadline = None;
         if self.links[link].hostile || self.random.once_in(given) {
             let time = 1 + self.random.below(200 * self.plan.tick as usize) as u64;
@@ -230,7 +230,7 @@ impl Desk {
         }
     }
 
-    /// Checks replies that were kept, and drops them.
+    /// Checks and drops kept replies.
     pub(crate) fn release(&mut self, most: usize) {
         let count = most.min(self.kept.len());
         for (reply, contents) in self.kept.drain(..count) {
@@ -238,13 +238,13 @@ impl Desk {
         }
     }
 
-    /// A call has ended.
+    /// Checks a completed call.
     pub(crate) fn ended(&mut self, client: &mut LocalClient<Device>, done: Done) {
         let who = self.journal.clone();
         let who = who.who();
         let Done { token, mut result } = done;
         if let Err(failed) = &mut result {
-            // Whoever could still reach them would find it out.
+            // A peer that could still reach the buffers would fail its own checks.
             failed.returned.take_sent().for_each(|mut buf| buf.fill(!0));
             failed.returned.take_chunks().for_each(|mut buf| buf.fill(!0));
         }
@@ -289,7 +289,7 @@ impl Desk {
         }
     }
 
-    /// Memory of a call that failed may be another call's by now, which was sent again with more of it.
+    /// A retransmitted call with larger buffers may now use the memory of the failed call.
     fn may_reuse(&self, client: &mut LocalClient<Device>, hostile: bool) -> bool {
         self.reconnects
             || self.calls.values().any(|call| call.shape.replaced())
@@ -302,7 +302,7 @@ impl Desk {
         assert!(!exposed, "{}: the memory of call {token} is exposed after its end", self.journal.who());
     }
 
-    /// Whether an error is true.
+    /// Checks that an error is true.
     fn judge(&mut self, client: &mut LocalClient<Device>, token: u64, call: &Call, error: CallError) {
         let who = self.journal.who();
         let link = &self.links[call.link];
@@ -313,7 +313,7 @@ impl Desk {
         let over = link.over || client.close_reason(link.connection).is_some();
         let (what, is_true) = match error {
             CallError::ConnectionLost { .. } => {
-                // A first message without an answer is sent again in version 1, on a connection that is made for it.
+                // An unanswered first message is retransmitted in version 1, on a new connection.
                 let remade = client.stats().connections_made > self.links.len() as u64;
                 let again = client.shard().fabric().ends() > call.ends || remade;
                 (if again && !over { "calls lost, connections not" } else { "calls lost" }, over || again)
@@ -358,7 +358,7 @@ impl Desk {
         self.claims.push((token, claim));
     }
 
-    /// Calls were carried out as often as was said of them.
+    /// Checks each call's number of executions against its result.
     pub(crate) fn check_claims(&mut self) {
         for (token, claim) in self.claims.drain(..) {
             let runs = self.runs.of((self.who, token as u32));
@@ -373,8 +373,8 @@ impl Desk {
         }
     }
 
-    /// Calls once more on every open connection: none has run out of credits. As many at a time as there is
-    /// memory for: true once every one has been called.
+    /// Calls once on every open connection: none has run out of credits. Makes as many calls at a time as memory
+    /// allows, and returns true once every link has been called.
     pub(crate) fn ping(&mut self, client: &mut LocalClient<Device>) -> bool {
         let first = self.pinged;
         for link in first..self.links.len() {
@@ -388,7 +388,7 @@ impl Desk {
         true
     }
 
-    /// The shard ends at once: each call has ended all the same.
+    /// Checks that the closing shard has completed every call.
     pub(crate) fn die(&mut self, ended: Vec<Done>) {
         for done in ended {
             let call = self.calls.remove(&done.token);
@@ -398,7 +398,7 @@ impl Desk {
         assert!(left.is_empty(), "{}: calls {left:?} never end", self.journal.who());
     }
 
-    /// What it waits for, in words.
+    /// Describes what the desk is waiting for.
     pub(crate) fn waits_for(&self) -> String {
         let calls =
             self.calls.iter().map(|(token, call)| format!("call {token} ({}) on link {}", call.shape.form, call.link));
@@ -409,7 +409,7 @@ impl Desk {
     }
 }
 
-/// How often a call that failed so was carried out.
+/// Number of executions that a failure implies.
 fn claim_of(error: &CallError) -> Claim {
     match (error.sent(), error) {
         (Sent::No, _) | (_, CallError::Refused(_)) => Claim::Never,
@@ -417,7 +417,7 @@ fn claim_of(error: &CallError) -> Claim {
     }
 }
 
-/// A hash of all that a reply brought.
+/// A hash of all contents of a reply.
 fn contents_of(reply: &Reply) -> u64 {
     let mut hasher = DefaultHasher::new();
     reply.results().hash(&mut hasher);

@@ -1,4 +1,4 @@
-//! What every shard of a run drives: one of two fabrics, which misbehaves, with an onlooker.
+//! The device of every shard: a fabric below `Chaos` and `Probe`.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -21,31 +21,30 @@ use crate::journal::Journal;
 use crate::probe::Probe;
 use crate::sizes::Smallest;
 
-/// What every shard of a run drives.
 pub(crate) type Device = Probe<Chaos<Medium>>;
 
-/// Longer than any run: time limits of the fabric are of another clock.
+/// Longer than any run. Time limits of the fabric use another clock.
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
-/// Which fabric a run is over.
+/// The fabric of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Software,
-    /// Connections of iWARP, without sockets. Nobody's messages end a connection by meeting no Receive: they wait, as
-    /// everybody lets the peer try again without end. Chaos fails requests above the fabric, also in ways that an iWARP
-    /// device has not, as a Write that its peer has refused: the engine, which does not ask, has to live with them.
+    /// iWARP connections without sockets. A message without a Receive ends no connection: it waits, because every end
+    /// lets its peer retry without limit. Chaos fails requests above the fabric, also in ways that no iWARP device
+    /// does, such as a refused Write. The engine has to tolerate them.
     Endpoint(Crc, FpduSize),
 }
 
 impl Kind {
-    /// Of each four seeds one is over endpoints. The number alone says so, and nothing is drawn for it.
+    /// One of every four seeds runs over endpoints. The seed alone decides; nothing is drawn.
     pub(crate) fn of(seed: u64) -> Self {
         let crc = if seed & 4 == 0 { Crc::Never } else { Crc::Always };
         let size = if seed & 8 == 0 { FpduSize::Segment } else { FpduSize::Longest };
         if seed & 3 == 3 { Self::Endpoint(crc, size) } else { Self::Software }
     }
 
-    /// The word before the colon of its addresses.
+    /// Address prefix, without the colon.
     pub(crate) fn scheme(self) -> &'static str {
         match self {
             Self::Software => "soft",
@@ -53,7 +52,7 @@ impl Kind {
         }
     }
 
-    /// What it is in the tally.
+    /// Its name in the tally.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Software => "runs over the software fabric",
@@ -61,7 +60,7 @@ impl Kind {
         }
     }
 
-    /// A device that nothing happens to, and whose own time limits do not matter, but for `linger`.
+    /// A device without chaos. Of its own time limits only `linger` matters.
     pub(crate) fn bare(self, linger: Duration, iwarp: IwarpConfig, seed: u64) -> Medium {
         let (handshake_timeout, retry_timeout) = (HOUR, HOUR);
         let config = SoftwareConfig { linger, handshake_timeout, retry_timeout, ..SoftwareConfig::default() };
@@ -79,7 +78,7 @@ impl Kind {
     }
 }
 
-/// Opens a device with an onlooker, for one who takes calls, or not, and of strangers, or not.
+/// Opens a probed device. `serves`: it takes calls. `strangers`: hostile peers may connect.
 pub(crate) fn device(
     kind: Kind,
     (config, software): (&Config, &SoftwareConfig),
@@ -88,31 +87,30 @@ pub(crate) fn device(
     addresses: Option<&Rc<Addresses>>,
     (serves, strangers): (bool, bool),
 ) -> Device {
-    // Not what chaos draws from the same number.
+    // Must differ from the numbers that chaos draws from the same seed.
     let medium = kind.open(software, config.iwarp(), !chaos.seed);
     Probe::new(Chaos::new(medium, chaos), journal.clone(), config, addresses.map(|all| &**all), (serves, strangers))
 }
 
-/// Binds an address.
 pub(crate) fn listener(address: &Address) -> MediumListener {
     Medium::bind(&FabricAddress(address.to_string())).expect("a free address")
 }
 
-/// One of the fabrics.
+/// Either fabric.
 #[expect(clippy::large_enum_variant, reason = "a run has a few of them, and moves none")]
 pub(crate) enum Medium {
     Software(SoftwareFabric),
     Endpoint(MemoryFabric),
 }
 
-/// A bound address of one.
+/// A bound address of either fabric.
 #[derive(Clone, Debug)]
 pub(crate) enum MediumListener {
     Software(SoftwareListener),
     Endpoint(MemoryListener),
 }
 
-/// Does the same with whichever it is.
+/// Applies the expression to either fabric.
 macro_rules! each {
     ($self:expr, $fabric:ident => $what:expr) => {
         match $self {
@@ -150,7 +148,7 @@ impl Fabric for Medium {
         each!(self, fabric => fabric.deregister(arena))
     }
 
-    /// Binds an address that begins with its fabric.
+    /// Binds an address that starts with its fabric's scheme.
     fn bind(address: &FabricAddress) -> Result<MediumListener, FabricError> {
         match address.0.parse() {
             Ok(Address::Soft(name)) => SoftwareFabric::bind(&name).map(MediumListener::Software),

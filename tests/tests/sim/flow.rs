@@ -1,34 +1,33 @@
-//! Flow control as an onlooker sees it: from the headers that pass a device, without a look at the engine's
-//! own counts.
+//! Flow control by sent and received headers, independent of the engine's counts.
 
 use rpcrdma::wire::{ERR_VERS_LEN, ErrorBody, HeaderType, Revision, Version, View, ViewBody, WireError, WireErrorKind};
 
-/// Credits that are more than anybody has: beyond, counters would wrap.
+/// Exceeds any honest credit value. Beyond it, counters would wrap.
 const PLENTY: u32 = 1 << 20;
 
-/// One connection's credits, as its headers say them. Counters wrap.
+/// Credits of one connection according to its headers. Counters wrap.
 #[derive(Debug)]
 pub(crate) struct Flow {
     server: bool,
-    /// The peer keeps to no rule: what it grants means nothing.
+    /// The peer is hostile; its grants mean nothing.
     hostile: bool,
     /// This side takes calls.
     serves: bool,
     version: Version,
-    /// A message that can be read has come, or gone.
+    /// A readable message was sent or received.
     settled: bool,
-    /// The peer has said what it is.
+    /// The peer has sent its CONNPROP.
     met: bool,
-    /// What this side sends: all messages, or calls in version 1.
+    /// Sent messages; in version 1, sent calls.
     ours: Direction,
-    /// What the peer sends.
+    /// Received messages; in version 1, received calls.
     theirs: Direction,
     /// Version 1: replies sent, and replies received.
     replied: u32,
     answered: u32,
 }
 
-/// How much has gone one way, and how much may.
+/// Messages in one direction, and their limit.
 #[derive(Clone, Copy, Debug)]
 struct Direction {
     count: u32,
@@ -36,7 +35,6 @@ struct Direction {
 }
 
 impl Direction {
-    /// So many messages are free.
     const fn start(limit: u32) -> Self {
         Self { count: 0, limit }
     }
@@ -45,13 +43,13 @@ impl Direction {
         self.count = self.count.wrapping_add(1);
     }
 
-    /// Messages beyond what is allowed, or negative: how many are left.
+    /// Messages beyond the limit; negative: messages left.
     fn beyond(&self) -> i32 {
         self.count.wrapping_sub(self.limit) as i32
     }
 }
 
-/// What a message is, as far as flow control goes.
+/// Kind of a message in terms of flow control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Call,
@@ -60,18 +58,18 @@ enum Kind {
 }
 
 impl Flow {
-    /// A new connection. `version` is the one that this side begins with.
+    /// A new connection. `version` is the one that this side starts with.
     pub(crate) fn new(server: bool, hostile: bool, serves: bool, version: Version) -> Self {
-        // In version 2 nobody's first message is free but a client's.
+        // In version 2 only a client's first message is free.
         let free = |server: bool| Direction::start(u32::from(!server || version == Version::V1));
         let (ours, theirs) = (free(server), free(!server));
         Self { server, hostile, serves, version, settled: false, met: false, ours, theirs, replied: 0, answered: 0 }
     }
 
-    /// A message goes out.
+    /// Counts a sent message.
     ///
     /// # Errors
-    /// What is wrong with that.
+    /// The broken rule.
     pub(crate) fn send(&mut self, message: &[u8], revision: Revision) -> Result<(), String> {
         if is_err_vers(message, revision) {
             if self.version == Version::V2 {
@@ -85,8 +83,8 @@ impl Flow {
             format!("it sends what cannot be read: {e:?}: {start:02x?}")
         })?;
         if self.hostile || (!self.server && self.ours.count == 0 && !self.settled) {
-            // Whoever was not understood begins in version 1. What a hostile peer settles for is not to be
-            // seen from here.
+            // A client whose version was rejected starts in version 1. The version that a hostile peer settles on is
+            // not visible here.
             self.version = view.version();
         }
         if view.version() != self.version {
@@ -105,7 +103,7 @@ impl Flow {
         {
             return Err(format!("it says that {received} have come, of {}", self.theirs.count));
         }
-        // An error promises nothing (version 2 §6.4.3).
+        // An error grants nothing (version 2 §6.4.3).
         if view.htype() == HeaderType::Error {
             return Ok(());
         }
@@ -138,7 +136,7 @@ impl Flow {
         Ok(())
     }
 
-    /// A message has come.
+    /// Counts a received message.
     pub(crate) fn receive(&mut self, message: &[u8], revision: Revision) {
         let first = !std::mem::replace(&mut self.settled, true);
         if !self.server && is_err_vers(message, revision) {
@@ -146,21 +144,21 @@ impl Flow {
             return;
         }
         let view = View::check(message, revision);
-        // What cannot be read has a version all the same.
+        // An unreadable message still has a version.
         let version = view.as_ref().map_or_else(WireError::version, |view| Some(view.version()));
         let short = view.as_ref().is_err_and(WireError::is_too_short);
         if first && self.server && version == Some(Version::V1) && !short {
             *self = Self { settled: true, ..Self::new(true, self.hostile, self.serves, Version::V1) };
         }
-        // What cannot be read grants all the same.
+        // An unreadable message still grants credits.
         let increment = match &view {
             Ok(view) => (view.htype() != HeaderType::Error).then(|| view.credit()),
             Err(error) => error.credit(),
         };
-        // Before the peer has said what it is, a count of messages was not offered, and cannot be read.
+        // Before the peer's CONNPROP, counts of messages are not negotiated and cannot be read.
         let view = view.ok().filter(|view| self.met || view.received().is_none());
         let Some(view) = view else {
-            // It takes a Receive, and a server may still wait for what it can read.
+            // It consumes a Receive. A server may still wait for a readable message.
             self.settled = !(first && self.server && self.version == Version::V2);
             if self.version == Version::V2 {
                 self.theirs.add();
@@ -183,13 +181,13 @@ impl Flow {
         self.met |= view.htype() == HeaderType::Connprop;
         let limit = match view.received() {
             _ if view.htype() == HeaderType::Error => return,
-            // It says that more has come than was sent.
+            // The count exceeds the sent messages.
             Some(received) if self.ours.count.wrapping_sub(received) > PLENTY => return,
             Some(received) => received.wrapping_add(view.credit().min(PLENTY)),
             None => self.ours.limit.wrapping_add(view.credit() & 0xFFFF),
         };
-        // Nobody honest takes back what was granted. Of others, an earlier message may be believed still: it
-        // was handed out in the same poll.
+        // Honest peers never reduce a grant. Of hostile ones, an earlier message of the same poll may still be
+        // believed.
         if (limit.wrapping_sub(self.ours.limit) as i32) > 0 {
             self.ours.limit = limit;
         }
@@ -205,7 +203,7 @@ impl Flow {
         }
     }
 
-    /// The peer does not speak the version that was tried: a client starts anew in version 1.
+    /// The peer rejects the attempted version. A client restarts in version 1.
     fn refused(&mut self, first: bool) {
         if first {
             *self = Self { settled: true, ..Self::new(false, self.hostile, self.serves, Version::V1) };
@@ -214,7 +212,7 @@ impl Flow {
         }
     }
 
-    /// The version, if it is settled.
+    /// The version, once negotiated.
     pub(crate) fn settled(&self) -> Option<Version> {
         self.settled.then_some(self.version)
     }
@@ -228,13 +226,13 @@ impl Flow {
         self.theirs.count
     }
 
-    /// Messages that the peer may still send: each must find a Receive.
+    /// Messages that the peer may still send. Each needs a Receive.
     pub(crate) fn promised(&self) -> u32 {
         let left = (-self.theirs.beyond()).max(0) as u32;
         match self.version {
             // One more, for a pure grant.
             Version::V2 => (1 - self.theirs.beyond()).max(0) as u32,
-            // Every call is answered once.
+            // Every call has one reply.
             Version::V1 => {
                 let owed = self.ours.count.wrapping_sub(self.answered) as i32;
                 owed.max(0) as u32 + if self.serves { left } else { 0 }
@@ -243,7 +241,7 @@ impl Flow {
     }
 }
 
-/// What a message is that comes from a server, or from a client.
+/// Kind of a message from a server or from a client.
 fn kind(view: &View<'_>, server: bool) -> Kind {
     match view.version() {
         Version::V2 => match view.htype() {
@@ -251,7 +249,7 @@ fn kind(view: &View<'_>, server: bool) -> Kind {
             _ => Kind::Call,
         },
         Version::V1 => {
-            // The RPC message says what it is.
+            // The RPC message type.
             let said = view.payload().get(4..8).map(|word| word == 1u32.to_be_bytes());
             let reply = match view.htype() {
                 HeaderType::Error => true,
@@ -263,8 +261,8 @@ fn kind(view: &View<'_>, server: bool) -> Kind {
     }
 }
 
-/// An error that names versions: its layout is that of all versions, and says nothing of credits. It may name
-/// a version that nobody knows.
+/// Whether it is ERR_VERS. Its layout is the same in all versions and carries no credits. It may name an unknown
+/// version.
 fn is_err_vers(message: &[u8], revision: Revision) -> bool {
     match View::check(message, revision) {
         Ok(view) => matches!(view.body(), ViewBody::Error(ErrorBody::Vers { .. })),

@@ -1,5 +1,6 @@
-//! The forms of calls. Each is one function that draws a call of the form: what is sent, and what must come
-//! back. A new form is one more function, and its row in [`FORMS`].
+//! Forms of calls: each function draws a call and its expected reply.
+//!
+//! A new form needs a function and a row in [`FORMS`].
 
 use rpcrdma::client::{ClientCall, Connection, LocalClient};
 use rpcrdma::proto::Defect;
@@ -13,27 +14,27 @@ use crate::plan::{Caller, PATIENT, Plan, pick};
 use crate::probe::Place;
 use crate::service::{FLAT, GIVE, GROW, MIX, NOTE, Name, ONCE, PANICS, TELL, filler};
 
-/// A call, and its reply: a function of the call.
+/// A call and its expected reply.
 #[derive(Debug)]
 pub(crate) struct Shape {
     pub(crate) form: &'static str,
     procedure: u32,
     args: Vec<u8>,
-    /// Read chunks: where each belongs in the arguments, the seed of its pattern, and its length.
+    /// Read chunks: position in the arguments, seed of the pattern, length.
     sends: Vec<(usize, u32, usize)>,
-    /// Write chunks: room.
+    /// Lengths of the Write chunks.
     rooms: Vec<usize>,
-    /// What it says of the length of its results, if anything.
+    /// Announced length of its results, if any.
     announced: Option<usize>,
     pub(crate) one_way: bool,
-    /// What comes back inline, and in each Write chunk: the seed of its pattern, and its length.
+    /// Inline results; for each Write chunk the seed of the pattern and the length.
     results: Vec<u8>,
     chunks: Vec<(u32, usize)>,
     /// Whether it succeeds in version 1, and in version 2.
     succeeds: [Says; 2],
-    /// An error that it may end with if it does not.
+    /// Accepts the errors that it may fail with.
     error: fn(&CallError) -> bool,
-    /// It is one of those that are written down when they run.
+    /// Its executions are counted.
     pub(crate) noted: bool,
 }
 
@@ -42,24 +43,24 @@ pub(crate) struct Shape {
 pub(crate) enum Says {
     Yes,
     No,
-    /// That depends on what cannot be seen from here.
+    /// Depends on state not visible here.
     Either,
 }
 
-/// What is known of a connection.
+/// Known facts about a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
     /// Calls go from the server to the client.
     pub(crate) reverse: bool,
-    /// It may be of version 1, and of version 2.
+    /// It may use version 1, and version 2.
     pub(crate) versions: [bool; 2],
-    /// Least size of messages of both ends; and what it may be, if that is not known, or changes.
+    /// Smallest message size of both ends; `most` is larger if the size is unknown or changes.
     pub(crate) inline_threshold: usize,
     pub(crate) most: usize,
 }
 
 impl Terms {
-    /// Of a client's connection to a group, or to the hostile server.
+    /// For a client's connection to a group, or to the hostile server.
     pub(crate) fn forward(plan: &Plan, caller: &Caller, group: Option<usize>) -> Self {
         let client = &caller.config;
         let Some(group) = group.map(|group| &plan.groups[group].config) else {
@@ -67,7 +68,7 @@ impl Terms {
             return Self { reverse: false, versions: [true; 2], inline_threshold, most };
         };
         let one = [client, group].iter().any(|config| config.wire.credit_mode == CreditMode::V1);
-        // Who is lost while it negotiates comes again in version 1.
+        // A connection lost during negotiation is reopened in version 1.
         let late = caller.connect.negotiation < PATIENT;
         let versions = [one || late || !plan.calm(), !one];
         let (inline_threshold, most) = sizes(plan, &[client, group]);
@@ -79,7 +80,7 @@ impl Terms {
         }
     }
 
-    /// Of a server's connections, whoever is at their other end.
+    /// For a server's connections to any client.
     pub(crate) fn back(plan: &Plan, server: &Config) -> Self {
         let clients = || plan.callers.iter().map(|caller| &caller.config);
         let one = |config: &Config| config.wire.credit_mode == CreditMode::V1;
@@ -90,7 +91,7 @@ impl Terms {
                 || !plan.calm(),
             !one(server) && !clients().all(one),
         ];
-        // The older text has no word for what an end sends at most.
+        // The older draft has no property for the send size.
         let least = if plan.revision == Revision::Cel09 { 4096 } else { server.wire.receive_size };
         let inline_threshold =
             clients().map(|config| config.wire.receive_size).fold(least.min(server.wire.receive_size), usize::min);
@@ -99,15 +100,15 @@ impl Terms {
     }
 }
 
-/// Least and most bytes of a message between such ends.
+/// Smallest and largest message size between these ends, in bytes.
 fn sizes(plan: &Plan, ends: &[&Config]) -> (usize, usize) {
     let least = ends.iter().map(|config| config.wire.receive_size).fold(usize::MAX, usize::min);
     let most = ends.iter().map(|config| config.wire.receive_size.max(config.wire.max_receive_size)).fold(0, usize::max);
-    // An end may be asked to send no longer messages than this.
+    // A peer may ask an end to send no messages longer than 1024 bytes.
     if plan.change == 0 { (least, most) } else { (least.min(1024), most) }
 }
 
-/// What calls are drawn from.
+/// Input of a draw.
 pub(crate) struct Draw<'a> {
     pub(crate) random: &'a mut Random,
     pub(crate) plan: &'a Plan,
@@ -115,10 +116,9 @@ pub(crate) struct Draw<'a> {
     pub(crate) name: Name,
 }
 
-/// A form: its name, how often it is drawn, and what draws a call of it.
+/// A form: its name, its weight, and the function that draws a call.
 type Form = (&'static str, usize, fn(&mut Draw<'_>) -> Shape);
 
-/// All forms.
 pub(crate) const FORMS: &[Form] = &[
     ("null", 4, null),
     ("note", 30, note),
@@ -139,7 +139,7 @@ pub(crate) const FORMS: &[Form] = &[
 ];
 
 impl Shape {
-    /// A call of any form.
+    /// Draws a call of any form.
     pub(crate) fn draw(draw: &mut Draw<'_>) -> Self {
         let all: usize = FORMS.iter().map(|&(_, weight, _)| weight).sum();
         let mut at = draw.random.below(all);
@@ -157,10 +157,10 @@ impl Shape {
         plain(ECHO, b"ping".to_vec(), b"ping".to_vec())
     }
 
-    /// Makes the call, and says which memory it exposes.
+    /// Prepares the call. Returns it with the memory that it exposes.
     ///
     /// # Errors
-    /// The pool is dry.
+    /// The pool is empty.
     pub(crate) fn prepare(
         &self,
         client: &mut LocalClient<Device>,
@@ -188,38 +188,38 @@ impl Shape {
             call = call.write_chunk_into(buf);
         }
         if self.replaced() {
-            // Other calls may have that memory before this one ends.
+            // Other calls may own that memory before this one completes.
             places.clear();
         }
         Ok((call, places))
     }
 
-    /// Whether it may succeed, and whether it may fail, by itself on such a connection.
+    /// Whether it may succeed, and whether it may fail, on its own on such a connection.
     pub(crate) fn may(&self, terms: &Terms) -> (bool, bool) {
         let says = self.succeeds.iter().zip(terms.versions).filter(|(_, possible)| *possible);
         let has = |what: Says| says.clone().any(|(&says, _)| says == what || says == Says::Either);
         (has(Says::Yes), has(Says::No))
     }
 
-    /// Whether it may end with this error, by itself.
+    /// Whether it may fail with this error on its own.
     pub(crate) fn fails_with(&self, error: &CallError, terms: &Terms) -> bool {
         self.may(terms).1 && (self.error)(error)
     }
 
-    /// It must not be carried out twice, though it may be sent again.
+    /// It must not execute twice, even if retransmitted.
     pub(crate) fn runs_once(&self) -> bool {
         self.procedure == ONCE
     }
 
-    /// It may be sent again with other memory.
+    /// It may be retransmitted with other memory.
     pub(crate) fn replaced(&self) -> bool {
         matches!(self.procedure, FLAT | GROW | GIVE)
     }
 
-    /// Whether a reply is what it must be.
+    /// Checks a reply.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The mismatch.
     pub(crate) fn check(&self, reply: &mut Reply, terms: &Terms) -> Result<(), String> {
         if !self.may(terms).0 {
             return Err("a reply to a call that must fail".into());
@@ -234,7 +234,7 @@ impl Shape {
             }
         }
         let sent: Vec<_> = reply.take_sent().collect();
-        // What was sent again as a whole does not come home in pieces.
+        // A call retransmitted as one long message does not return its Read chunks.
         if sent.len() != self.sends.len() && self.procedure != FLAT {
             return Err(format!("{} of {} Read chunks came home", sent.len(), self.sends.len()));
         }
@@ -268,7 +268,7 @@ fn failing(procedure: u32, args: Vec<u8>, error: fn(&CallError) -> bool) -> Shap
     Shape { succeeds: [Says::No; 2], error, ..plain(procedure, args, Vec::new()) }
 }
 
-/// There is no way to carry it in this direction.
+/// This direction cannot carry it.
 fn no_form(error: &CallError) -> bool {
     match error {
         CallError::Invalid(call) => matches!(call.defect(), Defect::NoChunks | Defect::NotOneWay),
@@ -276,7 +276,7 @@ fn no_form(error: &CallError) -> bool {
     }
 }
 
-/// The peer's transport has refused it, for good; or it could never have been sent.
+/// The peer's transport has refused it for good, or it could never have been sent.
 fn not_so(error: &CallError) -> bool {
     use ErrorBody::{BadXdr, ReadChunks, ReplyResource, WriteResource};
     let known = |e: &ErrorBody| matches!(e, BadXdr | ReadChunks { .. } | ReplyResource { .. } | WriteResource { .. });
@@ -296,7 +296,7 @@ fn patterned_bytes(seed: u32, len: usize) -> Vec<u8> {
 /// Bytes of an RPC call header, and of a reply header.
 const CALL: usize = 40;
 const REPLY_HEADER: usize = 24;
-/// Bytes of transport header of a message without chunks, in version 1 and at most in version 2.
+/// Transport header bytes of a message without chunks: version 1, and the most of version 2.
 const HEADERS: [usize; 2] = [28, 40];
 
 impl Draw<'_> {
@@ -308,7 +308,7 @@ impl Draw<'_> {
         [self.name.0 as usize, self.name.1 as usize]
     }
 
-    /// Lengths of one to four chunks: short, odd, or as long as may be.
+    /// Lengths of one to four chunks: short, odd, or the maximum.
     fn lens(&mut self) -> Vec<usize> {
         let longest = self.plan.longest_chunk;
         (0..pick(self.random, &[1, 1, 2, 3, 4]))
@@ -320,7 +320,7 @@ impl Draw<'_> {
             .collect()
     }
 
-    /// Bytes of a message: short, about as long as may be in one, or in several.
+    /// Length of a message: short, about the inline threshold, or several messages long.
     fn length(&mut self) -> usize {
         let inline_threshold = pick(self.random, &[self.terms.inline_threshold, self.terms.most]);
         let longest = self.plan.longest_message;
@@ -334,7 +334,7 @@ impl Draw<'_> {
         length.min(longest)
     }
 
-    /// Read chunks one behind the other, behind so many bytes of arguments.
+    /// Consecutive Read chunks after `args` bytes of arguments.
     fn sends(&mut self, seed: u32, lens: &[usize], args: usize) -> Vec<(usize, u32, usize)> {
         let mut at = args;
         let place = |(n, &len): (usize, &usize)| {
@@ -349,8 +349,7 @@ impl Draw<'_> {
         self.plan.revision == Revision::Ietf00
     }
 
-    /// Whether a message of so many bytes, of a call and its reply, can be carried without chunks, in version
-    /// 1 and in version 2.
+    /// Whether call and reply fit without chunks, in version 1 and in version 2.
     fn without_chunks(&self, call: usize, reply: usize) -> [Says; 2] {
         let longest = (CALL + call).max(REPLY_HEADER + reply);
         let fits = |least: usize, most: usize| match longest {
@@ -360,12 +359,12 @@ impl Draw<'_> {
         };
         let Terms { inline_threshold, most, .. } = *self.terms;
         let said = |bytes: usize| (bytes & !1023).max(1024) - HEADERS[0];
-        // A windowed header is a little longer.
+        // A header with windowed credits is 4 bytes longer.
         let two = if self.continues() { Says::Yes } else { fits(inline_threshold - HEADERS[1], most - HEADERS[1] + 4) };
         [fits(said(inline_threshold), said(most)), two]
     }
 
-    /// A call that any server answers, if it can be carried; `chunks` if it has some.
+    /// Whether any server answers such a call; `chunks`: it has chunks.
     fn carried(&self, call: usize, reply: usize, chunks: bool) -> [Says; 2] {
         if !self.terms.reverse {
             return [Says::Yes; 2];
@@ -378,7 +377,7 @@ impl Draw<'_> {
     }
 }
 
-/// What the sender of a call says of it, and then of itself: both must be.
+/// Combines two conditions; both must hold.
 fn both(a: [Says; 2], b: [Says; 2]) -> [Says; 2] {
     let one = |a: Says, b: Says| match (a, b) {
         (Says::No, _) | (_, Says::No) => Says::No,
@@ -459,7 +458,7 @@ fn both_chunks(draw: &mut Draw<'_>) -> Shape {
     Shape { sends, rooms, chunks, succeeds, ..plain(MIRROR, words([seed as usize]), Vec::new()) }
 }
 
-/// A list of lengths as procedures read it.
+/// A list of lengths, as procedures read it.
 fn list(lens: &[usize]) -> impl Iterator<Item = usize> {
     lens.iter().map(|len| len + 1).chain([0])
 }
@@ -481,13 +480,13 @@ fn mix(draw: &mut Draw<'_>) -> Shape {
     let succeeds = draw.carried(args.len(), inline_len, has_chunks);
     let announced = Some(inline_len + draw.random.below(2) * draw.random.below(300));
     let announced = announced.map(|bytes| bytes.min(draw.plan.longest_message));
-    // What is announced must be possible.
+    // The announced length must be possible.
     let succeeds = both(succeeds, draw.carried(args.len(), announced.unwrap_or(0), has_chunks));
     let results = patterned_bytes(seed, inline_len);
     Shape { noted: true, sends, rooms, chunks, announced, succeeds, ..plain(MIX, args, results) }
 }
 
-/// Results that may be longer than was announced.
+/// Results that may exceed the announced length.
 fn give(draw: &mut Draw<'_>) -> Shape {
     let (seed, len) = (draw.seed(), draw.length());
     let announced = (!draw.random.once_in(2)).then(|| draw.random.below(2 * len + 1));
@@ -496,13 +495,13 @@ fn give(draw: &mut Draw<'_>) -> Shape {
     let enough = announced.is_some_and(|bytes| bytes >= len);
     let [one, two] = draw.without_chunks(args.len(), len);
     let general = !draw.terms.reverse || draw.plan.reverse == ReverseSupport::General;
-    // It is sent again with what its reply needs.
+    // It is retransmitted with the Reply chunk that its reply needs.
     let resent = if general { Says::Yes } else { two };
     let plain_size = if enough { draw.carried(args.len(), len, false) } else { [one, resent] };
-    // A Reply chunk may be longer than was asked for, and takes what is a little longer than announced.
+    // A Reply chunk may be larger than requested, and so take slightly more than announced.
     let [one, two] = both(plain_size, draw.carried(args.len(), announced.unwrap_or(0), false));
     let one = if one == Says::No && announced.is_some() { Says::Either } else { one };
-    // One that is refused has run by then.
+    // A refused call has executed by then.
     Shape { announced, succeeds: [one, two], error: not_so, ..plain(GIVE, args, patterned_bytes(seed, len)) }
 }
 
@@ -529,7 +528,7 @@ fn flat(draw: &mut Draw<'_>) -> Shape {
 
 fn grow(draw: &mut Draw<'_>) -> Shape {
     let (seed, wanted) = (draw.seed(), draw.lens());
-    // It is sent again twice at most.
+    // It is retransmitted at most twice.
     let mut short = draw.random.below(4);
     let left = short <= 2;
     let rooms: Vec<usize> = wanted

@@ -1,4 +1,4 @@
-//! The server shards of one address: they serve, and call their clients back (`desk.rs`).
+//! Server shards of one address: they serve and make reverse calls (`desk.rs`).
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,25 +16,24 @@ use crate::journal::Journal;
 use crate::plan::Plan;
 use crate::service::Runs;
 
-/// Servers' calls have names from here on.
+/// First name of the servers' calls.
 const FIRST_NAME: u32 = 1000;
 
-/// One server shard.
 pub(crate) struct Host {
     client: LocalClient<Device>,
     pub(crate) desk: Desk,
     plan: Rc<Plan>,
     pub(crate) group: usize,
-    /// Connections, as they are in the desk.
+    /// Connections, in the order of the desk's links.
     conns: Vec<ConnRef>,
-    /// It takes no more connections: another one has taken its place.
+    /// It accepts no more connections. Another shard has taken its place.
     pub(crate) retired: bool,
-    /// Connections that it may lose: it has ended them itself.
+    /// Connections that it ended itself, and whose loss is allowed.
     forgiven: u64,
 }
 
 impl Host {
-    /// Opens a shard that listens.
+    /// Opens a listening shard.
     pub(crate) fn new(
         plan: &Rc<Plan>,
         group: usize,
@@ -63,7 +62,7 @@ impl Host {
         Self { client, desk, plan, group, conns: Vec::new(), retired: false, forgiven: 0 }
     }
 
-    /// A turn in which clients are called back.
+    /// A turn that also makes reverse calls.
     pub(crate) fn work(&mut self) {
         if !self.retired {
             self.desk.work(&mut self.client);
@@ -71,13 +70,12 @@ impl Host {
         self.turn();
     }
 
-    /// A turn in which nothing is begun, and replies are let go: calls of clients may wait for their memory.
+    /// A turn without new calls that drops a reply. Clients' calls may wait for its memory.
     pub(crate) fn rest(&mut self) {
         self.desk.release(1);
         self.turn();
     }
 
-    /// One turn.
     pub(crate) fn turn(&mut self) {
         self.client.shard_mut().poll_once();
         let notices = std::mem::take(self.client.shard_mut().notices());
@@ -112,14 +110,14 @@ impl Host {
             over: false,
             opened: true,
             proved: false,
-            // The least that the lowest credit limit leaves for this direction.
+            // The smallest share that the lowest credit limit leaves to this direction.
             room: config.limits.reverse_credits.min(1) as usize,
             under_way: 0,
             given_up: 0,
         });
     }
 
-    /// Takes nothing new, and ends what it has begun.
+    /// Refuses new calls and completes those in flight.
     pub(crate) fn drain(&mut self) {
         self.desk.journal.note(format_args!("drains"));
         self.desk.journal.count("servers drained", 1);
@@ -127,7 +125,7 @@ impl Host {
         self.client.shard_mut().drain();
     }
 
-    /// Ends at once.
+    /// Closes at once.
     pub(crate) fn abort(&mut self) {
         self.desk.journal.note(format_args!("aborts"));
         self.desk.journal.count("servers aborted", 1);
@@ -141,28 +139,27 @@ impl Host {
         self.forgiven += self.client.stats().connections;
     }
 
-    /// No connection is left.
     pub(crate) fn is_closed(&self) -> bool {
         self.client.shard().is_drained()
     }
 
-    /// Calls that are with the workers.
+    /// Some calls are with the workers.
     pub(crate) fn at_workers(&mut self) -> bool {
         self.client.stats().worker_queue_depth > 0
     }
 
-    /// Connections that others may lose by its doing.
+    /// Connections that clients may lose because of this shard.
     pub(crate) fn may_lose(&mut self) -> u64 {
-        // Those of version 1 for whose calls it had no memory.
+        // Includes version 1 connections for whose calls it had no memory.
         self.forgiven + self.client.shard().fabric().inner().broken().len() as u64 + self.client.stats().calls_shed
     }
 
-    /// Times that it had no memory for a call, at least.
+    /// Lower bound of the calls that found no memory.
     pub(crate) fn pool_empty(&mut self) -> u64 {
         self.client.stats().pool_empty
     }
 
-    /// Everything is where it was.
+    /// Checks that all memory, windows and counters are back to their initial state.
     pub(crate) fn check_balance(&mut self, calm: bool, hostile: bool) {
         self.desk.release(usize::MAX);
         let journal = self.desk.journal.clone();
@@ -197,26 +194,26 @@ impl Host {
         journal.chaos(&probe.inner().chaos_stats());
     }
 
-    /// What it waits for, in words.
+    /// Describes what the server is waiting for.
     pub(crate) fn waits_for(&mut self) -> String {
         let stats = self.client.stats();
         format!("{}: {}, {}", self.desk.journal.who(), self.desk.waits_for(), receives(&stats))
     }
 
-    /// Nothing that it exposes to its clients is still exposed.
+    /// No memory is exposed to clients.
     pub(crate) fn is_quiet(&mut self) -> bool {
         self.desk.release(usize::MAX);
         self.client.shard().fabric().windows() == 0 && self.client.stats().exposed_buffers == 0
     }
 
-    /// Calls every client once more, some at a time; true when that is done.
+    /// Calls every client once, some at a time. Returns true when all have been called.
     pub(crate) fn ping(&mut self) -> bool {
         let calls = !self.retired && self.plan.reverse != rpcrdma::wire::properties::ReverseSupport::None;
         !calls || self.desk.ping(&mut self.client)
     }
 }
 
-/// The connections and the Receives of a shard, in words.
+/// Describes the connections and Receives of a shard.
 pub(crate) fn receives(stats: &ShardStats) -> String {
     let free: Vec<_> = stats.pool.classes.iter().map(|class| format!("{}x{}", class.free, class.size)).collect();
     format!(

@@ -1,5 +1,6 @@
-//! Peers that keep to no rule: a client, and a server. What they do is drawn; what becomes of their own
-//! connections is their own business, as long as nobody else notices.
+//! Hostile peers: a client and a server that break rules at random.
+//!
+//! Their own connections may end in any way. No other peer may be affected.
 
 use rpcrdma::Address;
 use rpcrdma::fabric::iwarp::IwarpConfig;
@@ -18,21 +19,21 @@ use crate::plan::{Plan, pick};
 type RawPeer = rpcrdma_tests::RawPeer<Medium>;
 type RawListener = rpcrdma_tests::RawListener<Medium>;
 
-/// Connections that one makes, one after the other.
+/// Connections that one opens, one after the other.
 const LIVES: usize = 6;
-/// Memory that one exposes at most.
+/// Most buffers that one exposes.
 const EXPOSURES: usize = 12;
-/// Messages that are remembered, to be said again.
+/// Most messages that are remembered for replay.
 const MEMORY: usize = 16;
 
-/// What both kinds have.
+/// State of either kind.
 struct Mind {
     kind: Kind,
-    /// Of its devices.
+    /// Seed of its devices.
     seed: u64,
     random: Random,
     journal: Journal,
-    /// The version that it speaks.
+    /// The version that it sends.
     version: Version,
     revision: Revision,
     inline_threshold: usize,
@@ -60,7 +61,7 @@ impl Mind {
         }
     }
 
-    /// A device, for one life.
+    /// A device for one life.
     fn device(&self, lives: usize) -> Medium {
         self.kind.bare(HOUR, IwarpConfig::default(), self.seed | lives as u64)
     }
@@ -69,7 +70,7 @@ impl Mind {
         State::Listening(Box::new(RawListener::bind_on(self.device(lives), address, listener(address))))
     }
 
-    /// A number as a peer that tries its luck would have it.
+    /// An extreme or random number.
     fn odd(&mut self) -> u32 {
         match self.random.below(6) {
             0 => 0,
@@ -84,7 +85,7 @@ impl Mind {
         Segment { handle: self.odd(), length: self.odd(), offset: u64::from(self.odd()) }
     }
 
-    /// A message as a correct peer would have it, but for what is given.
+    /// A mostly correct message with the given fields.
     fn message(&mut self, peer: &RawPeer, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
         let honest = !self.random.once_in(8);
         let credit = match honest {
@@ -103,7 +104,7 @@ impl Mind {
         bytes
     }
 
-    /// Says who it is: as it should be, or not quite.
+    /// Sends a CONNPROP, correct or slightly wrong.
     fn introduce(&mut self, peer: &mut RawPeer) {
         let odd = self.random.once_in(4);
         let mut value = |usual: u32| if odd && self.random.once_in(2) { self.odd() } else { usual };
@@ -126,17 +127,16 @@ impl Mind {
         self.journal.count("hostile introductions", 1);
     }
 
-    /// Takes the other side's properties into account.
+    /// Usually honours the peer's properties.
     fn heed(&mut self, peer: &mut RawPeer, message: &[u8]) {
         let Ok(view) = View::check(message, self.revision) else { return };
         if let ViewBody::Connprop(set) = view.body() {
             let peers = Properties::from_set(&set, self.revision).is_ok_and(|peer| peer.windowed_credits);
-            // And now and then not.
             peer.windowed = peers && self.offers && !self.random.once_in(20);
         }
     }
 
-    /// A message in parts, somehow.
+    /// Sends a message in parts, correct or not.
     fn parts(&mut self, peer: &mut RawPeer, xid: u32, response: bool, message: &[u8]) {
         let flags = if response { Flags::RESPONSE } else { Flags::NONE };
         let more = flags.with(Flags::MORE);
@@ -149,17 +149,17 @@ impl Mind {
         self.journal.count("hostile messages in parts", 1);
         say(self, xid, more, one);
         match what {
-            // As it should be.
+            // Correct.
             0 | 1 => say(self, xid, flags, two),
-            // Something else comes.
+            // Another message in between.
             2 => {
                 let other = call_bytes(xid + 1, PROGRAM, VERSION, ECHO, b"in between");
                 say(self, xid + 1, Flags::NONE, &other);
             }
             3 => say(self, xid ^ 5, more, two),
-            // It never ends.
+            // Without an end.
             4 => (0..4 + self.random.below(20)).for_each(|_| say(self, xid, more, &[9; 4000])),
-            // The other direction, another type, or nothing that can be read.
+            // The other direction, noise, or another type.
             5 => say(self, xid, Flags::NONE.with(if response { Flags::NONE } else { Flags::RESPONSE }), two),
             6 => {
                 let noise = self.noise();
@@ -179,7 +179,7 @@ impl Mind {
         self.message(peer, self.xid, Flags::NONE, Body::Msg(chunks), &call)
     }
 
-    /// Something that is not quite a message any more.
+    /// Corrupts a message.
     fn spoil(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
         match self.random.below(4) {
             0 => {
@@ -189,7 +189,7 @@ impl Mind {
             1 => bytes.extend((0..self.random.below(40)).map(|n| n as u8)),
             _ => {
                 for _ in 0..1 + self.random.below(4) {
-                    // Headers are where it matters.
+                    // Only headers matter.
                     let len = bytes.len().min(100);
                     if let Some(byte) = bytes.get_mut(self.random.below(len.max(1))) {
                         *byte ^= 1 << self.random.below(8);
@@ -223,7 +223,7 @@ impl Mind {
         peer.send(bytes);
     }
 
-    /// Any error.
+    /// Draws any error.
     fn error(&mut self) -> ErrorBody {
         let n = self.odd();
         pick(
@@ -246,7 +246,6 @@ impl Mind {
     }
 }
 
-/// A client.
 pub(crate) struct HostileClient {
     mind: Mind,
     address: Address,
@@ -256,12 +255,11 @@ pub(crate) struct HostileClient {
 }
 
 impl HostileClient {
-    /// It begins with its first turn.
+    /// It connects in its first turn.
     pub(crate) fn new(plan: &Plan, index: usize, address: Address, journal: Journal) -> Self {
         Self { mind: Mind::new(plan, index, journal), address, peer: None, introduced: false, lives: LIVES }
     }
 
-    /// One turn.
     pub(crate) fn turn(&mut self) {
         let Some(mut peer) = self.peer.take() else {
             if self.lives > 0 && self.mind.random.once_in(10) {
@@ -274,7 +272,7 @@ impl HostileClient {
             }
             return;
         };
-        // Now and then it looks at nothing.
+        // Occasionally it polls nothing.
         if !self.mind.random.once_in(3) {
             peer.turn();
         }
@@ -299,7 +297,7 @@ impl HostileClient {
         self.peer = Some(peer);
     }
 
-    /// Does something. False: it is gone.
+    /// Performs a random action. Returns false once the connection is gone.
     fn act(&mut self, peer: &mut RawPeer) -> bool {
         let mind = &mut self.mind;
         let what = mind.random.below(26);
@@ -370,7 +368,7 @@ impl HostileClient {
             11 | 12 => {
                 let mut data = vec![0; 1 + mind.random.below(2000)];
                 pattern(1, &mut data);
-                // The wrong right, sometimes.
+                // Sometimes with the wrong access right.
                 let access = pick(&mut mind.random, &[Access::REMOTE_READ, Access::REMOTE_READ, Access::REMOTE_WRITE]);
                 if let Some(target) = mind.expose(peer, &data, access) {
                     let reads = [ReadSegment { position: 44, target }];
@@ -421,13 +419,12 @@ impl HostileClient {
     }
 }
 
-/// A server.
 pub(crate) struct HostileServer {
     mind: Mind,
     address: Address,
     state: State,
     lives: usize,
-    /// Memory of the client that it was once given.
+    /// Client memory that it was once given.
     known: Vec<Segment>,
 }
 
@@ -438,14 +435,12 @@ enum State {
 }
 
 impl HostileServer {
-    /// Listens.
     pub(crate) fn new(plan: &Plan, address: Address, journal: Journal) -> Self {
         let mind = Mind::new(plan, 50, journal);
         let state = mind.listen(&address, LIVES);
         Self { mind, address, state, lives: LIVES, known: Vec::new() }
     }
 
-    /// One turn.
     pub(crate) fn turn(&mut self) {
         self.state = match std::mem::replace(&mut self.state, State::Away) {
             State::Away if self.lives > 0 && self.mind.random.once_in(10) => {
@@ -476,7 +471,7 @@ impl HostileServer {
         }
     }
 
-    /// Answers a call, somehow. False: it is gone.
+    /// Answers a call in a random way. Returns false once the connection is gone.
     fn answer(&mut self, peer: &mut RawPeer, call: &[u8]) -> bool {
         let mind = &mut self.mind;
         let Ok(view) = View::check(call, mind.revision) else { return true };
@@ -516,7 +511,7 @@ impl HostileServer {
                 mind.parts(peer, xid, true, &reply);
             }
             22 | 23 => {
-                // A long reply, into the Reply chunk that was offered, or into none.
+                // A long reply into the offered Reply chunk, or into none.
                 let room: Vec<Segment> = view.reply_chunk().map_or_else(Vec::new, |chunk| chunk.segments().collect());
                 for segment in &room {
                     let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
@@ -536,7 +531,7 @@ impl HostileServer {
                 mind.send(peer, "a long reply", &bytes);
             }
             24 => mind.introduce(peer),
-            // As it should be.
+            // Correct.
             0..=3 if view.inv_handle() != 0 => {
                 mind.journal.note(format_args!("a reply that invalidates what was offered"));
                 peer.send_invalidating(&good, Some(view.inv_handle()));
@@ -570,7 +565,7 @@ impl HostileServer {
                 mind.send(peer, "a reply with a Read list", &bytes);
             }
             13 if !self.known.is_empty() => {
-                // What is offered, or what was.
+                // A current or an old key.
                 let key = self.known[mind.random.below(self.known.len())].handle;
                 mind.journal.note(format_args!("a reply that invalidates"));
                 peer.send_invalidating(&good, Some(key));
@@ -605,12 +600,12 @@ impl HostileServer {
         true
     }
 
-    /// Tries to get at memory that it was once given.
+    /// Writes to client memory that it was once given.
     fn meddle(&mut self, peer: &mut RawPeer) {
         if self.known.is_empty() {
             return;
         }
-        // What it was given last, sometimes.
+        // Sometimes the most recent.
         let last = if self.mind.random.once_in(2) { 4 } else { self.known.len() };
         let at = self.known.len() - 1 - self.mind.random.below(last.min(self.known.len()));
         let segment = self.known[at];

@@ -1,5 +1,6 @@
-//! What happened in a run, as one number: two runs of a seed are the same if these are. And, if asked for, in
-//! words.
+//! The events of a run as one hash, and optionally as text.
+//!
+//! Two runs of a seed are equal if their hashes are.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -9,7 +10,7 @@ use std::rc::Rc;
 use rpcrdma::fabric::chaos::ChaosStats;
 use rpcrdma::shard::SimulatedTime;
 
-/// One participant's pen for the journal of a run. Keys of memory windows are random and never go in.
+/// One participant's handle to the journal of a run. Keys of memory windows are random and are never recorded.
 #[derive(Clone, Debug)]
 pub(crate) struct Journal {
     who: Rc<str>,
@@ -25,11 +26,11 @@ struct Shared {
     tally: RefCell<Tally>,
 }
 
-/// How often what happened.
+/// Counts by event.
 pub(crate) type Tally = BTreeMap<&'static str, u64>;
 
 impl Journal {
-    /// An empty one. With `trace`, each event is also printed.
+    /// An empty journal. With `trace`, it also prints each event.
     pub(crate) fn new(time: SimulatedTime, trace: bool) -> Self {
         let shared = Shared {
             time,
@@ -41,21 +42,20 @@ impl Journal {
         Self { who: "world".into(), shared: Rc::new(shared) }
     }
 
-    /// A pen for somebody else.
+    /// A handle for another participant.
     pub(crate) fn of(&self, who: &str) -> Self {
         Self { who: who.into(), shared: Rc::clone(&self.shared) }
     }
 
-    /// Whose pen it is.
     pub(crate) fn who(&self) -> &str {
         &self.who
     }
 
-    /// Writes down an event.
+    /// Records an event.
     pub(crate) fn note(&self, what: fmt::Arguments<'_>) {
         let Shared { time, trace, events, digest, .. } = &*self.shared;
         let mut hash = Fnv(digest.get());
-        // It takes every text.
+        // The hash accepts any text.
         let _ = write!(hash, "{} {} {what}", time.now(), self.who);
         digest.set(hash.0);
         events.set(events.get() + 1);
@@ -64,21 +64,21 @@ impl Journal {
         }
     }
 
-    /// Prints more of the last event, if anything is printed; it does not count.
+    /// Prints details of the last event if tracing is on. They are not hashed.
     pub(crate) fn trace(&self, what: impl FnOnce() -> String) {
         if self.shared.trace {
             println!("{:>19}   {}", "", what());
         }
     }
 
-    /// Counts what the coverage of the whole is judged by.
+    /// Counts an event for the coverage check.
     pub(crate) fn count(&self, what: &'static str, times: u64) {
         if times != 0 {
             *self.shared.tally.borrow_mut().entry(what).or_default() += times;
         }
     }
 
-    /// Counts what a device did wrong on purpose.
+    /// Counts the faults that a device injected.
     pub(crate) fn chaos(&self, stats: &ChaosStats) {
         self.count("chaos: requests failed", stats.failed);
         self.count("chaos: completions late", stats.delayed);
@@ -87,12 +87,11 @@ impl Journal {
         self.count("chaos: posts cut short", stats.cut_short);
     }
 
-    /// Number of events, and a hash of all of them.
+    /// Number of events, and their hash.
     pub(crate) fn digest(&self) -> (u64, u64) {
         (self.shared.events.get(), self.shared.digest.get())
     }
 
-    /// What was counted.
     pub(crate) fn tally(&self) -> Tally {
         self.shared.tally.borrow().clone()
     }

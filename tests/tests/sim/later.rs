@@ -1,4 +1,4 @@
-//! Calls that handlers of a group have taken, and that are answered later, in any order.
+//! Deferred calls that are answered later, in any order.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,10 +6,10 @@ use rpcrdma::service::DeferredCall;
 use rpcrdma::{Procedure, Refusal, ServerCall};
 use rpcrdma_tests::Random;
 
-/// What runs for a call when its time has come.
+/// The handler of a deferred call.
 type Work = Arc<dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync>;
 
-/// The calls that are out.
+/// Unanswered deferred calls.
 #[derive(Clone, Default)]
 pub(crate) struct Later(Arc<Mutex<Vec<(DeferredCall, Work)>>>);
 
@@ -18,7 +18,7 @@ impl Later {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A procedure whose calls are taken; every other one is answered at once.
+    /// A procedure that defers calls with an even XID and answers the others at once.
     pub(crate) fn procedure(
         &self,
         work: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static,
@@ -34,7 +34,7 @@ impl Later {
         })
     }
 
-    /// Answers one of them; how many were abandoned by then. `None` if none is out.
+    /// Answers one call. Returns 1 if it was abandoned by then, 0 if not, `None` if there is none.
     pub(crate) fn answer(&self, random: &mut Random) -> Option<u64> {
         let mut calls = self.calls();
         if calls.is_empty() {

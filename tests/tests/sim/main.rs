@@ -1,24 +1,26 @@
-//! Deterministic simulation: servers, clients and peers that keep to no rule, many connections and several
-//! shards, on one thread, in simulated time. One seed is one schedule, to the last event.
+//! Deterministic simulation of servers, clients and hostile peers.
+//!
+//! Many connections and several shards run on one thread, in simulated time. A seed determines the schedule to the last
+//! event.
 //!
 //! ```text
-//!  caller.rs  a client     host.rs  a server: both serve (service.rs) and call     hostile.rs  does what it wants
-//!    desk.rs    makes calls (forms.rs), and holds each to what its end says; makes changes (changes.rs)   │ RawPeer
+//!  caller.rs  a client     host.rs  a server: both serve (service.rs) and call     hostile.rs  breaks rules at random
+//!    desk.rs    makes calls (forms.rs) and checks each completion; makes changes (changes.rs)             │ RawPeer
 //!      │ LocalClient
-//!    probe.rs   looks on: what is exposed, what was promised (flow.rs, sizes.rs), what is sent (census.rs), what happens (journal.rs)
+//!    probe.rs   records exposed memory, promises (flow.rs, sizes.rs), sent messages (census.rs), events (journal.rs)
 //!      │
-//!    Chaos      delays, another order, requests that fail, connections that break
+//!    Chaos      delays, reordering, failing requests, breaking connections
 //!      │ device.rs
-//!    Medium     the software fabric or, of every four seeds one, the endpoints of the iWARP fabric, without sockets
+//!    Medium     the software fabric; for one of every four seeds the iWARP endpoints, without sockets
 //! ```
 //!
-//! `conduct` is another one, of its own: peers that say what is right, and withhold, trickle, stall or are slow.
+//! `conduct` is a separate simulation: its peers send correct messages but withhold, trickle, stall or are slow.
 //!
-//! `plan.rs` says what a seed means, and `world.rs` gives the turns. What must hold is asserted where it is
-//! seen.
+//! `plan.rs` derives a run from a seed, and `world.rs` schedules the turns. Each invariant is asserted where it is
+//! observed.
 //!
-//! Variables of the environment: `SIM_SEEDS` (how many, 1500), `SIM_FIRST` (from which, 0), `SIM_SEED` (this
-//! one only), `SIM_TRACE` (print its events).
+//! Environment variables: `SIM_SEEDS` (number of seeds, 1500), `SIM_FIRST` (first seed, 0), `SIM_SEED` (this seed
+//! only), `SIM_TRACE` (print its events).
 
 mod caller;
 mod census;
@@ -45,12 +47,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use journal::Tally;
 use rpcrdma_tests::open_descriptors;
 
-/// Seeds of a run that is not told how many. Each is run twice.
+/// Default number of seeds. Each is run twice.
 const SEEDS: u64 = 1500;
-/// Seeds from which on everything must have happened that can happen.
+/// Number of seeds from which on all of [`COVERED`] must have occurred.
 const ENOUGH: u64 = 500;
 
-/// What must happen in a run of many seeds, or the simulation does not test what it says.
+/// Events that must occur in a run of many seeds.
 const COVERED: &[&str] = &[
     "runs over the software fabric",
     "runs over iWARP endpoints",
@@ -74,7 +76,7 @@ const COVERED: &[&str] = &[
     "changes that are pending",
     "changes that are rejected",
     "peers that take no changes",
-    // Calls, and how they end.
+    // Calls, and their results.
     "calls that succeeded",
     "reverse calls that succeeded",
     "clients that are not called",
@@ -89,7 +91,7 @@ const COVERED: &[&str] = &[
     "calls on closed connections",
     "late replies",
     "late replies to servers",
-    // What is on the wire.
+    // Messages on the wire.
     "CONNPROP",
     "ERR_VERS",
     "ERR_READ_CHUNKS",
@@ -114,7 +116,7 @@ const COVERED: &[&str] = &[
     "pure grants",
     "credit limits that grow",
     "credit limits that shrink",
-    // What goes wrong.
+    // Faults.
     "client pools dry",
     "times that a client took all buffers",
     "turns with few Receives",
@@ -141,11 +143,11 @@ fn variable(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
 }
 
-/// Runs a seed, in both ways of decoding.
+/// Runs a seed with both decoders.
 fn run(seed: u64) -> Tally {
     let trace = std::env::var_os("SIM_TRACE").is_some();
     let outcome = world::run(seed, true, trace);
-    // Decoded by their layout or checked item by item, messages mean the same: nobody sees a difference.
+    // The layout decoder and the item decoder must agree on every message.
     let checked = world::run(seed, false, trace);
     assert_eq!(outcome.digest, checked.digest, "how messages are decoded makes a difference");
     let mut tally = outcome.tally;
@@ -154,14 +156,14 @@ fn run(seed: u64) -> Tally {
     tally
 }
 
-/// The tests take turns: descriptors are counted per process.
+/// Serializes the tests: descriptors are counted per process.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs the seeds that the environment asks for, or so many, on all cores; adds up what they say, and prints it. `None`
-/// if these are too few to tell what happens in many. Panics, and says how to see it again, if one does.
+/// Runs the seeds of the environment, or `usual` many, on all cores. Adds up and prints the tallies. Returns `None` for
+/// fewer than [`ENOUGH`] seeds. If a seed panics, panics with the command that repeats it.
 fn in_parallel(test: &str, usual: u64, run: impl Fn(u64) -> Tally + Sync + RefUnwindSafe) -> Option<Tally> {
     let only = variable("SIM_SEED");
     let first = only.or_else(|| variable("SIM_FIRST")).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! What a seed means: who takes part, how each is configured, and what goes wrong.
+//! The plan of a seed: participants, configurations, faults.
 
 use std::time::Duration;
 
@@ -16,8 +16,7 @@ use rpcrdma_tests::Random;
 
 use crate::device::{HOUR, Kind};
 
-/// Milliseconds that whoever calls somebody who keeps to the rules waits for the first answer: longer than
-/// any run.
+/// Time that a caller of a correct peer waits for the first answer. Longer than any run.
 pub(crate) const PATIENT: Duration = Duration::from_secs(10);
 
 /// One run.
@@ -30,28 +29,27 @@ pub(crate) struct Plan {
     pub(crate) longest_chunk: usize,
     /// Bytes of the longest arguments, and of the longest inline results.
     pub(crate) longest_message: usize,
-    /// Which calls clients take from their servers.
+    /// Reverse calls that clients take.
     pub(crate) reverse: ReverseSupport,
     /// Most nanoseconds of a round.
     pub(crate) tick: u64,
-    /// Per cent of turns that are not taken.
+    /// Percentage of turns skipped.
     pub(crate) idle: usize,
-    /// Rounds, once in which somebody stands still for long; 0 for never.
+    /// Average rounds between stalls of a participant; 0: never.
     pub(crate) stall: usize,
-    /// Rounds, once in which a server shard is replaced, or a client dies; 0 for never.
+    /// Average rounds between restarts of a server shard or deaths of a client; 0: never.
     pub(crate) restart: usize,
-    /// Turns, once in which a shard changes characteristics, or asks for changes; 0 for never.
+    /// Average turns between a shard's changes, or requests for changes; 0: never.
     pub(crate) change: usize,
-    /// Procedures of [`service`](crate::service) that run on workers: one bit for each.
+    /// Procedures of [`service`](crate::service) that run on workers: one bit each.
     pub(crate) on_workers: u32,
-    /// Those of the others that take their calls, to answer them later.
+    /// Procedures, of the others, that defer calls: one bit each.
     pub(crate) deferred: u32,
-    /// Addresses.
     pub(crate) groups: Vec<Group>,
     pub(crate) callers: Vec<Caller>,
-    /// Clients that keep to no rule, by the group that they go to.
+    /// Hostile clients, by the group that they connect to.
     pub(crate) hostile_clients: Vec<usize>,
-    /// There is a server that keeps to no rule.
+    /// There is a hostile server.
     pub(crate) hostile_server: bool,
     pub(crate) ending: Ending,
 }
@@ -64,10 +62,10 @@ pub(crate) struct Group {
     pub(crate) software: SoftwareConfig,
     pub(crate) chaos: ChaosConfig,
     pub(crate) shards: usize,
-    /// Workers of all of them, and calls of a shard that each of these takes.
+    /// Workers of all its shards, and calls that each takes from one shard.
     pub(crate) workers: usize,
     pub(crate) worker_ring: usize,
-    /// Calls that each of them makes to its clients.
+    /// Reverse calls of each shard.
     pub(crate) habits: Habits,
 }
 
@@ -78,44 +76,44 @@ pub(crate) struct Caller {
     pub(crate) connect: ConnectConfig,
     pub(crate) software: SoftwareConfig,
     pub(crate) chaos: ChaosConfig,
-    /// Connections, by the group that each goes to; `None` is the hostile server.
+    /// Connections, by the group that each goes to; `None`: the hostile server.
     pub(crate) links: Vec<Option<usize>>,
-    /// Rounds of its own until it makes all of these but the first; 0: it makes all at once.
+    /// Rounds of its own until it opens all of these but the first; 0: opens all at once.
     pub(crate) late: usize,
     pub(crate) habits: Habits,
-    /// Turns, once in which it takes all buffers that there are, for a while; 0 for never.
+    /// Average turns between hoards of all buffers; 0: never.
     pub(crate) hoard: usize,
 }
 
-/// How somebody makes calls.
+/// Pattern of calls of one participant.
 #[derive(Clone, Debug)]
 pub(crate) struct Habits {
-    /// How many.
+    /// Number of calls.
     pub(crate) calls: usize,
-    /// Those of a connection that are under way at most.
+    /// Most outstanding calls per connection.
     pub(crate) depth: usize,
-    /// One call in so many has a deadline, is cancelled, has its reply kept; 0 for none.
+    /// One call in so many has a deadline, is cancelled, has its reply kept; 0: none.
     pub(crate) deadline: usize,
     pub(crate) cancel: usize,
     pub(crate) keep: usize,
 }
 
-/// How it ends when all calls have ended.
+/// The end of a run, after all calls have completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// Clients close their connections.
     Close,
     /// Servers drain.
     Drain,
-    /// Servers end at once.
+    /// Servers close at once.
     Abort,
 }
 
 impl Plan {
-    /// The run of a seed; what most messages are is told by their layout, or not.
+    /// The plan of a seed, with or without layout decoding.
     pub(crate) fn of(seed: u64, decode_by_layout: bool) -> Self {
         let mut random = Random::new(seed);
-        // The first numbers of neighbours resemble each other.
+        // The first numbers of neighbouring seeds are correlated.
         (0..8).for_each(|_| _ = random.draw());
         let r = &mut random;
         let scheme =
@@ -142,7 +140,7 @@ impl Plan {
         let hostile_clients = if r.once_in(4) { 1 + r.below(2) } else { 0 };
         let hostile_server = r.once_in(5);
 
-        // Many connections of one shard: their credit limits have to shrink.
+        // Many connections to one shard, so that credit limits have to shrink.
         let crowd = r.once_in(12);
         let group_count = 1 + usize::from(r.once_in(3) && !crowd);
         let hostile_clients: Vec<usize> = (0..hostile_clients).map(|_| r.below(group_count)).collect();
@@ -152,13 +150,13 @@ impl Plan {
                 let (mut config, connect, mut software) = shape.config(r, false);
                 if crowd {
                     (config.memory.receives, config.limits.credits, config.limits.max_credits) = (256, 32, 64);
-                    // Credit limits are fitted again and again while they come.
+                    // Credit limits are adjusted repeatedly while clients connect.
                     config.poll.control_interval = Duration::from_nanos(200);
                     software.shared_receives = config.software().shared_receives;
                 }
                 let chaos = shape.chaos(r, hostile);
                 let calls = shape.reverse_calls(r);
-                // A hostile peer may never answer.
+                // A hostile peer may never reply.
                 let deadline = if hostile { 1 } else { pick(r, &[0, 0, 4]) };
                 let habits = Habits { deadline, ..habits(r, calls, 8) };
                 let shards = 1 + usize::from(r.once_in(3) && !crowd);
@@ -178,11 +176,11 @@ impl Plan {
                 }
                 let (config, connect, software) = shape.config(r, hostile);
                 let chaos = shape.chaos(r, hostile);
-                // Receives run short only after many messages.
+                // Receives run out only after many messages.
                 let hoard = if r.once_in(10) { 5 + r.below(50) } else { 0 };
-                // Receives are replaced only by many messages.
+                // Receives are replaced only after many messages.
                 let calls = 20 + r.below(60) + if hoard != 0 || shape.resizing { 300 } else { 0 };
-                // Those of a crowd that come later find that others have what there was.
+                // The late clients of a crowd find the credits in use.
                 let late = if crowd { 60 * index } else { 0 };
                 Caller {
                     habits: habits(r, calls, config.limits.max_calls),
@@ -218,13 +216,13 @@ impl Plan {
         }
     }
 
-    /// Whether hosts may, or must, prove who they are.
+    /// Hosts may, or must, authenticate.
     pub(crate) fn authenticates(&self) -> bool {
         let all = self.groups.iter().map(|group| &group.config).chain(self.callers.iter().map(|c| &c.config));
         all.into_iter().any(|config| !matches!(config.wire.host_auth, AuthPolicy::Off))
     }
 
-    /// Nothing goes wrong but time: every call without a deadline that is not cancelled must succeed.
+    /// Only delays occur: every call without a deadline or cancellation must succeed.
     pub(crate) fn calm(&self) -> bool {
         let breaks =
             |chaos: &ChaosConfig| chaos.receiver_not_ready + chaos.flush + chaos.rights + chaos.disconnect != 0;
@@ -244,11 +242,11 @@ fn habits(r: &mut Random, calls: usize, most: usize) -> Habits {
     }
 }
 
-/// What all shards of a run have in common.
+/// Settings that all shards of a run share.
 struct Shape {
     scheme: CreditMode,
     decode_by_layout: bool,
-    /// Shards prefer what they like.
+    /// Shards choose their own credit modes.
     mixed: bool,
     revision: Revision,
     longest_chunk: usize,
@@ -257,11 +255,11 @@ struct Shape {
     tick: u64,
     slow: bool,
     breaking: bool,
-    /// Clients make lost connections again.
+    /// Clients reopen lost connections.
     reconnecting: bool,
     /// Receives change their size.
     resizing: bool,
-    /// Hosts authenticate each other: they must, or may.
+    /// Hosts authenticate each other: `true` required, `false` optional.
     auth: Option<bool>,
 }
 
@@ -274,7 +272,7 @@ impl Shape {
             CreditMode::V1 => pick(r, &[1024, 1536, 2048, 4096]),
             _ => pick(r, &[4096, 4096, 4096, 5000, 8192]),
         };
-        // Headers of long messages need some more.
+        // Headers of long messages need additional bytes.
         let long = (self.longest_message + 1024).next_multiple_of(4096);
         let longest = self.longest_chunk.max(long).next_multiple_of(4096);
         let few = |r: &mut Random, most: usize| if tight { 1 + r.below(4) } else { most };
@@ -303,7 +301,7 @@ impl Shape {
             (Duration::from_millis(first), Duration::from_millis(most))
         };
         connect.retransmit = r.once_in(2);
-        // Only who keeps to no rule needs so long.
+        // Only a hostile peer needs the short time.
         connect.negotiation = if hostile { Duration::from_millis(1) } else { PATIENT };
         config.timeouts.keep_alive = Duration::from_millis(if self.tick < 20_000 { 0 } else { pick(r, &[0, 1]) });
         config.memory.receives = 256 + r.below(200);
@@ -327,11 +325,11 @@ impl Shape {
         (config, connect, software)
     }
 
-    /// Version 1 cannot authenticate: then nobody must. Everybody who tries has the key.
+    /// Version 1 cannot authenticate, so it rules out `Required`. All participants share the key.
     fn host_auth(&self, r: &mut Random) -> AuthPolicy {
         let key = || Arc::new(PreSharedKey::new("sim", b"everybody's key, long enough").expect("a key"));
         match self.auth {
-            // The older text has no word for it.
+            // The older draft has no authentication.
             None => AuthPolicy::Off,
             _ if self.revision == Revision::Cel09 => AuthPolicy::Off,
             Some(true) if !self.mixed && self.scheme != CreditMode::V1 => AuthPolicy::Required(key()),
@@ -340,7 +338,7 @@ impl Shape {
         }
     }
 
-    /// Calls that a server makes. In version 1 it is told by others whether its clients take any.
+    /// Number of a server's reverse calls. In version 1 other participants decide whether its clients take any.
     fn reverse_calls(&self, r: &mut Random) -> usize {
         let some = 5 + r.below(40);
         let one = self.mixed || self.breaking || self.reconnecting || self.scheme == CreditMode::V1;
@@ -351,8 +349,7 @@ impl Shape {
         }
     }
 
-    /// Whoever has to do with a hostile peer is not slow as well: then others would suffer, on a device
-    /// too.
+    /// A participant with a hostile peer is never slow. Otherwise others would suffer, as on a real device.
     fn chaos(&self, r: &mut Random, hostile: bool) -> ChaosConfig {
         let seed = r.draw();
         let mut some = |wanted: bool, most: usize| -> u16 {
@@ -375,7 +372,7 @@ impl Shape {
     }
 }
 
-/// One of these.
+/// Draws an element.
 pub(crate) fn pick<T: Copy>(r: &mut Random, from: &[T]) -> T {
     from[r.below(from.len())]
 }

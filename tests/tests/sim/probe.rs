@@ -1,5 +1,6 @@
-//! A device with an onlooker: it writes down what passes, and keeps its own account of what is exposed and of
-//! what was promised, so that the engine's counts are not all there is to believe.
+//! A device wrapper that keeps its own account of exposures and promises.
+//!
+//! It records all requests and completions, to check the engine's counts independently.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,46 +21,46 @@ use crate::flow::Flow;
 use crate::journal::Journal;
 use crate::sizes::{Sizes, Smallest};
 
-/// A buffer, whatever its window.
+/// A buffer, independent of its window.
 pub(crate) type Place = (ArenaId, usize);
 
-/// What the onlooker knows of a queue pair.
+/// The probe's account of a queue pair.
 #[derive(Debug)]
 struct Seen {
     qp: QpId,
-    /// Requests that were posted, until a completion shows that they are done.
+    /// Posted requests without a proof of completion.
     posted: VecDeque<Request>,
     /// Windows that the peer may use.
     bound: Vec<Bound>,
     flow: Flow,
     sizes: Sizes,
     census: Census,
-    /// A request has failed: what it posts is not carried out any more.
+    /// A request has failed. Later posts are not executed.
     failed: bool,
-    /// Of a client: the group that it goes to.
+    /// At a client: the group that it connects to.
     group: Option<usize>,
     up: bool,
-    /// How it ended, if it has.
+    /// Its end, if it has ended.
     end: Option<End>,
 }
 
-/// How a connection ended, as a device hears of it.
+/// The end of a connection, as a device observes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// This side has ended it, in order.
+    /// This side has closed it in order.
     Own,
-    /// The other side, or the way to it, has.
+    /// The peer or the network has ended it.
     Other,
-    /// It was refused for want of Receives.
+    /// It was refused because Receives ran out.
     Full,
 }
 
-/// Connections that others have ended.
+/// Connections that others ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Loss {
-    /// After they were up.
+    /// After they were established.
     pub(crate) lost: u64,
-    /// Before.
+    /// Before they were established.
     pub(crate) missed: u64,
 }
 
@@ -77,7 +78,6 @@ struct Bound {
     place: Place,
 }
 
-/// The device.
 #[derive(Debug)]
 pub(crate) struct Probe<F> {
     inner: F,
@@ -87,29 +87,27 @@ pub(crate) struct Probe<F> {
     version: Version,
     /// It takes calls.
     serves: bool,
-    /// Some who connect to it may keep to no rule.
+    /// Hostile peers may connect to it.
     strangers: bool,
-    /// Messages that a peer may have under way, at first and at most.
+    /// Messages that a peer may have outstanding: initial and most.
     credits: u32,
     most: u32,
     groups: Vec<FabricAddress>,
-    /// Connections to this address are to a peer that keeps to no rule.
+    /// Address of the hostile server.
     hostile: Option<FabricAddress>,
     seen: Vec<Seen>,
-    /// Receives that the inner fabric has.
+    /// Receives posted to the inner fabric.
     receives: u32,
-    /// What those said who ask for a connection.
+    /// Private data of connect requests.
     requests: Vec<(RequestId, Vec<u8>)>,
-    /// Connections that have ended; and those of them that this side has not, the group of each, and whether
-    /// it was up.
+    /// Connections that have ended. Of those that this side did not end: the group, and whether it was established.
     ends: u64,
     lost: Vec<(QpId, usize, bool)>,
-    /// Connections that were up, and that this side has ended without a word.
+    /// Established connections that this side destroyed without a close.
     given_up: u64,
 }
 
 impl<F: Fabric + Smallest> Probe<F> {
-    /// Looks on.
     pub(crate) fn new(
         inner: F,
         journal: Journal,
@@ -127,7 +125,7 @@ impl<F: Fabric + Smallest> Probe<F> {
             serves,
             strangers,
             credits: config.limits.credits,
-            // Version 1 counts the directions apart.
+            // Version 1 counts each direction separately.
             most: config.limits.credits.max(config.limits.max_credits) + config.limits.reverse_credits.max(4) + 1,
             lost: Vec::new(),
             groups,
@@ -140,18 +138,15 @@ impl<F: Fabric + Smallest> Probe<F> {
         }
     }
 
-    /// The device itself.
     pub(crate) fn inner(&self) -> &F {
         &self.inner
     }
 
-    /// Connections that have ended.
     pub(crate) fn ends(&self) -> u64 {
         self.ends
     }
 
-    /// Connections to a group that others have ended: neither this side nor its device, which has broken
-    /// some.
+    /// Connections to a group that others ended. Excludes those in `broken`, which the device itself broke.
     pub(crate) fn losses(&self, group: usize, broken: &[QpId]) -> Loss {
         let mut loss = Loss::default();
         for (_, _, up) in self.lost.iter().filter(|(qp, of, _)| *of == group && !broken.contains(qp)) {
@@ -160,7 +155,7 @@ impl<F: Fabric + Smallest> Probe<F> {
         loss
     }
 
-    /// Connections that were in order, and that this side has ended without a word.
+    /// Established connections that this side destroyed without a close.
     pub(crate) fn given_up(&self) -> u64 {
         self.given_up
     }
@@ -194,7 +189,7 @@ impl<F: Fabric + Smallest> Probe<F> {
         });
     }
 
-    /// A connection is gone: who has ended it?
+    /// Removes a connection, and records the side that ended it.
     fn close_books(&mut self, qp: QpId) {
         let Some(at) = self.seen.iter().position(|seen| seen.qp == qp) else { return };
         let Seen { up, end, group, .. } = self.seen.remove(at);
@@ -206,14 +201,14 @@ impl<F: Fabric + Smallest> Probe<F> {
         }
     }
 
-    /// The device says that a connection is over.
+    /// Records that the device reports the end of a connection.
     fn over(&mut self, qp: QpId, end: End) {
         if let Some(seen) = self.see(qp) {
             seen.end.get_or_insert(end);
         }
     }
 
-    /// What is to be remembered of a request if it is posted.
+    /// The records for a request, made before it is posted.
     fn look(&self, posting: &Posting) -> (Request, Option<Bound>, Option<Vec<u8>>) {
         let (opcode, window, mut bound, mut message) = match &posting.wr {
             WorkRequest::Send { buf, .. } => (Opcode::Send, None, None, Some(buf.to_vec())),
@@ -230,7 +225,7 @@ impl<F: Fabric + Smallest> Probe<F> {
         (Request { opcode, signalled: posting.signalled, window }, bound, message.take())
     }
 
-    /// A request was posted.
+    /// Records a posted request.
     fn post(&mut self, qp: QpId, (request, bound, message): (Request, Option<Bound>, Option<Vec<u8>>)) {
         let length = message.as_ref().map_or(0, Vec::len);
         let mark = if request.signalled { " signalled" } else { "" };
@@ -260,12 +255,12 @@ impl<F: Fabric + Smallest> Probe<F> {
         seen.posted.push_back(request);
     }
 
-    /// Messages that may come from all peers together, and Receives for them.
+    /// Messages that all peers together may send, and the Receives for them.
     pub(crate) fn promises(&self) -> (u32, u32) {
         (self.seen.iter().map(|seen| seen.flow.promised()).sum(), self.receives)
     }
 
-    /// No Receive is too small for what any peer may send.
+    /// Every Receive holds any message that a peer may send.
     fn check_sizes(&mut self) {
         let Some(least) = self.inner.smallest_receive() else { return };
         for Seen { qp, flow, sizes, .. } in &self.seen {
@@ -275,7 +270,7 @@ impl<F: Fabric + Smallest> Probe<F> {
         }
     }
 
-    /// What was promised to each peer, and to all, must be there.
+    /// Receives cover the messages promised to each peer and to all.
     fn check_promises(&mut self) {
         self.check_sizes();
         let (promised, _) = self.promises();
@@ -297,7 +292,7 @@ impl<F: Fabric + Smallest> Probe<F> {
         }
         self.receives -= u32::from(buf.is_some());
         let revision = self.revision;
-        // Else it is late, of a queue pair that was destroyed.
+        // Without it, a late completion of a destroyed queue pair.
         let Some(seen) = self.see(*qp) else { return };
         if !status.is_ok() {
             seen.failed = true;
@@ -307,7 +302,7 @@ impl<F: Fabric + Smallest> Probe<F> {
             seen.sizes.receive(buf, revision, seen.flow.received());
             seen.bound.retain(|bound| Some(bound.rkey) != *invalidated);
         } else {
-            // In order: whatever was posted before is done.
+            // Completions are in order: all earlier requests are complete.
             while let Some(request) = seen.posted.pop_front() {
                 if request.opcode == Opcode::LocalInvalidate {
                     seen.bound.retain(|bound| Some(bound.window) != request.window);
@@ -408,7 +403,7 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
         self.inner.poll_control(events);
         for event in &events[before..] {
             match event {
-                // Who it is differs from process to process.
+                // The peer's address differs from process to process.
                 ControlEvent::ConnectRequest { request, private_data, .. } => {
                     self.requests.push((*request, private_data.clone()));
                     self.journal.note(format_args!("{request:?} asks"));

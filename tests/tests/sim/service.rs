@@ -1,5 +1,6 @@
-//! What everybody in a simulation serves, beside the program of all tests: procedures for long messages, and
-//! for calls that are refused first. Each checks what it gets, and writes down that it ran.
+//! Procedures of simulated services, in addition to those of all tests.
+//!
+//! They take long messages, and calls that are refused first. Each checks its arguments and counts its executions.
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -13,32 +14,31 @@ use rpcrdma_tests::{PROGRAM, VERSION, filled, pattern, patterned, services_with}
 use crate::later::Later;
 use crate::plan::Plan;
 
-/// Gives its arguments back. They begin with a [`Name`], as those of all that follow.
+/// Returns its arguments. They start with a [`Name`], as do those of the following procedures.
 pub(crate) const NOTE: u32 = 20;
-/// Is not answered.
+/// One-way.
 pub(crate) const TELL: u32 = 21;
-/// Then: seed, bytes of inline results, and of each result in a Write chunk; a 0 word; filler. Read chunks:
-/// the pattern of seed, seed + 1, and so on. Results: the pattern of seed; in Write chunks those of seed + 1,
-/// and so on.
+/// After the name: seed, bytes of inline results, bytes of each result in a Write chunk, a 0 word, filler. Read chunks:
+/// the patterns of seed, seed + 1, and so on. Inline results: the pattern of seed. Write chunks: the patterns of seed +
+/// 1 and so on.
 pub(crate) const MIX: u32 = 22;
-/// Takes no chunks. Then: seed, bytes of each item, a 0 word, the items with their round-up, filler. Results:
-/// their number.
+/// Takes no chunks. After the name: seed, bytes of each item, a 0 word, the items with their round-up, filler. Results:
+/// the number of items.
 pub(crate) const FLAT: u32 = 23;
-/// Then: seed, bytes of each result, which is refused if its Write chunk is too small. A 0 word.
+/// After the name: seed, bytes of each result, a 0 word. Refuses a result whose Write chunk is too small.
 pub(crate) const GROW: u32 = 24;
-/// Gives no chunks. Then: seed, bytes of inline results.
+/// Returns no chunks. After the name: seed, bytes of inline results.
 pub(crate) const GIVE: u32 = 25;
 
-/// Panics.
 pub(crate) const PANICS: u32 = 26;
 
-/// As [`NOTE`], once, however often the call comes.
+/// As [`NOTE`], executed once however often the call is retransmitted.
 pub(crate) const ONCE: u32 = 27;
 
-/// Whose call it is, and its number there.
+/// The caller, and the call's number there.
 pub(crate) type Name = (u32, u32);
 
-/// How often each call was carried out.
+/// Executions of each call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Runs(Arc<Mutex<BTreeMap<Name, u32>>>);
 
@@ -47,24 +47,22 @@ impl Runs {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default() += 1;
     }
 
-    /// Of one call.
     pub(crate) fn of(&self, name: Name) -> u32 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&name).copied().unwrap_or(0)
     }
 }
 
-/// The seed of the filler that goes with a seed.
+/// The filler's seed.
 pub(crate) fn filler(seed: u32) -> u32 {
     seed ^ 0x00FF_0000
 }
 
-/// The program.
 pub(crate) fn services(plan: &Plan, runs: &Runs, later: &Later) -> Services {
     let longest = plan.longest_message;
-    // Declared is what a chunk may come to.
+    // The declared maximum covers any chunk.
     let chunk = plan.longest_chunk.max(longest);
     let mut services = services_with(longest, chunk, false);
-    // A call that comes again while it runs elsewhere is not answered: its caller would have to ask once more.
+    // A retransmission that arrives while its call runs gets no reply. Its caller would have to retransmit again.
     let chosen = |mask: u32, procedure: u32| procedure != ONCE && mask >> (procedure - NOTE) & 1 != 0;
     let is_later = |procedure| chosen(plan.deferred, procedure) && !chosen(plan.on_workers, procedure);
     let mut add = |procedure: u32, entry: Procedure| {
@@ -101,20 +99,20 @@ pub(crate) fn services(plan: &Plan, runs: &Runs, later: &Later) -> Services {
         Some(Client::number(u64::from(name.0)))
     };
     add(ONCE, recorded(ONCE, note).max_reply(longest).cached(cache, caller));
-    // Without a word on the terminal.
+    // Prints nothing on the terminal.
     add(PANICS, Procedure::new(|_| resume_unwind(Box::new("as the plan wants"))));
     services
 }
 
 type Checked = fn(&mut ServerCall) -> Result<Name, Refusal>;
 
-/// What runs for calls, with its successes counted.
+/// A handler whose successes are counted.
 fn recorded(runs: &Runs, handler: Checked) -> impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + use<> {
     let runs = runs.clone();
     move |call| handler(call).map(|name| runs.add(name))
 }
 
-/// Reads arguments, word by word.
+/// Reads arguments word by word.
 struct Words<'a>(&'a [u8]);
 
 impl<'a> Words<'a> {
@@ -132,7 +130,7 @@ impl<'a> Words<'a> {
         Ok((self.next()?, self.next()?))
     }
 
-    /// Words up to one that is 0. Each is one more than it says.
+    /// Words up to a 0 word. Each is encoded plus one.
     fn list(&mut self) -> Result<Vec<usize>, Refusal> {
         let mut list = Vec::new();
         loop {

@@ -1,5 +1,4 @@
-//! Sizes of messages and of Receives as an onlooker sees them, while they change: from what the headers that
-//! pass a device say.
+//! Message and Receive sizes by sent and received headers, as they change.
 
 use std::collections::VecDeque;
 
@@ -8,32 +7,32 @@ use rpcrdma::wire::private_data::PrivateData;
 use rpcrdma::wire::properties::{Properties, PropertyId, PropertySet};
 use rpcrdma::wire::{Revision, Version, View, ViewBody};
 
-/// What version 2 takes when nothing is said about it, and what everybody takes, whatever is said.
+/// Receive size of version 2 by default, and the minimum of every peer.
 const DEFAULT: usize = 4096;
 const LEAST: usize = 1024;
 
 /// The sizes of one connection's messages.
 #[derive(Debug)]
 pub(crate) struct Sizes {
-    /// Size of this side's Receives, as the connect messages say it (version 1), and as messages do: each
-    /// with the count of messages at which it was said. The first one holds until the peer is known to
-    /// have read the next.
+    /// Size of this side's Receives: `told_first` from the connect messages (version 1), `told` from later messages.
+    /// Each is stored with the count of messages at which it was sent. The first applies until the peer provably has
+    /// read the next.
     told_first: usize,
     told: VecDeque<(u32, usize)>,
-    /// The same of the peer's.
+    /// The same for the peer's Receives.
     heard_first: usize,
     heard: VecDeque<(u32, usize)>,
-    /// Messages that the peer was allowed by increments.
+    /// Messages that increments allow the peer.
     limit: u32,
-    /// A CONNPROP has gone, and has come: only the first one of an end counts.
+    /// A CONNPROP was sent, and one was received. Only the first of each end counts.
     introduced: bool,
     met: bool,
-    /// The peer may keep to no rule: what it says means nothing.
+    /// The peer may be hostile; its values mean nothing.
     hostile: bool,
 }
 
 impl Sizes {
-    /// A new connection, perhaps with a `hostile` peer; both ends' private data.
+    /// A new connection with both ends' private data.
     pub(crate) fn new(server: bool, ours: &[u8], theirs: &[u8], hostile: bool) -> Self {
         let size = |data: &[u8]| PrivateData::parse(data).unwrap_or_default().receive_size as usize;
         Self {
@@ -48,12 +47,12 @@ impl Sizes {
         }
     }
 
-    /// The peer's private data has come.
+    /// Records the peer's private data.
     pub(crate) fn heard_from(&mut self, theirs: &[u8]) {
         self.heard_first = PrivateData::parse(theirs).unwrap_or_default().receive_size as usize;
     }
 
-    /// A message goes out, the `count`th.
+    /// Checks the `count`th sent message.
     ///
     /// # Errors
     /// It may be too long for the peer.
@@ -65,7 +64,7 @@ impl Sizes {
                 forget(&mut self.heard, received);
                 largest(&self.heard)
             }
-            // It does not say what has been read by now.
+            // It does not reveal the messages already read.
             (Version::V2, None) => largest(&self.heard),
         };
         if message.len() > most.max(LEAST) && !self.hostile {
@@ -77,11 +76,11 @@ impl Sizes {
         Ok(())
     }
 
-    /// A message has come, the `count`th.
+    /// Records the `count`th received message.
     pub(crate) fn receive(&mut self, message: &[u8], revision: Revision, count: u32) {
         let view = match View::check(message, revision) {
             Ok(view) => view,
-            // It grants, whatever is wrong with it.
+            // It grants credits even if it is malformed.
             Err(error) => return error.credit().into_iter().for_each(|credit| self.granted(credit)),
         };
         if view.version() == Version::V1 {
@@ -100,13 +99,13 @@ impl Sizes {
     fn granted(&mut self, credit: u32) {
         let newly = credit & 0xFFFF;
         self.limit = self.limit.wrapping_add(newly);
-        // It has room for so many; the others have been received.
+        // The peer has room for so many; it has received the others.
         if newly > 0 {
             forget(&mut self.told, self.limit.wrapping_sub(credit >> 16));
         }
     }
 
-    /// The longest message that the peer may send. `version` is that of the connection, if it is settled.
+    /// The longest message that the peer may send. `version` is the negotiated one, if any.
     pub(crate) fn promised(&self, version: Option<Version>) -> usize {
         match version {
             Some(Version::V1) => self.told_first,
@@ -116,7 +115,7 @@ impl Sizes {
     }
 }
 
-/// All but the last of what was said up to a count.
+/// Removes all but the last of the values sent up to a count.
 fn forget(said: &mut VecDeque<(u32, usize)>, count: u32) {
     while said.get(1).is_some_and(|&(at, _)| count.wrapping_sub(at) as i32 >= 0) {
         said.pop_front();
@@ -127,7 +126,7 @@ fn largest(said: &VecDeque<(u32, usize)>) -> usize {
     said.iter().map(|&(_, size)| size).max().unwrap_or(DEFAULT)
 }
 
-/// What a message says of the size of its sender's Receives.
+/// The Receive size that a message announces for its sender.
 fn receive_size(view: &View<'_>, revision: Revision, introduced: &mut bool) -> Option<usize> {
     let in_set = |set: PropertySet<'_>| {
         let mut all = Properties::default();
@@ -155,8 +154,8 @@ fn receive_size(view: &View<'_>, revision: Revision, introduced: &mut bool) -> O
     }
 }
 
-/// A device that can say how small its Receives are.
+/// A device that reports its smallest Receive.
 pub(crate) trait Smallest {
-    /// Of those that the shared queue has.
+    /// The smallest of the shared queue.
     fn smallest_receive(&mut self) -> Option<usize>;
 }

@@ -1,4 +1,4 @@
-//! One run: everybody takes turns on one thread, in an order and at times that follow from the seed.
+//! One run: participants take turns on one thread, scheduled by the seed.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use crate::later::Later;
 use crate::plan::{Ending, Plan};
 use crate::service::{Runs, services};
 
-/// Rounds after which whatever is waited for does not come any more.
+/// Rounds after which a wait fails.
 const PATIENCE: u64 = 60_000;
-/// Rounds that somebody who stands still stands still for.
+/// Rounds of a stall.
 const STALL: usize = 120;
 
-/// What came of a run.
+/// Outcome of a run.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// Number of events, and their hash.
@@ -33,7 +33,7 @@ pub(crate) struct Outcome {
     pub(crate) tally: Tally,
 }
 
-/// Runs a seed to its end. Panics if anything is not as it must be.
+/// Runs a seed to its end. Panics if an invariant fails.
 pub(crate) fn run(seed: u64, decode_by_layout: bool, trace: bool) -> Outcome {
     let mut world = World::new(Plan::of(seed, decode_by_layout), trace);
     world.work();
@@ -52,18 +52,18 @@ struct World {
     callers: Vec<Caller>,
     hostile_clients: Vec<HostileClient>,
     hostile_server: Option<HostileServer>,
-    /// By participant: rounds that it still stands still.
+    /// By participant: remaining rounds of its stall.
     stalled: Vec<usize>,
     hosts_so_far: u32,
     runs: Runs,
-    /// By group: what it serves, and its workers.
+    /// By group: its services, and its workers.
     services: Vec<Arc<Services>>,
     workers: Vec<SimulatedWorkers>,
-    /// By group, and last those of all clients: calls that are answered later.
+    /// Deferred calls: by group, and the clients' last.
     later: Vec<Later>,
-    /// What servers that are gone have called back.
+    /// Desks of closed servers.
     old_desks: Vec<Desk>,
-    /// By group, of those that are gone.
+    /// Of closed servers, by group.
     forgiven: Vec<u64>,
     pool_empty: Vec<u64>,
     drained: Vec<bool>,
@@ -72,7 +72,7 @@ struct World {
     turned_away: Vec<u64>,
 }
 
-/// Addresses that no other run uses, whichever process it is in.
+/// A unique address, also across processes.
 fn address(kind: Kind) -> Address {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -162,7 +162,7 @@ impl World {
         self.hosts.push(host);
     }
 
-    /// Everybody takes a turn, or not, in any order; time passes.
+    /// Participants take or skip a turn, in any order; time passes.
     fn round(&mut self, working: bool) {
         self.time.advance(Duration::from_nanos(1 + self.random.below(self.plan.tick as usize) as u64));
         let (hosts, callers, bad) = (self.hosts.len(), self.callers.len(), self.hostile_clients.len());
@@ -213,7 +213,7 @@ impl World {
         self.bury();
     }
 
-    /// Lets retired servers go whose last connection has ended.
+    /// Closes retired servers whose last connection has ended.
     fn bury(&mut self) {
         let mut index = 0;
         while index < self.hosts.len() {
@@ -228,7 +228,7 @@ impl World {
 
     fn close_books(&mut self, mut host: Host) {
         let group = host.group;
-        // What is late is still to come; what workers have, too.
+        // Late completions and the workers' calls are still outstanding.
         for turn in 0.. {
             host.turn();
             while self.later[group].answer(&mut self.random).is_some() {}
@@ -244,7 +244,7 @@ impl World {
         self.old_desks.push(host.desk);
     }
 
-    /// Rounds, until something is so.
+    /// Runs rounds until a condition holds.
     fn until(&mut self, what: &str, mut so: impl FnMut(&mut Self) -> bool) {
         for _ in 0..PATIENCE {
             if so(self) {
@@ -257,7 +257,7 @@ impl World {
         panic!("stuck: {what}: {callers:?}, {hosts:?}");
     }
 
-    /// Calls are made, and things go wrong.
+    /// Makes calls and injects faults.
     fn work(&mut self) {
         for _ in 0..PATIENCE {
             if self.callers.iter().all(|caller| caller.remaining() == 0) {
@@ -272,7 +272,7 @@ impl World {
         self.until("calls do not end", World::is_idle);
     }
 
-    /// Somebody goes, and somebody else comes.
+    /// A client dies, or a server shard is replaced.
     fn upset(&mut self) {
         if self.random.once_in(4) && self.callers.len() > 1 {
             let at = self.random.below(self.callers.len());
@@ -305,8 +305,7 @@ impl World {
         }
     }
 
-    /// All calls have ended: nothing may be left of them, and every connection must still be good for one
-    /// more.
+    /// Checks that completed calls leave nothing behind, and that every connection takes one more call.
     fn settle(&mut self) {
         self.hostile_clients.clear();
         self.hostile_server = None;
@@ -322,19 +321,19 @@ impl World {
         }
     }
 
-    /// No call is under way that has not ended for whoever made it.
+    /// No call is outstanding.
     fn is_idle(&mut self) -> bool {
         let callers = self.callers.iter().map(|caller| &caller.desk);
         callers.chain(self.hosts.iter().map(|host| &host.desk)).all(|desk| desk.under_way() == 0)
     }
 
-    /// Everything is closed; all memory is where it was, and whoever lost a connection can say why.
+    /// Closes everything. Checks that all memory is free and every lost connection has a cause.
     fn end(&mut self) {
         match self.plan.ending {
             Ending::Close => self.callers.iter_mut().for_each(Caller::close),
             Ending::Drain | Ending::Abort => {
                 self.drained.fill(true);
-                // Nobody will ever take the connections that wait there.
+                // No server will ever accept the connections that wait there.
                 self.listeners.clear();
                 for host in self.hosts.iter_mut().filter(|host| !host.retired) {
                     if self.plan.ending == Ending::Drain { host.drain() } else { host.abort() }
@@ -344,7 +343,7 @@ impl World {
         self.until("connections do not end", |world| {
             world.callers.iter().all(Caller::is_closed) && world.hosts.iter().all(Host::is_closed)
         });
-        // What is late is still to come.
+        // Late completions are still outstanding.
         for _ in 0..80 {
             for later in &self.later {
                 while later.answer(&mut self.random).is_some() {}
@@ -361,7 +360,7 @@ impl World {
         }
         self.old_desks.iter_mut().for_each(Desk::check_claims);
         for group in 0..self.plan.groups.len() {
-            // Those that asked a server that went away were not promised anything.
+            // A closed server promised nothing to waiting connections.
             let missed = if self.drained[group] { 0 } else { self.missed[group] };
             let (lost, forgiven) = (self.lost[group] + missed, self.forgiven[group]);
             assert!(lost <= forgiven, "group {group}: {lost} connections were lost, {forgiven} were broken");
