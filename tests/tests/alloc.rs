@@ -1,4 +1,4 @@
-//! A warm engine allocates nothing: neither for calls nor for bulk calls, at the client or at the server.
+//! A warm engine allocates nothing, for calls and bulk calls, at both ends.
 #![expect(unsafe_code, reason = "a global allocator that counts")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -8,16 +8,15 @@ use rpcrdma::client::LocalClient;
 use rpcrdma::{CreditMode, Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::{ECHO, MIRROR, PROGRAM, VERSION, With, World, filled, small, small_server};
 
-/// Keeps the shard busy for a while.
+/// Procedure that keeps the shard busy until [`crowd`] has filled its queue.
 const PAUSE: u32 = 30;
-/// Token of a call of it.
+/// Token of its call.
 const PAUSED: u64 = MOST;
-/// It is in the middle of one.
+/// Such a call is running.
 static PAUSES: AtomicBool = AtomicBool::new(false);
-/// Calls under way at a time: fewer than the credits that a busy server leaves its client, half of its
-/// credit limit.
+/// Most outstanding calls: fewer than the credits that a busy server leaves its client, half of its credit limit.
 const MOST: u64 = 24;
-/// Bulk calls under way at a time.
+/// Most outstanding bulk calls.
 const MOST_BULK: u64 = 7;
 
 struct Counting;
@@ -25,35 +24,34 @@ struct Counting;
 static COUNTS: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// That is the harness's, which allocates when it says that a test takes long; the test has a thread of its
-/// own.
+/// The harness's thread, which allocates when it reports a slow test. The test has a thread of its own.
 fn is_main_thread() -> bool {
     rustix::thread::gettid() == rustix::process::getpid()
 }
 
 fn count() {
-    // Relaxed: threads are told apart by nothing, and the sum is read when all is quiet.
+    // Relaxed: the count does not order other memory, and is read when all threads are idle.
     if COUNTS.load(Ordering::Relaxed) && !is_main_thread() {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-// SAFETY: all of it is the system's allocator.
+// SAFETY: all methods forward to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller keeps to `GlobalAlloc::alloc`.
+        // SAFETY: the caller upholds `GlobalAlloc::alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps to `GlobalAlloc::dealloc`.
+        // SAFETY: the caller upholds `GlobalAlloc::dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: the caller keeps to `GlobalAlloc::realloc`.
+        // SAFETY: the caller upholds `GlobalAlloc::realloc`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
@@ -111,7 +109,7 @@ fn start_bulk(client: &mut LocalClient, token: u64) {
     client.start(first, call, token);
 }
 
-/// Makes the server's shard find as many calls at once as it will ever find.
+/// Gives the server's shard as many calls at once as it will ever receive.
 fn crowd(client: &mut LocalClient, count: u64, start: fn(&mut LocalClient, u64)) {
     let first = client.first();
     let pause = client.prepare(PAUSE, 0).expect("a buffer");
@@ -152,7 +150,7 @@ fn calls(client: &mut LocalClient, count: u64, depth: u64) {
     }
 }
 
-/// Memory there and back, `depth` at a time.
+/// Bulk data in both directions, `depth` calls at a time.
 fn bulk_calls(client: &mut LocalClient, count: u64, depth: u64) {
     let (mut started, mut ended) = (0, 0);
     while ended < count {
@@ -181,8 +179,8 @@ fn allocates_nothing() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
         for (remote_invalidate, batch, signal_every) in [(true, true, 16), (false, false, 1)] {
             let mut world = World::new("alloc");
-            // A credit limit that grows has larger tables: it starts with its most, for which there are
-            // Receives.
+            // A growing credit limit needs larger tables. So it starts with the most credits, and with Receives for
+            // them.
             let (max_credits, receives) = (small().limits.credits, 16 * small().limits.credits as usize);
             let shard = small().with(|c| {
                 c.wire.credit_mode = scheme;

@@ -1,4 +1,6 @@
-//! Each fuzz target over its corpus, without libFuzzer: `tests/fuzz/run` makes new inputs.
+//! Each fuzz target over its corpus, without libFuzzer.
+//!
+//! `tests/fuzz/run` creates new inputs.
 
 use std::path::Path;
 
@@ -12,7 +14,7 @@ fn corpus(target: &str, run: fn(&[u8])) {
     let mut inputs = 0;
     for entry in std::fs::read_dir(&directory).expect("each target has a corpus") {
         let path = entry.expect("a directory that can be read").path();
-        println!("{}", path.display()); // the last line names the input that fails
+        println!("{}", path.display()); // the last line names the failing input
         run(&std::fs::read(path).expect("a file that can be read"));
         inputs += 1;
     }

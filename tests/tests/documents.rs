@@ -1,9 +1,10 @@
-//! The commands in the documents are run as they stand, and print what the documents say.
+//! Runs the commands of the documents and compares their output.
 //!
-//! A fence says where: `sh` on this host, `sh vm` in the virtual machine, `sh vm server` there on another host, `sh vm
-//! siw` with the driver of soft-iWARP, `sh not run: REASON` nowhere. `text output` is what the commands in front of it
-//! print: each line but `…`, up to a `…` at its end, with any numbers. `rust PATH` is written to that file. A command
-//! that ends with `&` is waited for until it listens. The blocks of a document are run in order, in one shell.
+//! The fence selects the place: `sh` this host, `sh vm` the virtual machine, `sh vm server` another host there, `sh vm
+//! siw` the machine with the soft-iWARP driver, `sh not run: REASON` none. `text output` is the output of the preceding
+//! commands. Each of its lines must occur, except `…`; a `…` at a line's end matches any rest; numbers may differ.
+//! `rust PATH` is written to that file. A command that ends with `&` runs until it listens before the next starts. The
+//! blocks of a document run in order, in one shell.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,7 +17,7 @@ use rpcrdma_tests::document::{Place, blocks};
 use rpcrdma_tests::source::{read, root};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// What each script begins with. A server's output is the block's, too. `rpcrdma doctor` may have warnings.
+/// Start of each script. A block's output includes its servers' output. `rpcrdma doctor` may report warnings.
 const PRELUDE: &str = r#"set -euo pipefail
 ready() {
     local i
@@ -31,8 +32,8 @@ ready() {
 rpcrdma() { command rpcrdma "$@" || [[ $1 == doctor && $? == 1 ]]; }
 "#;
 
-/// Two hosts, as the documents name them, and the variables that they ask for. The port of MOUNT is free: mountd of an
-/// earlier script in this machine is ended.
+/// Two hosts with the documents' names, and the variables of the documents. Ends a mountd of an earlier script in this
+/// machine, to free the port of MOUNT.
 const MACHINE: &str = r#"pkill -x rpc.mountd || true
 ip netns add server
 ip link add eth0 type veth peer name eth0 netns server
@@ -59,7 +60,7 @@ fn target() -> PathBuf {
     program.ancestors().nth(3).expect("target/PROFILE/deps").to_owned()
 }
 
-/// A directory with a clone of this repository in it: links to its files, and a `target` of its own.
+/// A directory with a clone of this repository: links to its files, and its own `target`.
 fn clone() -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     let clone = directory.path().join("rpcrdma");
@@ -76,7 +77,7 @@ fn clone() -> tempfile::TempDir {
     directory
 }
 
-/// A block's commands. A server is started, and waited for.
+/// A block's commands. Servers run in the background; the script waits until they listen.
 fn script(text: &str, logs: &Path) -> String {
     let mut script = PRELUDE.to_owned();
     for (n, line) in text.lines().enumerate() {
@@ -92,7 +93,7 @@ fn script(text: &str, logs: &Path) -> String {
     script
 }
 
-/// A line as it is compared: blanks are alike, and so are numbers with their units.
+/// A line in comparable form: blanks are equal, and so are numbers with their units.
 fn shape(line: &str) -> String {
     let mut shape = String::new();
     let mut number = false;
@@ -108,7 +109,7 @@ fn shape(line: &str) -> String {
     shape
 }
 
-/// The first line that is expected and was not printed.
+/// The first expected line that was not printed.
 fn missing<'a>(expected: &'a str, printed: &str) -> Option<&'a str> {
     let printed: Vec<String> = printed.lines().map(shape).collect();
     expected.lines().find(|line| {
@@ -121,7 +122,7 @@ fn missing<'a>(expected: &'a str, printed: &str) -> Option<&'a str> {
     })
 }
 
-/// Runs a document's blocks here: in the virtual machine those for it, else those for a host.
+/// Runs a document's blocks: in the virtual machine those for it, elsewhere those for a host.
 fn run(document: &str) {
     let machine = std::env::var_os("RPCRDMA_VM").is_some();
     let here = |place| match place {
@@ -163,15 +164,15 @@ fn run(document: &str) {
         }
     }
 
-    // Documents but the first ones expect that the programs were built, and are found.
+    // All documents but the first expect the built programs in the path.
     let (debug, path) = (target().join("debug"), std::env::var("PATH").expect("a path"));
     let path = format!("{0}:{0}/examples:{path}", debug.display());
     let mut shell = Command::new("bash");
     shell.args(["-c", &main]).current_dir(clone.path().join("rpcrdma")).process_group(0).stdin(Stdio::null());
-    // One target for all of them, a user's own crate included, so that dependencies are built once.
+    // One target directory for all, a user's own crate included, so that dependencies are built once.
     shell.env("PATH", path).env("CARGO_TARGET_DIR", target().join("documents")).env("CARGO_NET_OFFLINE", "true");
     for (knob, value) in [("LTO", "off"), ("CODEGEN_UNITS", "16"), ("DEBUG", "false"), ("OPT_LEVEL", "0")] {
-        shell.env(format!("CARGO_PROFILE_RELEASE_{knob}"), value); // a fraction of the time
+        shell.env(format!("CARGO_PROFILE_RELEASE_{knob}"), value); // a fraction of the build time
     }
     let mut shell = shell.spawn().expect("a shell");
     let deadline = Instant::now() + Duration::from_secs(840);
@@ -182,7 +183,7 @@ fn run(document: &str) {
             None => std::thread::sleep(Duration::from_millis(50)),
         }
     };
-    // Servers of its blocks, which nobody else ends.
+    // No one else ends the servers of its blocks.
     let _ = kill_process_group(Pid::from_child(&shell), Signal::KILL);
     let printed = |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
     if !status.is_some_and(|status| status.success()) {

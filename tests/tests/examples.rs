@@ -1,4 +1,4 @@
-//! The short examples, as their users run them.
+//! Runs the short examples as users do.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use rpcrdma_tests::source::{files, read};
 use serde_json::Value;
 
-/// What a program prints; it ends well.
+/// The output of a successful program.
 fn output(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output().expect("it runs");
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -14,7 +14,7 @@ fn output(program: &str, args: &[&str]) -> String {
     said.into_owned()
 }
 
-/// The examples of the engine, by name: the program, and the last line that it prints.
+/// The engine's examples: name, program, start of the last output line.
 const EXAMPLES: &[(&str, &str, &str)] = &[
     ("async_client", env!("CARGO_BIN_EXE_async_client"), "16 blocks read at once"),
     ("bulk", env!("CARGO_BIN_EXE_bulk"), "8 blocks of 1048576 bytes written and read"),
@@ -28,7 +28,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("raw_protocol", env!("CARGO_BIN_EXE_raw_protocol"), "  calls per turn: [0, 4, 2]"),
 ];
 
-/// The most examples, and the most lines of one.
+/// Most examples, and most lines of one.
 const MOST: (usize, usize) = (10, 150);
 
 #[test]
@@ -64,7 +64,7 @@ fn examples_are_few_and_short() {
     }
 }
 
-/// The figures of a short run of the yardstick; standard output has them, and nothing else.
+/// The figures of a short run of the yardstick. Standard output has nothing else.
 fn yardstick(args: &[&str]) -> Value {
     let said = output(env!("CARGO_BIN_EXE_tcp"), &[args, &["-D", "1", "--json", "-"]].concat());
     let report: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error} in {said}"));

@@ -1,4 +1,6 @@
-//! Lines that peers make a server write: a few, and a sum. In a process of its own, whose log is counted.
+//! Rate limits of the log lines that peers cause.
+//!
+//! The log of the whole process is counted, so these tests have their own.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,8 +15,7 @@ use rpcrdma_tests::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Uid;
 
-/// Lines of one kind that a server may write within a test: it may have several shards, and may take longer
-/// than one interval.
+/// Most lines of one kind within a test. There may be several shards, and more than one interval.
 const FEW: usize = 100;
 
 static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -35,7 +36,7 @@ impl Log for Listener {
     fn flush(&self) {}
 }
 
-/// What was written since it was asked the last time.
+/// Lines since the last call.
 fn heard() -> Vec<String> {
     // The other test may have been first.
     let _ = log::set_logger(&Listener);
@@ -47,7 +48,7 @@ fn taken() -> Vec<String> {
     std::mem::take(&mut HEARD.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Each of `count` happenings is told of, in few lines; those of other kinds are as few.
+/// Checks that single lines and sums account for `count` events in few lines.
 fn assert_few(lines: &[String], count: usize) {
     let (sums, single): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.contains(" more: "));
     let of = |line: &str| line.split(' ').next().and_then(|number| number.parse::<usize>().ok());
@@ -64,7 +65,7 @@ fn repeated_violations_log_a_bounded_number_of_lines() {
     let address = world.serve(small_server());
     for _ in 0..PEERS {
         let mut peer = RawPeer::connect(&address);
-        // Another version than was agreed.
+        // Not the negotiated version.
         let mut bytes: Vec<u8> = [7u32, 3, 9, 0, 0, 0, 0].iter().flat_map(|word| word.to_be_bytes()).collect();
         bytes.extend(call_bytes(7, PROGRAM, VERSION, 0, b""));
         peer.send(&bytes);
@@ -73,12 +74,12 @@ fn repeated_violations_log_a_bounded_number_of_lines() {
     }
     let faults = world.server().stats().iter().map(|shard| shard.peer_faults).sum::<u64>();
     assert!(faults >= PEERS as u64, "{faults} faults of {PEERS} peers");
-    // What was counted is told at the latest when it stops.
+    // The server logs outstanding sums when it stops, at the latest.
     drop(world.take_server());
     assert_few(&heard(), faults as usize);
 }
 
-/// Peers connect and go as often as they like; what is told of each panics.
+/// The hook panics for each peer that connects.
 #[test]
 fn a_hook_that_panics_fills_no_log() {
     const PEERS: usize = 3 * FEW;
@@ -94,7 +95,7 @@ fn a_hook_that_panics_fills_no_log() {
     assert!(lines.len() < FEW && lines.iter().any(|line| line.contains("of old age")), "{} lines", lines.len());
 }
 
-/// Any user can connect to a name. Creates refusals as fast as it can, while calls of others are served.
+/// Any user can connect to an abstract name. Another user floods it with refused connections while calls are served.
 #[test]
 fn another_user_of_the_host_stops_nobody_and_fills_no_log() {
     const KNOCKS: usize = 3000;
@@ -114,7 +115,7 @@ fn another_user_of_the_host_stops_nobody_and_fills_no_log() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let nobody = Uid::from_raw(65534);
-            // Of this thread alone.
+            // Affects this thread alone.
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("root may");
             let to = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("a name");
             while knocks.load(Ordering::Relaxed) < KNOCKS {
@@ -139,12 +140,12 @@ fn another_user_of_the_host_stops_nobody_and_fills_no_log() {
     assert_few(&heard(), KNOCKS);
 }
 
-/// A future that has its call until it panics.
+/// A future that owns its call until it panics.
 async fn dies_of_old_age(_call: DeferredCall) {
     panic!("of {}", "old age")
 }
 
-/// Its caller is told all about it; the log of the server says so to whoever asks for it.
+/// The caller gets the cause. The server logs it at level info.
 #[test]
 fn a_refused_call_is_named_at_level_info() {
     let mut world = World::new("refused");
@@ -160,8 +161,7 @@ fn a_refused_call_is_named_at_level_info() {
     assert!(lines.iter().any(|line| line.ends_with(&what)), "{lines:?}");
 }
 
-/// The peer learns that something is wrong at the server; the log says what, once for each kind and not for each
-/// call.
+/// The peer learns only of a system error. The log has the cause, once per kind instead of per call.
 #[test]
 fn system_errors_have_their_cause_in_the_log_and_fill_none() {
     const CALLS: usize = 3 * FEW;
@@ -214,7 +214,7 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
         let call = client.prepare(23, 0).expect("a buffer");
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), system_error);
     }
-    // Of the buffers that it takes there are fewer than it takes.
+    // The procedure needs more buffers than there are.
     let poor = small().with(|c| {
         c.memory.bulk_buffers = vec![(1 << 20, 1)];
         c.memory.long_buffers = vec![];

@@ -1,5 +1,6 @@
-//! `rpcrdma tune` with the real `rpcperf`, on the software fabric: on a machine with one knob that is bad on purpose it
-//! finds that knob. No figure is judged, but for one that is many times the others.
+//! `rpcrdma tune` with the real `rpcperf`, on the software fabric.
+//!
+//! One knob is deliberately bad, and the tool must find it. No figure is checked unless it is many times the others.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -21,15 +22,16 @@ struct Cli {
     args: tune::Args,
 }
 
-/// Each run spins on two cores: side by side they would starve each other.
+/// Serializes the tests: each run spins on two cores and would starve another.
 fn alone() -> MutexGuard<'static, ()> {
     static CORES: Mutex<()> = Mutex::new(());
     CORES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Tunes with this program, in few and short runs; what it says as JSON.
+/// Tunes with this program in a few short runs. Returns its JSON result.
 ///
-/// A busy host may do too little in a short run. The program then asks for a longer one, and gets it.
+/// A busy host may complete too few calls in a short run. The program then asks for a longer one, and this function
+/// repeats it.
 fn tuned(program: &Path, folder: &Path, mut seconds: f64, arguments: &str) -> Value {
     let _cores = alone();
     let result = folder.join("result.json");
@@ -51,7 +53,7 @@ fn tuned(program: &Path, folder: &Path, mut seconds: f64, arguments: &str) -> Va
     }
 }
 
-/// Calls are answered 50 ms later, unless one Send in 4 is signalled: longer than any other process keeps a core.
+/// Replies are deferred by 50 ms unless one Send in 4 is signalled. That exceeds any other process's time slice.
 #[test]
 fn the_knob_that_is_bad_on_purpose_is_found() {
     let folder = tempfile::tempdir().expect("a directory");
@@ -78,15 +80,15 @@ fn the_knob_that_is_bad_on_purpose_is_found() {
     }
 }
 
-/// The cores that this process may have, the first two at most.
+/// At most two of the cores available to this process.
 fn cores() -> String {
     let all = rustix::thread::sched_getaffinity(None).expect("the cores");
     let cores = (0..CpuSet::MAX_CPU).filter(|&core| all.is_set(core)).take(2);
     cores.map(|core| core.to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// Each aim finds its figure in what `rpcperf` says, and `rpcperf` has an option for each knob. Of the one candidate it
-/// says that it cannot be, so that nothing is compared.
+/// Each aim finds its figure in the output of `rpcperf`, and each knob is an option of `rpcperf`. The one candidate is
+/// reported as impossible, so that nothing is compared.
 #[test]
 fn every_aim_has_a_figure() {
     let folder = tempfile::tempdir().expect("a directory");

@@ -1,6 +1,7 @@
-//! What others' crates are: of licences that `deny.toml` allows, from crates.io, and content with the oldest
-//! Rust that we claim; those of the workspace, and those of what is built beside it. Known vulnerabilities are for
-//! `cargo deny check advisories`, as the list of them is not here.
+//! Licences, source and minimum Rust version of dependencies.
+//!
+//! Covers the workspace and the packages built beside it. Licences must be allowed by `deny.toml`, and the source must
+//! be crates.io. Known vulnerabilities need `cargo deny check advisories`, as their database is not in the repository.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,16 +11,16 @@ use serde_json::Value;
 
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// Where the lock files are: of the workspace, and of what it excludes.
+/// Directories of the lock files: the workspace's, and those that it excludes.
 const WORKSPACES: [&str; 4] = ["", "tests/fuzz", "tests/embed", "tests/instructions"];
 
-/// What follows the first line that starts like this, on that line and below.
+/// The text after the first line start that equals `start`.
 fn behind<'a>(toml: &'a str, start: &str) -> &'a str {
     let (_, rest) = toml.split_once(&format!("\n{start}")).unwrap_or_else(|| panic!("there is no {start}"));
     rest
 }
 
-/// The value of the first key of this name in a text of TOML, as it is written.
+/// The raw value of the first key of this name in a TOML text.
 fn value<'a>(toml: &'a str, key: &str) -> &'a str {
     behind(toml, &format!("{key} = ")).lines().next().unwrap_or_default()
 }
@@ -29,8 +30,7 @@ fn strings(array: &str) -> Vec<&str> {
     array.split('"').skip(1).step_by(2).collect()
 }
 
-/// The crates that are used on this platform, with all features, by any of [`WORKSPACES`]; `None` if they are not here
-/// and cannot be had.
+/// All crates of [`WORKSPACES`] for this platform, with all features. `None` if their manifests are unavailable.
 fn packages() -> Option<Vec<Value>> {
     let all: Option<Vec<_>> = WORKSPACES.iter().map(|workspace| packages_of(workspace)).collect();
     if all.is_none() {
@@ -39,7 +39,7 @@ fn packages() -> Option<Vec<Value>> {
     Some(all?.into_iter().flatten().collect())
 }
 
-/// The same of one of them.
+/// The same for one workspace.
 fn packages_of(workspace: &str) -> Option<Vec<Value>> {
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let metadata = |offline: &[&str]| {
@@ -56,7 +56,7 @@ fn packages_of(workspace: &str) -> Option<Vec<Value>> {
     Some(packages)
 }
 
-/// Whether an SPDX expression can be met with these licences. AND binds closer than OR; a slash is an old OR.
+/// Whether these licences satisfy an SPDX expression. AND binds more tightly than OR; a slash is an old OR.
 fn is_met(expression: &str, allowed: &[&str]) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let mut words = spaced.split_whitespace().peekable();
@@ -161,6 +161,5 @@ fn nothing_asks_for_a_newer_rust_than_we_do() {
         .filter(|(_, wanted)| version(wanted) > version(&format!("{oldest}.0")))
         .collect();
     assert!(newer.is_empty(), "Rust {oldest} is claimed; these want more: {newer:?}");
-    // The README says the same.
     assert!(read("README.md").contains(&format!("Rust {oldest} or later")), "README.md");
 }

@@ -1,4 +1,4 @@
-//! The documents say what is so: their links lead somewhere, and their tables are those of the code.
+//! Links and tables of the documents match the files and the code.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +7,7 @@ use rpcrdma::wire::{ErrorBody, HeaderType, Revision, Version};
 use rpcrdma_tests::document::{COMMANDS, Place, blocks, rows, section};
 use rpcrdma_tests::source::{code, files, is_test, read, root, test_names, words};
 
-/// The structs whose fields are knobs: each has a section of this name in `tuning.md`, with a table of its
-/// fields.
+/// Structs whose fields are knobs. `tuning.md` has a section for each, with a table of its fields.
 const KNOBS: &[(&str, &str)] = &[
     ("MemoryConfig", "engine/src/config/memory.rs"),
     ("ArenaConfig", "mempool/src/config.rs"),
@@ -61,7 +60,7 @@ fn tuning_names_every_knob_and_no_other() {
     }
 }
 
-/// The list from symptom to counter to knob: each row is the first line of the test that provokes it.
+/// Each row maps a symptom to a counter and a knob. It equals the first line of the test that provokes it.
 #[test]
 fn every_symptom_of_the_decision_list_is_provoked() {
     let listed = rows(&section(&read("tuning.md"), "### When calls are slow"));
@@ -182,7 +181,7 @@ fn each_proof_of_a_rule_names_a_test() {
     }
 }
 
-/// What a merge leaves behind: rows without a head, and rows, or whole tables, that are there twice.
+/// Finds leftovers of a merge: rows without a head, and duplicate rows or tables.
 #[test]
 fn tables_have_a_head_and_no_row_twice() {
     let mut tables = 0;
@@ -214,7 +213,7 @@ fn tables_have_a_head_and_no_row_twice() {
     assert!(tables > 50, "only {tables} tables were found");
 }
 
-/// Paragraphs and lists are wrapped at 120 columns; tables, headings and what is fenced are as long as they must be.
+/// Paragraphs and lists wrap at 120 columns. Tables, headings and fenced blocks may be longer.
 #[test]
 fn paragraphs_are_wrapped() {
     let mut wrapped = 0;
@@ -259,7 +258,7 @@ fn links_lead_somewhere() {
     assert!(seen > 10, "only {seen} links were found");
 }
 
-/// `tests/documents.rs` runs each block of commands, or the block says why not.
+/// `tests/documents.rs` runs each block of commands, or the block gives a reason.
 #[test]
 fn commands_are_run_or_give_a_reason() {
     let mut documents = vec!["README.md".to_owned()];
@@ -283,15 +282,14 @@ fn commands_are_run_or_give_a_reason() {
     assert!(run > 20 && shown > 5, "{run} blocks are run, and {shown} outputs compared");
 }
 
-/// How a heading is named in links.
+/// Anchor of a heading.
 fn anchor(line: &str) -> Option<String> {
     let text = line.strip_prefix('#')?.trim_start_matches('#').trim().to_lowercase();
     let kept = |c: char| c.is_alphanumeric() || c == ' ' || c == '-' || c == '_';
     Some(text.chars().filter(|&c| kept(c)).map(|c| if c == ' ' { '-' } else { c }).collect())
 }
 
-/// The way of a call is told in a few steps, with the functions that it goes through: they are in the files that stand
-/// in front of them.
+/// The steps of a call name functions that exist in the files of their rows.
 #[test]
 fn the_way_of_a_call_is_through_functions_that_there_are() {
     let readme = read("engine/README.md");
@@ -309,7 +307,7 @@ fn the_way_of_a_call_is_through_functions_that_there_are() {
             } else if name.chars().all(|c| c.is_ascii_lowercase() || c == '_') {
                 let names: Vec<&str> = words(&file).collect();
                 let defined = names.windows(2).any(|pair| pair == ["fn", name]);
-                // `a` of `file`: the file may also stand behind.
+                // `a` of `file`: the file may follow the function.
                 let elsewhere = text.split_once(&format!("`{name}` of `")).and_then(|(_, rest)| rest.split_once('`'));
                 let elsewhere = elsewhere.is_some_and(|(path, _)| {
                     let text = read(format!("engine/{path}"));
@@ -323,11 +321,11 @@ fn the_way_of_a_call_is_through_functions_that_there_are() {
     assert!(seen > 20, "only {seen} functions were named");
 }
 
-/// Modules that tell, in a table, what their files hold.
+/// Modules with a table of their files.
 const PAGES: &[&str] =
     &["engine/proto/src/lib.rs", "engine/proto/src/wire/mod.rs", "engine/fabric/src/lib.rs", "engine/src/shard/mod.rs"];
 
-/// The table of files on a module's page names each file beside it, but for tests, and no other.
+/// Such a table lists each file beside the module, tests excluded, and no other.
 #[test]
 fn tables_of_files_are_complete() {
     let with_table = |path: &String| read(path).lines().any(|line| line.starts_with("//! | file | "));
@@ -340,7 +338,7 @@ fn tables_of_files_are_complete() {
     let mut wrong = Vec::new();
     for page in &pages {
         let (folder, own) = page.rsplit_once('/').expect("a file is in a folder");
-        // `a.rs` and all that is in `a/` is module `a`.
+        // `a.rs` and all files in `a/` form module `a`.
         let module = |path: &String| {
             let inner = path.strip_prefix(folder)?.strip_prefix('/')?;
             let name = inner.split('/').next()?;
@@ -364,7 +362,7 @@ fn tables_of_files_are_complete() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Files that documents name without linking to them.
+/// Files that documents name without a link exist.
 #[test]
 fn files_that_are_named_are_there() {
     let mut seen = 0;

@@ -1,7 +1,7 @@
-//! The public API of crate `rpcrdma`: its list in `engine/api.txt`, its size, and what each item must have.
+//! The public API of crate `rpcrdma`: list, size, requirements on items.
 //!
-//! The list is made from rustdoc's JSON, of the features that are stable. Inherent methods count as items, trait
-//! implementations do not; public fields and variants count apart.
+//! The list in `engine/api.txt` is derived from rustdoc's JSON with the stable features. Inherent methods count as
+//! items, trait implementations do not. Public fields and variants count separately.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -9,7 +9,7 @@ use std::process::Command;
 use rpcrdma_tests::source::{read, root};
 use serde_json::Value;
 
-/// The crates that items are exported from; the first is the one that is looked at.
+/// The crates that export items. The first is the checked one.
 const CRATES: [&str; 4] = ["rpcrdma", "rpcrdma-proto", "rpcrdma-fabric", "rpcrdma-mempool"];
 /// Most modules, types, traits, functions, constants and methods.
 const MOST_ITEMS: usize = 339;
@@ -38,7 +38,7 @@ impl Crate {
         self.json["index"].get(id.to_string())
     }
 
-    /// What an item is, and the rest of it.
+    /// Kind and contents of an item.
     fn inner(item: &Value) -> (&str, &Value) {
         let object = item["inner"].as_object().expect("an item has one kind");
         object.iter().next().map(|(kind, inner)| (kind.as_str(), inner)).expect("of one entry")
@@ -47,13 +47,13 @@ impl Crate {
 
 /// One line of the list.
 struct Entry<'a> {
-    /// The crate, by its place in `CRATES`.
+    /// Index of the crate in `CRATES`.
     of: usize,
     kind: &'a str,
     item: &'a Value,
 }
 
-/// What is reached from the root of the first crate, by its path.
+/// Items reachable from the root of the first crate, by path.
 struct Face<'a> {
     crates: &'a [Crate],
     entries: BTreeMap<String, Entry<'a>>,
@@ -75,7 +75,7 @@ impl<'a> Face<'a> {
         }
     }
 
-    /// Where an item of another crate is described.
+    /// The description of an item of another crate.
     fn elsewhere(&self, of: usize, id: &Value) -> Option<(usize, &'a Value)> {
         let crates: &'a [Crate] = self.crates;
         let path = crates[of].json["paths"].get(id.to_string())?.get("path")?;
@@ -140,7 +140,7 @@ impl<'a> Face<'a> {
         }
     }
 
-    /// Types of ours that an item's declaration names, and that users of the first crate cannot.
+    /// This project's types in an item's declaration that users of the first crate cannot name.
     fn unnameable(&self, entry: &Entry<'_>) -> BTreeSet<String> {
         let (kind, inner) = Crate::inner(entry.item);
         let mut types = Vec::new();
@@ -172,7 +172,7 @@ impl<'a> Face<'a> {
         self.seen.contains(&(of, item["id"].to_string()))
     }
 
-    /// The traits that a type implements, by name, automatic ones included.
+    /// Names of the traits that a type implements, auto traits included.
     fn traits(&self, entry: &Entry<'_>) -> BTreeSet<&'a str> {
         let crates: &'a [Crate] = self.crates;
         let impls = entry.item["inner"][entry.kind]["impls"].as_array();
@@ -210,7 +210,7 @@ fn is_member(kind: &str) -> bool {
     kind == "struct_field" || kind == "variant"
 }
 
-/// The declaration as it stands in the source, on one line, without its body.
+/// The source of a declaration, on one line, without its body.
 fn declaration(entry: &Entry<'_>) -> String {
     let span = &entry.item["span"];
     let number = |value: &Value| value.as_u64().expect("a number") as usize;
@@ -229,13 +229,13 @@ fn declaration(entry: &Entry<'_>) -> String {
 }
 
 fn crates() -> Vec<Crate> {
-    // Beside the test's own program: what is built for it is not built again.
+    // In the test program's own target directory, dependencies are built already.
     let program = std::env::current_exe().expect("a path");
     let target = program.ancestors().nth(3).expect("target/debug/deps").to_str().expect("UTF-8").to_owned();
     CRATES.iter().map(|package| Crate::of(package, &target)).collect()
 }
 
-/// Each change of the public API changes this list. `FACE=write` writes it anew.
+/// Each change of the public API changes this list. `FACE=write` rewrites it.
 #[test]
 fn the_public_api_is_as_listed() {
     let crates = crates();
@@ -266,7 +266,7 @@ fn the_public_api_is_as_listed() {
     assert!(fields > 50 && fields <= MOST_FIELDS, "{fields} fields and variants, at most {MOST_FIELDS}");
 }
 
-/// First lines of at most twelve words, nameable types, `Debug` on each, and errors that may cross threads.
+/// First lines have at most twelve words, types are nameable and `Debug`, and errors may cross threads.
 #[test]
 fn public_items_have_short_first_lines_debug_and_error_traits() {
     let crates = crates();

@@ -1,4 +1,4 @@
-//! `tests/run`: each step has a budget, and what keeps it from running is told in one line.
+//! `tests/run`: budgets of steps, and one-line errors.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use rpcrdma_tests::source::{read, root};
 
-/// Its exit status, standard output and standard error.
+/// Exit status, standard output and standard error.
 fn gate(arguments: &[&str], target: &Path) -> (i32, String, String) {
     let output = Command::new(root().join("tests/run"))
         .args(arguments)
@@ -53,7 +53,7 @@ fn a_refused_start_prints_one_line() {
     refused(&["--fast"], directory.path(), 2, "unknown argument --fast");
     refused(&["--only", "format"], Path::new("/proc/target"), 1, "/proc/target is not writable");
 
-    // Another one works in the same directory as long as this test holds its lock.
+    // This test's lock stands for another run in the same directory.
     let logs = directory.path().join("tests");
     std::fs::create_dir(&logs).expect("a directory");
     let lock = File::create(logs.join("lock")).expect("a file");
@@ -61,8 +61,7 @@ fn a_refused_start_prints_one_line() {
     refused(&["--only", "format"], directory.path(), 1, "another tests/run works in");
 }
 
-/// A directory of programs that stand for the real ones: `cargo`, whose runner of tests does what `nextest` says, and
-/// others that do nothing, or can nothing.
+/// A directory of stub programs: a `cargo` whose `nextest` runs the given command, and others that do nothing or fail.
 fn programs(directory: &Path, nextest: &str) {
     let cargo = format!(
         "#!/bin/sh\ncase \"$1\" in\nnextest) {nextest} ;;\nmetadata) echo '\"manifest_path\":\"x\"' ;;\nesac\necho cargo\n"
@@ -88,7 +87,7 @@ fn a_run_ends_well_only_if_something_was_checked_and_nothing_failed() {
     let case = |output: &str| format!("<testcase name=\"a\" classname=\"b\">\\n{output}\\n</testcase>\\n");
     let (ran, unable) = (case("test a ... ok"), case("<system-out>not run: no x\\nnot run: nor y"));
     let behind_its_name = case("test a ... not run: no x");
-    // The third number counts the verbs fabric, too.
+    // The third number includes the verbs fabric.
     for (nextest, status, last) in [
         ("exit 0".to_owned(), 1, "0 passed, 1 failed, 1 skipped"),
         (format!("{}; exit 100", says("2 tests run: 1 passed, 1 failed")), 1, "0 passed, 1 failed, 1 skipped"),

@@ -1,4 +1,4 @@
-//! The house keeps its shape: which layer may name which, where `unsafe` may be, and how long a file may get.
+//! Layering, location of `unsafe`, file lengths and visibility of fields.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,21 +7,20 @@ use rpcrdma_tests::source::{code, code_without_tests, files, is_test, paths, rea
 /// A layer of the engine.
 struct Layer {
     name: &'static str,
-    /// Its files and directories. What ends with a slash is a directory; of two that match, the longer one
-    /// counts.
+    /// Its files and directories. A directory ends with a slash. The longest match applies.
     places: &'static [&'static str],
-    /// The layers that it names. Exactly these: an arrow that is no longer needed must go from here too.
+    /// The layers that it names. An unused entry fails the test.
     uses: &'static [&'static str],
     /// It names no clock, no thread, no atomic.
     pure: bool,
-    /// Crates that it may name beside `std` and `core`.
+    /// Crates that it may name besides `std` and `core`.
     crates: &'static [&'static str],
 }
 
 const MEMPOOL: &str = "rpcrdma_mempool";
 
-/// From the bottom to the top: a layer uses only layers above it in this table. That `rpcrdma-proto` names no
-/// fabric, and neither names the engine, Cargo sees to.
+/// From the bottom to the top: a layer uses only layers above it in this table. Cargo ensures that `rpcrdma-proto`
+/// names no fabric, and that neither names the engine.
 const LAYERS: &[Layer] = &[
     Layer { name: "wire", places: &["engine/proto/src/wire/"], uses: &[], pure: true, crates: &["serde", "thiserror"] },
     Layer {
@@ -142,13 +141,13 @@ const LAYERS: &[Layer] = &[
     },
 ];
 
-/// Where the crates of the engine have their sources; `lib.rs` of the last is above all.
+/// Source directories of the engine's crates. `lib.rs` of the last is above all layers.
 const CRATES: &[&str] = &["engine/proto/src/", "engine/fabric/src/", "engine/src/"];
 
 /// Words that name a clock, a thread or an atomic.
 const IMPURE: &[&str] = &["time", "Instant", "SystemTime", "thread", "thread_local", "sync", "atomic", "Arc", "Mutex"];
 
-/// The source files that have `unsafe` code; all others have none. Tests may have it where they say why.
+/// The source files with `unsafe` code. Tests may have it with a reason.
 const UNSAFE: &[&str] = &[
     "engine/examples/own_memory.rs",
     "engine/fabric/src/iwarp/sys.rs",
@@ -176,13 +175,13 @@ const UNSAFE: &[&str] = &[
     "tools/nfs3d/src/sys.rs",
 ];
 
-/// The most lines of a source file.
+/// Most lines of a source file.
 const LONGEST: usize = 700;
-/// The same, tests included, where most changes are made.
+/// The same, tests included, for the most frequently changed directories.
 const LONGEST_OF: (usize, &[&str]) = (500, &["engine/proto/src/", "engine/src/shard/"]);
 
-/// Types of the shard that lend some of their fields to its other files: parts that keep their own fields, so that
-/// whoever works on one can borrow two of them.
+/// Types of the shard that lend these fields to its other files. Each part keeps its own fields private, so that code
+/// can borrow two parts at once.
 const LENDERS: &[(&str, &[&str])] = &[
     ("Conn", &["sends", "requests", "served", "proto", "assembling", "promise", "usage", "progress", "again"]),
     (
@@ -206,8 +205,7 @@ const LENDERS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The states of a call that is served, and the files of the shard that name each. Exactly these: what happens to a call
-/// in a state is found in the files beside it.
+/// The states of a served call, and exactly the shard's files that name each.
 const STATES: &[(&str, &[&str])] = &[
     ("Arrived", &["responder/calls.rs", "responder/header.rs"]),
     ("Long", &["responder/landing.rs"]),
@@ -252,12 +250,12 @@ const STATES: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Types beside a served call that are values: what their fields are is all that there is to them.
+/// Plain values beside a served call: all their fields are public.
 const CALL_VALUES: &[&str] = &["ReplyMessage", "Caller", "Miscounted"];
 
-/// Where files that reach each other are counted.
+/// Directories whose mutually dependent files are counted.
 const KNOTTED: &[&str] = &["engine/src/service/", "engine/src/shard/"];
-/// The most files there that reach each other by the modules that they name. Fewer are to be written down here.
+/// Number of files there that depend on each other through named modules. Lower it when there are fewer.
 const KNOT: usize = 10;
 
 fn sources() -> Vec<String> {
@@ -275,7 +273,7 @@ fn engine() -> Vec<String> {
     all
 }
 
-/// The layer that a file of the engine belongs to.
+/// The layer of a file of the engine.
 fn layer_of(path: &str) -> Option<&'static Layer> {
     let place_of = |layer: &'static Layer| {
         let matching =
@@ -285,7 +283,7 @@ fn layer_of(path: &str) -> Option<&'static Layer> {
     LAYERS.iter().filter_map(place_of).max_by_key(|place| place.0).map(|place| place.1)
 }
 
-/// The crate that a file is in, and its modules from the crate's root.
+/// The crate of a file, and its modules from the crate's root.
 fn module_of(path: &str) -> (&'static str, Vec<&str>) {
     let crate_ = *CRATES.iter().find(|crate_| path.starts_with(**crate_)).expect("it is the engine's");
     let mut steps: Vec<&str> = path[crate_.len()..].trim_end_matches(".rs").split('/').collect();
@@ -295,18 +293,18 @@ fn module_of(path: &str) -> (&'static str, Vec<&str>) {
     (crate_, steps)
 }
 
-/// The layers that a file names, with the path that does so.
+/// The layers that a file names, with the naming path.
 fn arrows(path: &str, code: &str) -> Vec<(String, String)> {
     let (crate_, modules) = module_of(path);
     let mut found: Vec<(String, String)> = paths(code, "crate").into_iter().collect();
-    // A path that climbs up to the root of the crate.
+    // A path that climbs to the root of the crate.
     let climb = vec!["super"; modules.len()].join("::");
     if !climb.is_empty() {
         found.extend(paths(code, &climb).into_iter().filter(|(first, _)| first != "super" && first != "*"));
     }
     let layer = |(first, second): (String, String)| {
         let named = format!("crate::{first}::{second}");
-        // Crates below are modules of the engine by their `pub use`.
+        // The engine's `pub use` makes modules of lower crates its own.
         let places = [format!("{crate_}{first}/"), format!("{crate_}{first}.rs")];
         let layer = LAYERS.iter().find(|layer| layer.name == first && crate_ == "engine/src/");
         let layer = layer.or_else(|| places.iter().find_map(|place| layer_of(place)));
@@ -383,7 +381,7 @@ fn pure_layers_know_no_clock_thread_or_atomic() {
             continue;
         }
         seen += 1;
-        // A length of time is no clock.
+        // A duration is no clock.
         let code = code_without_tests(&read(&path)).replace("std::time::Duration", "");
         for word in words(&code).filter(|word| IMPURE.contains(word) || word.starts_with("Atomic")) {
             wrong.push(format!("{path} names {word}"));
@@ -423,7 +421,7 @@ fn unsafe_code_is_in_listed_files_only() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The fields of a type with names, and whether others may touch them; `body` is what is between its braces.
+/// The named fields in the body of a type, and whether each is public.
 fn fields(body: &str) -> Vec<(&str, bool)> {
     let lines = body.lines().map(str::trim);
     let named = lines.filter_map(|line| line.split_once(": ").filter(|_| !line.starts_with('#')));
@@ -444,7 +442,7 @@ fn types_of_the_shard_keep_their_fields_or_have_nothing_to_keep() {
             match LENDERS.iter().find(|(lender, _)| *lender == name) {
                 Some((_, parts)) if open == *parts => lent += 1,
                 Some((_, parts)) => wrong.push(format!("{path}: {name} lends {open:?}, and is said to lend {parts:?}")),
-                // A value: what its fields are is all that there is to it.
+                // A plain value: all fields are public.
                 None if open.is_empty() || open.len() == all.len() => kept += usize::from(open.is_empty()),
                 None => wrong.push(format!("{path}: {name} keeps some of its fields, and others may touch {open:?}")),
             }
@@ -486,7 +484,7 @@ fn states_of_a_served_call_keep_their_fields() {
     assert!(kept > 10, "only {kept} types were found");
 }
 
-/// The files that each file names, of those where they are counted.
+/// For each file, the counted files that it names.
 fn names() -> BTreeMap<String, BTreeSet<String>> {
     let all: Vec<String> = KNOTTED.iter().flat_map(|place| files(place, ".rs")).filter(|path| !is_test(path)).collect();
     let all: Vec<String> = all.into_iter().filter(|path| !path.ends_with("/testing.rs")).collect();

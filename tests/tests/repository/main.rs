@@ -1,4 +1,4 @@
-//! The repository itself: documents, requirements, layers, others' crates.
+//! Checks of the repository: documents, requirements, layers, dependencies.
 
 mod dependencies;
 mod docs;

@@ -1,5 +1,7 @@
-//! `engine/REQUIREMENTS.md`: every requirement has a verdict, every one that is met has tests that exist, and
-//! no part of a text that makes requirements is without a row.
+//! `engine/REQUIREMENTS.md`: verdicts, existing tests, complete sections.
+//!
+//! Every requirement has a verdict, and every implemented one names existing tests. Every section with a requirement
+//! word has a row.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,15 +9,15 @@ use rpcrdma_tests::document::{rows, section};
 use rpcrdma_tests::source::{read, test_names};
 
 const DOCUMENT: &str = "engine/REQUIREMENTS.md";
-/// Requirement words, and what stands for a sentence that binds without one.
+/// Requirement words, and the label of a sentence that binds without one.
 const LEVELS: &[&str] = &["MUST", "MUST NOT", "REQUIRED", "SHALL", "SHOULD", "SHOULD NOT", "RECOMMENDED", "implied"];
 
 /// One row of the tables.
 struct Requirement {
-    /// Text and section, for each place that says it.
+    /// Text and section of each occurrence.
     places: Vec<(String, String)>,
     level: String,
-    /// In our words.
+    /// A paraphrase.
     what: String,
     verdict: Verdict,
     tests: Vec<String>,
@@ -29,7 +31,7 @@ enum Verdict {
     Deviation,
 }
 
-/// "V2 §4.2, §4.3; V1 §3" as text and section, each.
+/// Splits "V2 §4.2, §4.3; V1 §3" into texts and sections.
 fn places(cell: &str) -> Vec<(String, String)> {
     let of_text = |text: &str| {
         let (name, sections) = text.split_once(" §").unwrap_or_else(|| panic!("{cell:?} names no section"));
@@ -75,7 +77,7 @@ fn done_requirements_name_existing_tests() {
     for Requirement { what, verdict, tests, .. } in &all {
         let missing: Vec<_> = tests.iter().filter(|name| !exists.contains(*name)).collect();
         match verdict {
-            // What is done instead has its tests, too.
+            // A deviation has tests, too.
             Verdict::Done | Verdict::Deviation => {
                 assert!(!tests.is_empty(), "no test proves: {what}");
                 assert!(missing.is_empty(), "no such test: {missing:?}, which is to prove: {what}");
@@ -95,8 +97,7 @@ fn no_requirement_stands_twice() {
     }
 }
 
-/// The sections that use a requirement word, as counted in the texts, against the sections that the rows
-/// name.
+/// Compares the sections with a requirement word, as counted in the texts, to the sections of the rows.
 #[test]
 fn every_section_that_requires_something_has_a_row() {
     let (document, all) = requirements();
@@ -106,7 +107,7 @@ fn every_section_that_requires_something_has_a_row() {
         let [text, total, sections] = &row[..] else { panic!("three cells, not {row:?}") };
         assert!(texts.insert(text.clone()), "{text} is counted twice");
         let mut sum = 0;
-        // A text without the word has no sections here, and rows of what it says.
+        // A text without requirement words has no sections here, but has rows.
         for entry in sections.split(", ").filter(|&entry| entry != "–") {
             let (section, count) = entry
                 .strip_prefix('§')
@@ -121,7 +122,7 @@ fn every_section_that_requires_something_has_a_row() {
         assert_eq!(total.parse(), Ok(sum), "{text}");
     }
     assert!(counted.len() > 80, "only {} sections", counted.len());
-    // The texts that are listed at the top, those that are counted, and those that have rows.
+    // The texts listed at the top, the counted ones, and those with rows are the same.
     let listed: BTreeSet<_> =
         rows(&document).into_iter().take_while(|row| row.len() == 2).filter_map(|row| row.into_iter().next()).collect();
     let with_rows: BTreeSet<_> =
@@ -132,7 +133,7 @@ fn every_section_that_requires_something_has_a_row() {
     let named: BTreeSet<_> = of_a_word.clone().flat_map(|row| row.places.iter().cloned()).collect();
     let missing: Vec<_> = counted.keys().filter(|place| !named.contains(*place)).collect();
     assert!(missing.is_empty(), "these sections have no row: {missing:?}");
-    // Of the places of a row one may say without the word what another says with it.
+    // One place of a row may lack the word if another place has it.
     let unknown: Vec<_> = of_a_word
         .filter(|row| !row.places.iter().any(|place| counted.contains_key(place)))
         .map(|row| &row.places)
@@ -140,7 +141,7 @@ fn every_section_that_requires_something_has_a_row() {
     assert!(unknown.is_empty(), "these sections use no requirement word: {unknown:?}");
 }
 
-/// RFC 8267 §6.4.2: what the client `nfs41c` sends has no chunk but that of a long message, whatever is too long.
+/// RFC 8267 §6.4.2: the client `nfs41c` sends no chunks except those of long messages.
 #[test]
 fn nfs41c_offers_no_chunks() {
     let session = read("tests/src/bin/nfs41c/session.rs");

@@ -1,4 +1,4 @@
-//! The iWARP end of a peer's connection, made of nothing but the wire format.
+//! The iWARP end of a peer's connection, built on the wire format alone.
 
 use std::collections::VecDeque;
 
@@ -11,21 +11,21 @@ use rpcrdma::wire::{Body, Chunks, Flags, Header, ReadSegment, Revision, Segment,
 
 use super::wire::{Asked, News};
 
-/// Bytes of payload in a segment, as on a path with Ethernet's MTU.
+/// Payload bytes of a segment, as on a path with Ethernet's MTU.
 const PART: usize = 1400;
-/// RDMA Reads that it takes at a time.
+/// RDMA Reads that it accepts at a time.
 const READS: u16 = 16;
 
-/// See the page of this module.
+/// The iWARP end of a connection.
 pub(super) struct Endpoint {
     end: BareEnd,
     up: bool,
     refused: bool,
     reader: Reader,
     segment: Option<Ddp>,
-    /// Payload of the segment that is coming.
+    /// Payload of the segment being received.
     payload: Vec<u8>,
-    /// Of the message that is coming.
+    /// Payload of the message being received.
     message: Vec<u8>,
     out: VecDeque<u8>,
     msn: u32,
@@ -83,7 +83,7 @@ impl Endpoint {
         self.refused || self.end.is_over()
     }
 
-    /// Takes so many bytes at most; says how many, and what came.
+    /// Receives at most `most` bytes. Returns their number, and adds the events to `news`.
     pub(super) fn receive(&mut self, most: usize, news: &mut Vec<News>) -> usize {
         let bytes = self.end.receive(most);
         let mut input = &bytes[..];
@@ -105,7 +105,7 @@ impl Endpoint {
                 self.message.extend_from_slice(&payload);
                 segment.last.then(|| News::Message(std::mem::take(&mut self.message)))
             }
-            // The server asks whether it is there.
+            // The server's keep-alive probe.
             (Opcode::Write, _) if payload.is_empty() => None,
             (Opcode::Write, Place::Tagged { stag, offset }) => {
                 Some(News::Written { handle: stag, offset, bytes: payload })
@@ -133,7 +133,7 @@ impl Endpoint {
         }
     }
 
-    /// A call, behind what is to go out.
+    /// Queues a call.
     pub(super) fn call(&mut self, xid: u32, reads: &[ReadSegment], writes: &[Segment], rpc: &[u8]) {
         let counts: &[u32] = if writes.is_empty() { &[] } else { &[1] };
         let body = Body::Msg(Chunks { reads, writes: WriteList { counts, segments: writes }, ..Chunks::NONE });
@@ -150,13 +150,13 @@ impl Endpoint {
         self.msn += 1;
     }
 
-    /// Says that it is there, with an RDMA Write of no bytes.
+    /// Queues an RDMA Write of no bytes, as a sign of life.
     pub(super) fn nudge(&mut self) {
         let place = Place::Tagged { stag: 0, offset: 0 };
         fpdu(&mut self.out, Ddp { opcode: Opcode::Write, last: true, place }, &[]);
     }
 
-    /// Lets so many bytes go out at most; says how many.
+    /// Sends at most `most` queued bytes. Returns their number.
     pub(super) fn send(&mut self, most: usize) -> usize {
         let before = self.out.len();
         self.end.send(&mut self.out, most);

@@ -1,4 +1,4 @@
-//! What a peer does over time: not what it says, which is right, but when it says it, and what it leaves out.
+//! Timing and omissions of a peer whose messages are correct.
 
 use std::time::Duration;
 
@@ -7,37 +7,37 @@ use rpcrdma_tests::Random;
 use super::LEAST_RATE;
 use crate::device::Kind;
 
-/// See the page of this module.
+/// A peer's behaviour over time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Conduct {
-    /// Does all that it has to, at once.
+    /// Meets all obligations at once.
     Fast,
-    /// Does all that it has to, at so many bytes in a second each way.
+    /// Meets all obligations, at so many bytes per second each way.
     Rate(u64),
-    /// Does all that it has to, but answers RDMA Reads. So often it sends an RDMA Write of no bytes.
+    /// Meets all obligations except answers to RDMA Reads. Optionally sends an RDMA Write of no bytes at this interval.
     AnswersNoReads(Option<Duration>),
-    /// Grants the server no more messages once it has had an answer.
+    /// Grants the server no more messages after its first reply.
     GrantsNothing,
-    /// Sends a byte of what it has to send so often; of a ring, as many fewer messages.
+    /// Sends one byte per interval; over a ring, proportionally fewer messages.
     Trickles(Duration),
-    /// Takes nothing of what it is sent, once it has asked for it.
+    /// Stops receiving after a few replies.
     TakesNothing,
-    /// Does all that it has to for so long, and nothing from then on.
+    /// Meets all obligations for so long, and none afterwards.
     Stops(Duration),
-    /// Sends so many bytes of its next message after so long, and nothing from then on. Of a ring: says that a message
-    /// is there, and writes nothing of it.
+    /// After so long, sends so many bytes of its next message, and nothing afterwards. Over a ring: announces a message
+    /// and writes none of it.
     Halves(Duration, usize),
-    /// Is there for so long, goes, and comes again.
+    /// Stays connected for so long, leaves, and reconnects.
     ComesAndGoes(Duration),
 }
 
 impl Conduct {
-    /// Anything that is possible on such a fabric; of a siege, what holds memory.
+    /// Draws any conduct that is possible on the fabric; in a siege, one that holds memory.
     pub(super) fn draw(random: &mut Random, kind: Kind, siege: bool) -> Self {
         let millis = |random: &mut Random, most: usize| Duration::from_millis(1 + random.below(most) as u64);
         match if siege { 3 + random.below(5) } else { random.below(10) } {
             0 => Self::Fast,
-            // At the least rate and an eighth, for what TCP would call overhead, and up to sixteen times that.
+            // From the least rate plus an eighth (TCP's overhead) up to sixteen times that.
             1 | 2 => Self::Rate((LEAST_RATE + LEAST_RATE / 8) << random.below(5)),
             3 => Self::Rate(1 + random.below(LEAST_RATE as usize / 2) as u64),
             4 | 5 if kind == Kind::Software => Self::GrantsNothing,
@@ -53,7 +53,7 @@ impl Conduct {
         }
     }
 
-    /// It keeps what it owes to the least rate: it must never be ended.
+    /// It meets the least rate, so the server must never end it.
     pub(super) fn is_honest(self) -> bool {
         match self {
             Self::Fast => true,

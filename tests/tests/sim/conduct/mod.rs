@@ -1,15 +1,17 @@
-//! Peers that withhold: one server, and peers who say what is right when they please, in simulated time. One seed is
-//! one run: the even ones over the endpoints of iWARP, the odd ones over the software fabric.
+//! Withholding peers against one server, in simulated time.
 //!
-//! What must hold after every step, whatever the others do:
+//! The peers' messages are correct; their timing is not. One seed is one run: even seeds over iWARP endpoints, odd ones
+//! over the software fabric.
 //!
-//! - a witness, who has one call at a time, has each answered within a bound;
-//! - no byte that a peer sends, or is sent, is another's;
-//! - whoever moves what it owes at the least rate is never ended, nor refused;
-//! - each call is answered once;
-//! - nobody holds memory for what it withholds beyond a bound;
-//! - the lines that peers cause in the log are bounded;
-//! - and when they have gone, everything is home.
+//! Invariants after every step, whatever the other peers do:
+//!
+//! - A witness with one call at a time gets each reply within a bound.
+//! - No byte that a peer sends or receives belongs to another.
+//! - A peer that meets the least rate is never ended or refused.
+//! - Each call is answered once.
+//! - No peer holds memory beyond a bound while it withholds.
+//! - Peers cause a bounded number of log lines.
+//! - After all peers have left, all memory is free.
 
 mod endpoint;
 mod grammar;
@@ -33,25 +35,25 @@ use crate::device::{Kind, Medium, listener};
 use grammar::Conduct;
 use peer::{Peer, WITNESS};
 
-/// Seeds of a run that is not told how many.
+/// Default number of seeds.
 const SEEDS: u64 = 500;
-/// Bytes in a second below which a peer may be ended.
+/// Bytes per second below which the server may end a peer.
 const LEAST_RATE: u64 = 20_000;
-/// What a peer may owe for so long.
+/// Time that a peer may withhold progress.
 const PROGRESS: Duration = Duration::from_secs(2);
-/// Bytes of the longest chunk of a run: what calls under way have is less than what the engine grants as slack, or more.
+/// Longest chunk of a run, in bytes. Outstanding calls need less, or more, than the engine's slack.
 const CHUNKS: [usize; 2] = [16 << 10, 256 << 10];
-/// Buffers that hold one: as `tuning.md` has it, enough for two hosts that stop.
+/// Buffers of one chunk each: enough for two stopped hosts, as `tuning.md` recommends.
 const BUFFERS: usize = 16;
-/// Hosts that this is enough for, beside that of the witness.
+/// Stopped hosts that this is enough for, besides that of the witness.
 const HOSTS: usize = 2;
-/// How long a call may take for which there is memory. A look at a connection moves a drawn number of bytes, 8 KiB in the
-/// mean: when little is drawn ten times in a row, a step moves a few KiB.
+/// Longest duration of a call with free memory. A poll of a connection moves a random number of bytes, 8 KiB on
+/// average. Ten low draws in a row make a step move only a few KiB.
 fn soon(chunk: usize) -> Duration {
     Duration::from_millis(400) + Duration::from_millis(100) * (chunk / (64 << 10)) as u32
 }
-/// How long one may take for which others hold it: their deadline, and a chunk at the least rate, twice, as the first
-/// that comes home may be for one who came before; two seconds are for what is between.
+/// Longest duration of a call whose memory others hold. It is twice their deadline and a chunk at the least rate, as
+/// the first freed buffer may go to an earlier call. Two seconds cover the remainder.
 fn bound(chunk: usize) -> Duration {
     2 * (PROGRESS + Duration::from_millis(1000 * chunk as u64 / LEAST_RATE)) + Duration::from_secs(2)
 }
@@ -59,10 +61,10 @@ fn bound(chunk: usize) -> Duration {
 const STEP: Duration = Duration::from_millis(40);
 /// Turns of the server in a step.
 const TURNS: usize = 8;
-/// Steps in which calls are begun, and those after which all that is honest must have its answers.
+/// Steps in which calls start, and most steps until all honest calls have replies.
 const STEPS: usize = 150;
 const LAST_STEPS: usize = 4000;
-/// Lines of log for each connection that was made, and for all.
+/// Log lines allowed per connection, and in addition to these.
 const LINES: u64 = 3;
 const MORE_LINES: u64 = 40;
 
@@ -71,7 +73,7 @@ thread_local! {
     static LOGGED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Whether what happens is to be told.
+/// Whether to print events.
 fn traced() -> bool {
     std::env::var_os("SIM_TRACE").is_some()
 }
@@ -98,7 +100,7 @@ impl log::Log for Counter {
 struct World {
     seed: u64,
     kind: Kind,
-    /// Says what happens.
+    /// Prints events.
     trace: bool,
     time: SimulatedTime,
     random: Random,
@@ -106,7 +108,7 @@ struct World {
     address: Address,
     peers: Vec<Peer>,
     witness: Peer,
-    /// How long a call of the witness may take.
+    /// Longest duration of a call of the witness.
     bound: Duration,
 }
 
@@ -128,7 +130,7 @@ impl World {
             c.timeouts.progress = PROGRESS;
             c.limits.min_rate = LEAST_RATE;
         });
-        // What those who have gone have left in their rings is forgotten at once: it may be records without end.
+        // Data that a closed peer has left in its ring is dropped at once: it may be endless records.
         let fabric = kind.bare(Duration::ZERO, config.iwarp(), seed);
         let mut shard = Shard::open(fabric, config, Some(Arc::new(service::services(chunk)))).expect("a shard");
         let time = SimulatedTime::new();
@@ -140,7 +142,7 @@ impl World {
         let mut there = BTreeSet::new();
         let peers = (1..=count as u32).map(|number| {
             let conduct = Conduct::draw(&mut random, kind, siege);
-            // Whoever is honest shares its host with nobody, or it would share the blame.
+            // An honest peer shares its host with no other, or it would share the blame.
             let host = if conduct.is_honest() { 100 + number as usize } else { 1 + random.below(hosts) };
             there.insert(host);
             Peer::new((kind, chunk), conduct, number, host, None, seed)
@@ -150,7 +152,7 @@ impl World {
             peers.iter().for_each(|peer| println!("{}", peer.told()));
         }
         let witness = Peer::new((kind, chunk), Conduct::Fast, WITNESS, 200, Some(1), seed);
-        // Peers of the software fabric have no host: each connection has a share.
+        // On the software fabric peers have no host; each connection has a share of its own.
         let hosts = if kind == Kind::Software { peers.len() } else { there.len() };
         let bound = if hosts <= HOSTS { soon(chunk) } else { bound(chunk) };
         Self { seed, kind, trace: traced(), time, random, shard, address, peers, witness, bound }
@@ -160,7 +162,7 @@ impl World {
         Duration::from_nanos(self.time.now())
     }
 
-    /// Everybody does what is to be done, in any order, and time passes.
+    /// All participants take their turns, in any order; time passes.
     fn step(&mut self, busy: bool) {
         self.time.advance(STEP);
         let now = self.now();
@@ -194,7 +196,7 @@ impl World {
         for _ in 0..STEPS {
             self.step(true);
         }
-        // Those who hold back leave, and those who do not get what they asked for.
+        // Withholding peers leave, as their calls may never complete.
         let leaving = self.peers.iter_mut().filter(|peer| !peer.conduct.is_honest());
         let left = leaving.map(|peer| u64::from(peer.leave())).sum::<u64>();
         let mut steps = 0;
@@ -237,7 +239,7 @@ impl World {
     }
 }
 
-/// What must happen in a run of many seeds.
+/// Events that must occur in a run of many seeds.
 const COVERED: &[&str] = &[
     "peers that are fast",
     "peers that are slow",

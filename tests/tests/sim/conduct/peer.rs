@@ -1,4 +1,4 @@
-//! A client that is made of nothing but the wire formats: what it says is right, and its [`Conduct`] says when.
+//! A client built on the wire formats: correct messages, timed by its [`Conduct`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,64 +15,64 @@ use crate::device::Kind;
 
 /// Bytes of an RPC call header without credential (RFC 5531 §9).
 const CALL_HEADER: u32 = 40;
-/// What the marks of all begin with. They are in no pattern.
+/// Prefix of all marks. No pattern contains it.
 const MARKS: u32 = 0xa500;
 /// The highest number of a peer: that of the witness.
 pub(super) const WITNESS: u32 = 100;
-/// Calls that one has under way.
+/// Most outstanding calls of one peer.
 const DEPTH: usize = 8;
 
-/// A call that is under way.
+/// An outstanding call.
 #[derive(Clone, Debug)]
 struct Call {
     procedure: u32,
     seed: u32,
     len: usize,
     began: Duration,
-    /// What was written for it.
+    /// Bytes that the server wrote for it.
     written: Vec<u8>,
-    /// What its RDMA Read is answered with.
+    /// Answer to its RDMA Read.
     data: Vec<u8>,
 }
 
-/// What happens to one that the others may ask about.
+/// Counters of one peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fate {
     /// Calls that were answered.
     pub(super) answered: u64,
-    /// The longest that one took.
+    /// The longest duration of a call.
     pub(super) slowest: Duration,
-    /// Connections that the server has ended.
+    /// Connections that the server ended.
     pub(super) ended: u64,
     /// Connections that were made.
     pub(super) connections: u64,
-    /// Calls that it made with the XID of an earlier one, of as many other bytes.
+    /// Calls with the XID of an earlier call of the same length, but with other bytes.
     pub(super) reused: u64,
-    /// Calls that it made again, as their connection was lost.
+    /// Calls that it retransmitted after a lost connection.
     pub(super) again: u64,
 }
 
-/// See the page of this module.
+/// A simulated client.
 pub(super) struct Peer {
     pub(super) conduct: Conduct,
     pub(super) fate: Fate,
     kind: Kind,
     /// Bytes of its longest chunk.
     chunk: usize,
-    /// It has nothing but such chunks to store.
+    /// All its calls store a chunk of that length.
     stores: bool,
     host: String,
-    /// What its XIDs and its data begin with: no other's do.
+    /// Prefix of its XIDs and data, unique among all peers.
     mark: u32,
     depth: usize,
     random: Random,
     next: u32,
     line: Option<Line>,
-    /// When it connects again.
+    /// Time of its next connect.
     again: Duration,
-    /// XID and length of the last call of [`KEEP`] that was answered.
+    /// XID and length of the last answered call of [`KEEP`].
     kept: Option<(u32, usize)>,
-    /// Calls of [`KEEP`] that were not answered when their connection was lost.
+    /// Calls of [`KEEP`] that were unanswered when their connection was lost.
     unanswered: Vec<(u32, Call)>,
 }
 
@@ -81,16 +81,16 @@ struct Line {
     wire: Wire,
     began: Duration,
     calls: BTreeMap<u32, Call>,
-    /// Of version 1: calls that it may have under way (RFC 8166 §3.3.1): one, until the server has said more.
+    /// Version 1: most outstanding calls (RFC 8166 §3.3.1). One, until the server grants more.
     credits: usize,
     answered: bool,
-    /// Bytes that may come and go.
+    /// Bytes that it may receive, and send.
     may: [f64; 2],
-    /// When it last said that it is there.
+    /// Time of its last sign of life.
     nudged: Duration,
     /// Since when it has owed the answer to an RDMA Read.
     owes: Option<Duration>,
-    /// Nothing more goes out.
+    /// It sends nothing more.
     mute: bool,
 }
 
@@ -123,23 +123,23 @@ impl Peer {
         }
     }
 
-    /// Who it is, and what it does.
+    /// Its host and conduct.
     pub(super) fn told(&self) -> String {
         format!("{}: {:?}", self.host, self.conduct)
     }
 
-    /// Calls that are under way.
+    /// Outstanding calls.
     pub(super) fn under_way(&self) -> usize {
         self.line.as_ref().map_or(0, |line| line.calls.len())
     }
 
-    /// How long its oldest call has waited.
+    /// Age of its oldest call.
     pub(super) fn waits(&self, now: Duration) -> Duration {
         let calls = self.line.iter().flat_map(|line| line.calls.values());
         calls.map(|call| now - call.began).max().unwrap_or_default()
     }
 
-    /// Leaves without a word. True if the server had not ended the connection: it may before it hears of that.
+    /// Leaves silently. Returns true if the server had not ended the connection; it still may before it notices.
     pub(super) fn leave(&mut self) -> bool {
         let Some(mut line) = self.line.take() else { return false };
         let over = line.wire.is_over();
@@ -149,7 +149,7 @@ impl Peer {
         !over
     }
 
-    /// What it does at this time, so long after the last; `busy`: it begins calls.
+    /// A turn at `now`, `passed` after the previous one. `busy`: it starts calls.
     pub(super) fn turn(&mut self, address: &Address, now: Duration, passed: Duration, busy: bool) {
         if self.line.is_none() && busy && now >= self.again {
             self.connect(address, now);
@@ -160,7 +160,7 @@ impl Peer {
             self.leave();
             return;
         }
-        // What does not move now may not move all the faster later.
+        // Unused bytes must not accumulate into a faster rate later.
         let (more, unit) = (self.conduct.bytes_in(passed), line.wire.unit());
         line.may = line.may.map(|may| (may + more).min(more.max(unit) * 2.0));
         if line.wire.is_over() {
@@ -205,7 +205,7 @@ impl Peer {
         matches!(self.conduct, Conduct::Stops(at) if now >= began + at)
     }
 
-    /// Takes what has come.
+    /// Receives messages and RDMA operations.
     fn receive(&mut self, now: Duration) {
         let deaf = self.conduct == Conduct::TakesNothing && self.fate.answered > 3;
         if self.has_stopped(now) || deaf {
@@ -226,7 +226,7 @@ impl Peer {
         }
     }
 
-    /// Nothing of what is written may be another's, and it goes where a call has room for it.
+    /// Checks that written bytes belong to a call and fit its memory.
     fn written(&mut self, handle: u32, offset: u64, bytes: &[u8]) {
         let Some(line) = &mut self.line else { return };
         let call = line.calls.get_mut(&handle).expect("memory that was shown");
@@ -245,13 +245,13 @@ impl Peer {
         line.wire.answer(asked, &data[asked.offset as usize..][..asked.len as usize]);
     }
 
-    /// A reply has come: it must be that of a call, and have its own data.
+    /// Checks that a reply belongs to a call and carries its data.
     fn answered(&mut self, message: &[u8], now: Duration) {
         let Some(line) = &mut self.line else { return };
         let view = View::check(message, Revision::default()).expect("a message");
         let Some(mut call) = line.calls.remove(&view.xid()) else {
-            // Whoever says that a message is there may be told what the server thinks of it. It may be an old one of
-            // its own, or a part of one; never one of another.
+            // A peer that announces a message may get an error for it. The error may name an old call of its own, or a
+            // part of one; never another peer's call.
             let mark = view.xid() >> 16;
             let marked = (MARKS..=MARKS + WITNESS).contains(&mark);
             let own = mark == self.mark || !marked && matches!(view.body(), ViewBody::Error(_));
@@ -262,7 +262,7 @@ impl Peer {
             call.written = written;
         }
         if matches!(view.body(), ViewBody::Error(_)) {
-            // A host whose calls crowd the server is told so.
+            // Only a host whose calls crowd the server may get an error.
             return assert!(!self.conduct.is_honest(), "{} is refused: {view}", self.told());
         }
         // XID, REPLY, accepted, no verifier, success (RFC 5531 §9).
@@ -289,11 +289,11 @@ impl Peer {
         let seed = self.mark << 16 | self.next;
         self.next += 1;
         let procedure = match self.conduct {
-            // It has more than one call under way when it has had one answer.
+            // Before the first reply it may have one outstanding call only.
             _ if self.line.as_ref().is_some_and(|line| !line.answered) => ECHO,
             Conduct::AnswersNoReads(_) => STORE,
             _ if self.stores => STORE,
-            // A ring that it announces a message in has an old one there, to other data by now: another call.
+            // An announced message is an old one of the ring, which by now refers to other data and so is another call.
             Conduct::Halves(..) if self.kind == Kind::Software => [ECHO, STORE, STORE, LOAD][self.random.below(4)],
             _ => [ECHO, STORE, STORE, LOAD, KEEP][self.random.below(5)],
         };
@@ -340,7 +340,7 @@ impl Peer {
                 }
                 STORE | KEEP => {
                     let target = line.wire.show(xid, &call.data, call.len);
-                    // What says which call it is of those of KEEP is its data alone.
+                    // Only the data distinguishes the calls of KEEP.
                     let head = if call.procedure == STORE { call.seed } else { self.mark };
                     reads.push(ReadSegment { position: CALL_HEADER + 4, target });
                     head.to_be_bytes().to_vec()
@@ -376,7 +376,7 @@ impl Peer {
         }
     }
 
-    /// Whoever answers no Reads holds memory: for no longer than is said. What it says in place of that pays for little.
+    /// A peer that answers no Reads holds memory for a bounded time only. Its signs of life extend it little.
     fn check_owed(&self, now: Duration) {
         let since = self.line.as_ref().and_then(|line| line.owes).unwrap_or(now);
         assert!(now - since < 2 * PROGRESS, "{} holds memory for ever", self.told());

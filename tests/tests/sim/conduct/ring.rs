@@ -1,5 +1,7 @@
-//! The software fabric's end of a peer's connection: a device of its own, on which messages go out and are taken when
-//! the peer's conduct says so. What it shows of its memory, the server's device reads and writes by itself.
+//! The software fabric's end of a peer's connection, on a device of its own.
+//!
+//! The peer's conduct decides when it sends and receives messages. The server's device reads and writes exposed memory
+//! on its own.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -14,10 +16,10 @@ use rpcrdma_tests::{RawPeer, filled};
 use super::wire::News;
 use crate::device::HOUR;
 
-/// What memory has where the server may not write.
+/// Filler of memory that the server may not write.
 const UNTOUCHED: u8 = 0xee;
 
-/// A call that is to go out.
+/// A queued call.
 struct Call {
     xid: u32,
     reads: Vec<ReadSegment>,
@@ -25,23 +27,23 @@ struct Call {
     rpc: Vec<u8>,
 }
 
-/// See the page of this module.
+/// The ring end of a connection.
 pub(super) struct Ring {
     peer: RawPeer<SoftwareFabric>,
     /// As long as the longest chunk.
     untouched: Vec<u8>,
-    /// Memory that is shown, for a call each, and that which is for the next one.
+    /// Memory exposed for a call each, and memory available for the next one.
     shown: BTreeMap<u32, (Segment, Lent)>,
     free: Vec<(Segment, Lent)>,
     out: VecDeque<Call>,
-    /// Of version 2: messages that the server has granted, and that did not go out yet. The first is free.
+    /// Version 2: messages that the server has granted and that are unsent. The first is free.
     may_send: u32,
     introduced: bool,
 }
 
 impl Ring {
     pub(super) fn connect(address: &Address, version: Version, chunk: usize) -> Self {
-        // Time limits of the fabric are of another clock. Who takes nothing is to know at once that it is over.
+        // Time limits of the fabric use another clock. A peer that takes nothing must notice the end at once.
         let config = SoftwareConfig {
             linger: Duration::ZERO,
             handshake_timeout: HOUR,
@@ -79,7 +81,7 @@ impl Ring {
         self.peer.is_over()
     }
 
-    /// Calls that may begin, if so many are under way; `granted` is what the last reply has said.
+    /// Calls that may start with `under_way` outstanding. `granted` is the credit value of the last reply.
     pub(super) fn room(&self, under_way: usize, granted: usize) -> usize {
         match self.peer.version {
             Version::V1 => granted.saturating_sub(under_way),
@@ -87,7 +89,7 @@ impl Ring {
         }
     }
 
-    /// Takes messages until they are so many bytes; says how many.
+    /// Receives messages of at least `most` bytes in total, if there are as many. Returns their bytes.
     pub(super) fn receive(&mut self, most: usize, news: &mut Vec<News>) -> usize {
         let mut taken = 0;
         while taken < most {
@@ -103,7 +105,7 @@ impl Ring {
             }
             match view.body() {
                 ViewBody::Connprop(_) => self.peer.take_properties(&message.bytes),
-                // It grants, and says nothing else.
+                // It only grants.
                 ViewBody::Nomsg if view.xid() == 0 => {}
                 _ => news.push(News::Message(message.bytes)),
             }
@@ -111,7 +113,7 @@ impl Ring {
         taken
     }
 
-    /// Shows memory for this call, with these contents and so long.
+    /// Exposes `len` bytes of memory for a call, with these contents.
     pub(super) fn show(&mut self, xid: u32, data: &[u8], len: usize) -> Segment {
         let (segment, memory) = self.free.pop().unwrap_or_else(|| self.peer.expose(&self.untouched, Access::REMOTE));
         assert!(memory.write_at(0, &self.untouched) && memory.write_at(0, data));
@@ -119,7 +121,7 @@ impl Ring {
         Segment { length: len as u32, ..segment }
     }
 
-    /// What is in it now, with its guard: behind its length nothing is written.
+    /// Returns the contents, and checks that nothing beyond their length was written.
     pub(super) fn hide(&mut self, xid: u32, len: usize) -> Option<Vec<u8>> {
         let (segment, memory) = self.shown.remove(&xid)?;
         let mut bytes = vec![0; self.untouched.len()];
@@ -138,12 +140,12 @@ impl Ring {
         self.peer.credit = 0;
     }
 
-    /// Says that a message is there, of some length, and writes nothing of it.
+    /// Announces a message, and writes none of it.
     pub(super) fn announce(&mut self, bytes: usize) {
         self.peer.announce(70 * bytes as u32);
     }
 
-    /// Sends messages while they are no more than so many bytes; says how many went.
+    /// Sends messages of at most `most` bytes in total. Returns their bytes.
     pub(super) fn send(&mut self, most: usize) -> usize {
         let mut sent = 0;
         while let Some(call) = self.out.pop_front() {

@@ -1,4 +1,4 @@
-//! What the peers call: the standard program, and a procedure that must run once for each call, however often it comes.
+//! The peers' services: the standard program, and a procedure that runs once per call.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -7,17 +7,16 @@ use rpcrdma::service::duplicate_requests::{Client, DuplicateRequestCache, Duplic
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::{PROGRAM, VERSION, patterned, services_with};
 
-/// Arguments: mark of the caller. Read chunk: a number that no other call has, and its pattern. Results: that number. Runs
-/// once.
+/// Arguments: mark of the caller. Read chunk: a unique number, and its pattern. Results: that number. Runs once,
+/// however often the call is retransmitted.
 pub(super) const KEEP: u32 = 20;
 
-/// The caller says who it is: what is tested is which of its calls are the same.
+/// The caller identifies itself. The test covers duplicates within one caller.
 fn caller(call: &ServerCall) -> Option<Client> {
     let mark = call.args().first_chunk()?;
     Some(Client::number(u64::from(u32::from_be_bytes(*mark))))
 }
 
-/// With chunks of so many bytes at most.
 pub(super) fn services(chunk: usize) -> Services {
     let ran = Mutex::new(BTreeSet::new());
     let keep = move |call: &mut ServerCall| {

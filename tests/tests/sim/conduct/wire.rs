@@ -1,5 +1,6 @@
-//! A peer's end of a connection, on either fabric: what is right on the wire. What it does with that is the
-//! [peer](super::peer)'s.
+//! A peer's end of a connection on either fabric; sends correct messages.
+//!
+//! The [peer](super::peer) decides when to use it.
 
 use rpcrdma::Address;
 use rpcrdma::wire::{ReadSegment, Segment, Version};
@@ -10,18 +11,18 @@ use super::grammar::Conduct;
 use super::ring::Ring;
 use crate::device::Kind;
 
-/// What has come.
+/// A received event.
 pub(super) enum News {
     Message(Vec<u8>),
-    /// Memory that was shown is written.
+    /// The server has written to exposed memory.
     Written {
         handle: u32,
         offset: u64,
         bytes: Vec<u8>,
     },
-    /// Memory that was shown is to be read.
+    /// The server requests an RDMA Read of exposed memory.
     Asked(Asked),
-    /// The server says that something was wrong.
+    /// The server has reported an error.
     Fault,
 }
 
@@ -30,11 +31,11 @@ pub(super) struct Asked {
     pub(super) handle: u32,
     pub(super) offset: u64,
     pub(super) len: u32,
-    /// Steering tag and offset where it goes.
+    /// Steering tag and offset of its destination.
     pub(super) sink: (u32, u64),
 }
 
-/// See the page of this module.
+/// Either end.
 #[expect(clippy::large_enum_variant, reason = "a peer has one, and moves none")]
 pub(super) enum Wire {
     Endpoint(Endpoint),
@@ -67,7 +68,7 @@ impl Wire {
         }
     }
 
-    /// What goes out or comes in at once at least, in bytes: of a stream one, of a ring a message.
+    /// Smallest number of bytes sent or received at once: of a stream one, of a ring a message.
     pub(super) fn unit(&self) -> f64 {
         match self {
             Self::Endpoint(_) => 1.0,
@@ -84,12 +85,12 @@ impl Wire {
         each!(self, wire => wire.is_over())
     }
 
-    /// Takes so many bytes at most, and of a ring the message that goes beyond; says how many.
+    /// Receives at most `most` bytes; over a ring, including the message that exceeds them. Returns their number.
     pub(super) fn receive(&mut self, most: usize, news: &mut Vec<News>) -> usize {
         each!(self, wire => wire.receive(most, news))
     }
 
-    /// Shows memory for this call, with these contents. The device of a ring reads and writes it by itself.
+    /// Exposes memory for this call, with these contents. The device of a ring serves it on its own.
     pub(super) fn show(&mut self, xid: u32, data: &[u8], len: usize) -> Segment {
         match self {
             Self::Endpoint(_) => Segment { handle: xid, length: len as u32, offset: 0 },
@@ -97,7 +98,7 @@ impl Wire {
         }
     }
 
-    /// Hides it again: what is in it now, if a device has written it.
+    /// Ends the exposure. Returns the contents if a device has written them.
     pub(super) fn hide(&mut self, xid: u32, len: usize) -> Option<Vec<u8>> {
         match self {
             Self::Endpoint(_) => None,
@@ -105,7 +106,7 @@ impl Wire {
         }
     }
 
-    /// A call, behind what is to go out.
+    /// Queues a call.
     pub(super) fn call(&mut self, xid: u32, reads: &[ReadSegment], writes: &[Segment], rpc: &[u8]) {
         each!(self, wire => wire.call(xid, reads, writes, rpc))
     }
@@ -117,7 +118,7 @@ impl Wire {
         }
     }
 
-    /// Calls that may begin, if so many are under way, and the last reply has granted so many.
+    /// Calls that may start with `under_way` outstanding and `granted` credits in the last reply.
     pub(super) fn room(&self, under_way: usize, granted: usize) -> usize {
         match self {
             Self::Endpoint(_) => granted.saturating_sub(under_way),
@@ -125,7 +126,7 @@ impl Wire {
         }
     }
 
-    /// Says that it is there, and nothing else.
+    /// Sends a sign of life.
     pub(super) fn nudge(&mut self) {
         match self {
             Self::Endpoint(endpoint) => endpoint.nudge(),
@@ -133,14 +134,14 @@ impl Wire {
         }
     }
 
-    /// Grants the server no more messages from now on: of version 2, where a client does.
+    /// Stops granting messages to the server. Only in version 2 does a client grant any.
     pub(super) fn grant_nothing(&mut self) {
         if let Self::Ring(ring) = self {
             ring.grant_nothing();
         }
     }
 
-    /// Sends so many bytes of its next message, and nothing behind them.
+    /// Sends so many bytes of its next message, and nothing afterwards.
     pub(super) fn halve(&mut self, bytes: usize) {
         match self {
             Self::Endpoint(endpoint) => drop(endpoint.send(bytes)),
@@ -148,7 +149,7 @@ impl Wire {
         }
     }
 
-    /// Lets so many bytes go out at most; says how many.
+    /// Sends at most `most` bytes. Returns their number.
     pub(super) fn send(&mut self, most: usize) -> usize {
         each!(self, wire => wire.send(most))
     }
