@@ -1,12 +1,12 @@
-# What tests/run, tests/flakes and tests/vm/run share. Sourced, by bash. Whoever sources it sets $logs, a directory.
+# Shared by tests/run, tests/flakes and tests/vm/run. Sourced by bash. The caller sets $logs, a directory.
 
-# attended COMMAND…: runs it so that a signal to this script is heard at once, and not when it ends.
+# attended COMMAND…: runs it in the background, so that this script handles signals at once.
 attended() {
     "$@" &
     wait $!
 }
 
-# apt PACKAGE…: installs what is missing, if that is possible without asking; says so if not.
+# apt PACKAGE…: installs packages if that needs no password. Otherwise prints the reason.
 apt() {
     local as=()
     if ((EUID != 0)); then as=(sudo -n); fi
@@ -23,14 +23,14 @@ apt() {
     fi
 }
 
-# apt_update: gets the lists of packages, if that is possible without asking.
+# apt_update: updates the package lists if that needs no password.
 apt_update() {
     local as=()
     if ((EUID != 0)); then as=(sudo -n); fi
     timeout 120 "${as[@]}" apt-get update
 }
 
-# Features of the verbs fabric. Always with the whole workspace: what its crates ask of others' crates, and of each
-# other, is then the same in each build, and nothing is built twice.
+# Features of the verbs fabric. Always build the whole workspace with them. Then each build enables the same features of
+# all crates, and nothing is built twice.
 # shellcheck disable=SC2034
 verbs='--features rpcrdma/verbs,rpcrdma-fabric/verbs,rpcrdma-bench/verbs,rpcrdma-tools/verbs,rpcrdma-tests/verbs'

@@ -1,10 +1,10 @@
-# The steps of tests/run, which sources this, and their order. A step is a function step_NAME; it calls check, tests or
-# nextest, which count, and need for what it wants done before.
+# The steps of tests/run and their order. Sourced by tests/run. A step is a function step_NAME. It counts through check,
+# tests or nextest, and builds its prerequisites through need.
 
-# The features to build with: $verbs, or nothing where its libraries are missing.
+# Features of the builds: $verbs, or empty without its libraries.
 features=
 
-# schedule: the order of the steps. What waits a lot runs beside what computes.
+# schedule: the order of the steps. Steps that mostly wait run beside steps that compute.
 schedule() {
     step format
     if chosen build || chosen tests || chosen tcp || chosen vm || chosen sim || chosen compile-fail || chosen documents; then need build; fi
@@ -14,7 +14,7 @@ schedule() {
     step sim
     step compile-fail
     step documents
-    # The first tier's scripts run beside the lints; all of them last, and beside nothing but those that wait.
+    # The first tier's scripts run beside the lints. With --all they run last, beside only those that wait.
     if chosen vm && ! $all; then vm_begin; fi
     step lints
     step lints-verbs
@@ -31,8 +31,8 @@ schedule() {
     step vm
 }
 
-# ahead: builds what has directories of its own with the lowest priority, in the time that tests leave. Whatever fails
-# here fails again, and counts, in the step that it is for.
+# ahead: builds with directories of their own, at the lowest priority, while tests run. A failure here recurs and counts
+# in the step concerned.
 ahead() {
     background ahead 1800 nice -n 19 bash -c '
         CARGO_TARGET_DIR=$1/embed cargo test --locked --manifest-path tests/embed/Cargo.toml --release --no-run
@@ -47,7 +47,7 @@ ahead() {
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Its program alone: the package would start a service.
+# Unpacks the program alone: the package would start a service.
 fetch_prometheus() {
     local work=$target/prometheus
     rm -rf "$work"
@@ -57,7 +57,7 @@ fetch_prometheus() {
     dpkg-deb -x "$work"/prometheus_*.deb "$work" && rm "$work"/*.deb
 }
 
-# fetch_program NAME: a cargo subcommand that PyPI has a build of; else it is built, which takes minutes.
+# fetch_program NAME: installs a cargo subcommand from a build on PyPI. Otherwise builds it, which takes minutes.
 fetch_program() {
     local work=$target/programs
     mkdir -p "$work/bin"
@@ -69,13 +69,13 @@ fetch_program() {
     rm -rf "$work/build"
 }
 
-# program_of NAME: has a cargo subcommand, of this machine or fetched.
+# program_of NAME: ensures a cargo subcommand, of this machine or fetched.
 program_of() {
     command -v "$1" >/dev/null || attended fetch_program "$1" >"$logs/$1.log" 2>&1
     command -v "$1" >/dev/null
 }
 
-# What the verbs fabric is built with. The default build needs none of it.
+# Packages to build the verbs fabric. The default build needs none of them.
 verbs_packages() {
     verbs_missing=()
     local package
@@ -83,7 +83,7 @@ verbs_packages() {
         pkg-config --exists "$package" 2>/dev/null || verbs_missing+=("$package-dev")
     done
     command -v pkg-config >/dev/null || verbs_missing+=(pkg-config)
-    # Not libclang-cpp, which goes with LLVM.
+    # Must not match libclang-cpp, which belongs to LLVM.
     compgen -G '/usr/lib/llvm-*/lib/libclang[-.][0-9s]*' >/dev/null || verbs_missing+=(libclang-dev)
 }
 
@@ -121,7 +121,7 @@ $logs/fetch.log"
     else
         features=$verbs
     fi
-    # Downloads, and builds one module of the kernel, while the test programs are built.
+    # Downloads packages and builds a kernel module while the test programs build.
     if chosen vm; then background vm-prepare 900 tests/vm/run --prepare; fi
     crates=$(cargo metadata --no-deps --format-version 1 | grep -o '"manifest_path":"[^"]*"' | sort -u | wc -l) ||
         missing "cargo metadata names no crates"
@@ -134,19 +134,19 @@ step_format() {
     check mutations 60 "$(grep -c ^rule tests/mutations/rules)" rules tests/mutations/run --check
 }
 
-# With the programs that the virtual machine runs, as their crates have tests. Cargo writes what it built as JSON.
+# Also builds the programs for the virtual machine, as their crates have tests. Cargo lists its products as JSON.
 step_build() {
     # shellcheck disable=SC2086
     check build 1800 "$crates" crates \
         bash -c 'cargo build --workspace --tests "${@:2}" --message-format=json >"$1"' build "$logs/programs.json" $features
 }
 
-# executable CRATE NAME: the path of a test program that was built.
+# executable CRATE NAME: the path of a built test program.
 executable() {
     sed -n 's/.*"package_id":"[^"]*#'"$1"'@.*"executable":"\([^"]*\/deps\/'"$2"'-[^"]*\)".*/\1/p' \
         "$logs/programs.json" | tail -n 1
 }
-# word TEXT: as a word of a command line.
+# word TEXT: quotes it as one word of a command line.
 word() { printf %q "$1"; }
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -158,14 +158,14 @@ step_sim() { nextest sim 1800 'binary(sim) & (test(seeds) | test(conduct))' SIM_
 
 step_compile_fail() { nextest compile-fail 900 'binary(/compile_fail/)' CARGO_INCREMENTAL=0; }
 
-# Those commands that need a device are run by step vm.
+# Step vm runs the commands that need a device.
 step_documents() {
     nextest documents 1500 'binary(documents)' CARGO_INCREMENTAL=0
     rm -rf "$target/documents" # release builds of everything
 }
 
-# Without what speeds up the next build, which takes more room than all programs. The tests' code is the same with the
-# verbs fabric, where the next step looks at it: only --all does so twice.
+# Without incremental data, which needs more space than all programs. The next step lints the tests with the verbs
+# fabric; only --all lints them twice.
 step_lints() {
     local targets=(--all-targets)
     if ! $all && chosen lints-verbs && [[ -n $features ]]; then targets=(--lib --bins --examples); fi
@@ -186,7 +186,7 @@ step_doctests() {
     tests doctests 900 cargo test --workspace $features --doc --no-fail-fast
 }
 
-# A workspace of its own, with its own lock file and profiles, as somebody else's program is.
+# A workspace with its own lock file and profiles, like a user's program.
 step_embed() {
     local embed=(--locked --manifest-path tests/embed/Cargo.toml)
     CARGO_TARGET_DIR=$target/embed check embed-lints 900 1 program \
@@ -207,8 +207,7 @@ step_instructions() {
     fi
 }
 
-# The lints hold the standard library against this version too (incompatible_msrv), and a test the dependencies; the
-# language is for the compiler itself.
+# Covers the language. The lint incompatible_msrv covers the standard library, and a test the dependencies.
 step_oldest() {
     local oldest
     oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
@@ -236,14 +235,13 @@ step_dependencies() {
     fi
 }
 
-# Where `unsafe` code of our own hands memory on: with no word read that nobody wrote, and none behind its end. Memory
-# that is mapped counts as written. Tests that ask the kernel what is mapped, or have limits of time, are not among
-# them.
+# Covers the `unsafe` code that hands memory on: no read of uninitialized words, and none out of bounds. Mapped memory
+# counts as initialized. Excludes tests that query the kernel's mappings or have time limits.
 step_memcheck() {
     need build
     if ! command -v valgrind >/dev/null; then skip "memcheck: valgrind is missing"; return; fi
-    # The fair scheduler, as the usual one leaves the one processor that there is below valgrind to a thread that spins:
-    # ten times as long.
+    # The fair scheduler: below valgrind there is one processor, and the default scheduler leaves it to a spinning
+    # thread. That takes ten times as long.
     # shellcheck disable=SC2016
     tests memcheck 900 bash -c 'status=0
         for program; do
@@ -255,7 +253,7 @@ step_memcheck() {
     each_has_tests memcheck
 }
 
-# each_has_tests NAME: what has run as that is broken if one of its programs had nothing to do.
+# each_has_tests NAME: marks a run as broken if one of its programs had no tests.
 each_has_tests() {
     if ! grep -q '^test result: ok\. 0 passed' "$log"; then return; fi
     echo "-- a program had no tests: see $log"
@@ -263,12 +261,12 @@ each_has_tests() {
     failed=$((failed + 1))
 }
 
-# Built optimized, as they try so much, but without what the release profile is slow to build for.
+# Optimized, as the models are large, but without the slow settings of the release profile.
 loom=(env RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$target/loom" CARGO_PROFILE_RELEASE_LTO=off
     CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=false
     cargo test -p rpcrdma-mempool -p rpcrdma-fabric -p rpcrdma --release --lib --no-fail-fast)
 step_loom() {
-    # What is not built yet is built by whoever wants it, with the usual priority.
+    # Builds the remainder with the usual priority.
     abandon ahead
     tests loom 1800 "${loom[@]}" -- loom_ software::model::
     each_has_tests loom
@@ -277,7 +275,7 @@ step_loom() {
 step_fuzz() {
     abandon ahead
     if command -v c++ >/dev/null; then
-        # One more at a time than there are processors: most of that time each has one to itself.
+        # One target more than processors: each has a processor to itself most of the time.
         tests fuzz 1500 tests/fuzz/run --seconds 30 --jobs $(($(nproc) + 1))
     else
         skipped=$((skipped + $(ls tests/fuzz/targets | wc -l)))
@@ -286,11 +284,11 @@ step_fuzz() {
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What matters most: the kernel's client mounts our server, our client calls nfsd, and the contract over verbs.
+# The most important tests: the kernel's client mounts nfs3d, nfs3c calls nfsd, and the contract over verbs.
 vm_first=(nfs3d nfsd_client)
 vm_ready= vm_waiting=()
 
-# vm_can: whether there is a virtual machine, and what runs in it. The log says why not, as: not run: …
+# vm_can: whether the virtual machine and its programs are available. Otherwise the log contains "not run: REASON".
 vm_can() {
     if [[ -z $vm_ready ]]; then
         [[ -n ${children[vm-prepare]:-} ]] || background vm-prepare 900 tests/vm/run --prepare
@@ -318,8 +316,8 @@ vm_begin() {
     fi
 }
 
-# vm_idle: starts scripts that mostly wait in machines of their own, with half of the usual memory, as they are several
-# at once; they use half of that.
+# vm_idle: starts scripts that mostly wait in machines of their own, several at once. Each gets half the usual memory
+# and uses half of that.
 vm_idle() {
     local script
     vm_can || return 0
@@ -338,8 +336,8 @@ step_vm() {
     fi
     local name
     for name in "${vm_waiting[@]}"; do collect "$name"; done
-    # The suites over verbs have limits of time, and fail if there is much else to do: nothing runs beside them. A
-    # process costs many times as much in an emulated machine: fewer of them are killed.
+    # The suites over verbs have time limits and fail on a loaded host, so nothing runs beside them. A process costs
+    # many times as much in an emulated machine, so fewer of them are killed.
     tests vm 7200 tests/vm/run --limit 7100 --busy \
         --program "env RPCRDMA_VERBS=1 $(word "$(executable rpcrdma-fabric it)") contract_verbs:: --test-threads=1" \
         --program "env RPCRDMA_FABRIC=verbs KILLS=20 $(word "$(executable rpcrdma-tests it)") --test-threads=1" \
