@@ -1,7 +1,7 @@
-# What the scripts of tests/vm/guest share. Sourced, by bash, in the guest.
+# Shared by the scripts of tests/vm/guest. Sourced by bash in the guest.
 set -euo pipefail
 
-# What a script starts ends with it.
+# A script's processes end with it.
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done' EXIT
 
 # fail WHY: ends the test.
@@ -10,9 +10,9 @@ fail() {
     exit 1
 }
 
-# await COMMAND…: waits until the command succeeds. It has far more time than a slow host takes: what is never so is
-# found, and not what is late. A file that a process in the background writes has to be emptied before that is started:
-# else what is awaited may be what an earlier one has said.
+# await COMMAND…: waits until the command succeeds. The limit far exceeds the time of a slow host, so it detects failure
+# and not delay. Empty the file of a background process before its start: otherwise an earlier process's output may end
+# the wait.
 await() {
     local end=$((SECONDS + 150))
     until "$@" >/dev/null 2>&1; do
@@ -21,9 +21,9 @@ await() {
     done
 }
 
-# captured FILE ADDRESS [COMMAND…]: waits until a capture into this file has whatever has gone over the cable so far. A
-# mark is sent behind it, to UDP port 9 of an address at the other end, which the capture's filter lets through.
-# COMMAND…: runs a program where the address is reached that way.
+# captured FILE ADDRESS [COMMAND…]: waits until a capture into this file has all packets sent so far. For that it sends
+# a mark to UDP port 9 of an address at the other end; the capture's filter accepts it. COMMAND…: runs a program where
+# the address is reached that way.
 captured() {
     local file=$1 address=$2
     shift 2
@@ -38,8 +38,8 @@ listening() { ss -Hltn "sport = :$1" | grep -q .; }
 listening_rdma() { rdma resource show cm_id | grep -q "state LISTEN.*:$1 "; }
 
 # program NAME PATH BUILD: sets the variable NAME to a program with the verbs fabric, built by the command BUILD at PATH
-# below target/PROFILE. The release build goes first; one without verbs, such as the README's first command makes, is
-# none of those wanted.
+# below target/PROFILE. Prefers the release build. Ignores builds without verbs, such as those of the README's first
+# command.
 program() {
     local path target
     target=$(realpath "$RPCRDMA_VM_RESULTS/../../..")

@@ -1,6 +1,6 @@
-# For tests of nfs3d with the Linux kernel's client: sourced, by bash, in the guest, behind lib.sh.
+# For tests of nfs3d with the Linux kernel's client. Sourced by bash in the guest, after lib.sh.
 #
-# The server exports /srv/nfs3d, a file system in memory, at $ours (see peers.sh), RDMA port 20049; MOUNT is at TCP port
+# The server exports /srv/nfs3d, a file system in memory, at $ours (see peers.sh), RDMA port 20049. MOUNT is at TCP port
 # 20148. Its standard output is in /run/nfs3d.
 source "$(dirname "${BASH_SOURCE[0]}")/peers.sh"
 program NFS3D nfs3d "cargo build -p rpcrdma-nfs3d --features verbs"
@@ -12,7 +12,7 @@ export=/srv/nfs3d
 trap 'umount -l /mnt /mnt2 /srv/nfs3d 2>/dev/null || true
     for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done' EXIT
 
-# storage [SIZE]: what is exported.
+# storage [SIZE]: mounts the exported file system.
 storage() { mount -t tmpfs -o "mode=1777,size=${1:-75%}" tmpfs $export; }
 
 # serve [OPTION…]: starts the server and waits until it listens. $server: its process. $port: another RDMA port.
@@ -24,7 +24,7 @@ serve() {
     await grep -q '^listening' /run/nfs3d
 }
 
-# quit [PATTERN]: ends the server; it must have nothing to complain of but what is named.
+# quit [PATTERN]: ends the server. It may have logged only lines that match.
 quit() {
     kill -TERM "$server"
     wait "$server" || fail "the server ended with $?: $(cat /run/nfs3d)"
@@ -37,7 +37,7 @@ nfs() {
         $ours:$export "${1:-/mnt}"
 }
 
-# connections: how many clients the server has, as the kernel counts them.
+# connections: the server's clients, as the kernel counts them.
 connections() {
     if [[ $fabric == verbs ]]; then
         rdma resource show qp link $DEVICE | grep -c 'type RC.*state RTS.*comm rpcrdma-shard' || true
@@ -46,14 +46,14 @@ connections() {
     fi
 }
 
-# xprt DIRECTORY N: a figure of a mount's RDMA transport in mountstats, counted behind the word rdma.
+# xprt DIRECTORY N: the Nth figure after the word rdma in a mount's mountstats.
 xprt() {
     awk -v dir="$1" -v n="$2" '$1 == "device" { on = $5 == dir }
         on && $1 == "xprt:" && $2 == "rdma" { print $(n + 2) }' \
         /proc/self/mountstats
 }
 
-# sums DIRECTORY: of all files and links below.
+# sums DIRECTORY: checksums of all files, and targets of all links, below it.
 sums() {
     (cd "$1" && find . -type f -print0 | sort -z | xargs -0 -r sha256sum && find . -type l -printf '%p %l\n' | sort)
 }

@@ -1,12 +1,12 @@
-# For tests of this project's clients with the Linux kernel's NFS server: sourced, by bash, in the guest, behind lib.sh.
+# For tests of this project's clients with the Linux kernel's NFS server. Sourced by bash in the guest, after lib.sh.
 #
 # The server exports /srv/nfs, a file system in memory, at $kernel (see peers.sh), RDMA port 20049; see nfsd-up. $at:
-# its address for them. $target: where programs are built.
+# its address for the clients. $target: the directory of built programs.
 source "$(dirname "${BASH_SOURCE[0]}")/peers.sh"
 at=$fabric:$kernel
 target=$(realpath "$RPCRDMA_VM_RESULTS/../../..")
 
-# up: has the server running, until the script ends: other servers want its port then.
+# up: runs the server until the script ends, as other servers need its port then.
 up() {
     trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; rpc.nfsd 0' EXIT
     "$(dirname "${BASH_SOURCE[0]}")/nfsd-up" /srv/nfs

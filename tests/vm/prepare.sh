@@ -1,5 +1,5 @@
-# What a virtual machine needs: packages, a kernel, an initramfs. Sourced by tests/vm/run, which sets $cache, $vm and
-# $logs. Everything made here stays in $cache, and is made by one process at a time.
+# Requirements of a virtual machine: packages, a kernel, an initramfs. Sourced by tests/vm/run, which sets $cache, $vm
+# and $logs. All files made here stay in $cache, and one process at a time makes them.
 
 # In the host's root, which is the guest's root too.
 packages=(qemu-system-x86 busybox-static cpio kmod rdma-core ibverbs-providers ibverbs-utils rdmacm-utils
@@ -7,14 +7,14 @@ packages=(qemu-system-x86 busybox-static cpio kmod rdma-core ibverbs-providers i
 # In the guest only: on the host their packages would start servers.
 guest_packages=(nfs-common nfs-kernel-server rpcbind)
 
-# What the initramfs loads; others are where modprobe looks for them. crc32_generic: rdma_rxe asks the kernel's crypto
-# for it by name, so that it is not among its dependencies.
+# Modules of the initramfs; modprobe finds the others. crc32_generic: rdma_rxe requests it by name from the kernel's
+# crypto, so that it is not among its dependencies.
 boot_modules=(virtio_pci 9pnet_virtio 9p overlay veth crc32_generic ib_uverbs rdma_ucm rdma_rxe)
-# What is kept of the kernel package, which is ten times as large.
+# Parts of the kernel package to keep. The package is ten times as large.
 kept=(arch crypto fs lib net drivers/block drivers/char drivers/infiniband drivers/virtio
     drivers/net/veth.ko drivers/net/virtio_net.ko drivers/net/net_failover.ko drivers/net/dummy.ko drivers/net/bonding)
 
-# unable WHY: there is no virtual machine to be had here, which is not a failure of what it is to test.
+# unable WHY: reports that no virtual machine is available here, which is not a failure of the tests.
 unable() {
     echo "not run: $*" >&2
     exit 77
@@ -46,13 +46,13 @@ install_packages() {
     echo "$said" >&2
 }
 
-# The package that linux-image-amd64 stands for today.
+# The package that linux-image-amd64 currently depends on.
 kernel_package() {
     { apt-cache depends linux-image-amd64 2>/dev/null || true; } |
         sed -n 's/^ *Depends: \(linux-image-[^ ]*\)$/\1/p' | head -n 1
 }
 
-# The distribution's own kernel, as it is; unpacked, not installed.
+# The distribution's unmodified kernel; unpacked, not installed.
 unpack_kernel() {
     kernel=$(find "$cache" -maxdepth 1 -name 'kernel-*' | sort -V | tail -n 1)
     [[ -n $kernel ]] && return
@@ -68,7 +68,7 @@ unpack_kernel() {
     echo "unpacking $name" >&2
     (
         cd "$work/debs"
-        # The second attempt is for lists of packages that are out of date; without a lock on them, as nothing changes.
+        # The second attempt updates outdated package lists. No lock is needed, as nothing is installed.
         fetch() {
             timeout 300 apt-get download "$name" &&
                 timeout 300 apt-get install -y --download-only --no-install-recommends -o Debug::NoLocking=1 \
@@ -77,7 +77,7 @@ unpack_kernel() {
         fetch || { apt_update; fetch; }
     ) >"$logs/kernel.log" 2>&1 || unable "the packages $name ${guest_packages[*]} cannot be had: see $logs/kernel.log"
 
-    # Links where the host has them, so that nothing of the host's root is hidden.
+    # Symbolic links as on the host, so that they hide nothing of the host's root.
     for name in bin sbin lib lib64; do ln -s "usr/$name" "$work/extra/$name"; done
     local deb tree
     for deb in "$work"/debs/*.deb; do
@@ -95,8 +95,8 @@ unpack_kernel() {
     mv "$work" "$kernel"
 }
 
-# The driver of soft-iWARP, where modprobe finds it in the guest. If it cannot be had, siw.absent in its place says why:
-# scripts that want it are skipped, and others go on. Only --prepare tries again.
+# The driver of soft-iWARP, where modprobe finds it in the guest. If it is unavailable, siw.absent in its place has the
+# reason, and only the scripts that need it are skipped. Only --prepare tries again.
 add_siw() {
     local version=${kernel##*/kernel-} work=$cache/siw place
     place=$kernel/extra/lib/modules/$version/extra
@@ -116,7 +116,7 @@ add_siw() {
 
 build_initramfs() {
     local version=${kernel##*/kernel-} work=$cache/initramfs module
-    # A new one for each kernel and each change of what is in it.
+    # A new one for each kernel and each change of its contents.
     initramfs=$kernel/initramfs-$(cat "$vm/init" "$vm/prepare.sh" | sha256sum | cut -c 1-16)
     [[ -e $initramfs ]] && return
     rm -rf "$work"
@@ -124,7 +124,7 @@ build_initramfs() {
     cp "$(command -v busybox)" "$work/bin/busybox"
     cp "$vm/init" "$work/init"
     chmod 755 "$work/init"
-    # modprobe names each module behind what it depends on.
+    # modprobe lists each module after its dependencies.
     PATH=$PATH:/sbin:/usr/sbin modprobe -d "$kernel/extra" -S "$version" --show-depends -a "${boot_modules[@]}" |
         awk '$1 == "insmod" && !seen[$2]++ { print $2 }' |
         while read -r module; do
@@ -137,7 +137,7 @@ build_initramfs() {
     find "$kernel" -maxdepth 1 -name 'initramfs-*' -mmin +60 ! -path "$initramfs" -delete
 }
 
-# /dev/kvm may be there and yet not run a guest, where the host is itself a guest: so it is tried, once.
+# On a host that is itself a guest, /dev/kvm may exist without working. So it is tried once.
 choose_accelerator() {
     if [[ ! -e $cache/accelerator ]]; then
         accelerator=tcg
@@ -152,9 +152,9 @@ choose_accelerator() {
     accelerator=$(<"$cache/accelerator")
 }
 
-# What tells the guest's kernel the rate of its time stamp counter, which is the host's. It would measure that against
-# emulated timers, and be wrong by many times if the host is busy: all its clocks would be as fast or as slow. Measured
-# each time, as $cache may come from another host. Without a C compiler the kernel measures.
+# Passes the host's rate of the time stamp counter to the guest's kernel. Otherwise the kernel measures it against
+# emulated timers. On a busy host it is then wrong by a large factor, and all its clocks with it. Measured each time, as
+# $cache may come from another host. Without a C compiler the kernel measures.
 measure_tsc() {
     local khz
     clock=

@@ -1,8 +1,8 @@
-# For tests with rpcperf over the verbs fabric: sourced, by bash, in the guest, behind lib.sh. $rpcperf: the program.
+# For tests with rpcperf over the verbs fabric. Sourced by bash in the guest, after lib.sh. $rpcperf: the program.
 program RPCPERF rpcperf "cargo build -p rpcrdma-bench --features verbs"
 rpcperf=$RPCPERF
 
-# serve NAME ADDRESS [OPTION…]: starts a server and waits until it listens; what it says is in /run/NAME. $server: its
+# serve NAME ADDRESS [OPTION…]: starts a server and waits until it listens. Its output is in /run/NAME. $server: its
 # process.
 serve() {
     local name=$1 address=$2
@@ -13,8 +13,7 @@ serve() {
     await grep -q '^listening' "/run/$name"
 }
 
-# holds: what the device has given out, to everybody; and what this server has of this machine: pinned memory and open
-# files.
+# holds: the device's resources in use by all processes, and this server's pinned memory and open files.
 holds() {
     rdma resource show | sed 's/^[0-9]*: //'
     rdma resource show cm_id | grep -c 'state CONNECT' || true
@@ -22,8 +21,8 @@ holds() {
     ls "/proc/$server/fd" | wc -l
 }
 
-# told EXPRESSION: in Python, of `shards`, what each of a server with --stats /run/server.stats says when all have
-# answered: one that is in a long call of the kernel, as when a link goes down, does not in time.
+# told EXPRESSION: evaluates Python on `shards`, the statistics of a server with --stats /run/server.stats. Waits until
+# all shards have answered: one in a long system call, as when a link goes down, answers late.
 told() {
     python3 -c 'import json, socket, sys, time
 for _ in range(100):
@@ -37,13 +36,13 @@ for _ in range(100):
 sys.exit("a shard does not answer")' "$1"
 }
 
-# counted COUNTER: what all shards of such a server have counted of their devices.
+# counted COUNTER: the sum of a counter over all shards of such a server.
 counted() { told "sum(shard['$1'] for shard in shards)"; }
 
-# settled: whether that is what it was when it was written to /run/before.
+# settled: whether the resources equal those in /run/before.
 settled() { [[ $(holds) == "$(</run/before)" ]]; }
 
-# unharmed WHAT: the server goes on, and holds no more than before.
+# unharmed WHAT: the server keeps running, and holds no more than before.
 unharmed() {
     kill -0 "$server" || fail "$1: the server is gone"
     local end=$((SECONDS + 150))
@@ -57,7 +56,7 @@ unharmed() {
     echo "- $1: ok"
 }
 
-# fails WHAT PATTERN… -- COMMAND…: the command fails of itself, soon, and says all of these.
+# fails WHAT PATTERN… -- COMMAND…: the command fails by itself, soon, and prints all of these.
 fails() {
     local what=$1 status=0 patterns=() pattern
     shift
@@ -71,7 +70,7 @@ fails() {
     echo "- $what: $(tail -n 1 /run/said)"
 }
 
-# up: brings the link up again, with the address that it has lost.
+# up: brings the link up, with the address that it lost.
 up() {
     ip link set v0 up
     ip address add fd00::1/64 dev v0 nodad 2>/dev/null || true
@@ -79,7 +78,7 @@ up() {
     await grep -qs fd00:0000 /sys/class/infiniband/rxe0/ports/1/gids/2
 }
 
-# load ARGUMENT…: clients that write and read as fast as they can, and what they have to say.
+# load ARGUMENT…: starts clients that write and read at full speed, with their output in files.
 load() {
     local op
     clients=()
@@ -93,11 +92,11 @@ load() {
     sleep 1
 }
 
-# lost WHAT: each of them ends, with an error that says so: of a call that was lost, or of the next one.
+# lost WHAT: each of them ends, with an error for a lost call or for the next one.
 lost() {
     local client op status
     for client in "${clients[@]}"; do
-        # A lost packet is sent again for some seconds before the device gives up.
+        # The device retransmits a lost packet for some seconds before it gives up.
         await bash -c "! kill -0 $client 2>/dev/null"
         status=0
         wait "$client" || status=$?

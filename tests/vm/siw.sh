@@ -1,5 +1,5 @@
-# For tests of what becomes of connections between the Linux kernel's NFS server over soft-iWARP and this project's
-# clients: sourced, by bash, in the guest, behind lib.sh. The server is up, see nfsd.sh.
+# For tests of failing connections between the Linux kernel's NFS server over soft-iWARP and this project's clients.
+# Sourced by bash in the guest, after lib.sh. Starts the server; see nfsd.sh.
 export DEVICE=siw0
 source "$(dirname "${BASH_SOURCE[0]}")/nfsd.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
@@ -8,24 +8,24 @@ up
 truncate -s 1G /run/large
 cp /run/large /srv/nfs/large
 
-# theirs: connections that the kernel has, of both roles.
+# theirs: the kernel's connections, of both roles.
 theirs() { rdma resource show cm_id link siw0 | grep -c 'state CONNECT' || true; }
 
-# reachable: whether packets find their way there; a port at which nobody listens says that, too.
+# reachable: whether packets reach the peer. A refused connection proves it, too.
 reachable() {
     [[ $("${enter[@]}" bash -c "exec 3<>/dev/tcp/$kernel/9" 2>&1) != *'No route to host'* ]]
 }
 
-# unharmed WHAT: the kernel's server goes on, and has nothing left of those who are gone.
+# unharmed WHAT: the kernel's server keeps running, and has freed the closed connections.
 unharmed() {
     await eval '(($(theirs) == 0))'
-    # Behind a link that has just come up the other end's address is not known for a moment.
+    # When a link has just come up, the other end's address is briefly unresolved.
     await reachable
     "${enter[@]}" "$RPCRDMA" ping -q -c 3 -i 0 $at >/run/ping 2>&1 || fail "$1: not served any more: $(</run/ping)"
     echo "- $1: ok"
 }
 
-# busy put|get: a client amid bulk data; $client: its process.
+# busy put|get: starts a client that transfers bulk data. $client: its process.
 busy() {
     local what=(get large /run/copy)
     [[ $1 == get ]] || what=(put /run/large copy)
@@ -35,7 +35,7 @@ busy() {
     await bash -c "(( \$(cat /run/copy /srv/nfs/copy 2>/dev/null | head -c 4000000 | wc -c) == 4000000 ))"
 }
 
-# lost WHAT: the client ends by itself, and says why.
+# lost WHAT: the client ends by itself, and prints the reason.
 lost() {
     local status=0
     await bash -c "! kill -0 $client 2>/dev/null"

@@ -1,5 +1,5 @@
-# The block store on a disk of which one block is broken: READ, WRITE and FLUSH of it end with the protocol's
-# error at the client and a line at the server; what is beside it is served, and so is another client all the while.
+# The block store on a disk with one bad block. READ, WRITE and FLUSH of it fail with the protocol's error at the client
+# and a log line at the server. Other blocks remain available, also to another client meanwhile.
 source "$(dirname "$0")/../lib.sh"
 program BLOCKSTORE blockstore "cargo build -p rpcrdma-blockstore --features verbs"
 modprobe ext4 && modprobe null_blk nr_devices=0 || { echo "no ext4 or null_blk in this kernel"; exit 77; }
@@ -16,13 +16,13 @@ echo 1 >$disk/power
 mkfs.ext4 -q -b 4096 -O ^has_journal /dev/broken
 mount /dev/broken $place
 
-# Of 256 blocks the one behind the first hundred; what the store has before, and what is written to it.
+# The bad block is the 101st of 256. /run/old is the store's initial contents, /run/new the data written to it.
 head -c 1M /dev/urandom >/run/old
 head -c 1M /dev/urandom >/run/new
 good=$((100 * 4096))
 at=verbs:10.0.0.1:20050
 
-# serve OPTION…: $server: its process, whose complaints are in /run/errors.
+# serve OPTION…: starts a server. $server: its process. Its errors are in /run/errors.
 serve() {
     : >/run/store
     "$BLOCKSTORE" serve --file $place/store --size 1M --listen $at --io uring "$@" >/run/store 2>/run/errors &
@@ -36,11 +36,11 @@ quit() {
     ! grep -v '^[a-z]*: Input/output error (os error 5)$' /run/errors || fail "the server had more to say"
 }
 client() { "$BLOCKSTORE" "$1" "$2" $at --block 4K "${@:3}"; }
-# served SOURCE [OPTION…]: the store's beginning is as this file.
+# served SOURCE [OPTION…]: the store starts with the contents of this file.
 served() { client verify "$@" >/run/said 2>&1 || fail "verify $*: $(</run/said)"; }
-# complaints CALL: how often the server has said that a call of the system has failed so.
+# complaints CALL: number of the server's log lines about a failed system call.
 complaints() { grep -c "^$1: " /run/errors || true; }
-# broken CALL WHERE COMMAND…: the command ends with the protocol's error there, and the server has a line on it.
+# broken CALL WHERE COMMAND…: the command fails there with the protocol's error, and the server logs a line.
 broken() {
     local call=$1 where=$2 before status=0
     shift 2
@@ -61,14 +61,14 @@ first=$(filefrag -b4096 -v $place/store | sed -n 's/^ *0: *0\.\. *255: *\([0-9]*
 sectors=$(((first + 100) * 8))-$(((first + 100) * 8 + 7))
 echo "+$sectors" >$disk/badblocks
 
-# From before the first error until after the last one: another client, of blocks that are good.
+# Another client, of good blocks, runs from before the first error until after the last.
 head -c $good /run/old >/run/before
 until [[ -e /run/enough ]]; do client verify /run/before --depth 4 || exit; done >/run/other 2>&1 &
 other=$!
 await grep -q "equal to the source's" /run/other
 broken read "at $good" client verify /run/old --depth 1
 broken read "65536 bytes at $((good / 65536 * 65536))" "$BLOCKSTORE" verify /run/old $at
-# With this seed it is the last one: all others are read before.
+# With this seed the bad block is the last, after all others were read.
 broken read "READ stopped after 255 of 256 blocks: 4096 bytes at $good" client verify /run/old --depth 1 --seed 49
 touch /run/enough
 wait $other || fail "the other client: $(</run/other)"
@@ -76,7 +76,7 @@ wait $other || fail "the other client: $(</run/other)"
 broken write "WRITE stopped after 100 of 256 blocks: 4096 bytes at $good" client copy /run/new --depth 1
 head -c $good /run/new >/run/before
 served /run/before
-# What was not written is as it was, and so is what is behind it.
+# Unwritten blocks are unchanged, and so are those after the bad one.
 echo "-$sectors" >$disk/badblocks
 { cat /run/before; tail -c +$((good + 1)) /run/old; } >/run/both
 served /run/both
@@ -90,7 +90,7 @@ echo 3 >/proc/sys/vm/drop_caches
 serve --buffered
 broken read "at $good" client verify /run/new --depth 1
 served /run/before
-# All of it is taken, and some of it cannot be kept.
+# The server accepts all data but cannot write some of it to the disk.
 broken fdatasync FLUSH client copy /run/old
 head -c $good /run/old >/run/before
 served /run/before

@@ -1,4 +1,4 @@
-# The device is what the engine asks of one: active, with shared receive queues, memory windows of type 2, and the GIDs
+# The device meets the engine's requirements: active, with shared receive queues, memory windows of type 2, and the GIDs
 # of the guest's addresses.
 source "$(dirname "$0")/../lib.sh"
 

@@ -1,14 +1,14 @@
-# `rpcrdma doctor` for a newcomer: what it prints as fixes is typed in as it stands, and the next run is clean. First of
-# this machine as it is, then of one with all sorts of things broken, as root and as nobody.
+# `rpcrdma doctor` for a new user: its printed fixes work as they are, and the next run is clean. First on this machine,
+# then with many things broken, as root and as nobody.
 source "$(dirname "$0")/../lib.sh"
 program RPCRDMA rpcrdma 'cargo build -p rpcrdma-tools --features verbs --bin rpcrdma'
-# Others must be able to run it, wherever the repository is.
+# Other users must be able to run it from any location of the repository.
 install -m 755 "$RPCRDMA" /run/rpcrdma
 at=verbs:10.0.0.1:20049
 as=() # who asks
 sudo() { "$@"; }
 
-# look STATUS ARGUMENT…: runs doctor, which must end so; its report is in /run/report.
+# look STATUS ARGUMENT…: runs doctor and checks its exit status. The report is in /run/report.
 look() {
     local wanted=$1 status=0
     shift
@@ -16,13 +16,13 @@ look() {
     ((status == wanted)) || fail "doctor $*: exit status $status, wanted $wanted: $(</run/report)"
 }
 
-# fires NAME…: whether these checks found something.
+# fires NAME…: these checks report a warning or an error.
 fires() {
     local name
     for name; do grep -Eq "^  (warning|error) +$name: " /run/report || fail "$name says nothing: $(</run/report)"; done
 }
 
-# follow: types in the commands of all warnings and errors.
+# follow: runs the commands of all warnings and errors.
 follow() {
     awk '/^  (warning|error) /{ wanted = 1 } /^  (ok|unknown|note) /{ wanted = fix = 0 }
         !wanted { next }
@@ -31,11 +31,11 @@ follow() {
         fix && sub(/^                /, "") { print }' /run/report >/run/commands
     echo "--- typed in:"
     cat /run/commands
-    # This shell, as limits and control groups are a shell's.
+    # Limits and control groups belong to this shell.
     set +e
     source /run/commands
     set -e
-    # GIDs come a moment after the device.
+    # GIDs appear shortly after the device.
     await bash -c 'grep -qs ffff:0a00:0001 /sys/class/infiniband/*/ports/1/gids/*'
 }
 
@@ -49,7 +49,7 @@ fires isolation workqueues huge-pages
 follow
 look 0 $at --cores 1
 grep -q 'isolation: isolated: 1$' /run/report || fail "core 1 is not isolated: $(</run/report)"
-# Others want both cores, and the memory.
+# Other scripts need both cores and the memory.
 echo $$ >/sys/fs/cgroup/cgroup.procs
 rmdir /sys/fs/cgroup/rpcrdma
 umount /sys/fs/cgroup
@@ -58,7 +58,7 @@ for irq in /proc/irq/[0-9]*/smp_affinity_list; do echo 0-1 >"$irq" || true; done
 for pages in /sys/devices/system/node/node*/hugepages/*/nr_hugepages; do echo 0 >"$pages"; done
 
 echo "=== no device, no connection manager"
-# Both ends of the cable are in one network here, and the first route of it tells where the address is.
+# Both ends of the cable are in this network, and the first route determines the interface of the address.
 ip route delete 10.0.0.0/24 dev v1
 ip route append 10.0.0.0/24 dev v1 proto kernel scope link src 10.0.0.2
 rdma link delete rxe0

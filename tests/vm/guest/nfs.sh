@@ -1,16 +1,15 @@
-# The Linux kernel's NFS client and server, over RDMA to each other: a file written through a mount is the one the
-# server has, and is read back the same; its bytes went by RDMA. So the peers this engine is to be tried against are
-# real.
+# The Linux kernel's NFS client and server, connected over RDMA, as a baseline for tests with this engine. A file
+# written through a mount reaches the server, reads back equal, and its bytes travel by RDMA.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../peers.sh"
 
 "$(dirname "$0")/../nfsd-up" /srv/nfs
-# Others want the port.
+# Other scripts need the port.
 trap 'umount -l /mnt 2>/dev/null || true; rpc.nfsd 0' EXIT
 head -c 3000001 /dev/urandom >/run/file
 sum=$(sha256sum </run/file)
 
-# round OPTIONS PATH: mounts the path, writes the file, reads it back in a mount that has nothing of it in memory.
+# round OPTIONS PATH: mounts the path, writes the file, and reads it back in a new mount with an empty cache.
 round() {
     local mount=(mount -t nfs -o "proto=rdma,port=20049,$1" "$kernel:$2" /mnt)
     "${mount[@]}"
@@ -21,7 +20,7 @@ round() {
     [[ $(sha256sum </srv/nfs/file) == "$sum" ]] || fail "$1: the server has another file than was written"
     "${mount[@]}"
     [[ $(sha256sum </mnt/file) == "$sum" ]] || fail "$1: another file was read than the server has"
-    # The 15th figure behind the word rdma: bytes that replies brought in chunks.
+    # The 15th figure after the word rdma: bytes that replies returned in chunks.
     grep '^[[:space:]]*xprt:' /proc/self/mountstats
     awk '$1 == "xprt:" && $2 == "rdma" { rdma = $17 } END { exit !(rdma >= 3000001) }' /proc/self/mountstats ||
         fail "$1: the file did not come by RDMA"

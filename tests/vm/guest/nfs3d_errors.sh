@@ -1,12 +1,12 @@
-# What goes wrong with files, seen through the Linux kernel's client of nfs3d: a full disk, a read-only
-# export, permissions, stale handles, names and paths that are too long, two mounts at once.
+# File errors through the Linux kernel's client of nfs3d: a full disk, a read-only export, permissions, stale handles,
+# names and paths that are too long, two mounts at once.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 storage 20M
 serve
 nfs
 
-# refuses WHAT COMMAND…: the command must fail, and say so.
+# refuses WHAT COMMAND…: the command must fail with this message.
 refuses() {
     local what=$1
     shift
@@ -93,7 +93,7 @@ refuses 'Permission denied' touch /mnt/x
 umount /mnt
 quit
 
-# The guest's root is an overlay, where files cannot be told by device and inode: the operator is told.
+# The guest's root is an overlay, where device and inode do not identify a file. nfs3d warns the operator.
 mkdir -p /srv/overlay
 "$nfs3d" /srv/overlay --listen soft:/run/overlay --mount-port 0 --key /run/overlay.key >/run/overlaid 2>&1 &
 await grep -q '^listening' /run/overlaid

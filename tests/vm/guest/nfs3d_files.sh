@@ -1,5 +1,4 @@
-# nfs3d, mounted by the Linux kernel's client over RDMA: parts of files, a tree in and out, names,
-# links, modes, times.
+# nfs3d, mounted by the Linux kernel's client over RDMA: parts of files, a tree in and out, names, links, modes, times.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 storage
@@ -11,7 +10,7 @@ umount /mnt
 nfs
 
 echo "- parts of files, at odd places"
-# parts COMMAND…: runs it with an offset and a length, for some.
+# parts COMMAND…: runs it with several offsets and lengths.
 parts() {
     local at len
     for at in 1 3 4093 1048573; do

@@ -1,4 +1,4 @@
-# git works on a mount of nfs3d: a clone, its check, a commit, and another clone from there.
+# git works on a mount of nfs3d: a clone, its check, a commit, and a clone of the clone.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 command -v git >/dev/null || { echo "no git"; exit 77; }
@@ -9,7 +9,7 @@ export GIT_AUTHOR_NAME=test GIT_AUTHOR_EMAIL=test@example.org
 export GIT_COMMITTER_NAME=test GIT_COMMITTER_EMAIL=test@example.org
 git config --global --add safe.directory '*'
 
-# A few hundred files, and some that are large and cannot be packed: more of them would be more of the same.
+# A few hundred files, some of them large and incompressible.
 echo "- a repository of a part of this tree"
 mkdir -p /run/git-tree/{engine,tests,tools}
 cp -r "$(dirname "$0")"/../../../mempool /run/git-tree/

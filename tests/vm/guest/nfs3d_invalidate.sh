@@ -1,6 +1,6 @@
-# nfs3d and what it invalidates for the Linux kernel's client, captured on the cable: a READ whose length is
-# no multiple of 4 offers a segment for the data, and one for the padding, whose handle the client keeps as long as the
-# connection lasts. That one is never invalidated.
+# Handles that nfs3d invalidates for the Linux kernel's client, captured on the cable. A READ whose length is no
+# multiple of 4 offers a segment for the data and one for the padding. The client keeps the padding's handle until the
+# connection ends, so nfs3d must never invalidate it.
 source "$(dirname "$0")/../lib.sh"
 for tool in dumpcap tshark; do
     command -v $tool >/dev/null || { echo "$tool is missing: apt-get install tshark"; exit 77; }
@@ -35,9 +35,9 @@ wait $capturing
 chmod a+r "$capture"
 quit
 
-# Calls with their handles, and the handles that Sends With Invalidate name (opcode 23 of InfiniBand): a line for each
-# packet with all values of a field, as tshark has them; of several Sends in one segment of TCP it sees the first one
-# only, and rpcrdma decode stands in, with a line for each message.
+# Lists the handles of calls, and those named by Sends With Invalidate (opcode 23 of InfiniBand). tshark prints a line
+# per packet with all values of a field. Of several Sends in one TCP segment it sees only the first. There rpcrdma
+# decode replaces it, with a line per message.
 # messages: by rpcrdma decode.
 messages() {
     "$RPCRDMA" decode --json "$capture" >/run/decoded || fail "rpcrdma decode"
@@ -62,10 +62,10 @@ packets() {
         -e rpcordma.rdma_handle -e infiniband.ieth -e ip.dst >/run/all 2>/run/tshark || fail "$(cat /run/tshark)"
 }
 if [[ $fabric == verbs ]]; then packets; else messages; fi
-# Packets that a device sends again once.
+# Counts retransmitted packets once.
 awk -F '\t' '$3 == "" || !seen[$1, $2, $3]++' /run/all >/run/packets
 awk -F '\t' -v server=$ours '
-    # A call: its own handles, those that there are several of.
+    # A call: its own handles, each counted once.
     $6 == server && $4 != "" {
         split("", mine); n = split($4, handles, ","); several = 0
         for (i = 1; i <= n; i++) if (!((h = tolower(handles[i])) in mine)) { mine[h]; several++ }

@@ -1,9 +1,9 @@
-# nfs3d under load of the Linux kernel's client: fio with verification, storms of renames and removals, many
-# small files, two mounts at once, a remount, an unmount under load; and a client of 1024-byte thresholds.
+# nfs3d under load of the Linux kernel's client: fio with verification, storms of renames and removals, many small
+# files, two mounts at once, a remount, an unmount under load. Also a client with thresholds of 1024 bytes.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 storage
-# Buffers for few calls: some always wait for memory.
+# Buffers for few calls, so that some calls always wait for memory.
 serve --clients 1
 nfs
 nfs /mnt2
@@ -40,7 +40,7 @@ storm() {
     local i
     for i in {1..40}; do
         mv -T "$1/$2-$i" "$1/storm/$2-$((i % 7))"
-        # There is one to be removed at 10, 15, 25, 30, 35.
+        # At 10, 15, 25, 30 and 35 there is a file to remove.
         if ((i % 5 == 0)); then rm "$1/storm/$2-0" 2>>/run/storm || true; fi
     done
 }
@@ -61,7 +61,7 @@ mount -o remount,rw /mnt
 touch /mnt/x
 
 echo "- unmounted under load"
-# It is written until this is told to stop, however fast that is.
+# Writes until it is stopped, at any speed.
 (
     n=0
     until [[ -e /run/stop ]]; do

@@ -1,5 +1,5 @@
-# nfs3d is killed and started again while the Linux kernel's client writes, renames and removes: with a hard
-# mount nothing that was acknowledged is lost, nothing is done twice, and open files go on.
+# nfs3d is killed and restarted while the Linux kernel's client writes, renames and removes. On a hard mount no
+# acknowledged change is lost or repeated, and open files remain usable.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 storage
@@ -10,8 +10,7 @@ nfs /mnt2
 head -c 16000000 /dev/urandom >/run/file
 exec 5</run/file
 mkdir /mnt/work
-# Each of these fails if a call that changes something is lost or done twice: there is no file to be renamed, or one too
-# many.
+# Each of these fails if a change is lost or repeated: the file to rename is missing, or a file is left over.
 (
     set +e # what fails is looked at below
     cd /mnt/work
@@ -29,7 +28,7 @@ mkdir /mnt/work
 names=$!
 dd if=/run/file of=/mnt/copy bs=256k conv=fsync status=none &
 first=$!
-# Over and over, so that it is amid that whenever the server is killed.
+# Repeats, so that a write is in progress whenever the server is killed.
 (
     until [[ -e /run/enough ]]; do
         dd if=/run/file of=/mnt2/copy2 bs=64k oflag=direct conv=notrunc status=none || exit
@@ -53,8 +52,8 @@ touch /run/enough
 wait $first || fail "the first copy failed"
 wait $second || fail "the second copy failed"
 wait $names || fail "renaming and removing failed: $(cat /run/trouble)"
-# A call that was answered just before the server died, whose reply did not come through, is repeated to a server that
-# does not remember: it finds its work done. That is all that may be found fault with, once for each kill.
+# A call whose reply is lost when the server dies is retransmitted to a server without a duplicate request cache. It
+# then finds its change made. Only that may fail, once per kill.
 (($(wc -l </run/trouble) <= 2)) || fail "$(cat /run/trouble)"
 cat /run/trouble
 

@@ -1,7 +1,6 @@
-# A client of nfs3d waits for a slow disk, and another one for nothing: one shard, one export on a device
-# that takes half a second (DELAY_MS) for whatever it is asked, but what the second client reads is in the server's
-# memory. Its calls must not wait for those of the first one, which has more of them under way than it may hold threads:
-# reads, then writes.
+# One client of nfs3d waits for a slow disk without delaying another. They share a shard, and an export on a device with
+# a latency of half a second (DELAY_MS). The second client reads data from the server's memory. Its calls must not wait
+# for those of the first, which has more outstanding calls than it may hold threads: first reads, then writes.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
@@ -13,7 +12,7 @@ trap 'kill $(jobs -p) 2>/dev/null || true
     umount -l /mnt $export 2>/dev/null || true
     echo 0 >$disk/power 2>/dev/null && rmdir $disk || true' EXIT
 
-# A disk in memory, which keeps what is in it while its power is off: slow only when it has been filled.
+# An in-memory disk that keeps its contents while its power is off. It becomes slow after it is filled.
 mkdir $disk
 echo 1 >$disk/memory_backed
 echo 120 >$disk/size # one block group, which is little to read at the mount
@@ -30,7 +29,7 @@ power 0
 echo 2 >$disk/irqmode
 echo $((delay * 1000000)) >$disk/completion_nsec
 power 1
-# Told what it is, mount does not look.
+# With an explicit type, mount does not probe the device.
 mount -t ext4 -o noatime $device $export
 blocks_read() { awk '{ print $1 }' /sys/block/slow/stat; }
 echo "- mounted: $(blocks_read) blocks read"
@@ -38,7 +37,7 @@ in_flight() { awk '{ print $9 }' /sys/block/slow/stat; }
 
 serve "$@"
 nfs
-# time_reads: how long the second client's reads take; sets $median, in microseconds.
+# time_reads: measures the second client's reads. Sets $median, in microseconds.
 calls=500
 time_reads() {
     local line
@@ -49,9 +48,9 @@ time_reads() {
 time_reads "the server is idle"
 idle=$median
 
-# first WHAT: the first client, in $first: eight processes, each of which has a block moved past the client's memory and
-# to or from the disk, then another one; of those that write every other one has two written anyhow, then committed.
-# There is a line in /run/first for whatever has ended.
+# first WHAT: starts the first client, $first. Each of its eight processes moves one block after another between the
+# disk and its memory, bypassing the client's cache. Every other writer instead writes two blocks through the cache and
+# commits. Each completion adds a line to /run/first.
 first() {
     : >/run/first
     perl -MFcntl -MIO::Handle -e '
@@ -83,7 +82,7 @@ first() {
 }
 busy() { [[ -s /run/first ]] && (($(in_flight) > 0)); }
 
-# hold WHAT…: the second client is answered while the first one has this done, and that ends, too.
+# hold WHAT…: the second client gets replies while the first waits for the disk. The first completes, too.
 hold() {
     first "$1"
     await busy
@@ -93,9 +92,8 @@ hold() {
     await busy
     ended=$(($(wc -l </run/first) - before))
     echo "- meanwhile the other client had $ended calls answered; ratio of the medians: $((median * 100 / idle)) %"
-    # Each call would let one of those of the disk go first at least, if it waited for a thread that they have; with
-    # none free for it it would be all of eight. However slow this machine is, far fewer end while the other client
-    # asks and is answered.
+    # If a call waited for a thread that the first client holds, at least one disk operation would complete before each
+    # call; with no free thread, all eight. On a machine of any speed far fewer complete while the second client calls.
     ((ended < calls / 2)) || fail "calls wait for another client's disk: $ended of that were answered within $calls"
     for what; do await grep -qx "$what" /run/first; done
     kill -TERM "$first"
@@ -106,10 +104,10 @@ began=$(date +%s) before=$(blocks_read)
 hold read
 reads=$(($(blocks_read) - before)) took=$(($(date +%s) + 1 - began))
 echo "- the disk read $reads blocks in $took s"
-# As long as that each, by no more threads than one client may hold.
+# Each block takes the delay, on no more threads than one client may hold.
 ((reads * delay <= took * 1000 * 4)) || fail "$reads blocks in $took s"
 hold write commit
-# What was asked for is answered before the client disconnects.
+# All calls complete before the client disconnects.
 umount /mnt
 gone() { (($(connections) == 0)); }
 await gone

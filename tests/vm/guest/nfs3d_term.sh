@@ -1,5 +1,5 @@
-# nfs3d is asked to end (SIGTERM) and started again amid fio of the Linux kernel's client on a hard mount, time
-# after time (ROUNDS): what it has begun it ends, the rest the client sends again, and no application sees an error.
+# nfs3d is stopped by SIGTERM and restarted repeatedly (ROUNDS) during fio of the Linux kernel's client on a hard mount.
+# It completes running calls, the client retransmits the others, and no application gets an error.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 command -v fio >/dev/null || { echo "no fio"; exit 77; }
@@ -8,7 +8,7 @@ storage
 serve
 nfs
 
-# Each pass writes anew, and reads all of it back.
+# Each pass writes new data and reads all of it back.
 (
     passes=0
     until [[ -e /run/enough ]]; do

@@ -1,8 +1,7 @@
-# A client machine of nfs3d is gone from one moment to the next, amid its writes, and says no goodbye: from
-# then on nothing that is sent over the cable arrives. The server notices by its device, and has all back that was the
-# client's; another client is served all the while. When the machine is there again, its mount goes on, and nothing that
-# was acknowledged is lost. One that had nothing under way is found out by the server's keep-alive. Nearly all of it is
-# waiting: for retries of the device, and of TCP. Whatever runs beside it makes it longer.
+# A client machine of nfs3d vanishes during its writes: from then on the cable delivers nothing. The server learns it
+# from its device and frees all resources of the client, while another client is served. When the machine returns, its
+# mount resumes, and no acknowledged data is lost. A client with no outstanding calls is detected by the server's
+# keep-alive. Most of the run waits for retries of the device and of TCP, which a loaded host prolongs.
 # idle
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
@@ -10,14 +9,14 @@ program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
 modprobe -a sch_ingress cls_matchall act_gact || { echo "no traffic control in this kernel"; exit 77; }
 storage
 serve --keep-alive 2
-# The other one is connected before there is a way over the cable, and so within the device, or where the server is.
+# The other client connects before the cable has routes, and so stays within the device or the server's host.
 "${enter[@]}" "$RPCRDMA" ping -c 100000 -i 0.1 $fabric:$ours >/run/other 2>&1 &
 other=$!
 answers() { wc -l </run/other; }
 await bash -c '(( $(wc -l </run/other) > 5 ))'
 wire
 
-# Other tests follow in this machine, whatever becomes of this one.
+# Restores the network for the following tests in this machine.
 trap 'mend 2>/dev/null || true; umount -l /mnt /srv/nfs3d 2>/dev/null || true
     for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; wire down' EXIT
 holds() {
@@ -30,8 +29,8 @@ nfs
 head -c 4000000 /dev/urandom >/run/file
 copies=()
 for i in 1 2 3 4; do
-    # Each of them waits for its reply before it goes on. When it has five copies it writes the same again, until it is
-    # told to stop, so that it is amid that when the client is gone.
+    # Each writer waits for its reply. After five copies it rewrites them until it is stopped, so that a write is in
+    # progress when the client vanishes.
     (for ((round = 0; ; round++)); do
         if ((round >= 5)) && [[ -e /run/enough ]]; then exit; fi
         dd if=/run/file of=/mnt/copy-$i bs=200000 oflag=direct conv=notrunc seek=$((round % 5 * 20)) status=none || exit
@@ -64,7 +63,7 @@ for i in 1 2 3 4; do
 done
 echo "- the mount goes on after $((SECONDS - cut)) s"
 
-# With nothing under way it is found out, too.
+# A client with no outstanding calls is detected, too.
 [[ $(connections) -gt $(head -n 1 /run/before) ]] || fail "no connection of the client"
 cut_off
 cut=$SECONDS
@@ -75,5 +74,5 @@ rm /mnt/copy-1 || fail "the quiet mount does not go on"
 umount /mnt
 kill -INT $other
 wait $other || fail "calls of the other client failed: $(tail /run/other)"
-# Whichever comes first finds it out: the device, or the deadline of the server. Either is told.
+# Either the device or the server's time-out detects it first. Both are logged.
 quit 'WARN: [0-9.]+: connection ended: .*$'

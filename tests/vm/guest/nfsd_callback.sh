@@ -1,5 +1,5 @@
-# The Linux kernel's NFS 4.1 server calls its client, nfs41c, on the connection that the client made (RFC
-# 8167): it recalls a delegation, as somebody at the server wants to write.
+# The Linux kernel's NFS 4.1 server calls its client, nfs41c, on the client's connection (RFC 8167). It recalls a
+# delegation because a local process at the server writes the file.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"
 program NFS41C nfs41c "cargo build -p rpcrdma-tests --features verbs --bin nfs41c"
@@ -9,7 +9,7 @@ said=/run/said
 
 for version in 2 1; do
     echo before >/srv/nfs/callback/file
-    # There are no delegations while the server waits for those who had locks before it was started.
+    # In its grace period after a start, the server grants no delegations.
     for attempt in {1..60}; do
         : >$said
         "${enter[@]}" "$NFS41C" --rdma-version $version $at callback/file >$said 2>&1 &
@@ -18,11 +18,11 @@ for version in 2 1; do
         grep -q 'opened without a delegation' $said || break
         sleep 0.5
     done
-    # The server lets this happen when the delegation has come back.
+    # The server blocks this write until the delegation is returned.
     timeout 40 bash -c 'echo after >>/srv/nfs/callback/file' || fail "nothing was given back: $(cat $said)"
     wait $client || fail "the client ended with $?: $(cat $said)"
     cat $said
-    # Begun in either version, it is version 1 that both speak.
+    # Both ends end up with version 1, whichever version the client starts with.
     for words in 'session of RPC-over-RDMA version 1, with a back channel' 'CB_SEQUENCE 1 of slot 0' CB_RECALL \
         'returned the delegation' ', 0 messages rejected'; do
         grep -q "$words" $said || fail "the client has not said: $words"

@@ -1,5 +1,5 @@
-# nfs3c and the Linux kernel's NFS server: files of all lengths there and back by chunks, many calls at
-# once; directories, links.
+# nfs3c and the Linux kernel's NFS server: files of all lengths in both directions by chunks, many calls at once;
+# directories, links.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"
 program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
@@ -7,7 +7,7 @@ up
 stats=/run/stats
 rm -rf /srv/nfs/*
 
-# nfs3c ARGUMENT…: must succeed; what it prints is in /run/out, what the connection did in $stats.
+# nfs3c ARGUMENT…: must succeed. Its output is in /run/out, the connection's statistics in $stats.
 nfs3c() { "${enter[@]}" "$NFS3C" --stats $at /srv/nfs "$@" >/run/out 2>$stats || fail "nfs3c $*: $(cat $stats)"; }
 
 echo "- files of all lengths"
@@ -21,7 +21,7 @@ diff -r /run/lengths /srv/nfs/lengths || fail "files arrived as others"
 nfs3c --block 262144 sum lengths
 diff <(sort /run/out) <(cd /run/lengths && sha256sum ./* | sort) || fail "files are read as others"
 
-# forms OPTION…: a file there and back, 77 calls each way.
+# forms OPTION…: a file in both directions, 77 calls each way.
 forms() {
     nfs3c --block 65536 --depth 64 "$@" put /run/file big
     cmp /run/file /srv/nfs/big || fail "the server has another file"

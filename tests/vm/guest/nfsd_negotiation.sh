@@ -1,12 +1,12 @@
-# rpcrdma ping and the Linux kernel's NFS server: from version 2 to version 1 on one connection, its credits, its use of
-# Send With Invalidate.
+# rpcrdma ping and the Linux kernel's NFS server: fallback from version 2 to 1 on one connection, credits, use of Send
+# With Invalidate.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
 up
 said=/run/ping
 
-# ping OPTION…: must succeed; what it says is in $said.
+# ping OPTION…: must succeed. Its output is in $said.
 ping() { "${enter[@]}" "$RPCRDMA" ping --json -c 20 -i 0 "$@" >$said || fail "ping $*: $(cat $said)"; }
 
 echo "- begins in version 2, is answered with ERR_VERS, and goes on in version 1 on the same connection"
@@ -16,10 +16,10 @@ is $said connections 1
 is $said answered 20
 is $said inline_send 4096
 is $said inline_receive 4096
-# The limit is 1 until a reply has come, and then what each reply grants.
+# The limit is 1 until the first reply, and then the grant of the latest.
 is $said credits_at_start 1
 is $said credits 64
-# A call that offers a Reply chunk is answered through it, and its one handle is invalidated.
+# The reply to a call with a Reply chunk uses it, and invalidates its one handle.
 is $said reply_chunk '"used"'
 is $said invalidated_by_server 1
 is $said invalidated_here 0

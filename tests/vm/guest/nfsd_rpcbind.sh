@@ -1,5 +1,5 @@
-# Debian's rpcbind: a server registers itself there under the netid rdma, or rdma6, and withdraws at its end; clients
-# find it there.
+# Debian's rpcbind: a server registers there under the netid rdma or rdma6, and withdraws when it ends. Clients find it
+# there.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
@@ -11,21 +11,21 @@ mount -t tmpfs tmpfs /srv/rpcbind
 echo found >/srv/rpcbind/file
 said=/run/said
 
-# registered: what rpcbind has of RDMA, and of MOUNT at the port of nfs3d.
+# registered: rpcbind's entries for RDMA, and for MOUNT at the port of nfs3d.
 registered() { rpcinfo 2>/dev/null | grep -E ' rdma6? |\.78\.180 ' | awk '{ print $1, $2, $3, $4 }' || true; }
-# the kernel's server is not told of by rpcbind where RDMA is concerned
+# The kernel's server does not register its RDMA port.
 [[ -z $(registered) ]] || fail "already there: $(registered)"
 ! "$RPCRDMA" ping --rpcbind -c 1 verbs:10.0.0.1 2>$said || fail "found what is not registered"
 grep -q 'has no program 100003 version 3 over rdma' $said || fail "$(cat $said)"
 
-# What another server has registered is not taken away from it: mountd has MOUNT.
+# nfs3d does not replace a registration of another server: mountd has MOUNT.
 ! "$NFS3D" /srv/rpcbind --listen verbs:10.0.0.1:20099 --mount-port 20148 --key /run/rpcbind.key --clients 1 --rpcbind \
     2>$said || fail "two servers at once"
 grep -q 'superuser has registered it at 0.0.0.0.78.80' $said || fail "$(cat $said)"
 [[ -z $(registered) ]] || fail "left behind: $(registered)"
 rpcinfo -d 100005 3
 
-# serve ADDRESS: an nfs3d that registers itself.
+# serve ADDRESS: starts an nfs3d that registers itself.
 serve() {
     : >$said
     "$NFS3D" /srv/rpcbind --squash none --listen "$1" --mount-port 20148 --key /run/rpcbind.key \
@@ -39,7 +39,7 @@ serve verbs:10.0.0.1:20099
 rpcinfo
 [[ $(registered) == "100003 3 rdma 10.0.0.1.78.131
 100005 3 tcp 0.0.0.0.78.180" ]] || fail "registered is: $(registered)"
-# Version 2 of rpcbind, which knows of TCP and UDP only.
+# Version 2 of rpcbind, which knows only TCP and UDP.
 rpcinfo -p | grep -q '100005 .* 20148 ' || fail "$(rpcinfo -p)"
 "$RPCRDMA" ping --rpcbind --json -c 3 -i 0 verbs:10.0.0.1 100003 3 >/run/ping || fail "ping: $(cat /run/ping)"
 is /run/ping address '"verbs:10.0.0.1:20099"'

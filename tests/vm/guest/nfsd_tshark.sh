@@ -1,10 +1,10 @@
-# What Wireshark's tshark makes of this project's messages to the Linux kernel's NFS server, captured on the cable: it
-# understands all of them, sees the chunk lists that there should be, and as many messages as rpcrdma decode.
+# Wireshark's tshark decodes this project's messages to the Linux kernel's NFS server, captured on the cable. It
+# understands all of them, sees the expected chunk lists, and as many messages as rpcrdma decode.
 #
-# What tshark 4.0 does not do: version 2 (its heuristics ask for version 1, and show nothing but a Send); the data of a
-# READ, which it does not put back from the Write chunk, so that it calls every such reply malformed, between two Linux
-# kernels too (tests/data/nfs3-linux61.pcap). It needs the connection's beginning in the capture: from the CM exchange
-# it learns which queue pairs belong together.
+# Limits of tshark 4.0: it does not decode version 2, because its heuristics require version 1, and shows only a Send.
+# It does not reassemble the data of a READ from the Write chunk, and calls every such reply malformed, also between two
+# Linux kernels (tests/data/nfs3-linux61.pcap). It needs the start of the connection in the capture, to pair the queue
+# pairs by the CM exchange.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"
 for tool in dumpcap tshark; do
@@ -39,14 +39,14 @@ kill -INT $capturing
 wait $capturing
 chmod a+r "$capture"
 
-# One pass, as each takes long under emulation: a line for each packet, with the first value of each field.
+# One pass, as each takes long under emulation: a line per packet, with the first value of each field.
 fields=(frame.number _ws.malformed rpcordma.version rpcordma.msg_type rpcordma.flow_control
     rpcordma.reads_count rpcordma.writes_count rpcordma.reply_count rpcordma.position rpcordma.segment_count
     rpcordma.rdma_length rpc.msgtyp nfs.procedure_v3 nfs.count3 nfs.name
     infiniband.bth.opcode infiniband.bth.destqp infiniband.bth.psn)
 tshark -r "$capture" -Y 'udp.dstport == 4791' -T fields -E occurrence=f -E separator=/t "${fields[@]/#/-e}" \
     >/run/all 2>/run/tshark || fail "$(cat /run/tshark)"
-# What a device sends again, because the machine is slow to acknowledge it, is in the capture again.
+# A device retransmits packets that this slow machine acknowledges late. The capture contains them again.
 awk -F '\t' '$18 == "" || !seen[$16, $17, $18]++' /run/all >/run/packets
 echo "$(wc -l </run/all) packets, $(wc -l </run/packets) of them sent once"
 (($(wc -l </run/packets) > 50)) || fail "only $(wc -l </run/packets) packets were captured"
@@ -62,7 +62,7 @@ show() {
     }" /run/packets
 }
 
-# some N CONDITION: at least so many packets are like this.
+# some N CONDITION: at least N packets meet the condition.
 some() {
     local found
     found=$(show frame "$2" | wc -l)
@@ -73,25 +73,24 @@ some() {
 odd=$(show frame 'malformed != "" && !(procedure == 6 && answer == 1 && writes == 1)')
 [[ -z $odd ]] || fail "malformed, and no READ by chunk: packets $odd"
 
-# Calls with data have a Read list, at the place of the data. tshark shows what is in a call once its data has been
-# read.
+# Calls with data have a Read list at the data's position. tshark shows a call's contents only after its data was read.
 some 3 'reads >= 1 && type == 0'
 some 3 'procedure == 7 && call && count > 3000'
 for position in $(show position 'reads >= 1'); do
     ((position > 0 && position % 4 == 0)) || fail "a Read chunk at $position"
 done
-# Small ones bring it along.
+# Short data is inline.
 some 1 'procedure == 7 && call && count == 100 && reads == 0'
-# Calls for data have a Write list, and so do their replies, with what was written.
+# Calls for data have a Write list. So have their replies, with the written lengths.
 some 6 'procedure == 6 && call && writes == 1 && segments == 1'
 lengths=$(show len 'procedure == 6 && answer == 1 && writes == 1' | sort -n | uniq -c | xargs)
 [[ $lengths == '2 3617 4 8192' ]] || fail "READ has written $lengths"
-# Lists of names come in Reply chunks, and what links say.
+# Directory listings and link targets come in Reply chunks.
 some 1 'procedure == 17 && call && reply == 1'
 some 1 'procedure == 5 && call && reply == 1'
 some 2 'type == 1 && reply == 1'
 some 1 'procedure == 17 && answer == 1'
-# Send With Invalidate (23), where it may be, and not on the connection where it may not: the last one.
+# Send With Invalidate (23) occurs where the client permits it. On the last connection it does not.
 some 5 'opcode == 23'
 last=$(show frame 'opcode == 23' | tail -n 1)
 some 3 "frame > $last && procedure == 6 && answer == 1"
@@ -99,8 +98,8 @@ some 3 "frame > $last && procedure == 6 && answer == 1"
 [[ $(show credit 'answer == 1 && version == 1' | sort -u) == 64 ]] ||
     fail "the server grants $(show credit 'answer == 1' | xargs)"
 
-# rpcrdma decode sees the same messages of version 1, and those of version 2: the first of two connections, and their
-# answers.
+# rpcrdma decode sees the same messages of version 1. It also sees those of version 2: the first of each of two
+# connections, and their replies.
 "$RPCRDMA" decode --json "$capture" >/run/decoded || fail "rpcrdma decode"
 theirs=$(show frame 'version == 1' | wc -l)
 ours=$(grep -c '"vers":1,' /run/decoded)

@@ -1,6 +1,6 @@
-# What a site has asked for its packets is on the wire: the DSCP of both directions, over soft-RoCE and over iWARP, alone
-# and with the rest, the path MTU by the length of packets. The service level is not: RoCEv2 has it in a VLAN's tag alone,
-# which soft-RoCE does not write; asked for alone it changes no header. What cannot be is refused by name, and a server
+# Packets carry the configured settings. Tests the DSCP of both directions, over soft-RoCE and iWARP, alone and
+# combined, and the path MTU by the length of packets. The service level is not tested: RoCEv2 carries it only in a VLAN
+# tag, which soft-RoCE does not write. Alone it changes no header. Impossible settings are refused by name, and a server
 # refuses longer packets than its own.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
@@ -12,9 +12,9 @@ trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
     ip netns delete near 2>/dev/null || true; ip netns delete far 2>/dev/null || true
     "$(dirname "$0")/../wire-up" down' EXIT
 
-# capture NAME INTERFACE FILTER FIELDS COMMAND…: runs the command, and has these fields of each packet that goes over the
-# cable meanwhile written to /run/NAME, which is there when it is shown. $enter: what runs a program where that interface
-# is. $across: the address at the other end.
+# capture NAME INTERFACE FILTER FIELDS COMMAND…: runs the command, and captures the packets on the cable. `shown` waits
+# for the fields of each packet in /run/NAME. $enter: runs a program in the interface's namespace. $across: the address
+# at the other end.
 enter=() across=10.0.0.2
 declare -A reading # processes
 capture() {
@@ -28,12 +28,12 @@ capture() {
     kill -INT $capturing
     wait $capturing
     chmod a+r "$file"
-    # It takes long to start; others are captured meanwhile.
+    # tshark starts slowly; more captures run meanwhile.
     tshark -r "$file" -T fields -E occurrence=f -E separator=' ' $4 >"/run/$1" 2>"/run/tshark-$1" &
     reading[$1]=$!
 }
 
-# shown NAME…: waits for what these have left.
+# shown NAME…: waits for the fields of these captures.
 shown() {
     local name
     for name; do
@@ -42,7 +42,8 @@ shown() {
     done
 }
 
-# classes NAME ADDRESS: the DSCPs of what this address has sent, which is the first field; the DSCP the second.
+# classes NAME ADDRESS: the DSCPs of packets from this address. The first field is the source address, the second the
+# DSCP.
 classes() { awk -v from="$2" '$1 == from { print $2 }' "/run/$1" | sort -nu | xargs; }
 
 # expect WHAT GOT WANTED
@@ -51,10 +52,10 @@ expect() {
     echo "- $1: $2"
 }
 
-# What has data of an RDMA message, not of the connection manager (destination queue pair 1).
+# Packets with data of an RDMA message, not of the connection manager (destination queue pair 1).
 roce='-e ip.src -e ip.dsfield.dscp -e udp.length -Y infiniband.bth.destqp!=1'
 at=verbs:10.0.0.1:20049
-# By the routing tables that address is now the other device's.
+# The routing tables now assign that address to the other device.
 serve plain $at --only calls -d rxe0 -x 1
 longest() { awk '{ if ($3 > most) most = $3 } END { print most }' "/run/$1"; }
 # UDP's header, BTH, RETH, payload, ICRC.
@@ -116,7 +117,7 @@ serve_iwarp() { # NAME ADDRESS OPTION…
     "${enter[@]}" "$rpcperf" serve --listen "$2" --only calls "${@:3}" >"/run/$1" 2>&1 &
     await grep -q '^listening' "/run/$1"
 }
-# What has data: the answer to the first packet comes from the listener.
+# Packets with data only: the listener answers the first packet, before the settings apply.
 tcp='-e ip.src -e ip.dsfield.dscp -Y tcp.len>0'
 tcp6='-e ipv6.src -e ipv6.tclass.dscp -Y tcp.len>0'
 serve_iwarp tcp 'iwarp:[::]:20049' -T 32

@@ -1,11 +1,11 @@
-# rpcperf beside perftest on one device: both work, and have figures. And what the engine saves, which is a count: with
-# 32 calls under way a doorbell tells of 4 work requests or more, those of both sides taken together, and at most one of
-# 8 asks for a completion on each; bulk data arrives as it was sent.
+# rpcperf beside perftest on one device: both work and print figures. Also counts the engine's savings. With 32
+# outstanding calls a doorbell covers 4 work requests or more, on average of both sides. On each side at most one in 8
+# is signalled. Bulk data arrives unchanged.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 
-# saves: whether that is so. How many messages a side finds at once depends on who had the cores: the side that is slower
-# finds many, and sends as many, and the other one finds fewer. So it gets some attempts.
+# saves: checks these counts. The batch size of a side depends on scheduling: the slower side finds and sends larger
+# batches, and the other smaller ones. So it gets several attempts.
 saves() {
     "$rpcperf" rate --loopback=verbs:10.0.0.1:20049 -s 64 -t 32 -n 5000 -d rxe0 -x 1 >/run/rate
     sed -n '/a call of/p' /run/rate

@@ -1,4 +1,4 @@
-# A reliable connection carries messages of four packets there and back, unchanged.
+# A reliable connection carries messages of four packets in both directions, unchanged.
 source "$(dirname "$0")/../lib.sh"
 
 options=(-d rxe0 -g 1 -s 4096 -n 200 -c) # -c: the bytes received are checked

@@ -1,4 +1,4 @@
-# The connection manager connects by address, of IPv4 and IPv6; Sends, RDMA Reads and Writes carry what was sent.
+# The connection manager connects by IPv4 and IPv6 address. Sends, RDMA Reads and Writes transfer data unchanged.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../peers.sh"
 

@@ -1,4 +1,4 @@
-# perftest runs, and reports a latency: other programs are compared with it.
+# perftest runs and reports a latency, as the baseline of comparisons.
 source "$(dirname "$0")/../lib.sh"
 
 options=(-d rxe0 -x 1 -s 64 -n 1000 -F)

@@ -1,12 +1,12 @@
-# The Linux kernel's client over soft-iWARP writes to and reads from nfs3d through a cable that is slow in
-# both directions, with delay and loss: it is served on one connection, however long one of its calls takes.
+# The Linux kernel's client over soft-iWARP writes to and reads from nfs3d through a cable that is slow in both
+# directions, with delay and loss. It keeps one connection, however long a call takes.
 # idle
 export DEVICE=siw0
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 modprobe -a sch_tbf sch_netem || { echo "no traffic control in this kernel"; exit 77; }
 
-# cable RATE: what it moves in each direction.
+# cable RATE: its rate in each direction.
 cable() {
     local end
     for end in "tc" "ip netns exec ours tc"; do

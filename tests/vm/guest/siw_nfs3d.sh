@@ -1,5 +1,5 @@
-# nfs3d on the iWARP fabric, without an RDMA device, mounted by the Linux kernel's client over soft-iWARP:
-# the steps of the same scripts over soft-RoCE.
+# nfs3d on the iWARP fabric, without an RDMA device, mounted by the Linux kernel's client over soft-iWARP: the steps of
+# the soft-RoCE scripts.
 export DEVICE=siw0
 for steps in nfs3d nfs3d_errors nfs3d_load nfs3d_restart nfs3d_git; do
     echo "-- $steps"

@@ -1,9 +1,9 @@
-# Connections to the Linux kernel's server over soft-iWARP and by its client, many one after another; and ends that
-# are killed amid bulk data.
+# Many consecutive connections to the Linux kernel's server over soft-iWARP and from its client. Also ends that are
+# killed during bulk data.
 #
-# The kernel's siw, as responder, sends its reply and then looks at its socket only when more comes: a first message
-# that came in between lies there. Each connection makes its first call at once, and may wait for its reply for 30 s:
-# without the fabric's precaution about one in ten does so in vain, and so one of 100 all but surely.
+# The kernel's siw, as responder, sends its reply and then reads its socket only when more data arrives. A first message
+# that arrived in between is stuck. Each connection makes its first call at once, and waits up to 30 s for the reply.
+# Without the fabric's precaution about one in ten fails, so at least one of 100 almost certainly does.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../siw.sh"
 
@@ -14,8 +14,8 @@ done
 echo "- 100 connections to the kernel's server in $((SECONDS - began)) s"
 unharmed "100 connections"
 
-# Not amid reads: the kernel's server then may wait for ever (svc_rdma_sendto) for its device to end what it has posted.
-# Nothing of this project is in that, and nothing can be run behind it.
+# Excludes reads: after them the kernel's server may wait forever (svc_rdma_sendto) for its device to complete its
+# posts. That involves no code of this project, and nothing can run afterwards.
 busy put
 kill -KILL "$client"
 wait "$client" 2>/dev/null || true
@@ -31,7 +31,7 @@ done
 rm /run/large /srv/nfs/large
 rpc.nfsd 0
 
-# The other way round: the kernel connects.
+# The reverse direction: the kernel connects.
 source "$vm/nfs3d.sh"
 storage
 serve

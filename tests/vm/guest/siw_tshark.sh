@@ -1,11 +1,10 @@
-# What Wireshark's tshark makes of the iWARP fabric's connections to the Linux kernel's NFS server and from its client,
-# captured on the cable: the MPA frames of set-up, DDP and RDMAP with each kind of message that there should be, RPC
-# over RDMA in them, and nothing that is malformed; no FPDU longer than a segment; and as many messages, in the same
-# packets, as rpcrdma decode.
+# Wireshark's tshark decodes the iWARP fabric's connections to the Linux kernel's NFS server and from its client,
+# captured on the cable. It sees the MPA set-up frames, DDP and RDMAP with each expected kind of message, and RPC over
+# RDMA in them. Nothing is malformed, no FPDU is longer than a segment, and rpcrdma decode finds as many messages in the
+# same packets.
 #
-# tshark 4.0 takes the data of a READ for part of the reply, which it is not, and calls each such reply malformed,
-# between two kernels, too. It sees nothing but a Send in version 2, and in the second and later of several Sends within
-# one segment.
+# tshark 4.0 mistakes the data of a READ for part of the reply, and calls each such reply malformed, also between two
+# kernels. In version 2 it sees only a Send. It misses the second and later of several Sends within one segment.
 source "$(dirname "$0")/../lib.sh"
 export DEVICE=siw0
 source "$(dirname "$0")/../nfsd.sh"
@@ -19,8 +18,8 @@ source "$vm/nfs3d.sh"
 trap 'umount -l /mnt /srv/nfs3d 2>/dev/null || true
     for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; rpc.nfsd 0' EXIT
 
-# capture NAME COMMAND…: runs the command, and leaves in /run/NAME a line for each packet of what went over the cable
-# meanwhile, with all values of each field.
+# capture NAME COMMAND…: runs the command, and captures the packets on the cable. /run/NAME gets a line per packet, with
+# all values of each field.
 fields=(frame.number _ws.malformed iwarp_mpa.req iwarp_mpa.rep iwarp_rdma.opcode rpcordma.version rpcordma.msg_type
     nfs.procedure_v3 rpc.msgtyp ip.src iwarp_mpa.ulpdulength iwarp_ddp.last_flag tcp.options.mss_val)
 capture() {
@@ -34,7 +33,7 @@ capture() {
     kill -INT $capturing
     wait $capturing
     chmod a+r "$file"
-    # Both at once, as it takes long to start.
+    # Both run in parallel, as tshark starts slowly.
     tshark -r "$file" -Y 'tcp && (_ws.expert.severity == error && !_ws.malformed || iwarp_mpa.bad_length)' >/run/wrong \
         2>/run/tshark-wrong &
     looking=$!
@@ -45,8 +44,8 @@ capture() {
     echo "$1: $(wc -l <"/run/$1") packets"
 }
 
-# show NAME CONDITION: the numbers of the packets for which it is true. operations(N): how many RDMAP messages of this
-# opcode are in the packet (RFC 5040 §4.3).
+# show NAME CONDITION: the numbers of the packets for which it is true. operations(N): RDMAP messages of this opcode in
+# the packet (RFC 5040 §4.3).
 show() {
     awk -F '\t' "
         function operations(n,    values, count, total, i) {
@@ -61,7 +60,7 @@ show() {
         $2 { print \$1 }" "/run/$1"
 }
 
-# some NAME N CONDITION: at least so many packets are like this.
+# some NAME N CONDITION: at least N packets meet the condition.
 some() {
     local found
     found=$(show "$1" "$3" | wc -l)
@@ -69,8 +68,8 @@ some() {
     echo "$1: $found packets: $3"
 }
 
-# in_segments NAME: no FPDU is longer than what the peer takes in a segment, of which the options of TCP's time stamps
-# take 12; and some are as long. An FPDU has 6 bytes beside the ULPDU, whose length tshark shows.
+# in_segments NAME: no FPDU exceeds the peer's segment size, less 12 bytes for TCP's time stamp option, and some reach
+# it. An FPDU has 6 bytes besides the ULPDU, whose length tshark shows.
 in_segments() {
     awk -F '\t' -v name="$1" '
         $13 != "" && (!most || $13 - 12 < most) { most = $13 - 12 }
@@ -81,7 +80,7 @@ in_segments() {
         }' "/run/$1" || fail "$1: FPDUs do not fill their segments, or are longer"
 }
 
-# decoded NAME: rpcrdma decode has as many messages as there are ends of Sends for tshark (opcodes 3 to 6), and those of
+# decoded NAME: rpcrdma decode finds as many messages as tshark finds ends of Sends (opcodes 3 to 6), and those of
 # version 1 in the same packets.
 decoded() {
     "$RPCRDMA" decode --json "$RPCRDMA_VM_RESULTS/siw-$1.pcapng" >/run/decoded || fail "rpcrdma decode"
@@ -98,7 +97,7 @@ decoded() {
         fail "$1: tshark sees messages of version 1 in other packets than rpcrdma decode"
 }
 
-# sound NAME: nothing is malformed but what is known, nothing was ended by a Terminate (opcode 7).
+# sound NAME: only the known replies are malformed, and no Terminate (opcode 7) ended a connection.
 sound() {
     local odd
     odd=$(show "$1" 'malformed != "" && !(procedure ~ /6/ && answer ~ /1/)')
@@ -123,11 +122,11 @@ capture client client
 sound client
 some client 3 'request != ""'
 some client 3 'reply != ""'
-# The kernel reads what is put, and writes what is got.
+# The kernel reads the data of put, and writes the data of get.
 some client 3 "operations(1) && from == \"$kernel\""
 some client 3 "operations(2) && from == \"$ours\""
 some client 6 "operations(0) && from == \"$kernel\""
-# Send With Invalidate, where it may be: not on the last connection.
+# Send With Invalidate, only where permitted: not on the last connection.
 some client 3 "operations(4) + operations(6) && from == \"$kernel\""
 last=$(show client 'request != ""' | tail -n 1)
 [[ -z $(show client "\$1 > $last && operations(4) + operations(6)") ]] || fail "invalidated without leave"

@@ -1,4 +1,3 @@
-# A client machine of nfs3d on the iWARP fabric is gone from one moment to the next: the steps of the same
-# script over soft-RoCE.
+# A client machine of nfs3d on the iWARP fabric vanishes: the steps of the soft-RoCE script.
 # idle
 DEVICE=siw0 bash "$(dirname "$0")/nfs3d_vanish.sh"

@@ -1,5 +1,5 @@
-# The verbs fabric beside an iWARP device, which it does not drive: with another device it is left aside, by itself or
-# by name it is refused, at clients and servers, with a sentence that says what talks to it.
+# The verbs fabric beside an iWARP device, which it does not drive. Clients and servers ignore it if there is another
+# device. Alone or by name they refuse it, with a sentence that names the fabric for it.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"

@@ -20,7 +20,7 @@ tail -n 1 /run/said
 far "$RPCPERF" bw iwarp:192.0.2.1:20049 --op read -s 1M -n 50
 tail -n 1 /run/said
 
-# The fabric alone; at the port behind that of the calls.
+# The fabric alone, on a port of its own.
 near "$RPCPERF" serve --listen iwarp:192.0.2.1:20059 --only raw >/run/serve-raw 2>&1 &
 await grep -q '^listening' /run/serve-raw
 for op in send read write; do
@@ -39,6 +39,6 @@ far "$BLOCKSTORE" copy /run/movie iwarp:192.0.2.1:20050 --host-key /run/host.key
 far "$BLOCKSTORE" verify /run/movie iwarp:192.0.2.1:20050 --host-key /run/host.key
 grep 'equal to the source' /run/said
 cmp -n 3000001 /run/movie /run/disk.img || fail "something else was stored"
-# Who has no key is not served.
+# A client without a key is not served.
 ! ip netns exec far "$BLOCKSTORE" verify /run/movie iwarp:192.0.2.1:20050 >/run/said 2>&1 || fail "served without a key"
 grep -q '^error' /run/said || fail "$(</run/said)"

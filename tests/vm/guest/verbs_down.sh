@@ -1,10 +1,10 @@
-# The interface of a device goes down under load: its clients are told, its server goes on and says why nobody comes to
-# it, and when the interface is up and the device made again, a server serves. Then a device is removed, under load and
-# while nobody is connected, and is made again: the same server serves again.
+# The interface of a device goes down under load. Its clients get an error; its server keeps running and logs the
+# reason. After the interface is up and the device was recreated, a server serves again. Then the device is removed and
+# recreated, under load and with no client connected, and the same server serves again.
 #
-# A device whose own interface is down is another matter, in Linux 6.1: a message of its connection manager that is sent
-# meanwhile, as each disconnect sends one, blocks its queue pair 1 for good, and nobody connects by it any more, rping
-# neither. So each such device is made again.
+# In Linux 6.1 a device whose own interface is down has a bug. A message that its connection manager sends meanwhile, as
+# for each disconnect, blocks its queue pair 1 for good. No program can connect by it any more, not even rping. So each
+# such device is recreated.
 # last
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
@@ -18,13 +18,13 @@ ip link set v0 down
 lost "the server's interface down"
 fails "a client while it is down" 'no port is active' 'ip link set' -- "$rpcperf" lat $at
 kill -0 "$server" || fail "the server is gone"
-# Nothing can be asked of the device while its interface is down: most times it gives the server's ends back, sometimes
-# it keeps one, however long one waits.
+# The device cannot be controlled while its interface is down. Mostly it frees the server's queue pairs; sometimes it
+# keeps one indefinitely.
 gone() { rdma resource show | grep -q " qp 1 "; }
 for ((second = 0; second < 15; second++)); do gone && break || sleep 1; done
 echo "- of the clients, the device holds $(theirs) queue pairs after $second s"
 up
-# What it keeps ends with the server.
+# It frees that one when the server ends.
 kill "$server"
 await bash -c "! kill -0 $server 2>/dev/null"
 wait "$server" || true
@@ -40,9 +40,9 @@ serve server $at -q 8 -s 64K
 kill "$server"
 wait "$server" || true
 
-# The device is taken away, under load and then from a server that nobody is connected to. Its driver waits until
-# everybody has let go of it: the server ends all connections at once and says why, and lets go. The same server serves
-# again when the device is there again, each of its shards.
+# Removes the device, under load and then with no client connected. Its driver waits until all users have closed it. The
+# server ends all connections at once, logs the reason, and closes the device. When the device returns, each shard of
+# the same server serves again.
 serve server $at -q 8 -s 64K --shards 2 --stats /run/server.stats
 back() { (($(grep -c 'MTU.*: the device is there again' /run/server) == 2 * $1)); }
 removed() {
@@ -70,7 +70,7 @@ deletion=$!
 lost "the server's device removed"
 await grep -q 'the device was removed' /run/server
 removed "the device removed under load"
-# Once by each shard; and nothing of its clients is left.
+# Each shard counts one failure. Nothing of its clients is left.
 (($(counted device_failures) == 2)) || fail "the server has counted $(counted device_failures) failures of its device"
 fails "a client while the device is gone" 'no RDMA devices' -- "$rpcperf" lat $at
 added 1 "the device removed under load"

@@ -1,9 +1,9 @@
-# What the host refuses the verbs fabric: each time what was asked for is named, with what was found and what helps.
-# Those who are served already do not notice.
+# Host limits that the verbs fabric runs into. Each error names the request, the limit and a remedy. Connected clients
+# are not affected.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 at=verbs:10.0.0.1:20049
-# Others must be able to run it, wherever the repository is.
+# Other users must be able to run it from any location of the repository.
 install -m 755 "$rpcperf" /run/rpcperf
 rpcperf=/run/rpcperf
 serve server $at --only calls

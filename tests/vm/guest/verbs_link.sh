@@ -1,9 +1,8 @@
 # The link goes down and comes up.
 #
-# With nothing under way the server goes on as if nothing had been. Under load the clients behind the link are told,
-# nobody hangs, and what was theirs comes back; others are served all the while, and when the link is up again, those
-# that were lost are served again, by the same server. What becomes of a device whose own interface goes down is in
-# verbs_down.sh.
+# With no outstanding calls the server is unaffected. Under load the clients behind the link get an error, none hangs,
+# and their resources are freed, while other clients are served. When the link is up again, the same server serves the
+# lost clients again. For a device whose own interface goes down see verbs_down.sh.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
@@ -12,7 +11,7 @@ serve server $at -q 8 -s 64K --stats /run/server.stats
 "$rpcperf" lat $at -n 50 >/dev/null
 await bash -c '! rdma resource show cm_id | grep -q "state CONNECT"'
 holds >/run/before
-# However this ends, what runs behind it finds the network as it was.
+# Restores the network for the following scripts.
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
     "$(dirname "$0")/../wire-up" down; up_v1; up' EXIT
 
@@ -26,21 +25,21 @@ await grep -q 'port 1 is down' /run/server
 up
 unharmed "the link down and up, with nothing under way"
 
-# The other one is connected before there is a way over the cable, and so within the device.
-# soft-RoCE, asked to destroy a queue pair whose packets a dead link still has, waits for them for a second or more, and
-# with it the shard: so a call may take some of those.
+# The other client connects before the cable has routes, and so stays within the device. soft-RoCE blocks for a second
+# or more when it destroys a queue pair whose packets a dead link still holds. That blocks the shard, so a call may take
+# several of those.
 "$RPCRDMA" ping -c 100000 -i 0.1 -W 20 $at 0x20525046 4 >/run/other 2>&1 &
 other=$!
 answers() { wc -l </run/other; }
 await bash -c '(( $(wc -l </run/other) > 5 ))'
 theirs() { rdma resource show qp link rxe0 | grep -c "type RC" || true; }
 quiet=$(theirs)
-# The first request over a new cable is lost, and not sent again before somebody has lost patience.
+# The first request over a new cable is lost, and is retransmitted only after the client's time-out.
 wire() { "$(dirname "$0")/../wire-up" && await "$rpcperf" lat $at -n 50; }
 unwire() { "$(dirname "$0")/../wire-up" down; }
 wire
 load
-# Who sends all the time may find that nothing can be sent before the device has said why. This one sends a call in 5 s.
+# A busy client may fail to send before the device reports the cause. This one sends one call per 5 s.
 "$rpcperf" lat $at -s 64 -n 100 --rate 0.2 --idle event >/run/idle 2>&1 &
 clients+=($!)
 await grep -q '#bytes' /run/idle
@@ -50,12 +49,12 @@ ip link set v1 down
 await grep -q DOWN /sys/class/infiniband/rxe0/ports/1/state
 lost "the link down"
 grep -q 'port 1 is down' /run/idle || fail "a lost client does not say that its port is down: $(</run/idle)"
-# The server's device has said so too, and it is counted: once here, once with nothing under way.
+# The server's device has reported it too. The server counts it twice: once here, once with no outstanding calls.
 grep -q 'port 1 is down' /run/server || fail "the server does not say that the port is down: $(</run/server)"
 (($(counted port_downs) >= 2)) || fail "the server has counted $(counted port_downs) times that the port went down"
-# The server is not told: it finds out by its device, or by its keep-alive.
+# No message tells the server. Its device or its keep-alive detects it.
 await bash -c "(( \$(rdma resource show qp link rxe0 | grep -c 'type RC') == $quiet ))"
-# While the link is down, as it is yet.
+# While the link is still down.
 served() { (($(answers) > before + 5)); }
 await served
 echo "- what the lost clients had has come back; another was served all the while"

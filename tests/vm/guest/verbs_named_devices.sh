@@ -1,7 +1,6 @@
-# One server with two devices at once: each address is served on the device that has it, or on the device and by the GID
-# that it names, as the device itself tells of its protection domains and connections. What names alone can say: which
-# device one of all addresses is, and which one has an address that the routing tables lead elsewhere. Names that
-# contradict something are refused.
+# One server with two devices at once. The device's own protection domains and connections show which device serves each
+# address: the one that has it, or the device and GID that the address names. Some cases need names: the device of a
+# wildcard address, and an address that the routing tables lead to another device. Contradictory names are refused.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 program NFS3D nfs3d "cargo build -p rpcrdma-nfs3d --features verbs"
@@ -11,19 +10,19 @@ trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
 rdma link add rxe1 type rxe netdev v1
 await grep -qs 'ffff:0a00:0002' /sys/class/infiniband/rxe1/ports/1/gids/*
 
-# shards DEVICE: the threads of the server that have a protection domain there, in order.
+# shards DEVICE: the server's threads that have a protection domain there, in order.
 shards() { rdma resource show pd | sed -n "s/^dev $1 .* comm rpcrdma-shard\([0-9]*\).*/\1/p" | sort -u | xargs; }
 
-# calls SHARD: what it has answered.
+# calls SHARD: the number of calls that it has answered.
 calls() { told "shards[$1]['calls']"; }
 
-# listens ADDRESS ADDRESS: a server of both, the first of which is rxe0's and the second rxe1's.
+# listens ADDRESS ADDRESS: starts a server of both. The first must be on rxe0, the second on rxe1.
 listens() {
     serve server "$1,$2" --only calls --stats /run/server.stats
     [[ "$(shards rxe0) / $(shards rxe1)" == "0 / 1" ]] || fail "$1, $2: not a device each: $(rdma resource show pd)"
 }
 
-# reached SHARD ADDRESS DEVICE FROM: calls of that address reach that shard, by connections of that device and IP
+# reached SHARD ADDRESS DEVICE FROM: calls to that address reach that shard, by connections of that device and IP
 # address.
 reached() {
     local before other=$((1 - $1)) client
@@ -52,7 +51,7 @@ reached 0 verbs:10.0.0.1:20049 rxe0 10.0.0.1
 reached 1 verbs:10.0.0.2:20050 rxe1 10.0.0.2
 over
 
-# Of all addresses: what comes by the other device is not taken.
+# Wildcard addresses: connections through the other device are rejected.
 listens verbs:rxe0@0.0.0.0:20049 verbs:rxe1@0.0.0.0:20050
 reached 0 verbs:10.0.0.1:20049 rxe0 10.0.0.1
 reached 1 verbs:rxe1@10.0.0.2:20050 rxe1 10.0.0.2
@@ -97,7 +96,7 @@ done
 kill -TERM "$server"
 wait "$server" || fail "nfs3d ended with $?: $(</run/nfs3d)"
 
-# The routing tables lead from each device's address to the other device, as between two hosts: packets go over the
+# The routing tables lead from each device's address to the other device, as between two hosts. Packets travel over the
 # cable.
 rdma link delete rxe1
 "$(dirname "$0")/../wire-up"

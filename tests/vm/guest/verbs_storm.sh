@@ -1,5 +1,6 @@
-# Clients and servers of the verbs fabric that come all at once, or are killed with SIGKILL amid RDMA Reads and Writes:
-# the others go on, each call ends with a cause, and what was theirs of the device, pinned memory and files comes back.
+# Clients and servers of the verbs fabric that start all at once, or are killed with SIGKILL during RDMA Reads and
+# Writes. The others keep running, each call ends with a cause, and the killed ones' device resources, pinned memory and
+# files are freed.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 at=verbs:10.0.0.1:20049
@@ -22,7 +23,7 @@ done
 for client in "${clients[@]}"; do wait "$client" || fail "a client of the storm: $(cat /run/client-*)"; done
 unharmed "a storm of clients"
 
-# busy OP: a client amid Reads or Writes; $client: its process. The engine checks what comes.
+# busy OP: starts a client that reads or writes. $client: its process. The engine checks the received data.
 busy() {
     : >"/run/busy-$1"
     "$rpcperf" bw $at --op "$1" -s 64K -t 8 -D 600 >"/run/busy-$1" 2>&1 &
@@ -37,7 +38,7 @@ for op in write read; do
     unharmed "a client killed amid --op $op"
 done
 
-# The server is killed last: nothing may be left of it, and its clients must end by themselves.
+# The server is killed last. Nothing of it may be left, and its clients must end by themselves.
 for op in write read; do
     busy $op
     kill -KILL "$server"

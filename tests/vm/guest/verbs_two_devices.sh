@@ -1,5 +1,5 @@
-# One server with two devices at once, each with a shard of its own: the device of a shard is the one on the way to its
-# address. What is written through one of them is read through the other, and each is given back.
+# One server with two devices at once, each with its own shard. A shard's device is the one on the route to its address.
+# Data written through one device is read through the other, and both are freed.
 source "$(dirname "$0")/../lib.sh"
 program BLOCKSTORE blockstore "cargo build -p rpcrdma-blockstore --features verbs"
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; rdma link delete rxe1' EXIT
@@ -7,7 +7,7 @@ rdma link add rxe1 type rxe netdev v1
 await grep -qs 'ffff:0a00:0002' /sys/class/infiniband/rxe1/ports/1/gids/*
 first=verbs:10.0.0.1:20050 second=verbs:10.0.0.2:20050
 
-# shards DEVICE: the threads of the server that have a protection domain there, in order.
+# shards DEVICE: the server's threads that have a protection domain there, in order.
 shards() { rdma resource show pd | sed -n "s/^dev $1 .* comm rpcrdma-shard\([0-9]*\).*/\1/p" | sort | xargs; }
 
 head -c 300001 /dev/urandom >/run/source

@@ -1,5 +1,5 @@
-# A server on the device is watched while it is called: `rpcrdma top` for programs and on a screen, the exporter's
-# counters of the device, and `rpcrdma doctor`. Each says what only this fabric and this device can have counted.
+# Monitoring of a busy server on the device: `rpcrdma top` as JSON and on a screen, the exporter's device counters,
+# `rpcrdma doctor`. Each shows a value that only this fabric and this device can have counted.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 program RPCRDMA rpcrdma 'cargo build -p rpcrdma-tools --features verbs --bin rpcrdma'
@@ -13,9 +13,9 @@ serve server $at --only calls --stats /run/server.stats
 load=$!
 await bash -c 'rdma resource show cm_id | grep -q "state CONNECT.* comm rpcperf.*dst-addr 10.0.0.1:20049"'
 
-# view: the view that programs get.
+# view: the JSON view.
 view() { "$RPCRDMA" top --once --json --interval 2 --stats /run/server.stats >/run/view; }
-# shows WHAT EXPRESSION SHOWN: holds of the last view, or of one within some intervals.
+# shows WHAT EXPRESSION SHOWN: holds in the last view, or in one within several intervals.
 shows() {
     local end=$((SECONDS + 150))
     until jq -e "$2" /run/view >/dev/null; do
@@ -39,7 +39,7 @@ shows "two connections" \
     '[.connections[].peer]'
 
 screen new-session -d -s t -x 130 -y 30 "exec $RPCRDMA top --interval 1 --stats /run/server.stats"
-# On the screen: calls a second, the third word of the shard's row.
+# On the screen: calls per second, the third word of the shard's row.
 drawn() {
     screen capture-pane -p -t t >/run/drawn
     awk '/^shard +busy/ { getline; found = $3 ~ /^[1-9]/ } END { exit !found }' /run/drawn && grep -q posted /run/drawn
@@ -52,7 +52,7 @@ screen send-keys -t t q
 await bash -c '! tmux -S /run/screen list-sessions'
 
 "$RPCRDMA" exporter --stats /run/server.stats --listen 127.0.0.1:9420 >/run/exporter 2>&1 &
-# packets: what the device has received, as the exporter tells it.
+# packets: the device's received packets, according to the exporter.
 packets() {
     python3 -c 'import re, urllib.request
 text = urllib.request.urlopen("http://127.0.0.1:9420/metrics").read().decode()
