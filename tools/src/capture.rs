@@ -5,8 +5,7 @@ use std::io::Read;
 use pcap_parser::{Block, Linktype, PcapBlockOwned, PcapError, create_reader};
 use thiserror::Error;
 
-/// Bytes of a file that tell a capture: magic numbers of pcap (both byte orders, micro- and nanoseconds) and
-/// pcapng.
+/// Magic numbers of pcap (both byte orders, micro- and nanoseconds) and pcapng.
 const MAGICS: [[u8; 4]; 5] = [
     [0xd4, 0xc3, 0xb2, 0xa1],
     [0xa1, 0xb2, 0xc3, 0xd4],
@@ -15,21 +14,21 @@ const MAGICS: [[u8; 4]; 5] = [
     [0x0a, 0x0d, 0x0d, 0x0a],
 ];
 
-/// First size of the read buffer, and the largest record that is put up with.
+/// Initial size of the read buffer, and the longest supported record.
 const BUFFER: usize = 1 << 20;
 const LARGEST_BUFFER: usize = 1 << 28;
 
-/// How a pcapng section writes numbers, once one has begun.
+/// Byte order of the current pcapng section, once one has begun.
 type Order = Option<fn([u8; 4]) -> u32>;
 
-/// Whether the next block of a section says that it is shorter than its own frame, its type and its two
-/// lengths: the parser takes them off without looking.
+/// Whether the next block claims to be shorter than its own frame, its type and two lengths. The parser subtracts them
+/// without a check.
 fn is_too_short(data: &[u8], order: Order) -> bool {
     const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
     let (Some(order), Some(kind), Some(length)) = (order, data.get(..4), data.get(4..8)) else {
         return false;
     };
-    // That one says in which order its length is.
+    // A section header states the byte order of its own length.
     kind != SECTION_HEADER && length.first_chunk().is_some_and(|length| order(*length) < 12)
 }
 
@@ -43,9 +42,9 @@ pub fn is_capture(head: &[u8]) -> bool {
 pub struct Packet<'a> {
     /// Its number in the file, from 1.
     pub frame: u64,
-    /// What its first header is.
+    /// Type of its first header.
     pub link: Linktype,
-    /// As much of it as was captured.
+    /// The captured part of it.
     pub bytes: &'a [u8],
 }
 
@@ -55,20 +54,20 @@ pub enum CaptureError {
     /// The file ends within a record.
     #[error("capture is cut off after {frames} packets")]
     CutOff {
-        /// Whole packets in front.
+        /// Complete packets before it.
         frames: u64,
     },
-    /// Anything else.
+    /// Any other fault.
     #[error("not a readable capture: {reason} after {frames} packets")]
     Bad {
-        /// Whole packets in front.
+        /// Complete packets before it.
         frames: u64,
-        /// What the parser says.
+        /// The parser's message.
         reason: String,
     },
 }
 
-/// Reads a capture and hands over its packets in order. Returns how many there were.
+/// Reads a capture and passes on its packets in order. Returns their number.
 pub fn read<R: Read + Send, E: From<CaptureError>>(
     source: R,
     mut packet: impl FnMut(Packet<'_>) -> Result<(), E>,
@@ -121,7 +120,7 @@ pub fn read<R: Read + Send, E: From<CaptureError>>(
             Err(PcapError::Incomplete(_)) => {
                 reader.refill().map_err(|error| bad(&error, frame))?;
             }
-            // Only a record that fills the buffer gets a larger one, whatever it says of its length.
+            // Only a record that fills the buffer gets a larger one, whatever its stated length.
             Err(PcapError::BufferTooSmall) => {
                 if reader.data().len() < capacity {
                     reader.refill().map_err(|error| bad(&error, frame))?;

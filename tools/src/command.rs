@@ -1,4 +1,4 @@
-//! How a subcommand ends.
+//! Outcome and exit status of a subcommand.
 
 use std::io;
 use std::process::ExitCode;
@@ -6,53 +6,53 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// What a command's `run` returns.
+/// Result of a command's `run`.
 pub type Outcome = Result<Ended, CommandError>;
 
-/// A command that came to its end.
+/// Outcome of a completed command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// All well: exit status 0.
+    /// Success: exit status 0.
     Well,
-    /// The output says what failed, or may be better: exit status 1.
+    /// The output lists failures or possible improvements: exit status 1.
     WithFailures,
-    /// The output says what will not work: exit status 2.
+    /// The output lists errors: exit status 2.
     WithErrors,
 }
 
-/// A command that could not do its work: this on standard error, and an exit status of [`exit`].
+/// A command that failed to run: printed on standard error, with an exit status of [`exit`].
 #[derive(Debug, Error)]
 pub enum CommandError {
-    /// Input that cannot be read, or is not what it should be.
+    /// Unreadable or malformed input.
     #[error("{name}: {reason}")]
     Input {
-        /// The file, or what stands for it.
+        /// The file, or a name for it.
         name: String,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
-    /// Arguments that do not go together; this says which.
+    /// Incompatible arguments.
     #[error("{0}")]
     Usage(String),
-    /// Anything else; this says what.
+    /// Any other failure.
     #[error("{0}")]
     Failed(String),
-    /// Output that cannot be written.
+    /// Failed output.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
 }
 
-/// A length of time among the arguments: seconds, with a fraction.
+/// A duration argument: seconds, with a fraction.
 ///
 /// # Errors
-/// It is none.
+/// It is not a duration.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let value: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
     Duration::try_from_secs_f64(value).map_err(|error| error.to_string())
 }
 
-/// The exit status of an outcome; of a command that could not do its work, `failed`, of wrong usage 2. A reader of our
-/// output that goes away early is no failure and no news.
+/// The exit status of an outcome: `failed` if the command failed to run, 2 after wrong usage. A reader of the output
+/// that exits early is no failure, and causes no message.
 pub fn exit(outcome: Outcome, failed: u8) -> ExitCode {
     match outcome {
         Ok(Ended::Well) => ExitCode::SUCCESS,

@@ -15,21 +15,20 @@ use crate::message::Message;
 use crate::payload::RpcHeader;
 use crate::roce;
 
-/// Bytes that are read before the rest: enough to tell what the input is, and for the first block of a
-/// capture, which the parser wants at once even from a pipe that delivers in pieces.
+/// Bytes that are read first. They suffice to identify the input. The parser needs the first block of a capture at
+/// once, even from a pipe that delivers in pieces.
 const HEAD: u64 = 4096;
 
 /// Decode RPC-over-RDMA messages from a capture or from hex
 ///
-/// FILE is a capture (pcap or pcapng) of RoCEv2, whose Sends are put together per queue pair, or of iWARP over
-/// TCP, per connection; or text with one message in hex per line: digits with any blanks, `:` or `0x` between
-/// them; empty lines and lines that start with `#` are skipped. Which of the two it is shows from its first bytes.
+/// FILE is a capture (pcap or pcapng) or hex text, identified by its first bytes. A capture holds RoCEv2, whose Sends
+/// are reassembled per queue pair, or iWARP over TCP, reassembled per connection. Hex text has one message per line:
+/// digits with any blanks, `:` or `0x` between them. Empty lines and lines that start with `#` are skipped.
 ///
-/// Of an iWARP connection the capture must have the beginning, whatever its port. A Terminate, by which one end
-/// of it says what the other has done wrong, is told on standard error.
+/// An iWARP connection may use any port, but the capture must contain its start. A Terminate, by which one end reports
+/// an error of the other, is printed on standard error.
 ///
-/// Each message gives one line. A message that cannot be decoded gives a line too, and the exit status is 1
-/// at the end.
+/// Each message gives one line. So does a message that cannot be decoded; the exit status is then 1.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -45,14 +44,13 @@ pub struct Args {
 
     /// Write one JSON object per message and line
     ///
-    /// Keys: vers, xid, credit, received, htype, flags, inv_handle, reads, writes, reply, error, props,
-    /// payload_offset, rpc; `optional` for optional operations; frame, source, destination, queue_pair
-    /// (of iWARP: ports), invalidate and immediate for messages of a capture. A message that cannot be
-    /// decoded has error_kind and detail instead.
+    /// Keys: vers, xid, credit, received, htype, flags, inv_handle, reads, writes, reply, error, props, payload_offset,
+    /// rpc; `optional` for optional operations; frame, source, destination, queue_pair (of iWARP: ports), invalidate
+    /// and immediate for messages of a capture. A message that cannot be decoded has error_kind and detail instead.
     #[arg(long)]
     pub json: bool,
 
-    /// Which text's code points version 2 headers use
+    /// Draft that defines the code points of version 2 headers
     ///
     /// ietf00 is draft-ietf-nfsv4-rpcrdma-version-two-00, cel09 is draft-cel-nfsv4-rpcrdma-version-two-09.
     #[arg(long, default_value = Revision::Ietf00.name(), value_parser = revision_parser())]
@@ -90,7 +88,7 @@ pub fn run(args: &Args) -> Outcome {
     Ok(if decoder.failures == 0 { Ended::Well } else { Ended::WithFailures })
 }
 
-/// Why decoding stopped early.
+/// A fault that stops decoding.
 enum DecodeError {
     Input(String),
     Output(io::Error),
@@ -215,7 +213,7 @@ impl<'a, W: Write> Decoder<'a, W> {
         writeln!(self.output)
     }
 
-    /// Where a message was found.
+    /// Prints the location of a message.
     fn prefix(&mut self, send: Option<&Message>) -> io::Result<()> {
         let Some(send) = send else { return Ok(()) };
         write!(self.output, "{} {}", send.frame, send.flow)?;
@@ -226,7 +224,7 @@ impl<'a, W: Write> Decoder<'a, W> {
     }
 }
 
-/// An RPC header in short.
+/// A summary of an RPC header.
 fn rpc_text(header: &RpcHeader<'_>) -> String {
     match header {
         RpcHeader::Call(call) => {

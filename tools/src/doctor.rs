@@ -1,4 +1,4 @@
-//! `rpcrdma doctor`: what of a machine stands in a server's way, why, and the command that mends it.
+//! `rpcrdma doctor`: checks a machine for a server, with commands as fixes.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -10,18 +10,18 @@ use serde_json::json;
 use crate::command::{Ended, Outcome};
 use crate::target::{Machine, Target};
 
-/// Looks at a machine for what costs a server its latency, or stops it
+/// Check this host for what slows or stops a server
 ///
-/// Each check says what it has observed, what is wanted, why it matters, and the command that mends it. Nothing is
-/// changed, and no privilege is needed: what cannot be seen is "unknown", which is no failure.
+/// Each check prints the observed and the wanted state, the reason, and a command that fixes it. Nothing is changed,
+/// and no privilege is needed: an invisible state is "unknown", which is no failure.
 ///
-/// Without an address, what concerns any server is looked at: cores, memory, containers. With one, its fabric as well:
-/// for verbs: the RDMA device that has the address or is on the way to it, for iwarp: interface and sockets, for soft:
-/// descriptors. With --cores what disturbs these cores is a warning; without, a note.
+/// Without an address, checks what concerns any server: cores, memory, containers. With one, checks its fabric as well.
+/// For verbs: the RDMA device with the address, or on the route to it. For iwarp: interface and sockets. For soft:
+/// descriptors. A disturbance of the cores in --cores is a warning; without --cores, a note.
 ///
-/// Commands hold until the next boot, those that begin with `ulimit`, `taskset` and `prlimit` for the shell that they
-/// are typed into; lines that begin with # are for a person. From good to bad: ok, unknown, note (need not matter
-/// here), warning (slower, or for fewer), error (will not work).
+/// Commands last until the next boot. Those that start with `ulimit`, `taskset` and `prlimit` last for their shell.
+/// Lines that start with # need manual work. Statuses, best first: ok, unknown, note (may not matter here), warning
+/// (slower, or for fewer), error (will not work).
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -31,25 +31,25 @@ Examples:
 
 Exit status: 0 fine (ok, unknown and note), 1 warnings, 2 errors, 3 wrong usage or nothing could be looked at.")]
 pub struct Args {
-    /// Where the server is to listen, or the client to connect: soft:NAME, iwarp:HOST, verbs:HOST
+    /// Address of the server: soft:NAME, iwarp:HOST, verbs:HOST
     pub address: Option<Target>,
 
-    /// Cores that are to be given away to it, e.g. 2,4-7
+    /// Cores reserved for it, e.g. 2,4-7
     #[arg(long, value_name = "LIST", value_parser = some_cores)]
     pub cores: Option<CoreList>,
 
-    /// Says of what is as wanted, or could not be seen, too, what is wanted and why
+    /// Print wanted state and reason of ok and unknown checks, too
     #[arg(short, long)]
     pub all: bool,
 
-    /// Prints one JSON object and nothing else
+    /// Print one JSON object and nothing else
     ///
     /// Keys: address, cores, status (the worst), checks: name, status (ok, unknown, note, warning, error), observed,
     /// wanted, why, fix (lines for a shell, or null).
     #[arg(long)]
     pub json: bool,
 
-    /// The machine to look at
+    /// The machine to check
     #[command(flatten)]
     pub machine: Machine,
 }
@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> Outcome {
     let findings = scene.examine();
     let text = if args.json { as_json(args, &findings) } else { as_text(args, &findings) };
     match io::stdout().lock().write_all(text.as_bytes()) {
-        // Whoever has read enough still wants the status.
+        // A reader that exits early still needs the exit status.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error.into()),
         _ => {}
     }

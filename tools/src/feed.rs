@@ -9,59 +9,59 @@ use std::time::{Duration, Instant};
 use rpcrdma::stats::{FORMAT, Snapshot};
 use thiserror::Error;
 
-/// How long a server may take for a snapshot.
+/// Time limit for a snapshot.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The longest snapshot that is read: what is longer is none.
+/// Longest snapshot, in bytes. A longer one is an error.
 const LONGEST: usize = 64 << 20;
 
-/// Why there is no snapshot.
+/// Reason for a missing snapshot.
 #[derive(Debug, Error)]
 pub(crate) enum FeedError {
-    /// Nobody listens there.
+    /// No server listens.
     #[error("{path}: {source}; is the server started, with its option for statistics (`ServerConfig::stats`)?")]
     Gone {
         /// The socket.
         path: PathBuf,
-        /// What connecting came to.
+        /// The connect error.
         source: std::io::Error,
     },
-    /// There is something else.
+    /// The path is not a socket.
     #[error("{path}: this is no socket; give the one of the server's option for statistics (`ServerConfig::stats`)")]
     NoSocket {
-        /// What was given.
+        /// The path.
         path: PathBuf,
     },
-    /// It cannot be read.
+    /// Reading failed.
     #[error("{path}: {source}")]
     Read {
         /// The socket.
         path: PathBuf,
-        /// What failed.
+        /// The error.
         source: std::io::Error,
     },
-    /// What was read is no snapshot, or not all of one.
+    /// The data is not a snapshot, or an incomplete one.
     #[error("{path}: this is no snapshot of a server: {reason}")]
     Other {
         /// The socket.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
 }
 
-/// What is there may be a server's socket, now or later.
+/// Checks that the path is free, or a socket.
 ///
 /// # Errors
-/// Something else is there.
+/// It is something else.
 pub(crate) fn check(path: &Path) -> Result<(), FeedError> {
     let is_other = path.metadata().is_ok_and(|found| !found.file_type().is_socket());
     if is_other { Err(FeedError::NoSocket { path: path.to_owned() }) } else { Ok(()) }
 }
 
-/// One snapshot, of now.
+/// Reads a current snapshot.
 ///
 /// # Errors
-/// Why there is none.
+/// The reason for its absence.
 pub(crate) fn read(path: &Path) -> Result<Snapshot, FeedError> {
     let own = || path.to_owned();
     check(path)?;
@@ -75,7 +75,7 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot, FeedError> {
     Ok(snapshot)
 }
 
-/// All that comes until the end, which must come in time.
+/// Reads to the end within the time limit.
 fn read_all(mut stream: UnixStream, longest: usize) -> std::io::Result<Vec<u8>> {
     let end = Instant::now() + PATIENCE;
     let mut bytes = Vec::new();
@@ -105,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// What reading comes to when the socket says this.
+    /// Result of reading when the socket delivers this.
     fn said(text: &str) -> Result<Snapshot, FeedError> {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("stats");

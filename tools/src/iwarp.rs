@@ -1,8 +1,8 @@
-//! Sends out of iWARP connections: TCP on any port, then MPA, DDP and RDMAP (RFC 5040, RFC 5041, RFC 5044).
+//! Sends of iWARP connections: TCP, MPA, DDP and RDMAP (RFC 5040, RFC 5041, RFC 5044).
 //!
-//! A connection is one of iWARP if an MPA Request or Reply Frame is in its first bytes, which have to be in the
-//! capture: where its segments begin nothing else tells. For the same reason, what follows a packet that the capture
-//! missed is passed over, in that direction.
+//! An MPA Request or Reply Frame in its first bytes identifies an iWARP connection on any port. The capture must
+//! contain it, as only it locates the segments. For the same reason, data after a missing packet is skipped in that
+//! direction.
 
 use std::collections::HashMap;
 
@@ -15,35 +15,35 @@ use crate::tcp::{Direction, Piece, Streams};
 const KINDS: [Kind; 2] = [Kind::Request, Kind::Reply];
 const KEY: usize = Kind::Request.key().len();
 
-/// Bytes of a direction in which the frame of its set-up may begin.
+/// The set-up frame starts within so many bytes of a direction.
 const START: usize = 4096;
 
-/// What was found in a packet.
+/// A finding in a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     /// A message.
     Send(Message),
-    /// The sender ends the connection, as the other end is at fault.
+    /// The sender ends the connection because of the peer's error.
     Terminate {
         /// Number of the packet that completed it.
         frame: u64,
-        /// Which way it went.
+        /// Its direction.
         direction: Direction,
-        /// What it says.
+        /// Its contents.
         terminate: Terminate,
     },
-    /// What follows in this direction cannot be read.
+    /// The rest of this direction cannot be read.
     Unreadable {
         /// Number of the packet.
         frame: u64,
-        /// Which way it went.
+        /// Its direction.
         direction: Direction,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// Puts the segments of Sends together, per direction of each connection.
+/// Reassembles Sends, per direction of each connection.
 #[derive(Debug, Default)]
 pub struct Reassembler {
     streams: Streams,
@@ -53,16 +53,16 @@ pub struct Reassembler {
 /// One direction of a connection.
 #[derive(Debug, Default)]
 struct Half {
-    /// What its sender said of itself.
+    /// The sender's terms.
     terms: Option<Terms>,
     stage: Stage,
-    /// The segment that is being read.
+    /// The segment being read.
     segment: Option<Segment>,
-    /// What has come of a Send, or of a Terminate.
+    /// Received bytes of a Send, or of a Terminate.
     message: Vec<u8>,
 }
 
-/// Of a frame of set-up, what the stream depends on.
+/// The fields of a set-up frame that the stream depends on.
 #[derive(Clone, Copy, Debug)]
 struct Terms {
     markers: bool,
@@ -79,13 +79,13 @@ impl Terms {
 
 #[derive(Debug)]
 enum Stage {
-    /// The first bytes, in front of the frame of set-up and of it.
+    /// The bytes up to the end of the set-up frame.
     Start(Vec<u8>),
-    /// Behind it.
+    /// After the frame.
     SetUp,
     /// Segments.
     Open(Box<Reader>),
-    /// Nothing is read any more.
+    /// Nothing more is read.
     Over,
 }
 
@@ -125,7 +125,7 @@ impl Reassembler {
         found
     }
 
-    /// Directions of iWARP connections of which the capture misses packets.
+    /// Directions of iWARP connections with missing packets.
     pub fn broken(&self) -> u64 {
         let iwarp = self.halves.iter().filter(|(_, half)| half.terms.is_some());
         iwarp.filter(|(direction, _)| !self.streams.is_whole(**direction)).count() as u64
@@ -133,8 +133,8 @@ impl Reassembler {
 }
 
 impl Half {
-    /// Takes what comes next, and hands over the Sends and Terminates that it completes. `peer` is what the other end
-    /// said of itself, as far as it has.
+    /// Reads the next bytes and passes on the Sends and Terminates that they complete. `peer` has the other end's
+    /// terms, if known.
     fn read(
         &mut self,
         bytes: &[u8],
@@ -165,7 +165,7 @@ impl Half {
             if peer.is_some_and(|peer| peer.markers) {
                 return Err("the stream has markers, which are not understood".to_owned());
             }
-            // Either end has it for both.
+            // Either end enables it for both.
             self.stage = Stage::Open(Box::new(Reader::new(own.crc || peer.is_some_and(|peer| peer.crc))));
         }
         let Stage::Open(reader) = &mut self.stage else { return Ok(()) };
@@ -173,7 +173,7 @@ impl Half {
             match step {
                 Step::Segment { segment, .. } => {
                     if let Place::Untagged { offset, .. } = segment.place {
-                        // A Terminate may come where a Send has just begun.
+                        // A Terminate may interrupt a Send that has just begun.
                         if offset == 0 {
                             self.message.clear();
                         } else if offset as usize != self.message.len() {
@@ -195,7 +195,7 @@ impl Half {
                         continue;
                     };
                     let message = std::mem::take(&mut self.message);
-                    // The first word of an initiator that lets the other end speak first (RFC 6581 §9.2) is nobody's.
+                    // The first message of an initiator in peer-to-peer mode (RFC 6581 §9.2) has no receiver.
                     let is_rtr = own.peer_to_peer && msn == 1 && message.is_empty();
                     if matches!(opcode, Opcode::Send { .. } | Opcode::Terminate) && !is_rtr {
                         whole(opcode, message);

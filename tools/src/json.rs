@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::message::{Flow, Message};
 use crate::payload::RpcHeader;
 
-/// A message that decoded.
+/// A decoded message.
 pub(crate) fn message(view: &View<'_>) -> Map<String, Value> {
     let body = view.body();
     let reads: Vec<Value> = view
@@ -42,12 +42,12 @@ pub(crate) fn message(view: &View<'_>) -> Map<String, Value> {
     object
 }
 
-/// A message that did not.
+/// A message that cannot be decoded.
 pub(crate) fn failure(kind: &str, detail: &str) -> Map<String, Value> {
     Map::from_iter([("error_kind".to_owned(), kind.into()), ("detail".to_owned(), detail.into())])
 }
 
-/// Where a message was found.
+/// Adds the location of a message.
 pub(crate) fn add_send(object: &mut Map<String, Value>, send: &Message) {
     let (source, destination) = match send.flow {
         Flow::QueuePair { source, destination, .. } => (source, destination),

@@ -1,5 +1,6 @@
-//! The parts of the `rpcrdma` command. Each subcommand has a file of its own with its arguments and its
-//! `run`.
+//! The parts of the `rpcrdma` command.
+//!
+//! Each subcommand has its own file with its arguments and its `run`.
 #![forbid(unsafe_code)]
 
 pub mod capture;

@@ -1,4 +1,4 @@
-//! `rpcrdma`: the operator's and the protocol engineer's command.
+//! The `rpcrdma` command for operators and protocol engineers.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -36,9 +36,9 @@ enum Command {
     Tune(tune::Args),
 }
 
-/// Exit status of a command that could not do its work, and of wrong usage.
+/// Exit statuses of a command that failed to run, and of wrong usage.
 const USUAL: (u8, u8) = (1, 2);
-/// The same of doctor, where 1 and 2 say what it has found.
+/// The same for doctor, whose 1 and 2 report its findings.
 const DOCTOR: (u8, u8) = (3, 3);
 
 fn main() -> ExitCode {
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
         Err(error) => {
             let is_doctor = std::env::args_os().nth(1).is_some_and(|word| word == "doctor");
             let wrong = if is_doctor { DOCTOR.1 } else { USUAL.1 };
-            // Where standard error is closed the exit status has to do.
+            // With a closed standard error only the exit status remains.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(wrong) } else { ExitCode::SUCCESS };
         }

@@ -1,4 +1,4 @@
-//! Messages of a capture, and where they were found.
+//! Messages of a capture, and their locations.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use crate::tcp::Direction;
 /// One direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flow {
-    /// Of a queue pair of RoCEv2.
+    /// Of a RoCEv2 queue pair.
     QueuePair {
         /// Sender.
         source: IpAddr,
@@ -17,11 +17,11 @@ pub enum Flow {
         /// The receiver's queue pair number.
         number: u32,
     },
-    /// Of a TCP connection that is used for iWARP.
+    /// Of an iWARP connection over TCP.
     Stream(Direction),
 }
 
-/// `source > destination`, and what tells it from others between the two.
+/// `source > destination`, with the queue pair or the ports.
 impl fmt::Display for Flow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -31,14 +31,14 @@ impl fmt::Display for Flow {
     }
 }
 
-/// The message of a Send, as its receiver gets it.
+/// The message of a Send, as received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Number of the packet that completed it.
     pub frame: u64,
-    /// Where it went.
+    /// Its direction.
     pub flow: Flow,
-    /// The remote key that it invalidates.
+    /// The invalidated remote key.
     pub invalidate: Option<u32>,
     /// Immediate data.
     pub immediate: Option<u32>,

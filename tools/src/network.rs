@@ -1,4 +1,4 @@
-//! IP datagrams out of packets: Ethernet with VLAN tags, Linux' cooked captures, or IP alone.
+//! IP datagrams of Ethernet with VLAN tags, Linux cooked or raw IP packets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -6,7 +6,7 @@ use pcap_parser::Linktype;
 
 use crate::capture::Packet;
 
-/// The protocols of IP that are looked into.
+/// The supported protocols above IP.
 pub(crate) const TCP: u8 = 6;
 pub(crate) const UDP: u8 = 17;
 
@@ -15,14 +15,14 @@ pub(crate) const UDP: u8 = 17;
 pub(crate) struct Datagram<'a> {
     pub(crate) source: IpAddr,
     pub(crate) destination: IpAddr,
-    /// What its payload is.
+    /// Protocol of its payload.
     pub(crate) protocol: u8,
-    /// As much of it as was captured.
+    /// The captured part of it.
     pub(crate) payload: &'a [u8],
 }
 
 impl<'a> Datagram<'a> {
-    /// Finds it in a packet; `None` if that is something else.
+    /// Finds the datagram of a packet; `None` for other packets.
     pub(crate) fn of(packet: &Packet<'a>) -> Option<Self> {
         let (ether_type, network) = match packet.link {
             Linktype::ETHERNET => (be16(packet.bytes, 12)?, packet.bytes.get(14..)?),
@@ -43,7 +43,7 @@ impl<'a> Datagram<'a> {
     }
 }
 
-/// Steps over VLAN tags.
+/// Skips VLAN tags.
 fn untagged(mut ether_type: u16, mut network: &[u8]) -> Option<(u16, &[u8])> {
     while matches!(ether_type, 0x8100 | 0x88A8) {
         ether_type = be16(network, 2)?;
@@ -73,8 +73,8 @@ fn ipv6(ip: &[u8]) -> Option<Datagram<'_>> {
     Some(Datagram { source: address(8)?, destination: address(24)?, protocol: header[6], payload })
 }
 
-/// Without what the link puts behind a short packet. The length is zero in packets that the host's own adapter had yet
-/// to cut up, which can be too long for it.
+/// Removes the link's padding of a short packet. The length is zero in packets that the host's own adapter has not
+/// segmented yet. Such a packet can exceed the length field.
 fn without_padding(bytes: &[u8], len: usize) -> &[u8] {
     if len == 0 { bytes } else { bytes.get(..len).unwrap_or(bytes) }
 }

@@ -1,4 +1,4 @@
-//! What a message carries behind its header.
+//! Payloads of messages.
 
 use rpcrdma::wire::View;
 use rpcrdma::wire::rpc::{self, CallHeader, MessageType, ReplyHeader};
@@ -10,8 +10,8 @@ pub(crate) enum RpcHeader<'a> {
 }
 
 impl<'a> RpcHeader<'a> {
-    /// The header, if the payload starts with one. The later parts of a continued message do not: only a
-    /// header with the XID of the transport's is taken for one.
+    /// The RPC header, if the payload starts with one. Later parts of a continued message have none, so the header's
+    /// XID must equal the transport's.
     pub(crate) fn of(view: &View<'a>) -> Option<RpcHeader<'a>> {
         let (xid, message_type) = rpc::peek(view.payload())?;
         if xid != view.xid() {

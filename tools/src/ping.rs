@@ -1,4 +1,4 @@
-//! `rpcrdma ping`: NULL calls to a server; what it speaks, and how long it takes.
+//! `rpcrdma ping`: NULL calls to a server, with round-trip times.
 
 mod report;
 
@@ -21,18 +21,18 @@ use report::Report;
 
 /// Procedure 0 of every program: no arguments, no results (RFC 5531 §12.1).
 const NULL: u32 = 0;
-/// What a call says of its results so that a Reply chunk is offered for them, in either version; bytes.
+/// Announced length of results that makes a call offer a Reply chunk, in either version; bytes.
 const LONG_REPLY: usize = 16 << 10;
-/// Longest sleep between two looks at what signals say.
+/// Longest sleep between two checks for signals.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Call a server's NULL procedure, and say what the server speaks
+/// Call a server's NULL procedure and print its protocol version, credits and round-trip times
 ///
-/// One call after another, on one connection, each timed from before it is written until its reply has been
-/// read. The first call, which is not timed, offers a Reply chunk: it shows whether the server answers into
-/// it, and whether it invalidates its handle.
+/// Makes one call after another on one connection. Each is timed from before it is written until its reply was read.
+/// The first call, which is not timed, offers a Reply chunk. It shows whether the server uses it, and whether it
+/// invalidates its handle.
 ///
-/// A connection that is lost is made again. Without a count, calls go on until SIGINT (Ctrl-C) or SIGTERM.
+/// A lost connection is reopened. Without a count, calls continue until SIGINT (Ctrl-C) or SIGTERM.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -44,7 +44,7 @@ Examples:
 
 Exit status: 0 every call was answered, 1 some were not or there was no connection, 2 wrong usage.")]
 pub struct Args {
-    /// Where the server is: iwarp:HOST or iwarp:HOST:PORT, verbs: alike (in builds with the feature verbs), soft:NAME
+    /// Address of the server: iwarp:HOST or iwarp:HOST:PORT, verbs: alike (in builds with the feature verbs), soft:NAME
     pub address: Address,
 
     /// Program number, decimal or 0x…
@@ -55,15 +55,15 @@ pub struct Args {
     #[arg(default_value_t = nfs3::VERSION, value_parser = number, value_name = "VERSION")]
     pub program_version: u32,
 
-    /// Asks rpcbind at the server's host for the port, whatever ADDRESS says of it
+    /// Get the port from rpcbind at the server's host, in place of that in ADDRESS
     #[arg(long)]
     pub rpcbind: bool,
 
-    /// Calls to make; without, until interrupted
+    /// Number of calls [default: until interrupted]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
 
-    /// Seconds from one call's start to the next one's; 0 for none
+    /// Seconds from the start of one call to that of the next; 0 for none
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     pub interval: Duration,
 
@@ -71,20 +71,19 @@ pub struct Args {
     #[arg(short = 'W', long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     pub timeout: Duration,
 
-    /// RPC-over-RDMA version to begin with; with 2, a server that does not speak it is talked to in version
-    /// 1
+    /// Initial RPC-over-RDMA version; from 2, falls back to 1 if the server does not support it
     #[arg(long, value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub rdma_version: u8,
 
-    /// Does not let the server invalidate handles (Send With Invalidate)
+    /// Do not let the server invalidate handles (Send With Invalidate)
     #[arg(long)]
     pub no_invalidate: bool,
 
-    /// Makes no first call with a Reply chunk
+    /// Make no first call with a Reply chunk
     #[arg(long)]
     pub no_chunk: bool,
 
-    /// iWARP: CRC-32C of each FPDU: never, if the server asks for it, or always (default: if-asked)
+    /// iWARP: CRC-32C of each FPDU: never, if the server requests it, or always (default: if-asked)
     #[arg(long, value_name = "never|if-asked|always")]
     pub crc: Option<Crc>,
 
@@ -92,16 +91,15 @@ pub struct Args {
     #[arg(long, value_name = "auto|segment|longest")]
     pub fpdu: Option<FpduSize>,
 
-    /// Prints no line for each call
+    /// Print no line for each call
     #[arg(short, long)]
     pub quiet: bool,
 
-    /// Prints one JSON object, at the end, and nothing else
+    /// Print one JSON object, at the end, and nothing else
     ///
-    /// Keys: address, program, version, rdma_version, inline_send, inline_receive (bytes), credits,
-    /// credits_at_start, connections, reply_chunk (used, inline, failed or none), invalidated_by_server,
-    /// invalidated_here, calls, answered, failed, errors; rtt_us: min, mean, p50, p90, p99, p99.9, max
-    /// (microseconds).
+    /// Keys: address, program, version, rdma_version, inline_send, inline_receive (bytes), credits, credits_at_start,
+    /// connections, reply_chunk (used, inline, failed or none), invalidated_by_server, invalidated_here, calls,
+    /// answered, failed, errors; rtt_us: min, mean, p50, p90, p99, p99.9, max (microseconds).
     #[arg(long)]
     pub json: bool,
 }
@@ -162,7 +160,7 @@ fn failed(error: impl std::error::Error) -> CommandError {
     CommandError::Failed(error.to_string())
 }
 
-/// Where the server is.
+/// The server's address, by rpcbind if requested.
 fn locate(args: &Args) -> Result<Address, CommandError> {
     let Args { address, program, program_version, timeout, .. } = args;
     if !args.rpcbind {
@@ -176,7 +174,7 @@ fn locate(args: &Args) -> Result<Address, CommandError> {
         .map_err(failed)
 }
 
-/// A shard for one call at a time, that takes little memory.
+/// A small shard for one call at a time.
 fn config(args: &Args) -> ClientConfig {
     let shard = Config {
         wire: WireConfig {
@@ -185,7 +183,7 @@ fn config(args: &Args) -> ClientConfig {
             ..WireConfig::default()
         },
         memory: MemoryConfig {
-            // Enough for 128 credits, so that what a server grants is seen as it is.
+            // Enough for 128 credits, so that they do not limit the server's grant.
             receives: 1280,
             small_buffers: 64,
             message_buffers: 64,
@@ -203,7 +201,7 @@ fn config(args: &Args) -> ClientConfig {
         ..Config::default()
     };
     let config = ClientConfig::new(args.program, args.program_version);
-    // A server that comes back is found again.
+    // Reconnects to a server that returns.
     let connect = ConnectConfig { timeout: args.timeout, reconnect_attempts: u32::MAX, ..ConnectConfig::default() };
     ClientConfig { shard, connect, ..config }
 }
@@ -215,7 +213,7 @@ fn null(client: &mut LocalClient, args: &Args) -> Result<ClientCall, CallError> 
     Ok(call)
 }
 
-/// A NULL call that offers a Reply chunk: whether it was used.
+/// Makes a NULL call that offers a Reply chunk. Returns whether the server used it.
 fn offer_chunk(client: &mut LocalClient, args: &Args) -> Result<bool, CallError> {
     let mut call = null(client, args)?;
     call = call.expect_reply(LONG_REPLY);
@@ -224,7 +222,7 @@ fn offer_chunk(client: &mut LocalClient, args: &Args) -> Result<bool, CallError>
     Ok(client.stats().messages.long_received > before)
 }
 
-/// Waits, with a look at the connection, and at signals, now and then.
+/// Waits, and regularly polls the connection and checks for signals.
 fn idle(client: &mut LocalClient, until: Instant, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let left = until.saturating_duration_since(Instant::now());
@@ -249,7 +247,7 @@ mod tests {
         config(&Args::from_arg_matches(&matches).expect("all of them")).shard.iwarp
     }
 
-    /// A ping's messages fit any FPDU: nothing on the wire says which it was.
+    /// A ping's messages fit any FPDU, so the packets would not show the option.
     #[test]
     fn options_about_iwarp_come_to_the_fabric() {
         assert_eq!(iwarp(&[]), IwarpConfig::default());

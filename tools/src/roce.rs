@@ -1,9 +1,8 @@
-//! Sends out of RoCEv2 packets: UDP port 4791, then InfiniBand's transport headers.
+//! Sends of RoCEv2 packets: UDP port 4791, then InfiniBand's transport headers.
 //!
-//! [`Reassembler::packet`] takes packets as they were captured and returns each Send once, whole, without
-//! padding and checksum. Retransmitted packets are recognized by their sequence number (PSN). Packets that
-//! the capture missed cost the Sends that they belong to, which [`Reassembler::unfinished`] counts, and no
-//! others.
+//! [`Reassembler::packet`] takes packets as captured and returns each Send once, complete, without padding and
+//! checksum. The sequence number (PSN) identifies retransmitted packets. A missing packet loses only its own Send,
+//! which [`Reassembler::unfinished`] counts.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
@@ -18,12 +17,12 @@ pub const UDP_PORT: u16 = 4791;
 const BTH_LEN: usize = 12;
 const ICRC_LEN: usize = 4;
 const PSN_MASK: u32 = 0xFF_FFFF;
-/// Sequence numbers that a queue pair is remembered by; more than any sender has in flight.
+/// Remembered sequence numbers per queue pair; more than any sender has in flight.
 const REMEMBERED: usize = 4096;
-/// Sends of a queue pair that wait for their next packet; more than retransmission can leave open.
+/// Incomplete Sends per queue pair; more than retransmission can leave open.
 const OPEN: usize = 64;
 
-/// Puts the packets of Sends together, per direction of each queue pair.
+/// Reassembles Sends, per direction of each queue pair.
 #[derive(Debug, Default)]
 pub struct Reassembler {
     flows: HashMap<Flow, Progress>,
@@ -32,12 +31,12 @@ pub struct Reassembler {
     dropped: u64,
 }
 
-/// What is known of one direction.
+/// State of one direction.
 #[derive(Debug, Default)]
 struct Progress {
-    /// Sends begun, by the sequence number of the packet they wait for.
+    /// Incomplete Sends, by the sequence number of their next packet.
     open: HashMap<u32, Vec<u8>>,
-    /// Sequence numbers that were used, the latest ones.
+    /// The most recent sequence numbers in use.
     used: HashSet<u32>,
     order: VecDeque<u32>,
 }
@@ -71,8 +70,8 @@ enum Extension {
     Invalidate,
 }
 
-/// Sends of the reliable connected service, by opcode. Everything else (Writes, Reads, acknowledgements,
-/// other services) is not for the receiver's eyes.
+/// Sends of the reliable connected service, by opcode. Other packets (Writes, Reads, acknowledgements, other services)
+/// carry no messages.
 const fn send_opcode(opcode: u8) -> Option<(Place, Extension)> {
     Some(match opcode {
         0x00 => (Place::First, Extension::None),
@@ -88,7 +87,7 @@ const fn send_opcode(opcode: u8) -> Option<(Place, Extension)> {
 }
 
 impl Reassembler {
-    /// Takes a packet. Returns a Send if this packet completes one.
+    /// Takes a packet. Returns the Send that it completes, if any.
     pub fn packet(&mut self, packet: &Packet<'_>) -> Option<Message> {
         let (source, destination, datagram) = match network(packet)? {
             Network::Whole(source, destination, datagram) => (source, destination, datagram),
@@ -123,9 +122,8 @@ impl Reassembler {
         })
     }
 
-    /// Adds a packet to its Send, and returns that if it is whole. A packet counts as used only once it has
-    /// found its place: one that its receiver had to refuse, as it came too early, is sent again and will
-    /// find it then.
+    /// Adds a packet to its Send, and returns the complete one. A packet counts as used only once it has found its
+    /// place. The receiver refuses one that arrives too early, and its retransmission must find the place.
     fn place(&mut self, flow: Flow, psn: u32, place: Place, payload: &[u8]) -> Option<Vec<u8>> {
         let progress = self.flows.entry(flow).or_default();
         if progress.used.contains(&psn) {
@@ -149,18 +147,18 @@ impl Reassembler {
         None
     }
 
-    /// Sends that were begun and not completed by the packets seen so far.
+    /// Sends that began and are incomplete so far.
     pub fn unfinished(&self) -> u64 {
         let open: usize = self.flows.values().map(|progress| progress.open.len()).sum();
         self.dropped + open as u64
     }
 
-    /// Packets of Sends that came again.
+    /// Retransmitted packets of Sends.
     pub const fn repeated(&self) -> u64 {
         self.repeated
     }
 
-    /// RoCEv2 packets of which the capture holds only a part, and which were therefore passed over.
+    /// RoCEv2 packets that were captured in part, and skipped.
     pub const fn truncated(&self) -> u64 {
         self.truncated
     }
@@ -172,7 +170,7 @@ enum Network<'a> {
     Truncated,
 }
 
-/// Finds the RoCEv2 datagram in a packet; `None` if it is something else.
+/// Finds the RoCEv2 datagram of a packet; `None` for other packets.
 fn network<'a>(packet: &Packet<'a>) -> Option<Network<'a>> {
     let Datagram { source, destination, protocol, payload: udp } = Datagram::of(packet)?;
     if protocol != UDP || be16(udp, 2)? != UDP_PORT {

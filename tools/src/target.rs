@@ -1,4 +1,4 @@
-//! What `doctor` and `topo` look at: an address of any fabric, and a machine.
+//! Common arguments of `doctor` and `topo`: an address and a machine.
 
 use std::error::Error;
 use std::net::IpAddr;
@@ -11,12 +11,12 @@ use rpcrdma_host::{CoreList, Fabric, Question, Scene, Tree};
 
 use crate::command::CommandError;
 
-/// An address of any fabric, also of one that this build does not drive: files are read in any case.
+/// An address of any fabric, including those that this build does not drive.
 #[derive(Clone, Debug)]
 pub struct Target {
     text: String,
     fabric: Option<Fabric>,
-    /// The RDMA device that it names.
+    /// The RDMA device in the address.
     device: Option<String>,
     /// With the host to look up, if there is one.
     address: Address,
@@ -29,7 +29,7 @@ impl FromStr for Target {
         let (named, address) = match text.strip_prefix("verbs:") {
             Some(rest) => {
                 let (named, at) = host::split_device(&FabricAddress(rest.to_owned()))?;
-                // Host and port of devices are written as those of TCP.
+                // Host and port of devices have the syntax of TCP's.
                 (named, format!("iwarp:{}", at.0).parse()?)
             }
             None => (None, text.parse()?),
@@ -52,16 +52,16 @@ impl Target {
     }
 }
 
-/// The machine to look at.
+/// The machine to check.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Machine {
-    /// A directory with proc, sys and dev to look at instead of this machine's
+    /// A directory with proc, sys and dev to read instead of this machine's
     #[arg(long, value_name = "DIRECTORY", default_value = "/")]
     root: PathBuf,
 }
 
 impl Machine {
-    /// It, before this question.
+    /// The machine, seen from this address and these cores.
     pub(crate) fn scene(&self, target: Option<&Target>, cores: Option<CoreList>) -> Result<Scene, CommandError> {
         let name = self.root.display().to_string();
         let error = |reason| CommandError::Input { name, reason };

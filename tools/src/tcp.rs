@@ -1,8 +1,8 @@
-//! TCP streams out of packets: what each end has sent, in order, and once.
+//! TCP streams of packets: each end's bytes, in order, once.
 //!
-//! There are crates that do this, and none that fits: those that put streams together (`protolens`) parse the protocols
-//! above, too, and what stacks such as `smoltcp` have for it knows of no bytes, only where they would be. What is
-//! needed is little: a number, and a map of what came before its turn.
+//! No existing crate fits. Those that reassemble streams (`protolens`) also parse the protocols above. The reassemblers
+//! of stacks such as `smoltcp` track positions and hold no bytes. The need is small: a sequence number, and a map of
+//! early segments.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use crate::capture::Packet;
 use crate::network::{Datagram, TCP, be16};
 
-/// Bytes that wait for others in front of them, of one direction: more than any window that Linux offers unasked.
+/// Most early bytes of one direction: more than any window that Linux offers by default.
 const EARLY: usize = 1 << 26;
 
 const HEADER: usize = 20;
@@ -34,7 +34,7 @@ impl fmt::Display for Direction {
 }
 
 impl Direction {
-    /// The other one.
+    /// The opposite direction.
     #[must_use]
     pub const fn reverse(self) -> Self {
         Self { source: self.destination, destination: self.source }
@@ -44,11 +44,11 @@ impl Direction {
 /// The next bytes of one direction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Which.
+    /// Their direction.
     pub direction: Direction,
-    /// They are the first that its sender sends, or the first that were captured.
+    /// They are the first that the sender sent, or the first that were captured.
     pub begins: bool,
-    /// The bytes; none if there is only a beginning.
+    /// The bytes; none at a mere beginning.
     pub bytes: Vec<u8>,
 }
 
@@ -60,32 +60,32 @@ pub struct Streams(HashMap<Direction, Stream>);
 struct Stream {
     /// Sequence number of the first byte.
     first: u32,
-    /// Of the next byte: its sequence number, in the last 32 bits.
+    /// Position of the next byte. Its last 32 bits are the sequence number.
     next: u64,
-    /// What came before its turn, by where it belongs.
+    /// Early segments, by position.
     early: BTreeMap<u64, Vec<u8>>,
     early_bytes: usize,
-    /// More of it than may be: something in front will not come any more.
+    /// Too many early bytes: a segment before them is lost for good.
     is_broken: bool,
 }
 
 impl Stream {
     fn new(first: u32) -> Self {
-        // What is older than the first byte has a place, too.
+        // Leaves room for segments older than the first byte.
         let next = u64::from(first) + (1 << 32);
         Self { first, next, early: BTreeMap::new(), early_bytes: 0, is_broken: false }
     }
 
-    /// Where the byte with this sequence number belongs: at most half of the numbers from the next one.
+    /// The position of a sequence number, within half the number space of the next byte.
     fn place(&self, sequence: u32) -> u64 {
         let distance = sequence.wrapping_sub(self.next as u32).cast_signed();
         self.next.wrapping_add_signed(distance.into())
     }
 
-    /// Takes a segment, and returns the bytes whose turn it is.
+    /// Takes a segment, and returns the bytes that are next in order.
     fn segment(&mut self, sequence: u32, payload: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
-        // What has no bytes may be behind a FIN, which has a sequence number itself.
+        // An empty segment may follow a FIN, which has a sequence number itself.
         if self.is_broken || payload.is_empty() {
             return out;
         }
@@ -111,7 +111,7 @@ impl Stream {
         out
     }
 
-    /// Of bytes that do not belong further on than the next one, those that are new.
+    /// Appends the new bytes of a segment that starts at or before the next position.
     fn append(&mut self, place: u64, bytes: &[u8], out: &mut Vec<u8>) {
         let known = usize::try_from(self.next - place).unwrap_or(usize::MAX);
         let new = bytes.get(known..).unwrap_or(&[]);
@@ -121,7 +121,7 @@ impl Stream {
 }
 
 impl Streams {
-    /// Takes a packet. Returns what comes next in its direction, if there is anything new.
+    /// Takes a packet. Returns the next bytes of its direction, if any are new.
     pub fn packet(&mut self, packet: &Packet<'_>) -> Option<Piece> {
         let datagram = Datagram::of(packet).filter(|datagram| datagram.protocol == TCP)?;
         let header: &[u8; HEADER] = datagram.payload.first_chunk()?;
@@ -131,7 +131,7 @@ impl Streams {
             source: (datagram.source, be16(header, 0)?).into(),
             destination: (datagram.destination, be16(header, 2)?).into(),
         };
-        // A SYN has a sequence number itself. One that comes again begins nothing.
+        // A SYN has a sequence number itself. A retransmitted one begins no stream.
         let is_syn = header[13] & SYN != 0;
         let first = sequence.wrapping_add(is_syn.into());
         let begins = self.0.get(&direction).is_none_or(|stream| is_syn && stream.first != first);
@@ -142,7 +142,7 @@ impl Streams {
         (begins || !bytes.is_empty()).then_some(Piece { direction, begins, bytes })
     }
 
-    /// Whether all bytes of a direction are there, up to the last that was captured.
+    /// Whether a direction has no gaps, up to the last captured byte.
     pub fn is_whole(&self, direction: Direction) -> bool {
         self.0.get(&direction).is_none_or(|stream| !stream.is_broken && stream.early.is_empty())
     }

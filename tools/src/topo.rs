@@ -1,4 +1,4 @@
-//! `rpcrdma topo`: nodes, cores and devices, and which cores to give to shards and workers.
+//! `rpcrdma topo`: nodes, cores and devices, and proposed cores for threads.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 use crate::command::{CommandError, Ended, Outcome};
 use crate::target::{Machine, Target};
 
-/// Most threads that can be asked for; no machine has as many cores.
+/// Most threads; no machine has as many cores.
 const MOST: i64 = 8192;
 
-/// Shows nodes, cores and devices, and proposes cores for shards and workers
+/// Show nodes, cores and devices, and propose cores for shards and workers
 ///
-/// With --cores, or --shards and --workers, it says which cores to take, why, the command lines of rpcperf and nfs3d,
-/// and the configuration in Rust: cores of the device's node first, then isolated ones, core 0 last; no two shards on
-/// threads of one physical core, and workers on others than shards.
+/// With --cores, or --shards and --workers, prints the proposed cores, the reasons, command lines of rpcperf and nfs3d,
+/// and the configuration in Rust. It prefers cores of the device's node, then isolated ones, and takes core 0 last. No
+/// two shards share a physical core, and workers avoid the shards' cores.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -29,32 +29,32 @@ Examples:
 
 Exit status: 0 done, 1 there are not as many cores, or no such device, 2 wrong usage.")]
 pub struct Args {
-    /// Where the server is to listen: its device is the one to be near to [default: the first RDMA device]
+    /// Listening address of the server, whose device determines the node [default: the first RDMA device]
     pub address: Option<Target>,
 
-    /// A device to be near to instead: its name below /sys/class, e.g. mlx5_0, eth0, nvme0
+    /// Device that determines the node instead: its name below /sys/class, e.g. mlx5_0, eth0, nvme0
     #[arg(long, value_name = "NAME")]
     pub device: Option<String>,
 
-    /// Proposes as many shards
+    /// Propose cores for as many shards
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MOST), conflicts_with = "cores")]
     pub shards: Option<u16>,
 
-    /// And as many workers
+    /// And for as many workers
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=MOST), requires = "shards")]
     pub workers: Option<u16>,
 
-    /// Proposes shards and workers for as many cores
+    /// Propose shards and workers for as many cores
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MOST))]
     pub cores: Option<u16>,
 
-    /// Prints one JSON object and nothing else
+    /// Print one JSON object and nothing else
     ///
     /// Keys: nodes, cores, offline, devices; plan: null, or device, shards, workers, commands, configuration, why.
     #[arg(long)]
     pub json: bool,
 
-    /// The machine to look at
+    /// The machine to check
     #[command(flatten)]
     pub machine: Machine,
 }
@@ -155,7 +155,7 @@ fn machine_text(topology: &Topology, devices: &[Device]) -> String {
     text
 }
 
-/// What is of a node: devices, and a line for each physical core.
+/// A node's devices, and a line for each physical core.
 fn place(text: &mut String, topology: &Topology, devices: &[Device], node: Option<usize>) {
     for Device { kind, name, bus, interfaces, addresses, .. } in devices.iter().filter(|device| device.node == node) {
         let kind = format!("{kind:?}").to_lowercase();

@@ -20,7 +20,7 @@ pub(crate) fn time(nanoseconds: f64) -> String {
     }
 }
 
-/// Nanoseconds of a longer time: its two greatest units.
+/// Nanoseconds of a longer time: its two largest units.
 pub(crate) fn span(nanoseconds: u64) -> String {
     let seconds = Duration::from_nanos(nanoseconds).as_secs();
     match seconds {
@@ -32,7 +32,7 @@ pub(crate) fn span(nanoseconds: u64) -> String {
     }
 }
 
-/// A part of a whole.
+/// A fraction as a percentage.
 pub(crate) fn percent(part: f64) -> String {
     let percent = part * 100.0;
     let digits = usize::from(percent > 0.0 && percent < 9.95);
@@ -43,7 +43,7 @@ fn scaled(value: f64, units: &[&str], step: f64) -> String {
     let mut value = value;
     let mut units = units.iter();
     let mut unit = units.next().copied().unwrap_or_default();
-    // What would be rounded up to four digits is of the next unit.
+    // A value that would round up to four digits uses the next unit.
     while value >= 999.5
         && let Some(next) = units.next()
     {

@@ -1,15 +1,17 @@
-//! Counters of RDMA devices, as the kernel tells them: the driver's own in `DEVICE/ports/PORT/hw_counters/NAME`, and
-//! those that InfiniBand defines for each port in `DEVICE/ports/PORT/counters/NAME`.
+//! Counters of RDMA devices, read from sysfs.
+//!
+//! The driver's own are in `DEVICE/ports/PORT/hw_counters/NAME`. InfiniBand's counters of each port are in
+//! `DEVICE/ports/PORT/counters/NAME`.
 
 use std::fs;
 use std::path::Path;
 
-/// Whose counter it is.
+/// Source of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// The driver's: each has its own.
+    /// The driver's own.
     Driver,
-    /// InfiniBand's PortCounters, of bytes in units of four.
+    /// InfiniBand's PortCounters. Byte counters are in units of 4 bytes.
     Port,
 }
 
@@ -34,7 +36,7 @@ pub(super) struct DeviceCounter {
     pub(super) value: u64,
 }
 
-/// Those of all devices. What cannot be read is not there: devices come and go.
+/// Reads the counters of all devices. Omits unreadable ones, as devices appear and disappear.
 pub(super) fn read(class: &Path) -> Vec<DeviceCounter> {
     let mut all = Vec::new();
     for device in names(class) {
@@ -43,7 +45,7 @@ pub(super) fn read(class: &Path) -> Vec<DeviceCounter> {
             for origin in Origin::ALL {
                 let counters = ports.join(&port).join(origin.directory());
                 for name in names(&counters) {
-                    // How long the kernel keeps them before it asks the device again.
+                    // The kernel's caching time, not a counter.
                     if name == "lifespan" {
                         continue;
                     }
@@ -58,7 +60,7 @@ pub(super) fn read(class: &Path) -> Vec<DeviceCounter> {
     all
 }
 
-/// What is in a directory, in order.
+/// Sorted names of a directory.
 fn names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();

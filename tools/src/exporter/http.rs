@@ -1,30 +1,32 @@
-//! As much of HTTP/1.1 as a scrape takes, each connection for one request. Who asks is not known, so all that they can
-//! have is bounded: [`THREADS`] at a time, each for [`PATIENCE`] in all, with [`LONGEST`] bytes of request.
+//! A minimal HTTP/1.1 server for scrapes, one request per connection.
+//!
+//! Clients are not authenticated, so all their resources are bounded: [`THREADS`] at a time, each for [`PATIENCE`] in
+//! total, with [`LONGEST`] bytes of request.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Requests that are answered at a time. Others wait in the kernel's queue.
+/// Concurrent requests. Others wait in the kernel's queue.
 const THREADS: usize = 4;
-/// How long a client may take to ask, and then to read its answer.
+/// Time limit for a request and its response.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The longest request, in bytes.
+/// Longest request, in bytes.
 const LONGEST: usize = 8 << 10;
-/// The most header fields of one.
+/// Most header fields of a request.
 const FIELDS: usize = 64;
 
-/// What there is at a path.
+/// Contents of a path.
 pub(super) struct Page {
-    /// Its media type.
+    /// Media type.
     pub(super) kind: &'static str,
     pub(super) text: String,
 }
 
-/// Answers all who connect, for ever.
+/// Serves all clients, forever.
 ///
 /// # Errors
-/// A thread cannot be made.
+/// A thread cannot be started.
 pub(super) fn serve(listener: &TcpListener, page: impl Fn(&str) -> Option<Page> + Sync) -> io::Result<()> {
     let page = &page;
     std::thread::scope(|scope| {
@@ -32,9 +34,9 @@ pub(super) fn serve(listener: &TcpListener, page: impl Fn(&str) -> Option<Page> 
             std::thread::Builder::new().spawn_scoped(scope, move || {
                 loop {
                     match listener.accept() {
-                        // A client that fails has only itself to tell.
+                        // A failing client affects only itself.
                         Ok((stream, _)) => drop(answer(stream, page)),
-                        // Such as too many open files, which is so for a while.
+                        // For example too many open files, which is temporary.
                         Err(_) => std::thread::sleep(Duration::from_millis(100)),
                     }
                 }
@@ -78,10 +80,10 @@ fn answer(mut stream: TcpStream, page: &impl Fn(&str) -> Option<Page>) -> io::Re
     Ok(())
 }
 
-/// What a client wants.
+/// A parsed request.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked {
-    /// What is at a path, or its head only.
+    /// The contents of a path, or the head only.
     Page {
         path: String,
         whole: bool,
@@ -91,13 +93,13 @@ enum Asked {
     TooLong,
 }
 
-/// How much time is left.
+/// Remaining time.
 fn left(end: Instant) -> io::Result<Duration> {
     let left = end.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// Reads the head of a request. A body is not asked for, and not read.
+/// Reads the head of a request. Ignores a body.
 fn request(stream: &mut TcpStream, end: Instant) -> io::Result<Asked> {
     let mut bytes = Vec::new();
     let mut part = [0; 1024];
@@ -115,7 +117,7 @@ fn request(stream: &mut TcpStream, end: Instant) -> io::Result<Asked> {
     }
 }
 
-/// What these bytes ask for; `None` if more must come.
+/// Parses a request; `None` if it is incomplete.
 fn parse(bytes: &[u8]) -> Option<Asked> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS];
     let mut request = httparse::Request::new(&mut fields);
@@ -152,7 +154,7 @@ mod tests {
         assert_eq!(parse(long.as_bytes()), Some(Asked::TooLong));
     }
 
-    /// What is answered to these bytes.
+    /// The response to these bytes.
     fn answered(sent: &[u8]) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let mut client = TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");

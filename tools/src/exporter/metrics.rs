@@ -13,7 +13,7 @@ use rpcrdma::stats::{ClassStats, MetricKind, ProcedureStats, ShardStats, Snapsho
 use super::devices::{DeviceCounter, Origin};
 use super::tables::{POOL_GAUGES, REFUSALS};
 
-/// Upper bounds of the buckets of latencies, in nanoseconds: three for each factor of ten, 1 µs to 10 s.
+/// Bucket bounds of latencies, in nanoseconds: three per decade, 1 µs to 10 s.
 const LATENCIES: [u64; 22] = [
     1_000,
     2_000,
@@ -38,10 +38,10 @@ const LATENCIES: [u64; 22] = [
     5_000_000_000,
     10_000_000_000,
 ];
-/// The same of batches, in work requests.
+/// Bucket bounds of batches, in work requests.
 const BATCHES: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 
-/// All that there is to be told, `None` for a server that is gone.
+/// All metrics, without those of the server if there is none.
 pub(super) fn text(snapshot: Option<Snapshot>, devices: Vec<DeviceCounter>) -> String {
     let mut registry = Registry::with_prefix("rpcrdma");
     registry.register_collector(Box::new(Told { snapshot, devices }));
@@ -60,7 +60,7 @@ struct Told {
 type Labels = Vec<(&'static str, String)>;
 type Written = Result<(), fmt::Error>;
 
-/// One family: its head, and then its members.
+/// One metric family: its head and its members.
 fn family<M>(
     encoder: &mut DescriptorEncoder<'_>,
     (name, help, unit): (&str, &str, Option<&Unit>),
@@ -70,7 +70,7 @@ fn family<M>(
 ) -> Written {
     let mut metric = encoder.encode_descriptor(name, help, unit, kind)?;
     for (labels, member) in members {
-        // Braces around nothing are not every reader's.
+        // Some readers reject empty braces.
         if labels.is_empty() {
             write(&mut metric, member)?;
         } else {
@@ -88,14 +88,14 @@ fn gauge(metric: &mut MetricEncoder<'_>, value: u64) -> Written {
     metric.encode_gauge(&i64::try_from(value).unwrap_or(i64::MAX))
 }
 
-/// A histogram whose values, and bounds, are divided by this.
+/// A histogram whose values and bounds are divided by `unit`.
 fn histogram(metric: &mut MetricEncoder<'_>, values: &Histogram<u64>, bounds: &[u64], unit: f64) -> Written {
     let mut buckets: Vec<(f64, u64)> = bounds.iter().map(|&bound| (bound as f64 / unit, 0)).collect();
     buckets.push((f64::INFINITY, 0));
     let mut sum = 0.0;
     for value in values.iter_recorded() {
         let (at, count) = (value.value_iterated_to(), value.count_since_last_iteration());
-        // What counts as this value is up to it, and no more than 1 % less.
+        // Recorded values are at most this, and at most 1 % less.
         let bucket = bounds.partition_point(|&bound| bound < values.lowest_equivalent(at));
         buckets[bucket].1 += count;
         sum += values.median_equivalent(at) as f64 * count as f64 / unit;
@@ -182,7 +182,7 @@ fn with(labels: &Labels, name: &'static str, value: &str) -> Labels {
 }
 
 fn encode_pools(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardStats)]) -> Written {
-    // Arenas of one shard may have classes of one size: together they are one, as no series may be there twice.
+    // Arenas of one shard may have classes of one size. Their sum is one series, as no series may occur twice.
     let mut classes: Vec<(Labels, ClassStats)> = Vec::new();
     for (labels, stats) in shards {
         let mut by_size = BTreeMap::<usize, ClassStats>::new();

@@ -1,11 +1,11 @@
-//! `rpcrdma exporter`: statistics of a server, and of the host's RDMA devices, for Prometheus.
+//! `rpcrdma exporter`: statistics of a server and of RDMA devices for Prometheus.
 //!
 //! | file | holds |
 //! | --- | --- |
 //! | `metrics` | a snapshot in OpenMetrics text |
-//! | `tables` | which counters and gauges there are, by what names |
+//! | `tables` | the counters and gauges, and their names |
 //! | `devices` | counters of RDMA devices |
-//! | `http` | who asks for them, within bounds |
+//! | `http` | a bounded HTTP server |
 
 mod devices;
 mod http;
@@ -20,17 +20,16 @@ use crate::command::{CommandError, Ended, Outcome};
 use crate::feed;
 use http::Page;
 
-/// Where the kernel tells of RDMA devices.
+/// RDMA devices in sysfs.
 const DEVICES: &str = "/sys/class/infiniband";
 
-/// Tell Prometheus what a server does
+/// Export a running server's counters to Prometheus
 ///
 /// Serves OpenMetrics text at http://ADDR/metrics: counters, gauges and latency histograms by shard and procedure, and
-/// the counters of the host's RDMA devices (hw_counters and counters). Each scrape reads one snapshot from the socket
-/// of the server's option for statistics; while there is no server rpcrdma_up is 0. A dashboard for Grafana is
-/// tools/grafana.json.
+/// the counters of the host's RDMA devices (hw_counters and counters). Each scrape reads one snapshot from the server's
+/// socket for statistics. While there is no server, rpcrdma_up is 0. A dashboard for Grafana is tools/grafana.json.
 ///
-/// There is no authentication and no encryption: let those connect who may know.
+/// There is no authentication and no encryption: restrict access to the port.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Example:
@@ -42,7 +41,7 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     pub stats: PathBuf,
 
-    /// Where to serve; port 0 for any that is free, which is printed
+    /// Listening address; port 0 for any free one, which is printed
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9420")]
     pub listen: SocketAddr,
 }
@@ -50,7 +49,7 @@ pub struct Args {
 /// Runs the command.
 ///
 /// # Errors
-/// The address cannot be had.
+/// The address cannot be bound.
 pub fn run(args: &Args) -> Outcome {
     let failed =
         |what: &str, error| CommandError::Failed(format!("{what} {}: {error}; --listen names another", args.listen));
@@ -63,7 +62,7 @@ pub fn run(args: &Args) -> Outcome {
     Ok(Ended::Well)
 }
 
-/// What there is at a path.
+/// Contents of a path.
 fn page(path: &str, stats: &Path) -> Option<Page> {
     match path {
         "/metrics" => {

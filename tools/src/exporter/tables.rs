@@ -1,8 +1,8 @@
-//! Numbers of a shard that are kept in tables of their own: pools and refusals.
+//! Metrics of a shard's tables: pools and refusals.
 
 use rpcrdma::stats::{ClassStats, Refusals};
 
-/// A number that is known of each `S`.
+/// A number of each `S`.
 pub(super) struct Number<S> {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
@@ -13,14 +13,14 @@ const fn number<S>(name: &'static str, help: &'static str, of: fn(&S) -> u64) ->
     Number { name, help, of }
 }
 
-/// What is known of a size class of the pool.
+/// Gauges of a size class of the pool.
 pub(super) const POOL_GAUGES: &[Number<ClassStats>] = &[
     number("pool_buffers", "Buffers of a size class of the pool", |class| class.count as u64),
     number("pool_buffers_free", "Of these, those that are free", |class| class.free as u64),
     number("pool_buffers_lowest", "The fewest that were free", |class| class.low_water as u64),
 ];
 
-/// Why calls were refused: values of the label `reason`.
+/// Causes of refusals: values of the label `reason`.
 pub(super) const REFUSALS: &[Reason] = &[
     Reason { name: "unavailable", of: |refusals| refusals.unavailable },
     Reason { name: "garbage_arguments", of: |refusals| refusals.garbage_arguments },
@@ -30,7 +30,7 @@ pub(super) const REFUSALS: &[Reason] = &[
     Reason { name: "err_system", of: |refusals| refusals.err_system },
 ];
 
-/// One of them.
+/// One cause.
 pub(super) struct Reason {
     pub(super) name: &'static str,
     pub(super) of: fn(&Refusals) -> u64,

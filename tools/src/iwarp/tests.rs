@@ -6,7 +6,7 @@ use crate::tcp::tests::packet;
 
 const ACK: u8 = 0x10;
 
-/// A connection whose packets are captured.
+/// A captured connection.
 struct Wire {
     reassembler: Reassembler,
     /// Sequence numbers of initiator and responder.
@@ -16,7 +16,7 @@ struct Wire {
 }
 
 impl Wire {
-    /// With both frames of set-up.
+    /// With both set-up frames.
     fn new(change: impl Fn(&mut Setup)) -> Self {
         let mut wire = Self { reassembler: Reassembler::default(), next: [5, 9], frame: 0, crc: false };
         for (end, kind) in [(0, Kind::Request), (1, Kind::Reply)] {
@@ -38,11 +38,11 @@ impl Wire {
         wire
     }
 
-    /// What is found in the next packet of an end.
+    /// The findings in the next packet of an end.
     fn send(&mut self, end: usize, payload: &[u8]) -> Vec<Found> {
         let mut bytes = packet(false, self.next[end], ACK, payload);
         if end == 1 {
-            // Addresses and ports the other way round.
+            // Swaps addresses and ports.
             for (a, b, len) in [(26, 30, 4), (34, 36, 2)] {
                 (0..len).for_each(|at| bytes.swap(a + at, b + at));
             }
@@ -72,7 +72,7 @@ fn write() -> Segment {
     Segment { opcode: Opcode::Write, last: true, place: Place::Tagged { stag: 1, offset: 2 } }
 }
 
-/// The messages of what was found, which is nothing else.
+/// The messages of findings that contain nothing else.
 fn messages(found: Vec<Found>) -> Vec<Vec<u8>> {
     let message = |found| match found {
         Found::Send(message) => message.bytes,
@@ -91,7 +91,7 @@ fn reason(found: &[Found]) -> &str {
 #[test]
 fn sends_are_put_together_of_segments_and_packets() {
     for crc in [false, true] {
-        // One of the two asks, and both have it.
+        // One end requests it, and both use it.
         let mut wire = Wire::new(|setup| setup.crc = crc && setup.kind == Kind::Reply);
         let stream = [
             wire.fpdu(write(), b"not for the receiver's eyes"),
@@ -101,7 +101,7 @@ fn sends_are_put_together_of_segments_and_packets() {
             wire.fpdu(send(2, 0, true), b"ghi"),
         ]
         .concat();
-        // The CRC of the last one comes alone, the rest at once.
+        // The CRC of the last FPDU comes alone, the rest at once.
         let (front, back) = stream.split_at(stream.len() - 4);
         assert_eq!(messages(wire.send(0, front)), [b"abcdef"]);
         let found = wire.send(0, back);
@@ -110,7 +110,7 @@ fn sends_are_put_together_of_segments_and_packets() {
         };
         assert_eq!(flow.to_string(), "10.0.0.1:1000 > 10.0.0.2:2000");
         assert_eq!(messages(found), [b"ghi"]);
-        // And the other way.
+        // The other direction.
         let opcode = Opcode::Send { invalidate: Some(7), solicited: true };
         let fpdu = wire.fpdu(Segment { opcode, ..send(1, 0, true) }, b"reply");
         let found = wire.send(1, &fpdu);
@@ -149,7 +149,7 @@ fn what_cannot_be_read_ends_its_direction_alone() {
     let gap = wire.fpdu(send(1, 3, true), b"abcd");
     assert_eq!(reason(&wire.send(0, &gap)), "a message goes on at byte 3, of which 0 bytes have come");
 
-    // It is the receiver who asks for markers.
+    // The receiver requests markers.
     let mut wire = Wire::new(|setup| setup.markers = setup.kind == Kind::Reply);
     let fpdu = wire.fpdu(send(1, 0, true), b"abcd");
     assert_eq!(reason(&wire.send(0, &fpdu)), "the stream has markers, which are not understood");
@@ -205,7 +205,7 @@ fn set_up_is_found_behind_something_else_and_other_connections_are_left_alone() 
         wire.next[0] += 1;
         assert_eq!((wire.send(0, b"x"), wire.reassembler.broken()), (vec![], u64::from(is_found)));
     }
-    // What follows a rejection is nobody's business; a frame that is none is.
+    // Data after a rejection is ignored. A malformed frame is reported.
     let mut wire = Wire::new(|setup| setup.reject = true);
     assert_eq!(wire.send(1, b"anything at all, and more"), []);
     let mut wire = Wire { reassembler: Reassembler::default(), next: [0, 0], frame: 0, crc: false };

@@ -1,4 +1,4 @@
-//! What a run of `rpcrdma ping` has found.
+//! The results of `rpcrdma ping`, as text and JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,27 +13,27 @@ use serde_json::{Map, Value, json};
 
 use super::Args;
 
-/// Longest round trip that keeps its resolution, in nanoseconds.
+/// Longest round trip with full resolution, in nanoseconds.
 const HIGHEST: u64 = 60_000_000_000;
-/// The percentiles that are told.
+/// The printed percentiles.
 const PERCENTILES: [(&str, f64); 4] = [("p50", 50.0), ("p90", 90.0), ("p99", 99.0), ("p99.9", 99.9)];
 
 type Answer = Result<Duration, CallError>;
 
-/// Gathered as it comes.
+/// Results so far.
 pub(super) struct Report<'a> {
     args: &'a Args,
-    /// Where the server is.
+    /// The server's address.
     address: &'a Address,
     /// As of the last time that the connection was open.
     terms: Option<Terms>,
     credits: Option<u32>,
     /// Before the first call.
     credits_at_start: Option<u32>,
-    /// What became of the offered Reply chunk.
+    /// The use of the offered Reply chunk.
     chunk: Result<Option<bool>, CallError>,
     calls: u64,
-    /// Calls that were not answered well, by the reason.
+    /// Failed calls, by error.
     errors: BTreeMap<String, u64>,
     /// Nanoseconds.
     times: Histogram<u64>,
@@ -58,7 +58,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// What the connection's terms are now, if it is open.
+    /// Records the terms of the connection, if it is open.
     pub(super) fn connected(&mut self, client: &LocalClient) {
         let first = client.first();
         self.terms = client.terms(first).or(self.terms);
@@ -66,12 +66,12 @@ impl<'a> Report<'a> {
         self.credits_at_start = self.credits_at_start.or(self.credits);
     }
 
-    /// The call with a Reply chunk has ended.
+    /// Records the call with a Reply chunk.
     pub(super) fn offered(&mut self, used: Result<bool, CallError>) {
         self.chunk = used.map(Some);
     }
 
-    /// A call has ended.
+    /// Records a call.
     pub(super) fn call(&mut self, answer: &Answer) {
         self.calls += 1;
         match answer {
@@ -173,7 +173,7 @@ impl<'a> Report<'a> {
         all.into_iter().map(|(name, ns)| (name, micros(ns))).collect()
     }
 
-    /// All of it.
+    /// All results.
     pub(super) fn json(&self) -> Value {
         let [connections, by_server, here] = self.counts();
         let times = (!self.times.is_empty())

@@ -53,7 +53,7 @@ fn give(reassembler: &mut Reassembler, bytes: &[u8]) -> Option<Message> {
     reassembler.packet(&Packet { frame: 1, link: Linktype::ETHERNET, bytes })
 }
 
-/// What the packets, given in this order, make.
+/// The messages of these packets, in this order.
 fn messages(packets: &[Vec<u8>]) -> (Vec<Vec<u8>>, Reassembler) {
     let mut reassembler = Reassembler::default();
     let sends = packets.iter().filter_map(|packet| give(&mut reassembler, packet)).collect::<Vec<_>>();
@@ -121,7 +121,7 @@ fn retransmissions_count_once() {
     assert_eq!((reassembler.repeated(), reassembler.unfinished()), (4, 0));
 }
 
-/// The receiver misses packet 2 and refuses 3 and 4; the sender goes back and sends all three again.
+/// The receiver misses packet 2 and refuses 3 and 4. The sender goes back and retransmits all three.
 #[test]
 fn go_back_n() {
     let [one, two, three] = [(0x00, 1), (0x01, 2), (0x02, 3)].map(|(op, psn)| PLAIN.packet(op, psn, &[psn as u8]));

@@ -37,7 +37,7 @@ fn give(streams: &mut Streams, bytes: &[u8]) -> Option<Piece> {
     streams.packet(&Packet { frame: 1, link: Linktype::ETHERNET, bytes })
 }
 
-/// What the segments, each with its sequence number, make.
+/// The stream of these segments, each with its sequence number.
 fn stream<'a>(segments: impl IntoIterator<Item = (u32, &'a [u8])>) -> (Vec<u8>, bool) {
     let (mut streams, mut out) = (Streams::default(), Vec::new());
     let mut direction = None;
@@ -53,7 +53,7 @@ fn stream<'a>(segments: impl IntoIterator<Item = (u32, &'a [u8])>) -> (Vec<u8>, 
 #[test]
 fn one_packet_over_any_network() {
     for (ipv6, expected) in [(false, "10.0.0.1:1000 > 10.0.0.2:2000"), (true, "[::1]:1000 > [::]:2000")] {
-        // What the link puts behind it is no part of it.
+        // The link's padding is no part of the segment.
         let bytes = [&packet(ipv6, 7, ACK, b"hello")[..], &[0; 6]].concat();
         let piece = give(&mut Streams::default(), &bytes).expect("a piece");
         assert_eq!(
@@ -82,7 +82,7 @@ fn what_comes_early_again_or_twice_is_told_once_and_in_order() {
 #[test]
 fn a_hole_stays_one() {
     assert_eq!(stream([(1, &b"ab"[..]), (4, b"d"), (5, b"e")]), (b"ab".to_vec(), false));
-    // And what waits for it is bounded.
+    // The bytes after the gap are bounded.
     let long = vec![7; 40_000];
     let mut streams = Streams::default();
     let direction = give(&mut streams, &packet(false, 1, ACK, b"ab")).expect("a piece").direction;
@@ -104,10 +104,10 @@ fn a_connection_begins_with_its_syn() {
     assert_eq!(one(100, ACK, b"a"), Some((false, b"a".to_vec())));
     assert_eq!(one(99, SYN, b""), None, "it comes again");
     assert_eq!(one(101, ACK, b"b"), Some((false, b"b".to_vec())));
-    // The same ports are used again.
+    // A new connection on the same ports.
     assert_eq!(one(50, SYN, b"x"), Some((true, b"x".to_vec())));
     assert_eq!(one(52, ACK, b"y"), Some((false, b"y".to_vec())));
-    // The last word, behind a FIN.
+    // An acknowledgement after a FIN.
     let fin = give(&mut streams, &packet(false, 53, ACK | FIN, b""));
     let last = give(&mut streams, &packet(false, 54, ACK, b""));
     assert_eq!((fin, last), (None, None));
@@ -129,7 +129,7 @@ fn what_is_no_segment_is_passed_over() {
 }
 
 proptest! {
-    /// However a stream is cut, and in whatever order its segments come, some of them more than once.
+    /// Any segmentation, in any order, with duplicates.
     #[test]
     fn any_order_of_all_segments_is_the_stream(
         bytes in prop::collection::vec(any::<u8>(), 1..60),
@@ -145,7 +145,7 @@ proptest! {
         ranges.extend((0..bytes.len()).step_by(7).map(|at| (at, (at + 7).min(bytes.len()))));
         let shuffled = order.iter().filter_map(|&at| ranges.get(at));
         let segments = shuffled.map(|&(from, to)| (first.wrapping_add(from as u32), &bytes[from..to]));
-        // The first one tells where the stream begins.
+        // The first segment defines the start of the stream.
         let segments = std::iter::once((first, &bytes[..1])).chain(segments);
         prop_assert_eq!(stream(segments), (bytes.clone(), true));
     }

@@ -1,4 +1,4 @@
-//! What is on the screen.
+//! Contents of the screen.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::model::View;
 use super::tables::{self, DETAIL, Table};
 use crate::units::span;
 
-/// What of it the table shows.
+/// The displayed table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Tab {
     #[default]
@@ -41,28 +41,28 @@ impl Tab {
     }
 }
 
-/// All that there is to be drawn.
+/// State of the screen.
 #[derive(Debug, Default)]
 pub(super) struct Screen {
     /// The last interval.
     pub(super) view: Option<View>,
-    /// Why there is none of now.
+    /// Reason why there is no current one.
     pub(super) gone: Option<String>,
     pub(super) interval: Duration,
     pub(super) tab: Tab,
-    /// The row that is marked; of the shards, the one that is told in full.
+    /// The selected row; of the shards, the one shown in full.
     pub(super) selected: usize,
     pub(super) colours: bool,
 }
 
 impl Screen {
-    /// A later interval.
+    /// Shows a new interval.
     pub(super) fn show(&mut self, view: View) {
         (self.view, self.gone) = (Some(view), None);
         self.select(0);
     }
 
-    /// Marks another row, so many further down.
+    /// Moves the selection by so many rows.
     pub(super) fn select(&mut self, by: isize) {
         let rows = self.view.as_ref().map_or(0, |view| self.tab.rows(view));
         self.selected = self.selected.saturating_add_signed(by).min(rows.saturating_sub(1));
@@ -90,7 +90,7 @@ impl Screen {
             Tab::Shards => view.shards.get(self.selected).map(tables::details).unwrap_or_default(),
             _ => Vec::new(),
         };
-        // At most half of it for the table, where there is something below.
+        // At most half of the area is the table, if details follow.
         let wanted = 1 + table.lines.len();
         let height = if details.is_empty() { wanted } else { wanted.min(usize::from(body.height) / 2).max(2) };
         let rows =
@@ -115,7 +115,7 @@ impl Screen {
         Line::styled(format!("rpcrdma top  pid {}  up {since}  every {every} s", view.pid), Modifier::BOLD)
     }
 
-    /// The names of the tables, or of the one that is shown if there is no room.
+    /// The names of the tables, or only of the shown one on a narrow screen.
     fn tabs(&self, width: usize) -> Line<'static> {
         let mut spans = Vec::new();
         for tab in Tab::ALL {
@@ -131,7 +131,7 @@ impl Screen {
     fn draw_table(&self, frame: &mut Frame<'_>, table: Table, area: Rect) {
         let head = Line::styled(table.head, self.heading());
         let shown = usize::from(area.height).saturating_sub(1);
-        // The marked row is among those that are seen.
+        // Keeps the selected row visible.
         let first = self.selected.saturating_sub(shown.saturating_sub(1));
         let marked = |(n, line)| {
             let style = if n == self.selected { Modifier::REVERSED.into() } else { Style::default() };
@@ -141,7 +141,7 @@ impl Screen {
         frame.render_widget(Paragraph::new(std::iter::once(head).chain(lines).collect::<Vec<_>>()), area);
     }
 
-    /// In as many blocks beside each other as there is room for.
+    /// Draws as many adjacent blocks as fit.
     fn draw_details(&self, frame: &mut Frame<'_>, details: &[String], area: Rect) {
         let (head, rest) = details.split_first().map_or(("", &[][..]), |(head, rest)| (head.as_str(), rest));
         let blocks = ((usize::from(area.width) + 2) / (DETAIL + 2)).max(1);

@@ -1,10 +1,10 @@
-//! `rpcrdma top`: what a running server does, seen from its socket for statistics.
+//! `rpcrdma top`: a running server's statistics in a terminal.
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `model` | what two snapshots say of the time between them |
-//! | `tables` | that, as text of a given width |
-//! | `draw` | what is on the screen |
+//! | `model` | rates between two snapshots |
+//! | `tables` | the same, as text of a given width |
+//! | `draw` | contents of the screen |
 //! | `terminal` | the screen itself, its keys and its end |
 
 mod draw;
@@ -21,19 +21,19 @@ use crate::{feed, units};
 use model::{Model, View};
 use tables::Table;
 
-/// Width of what goes to no terminal.
+/// Width of output that is no terminal.
 const WIDE: usize = 200;
 
-/// Watch a server: its shards, procedures and connections
+/// Watch a running server: its shards, procedures and connections
 ///
-/// Shows rates of the last interval, and of each the least and the most since this began, as the server tells them at
-/// the socket of its option for statistics (`ServerConfig::stats`; `--stats` of rpcperf serve, nfs3d and blockstore).
-/// Watching changes nothing that others see. A server that is gone is waited for.
+/// Shows rates of the last interval, and the minimum and maximum of each since this program started. Reads them from
+/// the server's socket for statistics (`ServerConfig::stats`; `--stats` of rpcperf serve, nfs3d and blockstore).
+/// Several programs can watch one server independently. Waits for a server that is gone.
 ///
-/// Keys: s, p, c (or Tab) for shards, procedures, connections; arrows (or j, k) for another row, whose shard is told in
-/// full below; q ends. Where there is no terminal, or TERM is "dumb", each interval is printed. NO_COLOR is heeded.
+/// Keys: s, p, c (or Tab) for shards, procedures, connections; arrows (or j, k) select a row, whose shard is shown in
+/// full below; q quits. Without a terminal, or if TERM is "dumb", prints each interval. Honours NO_COLOR.
 ///
-/// Latencies and what is told of procedures are of the calls that the server times: one of `poll.sample_latency`.
+/// Latencies and figures of procedures cover the calls that the server times: one in `poll.sample_latency`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -50,29 +50,28 @@ pub struct Args {
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     pub interval: Duration,
 
-    /// Prints one interval, and ends
+    /// Print one interval, and exit
     #[arg(long)]
     pub once: bool,
 
-    /// Prints one JSON object for each interval, a line each, instead
+    /// Print one JSON object per interval and line instead
     ///
-    /// Keys: pid, uptime, interval, shards, procedures, connections, connections_omitted. Rates are of a second, times
-    /// in nanoseconds; a figure has now, min and max, or is null while there is none, as where no call was timed.
+    /// Keys: pid, uptime, interval, shards, procedures, connections, connections_omitted. Rates are per second, times
+    /// in nanoseconds. A figure has now, min and max, or is null without a value, as where no call was timed.
     #[arg(long)]
     pub json: bool,
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
     let interval = seconds(text)?;
-    // The server takes no snapshots that are closer.
+    // The server takes snapshots no more often.
     if interval < Duration::from_millis(100) { Err("less than 0.1 seconds".to_owned()) } else { Ok(interval) }
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// What [`Args::stats`] names is no socket; with [`Args::once`] there is no such server; or the terminal, or the output,
-/// failed.
+/// [`Args::stats`] is no socket; with [`Args::once`] there is no such server; or the terminal, or the output, failed.
 pub fn run(args: &Args) -> Outcome {
     feed::check(&args.stats).map_err(|error| CommandError::Failed(error.to_string()))?;
     let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
@@ -106,7 +105,7 @@ fn print(args: &Args) -> Outcome {
                 }
             }
             Err(error) if args.once => return Err(CommandError::Failed(error.to_string())),
-            // Once for each time that it goes.
+            // Once per disappearance.
             Err(error) if !std::mem::replace(&mut told, true) => eprintln!("rpcrdma: gone: {error}; waiting for it"),
             Err(_) => {}
         }

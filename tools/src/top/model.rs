@@ -1,5 +1,4 @@
-//! What two snapshots say of the time between them, and what that was at least and at most since the first. Nothing is
-//! drawn here.
+//! Rates between two snapshots, with their extremes since the first.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -7,7 +6,7 @@ use hdrhistogram::Histogram;
 use rpcrdma::stats::{ClassStats, ConnectionStats, ProcedureStats, Refusals, ShardStats, Snapshot};
 use serde::Serialize;
 
-/// A figure of the last interval, with the least and the most that it was.
+/// A figure of the last interval, with its minimum and maximum so far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Figure {
     pub(crate) now: f64,
@@ -19,34 +18,34 @@ pub(crate) struct Figure {
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct View {
     pub(crate) pid: u32,
-    /// Since the server was started, in nanoseconds.
+    /// Nanoseconds since the server started.
     pub(crate) uptime: u64,
-    /// The length of the interval, in nanoseconds; 0 if there is only one snapshot yet, or the server was started
-    /// anew: then there are no rates.
+    /// Length of the interval, in nanoseconds. It is 0 after the first snapshot and after a restart of the server: then
+    /// there are no rates.
     pub(crate) interval: u64,
     pub(crate) shards: Vec<ShardRow>,
     pub(crate) procedures: Vec<ProcedureRow>,
     pub(crate) connections: Vec<ConnectionRow>,
-    /// Connections that are not among these: a snapshot has so many of each shard at most.
+    /// Connections omitted from these: a snapshot limits them per shard.
     pub(crate) connections_omitted: u64,
 }
 
-/// A shard. Rates are of a second, times in nanoseconds.
+/// A shard. Rates are per second, times in nanoseconds.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct ShardRow {
     pub(crate) shard: u32,
     pub(crate) address: String,
     pub(crate) core: Option<usize>,
-    /// It has answered. If not, all that follows is 0 or missing.
+    /// It has answered. If not, the following fields are 0 or missing.
     pub(crate) answered: bool,
-    /// Of its turns, those that found something to do: 0 to 1.
+    /// Busy share of its turns: 0 to 1.
     pub(crate) busy: Option<Figure>,
     pub(crate) calls: Option<Figure>,
     pub(crate) calls_failed: Option<Figure>,
-    /// Of the calls that were timed.
+    /// Of the timed calls.
     pub(crate) p50: Option<Figure>,
     pub(crate) p99: Option<Figure>,
-    /// Work requests of one post: the mean, and the 99th percentile.
+    /// Work requests per post: the mean, and the 99th percentile.
     #[serde(rename = "post_work_requests")]
     pub(crate) batch: Option<Figure>,
     #[serde(rename = "post_work_requests_p99")]
@@ -72,13 +71,13 @@ pub(crate) struct ShardRow {
     pub(crate) calls_waiting: u64,
     /// Nanoseconds.
     pub(crate) longest_wait: u64,
-    /// The size class of the pool that came nearest to its end.
+    /// The size class of the pool that came closest to exhaustion.
     pub(crate) pool_low: Option<PoolLow>,
     pub(crate) memory_waits_total: u64,
     pub(crate) faults_total: u64,
 }
 
-/// How near a size class came to its end.
+/// Low-water mark of a size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PoolLow {
     /// Bytes of its buffers.
@@ -90,18 +89,18 @@ pub(crate) struct PoolLow {
     pub(crate) count: usize,
 }
 
-/// A procedure, on all shards. Calls, bytes and times are of the calls that were timed.
+/// A procedure, on all shards. Calls, bytes and times cover the timed calls.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct ProcedureRow {
     pub(crate) program: u32,
     pub(crate) version: u32,
     pub(crate) procedure: u32,
     pub(crate) timed: Option<Figure>,
-    /// Of all timed calls of the interval, this procedure's: 0 to 1.
+    /// Its share of all timed calls of the interval: 0 to 1.
     pub(crate) share: Option<f64>,
     pub(crate) p50: Option<Figure>,
     pub(crate) p99: Option<Figure>,
-    /// Bytes of arguments and of results of a call, in the mean.
+    /// Mean bytes of a call's arguments and results.
     #[serde(rename = "argument_bytes")]
     pub(crate) bytes_in: Option<f64>,
     #[serde(rename = "result_bytes")]
@@ -117,12 +116,11 @@ pub(crate) struct ConnectionRow {
     pub(crate) shard: u32,
     #[serde(flatten)]
     pub(crate) now: ConnectionStats,
-    /// Messages that were of use.
+    /// Useful messages.
     pub(crate) messages: Option<Figure>,
 }
 
-/// Connections that ended because their peers broke rules or owed something, and what devices refused, could not take,
-/// or suffered themselves.
+/// Connections that ended because their peers broke rules or withheld progress, and errors of devices.
 pub(crate) fn faults(stats: &ShardStats) -> u64 {
     let device = &stats.fabric;
     let of_device = [
@@ -144,15 +142,15 @@ pub(crate) fn refused(refusals: &Refusals) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-/// What is known so far.
+/// State from earlier snapshots.
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     last: Option<Snapshot>,
-    /// The least and the most of each figure, by what it is of.
+    /// Minimum and maximum of each figure, by its subject.
     extremes: HashMap<(Of, &'static str), (f64, f64)>,
 }
 
-/// What a figure is of.
+/// Subject of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Of {
     Shard(u32),
@@ -161,7 +159,7 @@ enum Of {
 }
 
 impl Model {
-    /// What the time since the last snapshot was like. A server that was started anew begins from nothing.
+    /// The interval since the last snapshot. A restart of the server resets the extremes.
     pub(crate) fn take(&mut self, now: Snapshot) -> View {
         let before = self.last.take().filter(|before| follows(before, &now));
         if before.is_none() {
@@ -198,7 +196,7 @@ impl Model {
         view
     }
 
-    /// A shard's figures.
+    /// Fills in a shard's figures.
     fn fill(&mut self, row: &mut ShardRow, before: Option<&ShardStats>, now: &ShardStats, interval: u64) {
         let of = Of::Shard(row.shard);
         let mut rate = |name, of_stats: fn(&ShardStats) -> u64| {
@@ -267,7 +265,7 @@ impl Model {
                 ..ProcedureRow::default()
             };
             if interval > 0 {
-                // One that was not there has had no calls.
+                // A procedure that was absent has had no calls.
                 let earlier = before.get(&name).unwrap_or(&none);
                 let of = Of::Procedure(name.0, name.1, name.2);
                 let rate = |before: u64, now: u64| per_second(before, now, interval);
@@ -291,14 +289,14 @@ impl Model {
         rows
     }
 
-    /// A figure as it is now.
+    /// A figure, and its updated extremes.
     fn figure(&mut self, of: Of, name: &'static str, now: f64) -> Figure {
         let (min, max) = self.extremes.entry((of, name)).or_insert((now, now));
         (*min, *max) = (min.min(now), max.max(now));
         Figure { now, min: *min, max: *max }
     }
 
-    /// Connections that are gone have no figures any more.
+    /// Drops the extremes of closed connections.
     fn forget(&mut self, view: &View) {
         let name = |row: &ConnectionRow| Of::Connection(row.shard, row.now.slot, row.now.generation);
         let there: HashSet<Of> = view.connections.iter().map(name).collect();
@@ -306,12 +304,12 @@ impl Model {
     }
 }
 
-/// Both are of one server, in this order.
+/// Both snapshots are of one server, in this order.
 fn follows(before: &Snapshot, now: &Snapshot) -> bool {
     before.pid == now.pid && before.uptime < now.uptime
 }
 
-/// None if it went backwards, or no time has passed.
+/// Counts per second; `None` if the count decreased or no time has passed.
 fn per_second(before: u64, now: u64, interval: u64) -> Option<f64> {
     let count = now.checked_sub(before)?;
     (interval > 0).then(|| count as f64 * 1e9 / interval as f64)
@@ -323,14 +321,14 @@ fn busy(before: &ShardStats, now: &ShardStats) -> Option<f64> {
     Some(turns.saturating_sub(idle) as f64 / turns as f64)
 }
 
-/// The values that came between two readings; `None` if there were none, or if there are fewer than before.
+/// The values recorded between two readings; `None` if there are none, or fewer than before.
 fn between(before: &Histogram<u64>, now: &Histogram<u64>) -> Option<Histogram<u64>> {
     let mut between = now.clone();
     between.subtract(before).ok()?;
     (!between.is_empty()).then_some(between)
 }
 
-/// What all shards together say of each procedure.
+/// Sums over all shards, by procedure.
 fn by_procedure(snapshot: &Snapshot) -> BTreeMap<(u32, u32, u32), ProcedureStats> {
     let mut all = BTreeMap::new();
     for stats in snapshot.shards.iter().filter_map(|shard| shard.stats.as_ref()) {
@@ -344,7 +342,7 @@ fn by_procedure(snapshot: &Snapshot) -> BTreeMap<(u32, u32, u32), ProcedureStats
             sum.calls = sum.calls.saturating_add(one.calls);
             sum.bytes_in = sum.bytes_in.saturating_add(one.bytes_in);
             sum.bytes_out = sum.bytes_out.saturating_add(one.bytes_out);
-            // It grows as it must.
+            // The histogram resizes itself.
             let _ = sum.latency.add(&*one.latency);
             add(&mut sum.refusals, &one.refusals);
         }

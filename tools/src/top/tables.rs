@@ -1,31 +1,32 @@
-//! The three tables, and all that is known of one shard, as text of a given width: the columns that matter most come
-//! first, and those that do not fit are left out.
+//! Tables and shard details as text of a given width.
+//!
+//! The most important columns come first, and those that do not fit are omitted.
 
 use super::model::{ConnectionRow, Figure, ProcedureRow, ShardRow, View};
 use crate::units::{bytes, count, percent, span, time};
 
-/// What is between two columns.
+/// Characters between two columns.
 const GAP: usize = 1;
 /// Width of a block of details.
 pub(super) const DETAIL: usize = 38;
 
-/// How a number is written.
+/// Formats a number.
 type Unit = fn(f64) -> String;
 
 /// One column of a table of `R`.
 struct Column<R> {
     head: &'static str,
     width: usize,
-    /// What it holds are words, which begin at its left; numbers end at its right.
+    /// It holds words, which align left; numbers align right.
     words: bool,
     cell: fn(&R) -> String,
 }
 
 impl<R> Column<R> {
-    /// Text that fills the column; what is too long is cut.
+    /// Pads or cuts a text to the column.
     fn pad(&self, text: &str) -> String {
         let width = self.width;
-        // Peers name themselves: a terminal gets nothing that it would obey.
+        // Peers choose their names: no control character may reach the terminal.
         let text: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).take(width).collect();
         if self.words { format!("{text:<width$}") } else { format!("{text:>width$}") }
     }
@@ -140,7 +141,7 @@ pub(super) fn connections(view: &View, width: usize) -> Table {
     table(CONNECTIONS, &view.connections, width)
 }
 
-/// All that is known of a shard, what matters most first: lines of [`DETAIL`] characters.
+/// All figures of a shard, the most important first: lines of [`DETAIL`] characters.
 pub(super) fn details(row: &ShardRow) -> Vec<String> {
     let rate = |(name, figure, unit): (&str, Option<Figure>, Unit)| {
         let cell = |value: fn(Figure) -> f64| figure.map_or_else(|| "-".to_owned(), |figure| unit(value(figure)));

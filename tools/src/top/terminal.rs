@@ -1,4 +1,4 @@
-//! The screen itself: its keys, its size and its end.
+//! The screen: its keys, its size and its end.
 
 use std::io;
 use std::path::Path;
@@ -19,18 +19,18 @@ use crate::command::{CommandError, Ended, Outcome};
 use crate::feed::{self, FeedError};
 use rpcrdma::stats::Snapshot;
 
-/// Longest wait for a key, before news and signals are looked at.
+/// Longest wait for a key between two checks for snapshots and signals.
 const LOOK: Duration = Duration::from_millis(100);
 
 type News = Result<Snapshot, FeedError>;
 
-/// Shows intervals until it is told to end.
+/// Shows intervals until it is told to quit.
 pub(super) fn run(args: &Args) -> Outcome {
     let ends = Arc::new(AtomicBool::new(false));
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&ends)).map_err(failed)?;
     }
-    // Read beside the screen: a server that takes its time keeps no key waiting.
+    // A separate thread reads: a slow server delays no key.
     let (say, news) = sync_channel(1);
     let (goes_on, gone) = sync_channel::<()>(0);
     let (path, interval) = (args.stats.clone(), args.interval);
@@ -47,7 +47,7 @@ fn failed(error: io::Error) -> CommandError {
     CommandError::Failed(format!("the terminal: {error}; --once and --json need none"))
 }
 
-/// Reads snapshots until nobody wants any more.
+/// Reads snapshots until the receiver is gone.
 fn watch(path: &Path, interval: Duration, say: &SyncSender<News>, gone: &Receiver<()>) {
     while say.send(feed::read(path)).is_ok() {
         if gone.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {
@@ -85,7 +85,7 @@ fn show(
     Ok(())
 }
 
-/// Does what a key says; false at the end. Another size is drawn like anything else that has changed.
+/// Handles a key; returns false to quit. A new size needs no handling, as each draw uses the current one.
 fn handle(screen: &mut Screen, event: &Event) -> bool {
     let Event::Key(key) = event else { return true };
     if key.kind == KeyEventKind::Release {
@@ -111,8 +111,8 @@ fn handle(screen: &mut Screen, event: &Event) -> bool {
     true
 }
 
-/// Ends this program when its terminal is closed. Nobody else is sure to: under nohup there is no SIGHUP, and what
-/// reads keys takes the end of them for nothing yet, and asks again without end.
+/// Exits when the terminal is closed. Under nohup there is no SIGHUP, and the key reader retries endlessly at the end
+/// of its input.
 fn end_with_terminal() {
     let output = io::stdout();
     loop {

@@ -1,11 +1,11 @@
-//! What is wanted: which test of `rpcperf` measures it, where its figure is, and which of two is better.
+//! Aims: their test of `rpcperf`, their figure, and its comparison.
 
 use clap::ValueEnum;
 use serde_json::Value;
 
 use crate::units;
 
-/// What is wanted.
+/// The optimization goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Aim {
     /// Calls per second
@@ -14,12 +14,12 @@ pub enum Aim {
     Bytes,
     /// 99th percentile of round trips at --rate
     P99,
-    /// Processor time for a call, of both ends; at --rate, or as fast as calls go
+    /// Processor time per call, of both ends; at --rate, or at full speed
     Cpu,
 }
 
 impl Aim {
-    /// As it is given on the command line.
+    /// Its name on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Calls => "calls",
@@ -29,7 +29,7 @@ impl Aim {
         }
     }
 
-    /// The figure, in words.
+    /// The name of the figure.
     pub(super) fn figure(self) -> &'static str {
         match self {
             Self::Calls => "calls/s",
@@ -39,12 +39,12 @@ impl Aim {
         }
     }
 
-    /// The more of it the better.
+    /// Higher figures are better.
     pub(super) fn wants_more(self) -> bool {
         matches!(self, Self::Calls | Self::Bytes)
     }
 
-    /// The test of `rpcperf` that measures it, with the calls per second if they are given.
+    /// The test of `rpcperf` that measures it, with the calls per second if given.
     pub(super) fn test(self, rate: Option<f64>) -> Vec<String> {
         let words: &[&str] = match (self, rate) {
             (Self::Bytes, _) => &["bw"],
@@ -55,12 +55,12 @@ impl Aim {
         words.iter().map(|&word| word.to_owned()).chain(rate).collect()
     }
 
-    /// The load without one given: calls at a rate are due whether others are under way or not.
+    /// The default load: at a rate, calls start whether others are outstanding or not.
     pub(super) fn usual_load(self, rate: Option<f64>) -> &'static [&'static str] {
         if rate.is_some() { &["-t", "16"] } else { &[] }
     }
 
-    /// The figure in what `rpcperf --json` has written.
+    /// The figure in the output of `rpcperf --json`.
     pub(super) fn read(self, report: &Value) -> Option<f64> {
         let result = &report["results"][0];
         let figure = match self {
@@ -69,14 +69,14 @@ impl Aim {
             Self::P99 => result["rtt_ns"]["p99"].as_f64(),
             Self::Cpu => {
                 let of = |side: &str| result[side]["cpu_ns_per_call"].as_f64();
-                // A server elsewhere tells nothing of itself.
+                // A remote server reports nothing about itself.
                 of("client").map(|client| client + of("server").unwrap_or(0.0))
             }
         };
         figure.filter(|figure| figure.is_finite() && *figure > 0.0)
     }
 
-    /// A figure as people read it.
+    /// A figure for human readers.
     pub(super) fn text(self, figure: f64) -> String {
         match self {
             Self::Calls => units::count(figure),
@@ -85,13 +85,13 @@ impl Aim {
         }
     }
 
-    /// How much better `figure` is than `than`: the logarithm of their ratio, above 0 for better.
+    /// Gain of `figure` over `than`: the logarithm of their ratio, above 0 for better.
     pub(super) fn gain(self, figure: f64, than: f64) -> f64 {
         let more = (figure / than).ln();
         if self.wants_more() { more } else { -more }
     }
 
-    /// How many times the other figure a gain is.
+    /// The ratio of figures that corresponds to a gain.
     pub(super) fn ratio(self, gain: f64) -> f64 {
         if self.wants_more() { gain.exp() } else { (-gain).exp() }
     }

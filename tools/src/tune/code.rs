@@ -1,21 +1,20 @@
-//! Settings as a program has them: Rust, with names of `rpcrdma`, `rpcrdma::server` and
-//! `rpcrdma::client`.
+//! Settings as Rust code, with names of `rpcrdma`, its `server` and `client`.
 
 use super::knob::{Knob, class};
 use super::settings::Settings;
 
-/// What a program is to have.
+/// Input of the code.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Code<'a> {
     pub(super) settings: &'a Settings,
-    /// The credit limit that was in force, if the settings have none.
+    /// The effective credit limit, if the settings have none.
     pub(super) credits: Option<u32>,
-    /// The client's, the server's, others'.
+    /// Cores of the client, of the server, further ones.
     pub(super) cores: &'a [usize],
 }
 
 impl Code<'_> {
-    /// The server.
+    /// Configuration of the server.
     pub(super) fn server(&self) -> String {
         let shards = self.settings.number(Knob::Shards);
         let workers = self.settings.number(Knob::Workers);
@@ -38,7 +37,7 @@ impl Code<'_> {
         lines.join("\n")
     }
 
-    /// Changes of the shard of a client, which is `shard`, made by `ClientConfig::new`.
+    /// Changes to `shard`, the shard configuration of a client from `ClientConfig::new`.
     pub(super) fn client(&self) -> String {
         let core = self.cores.first().map_or_else(String::new, |core| format!("shard.poll.core = Some({core});\n"));
         format!("{core}{}", self.fields(false)).trim_end().to_owned()
@@ -52,7 +51,8 @@ impl Code<'_> {
         }
     }
 
-    /// The knobs of `Config` that are not as they are anyway, and those that are otherwise in `rpcperf`.
+    /// Assignments of the knobs of `Config` that differ from its default, and of those whose default in `rpcperf`
+    /// differs.
     fn fields(&self, of_server: bool) -> String {
         let mut text = String::new();
         for knob in Knob::all() {
@@ -96,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// The value of a block, and the text of the code in it.
+    /// The value of a block, and the text of its code.
     macro_rules! told {
         ($($code:tt)*) => {
             ({ $($code)* }, stringify!($($code)*))
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(squeezed(code), squeezed(text));
     }
 
-    /// Compiled, and equal to what is printed: the fields are there, and the values are of their types.
+    /// The printed code compiles: the fields exist, and the values have their types.
     #[test]
     fn the_code_is_code() {
         let every = "credits=128 batch=off coalesce_grants=off signal_every=4 receive_size=8192 idle=event \
@@ -182,7 +182,7 @@ mod tests {
         );
     }
 
-    /// What `rpcperf` does without an option is what a program does that says nothing of the field.
+    /// The defaults of `rpcperf`'s options equal the defaults of the engine's fields.
     #[test]
     fn the_usual_values_are_the_engines() {
         let (config, server) = (Config::default(), ServerConfig::default());

@@ -1,35 +1,35 @@
-//! Why a tuning ends without a result.
+//! Errors that end a tuning without a result.
 
 use thiserror::Error;
 
 use crate::command::CommandError;
 
-/// A tuning that has no result.
+/// A tuning without a result.
 #[derive(Debug, Error)]
 pub(super) enum TuneError {
-    /// Arguments that cannot be, or do not go together.
+    /// Invalid or incompatible arguments.
     #[error("{0}")]
     Usage(String),
-    /// What candidates are compared with does not run.
+    /// The settings to compare with do not run.
     #[error("rpcperf with the settings to compare with ({settings}): {reason}")]
     Start {
-        /// Its settings.
+        /// These settings.
         settings: String,
-        /// What rpcperf said.
+        /// The output of rpcperf.
         reason: String,
     },
-    /// A state file that cannot be used.
+    /// An unusable state file.
     #[error("--state {path}: {reason}")]
     State {
         /// The file.
         path: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// By a signal.
     #[error("interrupted")]
     Interrupted,
-    /// Anything else.
+    /// Any other failure.
     #[error("{0}")]
     Failed(String),
 }

@@ -1,11 +1,11 @@
-//! What can be turned: each knob's field, its option of `rpcperf`, and its values.
+//! Knobs: their field, their option of `rpcperf`, and their values.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::TuneError;
 
-/// A field of `Config`, of `ServerConfig`, or of what that holds.
+/// A field of `Config`, of `ServerConfig`, or of one of their parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Knob {
     Credits,
@@ -21,29 +21,29 @@ pub(super) enum Knob {
     Workers,
 }
 
-/// Which values a knob has.
+/// The values of a knob.
 #[derive(Clone, Copy, Debug)]
 enum Values {
     /// Numbers, from the first to the last.
     Numbers(u64, u64),
-    /// `on` or `off`; the option is for `off`.
+    /// `on` or `off`; the option means `off`.
     Switch,
     /// One of these.
     Words(&'static [&'static str]),
-    /// BYTES:N, with `+` between several.
+    /// BYTES:N, joined by `+`.
     Classes,
 }
 
-/// All there is to know of a knob.
+/// Description of a knob.
 struct Row {
     /// The field.
     name: &'static str,
     /// The option of `rpcperf`.
     option: &'static str,
-    /// What `rpcperf` has without the option; `None` where that follows from the load.
+    /// Value in `rpcperf` without the option; `None` if it depends on the load.
     default: Option<&'static str>,
     values: Values,
-    /// Only a server has it, or both ends must have the same: an end alone cannot turn it.
+    /// Only a server has it, or both ends must agree: one end alone cannot change it.
     wants_server: bool,
 }
 
@@ -74,7 +74,7 @@ const ALL: &[(Knob, Row)] = {
 };
 
 impl Knob {
-    /// All of them, in order.
+    /// All knobs, in order.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         ALL.iter().map(|(knob, _)| *knob)
     }
@@ -93,17 +93,17 @@ impl Knob {
         self.row().option
     }
 
-    /// What `rpcperf` has without the option, if that is one value for all loads.
+    /// Value in `rpcperf` without the option, if it is the same for all loads.
     pub(super) fn default(self) -> Option<&'static str> {
         self.row().default
     }
 
-    /// It cannot be turned without starting a server.
+    /// It can be changed only by starting a server.
     pub(super) fn wants_server(self) -> bool {
         self.row().wants_server
     }
 
-    /// A value as it is written in one way only.
+    /// The canonical form of a value.
     ///
     /// # Errors
     /// The knob has no such value.
@@ -124,7 +124,7 @@ impl Knob {
         good.ok_or_else(|| TuneError::Usage(format!("{}={text}: wanted {wanted}", self.name())))
     }
 
-    /// The words for `rpcperf` that give it this value.
+    /// The arguments of `rpcperf` that set this value.
     pub(super) fn arguments(self, value: &str) -> Vec<String> {
         let option = self.option().to_owned();
         match self.row().values {
@@ -136,7 +136,7 @@ impl Knob {
     }
 }
 
-/// The field's name, with `-` for `_` as well; what `rpcperf` and the protocol call it is understood.
+/// Accepts the field's name, with `-` or `_`, and the names in `rpcperf` and in the protocol.
 impl FromStr for Knob {
     type Err = TuneError;
 

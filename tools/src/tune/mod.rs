@@ -1,20 +1,20 @@
-//! `rpcrdma tune`: finds settings by measuring them, and says how sure that is.
+//! `rpcrdma tune`: finds settings by measurement, with a confidence.
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `aim` | what is wanted, and which of two figures is better |
-//! | `knob` | what can be turned, and its options of `rpcperf` |
+//! | `aim` | the goal, and the comparison of two figures |
+//! | `knob` | the knobs, and their options of `rpcperf` |
 //! | `settings` | a candidate |
-//! | `space` | candidates around a start, and what makes no sense |
-//! | `search` | leagues, halving, combinations, the duel, and why so |
-//! | `paired` | what pairs of runs prove |
+//! | `space` | candidates around a start, without senseless ones |
+//! | `search` | leagues, halving, combinations, the duel, with rationale |
+//! | `paired` | statistics of pairs of runs |
 //! | `rpcperf` | a run of a candidate |
-//! | `process` | a program in a group that ends with it, within a time |
-//! | `state` | the runs in a file, for a tuning that goes on later |
-//! | `progress` | how far it is, on a terminal |
-//! | `report` | what is told in the end |
+//! | `process` | a program in a process group, with a time limit |
+//! | `state` | the runs in a file, to resume a tuning |
+//! | `progress` | a progress bar on a terminal |
+//! | `report` | the final report |
 //! | `code` | settings as expressions of Rust |
-//! | `error` | why there is no result |
+//! | `error` | errors that end a tuning |
 
 mod aim;
 mod code;
@@ -50,26 +50,25 @@ use search::{Plan, search};
 use space::Space;
 use state::{Recorded, State};
 
-/// The layout of state files: one that changes how a search goes makes a new one, too.
+/// Version of state files. A change of the search order needs a new one, too.
 const SCHEMA: u32 = 1;
-/// What a run may take longer than it measures, unless it is told: a server starts, and memory is taken.
+/// Default time limit of a run beyond its measurement, for the start of a server and for memory allocation.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Finds settings by measuring them
+/// Find settings by measurement
 ///
-/// Runs `rpcperf` with a server of its own, over and over: each knob by itself turned to each of its values, against
-/// the start; the worse half of the values goes, round by round; what wins is tried together. Runs of all that is
-/// compared take turns in random order, so that a noisy host does not decide. In the end the best is run against the
-/// start once more, in pairs, and only if these prove it better (the sign test, 95 %) it is recommended: as options of
-/// rpcperf, and as code.
+/// Runs `rpcperf` with a server of its own repeatedly. First each knob alone takes each of its values, compared with
+/// the start. Round by round, the worse half of the values is dropped. Then the winners are combined. Compared runs
+/// alternate in random order, so that a noisy host does not decide. Finally the best runs against the start in pairs.
+/// Only if these prove it better (sign test, 95 %) is it recommended: as options of rpcperf, and as code.
 ///
-/// Knobs are named as the fields of Config and ServerConfig: credits, batch (on, off), coalesce_grants (on, off),
+/// Knobs have the names of the fields of Config and ServerConfig: credits, batch (on, off), coalesce_grants (on, off),
 /// signal_every, receive_size (the inline threshold), idle (poll, adaptive, event), small_buffers, message_buffers,
-/// bulk_buffers (BYTES:N+BYTES:N), shards, workers. Without --knob usual values of most of them are tried. Threads that
-/// poll and have no core are left out.
+/// bulk_buffers (BYTES:N+BYTES:N), shards, workers. Without --knob, tries common values of most of them. Omits
+/// candidates with more polling threads than cores.
 ///
-/// What follows -- is the load, in rpcperf's words: without it calls of 64 bytes, -t 64; for bytes, reads of 64 KiB, -t
-/// 4; at a rate -t 16.
+/// Arguments after -- are the load, as options of rpcperf. Defaults: calls of 64 bytes, -t 64; for bytes, reads of 64
+/// KiB, -t 4; at a rate, -t 16.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -80,7 +79,7 @@ Examples:
 
 Exit status: 0 done, whether something better was found or not; 1 interrupted, or the start does not run; 2 wrong usage.")]
 pub struct Args {
-    /// What is wanted
+    /// Goal
     #[arg(long, value_enum)]
     pub aim: Aim,
 
@@ -88,10 +87,10 @@ pub struct Args {
     #[arg(long, value_name = "PER-SECOND", value_parser = positive, required_if_eq("aim", "p99"))]
     pub rate: Option<f64>,
 
-    /// Where both ends meet: soft:NAME, iwarp:HOST:PORT, verbs:HOST:PORT [default: the software fabric]
+    /// Address of both ends: soft:NAME, iwarp:HOST:PORT, verbs:HOST:PORT [default: the software fabric]
     pub address: Option<Target>,
 
-    /// An `rpcperf serve` listens at ADDRESS already: only what a client has by itself is turned
+    /// Use an `rpcperf serve` that listens at ADDRESS: changes only the client's own knobs
     #[arg(long, requires = "address")]
     pub remote: bool,
 
@@ -99,15 +98,15 @@ pub struct Args {
     #[arg(long, value_name = "LIST", value_parser = cores)]
     pub cores: Option<Cores>,
 
-    /// Values to try of a knob; again for another knob
+    /// Values of a knob to try; repeat for another knob
     #[arg(long = "knob", value_name = "NAME=VALUE,…")]
     pub knobs: Vec<String>,
 
-    /// A knob's value at the start, which all else is compared with; again for another knob
+    /// A knob's value at the start, to which all others are compared; repeat for another knob
     #[arg(long, value_name = "NAME=VALUE")]
     pub start: Vec<String>,
 
-    /// Seconds that each run measures
+    /// Measured seconds of each run
     #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = positive)]
     pub seconds: f64,
 
@@ -115,23 +114,23 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     pub repeats: u16,
 
-    /// Pairs of runs by which the best is compared with the start in the end
+    /// Pairs of runs in the final comparison of the best with the start
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(paired::FEWEST as i64..=200))]
     pub pairs: u16,
 
-    /// Knobs that are turned together, at most
+    /// Most knobs changed together
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=6))]
     pub combine: u16,
 
-    /// Searches, each from what the last one has found, as long as it finds something
+    /// Searches, each from the last one's result, until one finds nothing
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=10))]
     pub sweeps: u16,
 
-    /// Of the random order of runs
+    /// Seed of the random order of runs
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 
-    /// Seconds after which a run has failed [default: 30, and what it measures]
+    /// Time limit of a run in seconds [default: 30, plus the measured seconds]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub limit: Option<Duration>,
 
@@ -139,13 +138,13 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     pub rpcperf: Option<PathBuf>,
 
-    /// Keeps each run in this file: the same command goes on from there, whatever has ended it
+    /// Keep each run in this file: the same command resumes from there after any interruption
     ///
-    /// The file is new, empty, or of an earlier tuning with the same options. A link is refused.
+    /// The file must be new, empty, or of an earlier tuning with the same options. A link is refused.
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
 
-    /// Writes JSON as well; to standard output with -, and nothing else there
+    /// Write JSON as well; with -, to standard output and nothing else there
     ///
     /// Keys: aim, rpcperf, start, candidates (settings, sweep, stage, runs, figure, ratio, failed, stayed), left_out,
     /// best, duel (pairs, better, ratio, interval, confidence; null if nothing is better), proven, recommended
@@ -153,12 +152,12 @@ pub struct Args {
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
 
-    /// Options of rpcperf that say what is called, how much at a time, over which device
+    /// Options of rpcperf for the kind of calls, their concurrency, and the device
     #[arg(last = true, value_name = "LOAD", allow_hyphen_values = true)]
     pub load: Vec<String>,
 }
 
-/// Cores in the order that they are given away in.
+/// Cores in their order of assignment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cores(Vec<usize>);
 
@@ -181,7 +180,7 @@ fn positive(text: &str) -> Result<f64, String> {
 /// Runs the command.
 ///
 /// # Errors
-/// There is no rpcperf, the start does not run, the state file is of something else, or a signal came.
+/// There is no rpcperf, the start does not run, the state file is of another tuning, or a signal arrived.
 pub fn run(args: &Args) -> Outcome {
     let allowed = sched_getaffinity(None).map_err(io::Error::from)?;
     let space = args.space(&allowed)?;
@@ -210,13 +209,13 @@ pub fn run(args: &Args) -> Outcome {
     Ok(Ended::Well)
 }
 
-/// A file for the result: better to be told before hours of runs than after.
+/// Opens the file for the result, to fail before hours of runs instead of after.
 fn writable(path: &Path) -> Result<File, CommandError> {
     let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
     file.map_err(|error| CommandError::Failed(format!("--json {}: {error}", path.display())))
 }
 
-/// An error, with what there is to be done now.
+/// An error, with advice.
 fn explained(error: TuneError, kept: Option<usize>, state: Option<&Path>) -> CommandError {
     match (&error, kept, state) {
         (TuneError::Interrupted | TuneError::Start { .. }, Some(runs), Some(path)) => CommandError::Failed(format!(
@@ -231,7 +230,7 @@ fn explained(error: TuneError, kept: Option<usize>, state: Option<&Path>) -> Com
 }
 
 impl Args {
-    /// What is searched.
+    /// The search space.
     fn space(&self, allowed: &CpuSet) -> Result<Space, TuneError> {
         let cores = self.cores.as_ref().map(|Cores(cores)| cores.as_slice());
         if let Some(core) =
@@ -245,7 +244,7 @@ impl Args {
         Space::new(self.aim, &self.start, &self.knobs, Some(count), self.remote)
     }
 
-    /// What is run.
+    /// The test.
     fn test(&self) -> Result<Test, TuneError> {
         if self.rate.is_some() && matches!(self.aim, Aim::Calls | Aim::Bytes) {
             let aim = self.aim.name();
@@ -275,7 +274,7 @@ impl Args {
         }
     }
 
-    /// What runs must have in common with those of a state file, for these to count.
+    /// Properties that must equal those of a state file, for its runs to count.
     fn head(&self, space: &Space, version: &str) -> Map<String, Value> {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let head = json!({

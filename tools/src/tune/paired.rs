@@ -1,36 +1,35 @@
-//! What pairs of runs prove: the sign test, exact, and the interval of the median that belongs to it.
+//! Statistics of pairs of runs: the exact sign test, and its median interval.
 //!
-//! A pair is a candidate's run and a run of what it is compared with, close to each other: what the host did to both is
-//! not in their ratio. Of the logarithms of ratios nothing is assumed but that, if there were no difference, each might
-//! as well have the other sign. A run that the host spoiled is one sign, however bad it was: with signed ranks
-//! (Wilcoxon), which make more of the same values on a quiet host, two spoiled runs of a dozen hide that one candidate
-//! is twice the other.
+//! A pair is a candidate's run and a nearby run of its reference, so that the host's state cancels from their ratio.
+//! The test assumes only that without a difference both signs of a ratio's logarithm are equally likely. A run spoiled
+//! by the host counts as one sign, however bad it was. Signed ranks (Wilcoxon) get more from the same values on a quiet
+//! host. But two spoiled runs of a dozen make them miss that one candidate is twice the other.
 
-/// Half of what an interval of 95 % leaves out.
+/// Half of the probability outside an interval of 95 %.
 const TAIL: f64 = 0.025;
 
-/// What some pairs say of a difference.
+/// Statistics of a difference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Difference {
     /// The estimate: the median.
     pub(super) estimate: f64,
-    /// 95 % of such intervals hold the true median; the least, and …
+    /// Lower bound of the interval. 95 % of such intervals contain the true median.
     pub(super) least: f64,
-    /// … the most.
+    /// Upper bound.
     pub(super) most: f64,
     /// Pairs whose difference is above 0.
     pub(super) better: usize,
     /// Pairs.
     pub(super) pairs: usize,
-    /// How sure it is that the median is above 0: 1 less the probability of so many such pairs by chance.
+    /// Confidence that the median is above 0: 1 less the probability of so many such pairs by chance.
     pub(super) confidence: f64,
 }
 
-/// The fewest pairs that an interval of 95 % can be had of.
+/// The fewest pairs for an interval of 95 %.
 pub(super) const FEWEST: usize = 6;
 
 impl Difference {
-    /// Of these values; `None` of fewer than [`FEWEST`].
+    /// Of these values; `None` for fewer than [`FEWEST`].
     pub(super) fn of(values: &[f64]) -> Option<Self> {
         let pairs = values.len();
         if pairs < FEWEST {
@@ -39,14 +38,14 @@ impl Difference {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
         let chances = chances(pairs);
-        // Values that may be left out at either end: so many, and fewer, are on one side by a chance below `TAIL`.
+        // Values outside the interval at either end: so many or fewer are on one side with a probability below `TAIL`.
         let mut below = 0.0;
         let unlikely = chances.iter().take_while(|&&chance| {
             below += chance;
             below < TAIL
         });
         let out = unlikely.count().saturating_sub(1);
-        // A value of 0 is none that speaks for a gain.
+        // A value of 0 does not count as a gain.
         let better = values.iter().filter(|value| **value > 0.0).count();
         let by_chance: f64 = chances[better..].iter().sum();
         Some(Self {
@@ -59,13 +58,13 @@ impl Difference {
         })
     }
 
-    /// It is above 0: the interval is.
+    /// The whole interval is above 0.
     pub(super) fn is_gain(&self) -> bool {
         self.least > 0.0
     }
 }
 
-/// The chance of each number of values above 0, if either sign is as likely as the other.
+/// The probability of each number of values above 0, if both signs are equally likely.
 fn chances(pairs: usize) -> Vec<f64> {
     let mut chances = vec![0.0; pairs + 1];
     chances[0] = 1.0;
@@ -78,7 +77,7 @@ fn chances(pairs: usize) -> Vec<f64> {
     chances
 }
 
-/// The middle one, or the mean of the two in the middle.
+/// The middle value, or the mean of the two middle ones.
 pub(super) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -90,12 +89,11 @@ pub(super) fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// How far a median of such values may be off: its standard error, by the median distance from it. Nothing is known of
-/// a value that is alone.
+/// The standard error of a median, by the median distance from it. Infinite for a single value.
 pub(super) fn standard_error(values: &[f64]) -> f64 {
     let Some(middle) = median(values).filter(|_| values.len() > 1) else { return f64::INFINITY };
     let distances: Vec<f64> = values.iter().map(|value| (value - middle).abs()).collect();
-    // Of normal values a standard deviation is 1.4826 such distances, and a median's error 1.2533 times a mean's.
+    // For normal values the standard deviation is 1.4826 such distances, and a median's error 1.2533 times a mean's.
     median(&distances).unwrap_or(0.0) * 1.4826 * 1.2533 / (values.len() as f64).sqrt()
 }
 

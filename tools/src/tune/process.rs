@@ -1,4 +1,4 @@
-//! A program that is run to its end, for so long at most, unless a signal ends us.
+//! Runs a program to its end, its time limit, or a signal.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -14,12 +14,12 @@ use signal_hook::iterator::{Handle, Signals};
 
 use super::TuneError;
 
-/// What is kept of a program's output at most, in bytes.
+/// Most bytes kept of a program's output.
 const LONGEST: u64 = 4 << 20;
-/// How long output may come after its program has ended.
+/// Time limit for output after the program has ended.
 const REST: Duration = Duration::from_secs(1);
 
-/// What happens while a program runs; the number is the run's.
+/// Events of a running program; the number is the run's.
 enum Event {
     Out(u64, Vec<u8>),
     Err(u64, Vec<u8>),
@@ -27,8 +27,8 @@ enum Event {
     Signal,
 }
 
-/// Runs programs, one after another, each with all that it starts in a process group of its own, which ends with it.
-/// From its making on, signals that would end this process end the program instead, and are an error.
+/// Runs programs, one after another, each in a process group that is killed at its end. Once this exists, signals that
+/// would end this process end the program instead, and are an error.
 pub(super) struct Runs {
     events: Receiver<Event>,
     say: Sender<Event>,
@@ -36,9 +36,9 @@ pub(super) struct Runs {
     run: u64,
 }
 
-/// How a program ended.
+/// Outcome of a program.
 pub(super) struct Ended {
-    /// `None`: it was ended, after the time that it had.
+    /// `None`: it was killed at its time limit.
     pub(super) status: Option<ExitStatus>,
     pub(super) out: Vec<u8>,
     pub(super) err: Vec<u8>,
@@ -60,7 +60,7 @@ impl Runs {
     /// Runs a program on these cores, or on those of this process, for `limit` at most.
     ///
     /// # Errors
-    /// It cannot be started, or a signal has come.
+    /// It cannot be started, or a signal arrived.
     pub(super) fn run(
         &mut self,
         command: &mut Command,
@@ -77,7 +77,7 @@ impl Runs {
         self.beside(move || Event::Out(run, all_of(out)))?;
         self.beside(move || Event::Err(run, all_of(err)))?;
         self.beside(move || {
-            // Not taken note of: until then nobody else gets the number, and killing it is safe.
+            // Does not reap the process: until then no other process gets its ID, and killing it is safe.
             let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
             Event::Ended(run)
         })?;
@@ -89,11 +89,11 @@ impl Runs {
                 Ok(Event::Out(of, bytes)) if of == run => out = Some(bytes),
                 Ok(Event::Err(of, bytes)) if of == run => err = Some(bytes),
                 Ok(Event::Ended(of)) if of == run => {
-                    // What it has left behind goes with it.
+                    // Its remaining processes end with it.
                     status = Some(group.end().map_err(failed)?);
                     deadline = Instant::now() + REST;
                 }
-                // Of a run before, whose output was held open.
+                // From an earlier run, whose output was held open.
                 Ok(Event::Out(..) | Event::Err(..) | Event::Ended(_)) => {}
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
             }
@@ -101,11 +101,11 @@ impl Runs {
         Ok(Ended { status, out: out.unwrap_or_default(), err: err.unwrap_or_default() })
     }
 
-    /// Says on a thread of its own what has happened.
+    /// Sends an event from a thread of its own.
     fn beside(&self, event: impl FnOnce() -> Event + Send + 'static) -> Result<(), TuneError> {
         let say = self.say.clone();
         let tell = move || {
-            // Nobody waits for it any more, if this fails.
+            // Fails only if the receiver is gone.
             let _ = say.send(event());
         };
         let thread = thread::Builder::new().spawn(tell);
@@ -119,12 +119,12 @@ impl Drop for Runs {
     }
 }
 
-/// A program and what it has started; killed, and waited for, when dropped.
+/// A program and its descendants, which are killed and reaped on drop.
 struct Group(Child);
 
 impl Group {
     fn end(&mut self) -> std::io::Result<ExitStatus> {
-        // It fails only if all of it is gone.
+        // Fails only if all its processes are gone.
         let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
         self.0.wait()
     }
@@ -132,19 +132,19 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // What was waited for has a number that may be another's.
+        // After a wait the ID may belong to another process.
         if !matches!(self.0.try_wait(), Ok(Some(_))) {
             let _ = self.end();
         }
     }
 }
 
-/// Starts a program, with these cores for it and all its threads and children.
+/// Starts a program whose threads and children all use these cores.
 fn start(command: &mut Command, cores: Option<&[usize]>) -> std::io::Result<Child> {
     let Some(cores) = cores else { return command.spawn() };
     let mut set = CpuSet::new();
     cores.iter().for_each(|&core| set.set(core));
-    // A child has the cores of the thread that starts it.
+    // A child inherits the cores of the thread that starts it.
     let start = || {
         sched_setaffinity(None, &set)?;
         command.spawn()
@@ -155,7 +155,7 @@ fn start(command: &mut Command, cores: Option<&[usize]>) -> std::io::Result<Chil
 
 fn all_of(stream: Option<impl Read>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // What cannot be read is not there: whoever needs it says so.
+    // Unreadable output counts as empty; its user reports that.
     let _ = stream.map(|stream| stream.take(LONGEST).read_to_end(&mut bytes));
     bytes
 }

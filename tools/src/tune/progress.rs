@@ -1,4 +1,4 @@
-//! How far it is: a line on standard error, if that is a terminal.
+//! A progress bar on standard error, if that is a terminal.
 
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use super::TuneError;
 use super::search::{Machine, Measured};
 use super::settings::Settings;
 
-/// Between two turns of the sign that it goes on.
+/// Time between two steps of the spinner.
 const TICK: Duration = Duration::from_millis(200);
 const TEMPLATE: &str = "{spinner} {pos}/{len} runs, at most {eta} left  {prefix}  {wide_msg}";
 
-/// A machine that is watched.
+/// A machine with a progress bar.
 pub(super) struct Shown<M> {
     inner: M,
     bar: ProgressBar,
 }
 
 impl<M: Machine> Shown<M> {
-    /// From its first run on.
+    /// Starts before the first run.
     pub(super) fn new(inner: M) -> Self {
-        // Hidden by itself where standard error is no terminal.
+        // Hides itself if standard error is no terminal.
         let bar = ProgressBar::new(0);
         if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
             bar.set_style(style);
@@ -29,7 +29,7 @@ impl<M: Machine> Shown<M> {
         Self { inner, bar }
     }
 
-    /// What is watched.
+    /// The machine.
     pub(super) fn inner(&self) -> &M {
         &self.inner
     }

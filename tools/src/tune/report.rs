@@ -1,4 +1,4 @@
-//! What is told in the end: for people, and as JSON.
+//! The final report, as text and as JSON.
 
 use std::fmt::Write as _;
 
@@ -11,12 +11,12 @@ use super::search::{Found, Measured, Stage, Trial};
 use super::settings::Settings;
 use crate::units;
 
-/// A tuning that came to its end.
+/// A completed tuning.
 pub(super) struct Report<'a> {
     pub(super) test: &'a Test,
     pub(super) start: &'a Settings,
     pub(super) found: &'a Found,
-    /// As `rpcperf` tells it.
+    /// As `rpcperf` prints it.
     pub(super) version: &'a str,
 }
 
@@ -134,7 +134,7 @@ impl Report<'_> {
         text
     }
 
-    /// Median and middle half of some figures: what the host does to runs that are all alike.
+    /// Median and middle half of some figures: the host's noise in equal runs.
     fn spread(&self, figures: &[f64]) -> String {
         let mut sorted = figures.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -172,7 +172,7 @@ impl Report<'_> {
             duel.better,
             duel.pairs
         );
-        // Never more than that: pairs are finite.
+        // Rounds down: with finite pairs it never reaches 100 %.
         let sure = (duel.confidence * 1000.0).floor() / 10.0;
         if found.is_proven() {
             format!("recommended: {}\n  {said}: a confidence of {sure:.1} %\n", found.best)

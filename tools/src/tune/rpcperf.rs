@@ -1,4 +1,4 @@
-//! Candidates by `rpcperf`: its command lines, and what it says.
+//! Candidates by `rpcperf`: its command lines, and its output.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,28 +13,28 @@ use super::process::{Ended, Runs};
 use super::search::{Machine, Measured};
 use super::settings::Settings;
 
-/// How long `rpcperf --version` may take.
+/// Time limit of `rpcperf --version`.
 const AT_ONCE: Duration = Duration::from_secs(20);
-/// What is kept of what a failed run says, in characters.
+/// Most characters kept of a failed run's output.
 const LONGEST: usize = 300;
 
-/// What a run is made of, beside its settings.
+/// Parts of a run besides its settings.
 #[derive(Clone, Debug)]
 pub(super) struct Test {
     pub(super) aim: Aim,
     pub(super) rate: Option<f64>,
-    /// `None`: an address of the software fabric that is free.
+    /// `None`: a free address of the software fabric.
     pub(super) address: Option<String>,
     /// A server listens there already.
     pub(super) remote: bool,
-    /// The client's, the server's, others'.
+    /// Cores of the client, of the server, further ones.
     pub(super) cores: Option<Vec<usize>>,
     pub(super) seconds: f64,
-    /// Options of `rpcperf` that say what is called, and how often.
+    /// Options of `rpcperf` for the kind and number of calls.
     pub(super) load: Vec<String>,
 }
 
-/// Options that a tuning gives itself.
+/// Options that the tuning sets itself.
 const OURS: &[&str] = &[
     "--loopback",
     "--cores",
@@ -60,7 +60,7 @@ const OURS: &[&str] = &[
 ];
 
 impl Test {
-    /// Refuses options among the load that are the tuning's to give.
+    /// Refuses options in the load that the tuning sets itself.
     ///
     /// # Errors
     /// There is one.
@@ -75,7 +75,7 @@ impl Test {
             }
             let is_ours = |ours: &&str| match ours.strip_prefix("--") {
                 Some(_) => *ours == name,
-                // Letters may have their value behind them.
+                // The value may follow a letter directly.
                 None => name.starts_with(*ours) && !name.starts_with("--"),
             };
             if OURS.iter().any(is_ours) {
@@ -87,7 +87,7 @@ impl Test {
         Ok(())
     }
 
-    /// The words behind `rpcperf`, but for what makes it print JSON.
+    /// The arguments of `rpcperf`, except those for JSON.
     pub(super) fn arguments(&self, settings: &Settings) -> Vec<String> {
         let mut words = self.aim.test(self.rate);
         words.push(match (&self.address, self.remote) {
@@ -107,11 +107,11 @@ impl Test {
     }
 }
 
-/// `rpcperf`, at hand.
+/// A located `rpcperf`.
 pub(super) struct Rpcperf {
     program: PathBuf,
     test: Test,
-    /// For one run.
+    /// Time limit of one run.
     limit: Duration,
     runs: Runs,
 }
@@ -120,7 +120,7 @@ impl Rpcperf {
     /// By this path, or beside this program.
     ///
     /// # Errors
-    /// It is not there.
+    /// It does not exist.
     pub(super) fn new(program: Option<&Path>, test: Test, limit: Duration) -> Result<Self, TuneError> {
         let program = match program {
             Some(path) => path.to_owned(),
@@ -139,10 +139,10 @@ impl Rpcperf {
         Ok(Self { program, test, limit, runs: Runs::new()? })
     }
 
-    /// What it says of its version.
+    /// Its version line.
     ///
     /// # Errors
-    /// It does not run, or is something else.
+    /// It does not run, or is another program.
     pub(super) fn version(&mut self) -> Result<String, TuneError> {
         let ended = self.runs.run(Command::new(&self.program).arg("--version"), None, AT_ONCE)?;
         let text = String::from_utf8_lossy(&ended.out).trim().to_owned();
@@ -179,10 +179,10 @@ impl Machine for Rpcperf {
     }
 }
 
-/// Lines that say nothing of a failure, by their beginning.
+/// Starts of lines that do not explain a failure.
 const BESIDE: [&str; 3] = ["rpcperf: placement:", "Usage:", "For more information"];
 
-/// Why a run has failed, in its own last words: of a server that did not start it says why, then that.
+/// The cause of a failed run: the last lines of its output. If the server failed to start, they have its cause first.
 fn complaint(ended: &Ended) -> String {
     let said = String::from_utf8_lossy(&ended.err);
     let says = |line: &&str| !line.is_empty() && !BESIDE.iter().any(|beside| line.starts_with(beside));

@@ -1,27 +1,25 @@
-//! The search: leagues of each knob's values, then what won them taken together, then a duel with the start.
+//! The search: leagues of values, combinations of winners, a final duel.
 //!
-//! *One knob at a time.* From the start each knob by itself is turned to each of its values. A grid has the product of
-//! all numbers of values as candidates, this their sum; knobs of this engine act on different costs and mostly do not
-//! see each other. The values of one knob are a league of their own, so that a knob with five good values does not
-//! drive out another one's only good value.
+//! *One knob at a time.* From the start, each knob alone takes each of its values. A grid has the product of all
+//! numbers of values as candidates, this their sum. Knobs of this engine affect different costs and mostly do not
+//! interact. The values of one knob form a league of their own. So a knob with five good values does not displace
+//! another one's only good value.
 //!
-//! *Successive halving.* In each round each candidate is run some times more, then the worse half of each league goes,
-//! until one is left: most runs go to those that are hard to tell apart.
+//! *Successive halving.* In each round each candidate runs several more times, and then the worse half of each league
+//! is dropped, until one is left. Most runs go to candidates that are hard to distinguish.
 //!
-//! *Interleaved.* A pass runs each candidate once, in random order, with a run of the start among each [`BLOCK`] of
-//! them. A candidate's gain is against the start's runs in its block and in those beside it, a few runs away: what the
-//! host does for longer than that is done to both. Of these three the median counts, and so it does of the gains: no
-//! run that the host spoiled decides, be it the candidate's or the start's.
+//! *Interleaved.* A pass runs each candidate once, in random order, with a run of the start in each [`BLOCK`] of them.
+//! A candidate's gain is relative to the start's runs in its block and in the adjacent ones, a few runs away. Slower
+//! changes of the host affect both. The median of these three counts, and the median of the gains. So no run that the
+//! host spoiled decides, whether the candidate's or the start's.
 //!
-//! *Together.* The winners that gain anything, [`Plan::combine`] of them at most, are tried in every combination, again
-//! by halving, with new runs. That finds no pair of knobs that only help together; another sweep, from what was found,
-//! finds some.
+//! *Together.* The winners with a gain, at most [`Plan::combine`], are tried in every combination, again by halving,
+//! with new runs. That misses pairs of knobs that help only together. Another sweep, from the result, finds some.
 //!
-//! *One knob less.* Of the best combination each knob by itself is put back: if that costs no more than the standard
-//! error of the difference, it stays so. What gains nothing is not turned.
+//! *One knob less.* In the best combination each knob alone is reset. If that costs no more than the standard error of
+//! the difference, it stays reset. So knobs without a gain keep their values.
 //!
-//! *The duel.* Whoever was the best of many was lucky, too: what is said of it in the end comes only of runs that were
-//! made afterwards, in pairs with the start.
+//! *The duel.* The best of many was also lucky. Its final figures come only from later runs, in pairs with the start.
 
 use fastrand::Rng;
 
@@ -31,60 +29,60 @@ use super::paired::{Difference, median, standard_error};
 use super::settings::Settings;
 use super::space::{Candidates, Space};
 
-/// Candidates to one run of the start.
+/// Candidates per run of the start.
 const BLOCK: usize = 3;
 /// Runs of the start that a candidate is compared with.
 const REFERENCES: usize = 3;
 
-/// Runs of a candidate in a row that fail, until it is out: a host that stands still for a moment fails one.
+/// Consecutive failures that exclude a candidate: a host that stalls briefly fails one run.
 const TRIES: usize = 2;
-/// The same of the start, after which the tuning ends.
+/// Consecutive failures of the start that end the tuning.
 const TRIES_OF_START: usize = 3;
 
-/// What runs a candidate.
+/// Runs candidates.
 pub(super) trait Machine {
-    /// One run: its figure, or why there is none, which is the candidate's fault.
+    /// One run: its figure, or a failure due to the candidate.
     ///
     /// # Errors
-    /// The tuning cannot go on.
+    /// The tuning cannot continue.
     fn run(&mut self, settings: &Settings) -> Result<Result<Measured, String>, TuneError>;
 
-    /// What comes now, and how many runs are left at most, with it.
+    /// Announces the next phase, and the most runs left including it.
     fn begin(&mut self, _what: &str, _runs_left: usize) {}
 }
 
-/// What one run has measured.
+/// Results of one run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Measured {
     pub(super) figure: f64,
-    /// The credit limit, which `rpcperf` makes fit the load.
+    /// The credit limit, which `rpcperf` adjusts to the load.
     pub(super) credits: Option<u32>,
     /// Not of a debug build.
     pub(super) optimized: bool,
 }
 
-/// How much is run.
+/// Number of runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     /// Passes of a round.
     pub(super) repeats: usize,
     /// Pairs of the duel.
     pub(super) pairs: usize,
-    /// Winners that are tried together, at most.
+    /// Most winners tried together.
     pub(super) combine: usize,
-    /// Searches, each from what the last one has found.
+    /// Searches, each from the last one's result.
     pub(super) sweeps: usize,
     pub(super) seed: u64,
 }
 
-/// Why a candidate is one.
+/// Phase that a candidate belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// One knob of the start is turned.
+    /// One knob of the start is changed.
     Alone,
-    /// Winners are turned together.
+    /// Winners are combined.
     Together,
-    /// One of these is put back; or, to compare with, none.
+    /// One of these is reset; or none, as the reference.
     Less,
 }
 
@@ -92,7 +90,7 @@ impl Stage {
     /// All, in their order.
     pub(super) const ALL: [Self; 3] = [Self::Alone, Self::Together, Self::Less];
 
-    /// In words.
+    /// Its name in reports.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Alone => "one knob at a time",
@@ -102,7 +100,7 @@ impl Stage {
     }
 }
 
-/// A candidate and what is known of it.
+/// A candidate and its results.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Trial {
     pub(super) settings: Settings,
@@ -124,18 +122,18 @@ impl Trial {
     }
 }
 
-/// What came of it.
+/// Result of a search.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     pub(super) trials: Vec<Trial>,
     pub(super) left_out: Vec<(Settings, String)>,
     /// All runs of the start.
     pub(super) start: Vec<Measured>,
-    /// The best that was found; the start, if nothing was better.
+    /// The best candidate, or the start if nothing was better.
     pub(super) best: Settings,
-    /// The runs of it in the duel.
+    /// Its runs in the duel.
     pub(super) of_best: Vec<Measured>,
-    /// What the duel says; `None` if the best is the start.
+    /// Result of the duel; `None` if the best is the start.
     pub(super) duel: Option<Difference>,
 }
 
@@ -145,7 +143,7 @@ impl Found {
         self.duel.is_some_and(|duel| duel.is_gain())
     }
 
-    /// What to take: the best if it is proven, or else the start.
+    /// The recommendation: the best if it is proven, or else the start.
     pub(super) fn recommended<'a>(&'a self, start: &'a Settings) -> &'a Settings {
         if self.is_proven() { &self.best } else { start }
     }
@@ -154,7 +152,7 @@ impl Found {
 /// Searches a space.
 ///
 /// # Errors
-/// A run of what candidates are compared with failed, or the machine cannot go on.
+/// A run of the reference settings failed, or the machine cannot continue.
 pub(super) fn search(space: &Space, aim: Aim, plan: Plan, machine: &mut dyn Machine) -> Result<Found, TuneError> {
     let found = Found {
         trials: Vec::new(),
@@ -196,7 +194,7 @@ struct Search<'a> {
     random: Rng,
     found: Found,
     sweep: usize,
-    /// What candidates of this sweep are compared with, in the order of blocks.
+    /// Figures of this sweep's reference runs, in the order of blocks.
     references: Vec<f64>,
 }
 
@@ -223,7 +221,7 @@ impl Search<'_> {
         }
     }
 
-    /// Puts back knobs that are not worth turning, one after another.
+    /// Resets knobs that are not worth changing, one after another.
     fn simplest(&mut self, from: &Settings, best: usize) -> Result<Settings, TuneError> {
         let mut best = self.settings(best).clone();
         loop {
@@ -288,8 +286,8 @@ impl Search<'_> {
         }
     }
 
-    /// Runs leagues until one is left of each: those that gain anything, the best first. What follows takes `ahead`
-    /// runs at most.
+    /// Runs leagues until one candidate is left of each. Returns those with a gain, the best first. Later phases take
+    /// at most `ahead` runs.
     fn halve(
         &mut self,
         from: &Settings,
@@ -307,7 +305,7 @@ impl Search<'_> {
             let trials = &mut self.found.trials;
             for league in &mut leagues {
                 league.retain(|&at| trials[at].failed.is_none());
-                // Stable: of equal ones what was declared first.
+                // A stable sort: of equal candidates the first declared wins.
                 league.sort_by(|&one, &other| trials[other].gain().total_cmp(&trials[one].gain()));
                 let half = league.len().div_ceil(2);
                 league.drain(half..).for_each(|at| trials[at].stayed = false);
@@ -322,7 +320,7 @@ impl Search<'_> {
         }
     }
 
-    /// Runs each of these once, unless it has failed, and the start among each few of them.
+    /// Runs each of these once, unless it has failed, with the start in each block of them.
     fn pass(&mut self, from: &Settings, these: &[usize]) -> Result<(), TuneError> {
         let mut order: Vec<usize> = these.to_vec();
         order.retain(|&at| self.found.trials[at].failed.is_none());
@@ -338,7 +336,7 @@ impl Search<'_> {
                 let Some(&at) = block.get(turn) else { continue };
                 let settings = self.settings(at).clone();
                 match self.run(&settings, TRIES)? {
-                    // The block's reference is the next one, or was the last one.
+                    // The block's reference is the next run, or was the last.
                     Ok(measured) => {
                         figures.push((at, measured.figure, self.references.len() - usize::from(turn > place)))
                     }
@@ -360,7 +358,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// A run that has succeeded, or why the last of so many has not.
+    /// A successful run, or the last failure of so many tries.
     fn run(&mut self, settings: &Settings, tries: usize) -> Result<Result<Measured, String>, TuneError> {
         let mut outcome = self.machine.run(settings)?;
         for _ in 1..tries {
@@ -372,7 +370,7 @@ impl Search<'_> {
         Ok(outcome)
     }
 
-    /// A run of what candidates are compared with.
+    /// A run of the reference settings.
     fn run_start(&mut self, from: &Settings) -> Result<f64, TuneError> {
         let measured = self.run(from, TRIES_OF_START)?;
         let measured = measured.map_err(|why| TuneError::Start { settings: from.to_string(), reason: why })?;
@@ -402,7 +400,7 @@ impl Search<'_> {
                     gains.push(self.aim.gain(measured.figure, figure));
                 }
                 Err(why) => {
-                    // What fails now and then is no configuration to recommend.
+                    // A configuration that fails occasionally is not recommended.
                     for trial in self.found.trials.iter_mut().filter(|trial| trial.settings == best) {
                         trial.failed = Some(why.clone());
                     }
@@ -434,7 +432,7 @@ impl Plan {
         }
     }
 
-    /// Runs after the leagues of so many knobs, at most.
+    /// Most runs after the leagues of so many knobs.
     fn after_leagues(&self, knobs: usize) -> usize {
         let winners = knobs.min(self.combine);
         let together = (1 << winners) - 1;
@@ -442,7 +440,7 @@ impl Plan {
         combinations + self.after_combinations(winners)
     }
 
-    /// Runs after so many winners were tried together, at most.
+    /// Most runs after so many winners were combined.
     fn after_combinations(&self, winners: usize) -> usize {
         let less: usize = (2..=winners).map(|turned| 2 * self.repeats * Self::pass(turned + 1)).sum();
         less + 2 * self.pairs

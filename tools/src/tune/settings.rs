@@ -1,4 +1,4 @@
-//! A candidate: which knobs are turned, and to what.
+//! A candidate: the changed knobs and their values.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,12 +7,13 @@ use std::str::FromStr;
 use super::TuneError;
 use super::knob::Knob;
 
-/// Values of some knobs; all others are as `rpcperf` has them.
+/// Values of some knobs. All others have the defaults of `rpcperf`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Settings(BTreeMap<Knob, String>);
 
 impl Settings {
-    /// These, and this knob turned to this value. What `rpcperf` does anyway is not kept: the same settings are equal.
+    /// These, with this knob changed. Values that are the default of `rpcperf` are not kept, so that equal settings
+    /// compare equal.
     pub(super) fn with(&self, knob: Knob, value: &str) -> Self {
         let mut all = self.0.clone();
         if knob.default() == Some(value) {
@@ -23,7 +24,7 @@ impl Settings {
         Self(all)
     }
 
-    /// These, with this knob as it is in `other`.
+    /// These, with this knob as in `other`.
     pub(super) fn put_back(&self, knob: Knob, other: &Self) -> Self {
         let mut all = self.0.clone();
         all.remove(&knob);
@@ -36,12 +37,12 @@ impl Settings {
         self.0.get(&knob).map(String::as_str).or(knob.default())
     }
 
-    /// A number that is known without a run; else, or if it is none, 0.
+    /// A number that is known without a run; otherwise 0.
     pub(super) fn number(&self, knob: Knob) -> usize {
         self.get(knob).and_then(|value| value.parse().ok()).unwrap_or(0)
     }
 
-    /// The knobs whose values are not those that they have in `other`.
+    /// The knobs whose values differ from those in `other`.
     pub(super) fn turned(&self, other: &Self) -> Vec<Knob> {
         Knob::all().filter(|&knob| self.get(knob) != other.get(knob)).collect()
     }
@@ -52,7 +53,7 @@ impl Settings {
     }
 }
 
-/// `NAME=VALUE`, with blanks between several; `default` for none.
+/// `NAME=VALUE`, separated by blanks; `default` for none.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
@@ -63,7 +64,7 @@ impl fmt::Display for Settings {
     }
 }
 
-/// One of them: `NAME=VALUE`.
+/// Parses one `NAME=VALUE`.
 pub(super) fn setting(text: &str) -> Result<(Knob, String), TuneError> {
     let (name, value) = text
         .split_once('=')

@@ -1,4 +1,4 @@
-//! What may be turned, and to what: the declared space, without what makes no sense in it.
+//! The declared search space, without senseless settings.
 
 use std::collections::BTreeMap;
 
@@ -7,26 +7,26 @@ use super::aim::Aim;
 use super::knob::Knob;
 use super::settings::{Settings, setting};
 
-/// Values to try of each knob, and where they are tried.
+/// Values of each knob, and constraints.
 #[derive(Clone, Debug)]
 pub(super) struct Space {
     start: Settings,
     values: BTreeMap<Knob, Vec<String>>,
-    /// Cores for the client, shards and workers; `None`: not told.
+    /// Cores for the client, shards and workers; `None`: not given.
     cores: Option<usize>,
-    /// The server is elsewhere, and as it is.
+    /// The server is remote and cannot be changed.
     remote: bool,
 }
 
-/// Candidates, and what was left out, with the reason.
+/// Candidates, and excluded ones with the reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Candidates {
-    /// By the knob that is turned.
+    /// By the changed knob.
     pub(super) of_knob: Vec<Vec<Settings>>,
     pub(super) left_out: Vec<(Settings, String)>,
 }
 
-/// What is tried where nothing is declared. A knob's usual value is among them where a start may have another.
+/// Default values. They include a knob's default where a start may have another value.
 fn usual(aim: Aim) -> &'static [(Knob, &'static [&'static str])] {
     const CALLS: &[(Knob, &[&str])] = &[
         (Knob::Credits, &["16", "64", "256"]),
@@ -57,11 +57,10 @@ fn usual(aim: Aim) -> &'static [(Knob, &'static [&'static str])] {
 }
 
 impl Space {
-    /// The space around `start`: the values that were declared, as `NAME=VALUE,VALUE…` each; or else the usual ones for
-    /// the aim.
+    /// The space around `start`: the declared values, each `NAME=VALUE,VALUE…`, or the defaults of the aim.
     ///
     /// # Errors
-    /// A knob or a value that there is not, a knob that is declared twice, or cannot be turned here.
+    /// An unknown knob or value, or a knob that is declared twice or cannot be changed here.
     pub(super) fn new(
         aim: Aim,
         start: &[String],
@@ -109,12 +108,12 @@ impl Space {
         Ok(space)
     }
 
-    /// Where the search starts, and what its result is compared with.
+    /// Start of the search, and reference of its result.
     pub(super) fn start(&self) -> &Settings {
         &self.start
     }
 
-    /// Each knob by itself turned to each of its values, from these settings.
+    /// Each knob alone with each of its values, from these settings.
     pub(super) fn around(&self, from: &Settings) -> Candidates {
         let mut all = Candidates::default();
         for (&knob, values) in &self.values {
@@ -135,7 +134,7 @@ impl Space {
         all
     }
 
-    /// Every choice of these, which are `from` with one knob turned each, taken together.
+    /// Every combination of these, each of which is `from` with one knob changed.
     pub(super) fn together(&self, from: &Settings, turned: &[Settings]) -> Candidates {
         let mut all = Candidates::default();
         let mut together = Vec::new();
@@ -162,8 +161,8 @@ impl Space {
         self.objection(settings).is_none()
     }
 
-    /// Why these settings make no sense here: more threads that poll than cores. Two may always, as both ends are there
-    /// in any case, and as many as the start has.
+    /// The reason to exclude these settings: more polling threads than cores. Two are always allowed, for both ends,
+    /// and as many as the start has.
     fn objection(&self, settings: &Settings) -> Option<String> {
         let polling = |settings: &Settings| match settings.get(Knob::Idle) {
             Some("poll") => 1 + settings.number(Knob::Shards) + settings.number(Knob::Workers),

@@ -1,7 +1,7 @@
-//! What was run, in a file: a tuning that ended early goes on from there.
+//! The runs in a file, from which an interrupted tuning resumes.
 //!
-//! Lines of JSON: a head, then one for each run. The search is the same for the same seed and the same outcomes, so it
-//! needs no state of its own: it is run again, and gets what the file has until that ends.
+//! Lines of JSON: a head, then one per run. The search is the same for the same seed and outcomes, so it needs no state
+//! of its own. It runs again, and gets outcomes from the file until that ends.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -19,7 +19,7 @@ use super::search::{Machine, Measured};
 use super::settings::Settings;
 
 const FOREIGN: &str = "this is no state file of rpcrdma tune, or its first line is lost; tune with another file";
-/// Bytes of the longest state file that is read. A run takes some hundred of them.
+/// Longest state file, in bytes. A run takes a few hundred.
 const LONGEST: u64 = 64 << 20;
 
 /// One run.
@@ -37,7 +37,7 @@ enum Outcome {
     Measured { figure: f64, credits: Option<u32>, optimized: bool },
 }
 
-/// A state file that is open, by this process alone.
+/// An open state file, locked by this process.
 #[derive(Debug)]
 pub(super) struct State {
     path: PathBuf,
@@ -47,17 +47,17 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Opens it, or makes one; `head` is what runs must have in common. A line that is not whole is forgotten: it was
-    /// being written when its tuning was ended. So are failures at the end: they may be why it was ended, and are for
-    /// another try.
+    /// Opens or creates it; `head` must be equal for its runs to count. Drops an incomplete last line, which was being
+    /// written when its tuning ended. Also drops failures at the end. They may be the reason for that end, and are
+    /// tried again.
     ///
     /// # Errors
-    /// It has another head, something else in it, or is used by another process; it is a link, or no file; or files
-    /// cannot be written there.
+    /// Another head or other contents; used by another process; a link or no regular file; or the file cannot be
+    /// written.
     pub(super) fn open(path: &Path, head: &Map<String, Value>) -> Result<Self, TuneError> {
         let wrong = |reason: String| TuneError::State { path: path.display().to_string(), reason };
         let failed = |error: std::io::Error| wrong(error.to_string());
-        // What is no plain file is neither followed nor waited for.
+        // Neither follows a link nor waits for a FIFO.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).custom_flags(flags);
@@ -105,11 +105,11 @@ impl State {
     }
 }
 
-/// The runs in the text of a state file, and how much of it they and the head are, in bytes.
+/// The runs in a state file, and the length of them and the head, in bytes.
 fn recorded(text: &str, head: &Map<String, Value>) -> Result<(VecDeque<Run>, usize), String> {
     let mut lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     let Some(first) = lines.next() else {
-        // A new file. Of a head that was not written whole nobody can tell whose it is.
+        // An empty file is new. The owner of an incomplete head is unknown.
         return if text.is_empty() { Ok((VecDeque::new(), 0)) } else { Err(FOREIGN.to_owned()) };
     };
     let theirs: Map<String, Value> = serde_json::from_str(first).map_err(|_| FOREIGN.to_owned())?;
@@ -139,7 +139,7 @@ fn recorded(text: &str, head: &Map<String, Value>) -> Result<(VecDeque<Run>, usi
     Ok((runs, length))
 }
 
-/// A machine whose runs are kept, and not made again.
+/// A machine whose runs are kept, and not repeated.
 pub(super) struct Recorded<M> {
     state: Option<State>,
     inner: M,
@@ -175,7 +175,7 @@ impl<M: Machine> Machine for Recorded<M> {
         let line = serde_json::to_value(Run { settings: settings.to_string(), outcome }).map_err(|e| state.wrong(e))?;
         state.append(&line)?;
         state.runs += 1;
-        // As it will be read: digits that the text has not must not decide either.
+        // As it will be read: digits that the text lacks must not matter.
         let read: Run = serde_json::from_str(&line.to_string()).map_err(|error| state.wrong(error))?;
         Ok(read.outcome.into())
     }
@@ -220,7 +220,7 @@ mod tests {
             if settings.to_string() == "workers=1" {
                 return Ok(Err("it\nbroke".to_owned()));
             }
-            // Of so many digits that not all of them survive.
+            // More digits than the text can hold.
             let figure = (1.0 / 3.0 + settings.number(crate::tune::knob::Knob::Credits) as f64).sqrt();
             Ok(Ok(Measured { figure, credits: Some(64), optimized: true }))
         }
@@ -251,7 +251,7 @@ mod tests {
             lives += 1;
             let (result, made) = tune(&path, 7);
             runs += made;
-            // A line that was being written when the process was killed.
+            // A line cut off by the end of its process.
             let mut text = fs::read_to_string(&path).unwrap();
             text.push_str("{\"settings\":\"cred");
             fs::write(&path, text).unwrap();

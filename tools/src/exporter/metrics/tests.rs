@@ -38,7 +38,7 @@ fn devices() -> Vec<DeviceCounter> {
     vec![counter(Origin::Driver, "out_of_buffer", 12), counter(Origin::Port, "link_downed", 3)]
 }
 
-/// Its samples, by name and labels.
+/// Samples, by name and labels.
 fn samples(text: &str) -> Vec<(&str, &str)> {
     text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.rsplit_once(' ')).collect()
 }

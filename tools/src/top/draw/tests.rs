@@ -60,7 +60,7 @@ fn drawn(screen: &Screen, width: u16, height: u16) -> Vec<String> {
     (0..height).map(|y| line(y).trim_end().to_owned()).collect()
 }
 
-/// All of these are to be seen.
+/// All of these are visible.
 fn has(lines: &[String], wanted: &[&str]) {
     for text in wanted {
         assert!(lines.iter().any(|line| line.contains(text)), "{text:?} is missing:\n{}", lines.join("\n"));
@@ -74,7 +74,7 @@ fn forty_columns_have_what_matters_most() {
         &lines,
         &["shard  busy calls/s    p50    p99", "    0   42%   1.23M 1.90µs 12.3µs", "pid 4711  up 1h02m", "2 shards"],
     );
-    // All of the marked shard is below, as far as there is room.
+    // Details of the selected shard follow as far as there is room.
     has(&lines, &["busy turns         42%     21%     84%", "credits        12 used of 256", "mem. waits/s        77"]);
     assert!(lines.iter().all(|line| line.chars().count() <= 40), "{lines:#?}");
     has(&drawn(&screen(Tab::Procedures), 40, 24), &["100003 v3        6      99", "1 procedures"]);

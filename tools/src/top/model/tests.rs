@@ -106,7 +106,7 @@ fn what_goes_backwards_or_is_not_there_has_no_rate() {
     let view = model.take(snapshot(3 * SECOND, [None, stats(|s| s.calls = 10)]));
     assert!(!view.shards[0].answered && view.shards[1].answered);
     assert_eq!(rate(view.shards[1].calls), Some((1.0, 1.0, 1.0)));
-    // Twice the same moment is no interval.
+    // The same moment twice is no interval.
     assert_eq!(model.take(snapshot(3 * SECOND, [None, None])).interval, 0);
 }
 

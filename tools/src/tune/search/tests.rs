@@ -1,10 +1,10 @@
-//! The search on a machine that is made up, with noise like a busy host's.
+//! The search on a simulated machine with the noise of a busy host.
 
 use super::*;
 use crate::tune::knob::Knob;
 
-/// A machine whose figure is a product of what each setting is worth, and of noise: a drift, as of a host that changes
-/// its speed; and now and then a run of which half of the time or more is taken away.
+/// A machine whose figure is the product of each setting's worth and of noise. The noise is a drift, as of a host whose
+/// speed changes, and an occasional run that loses half of the time or more.
 struct Busy {
     random: Rng,
     speed: f64,
@@ -49,7 +49,7 @@ fn space(start: &[&str], declared: &[&str]) -> Space {
     Space::new(Aim::Calls, &owned(start), &owned(declared), Some(8), false).unwrap()
 }
 
-/// What some settings are worth, by their text.
+/// The product of what these settings are worth, by their text.
 fn worth(settings: &Settings, of: &[(&str, f64)]) -> f64 {
     let text = settings.to_string();
     text.split(' ').map(|word| of.iter().find(|(name, _)| *name == word).map_or(1.0, |(_, worth)| *worth)).product()
@@ -60,7 +60,7 @@ fn a_bad_knob_is_found_on_a_noisy_host() {
     let space = space(&["credits=4"], &[]);
     let (mut useless, mut unproven) = (0, 0);
     for seed in 0..40 {
-        // Credits of the start are bad on purpose; all else is worth nothing, or less.
+        // The start's credits are deliberately bad. All else is worth nothing, or less.
         let mut machine = Busy::new(seed, 0.15, |settings| {
             Ok(worth(settings, &[("credits=4", 0.5), ("batch=off", 0.9), ("idle=event", 0.3), ("workers=1", 0.6)]))
         });
@@ -71,7 +71,7 @@ fn a_bad_knob_is_found_on_a_noisy_host() {
         assert!(found.best.number(Knob::Workers) != 1 && found.best.get(Knob::Idle) != Some("event"), "{seed}");
         useless += found.best.turned(space.start()).len() - 1;
     }
-    // One run in seven is spoiled: where six of twenty are, the pairs prove nothing, and say so.
+    // One run in seven is spoiled. With six of twenty spoiled, the pairs correctly prove nothing.
     assert!(unproven <= 3, "{unproven} of 40 searches proved nothing");
     assert!(useless <= 12, "{useless} knobs were turned that are worth nothing, in 40 searches");
 }
@@ -88,7 +88,7 @@ fn where_nothing_helps_the_start_is_kept() {
             assert_eq!(found.recommended(space.start()), space.start());
         }
     }
-    // One of 40 by what the interval says; the seeds are always the same.
+    // The interval predicts one of 40. The seeds are fixed.
     assert!(wrong <= 4, "{wrong} of 60 searches proved what is not there");
 }
 
@@ -176,7 +176,7 @@ fn the_runs_are_no_more_than_was_promised() {
     }
     let mut machine = Busy::new(1, 0.0, |settings| Ok(worth(settings, &[("credits=16", 1.2), ("batch=off", 1.2)])));
     search(&space(&[], &["credits=16", "batch=off"]), Aim::Calls, PLAN, &mut machine).unwrap();
-    // Two leagues of one; three together, then two of these; the best, and without either; the duel.
+    // Two leagues of one; three combinations, then two of these; the best, and without either; the duel.
     assert_eq!(machine.runs, 3 * 3 + 3 * (4 + 3) + 6 * 4 + 40);
     assert_eq!(machine.promised, machine.runs);
 }
