@@ -1,4 +1,4 @@
-//! `rpcrdma decode`: messages of a capture, or in hex, as text or JSON.
+//! `rpcrdma decode`: messages of a capture or in hex.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};

@@ -1,4 +1,4 @@
-//! IP datagrams of Ethernet with VLAN tags, Linux cooked or raw IP packets.
+//! IP datagrams in Ethernet (with VLAN), Linux cooked or raw packets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,31 +1,31 @@
-//! The control groups that this process is in.
+//! Control groups of this process.
 
 use crate::tree::Tree;
 
-/// Which of the kernel's two kinds a group is of.
+/// The kernel's two versions of control groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Version {
     V1,
     V2,
 }
 
-/// The groups that a controller has this process in.
+/// A controller's groups for this process.
 #[derive(Clone, Debug)]
 pub(crate) struct Groups {
     pub(crate) version: Version,
-    /// Their directories, from its own group up to the topmost that can be seen.
+    /// Their directories, from its own group up to the topmost visible one.
     pub(crate) directories: Vec<String>,
 }
 
-/// Where one kind of groups, or one controller, is mounted.
+/// Mount point of one version of groups, or of one controller.
 struct Mount {
-    /// The group that is seen there: a container's own, if it is not `/`.
+    /// The group mounted there: in a container its own, if it is not `/`.
     root: String,
     point: String,
 }
 
 impl Groups {
-    /// Those of a controller; `None` where it is not mounted. Of the two kinds version 1 has it where both are mounted.
+    /// The groups of a controller; `None` if it is not mounted. If both versions are mounted, version 1 has it.
     pub(crate) fn of(tree: &Tree, controller: &str) -> Option<Self> {
         let mounts = tree.text("/proc/self/mountinfo").ok()?;
         let groups = tree.text("/proc/self/cgroup").ok()?;
@@ -46,13 +46,13 @@ impl Groups {
         Some(Self { version: Version::V2, directories })
     }
 
-    /// The topmost group, as far as it can be seen.
+    /// The topmost visible group.
     pub(crate) fn top(&self) -> &str {
         self.directories.last().map_or("", String::as_str)
     }
 }
 
-/// The first mount of this type whose options are so.
+/// The first mount of this type whose options match.
 fn mount(mounts: &str, fstype: &str, wanted: impl Fn(&str) -> bool) -> Option<Mount> {
     mounts.lines().find_map(|line| {
         let (place, kind) = line.split_once(" - ")?;
@@ -69,7 +69,7 @@ impl Mount {
     /// From the group at this path upwards.
     fn directories(&self, path: &str) -> Vec<String> {
         let below = path.strip_prefix(self.root.as_str()).unwrap_or(path).trim_matches('/');
-        // A group outside of what a container may see.
+        // A group outside the container's view.
         let below = if below.split('/').any(|step| step == "..") { "" } else { below };
         let mut directories = vec![self.point.clone()];
         for step in below.split('/').filter(|step| !step.is_empty()) {
@@ -89,7 +89,7 @@ mod tests {
         let mount = |root: &str| Mount { root: root.to_owned(), point: "/m".to_owned() };
         assert_eq!(mount("/").directories("/a/b"), ["/m/a/b", "/m/a", "/m"]);
         assert_eq!(mount("/").directories("/"), ["/m"]);
-        // A container without a namespace of its own: it is told the host's path, and sees its group alone.
+        // A container without a namespace: it gets the host's path, but sees only its own group.
         assert_eq!(mount("/docker/x").directories("/docker/x/y"), ["/m/y", "/m"]);
         assert_eq!(mount("/").directories("/../../a"), ["/m"]);
     }

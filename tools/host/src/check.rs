@@ -1,4 +1,4 @@
-//! What a check is, and what it finds.
+//! Checks and their findings.
 
 use std::fmt;
 
@@ -7,15 +7,15 @@ use serde::Serialize;
 use crate::scene::{Fabric, Scene};
 use crate::tree::Unseen;
 
-/// How much a finding matters, from the least on.
+/// Severity of a finding, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     /// As wanted.
     Ok,
-    /// What tells could not be seen: no failure by itself.
+    /// The deciding state is invisible: no failure by itself.
     Unknown,
-    /// Not as wanted, which need not matter for what was asked.
+    /// Not as wanted, but possibly irrelevant to the question.
     Note,
     /// It works, with worse latency, throughput or fewer connections.
     Warning,
@@ -35,10 +35,10 @@ impl fmt::Display for Status {
     }
 }
 
-/// What a check is about.
+/// Subject of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Area {
-    /// The cores that shards and workers have, and what else runs there.
+    /// The cores of shards and workers, and other load there.
     Cores,
     /// Memory and its limits.
     Memory,
@@ -46,12 +46,12 @@ pub enum Area {
     Devices,
     /// Sockets and interfaces.
     Network,
-    /// Where the process runs.
+    /// The environment of the process.
     Container,
 }
 
 impl Area {
-    /// In a word.
+    /// As one word.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cores => "cores",
@@ -63,7 +63,7 @@ impl Area {
     }
 }
 
-/// What a check has seen.
+/// Result of a check's function.
 #[derive(Clone, Debug)]
 pub(crate) struct Verdict {
     status: Status,
@@ -80,44 +80,44 @@ impl Verdict {
         Self { status, observed: observed.into(), fix: Some(fix.into()) }
     }
 
-    /// What is asked is not to be seen; with a command that may tell.
+    /// The state is invisible; with a command that may show it.
     pub(crate) fn unknown(observed: impl Into<String>, fix: impl Into<String>) -> Self {
         Self::fault(Status::Unknown, observed, fix)
     }
 }
 
-/// Looks at a machine for one thing. It is a function of the files that the scene has, and of what was asked.
+/// Checks one aspect of a machine, as a function of the scene's files and the question.
 #[derive(Clone, Copy, Debug)]
 pub struct Check {
     pub(crate) name: &'static str,
     pub(crate) area: Area,
-    /// The fabrics that it matters for, and whether without an address, too.
+    /// The fabrics that it matters for. `All` includes questions without an address.
     pub(crate) concerns: Concerns,
     pub(crate) wanted: &'static str,
     pub(crate) why: &'static str,
     pub(crate) look: fn(&Scene) -> Result<Verdict, Unseen>,
 }
 
-/// Whom a check concerns.
+/// Questions that a check concerns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Concerns {
     All,
-    /// Runs at addresses of these fabrics.
+    /// Addresses of these fabrics.
     Only(&'static [Fabric]),
 }
 
 impl Check {
-    /// Its name, which no other check has.
+    /// Its unique name.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// What it is about.
+    /// Its subject.
     pub fn area(&self) -> Area {
         self.area
     }
 
-    /// Whether it says something of what was asked.
+    /// Whether it is relevant to the question.
     pub fn concerns(&self, scene: &Scene) -> bool {
         match self.concerns {
             Concerns::All => true,
@@ -125,7 +125,7 @@ impl Check {
         }
     }
 
-    /// Looks.
+    /// Runs the check.
     pub fn run(&self, scene: &Scene) -> Finding {
         let unseen = |unseen: Unseen| Verdict { status: Status::Unknown, observed: unseen.to_string(), fix: None };
         let Verdict { status, observed, fix } = (self.look)(scene).unwrap_or_else(unseen);
@@ -133,22 +133,22 @@ impl Check {
     }
 }
 
-/// What one check has found.
+/// The finding of one check.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
     /// The check's name.
     pub name: &'static str,
-    /// How much it matters.
+    /// Its severity.
     pub status: Status,
-    /// What is there; of what could not be seen, why.
+    /// The observed state; if invisible, the reason.
     pub observed: String,
-    /// What should be there.
+    /// The wanted state.
     pub wanted: &'static str,
-    /// What it is good for.
+    /// The reason to want it.
     pub why: &'static str,
-    /// Lines for a shell. What no command can do is a comment there.
+    /// Lines for a shell. Comments there describe manual work.
     pub fix: Option<String>,
-    /// What it is about.
+    /// Its subject.
     #[serde(skip)]
     pub area: Area,
 }

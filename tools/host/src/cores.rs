@@ -9,47 +9,47 @@ use serde::{Serialize, Serializer};
 /// Linux has no core of this number or above (`CONFIG_NR_CPUS`).
 const MOST: usize = 8192;
 
-/// Core numbers, written as the kernel writes them: `0-3,8`.
+/// Core numbers, in the kernel's notation: `0-3,8`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CoreList(BTreeSet<usize>);
 
 impl CoreList {
-    /// In order.
+    /// In ascending order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = usize> + '_ {
         self.0.iter().copied()
     }
 
-    /// How many.
+    /// Number of cores.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether it has none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether this core is among them.
+    /// Whether the set contains this core.
     pub fn contains(&self, core: usize) -> bool {
         self.0.contains(&core)
     }
 
-    /// Those that are in both.
+    /// The cores in both sets.
     pub fn common(&self, other: &Self) -> Self {
         Self(self.0.intersection(&other.0).copied().collect())
     }
 
-    /// Those that are not in the other.
+    /// The cores of this set that are not in the other.
     pub fn without(&self, other: &Self) -> Self {
         Self(self.0.difference(&other.0).copied().collect())
     }
 
-    /// Those that are in either.
+    /// The cores in either set.
     pub fn with(&self, other: &Self) -> Self {
         Self(self.0.union(&other.0).copied().collect())
     }
 
-    /// Of a mask in hexadecimal, with a comma between words of 32 bits; `None` if it is none.
+    /// From a hexadecimal mask, with a comma between words of 32 bits; `None` if malformed.
     pub(crate) fn of_mask(mask: &str) -> Option<Self> {
         let mut cores = BTreeSet::new();
         for (word, digits) in mask.trim().rsplit(',').enumerate() {

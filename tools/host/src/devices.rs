@@ -6,29 +6,29 @@ use serde::Serialize;
 
 use crate::tree::Tree;
 
-/// Where the kernel tells of RDMA devices.
+/// RDMA devices in sysfs.
 pub(crate) const RDMA: &str = "/sys/class/infiniband";
-/// Where it tells of network interfaces.
+/// Network interfaces in sysfs.
 pub(crate) const NET: &str = "/sys/class/net";
 
-/// An entry of a port's GID table: an address that connections may have.
+/// An entry of a port's GID table: an address of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Gid {
     pub(crate) index: usize,
     pub(crate) address: Ipv6Addr,
     /// `IB/RoCE v1` or `RoCE v2`.
     pub(crate) kind: Option<String>,
-    /// The network interface that it is of.
+    /// Its network interface.
     pub(crate) interface: Option<String>,
 }
 
 impl Gid {
-    /// As an address of a host.
+    /// As an IP address.
     pub(crate) fn ip(&self) -> IpAddr {
         self.address.to_ipv4_mapped().map_or(IpAddr::V6(self.address), IpAddr::V4)
     }
 
-    /// Made of the card's own number, and of use on one link only.
+    /// Derived from the card's own number, and valid on one link only.
     pub(crate) fn is_link_local(&self) -> bool {
         self.address.segments()[0] & 0xffc0 == 0xfe80
     }
@@ -57,19 +57,19 @@ impl Port {
         all
     }
 
-    /// Whether it is one of Ethernet, rather than of InfiniBand.
+    /// Whether its link layer is Ethernet, not InfiniBand.
     pub(crate) fn is_ethernet(&self, tree: &Tree) -> bool {
         tree.line(&format!("{}/link_layer", self.path)).is_ok_and(|layer| layer == "Ethernet")
     }
 }
 
-/// An RDMA device, as its files say.
+/// An RDMA device, from its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rdma {
     pub(crate) name: String,
     /// `/sys/class/infiniband/NAME`.
     pub(crate) path: String,
-    /// It speaks iWARP in hardware, or as soft-iWARP does.
+    /// It is an iWARP device, in hardware or soft-iWARP.
     pub(crate) is_iwarp: bool,
     pub(crate) node: Option<usize>,
     pub(crate) ports: Vec<Port>,
@@ -93,7 +93,7 @@ impl Rdma {
         Self { node: node(tree, &path), is_iwarp, ports, path, name }
     }
 
-    /// The file that says whether it speaks iWARP.
+    /// The file that identifies an iWARP device.
     pub(crate) fn node_type(&self) -> String {
         node_type(&self.path)
     }
@@ -103,7 +103,7 @@ impl Rdma {
         self.ports.iter().flat_map(|port| &port.gids).any(|gid| gid.ip() == ip)
     }
 
-    /// The network interfaces that it is on.
+    /// Its network interfaces.
     pub(crate) fn interfaces(&self, tree: &Tree) -> Vec<String> {
         let mut all: Vec<String> = self.ports.iter().flat_map(Port::interfaces).collect();
         all.extend(tree.names(&format!("{}/device/net", self.path)).unwrap_or_default());
@@ -117,7 +117,7 @@ fn node_type(device: &str) -> String {
     format!("{device}/node_type")
 }
 
-/// The entries that are in use.
+/// The entries in use.
 fn gids(tree: &Tree, port: &str) -> Vec<Gid> {
     let gid = |index| {
         let text = tree.line(&format!("{port}/gids/{index}")).ok()?;
@@ -128,13 +128,13 @@ fn gids(tree: &Tree, port: &str) -> Vec<Gid> {
     tree.numbered(&format!("{port}/gids"), "").unwrap_or_default().into_iter().filter_map(gid).collect()
 }
 
-/// The NUMA node of what is at this path; `None` where the kernel says -1, or nothing.
+/// The NUMA node of a device; `None` for -1 or a missing file.
 fn node(tree: &Tree, path: &str) -> Option<usize> {
     let node: i64 = tree.number(&format!("{path}/device/numa_node")).ok()?;
     usize::try_from(node).ok()
 }
 
-/// What kind of device it is.
+/// Kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -146,25 +146,24 @@ pub enum Kind {
     Nvme,
 }
 
-/// A device that has a place in the machine.
+/// A device with a location in the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Device {
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// Its name below `/sys/class`.
     pub name: String,
-    /// NUMA node, where it has one.
+    /// NUMA node, if any.
     pub node: Option<usize>,
     /// Its name on the bus, such as `0000:3b:00.0`.
     pub bus: Option<String>,
     /// Network interfaces of an RDMA device.
     pub interfaces: Vec<String>,
-    /// Addresses of an RDMA device, link-local ones left out.
+    /// Addresses of an RDMA device, without link-local ones.
     pub addresses: Vec<IpAddr>,
 }
 
-/// All RDMA devices, the network cards and the NVMe controllers. Interfaces without a device, as bridges are, are left
-/// out.
+/// All RDMA devices, network cards and NVMe controllers. Omits interfaces without a device, such as bridges.
 pub fn devices(tree: &Tree) -> Vec<Device> {
     let bus = |path: &str| tree.link(&format!("{path}/device"));
     let rdma = Rdma::all(tree).into_iter().map(|device| {
@@ -192,7 +191,7 @@ pub fn devices(tree: &Tree) -> Vec<Device> {
     rdma.chain(others).collect()
 }
 
-/// Whether this is no address of a host, but all of them.
+/// Whether this is a wildcard address.
 pub(crate) fn is_any(ip: IpAddr) -> bool {
     ip == IpAddr::V4(Ipv4Addr::UNSPECIFIED) || ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
 }

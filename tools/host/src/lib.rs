@@ -1,22 +1,23 @@
-//! What a machine is, and what of it stands in a data plane's way: read from `/proc`, `/sys` and `/dev` below any
-//! root, so that a test, or a copy of another machine's files, can stand for a machine. Nothing is written, nothing
-//! is run, and no privilege is asked for.
+//! Description of a machine, and checks for a data plane on it.
+//!
+//! Everything is read from `/proc`, `/sys` and `/dev` below any root. So a test, or a copy of another machine's files,
+//! can stand for a machine. The crate writes nothing, runs nothing, and needs no privilege.
 //!
 //! | file | what |
 //! | --- | --- |
-//! | [`tree`] | the files: all that is known of a machine comes from there |
-//! | [`cores`] | sets of core numbers, as the kernel writes them |
+//! | [`tree`] | the files, the only source of information |
+//! | [`cores`] | sets of core numbers, in the kernel's notation |
 //! | `process` | this process: its limits, capabilities and cores |
-//! | `cgroup` | the control groups that it is in, of version 1 and 2 |
+//! | `cgroup` | its control groups, of version 1 and 2 |
 //! | [`topology`] | nodes, cores, their siblings and caches |
 //! | [`devices`] | RDMA devices with their ports and GIDs, network cards, NVMe devices |
-//! | `route` | the interface on the way to an address |
-//! | [`scene`] | what is asked of a machine, and what was read of it once |
-//! | [`check`] | what a check is, and what it finds |
-//! | `fix` | the commands that mend what was found |
+//! | `route` | the interface on the route to an address |
+//! | [`scene`] | a question about a machine, and the data for it |
+//! | [`check`] | checks and their findings |
+//! | `fix` | commands that fix findings |
 //! | [`checks`] | all checks |
 //! | [`plan`] | shards and workers on cores |
-//! | [`logger`] | the log of a program, on standard error |
+//! | [`logger`] | a program's log on standard error |
 #![forbid(unsafe_code)]
 
 mod cgroup;

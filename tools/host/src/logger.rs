@@ -1,5 +1,6 @@
-//! The log of a program, on standard error: records of at least the level in `RUST_LOG` (`error`, `warn`, `info`,
-//! `debug`, `trace`; without it `warn`).
+//! A program's log on standard error.
+//!
+//! `RUST_LOG` sets the lowest level (`error`, `warn`, `info`, `debug`, `trace`; by default `warn`).
 
 use std::io::Write;
 
@@ -19,7 +20,7 @@ impl log::Log for Log {
     fn flush(&self) {}
 }
 
-/// Installs the logger. A logger that is already installed stays.
+/// Installs the logger, unless another one is installed.
 pub fn start() {
     if log::set_logger(&Log).is_ok() {
         let level = std::env::var("RUST_LOG").ok().and_then(|level| level.parse().ok());

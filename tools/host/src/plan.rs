@@ -9,50 +9,50 @@ use crate::cores::CoreList;
 use crate::devices::Device;
 use crate::topology::{Core, Topology};
 
-/// What is to be placed.
+/// Threads to place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// So many of each.
+    /// Numbers of shards and workers.
     Threads {
         /// Threads that poll.
         shards: usize,
-        /// Threads that do what blocks or computes.
+        /// Threads for blocking or computing work.
         workers: usize,
     },
-    /// So many cores: a quarter of them for workers.
+    /// Number of cores, a quarter of them for workers.
     Cores(usize),
 }
 
-/// More than there is room for.
+/// A wish that cannot be placed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PlanError {
-    /// Of shards.
+    /// Too many shards.
     #[error(
         "{shards} shards want as many physical cores, and this process may use {physical} (cores {allowed}): ask for \
          {physical} at most, or widen its affinity and cpuset (`rpcrdma doctor --cores LIST` says how)"
     )]
     Shards {
-        /// Asked for.
+        /// The wish.
         shards: usize,
-        /// There are.
+        /// Available physical cores.
         physical: usize,
-        /// All logical ones.
+        /// Available logical cores.
         allowed: CoreList,
     },
-    /// Of threads.
+    /// Too many threads.
     #[error(
         "{threads} threads want as many cores, and this process may use {most} (cores {allowed}): ask for {most} at most, \
          or widen its affinity and cpuset (`rpcrdma doctor --cores LIST` says how)"
     )]
     Threads {
-        /// Asked for.
+        /// The wish.
         threads: usize,
-        /// There are.
+        /// Available cores.
         most: usize,
-        /// These.
+        /// The available cores.
         allowed: CoreList,
     },
-    /// Of nothing.
+    /// No shard.
     #[error("a server has one shard at least")]
     None,
 }
@@ -67,7 +67,7 @@ pub struct Plan {
     why: Vec<String>,
 }
 
-/// A physical core: the threads of it that may be used, the one to use first in front.
+/// A physical core: its available threads, the preferred one first.
 struct Physical<'a> {
     threads: Vec<&'a Core>,
     distance: u32,
@@ -83,7 +83,7 @@ impl Physical<'_> {
     }
 }
 
-/// The physical cores that may be used, the best first: near, isolated, not core 0.
+/// The available physical cores, the best first: near, isolated, not core 0.
 fn physical(topology: &Topology, near: Option<usize>) -> Vec<Physical<'_>> {
     let mut all: Vec<Physical<'_>> = Vec::new();
     for core in topology.cores.iter().filter(|core| core.allowed) {
@@ -108,19 +108,19 @@ fn roomiest(topology: &Topology) -> Option<usize> {
         let cores = topology.cores.iter().filter(|core| core.allowed && core.node == Some(id));
         cores.filter(|core| core.isolated || !isolated).count()
     };
-    // Of equal ones the first.
+    // The first of equal ones.
     let nodes = topology.nodes.iter().rev();
     nodes.max_by_key(|node| (usable(node.id, true), usable(node.id, false))).map(|node| node.id)
 }
 
 impl Wish {
-    /// Shards and workers, on a machine with so many physical cores.
+    /// Numbers of shards and workers, on a machine with so many physical cores.
     fn threads(self, physical: usize) -> (usize, usize) {
         match self {
             Self::Threads { shards, workers } => (shards, workers),
             Self::Cores(cores) => {
                 let workers = cores / 4;
-                // A physical core for the workers, where there is more than one.
+                // Leaves a physical core for the workers, if there is more than one.
                 let most = physical.saturating_sub(usize::from(workers > 0)).max(1);
                 let shards = (cores - workers).min(most);
                 (shards, cores - shards)
@@ -130,11 +130,11 @@ impl Wish {
 }
 
 impl Plan {
-    /// Cores of the device's node first, then isolated ones, core 0 last; no two shards on threads of one physical
-    /// core, and workers on others than shards, as long as there are some.
+    /// Places threads on cores of the device's node first, then on isolated ones, and on core 0 last. No two shards
+    /// share a physical core. Workers avoid the shards' cores as long as others are free.
     ///
     /// # Errors
-    /// There are not as many cores.
+    /// There are too few cores.
     pub fn propose(topology: &Topology, device: Option<&Device>, wish: Wish) -> Result<Self, PlanError> {
         let of_device = device.and_then(|device| device.node);
         let near = of_device.or_else(|| roomiest(topology));
@@ -153,7 +153,7 @@ impl Plan {
         let (polled, rest) = physical.split_at(shards);
         let thread = |nth: usize| move |physical: &Physical<'_>| physical.threads.get(nth).map(|core| core.id);
         let most = physical.iter().map(|physical| physical.threads.len()).max().unwrap_or(1);
-        // First threads of what is left, then second ones; those beside shards in the end.
+        // First threads of the free physical cores, then second ones, and those beside shards last.
         let apart = (0..most).flat_map(|nth| rest.iter().filter_map(thread(nth)));
         let beside = (1..most).flat_map(|nth| polled.iter().filter_map(thread(nth)));
         let mut plan = Self {
@@ -178,7 +178,7 @@ impl Plan {
         &self.workers
     }
 
-    /// Why it is so, a sentence each.
+    /// The reasons, a sentence each.
     pub fn why(&self) -> &[String] {
         &self.why
     }
@@ -244,8 +244,8 @@ impl Plan {
         why
     }
 
-    /// Ready command lines for a server at this address. `rpcperf` pins shards and workers; `nfs3d` pins its shards,
-    /// and leaves its workers where the scheduler puts them.
+    /// Complete command lines for a server at this address. `rpcperf` pins shards and workers. `nfs3d` pins its shards
+    /// and leaves its workers to the scheduler.
     pub fn commands(&self, address: &str) -> Vec<String> {
         let list =
             |cores: &mut dyn Iterator<Item = &usize>| cores.map(ToString::to_string).collect::<Vec<_>>().join(",");

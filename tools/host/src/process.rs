@@ -18,7 +18,7 @@ pub(crate) struct Limit {
     pub(crate) hard: u64,
 }
 
-/// What `/proc/self` says. What it does not say is none.
+/// Contents of `/proc/self/status`; empty if unreadable.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Process {
     status: String,
@@ -33,12 +33,12 @@ impl Process {
         field(&self.status, name).ok_or_else(|| Unseen::new(STATUS, format!("says nothing of {name}")))
     }
 
-    /// The cores that it may use by its affinity and its cpusets.
+    /// The cores that its affinity and its cpusets allow.
     pub(crate) fn allowed(&self) -> Result<CoreList, Unseen> {
         self.field("Cpus_allowed_list")?.parse().map_err(|reason: String| Unseen::new(STATUS, reason))
     }
 
-    /// The effective one of the real, effective, saved and file system's numbers.
+    /// The effective one of the real, effective, saved and file system IDs.
     fn effective(&self, name: &str) -> Result<u32, Unseen> {
         let ids = self.field(name)?;
         let id = ids.split_whitespace().nth(1).and_then(|id| id.parse().ok());
@@ -54,8 +54,8 @@ impl Process {
         set.is_some_and(|set| set >> bit & 1 == 1)
     }
 
-    /// Whether it may lock and pin memory without a limit. In a user namespace of its own the capability does not
-    /// count for devices.
+    /// Whether it may lock and pin memory without a limit. The capability does not count for devices within a user
+    /// namespace.
     pub(crate) fn may_pin_all(&self, tree: &Tree) -> bool {
         let of_the_host = match if_there(tree.text("/proc/self/uid_map")) {
             // A kernel without user namespaces.
@@ -66,7 +66,7 @@ impl Process {
         self.capable(CAP_IPC_LOCK) && of_the_host
     }
 
-    /// Whether the mode of a file lets it read and write there. Access control lists are not seen.
+    /// Whether the mode of a file permits it to read and write. Ignores access control lists.
     pub(crate) fn may_use(&self, tree: &Tree, path: &str) -> Result<bool, Unseen> {
         let (file, user, group) = (tree.metadata(path)?, self.effective("Uid")?, self.effective("Gid")?);
         let groups = self.field("Groups").unwrap_or_default();

@@ -1,14 +1,14 @@
-//! The interface on the way to an address, by the tables of `/proc/net`.
+//! The interface on the route to an address, from `/proc/net`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::tree::Tree;
 
-/// Flags of a route (route(8)): it is in use; it leads nowhere.
+/// Flags of a route (route(8)): usable, rejecting.
 const UP: u32 = 0x1;
 const REJECT: u32 = 0x200;
 
-/// The name of the interface that packets to this address leave by.
+/// The interface that packets to this address leave by.
 pub(crate) fn interface(tree: &Tree, to: IpAddr) -> Option<String> {
     match to {
         _ if to.is_loopback() => Some("lo".to_owned()),
@@ -18,10 +18,10 @@ pub(crate) fn interface(tree: &Tree, to: IpAddr) -> Option<String> {
     }
 }
 
-/// Of the lines `Iface Destination Gateway Flags RefCnt Use Metric Mask …` the one that fits most closely, and among
-/// these the one with the least metric.
+/// The most specific of the lines `Iface Destination Gateway Flags RefCnt Use Metric Mask …`, and among these the one
+/// with the lowest metric.
 fn by_v4(table: &str, to: Ipv4Addr) -> Option<String> {
-    // Addresses stand there as this machine has them in memory.
+    // The table has addresses in this machine's byte order.
     let to = u32::from_ne_bytes(to.octets());
     let routes = table.lines().skip(1).filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -31,11 +31,11 @@ fn by_v4(table: &str, to: Ipv4Addr) -> Option<String> {
         let fits = to & mask == destination && flags & UP != 0 && flags & REJECT == 0;
         fits.then(|| (std::cmp::Reverse(mask.count_ones()), metric, words[0].to_owned()))
     });
-    // Of equal ones the first counts.
+    // The first of equal ones counts.
     routes.min_by_key(|(mask, metric, _)| (*mask, *metric)).map(|(_, _, name)| name)
 }
 
-/// An address of our own: `address index prefix scope flags name`.
+/// A local address: `address index prefix scope flags name`.
 fn own_v6(table: &str, to: Ipv6Addr) -> Option<String> {
     table.lines().find_map(|line| {
         let mut words = line.split_whitespace();

@@ -1,4 +1,4 @@
-//! What is asked of a machine, and what was read of it once.
+//! A question about a machine, and the data that checks share.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use crate::route;
 use crate::topology::Topology;
 use crate::tree::Tree;
 
-/// What calls travel on.
+/// The transport of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fabric {
     /// Shared memory of one host.
@@ -23,7 +23,7 @@ pub enum Fabric {
 }
 
 impl Fabric {
-    /// By the word before the colon of an address.
+    /// By the scheme of an address.
     pub fn of_scheme(scheme: &str) -> Option<Self> {
         match scheme {
             "soft" => Some(Self::Soft),
@@ -34,20 +34,20 @@ impl Fabric {
     }
 }
 
-/// What is to run there.
+/// The planned server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Question {
-    /// At an address of this fabric; without, only what concerns all is looked at.
+    /// The fabric of its address; without one, only the general checks run.
     pub fabric: Option<Fabric>,
-    /// The host of that address.
+    /// The host of its address.
     pub ip: Option<IpAddr>,
-    /// The RDMA device that the address names.
+    /// The RDMA device in its address.
     pub device: Option<String>,
-    /// The cores that it is to have for itself. Without, what concerns cores is told, and not called wrong.
+    /// Its reserved cores. Without them, disturbances of cores are notes.
     pub cores: Option<CoreList>,
 }
 
-/// A machine before a question.
+/// A machine and a question.
 #[derive(Debug)]
 pub struct Scene {
     tree: Tree,
@@ -58,18 +58,18 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Reads what most checks look at.
+    /// Reads the data that most checks need.
     pub fn new(tree: Tree, question: Question) -> Self {
         let (process, topology, rdma) = (Process::read(&tree), Topology::read(&tree), Rdma::all(&tree));
         Self { tree, question, process, topology, rdma }
     }
 
-    /// What was asked.
+    /// The question.
     pub fn question(&self) -> &Question {
         &self.question
     }
 
-    /// Runs all checks that concern it, in their order.
+    /// Runs all relevant checks, in their order.
     pub fn examine(&self) -> Vec<Finding> {
         checks::all().filter(|check| check.concerns(self)).map(|check| check.run(self)).collect()
     }
@@ -88,22 +88,22 @@ impl Scene {
         &self.topology
     }
 
-    /// The cores that it runs on: those that were given, or all that it may have.
+    /// The cores in use: the reserved ones, or all allowed ones.
     pub(crate) fn cores(&self) -> CoreList {
         self.question.cores.clone().unwrap_or_else(|| self.topology.allowed())
     }
 
-    /// Shards that are to run, as far as that is known.
+    /// Planned shards, as far as known.
     pub(crate) fn shards(&self) -> u64 {
         self.question.cores.as_ref().map_or(1, |cores| cores.len().max(1) as u64)
     }
 
-    /// What disturbs a core is wrong for whoever gives a core away, and a note to others.
+    /// Severity of a disturbance of a core: a warning with reserved cores, otherwise a note.
     pub(crate) fn if_pinned(&self) -> Status {
         if self.question.cores.is_some() { Status::Warning } else { Status::Note }
     }
 
-    /// What costs latency is wrong for whoever gives cores away or has an RDMA device, and a note to others.
+    /// Severity of added latency: a warning with reserved cores or an RDMA device, otherwise a note.
     pub(crate) fn if_fast(&self) -> Status {
         if self.is_verbs() { Status::Warning } else { self.if_pinned() }
     }
@@ -117,8 +117,8 @@ impl Scene {
         &self.rdma
     }
 
-    /// The RDMA devices of the address: that it names, that has it, or is on the way to it; all of them if it names no
-    /// host.
+    /// The RDMA devices of the address: the named one, those that have it, or those on the route to it. All of them if
+    /// it has no host.
     pub(crate) fn devices(&self) -> Vec<&Rdma> {
         if let Some(name) = &self.question.device {
             return self.rdma.iter().filter(|device| device.name == *name).collect();
@@ -134,7 +134,7 @@ impl Scene {
         self.rdma.iter().filter(on_the_way).collect()
     }
 
-    /// The network interface of the address: of the GID that has it, or on the way to it.
+    /// The network interface of the address: that of its GID, or the one on the route to it.
     pub(crate) fn interface(&self) -> Option<String> {
         let ip = self.question.ip.filter(|ip| !is_any(*ip))?;
         let mut gids = self.rdma.iter().flat_map(|device| &device.ports).flat_map(|port| &port.gids);
@@ -142,7 +142,7 @@ impl Scene {
         own.or_else(|| route::interface(&self.tree, ip))
     }
 
-    /// Of all devices the one to be near to: that of the address; without an address, the first RDMA device.
+    /// The device that determines the node: that of the address, or without an address the first RDMA device.
     pub fn nearest<'a>(&self, devices: &'a [Device]) -> Option<&'a Device> {
         let named = |kind, name: &str| devices.iter().find(|device| device.kind == kind && device.name == name);
         match self.question.fabric {

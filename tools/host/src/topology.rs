@@ -7,38 +7,38 @@ use crate::cores::CoreList;
 use crate::process::Process;
 use crate::tree::{Tree, Unseen, field, if_there};
 
-/// Where the kernel tells of cores.
+/// Cores in sysfs.
 pub(crate) const CPU: &str = "/sys/devices/system/cpu";
-/// Where it tells of NUMA nodes.
+/// NUMA nodes in sysfs.
 pub(crate) const NODE: &str = "/sys/devices/system/node";
 
 /// A cache, as one core sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Cache {
-    /// 1 is next to the core.
+    /// Level 1 is closest to the core.
     pub level: u32,
     /// `Data`, `Instruction` or `Unified`.
     pub kind: String,
-    /// As the kernel writes it: `32K`.
+    /// In the kernel's notation: `32K`.
     pub size: String,
     /// The cores that share it.
     pub shared: CoreList,
 }
 
-/// A logical processor that is online.
+/// An online logical processor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Core {
     /// Its number.
     pub id: usize,
-    /// NUMA node, where there are some.
+    /// NUMA node, if any.
     pub node: Option<usize>,
     /// Socket.
     pub package: Option<usize>,
-    /// The threads of the same physical core, itself among them.
+    /// The threads of the same physical core, including itself.
     pub siblings: CoreList,
-    /// From the nearest on.
+    /// The closest first.
     pub caches: Vec<Cache>,
-    /// The scheduler puts nothing there by itself.
+    /// The scheduler places no threads there by itself.
     pub isolated: bool,
     /// This process may run there.
     pub allowed: bool,
@@ -49,26 +49,26 @@ pub struct Core {
 pub struct Node {
     /// Its number.
     pub id: usize,
-    /// Its cores that are online.
+    /// Its online cores.
     pub cores: CoreList,
     /// Memory in KiB.
     pub memory_kib: Option<u64>,
-    /// To each node in order; 10 is to itself. Empty if it is not told.
+    /// Distances to each node in order; 10 is to itself. Empty if unknown.
     pub distances: Vec<u32>,
 }
 
-/// The cores of a machine. What cannot be seen is as if it were not there.
+/// The cores of a machine. Invisible parts count as absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Topology {
-    /// None where the kernel knows no NUMA.
+    /// Empty on a kernel without NUMA.
     pub nodes: Vec<Node>,
-    /// Those that are online, in order.
+    /// The online cores, in order.
     pub cores: Vec<Core>,
-    /// Cores that could be, and are not, online.
+    /// Possible cores that are offline.
     pub offline: CoreList,
 }
 
-/// A list of cores in a file; the kernel writes an empty one in several ways.
+/// A list of cores in a file; the kernel has several notations for an empty one.
 pub(crate) fn list(tree: &Tree, path: &str) -> Result<CoreList, Unseen> {
     match tree.line(path)?.as_str() {
         "(null)" => Ok(CoreList::default()),
@@ -76,7 +76,7 @@ pub(crate) fn list(tree: &Tree, path: &str) -> Result<CoreList, Unseen> {
     }
 }
 
-/// The cores that the process's cpusets leave it; an error where none can be seen.
+/// The cores that the process's cpusets allow; an error if none is visible.
 pub(crate) fn cpuset(tree: &Tree) -> Result<CoreList, Unseen> {
     let groups =
         Groups::of(tree, "cpuset").ok_or_else(|| Unseen::new("/sys/fs/cgroup", "no cpuset controller is mounted"))?;
@@ -84,7 +84,7 @@ pub(crate) fn cpuset(tree: &Tree) -> Result<CoreList, Unseen> {
         Version::V1 => &["cpuset.effective_cpus", "cpuset.cpus"],
         Version::V2 => &["cpuset.cpus.effective"],
     };
-    // A group without the controller has what is left by the one above it.
+    // A group without the controller inherits from its parent.
     let files =
         groups.directories.iter().flat_map(|directory| names.iter().map(move |name| format!("{directory}/{name}")));
     for file in files {
@@ -95,7 +95,7 @@ pub(crate) fn cpuset(tree: &Tree) -> Result<CoreList, Unseen> {
     Err(Unseen::new(groups.top(), "says nothing of cores"))
 }
 
-/// Cores that the scheduler leaves alone: by the kernel's command line, or by a cpuset partition.
+/// Cores that the scheduler avoids, by the kernel's command line or by a cpuset partition.
 pub(crate) fn isolated(tree: &Tree) -> Result<CoreList, Unseen> {
     let by_boot = list(tree, &format!("{CPU}/isolated"));
     let groups = Groups::of(tree, "cpuset").filter(|groups| groups.version == Version::V2);
@@ -111,7 +111,7 @@ pub(crate) fn isolated(tree: &Tree) -> Result<CoreList, Unseen> {
 }
 
 impl Topology {
-    /// Reads it all.
+    /// Reads the topology.
     pub fn read(tree: &Tree) -> Self {
         let online = online(tree);
         let allowed = Process::read(tree).allowed().unwrap_or_else(|_| online.clone());
@@ -132,22 +132,22 @@ impl Topology {
         Self { cores, offline: present.without(&online), nodes }
     }
 
-    /// Those that are online.
+    /// The online cores.
     pub fn online(&self) -> CoreList {
         self.cores.iter().map(|core| core.id).collect()
     }
 
-    /// Those of them that this process may run on.
+    /// The online cores that this process may use.
     pub fn allowed(&self) -> CoreList {
         self.cores.iter().filter(|core| core.allowed).map(|core| core.id).collect()
     }
 
-    /// A core that is online.
+    /// An online core.
     pub fn core(&self, id: usize) -> Option<&Core> {
         self.cores.iter().find(|core| core.id == id)
     }
 
-    /// From one node to another one; 10 is to itself, and where nothing is known all are alike.
+    /// Distance between two nodes; 10 is to itself. If unknown, 20 between any two.
     pub fn distance(&self, from: usize, to: usize) -> u32 {
         let place = self.nodes.iter().position(|node| node.id == to);
         let told = self.nodes.iter().find(|node| node.id == from).zip(place);

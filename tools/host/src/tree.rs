@@ -1,4 +1,4 @@
-//! The files that a machine is known by.
+//! The files that describe a machine.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
@@ -6,28 +6,27 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// What is read of one file at most, in bytes.
+/// Most bytes read of one file.
 const LONGEST: u64 = 4 << 20;
 
-/// A directory with `proc`, `sys` and `dev` in it: `/`, or what stands for it. Paths are given as they are on the
-/// machine, from `/` on.
+/// A directory with `proc`, `sys` and `dev`: `/`, or a substitute. Paths are those of the machine, starting at `/`.
 ///
-/// Files may come and go between two looks, and be readable or not: each look says so for itself.
+/// Files may appear, disappear and change their permissions at any time, so each access has its own result.
 #[derive(Clone, Debug)]
 pub struct Tree {
     root: PathBuf,
 }
 
-/// What a file of `/proc` says once its process is gone (errno(3)); it is none of the standard library's kinds.
+/// Error of a file of `/proc` whose process is gone (errno(3)). The standard library has no kind for it.
 const ESRCH: i32 = 3;
 
-/// Something that could not be seen, and why.
+/// Something invisible, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{path}: {reason}")]
 pub struct Unseen {
     path: String,
     reason: String,
-    /// Nothing is there, which for many files says that what they bound is not bounded.
+    /// The file does not exist. For many files this means that there is no limit.
     absent: bool,
 }
 
@@ -47,10 +46,10 @@ impl Unseen {
     }
 }
 
-/// What was read; `None` where nothing is there.
+/// The contents; `None` if the file does not exist.
 ///
 /// # Errors
-/// It is there, and cannot be seen: whoever takes that for "none" calls a machine good that nobody has looked at.
+/// It exists but is unreadable. Taking that for "none" would report an unchecked machine as good.
 pub(crate) fn if_there<T>(read: Result<T, Unseen>) -> Result<Option<T>, Unseen> {
     match read {
         Err(unseen) if unseen.absent => Ok(None),
@@ -71,7 +70,7 @@ impl Tree {
         Self { root: root.into() }
     }
 
-    /// Where it is.
+    /// Its directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -80,7 +79,7 @@ impl Tree {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// What a file says.
+    /// Contents of a file.
     pub(crate) fn text(&self, path: &str) -> Result<String, Unseen> {
         let mut bytes = Vec::new();
         let read = File::open(self.at(path)).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes));
@@ -88,7 +87,7 @@ impl Tree {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The same of a file of one line.
+    /// Contents of a file with one line.
     pub(crate) fn line(&self, path: &str) -> Result<String, Unseen> {
         Ok(self.text(path)?.trim().to_owned())
     }
@@ -99,10 +98,10 @@ impl Tree {
         line.parse().map_err(|_| Unseen::new(path, format!("{line:?} is no number of that kind")))
     }
 
-    /// The names in a directory, in the order of the numbers that they end with.
+    /// The names in a directory, in the order of the numbers at their ends.
     pub(crate) fn names(&self, path: &str) -> Result<Vec<String>, Unseen> {
         let entries = fs::read_dir(self.at(path)).map_err(|error| Unseen::of(path, &error))?;
-        // What cannot be told of an entry is as if it were not there: it may just have gone.
+        // Skips unreadable entries: they may just have disappeared.
         let mut names: Vec<_> =
             entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         names.sort_by_cached_key(|name| {
@@ -118,12 +117,12 @@ impl Tree {
         Ok(names.iter().filter_map(|name| name.strip_prefix(prefix)?.parse().ok()).collect())
     }
 
-    /// Whether something is there.
+    /// Whether the path exists.
     pub(crate) fn exists(&self, path: &str) -> bool {
         self.at(path).exists()
     }
 
-    /// Whether a directory is there.
+    /// Whether the path is a directory.
     pub(crate) fn is_directory(&self, path: &str) -> bool {
         self.at(path).is_dir()
     }
@@ -133,19 +132,19 @@ impl Tree {
         fs::metadata(self.at(path)).map_err(|error| Unseen::of(path, &error))
     }
 
-    /// The last step of where a symbolic link leads.
+    /// The last component of a symbolic link's target.
     pub(crate) fn link(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.at(path)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())
     }
 }
 
-/// The value behind the first `name:` of a text, as files of `/proc` have them.
+/// The value after the first `name:` of a text, as in files of `/proc`.
 pub(crate) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_start().strip_prefix(':')?.trim()))
 }
 
-/// The word in brackets, which is the one in force: of `always [madvise] never` it is `madvise`.
+/// The word in brackets, which is the current choice: `madvise` of `always [madvise] never`.
 pub(crate) fn selected(line: &str) -> Option<&str> {
     Some(line.split_once('[')?.1.split_once(']')?.0)
 }

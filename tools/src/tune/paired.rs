@@ -1,4 +1,4 @@
-//! Statistics of pairs of runs: the exact sign test, and its median interval.
+//! Statistics of pairs of runs: the exact sign test.
 //!
 //! A pair is a candidate's run and a nearby run of its reference, so that the host's state cancels from their ratio.
 //! The test assumes only that without a difference both signs of a ratio's logarithm are equally likely. A run spoiled

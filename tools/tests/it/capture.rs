@@ -1,4 +1,4 @@
-//! Real input: NFSv3 between two Linux kernels, by RoCE and by iWARP, message by message, against what tshark says.
+//! Captures of NFSv3 over RoCE and iWARP, compared with tshark.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -59,7 +59,7 @@ fn numbers(column: &str) -> Vec<u64> {
     column.split(',').filter(|value| !value.is_empty()).map(|value| number(value).expect("a number")).collect()
 }
 
-/// tshark's table of RoCE without retransmissions: rows whose sender and sequence number were there before.
+/// tshark's table of RoCE, without retransmissions: rows whose sender and sequence number occurred before.
 fn rows() -> (usize, Vec<Row>) {
     let lines = table("nfs3-linux61");
     let mut seen = HashSet::new();
@@ -67,7 +67,7 @@ fn rows() -> (usize, Vec<Row>) {
     (lines.len(), rows)
 }
 
-/// A line whose columns from `first` on are of RPC-over-RDMA.
+/// A line whose columns from `first` on describe RPC-over-RDMA.
 fn parse(row: &[String], first: usize) -> Row {
     let numbers = |column: usize| numbers(&row[first + column]);
     let word = |column: usize| numbers(column)[0] as u32;
@@ -85,7 +85,7 @@ fn parse(row: &[String], first: usize) -> Row {
     }
 }
 
-/// The same row, as we see it.
+/// The same row by this project's decoder.
 fn decode(send: &Message) -> Row {
     let view = view(send);
     let chunks: Vec<_> = view.writes().chain(view.reply_chunk()).collect();
@@ -111,7 +111,7 @@ fn every_header_is_what_tshark_says() {
     for (send, row) in sends.iter().zip(&rows) {
         assert_eq!(decode(send), *row);
     }
-    // The table has something to compare.
+    // The table has rows with chunks.
     let with_chunks = |of: usize| rows.iter().filter(|row| row.counts[of] > 0).count();
     assert_eq!([0, 1, 2].map(with_chunks), [2, 8, 8]);
     assert_eq!(sends.iter().filter(|send| send.invalidate.is_some()).count(), 5);
@@ -140,7 +140,7 @@ fn every_header_is_written_again_as_it_was() {
     }
 }
 
-/// A source that notes how much it was ever asked for.
+/// A source that records the largest read request.
 struct Asked<'a>(&'a [u8], &'a std::sync::atomic::AtomicUsize);
 
 impl std::io::Read for Asked<'_> {
@@ -164,7 +164,7 @@ fn a_record_that_only_says_that_it_is_long_takes_no_memory() {
     assert!(asked.into_inner() <= 1 << 20, "more was set aside than for any file");
 }
 
-/// Whatever the order of bytes, and whatever block it is.
+/// In both byte orders, for several kinds of blocks.
 #[test]
 fn a_block_that_is_shorter_than_its_frame_ends_the_capture() {
     for big in [false, true] {
@@ -179,7 +179,7 @@ fn a_block_that_is_shorter_than_its_frame_ends_the_capture() {
     }
 }
 
-/// The stored tables are what tshark says today, where there is a tshark.
+/// Compares the stored tables with the current output of tshark, if it is installed.
 #[test]
 fn the_tables_are_fresh() {
     match Command::new("tshark").arg("--version").output() {
@@ -197,7 +197,7 @@ fn the_tables_are_fresh() {
     }
 }
 
-/// What is found in the capture of iWARP: nothing but Sends.
+/// The messages in the capture of iWARP, which contains only Sends.
 fn iwarp_sends() -> Vec<Message> {
     let file = File::open(format!("{DATA}/nfs3-siw.pcap")).expect("test data");
     let (mut sends, mut reassembler) = (Vec::new(), iwarp::Reassembler::default());
@@ -213,7 +213,7 @@ fn iwarp_sends() -> Vec<Message> {
     sends
 }
 
-/// The column of the table of iWARP with which RPC-over-RDMA begins.
+/// First column of RPC-over-RDMA in the table of iWARP.
 const RPC_OVER_RDMA: usize = 17;
 
 #[test]
@@ -231,10 +231,10 @@ fn every_header_in_iwarp_is_what_tshark_says() {
     assert_eq!(sends.iter().filter(|send| send.invalidate.is_some()).count(), 5);
 }
 
-/// A segment: its frame, the port of its sender, the length of its ULPDU, and what is asked for, if anything is.
+/// A segment: its frame, the sender's port, the length of its ULPDU, and its Read request, if any.
 type Seen = (u64, u16, usize, wire::Segment, Option<ReadRequest>);
 
-/// A line of tshark's.
+/// A line of tshark's table.
 fn segment(row: &[String]) -> Seen {
     let numbers: Vec<Option<u64>> =
         row[..RPC_OVER_RDMA].iter().map(|column| numbers(column).first().copied()).collect();

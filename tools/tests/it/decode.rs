@@ -18,7 +18,7 @@ fn rpcrdma(arguments: &[&str], input: &[u8]) -> Output {
         .expect("the binary runs");
     let mut stdin = child.stdin.take().expect("piped");
     let input = input.to_vec();
-    // The child may end before it has read everything: not being able to write is its business.
+    // The child may end before it has read everything, so a failed write is fine.
     let writer = std::thread::spawn(move || _ = stdin.write_all(&input));
     let output = child.wait_with_output().expect("the binary ends");
     writer.join().expect("writer");
@@ -225,11 +225,11 @@ fn a_capture_of_iwarp() {
     );
 }
 
-/// What the capture misses costs its own direction, and is told.
+/// A missing packet loses the rest of its direction, and is reported.
 #[test]
 fn a_capture_of_iwarp_with_holes() {
     let bytes = std::fs::read(IWARP).expect("test data");
-    // A file header, and then records, each behind its own; frame 40 is left out.
+    // A file header, and then records, each after its own header. Frame 40 is omitted.
     let (mut without, mut rest) = (bytes[..24].to_vec(), &bytes[24..]);
     for frame in 1.. {
         let Some((record, tail)) = rest.split_first_chunk::<16>() else { break };
@@ -263,7 +263,7 @@ fn a_capture_from_standard_input() {
     assert!(!output.stdout.is_empty(), "what is there is decoded");
     assert!(errors.contains("standard input: capture is cut off after 68 packets"), "{errors}");
 
-    // The file header alone: a capture, but of nothing.
+    // The file header alone: an empty capture.
     let output = rpcrdma(&["decode"], &bytes[..24]);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
@@ -273,8 +273,7 @@ fn a_capture_from_standard_input() {
     );
 }
 
-/// pcapng, made here from the packets of the pcap file: a section, an interface, one enhanced packet block
-/// per packet.
+/// Converts the packets of the pcap file to pcapng: a section, an interface, one enhanced packet block per packet.
 #[test]
 fn a_capture_in_pcapng() {
     let pcap = std::fs::read(CAPTURE).expect("test data");
@@ -324,7 +323,7 @@ fn bad_usage_and_bad_files() {
     assert_eq!((status, lines.len(), errors.as_str()), (0, 0, ""), "no messages, no failures");
 }
 
-/// A reader that goes away early, as `head` does, is no failure and makes no noise.
+/// A reader that exits early, as `head` does, causes no failure and no message.
 #[test]
 fn a_broken_pipe_is_quiet() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))

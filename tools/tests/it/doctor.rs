@@ -1,4 +1,4 @@
-//! `rpcrdma doctor` as its users run it, on this machine and on trees of files.
+//! `rpcrdma doctor` on this machine and on trees of files.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn doctor_json(arguments: &[&str]) -> (i32, Value) {
     (status, serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}{errors}")))
 }
 
-/// A machine of which little is known.
+/// A machine with these files only.
 fn machine(files: &[(&str, &str)]) -> TempDir {
     let root = tempfile::tempdir().expect("a directory");
     for (path, text) in files {

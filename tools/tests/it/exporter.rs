@@ -1,4 +1,4 @@
-//! `rpcrdma exporter`, as Prometheus asks it.
+//! `rpcrdma exporter`, scraped like Prometheus does.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -9,18 +9,18 @@ use crate::patience::{has, settles};
 use crate::served::{Served, rpcrdma};
 use serde_json::Value;
 
-/// A program that is ended with this.
+/// A program that is killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It fails only if it is gone already.
+        // Fails only if the program is gone already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// An exporter, and where it listens.
+/// Starts an exporter. Returns its address.
 fn exporter(stats: &Path) -> (Running, String) {
     let mut exporter = rpcrdma();
     exporter.args(["exporter", "--listen", "127.0.0.1:0", "--stats"]).arg(stats).stdout(Stdio::piped());
@@ -57,7 +57,7 @@ fn a_scrape_gets_what_the_server_tells_now() {
         first > Some(0.0)
     }));
     assert!(settles(|| calls(&get(&address, "/metrics").expect("a reply").1) > first));
-    // Those who ask for nothing keep nobody waiting for good.
+    // Silent clients block others only for a limited time.
     let _silent: Vec<_> = (0..20).map(|_| TcpStream::connect(&address).expect("it listens")).collect();
     assert!(settles(|| get(&address, "/metrics").is_some_and(|(_, body)| body.ends_with("# EOF\n"))));
     served.end();
@@ -74,11 +74,11 @@ fn an_address_that_cannot_be_had_is_named() {
     assert!(output.status.code() == Some(1) && says.contains(&address) && says.contains("--listen"), "{output:?}");
 }
 
-/// What Prometheus answers to a query.
+/// The answer of Prometheus to a query.
 fn query(prometheus: &str, query: &str) -> Option<f64> {
     let escaped: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
     let (_, body) = get(prometheus, &format!("/api/v1/query?query={escaped}"))?;
-    // Its replies may come in chunks, with their lengths on lines of their own.
+    // Its replies may be chunked, with the lengths on lines of their own.
     let json = body.lines().find(|line| line.starts_with('{'))?;
     let answer: Value = serde_json::from_str(json).ok()?;
     answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()
@@ -97,7 +97,7 @@ fn prometheus_scrapes_it_and_answers_queries() {
          scrape_configs: [{{job_name: rpcrdma, static_configs: [{{targets: [\"{address}\"]}}]}}]\n"
     );
     std::fs::write(&config, text).expect("a file");
-    // All of 127.0.0.0/8 is loopback, and a process number has 22 bits: nobody else is at this address.
+    // All of 127.0.0.0/8 is loopback, and a process ID has 22 bits: the address is unique.
     let [_, a, b, c] = std::process::id().to_be_bytes();
     let listen = format!("127.{}.{b}.{c}:9090", a | 0x40);
     let log = std::fs::File::create(served.directory().join("prometheus.log")).expect("a file");

@@ -1,4 +1,4 @@
-//! `rpcrdma` as its users run it, and the library below it on captures of others' messages.
+//! `rpcrdma` as users run it, and its library on foreign captures.
 
 mod capture;
 mod decode;

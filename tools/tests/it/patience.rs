@@ -1,9 +1,9 @@
-//! What a test waits for, and what it takes.
+//! Waiting for conditions, and required programs.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Whether there is such a program; says so if not.
+/// Whether a program is installed; prints a line if not.
 pub(crate) fn has(program: &str) -> bool {
     let there =
         Command::new(program).arg("--version").output().is_ok() || Command::new(program).arg("-V").output().is_ok();
@@ -13,7 +13,7 @@ pub(crate) fn has(program: &str) -> bool {
     there
 }
 
-/// Waits until something is so: true, or false if it does not come.
+/// Waits for a condition. Returns false after a time-out.
 pub(crate) fn settles(mut is_so: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + Duration::from_secs(60);
     loop {

@@ -1,4 +1,4 @@
-//! `rpcrdma ping` as its users run it, to servers of this process.
+//! `rpcrdma ping` as users run it, to servers of this process.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
@@ -24,10 +24,10 @@ fn address() -> String {
     format!("soft:ping-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// An address over TCP; all of 127.0.0.0/8 is loopback, and nobody else is at this one.
+/// A unique address over TCP; all of 127.0.0.0/8 is loopback.
 fn tcp_address() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(20049);
-    // A process number has 22 bits.
+    // A process ID has 22 bits.
     let [_, a, b, c] = std::process::id().to_be_bytes();
     format!("iwarp:127.{}.{b}.{c}:{}", a | 0x40, NEXT.fetch_add(1, Ordering::Relaxed))
 }
@@ -70,7 +70,7 @@ fn what_a_server_speaks_is_told() {
         assert_eq!(said[key], expected, "{key}: {said}");
     }
     assert_eq!((&said["reply_chunk"], &said["connections"]), (&"inline".into(), &1.into()), "{said}");
-    // The offered handle is invalidated by the server, as the software fabric can do that.
+    // The server invalidates the offered handle, which the software fabric supports.
     assert_eq!((&said["invalidated_by_server"], &said["invalidated_here"]), (&1.into(), &0.into()), "{said}");
     let us = |key: &str| said["rtt_us"][key].as_f64().expect("a number");
     assert!(us("min") <= us("p50") && us("p50") <= us("p99") && us("p99") <= us("max") && us("max") > 0.0);
@@ -79,7 +79,7 @@ fn what_a_server_speaks_is_told() {
     assert_eq!(calls, 21);
 }
 
-/// To a process of another PID namespace the kernel says that the server is process 0.
+/// The kernel reports the server to another PID namespace as process 0.
 #[test]
 fn a_client_of_another_pid_namespace_is_served() {
     let namespace = ["--pid", "--fork", "--"];
@@ -109,7 +109,7 @@ fn either_side_may_want_version_1() {
         arguments.extend((!invalidate).then_some("--no-invalidate"));
         let (status, said) = ping_json(&arguments);
         assert_eq!((status, &said["rdma_version"], &said["answered"]), (0, &1.into(), &2.into()), "{said}");
-        // Refused in version 2, it goes on in version 1 on the connection that it has.
+        // Rejected in version 2, it continues in version 1 on the same connection.
         assert_eq!(said["connections"], 1, "{said}");
         assert_eq!(said["credits_at_start"], 1, "{said}");
         assert!(said["credits"].as_u64().is_some_and(|credits| credits > 1), "{said}");
@@ -125,7 +125,7 @@ fn over_tcp_crcs_are_asked_for_as_told() {
     {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("bound");
         let address = format!("iwarp:{}", listener.local_addr().expect("an address"));
-        // Ends without an answer, when it has asked.
+        // Closes without an answer, after the request.
         let server = std::thread::spawn(move || {
             let (mut socket, _) = listener.accept().expect("a connection");
             let mut said = Vec::new();

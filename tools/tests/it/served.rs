@@ -1,4 +1,4 @@
-//! A server under load that tells statistics, in this process.
+//! A server under load with a statistics socket, in this process.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, Config, IdlePolicy, LocalClient, Procedure, Server, Services};
 use tempfile::TempDir;
 
-/// Its program; procedure 1 answers with what it was sent.
+/// Its program; procedure 1 returns its arguments.
 pub(crate) const PROGRAM: u32 = 0x2000_0042;
 
 pub(crate) struct Served {
@@ -58,7 +58,7 @@ impl Served {
         served
     }
 
-    /// Starts the server, again if it was ended.
+    /// Starts or restarts the server.
     pub(crate) fn serve(&mut self) {
         let mut services = Services::new();
         let echo = Procedure::new(|call| {
@@ -73,7 +73,7 @@ impl Served {
         self.server = Some(Server::start(&self.address, services, &config).expect("a server"));
     }
 
-    /// Ends the server; the load waits for another one.
+    /// Ends the server; the load waits for another.
     pub(crate) fn end(&mut self) {
         drop(self.server.take());
     }
@@ -83,13 +83,13 @@ impl Served {
         self.directory.path().join("stats")
     }
 
-    /// A directory for whatever the test makes.
+    /// A directory for files of the test.
     pub(crate) fn directory(&self) -> &Path {
         self.directory.path()
     }
 }
 
-/// Calls, one each millisecond, as long as the connection lasts: enough to be seen, and cores are left to other tests.
+/// Makes one call per millisecond while the connection lasts: visible in rates, but leaves cores to other tests.
 fn call(address: &Address, stop: &AtomicBool) {
     let shard = Config { poll: PollConfig { idle: IdlePolicy::Event, ..shard().poll }, ..shard() };
     let config = ClientConfig { shard, ..ClientConfig::new(PROGRAM, 1) };
@@ -112,7 +112,7 @@ impl Drop for Served {
     }
 }
 
-/// The program that is tested.
+/// The tested program.
 pub(crate) fn rpcrdma() -> Command {
     Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
 }

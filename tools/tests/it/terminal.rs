@@ -9,19 +9,19 @@ use crate::patience::settles;
 /// A terminal: a session of a tmux server of its own.
 pub(crate) struct Terminal {
     socket: String,
-    /// Shown when the test fails.
+    /// Printed when the test fails.
     pub(crate) seen: String,
 }
 
 impl Terminal {
-    /// One of this size that runs these words of a shell, with its socket in this directory.
+    /// Opens one of this size that runs a shell command, with its socket in this directory.
     pub(crate) fn open(directory: &Path, (width, height): (u32, u32), command: &str) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let socket = directory.join(format!("tmux{number}")).display().to_string();
         let terminal = Self { socket, seen: String::new() };
         let (width, height) = (width.to_string(), height.to_string());
-        // Without the user's own settings; the pane stays when its program has ended.
+        // Without the user's settings.
         terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-s", "t", "-x", &width, "-y", &height, command]);
         terminal
     }
@@ -31,7 +31,7 @@ impl Terminal {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Waits until the screen is as it should be.
+    /// Waits until the screen meets a condition.
     pub(crate) fn shows(&mut self, what: impl Fn(&str) -> bool) -> bool {
         settles(|| {
             self.seen = self.tmux(&["capture-pane", "-p", "-t", "t"]);
@@ -43,7 +43,7 @@ impl Terminal {
         self.tmux(&["send-keys", "-t", "t", key]);
     }
 
-    /// Its session, and so its program, has ended.
+    /// Waits until its session, and so its program, has ended.
     pub(crate) fn ends(&self) -> bool {
         settles(|| !self.tmux(&["list-sessions"]).contains("t:"))
     }

@@ -1,8 +1,8 @@
-//! `rpcrdma` as its users run it.
+//! `rpcrdma` as users run it.
 
 use std::process::{Command, Stdio};
 
-/// Runs a command of it to its end: exit status, standard output, standard error.
+/// Runs a command of it to its end. Returns exit status, standard output, standard error.
 pub(crate) fn rpcrdma(command: &str, arguments: &[&str]) -> (i32, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
         .arg(command)

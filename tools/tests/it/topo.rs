@@ -1,4 +1,4 @@
-//! `rpcrdma topo` as its users run it, and the configuration that it proposes.
+//! `rpcrdma topo` as users run it, and its proposed configuration.
 
 use std::fs;
 
@@ -88,7 +88,7 @@ fn what_cannot_be_placed_is_refused() {
     }
 }
 
-/// The value of a block, and the text of the code in it.
+/// The value of a block, and the text of its code.
 macro_rules! told {
     ($($code:tt)*) => {
         ({ $($code)* }, stringify!($($code)*))

@@ -1,4 +1,4 @@
-//! `rpcrdma tune` as its users run it, with an `rpcperf` that is made up: a script whose figures are planted.
+//! `rpcrdma tune` as users run it, with a script as `rpcperf`.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A machine on which 64 credits are bad, and event loops worse; its runs are noted in `runs` beside it. A last digit
-/// that differs from run to run is its noise.
+/// Planted figures: 64 credits are bad, and event loops worse. The script records its runs in `runs` beside it. A last
+/// digit that differs from run to run is the noise.
 const PLANTED: &str = r#"
 figure=1000
 for word in "$@"; do
@@ -25,7 +25,7 @@ runs=$(wc -l <"$dir/runs")
 printf '{"results": [{"rps": %d.%d}], "test_info": {"credits": 64, "optimized_build": true}}\n' $figure $((runs % 7))
 "#;
 
-/// A script that answers for `rpcperf`, in a directory of its own.
+/// A script that replaces `rpcperf`, in a directory of its own.
 struct Fake {
     folder: TempDir,
 }
@@ -59,7 +59,7 @@ impl Fake {
         crate::tool::rpcrdma("tune", &arguments.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// The command lines that it was run with.
+    /// The command lines of its runs.
     fn runs(&self) -> Vec<String> {
         fs::read_to_string(self.path("runs")).unwrap_or_default().lines().map(str::to_owned).collect()
     }
@@ -112,13 +112,13 @@ fn standard_output_is_json_alone() {
 
 #[test]
 fn what_is_interrupted_goes_on() {
-    // Without noise: the run that is made again must not be another.
+    // Without noise: the repeated run must equal the original.
     let planted = PLANTED.replace("runs % 7", "0");
     let whole = Fake::new(&planted);
     let (_, expected, _) = whole.tune(KNOBS);
     let all = whole.runs().len();
 
-    // The ninth run says that it is there, and waits to be interrupted, with a child; both hold the pipe open.
+    // The ninth run announces itself and waits for an interrupt, with a child. Both hold the pipe open.
     let waits = "if [ -p \"$dir/there\" ] && [ $(wc -l <\"$dir/runs\") = 9 ]; then\n\
                  exec 3>\"$dir/there\"; echo there >&3; sleep 600 & wait; echo late >&3; fi\n";
     let fake = Fake::new(&format!("{waits}{planted}"));
@@ -143,7 +143,7 @@ fn what_is_interrupted_goes_on() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(1), &[][..]), "{errors}");
     assert!(errors.contains(&format!("interrupted; 8 runs are kept in {state}: the same command goes on")), "{errors}");
-    // The end of the pipe: nobody holds it any more.
+    // At the end of the pipe no process holds it open.
     let rest = there.read_to_string(&mut line).map(|_| line);
     assert_eq!(rest.expect("text"), "there\n", "a run outlives its tuning");
 
@@ -152,7 +152,7 @@ fn what_is_interrupted_goes_on() {
     assert_eq!((status, errors.as_str()), (0, ""));
     assert_eq!(fake.runs().len(), all + 1, "only the run that was interrupted is made again");
     assert_eq!(out, expected);
-    // All of it is known by now.
+    // All runs are known by now.
     assert_eq!(fake.tune(&[KNOBS, &["--state", &state]].concat()).1, out);
     assert_eq!(fake.runs().len(), all + 1);
 
@@ -166,7 +166,7 @@ fn a_terminal_shows_how_far_it_is() {
     if !crate::patience::has("tmux") {
         return;
     }
-    // From the third run on each waits until it may go on.
+    // From the third run on, each waits for its release.
     let holds = "while [ $(wc -l <\"$dir/runs\") -ge 3 ] && [ -e \"$dir/held\" ]; do sleep 0.05; done\n";
     let fake = Fake::new(&format!("{holds}{PLANTED}"));
     fs::write(fake.path("held"), "").expect("a file");
@@ -175,12 +175,12 @@ fn a_terminal_shows_how_far_it_is() {
     let mut terminal = crate::terminal::Terminal::open(fake.folder.path(), (120, 40), &command);
     let is_third = |screen: &str| screen.lines().any(|line| line.contains(" 2/") && line.contains(" runs, at most "));
     assert!(terminal.shows(is_third), "{}", terminal.seen);
-    // A narrow one has the beginning of the line.
+    // A narrow terminal shows the start of the line.
     terminal.tmux(&["resize-window", "-t", "t", "-x", "40", "-y", "40"]);
     assert!(terminal.shows(is_third), "{}", terminal.seen);
     terminal.tmux(&["resize-window", "-t", "t", "-x", "120", "-y", "40"]);
     fs::remove_file(fake.path("held")).expect("it is there");
-    // In the end the line is gone, and the result is there.
+    // At the end the line is gone, and the result is there.
     let is_over = |screen: &str| screen.contains("recommended: credits=256") && !screen.contains(" runs, at most ");
     assert!(terminal.shows(is_over), "{}", terminal.seen);
     terminal.key("Enter");

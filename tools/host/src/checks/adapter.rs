@@ -1,4 +1,4 @@
-//! How well an RDMA device can be used.
+//! Performance of an RDMA device.
 
 use super::device::{driven, ports};
 use crate::check::{Area, Check, Concerns, Status, Verdict};
@@ -6,11 +6,11 @@ use crate::devices::NET;
 use crate::scene::{Fabric, Scene};
 use crate::tree::{Unseen, if_there};
 
-/// Where the connection manager has its settings.
+/// Settings of the connection manager.
 const RDMA_CM: &str = "/sys/kernel/config/rdma_cm";
-/// Of so many packets one may be lost, out of order or not expected, before it counts.
+/// One lost, reordered or unexpected packet per so many is tolerated.
 const PACKETS_PER_FAULT: u64 = 10_000;
-/// Counters of what went wrong, of any driver, below `counters` and `hw_counters`.
+/// Fault counters of all drivers, below `counters` and `hw_counters`.
 const FAULTS: &[&str] = &[
     "out_of_sequence",
     "out_of_buffer",
@@ -31,7 +31,7 @@ const FAULTS: &[&str] = &[
     "port_rcv_errors",
     "port_xmit_discards",
 ];
-/// Counters of packets that came in.
+/// Counters of received packets.
 const PACKETS: &[&str] = &["counters/port_rcv_packets", "hw_counters/rcvd_pkts", "hw_counters/rx_pkts"];
 
 pub(super) const CHECKS: &[Check] = &[
@@ -101,7 +101,7 @@ fn pcie(scene: &Scene) -> Result<Verdict, Unseen> {
     let mut unseen =
         Unseen::new("/sys/class/infiniband/*/device/current_link_width", "no device of the address is on PCIe");
     for device in driven(scene)? {
-        // `16.0 GT/s PCIe`; of a virtual function `Unknown`, and no lanes.
+        // `16.0 GT/s PCIe`; for a virtual function `Unknown`, and no lanes.
         let value = |name: &str| {
             let path = format!("{}/device/{name}", device.path);
             let line = scene.tree().line(&path)?;

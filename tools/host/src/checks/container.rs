@@ -4,7 +4,7 @@ use crate::check::{Area, Check, Concerns, Status, Verdict};
 use crate::scene::Scene;
 use crate::tree::{Tree, Unseen, if_there};
 
-/// What container runtimes give without being asked, in bytes.
+/// Default of container runtimes, in bytes.
 const USUAL_SHM: u64 = 64 << 20;
 
 pub(super) const CHECKS: &[Check] = &[
@@ -27,7 +27,7 @@ pub(super) const CHECKS: &[Check] = &[
     },
 ];
 
-/// The container that this is, as far as it says so.
+/// The kind of container, if the process can detect one.
 pub(super) fn kind(tree: &Tree) -> Result<Option<String>, Unseen> {
     if let Some(name) = if_there(tree.line("/run/systemd/container"))? {
         return Ok(Some(name));
@@ -47,10 +47,10 @@ fn container(scene: &Scene) -> Result<Verdict, Unseen> {
 
 fn shm(scene: &Scene) -> Result<Verdict, Unseen> {
     let mounts = scene.tree().text("/proc/self/mountinfo")?;
-    // The last mount is the one that is seen.
+    // The last mount hides the others.
     let line = mounts.lines().rfind(|line| line.split(' ').nth(4) == Some("/dev/shm"));
     let line = line.ok_or_else(|| Unseen::new("/dev/shm", "nothing is mounted there"))?;
-    // `size=65536k`; none is half of all memory.
+    // `size=65536k`; without it, half of all memory.
     let size =
         line.rsplit(' ').next().and_then(|options| options.split(',').find_map(|option| option.strip_prefix("size=")));
     let Some(size) = size else { return Ok(Verdict::ok("half of all memory")) };

@@ -1,4 +1,4 @@
-//! The cores themselves.
+//! State of the cores.
 
 use crate::cgroup::{Groups, Version};
 use crate::check::{Area, Check, Concerns, Status, Verdict};
@@ -74,14 +74,14 @@ pub(super) const CHECKS: &[Check] = &[
     },
 ];
 
-/// What no command here can change: the kernel's command line.
+/// A change that needs the kernel's command line.
 fn boot(arguments: &str) -> String {
     format!("# add to the kernel's command line, update the boot loader and reboot: {arguments}")
 }
 
 fn core_online(scene: &Scene) -> Result<Verdict, Unseen> {
     let (online, cores) = (scene.topology().online(), scene.cores());
-    // Kernels without the file have a directory for each core; beside one that cannot be read they say nothing.
+    // Kernels without the file have a directory per core. If the file is unreadable, the directories prove nothing.
     if_there(list(scene.tree(), &format!("{CPU}/online")))?;
     if online.is_empty() {
         return Err(Unseen::new(CPU, "tells of no core"));
@@ -110,7 +110,7 @@ fn cpuset_has_them(scene: &Scene) -> Result<Verdict, Unseen> {
     }
     let wanted = has.with(&missing);
     let mut fix = vec![format!("# in a container, on its host: docker update --cpuset-cpus {wanted} CONTAINER")];
-    // From the top on, as no group has more than the one above it. The topmost has all that there is.
+    // From the top down, as no group has more than its parent. The topmost has all cores.
     let groups = Groups::of(scene.tree(), "cpuset");
     let below_top = groups.iter().flat_map(|groups| groups.directories.iter().rev().skip(1));
     fix.extend(below_top.map(|directory| scene.write(&wanted.to_string(), &[format!("{directory}/cpuset.cpus")])));
@@ -119,7 +119,7 @@ fn cpuset_has_them(scene: &Scene) -> Result<Verdict, Unseen> {
 
 fn affinity(scene: &Scene) -> Result<Verdict, Unseen> {
     let allowed = scene.process().allowed()?;
-    // What is offline or outside of the cpuset has a check of its own.
+    // Other checks cover offline cores and the cpuset.
     let reachable =
         cpuset(scene.tree()).unwrap_or_else(|_| scene.topology().online()).common(&scene.topology().online());
     let missing = scene.cores().common(&reachable).without(&allowed);
@@ -140,7 +140,7 @@ fn isolation(scene: &Scene) -> Result<Verdict, Unseen> {
     Ok(Verdict::fault(scene.if_pinned(), observed, isolate(scene)))
 }
 
-/// Isolates the given cores: at once, where version 2 of control groups can; else from the next boot on.
+/// Isolates the given cores: immediately with version 2 of control groups, otherwise from the next boot.
 fn isolate(scene: &Scene) -> String {
     let Some(cores) = &scene.question().cores else {
         return "# say which cores: rpcrdma doctor --cores LIST; rpcrdma topo --cores N proposes some".to_owned();
@@ -149,7 +149,7 @@ fn isolate(scene: &Scene) -> String {
     let groups = Groups::of(scene.tree(), "cpuset").filter(|groups| groups.version == Version::V2);
     let top = groups.as_ref().map(Groups::top).filter(|top| {
         let controllers = scene.tree().line(&format!("{top}/cgroup.controllers")).unwrap_or_default();
-        // The host's topmost group has no such file, a container's has.
+        // The host's topmost group lacks this file; a container's has it.
         controllers.split(' ').any(|word| word == "cpuset") && !scene.tree().exists(&format!("{top}/cpuset.cpus"))
     });
     let rest = scene.topology().online().without(cores);
@@ -167,7 +167,7 @@ fn isolate(scene: &Scene) -> String {
     lines.join("\n")
 }
 
-/// Never more than a note: it needs a kernel that is built for it, and costs some microseconds in a millisecond.
+/// At most a note: it needs a kernel built for it, and gains a few microseconds per millisecond.
 fn nohz_full(scene: &Scene) -> Result<Verdict, Unseen> {
     let tickless = list(scene.tree(), &format!("{CPU}/nohz_full"))?;
     let Some(cores) = &scene.question().cores else {
@@ -227,13 +227,13 @@ fn smt(scene: &Scene) -> Result<Verdict, Unseen> {
     Ok(Verdict::fault(Status::Warning, observed, fix.join("\n")))
 }
 
-/// A limit of CPU time: in how many cores' worth, and what lifts it.
+/// A limit of CPU time: its number of cores, and its fix.
 struct Quota {
     cores: f64,
     fix: String,
 }
 
-/// The limit of one group, if it has one. The topmost group has no such file.
+/// The limit of one group, if any. The topmost group has no such file.
 fn quota(scene: &Scene, version: Version, directory: &str) -> Result<Option<Quota>, Unseen> {
     let (name, unlimited) = match version {
         Version::V1 => ("cpu.cfs_quota_us", "-1"),
@@ -265,7 +265,7 @@ fn cpu_quota(scene: &Scene) -> Result<Verdict, Unseen> {
     let all: Vec<Quota> = quotas.filter_map(Result::transpose).collect::<Result<_, _>>()?;
     let Some(least) = all.iter().map(|quota| quota.cores).reduce(f64::min) else { return Ok(Verdict::ok("no quota")) };
     let observed = format!("CPU time of {least} cores");
-    // Without cores of its own: a shard, and whoever calls it or works for it.
+    // Without reserved cores: a shard, and its caller or worker.
     let polled = scene.question().cores.as_ref().map_or(2, CoreList::len) as f64;
     if least >= polled {
         return Ok(Verdict::ok(observed));

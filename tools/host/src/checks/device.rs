@@ -1,4 +1,4 @@
-//! Whether there is an RDMA device at the address, and whether it can be used.
+//! Presence and usability of an RDMA device at the address.
 
 use crate::check::{Area, Check, Concerns, Status, Verdict};
 use crate::devices::{Gid, Port, RDMA, Rdma, is_any};
@@ -51,13 +51,13 @@ pub(super) const CHECKS: &[Check] = &[
     },
 ];
 
-/// The devices of the address that the verbs fabric drives, of which there must be one for the other checks.
+/// The address's devices that the verbs fabric drives. The other checks need at least one.
 pub(super) fn driven(scene: &Scene) -> Result<Vec<&Rdma>, Unseen> {
     let devices: Vec<&Rdma> = scene.devices().into_iter().filter(|device| !device.is_iwarp).collect();
     if devices.is_empty() { Err(Unseen::new(RDMA, "no device of the address")) } else { Ok(devices) }
 }
 
-/// The interface to make a soft-RoCE device on.
+/// The command to create a soft-RoCE device, on the address's interface.
 fn soft_roce(scene: &Scene) -> String {
     let interface = scene.interface().filter(|name| name != "lo");
     let link = format!("rdma link add rxe0 type rxe netdev {}", interface.as_deref().unwrap_or("INTERFACE"));
@@ -73,7 +73,7 @@ fn rdma_device(scene: &Scene) -> Result<Verdict, Unseen> {
     let (devices, all) = (scene.devices(), scene.rdma());
     let names = |devices: &[&Rdma]| devices.iter().map(|device| device.name.clone()).collect::<Vec<_>>().join(", ");
     if let Ok(driven) = driven(scene) {
-        // What cannot tell that it speaks iWARP may do so.
+        // An unreadable node type may be iWARP.
         for device in &driven {
             scene.tree().line(&device.node_type())?;
         }
@@ -128,7 +128,7 @@ fn device_files(scene: &Scene) -> Result<Verdict, Unseen> {
     let (mut absent, mut closed) = (Vec::new(), Vec::new());
     for path in &paths {
         match tree.exists(path) {
-            // That rdma_cm is not there has a check of its own.
+            // A missing rdma_cm has its own check.
             false if path.ends_with("rdma_cm") => {}
             false => absent.push(path.clone()),
             true if scene.process().may_use(tree, path)? => {}
@@ -157,7 +157,7 @@ fn device_files(scene: &Scene) -> Result<Verdict, Unseen> {
     Ok(Verdict::fault(Status::Error, observed.collect::<Vec<_>>().join("; "), fix.join("\n")))
 }
 
-/// The ports of the address: those that have it, or all of its devices.
+/// The address's ports: those that have it, or all of its devices.
 pub(super) fn ports(scene: &Scene) -> Result<Vec<&Port>, Unseen> {
     let devices = driven(scene)?;
     let all: Vec<&Port> = devices.iter().flat_map(|device| &device.ports).collect();
@@ -179,7 +179,7 @@ fn link(scene: &Scene) -> Result<Verdict, Unseen> {
         }
     }
     let observed = told.join(", ");
-    // Of several ports one is enough.
+    // One of several ports is enough.
     if down.len() < told.len() {
         return Ok(Verdict::ok(observed));
     }
@@ -208,7 +208,7 @@ fn gid(scene: &Scene) -> Result<Verdict, Unseen> {
     let of_address = |gid: &Gid| scene.question().ip.is_some_and(|ip| gid.ip() == ip);
     let all: Vec<(&Port, &Gid)> = ethernet.iter().flat_map(|port| port.gids.iter().map(|gid| (**port, gid))).collect();
     let own: Vec<_> = all.iter().filter(|(_, gid)| of_address(gid)).copied().collect();
-    // A peer's address is none of ours.
+    // A peer's address is not among the local ones.
     let candidates = if own.is_empty() { all } else { own };
     let show = |(port, gid): &(&Port, &Gid)| {
         format!(
@@ -226,7 +226,7 @@ fn gid(scene: &Scene) -> Result<Verdict, Unseen> {
     let interface = ethernet.iter().flat_map(|port| port.interfaces()).next().or_else(|| scene.interface());
     let interface = interface.as_deref().unwrap_or("INTERFACE").to_owned();
     match wide {
-        // Which versions a port has is the driver's choice.
+        // The driver decides on the versions of a port.
         Some(found) if found.1.kind.is_some() => {
             let fix = format!(
                 "# the port has no RoCE version 2 for it: its driver or firmware decides; `rdma link show {}`",

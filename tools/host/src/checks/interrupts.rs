@@ -1,4 +1,4 @@
-//! What else runs on the cores: interrupts, packets, and the kernel's own work.
+//! Other load on the cores: interrupts, packets, kernel work.
 
 use super::container;
 use crate::check::{Area, Check, Concerns, Status, Verdict};
@@ -46,18 +46,18 @@ pub(super) const CHECKS: &[Check] = &[
     },
 ];
 
-/// The cores that are left for all else.
+/// The remaining cores.
 fn others(scene: &Scene, cores: &CoreList) -> CoreList {
     scene.topology().online().without(cores)
 }
 
 const NONE_LEFT: &str = "# all cores are given: leave at least one for the rest of the system";
 
-/// The interrupts that somebody handles, with the cores that they go to.
+/// The interrupts with a handler, and their cores.
 fn interrupts(tree: &Tree) -> Result<Vec<(usize, CoreList)>, Unseen> {
     let handled = |number: &usize| {
         let folder = format!("{IRQ}/{number}");
-        // There is a directory for each handler.
+        // Each handler has a directory.
         tree.names(&folder).unwrap_or_default().iter().any(|name| tree.is_directory(&format!("{folder}/{name}")))
     };
     let with_cores = |number| -> Result<Option<(usize, CoreList)>, Unseen> {
@@ -65,8 +65,8 @@ fn interrupts(tree: &Tree) -> Result<Vec<(usize, CoreList)>, Unseen> {
             let cores = if_there(list(tree, &format!("{IRQ}/{number}/{name}")))?;
             Ok(cores.filter(|cores| !cores.is_empty()))
         };
-        // Of the cores that it may go to it goes to some; where it still goes to another one, it will not after the
-        // next time.
+        // The kernel chooses among the allowed cores. An interrupt that still goes to another core moves at its next
+        // occurrence.
         let (may, goes) = (cores("smp_affinity_list")?, cores("effective_affinity_list")?);
         let both = may.as_ref().zip(goes.as_ref()).map(|(may, goes)| may.common(goes));
         Ok(both.or(may).or(goes).map(|cores| (number, cores)))
@@ -110,7 +110,7 @@ fn irqbalance(scene: &Scene) -> Result<Verdict, Unseen> {
     }
     let mut hidden = None;
     for number in processes {
-        // A process may end while it is looked at.
+        // A process may end during the check.
         match if_there(scene.tree().line(&format!("/proc/{number}/comm"))) {
             Ok(Some(name)) if name == "irqbalance" => {
                 let fix = scene.as_root("systemctl disable --now irqbalance");
@@ -120,7 +120,7 @@ fn irqbalance(scene: &Scene) -> Result<Verdict, Unseen> {
             Err(unseen) => hidden = Some(unseen),
         }
     }
-    // That none is seen says something only where all processes of the host are.
+    // Its absence proves something only if all processes of the host are visible.
     if let Some(kind) = container::kind(scene.tree())? {
         let observed = format!("{kind} may not see it");
         return Ok(Verdict::unknown(observed, "# on the host: systemctl is-active irqbalance"));
@@ -147,14 +147,14 @@ fn workqueues(scene: &Scene) -> Result<Verdict, Unseen> {
     Ok(Verdict::fault(scene.if_pinned(), format!("they may run on {found}"), fix))
 }
 
-/// A file of a queue, and the cores that it names.
+/// A file of a queue, and its cores.
 struct Steered {
     file: String,
     cores: CoreList,
 }
 
-/// The masks called `name` of the queues `kind-N` of all interfaces. A queue without such steering has no file, or one
-/// that the kernel does not read out.
+/// The masks `name` of the queues `kind-N` of all interfaces. A queue without such steering has no file, or an
+/// unreadable one.
 fn steered(scene: &Scene, kind: &str, name: &str) -> Result<Vec<Steered>, Unseen> {
     let mut all = Vec::new();
     for interface in scene.tree().names(NET)? {
@@ -179,7 +179,7 @@ fn packet_steering(scene: &Scene) -> Result<Verdict, Unseen> {
     let Some(given) = &scene.question().cores else { return Ok(Verdict::ok(queues)) };
     let hit = |queue: &&Steered| !queue.cores.common(given).is_empty();
     let rps: Vec<&Steered> = received.iter().filter(hit).collect();
-    // A queue that given cores have for themselves is theirs.
+    // A queue used by given cores alone is fine.
     let xps: Vec<&Steered> = sent.iter().filter(hit).filter(|queue| !queue.cores.without(given).is_empty()).collect();
     if rps.is_empty() && xps.is_empty() {
         return Ok(Verdict::ok(format!("none of {queues} onto {given}")));

@@ -1,4 +1,4 @@
-//! Limits: memory that may be locked, mapped and used, and descriptors.
+//! Limits of locked, mapped and used memory, and of descriptors.
 
 use crate::cgroup::{Groups, Version};
 use crate::check::{Area, Check, Concerns, Status, Verdict};
@@ -6,13 +6,13 @@ use crate::process::{Limit, Process};
 use crate::scene::{Fabric, Scene};
 use crate::tree::{Unseen, if_there};
 
-/// What one shard takes, rounded up: its arena with the default configuration, and the device's queues; bytes.
+/// Bytes of one shard, rounded up: its arena with the default configuration, and the device's queues.
 pub(super) const SHARD_BYTES: u64 = 64 << 20;
-/// What the rest of a server takes, in bytes.
+/// Bytes of the rest of a server.
 const PROCESS_BYTES: u64 = 64 << 20;
-/// A shard of the default configuration serves some 70 connections at full credits, of up to 4 descriptors each.
+/// A shard of the default configuration serves about 70 connections at full credits, of up to 4 descriptors each.
 const SHARD_DESCRIPTORS: u64 = 1024;
-/// The kernel's own default; the software fabric maps half of it at most.
+/// The kernel's own default; the software fabric maps at most half of it.
 const MAPPINGS: u64 = 65530;
 
 pub(super) const CHECKS: &[Check] = &[
@@ -58,7 +58,7 @@ pub(super) const CHECKS: &[Check] = &[
     },
 ];
 
-/// Raises a limit of the shell: by itself where it may, else from outside.
+/// Raises a limit of the shell: from within if permitted, otherwise with prlimit.
 fn raise(scene: &Scene, limit: Limit, wanted: u64, ulimit: &str, prlimit: &str) -> String {
     let value = if wanted == u64::MAX { "unlimited".to_owned() } else { wanted.to_string() };
     if limit.hard >= wanted || scene.process().is_root() {
@@ -123,7 +123,7 @@ fn memory_limit(scene: &Scene) -> Result<Verdict, Unseen> {
     let mut limits = Vec::new();
     for directory in &groups.directories {
         let file = format!("{directory}/{name}");
-        // The topmost group has no such file; "max", and what is beyond all memory, is no limit.
+        // The topmost group has no such file. "max", or more than all memory, is no limit.
         let Some(line) = if_there(scene.tree().line(&file))? else { continue };
         if line == most {
             continue;

@@ -1,14 +1,14 @@
-//! All checks. Each looks for one thing; what it reads is found nowhere else.
+//! All checks. Each covers one aspect, and only it knows the files to read.
 //!
-//! | file | what it looks at |
+//! | file | checks |
 //! | --- | --- |
-//! | `cores` | the cores: whether they are there, allowed, isolated, without ticks, no two threads of one; quotas; the device's node |
-//! | `interrupts` | what else runs on them: interrupts, irqbalance, the kernel's work queues, packets of interfaces |
+//! | `cores` | cores: online, allowed, isolated, tickless, no two threads of one; quotas; the device's node |
+//! | `interrupts` | other load on them: interrupts, irqbalance, the kernel's work queues, packets of interfaces |
 //! | `power` | frequency, C-states, the clock |
 //! | `pages` | huge pages, transparent ones, NUMA balancing, swap |
-//! | `limits` | how much memory may be locked, mapped and used; descriptors |
-//! | `device` | whether there is an RDMA device at the address, and whether it can be used |
-//! | `adapter` | how well it can be used: RoCE version, bus, counters, congestion |
+//! | `limits` | limits of locked, mapped and used memory; descriptors |
+//! | `device` | presence and usability of an RDMA device at the address |
+//! | `adapter` | its performance: RoCE version, bus, counters, congestion |
 //! | `network` | interfaces and sockets |
 //! | `container` | containers |
 
@@ -24,7 +24,7 @@ mod power;
 
 use crate::check::Check;
 
-/// All of them, in the order in which they are told.
+/// All checks, in the order of reports.
 pub fn all() -> impl Iterator<Item = &'static Check> {
     let groups: [&'static [Check]; 9] = [
         cores::CHECKS,

@@ -5,12 +5,12 @@ use crate::devices::NET;
 use crate::scene::{Fabric, Scene};
 use crate::tree::Unseen;
 
-/// A path MTU of 4096 bytes, and the headers of RoCE.
+/// A path MTU of 4096 bytes, plus the headers of RoCE.
 const WANTED_MTU: u32 = 4200;
-/// The kernel's own limits of what a connection's buffers grow to by themselves.
+/// Maximum that the kernel grows a connection's buffers to by default.
 const TCP_READ: u64 = 6 << 20;
 const TCP_WRITE: u64 = 4 << 20;
-/// The least limit of what is set by hand that lets a connection have that much.
+/// Lowest limit of manual sizes that allows as much.
 const SET_BY_HAND: u64 = 4 << 20;
 
 pub(super) const CHECKS: &[Check] = &[
@@ -56,7 +56,7 @@ pub(super) const CHECKS: &[Check] = &[
     },
 ];
 
-/// The interfaces of the address; without one, those of its devices.
+/// The interfaces of the address; without an address, those of its devices.
 fn interfaces(scene: &Scene) -> Vec<String> {
     match scene.interface() {
         Some(name) => vec![name],
@@ -87,11 +87,11 @@ fn interface(scene: &Scene) -> Result<Verdict, Unseen> {
     Ok(Verdict::fault(Status::Error, format!("{name} is down"), fix))
 }
 
-/// A note only: what is between the hosts must have it, too, or nothing goes through.
+/// Only a note: the switches between the hosts must support it, too, or no packet arrives.
 fn mtu(scene: &Scene) -> Result<Verdict, Unseen> {
     let (mut told, mut small) = (Vec::new(), Vec::new());
     for name in interfaces(scene) {
-        // An InfiniBand interface has the MTU of IP, which is none of RDMA's.
+        // The MTU of an InfiniBand interface is that of IP, not of RDMA.
         if scene.tree().line(&format!("{NET}/{name}/type")).is_ok_and(|kind| kind == "32") {
             continue;
         }

@@ -1,4 +1,4 @@
-//! Pages: huge ones, transparent ones, those that wander and those that are swapped.
+//! Huge pages, transparent huge pages, NUMA balancing and swap.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::tree::{Unseen, selected};
 const ALL_NODES: &str = "/sys/kernel/mm/hugepages";
 const THP: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
-/// Above this the kernel swaps memory of processes to keep more of files.
+/// Above this value the kernel swaps out memory of processes to cache more files.
 const SWAPPINESS: u32 = 10;
 
 pub(super) const CHECKS: &[Check] = &[
@@ -49,7 +49,7 @@ pub(super) const CHECKS: &[Check] = &[
     },
 ];
 
-/// Huge pages of one size, somewhere.
+/// Huge pages of one size, of a node or of the machine.
 struct Pool {
     /// Directory with `nr_hugepages`.
     path: String,
@@ -74,7 +74,7 @@ impl Pool {
     }
 }
 
-/// The bytes that each node should have; `None` stands for the machine as a whole.
+/// The bytes needed per node; `None` stands for the whole machine.
 fn wanted_by_node(scene: &Scene) -> BTreeMap<Option<usize>, u64> {
     let mut wanted = BTreeMap::new();
     let cores = scene.question().cores.iter().flat_map(|cores| cores.iter().collect::<Vec<_>>());
@@ -103,7 +103,7 @@ fn huge_pages(scene: &Scene) -> Result<Verdict, Unseen> {
             let smallest = pools.first().ok_or_else(|| Unseen::new(folder, "tells of no size"))?;
             let pages = smallest.reserved + (wanted - free).div_ceil(smallest.page);
             fix.push(scene.write(&pages.to_string(), &[format!("{}/nr_hugepages", smallest.path)]));
-            // There are enough, and somebody has them: it may be the very server.
+            // There are enough, but in use, possibly by this very server.
             (lacking, in_use) = (lacking || reserved < wanted, true);
         }
     }

@@ -7,9 +7,9 @@ use crate::tree::{Unseen, if_there};
 
 const HALT_POLL: &str = "/sys/module/haltpoll/parameters/guest_halt_poll_ns";
 const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0";
-/// How long a core may take to wake up, in microseconds: about as long as the wake-up of a thread itself.
+/// Longest wake-up of a core, in microseconds: about that of a thread.
 const WAKE_US: u64 = 20;
-/// Clocks that are read by a system call, and some of them by a slow access to a device.
+/// Clocks that need a system call, and in some cases a slow device access.
 const SLOW_CLOCKS: &[&str] = &["hpet", "acpi_pm", "pit", "jiffies", "refined-jiffies"];
 
 pub(super) const CHECKS: &[Check] = &[
@@ -69,13 +69,13 @@ fn governor(scene: &Scene) -> Result<Verdict, Unseen> {
     Ok(Verdict::fault(scene.if_pinned(), observed, scene.write("performance", &files)))
 }
 
-/// Where it is said how long a core may take to wake up.
+/// File with the bound on a core's wake-up time.
 fn resume_latency(core: usize) -> String {
     format!("{CPU}/cpu{core}/power/pm_qos_resume_latency_us")
 }
 
-/// How long a core may take to wake up, in microseconds, if somebody has bounded it (power management's quality of
-/// service: 0 there is no bound, and n/a stands for 0).
+/// The bound on a core's wake-up time, in microseconds, if there is one. In the file, 0 means no bound, and n/a means 0
+/// (power management's quality of service).
 fn bound(scene: &Scene, core: usize) -> Option<u64> {
     match scene.tree().line(&resume_latency(core)).ok()?.as_str() {
         "0" => None,

@@ -1,4 +1,4 @@
-//! Each check has a machine that makes it fire, and the good server keeps it quiet.
+//! A faulty machine for each check, which the good server passes.
 
 mod cores;
 mod devices;
@@ -16,20 +16,20 @@ pub(crate) const SOFT: Option<Fabric> = Some(Fabric::Soft);
 pub(crate) const IWARP: Option<Fabric> = Some(Fabric::Iwarp);
 pub(crate) const VERBS: Option<Fabric> = Some(Fabric::Verbs);
 
-/// One thing that is wrong with the good server.
+/// One fault of an otherwise good server.
 pub(crate) struct Fault {
     pub(crate) check: &'static str,
     pub(crate) fabric: Option<Fabric>,
     pub(crate) cores: &'static str,
     pub(crate) make: fn(&Machine),
     pub(crate) status: Status,
-    /// What its fix says.
+    /// A part of its fix.
     pub(crate) fix: &'static str,
-    /// The fix is of shell commands that [`crate::follow`] can follow in a tree.
+    /// The fix consists of shell commands that [`crate::follow`] can run in a tree.
     pub(crate) mends: bool,
 }
 
-/// A fault that commands mend by files alone.
+/// A fault that commands fix through files alone.
 const fn mends(
     check: &'static str,
     fabric: Option<Fabric>,
@@ -41,7 +41,7 @@ const fn mends(
     Fault { check, fabric, cores, make, status, fix, mends: true }
 }
 
-/// One that takes a person, or a kernel.
+/// A fault whose fix needs a person, or a kernel.
 const fn fires(
     check: &'static str,
     fabric: Option<Fabric>,
@@ -56,7 +56,7 @@ const fn fires(
 /// The server's control group.
 pub(crate) const GROUP: &str = "/sys/fs/cgroup/system.slice/server.service";
 
-/// All of them, in the order of the checks.
+/// All faults, in the order of the checks.
 pub(crate) fn all() -> impl Iterator<Item = &'static Fault> {
     [cores::FAULTS, memory::FAULTS, devices::FAULTS, network::FAULTS].into_iter().flatten()
 }

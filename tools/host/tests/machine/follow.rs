@@ -1,4 +1,4 @@
-//! Who follows the commands, and looks again, finds nothing.
+//! After the commands of its fix, each check passes.
 
 use std::process::Command;
 
@@ -7,8 +7,8 @@ use rpcrdma_host::Status;
 use crate::faults::all;
 use crate::trees::{Machine, server};
 
-/// Runs a fix on a machine of files: what is below `/proc`, `/sys` and `/dev` is below its root, `sysctl` writes what
-/// the kernel's would, and `sudo` is nobody else.
+/// Runs a fix on a machine of files. `/proc`, `/sys` and `/dev` are below its root. `sysctl` writes the files that the
+/// kernel's would, and `sudo` changes no user.
 fn follow(machine: &Machine, fix: &str) {
     let root = machine.path("/");
     let root = root.to_str().expect("a path of text").trim_end_matches('/');
@@ -32,7 +32,7 @@ fn the_next_look_is_clean() {
         (fault.make)(&machine);
         let found = machine.finding(fault.check, fault.fabric, Some(fault.cores));
         follow(&machine, found.fix.as_deref().expect("what fires has a fix"));
-        // The kernel marks the mode that was chosen among all of them.
+        // The kernel marks the chosen mode among all of them.
         if fault.check == "transparent-huge-pages" {
             machine.edit("/sys/kernel/mm/transparent_hugepage/enabled", "madvise", "always [madvise] never");
         }

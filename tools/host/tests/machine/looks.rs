@@ -1,4 +1,4 @@
-//! Whatever a tree is like, every check says something of it.
+//! Every check has a finding on any tree.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,14 +27,14 @@ fn a_laptop_has_notes_and_no_more() {
         let findings = machine.examine(fabric, None);
         assert_eq!(worst(&findings), Status::Note, "{findings:#?}");
     }
-    // Who gives cores away is warned, and stopped by nothing.
+    // Reserved cores turn notes into warnings, but never into errors.
     let findings = machine.examine(SOFT, Some("2"));
     for name in ["isolation", "irq-affinity", "irqbalance", "workqueues", "governor", "c-states", "huge-pages", "swap"]
     {
         assert_eq!(status(&findings, name), Status::Warning, "{name}");
     }
     assert_eq!(worst(&findings), Status::Warning);
-    // An RDMA device is what it has not.
+    // It lacks an RDMA device.
     assert_eq!(status(&machine.examine(VERBS, None), "memlock"), Status::Error);
     assert_eq!(status(&machine.examine(VERBS, None), "rdma-device"), Status::Error);
 }
@@ -51,7 +51,7 @@ fn how_long_a_core_may_take_to_wake_up_is_bounded_in_several_ways() {
     let told = ["0\n", "133\n", "20\n", "n/a\n"].map(bound);
     assert_eq!(told, [Status::Warning, Status::Warning, Status::Ok, Status::Ok]);
 
-    // Of virtual machines.
+    // Virtual machines only.
     let told = || {
         let finding = machine.finding("halt-poll", SOFT, None);
         (finding.status, finding.observed, finding.fix)
@@ -87,7 +87,7 @@ fn a_container_is_seen_with_its_limits() {
     let asked = machine.finding("cpuset", SOFT, Some("1"));
     assert_eq!(asked.status, Status::Error);
     assert!(asked.fix.expect("a fix").contains("docker update --cpuset-cpus 1-2,10 CONTAINER"));
-    // Of a quota of one core one thread has enough.
+    // A quota of one core is enough for one thread.
     assert_eq!(machine.finding("cpu-quota", SOFT, Some("2")).status, Status::Ok);
     assert_eq!(status(&machine.examine(VERBS, None), "rdma-cm"), Status::Error);
 }
@@ -102,7 +102,7 @@ fn a_partition_of_control_groups_isolates_as_well() {
     machine.file(&format!("{group}/cpuset.cpus.effective"), "4-5\n");
     let found = machine.finding("isolation", None, Some("4-5"));
     assert_eq!((found.status, found.observed.as_str()), (Status::Ok, "isolated: 4-5"));
-    // One that the kernel has taken back.
+    // A partition that the kernel has invalidated.
     machine
         .file(&format!("{group}/cpuset.cpus.partition"), "isolated invalid (Cpu list in cpuset.cpus not exclusive)\n");
     assert_eq!(machine.finding("isolation", None, Some("4-5")).status, Status::Warning);
@@ -139,7 +139,7 @@ fn an_interrupt_disturbs_where_it_goes_and_may_go() {
     };
     assert_eq!(of_irq_24("0-15\n", "2\n"), Status::Warning);
     assert_eq!(of_irq_24("0-15\n", "4\n"), Status::Ok);
-    // It was sent elsewhere, and goes there the next time.
+    // It was redirected, and moves at its next occurrence.
     assert_eq!(of_irq_24("0\n", "2\n"), Status::Ok);
     // Its device has not started.
     assert_eq!(of_irq_24("0-15\n", "\n"), Status::Warning);
@@ -172,7 +172,7 @@ fn nothing_at_all_is_unknown() {
         let findings = machine.examine(fabric, cores);
         let known: Vec<_> = findings.iter().filter(|finding| finding.status != Status::Unknown).collect();
         for finding in known {
-            // What no file says is as it is without it.
+            // A missing file means the default.
             let plain = ["numa-balancing", "container", "affinity", "device-node"];
             let missing = ["rdma-device", "rdma-cm"];
             let expected = (plain.contains(&finding.name) && finding.status == Status::Ok)
@@ -182,7 +182,7 @@ fn nothing_at_all_is_unknown() {
     }
 }
 
-/// Files that are not there, cannot be read, or say something else, one at a time.
+/// Files are missing, unreadable or different, one at a time.
 #[test]
 fn half_of_a_tree_is_enough_to_look_at() {
     let machine = server();
@@ -192,7 +192,7 @@ fn half_of_a_tree_is_enough_to_look_at() {
             assert_eq!(machine.examine(fabric, cores).len(), *asked, "{what}");
         }
     };
-    // One core stands for all of them.
+    // One core represents all.
     let of_others = |path: &String| path.contains("/cpu/cpu") && !path.contains("/cpu/cpu1/");
     let files: Vec<String> = machine.files().into_iter().filter(|path| !of_others(path)).collect();
     assert!(files.len() > 100, "{} files", files.len());
@@ -214,7 +214,7 @@ fn half_of_a_tree_is_enough_to_look_at() {
     look("as it was");
 }
 
-/// Each file that makes a check fire is put where it cannot be read: what nobody has seen is not called good.
+/// Each file that makes a check fire is made unreadable. The finding must not be good.
 #[test]
 fn what_decides_and_cannot_be_read_is_not_ok() {
     let (mut looked, mut taken_for_good) = (0, Vec::new());
@@ -242,7 +242,7 @@ fn a_process_that_may_be_hidden_is_not_called_absent() {
     let irqbalance = |machine: &Machine| machine.finding("irqbalance", None, Some("1-3"));
     let machine = server();
     assert_eq!(irqbalance(&machine).observed, "it does not run");
-    // `hidepid` on `/proc`: of the others' processes not even the first one is seen.
+    // With `hidepid` on `/proc`, even the first process of other users is invisible.
     machine.remove("/proc/1/comm");
     let hidden = irqbalance(&machine);
     assert_eq!(hidden.status, Status::Unknown);

@@ -1,4 +1,4 @@
-//! Machines made of files: what the checks say of them, and where shards go on them.
+//! Machines made of files: findings of the checks, and placement of shards.
 
 mod faults;
 mod follow;

@@ -1,4 +1,4 @@
-//! Where shards and workers go.
+//! Placement of shards and workers.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ fn device(machine: &Machine, name: &str) -> Device {
     devices(&machine.tree()).into_iter().find(|device| device.name == name).expect("it has one of that name")
 }
 
-/// Near to a device, or to none.
+/// Near a device, or none.
 fn plan(machine: &Machine, near: Option<&str>, wish: Wish) -> Result<Plan, PlanError> {
     let device = near.map(|name| device(machine, name));
     let (topology, plan) =
@@ -22,7 +22,7 @@ fn plan(machine: &Machine, near: Option<&str>, wish: Wish) -> Result<Plan, PlanE
     Ok(plan)
 }
 
-/// What every plan keeps to.
+/// Invariants of every plan.
 fn holds(topology: &Topology, plan: &Plan) {
     let shards: CoreList = plan.shards().iter().copied().collect();
     let all: BTreeSet<usize> = plan.shards().iter().chain(plan.workers()).copied().collect();
@@ -54,7 +54,7 @@ fn isolated_cores_of_the_devices_node_come_first() {
     let far = plan(&machine, Some("eth1"), threads(2, 1)).expect("room");
     assert_eq!((far.shards(), far.workers()), (&[4, 5][..], &[6][..]));
     assert!(said(&far, "none is isolated"));
-    // Where most cores are isolated, if nothing else counts.
+    // The node with most isolated cores, without other constraints.
     assert_eq!(plan(&machine, None, threads(3, 0)).expect("room").shards(), [1, 2, 3]);
 }
 
@@ -72,7 +72,7 @@ fn core_0_is_the_last_one_of_its_node() {
 #[test]
 fn workers_are_apart_until_there_is_no_more_room() {
     let machine = server();
-    // Physical cores of their own, then the second threads of these, and beside shards in the end.
+    // Physical cores of their own first, then the second threads of these, and those beside shards last.
     let apart = plan(&machine, Some("mlx5_0"), threads(2, 3)).expect("room");
     assert_eq!((apart.shards(), apart.workers()), (&[1, 2][..], &[3, 0, 4][..]));
     let full = plan(&machine, Some("mlx5_0"), threads(8, 8)).expect("room");

@@ -53,7 +53,7 @@ fn cores_that_are_offline_or_not_ours() {
     let machine = container();
     let topology = Topology::read(&machine.tree());
     assert_eq!((topology.cores.len(), topology.allowed()), (16, list("2,10")));
-    // What the affinity allows beyond the cpuset is not ours either.
+    // The cpuset also limits a wider affinity.
     machine.edit("/proc/self/status", "2,10", "0-15");
     assert_eq!(Topology::read(&machine.tree()).allowed(), list("2,10"));
 }
@@ -66,7 +66,7 @@ fn one_node_or_none_or_next_to_nothing() {
     let topology = Topology::read(&machine.tree());
     assert!(topology.nodes.is_empty() && topology.cores.iter().all(|core| core.node.is_none()));
     assert_eq!((topology.distance(0, 0), topology.cores.len()), (10, 4));
-    // A kernel that lists its cores as directories only, or in /proc/cpuinfo only.
+    // A kernel that lists its cores only as directories, or only in /proc/cpuinfo.
     let machine = Machine::empty();
     core(&machine, 0, 0, "0-1");
     core(&machine, 1, 0, "0-1");

@@ -1,4 +1,4 @@
-//! Trees of files that stand for machines.
+//! Trees of files that represent machines.
 
 use std::fs;
 use std::net::IpAddr;
@@ -8,15 +8,15 @@ use std::path::PathBuf;
 use rpcrdma_host::{CoreList, Fabric, Finding, Question, Scene, Tree};
 use tempfile::TempDir;
 
-/// A machine in a directory of its own, gone with it.
+/// A machine in a directory of its own, deleted with it.
 pub(crate) struct Machine {
     folder: TempDir,
 }
 
 impl Machine {
-    /// Of no file.
+    /// Without files.
     pub(crate) fn empty() -> Self {
-        // A machine is hundreds of files: in memory, where that can be had.
+        // A machine has hundreds of files, so they are in memory if possible.
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         Self { folder: folder.expect("a directory") }
     }
@@ -29,7 +29,7 @@ impl Machine {
         Tree::new(self.folder.path())
     }
 
-    /// Writes a file, in place of what was there.
+    /// Writes or replaces a file.
     pub(crate) fn file(&self, path: &str, text: impl AsRef<[u8]>) -> &Self {
         let path = self.path(path);
         fs::create_dir_all(path.parent().expect("below the root")).expect("a directory");
@@ -60,7 +60,7 @@ impl Machine {
         self
     }
 
-    /// Replaces a word of a file that has it.
+    /// Replaces a word that the file must contain.
     pub(crate) fn edit(&self, path: &str, from: &str, to: &str) -> &Self {
         let text = fs::read_to_string(self.path(path)).expect("a text");
         assert!(text.contains(from), "{path} has no {from:?}: {text}");
@@ -91,19 +91,19 @@ impl Machine {
         Scene::new(self.tree(), Question { fabric, ip, cores: cores.map(list), ..Question::default() })
     }
 
-    /// What all checks say.
+    /// The findings of all checks.
     pub(crate) fn examine(&self, fabric: Option<Fabric>, cores: Option<&str>) -> Vec<Finding> {
         self.scene(fabric, cores).examine()
     }
 
-    /// What one of them says.
+    /// The finding of one check.
     pub(crate) fn finding(&self, name: &str, fabric: Option<Fabric>, cores: Option<&str>) -> Finding {
         let all = self.examine(fabric, cores);
         all.into_iter().find(|finding| finding.name == name).unwrap_or_else(|| panic!("{name} was not asked"))
     }
 }
 
-/// Where the servers below have their RDMA device.
+/// Address of the RDMA device of the servers below.
 pub(crate) const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
 pub(crate) fn list(text: &str) -> CoreList {
@@ -149,7 +149,7 @@ pub(crate) fn hugepages(machine: &Machine, folder: &str, reserved: u64, free: u6
     machine.file(&format!("{folder}/hugepages-1048576kB/free_hugepages"), "0\n");
 }
 
-/// What every machine has: a process of root's, limits, settings of the kernel.
+/// Common files of all machines: a process of root's, limits, settings of the kernel.
 fn kernel(machine: &Machine, cores: &str) {
     machine
         .file("/proc/self/status", format!("Name:\trpcrdma\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nGroups:\t0 \nCapEff:\t000001ffffffffff\nCpus_allowed_list:\t{cores}\n"))
@@ -203,7 +203,7 @@ pub(crate) fn network(machine: &Machine, name: &str, bus: &str, node: i32) {
     machine.link(&format!("/sys/class/net/{name}"), &format!("../../devices/pci0/{bus}/net/{name}"));
 }
 
-/// An RDMA device with RoCE on a network card that is there.
+/// An RDMA device with RoCE on an existing network card.
 pub(crate) fn rdma(machine: &Machine, name: &str, interface: &str, bus: &str, ip: &str) {
     let device = format!("/sys/devices/pci0/{bus}");
     for (file, text) in [
@@ -250,8 +250,8 @@ pub(crate) fn rdma(machine: &Machine, name: &str, interface: &str, bus: &str, ip
     }
 }
 
-/// A good server: two sockets of four cores with two threads, cores 1 to 3 and their siblings isolated; a RoCE card at
-/// [`ADDRESS`] and an NVMe disk on the first socket, another card on the second.
+/// A good server: two sockets of four cores with two threads, cores 1 to 3 and their siblings isolated. A RoCE card at
+/// [`ADDRESS`] and an NVMe disk are on the first socket, another card on the second.
 pub(crate) fn server() -> Machine {
     let machine = Machine::empty();
     kernel(&machine, "0-15");
@@ -269,7 +269,7 @@ pub(crate) fn server() -> Machine {
         machine.file(&format!("/proc/irq/{irq}/smp_affinity_list"), format!("{cores}\n"));
         machine.folder(&format!("/proc/irq/{irq}/handler"));
     }
-    // Nobody handles this one.
+    // It has no handler.
     machine.file("/proc/irq/26/smp_affinity_list", "0-15\n");
     network(&machine, "eth0", "0000:3b:00.0", 0);
     rdma(&machine, "mlx5_0", "eth0", "0000:3b:00.0", "192.0.2.1");
@@ -280,7 +280,7 @@ pub(crate) fn server() -> Machine {
     machine
 }
 
-/// One node, no SMT, no isolation, powers of a laptop: all that a distribution leaves as it is.
+/// A laptop with a distribution's defaults: one node, no SMT, no isolation, power saving.
 pub(crate) fn laptop() -> Machine {
     let machine = Machine::empty();
     kernel(&machine, "0-3");
@@ -305,7 +305,7 @@ pub(crate) fn laptop() -> Machine {
     machine
 }
 
-/// A container on the server's host, as version 1 of control groups has it: two cores, one core's time, 96 MiB.
+/// A container on the server's host, with version 1 of control groups: two cores, one core's time, 96 MiB.
 pub(crate) fn container() -> Machine {
     let machine = server();
     let group = "/docker/0123456789abcdef";

@@ -1,4 +1,4 @@
-//! The search on a simulated machine with the noise of a busy host.
+//! The search on a simulated machine with a busy host's noise.
 
 use super::*;
 use crate::tune::knob::Knob;

@@ -1,4 +1,4 @@
-//! `rpcrdma top` as its users run it: in a real terminal (tmux), for programs, and where there is no server.
+//! `rpcrdma top` in tmux, as JSON, and without a server.
 
 mod symptoms;
 
@@ -44,7 +44,7 @@ fn where_there_is_no_terminal_each_interval_is_printed() {
     let out = BufReader::new(top.stdout.take().expect("a pipe"));
     let heads = out.lines().map_while(Result::ok).filter(|line| line.starts_with("shard  busy calls/s"));
     assert_eq!(heads.take(3).count(), 3);
-    // Its reader is gone: that is the end of it, and no failure.
+    // Its reader is gone, which ends it without a failure.
     assert!(top.wait().expect("it ends").success());
 }
 
@@ -96,7 +96,7 @@ fn a_terminal_shows_a_server_at_work_and_what_keys_ask_for() {
     assert!(terminal.shows(|screen| screen.contains(&format!("{PROGRAM} v1"))));
     terminal.key("c");
     assert!(terminal.shows(|screen| screen.contains(&format!("pid {} uid", std::process::id()))));
-    // Another size: a narrow one, and back.
+    // A narrow size, and back.
     terminal.tmux(&["resize-window", "-t", "t", "-x", "40", "-y", "20"]);
     terminal.key("s");
     let narrow =
@@ -120,7 +120,7 @@ fn a_server_that_goes_and_comes_back_is_waited_for() {
     assert!(terminal.shows(|screen| screen.starts_with("gone: ")));
     served.serve();
     assert!(terminal.shows(|screen| screen.starts_with("rpcrdma top") && calls(screen).is_some()));
-    // Colours would be told by their sequences.
+    // Colours would show as escape sequences.
     let coloured = terminal.tmux(&["capture-pane", "-p", "-e", "-t", "t"]);
     let colours = |code: &&str| code.strip_prefix(['3', '4']).is_some_and(|rest| !rest.starts_with(['9', 'm']));
     let codes: Vec<&str> = coloured.split("\u{1b}[").skip(1).collect();
@@ -136,7 +136,7 @@ fn a_dumb_terminal_gets_lines_and_a_closed_one_ends_it() {
     let mut terminal = top(&served, (200, 50), "TERM=dumb");
     assert!(terminal.shows(|screen| screen.contains("shard  busy") && !screen.contains("q: end")));
     drop(terminal);
-    // Under nohup nobody is told of a terminal that is closed.
+    // Under nohup the program gets no SIGHUP when the terminal closes.
     let pid = served.directory().join("pid").display().to_string();
     let mut terminal = top(&served, (80, 24), &format!("echo $$ >{pid}; trap '' HUP;"));
     assert!(terminal.shows(|screen| screen.contains("q: end")));

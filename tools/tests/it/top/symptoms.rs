@@ -1,5 +1,6 @@
-//! What `tuning.md` says to look for when calls are slow: each symptom is provoked, and `rpcrdma top` shows it where
-//! the list there says. Their order is that of the list, and each begins with its row.
+//! The symptoms listed in `tuning.md` under slow calls, each provoked and observed.
+//!
+//! `rpcrdma top` shows each as the list states. The tests follow the order of the list, and each starts with its row.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,7 +17,7 @@ use rpcrdma::{Address, Config, IdlePolicy, LocalClient, Procedure, Refusal, Serv
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A server with one procedure that tells statistics.
+/// A server with one procedure and a statistics socket.
 struct Ill {
     _server: Server,
     address: Address,
@@ -35,7 +36,7 @@ impl Ill {
         Self { _server: Server::start(&address, services, &config).expect("a server"), address, directory }
     }
 
-    /// One interval, as programs get it; fails if `top` does.
+    /// The JSON view of one interval; fails if `top` does.
     fn view(&self) -> Value {
         let mut top = rpcrdma();
         top.args(["top", "--once", "--json", "--interval", "0.1", "--stats"]).arg(self.directory.path().join("stats"));
@@ -44,7 +45,7 @@ impl Ill {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
-    /// With so many calls under way, whether `top` comes to show it.
+    /// Runs the load until `top` shows the symptom.
     fn shows(&self, load: &Load, symptom: impl Fn(&Value) -> bool) {
         let stop = AtomicBool::new(false);
         scope(|scope| {
@@ -60,8 +61,8 @@ impl Ill {
     }
 }
 
-/// Calls of procedure 1 on the first of some connections, so many under way at a time; each with a Read chunk, if that has
-/// a length.
+/// Calls of procedure 1 on the first of some connections, `depth` at a time. Each has a Read chunk, if that has a
+/// length.
 struct Load {
     connections: usize,
     depth: usize,
@@ -74,7 +75,7 @@ impl Load {
         Self { connections: 1, depth, read_chunk: 0, config: shard() }
     }
 
-    /// With Read chunks of this length, and memory for as many as are under way.
+    /// With Read chunks of this length, and memory for `depth` of them.
     fn of_chunks(depth: usize, read_chunk: usize) -> Self {
         let config =
             Config { memory: MemoryConfig { bulk_buffers: vec![(64 << 10, depth)], ..shard().memory }, ..shard() };
@@ -102,7 +103,7 @@ impl Load {
         });
     }
 
-    /// Starts a call: false if there is no memory for it.
+    /// Starts a call. Returns false if there is no memory for it.
     fn start(&self, client: &mut LocalClient) -> bool {
         let connection = client.first();
         let Ok(mut call) = client.prepare(1, 4) else { return false };
@@ -130,7 +131,7 @@ fn now(row: &Value, figure: &str) -> f64 {
     row[figure]["now"].as_f64().unwrap_or(0.0)
 }
 
-/// The shard works, and does not show what it showed before the knob was turned.
+/// The shard works without the symptom that it had before the change of the knob.
 fn works(view: &Value, symptom: &str) -> bool {
     let shard = &view["shards"][0];
     now(shard, "calls") > 0.0 && shard[symptom]["max"] == 0.0
@@ -300,7 +301,7 @@ fn peers_that_break_rules_are_faults() {
         Procedure::new(done),
         server(Config { limits: LimitsConfig { max_unsolicited_per_second: 1, ..shard().limits }, ..shard() }),
     );
-    // Nothing is asked, and a grant is sent again and again.
+    // There are no calls, and the client repeats its grant.
     let load = Load {
         config: Config {
             timeouts: TimeoutConfig { keep_alive: Duration::from_millis(2), ..shard().timeouts },
@@ -319,7 +320,7 @@ fn a_shard_that_can_do_no_more_is_busy() {
         while Instant::now() < end {}
         done(call)
     });
-    // A shard that polls has idle turns as soon as its caller has no core for a moment.
+    // A polling shard has idle turns as soon as its caller has no core for a moment.
     let ill =
         Ill::new(computes, server(Config { poll: PollConfig { idle: IdlePolicy::Event, ..shard().poll }, ..shard() }));
     ill.shows(&Load::of(64), |view| {

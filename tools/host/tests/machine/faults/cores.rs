@@ -1,4 +1,4 @@
-//! What can be wrong with the cores.
+//! Faults of the cores.
 
 use rpcrdma_host::Status::{Error, Note, Warning};
 
@@ -231,7 +231,7 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
 ];
 
-/// A virtual machine whose cores halt at once, but for two that somebody has told not to.
+/// A virtual machine whose cores halt at once, except two with a bound on their wake-up.
 fn halting_guest(machine: &Machine) {
     machine
         .file("/sys/devices/system/cpu/cpuidle/current_driver", "haltpoll\n")
@@ -241,7 +241,7 @@ fn halting_guest(machine: &Machine) {
     }
 }
 
-/// The same where version 2 is mounted, too, and has no controller: what systemd calls a hybrid.
+/// Also mounts version 2 without a controller: systemd's hybrid hierarchy.
 fn quota_of_both_versions(machine: &Machine) {
     quota_of_version_1(machine);
     machine
@@ -249,7 +249,7 @@ fn quota_of_both_versions(machine: &Machine) {
         .file("/sys/fs/cgroup/unified/cgroup.controllers", "\n");
 }
 
-/// One core's time for three, in version 1.
+/// The time of half a core for three, in version 1.
 fn quota_of_version_1(machine: &Machine) {
     machine
         .file("/proc/self/mountinfo", "25 24 0:23 / /dev/shm rw - tmpfs tmpfs rw\n32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n")

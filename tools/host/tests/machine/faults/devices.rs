@@ -1,4 +1,4 @@
-//! What can be wrong with an RDMA device.
+//! Faults of an RDMA device.
 
 use rpcrdma_host::Status::{Error, Note, Warning};
 
@@ -165,7 +165,7 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
 ];
 
-/// The device has another address, and is not on the way to the one that was asked for.
+/// The device has another address, and is not on the route to the requested one.
 fn elsewhere(machine: &Machine) {
     for index in [1, 2] {
         machine.edit(&format!("{PORT}/gids/{index}"), "c000:0201", "c633:6401");

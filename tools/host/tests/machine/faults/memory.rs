@@ -1,4 +1,4 @@
-//! What can be wrong with memory and limits.
+//! Faults of memory and limits.
 
 use rpcrdma_host::Status::{Error, Note, Warning};
 
@@ -7,7 +7,7 @@ use crate::trees::{Machine, hugepages};
 
 /// In the order of the checks.
 pub(super) const FAULTS: &[Fault] = &[
-    // Three shards on node 0 want 96 pages, of which the tree has 10: the kernel would free those that are added.
+    // Three shards on node 0 need 96 pages, and the tree has 10. The kernel would report added pages as free.
     fires(
         "huge-pages",
         None,
@@ -100,7 +100,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "docker update --memory",
     ),
-    // Version 1 has the cpu controller, version 2 beside it the memory.
+    // Version 1 has the cpu controller, version 2 beside it has memory.
     mends(
         "memory-limit",
         None,

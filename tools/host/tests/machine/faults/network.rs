@@ -1,4 +1,4 @@
-//! What can be wrong with interfaces and sockets, and what containers are like.
+//! Faults of interfaces, sockets and containers.
 
 use rpcrdma_host::Status::{Error, Note, Warning};
 
