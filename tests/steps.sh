@@ -216,7 +216,7 @@ step_oldest() {
             >"$logs/oldest-install.log" 2>&1; then
         CARGO_INCREMENTAL=0 CARGO_TARGET_DIR="$target/oldest" check oldest 1800 "$crates" crates \
             rustup run "$oldest" cargo check --locked --workspace --all-targets
-        rm -rf "$target/oldest" # half a gigabyte, which is made again in a minute
+        rm -rf "$target/oldest" # half a gigabyte, rebuilt in a minute
     else
         skip "Rust $oldest is not here, and cannot be fetched: see $logs/oldest-install.log"
     fi

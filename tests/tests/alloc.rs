@@ -1,4 +1,4 @@
-//! A warm engine allocates nothing, for calls and bulk calls, at both ends.
+//! A warm engine allocates nothing, at either end.
 #![expect(unsafe_code, reason = "a global allocator that counts")]
 
 use std::alloc::{GlobalAlloc, Layout, System};

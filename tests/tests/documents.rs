@@ -1,10 +1,10 @@
 //! Runs the commands of the documents and compares their output.
 //!
-//! The fence selects the place: `sh` this host, `sh vm` the virtual machine, `sh vm server` another host there, `sh vm
-//! siw` the machine with the soft-iWARP driver, `sh not run: REASON` none. `text output` is the output of the preceding
-//! commands. Each of its lines must occur, except `…`; a `…` at a line's end matches any rest; numbers may differ.
-//! `rust PATH` is written to that file. A command that ends with `&` runs until it listens before the next starts. The
-//! blocks of a document run in order, in one shell.
+//! The fence selects the place: `sh` is this host, and `sh vm` the virtual machine. `sh vm server` is another host
+//! there, and `sh vm siw` the machine with the soft-iWARP driver. `sh not run: REASON` is not run. `text output` is the
+//! output of the preceding commands. Each of its lines must occur, except `…`. A `…` at a line's end matches any rest,
+//! and numbers may differ. `rust PATH` is written to that file. After a command that ends with `&`, the next one waits
+//! until it listens. The blocks of a document run in order, in one shell.
 
 use std::fs;
 use std::os::unix::fs::symlink;

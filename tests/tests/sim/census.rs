@@ -1,4 +1,4 @@
-//! Counts of the message forms in sent headers, to prove the simulation's coverage.
+//! Counts of message forms in sent headers, for the coverage check.
 
 use rpcrdma::wire::{ErrorBody, Flags, HeaderType, Revision, Version, View, ViewBody};
 

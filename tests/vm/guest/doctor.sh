@@ -5,7 +5,7 @@ program RPCRDMA rpcrdma 'cargo build -p rpcrdma-tools --features verbs --bin rpc
 # Other users must be able to run it from any location of the repository.
 install -m 755 "$RPCRDMA" /run/rpcrdma
 at=verbs:10.0.0.1:20049
-as=() # who asks
+as=() # runs doctor as this user
 sudo() { "$@"; }
 
 # look STATUS ARGUMENT…: runs doctor and checks its exit status. The report is in /run/report.
@@ -75,7 +75,7 @@ echo always >/sys/kernel/mm/transparent_hugepage/enabled
 look 2 $at
 fires rdma-link overcommit transparent-huge-pages
 follow
-ip address replace fd00::1/64 dev v0 nodad # which an interface that is down forgets
+ip address replace fd00::1/64 dev v0 nodad # lost while the interface was down
 await grep -qs fd00:0000 /sys/class/infiniband/rxe0/ports/1/gids/2
 look 0 $at
 

@@ -17,7 +17,7 @@ cp -r "$(dirname "$0")"/../../../engine/README.md /run/git-tree/engine/
 cp -r "$(dirname "$0")"/../../../tools/{nfs3d,blockstore} /run/git-tree/tools/
 cp -r "$(dirname "$0")"/../../../tests/{data,vm} /run/git-tree/tests/
 cd /run/git-tree
-find . -type d -empty -delete # which git knows nothing of
+find . -type d -empty -delete # git does not track them
 git init -q
 git add -A
 git commit -qm first

@@ -12,7 +12,7 @@ exec 5</run/file
 mkdir /mnt/work
 # Each of these fails if a change is lost or repeated: the file to rename is missing, or a file is left over.
 (
-    set +e # what fails is looked at below
+    set +e # failures are checked below
     cd /mnt/work
     i=0
     until [[ -e /run/enough ]] && ((i >= 6)); do
@@ -41,7 +41,7 @@ goes_on() { [[ $(written) != "$before" ]]; }
 for round in 1 2; do
     before=$(written)
     await goes_on
-    sleep 1 # for the others, which nobody sees from here
+    sleep 1 # time for the other processes, whose state is invisible here
     kill -KILL "$server"
     wait "$server" 2>/dev/null || true
     sleep 1
@@ -75,7 +75,7 @@ echo "- unmounted under load, by force"
 dd if=/dev/zero of=/mnt2/endless bs=1M count=4000 status=none 2>/dev/null &
 load=$!
 await test -e $export/endless
-sleep 0.5 # the client has it in memory
+sleep 0.5 # the client has cached it
 umount -f /mnt2 2>/dev/null || true
 umount -l /mnt2 2>/dev/null || true
 kill -KILL $load 2>/dev/null || true

@@ -15,7 +15,7 @@ trap 'kill $(jobs -p) 2>/dev/null || true
 # An in-memory disk that keeps its contents while its power is off. It becomes slow after it is filled.
 mkdir $disk
 echo 1 >$disk/memory_backed
-echo 120 >$disk/size # one block group, which is little to read at the mount
+echo 120 >$disk/size # one block group, so that the mount reads little
 echo 4096 >$disk/blocksize
 power() { echo "$1" >$disk/power; }
 power 1

@@ -1,7 +1,7 @@
 # A reliable connection carries messages of four packets in both directions, unchanged.
 source "$(dirname "$0")/../lib.sh"
 
-options=(-d rxe0 -g 1 -s 4096 -n 200 -c) # -c: the bytes received are checked
+options=(-d rxe0 -g 1 -s 4096 -n 200 -c) # -c: checks received bytes
 ibv_rc_pingpong "${options[@]}" &
 server=$!
 await listening 18515

@@ -3,7 +3,7 @@ source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../peers.sh"
 
 for address in $kernel $kernel6; do
-    rping -s -a "$address" -C 10 -V & # -V: what arrives is checked
+    rping -s -a "$address" -C 10 -V & # -V: checks received data
     server=$!
     await listening_rdma 7174
     rping -c -a "$address" -C 10 -V

@@ -52,7 +52,7 @@ grep -q 'port 1 is down' /run/idle || fail "a lost client does not say that its 
 # The server's device has reported it too. The server counts it twice: once here, once with no outstanding calls.
 grep -q 'port 1 is down' /run/server || fail "the server does not say that the port is down: $(</run/server)"
 (($(counted port_downs) >= 2)) || fail "the server has counted $(counted port_downs) times that the port went down"
-# No message tells the server. Its device or its keep-alive detects it.
+# No message informs the server. Its device or its keep-alive detects it.
 await bash -c "(( \$(rdma resource show qp link rxe0 | grep -c 'type RC') == $quiet ))"
 # While the link is still down.
 served() { (($(answers) > before + 5)); }

@@ -1,4 +1,4 @@
-//! The iWARP end of a peer's connection, built on the wire format alone.
+//! The iWARP end of a peer's connection, by wire format alone.
 
 use std::collections::VecDeque;
 

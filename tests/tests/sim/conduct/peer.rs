@@ -1,4 +1,4 @@
-//! A client built on the wire formats: correct messages, timed by its [`Conduct`].
+//! A client with correct messages, timed by its [`Conduct`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;

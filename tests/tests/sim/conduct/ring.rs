@@ -1,4 +1,4 @@
-//! The software fabric's end of a peer's connection, on a device of its own.
+//! A peer's end of a connection on the software fabric.
 //!
 //! The peer's conduct decides when it sends and receives messages. The server's device reads and writes exposed memory
 //! on its own.

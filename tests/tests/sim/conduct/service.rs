@@ -1,4 +1,4 @@
-//! The peers' services: the standard program, and a procedure that runs once per call.
+//! The standard program, and a procedure that runs once per call.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,6 @@
-//! All checks. Each covers one aspect, and only it knows the files to read.
+//! All checks.
+//!
+//! Each covers one aspect, and only it knows the files to read.
 //!
 //! | file | checks |
 //! | --- | --- |
