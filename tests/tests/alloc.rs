@@ -8,7 +8,7 @@ use rpcrdma::client::LocalClient;
 use rpcrdma::{CreditMode, Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::{ECHO, MIRROR, PROGRAM, VERSION, With, World, filled, small, small_server};
 
-/// Procedure that keeps the shard busy until [`crowd`] has filled its queue.
+/// Procedure that keeps the shard busy until [`crowd`] has started its calls.
 const PAUSE: u32 = 30;
 /// Token of its call.
 const PAUSED: u64 = MOST;

@@ -292,7 +292,7 @@ impl<F: Fabric + Smallest> Probe<F> {
         }
         self.receives -= u32::from(buf.is_some());
         let revision = self.revision;
-        // Without it, a late completion of a destroyed queue pair.
+        // A completion without one is late, of a destroyed queue pair.
         let Some(seen) = self.see(*qp) else { return };
         if !status.is_ok() {
             seen.failed = true;
