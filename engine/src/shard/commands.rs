@@ -1,5 +1,6 @@
 //! Commands of other threads to a shard on its own thread, and their answers.
 
+use std::mem;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -15,6 +16,9 @@ use crate::handoff::parker::{Signal, Sleeper};
 use crate::handoff::slot::Completer;
 use crate::proto::CallError;
 use crate::stats::ShardStats;
+
+/// Most polls of the inbox before a connection is closed, however busy other threads keep it.
+const CLOSE_POLLS: u32 = 256;
 
 /// An RPC message from another thread; short ones fit the ring's slot.
 #[derive(Debug)]
@@ -127,6 +131,8 @@ pub(super) struct Outside {
     connecting: Vec<Connecting>,
     /// Connections of clients on other threads, which read their close reasons there.
     watched: Vec<(ConnRef, Weak<ClosedBecause>)>,
+    /// Connections to close, and the polls of the inbox left before that.
+    closing: Vec<(ConnRef, u32)>,
     /// The shard's thread has to end.
     stopped: bool,
 }
@@ -134,7 +140,7 @@ pub(super) struct Outside {
 impl Outside {
     /// For a shard that sleeps in its fabric.
     pub(super) fn new(sleeper: Sleeper) -> Self {
-        Self { sleeper, inbox: None, connecting: Vec::new(), watched: Vec::new(), stopped: false }
+        Self { sleeper, inbox: None, connecting: Vec::new(), watched: Vec::new(), closing: Vec::new(), stopped: false }
     }
 
     /// Wakes the shard from other threads.
@@ -242,8 +248,26 @@ impl<F: Fabric> Shard<F> {
     /// Runs commands of other threads. Returns their number.
     pub(super) fn inbox(&mut self) -> usize {
         let Some(mut inbox) = self.outside.inbox.take() else { return 0 };
-        let count = inbox.poll(POLL_BATCH, |command| self.command(command));
+        let mut count = inbox.poll(POLL_BATCH, |command| self.command(command));
+        if !self.outside.closing.is_empty() {
+            count += self.close_after_calls(&mut inbox);
+        }
         self.outside.inbox = Some(inbox);
+        count
+    }
+
+    /// Closes connections once the inbox has no earlier command. Calls that were started before the close may be in
+    /// rings that had their turn already.
+    #[cold]
+    fn close_after_calls(&mut self, inbox: &mut Mailbox<Command>) -> usize {
+        let closing = mem::take(&mut self.outside.closing);
+        let count = inbox.poll(POLL_BATCH, |command| self.command(command));
+        for (conn, polls) in closing {
+            match polls.checked_sub(1) {
+                Some(left) if count == POLL_BATCH => self.outside.closing.push((conn, left)),
+                _ => self.close(conn),
+            }
+        }
         count
     }
 
@@ -258,7 +282,7 @@ impl<F: Fabric> Shard<F> {
             Command::AllocLater(conn, len, answer) => self.alloc_later(conn, len, answer),
             Command::Stats(connections, answer) => answer.complete(self.stats_with_connections(connections)),
             Command::Resize(bytes, answer) => answer.complete(self.change_receive_size(bytes)),
-            Command::Close(conn) => self.close(conn),
+            Command::Close(conn) => self.outside.closing.push((conn, CLOSE_POLLS)),
             Command::Abort(conn) => self.end_now(conn, LocalClose::Requested),
             Command::Drain => {
                 self.drain();

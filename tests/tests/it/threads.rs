@@ -258,6 +258,23 @@ fn a_lost_connection_has_a_reason() {
 }
 
 #[test]
+fn calls_started_before_a_close_complete() {
+    let mut world = World::new("client-close-order");
+    let address = world.serve(small_server());
+    for _ in 0..50 {
+        let mut client = connect(&world, &address, small());
+        let mut other = client.clone();
+        // A quiet ring and a new one: the close travels by a third.
+        client.call(ClientCall::new(ECHO)).unwrap();
+        let calls = [client.start(ClientCall::new(ECHO)).unwrap(), other.start(ClientCall::new(ECHO)).unwrap()];
+        client.close();
+        for mut call in calls {
+            call.join().unwrap();
+        }
+    }
+}
+
+#[test]
 fn a_closed_connection_reports_its_reason() {
     let mut world = World::new("client-closed");
     let address = world.serve(small_server());
