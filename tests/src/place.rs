@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use rpcrdma::Address;
 use rpcrdma::fabric::any::AnyFabric;
-use rpcrdma::fabric::contract::loopback_address;
 use rpcrdma::fabric::iwarp::{IwarpConfig, IwarpFabric};
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
+use rpcrdma::fabric::testing::loopback_address;
 
 /// Fabric under test: `soft` (default), `iwarp` or `verbs`.
 const FABRIC: &str = "RPCRDMA_FABRIC";

@@ -45,7 +45,7 @@ fn examples_run_at_the_address_that_they_are_given() {
         if ["iwarp", "raw_protocol"].contains(name) {
             continue;
         }
-        let address = format!("iwarp:{}", rpcrdma::fabric::contract::loopback_address().0);
+        let address = format!("iwarp:{}", rpcrdma::fabric::testing::loopback_address().0);
         let said = output(program, &[&address]);
         assert!(said.lines().last().is_some_and(|line| line.starts_with(last)), "{name}: {said}");
     }

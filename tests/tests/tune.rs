@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use clap::Parser;
-use rpcrdma::fabric::contract::loopback_address;
+use rpcrdma::fabric::testing::loopback_address;
 use rpcrdma_tools::command::Ended;
 use rpcrdma_tools::tune;
 use rustix::thread::CpuSet;

@@ -18,15 +18,4 @@ macro_rules! forward {
     };
 }
 
-/// For [`forward`]: the fabric that a wrapper holds as `inner`.
-#[cfg(any(test, feature = "testing"))]
-macro_rules! inner {
-    ($self:ident, $fabric:ident => $what:expr) => {{
-        let Self { inner: $fabric, .. } = $self;
-        $what
-    }};
-}
-
 pub(crate) use forward;
-#[cfg(any(test, feature = "testing"))]
-pub(crate) use inner;

@@ -40,17 +40,10 @@
 //! | `seats` | the fabrics that share a bound address: who takes a connection |
 //! | `reaper` | what may take long to destroy, on threads of its own |
 //! | [`log_limit`] | log lines that peers can cause, within bounds |
-//! | `contract` | what every fabric has to do, as cases that run against any of them |
-//! | `random` | numbers that follow from a seed, for tests |
-//! | `chaos`, `trace` | wrappers of any fabric: one misbehaves, one writes down what goes through it |
 
 pub mod any;
 mod arrival;
-#[cfg(any(test, feature = "testing"))]
-pub mod chaos;
 mod checks;
-#[cfg(any(test, feature = "testing"))]
-pub mod contract;
 mod device_event;
 mod error;
 mod forward;
@@ -60,8 +53,6 @@ mod keys;
 pub mod log_limit;
 pub mod path;
 mod patience;
-#[cfg(any(test, feature = "testing"))]
-mod random;
 mod reaper;
 mod received;
 mod receives;
@@ -71,7 +62,8 @@ mod sockets;
 pub mod software;
 mod table;
 #[cfg(any(test, feature = "testing"))]
-pub mod trace;
+#[path = "../tests/harness/mod.rs"]
+pub mod testing;
 // Of configurations in files: of this crate, and of what stands on it.
 #[cfg(feature = "units")]
 #[doc(hidden)]

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use rpcrdma::client::{ClientConfig, LocalClient};
-use rpcrdma::fabric::contract::loopback_address;
 use rpcrdma::fabric::iwarp::IwarpFabric;
 use rpcrdma::fabric::software::SoftwareFabric;
+use rpcrdma::fabric::testing::loopback_address;
 use rpcrdma::fabric::{Fabric, FabricAddress, FabricStats};
 use rpcrdma::shard::Shard;
 use rpcrdma::{Address, Config, CreditMode};

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use rpcrdma::client::LocalClient;
 use rpcrdma::fabric::RemoteMemory;
 use rpcrdma::fabric::any::AnyFabric;
-use rpcrdma::fabric::chaos::{Chaos, ChaosConfig};
+use rpcrdma::fabric::testing::chaos::{Chaos, ChaosConfig};
 use rpcrdma::shard::Shard;
 use rpcrdma::stats::ShardStats;
 use rpcrdma::wire::{Chunks, Revision, Version, View};

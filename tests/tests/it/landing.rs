@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
 use rpcrdma::client::LocalClient;
-use rpcrdma::fabric::trace::{self, Trace};
+use rpcrdma::fabric::testing::trace::{self, Trace};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::shard::Shard;
 use rpcrdma::wire::{ReadSegment, Revision};

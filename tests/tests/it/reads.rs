@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rpcrdma::client::{ClientCall, Connection};
 use rpcrdma::fabric::any::AnyFabric;
-use rpcrdma::fabric::trace::{self, Trace};
+use rpcrdma::fabric::testing::trace::{self, Trace};
 use rpcrdma::fabric::{Fabric, FabricAddress};
 use rpcrdma::server::{LocalServer, ServerConfig};
 use rpcrdma::shard::Shard;

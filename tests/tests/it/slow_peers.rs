@@ -5,8 +5,8 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use rpcrdma::fabric::Access;
-use rpcrdma::fabric::contract::loopback_address;
 use rpcrdma::fabric::iwarp::wire::{self as iwarp, Opcode, Place, fpdu_len};
+use rpcrdma::fabric::testing::loopback_address;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::{Body, Chunks, Flags, ReadSegment, Segment, Version};
 use rpcrdma::{Address, Config, CreditMode, LocalClient, Server};

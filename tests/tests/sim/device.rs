@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use rustix::fd::BorrowedFd;
 
-use rpcrdma::fabric::chaos::{Chaos, ChaosConfig};
 use rpcrdma::fabric::iwarp::memory::{MemoryFabric, MemoryListener};
 use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric, SoftwareListener};
+use rpcrdma::fabric::testing::chaos::{Chaos, ChaosConfig};
 use rpcrdma::fabric::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
     Flow, PostError, Posting, QpId, RequestId, Waker, WindowId,

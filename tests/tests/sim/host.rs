@@ -45,7 +45,7 @@ impl Host {
     ) -> Self {
         let crate::plan::Group { config, connect, software, chaos, habits, workers: count, .. } = &plan.groups[group];
         let seed = chaos.seed ^ u64::from(generation) << 8;
-        let chaos = rpcrdma::fabric::chaos::ChaosConfig { seed, ..*chaos };
+        let chaos = rpcrdma::fabric::testing::chaos::ChaosConfig { seed, ..*chaos };
         let strangers = plan.hostile_clients.contains(&group);
         let fabric = device(plan.kind, (config, software), chaos, &journal, None, (true, strangers));
         let services = Some(Arc::clone(services));

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::rc::Rc;
 
-use rpcrdma::fabric::chaos::ChaosStats;
+use rpcrdma::fabric::testing::chaos::ChaosStats;
 use rpcrdma::shard::SimulatedTime;
 
 /// One participant's handle to the journal of a run. Keys of memory windows are random and are never recorded.

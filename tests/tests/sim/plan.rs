@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use rpcrdma::auth::{AuthPolicy, PreSharedKey};
 use rpcrdma::config::ConnectConfig;
-use rpcrdma::fabric::chaos::ChaosConfig;
 use rpcrdma::fabric::software::SoftwareConfig;
+use rpcrdma::fabric::testing::chaos::ChaosConfig;
 use rpcrdma::wire::Revision;
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::{Config, CreditMode, IdlePolicy};

@@ -15,8 +15,6 @@
 //! | `expiring` | a queue of expiring values |
 //! | `sys` | vectored socket I/O on pool memory |
 //! | `config` | the knobs |
-//! | `memory` | the same rules without sockets, for tests: two endpoints of one thread |
-//! | `fuzz` | a connection with an arbitrary peer, for tests |
 //!
 //! # System calls
 //! The polling thread makes them: a socket has no other notification. A few recently active connections are read in
@@ -57,9 +55,11 @@ mod endpoint;
 mod expiring;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
+#[path = "../../tests/harness/iwarp_fuzz.rs"]
 pub mod fuzz;
 mod listener;
 #[cfg(any(test, feature = "testing"))]
+#[path = "../../tests/harness/iwarp_memory.rs"]
 pub mod memory;
 mod qp;
 mod setup;

@@ -33,6 +33,7 @@ mod connect;
 mod doorbell;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
+#[path = "../../tests/harness/software_fuzz.rs"]
 pub mod fuzz;
 mod memory;
 mod message;

@@ -401,7 +401,7 @@ mod tests {
     #[test]
     fn whenever_a_ring_grows_all_records_arrive_whole_and_in_order() {
         for seed in 1..=200u64 {
-            let mut random = crate::random::Xorshift::new(seed);
+            let mut random = crate::testing::random::Xorshift::new(seed);
             let mut ends = Ends::new(16 << 10);
             let mut sent = VecDeque::new();
             // How much comes at a time grows, too: so the ring grows from anywhere in it.

@@ -1,9 +1,11 @@
 //! The contract of a fabric, kept by the iWARP fabric: over loopback TCP, and without sockets.
 
 use rpcrdma_fabric::FabricAddress;
-use rpcrdma_fabric::contract::{self, loopback_address, nowhere};
 use rpcrdma_fabric::iwarp::memory::MemoryFabric;
 use rpcrdma_fabric::iwarp::{Crc, FpduSize, IwarpConfig, IwarpFabric};
+use rpcrdma_fabric::testing::loopback_address;
+
+use crate::contract::{self, nowhere};
 
 /// Every case holds, but for those that are not for this fabric.
 fn check(config: &IwarpConfig) {

@@ -3,8 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use rpcrdma_fabric::FabricAddress;
 use rpcrdma_fabric::verbs::{self, VerbsConfig, VerbsFabric};
-use rpcrdma_fabric::{FabricAddress, contract};
+
+use crate::contract;
 
 /// Set where there is a device, so that tests cannot pass by not finding it.
 const MUST_RUN: &str = "RPCRDMA_VERBS";

@@ -4,11 +4,11 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use rpcrdma_fabric::contract::loopback_address;
 use rpcrdma_fabric::iwarp::wire::{
     Crc as Sum, Enhanced, Fault, Kind, Opcode as Message, Place, Reader, Segment, Setup, Step, Terminate, fpdu_len,
 };
 use rpcrdma_fabric::iwarp::{Crc, IwarpConfig, IwarpFabric, IwarpListener};
+use rpcrdma_fabric::testing::loopback_address;
 use rpcrdma_fabric::{
     Access, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError, Opcode, Posting,
     QpId, RemoteMemory, Source, Status, WorkRequest,

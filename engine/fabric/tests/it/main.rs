@@ -2,6 +2,7 @@
 
 mod contract;
 mod contract_iwarp;
+mod contract_software;
 #[cfg(feature = "verbs")]
 mod contract_verbs;
 mod far;

@@ -6,12 +6,14 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rpcrdma_fabric::chaos::{Chaos, ChaosConfig};
-use rpcrdma_fabric::contract::{self, World, loopback_address, nowhere};
 use rpcrdma_fabric::iwarp::{IwarpConfig, IwarpFabric};
 use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric};
-use rpcrdma_fabric::trace::{self, Trace};
+use rpcrdma_fabric::testing::chaos::{Chaos, ChaosConfig};
+use rpcrdma_fabric::testing::loopback_address;
+use rpcrdma_fabric::testing::trace::{self, Trace};
 use rpcrdma_fabric::{ConnectParams, Fabric, FabricAddress, Opcode, QpId, Status};
+
+use crate::contract::{self, World, nowhere};
 
 fn address() -> FabricAddress {
     static NEXT: AtomicU32 = AtomicU32::new(0);

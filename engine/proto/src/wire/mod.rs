@@ -33,7 +33,6 @@
 //! | [`rpc`] | RFC 5531 call and reply headers |
 //! | [`xdr`] | cursors over bytes |
 //! | `display` | one line of text for a header |
-//! | `invariants` | invariants of any bytes, for tests |
 #![forbid(unsafe_code)]
 
 mod chunks;
@@ -44,6 +43,7 @@ mod head;
 mod header;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
+#[path = "../../tests/harness/invariants.rs"]
 pub mod invariants;
 pub mod optional;
 pub mod private_data;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use nfs3_types::nfs3::*;
 use nfs3_types::xdr_codec::{List, Opaque, Pack, Unpack};
 use rpcrdma::client::{ClientConfig, Credential};
-use rpcrdma::fabric::contract::loopback_address;
+use rpcrdma::fabric::testing::loopback_address;
 use rpcrdma::proto::binding::nfs3::{PROGRAM, Sizes, VERSION, bindings};
 use rpcrdma::{CallError, Config, CreditMode, LocalClient, Reply};
 use rustix::process::{Pid, Signal};

@@ -6,9 +6,9 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::contract::loopback_address;
 use crate::iwarp::{Crc, IwarpConfig};
 use crate::sockets::EVENTS;
+use crate::testing::loopback_address;
 use crate::{ConnectParams, ControlEvent, Fabric, FabricAddress};
 
 thread_local! {

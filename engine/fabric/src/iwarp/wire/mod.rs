@@ -24,12 +24,12 @@
 //! | [`terminate`] | the body of a Terminate: errors and their codes |
 //! | [`crc`] | the checksum |
 //! | [`reader`] | a byte stream, cut into segments |
-//! | `invariants` | invariants of any bytes, for tests |
 #![forbid(unsafe_code)]
 
 pub mod crc;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
+#[path = "../../../tests/harness/iwarp_invariants.rs"]
 pub mod invariants;
 pub mod mpa;
 pub mod read_request;

@@ -2,7 +2,8 @@
 //!
 //! ```
 //! use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric};
-//! use rpcrdma_fabric::{Fabric, trace};
+//! use rpcrdma_fabric::Fabric;
+//! use rpcrdma_fabric::testing::trace;
 //! let inner = SoftwareFabric::new(SoftwareConfig::default())?;
 //! let traced = trace::Trace::new(inner, trace::length, |line| println!("{line}"));
 //! assert!(traced.capabilities().shared_receive_queue);
@@ -18,8 +19,9 @@ use rustix::fd::BorrowedFd;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
-use super::forward::{forward, inner};
-use super::{
+use super::inner;
+use crate::forward::forward;
+use crate::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
     Flow, PostError, Posting, QpId, RequestId, Source, Waker, WindowId, WorkRequest,
 };

@@ -13,9 +13,10 @@ use rustix::fd::BorrowedFd;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
-use super::forward::{forward, inner};
+use super::inner;
 use super::random::Xorshift;
-use super::{
+use crate::forward::forward;
+use crate::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
     Flow, PostError, Posting, QpId, RequestId, Status, Waker, WindowId, WorkRequest,
 };

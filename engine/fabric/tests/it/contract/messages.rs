@@ -1,7 +1,7 @@
 //! Sends and Receives.
 
 use super::*;
-use crate::Source;
+use rpcrdma_fabric::Source;
 
 pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
     vec![

@@ -3,64 +3,52 @@
 //! A [`World`] is two fabrics and a bound address. [`run`] makes one per case, runs it, and then checks that
 //! all memory has come home. Cases end with an error in words; they never hang: what does not happen within
 //! [`PATIENCE`] is an error too.
-//!
-//! ```
-//! use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric};
-//! use rpcrdma_fabric::{FabricAddress, contract};
-//! let open = || SoftwareFabric::new(SoftwareConfig::default());
-//! let address = FabricAddress(format!("doc-{}", std::process::id()));
-//! let report = contract::run(contract::cases(), || Ok((open()?, open()?, address.clone())));
-//! assert!(report.failed.is_empty(), "{report:#?}");
-//! ```
-
-#![forbid(unsafe_code)]
 
 mod connections;
 mod memory;
 mod messages;
 
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
 
-use super::{
-    Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, Opcode, PostError, Posting,
-    QpId, ReceivedBuf, RemoteMemory, RequestId, Status, WindowId, WorkRequest,
+use rpcrdma_fabric::{
+    Access, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricErrorKind, Opcode,
+    PostError, Posting, QpId, ReceivedBuf, RemoteMemory, RequestId, Status, WindowId, WorkRequest,
 };
 
 /// How long a case waits for something that must happen.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// Turns in which something that must *not* happen is waited for.
 const QUIET_TURNS: usize = 3000;
 /// Bytes of a Receive.
 const RECEIVE: usize = 4096;
 
 /// The result of a case, with the error as text.
-pub type Outcome = Result<(), String>;
+pub(crate) type Outcome = Result<(), String>;
 
 /// One thing that every fabric has to do.
-pub struct Case<F: Fabric> {
+pub(crate) struct Case<F: Fabric> {
     /// The requirement, in a few words.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// Does it.
-    pub check: fn(&mut World<F>) -> Outcome,
+    pub(crate) check: fn(&mut World<F>) -> Outcome,
 }
 
 /// The result of a run of cases.
 #[derive(Debug, Default)]
-pub struct Report {
+pub(crate) struct Report {
     /// Cases that held.
-    pub passed: Vec<&'static str>,
+    pub(crate) passed: Vec<&'static str>,
     /// Cases that did not, and why.
-    pub failed: Vec<(&'static str, String)>,
+    pub(crate) failed: Vec<(&'static str, String)>,
     /// Cases that need an absent device feature, with that feature.
-    pub skipped: Vec<(&'static str, &'static str)>,
+    pub(crate) skipped: Vec<(&'static str, &'static str)>,
 }
 
 /// Cases about work requests with immediate data, which devices alone have.
-pub const IMMEDIATE_DATA: [&str; 3] = [
+pub(crate) const IMMEDIATE_DATA: [&str; 3] = [
     "a Send with immediate data is no message",
     "a Write with immediate data is no message",
     "a Write of nothing with immediate data is no message",
@@ -71,7 +59,7 @@ impl Report {
     ///
     /// # Panics
     /// If a case does not hold, or others were not asked.
-    pub fn assert_all_but(&self, not_asked: &[&str]) {
+    pub(crate) fn assert_all_but(&self, not_asked: &[&str]) {
         assert!(self.failed.is_empty(), "{:#?}", self.failed);
         let skipped: Vec<_> = self.skipped.iter().map(|(name, _)| *name).collect();
         assert_eq!(skipped, not_asked, "{:#?}", self.skipped);
@@ -86,35 +74,29 @@ impl Report {
 }
 
 /// All cases.
-pub fn cases<F: Fabric>() -> Vec<Case<F>> {
+pub(crate) fn cases<F: Fabric>() -> Vec<Case<F>> {
     let mut all = messages::cases();
     all.extend(memory::cases());
     all.extend(connections::cases());
     all
 }
 
-/// An unused TCP address of this host, in 127.0.0.0/8. Each call returns another one. The last 22 bits hold the process
-/// number. The ports exclude those of NFS, 20048 and 20049, where servers listen at all addresses.
-pub fn loopback_address() -> FabricAddress {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed) % 8_000;
-    let [_, a, b, c] = std::process::id().to_be_bytes();
-    FabricAddress(format!("127.{}.{b}.{c}:{}", a | 0x80, 22_000 + number))
-}
-
 /// An address without a listener, from a [`loopback_address`]. Ports of the latter begin with 2.
-pub fn nowhere(address: &FabricAddress) -> FabricAddress {
+pub(crate) fn nowhere(address: &FabricAddress) -> FabricAddress {
     FabricAddress(address.0.replace(":2", ":3"))
 }
 
 /// Runs each case in its own world.
-pub fn run<F: Fabric>(cases: Vec<Case<F>>, make: impl FnMut() -> Result<(F, F, FabricAddress), FabricError>) -> Report {
+pub(crate) fn run<F: Fabric>(
+    cases: Vec<Case<F>>,
+    make: impl FnMut() -> Result<(F, F, FabricAddress), FabricError>,
+) -> Report {
     run_with(cases, make, |address| FabricAddress(format!("{}-nowhere", address.0)))
 }
 
 /// As [`run`], for fabrics that keep a connection's last messages briefly. `make` gets true for cases that leave
 /// messages unread for a while, which is long on a slow host.
-pub fn run_lingering<F: Fabric>(
+pub(crate) fn run_lingering<F: Fabric>(
     cases: Vec<Case<F>>,
     mut make: impl FnMut(bool) -> Result<(F, F, FabricAddress), FabricError>,
 ) -> Report {
@@ -127,7 +109,7 @@ pub fn run_lingering<F: Fabric>(
 }
 
 /// As [`run`], for fabrics whose addresses are not names. `nowhere` derives an address without a listener.
-pub fn run_with<F: Fabric>(
+pub(crate) fn run_with<F: Fabric>(
     cases: Vec<Case<F>>,
     mut make: impl FnMut() -> Result<(F, F, FabricAddress), FabricError>,
     nowhere: impl Fn(&FabricAddress) -> FabricAddress,
@@ -165,35 +147,35 @@ macro_rules! ensure {
 use ensure;
 
 /// One end: a fabric, its memory and its output so far.
-pub struct End<F: Fabric> {
+pub(crate) struct End<F: Fabric> {
     /// The device.
-    pub fabric: F,
+    pub(crate) fabric: F,
     /// Memory for messages, registered without remote rights.
-    pub pool: Pool,
+    pub(crate) pool: Pool,
     /// Memory to expose, in a separate arena.
-    pub exposed: Pool,
+    pub(crate) exposed: Pool,
     /// Completions not yet consumed.
-    pub completions: Vec<Completion>,
+    pub(crate) completions: Vec<Completion>,
     /// Events not yet consumed.
-    pub events: Vec<ControlEvent>,
+    pub(crate) events: Vec<ControlEvent>,
     /// Queue pairs to destroy in the end.
-    pub qps: Vec<QpId>,
+    pub(crate) qps: Vec<QpId>,
 }
 
 /// Two fabrics, and an address that the server listens at.
-pub struct World<F: Fabric> {
+pub(crate) struct World<F: Fabric> {
     /// Connects.
-    pub client: End<F>,
+    pub(crate) client: End<F>,
     /// Accepts.
-    pub server: End<F>,
+    pub(crate) server: End<F>,
     /// Where the server listens.
-    pub address: FabricAddress,
+    pub(crate) address: FabricAddress,
     /// Keeps the address bound.
-    pub listener: F::Listener,
+    _listener: F::Listener,
     /// A well-formed address without a listener.
-    pub nowhere: FabricAddress,
+    pub(crate) nowhere: FabricAddress,
     /// The missing device feature, if the case needs one.
-    pub missing: Option<&'static str>,
+    pub(crate) missing: Option<&'static str>,
 }
 
 impl<F: Fabric> End<F> {
@@ -202,7 +184,7 @@ impl<F: Fabric> End<F> {
             let arena =
                 ArenaConfig { bytes: 0, name, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
             let classes = vec![Class { size: RECEIVE, count }, Class { size: 4 << 20, count: 2 }];
-            Pool::new(&PoolConfig { classes, arena }).map_err(|e| FabricError::system("Pool::new", e))
+            Pool::new(&PoolConfig { classes, arena }).map_err(|e| FabricError::new(FabricErrorKind::System, e))
         };
         let (messages, exposed) = (pool("contract-messages", 1024)?, pool("contract-exposed", 64)?);
         fabric.register(messages.arena(), Access::LOCAL)?;
@@ -211,21 +193,21 @@ impl<F: Fabric> End<F> {
     }
 
     /// A message buffer with these contents.
-    pub fn message(&self, bytes: &[u8]) -> Result<Buf, String> {
+    pub(crate) fn message(&self, bytes: &[u8]) -> Result<Buf, String> {
         let mut buf = self.pool.alloc(bytes.len()).ok_or("the pool is empty")?;
         buf.copy_from_slice(bytes);
         Ok(buf)
     }
 
     /// Memory to expose or to copy to and from, with these contents.
-    pub fn lent(&self, bytes: &[u8]) -> Result<Lent, String> {
+    pub(crate) fn lent(&self, bytes: &[u8]) -> Result<Lent, String> {
         let mut buf = self.exposed.alloc(bytes.len()).ok_or("the pool is empty")?;
         buf.copy_from_slice(bytes);
         buf.lend().map_err(|_| "a buffer of this thread cannot be lent".to_owned())
     }
 
     /// Posts `n` Receives of 4096 bytes.
-    pub fn post_receives(&mut self, qp: Option<QpId>, n: usize) -> Outcome {
+    pub(crate) fn post_receives(&mut self, qp: Option<QpId>, n: usize) -> Outcome {
         let mut bufs: Vec<Buf> = (0..n).map_while(|_| self.pool.alloc(RECEIVE)).collect();
         ensure!(bufs.len() == n, "the pool is empty");
         let took = self.fabric.post_recv(qp, &mut bufs);
@@ -234,7 +216,7 @@ impl<F: Fabric> End<F> {
     }
 
     /// Posts a chain whole.
-    pub fn post(&mut self, qp: QpId, chain: impl IntoIterator<Item = Posting>) -> Outcome {
+    pub(crate) fn post(&mut self, qp: QpId, chain: impl IntoIterator<Item = Posting>) -> Outcome {
         let mut chain: Vec<Posting> = chain.into_iter().collect();
         let result = self.fabric.post_send(qp, &mut chain);
         ensure!(result.is_ok() && chain.is_empty(), "post_send: {result:?}, {} left", chain.len());
@@ -242,7 +224,7 @@ impl<F: Fabric> End<F> {
     }
 
     /// Posts one request that must be refused, and gives it back.
-    pub fn refused(&mut self, qp: QpId, posting: Posting) -> Result<(Posting, PostError), String> {
+    pub(crate) fn refused(&mut self, qp: QpId, posting: Posting) -> Result<(Posting, PostError), String> {
         let mut chain = vec![posting];
         match (self.fabric.post_send(qp, &mut chain), chain.pop()) {
             (Err(error), Some(posting)) => Ok((posting, error)),
@@ -251,13 +233,13 @@ impl<F: Fabric> End<F> {
     }
 
     /// A signalled Send.
-    pub fn send(&self, wr_id: u64, bytes: &[u8]) -> Result<Posting, String> {
+    pub(crate) fn send(&self, wr_id: u64, bytes: &[u8]) -> Result<Posting, String> {
         let buf = self.message(bytes)?;
         Ok(Posting { wr_id, signalled: true, wr: WorkRequest::Send { buf, invalidate: None, fence: false } })
     }
 
     /// A Send that is only heard of if it fails.
-    pub fn quiet_send(&self, wr_id: u64, bytes: &[u8]) -> Result<Posting, String> {
+    pub(crate) fn quiet_send(&self, wr_id: u64, bytes: &[u8]) -> Result<Posting, String> {
         Ok(Posting { signalled: false, ..self.send(wr_id, bytes)? })
     }
 
@@ -280,14 +262,20 @@ impl<F: Fabric> End<F> {
     }
 
     /// Binds a new, signalled window to a buffer; returns its remote address.
-    pub fn expose(&mut self, qp: QpId, mem: &Lent, access: Access) -> Result<(WindowId, RemoteMemory), String> {
+    pub(crate) fn expose(&mut self, qp: QpId, mem: &Lent, access: Access) -> Result<(WindowId, RemoteMemory), String> {
         let window = self.fabric.alloc_window(qp).map_err(|e| e.to_string())?;
         let remote = self.rebind(qp, window, mem, access)?;
         Ok((window, remote))
     }
 
     /// Binds a free window to a whole buffer, unsignalled.
-    pub fn rebind(&mut self, qp: QpId, window: WindowId, mem: &Lent, access: Access) -> Result<RemoteMemory, String> {
+    pub(crate) fn rebind(
+        &mut self,
+        qp: QpId,
+        window: WindowId,
+        mem: &Lent,
+        access: Access,
+    ) -> Result<RemoteMemory, String> {
         let remote = RemoteMemory { rkey: self.fabric.next_rkey(window), address: self.fabric.remote_address(mem, 0) };
         let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: mem.len(), access };
         self.post(qp, [Posting { wr_id: 0xb1d, signalled: false, wr }])?;
@@ -295,7 +283,7 @@ impl<F: Fabric> End<F> {
     }
 
     /// Takes the oldest completion of this kind on this queue pair.
-    pub fn take(&mut self, qp: QpId, opcode: Opcode) -> Option<Completion> {
+    pub(crate) fn take(&mut self, qp: QpId, opcode: Opcode) -> Option<Completion> {
         let at = self.completions.iter().position(|c| c.qp == qp && c.opcode == opcode)?;
         Some(self.completions.remove(at))
     }
@@ -323,26 +311,31 @@ impl<F: Fabric> End<F> {
 
 impl<F: Fabric> World<F> {
     /// Registers memory with both, and lets the server listen.
-    pub fn new(client: F, server: F, address: FabricAddress, nowhere: FabricAddress) -> Result<Self, FabricError> {
+    pub(crate) fn new(
+        client: F,
+        server: F,
+        address: FabricAddress,
+        nowhere: FabricAddress,
+    ) -> Result<Self, FabricError> {
         let (client, mut server) = (End::new(client)?, End::new(server)?);
         let listener = F::bind(&address)?;
         server.fabric.listen(&listener)?;
-        Ok(Self { client, server, address, listener, nowhere, missing: None })
+        Ok(Self { client, server, address, _listener: listener, nowhere, missing: None })
     }
 
     /// Whether a completion proves delivery to the peer.
-    pub fn acknowledges(&self) -> bool {
+    pub(crate) fn acknowledges(&self) -> bool {
         self.client.fabric.capabilities().acknowledges
     }
 
     /// One turn of both.
-    pub fn turn(&mut self) {
+    pub(crate) fn turn(&mut self) {
         self.client.turn();
         self.server.turn();
     }
 
     /// Turns until there is something.
-    pub fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> Result<T, String> {
+    pub(crate) fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> Result<T, String> {
         let start = Instant::now();
         loop {
             if let Some(found) = look(self) {
@@ -359,24 +352,24 @@ impl<F: Fabric> World<F> {
     }
 
     /// Turns for a while in which nothing may happen.
-    pub fn quiet(&mut self) {
+    pub(crate) fn quiet(&mut self) {
         for _ in 0..QUIET_TURNS {
             self.turn();
         }
     }
 
     /// The client's next completion of this kind.
-    pub fn client_done(&mut self, qp: QpId, opcode: Opcode) -> Result<Completion, String> {
+    pub(crate) fn client_done(&mut self, qp: QpId, opcode: Opcode) -> Result<Completion, String> {
         self.until(&format!("{opcode:?} completes at the client"), |w| w.client.take(qp, opcode))
     }
 
     /// The server's next completion of this kind.
-    pub fn server_done(&mut self, qp: QpId, opcode: Opcode) -> Result<Completion, String> {
+    pub(crate) fn server_done(&mut self, qp: QpId, opcode: Opcode) -> Result<Completion, String> {
         self.until(&format!("{opcode:?} completes at the server"), |w| w.server.take(qp, opcode))
     }
 
     /// A connect request that waits at the server.
-    pub fn request(&mut self) -> Result<(RequestId, Vec<u8>), String> {
+    pub(crate) fn request(&mut self) -> Result<(RequestId, Vec<u8>), String> {
         self.until("the server sees a connect request", |w| {
             let at = w.server.events.iter().position(|e| matches!(e, ControlEvent::ConnectRequest { .. }))?;
             match w.server.events.remove(at) {
@@ -401,7 +394,11 @@ impl<F: Fabric> World<F> {
     }
 
     /// Connects with these parameters at each end; returns both queue pairs.
-    pub fn connect_with(&mut self, client: &ConnectParams, server: &ConnectParams) -> Result<(QpId, QpId), String> {
+    pub(crate) fn connect_with(
+        &mut self,
+        client: &ConnectParams,
+        server: &ConnectParams,
+    ) -> Result<(QpId, QpId), String> {
         let c = self.ask(client)?;
         let (request, _) = self.request()?;
         let s = self.accept(request, server)?;
@@ -410,12 +407,12 @@ impl<F: Fabric> World<F> {
     }
 
     /// Connects with default parameters.
-    pub fn connect(&mut self) -> Result<(QpId, QpId), String> {
+    pub(crate) fn connect(&mut self) -> Result<(QpId, QpId), String> {
         self.connect_with(&ConnectParams::default(), &ConnectParams::default())
     }
 
     /// Waits until both ends are connected; returns the acceptor's private data.
-    pub fn established(&mut self, client: QpId, server: QpId) -> Result<Vec<u8>, String> {
+    pub(crate) fn established(&mut self, client: QpId, server: QpId) -> Result<Vec<u8>, String> {
         let take = |end: &mut End<F>, id: QpId| {
             let at = end.events.iter().position(|e| matches!(e, ControlEvent::Established { qp, .. } if *qp == id))?;
             match end.events.remove(at) {
@@ -429,12 +426,12 @@ impl<F: Fabric> World<F> {
     }
 
     /// Waits for the client's `Disconnected` event.
-    pub fn client_disconnected(&mut self, qp: QpId) -> Outcome {
+    pub(crate) fn client_disconnected(&mut self, qp: QpId) -> Outcome {
         self.until("the client hears of the end", |w| take_disconnected(&mut w.client.events, qp))
     }
 
     /// Waits for the server's `Disconnected` event.
-    pub fn server_disconnected(&mut self, qp: QpId) -> Outcome {
+    pub(crate) fn server_disconnected(&mut self, qp: QpId) -> Outcome {
         self.until("the server hears of the end", |w| take_disconnected(&mut w.server.events, qp))
     }
 
@@ -445,7 +442,7 @@ impl<F: Fabric> World<F> {
     }
 
     /// Destroys everything; all memory must be home then.
-    pub fn close(self) -> Outcome {
+    pub(crate) fn close(self) -> Outcome {
         let Self { client, server, .. } = self;
         // Both close before either is checked: a departed peer holds nothing any more.
         let server = server.close();

@@ -21,10 +21,10 @@ use super::endpoint::{Endpoint, Failure, Limits, Shared, Taken, Terms};
 use super::setup::{self, Agreed, Wishes};
 use super::wire::Setup;
 use super::{IwarpConfig, capabilities};
-use crate::random::Xorshift;
 use crate::seats::{self, Arrival, Seat, Seats};
 use crate::sockets::failed;
 use crate::table::Table;
+use crate::testing::random::Xorshift;
 use crate::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
     Flow, PostError, Posting, QpId, RequestId, Waker, WindowId,

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric};
-use rpcrdma_fabric::{Fabric, FabricAddress, contract};
+use rpcrdma_fabric::{Fabric, FabricAddress};
 
+use crate::contract;
 use crate::far::{Far, Half};
 
 fn address() -> FabricAddress {
@@ -78,7 +79,7 @@ fn software_across_processes() {
         let config = lingering(&SoftwareConfig::default(), lies);
         let client = open(&config);
         let child = Command::new(std::env::current_exe().expect("own path"))
-            .args(["--ignored", "--exact", "contract::far_process", "--test-threads=1"])
+            .args(["--ignored", "--exact", "contract_software::far_process", "--test-threads=1"])
             .env(FAR, &path)
             .env(LINGER_MS, config.linger.as_millis().to_string())
             .stdout(Stdio::null())

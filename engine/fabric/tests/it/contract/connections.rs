@@ -3,7 +3,6 @@
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
-use crate::FabricErrorKind;
 
 /// The case in which the server takes nothing for a while, though the peer has ended the connection.
 pub(super) const LETS_MESSAGES_LIE: &str = "the end of a connection comes behind its last message";

@@ -1,7 +1,7 @@
 //! RDMA Reads and Writes, and the windows that allow them.
 
 use super::*;
-use crate::Source;
+use rpcrdma_fabric::Source;
 
 pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
     vec![

@@ -1,0 +1,20 @@
+//! For tests: wrappers of any fabric, seeded numbers, and addresses.
+
+#![forbid(unsafe_code)]
+
+pub mod chaos;
+mod loopback;
+pub(crate) mod random;
+pub mod trace;
+
+pub use self::loopback::loopback_address;
+
+/// For [`forward`](crate::forward::forward): the fabric that a wrapper holds as `inner`.
+macro_rules! inner {
+    ($self:ident, $fabric:ident => $what:expr) => {{
+        let Self { inner: $fabric, .. } = $self;
+        $what
+    }};
+}
+
+use inner;
