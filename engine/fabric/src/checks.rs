@@ -1,4 +1,4 @@
-//! What every fabric checks of a work request before it takes it.
+//! Checks of work requests, common to all fabrics.
 
 #![forbid(unsafe_code)]
 

@@ -15,7 +15,7 @@ pub struct FabricError {
     text: Box<str>,
 }
 
-/// What a [`FabricError`] is about.
+/// The subject of a [`FabricError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FabricErrorKind {
@@ -43,33 +43,33 @@ impl FabricError {
         Self { kind, text: text.to_string().into() }
     }
 
-    /// What it is about.
+    /// The subject.
     #[doc(hidden)]
     pub fn kind(&self) -> FabricErrorKind {
         self.kind
     }
 
-    /// Whether nobody listens at the address: another attempt may succeed.
+    /// Whether the address has no listener. Another attempt may succeed.
     pub fn is_unreachable(&self) -> bool {
         self.kind == FabricErrorKind::Unreachable
     }
 
-    /// The address is not of this fabric's form; what is wrong with it.
+    /// An address of another form, with the defect.
     pub(crate) fn address(address: impl AsRef<str>, detail: impl fmt::Display) -> Self {
         Self::new(FabricErrorKind::Address, format_args!("address {:?}: {detail}", address.as_ref()))
     }
 
-    /// Another listener has the address; what was found there, and the remedy.
+    /// Another listener has the address. `detail`: its state, and the remedy.
     pub(crate) fn in_use(address: impl AsRef<str>, detail: impl fmt::Display) -> Self {
         Self::new(FabricErrorKind::AddressInUse, format_args!("address {:?} is in use: {detail}", address.as_ref()))
     }
 
-    /// Nobody listens at the address; what was tried, and the remedy.
+    /// No listener at the address. `detail`: the failed call, and the remedy.
     pub(crate) fn unreachable(address: impl AsRef<str>, detail: impl fmt::Display) -> Self {
         Self::new(FabricErrorKind::Unreachable, format_args!("nobody listens at {:?}: {detail}", address.as_ref()))
     }
 
-    /// What was called, and with what size; the error, the limit found, the command that fixes it.
+    /// A failed call with its size. `detail`: the error, the limit, and the command that fixes it.
     pub(crate) fn system(call: impl fmt::Display, detail: impl fmt::Display) -> Self {
         Self::new(FabricErrorKind::System, format_args!("{call}: {detail}"))
     }
@@ -79,12 +79,12 @@ impl FabricError {
         Self::new(FabricErrorKind::Peer, format_args!("peer: {what}"))
     }
 
-    /// The caller asked for what cannot be.
+    /// An invalid request of the caller.
     pub(crate) fn misuse(what: impl fmt::Display) -> Self {
         Self::new(FabricErrorKind::Misuse, format_args!("misuse: {what}"))
     }
 
-    /// The verbs fabric was to use an iWARP device.
+    /// The verbs fabric does not support iWARP devices.
     #[cfg(feature = "verbs")]
     pub(crate) fn iwarp(device: impl fmt::Display) -> Self {
         let text = format_args!(
@@ -94,8 +94,7 @@ impl FabricError {
         Self::new(FabricErrorKind::Unsupported, text)
     }
 
-    /// Memory that the application has mapped itself was to be shown to peers of the software fabric, who map what they
-    /// are shown.
+    /// Memory mapped by the application cannot be exposed on the software fabric, since peers must map it.
     pub(crate) fn not_showable(arena: ArenaId) -> Self {
         let text = format_args!(
             "arena {arena} was mapped by the application, and peers of the software fabric must map it (use \
@@ -104,7 +103,7 @@ impl FabricError {
         Self::new(FabricErrorKind::Unsupported, text)
     }
 
-    /// Memory is to be taken from the device that a peer may still reach.
+    /// A bound window forbids to deregister the memory.
     #[cold]
     pub(crate) fn still_bound(arena: ArenaId) -> Self {
         Self::misuse(format_args!("a window is still bound to arena {arena}"))

@@ -33,12 +33,12 @@
 //! | `keys` | the keys of memory windows |
 //! | `table` | queue pairs, by slot and generation |
 //! | [`socket_file`] | files that Unix sockets are bound to |
-//! | `sockets` | what connection management waits for: listeners, sockets, a waker |
-//! | [`path`] | what a site asks of packets: traffic class, service level, path MTU |
+//! | `sockets` | inputs of connection management: listeners, sockets, a waker |
+//! | [`path`] | packet parameters: traffic class, service level, path MTU |
 //! | `units` | times and sizes as configuration files have them |
-//! | `patience` | how long something has waited for the peer |
-//! | `seats` | the fabrics that share a bound address: who takes a connection |
-//! | `reaper` | what may take long to destroy, on threads of its own |
+//! | `patience` | waiting times for the peer |
+//! | `seats` | distribution of connections among fabrics that share an address |
+//! | `reaper` | slow destruction, on threads of its own |
 //! | [`log_limit`] | log lines that peers can cause, within bounds |
 
 pub mod any;
@@ -64,7 +64,7 @@ mod table;
 #[cfg(any(test, feature = "testing"))]
 #[path = "../tests/harness/mod.rs"]
 pub mod testing;
-// Of configurations in files: of this crate, and of what stands on it.
+// Configuration files of this crate and its users.
 #[cfg(feature = "units")]
 #[doc(hidden)]
 pub mod units;
@@ -275,7 +275,7 @@ pub enum WorkRequest {
         offset: usize,
         /// Bytes, not zero.
         len: usize,
-        /// What the peer may do.
+        /// The rights of the peer.
         access: Access,
     },
     /// Revokes a bound window. Never post it for a window that the peer has invalidated.
@@ -314,7 +314,7 @@ pub struct Posting {
     pub wr_id: u64,
     /// Without it there is a completion only if the request fails.
     pub signalled: bool,
-    /// What to do.
+    /// The operation.
     pub wr: WorkRequest,
 }
 
@@ -329,7 +329,7 @@ impl Posting {
     }
 }
 
-/// Which kind of work a completion ends.
+/// The kind of work that a completion ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opcode {
     /// [`WorkRequest::Send`].
@@ -393,9 +393,9 @@ pub struct Completion {
     pub wr_id: u64,
     /// The queue pair that it happened on. It may be gone already.
     pub qp: QpId,
-    /// What kind of work.
+    /// The kind of work.
     pub opcode: Opcode,
-    /// How it ended. All but `wr_id`, `qp` and `status` mean something only on success.
+    /// The status. On failure only `wr_id`, `qp` and `status` are valid.
     pub status: Status,
     /// For [`Opcode::Recv`]: the message, `buf.len()` bytes of it. Also present when a Receive has failed or
     /// is flushed, and empty then.
@@ -463,9 +463,9 @@ pub enum ControlEvent {
     ConnectRequest {
         /// For the answer.
         request: RequestId,
-        /// What the peer said.
+        /// The peer's private data.
         private_data: Vec<u8>,
-        /// Who it is: address and port, or process and user.
+        /// The peer: address and port, or process and user.
         peer: String,
     },
     /// Both directions may be used.
@@ -479,7 +479,7 @@ pub enum ControlEvent {
     Rejected {
         /// The queue pair that was being connected. Destroy it.
         qp: QpId,
-        /// What the peer said.
+        /// The peer's private data.
         private_data: Vec<u8>,
     },
     /// It could not be connected.
@@ -494,7 +494,7 @@ pub enum ControlEvent {
     Disconnected {
         /// The queue pair.
         qp: QpId,
-        /// Whose doing it is.
+        /// The side or failure that ended it.
         cause: Disconnect,
         /// The same in words, for a log.
         reason: String,
@@ -503,7 +503,7 @@ pub enum ControlEvent {
     Device(DeviceEvent),
 }
 
-/// Which side or failure ended a connection.
+/// The side or failure that ended a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Disconnect {
@@ -580,7 +580,7 @@ pub trait Fabric: Sized {
     /// fewest connections, whichever sees it first.
     type Listener: Clone + Send + 'static;
 
-    /// What the device can do.
+    /// The device's capabilities.
     fn capabilities(&self) -> &Capabilities;
     /// Counters.
     fn stats(&self) -> FabricStats;
@@ -608,8 +608,7 @@ pub trait Fabric: Sized {
     fn disconnect(&mut self, qp: QpId);
     /// Flushes posted requests, then destroys the queue pair and returns its memory.
     fn destroy_qp(&mut self, qp: QpId);
-    /// Drives connection management; appends what happened. Does system calls: call it now and then, not each
-    /// turn.
+    /// Drives connection management and appends its events. It makes system calls: call it now and then, not each turn.
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>);
 
     /// Makes a free window.
@@ -634,13 +633,13 @@ pub trait Fabric: Sized {
         let _ = (qp, posting, immediate);
         false
     }
-    /// Whether memory of posted requests may still be in use. True for a device that cannot tell, even without a
+    /// Whether memory of posted requests may still be in use. True for a device that cannot report this, even without a
     /// failure. Call it now and then, not for each message.
     fn holds_sends(&mut self, _qp: QpId) -> bool {
         true
     }
-    /// Byte progress of a queue pair: tells slow peers from stopped ones. `None` where the device does not report it.
-    /// Call it now and then, not for each message.
+    /// Byte progress of a queue pair: distinguishes slow peers from stopped ones. `None` where the device does not
+    /// report it. Call it now and then, not for each message.
     fn flow(&mut self, _qp: QpId) -> Option<Flow> {
         None
     }

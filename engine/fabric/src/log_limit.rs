@@ -160,7 +160,7 @@ pub(crate) mod tests {
         static HEARD: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// Keeps what each thread writes at `Warn` and above.
+    /// Keeps the lines of each thread at `Warn` and above.
     struct Listener;
 
     impl log::Log for Listener {

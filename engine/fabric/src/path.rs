@@ -30,7 +30,7 @@ pub struct OutOfRange {
     pub knob: &'static str,
     /// Its value.
     pub value: u32,
-    /// What it may be.
+    /// The allowed values.
     pub wanted: &'static str,
 }
 

@@ -53,12 +53,12 @@ pub(crate) struct Sockets<L: Listen> {
     listeners: Vec<(L, Seat<L::Visitor>)>,
 }
 
-/// What a look has found.
+/// News of a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum News {
     /// The waker was used.
     Wake,
-    /// Somebody connects.
+    /// A peer connects.
     Listener,
     /// The socket that is watched with this token has something.
     Socket(u64),

@@ -36,7 +36,7 @@ impl<Qp> Table<Qp> {
         id
     }
 
-    /// As [`insert`](Self::insert), for what may not come about.
+    /// As [`insert`](Self::insert), with a constructor that may fail.
     #[cfg(feature = "verbs")]
     pub(super) fn try_insert<E>(&mut self, make: impl FnOnce(QpId) -> Result<Qp, E>) -> Result<QpId, E> {
         let slot = self.free.last().copied().unwrap_or(self.slots.len() as u32);
@@ -71,7 +71,7 @@ impl<Qp> Table<Qp> {
         slot.qp.as_deref()
     }
 
-    /// Whatever is in a slot now.
+    /// The current queue pair of a slot.
     #[inline]
     pub(super) fn at(&mut self, slot: u32) -> Option<&mut Qp> {
         self.slots.get_mut(slot as usize)?.qp.as_deref_mut()

@@ -171,7 +171,7 @@ impl Default for IwarpConfig {
     }
 }
 
-/// Reads that a depth of 14 bits can say (RFC 6581 §9.1).
+/// Longest read depth: 14 bits (RFC 6581 §9.1).
 pub const MAX_READ_DEPTH: u16 = (1 << 14) - 1;
 
 impl IwarpConfig {

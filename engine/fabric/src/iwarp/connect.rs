@@ -84,7 +84,7 @@ struct Asked {
     frame: Setup,
 }
 
-/// Which socket has news, in 64 bits.
+/// The socket that has news, in 64 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Token {
     /// A socket of a queue pair that stands.
@@ -274,7 +274,7 @@ fn is_through(socket: &OwnedFd, scratch: &mut [u8]) -> bool {
     !matches!(receive(socket.as_fd(), scratch), Ok(1..) | Err(Errno::AGAIN | Errno::INTR))
 }
 
-/// What there is of a peer's frame.
+/// The state of a peer's frame.
 enum Frame {
     /// Not all of it.
     Part,
@@ -470,7 +470,7 @@ impl IwarpFabric {
         self.common.events.push_back(ControlEvent::Established { qp: id, private_data });
     }
 
-    /// Drops a connection that its owner abandoned, whatever the answer.
+    /// Drops a connection that its owner abandoned. The answer does not matter.
     pub(super) fn abandon(&mut self, qp: QpId) {
         let error = FabricError::peer("disconnected before it answered");
         self.common.events.push_back(ControlEvent::ConnectFailed { qp, error });

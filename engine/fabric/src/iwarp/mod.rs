@@ -42,8 +42,8 @@
 //! # What a peer can do
 //! Windows have exact bounds and rights, checked for each segment. Their keys are valid for one connection and one
 //! bind. No other memory is reachable: an RDMA Read of ours gives the peer a name valid for its answer alone.
-//! [`IwarpConfig`] bounds what a peer can hold. Half a message holds one Receive for `retry_timeout`; unplaceable bytes
-//! are at most 64 KiB, for as long.
+//! [`IwarpConfig`] bounds the memory that a peer can hold. Half a message holds one Receive for `retry_timeout`;
+//! unplaceable bytes are at most 64 KiB, for as long.
 //!
 //! **iWARP neither encrypts nor authenticates.** An attacker on the network path can read and change all traffic. Host
 //! authentication of RPC-over-RDMA version 2 authenticates the peer. Secrecy needs a network that provides it (IPsec,
@@ -284,7 +284,7 @@ impl IwarpFabric {
     }
 }
 
-/// What connections of this kind can do, whatever carries their bytes.
+/// Capabilities of these connections, over any byte stream.
 fn capabilities(config: &IwarpConfig) -> Capabilities {
     Capabilities {
         scheme: IwarpFabric::SCHEME,
@@ -472,7 +472,7 @@ impl Fabric for IwarpFabric {
         out.len() - start
     }
 
-    /// Sockets tell by themselves.
+    /// Sockets report news by themselves.
     fn arm(&mut self) {
         self.look = true;
     }

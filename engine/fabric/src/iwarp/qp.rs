@@ -36,7 +36,7 @@ const WRITES: usize = 8;
 /// Bytes sent without a check of the peer's progress.
 const MUCH: u64 = 64 << 10;
 
-/// What all queue pairs of a fabric share.
+/// State shared by all queue pairs of a fabric.
 #[derive(Debug)]
 pub(super) struct Common {
     pub(super) config: IwarpConfig,
@@ -89,7 +89,7 @@ pub(super) enum State {
     Error,
 }
 
-/// What a turn found.
+/// The result of a poll.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Polled {
     /// Nothing to do.
@@ -139,7 +139,7 @@ pub(super) struct Qp {
     long: bool,
     /// Whether the next poll continues with untaken bytes.
     pub(super) unread: bool,
-    /// What waits for the peer.
+    /// The work that waits for the peer.
     patience: Patience<Progress>,
     pub(super) deadline: Option<Instant>,
     /// When to send something that only wakes the peer.
@@ -245,7 +245,7 @@ impl Qp {
         result
     }
 
-    /// Sends what there is to send, as far as the socket takes it.
+    /// Sends pending bytes, as far as the socket takes them.
     #[inline]
     pub(super) fn flush(&mut self, common: &mut Common) {
         // After a turn's share, too, it continues when the socket has room.
@@ -438,7 +438,7 @@ impl Qp {
         Ok(Some((taken, got == asked)))
     }
 
-    /// Declines the connection and tells the peer the cause.
+    /// Declines the connection with a cause for the peer.
     pub(super) fn decline(&mut self, common: &mut Common, fault: Fault, crc: bool, why: String) {
         self.endpoint.decline(crc);
         let failure = Failure::declined(fault, why);
@@ -451,7 +451,7 @@ impl Qp {
         self.fail(common, failure);
     }
 
-    /// The end: whatever is still posted is flushed.
+    /// The end: posted requests are flushed.
     #[cold]
     #[inline(never)]
     pub(super) fn fail(&mut self, common: &mut Common, failure: Failure) {

@@ -14,7 +14,7 @@ use crate::{ConnectParams, FabricError};
 /// Identification of this engine, behind the private data. Upper layers that read theirs from the front, as in RFC
 /// 8797, do not see it.
 const MARK: &[u8; 8] = b"rpcrdma\x01";
-/// The revision of MPA that is spoken.
+/// The MPA revision in use.
 const REVISION: u8 = 2;
 /// A depth that is not to be negotiated (RFC 6581 §9.1).
 const NOT_SAID: u16 = MAX_READ_DEPTH;
@@ -52,7 +52,7 @@ pub(super) struct Unwanted {
     pub(super) crc: bool,
 }
 
-/// What one end asks for.
+/// The parameters that one end requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Wishes {
     crc: Crc,

@@ -97,7 +97,7 @@ impl Into<'_> {
         }
     }
 
-    /// Puts its first bytes, for those who have no socket.
+    /// Writes its first bytes, for tests without a socket.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn put(self, bytes: &[u8]) {
         match self {

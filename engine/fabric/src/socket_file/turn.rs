@@ -74,7 +74,7 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         if is_at(&self.file, &self.path) {
-            // While it is locked no other process has this one. What cannot be removed is used again.
+            // While it is locked no other process has this one. A file that cannot be removed is reused.
             let _ = std::fs::remove_file(&self.path);
         }
     }

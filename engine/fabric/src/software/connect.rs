@@ -57,7 +57,7 @@ struct Parting {
     deadline: Instant,
 }
 
-/// Which socket has news, in 64 bits.
+/// The socket that has news, in 64 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Token {
     Request(u64),
@@ -141,7 +141,7 @@ fn opening(config: &SoftwareConfig, ring_bytes: u32, max_message: u32, params: &
 }
 
 impl SoftwareFabric {
-    /// What both ends of a new connection have in common.
+    /// Common parameters of both ends of a new connection.
     fn own_windows(&mut self, params: &ConnectParams) -> Result<(OwnWindows, OwnedFd, u64), FabricError> {
         if params.private_data.len() > MAX_PRIVATE_DATA {
             let got = params.private_data.len();
@@ -168,8 +168,7 @@ impl SoftwareFabric {
         let (windows, table_fd, table_bytes) = self.own_windows(params)?;
         let mapped = (layout.bytes() as u64 + table_bytes, places);
         let ring = layout.rings(ring, Side::Connector).map_err(FabricError::misuse)?;
-        // Last, so that what is to be said is said at once: the acceptor has little patience with who is
-        // silent.
+        // Last, so that the opening follows at once: the acceptor soon closes a silent connection.
         let socket = address::connect(to)?;
         let id = self.table.insert(|id| {
             Qp::new(Parts { id, side: Side::Connector, layout, ring, windows, params, max_message, mapped })
@@ -345,7 +344,7 @@ impl SoftwareFabric {
         self.give_up(slot);
     }
 
-    /// Drops a connection that its owner abandoned, whatever the answer.
+    /// Drops a connection that its owner abandoned. The answer does not matter.
     pub(super) fn abandon(&mut self, qp: QpId) {
         self.connections.dials.retain(|d| d.qp != qp);
         let error = FabricError::peer("disconnected before it answered");

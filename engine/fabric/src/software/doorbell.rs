@@ -4,16 +4,16 @@
 //!
 //! | sleeper | other side |
 //! |---|---|
-//! | S1 exchange: word := what it waits for | P1 publish the news |
+//! | S1 exchange: word := the awaited news | P1 publish the news |
 //! | S2 look for news once more, sleep if there is none | P2 exchange: word := 0; ring if it was set |
 //!
 //! S1 and P2 are read-modify-writes with acquire and release, so one of them comes second and sees the first. If it is
-//! P2, it sees the word and rings. If it is S1, it has acquired what P2 released, news of P1 included, and S2 finds it.
-//! No fence is needed. While nobody sleeps, the line stays in the sender's cache: 2 ns.
+//! P2, it sees the word and rings. If it is S1, it has acquired all that P2 released. That includes the news of P1, and
+//! S2 finds it. No fence is needed. Without a sleeper, the line stays in the sender's cache: 2 ns.
 
 use super::memory::{Lines, Word};
 
-/// What a sleeper waits for.
+/// The news that a sleeper waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub(super) enum Waits {
@@ -38,7 +38,7 @@ impl Doorbell {
     /// The sleeper is awake.
     #[inline]
     pub(super) fn clear(self, lines: &impl Lines) {
-        // An exchange and no plain store: it passes on what an earlier `take` released to the next `set`.
+        // An exchange and no plain store: the next `set` acquires the release of an earlier `take`.
         lines.words(self.0).0.exchange(0);
     }
 

@@ -29,7 +29,7 @@ pub(super) trait Word {
 
 /// The lines in front of the rings, counted around.
 pub(super) trait Lines {
-    /// What they consist of.
+    /// The word type.
     type Word: Word;
     /// The first two words of a line.
     fn words(&self, line: usize) -> (&Self::Word, &Self::Word);
@@ -37,7 +37,7 @@ pub(super) trait Lines {
 
 /// A ring in such memory. Positions count its bytes since the beginning, and wrap; words are aligned to 8.
 pub(super) trait RingMemory {
-    /// What it consists of.
+    /// The word type.
     type Word: Word;
     /// The word at a position.
     fn word(&self, position: u64) -> &Self::Word;

@@ -4,11 +4,11 @@
 //! privileges, huge pages or a device.
 //!
 //! # How it is built
-//! - A connection is a Unix socket (`address`, `message`) and a piece of shared memory with two rings, one per
-//!   direction (`memory`, `ring`). The connector makes it and passes the descriptor. It belongs to one queue pair: no
-//!   peer can harm another one's.
-//! - A Send is copied into the ring when it is posted, and out of it, into a Receive, when the peer polls. Its buffer
-//!   is free after the post.
+//! - A connection is a Unix socket (`address`, `message`) and shared memory with one ring per direction (`memory`,
+//!   `ring`). The connector makes it and passes the descriptor. It belongs to one queue pair: no peer can harm another
+//!   one's.
+//! - A post copies the Send into the ring. A poll of the peer copies it into a Receive. Its buffer is free after the
+//!   post.
 //! - Memory is exposed by showing the peer its descriptor, and by an entry in a table of windows (`window`). An RDMA
 //!   Read or Write is a copy by the side that posts it, after it has checked the entry. Only memory registered for
 //!   remote access is ever shown, and only once a window of the connection is bound to it.
@@ -22,8 +22,8 @@
 //!
 //! Windows are enforced by the side that copies. A hostile peer can therefore reach *all* of an arena of which it was
 //! shown a window. It can do so at any time, also after revocation. Hence [`Capabilities::exposure_needs_own_arena`] is
-//! set: exposed memory must come from an arena that only this peer ever sees and that holds nothing else. What lies
-//! there is never parsed in place.
+//! set: exposed memory must come from an arena that only this peer ever sees and that holds nothing else. Its contents
+//! are never parsed in place.
 
 #![forbid(unsafe_code)]
 
@@ -71,7 +71,7 @@ use super::{
     FabricError, FabricStats, Flow, Found, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
-/// Cold queue pairs checked per poll, and as many again after one with work. So a burst from all is heard in one turn.
+/// Cold queue pairs checked per poll, and as many again after one with work. So one turn takes a burst from all.
 /// Otherwise it takes half as many turns, each longer than the last, as found ones turn hot.
 const COLD_POLLS: usize = 2;
 /// The same after a full poll: the owner may be busy with its messages, so polls are rare.
@@ -471,7 +471,7 @@ impl Fabric for SoftwareFabric {
                 qp.disarm();
             }
         }
-        // What wakes it is the same for both.
+        // The same wakes it for both.
         true
     }
 

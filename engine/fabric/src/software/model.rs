@@ -24,7 +24,7 @@ impl Words {
         &self.0[at / 8]
     }
 
-    /// Where the consumer's head is told.
+    /// The word with the consumer's head.
     fn report(&self) -> &AtomicU64 {
         self.word(REPORT)
     }
@@ -200,7 +200,7 @@ fn doorbell() {
     });
 }
 
-/// A report wakes only its waiters. A message still wakes those who wait for messages only.
+/// A report wakes only its waiters. A message still wakes a sleeper that waits for messages only.
 #[test]
 fn doorbell_of_reports() {
     for waits in [Waits::Message, Waits::Anything] {

@@ -25,7 +25,7 @@ use crate::{
     Completion, ConnectParams, ControlEvent, Disconnect, FabricStats, Flow, Posting, QpId, Status, WorkRequest,
 };
 
-/// What all queue pairs of a fabric share.
+/// State shared by all queue pairs of a fabric.
 #[derive(Debug)]
 pub(super) struct Common {
     pub(super) config: SoftwareConfig,
@@ -42,7 +42,7 @@ pub(super) struct Common {
     pub(super) peer_memory: PeerMemory,
     /// Slots of queue pairs for connection management.
     pub(super) attention: Vec<u32>,
-    /// A bell was heard since `arm`.
+    /// A bell rang since `arm`.
     pub(super) rung: bool,
 }
 
@@ -85,11 +85,11 @@ pub(super) enum State {
 /// Progress of requests: taken by the peer, waiting, and bytes left of the first.
 type Progress = (u64, usize, usize);
 
-/// One queue pair. What each message needs comes first, and lies together.
+/// One queue pair. Fields that each message needs come first, together.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Qp {
-    // What every poll looks at.
+    // Read by every poll.
     pub(super) ring: PeerRings,
     pub(super) rx: Consumer,
     /// The next poll has something to do even if no message is there. So it is unless it is up, and
@@ -229,8 +229,8 @@ impl Qp {
     /// Reports our progress to the peer; wakes it if it waits for that.
     #[inline(never)]
     pub(super) fn report(&mut self) {
-        // Pair with the loads in `settle_reported` and `refusal` at the other side: who finds a refusal finds
-        // the head that it is about.
+        // Pair with the loads in `settle_reported` and `refusal` at the other side: a load that sees a refusal also
+        // sees its head.
         let (head, refusal) = self.ring.words(self.own_report);
         head.publish(self.rx.report());
         if let Some(refused) = self.refused {
@@ -297,7 +297,7 @@ impl Qp {
         self.fail(common, Disconnect::Violation, reason.to_owned());
     }
 
-    /// The peer does what no correct one does. False: it is over.
+    /// The peer violates the protocol. False: it is over.
     #[cold]
     #[inline(never)]
     pub(super) fn violation(&mut self, common: &mut Common, what: &str) -> bool {
@@ -306,7 +306,7 @@ impl Qp {
         false
     }
 
-    /// The end: whatever is still posted is flushed.
+    /// The end: posted requests are flushed.
     #[cold]
     #[inline(never)]
     pub(super) fn fail(&mut self, common: &mut Common, cause: Disconnect, reason: String) {
@@ -446,7 +446,7 @@ impl Qp {
         Flow { moved: self.tx.acked() + self.rx.taken(), queued: self.tx.unacked() + pending as u64 }
     }
 
-    /// What changes whenever a request that waits gets on.
+    /// A value that changes with the progress of waiting requests.
     fn progress(&self) -> Progress {
         let left = match self.pending.front().map(|posting| &posting.wr) {
             Some(WorkRequest::Read { len, .. } | WorkRequest::Write { len, .. }) => *len,

@@ -87,7 +87,7 @@ impl Qp {
         self.chores && !self.is_live()
     }
 
-    /// Takes what has come.
+    /// Takes arrived messages.
     #[inline(always)]
     fn receive(
         &mut self,

@@ -20,7 +20,7 @@ pub(super) struct Region {
     arena: ArenaId,
     access: Access,
     bytes: u64,
-    /// What peers call it.
+    /// Its number at peers.
     pub(super) id: u32,
     /// For memory that peers may be shown.
     descriptor: Option<OwnedFd>,
@@ -138,7 +138,7 @@ impl Budget {
         // Taken first: of two fabrics that meet here, none goes beyond.
         let places = Places { budget: self, count };
         if self.used.fetch_add(count, Ordering::Relaxed) + count > self.most {
-            // Which gives them back.
+            // Gives them back.
             drop(places);
             return Err(format!(
                 "{} memory mappings of connections are all that this process may have: raise vm.max_map_count (sysctl), which is twice that",

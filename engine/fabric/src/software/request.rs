@@ -35,7 +35,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// It has said nothing yet.
+    /// It has sent nothing yet.
     fn is_silent(&self) -> bool {
         self.offer.is_none()
     }
@@ -63,7 +63,7 @@ impl Connections {
         self.read_arrivals(common)
     }
 
-    /// Takes connections that another of those who share a listener has seen first.
+    /// Takes connections that another fabric of the listener has seen first.
     pub(super) fn take_arrivals(&mut self) {
         self.arrivals.extend(self.sockets.handed());
     }
@@ -109,7 +109,7 @@ impl Connections {
         true
     }
 
-    /// Reads what it has said. True if that is a request, for the owner to answer.
+    /// Reads its messages. True if that is a request, for the owner to answer.
     pub(super) fn read_request(&mut self, id: RequestId, common: &mut Common) -> bool {
         let Some(at) = self.requests.iter().position(|r| r.id == id) else { return false };
         let request = &mut self.requests[at];

@@ -129,7 +129,7 @@ impl Producer {
         Self { bytes, most, sent: 0, acked: 0, grown: 0, new_until: 0 }
     }
 
-    /// End of what was published.
+    /// End of the published messages.
     #[inline]
     pub(super) fn sent(&self) -> u64 {
         self.sent

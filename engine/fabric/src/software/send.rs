@@ -160,7 +160,7 @@ impl Qp {
         }
     }
 
-    /// Queues a chain behind what waits already. The first `checked` of it were checked before.
+    /// Queues a chain behind waiting requests. The first `checked` of it were checked before.
     #[cold]
     #[inline(never)]
     fn post_behind(&mut self, common: &mut Common, chain: &mut Vec<Posting>, checked: usize) -> Result<(), PostError> {
@@ -419,7 +419,7 @@ impl Qp {
         Ok(id)
     }
 
-    /// Goes on with what waits.
+    /// Continues waiting requests.
     pub(super) fn resume(&mut self, common: &mut Common) {
         if self.halted || self.state == State::Draining {
             return;

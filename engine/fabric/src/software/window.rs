@@ -51,7 +51,7 @@ struct Window {
     rkey: u32,
 }
 
-/// What a bind exposes.
+/// The memory that a bind exposes.
 #[derive(Debug)]
 pub(super) struct Exposure<'a> {
     pub(super) mem: &'a Lent,
@@ -205,7 +205,7 @@ impl<W: Word> Entry<'_, W> {
         self.0[PLACE].set(u64::from(fields.region) | rights);
         self.0[ADDRESS].set(fields.address);
         self.0[LEN].set(fields.len);
-        // Pairs with the load in `claim`: who finds the key finds the fields.
+        // Pairs with the load in `claim`: a load that sees the key also sees the fields.
         self.0[KEY].publish(u64::from(rkey) << 32 | VALID);
     }
 

@@ -13,7 +13,7 @@ use super::wr_id::{Owner, WrId};
 use crate::table::Table;
 use crate::{Completion, Disconnect, FabricStats, Opcode, QpId, Status};
 
-/// What completions change.
+/// State that completions change.
 pub(super) struct Book {
     pub(super) table: Table<Qp>,
     pub(super) shared: SharedReceives,
@@ -139,7 +139,8 @@ impl Book {
     }
 }
 
-/// Replaces a status by `PortDown`. Devices do not say why nobody answers or, as soft-RoCE, why sending fails.
+/// Replaces a status by `PortDown`. Devices do not report the cause of a missing answer. Soft-RoCE does not report the
+/// cause of a failed send.
 #[cold]
 fn explained(status: Status, is_port_down: bool) -> Status {
     match status {

@@ -31,7 +31,7 @@ const MOST_EVENTS: usize = 256;
 const MOST_HANDED: usize = 256;
 /// Set in the numbers of identifiers that are requests, not queue pairs.
 pub(super) const REQUEST: usize = 1 << (usize::BITS - 1);
-/// The number of the identifier that hears of the device's end.
+/// The number of the identifier for the device's removal event.
 pub(super) const WATCH: usize = REQUEST - 1;
 /// Bytes that a request's, and an accept's or reject's, private data may have.
 pub(super) const CONNECT_DATA: usize = 56;
@@ -240,7 +240,7 @@ impl VerbsFabric {
         self.config.gid_index.and(self.choice.gid.as_ref()).map(Gid::ip)
     }
 
-    /// The address was not reached: what devices there are.
+    /// The address was not reached; the text lists the devices.
     fn unreachable(&self, address: String, why: String) -> FabricError {
         let detail = format!("{why}; this fabric is on {}", self.capabilities.device);
         FabricError::unreachable(&address, detail)

@@ -80,7 +80,7 @@ impl fmt::Display for Port {
     }
 }
 
-/// What was chosen.
+/// The chosen device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) device: String,
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(device(None, None).expect("a device"), "mlx5_1");
         assert_eq!(device(None, address("10.0.0.3")).expect("a device"), "mlx5_2");
         assert_eq!(refused(&ports, Some("irdma0"), None), FabricError::iwarp("irdma0"));
-        // Whose address it is cannot be told; that it is there, can.
+        // The text lists the device, but not its address.
         let text = refused(&ports, None, address("10.0.0.9")).to_string();
         assert!(text.contains("no active port has the address") && text.contains("irdma0 port 1 (iWARP"), "{text}");
         let text = refused(&alone, None, None).to_string();

@@ -54,7 +54,7 @@ pub(super) struct Known {
     pub(super) shares_receives: bool,
     /// Whether the device reports when a queue pair takes no more of those.
     pub(super) reports_last_receive: bool,
-    /// It has said so.
+    /// The device has reported it.
     pub(super) last_receive_reached: bool,
     /// Requests and Receives of its own that have not ended.
     pub(super) outstanding: usize,

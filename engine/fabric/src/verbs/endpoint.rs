@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "hands memory to the device, and takes it back")]
 //! A queue pair with the memory that its work requests name.
 //!
-//! Memory moves in when a request is posted. It leaves when the device has proved that it is done. The proof is the
-//! completion of the request or a later one of the same queue, or the destruction of the queue pair. If even that
-//! fails, the memory is lost, and the pool reports it.
+//! Memory moves in when a request is posted. It leaves when the device has proved that it is done. The proof is a
+//! completion of this or a later request of the queue, or the destruction of the queue pair. If even that fails, the
+//! memory is lost, and the pool reports it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -49,7 +49,7 @@ enum Holds {
 struct InFlight {
     wr_id: u64,
     opcode: Opcode,
-    /// Its poster wants to hear of it.
+    /// Its poster requested a completion.
     told: bool,
     /// Whether it is this fabric's own and unreported.
     own: bool,
@@ -92,7 +92,7 @@ impl Scratch {
     }
 }
 
-/// What a completion did.
+/// The effect of a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Retired {
     /// Requests that it ended, its own and those before that had none.
@@ -552,7 +552,7 @@ impl Endpoint {
             // destroyed.
             Holds::Message(posted) => drop(unsafe { posted.complete() }),
             Holds::Invalidation(index) if status.is_ok() => self.windows.revoked(index),
-            // What failed to be invalidated stays exposed until the queue pair goes.
+            // A window that was not invalidated stays exposed until the queue pair is destroyed.
             Holds::Invalidation(_) | Holds::Nothing | Holds::Lent(_) | Holds::Frozen(_) => {}
         }
         if (told || !status.is_ok()) && !own {

@@ -75,7 +75,7 @@ fn absence(nodes: &Path) -> String {
     if forbidden(nodes).is_empty() { modules(nodes) } else { permissions(nodes) }
 }
 
-/// Which nodes this process may not use.
+/// The device nodes that this process may not use.
 fn permissions(nodes: &Path) -> String {
     let forbidden = forbidden(nodes);
     let which = if forbidden.is_empty() {
@@ -89,7 +89,7 @@ fn permissions(nodes: &Path) -> String {
     )
 }
 
-/// Which modules are missing.
+/// The missing kernel modules.
 fn modules(nodes: &Path) -> String {
     let names = entries(nodes);
     let has = |prefix: &str| names.iter().any(|name| name.starts_with(prefix));

@@ -6,9 +6,8 @@
 //!   the memory that the device has, and are the only other parts with `unsafe` code.
 //! - A fabric has opened its device for itself: one context, one protection domain, one completion queue, one shared
 //!   receive queue. Shards share nothing of it, so only the libraries lock.
-//! - Queue pairs are made and moved through their states here, not by the connection manager, which only carries the
-//!   messages of `connect`. So a queue pair can take Receives before there is a connection. It lives until this side
-//!   has taken its memory back.
+//! - Queue pairs change their states here. The connection manager only carries the messages of `connect`. So a queue
+//!   pair can take Receives before there is a connection. It lives until this side has taken its memory back.
 //! - Memory is registered without remote rights. A peer reaches only the memory that a type-2 window is bound to
 //!   (`window`), on its queue pair. Either side ends that by invalidation.
 //! - A lost device is closed when its connections have ended, and reopened when it is present again (`again`). Memory

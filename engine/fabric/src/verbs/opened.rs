@@ -23,7 +23,7 @@ use crate::{Capabilities, FabricError};
 /// Completions kept free for a hastily destroyed queue pair.
 const SPARE_COMPLETIONS: u32 = 32;
 
-/// What connections share of a device.
+/// State of a device that connections share.
 pub(super) struct Opened {
     // In the order in which they must go.
     pub(super) cq: Rc<CompletionQueue>,
@@ -36,7 +36,7 @@ pub(super) struct Opened {
 /// All that is found, or made, when a device is opened.
 pub(super) struct Found {
     pub(super) opened: Opened,
-    /// Where identifiers tell their events.
+    /// The event channel of the identifiers.
     pub(super) channel: Arc<EventChannel>,
     pub(super) srq: Rc<SharedReceiveQueue>,
     pub(super) choice: Choice,
@@ -168,7 +168,7 @@ pub(super) fn choose(ports: &[Port], config: &VerbsConfig) -> Result<Choice, Fab
         None => None,
         Some(address) => {
             let to = host::resolve(address)?;
-            // The named device's own address is listened at there, whatever the route.
+            // The route does not matter for the named device's own address.
             let is_own = config.device.as_deref().is_some_and(|name| device::has(ports, name, to.ip()));
             let found = if is_own { Ok(to.ip()) } else { host::local_address(to) };
             let unreachable = |e: io::Error| {

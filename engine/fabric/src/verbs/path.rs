@@ -10,7 +10,7 @@ use super::sys::PathRecord;
 use crate::FabricError;
 use crate::path::PathConfig;
 
-/// Routers that a packet may pass: what Linux gives IP packets.
+/// Routers that a packet may pass: the default of Linux for IP packets.
 const HOP_LIMIT: u32 = 64;
 /// The only partition of RoCE.
 const DEFAULT_PKEY: u16 = 0xFFFF;

@@ -33,7 +33,7 @@ const BYTES: usize = 4096;
 /// Bytes of the window in it.
 const WINDOW: usize = 64;
 
-/// What was found out.
+/// The result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Findings {
     /// Checks that Send With Invalidate revokes a window, reports it, and leaves it free.

@@ -40,7 +40,7 @@ pub(super) struct Qp {
     pub(super) endpoint: Endpoint,
     pub(super) cm: CmId,
     pub(super) params: ConnectParams,
-    /// When a closing connection is closed whatever is still under way.
+    /// The time at which a closing connection ends in any case.
     pub(super) deadline: Option<Instant>,
     /// The cause of its end, from a completion or the device.
     pub(super) failure: Option<(Disconnect, String)>,
@@ -118,7 +118,7 @@ impl Qp {
         }
     }
 
-    /// What we tell the peer.
+    /// Parameters for the peer.
     pub(super) fn parameters(&self, config: &VerbsConfig) -> ConnectionParameters<'_> {
         ConnectionParameters {
             private_data: &self.params.private_data,

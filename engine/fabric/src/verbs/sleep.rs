@@ -12,7 +12,7 @@ use rustix::fd::{BorrowedFd, OwnedFd};
 
 use crate::Waker;
 
-/// What may have happened.
+/// The possible news.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Source {
     /// Completions.

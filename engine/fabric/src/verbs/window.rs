@@ -26,7 +26,7 @@ enum State {
 struct Window {
     mw: MemoryWindow,
     state: State,
-    /// What is exposed.
+    /// The exposed memory.
     mem: Option<Lent>,
 }
 

@@ -48,7 +48,7 @@ pub struct ChaosConfig {
     pub invalidations_refused: u16,
 }
 
-/// What was done so far.
+/// The trouble made so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChaosStats {
     /// Requests that were failed, with all behind them.
@@ -88,7 +88,7 @@ struct Failing {
     postings: Vec<(Posting, Status)>,
     /// The same of a destroyed queue pair: its memory was returned.
     ended: Vec<Completion>,
-    /// The inner fabric has said that it is over.
+    /// The inner fabric has reported its end.
     over: bool,
 }
 
@@ -119,7 +119,7 @@ impl<F: Fabric> Chaos<F> {
         }
     }
 
-    /// What was done so far.
+    /// The trouble made so far.
     pub fn chaos_stats(&self) -> ChaosStats {
         self.stats
     }

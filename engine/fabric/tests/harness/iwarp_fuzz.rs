@@ -27,7 +27,7 @@ const AROUND: usize = 128;
 /// Buffers of each kind.
 const BUFFERS: usize = 24;
 const WINDOWS: u32 = 4;
-/// What is in memory that no peer may see.
+/// Contents of memory that no peer may see.
 const SECRET: [u8; 8] = *b"\xA7\x5Esecret";
 
 const ID: QpId = QpId { slot: 2, generation: 7 };
@@ -36,7 +36,7 @@ thread_local! {
     static POOL: RefCell<Option<Pool>> = const { RefCell::new(None) };
 }
 
-/// Plays the story that the bytes tell.
+/// Plays the story in the bytes.
 ///
 /// # Panics
 /// If anything does not hold.
@@ -67,7 +67,7 @@ struct Shown {
     rkey: u32,
     /// The peer may write it, or could at some time.
     writable: bool,
-    /// What was in it when it was shown no more.
+    /// Its contents when the window was revoked.
     then: Option<Vec<u8>>,
 }
 
@@ -108,7 +108,7 @@ struct Story<'p, 'd> {
     offset: u32,
     /// Reads that we have asked for.
     asked: Vec<ReadRequest>,
-    /// What was said of the next.
+    /// The received part of the next.
     asking: Option<Vec<u8>>,
     heard: Reader,
     /// The message that we are in the middle of.

@@ -63,7 +63,7 @@ impl Drop for Name {
     }
 }
 
-/// What goes one way: a frame of the setup, then bytes.
+/// One direction: a frame of the setup, then bytes.
 #[derive(Debug, Default)]
 struct Way {
     frame: Option<Setup>,
@@ -160,7 +160,7 @@ struct Request {
     taken: seats::Taken,
 }
 
-/// What all queue pairs of a fabric share.
+/// State shared by all queue pairs of a fabric.
 #[derive(Debug)]
 struct Common {
     config: IwarpConfig,
@@ -264,7 +264,7 @@ impl Qp {
         way.bytes.extend(bytes);
     }
 
-    /// The end: whatever is still posted is flushed.
+    /// The end: posted requests are flushed.
     fn fail(&mut self, common: &mut Common, failure: Failure) {
         if matches!(self.state, State::Error) {
             return;
@@ -294,7 +294,7 @@ impl Qp {
         self.fail(common, Failure::own("never connected"));
     }
 
-    /// What connection management does for it.
+    /// Its connection management.
     fn tend(&mut self, common: &mut Common) {
         match self.state {
             State::Connecting(wishes) => self.dial(common, wishes),

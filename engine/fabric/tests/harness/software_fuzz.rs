@@ -40,7 +40,7 @@ pub enum Part {
     Table,
     /// The table of our windows, which the peer has, too.
     Ours,
-    /// What the peer has shown.
+    /// Memory that the peer has exposed.
     Shown,
 }
 

@@ -34,7 +34,7 @@ pub fn length(message: &[u8]) -> String {
     format!("{} bytes", message.len())
 }
 
-/// Writes down what passes. Completions and events that bring nothing write nothing.
+/// Logs the calls of a fabric. Completions and events that bring nothing write nothing.
 pub struct Trace<F> {
     inner: F,
     printer: Printer,

@@ -132,7 +132,7 @@ pub(super) enum Reason {
 }
 
 impl Failure {
-    /// The peer does what no correct one does.
+    /// The peer violates the protocol.
     fn violation(terminate: Vec<u8>, what: impl fmt::Display) -> Self {
         Self {
             terminate: Some(terminate),
@@ -243,7 +243,7 @@ impl Endpoint {
         self.outbound.slices(to);
     }
 
-    /// The same as bytes, no more than `most`, for those who have no socket.
+    /// The same as bytes, up to `most`, for tests without a socket.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn unsent(&self, most: usize) -> Vec<u8> {
         self.outbound.bytes(most)
@@ -273,8 +273,8 @@ impl Endpoint {
         self.outbound.position()
     }
 
-    /// What changes whenever something that waits gets on. `untaken`: bytes that were sent and that the peer has not
-    /// taken.
+    /// A value that changes with the progress of waiting requests. `untaken`: bytes that were sent and that the peer
+    /// has not taken.
     pub(super) fn progress(&self, untaken: u64) -> Progress {
         Progress {
             taken: self.outbound.position().saturating_sub(untaken),

@@ -117,7 +117,7 @@ impl Stream {
         self.stage(&bytes[..len]);
     }
 
-    /// What to send next, as the elements of a vectored write.
+    /// The next bytes to send, as the elements of a vectored write.
     #[inline]
     pub(super) fn slices<'a>(&'a self, to: &mut Slices<'a>) {
         let mut at = self.first;

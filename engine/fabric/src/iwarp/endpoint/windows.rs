@@ -22,7 +22,7 @@ pub(in super::super) enum Refused {
     Wrap,
 }
 
-/// What a window exposes.
+/// The memory that a window exposes.
 #[derive(Debug)]
 struct Exposure {
     mem: Lent,

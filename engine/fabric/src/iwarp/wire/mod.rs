@@ -1,8 +1,8 @@
 //! iWARP codec: MPA, DDP and RDMAP. RFC 5044 and RFC 6581, RFC 5041, RFC 5040. No I/O, no clock, and no input makes it
 //! panic.
 //!
-//! A connection begins with one [`Setup`] each way. What follows, in each direction, is a sequence of *FPDUs*, each of
-//! which carries one DDP segment:
+//! A connection begins with one [`Setup`] each way. Then each direction is a sequence of *FPDUs*. Each of them carries
+//! one DDP segment:
 //!
 //! ```text
 //!  2 bytes    14 or 18 bytes                                   0 to 3 bytes   4 bytes

@@ -23,12 +23,12 @@ const FIRST_FLAG: u16 = 0x8000;
 /// Flags B and D.
 const SECOND_FLAG: u16 = 0x4000;
 
-/// Which of the two frames.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// What the initiator sends.
+    /// From the initiator.
     Request,
-    /// What the responder answers.
+    /// From the responder.
     Reply,
 }
 
@@ -46,9 +46,9 @@ impl Kind {
 /// both frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setup {
-    /// Which of the two.
+    /// The kind.
     pub kind: Kind,
-    /// Revision of MPA: 1 (RFC 5044), or 2 (RFC 6581). Decoded whatever it is.
+    /// Revision of MPA: 1 (RFC 5044), or 2 (RFC 6581). Any number decodes.
     pub revision: u8,
     /// Whether the sender requires markers in received FPDUs.
     pub markers: bool,
@@ -56,7 +56,7 @@ pub struct Setup {
     pub crc: bool,
     /// The responder refuses. Not part of a Request: false there, and not written.
     pub reject: bool,
-    /// Read depths, and who may send first. Only in revision 2; not written in others.
+    /// Read depths, and the end that sends first. Only in revision 2; not written in others.
     pub enhanced: Option<Enhanced>,
     /// The upper layer's data, without the four bytes of `enhanced`. Together they have at most [`MAX_PRIVATE_DATA`]
     /// bytes.
@@ -87,7 +87,7 @@ pub enum SetupError {
     /// It does not begin as such a frame does.
     #[error("no MPA {kind:?} Frame: its key is wrong in byte {at}")]
     Key {
-        /// What was expected.
+        /// The expected kind.
         kind: Kind,
         /// The first wrong byte, from 0.
         at: usize,
@@ -95,13 +95,13 @@ pub enum SetupError {
     /// More private data than there may be.
     #[error("an MPA frame with {len} bytes of private data, of which there may be {MAX_PRIVATE_DATA}")]
     TooLong {
-        /// What the frame says.
+        /// The frame's value.
         len: usize,
     },
     /// The enhanced flag is set, but its data does not fit.
     #[error("an enhanced MPA frame with {len} bytes of private data, of which the depths alone take {ENHANCED}")]
     NoDepths {
-        /// What the frame says.
+        /// The frame's value.
         len: usize,
     },
 }

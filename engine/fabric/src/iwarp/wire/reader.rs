@@ -42,7 +42,7 @@ pub struct Reader {
 pub enum Step<'a> {
     /// The header of a segment.
     Segment {
-        /// What it says.
+        /// The received value.
         segment: Segment,
         /// Bytes of payload.
         len: usize,
@@ -64,7 +64,7 @@ pub enum WireError {
     Crc {
         /// The CRC at the FPDU's end.
         found: u32,
-        /// What is right.
+        /// The correct value.
         computed: u32,
     },
 }
@@ -134,7 +134,7 @@ impl Reader {
     }
 }
 
-/// What the cutter is in.
+/// The cutter's position in an FPDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     /// Nothing of the next FPDU was seen.
@@ -149,7 +149,7 @@ enum Part {
 /// Cuts, and checks nothing but headers.
 #[derive(Debug)]
 struct Cutter {
-    /// Length and header, with what may come behind a short one.
+    /// Length and header. A short header leaves room for later bytes.
     header: [u8; HEADER],
     /// Bytes of it that are there.
     filled: usize,

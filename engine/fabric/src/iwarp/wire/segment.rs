@@ -125,7 +125,7 @@ pub enum Place {
 /// The header of a DDP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// What it is part of.
+    /// The message that it is part of.
     pub opcode: Opcode,
     /// It is the last one of its message.
     pub last: bool,
@@ -139,13 +139,13 @@ pub enum HeaderError {
     /// The length leaves no room for the header.
     #[error("a DDP segment of {ulpdu} bytes, which is shorter than its header")]
     Short {
-        /// What the length says.
+        /// The received length.
         ulpdu: usize,
     },
     /// Not the version of DDP that there is.
     #[error("DDP version {version}, which is not {DDP_VERSION}")]
     DdpVersion {
-        /// What the header says.
+        /// The received value.
         version: u8,
         /// Of the segment.
         tagged: bool,
@@ -153,13 +153,13 @@ pub enum HeaderError {
     /// Not the version of RDMAP that goes with this MPA.
     #[error("RDMAP version {version}, which is not {RDMAP_VERSION}")]
     RdmapVersion {
-        /// What the header says.
+        /// The received value.
         version: u8,
     },
     /// A message that there is not.
     #[error("unknown RDMAP opcode {opcode}")]
     Opcode {
-        /// What the header says.
+        /// The received value.
         opcode: u8,
     },
     /// A tagged segment of an untagged message, or the reverse.

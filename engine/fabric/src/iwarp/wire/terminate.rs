@@ -87,7 +87,7 @@ faults! {
     NoRtrOption = 2, 0, 0x07, "MPA: no matching ready-to-receive option";
 }
 
-/// What may go with a fault (RFC 5040 §4.8, Figure 10).
+/// The headers that a fault may carry (RFC 5040 §4.8, Figure 10).
 impl Fault {
     /// The header of the segment at fault.
     const fn has_header(self) -> bool {
@@ -140,8 +140,8 @@ pub struct TerminateError {
 }
 
 impl Terminate {
-    /// Says what is at fault. `segment` begins with length and header of the segment; `read` is its Read Request, if it
-    /// was one. The parts that RFC 5040 requires for this fault are included, if whole.
+    /// Names the fault. `segment` begins with length and header of the segment; `read` is its Read Request, if it was
+    /// one. The parts that RFC 5040 requires for this fault are included, if whole.
     pub fn new(fault: Fault, segment: Option<&[u8]>, read: Option<&[u8; ReadRequest::LEN]>) -> Self {
         let (layer, etype, code) = fault.codes();
         let header = included(segment.filter(|_| fault.has_header()));

@@ -66,12 +66,12 @@ impl PathRecord {
 #[derive(Debug)]
 pub(crate) struct EventChannel(NonNull<rdma_event_channel>);
 
-// SAFETY: a channel is a descriptor; librdmacm locks what its calls share.
+// SAFETY: a channel is a descriptor; librdmacm locks its shared state.
 unsafe impl Send for EventChannel {}
 // SAFETY: as above: events may be taken from one channel by several threads.
 unsafe impl Sync for EventChannel {}
 
-/// What happened to an identifier. Names follow `rdma_cm_event_type`.
+/// An event of an identifier. Names follow `rdma_cm_event_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CmEventKind {
     AddressResolved,
@@ -233,7 +233,7 @@ pub(crate) struct CmId {
     channel: Arc<EventChannel>,
 }
 
-// SAFETY: an identifier belongs to no thread; librdmacm locks what its calls share.
+// SAFETY: an identifier belongs to no thread; librdmacm locks its shared state.
 unsafe impl Send for CmId {}
 
 impl CmId {

@@ -1,4 +1,4 @@
-//! libibverbs and librdmacm as owned objects. Each closes what it opened and keeps its parents alive. Errors are
+//! libibverbs and librdmacm as owned objects. Each closes its own object and keeps its parents alive. Errors are
 //! `io::Error`. Only these modules of the fabric call C.
 //!
 //! The `unsafe` functions hand memory to the device: their callers own that memory until the device is done.

@@ -17,7 +17,7 @@ use super::device::{Context, ProtectionDomain};
 use super::queue_pair::Refused;
 use super::{check, is_done, made, never_wait};
 
-/// Wakes who waits for completions.
+/// Wakes a thread that waits for completions.
 #[derive(Debug)]
 pub(crate) struct CompletionChannel {
     raw: NonNull<ibv_comp_channel>,
