@@ -151,7 +151,7 @@ impl Arena {
         Err(Cause::ArenaFull { arena: self.0.id.0, needed: bytes, free: longest, len: self.len() }.into())
     }
 
-    /// Gives back what [`take`](Self::take) gave. Cold.
+    /// Returns a range of [`take`](Self::take). Cold.
     pub(crate) fn give_back(&self, offset: usize) {
         let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.retain(|range| range.start != offset);
@@ -217,7 +217,7 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
         MemError::from(Cause::HugePages { call, bytes, page, node, pool: HugePool::read(page, node), source })
     };
     let fd = sealed_memfd(name, bytes, page).map_err(|error| match *error.0 {
-        // A kernel without this page size says so here.
+        // A kernel without this page size fails here.
         Cause::System { call, source, .. } if page.is_hugetlb() => no_pages(call, source),
         other => other.into(),
     })?;

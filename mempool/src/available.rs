@@ -19,19 +19,19 @@ pub struct AvailableMemory {
     huge_1g: HugePool,
     huge_2m: HugePool,
     node: Option<u32>,
-    /// Bytes in other pages, and what bounds them.
+    /// Bytes in other pages, and their bound.
     ordinary: u64,
     bound: Bound,
 }
 
-/// What bounds memory in other than reserved pages.
+/// The bound of memory in pages that are not reserved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Bound {
     /// The host.
     Host,
     /// The control group with this file.
     Group(PathBuf),
-    /// The kernel does not say.
+    /// The kernel does not report it.
     Unknown,
 }
 
@@ -77,7 +77,7 @@ impl AvailableMemory {
         Ok(())
     }
 
-    /// What bounds ordinary memory, and how to have more.
+    /// The bound of ordinary memory, and the remedy.
     fn limit(&self) -> String {
         match &self.bound {
             Bound::Host => "MemAvailable of /proc/meminfo; ask for less, or end what takes the most: \

@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "turns a buffer's ownership into access to its bytes")]
-//! Buffers of pool memory: four types, by who may touch the bytes.
+//! Buffers of pool memory: four types, by access to the bytes.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -34,7 +34,7 @@ impl Window {
     }
 }
 
-/// Which buffer, and which part of it. The public types around it keep the buffer's [`Meta`] and the core alive.
+/// A buffer, and a part of it. The public types around it keep the buffer's [`Meta`] and the core alive.
 #[derive(Clone, Copy)]
 struct Handle {
     meta: NonNull<Meta>,
@@ -218,7 +218,7 @@ impl Buf {
         earlier
     }
 
-    /// The whole buffer, whatever the window.
+    /// The whole buffer, without regard to the window.
     #[inline]
     #[doc(hidden)]
     pub fn full_mut(&mut self) -> &mut [u8] {

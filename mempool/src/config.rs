@@ -1,4 +1,4 @@
-//! What arenas and pools are made from.
+//! Configurations of arenas and pools.
 
 use std::fmt;
 
@@ -57,7 +57,7 @@ impl fmt::Display for PageSize {
     }
 }
 
-/// Which pages an arena may be made of.
+/// The pages that an arena may be made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum PagePolicy {
@@ -94,7 +94,7 @@ impl PagePolicy {
 pub struct ArenaConfig {
     /// Bytes; rounded up to whole pages. In a [`PoolConfig`], 0 means the size of the classes. Default 64 MiB.
     pub bytes: usize,
-    /// Which pages. Default [`PagePolicy::Auto`].
+    /// The pages. Default [`PagePolicy::Auto`].
     pub pages: PagePolicy,
     /// The NUMA node of the memory; `None` lets the kernel choose. Default `None`.
     pub node: Option<u32>,

@@ -119,7 +119,7 @@ impl ClassList {
         self.placed.count
     }
 
-    /// Buffers that hold what one of these holds.
+    /// Buffers of this size or more.
     #[inline]
     pub(crate) fn fitting(&self) -> usize {
         self.fitting
@@ -253,7 +253,7 @@ impl Core {
         self.home.has_any()
     }
 
-    /// Takes in what other threads returned. Owner thread only.
+    /// Takes in buffers that other threads returned. Owner thread only.
     #[inline]
     pub(crate) fn drain(&self) -> usize {
         self.home.take(|index| {

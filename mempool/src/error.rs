@@ -1,4 +1,4 @@
-//! What can go wrong, in words that end with a remedy.
+//! Errors; each text ends with a remedy.
 
 use std::fmt;
 use std::io;
@@ -22,14 +22,14 @@ pub enum MemErrorKind {
     TooLittle,
     /// A limit or permission denies locking memory, or a NUMA node.
     Denied,
-    /// The caller asked for what cannot be.
+    /// An invalid request of the caller.
     Invalid,
     /// A system call failed.
     System,
 }
 
 impl MemError {
-    /// What it is about.
+    /// The subject.
     #[doc(hidden)]
     pub fn kind(&self) -> MemErrorKind {
         match &*self.0 {
@@ -50,7 +50,7 @@ impl MemError {
 }
 
 impl MemError {
-    /// The system did not permit it.
+    /// Whether the system denied permission.
     pub(crate) fn is_denied(&self) -> bool {
         matches!(&*self.0, Cause::System { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
     }
@@ -62,10 +62,10 @@ impl From<Cause> for MemError {
     }
 }
 
-/// One meaning each.
+/// The causes.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Cause {
-    /// Hugetlb pages were required and could not be had.
+    /// Hugetlb pages were required and not available.
     #[error(
         "{call} of {bytes} bytes in {page} pages failed; {} pages are needed, {} are free{}; reserve them: {}",
         needed(*.bytes, *.page), .pool.free, on_node(*.node), .pool.remedy(needed(*.bytes, *.page), *.page, *.node)
@@ -81,10 +81,10 @@ pub(crate) enum Cause {
         node: Option<u32>,
         /// The kernel's pool of such pages.
         pool: HugePool,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Transparent huge pages were required and could not be had.
+    /// Transparent huge pages were required and not available.
     #[error(
         "madvise(MADV_HUGEPAGE) of {bytes} bytes of shared memory gave no huge page; \
          /sys/kernel/mm/transparent_hugepage/shmem_enabled is {setting:?}; {}",
@@ -101,9 +101,9 @@ pub(crate) enum Cause {
     Lock {
         /// Bytes asked for.
         bytes: usize,
-        /// What this process may lock.
+        /// Limits of locked memory.
         limits: MemoryLimits,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The host has no such NUMA node.
@@ -128,7 +128,7 @@ pub(crate) enum Cause {
         node: u32,
         /// The nodes there are, in the kernel's list form.
         online: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The pages could not be allocated ahead of use.
@@ -145,17 +145,17 @@ pub(crate) enum Cause {
         node: Option<u32>,
         /// Bytes available from the kernel at that moment, host-wide.
         available: u64,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is not so much memory: nothing was taken.
+    /// Too little memory is available. Nothing was taken.
     #[error("{bytes} bytes of memory exceed the {available} available: {limit}")]
     Short {
         /// Bytes asked for.
         bytes: u64,
-        /// Bytes that can be had.
+        /// Bytes available.
         available: u64,
-        /// What bounds them, and the remedy.
+        /// Their bound, and the remedy.
         limit: String,
     },
     /// Memory could not be made or mapped.
@@ -165,9 +165,9 @@ pub(crate) enum Cause {
         call: &'static str,
         /// Bytes asked for.
         bytes: usize,
-        /// The limits that may have been met.
+        /// The limits of the process.
         limits: MemoryLimits,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// No size was given.
@@ -214,8 +214,7 @@ fn asked_node(node: Option<u32>) -> String {
     node.map_or(String::new(), |node| format!(", NUMA node {node} was asked for"))
 }
 
-/// Buffers that had not come home when their pool was closed. Their memory stays valid until the last is
-/// dropped.
+/// Buffers not returned when their pool was closed. Their memory stays valid until the last is dropped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Leak {

@@ -50,7 +50,7 @@ impl GivenMemory {
     ///
     /// # Safety
     /// From now on until `owner` is dropped:
-    /// 1. All of it is mapped, readable and writable, and every byte may be read as it is (an anonymous mapping is all
+    /// 1. All of it is mapped, readable and writable, and every byte is initialized (an anonymous mapping is all
     ///    zeroes). No access to it can be a SIGBUS: a file behind it stays as long, and whole.
     /// 2. The same pages stay there: no `mmap`, `mremap` or `munmap` over it, no `MADV_DONTNEED`, no hole punched.
     ///    Devices go by the pages that they were registered with.

@@ -16,7 +16,7 @@ const EMPTY: u32 = u32::MAX;
 /// The mark of a dropped pool: the list takes no more.
 const CLOSED: u32 = u32::MAX - 1;
 
-/// What became of a returned buffer.
+/// The outcome of a return.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Returned {
     /// It waits for the owner. The list may be freed already: touch nothing of the pool any more.
@@ -34,7 +34,7 @@ pub(crate) struct Home {
     head: CachePadded<AtomicU32>,
     /// Buffers still out, plus the closing owner; counts once the head is closed.
     remaining: AtomicUsize,
-    /// `next[i]`: what waits behind buffer `i`. Written by who returns `i`, read by the owner.
+    /// `next[i]`: the buffer behind buffer `i`. Written by the returning thread, read by the owner.
     next: Box<[AtomicU32]>,
 }
 
@@ -65,7 +65,7 @@ impl Home {
             // Relaxed: published by the exchange below.
             self.next[index as usize].store(head, Ordering::Relaxed);
             // Release pairs with the swap in `take` and `close`. Later pushes read-modify-write the head, so they
-            // extend this release. The owner, who reads only the newest, synchronises with all.
+            // extend this release. The owner reads only the newest, and synchronises with all.
             match self.head.compare_exchange_weak(head, index, Ordering::Release, Ordering::Acquire) {
                 Ok(_) => return Returned::Queued,
                 Err(now) => head = now,
@@ -99,8 +99,7 @@ impl Home {
     }
 
     fn take_all(&self, leave: u32, mut each: impl FnMut(u32)) -> usize {
-        // Acquire pairs with the exchange of every `push`; Release hands `remaining` to those who will find
-        // `CLOSED`.
+        // Acquire pairs with the exchange of every `push`; Release hands `remaining` to later readers of `CLOSED`.
         let mut at = self.head.swap(leave, Ordering::AcqRel);
         let mut taken = 0;
         while at != EMPTY {

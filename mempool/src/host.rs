@@ -104,7 +104,7 @@ impl fmt::Display for MemoryLimits {
     }
 }
 
-/// What to do about a failed call.
+/// The remedy of a failed call.
 pub(crate) fn remedy(error: &io::Error) -> &'static str {
     use rustix::io::Errno;
     match error.raw_os_error().map(Errno::from_raw_os_error) {

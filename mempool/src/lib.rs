@@ -10,7 +10,7 @@
 //!    threads drop come home through a lock-free list; [`Pool::drain_remote`] takes them in once per turn.
 //! 3. A buffer is always exactly one of four types, and each change of hands consumes the old one:
 //!
-//! | type | who may touch the bytes | sharing | back to [`Buf`] |
+//! | type | access to the bytes | sharing | back to [`Buf`] |
 //! | --- | --- | --- | --- |
 //! | [`Buf`] | its owner, any thread | none | – |
 //! | [`Frozen`] | all holders, reading only | cloned, any thread | never; returns with the last clone |

@@ -1,8 +1,8 @@
-//! Which thread owns a pool.
+//! Owner threads of pools.
 //!
 //! A thread's first pool gives it a number in a const-initialised thread-local. The number is unique in the process and
 //! never reused. The owner check is one thread-local load and one compare. The address of the thread-local would cost
-//! the same, but a thread born later may get the address of one that has ended.
+//! the same, but a later thread may get the address of an ended one.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};

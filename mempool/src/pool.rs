@@ -39,8 +39,8 @@ impl Pool {
 
     /// A pool of pages in a free range of an arena. Its buffers have one size and no gaps, each at a multiple of the
     /// size in the arena. So a buffer's page of the application's memory is known ([`Buf::base_offset`]), and pages of
-    /// 4096 bytes suit O_DIRECT. Their first lines share the sets of the cache, so where it does not matter where
-    /// buffers lie [classes](Self::in_arena) are faster.
+    /// 4096 bytes suit O_DIRECT. Their first lines share the sets of the cache. Without need of such places,
+    /// [classes](Self::in_arena) are faster.
     ///
     /// # Errors
     /// No such range exists; or the size is 0 or not a multiple of 64, or the count is 0.

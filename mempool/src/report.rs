@@ -1,4 +1,4 @@
-//! What memory an arena got.
+//! The memory of an arena.
 
 use std::fmt;
 

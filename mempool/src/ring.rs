@@ -90,7 +90,7 @@ impl PeerRings {
     }
 }
 
-/// All of the mapping, with what lies beside the rings.
+/// All of the mapping, with the lines beside the rings.
 impl Deref for PeerRings {
     type Target = PeerMapping;
 
@@ -150,7 +150,7 @@ impl<'a> PeerRing<'a> {
         true
     }
 
-    /// What runs over the ring's end. Behind it nothing is unwound: callers hold no buffer for that.
+    /// Reads over the ring's end. Behind it nothing is unwound: callers hold no buffer for that.
     #[inline(never)]
     fn read_around(self, at: usize, to: &mut [u8]) -> bool {
         if to.len() > self.place.mask + 1 {

@@ -23,7 +23,7 @@ impl From<Arrival> for Completion {
     }
 }
 
-/// What [`Fabric::poll_message`](crate::Fabric::poll_message) has found.
+/// The result of [`Fabric::poll_message`](crate::Fabric::poll_message).
 #[derive(Debug)]
 pub enum Found {
     /// One message, and nothing else. It was not appended.

@@ -103,7 +103,7 @@ impl FabricError {
         Self::new(FabricErrorKind::Unsupported, text)
     }
 
-    /// A bound window forbids to deregister the memory.
+    /// A window is still bound to the memory.
     #[cold]
     pub(crate) fn still_bound(arena: ArenaId) -> Self {
         Self::misuse(format_args!("a window is still bound to arena {arena}"))

@@ -1,8 +1,8 @@
 //! Upper-layer bindings: data items eligible for direct placement (RFC 8166 §6).
 //!
-//! A [`Binding`] says it for one procedure, a [`Bindings`] table for programs. Both ends use the same one: a
-//! server makes its procedures of it (`Procedure::with_binding`) and refuses calls that break it; a client checks a
-//! call before it is sent, and sizes its reply resources by it. [`nfs3`] is the ready one of NFS version 3.
+//! A [`Binding`] covers one procedure, a [`Bindings`] table programs. Both ends use the same one. A server makes its
+//! procedures of it (`Procedure::with_binding`) and refuses calls that break it. A client checks calls before it sends
+//! them, and sizes their reply resources by it. [`nfs3`] is the binding of NFS version 3.
 //!
 //! A binding does *not* restrict long messages. A Position Zero Read chunk can carry any call, a Reply chunk any reply
 //! (RFC 8166 §6.1).
@@ -183,8 +183,8 @@ impl Binding {
     ///
     /// `inline_len` is the bytes of arguments in the message. `reads` has the bytes of each Read chunk but one at
     /// position zero, `writes` those of each Write chunk. An empty Write chunk has its place and asks for its result
-    /// inline. A Write chunk may have more room than the result can need. `reduction` is what [`reduction_allowed`]
-    /// says.
+    /// inline. A Write chunk may have more room than the result can need. `reduction` is the result of
+    /// [`reduction_allowed`].
     ///
     /// # Errors
     /// The first rule that it breaks.

@@ -1,4 +1,4 @@
-//! How a call ends that has no reply: whether it was sent, whether it may be sent again, whose fault it was.
+//! Failures of a call: whether it was sent, whether a retry is safe, whose fault it was.
 
 use crate::binding::BindingError;
 use crate::fault::{Knob, Refusal};
@@ -47,7 +47,7 @@ pub enum CallError {
         /// It was sent: the server may have executed it.
         sent: bool,
     },
-    /// The connection ended first. `close_reason` of the client says why, unless it reconnects.
+    /// The connection ended first. `close_reason` of the client has the cause, unless it reconnects.
     #[error("connection lost ({})", sent_text(*.sent))]
     ConnectionLost {
         /// It was sent: the server may have executed it.
@@ -56,7 +56,7 @@ pub enum CallError {
     /// The connection is not established yet, is closing, or has ended.
     #[error("not connected (`close_reason` of the client says why)")]
     Closed,
-    /// As many calls are in progress as may be at a time.
+    /// The limit of calls in progress is reached.
     #[error("{limit} calls in progress is the limit (limits.max_calls; reverse direction: limits.reverse_credits)")]
     TooManyCalls {
         /// Calls in progress.
@@ -70,7 +70,7 @@ pub enum CallError {
         /// The knob that counts such buffers.
         knob: Knob,
     },
-    /// The call, its reply or a chunk exceeds every buffer. Or it exceeds what may be sent without chunks.
+    /// The call, its reply or a chunk exceeds every buffer. Or it exceeds the limit of messages without chunks.
     #[error("{needed} bytes exceeds {limit} ({knob})")]
     TooLong {
         /// Bytes of the message with its headers, or of the chunk.
@@ -80,7 +80,7 @@ pub enum CallError {
         /// The knob that bounds it.
         knob: Knob,
     },
-    /// The call cannot be formed. Its text says why.
+    /// The call cannot be formed. Its text has the cause.
     #[error(transparent)]
     Invalid(#[from] InvalidCall),
     /// The peer takes no calls in the reverse direction.
@@ -125,9 +125,9 @@ pub enum Fault {
     Caller,
     /// This host: it lacks memory.
     Host,
-    /// The peer: its log says more.
+    /// The peer: see its log.
     Peer,
-    /// The connection: `close_reason` of the client says more.
+    /// The connection: see `close_reason` of the client.
     Connection,
 }
 
@@ -191,14 +191,14 @@ impl CallError {
     }
 }
 
-/// A call that cannot be formed. Its text says which limit or rule it breaks.
+/// A call that cannot be formed. Its text names the limit or rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
 #[non_exhaustive]
 pub struct InvalidCall(#[from] Defect);
 
 impl InvalidCall {
-    /// What is wrong.
+    /// The defect.
     #[doc(hidden)]
     pub const fn defect(&self) -> Defect {
         self.0
@@ -217,7 +217,7 @@ impl From<BindingError> for CallError {
     }
 }
 
-/// What is wrong with an [`InvalidCall`].
+/// The defect of an [`InvalidCall`].
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -234,17 +234,17 @@ pub enum Defect {
     /// A chunk has more segments than [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
     #[error("chunk of {segments} segments exceeds {limit} (segment size RSSIZ of the peer): shorten the chunk")]
     ChunkSegments {
-        /// Of the longest chunk.
+        /// Segments of the longest chunk.
         segments: usize,
-        /// What a chunk may have.
+        /// Limit of segments in one chunk.
         limit: usize,
     },
     /// The chunks have more segments together than the peer takes in one header.
     #[error("{segments} segments in one header exceeds {limit} (RCSIZ of the peer): use fewer or shorter chunks")]
     HeaderSegments {
-        /// Of all chunks.
+        /// Segments of all chunks.
         segments: usize,
-        /// What the peer takes.
+        /// The peer's limit.
         limit: usize,
     },
     /// The transport header that lists the chunks of the call, or of its reply, does not fit one message.
@@ -252,7 +252,7 @@ pub enum Defect {
     HeaderTooLong {
         /// Bytes of the header.
         needed: usize,
-        /// What there is room for.
+        /// Limit of the header, in bytes.
         limit: usize,
     },
     /// A chunk's memory is not of this connection's `alloc`.
@@ -272,12 +272,12 @@ pub enum Defect {
     /// The peer takes no chunks in this direction.
     #[error("peer takes no chunks in this direction (version 2: wire.reverse of the peer; version 1: never)")]
     NoChunks,
-    /// It breaks the binding of its procedure.
+    /// The call breaks the binding of its procedure.
     #[error(transparent)]
     Binding(BindingError),
 }
 
-/// Where to look further.
+/// A hint at the cause or the knob.
 fn hint(error: &ErrorBody) -> &'static str {
     match error {
         ErrorBody::System => " (peer lacks memory, is draining or has failed: see its log)",
@@ -300,7 +300,7 @@ fn sent_text(sent: bool) -> &'static str {
 mod tests {
     use super::*;
 
-    /// One of each, with what the table of [`CallError`] says of it.
+    /// One of each, with its row in the table of [`CallError`].
     fn all() -> Vec<(CallError, Sent, bool, Fault)> {
         use CallError::{
             Cancelled, Closed, ConnectionLost, Invalid, MalformedReply, NoMemory, NoReplyBuffer, NoReverse, Refused,

@@ -1,5 +1,5 @@
-//! What may change while connected: an [`Exchange`] on its connection. Values from the peer take effect here, in the
-//! terms. The owner applies this end's values, except those of one connection alone.
+//! Characteristics that change while connected: an [`Exchange`] on its connection. Values from the peer take effect
+//! here, in the terms. The owner applies this end's values, except those of one connection alone.
 
 use std::collections::VecDeque;
 
@@ -8,10 +8,10 @@ use super::{ConnConfig, Connection, Event, FIRST_MESSAGE_LEN, Outgoing, Rejected
 use crate::wire::properties::{PropertyId, PropertySet};
 use crate::wire::{Body, ErrorBody, Header, Version, View, ViewBody};
 
-/// What this end never changes.
+/// Properties that this end never changes.
 const CONSTANT: [PropertyId; 3] = [PropertyId::SegmentSize, PropertyId::SegmentCount, PropertyId::ReverseSupport];
 
-/// What may change, as far as either end has offered that.
+/// Characteristics that may change, as far as either end has offered that.
 #[derive(Debug)]
 pub(super) struct Changes {
     /// Both ends have offered it.
@@ -94,7 +94,7 @@ impl Connection {
     /// take effect before [`promised_receive`](Self::promised_receive) has fallen to it.
     ///
     /// # Errors
-    /// The peer was not told.
+    /// The change was not announced.
     pub fn update_receive_size(&mut self, bytes: usize) -> Result<(), ChangeError> {
         self.update(Characteristic::ReceiveSize(bytes as u32), false)
     }
@@ -102,7 +102,7 @@ impl Connection {
     /// As [`update_receive_size`](Self::update_receive_size); also ends a pending request of the peer.
     ///
     /// # Errors
-    /// The peer was not told.
+    /// The change was not announced.
     pub fn settle_receive_size(&mut self, bytes: usize) -> Result<(), ChangeError> {
         self.update(Characteristic::ReceiveSize(bytes as u32), true)
     }

@@ -88,7 +88,7 @@ impl Connection {
         deadline: u64,
         receives_ok: bool,
     ) -> Result<(CallId, bool), CallError> {
-        // What waits to be sent goes first: a continued message must not be interrupted.
+        // Waiting messages go first: a continued message must not be interrupted.
         let now = self.calls.none_waits() && self.outbox.is_empty() && self.may_send_call(receives_ok);
         let call = if now { self.calls.start_sent(token, deadline) } else { self.calls.start(token, deadline) };
         Ok((call?, now))

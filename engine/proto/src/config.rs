@@ -25,7 +25,7 @@ pub struct ConnConfig {
     pub reverse_credits: u32,
     /// Most outstanding or queued calls of this end; 0 for none.
     pub max_calls: usize,
-    /// Which calls in the reverse direction this end takes, as a client.
+    /// Calls in the reverse direction that this client takes.
     pub reverse: ReverseSupport,
     /// Whether pure grants wait for half the credit limit and a carrier. If not, each message is reported at once.
     pub coalesce_grants: bool,
@@ -51,7 +51,7 @@ pub struct ConnConfig {
     pub remote_invalidation: bool,
     /// Unsolicited messages allowed to the peer, per second and as a burst.
     pub useless_per_second: u32,
-    /// Who the peer may be.
+    /// Authentication of the peer.
     pub auth: AuthPolicy,
     /// Whether most messages are decoded by fixed layout. Otherwise each is parsed as a whole, with equal results.
     pub decode_by_layout: bool,

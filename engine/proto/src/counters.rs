@@ -2,7 +2,7 @@
 
 use super::Rejected;
 
-/// What happened on a connection; summed over connections by the shard.
+/// Counters of a connection; summed over connections by the shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]

@@ -16,7 +16,7 @@
 
 use super::fault::PeerFault;
 
-/// Which accounting a connection uses.
+/// The credit accounting of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum CreditMode {
@@ -311,7 +311,7 @@ impl Credits {
         self.on_receive_other(words.credit, words.received, payload)
     }
 
-    /// The same, whatever the message.
+    /// The same for any message.
     pub(super) fn on_receive_other(
         &mut self,
         credit: u32,

@@ -10,14 +10,14 @@ use crate::wire::ErrorBody;
 pub enum Event {
     /// A call of ours was answered; it is out of the table.
     Reply {
-        /// Which.
+        /// The call.
         call: CallId,
         /// The caller's own name for it.
         token: u64,
     },
     /// Our call got a transport error and has left the table.
     Failed {
-        /// Which.
+        /// The call.
         call: CallId,
         /// The caller's own name for it.
         token: u64,
@@ -27,7 +27,7 @@ pub enum Event {
     /// Our call got an error that more resources may cure. It stays in the table. Use [`Connection::resend`] or
     /// [`Connection::give_up`]. If the error concerns the length of its results, the call was executed.
     Retryable {
-        /// Which.
+        /// The call.
         call: CallId,
         /// The caller's own name for it.
         token: u64,
@@ -41,7 +41,7 @@ pub enum Event {
     },
     /// The late reply to a call that timed out or was cancelled. Its slot is free now.
     Late {
-        /// Which.
+        /// The call.
         call: CallId,
     },
     /// A part of a continued message, other than the last. The last part yields a [`Call`](Self::Call) or

@@ -10,7 +10,7 @@
 //! | [`request`](Exchange::request) | REQXCH → | [`Event::Asked`], then [`answer`](Exchange::answer) |
 //! | [`Event::Answer`] | ← RESPXCH: done, rejected, pending | |
 //! | [`Event::Peer`] | ← UPDXCH | [`update`](Exchange::update) |
-//! | [`Event::Peer`], [`Event::Answer`] | ← UPDXCH that ends what was pending | [`settle`](Exchange::settle) |
+//! | [`Event::Peer`], [`Event::Answer`] | ← UPDXCH that ends a pending request | [`settle`](Exchange::settle) |
 //!
 //! The owner gives each OPTIONAL message to [`handle`](Exchange::handle) and each error about one to
 //! [`failed`](Exchange::failed). It takes the [events](Exchange::poll_event) after each and sends the output of
@@ -52,25 +52,25 @@ pub const MAX_ANSWERS: usize = 4;
 /// Characteristics of one message.
 pub type List = ArrayVec<Characteristic, COUNT>;
 
-/// What the owner must know.
+/// An event for the owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A value of the peer's changed to this.
     Peer(Characteristic),
     /// The peer requests these values. Decide by [`Exchange::answer`], now or later.
     Asked(List),
-    /// What became of a value that this end requested. After [`Outcome::Pending`] a second answer follows.
+    /// The outcome of a value that this end requested. After [`Outcome::Pending`] a second answer follows.
     Answer {
         /// As it was requested.
         wanted: Characteristic,
-        /// What became of it.
+        /// The outcome.
         outcome: Outcome,
     },
     /// The peer does not support these operations; its values stay.
     Unsupported,
 }
 
-/// What became of a requested value.
+/// The outcome of a requested value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The peer has it.
@@ -156,7 +156,7 @@ impl Exchange {
         }
     }
 
-    /// What this end has told.
+    /// This end's announced values.
     pub const fn local(&self) -> &Properties<'static> {
         &self.local
     }
@@ -284,7 +284,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// RESPXCH (XC §4.3). `answer` is what could be read of it.
+    /// RESPXCH (XC §4.3). `answer` is its readable part.
     fn answered(&mut self, wanted: List, answer: Option<Operation<'_>>) -> Result<(), ExchangeError> {
         let subsets = match answer {
             Some(Operation::Respond { done, rejected, pending }) if partition(&wanted, done, rejected, pending) => {
@@ -410,7 +410,7 @@ impl Exchange {
     /// promise must hold before it is announced (XC §3.1). For values about this end's sends the order is reversed.
     ///
     /// # Errors
-    /// The peer was not told.
+    /// The change was not announced.
     pub fn update(&mut self, now: Characteristic) -> Result<(), ChangeError> {
         let id = self.may_change(now)?;
         if now.replaced_in(&mut self.local) {
@@ -423,7 +423,7 @@ impl Exchange {
     /// one between.
     ///
     /// # Errors
-    /// The peer was not told.
+    /// The change was not announced.
     pub fn settle(&mut self, now: Characteristic) -> Result<(), ChangeError> {
         let id = self.may_change(now)?;
         if !self.owed.remove(id) {

@@ -1,4 +1,4 @@
-//! What a peer can do wrong, and how a server refuses a call.
+//! Faults of a peer, and refusals of a server.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub enum PeerFault {
     CreditsExceeded {
         /// The message's number.
         received: u32,
-        /// What was granted.
+        /// The granted limit.
         limit: u32,
     },
     /// It has more calls in progress than it was granted.
@@ -172,11 +172,11 @@ pub enum Refusal {
     /// A Write chunk of the caller is too short for its result. The answer is a transport error.
     ///
     /// The caller then retransmits the call with a longer chunk, or with the results in a Reply chunk: at most twice,
-    /// with the same XID. The handler runs again each time. Of a call that may not run twice it finds the length first,
-    /// or the procedure is `Procedure::cached`.
+    /// with the same XID. The handler runs again each time. For a call that may not run twice, the handler finds the
+    /// length first, or the procedure is `Procedure::cached`.
     #[error("Write chunk {index} is too short for {needed} bytes")]
     ShortChunk {
-        /// Which, counted from 0.
+        /// Index of the chunk, from 0.
         index: u32,
         /// Bytes of the result.
         needed: u32,
@@ -192,8 +192,8 @@ pub enum Refusal {
         /// Bytes that there may be.
         limit: u32,
     },
-    /// Nothing is answered: what a procedure of `Procedure::one_way` comes to. From any other it is a
-    /// [`SystemError`](Self::SystemError): its caller waits for an answer.
+    /// No reply, for procedures of `Procedure::one_way`. Any other becomes a [`SystemError`](Self::SystemError), since
+    /// its caller waits.
     #[error("no reply")]
     NoReply,
     /// The credential was refused; the `auth_stat` of RFC 5531 §9.
@@ -205,11 +205,11 @@ pub enum Refusal {
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failing {
-    /// A buffer has no room for what is written there.
+    /// A write exceeds its buffer.
     Space,
-    /// The inline results exceed what the procedure declares.
+    /// The inline results exceed the declared length.
     Reply,
-    /// The result exceeds what the procedure declares for a Write chunk.
+    /// The result exceeds the length declared for a Write chunk.
     Undeclared,
     /// The Write chunk holds memory of the handler's own already.
     Shared,
@@ -233,7 +233,7 @@ impl Refusal {
         Self::Failed { what, needed, limit }
     }
 
-    /// What the log says of a system error.
+    /// The log text of a system error.
     #[doc(hidden)]
     #[cold]
     pub fn cause(&self) -> String {
@@ -251,7 +251,7 @@ impl Refusal {
         }
     }
 
-    /// What a reply says; `None` for success.
+    /// The refusal in a reply; `None` for success.
     #[inline]
     #[doc(hidden)]
     pub fn of(reply: &ReplyBody<'_>) -> Option<Self> {

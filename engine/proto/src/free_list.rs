@@ -1,4 +1,4 @@
-//! Which slots of a table are free.
+//! Free slots of a table.
 
 /// Numbers of free slots, last freed first. Neither taking nor giving back looks further than one link.
 #[derive(Clone, Debug)]

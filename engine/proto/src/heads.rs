@@ -20,7 +20,7 @@ impl Heads {
         Self { decoder: None, layout: None, by_layout: config.decode_by_layout, windowed: false }
     }
 
-    /// What decodes a message by its layout, if anything does.
+    /// The layout to decode messages by, if any.
     #[inline(always)]
     pub(super) fn decoder(&self) -> Option<HeadLayout> {
         self.decoder

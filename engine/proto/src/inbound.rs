@@ -14,7 +14,7 @@ impl InboundId {
     }
 }
 
-/// What must be remembered to answer.
+/// The data needed for the answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Inbound {
     pub(super) xid: u32,

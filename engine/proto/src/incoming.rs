@@ -8,11 +8,11 @@ use crate::wire::{Flags, Head, HeadLayout, HeaderType, Plain, SingleChunks, View
 pub struct Incoming<'a> {
     /// The header words before the lists; empty for an invalid message.
     pub head: Head,
-    /// What is behind that.
+    /// The lists behind it.
     pub lists: Lists<'a>,
 }
 
-/// The chunk lists of a received message, or whatever else it is.
+/// The chunk lists of a received message, or its other contents.
 #[derive(Clone, Copy, Debug)]
 pub enum Lists<'a> {
     /// A MSG in one piece, without chunks, in the negotiated layout.

@@ -32,7 +32,7 @@ impl Introduction {
         Self { introduced: false, peer_introduced: false, part, rest, auth, message: None }
     }
 
-    /// Who the peer is.
+    /// Authentication of the peer.
     pub(super) fn auth(&self) -> &HostAuth {
         &self.auth
     }
@@ -88,7 +88,7 @@ impl Connection {
     /// Takes the peer's properties. A second set changes nothing (version 2 §6.4.4), but continues authentication.
     ///
     /// # Errors
-    /// The peer is not who it has to be.
+    /// The peer fails authentication.
     pub(super) fn properties(&mut self, xid: u32, set: PropertySet<'_>) -> Result<Event, PeerFault> {
         let Ok(properties) = Properties::from_set(&set, self.config.revision) else {
             return self.bad_properties(xid);

@@ -10,10 +10,10 @@
 //!      Without memory for it, call [`spoil_sequence`](Connection::spoil_sequence).
 //!    - A call that was [`Refused`](Event::Retryable) goes out again by [`resend`](Connection::resend), or ends by
 //!      [`give_up`](Connection::give_up).
-//!    - After all events but calls and replies, call [`exhausted`](Connection::exhausted), which may end the
-//!      connection, and [`poll_change`](Connection::poll_change) until `None`. After [`Failed`](Event::Failed),
-//!      [`Late`](Event::Late) and [`Rejected`](Event::Rejected) also call [`broken_off`](Connection::broken_off); then
-//!      discard the parts received so far.
+//! - After all events but calls and replies, call [`exhausted`](Connection::exhausted), which may end the connection.
+//!   Then call [`poll_change`](Connection::poll_change) until `None`. After [`Failed`](Event::Failed),
+//!   [`Late`](Event::Late) and [`Rejected`](Event::Rejected) also call [`broken_off`](Connection::broken_off); then
+//!   discard the parts received so far.
 //! 2. *time*: [`pass_time`](Connection::pass_time) now and then, and [`handle_timeout`](Connection::handle_timeout)
 //!    until `None` once [`next_timeout`](Connection::next_timeout) has passed. [`keep_alive`](Connection::keep_alive)
 //!    makes a quiet connection send.
@@ -128,16 +128,16 @@
 //! | `calls`, `inbound` | the calls of this side, and those of the peer |
 //! | `free_list` | which slots of their tables are free |
 //! | `heads` | how the headers of the peer are laid out |
-//! | `outbox` | what waits to be sent beside calls |
+//! | `outbox` | messages other than calls that wait to be sent |
 //! | `sequence` | continued messages that come in |
 //! | `useless` | how many messages of no use a peer may send |
 //! | `form` | which form a message travels in |
 //! | `limits` | how many chunks and segments a call may have |
-//! | `fault` | what a peer can do wrong, how a server refuses a call |
+//! | `fault` | faults of a peer, refusals of a server |
 //! | `call_error` | how a call ends without a reply |
 //! | `counters` | what is counted |
 //! | [`auth`] | host authentication: who the other end is |
-//! | [`binding`] | what of a procedure may be placed directly |
+//! | [`binding`] | data items of a procedure for direct placement |
 //! | [`wire`] | bytes to headers and back |
 
 pub mod auth;
@@ -202,7 +202,7 @@ use crate::auth::HostAuth;
 use crate::wire::Version;
 use crate::wire::private_data::PrivateData;
 
-/// One connection. See the module page for how to drive it. What each message needs comes first, and lies together.
+/// One connection. See the module page for how to drive it. Fields that each message needs come first, together.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Connection {
@@ -215,7 +215,7 @@ pub struct Connection {
     inbound: InboundTable,
     counters: Counters,
     config: ConnConfig,
-    // What is seldom looked at.
+    // Rarely used.
     useless: Useless,
     introduction: Introduction,
     changes: Changes,
@@ -256,7 +256,7 @@ impl Connection {
         [calls, free_calls, self.inbound.first_place()]
     }
 
-    /// Who the peer is. If it has already [failed](HostAuth::failure), the connection must end.
+    /// Authentication of the peer. If it has already [failed](HostAuth::failure), the connection must end.
     pub fn auth(&self) -> &HostAuth {
         self.introduction.auth()
     }
@@ -295,7 +295,7 @@ impl Connection {
         self.session.phase()
     }
 
-    /// What decides about the form of this side's messages.
+    /// Limits that decide the form of this side's messages.
     pub fn form_limits(&self) -> FormLimits {
         self.session.terms().form_limits(&self.config)
     }
@@ -328,7 +328,7 @@ impl Connection {
         self.outbox.set_ping(self.session.version() == Version::V2 && self.session.phase() == Phase::Settled);
     }
 
-    /// What happened so far.
+    /// Counters so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }

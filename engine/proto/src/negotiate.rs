@@ -181,7 +181,7 @@ impl Connection {
     }
 }
 
-/// The terms of a connection: what either side may send.
+/// The terms of a connection: limits of either side's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
     /// Protocol version.
@@ -205,12 +205,12 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// What holds in version 2 before, or without, a CONNPROP.
+    /// The terms of version 2 before, or without, a CONNPROP.
     pub(super) fn version_2(config: &ConnConfig) -> Self {
         Self::from_properties(config, &Properties::default())
     }
 
-    /// What the peer's CONNPROP says.
+    /// The terms from the peer's CONNPROP.
     pub(super) fn from_properties(config: &ConnConfig, peer: &Properties<'_>) -> Self {
         Self {
             version: Version::V2,
@@ -257,7 +257,7 @@ impl Terms {
         }
     }
 
-    /// What decides about the form of this side's messages.
+    /// Limits that decide the form of this side's messages.
     #[doc(hidden)]
     pub fn form_limits(&self, config: &ConnConfig) -> FormLimits {
         FormLimits {

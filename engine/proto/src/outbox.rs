@@ -58,7 +58,7 @@ impl Outbox {
         self.queue.contains(&out)
     }
 
-    /// What goes out next.
+    /// The next message to send.
     pub(super) fn front(&self) -> Option<&Outgoing> {
         self.queue.front()
     }
@@ -84,7 +84,7 @@ impl Outbox {
         }
     }
 
-    /// What goes out now.
+    /// Takes the next message to send.
     #[inline]
     pub(super) fn pop(&mut self) -> Option<Outgoing> {
         let out = self.queue.pop_front()?;

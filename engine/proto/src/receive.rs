@@ -1,5 +1,5 @@
-//! What a received message means. Invalid messages are in `unusable`, version 1 in `version_1`, parts of messages in
-//! `sequence`.
+//! The meaning of a received message. Invalid messages are in `unusable`, version 1 in `version_1`, parts of messages
+//! in `sequence`.
 
 use super::calls::Match;
 use super::incoming::{HasLists, Incoming, Lists};
@@ -194,7 +194,7 @@ impl Connection {
     pub(super) fn failed(&mut self, view: &View<'_>) -> Event {
         let ViewBody::Error(error) = view.body() else { return self.reject(Rejected::Unexpected) };
         if self.session.version() == Version::V1 && matches!(error, ErrorBody::Unknown(_)) {
-            // What cannot be decoded ends nothing (RFC 8166 §4.5).
+            // An undecodable message ends nothing (RFC 8166 §4.5).
             return self.reject(Rejected::Unexpected);
         }
         if self.operation_failed(view.xid(), &error) {

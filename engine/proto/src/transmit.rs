@@ -1,4 +1,4 @@
-//! What goes out next, and its header.
+//! The next message to send, and its header.
 
 use super::credits::FOR_REPLIES;
 use super::{Connection, CreditMode, CreditWords, InboundId, Outgoing};
@@ -57,8 +57,8 @@ impl Connection {
         (self.outbox.gone().wrapping_add(waiting), self.outbox.gone())
     }
 
-    /// Whether the next message answers an unsupported version. Its sender has kept a Receive for that answer, whatever
-    /// the credits.
+    /// Whether the next message answers an unsupported version. Its sender keeps a Receive for that answer, apart from
+    /// credits.
     fn owes_versions(&self) -> bool {
         let versions = matches!(self.outbox.front(), Some(Outgoing::WrongVersion { .. }));
         versions && self.config.server && self.session.version() == Version::V2 && self.credits.may_grant()
@@ -252,8 +252,8 @@ impl Connection {
         self.account(false, self.session.version() == Version::V1, receives_ok)
     }
 
-    /// Counts an outgoing message and returns its credit words. `call`s are what version 1 counts; a message that
-    /// `grants` nothing repeats the old credits.
+    /// Counts an outgoing message and returns its credit words. Version 1 counts `call`s. A message that `grants`
+    /// nothing repeats the old credits.
     #[inline(always)]
     pub(super) fn account(&mut self, call: bool, grants: bool, receives_ok: bool) -> CreditWords {
         self.counters.sent += 1;
@@ -261,7 +261,7 @@ impl Connection {
             self.outbox.note_sent();
         }
         if self.session.version() == Version::V1 {
-            // Every reply grants: what its call has used.
+            // Every reply grants the credit of its call.
             self.counters.grants_piggybacked += u64::from(!call);
             return self.credits.on_send(call, None);
         }

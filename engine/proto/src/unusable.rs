@@ -38,7 +38,7 @@ impl Connection {
             return Err(PeerFault::VersionChanged(vers));
         }
         let xid = error.xid().filter(|_| !error.is_too_short());
-        // Which version it is can be read all the same.
+        // Its version is readable nevertheless.
         if let (Some(xid), Some(version)) = (xid, error.version())
             && version != self.session.version()
         {
@@ -96,8 +96,7 @@ impl Connection {
                     _ => self.answer(xid, answer),
                 })
             }
-            // Errors never flow from requester to responder: the call that it speaks of ends, if there is
-            // one.
+            // Errors never flow from requester to responder: it ends its call, if there is one.
             Whose::Ours => Ok(match self.calls.answered(xid) {
                 Match::Call(call, token) => {
                     self.credits.on_answered();

@@ -92,7 +92,7 @@ impl Connection {
                 self.credits.on_answered();
                 self.credits.on_receive(CreditWords { credit, received: None }, true)
             }
-            // What answers no call of ours grants nothing.
+            // A message that answers no call of ours grants nothing.
             _ => Ok(()),
         }
     }

@@ -38,7 +38,7 @@ pub const MAX_OPENING: usize = 512;
 /// Most messages that are taken from a peer before it is done.
 pub const MAX_STEPS: u32 = 8;
 
-/// Which end of the connection this is, for its lifetime.
+/// This end of the connection, for its lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// It made the connection, and speaks first.
@@ -63,7 +63,7 @@ pub trait Handshake: fmt::Debug + Send {
     fn step(&mut self, message: Option<&[u8]>) -> Step;
 }
 
-/// What a step led to.
+/// The result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Send this, and wait for the peer's answer.

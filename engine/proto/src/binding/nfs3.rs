@@ -45,7 +45,7 @@ const WCC: usize = (4 + 24) + ATTR;
 const POST_FH: usize = 4 + FH;
 /// `sattr3`.
 const SATTR: usize = 8 + 8 + 8 + 12 + 12 + 12;
-/// What CREATE, MKDIR, SYMLINK and MKNOD give.
+/// Results of CREATE, MKDIR, SYMLINK and MKNOD.
 const CREATED: usize = STATUS + POST_FH + ATTR + WCC;
 
 /// The binding of one procedure; `None` beyond the last one.

@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use super::*;
 
-/// What a message is.
+/// Kinds of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
     /// Of a call, and not its last.

@@ -17,7 +17,7 @@ pub enum Characteristic {
     SegmentSize(u32),
     /// Most segments in one header.
     SegmentCount(u32),
-    /// Which requests its end takes in the reverse direction.
+    /// Requests that its end takes in the reverse direction.
     ReverseSupport(ReverseSupport),
     /// Its end, as a requester, takes replies by Send With Invalidate.
     RemoteInvalidation(bool),

@@ -36,7 +36,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One end, and what its owner saw: answers owed, by kind.
+/// One end, and its owner's view: answers owed, by kind.
 struct End {
     exchange: Exchange,
     requested: u64,

@@ -20,7 +20,7 @@ pub struct Segment {
     pub handle: u32,
     /// Bytes.
     pub length: u32,
-    /// Address of the first byte, in whatever sense the handle gives it.
+    /// Address of the first byte, as defined by the handle.
     pub offset: u64,
 }
 

@@ -62,8 +62,8 @@ codes! {
     }
 }
 
-/// Which text's code points version 2 uses. The structure of headers is the same. Both ends must agree, since no header
-/// states the revision. Selected by configuration; version 1 ignores it.
+/// The specification whose code points version 2 uses. The structure of headers is the same. Both ends must agree,
+/// since no header states the revision. Selected by configuration; version 1 ignores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Revision {

@@ -14,7 +14,7 @@ const MIN_V1_LEN: usize = 28;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{kind}")]
 pub struct WireError {
-    /// What is wrong.
+    /// The kind of the error.
     pub kind: WireErrorKind,
     /// `rdma_xid`, 0 if even that is cut off.
     pub(super) xid: u32,
@@ -113,7 +113,7 @@ impl WireError {
         WireError { kind, xid: word(bytes, 0), vers, flags, credit: word(bytes, 8), htype, reads, len: bytes.len() }
     }
 
-    /// `rdma_credit` of a version 2 message other than an error. The grant holds whatever else is wrong.
+    /// `rdma_credit` of a version 2 message other than an error. The grant holds despite the error.
     pub const fn credit(&self) -> Option<u32> {
         match self.version() {
             Some(Version::V2) if !self.is_error() => Some(self.credit),
@@ -172,7 +172,7 @@ impl WireError {
     }
 }
 
-/// What an ERROR header reports. Version 1 has two errors: every error but [`ErrorBody::Vers`] is ERR_CHUNK.
+/// The report of an ERROR header. Version 1 has two errors: every error but [`ErrorBody::Vers`] is ERR_CHUNK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorBody {
     /// The version is not supported.
@@ -298,7 +298,7 @@ impl ErrorBody {
         }
     }
 
-    /// Bytes of `rdma_err` and what follows it.
+    /// Bytes of `rdma_err` and its arguments.
     pub fn encoded_len(&self, version: Version) -> usize {
         4 + 4 * self.arguments(version).1
     }

@@ -17,7 +17,7 @@ pub enum HeadLayout {
     V2Windowed,
 }
 
-/// What such a header says.
+/// The values of such a header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
     /// Transaction id.

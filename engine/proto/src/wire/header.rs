@@ -148,7 +148,7 @@ const fn sent_flags(flags: Flags, received: Option<u32>) -> Flags {
     }
 }
 
-/// Bytes of a MSG header without chunks: what [`emit_msg`] writes.
+/// Bytes of a MSG header without chunks, as [`emit_msg`] writes it.
 #[inline]
 pub const fn msg_len(version: Version, received: bool) -> usize {
     match (version, received) {
@@ -158,7 +158,7 @@ pub const fn msg_len(version: Version, received: bool) -> usize {
     }
 }
 
-/// Bytes of what [`emit_windowed`] writes.
+/// Bytes of a header of [`emit_windowed`].
 pub const WINDOWED_LEN: usize = msg_len(Version::V2, true);
 
 /// Writes a version 2 MSG header with the received count, without chunks.

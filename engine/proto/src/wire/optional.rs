@@ -14,9 +14,9 @@ codes! {
     pub enum OperationCode {
         /// The sender's characteristics.
         Initial = 1, "INITXCH";
-        /// Please change these.
+        /// Requests changes.
         Request = 2, "REQXCH";
-        /// What becomes of a request.
+        /// The outcome of a request.
         Respond = 3, "RESPXCH";
         /// A characteristic has changed.
         Update = 4, "UPDXCH";

@@ -25,7 +25,7 @@ pub struct PrivateData {
     pub receive_size: u32,
 }
 
-/// What holds for a peer that sends no private data.
+/// The values of a peer that sends no private data.
 impl Default for PrivateData {
     fn default() -> Self {
         PrivateData { remote_invalidation: false, send_size: MIN_INLINE_THRESHOLD, receive_size: MIN_INLINE_THRESHOLD }

@@ -19,7 +19,7 @@ codes! {
         SegmentSize = 3, "RSSIZ";
         /// Most segments in one header, `uint32`.
         SegmentCount = 4, "RCSIZ";
-        /// Which requests it takes in the reverse direction, see [`ReverseSupport`].
+        /// Requests that it takes in the reverse direction, see [`ReverseSupport`].
         ReverseSupport = 5, "BRS";
         /// A message of host authentication, `opaque<>`.
         HostAuth = 6, "HOSTAUTH";
@@ -313,7 +313,7 @@ impl Default for Properties<'_> {
 }
 
 impl<'a> Properties<'a> {
-    /// What `set` says. Unknown properties are passed over; of one that comes twice the last counts.
+    /// The values in `set`. Unknown properties are skipped. Of a property that comes twice the last counts.
     pub fn from_set(set: &PropertySet<'a>, revision: Revision) -> Result<Properties<'a>, BadXdr> {
         let mut properties = Properties::default();
         for property in set.iter() {

@@ -87,7 +87,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// `bool`; also what precedes optional data. Anything but 0 and 1 is an error.
+    /// `bool`; also precedes optional data. Anything but 0 and 1 is an error.
     #[inline]
     pub fn bool(&mut self, what: &'static str) -> Result<bool, BadXdr> {
         let at = self.at;

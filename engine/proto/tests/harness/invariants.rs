@@ -1,5 +1,5 @@
-//! What holds of any bytes whatever. Tests apply them to generated messages, the fuzz targets of `tests/fuzz` to all
-//! others. Each function panics on a violation.
+//! Invariants of any bytes. Tests apply them to generated messages, the fuzz targets of `tests/fuzz` to all others.
+//! Each function panics on a violation.
 
 use std::fmt::Write as _;
 
@@ -265,7 +265,7 @@ pub fn auth_sys(body: &[u8]) {
     assert_eq!((len, AuthSys::parse(&out)), (body.len(), Ok(sys)));
 }
 
-/// The private data of a connect message, in whatever it is embedded.
+/// The private data of a connect message, with any embedding.
 pub fn connect_message(bytes: &[u8]) {
     let Some(said) = PrivateData::parse(bytes) else { return };
     assert!((private_data::MIN_INLINE_THRESHOLD..=private_data::MAX_INLINE_THRESHOLD).contains(&said.send_size));

@@ -1,4 +1,4 @@
-//! Call headers, and what to answer when one is bad.
+//! Call headers, and answers to invalid ones.
 
 use thiserror::Error;
 
@@ -21,9 +21,9 @@ pub struct CallHeader<'a> {
     pub version: u32,
     /// Procedure number.
     pub procedure: u32,
-    /// Who calls.
+    /// The caller's identity.
     pub credential: OpaqueAuth<'a>,
-    /// What proves it.
+    /// The proof of the identity.
     pub verifier: OpaqueAuth<'a>,
 }
 
@@ -31,7 +31,7 @@ pub struct CallHeader<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{kind}")]
 pub struct RpcError {
-    /// What is wrong.
+    /// The kind of the error.
     pub kind: RpcErrorKind,
     /// The message's XID, if it is long enough to have one.
     pub xid: Option<u32>,
@@ -43,7 +43,7 @@ pub enum RpcErrorKind {
     /// Not the expected message type, or too short to decide.
     #[error("not an RPC {expected}")]
     NotA {
-        /// What was expected.
+        /// The expected type.
         expected: MessageType,
     },
     /// A call of another version of RPC.
@@ -103,7 +103,7 @@ impl RpcError {
     }
 }
 
-/// What follows the XID of a call: CALL, RPC version 2.
+/// The bytes behind the XID of a call: CALL, RPC version 2.
 const CALL_OF_RPC_2: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 2];
 
 /// The header of an AUTH_NONE call; its length is fixed.

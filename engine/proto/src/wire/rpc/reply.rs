@@ -26,16 +26,16 @@ const MSG_DENIED: u32 = 1;
 pub struct ReplyHeader<'a> {
     /// Transaction id of the call.
     pub xid: u32,
-    /// What became of it.
+    /// The outcome.
     pub body: ReplyBody<'a>,
 }
 
-/// What became of a call.
+/// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyBody<'a> {
     /// The call was accepted, which does not mean that it succeeded.
     Accepted {
-        /// What proves who answers.
+        /// The proof of the server's identity.
         verifier: OpaqueAuth<'a>,
         /// How it ended.
         stat: AcceptStat,
@@ -69,7 +69,7 @@ pub enum AcceptStat {
 /// Why a call was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectStat {
-    /// Another version of RPC is spoken here.
+    /// The server has other RPC versions.
     RpcMismatch {
         /// Lowest version.
         low: u32,
@@ -187,7 +187,7 @@ impl<'a> ReplyHeader<'a> {
     /// Reads the header of a reply; returns the start of the results.
     #[inline]
     pub fn parse(message: &'a [u8]) -> Result<(ReplyHeader<'a>, usize), RpcError> {
-        // What nearly every reply looks like: accepted, AUTH_NONE, success.
+        // Nearly every reply: accepted, AUTH_NONE, success.
         if let Some(head) = message.first_chunk::<ACCEPTED_REPLY_LEN>() {
             let (xid, rest) = head.split_at(4);
             if rest == SUCCESS_TAIL {
