@@ -47,9 +47,7 @@ impl MemError {
             Cause::System { .. } => MemErrorKind::System,
         }
     }
-}
 
-impl MemError {
     /// Whether the system denied permission.
     pub(crate) fn is_denied(&self) -> bool {
         matches!(&*self.0, Cause::System { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
@@ -62,7 +60,7 @@ impl From<Cause> for MemError {
     }
 }
 
-/// The causes.
+/// The causes. `bytes` is the requested size, `call` the failed system call, `source` the error of the system. `bytes` is the requested size, `call` the failed system call, `source` the error of the system.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Cause {
     /// Hugetlb pages were required and not available.
@@ -71,17 +69,12 @@ pub(crate) enum Cause {
         needed(*.bytes, *.page), .pool.free, on_node(*.node), .pool.remedy(needed(*.bytes, *.page), *.page, *.node)
     )]
     HugePages {
-        /// The failed system call.
         call: &'static str,
         /// Bytes asked for, in whole pages.
         bytes: usize,
-        /// The page size that was required.
         page: PageSize,
-        /// The NUMA node that was required.
         node: Option<u32>,
-        /// The kernel's pool of such pages.
         pool: HugePool,
-        /// The system's error.
         source: io::Error,
     },
     /// Transparent huge pages were required and not available.
@@ -91,27 +84,17 @@ pub(crate) enum Cause {
         crate::host::SHMEM_REMEDY
     )]
     Transparent {
-        /// Bytes asked for.
         bytes: usize,
         /// The kernel's setting for shared memory.
         setting: String,
     },
     /// The memory could not be locked.
     #[error("mlock of {bytes} bytes failed; {limits}; {}", crate::host::MEMLOCK_REMEDY)]
-    Lock {
-        /// Bytes asked for.
-        bytes: usize,
-        /// Limits of locked memory.
-        limits: MemoryLimits,
-        /// The system's error.
-        source: io::Error,
-    },
+    Lock { bytes: usize, limits: MemoryLimits, source: io::Error },
     /// The host has no such NUMA node.
     #[error("mbind of {bytes} bytes to NUMA node {node}: no such node, online are {online}; see `numactl --hardware`")]
     NoSuchNode {
-        /// Bytes asked for.
         bytes: usize,
-        /// The node asked for.
         node: u32,
         /// The nodes there are, in the kernel's list form.
         online: String,
@@ -121,64 +104,37 @@ pub(crate) enum Cause {
         "mbind of {bytes} bytes to NUMA node {node} failed; \
          online nodes are {online}; in a container add the right: `docker run --cap-add SYS_NICE …`"
     )]
-    Bind {
-        /// Bytes asked for.
-        bytes: usize,
-        /// The node asked for.
-        node: u32,
-        /// The nodes there are, in the kernel's list form.
-        online: String,
-        /// The system's error.
-        source: io::Error,
-    },
+    Bind { bytes: usize, node: u32, online: String, source: io::Error },
     /// The pages could not be allocated ahead of use.
     #[error(
         "{call} of {bytes} bytes failed; the host has {available} bytes available{}; \
          see `free -m`, `numactl --hardware` and the limit of the control group", asked_node(*.node)
     )]
     Populate {
-        /// The failed system call.
         call: &'static str,
-        /// Bytes asked for.
         bytes: usize,
-        /// The NUMA node asked for.
         node: Option<u32>,
         /// Bytes available from the kernel at that moment, host-wide.
         available: u64,
-        /// The system's error.
         source: io::Error,
     },
     /// Too little memory is available. Nothing was taken.
     #[error("{bytes} bytes of memory exceed the {available} available: {limit}")]
     Short {
-        /// Bytes asked for.
         bytes: u64,
-        /// Bytes available.
         available: u64,
         /// Their bound, and the remedy.
         limit: String,
     },
     /// Memory could not be made or mapped.
     #[error("{call} of {bytes} bytes failed; {limits}; {}", crate::host::remedy(.source))]
-    System {
-        /// The failed system call.
-        call: &'static str,
-        /// Bytes asked for.
-        bytes: usize,
-        /// The limits of the process.
-        limits: MemoryLimits,
-        /// The system's error.
-        source: io::Error,
-    },
+    System { call: &'static str, bytes: usize, limits: MemoryLimits, source: io::Error },
     /// No size was given.
     #[error("an arena of 0 bytes was asked for; give ArenaConfig::bytes a size")]
     Empty,
     /// Memory of the application's own does not start at a page.
     #[error("memory at {address:#x} was given for an arena: it must start at a multiple of 4096, as mappings do")]
-    Unaligned {
-        /// Of its first byte.
-        address: usize,
-    },
+    Unaligned { address: usize },
     /// A descriptor of another process is not safe to map.
     #[error("memory of another process refused: {0}")]
     Refused(String),
@@ -191,13 +147,10 @@ pub(crate) enum Cause {
          set ArenaConfig::bytes to at least {needed}, or to 0 to take what is needed"
     )]
     ArenaFull {
-        /// Number of the arena.
         arena: u32,
-        /// Bytes that the classes take.
         needed: usize,
         /// Bytes of the longest free range.
         free: usize,
-        /// Bytes of the arena.
         len: usize,
     },
 }

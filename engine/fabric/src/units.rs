@@ -53,12 +53,10 @@ impl Size {
 pub mod duration {
     use super::*;
 
-    /// As text.
     pub fn serialize<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(&time_text(*time))
     }
 
-    /// From text.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
         time_of(&String::deserialize(from)?)
     }
@@ -68,12 +66,10 @@ pub mod duration {
 pub mod some_duration {
     use super::*;
 
-    /// As text.
     pub fn serialize<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_some(&time.map(time_text))
     }
 
-    /// From text.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
         Option::<String>::deserialize(from)?.map(|text| time_of(&text)).transpose()
     }
@@ -83,12 +79,10 @@ pub mod some_duration {
 pub mod durations {
     use super::*;
 
-    /// As texts.
     pub fn serialize<S: Serializer>(times: &(Duration, Duration), to: S) -> Result<S::Ok, S::Error> {
         to.collect_seq([time_text(times.0), time_text(times.1)])
     }
 
-    /// From texts.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<(Duration, Duration), D::Error> {
         let (first, second) = <(String, String)>::deserialize(from)?;
         Ok((time_of(&first)?, time_of(&second)?))
@@ -99,12 +93,10 @@ pub mod durations {
 pub mod bytes {
     use super::*;
 
-    /// As text.
     pub fn serialize<T: Copy + TryInto<u64>, S: Serializer>(bytes: &T, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(&size_text((*bytes).try_into().unwrap_or(u64::MAX)))
     }
 
-    /// From a number or text.
     pub fn deserialize<'de, T: TryFrom<u64>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
         Size::deserialize(from)?.bytes()
     }
@@ -114,12 +106,10 @@ pub mod bytes {
 pub mod some_bytes {
     use super::*;
 
-    /// As text.
     pub fn serialize<S: Serializer>(bytes: &Option<usize>, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_some(&bytes.map(|bytes| size_text(bytes as u64)))
     }
 
-    /// From a number or text.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
         Option::<Size>::deserialize(from)?.map(Size::bytes).transpose()
     }
@@ -129,12 +119,10 @@ pub mod some_bytes {
 pub mod classes {
     use super::*;
 
-    /// As pairs of text and number.
     pub fn serialize<S: Serializer>(classes: &[(usize, usize)], to: S) -> Result<S::Ok, S::Error> {
         to.collect_seq(classes.iter().map(|&(size, count)| (size_text(size as u64), count)))
     }
 
-    /// From pairs of a number or text, and a number.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(usize, usize)>, D::Error> {
         let classes = Vec::<(Size, usize)>::deserialize(from)?;
         classes.into_iter().map(|(size, count)| Ok((size.bytes()?, count))).collect()

@@ -222,46 +222,23 @@ impl From<BindingError> for CallError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Defect {
-    /// More chunks than one call may have each way.
+    /// `limit` is [`MAX_CHUNKS`](super::MAX_CHUNKS).
     #[error("more than {limit} Read chunks or {limit} Write chunks in one call")]
-    TooManyChunks {
-        /// [`MAX_CHUNKS`](super::MAX_CHUNKS).
-        limit: usize,
-    },
-    /// A chunk for a call that was prepared without.
+    TooManyChunks { limit: usize },
     #[error("chunk for a call without room for chunks (LocalClient::prepare)")]
     NotForChunks,
-    /// A chunk has more segments than [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
+    /// `limit` is [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
     #[error("chunk of {segments} segments exceeds {limit} (segment size RSSIZ of the peer): shorten the chunk")]
-    ChunkSegments {
-        /// Segments of the longest chunk.
-        segments: usize,
-        /// Limit of segments in one chunk.
-        limit: usize,
-    },
-    /// The chunks have more segments together than the peer takes in one header.
+    ChunkSegments { segments: usize, limit: usize },
     #[error("{segments} segments in one header exceeds {limit} (RCSIZ of the peer): use fewer or shorter chunks")]
-    HeaderSegments {
-        /// Segments of all chunks.
-        segments: usize,
-        /// The peer's limit.
-        limit: usize,
-    },
-    /// The transport header that lists the chunks of the call, or of its reply, does not fit one message.
+    HeaderSegments { segments: usize, limit: usize },
+    /// The header of the call, or of its reply, does not fit one message.
     #[error("chunk list of {needed} bytes exceeds {limit} (wire.receive_size of both ends): use fewer chunks")]
-    HeaderTooLong {
-        /// Bytes of the header.
-        needed: usize,
-        /// Limit of the header, in bytes.
-        limit: usize,
-    },
-    /// A chunk's memory is not of this connection's `alloc`.
+    HeaderTooLong { needed: usize, limit: usize },
     #[error("chunk in memory that is not from `alloc` of this connection")]
     ForeignMemory,
-    /// A chunk of no bytes.
     #[error("chunk of 0 bytes")]
     EmptyChunk,
-    /// A Read chunk's place is no multiple of 4, overlaps the chunk before it, or is beyond the arguments.
     #[error(
         "Read chunk at byte {0} of the arguments: not a multiple of 4, within the chunk before it, or beyond their end"
     )]
@@ -269,10 +246,8 @@ pub enum Defect {
     /// Version 1 counts its credits by replies, and a chunk must be revoked when it was used.
     #[error("one-way call in version 1, or with chunks (wire.credit_mode)")]
     NotOneWay,
-    /// The peer takes no chunks in this direction.
     #[error("peer takes no chunks in this direction (version 2: wire.reverse of the peer; version 1: never)")]
     NoChunks,
-    /// The call breaks the binding of its procedure.
     #[error(transparent)]
     Binding(BindingError),
 }
