@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_narrowest_group_around_the_process_counts_less_what_it_cannot_give_back() {
+    fn the_narrowest_group_counts_less_its_unreclaimable_memory() {
         let root = kernel(&[
             ("proc/self/cgroup", "0::/a/b\n"),
             ("sys/fs/cgroup/a/b/memory.max", "max\n"),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_says_nothing_forbids_nothing() {
+    fn unknown_limits_forbid_nothing() {
         let root = kernel(&[]);
         assert_eq!(bounded_by(root.path(), 0), (u64::MAX, None));
     }

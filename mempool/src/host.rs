@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn remedies_count_what_is_there() {
+    fn remedies_count_existing_pages() {
         let pool = HugePool { total: 10, free: 4 };
         assert!(pool.remedy(6, PageSize::Huge2M, None).contains("echo 12 | sudo tee /sys/kernel/mm/hugepages"));
         let text = pool.remedy(1, PageSize::Huge1G, Some(1));

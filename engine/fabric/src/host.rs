@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_explained() {
+    fn malformed_addresses_are_explained() {
         for (text, why) in [
             ("", "missing"),
             (":7", "missing"),

@@ -74,7 +74,7 @@ mod tests {
     const NONE: PathConfig = PathConfig { tos: None, service_level: None, path_mtu: None };
 
     #[test]
-    fn what_a_fabric_does_not_have_is_refused_by_name() {
+    fn options_of_other_fabrics_are_refused_by_name() {
         let tos = PathConfig { tos: Some(0), ..NONE };
         let level = PathConfig { service_level: Some(15), ..NONE };
         let mtu = PathConfig { path_mtu: Some(4096), ..NONE };
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_fabric_has_is_refused_by_name() {
+    fn impossible_options_are_refused_by_name() {
         for (path, knob) in [
             (PathConfig { service_level: Some(16), ..NONE }, "service_level = 16"),
             (PathConfig { path_mtu: Some(0), ..NONE }, "path_mtu = 0"),

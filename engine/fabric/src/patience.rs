@@ -56,7 +56,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(40);
 
     #[test]
-    fn what_does_not_move_is_told_for_how_long() {
+    fn a_standstill_counts_from_the_first_look() {
         let (mut patience, start) = (Patience::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         patience.begin(1);

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_when_too_many_wait() {
+    fn a_long_queue_is_logged() {
         static REAPER: Reaper<Thing> = Reaper::new("test-reaper", 1, 4);
         let reaper = &REAPER;
         let (gone, is_gone) = channel();

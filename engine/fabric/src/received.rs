@@ -69,7 +69,7 @@ mod tests {
     use rpcrdma_mempool::{ArenaConfig, Class, PagePolicy, Pool, PoolConfig};
 
     #[test]
-    fn of_a_used_buffer_only_what_has_arrived_is_shown() {
+    fn a_reused_buffer_shows_arrived_bytes_only() {
         let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, ..ArenaConfig::default() };
         let pool = Pool::new(&PoolConfig { classes: vec![Class { size: 256, count: 1 }], arena });
         let pool = pool.expect("memory");

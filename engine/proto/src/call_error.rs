@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn every_error_says_whether_it_was_sent_may_be_sent_again_and_whose_fault_it_was() {
+    fn every_error_has_its_row_in_the_table() {
         for (error, sent, may_retry, fault) in all() {
             assert_eq!((error.sent(), error.may_retry(), error.fault()), (sent, may_retry, fault), "{error:?}");
             assert!(!may_retry || sent == Sent::No, "{error:?}: what may have run is not run again unasked");

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_promised_counts_until_the_peer_has_received_less() {
+    fn promised_receives_count_until_the_peer_has_received_less() {
         for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
             let end = |server| {
                 let config = config(scheme, server);

@@ -164,14 +164,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reply_chunk_adds_to_the_header_counts() {
+    fn the_reply_chunk_counts_in_the_header_length() {
         assert_eq!(call(&V1, 4036, 5000), Ok((CallForm::Inline, true)));
         assert_eq!(call(&V1, 4037, 5000), Ok((CallForm::Long, true)));
         assert_eq!(call(&V1, 4037, 4056), Ok((CallForm::Inline, false)));
     }
 
     #[test]
-    fn without_chunks_a_direction_has_what_fits_inline_or_can_be_continued() {
+    fn without_chunks_messages_are_inline_or_continued() {
         let (v1, v2) = (FormLimits { chunks: false, ..V1 }, FormLimits { chunks: false, ..V2 });
         assert!(matches!(call(&v1, 4057, 0), Err(CallError::TooLong { needed: 4097, limit: 4096, .. })));
         assert!(call(&v1, 100, 4057).is_err());

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_answered_once_and_a_stale_name_is_nobodys() {
+    fn a_call_is_answered_once_and_a_stale_name_is_unknown() {
         let mut table = InboundTable::new(1);
         let first = table.insert(7).unwrap();
         assert!(table.insert(9).is_some() && table.insert(8).is_none());
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_table_has_room_for_more_and_keeps_what_it_had() {
+    fn a_larger_table_keeps_its_entries() {
         let mut table = InboundTable::new(1);
         let first = table.insert(7).unwrap();
         table.fit(2);

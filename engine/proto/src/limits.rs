@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_header_is_within_the_limits_and_as_long_as_they_say() {
+    fn the_longest_header_has_exactly_the_length_of_the_limits() {
         for version in [Version::V1, Version::V2] {
             let longest = header(MAX_SEGMENTS, version);
             let view = View::check(&longest, Revision::Ietf00).expect("good");

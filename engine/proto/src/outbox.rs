@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_out_first_is_what_was_put_first() {
+    fn messages_go_out_in_order() {
         let mut outbox = Outbox::new(2);
         outbox.push(Outgoing::Optional);
         outbox.push_first(Outgoing::Connprop);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_and_pings_are_heard_of_once() {
+    fn silence_and_pings_are_reported_once() {
         let mut outbox = Outbox::new(0);
         outbox.note_sent();
         assert_eq!((outbox.take_silence(), outbox.take_silence()), (false, true));

@@ -226,7 +226,7 @@ fn grants_ride_on_replies_and_need_no_messages_of_their_own() {
 }
 
 #[test]
-fn a_server_that_does_not_answer_grants_what_calls_under_way_leave() {
+fn a_silent_server_grants_receives_left_by_calls_under_way() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut pair = Pair::new(scheme);
         for token in 0..32 {
@@ -370,7 +370,7 @@ fn a_reply_that_is_broken_off_ends_its_call() {
 }
 
 #[test]
-fn a_reply_for_whose_parts_there_is_no_memory_says_so() {
+fn a_reply_without_memory_for_its_parts_fails_with_that_error() {
     let (mut client, call) = settled_client();
     take(&mut client, &part(call.xid(), Flags::MORE)).unwrap();
     client.spoil_sequence();
@@ -385,7 +385,7 @@ fn a_reply_for_whose_parts_there_is_no_memory_says_so() {
 }
 
 #[test]
-fn what_was_sent_on_an_earlier_connection_was_sent() {
+fn calls_sent_on_an_earlier_connection_count_as_sent() {
     let (mut client, call) = settled_client();
     assert_eq!(client.interrupt(), [(call, true)]);
     assert_eq!(client.cancel(call), Some((1, CallError::Cancelled { sent: true })));
@@ -408,7 +408,7 @@ fn a_header_that_cannot_be_sent_now_is_sent_first_later() {
 }
 
 #[test]
-fn thresholds_of_version_1_are_what_was_said_of_them() {
+fn thresholds_of_version_1_come_from_private_data() {
     let private_data = PrivateData::parse(&connect_data(8192, true));
     let client = Connection::new(ConnConfig { receive_size: 1536, private_data, ..config(CreditMode::V1, false) });
     // The message says it in multiples of 1024 bytes: the server will send no more.

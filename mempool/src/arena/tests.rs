@@ -41,7 +41,7 @@ fn the_memfd_is_sealed() {
 
 /// Takes what this host has, and holds the report to it.
 #[test]
-fn auto_says_what_it_got_and_how_to_get_better() {
+fn auto_reports_its_pages_and_a_remedy() {
     let bytes = 8 << 20;
     let arena = Arena::new(&config(bytes, PagePolicy::Auto)).unwrap();
     let report = arena.report();

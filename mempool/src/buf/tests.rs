@@ -169,7 +169,7 @@ fn one_copy_between_a_peers_memory_and_lent_memory() {
 }
 
 #[test]
-fn debug_says_where_and_not_what() {
+fn debug_shows_places_and_no_contents() {
     let pool = pool(&[(64, 1)]);
     let buf = filled(&pool, b"secret");
     let text = format!("{buf:?}");

@@ -78,7 +78,7 @@ fn the_last_buffer_gives_it_back() {
 }
 
 #[test]
-fn pages_lie_where_their_number_says_beside_other_pools() {
+fn pages_lie_at_their_number_beside_other_pools() {
     let arena = arena(anonymous(8 * PAGE));
     let odd = Pool::in_arena(arena.clone(), &[Class { size: 100, count: 3 }]).unwrap();
     let pool = Pool::of_pages(arena.clone(), Class { size: PAGE, count: 7 }).unwrap();
@@ -99,7 +99,7 @@ fn pages_lie_where_their_number_says_beside_other_pools() {
 }
 
 #[test]
-fn what_is_no_mapping_is_refused() {
+fn a_range_that_is_no_mapping_is_refused() {
     let mapping = anonymous(PAGE);
     let base = mapping.base;
     // SAFETY: nobody else knows of it, and nothing becomes of it.

@@ -33,7 +33,7 @@ fn many_come_from_the_classes_that_one_would_come_from() {
 }
 
 #[test]
-fn what_is_longer_than_wished_is_neither_taken_nor_counted() {
+fn longer_buffers_than_requested_are_neither_taken_nor_counted() {
     let pool = pool(&[(4096, 1), (64, 1), (1024, 1)]);
     assert_eq!(pool.sizes().collect::<Vec<_>>(), [64, 1024, 4096]);
     let bufs: Vec<_> = std::iter::from_fn(|| pool.alloc_within(50, 1024)).collect();
@@ -42,7 +42,7 @@ fn what_is_longer_than_wished_is_neither_taken_nor_counted() {
 }
 
 #[test]
-fn who_reads_a_buffer_does_not_work_with_it() {
+fn frozen_buffers_are_not_busy() {
     let pool = pool(&[(4096, 4), (64, 1)]);
     assert_eq!(pool.busy_within(1, usize::MAX), 0);
     let mut bufs: Vec<_> = (0..3).map(|_| pool.alloc(4096).unwrap()).collect();

@@ -74,7 +74,7 @@ fn every_access_is_bounded() {
 }
 
 #[test]
-fn what_could_shrink_is_refused() {
+fn memory_that_could_shrink_is_refused() {
     assert!(refusal(memfd(4096, SealFlags::empty())).contains("F_SEAL_SHRINK"));
     assert!(refusal(memfd(4096, SealFlags::GROW | SealFlags::SEAL)).contains("F_SEAL_SHRINK"));
     let file = std::fs::File::open("/proc/self/exe").unwrap();
@@ -82,7 +82,7 @@ fn what_could_shrink_is_refused() {
 }
 
 #[test]
-fn what_is_too_long_or_empty_is_refused() {
+fn memory_too_long_or_empty_is_refused() {
     for bytes in [0, (1 << 20) + 1, 1 << 50] {
         let text = refusal(memfd(bytes, SealFlags::SHRINK));
         assert!(text.contains(&format!("{bytes} bytes")) && text.contains("1048576"), "{text}");
@@ -91,7 +91,7 @@ fn what_is_too_long_or_empty_is_refused() {
 }
 
 #[test]
-fn what_cannot_be_written_is_refused() {
+fn memory_that_is_read_only_is_refused() {
     let text = refusal(memfd(4096, SealFlags::SHRINK | SealFlags::WRITE));
     assert!(text.contains("open for writing"), "{text}");
 }

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_done_here_is_refused_in_words() {
+    fn unsupported_features_are_refused_with_a_text() {
         let good = wishes(Crc::IfAsked, 4, 4).request(b"");
         let answer = |frame: Setup| wishes(Crc::IfAsked, 4, 4).answer(&frame, b"").expect_err("a refusal");
         assert!(answer(Setup { markers: true, ..good.clone() }).contains("markers"));

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_lock_keeps_no_server_from_starting() {
+    fn foreign_locks_keep_no_server_from_starting() {
         let Some(directory) = public() else { return };
         let path = directory.path().join("server");
         let lock = beside(&path);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_be_removed_is_told_with_its_owner() {
+    fn a_file_that_may_not_be_removed_is_reported_with_its_owner() {
         let Some(directory) = public() else { return };
         let path = directory.path().join("server");
         let lock = beside(&path);

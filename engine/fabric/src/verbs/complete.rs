@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fails_while_the_port_is_down_says_so() {
+    fn failures_while_the_port_is_down_name_it() {
         for failure in [Status::RetryExceeded, Status::LocalQpOperation] {
             assert_eq!((explained(failure, true), explained(failure, false)), (Status::PortDown, failure));
         }

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_an_address_is() {
+    fn an_address_belongs_to_its_device() {
         let address = "10.0.0.2".parse().expect("an address");
         for (name, is_its) in [("mlx5_1", true), ("mlx5_2", false), ("mlx4_0", false)] {
             assert_eq!(has(&two(), name, address), is_its, "{name}");
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_tell_what_else_there_is() {
+    fn failures_list_the_other_devices() {
         for (name, address, why) in [
             (Some("mlx4_0"), None, "none is called \"mlx4_0\""),
             (Some("mlx5_0"), None, "no port is active"),
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_on_the_node_that_the_kernel_says() {
+    fn the_node_of_a_device_comes_from_the_kernel() {
         let root = tempfile::tempdir().expect("a directory");
         for (device, node) in [("mlx5_0", "1\n"), ("mlx5_1", "-1\n")] {
             let directory = root.path().join(device).join("device");

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_just_before_the_last_event_is_taken_too() {
+    fn completions_just_before_the_last_event_are_taken() {
         for late in [1, BATCH, 500] {
             let mut queue = Queue { looks: 7, late, ..Queue::new(100, 4096) };
             assert!(drain(&mut queue));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_ready_to_receive_speaks_of_its_last_receive() {
+    fn only_queue_pairs_once_ready_report_their_last_receive() {
         let ready = Known { was_ready: true, shares_receives: true, reports_last_receive: true, ..Known::default() };
         assert!(!ready.is_silent());
         assert!(Known { last_receive_reached: true, ..ready }.is_silent());

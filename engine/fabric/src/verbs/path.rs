@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_asked_for_stays_as_the_connection_manager_has_it() {
+    fn unset_path_options_keep_the_connection_managers_values() {
         let marked = |path: PathConfig| {
             let mut attr = QpAttributes::state(ibv_qp_state::IBV_QPS_RTR).attr;
             (attr.ah_attr.sl, attr.ah_attr.grh.traffic_class) = (3, 8);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_record_has_what_was_asked_for() {
+    fn a_path_record_has_the_configured_options() {
         let path = PathConfig { tos: Some(104), service_level: Some(5), path_mtu: Some(1024) };
         let (from, to) = ("10.0.0.1".parse().expect("an address"), "fd00::2".parse().expect("an address"));
         let record = record(from, to, 1024, &path);

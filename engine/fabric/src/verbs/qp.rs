@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_does_not_say_how_long_we_wait_for_it() {
+    fn a_peer_does_not_choose_our_timeouts() {
         let config = VerbsConfig::default();
         let bounded = |rnr_retry, retry_cnt, timeout| {
             let mut send = QpAttributes::state(ibv_qp_state::IBV_QPS_RTS);

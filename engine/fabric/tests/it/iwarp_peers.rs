@@ -290,7 +290,7 @@ fn impatient() -> IwarpConfig {
 }
 
 #[test]
-fn silent_strangers_keep_nobody_out() {
+fn silent_strangers_keep_no_peer_out() {
     let mut server = Server::new(IwarpConfig { max_handshakes: 8, ..IwarpConfig::default() });
     // Ten thousand, where the host lets a process have as many files, and a server of which nobody asks to look faster
     // than they come.
@@ -313,7 +313,7 @@ fn silent_strangers_keep_nobody_out() {
 }
 
 #[test]
-fn who_dribbles_is_let_go_in_time() {
+fn dribbling_peers_are_closed_in_time() {
     let mut server = Server::new(impatient());
     let mut peer = server.stranger();
     for byte in request(false, 2) {
@@ -332,7 +332,7 @@ fn who_dribbles_is_let_go_in_time() {
 }
 
 #[test]
-fn what_is_not_done_here_is_refused_by_a_reply() {
+fn unsupported_requests_are_refused_by_a_reply() {
     let mut server = Server::new(IwarpConfig { crc: Crc::Never, ..IwarpConfig::default() });
     for (what, bytes) in [("revision 3", request(false, 3)), ("CRCs", request(true, 2))] {
         let mut peer = server.stranger();
@@ -385,7 +385,7 @@ fn a_peer_of_revision_1_is_served_and_read_from() {
 }
 
 #[test]
-fn a_rule_that_is_broken_is_told_by_a_terminate() {
+fn violations_are_answered_by_a_terminate() {
     for (what, crc, bytes, wanted) in [
         (
             "a Write to no memory",
@@ -535,7 +535,7 @@ fn the_end_of_a_peer_at_any_byte_ends_its_connection_alone() {
 }
 
 #[test]
-fn whoever_answers_wrongly_is_no_peer() {
+fn a_wrong_answer_fails_the_connect() {
     let mut server = Server::new(IwarpConfig::default());
     let (few, other) = (Some(Fault::InsufficientIrd), Some(Fault::MpaCatastrophic));
     for (what, answer, wanted, fault) in [
@@ -566,7 +566,7 @@ fn whoever_answers_wrongly_is_no_peer() {
 }
 
 #[test]
-fn whoever_does_not_answer_is_waited_for_in_vain_for_a_while() {
+fn a_missing_answer_fails_the_connect_after_a_while() {
     let mut server = Server::new(impatient());
     let half = &frame(Kind::Reply, false, 2, 4)[..30];
     for said in [&[][..], half] {
@@ -583,7 +583,7 @@ fn whoever_does_not_answer_is_waited_for_in_vain_for_a_while() {
 
 /// The first message in one segment with the answer, whole and in part.
 #[test]
-fn what_comes_behind_the_answer_is_the_first_message() {
+fn bytes_behind_the_answer_are_the_first_message() {
     let mut server = Server::new(IwarpConfig::default());
     let message = fpdu(SEND, true, untagged(0, 1, 0), b"hello", false);
     for cut in [message.len(), 30, 1] {
@@ -644,7 +644,7 @@ fn a_reset_and_a_half_close_amid_traffic_end_that_connection_alone() {
 
 /// More messages at once than a look takes completions, from more connections than are read without asking.
 #[test]
-fn what_one_look_has_no_room_for_is_taken_by_the_next() {
+fn the_next_look_takes_the_rest_of_a_full_one() {
     for crc in [false, true] {
         let mut server = Server::new(IwarpConfig::default());
         let mut peers: Vec<_> = (0..8).map(|_| server.peer(crc)).collect();

@@ -45,7 +45,7 @@ fn both_ends_prove_that_they_have_the_key() {
 }
 
 #[test]
-fn other_properties_may_be_told_after_authentication() {
+fn other_properties_may_follow_authentication() {
     let (mut client, mut server) = (client(keys()), server(keys()));
     let two = answer(&mut server, &open(&mut client));
     let three = answer(&mut client, &two);
@@ -92,7 +92,7 @@ fn an_unknown_key_is_refused() {
 }
 
 #[test]
-fn what_an_end_has_sent_cannot_be_sent_back_to_it() {
+fn messages_cannot_be_reflected() {
     // An attacker without the key answers the client with the client's own messages.
     let mut victim = client(keys());
     let one = open(&mut victim);

@@ -32,7 +32,7 @@ fn v2_6_4_3_no_eligible_argument_is_zero_read_chunks_and_no_eligible_result_asks
 }
 
 #[test]
-fn rfc_8166_6_2_sizes_follow_from_what_is_reduced() {
+fn rfc_8166_6_2_sizes_follow_from_the_reduction() {
     let odd = Binding::inline(100, 200).arguments(2, 5).results(1, 1001);
     assert_eq!([0, 1, 2, 3].map(|reduced| odd.call_len(reduced)), [116, 108, 100, 100]);
     assert_eq!([0, 1].map(|reduced| odd.reply_len(reduced)), [1204, 200]);
@@ -124,7 +124,7 @@ fn a_credential_that_cannot_be_read_allows_nothing() {
 }
 
 #[test]
-fn what_has_no_binding_is_not_found() {
+fn procedures_without_a_binding_are_not_found() {
     let mut bindings = Bindings::new();
     bindings.add(9, 1, 5, ONE_EACH).add(9, 1, 2, Binding::inline(0, 0)).add(8, 4, 5, ONE_EACH);
     assert_eq!(bindings.get(9, 1, 5), Some(&ONE_EACH));

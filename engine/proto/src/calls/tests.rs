@@ -36,7 +36,7 @@ fn the_slot_of_a_given_up_call_is_freed_by_its_own_reply_only() {
 }
 
 #[test]
-fn what_was_refused_may_have_run_and_what_follows_in_its_slot_has_not() {
+fn a_refused_call_may_have_run_and_the_next_in_its_slot_has_not() {
     let mut table = CallTable::new(1, 0);
     let call = table.insert(1, u64::MAX).unwrap();
     table.mark_sent(call);

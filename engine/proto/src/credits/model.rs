@@ -413,7 +413,7 @@ fn no_interleaving_stalls_when_the_credit_limit_shrinks_below_the_calls_that_are
 
 /// A server's unanswered calls leave it fewer Receives than promised.
 #[test]
-fn no_interleaving_overruns_or_deadlocks_while_calls_hold_what_receives_are_made_of() {
+fn no_interleaving_overruns_or_deadlocks_while_calls_hold_receive_buffers() {
     let mut worlds = 0;
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         for (limit, buffers, calls) in [(MIN_CREDITS, 6, 5), (MIN_CREDITS, 6, 6), (MIN_CREDITS, 7, 5)] {

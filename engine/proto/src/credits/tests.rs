@@ -21,7 +21,7 @@ fn a_peer_that_ignores_its_limit_is_found_out_at_once() {
 }
 
 #[test]
-fn acknowledging_what_was_never_sent_is_a_fault() {
+fn acknowledging_unsent_messages_is_a_fault() {
     let mut credits = Credits::new(CreditMode::V2Windowed, false, 4, true);
     send(&mut credits);
     let words = CreditWords { credit: 4, received: Some(2) };
@@ -57,7 +57,7 @@ fn a_version_1_grant_of_zero_is_read_as_one() {
 }
 
 #[test]
-fn what_was_told_keeps_its_receives_when_the_credit_limit_shrinks() {
+fn granted_credits_keep_their_receives_when_the_limit_shrinks() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut credits = Credits::new(scheme, false, 16, true);
         send(&mut credits);
@@ -84,7 +84,7 @@ fn a_grant_alone_makes_no_grant_due() {
 }
 
 #[test]
-fn only_a_client_has_a_credit_that_nobody_granted() {
+fn only_a_client_has_an_initial_credit() {
     for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let (mut client, mut server) = (Credits::new(scheme, false, 8, true), Credits::new(scheme, true, 8, true));
         assert_eq!((client.available(), server.available()), (1, 0), "{scheme:?}");
@@ -121,7 +121,7 @@ fn the_high_half_binds_also_when_it_is_lowered() {
 }
 
 #[test]
-fn a_lower_credit_limit_is_told_as_it_becomes_true() {
+fn a_lower_credit_limit_is_announced_as_it_takes_effect() {
     let mut credits = Credits::new(CreditMode::V2Incremental, true, 8, true);
     let words = CreditWords { credit: 8 << 16 | 8, received: None };
     credits.on_receive(words, true).unwrap();

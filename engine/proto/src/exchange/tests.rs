@@ -74,7 +74,7 @@ fn answer(wanted: Characteristic, outcome: Outcome) -> Event {
 }
 
 #[test]
-fn the_initial_statement_fits_the_smallest_receive_and_tells_all() {
+fn the_initial_statement_is_complete_and_fits_the_smallest_receive() {
     let local = Properties { receive_size: 65536, remote_invalidation: true, ..Properties::default() };
     let mut a = Exchange::new(REVISION, &local, &[PropertyId::RemoteInvalidation]);
     let out = a.poll_transmit().expect("INITXCH");
@@ -97,7 +97,7 @@ fn the_initial_statement_fits_the_smallest_receive_and_tells_all() {
 }
 
 #[test]
-fn the_older_revision_states_only_what_it_has() {
+fn the_older_revision_states_only_its_own_characteristics() {
     let mut a = Exchange::new(Revision::Cel09, &Properties::default(), &[]);
     let out = a.poll_transmit().expect("INITXCH");
     let Ok(Operation::Initial { start, .. }) = Operation::parse(out.code, &out.optinfo) else { panic!("not INITXCH") };
@@ -108,7 +108,7 @@ fn the_older_revision_states_only_what_it_has() {
 }
 
 #[test]
-fn what_connprop_said_is_where_it_starts() {
+fn characteristics_start_at_the_connprop_values() {
     let mut a = end();
     let mut buffer = [0; 64];
     let set = Builder::new(&mut buffer).uint32(PropertyId::ReceiveSize.code(), 16384).expect("room").finish();
@@ -242,7 +242,7 @@ fn a_second_request_of_the_peer_is_rejected_while_the_first_is_open() {
 }
 
 #[test]
-fn what_cannot_be_changed_is_rejected_without_asking() {
+fn constant_characteristics_are_rejected_without_asking() {
     let mut b = Exchange::new(REVISION, &Properties::default(), &[PropertyId::SegmentSize]);
     assert!(b.poll_transmit().is_some());
     let wanted: [(u32, &[u8]); 5] = [
@@ -390,7 +390,7 @@ fn an_error_to_a_request_ends_only_that_request() {
 }
 
 #[test]
-fn what_was_said_never_to_change_is_believed_and_counted() {
+fn a_change_of_a_constant_characteristic_takes_effect_and_counts() {
     let mut a = end();
     let mut b = Exchange::new(REVISION, &Properties::default(), &[PropertyId::ReceiveSize]);
     deliver(&mut b, &mut a);

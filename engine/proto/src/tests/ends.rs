@@ -40,7 +40,7 @@ fn a_cancelled_call_ends_once() {
 }
 
 #[test]
-fn the_loss_of_a_connection_ends_every_call_and_says_what_was_sent() {
+fn the_loss_of_a_connection_ends_every_call_with_its_sent_state() {
     let mut pair = Pair::new(CreditMode::V1);
     for token in 0..3 {
         pair.client.start_call(token, u64::MAX).unwrap();
@@ -54,7 +54,7 @@ fn the_loss_of_a_connection_ends_every_call_and_says_what_was_sent() {
 }
 
 #[test]
-fn a_closing_connection_finishes_what_is_under_way() {
+fn a_closing_connection_finishes_calls_under_way() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
     pair.client.start_call(1, u64::MAX).unwrap();
     pair.client.close();

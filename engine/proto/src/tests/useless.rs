@@ -114,7 +114,7 @@ fn a_peer_that_sends_nonsense_and_reads_nothing_costs_a_bounded_amount() {
 }
 
 #[test]
-fn what_cannot_be_read_grants_all_the_same() {
+fn unreadable_messages_grant_credits() {
     let (mut client, _) = settled_client();
     let before = client.credits().available();
     // A type that nobody knows, a flag that nobody knows, a list that is cut off; and an error, whose word is

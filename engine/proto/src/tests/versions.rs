@@ -16,7 +16,7 @@ fn another_version_is_answered_in_the_layout_of_all_versions() {
 }
 
 #[test]
-fn what_cannot_be_read_is_answered_in_the_version_that_it_has() {
+fn unreadable_messages_are_answered_in_their_version() {
     let spoilt_1 = words(&[9, 1, 1, 0, 0, 0, 5]);
     let (rejected, answer) = served(CreditMode::V2Windowed, &spoilt_1);
     assert_eq!(rejected, Some(Rejected::Answered(ErrorBody::BadXdr)));
@@ -43,7 +43,7 @@ fn less_than_a_header_is_dropped_without_an_answer() {
 }
 
 #[test]
-fn what_was_due_in_version_2_is_not_said_in_version_1() {
+fn messages_due_in_version_2_are_not_sent_in_version_1() {
     let mut server = Connection::new(config(CreditMode::V2Windowed, true));
     take(&mut server, &[0; 8]).unwrap();
     assert_eq!(server.poll_transmit(true), Some(Outgoing::Grant));
@@ -83,7 +83,7 @@ fn a_range_without_a_version_of_ours_is_no_reason_to_go_on() {
 }
 
 #[test]
-fn what_is_settled_stays_when_a_server_speaks_of_versions() {
+fn a_version_error_after_negotiation_changes_nothing() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
     let call = pair.client.start_call(5, u64::MAX).unwrap();
     Pair::transmit(&mut pair.client, &mut pair.to_server);

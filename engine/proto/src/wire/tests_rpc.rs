@@ -154,7 +154,7 @@ fn accepted_success() {
 proptest! {
     /// A call of nobody in particular is read as the general way reads it, and nothing else is taken for one.
     #[test]
-    fn anonymous_calls_are_those_of_nobody(
+    fn anonymous_calls_have_auth_none(
         (xid, program, version, procedure) in any::<(u32, u32, u32, u32)>(),
         changed in prop::option::of((0..10_usize, prop_oneof![0..3_u32, any::<u32>()])),
         len in 0..50_usize,

@@ -119,7 +119,7 @@ fn refused_and_half_open_connections_cost_no_turn_anything() {
 
 /// Places are taken by requests that the owner has not answered yet.
 #[test]
-fn who_comes_while_the_owner_is_slow_is_not_turned_away() {
+fn connections_wait_for_a_slow_owner() {
     const PLACES: usize = 3;
     let config = IwarpConfig { max_handshakes: PLACES, linger: HOUR, ..IwarpConfig::default() };
     let whole = request(&config);
@@ -169,7 +169,7 @@ fn refused_peers_are_seen_off_for_linger() {
 }
 
 #[test]
-fn who_speaks_out_of_turn_or_leaves_is_not_answered() {
+fn peers_out_of_turn_or_gone_get_no_answer() {
     for leaves in [false, true] {
         let config = IwarpConfig::default();
         let whole = request(&config);

@@ -268,7 +268,7 @@ proptest! {
 
 /// What a peer may try, and what it is told.
 #[test]
-fn what_breaks_a_rule_is_told_by_its_name() {
+fn violations_are_reported_by_name() {
     let request = |len, source_stag, source_offset| {
         ReadRequest { sink_stag: 1, sink_offset: 0, len, source_stag, source_offset }.encode()
     };
@@ -578,7 +578,7 @@ fn memory_that_is_read_comes_home_behind_its_last_byte() {
 }
 
 #[test]
-fn nothing_is_said_between_the_segments_of_a_message() {
+fn segments_of_a_message_are_contiguous() {
     let mut side = Side::new(terms(), 0);
     // More than is cut ahead of the socket.
     for wr_id in 0..8 {
@@ -643,7 +643,7 @@ fn a_message_that_its_later_segments_make_too_long_ends_its_receive_so() {
 }
 
 #[test]
-fn a_terminate_is_taken_as_what_it_says() {
+fn a_terminate_ends_requests_by_its_error() {
     for (control, status, cause) in [
         ([0x11, 0x00, 0, 0], Status::RemoteAccess, Disconnect::Refused),
         ([0x12, 0x02, 0, 0], Status::RnrRetryExceeded, Disconnect::Failure),

@@ -199,7 +199,7 @@ fn terminates_are_read_both_ways() {
 
 /// What goes with which fault (RFC 5040 Figure 10), at the places of its Figure 7.
 #[test]
-fn terminates_have_the_headers_of_what_is_at_fault() {
+fn terminates_have_the_headers_at_fault() {
     let written = |fault, segment, read| {
         let mut out = Vec::new();
         Terminate::new(fault, segment, read).encode(&mut out);

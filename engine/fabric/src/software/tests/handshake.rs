@@ -90,7 +90,7 @@ fn a_storm_of_strangers() {
 }
 
 #[test]
-fn a_flag_is_known_only_where_it_says_something() {
+fn a_flag_is_known_only_where_it_has_a_meaning() {
     for (kind, body, known) in [(1, 12, true), (2, 12, true), (3, 0, false), (4, 16, false), (5, 0, false)] {
         for (flags, known) in [(0, true), (1, known), (2, false)] {
             let bytes = [b"RPsf\x03\0".as_slice(), &[kind, flags], &[0; 16][..body]].concat();
@@ -302,7 +302,7 @@ fn answers_that_cannot_be() {
 
 /// Processes that connect and ask without end: each look finds another one that has asked already.
 #[test]
-fn who_was_slow_to_ask_is_heard_among_requests_without_end() {
+fn a_slow_request_gets_through_among_endless_ones() {
     const LOOKS: usize = 8;
     static PID: AtomicI32 = AtomicI32::new(1);
     let mut town = Town::new("without-end");

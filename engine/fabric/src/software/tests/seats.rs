@@ -10,7 +10,7 @@ fn requests(fabric: &mut SoftwareFabric) -> usize {
 }
 
 #[test]
-fn a_connection_goes_to_the_fabric_that_has_the_fewest_whoever_sees_it() {
+fn a_connection_goes_to_the_fabric_with_the_fewest() {
     let mut town = Town::new("seats");
     let mut other = open();
     other.listen(&town._listener).expect("listen");

@@ -71,7 +71,7 @@ fn a_sleep_costs_nothing_for_those_that_are_quiet_and_each_of_them_ends_it() {
 }
 
 #[test]
-fn all_that_were_quiet_are_heard_at_once() {
+fn a_burst_from_all_quiet_ones_arrives_in_one_turn() {
     let mut town = Town::new("at-once");
     let pairs = town.twenty_more();
     town.quiet();
@@ -84,7 +84,7 @@ fn all_that_were_quiet_are_heard_at_once() {
 
 /// One that has a message in every poll, which has room for no other.
 #[test]
-fn who_is_quiet_is_heard_beside_one_that_fills_each_poll() {
+fn a_quiet_peer_gets_through_beside_one_that_fills_each_poll() {
     let mut town = Town::new("busy");
     let (busy, server) = town.twenty_more()[0];
     town.quiet();
@@ -153,7 +153,7 @@ fn a_message_that_is_alone_is_returned_and_others_are_appended() {
 }
 
 #[test]
-fn nobody_sleeps_behind_a_connection_that_came_with_the_last_look() {
+fn a_connection_of_the_last_look_prevents_the_sleep() {
     let mut town = Town::new("between");
     let client = town.client.connect(&town.address.clone(), &params()).expect("connect");
     let server = town.accept();
