@@ -1,4 +1,4 @@
-//! The contract of a fabric, kept by the iWARP fabric: over loopback TCP, and without sockets.
+//! The fabric contract over iWARP, on loopback TCP and without sockets.
 
 use rpcrdma_fabric::FabricAddress;
 use rpcrdma_fabric::iwarp::memory::MemoryFabric;
@@ -7,7 +7,7 @@ use rpcrdma_fabric::testing::loopback_address;
 
 use crate::contract::{self, nowhere};
 
-/// Every case holds, but for those that are not for this fabric.
+/// iWARP has no immediate data.
 fn check(config: &IwarpConfig) {
     let open = || IwarpFabric::new(config.clone()).expect("open");
     holds(&contract::run_with(contract::cases(), || Ok((open(), open(), loopback_address())), nowhere));
@@ -38,7 +38,7 @@ fn iwarp_with_small_sockets() {
     check(&small);
 }
 
-/// The sleepers of the contract are those of one thread: this fabric never sleeps, as nobody else could wake it.
+/// One thread drives both ends here. This fabric never sleeps, because no other thread could wake it.
 #[test]
 fn iwarp_in_memory() {
     let segments = IwarpConfig { crc: Crc::Always, fpdu_size: FpduSize::Segment, ..IwarpConfig::default() };

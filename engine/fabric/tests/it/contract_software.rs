@@ -1,4 +1,4 @@
-//! The contract of a fabric, kept by the software fabric.
+//! The fabric contract over the software fabric.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, Stdio};
@@ -20,13 +20,13 @@ fn open(config: &SoftwareConfig) -> SoftwareFabric {
     SoftwareFabric::new(config.clone()).expect("open")
 }
 
-/// For a case that lets messages lie, with time enough to do so on any host.
+/// Extends the linger time for cases that leave messages unpolled, so that slow hosts pass.
 fn lingering(config: &SoftwareConfig, lies: bool) -> SoftwareConfig {
     let linger = if lies { 2 * contract::PATIENCE } else { config.linger };
     SoftwareConfig { linger, ..config.clone() }
 }
 
-/// Both ends in this process.
+/// Runs both ends in this process.
 fn run(config: &SoftwareConfig) -> contract::Report {
     contract::run_lingering(contract::cases(), |lies| {
         let config = lingering(config, lies);
@@ -34,7 +34,7 @@ fn run(config: &SoftwareConfig) -> contract::Report {
     })
 }
 
-/// All cases hold, but for those that are not for this fabric.
+/// The software fabric has no immediate data.
 fn check(report: &contract::Report) {
     report.assert_all_but(&contract::IMMEDIATE_DATA);
 }
@@ -53,7 +53,7 @@ fn software_with_small_rings() {
 const FAR: &str = "FABRIC_CONTRACT_FAR";
 const LINGER_MS: &str = "FABRIC_CONTRACT_LINGER_MS";
 
-/// The other process of [`software_across_processes`].
+/// Server process of [`software_across_processes`].
 #[test]
 #[ignore = "the other process of another test in this file"]
 fn far_process() {
@@ -64,14 +64,14 @@ fn far_process() {
     crate::far::serve(socket, SoftwareConfig { linger, ..SoftwareConfig::default() });
 }
 
-/// The server of each case in a process of its own.
+/// Runs the server of each case in its own process.
 #[test]
 fn software_across_processes() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("meeting");
     let meeting = UnixListener::bind(&path).expect("bind");
     let mut children: Vec<Child> = Vec::new();
-    // Another thread cannot wake another process, and that one exposes nothing.
+    // A thread cannot wake another process. The server process exposes no memory.
     let left_out = ["another thread", "a Write with immediate data"];
     let cases: Vec<_> =
         contract::cases().into_iter().filter(|case| !left_out.iter().any(|words| case.name.contains(words))).collect();
@@ -89,7 +89,7 @@ fn software_across_processes() {
         let server = Far::new(socket, client.capabilities().clone());
         Ok((Half::Near(Box::new(client)), Half::Far(Box::new(server)), address()))
     });
-    // Each ends by itself, its memory home, once its socket is closed.
+    // Each child exits once its socket closes and its pool has its memory back.
     let ends: Vec<_> = children.iter_mut().map(|c| c.wait().expect("wait").success()).collect();
     let not_asked = contract::IMMEDIATE_DATA.iter().filter(|name| !left_out.iter().any(|words| name.contains(words)));
     report.assert_all_but(&not_asked.copied().collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! The contract of a fabric, kept by the verbs fabric on whatever RDMA device there is.
+//! The fabric contract over verbs, on the host's RDMA devices.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -8,10 +8,10 @@ use rpcrdma_fabric::verbs::{self, VerbsConfig, VerbsFabric};
 
 use crate::contract;
 
-/// Set where there is a device, so that tests cannot pass by not finding it.
+/// Makes a missing device an error. Set on hosts that have a device.
 const MUST_RUN: &str = "RPCRDMA_VERBS";
 
-/// An address of either kind, or none where there is no device.
+/// One IPv4 and one IPv6 address. Empty without a device.
 fn hosts() -> Vec<IpAddr> {
     let all = verbs::local_addresses();
     let mut hosts: Vec<IpAddr> = all.iter().copied().find(IpAddr::is_ipv4).into_iter().collect();
@@ -24,18 +24,18 @@ fn hosts() -> Vec<IpAddr> {
 }
 
 fn open(address: &FabricAddress) -> VerbsFabric {
-    // A message that is to wait for a Receive has six retries: 4 ms by default, in which a slow host gets nowhere; here
-    // each of them is after 655 ms.
+    // A message without a Receive has six retries. The default interval is 4 ms, too short for a slow host. 0 means 655
+    // ms.
     let config = VerbsConfig { address: Some(address.clone()), min_rnr_timer: 0, ..VerbsConfig::default() };
     VerbsFabric::new(config).expect("open")
 }
 
-/// Cases to leave the others out for.
+/// Selects cases by name.
 fn only(name: &str) -> bool {
     std::env::var("RPCRDMA_CASE").map_or(true, |wanted| name.contains(&wanted))
 }
 
-/// Prints what is logged, if `RPCRDMA_LOG` is set: for whoever looks into a failure.
+/// Prints log lines if `RPCRDMA_LOG` is set, to debug failures.
 struct Printer(std::sync::OnceLock<std::time::Instant>);
 
 static PRINTER: Printer = Printer(std::sync::OnceLock::new());

@@ -1,7 +1,7 @@
-//! A fabric in another process, driven from this one: each call is a message over a Unix socket, and waits
-//! for its answer.
+//! A fabric in another process, driven over a Unix socket.
 //!
-//! It accepts; it does not connect, and exposes nothing: what a server needs.
+//! Each call sends a request and waits for the answer. The fabric supports only the server side: it accepts
+//! connections, but it does not connect, and it exposes no memory.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{Read, Write};
@@ -31,7 +31,7 @@ const STATUSES: [Status; 8] = [
 ];
 const OPCODES: [Opcode; 4] = [Opcode::Send, Opcode::Write, Opcode::Read, Opcode::Recv];
 
-/// A message, as it is written and read.
+/// A request or an answer as a sequence of words.
 #[derive(Default)]
 struct Words {
     bytes: Vec<u8>,
@@ -76,7 +76,7 @@ impl Words {
         socket.write_all(&[&len[..], &self.bytes].concat()).expect("the other process");
     }
 
-    /// `None` at the end.
+    /// Returns `None` at the end of the stream.
     fn receive(socket: &mut UnixStream) -> Option<Self> {
         let mut len = [0; 8];
         socket.read_exact(&mut len).ok()?;
@@ -86,7 +86,7 @@ impl Words {
     }
 }
 
-/// What the caller asks for; numbers in the message.
+/// Request codes.
 mod ask {
     pub(super) const STATS: u64 = 0;
     pub(super) const LISTEN: u64 = 1;
@@ -103,7 +103,7 @@ mod ask {
     pub(super) const WAIT: u64 = 12;
 }
 
-/// The other process: does as it is told until the socket closes.
+/// Serves requests until the socket closes.
 pub(crate) fn serve(mut socket: UnixStream, config: SoftwareConfig) {
     let classes = vec![Class { size: RECEIVE, count: 1024 }, Class { size: 4 << 20, count: 4 }];
     let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
@@ -238,13 +238,13 @@ pub(crate) fn serve(mut socket: UnixStream, config: SoftwareConfig) {
     pool.close().expect("the memory of the other process comes home");
 }
 
-/// Either a fabric of this process, or one of another.
+/// A fabric in this process or in another one.
 pub(crate) enum Half {
     Near(Box<SoftwareFabric>),
     Far(Box<Far>),
 }
 
-/// This side of a fabric in another process.
+/// The local proxy of a fabric in another process.
 pub(crate) struct Far {
     socket: UnixStream,
     stats: FabricStats,
@@ -326,7 +326,7 @@ impl Far {
         });
         let n = answer.get();
         if n == 0 {
-            // Each question costs both processes some system calls: who waits need not ask all the time.
+            // Each poll costs both processes several system calls. An idle caller polls less often.
             std::thread::sleep(Duration::from_micros(50));
         }
         for _ in 0..n {
@@ -416,7 +416,7 @@ impl Fabric for Half {
         }
     }
 
-    /// Only whether it can be bound: the other process binds it for real.
+    /// Only checks the address. The other process binds it.
     fn bind(address: &FabricAddress) -> Result<FabricAddress, FabricError> {
         SoftwareFabric::bind(address).map(|_| address.clone())
     }
@@ -611,7 +611,7 @@ impl Fabric for Half {
     fn longest_wait(&self) -> Option<Duration> {
         match self {
             Self::Near(f) => f.longest_wait(),
-            // Its descriptor is of the other process, so that it cannot be left to it.
+            // The descriptor belongs to the other process, so this process cannot sleep on it.
             Self::Far(_) => Some(Duration::ZERO),
         }
     }

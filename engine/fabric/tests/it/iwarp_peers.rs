@@ -1,4 +1,4 @@
-//! Peers of the iWARP fabric that are plain sockets, and mean no good, or know no better.
+//! Plain sockets as hostile or defective iWARP peers.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -18,12 +18,12 @@ use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size};
 use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// How long something that must happen is waited for.
+/// Time-out of each awaited event.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A time limit of the fabric that a test waits for.
+/// Fabric time-outs that tests wait for.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// A server that takes every connection, and begins some.
+/// A server that accepts every connection and also opens some.
 struct Server {
     fabric: IwarpFabric,
     at: SocketAddr,
@@ -32,7 +32,7 @@ struct Server {
     done: Vec<Completion>,
     up: Vec<QpId>,
     ended: Vec<(QpId, Disconnect, String)>,
-    /// Connections that it began, and that came to nothing.
+    /// Connections that it opened and that failed.
     failed: Vec<(QpId, FabricError)>,
     params: ConnectParams,
 }
@@ -68,7 +68,7 @@ impl Server {
         self.fabric.poll_control(&mut events);
         for event in events {
             match event {
-                // It may have gone again.
+                // The request may be gone already.
                 ControlEvent::ConnectRequest { request, .. } => drop(self.fabric.accept(request, &self.params)),
                 ControlEvent::Established { qp, .. } => self.up.push(qp),
                 ControlEvent::Disconnected { qp, cause, reason } => self.ended.push((qp, cause, reason)),
@@ -91,13 +91,13 @@ impl Server {
         }
     }
 
-    /// A peer that has said nothing yet.
+    /// Connects a peer that sends nothing yet.
     fn stranger(&self) -> Peer {
         let socket = TcpStream::connect(self.at).expect("connected");
         Peer::new(socket)
     }
 
-    /// A peer to which it begins a connection, and which has its request.
+    /// Opens a connection to a peer, which receives its MPA request.
     fn asked(&mut self) -> (Peer, QpId) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("bound");
         let at = listener.local_addr().expect("an address");
@@ -111,7 +111,7 @@ impl Server {
         (peer, qp)
     }
 
-    /// Why the connection that it began came to nothing.
+    /// Error of a connection that the server opened.
     fn failure_of(&mut self, qp: QpId) -> String {
         self.until("a failure", |server| {
             let (_, error) = server.failed.iter().find(|(failed, _)| *failed == qp)?;
@@ -119,7 +119,7 @@ impl Server {
         })
     }
 
-    /// Posts a Write of 1 MiB.
+    /// Posts a Write of `len` bytes.
     fn write(&mut self, qp: QpId, wr_id: u64, len: usize) {
         let src = Source::Frozen(self.pool.alloc(len).expect("a buffer").freeze());
         let remote = RemoteMemory { rkey: 7, address: 0 };
@@ -127,7 +127,7 @@ impl Server {
         self.fabric.post_send(qp, &mut vec![Posting { wr_id, signalled: true, wr }]).expect("posted");
     }
 
-    /// How so many Writes have ended.
+    /// Waits for `n` Writes and returns their statuses.
     fn writes(&mut self, n: usize) -> Vec<Status> {
         self.until("completions", |server| {
             let writes = server.done.iter().filter(|c| c.opcode == Opcode::Write);
@@ -135,18 +135,18 @@ impl Server {
         })
     }
 
-    /// A peer whose connection stands.
+    /// An established peer with MPA revision 2.
     fn peer(&mut self, crc: bool) -> (Peer, QpId) {
         self.peer_of(2, crc)
     }
 
-    /// One whose request is of this revision of MPA.
+    /// An established peer with this MPA revision.
     fn peer_of(&mut self, revision: u8, crc: bool) -> (Peer, QpId) {
         let peer = self.stranger();
         self.joined(peer, revision, crc)
     }
 
-    /// The same of one that has said nothing yet.
+    /// Establishes the connection of a silent peer.
     fn joined(&mut self, mut peer: Peer, revision: u8, crc: bool) -> (Peer, QpId) {
         peer.say(&request(crc, revision));
         let before = self.up.len();
@@ -160,7 +160,7 @@ impl Server {
         (peer, qp)
     }
 
-    /// It serves others: a message of a new peer arrives.
+    /// Checks that the server still accepts a new peer and receives its message.
     fn serves(&mut self) {
         let (mut peer, qp) = self.peer(false);
         peer.say(&fpdu(SEND, true, untagged(0, 1, 0), b"hello", false));
@@ -182,7 +182,7 @@ impl Server {
         })
     }
 
-    /// Everything comes home.
+    /// Closes the fabric and checks that all memory returns to the pool.
     fn close(mut self) {
         for qp in std::mem::take(&mut self.up) {
             self.fabric.destroy_qp(qp);
@@ -194,7 +194,6 @@ impl Server {
     }
 }
 
-/// A plain socket.
 struct Peer {
     socket: TcpStream,
     got: Vec<u8>,
@@ -207,7 +206,7 @@ impl Peer {
         Self { socket, got: Vec::new() }
     }
 
-    /// Its end, by a RST.
+    /// Closes with a RST.
     fn reset(self) {
         set_socket_linger(&self.socket, Some(Duration::ZERO)).expect("SO_LINGER");
     }
@@ -216,7 +215,7 @@ impl Peer {
         self.socket.write_all(bytes).expect("room in the socket");
     }
 
-    /// Takes what has come; true at the end of the stream.
+    /// Reads all available bytes. Returns true at the end of the stream.
     fn listen(&mut self) -> bool {
         let mut space = [0; 4096];
         loop {
@@ -229,7 +228,7 @@ impl Peer {
         }
     }
 
-    /// Why the server has ended the stream.
+    /// Waits for the end of the stream and returns the fault that the Terminate message reports.
     fn told(&mut self, server: &mut Server, crc: bool) -> Option<Fault> {
         server.until("the end of the stream", |_| self.listen().then_some(()));
         let (mut reader, mut input) = (Reader::new(crc), &self.got[..]);
@@ -292,8 +291,8 @@ fn impatient() -> IwarpConfig {
 #[test]
 fn silent_strangers_keep_no_peer_out() {
     let mut server = Server::new(IwarpConfig { max_handshakes: 8, ..IwarpConfig::default() });
-    // Ten thousand, where the host lets a process have as many files, and a server of which nobody asks to look faster
-    // than they come.
+    // 10,000 peers, or as many as the descriptor limit permits. The server polls rarely, so they connect faster than it
+    // accepts.
     let files = getrlimit(Resource::Nofile);
     let most = files.maximum.map_or(10_000, |most| most.saturating_sub(500).min(10_000)) as usize;
     setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }).expect("up to the hard limit");
@@ -341,7 +340,7 @@ fn unsupported_requests_are_refused_by_a_reply() {
         let (reply, _) = Setup::decode(Kind::Reply, &peer.got).expect("a reply").expect("whole");
         assert!(reply.reject, "{what}");
     }
-    // These are no frames, or come too early.
+    // Bytes that are no FPDU, and an FPDU before the reply.
     let early = [request(false, 2), fpdu(SEND, true, untagged(0, 1, 0), b"early", false)].concat();
     for (what, bytes) in [("HTTP", b"GET / HTTP/1.1\r\n\r\n".to_vec()), ("an early FPDU", early)] {
         let mut peer = server.stranger();
@@ -354,7 +353,7 @@ fn unsupported_requests_are_refused_by_a_reply() {
     server.close();
 }
 
-/// It has not said how many Reads it takes: one at a time.
+/// MPA revision 1 does not announce the read depth, so the fabric sends one Read at a time.
 #[test]
 fn a_peer_of_revision_1_is_served_and_read_from() {
     let mut server = Server::new(IwarpConfig::default());
@@ -368,7 +367,7 @@ fn a_peer_of_revision_1_is_served_and_read_from() {
     };
     server.fabric.post_send(qp, &mut vec![read(1), read(2)]).expect("posted");
     for n in 1..=2 {
-        // A header of 18 bytes behind the length, and the name of the memory that the answer goes to.
+        // 18 bytes of DDP header follow the length field. The sink's STag comes next.
         let whole = fpdu_len(18 + 28);
         server.until("a Read Request", |_| (peer.listen() || peer.got.len() >= whole).then_some(()));
         server.turn();
@@ -427,7 +426,7 @@ fn half_a_message_holds_a_receive_for_a_while() {
     server.close();
 }
 
-/// Servers let peers try again without end (`rnr_retry` 7): a message without a Receive waits, and not for ever.
+/// `rnr_retry` 7 means unlimited retries, but `retry_timeout` still bounds the wait for a Receive.
 #[test]
 fn a_message_waits_for_a_receive_until_retry_timeout() {
     let beyond: Vec<_> = (1..10).map(|msn| fpdu(SEND, true, untagged(0, msn, 0), &[msn as u8; 100], false)).collect();
@@ -460,13 +459,13 @@ fn a_message_waits_for_a_receive_until_retry_timeout() {
 fn a_peer_that_stops_reading_is_given_up_and_others_are_served() {
     let mut server = Server::new(IwarpConfig { send_buffer: Some(64 << 10), ..impatient() });
     let (mut peer, qp) = server.peer(false);
-    // It may speak once it is spoken to.
+    // The peer must send the first FPDU. This empty Write lets the server send.
     peer.say(&fpdu(Message::Write, true, Place::Tagged { stag: 0, offset: 0 }, b"", false));
     (0..12).for_each(|wr_id| server.write(qp, wr_id, 1 << 20));
     server.serves();
     let (cause, reason) = server.end_of(qp);
     assert_eq!(cause, Disconnect::Failure);
-    // TCP has the same limit, and says so first if nobody looks for a while.
+    // TCP has the same limit and reports first if the fabric is polled late.
     let told = ["takes nothing", "TCP had no answer from the peer for retry_timeout"];
     assert!(told.iter().any(|words| reason.contains(words)), "{reason}");
     let last = server.writes(12);
@@ -475,16 +474,16 @@ fn a_peer_that_stops_reading_is_given_up_and_others_are_served() {
     server.close();
 }
 
-/// TCP's own limit takes a window that stays smaller than a segment for no answer.
+/// TCP's own time-out treats a window smaller than a segment as no answer.
 #[test]
 fn a_peer_that_takes_little_at_a_time_is_not_given_up() {
-    // The socket is full; or has taken all of it, the request of a Read too.
+    // The socket buffer is full, or holds all the data, with and without a Read Request.
     takes_little_at_a_time(64 << 10, 1 << 20, false);
     takes_little_at_a_time(400 << 10, 250 << 10, false);
     takes_little_at_a_time(400 << 10, 250 << 10, true);
 }
 
-/// It takes an RDMA Write of so many bytes, and may owe the answer to a Read.
+/// The server sends a Write of `len` bytes, and optionally a Read that the peer does not answer.
 fn takes_little_at_a_time(send_buffer: usize, len: usize, read: bool) {
     let retry_timeout = 8 * SHORT;
     let config = IwarpConfig { retry_timeout, send_buffer: Some(send_buffer), ..IwarpConfig::default() };
@@ -502,7 +501,7 @@ fn takes_little_at_a_time(send_buffer: usize, len: usize, read: bool) {
     }
     let (start, mut taken) = (Instant::now(), 0);
     while start.elapsed() < 2 * retry_timeout {
-        // The window is opened anew so seldom that TCP asks for it meanwhile.
+        // The window opens so rarely that TCP probes it in between.
         taken += peer.socket.read(&mut [0; 1024]).unwrap_or(0);
         server.turn();
         assert!(server.ended.is_empty(), "{:?} after {taken} bytes", server.ended);
@@ -525,7 +524,7 @@ fn the_end_of_a_peer_at_any_byte_ends_its_connection_alone() {
         assert_eq!(server.end_of(qp).0, Disconnect::Peer, "after {cut} bytes");
         server.fabric.destroy_qp(qp);
         server.up.retain(|up| *up != qp);
-        // The Receive that a part of the message had.
+        // The Receive of the partial message.
         let mut back: Vec<Buf> = server.done.drain(..).filter_map(|c| Some(c.buf?.into_buf())).collect();
         assert!(back.len() <= 1, "after {cut} bytes");
         server.fabric.post_recv(None, &mut back);
@@ -581,7 +580,7 @@ fn a_missing_answer_fails_the_connect_after_a_while() {
     server.close();
 }
 
-/// The first message in one segment with the answer, whole and in part.
+/// The reply's segment also carries the first message, complete or in part.
 #[test]
 fn bytes_behind_the_answer_are_the_first_message() {
     let mut server = Server::new(IwarpConfig::default());
@@ -599,8 +598,7 @@ fn bytes_behind_the_answer_are_the_first_message() {
     server.close();
 }
 
-/// The peer resets the connection, or closes its way of it, while it has sent half a message and much is on its way to
-/// it: in both cases that is its end.
+/// The peer sends half a message while much data is in flight to it. A reset and a half-close both end the connection.
 #[test]
 fn a_reset_and_a_half_close_amid_traffic_end_that_connection_alone() {
     for reset in [true, false] {
@@ -612,14 +610,14 @@ fn a_reset_and_a_half_close_amid_traffic_end_that_connection_alone() {
         let more = fpdu(SEND, true, untagged(0, 2, 0), &[1; 1000], false);
         if reset {
             peer.say(&more[..500]);
-            // Half of it has a Receive.
+            // Half of the message has a Receive by now.
             (0..100).for_each(|_| server.turn());
             peer.reset();
             assert_eq!(server.end_of(qp).0, Disconnect::Peer);
         } else {
             peer.say(&more);
             peer.socket.shutdown(Shutdown::Write).expect("shutdown");
-            // What came before the end is taken, and told.
+            // The fabric delivers messages received before the end.
             let last = server.until("the last message", |server| {
                 let at = server.done.iter().position(|c| c.opcode == Opcode::Recv)?;
                 Some(server.done.swap_remove(at))
@@ -627,11 +625,11 @@ fn a_reset_and_a_half_close_amid_traffic_end_that_connection_alone() {
             assert_eq!((last.status, last.buf.map(|buf| buf.len())), (Status::Success, Some(1000)));
             let (cause, reason) = server.end_of(qp);
             assert_eq!((cause, &reason[..]), (Disconnect::Peer, "the peer closed the connection"));
-            // What the socket had taken of the first Write arrives, and no more.
+            // Only the part of the first Write that the socket took arrives.
             server.until("the end of the stream", |_| peer.listen().then_some(()));
             assert!(!peer.got.is_empty() && peer.got.len() < 8 << 20, "{} bytes", peer.got.len());
         }
-        // The reply comes too late; it is flushed as what was on its way.
+        // The reply is posted after the end and is flushed with the Writes in flight.
         server.write(qp, 8, 1 << 20);
         let ends = server.writes(9);
         assert_eq!(ends.last(), Some(&Status::Flushed), "{ends:?}");
@@ -642,7 +640,7 @@ fn a_reset_and_a_half_close_amid_traffic_end_that_connection_alone() {
     }
 }
 
-/// More messages at once than a look takes completions, from more connections than are read without asking.
+/// More messages than one poll completes, from more connections than one poll reads unprompted.
 #[test]
 fn the_next_look_takes_the_rest_of_a_full_one() {
     for crc in [false, true] {

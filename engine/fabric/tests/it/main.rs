@@ -1,4 +1,4 @@
-//! What a fabric must do: the contract on each of them, behind wrappers and between processes; and peers that misbehave.
+//! Tests of every fabric: the contract, wrappers, separate processes, and hostile peers.
 
 mod contract;
 mod contract_iwarp;

@@ -1,6 +1,6 @@
-//! The software fabric between processes: data, and death.
+//! The software fabric between processes: data transfer and killed peers.
 //!
-//! The peer process is this test binary again, running only [`peer`].
+//! The peer process is this test binary, which then runs only [`peer`].
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -19,14 +19,13 @@ const ROLE: &str = "FABRIC_PEER_ROLE";
 const ADDRESS: &str = "FABRIC_PEER_ADDRESS";
 const SIZE: usize = 64 << 10;
 
-/// One test at a time: they count this process's descriptors.
+/// Serializes the tests, because they count this process's descriptors.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// The least of several looks: the C library opens a file for a moment when a thread of the test harness
-/// allocates for the first time.
+/// Minimum of several counts. The C library briefly opens a file when a harness thread first allocates.
 fn descriptors() -> usize {
     let look = |_| {
         std::thread::sleep(Duration::from_millis(1));
@@ -96,7 +95,7 @@ impl End {
         self.fabric.poll_control(&mut self.events);
     }
 
-    /// What a message said; its Receive goes back at once.
+    /// Payload and invalidated key of the next message. Reposts its Receive.
     fn take(&mut self, qp: QpId) -> Option<(Vec<u8>, Option<u32>)> {
         self.take_from(qp, None)
     }
@@ -119,7 +118,7 @@ impl End {
             let waits = self.done.len();
             assert!(start.elapsed() < PATIENCE, "{what}; {waits} completions wait, and {:?}", self.events);
             self.turn();
-            // Two processes, and maybe one core.
+            // Both processes may share one core.
             std::thread::yield_now();
         }
     }
@@ -151,7 +150,7 @@ impl End {
         self.events.iter().any(|e| matches!(e, ControlEvent::Disconnected { qp: id, .. } if *id == qp))
     }
 
-    /// An echo, checked.
+    /// Sends a pattern and checks its echo.
     fn echo(&mut self, qp: QpId, seed: u64, len: usize) {
         let bytes = pattern(seed, len);
         assert!(self.send(qp, &[b"E", &bytes], None), "post");
@@ -159,7 +158,7 @@ impl End {
         assert!(got == bytes, "the echo is damaged");
     }
 
-    /// Gives everything back.
+    /// Checks that all memory returns to the pools.
     fn close(self) {
         let Self { fabric, pool, exposed, done, .. } = self;
         drop(done);
@@ -169,7 +168,7 @@ impl End {
     }
 }
 
-/// A peer process, killed at the latest when it is dropped.
+/// A peer process. Drop kills it.
 struct Peer(Child);
 
 impl Peer {
@@ -183,7 +182,7 @@ impl Peer {
             .spawn()
             .expect("spawn");
         let mut lines = BufReader::new(child.stdout.take().expect("stdout")).lines();
-        // It works from here on; what it says later nobody reads.
+        // The peer is ready now. Nothing reads its later output.
         let ready = lines.any(|line| line.expect("stdout").contains("ready"));
         assert!(ready, "the peer did not start");
         Self(child)
@@ -221,7 +220,7 @@ fn order(what: &[u8; 1], remote: RemoteMemory, len: usize, seed: u64) -> Vec<u8>
     .concat()
 }
 
-/// The other process. It lives until it is killed, or the test that has started it lets go of it.
+/// Peer process. It runs until a kill, or until the parent closes its standard input.
 #[test]
 #[ignore = "the other process of the tests in this file"]
 fn peer() {
@@ -237,13 +236,13 @@ fn peer() {
     }
 }
 
-/// Ends this process when its standard input ends, on which nobody says anything.
+/// Exits at the end of standard input, which carries no data.
 fn end_with_the_test() {
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     std::process::exit(0)
 }
 
-/// Echoes, writes and reads as it is told.
+/// Echoes, writes and reads on request.
 fn serve(address: &FabricAddress) -> ! {
     let mut end = End::new();
     let listener = SoftwareFabric::bind(address).expect("bind");
@@ -301,7 +300,7 @@ fn serve(address: &FabricAddress) -> ! {
     }
 }
 
-/// Connects, exposes memory, and sends as fast as it can.
+/// Connects, exposes memory, and sends without pause.
 fn storm(address: &FabricAddress) -> ! {
     let mut end = End::new();
     end.receives(256);
@@ -376,8 +375,8 @@ fn data_and_memory_between_processes() {
     assert_eq!(descriptors(), before, "descriptors leak");
 }
 
-/// Killed at any instruction: its connection ends, everything posted to it ends once, the other's data is
-/// whole.
+/// Kills the server at arbitrary instructions. Its connection ends, each posted request completes once, and the other
+/// connection's data stays intact.
 #[test]
 fn a_killed_server_ends_its_own_connection_only() {
     let _turn = turn();
@@ -398,7 +397,7 @@ fn a_killed_server_ends_its_own_connection_only() {
         let mut turns = 0u64;
         end.until("the end of the killed one", |end| {
             turns += 1;
-            // Calls of all kinds, so that the kill finds the peer in the middle of something.
+            // A mix of operations, so that the kill interrupts the peer in any of them.
             if turns % 3 == 1 && !end.is_over(bad) {
                 let remote = RemoteMemory {
                     rkey: end.fabric.next_rkey(window),
@@ -467,7 +466,7 @@ fn a_killed_server_ends_its_own_connection_only() {
     assert_eq!(mappings(), maps, "mappings leak");
 }
 
-/// The same with the server on this side: it is written to, and writes into memory of processes that die.
+/// The local server receives Writes, and writes into memory of processes that die.
 #[test]
 fn a_killed_client_ends_its_own_connection_only() {
     let _turn = turn();
@@ -492,7 +491,7 @@ fn a_killed_client_ends_its_own_connection_only() {
                 _ => None,
             }
         });
-        // Receives of its own, so that its storm leaves the others theirs.
+        // A separate receive queue, so that this storm leaves the shared Receives to the other connections.
         let own = ConnectParams { own_receive_queue: Some(64), ..params() };
         let bad = end.fabric.accept(request, &own).expect("accept");
         let mut bufs: Vec<Buf> = (0..64).map_while(|_| end.pool.alloc(8192)).collect();
@@ -549,7 +548,7 @@ fn a_killed_client_ends_its_own_connection_only() {
     assert_eq!(mappings(), maps, "mappings leak");
 }
 
-/// The file of a dead process does not keep the address; that of a living one does.
+/// A dead process's socket file does not block the address. A live one's does.
 #[test]
 fn socket_files() {
     let _turn = turn();
@@ -577,7 +576,7 @@ fn socket_files() {
     );
     drop(listener);
     assert!(!path.exists(), "the file is left behind");
-    // A file that is no socket is nobody's to remove.
+    // `bind` removes only sockets.
     std::fs::write(&path, b"precious").expect("write");
     let refused = SoftwareFabric::bind(&to).expect_err("refused");
     assert!(refused.kind() == FabricErrorKind::Address && refused.to_string().contains("no socket"), "{refused}");
@@ -587,7 +586,7 @@ fn socket_files() {
 
 #[test]
 fn malformed_addresses() {
-    // The others count descriptors.
+    // Other tests count descriptors.
     let _turn = turn();
     for name in ["", "a\0b", "line\nbreak", "/tmp/", &"x".repeat(200), "/no/such/directory/here"] {
         let to = FabricAddress(name.to_owned());

@@ -1,5 +1,4 @@
-//! The wrappers change nothing of the contract, and the trouble that one of them makes is reported as it
-//! should be.
+//! The wrappers keep the contract, and injected errors are reported correctly.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -24,7 +23,7 @@ fn open() -> SoftwareFabric {
     SoftwareFabric::new(SoftwareConfig::default()).expect("open")
 }
 
-/// For a case that lets messages lie, with time enough to do so on any host.
+/// Extends the linger time for cases that leave messages unpolled, so that slow hosts pass.
 fn open_for(lies: bool) -> SoftwareFabric {
     let default = SoftwareConfig::default();
     let linger = if lies { 2 * contract::PATIENCE } else { default.linger };
@@ -49,7 +48,7 @@ fn traced() {
     assert!(lines.get() > 1000, "only {} lines", lines.get());
 }
 
-/// The same over TCP, with both wrappers; chaos that does nothing.
+/// Both wrappers over TCP, with chaos disabled.
 #[test]
 fn over_tcp() {
     let open = || IwarpFabric::new(IwarpConfig::default()).expect("open");
@@ -77,7 +76,7 @@ fn trace_lines() {
     world.close().expect("balance");
 }
 
-/// Late and mixed up, but otherwise as it should be.
+/// Chaos delays and reorders but injects no errors.
 #[test]
 fn delayed_and_reordered() {
     let seed = Cell::new(1);
@@ -85,20 +84,20 @@ fn delayed_and_reordered() {
         seed.set(seed.get() + 1);
         Chaos::new(open_for(lies), ChaosConfig { seed: seed.get(), delay: 300, reorder: 500, ..ChaosConfig::default() })
     };
-    // Cases that poll once and expect to see everything then are not for a fabric that is late.
+    // A delaying fabric fails cases that poll only once.
     let cases = contract::cases().into_iter().filter(|c| !c.name.starts_with("a destroyed queue pair"));
     check(&contract::run_lingering(cases.collect(), |lies| Ok((wrap(lies), wrap(lies), address()))));
 }
 
-/// What was seen of one run: enough to compare two of them.
+/// Result of one run, for comparison between runs.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Seen {
     ends: Vec<(QpId, u64, Status)>,
     failures: u64,
 }
 
-/// Connections that send until they break, many times over. Every request ends once, in order; all memory
-/// comes home.
+/// Many connections send until they break. Each request completes once and in order, and all memory returns to the
+/// pools.
 fn storm(config: ChaosConfig) -> Seen {
     storm_on(open, address(), config)
 }
@@ -137,7 +136,7 @@ fn storm_on<F: Fabric>(open: impl Fn() -> F, address: FabricAddress, config: Cha
         }
         let successes = seen.ends.iter().filter(|(qp, _, status)| *qp == c && status.is_ok());
         for (_, id, _) in successes {
-            // Where nobody acknowledges, it has left, and may have been lost with the connection.
+            // Without acknowledgements, a completed Send may still be lost with its connection.
             let lost = !world.acknowledges() && broken;
             assert!(arrived.contains_key(id) || lost, "message {id} of {c:?} was reported as sent");
         }
@@ -148,7 +147,7 @@ fn storm_on<F: Fabric>(open: impl Fn() -> F, address: FabricAddress, config: Cha
         world.turn();
         world.client.completions.clear();
         world.server.completions.clear();
-        // What waited in the shared queue stays there: it would serve the next connection.
+        // Buffers of the shared receive queue stay there for the next connection.
     }
     world.close().expect("balance");
     seen
@@ -164,7 +163,6 @@ fn failures_are_reported_in_order() {
     assert!(statuses.contains(&Status::RnrRetryExceeded) && statuses.contains(&Status::Flushed));
 }
 
-/// The same over TCP.
 #[test]
 fn failures_over_tcp_are_reported_in_order() {
     let open = || IwarpFabric::new(IwarpConfig::default()).expect("open");
@@ -194,7 +192,7 @@ fn the_same_seed_makes_the_same_trouble() {
         |config| storm(config).ends.into_iter().filter(|e| !e.2.is_ok()).map(|e| (e.0, e.1)).collect::<Vec<_>>();
     let (first, second) = (failed(config), failed(config));
     assert!(!first.is_empty());
-    // The first failure of each connection is chosen by chaos; what is flushed behind it depends on timing.
+    // Chaos chooses the first failure of each connection. The flushed requests after it depend on timing.
     let firsts = |all: &[(QpId, u64)]| {
         let mut seen = Vec::new();
         for &(qp, id) in all {
