@@ -1,5 +1,6 @@
-//! The hand-off allocates nothing per call once it runs. One test in this file: the count is of the whole
-//! process.
+//! The hand-off allocates nothing per call in the steady state.
+//!
+//! The file has only one test, because the counter covers the whole process.
 #![cfg(not(loom))]
 #![expect(unsafe_code, reason = "a counting allocator is an unsafe trait")]
 
@@ -21,13 +22,13 @@ struct Counting;
 static COUNTS: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: it hands every call on to `System` unchanged, so it keeps what `System` promises.
+// SAFETY: forwards every call to `System` unchanged, so it upholds the guarantees of `System`.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if COUNTS.load(Ordering::Relaxed) {
             ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         }
-        // SAFETY: the caller keeps `GlobalAlloc::alloc`'s conditions.
+        // SAFETY: the caller upholds the conditions of `GlobalAlloc::alloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -40,7 +41,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static GLOBAL: Counting = Counting;
 
-/// An application thread calls, a shard takes the calls to a worker and completes them.
+/// An application thread calls. A shard passes the calls to a worker and completes them.
 #[test]
 fn a_call_allocates_nothing_in_the_steady_state() {
     type Call = (u64, Completer<u64>);
@@ -92,13 +93,13 @@ fn a_call_allocates_nothing_in_the_steady_state() {
             assert_eq!(second, Ok(n + 11));
         }
     };
-    // Threads make their own first-use allocations, and every path has been gone once.
+    // Warms up each path and the threads' first-use allocations.
     run(200);
     COUNTS.store(true, Ordering::Relaxed);
     run(5_000);
     COUNTS.store(false, Ordering::Relaxed);
     let allocations = ALLOCATIONS.load(Ordering::Relaxed);
-    // Prove that the counter counts.
+    // Check that the counter works.
     COUNTS.store(true, Ordering::Relaxed);
     drop(std::hint::black_box(Box::new(1)));
     COUNTS.store(false, Ordering::Relaxed);
