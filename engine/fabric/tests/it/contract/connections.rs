@@ -1,10 +1,10 @@
-//! How connections begin, end, and sleep.
+//! Cases about connection setup, teardown and sleep.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
 
-/// The case in which the server takes nothing for a while, though the peer has ended the connection.
+/// Case whose server leaves messages unpolled after the peer's disconnect.
 pub(super) const LETS_MESSAGES_LIE: &str = "the end of a connection comes behind its last message";
 
 pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
@@ -81,7 +81,7 @@ fn disconnect_early<F: Fabric>(w: &mut World<F>) -> Outcome {
     let c = w.ask(&params)?;
     let (request, _) = w.request()?;
     let s = w.accept(request, &params)?;
-    // The answer is there, and was not heard.
+    // The answer has arrived, but the client has not polled it.
     w.client.fabric.disconnect(c);
     w.until("the client hears of the end", |w| {
         let over = |e: &ControlEvent| match e {
@@ -117,7 +117,7 @@ fn end_behind_messages<F: Fabric>(w: &mut World<F>) -> Outcome {
     let sends: Result<Vec<_>, _> = (0..4).map(|i| w.client.quiet_send(i, &[i as u8; 300])).collect();
     w.client.post(c, sends?)?;
     w.client.fabric.disconnect(c);
-    // A server that has been busy for a while, and looks at its connections first.
+    // A busy server polls late, and polls control events first.
     for _ in 0..QUIET_TURNS {
         w.client.turn();
         w.server.fabric.poll_control(&mut w.server.events);
@@ -136,7 +136,7 @@ fn flush_order<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.client.post(c, sends?)?;
     w.server.fabric.destroy_qp(s);
     if !w.acknowledges() {
-        // They have left, and are done.
+        // The Sends completed when they left.
         return w.client_disconnected(c);
     }
     for i in 0..20 {
@@ -206,7 +206,7 @@ fn not_connected<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (left, error) = w.client.refused(c, send)?;
     same("error", error, PostError::NotConnected)?;
     drop(left);
-    // Receives, and windows, may be there before.
+    // Receives and windows may precede the connection.
     w.client.post_receives(Some(c), 1)?;
     w.client.fabric.alloc_window(c).map_err(|e| e.to_string())?;
     let (request, _) = w.request()?;
@@ -220,7 +220,7 @@ fn many<F: Fabric>(w: &mut World<F>) -> Outcome {
     let pairs: Result<Vec<_>, _> = (0..40).map(|_| w.connect()).collect();
     let pairs = pairs?;
     for round in 0..3u8 {
-        // Long silences in between, so that whatever the fabric does with quiet connections is done.
+        // Idle periods let the fabric's idle handling run.
         w.quiet();
         w.server.post_receives(None, pairs.len())?;
         for (i, (c, _)) in pairs.iter().enumerate() {
@@ -295,7 +295,7 @@ fn unlisten<F: Fabric>(w: &mut World<F>) -> Outcome {
     same("message", bytes(&w.server_done(s, Opcode::Recv)?)?, b"still here")
 }
 
-/// Arms the server, makes sure that nothing is there, lets the client act, and sleeps.
+/// Arms the server, checks for an empty completion queue, runs `act`, and sleeps.
 fn sleep<F: Fabric>(w: &mut World<F>, act: impl FnOnce(&mut World<F>) -> Outcome) -> Result<Duration, String> {
     w.server.fabric.arm();
     let n = w.server.fabric.poll_cq(&mut w.server.completions, 64);
@@ -311,7 +311,7 @@ fn woke(after: Duration) -> Outcome {
     Ok(())
 }
 
-/// Whether an armed device would not sleep. One that can be left to its descriptor for no time has to be asked.
+/// Whether an armed fabric would not sleep. A fabric with a `longest_wait` of zero needs polls instead.
 fn would_wake<F: Fabric>(fabric: &F) -> bool {
     if fabric.longest_wait() == Some(Duration::ZERO) {
         return true;
@@ -330,7 +330,7 @@ fn wakes_for_message<F: Fabric>(w: &mut World<F>) -> Outcome {
         let slept = sleep(w, |w| w.client.post(c, [send]))?;
         woke(slept)?;
         bytes(&w.server_done(s, Opcode::Recv)?)?;
-        // One that nobody sleeps for.
+        // A message without a sleeper.
         w.client.send_quietly(c, i, b"awake")?;
         bytes(&w.server_done(s, Opcode::Recv)?)?;
     }
@@ -351,11 +351,11 @@ fn wakes_for_completion<F: Fabric>(w: &mut World<F>) -> Outcome {
         ensure!(start.elapsed() < PATIENCE, "the message does not arrive");
         w.client.turn();
     }
-    // The client stays idle for a while, as it does when it has no more work.
+    // The client has no more work and stays idle.
     for _ in 0..QUIET_TURNS {
         w.client.fabric.poll_cq(&mut got, 64);
     }
-    // Some devices tell of it without any help of the client's, and so may have done it before.
+    // Some devices complete the Send without the client's help, possibly before this.
     if w.server.completions.is_empty() {
         let start = Instant::now();
         w.server.fabric.wait(Some(PATIENCE));
@@ -368,7 +368,7 @@ fn wakes_for_events<F: Fabric>(w: &mut World<F>) -> Outcome {
     let mut asked = None;
     let slept = sleep(w, |w| {
         asked = Some(w.client.fabric.connect(&w.address, &ConnectParams::default()).map_err(|e| e.to_string())?);
-        // Some fabrics need several steps until the server can see it.
+        // Some fabrics need several steps before the server sees the request.
         let start = Instant::now();
         while !would_wake(&w.server.fabric) {
             ensure!(start.elapsed() < PATIENCE, "nothing wakes the server");
@@ -407,7 +407,7 @@ fn wakes_for_waker<F: Fabric>(w: &mut World<F>) -> Outcome {
     let slept = sleep(w, |_| Ok(()))?;
     thread.join().map_err(|_| "the thread panicked")?;
     woke(slept)?;
-    // With nobody to wake it, it comes back by itself.
+    // Without a wake-up, `wait` returns after the time-out.
     w.server.fabric.arm();
     w.server.fabric.wait(Some(Duration::from_millis(1)));
     Ok(())

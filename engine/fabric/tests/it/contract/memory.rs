@@ -1,4 +1,4 @@
-//! RDMA Reads and Writes, and the windows that allow them.
+//! Cases about RDMA Reads, RDMA Writes and memory windows.
 
 use super::*;
 use rpcrdma_fabric::Source;
@@ -37,7 +37,7 @@ fn write_now<F: Fabric>(w: &mut World<F>, s: QpId, contents: &[u8], remote: Remo
     w.server.post(s, [write])
 }
 
-/// A connection, memory of the client that its peer has access to, and what the peer calls it.
+/// A connection with client memory exposed to the peer, and that memory's remote address.
 fn exposed<F: Fabric>(
     w: &mut World<F>,
     contents: &[u8],
@@ -59,7 +59,7 @@ fn contents(lent: &Lent) -> Result<Vec<u8>, String> {
     Ok(to)
 }
 
-/// The memory has these bytes from there on: now, where a Write that has completed has arrived, else soon.
+/// Checks these bytes at `from`. With acknowledgements they are there when the Write has completed, else soon after.
 fn holds<F: Fabric>(w: &mut World<F>, place: &Lent, from: usize, wanted: &[u8]) -> Outcome {
     let part = |place: &Lent| contents(place).map(|all| all[from..from + wanted.len()].to_vec());
     if w.acknowledges() {
@@ -76,7 +76,7 @@ fn invalidate(window: WindowId) -> Posting {
     Posting { wr_id: 0x55, signalled: true, wr: WorkRequest::LocalInvalidate { window } }
 }
 
-/// Whether the case, which is about the bounds of windows, has to be left out.
+/// Skips a case about window bounds on a device that does not check them.
 fn no_bounds<F: Fabric>(w: &mut World<F>) -> bool {
     if !w.client.fabric.capabilities().checks_window_bounds {
         w.missing = Some("the device does not check the bounds of windows");
@@ -84,10 +84,10 @@ fn no_bounds<F: Fabric>(w: &mut World<F>) -> bool {
     w.missing.is_some()
 }
 
-/// The poster's request must end so, and the connection with it.
+/// Expects the posted request and the connection to end with `RemoteAccess`.
 fn refused<F: Fabric>(w: &mut World<F>, c: QpId, s: QpId, opcode: Opcode) -> Outcome {
     let status = w.server_done(s, opcode)?.status;
-    // What has left is done, where nobody acknowledges it.
+    // Without acknowledgements, a Write completes when it leaves.
     let left = !w.acknowledges() && opcode == Opcode::Write && status == Status::Success;
     ensure!(status == Status::RemoteAccess || left, "status: {status:?}");
     w.until("it is counted", |w| {
@@ -200,7 +200,7 @@ fn remote_invalidation<F: Fabric>(w: &mut World<F>) -> Outcome {
     same("memory", contents(&place)?, vec![9; 64])?;
     same("Send", w.server_done(s, Opcode::Send)?.status, Status::Success)?;
     let place = place.reclaim().map_err(|_| "the fabric still holds the memory")?;
-    // The window is free: it can be bound again, without an invalidation of our own.
+    // The window is free, so a new bind needs no local invalidation.
     let place = place.lend().map_err(|_| "lend")?;
     let again = w.client.rebind(c, window, &place, Access::REMOTE)?;
     ensure!(again.rkey != remote.rkey, "the key did not change");
@@ -291,7 +291,7 @@ fn invalidate_nothing<F: Fabric>(w: &mut World<F>) -> Outcome {
 }
 
 fn invalidate_of_another<F: Fabric>(w: &mut World<F>) -> Outcome {
-    // Soft-RoCE looks neither at bounds nor at whose window it is.
+    // Soft-RoCE checks neither bounds nor the owner of a window.
     if !w.client.fabric.capabilities().checks_window_bounds {
         w.missing = Some("the device does not check whose windows are invalidated");
         return Ok(());

@@ -1,4 +1,4 @@
-//! Sends and Receives.
+//! Cases about Sends and Receives.
 
 use super::*;
 use rpcrdma_fabric::Source;
@@ -142,7 +142,7 @@ fn fenced_receives<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.client.post_receives(None, OLD)?;
     w.client.fabric.fence_receives();
     for i in 0..3 * OLD {
-        // Two of them, in chains of their own; later ones replace them.
+        // Two larger Receives, in separate chains. Later ones replace them.
         if i == 0 || i == OLD - 1 || i > OLD {
             larger(&mut w.client)?;
         }
@@ -158,7 +158,7 @@ fn fenced_receives<F: Fabric>(w: &mut World<F>) -> Outcome {
 fn own_queue<F: Fabric>(w: &mut World<F>) -> Outcome {
     let own = ConnectParams { own_receive_queue: Some(4), rnr_retry: 7, ..ConnectParams::default() };
     let (c, s) = w.connect_with(&ConnectParams::default(), &own)?;
-    // Receives of the shared queue are not for it.
+    // This queue pair does not use the shared Receives.
     w.server.post_receives(None, 1)?;
     w.client.send_now(c, 1, b"first")?;
     w.quiet();
@@ -169,7 +169,7 @@ fn own_queue<F: Fabric>(w: &mut World<F>) -> Outcome {
     let mut bufs: Vec<Buf> = (0..9).map_while(|_| w.server.pool.alloc(RECEIVE)).collect();
     let took = w.server.fabric.post_recv(Some(s), &mut bufs);
     ensure!((3..=8).contains(&took), "a queue of 4 with 1 posted took {took} of 9");
-    // What is left in its own queue comes back when the connection ends.
+    // The disconnect flushes the rest of its own queue.
     w.server.fabric.disconnect(s);
     for _ in 0..=took {
         let flushed = w.server_done(s, Opcode::Recv)?;
@@ -215,7 +215,7 @@ fn unsignalled_failure<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.client.post(c, sends)?;
     bytes(&w.server_done(s, Opcode::Recv)?)?;
     bytes(&w.server_done(s, Opcode::Recv)?)?;
-    // No Receive is left for this one.
+    // The third message has no Receive.
     w.client.send_quietly(c, 3, b"too many")?;
     if !w.acknowledges() {
         w.client_disconnected(c)?;
@@ -232,7 +232,7 @@ fn too_long<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.server.fabric.post_recv(None, &mut short);
     w.client.send_now(c, 1, &vec![7; capacity + 1])?;
     let got = w.server_done(s, Opcode::Recv)?;
-    // Some devices (rxe) have another name for it.
+    // Some devices (rxe) report another status.
     ensure!(matches!(got.status, Status::LocalLength | Status::LocalQpOperation), "receiver: {got:?}");
     let sent = w.client_done(c, Opcode::Send)?;
     same("sender", sent.wr_id, 1)?;
@@ -344,16 +344,15 @@ fn foreign_memory<F: Fabric>(w: &mut World<F>) -> Outcome {
     foreign.close().map_err(|e| e.to_string())
 }
 
-/// The client posts this with immediate data behind a message of the ordinary kind: the message arrives, the
-/// other is none, and ends the connection. Others live on, and no byte of the Receive that was taken is
-/// shown.
+/// The client posts this with immediate data after an ordinary message. The message arrives. The immediate data ends
+/// the connection and delivers no message. Other connections continue, and the consumed Receive shows no byte.
 fn immediate<F: Fabric>(w: &mut World<F>, (c, s): (QpId, QpId), posting: Posting) -> Outcome {
     let (other, its_peer) = w.connect()?;
     w.server.post_receives(None, 1)?;
     w.client.send_now(other, 1, &pattern(5, 300))?;
     let got = w.server_done(its_peer, Opcode::Recv)?;
     same("message", bytes(&got)?, &pattern(5, 300)[..])?;
-    // The same buffer again: what is in it is another client's.
+    // The reposted buffer still holds another client's data.
     w.server.post_again(got)?;
     if !w.client.fabric.post_immediate(c, posting, 7) {
         // The software fabric's rings have no such records.
@@ -389,7 +388,7 @@ fn write_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
 fn nothing_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
     let pair = w.connect()?;
     let src = Source::Lent(w.client.lent(&[0; 8])?);
-    // It needs no key.
+    // An empty Write needs no key.
     let remote = RemoteMemory { rkey: 0, address: 0 };
     let wr = WorkRequest::Write { src, offset: 0, len: 0, remote };
     immediate(w, pair, Posting { wr_id: 3, signalled: true, wr })
