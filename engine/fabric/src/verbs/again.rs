@@ -1,9 +1,9 @@
 //! Loss and reopening of a device.
 //!
-//! All connections end, which the shard does. Then everything of the device is freed; a driver may wait for that before
-//! it removes the device. From then on the device is looked up once a second, by its configured address or name. If
-//! present, it is opened, memory is registered with it, and its address is bound again if that was lost. The shard
-//! posts Receives, which came back from the old queue.
+//! First the shard ends all connections. Then the fabric frees all objects of the device, which a driver may wait for
+//! before it removes the device. After that, the fabric looks for the device once a second, by its configured address
+//! or name. It opens a present device, registers memory with it, and binds its address again if that was lost. The
+//! shard posts the Receives that came back from the old queue.
 
 #![forbid(unsafe_code)]
 
@@ -15,21 +15,21 @@ use super::receives::SharedReceives;
 use super::{VerbsFabric, device};
 use crate::{Capabilities, Completion, ControlEvent, DeviceEvent, Disconnect, FabricError, QpId, Status};
 
-/// How often it is looked whether a device is there again.
+/// Interval between checks for the device.
 pub(super) const AGAIN: Duration = Duration::from_secs(1);
 
-/// A device that is lost.
+/// A lost device.
 pub(super) struct Lost {
-    /// How.
+    /// The kind of loss.
     event: DeviceEvent,
-    /// When it is looked for next.
+    /// Time of the next check.
     look: Instant,
-    /// Whether it was watched. The next must be, too, since a device about to go can still be opened.
+    /// Whether the device was watched. The next must also be watched, because a device in removal can still be opened.
     was_watched: bool,
 }
 
 impl VerbsFabric {
-    /// Reports the end of all connections with the device, once. Each identifier and queue may report it.
+    /// Reports the loss of the device once, and ends all its connections. Each identifier and queue may report a loss.
     pub(super) fn device_lost(&mut self, event: DeviceEvent) {
         let (Some(opened), None) = (&self.device, &self.lost) else { return };
         let was_watched = opened.is_watched();
@@ -37,13 +37,13 @@ impl VerbsFabric {
         let name = &self.choice.device;
         table.iter_mut().for_each(|qp| qp.fail(attention, Disconnect::Device, || format!("{name}: {event}")));
         stats.device_failures += 1;
-        // Those of the next device are counted from its own.
+        // The next device has its own counter.
         stats.receiver_not_ready +=
             device::receiver_not_ready(name, self.choice.port).saturating_sub(self.not_ready_before);
         self.not_ready_before = u64::MAX;
         self.events.push(ControlEvent::Device(event));
         if let Some(listening) = &mut self.listener {
-            // Others may be of another device.
+            // Other fabrics may use another device.
             listening.stand(&self.sleeper);
             if event == DeviceEvent::Removed {
                 listening.device_removed(name);
@@ -65,7 +65,7 @@ impl VerbsFabric {
         )
     }
 
-    /// Continues with a lost device: frees it, or looks for it.
+    /// Frees a lost device, or looks for it.
     pub(super) fn tend_lost(&mut self) {
         if self.device.is_some() {
             self.let_go();
@@ -85,7 +85,7 @@ impl VerbsFabric {
         }
     }
 
-    /// Frees all of the device, if its connections have ended.
+    /// Frees all objects of the device, if its connections have ended.
     fn let_go(&mut self) {
         if self.book.table.iter().next().is_some() {
             return;
@@ -104,13 +104,13 @@ impl VerbsFabric {
     fn open_again(&mut self) -> Result<(), FabricError> {
         let mut config = (*self.config).clone();
         if config.address.is_none() {
-            // The first that is there may be another one.
+            // Without a name, another device could be the first present one.
             config.device.get_or_insert_with(|| self.choice.device.clone());
         }
         let found = Found::open(&config, Some(&self.channel))?;
         let opened = self.install(found);
         opened.inspect_err(|_| {
-            // As if it had not been opened.
+            // Reverts the opening.
             if let Some(opened) = self.device.take() {
                 self.book.shared.close();
                 self.regions.close();
@@ -148,7 +148,7 @@ impl VerbsFabric {
     }
 }
 
-/// Whether promises to peers and memory layout also fit the new device.
+/// Whether the new device fits the promises to peers and the memory layout.
 fn is_same(before: &Capabilities, now: &Capabilities) -> bool {
     let relied_on =
         |can: &Capabilities| (can.remote_invalidate, can.exposure_needs_own_arena, can.checks_window_bounds);

@@ -1,4 +1,4 @@
-//! From the device's completions to the fabric's.
+//! Translation of the device's completions.
 
 #![forbid(unsafe_code)]
 
@@ -17,20 +17,20 @@ use crate::{Completion, Disconnect, FabricStats, Opcode, QpId, Status};
 pub(super) struct Book {
     pub(super) table: Table<Qp>,
     pub(super) shared: SharedReceives,
-    /// Slot of each queue pair number.
+    /// Slot by queue pair number.
     pub(super) by_number: NumberMap<u32>,
-    /// The number that was looked up last, and its slot.
+    /// Cache of the last lookup: number and slot.
     last: (u32, u32),
-    /// Completions that are due already.
+    /// Completions ready for delivery.
     pub(super) ready: VecDeque<Completion>,
-    /// Slots for connection management.
+    /// Slots that connection management must process.
     pub(super) attention: Vec<u32>,
     pub(super) stats: FabricStats,
-    /// Polls that have found the device's queue empty.
+    /// Polls that found the device's completion queue empty.
     pub(super) empty_polls: u64,
-    /// Completions that the queue can still be made to hold.
+    /// Free entries of the completion queue.
     pub(super) room: usize,
-    /// The port has no link: no peer answers.
+    /// The port has no link, so no peer answers.
     pub(super) is_port_down: bool,
     invalidated_flags: u32,
 }
@@ -52,7 +52,7 @@ impl Book {
         }
     }
 
-    /// Continues with a reopened device: counters and queue pair names stay.
+    /// Continues with a reopened device. Counters and queue pair names stay.
     pub(super) fn go_on(&mut self, shared: SharedReceives, room: usize, quirks: &Quirks) {
         (self.shared, self.room, self.is_port_down) = (shared, room, false);
         self.invalidated_flags = quirks.invalidated_flags;
@@ -67,7 +67,6 @@ impl Book {
         self.last = (u32::MAX, u32::MAX);
     }
 
-    /// One completion of the device.
     #[inline]
     pub(super) fn complete(&mut self, done: &WorkCompletion, out: &mut Vec<Completion>) {
         if WrId(done.wr_id()).is_receive() { self.receive_done(done, out) } else { self.send_done(done, out) }
@@ -116,7 +115,7 @@ impl Book {
         let Some(buf) = buf else { return };
         self.room += 1;
         let Some(qp) = qp else {
-            // Its queue pair is gone.
+            // The queue pair is already destroyed.
             out.push(Completion::failed_receive(QpId::NONE, Status::Flushed, buf.into_buf()));
             return;
         };
@@ -139,8 +138,8 @@ impl Book {
     }
 }
 
-/// Replaces a status by `PortDown`. Devices do not report the cause of a missing answer. Soft-RoCE does not report the
-/// cause of a failed send.
+/// Replaces a status by `PortDown` without a link. Devices report only a missing answer or, as soft-RoCE, a failed
+/// send.
 #[cold]
 fn explained(status: Status, is_port_down: bool) -> Status {
     match status {
@@ -155,14 +154,14 @@ fn failed(qp: &mut Qp, attention: &mut Vec<u32>, what: &str, status: Status, ven
     qp.fail(attention, cause, || format!("{what} ended with {status:?} (vendor's code {vendor:#x})"));
 }
 
-/// Stops a queue pair for immediate data, which the device accepts and continues after.
+/// Stops a queue pair after immediate data. The device itself accepts such data and continues.
 #[cold]
 fn sent_immediate(qp: &mut Qp, attention: &mut Vec<u32>) {
     qp.stop();
     qp.fail(attention, Disconnect::Violation, || "the peer has sent immediate data, which no message has".to_owned());
 }
 
-/// The fabric's name of a device's status.
+/// Maps the device's status code.
 #[inline]
 pub(super) fn status(code: u32) -> Status {
     match code {
@@ -191,7 +190,7 @@ mod tests {
         for failure in [Status::RetryExceeded, Status::LocalQpOperation] {
             assert_eq!((explained(failure, true), explained(failure, false)), (Status::PortDown, failure));
         }
-        // These have causes of their own.
+        // These have other causes.
         for other in [Status::Flushed, Status::RemoteAccess, Status::RnrRetryExceeded] {
             assert_eq!(explained(other, true), other);
         }

@@ -11,7 +11,7 @@ use crate::{FabricAddress, FabricError};
 /// Use of a device feature: on, off, or automatic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Switch {
-    /// As the device table and the test at start determine.
+    /// Decided by the device table and the start-up test.
     #[default]
     Auto,
     /// Used.
@@ -20,54 +20,54 @@ pub enum Switch {
     Off,
 }
 
-/// How a [`VerbsFabric`](super::VerbsFabric) is set up.
+/// Configuration of a [`VerbsFabric`](super::VerbsFabric).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsConfig {
-    /// The device, such as `mlx5_0`. Default: the one that `address` is reached through, else the first with
-    /// an active port.
+    /// The device, such as `mlx5_0`. Default: the device of the route to `address`, else the first with an active port.
     pub device: Option<String>,
-    /// Index of the local GID in the port's table. It must be a routable one (RoCE v2). Default: that of the route to
+    /// Index of the local GID in the port's table. The GID must be routable (RoCE v2). Default: the GID of the route to
     /// the peer.
     pub gid_index: Option<u32>,
-    /// The address to listen at or connect to; it picks the device. `DEVICE@HOST:PORT` and `DEVICE/GID@HOST:PORT` name
-    /// the device and its GID. Default none.
+    /// The address to listen at or connect to, which picks the device. `DEVICE@HOST:PORT` and `DEVICE/GID@HOST:PORT`
+    /// name the device and its GID. Default none.
     pub address: Option<FabricAddress>,
-    /// Traffic class, service level and path MTU of connections. A request carries the class to the server, which
-    /// answers with the same unless it has its own. It carries the path MTU too, which both ends must observe: a server
-    /// refuses requests with a larger MTU than its own. On InfiniBand only the subnet manager chooses the MTU, and a
-    /// client that sets one does not connect. Each side has its own service level. A request with a path MTU carries it
-    /// too, 0 unless set.
+    /// Traffic class, service level and path MTU of connections.
+    ///
+    /// A request carries the class to the server, which answers with the same unless it has its own. It also carries
+    /// the path MTU, which both ends must observe. A server refuses a request whose MTU exceeds its own. On InfiniBand
+    /// only the subnet manager chooses the MTU, and a client that sets one does not connect. Each side has its own
+    /// service level. A request with a path MTU carries the service level too, 0 unless set.
     pub path: PathConfig,
-    /// Receives that the shared queue holds. Default 4096.
+    /// Receives in the shared queue. Default 4096.
     pub shared_receives: u32,
-    /// Most outstanding work requests of all queue pairs together. Default 32768; each costs 64 bytes for its
-    /// completion, and so does each Receive. A device with smaller completion queues provides its maximum. A post that
-    /// finds no room is refused with [`PostError::QueueFull`](crate::PostError::QueueFull).
+    /// Maximum outstanding work requests of all queue pairs together. Default 32768. Each work request and each Receive
+    /// costs 64 bytes of completion queue. A device with smaller completion queues provides its maximum. A post that
+    /// exceeds the limit fails with [`PostError::QueueFull`](crate::PostError::QueueFull).
     pub completions: u32,
-    /// Longest Send copied into its work request, in bytes. The device must support it. Default 220: the largest that
-    /// most devices hold without longer work requests.
+    /// Longest Send copied into its work request, in bytes. The device must support it. Default 220, the largest value
+    /// that most devices support without longer work requests.
     pub max_inline_data: u32,
-    /// Whether peers may invalidate keys of this side by Send With Invalidate. Default auto.
+    /// Whether peers may invalidate this side's keys by Send With Invalidate. Default auto.
     pub remote_invalidate: Switch,
     /// The peer's wait before a retry when no Receive is posted here. InfiniBand code: 1 (10 µs) to 31 (491 ms), 0 for
     /// 655 ms. Default 12: 640 µs.
     pub min_rnr_timer: u8,
-    /// Most retransmissions of a lost packet, 0 to 7. The connection ends after them. It applies to either side, but
-    /// peers may request less or more. Default 6, as the Linux kernel's NFS: for Soft-RoCE 7 is unlimited, so a dead
-    /// peer goes unnoticed.
+    /// Maximum retransmissions of a lost packet, 0 to 7. The connection ends after them. The limit applies to either
+    /// side, but peers may request another number. Default 6, as in the Linux kernel's NFS. On soft-RoCE 7 is
+    /// unlimited, so a dead peer goes unnoticed.
     pub retries: u8,
-    /// Most retries of a local message without a Receive, 0 to 6. Peers set the number, possibly unlimited, and each
-    /// wait, at most 655 ms. Default 6: a peer that takes nothing ends after 4 s.
+    /// Maximum retries of a local message without a Receive, 0 to 6. Peers set the number, possibly unlimited, and the
+    /// wait of at most 655 ms. Default 6: a peer without Receives is disconnected after 4 s.
     pub rnr_retries: u8,
     /// Longest wait for an acknowledgement before retransmission. InfiniBand code: 4.096 µs times two to the power of 1
     /// to 31. The actual wait follows from the path and the peer, and may be unlimited. Default 20: 4.3 s.
     pub ack_timeout: u8,
-    /// How long address and route may take to be found. Default 5 s.
+    /// Time-out of address and route resolution. Default 5 s.
     pub resolve_timeout: Duration,
     /// Longest wait of a closing connection for its sent data. Default 1 s.
     pub linger: Duration,
-    /// How long a queue pair's destruction waits for its last completions. Default 1 s. Devices need microseconds;
-    /// later completions count as flushed.
+    /// Longest wait of a queue pair's destruction for its last completions. Default 1 s. Devices need microseconds.
+    /// Later completions count as flushed.
     pub drain: Duration,
 }
 
@@ -94,10 +94,10 @@ impl Default for VerbsConfig {
 }
 
 impl VerbsConfig {
-    /// The same with the address's device and GID in their own fields.
+    /// Moves the address's device and GID to their own fields.
     ///
     /// # Errors
-    /// The address names another one than the field.
+    /// The address and the field name different ones.
     pub(super) fn with_device_of_address(mut self) -> Result<Self, FabricError> {
         let Some(address) = self.address.take() else { return Ok(self) };
         let (named, rest) = host::split_device(&address)?;
@@ -118,10 +118,10 @@ impl VerbsConfig {
         Ok(self)
     }
 
-    /// Whether a fabric like this uses the device and GID of an address.
+    /// Checks that the fabric uses the device and GID of an address.
     ///
     /// # Errors
-    /// It is on another one.
+    /// The fabric uses another device or GID.
     pub(super) fn check_named(
         &self,
         address: &FabricAddress,
@@ -137,7 +137,7 @@ impl VerbsConfig {
         Err(FabricError::address(&address.0, detail))
     }
 
-    /// Checks the fields; an error names one out of range.
+    /// Checks the fields. An error names the field that is out of range.
     pub(super) fn check(&self) -> Result<(), FabricError> {
         let check = |ok: bool, field: &str, got: u32, rule: &str| {
             if ok { Ok(()) } else { Err(FabricError::misuse(format!("verbs fabric: {field} = {got}: {rule}"))) }

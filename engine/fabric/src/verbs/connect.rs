@@ -1,4 +1,4 @@
-//! How connections begin and end.
+//! Connection setup and teardown.
 
 #![forbid(unsafe_code)]
 
@@ -25,26 +25,26 @@ use crate::{
     Completion, ConnectParams, ControlEvent, DeviceEvent, Disconnect, FabricAddress, FabricError, QpId, RequestId,
 };
 
-/// Events of one kind per pass, for fairness.
+/// Maximum events of one kind per pass, for fairness.
 const MOST_EVENTS: usize = 256;
-/// Connect requests handed over by others and not yet taken.
+/// Maximum connect requests handed over by other shards and not yet taken.
 const MOST_HANDED: usize = 256;
-/// Set in the numbers of identifiers that are requests, not queue pairs.
+/// Marks the number of an identifier that belongs to a request, not to a queue pair.
 pub(super) const REQUEST: usize = 1 << (usize::BITS - 1);
-/// The number of the identifier for the device's removal event.
+/// Number of the identifier that receives the device's removal event.
 pub(super) const WATCH: usize = REQUEST - 1;
-/// Bytes that a request's, and an accept's or reject's, private data may have.
+/// Maximum bytes of private data in a connect request, an accept and a reject.
 pub(super) const CONNECT_DATA: usize = 56;
 pub(super) const ACCEPT_DATA: usize = 196;
 pub(super) const REJECT_DATA: usize = 148;
-/// The peer's application has refused (`IB_CM_REJ_CONSUMER_DEFINED`).
+/// The peer's application refused (`IB_CM_REJ_CONSUMER_DEFINED`).
 const REJECTED_BY_CONSUMER: i32 = 28;
-/// Nobody listens (`IB_CM_REJ_INVALID_SERVICE_ID`).
+/// No listener (`IB_CM_REJ_INVALID_SERVICE_ID`).
 const REJECTED_NO_SERVICE: i32 = 8;
-/// Private data of a reject has no length on the wire: it is padded.
+/// Pads a reject's private data, which has no length field on the wire.
 const PADDING: u8 = 0;
 
-/// A connect request that waits for its answer.
+/// An unanswered connect request.
 pub(super) struct Request {
     number: u64,
     cm: CmId,
@@ -54,7 +54,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Nobody will answer it.
+    /// Drops it unanswered.
     pub(super) fn dispose(self) {
         reaper::dispose(self.cm);
     }
@@ -145,7 +145,7 @@ impl VerbsFabric {
         reaper::dispose(cm);
     }
 
-    /// Makes a queue pair; `identify` makes the identifier for its slot.
+    /// Creates a queue pair. `identify` creates the identifier for its slot.
     fn add(
         &mut self,
         params: &ConnectParams,
@@ -219,7 +219,7 @@ impl VerbsFabric {
         }
     }
 
-    /// Checks the path MTU of a peer's request, valid both ways. A side that cannot use such long packets refuses.
+    /// Refuses a request whose path MTU, valid in both directions, exceeds the local one.
     fn check_mtu(&self, cm: &CmId) -> Result<(), FabricError> {
         let Some(most) = self.config.path.path_mtu else { return Ok(()) };
         let way = cm.qp_attributes(ibv_qp_state::IBV_QPS_RTR).map_err(|e| explain::calling("rdma_init_qp_attr", &e))?;
@@ -235,12 +235,12 @@ impl VerbsFabric {
         )))
     }
 
-    /// Where connections go out from, if a GID was chosen.
+    /// Source address of connections, if a GID was chosen.
     pub(super) fn source(&self) -> Option<IpAddr> {
         self.config.gid_index.and(self.choice.gid.as_ref()).map(Gid::ip)
     }
 
-    /// The address was not reached; the text lists the devices.
+    /// Error for an unreachable address. Names the device.
     fn unreachable(&self, address: String, why: String) -> FabricError {
         let detail = format!("{why}; this fabric is on {}", self.capabilities.device);
         FabricError::unreachable(&address, detail)
@@ -253,7 +253,7 @@ impl VerbsFabric {
         if happened[Source::Device as usize] {
             self.device_events();
         }
-        // Requests of which there are too many already wait in the kernel, whose queue is bounded, too.
+        // Excess requests wait in the kernel, whose queue is also bounded.
         if !reaper::is_behind()
             && let Some((channel, handed)) = self.listener.as_ref().and_then(Listening::handed)
         {
@@ -304,7 +304,7 @@ impl VerbsFabric {
             return;
         }
         if event.cookie & REQUEST != 0 {
-            // The peer has given up before it was answered.
+            // The peer gave up before the answer.
             let number = (event.cookie & !REQUEST) as u64;
             if let Some(at) = self.requests.iter().position(|request| request.number == number) {
                 self.requests.swap_remove(at).dispose();
@@ -336,7 +336,7 @@ impl VerbsFabric {
                     Err(error) => self.connect_failed(id, explain::calling("starting the queue pair", &error)),
                 }
             }
-            // Given up meanwhile: the acceptor has to know.
+            // The client gave up meanwhile. The reject informs the acceptor.
             (CmEventKind::ConnectResponse, State::Failed) => {
                 if let Err(error) = qp.cm.reject(&[]) {
                     log::debug!("{id:?}: rdma_reject: {error}");
@@ -347,7 +347,7 @@ impl VerbsFabric {
             (kind, State::Connecting) if ends(kind) => {
                 self.not_reached(id, format!("{kind:?} ({})", io::Error::from_raw_os_error(event.status.abs())));
             }
-            // Of an identifier whose device is known to be this one: others' devices come and go.
+            // This identifier's device is known to be the opened one. Other devices come and go.
             (CmEventKind::DeviceRemoval, State::Accepting | State::Up | State::Closing) => {
                 self.device_lost(DeviceEvent::Removed);
             }
@@ -421,7 +421,7 @@ impl VerbsFabric {
         }
     }
 
-    /// The connection never came about. False if it did.
+    /// Marks a connection attempt as failed. Returns false if the connection is not `Connecting`.
     fn fail(&mut self, id: QpId) -> bool {
         let Some(qp) = self.book.table.get(id).filter(|qp| qp.state == State::Connecting) else {
             return false;
@@ -431,14 +431,14 @@ impl VerbsFabric {
         true
     }
 
-    /// Ends the connection: posted requests are flushed.
+    /// Ends the connection and flushes posted requests.
     pub(super) fn finish(&mut self, id: QpId, cause: Disconnect, reason: String) {
         let Some(qp) = self.book.table.get(id) else { return };
         if matches!(qp.state, State::Connecting | State::Failed | State::Over) {
             return;
         }
         qp.state = State::Over;
-        // Sends or answers a disconnect. An error means that both know already.
+        // Sends or answers a disconnect. An error means that both sides have closed already.
         if let Err(error) = qp.cm.disconnect() {
             log::trace!("{id:?}: rdma_disconnect: {error}");
         }
@@ -448,7 +448,7 @@ impl VerbsFabric {
         self.book.attention.push(id.slot);
     }
 
-    /// Starts to close: posted requests still go out.
+    /// Starts a local close. Posted requests still leave.
     pub(super) fn start_disconnect(&mut self, id: QpId) {
         let Some(qp) = self.book.table.get(id) else { return };
         match qp.state {
@@ -468,7 +468,7 @@ impl VerbsFabric {
         }
     }
 
-    /// Processes the connections that need attention.
+    /// Processes the slots in `attention`.
     fn tend(&mut self) {
         for slot in std::mem::take(&mut self.book.attention) {
             let Some(qp) = self.book.table.at(slot) else { continue };
@@ -488,14 +488,14 @@ impl VerbsFabric {
                     self.book.attention.push(slot);
                 }
             } else if qp.state == State::Accepting && qp.is_early {
-                // The connection manager finds out by itself. With rdma_notify and an immediate close, Linux 6.1 does
-                // not stop repeating its answer. It holds the identifier until it gives up: for 40 s.
+                // The connection manager detects this by itself. With `rdma_notify` and an immediate close, Linux 6.1
+                // keeps repeating its answer. It then holds the identifier for 40 s, until it gives up.
                 self.established(id, Vec::new());
             }
         }
     }
 
-    /// Takes the device's asynchronous events.
+    /// Processes the device's asynchronous events.
     pub(super) fn device_events(&mut self) {
         for _ in 0..MOST_EVENTS {
             let Some(event) = self.device.as_ref().and_then(|device| device.context.next_async()) else { return };
@@ -529,7 +529,7 @@ impl VerbsFabric {
                 qp.is_early = true;
                 self.book.attention.push(slot);
             }
-            // Fatal, a bad request, refused access; the rest is about path migration.
+            // Fatal error, invalid request, or refused access. Other codes concern path migration.
             1..=3 => qp.fail(&mut self.book.attention, Disconnect::Failure, || {
                 format!("the device says: event {code} of the queue pair")
             }),
@@ -537,12 +537,12 @@ impl VerbsFabric {
         }
     }
 
-    /// Destroys a queue pair, and returns all its memory.
+    /// Destroys a queue pair and returns all its memory.
     pub(super) fn destroy(&mut self, id: QpId) {
         let Some(qp) = self.book.table.get(id) else { return };
         let was_connected = !matches!(qp.state, State::Connecting | State::Failed);
         if was_connected && qp.state != State::Over {
-            // An error means that both know already.
+            // An error means that both sides have closed already.
             let _ = qp.cm.disconnect();
         }
         qp.state = State::Over;
@@ -557,11 +557,11 @@ impl VerbsFabric {
         self.book.room += held.count;
         reaper::dispose(cm);
         self.book.attention.retain(|&slot| slot != id.slot);
-        // The caller of destroy needs no event of its end.
+        // The caller of `destroy` needs no `Disconnected` event.
         self.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
     }
 
-    /// Waits for a queue pair's last completions in error, for a bounded time.
+    /// Waits a bounded time for the last completions of a queue pair in error.
     fn drain(&mut self, id: QpId) {
         if let Some(qp) = self.book.table.get(id)
             && qp.endpoint.post_marker(&mut self.scratch)
@@ -577,7 +577,7 @@ impl VerbsFabric {
     }
 }
 
-/// A queue pair that is about to be destroyed, with its fabric.
+/// A queue pair before its destruction, with its fabric.
 struct Leaving<'a> {
     fabric: &'a mut VerbsFabric,
     id: QpId,
@@ -620,7 +620,7 @@ impl Last for Leaving<'_> {
     }
 }
 
-/// Starts path resolution, or sets the path.
+/// Starts path resolution, or sets the configured path.
 fn find_path(cm: &CmId, path: &PathConfig, timeout: i32) -> io::Result<()> {
     match (path.path_mtu, cm.own_address(), cm.peer_address()) {
         (Some(mtu), Some(from), Some(to)) => cm.set_path(&path::record(from.ip(), to.ip(), mtu, path)),
@@ -628,7 +628,7 @@ fn find_path(cm: &CmId, path: &PathConfig, timeout: i32) -> io::Result<()> {
     }
 }
 
-/// Events that end a connection, or the hope for one.
+/// Whether the event ends a connection or an attempt.
 fn ends(kind: CmEventKind) -> bool {
     use CmEventKind::{AddressError, ConnectError, DeviceRemoval, Disconnected, Rejected, RouteError, Unreachable};
     matches!(kind, AddressError | RouteError | ConnectError | Unreachable | Rejected | Disconnected | DeviceRemoval)
@@ -641,7 +641,7 @@ fn check_data(data: &[u8], most: usize) -> Result<(), FabricError> {
     Err(FabricError::misuse(format!("{} bytes of private data: at most {most} travel", data.len())))
 }
 
-/// Read depth of both sides, from the capabilities.
+/// Read depth of both directions, from the capabilities.
 pub(super) fn read_depth(serves: u32, begins: u32) -> u16 {
     u16::from(depth(serves.min(begins).min(u32::from(u16::MAX)) as u16))
 }

@@ -1,7 +1,7 @@
-//! Choice of device, port and GID, with the alternatives and the reason.
+//! Choice of device, port and GID.
 //!
-//! The connection manager chooses by the routing tables. This module reads the same before a device is opened, and can
-//! list the alternatives.
+//! The connection manager chooses by the routing tables. This module reads the same tables before a device is opened.
+//! Its errors list the alternatives and the reason.
 
 #![forbid(unsafe_code)]
 
@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use super::explain;
 use crate::FabricError;
 
-/// Where the kernel describes RDMA devices.
+/// The kernel's directory of RDMA devices.
 const SYSFS: &str = "/sys/class/infiniband";
 
-/// Consecutive free places after which a GID table ends: it fills from the front.
+/// Consecutive free entries that mark the end of a GID table. Tables fill from the front.
 const MOST_HOLES: usize = 32;
 
 /// An address of a port.
@@ -30,7 +30,7 @@ pub(super) struct Gid {
 }
 
 impl Gid {
-    /// The IP address that it stands for.
+    /// The IP address that the GID represents.
     pub(super) fn ip(&self) -> IpAddr {
         self.value.to_ipv4_mapped().map_or(IpAddr::V6(self.value), IpAddr::V4)
     }
@@ -60,8 +60,8 @@ pub(super) struct Port {
     pub(super) device: String,
     pub(super) number: u8,
     pub(super) is_active: bool,
-    /// Its device is an RNIC of iWARP. Nothing else shows it. Its link layer is `Ethernet`, and its GID is made of its
-    /// MAC address, not of an IP address.
+    /// The device is an RNIC of iWARP. Nothing else shows this. Its link layer is `Ethernet`, and its GID is made of
+    /// its MAC address, not of an IP address.
     pub(super) is_iwarp: bool,
     /// `Ethernet` or `InfiniBand`.
     pub(super) link_layer: String,
@@ -80,12 +80,12 @@ impl fmt::Display for Port {
     }
 }
 
-/// The chosen device.
+/// The chosen device and port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) device: String,
     pub(super) port: u8,
-    /// The address that connections will use, as far as it is known.
+    /// The address of connections, as far as it is known.
     pub(super) gid: Option<Gid>,
 }
 
@@ -94,7 +94,7 @@ pub(super) fn ports() -> Vec<Port> {
     ports_in(Path::new(SYSFS))
 }
 
-/// Local addresses of active RDMA ports: RoCE v2, not link-local. Other links are unknown here.
+/// Local addresses of active RDMA ports: RoCE v2, not link-local. Addresses of other links are unknown here.
 pub(super) fn addresses(ports: &[Port]) -> Vec<IpAddr> {
     let active = ports.iter().filter(|port| port.is_active).flat_map(|port| &port.gids);
     active.filter(|gid| gid.is_routable_roce() && !gid.is_link_local()).map(Gid::ip).collect()
@@ -126,7 +126,7 @@ fn gids(port: &Path) -> Vec<Gid> {
     let mut holes = 0;
     for index in 0.. {
         let name = index.to_string();
-        // The table ends, or has only free places left: rxe's has a thousand.
+        // The table ends, or has only free entries left. rxe's table has a thousand.
         let value = text(&port.join("gids").join(&name)).parse().unwrap_or(Ipv6Addr::UNSPECIFIED);
         if value.is_unspecified() {
             holes += 1;
@@ -153,8 +153,8 @@ fn text(path: &Path) -> String {
     fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// Chooses among `ports` other than iWARP. It takes the named device, the one with the address, or the first active
-/// one. Of its GIDs it takes the one with this index, or the one with the address.
+/// Chooses among `ports` other than iWARP: the named device, the one with the address, or the first active one. Of its
+/// GIDs it chooses the one with this index, or the one with the address.
 pub(super) fn choose(
     ports: &[Port],
     name: Option<&str>,
@@ -162,7 +162,7 @@ pub(super) fn choose(
     gid_index: Option<u32>,
 ) -> Result<Choice, FabricError> {
     let Some(index) = gid_index else { return choose_port(ports, name, address) };
-    // A named device with a GID of its own needs no address to be found.
+    // A named device with its own GID needs no address.
     let choice = choose_port(ports, name, address.filter(|_| name.is_none()))?;
     let failed = |why: String| {
         let call = format!("choosing GID {index} of {} port {}", choice.device, choice.port);
@@ -217,7 +217,7 @@ fn choose_port(ports: &[Port], name: Option<&str>, address: Option<IpAddr>) -> R
         }
         return Ok(Choice::new(port, Some(gid)));
     }
-    // InfiniBand addresses do not contain IP addresses: there the connection manager decides.
+    // InfiniBand GIDs do not contain IP addresses, so the connection manager decides.
     match active.iter().find(|port| port.link_layer != "Ethernet") {
         Some(port) => Ok(Choice::new(port, None)),
         None => failed(format!(
@@ -238,12 +238,11 @@ impl Choice {
     }
 }
 
-/// Whether this device has the address.
 pub(super) fn has(ports: &[Port], name: &str, address: IpAddr) -> bool {
     ports.iter().filter(|port| port.device == name).flat_map(|port| &port.gids).any(|gid| gid.ip() == address)
 }
 
-/// All ports, in words.
+/// Describes all ports for messages.
 pub(super) fn alternatives(ports: &[Port]) -> String {
     if ports.is_empty() {
         return format!("no RDMA devices at all (`rdma link` lists none): {}", explain::NO_DEVICE);
@@ -251,10 +250,10 @@ pub(super) fn alternatives(ports: &[Port]) -> String {
     ports.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// Messages that met no Receive at a port; 0 if not counted.
+/// Messages without a Receive at a port. 0 if not counted.
 pub(super) fn receiver_not_ready(device: &str, port: u8) -> u64 {
     let directory: PathBuf = [SYSFS, device, "ports", &port.to_string(), "hw_counters"].iter().collect();
-    // Of rxe, of mlx4 and mlx5, of bnxt_re, of irdma.
+    // Counters of rxe, of mlx4 and mlx5, of bnxt_re, and of irdma.
     ["send_rnr_err", "out_of_buffer", "rnr_naks_sent", "rnr_sent"]
         .iter()
         .filter_map(|name| text(&directory.join(name)).parse::<u64>().ok())
@@ -270,7 +269,7 @@ fn numa_node_in(root: &Path, device: &str) -> Option<u32> {
     text(&root.join(device).join("device/numa_node")).parse().ok()
 }
 
-/// Soft-RoCE: the only devices with this file.
+/// Whether this is a soft-RoCE device. Only these have the file `parent`.
 pub(super) fn is_soft_roce(device: &str) -> bool {
     Path::new(SYSFS).join(device).join("parent").exists()
 }
@@ -292,7 +291,7 @@ mod tests {
         Port { device: device.into(), number: 1, is_active, is_iwarp: false, link_layer: "Ethernet".into(), gids }
     }
 
-    /// As soft-iWARP and the NICs describe themselves.
+    /// A port with the values of soft-iWARP and hardware RNICs.
     fn rnic(device: &str) -> Port {
         Port { is_iwarp: true, ..port(device, true, vec![gid(0, "200:0:101::", "IB/RoCE v1")]) }
     }
@@ -373,14 +372,14 @@ mod tests {
         for (name, to) in [(None, None), (Some("siw0"), None), (None, address("10.0.0.1"))] {
             assert_eq!(refused(&alone, name, to), FabricError::iwarp("siw0"));
         }
-        // In front of others, which are chosen as if it were not there.
+        // An iWARP device before others does not affect the choice.
         let mut ports = two();
         ports.insert(0, rnic("irdma0"));
         let device = |name, to| choose(&ports, name, to, None).map(|choice| choice.device);
         assert_eq!(device(None, None).expect("a device"), "mlx5_1");
         assert_eq!(device(None, address("10.0.0.3")).expect("a device"), "mlx5_2");
         assert_eq!(refused(&ports, Some("irdma0"), None), FabricError::iwarp("irdma0"));
-        // The text lists the device, but not its address.
+        // An iWARP port does not show its IP address, but the error lists the port.
         let text = refused(&ports, None, address("10.0.0.9")).to_string();
         assert!(text.contains("no active port has the address") && text.contains("irdma0 port 1 (iWARP"), "{text}");
         let text = refused(&alone, None, None).to_string();
@@ -391,7 +390,7 @@ mod tests {
 
     #[test]
     fn iwarp_is_known_by_its_node() {
-        // As the kernel's drivers report it: mlx5 and rxe; siw, irdma in that mode, and cxgb4; usNIC.
+        // Values of the kernel's drivers: mlx5 and rxe; siw, cxgb4, and irdma in iWARP mode; usNIC.
         for (node_type, is_iwarp) in
             [("1: CA", false), ("4: RNIC", true), ("6: usNIC UDP", false), ("2: switch", false), ("", false)]
         {

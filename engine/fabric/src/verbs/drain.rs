@@ -1,32 +1,32 @@
-//! The last completions of a queue pair before its destruction.
+//! Drains the last completions of a queue pair before its destruction.
 //!
 //! A Receive of the shared queue returns only by its completion. Providers remove a destroyed queue pair's completions
-//! from the queue, so all are taken before.
+//! from the queue. All of them are therefore polled before.
 
 #![forbid(unsafe_code)]
 
-/// The awaited completions, and their queue.
+/// A queue pair with outstanding completions, and its completion queue.
 pub(super) trait Last {
-    /// Takes a batch of completions; returns the count and whether more may follow.
+    /// Takes a batch of completions. Returns the count and whether more may follow.
     fn take(&mut self) -> (usize, bool);
     /// Whether the device will add no more completions of the queue pair.
     fn is_silent(&mut self) -> bool;
-    /// Completions that the queue holds at most.
+    /// Capacity of the completion queue.
     fn capacity(&self) -> usize;
-    /// Whether to look again. It has been long enough if not.
+    /// Whether to poll again. False after the time-out.
     fn wait(&mut self) -> bool;
 }
 
-/// Takes completions until none of a queue pair in error can be left. False if the device did not fall silent
-/// in time.
+/// Takes completions until none of a queue pair in error can be left. Returns false if the device may still add some
+/// after the time-out.
 pub(super) fn drain(last: &mut impl Last) -> bool {
     loop {
-        // Asked first: completions before the answer are in the queue.
+        // Before `take`: completions that precede the device's report are in the queue now.
         let silent = last.is_silent();
         let (taken, more) = last.take();
         if silent {
             if more {
-                // Others fill the queue meanwhile: earlier entries are passed after as many as it holds.
+                // Others fill the queue meanwhile. Earlier entries are at most as many as the queue holds.
                 let mut left = last.capacity().saturating_sub(taken);
                 while left > 0 {
                     let (taken, more) = last.take();
@@ -47,21 +47,20 @@ pub(super) fn drain(last: &mut impl Last) -> bool {
 /// The state of a queue pair in error.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
-    /// Whether it was ever ready to receive. Before that a queue pair takes no Receive, and does not report its last
-    /// one.
+    /// The queue pair was ready to receive. Before that it takes no Receive and reports no last one.
     pub(super) was_ready: bool,
-    /// Its Receives are those of the shared queue.
+    /// It uses the shared receive queue.
     pub(super) shares_receives: bool,
-    /// Whether the device reports when a queue pair takes no more of those.
+    /// The device reports when a queue pair consumes no more shared Receives.
     pub(super) reports_last_receive: bool,
     /// The device has reported it.
     pub(super) last_receive_reached: bool,
-    /// Requests and Receives of its own that have not ended.
+    /// Unfinished requests and Receives of its own queue.
     pub(super) outstanding: usize,
 }
 
 impl Known {
-    /// Whether the device will report nothing more of it.
+    /// Whether the device will report no more completions of the queue pair.
     pub(super) fn is_silent(&self) -> bool {
         let owes_word = self.was_ready && self.shares_receives && self.reports_last_receive;
         self.outstanding == 0 && (!owes_word || self.last_receive_reached)
@@ -74,13 +73,13 @@ mod tests {
 
     const BATCH: usize = 64;
 
-    /// A queue with `ours` completions among an endless supply of others.
+    /// A queue with our completions among an endless supply of others.
     struct Queue {
         entries: std::collections::VecDeque<bool>,
         capacity: usize,
-        /// Others go on.
+        /// Others keep adding completions.
         busy: bool,
-        /// Polls before the device reports the end, and its completions until then.
+        /// Polls before the device reports the end, and our completions until then.
         looks: usize,
         late: usize,
         patience: usize,
@@ -111,7 +110,7 @@ mod tests {
             if self.looks > 0 {
                 self.looks -= 1;
                 if self.looks == 0 {
-                    // The last of it comes right before the event.
+                    // Our last completion comes right before the event.
                     self.entries.resize(self.entries.len() + self.late, true);
                 }
             }

@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "hands memory to the device, and takes it back")]
-//! A queue pair with the memory that its work requests name.
+//! A queue pair with the memory of its work requests.
 //!
-//! Memory moves in when a request is posted. It leaves when the device has proved that it is done. The proof is a
-//! completion of this or a later request of the queue, or the destruction of the queue pair. If even that fails, the
-//! memory is lost, and the pool reports it.
+//! A post moves memory into the endpoint. The memory leaves it when the device has provably finished. The proof is the
+//! completion of the request, a later completion of the same queue, or the destruction of the queue pair. If the
+//! destruction fails, the memory is lost, and the pool reports it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -30,12 +30,12 @@ use crate::{
     WindowId, WorkRequest,
 };
 
-/// No part of memory.
+/// An empty scatter-gather entry.
 const NOTHING: ibv_sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
-/// Longest stretch of requests without a completion.
+/// Longest run of unsignalled requests.
 const MOST_UNSIGNALLED: usize = 64;
 
-/// Memory that the device holds for a request.
+/// Memory that the device uses for a request.
 #[expect(dead_code, reason = "lent and frozen memory is held to be dropped")]
 enum Holds {
     Nothing,
@@ -49,15 +49,15 @@ enum Holds {
 struct InFlight {
     wr_id: u64,
     opcode: Opcode,
-    /// Its poster requested a completion.
+    /// The poster wants its completion.
     told: bool,
-    /// Whether it is this fabric's own and unreported.
+    /// Posted by the fabric itself and never reported.
     own: bool,
     holds: Holds,
 }
 
 impl InFlight {
-    /// Whether it holds nothing and is reported only on failure.
+    /// Whether it holds no memory and is reported only on failure.
     #[inline]
     fn is_nobodys(&self) -> bool {
         matches!(self.holds, Holds::Nothing) && !self.told
@@ -66,18 +66,17 @@ impl InFlight {
 
 const REFUSED: &str = "the device refused it; see the log";
 
-/// Working memory for chains; one for all queue pairs, to stay in cache. Entries are reused as they are. The unions
-/// that an opcode does not use are not read, except immediate data, which drivers want to be 0.
+/// Buffers to build chains, shared by all queue pairs to stay in cache. Entries are reused as they are. Devices do not
+/// read the unions that an opcode does not use. Immediate data is the exception, and drivers expect 0 there.
 #[derive(Default)]
 pub(super) struct Scratch {
     requests: Vec<ibv_send_wr>,
     parts: Vec<ibv_sge>,
-    /// Lines that peers can cause.
+    /// Log lines that peers can cause.
     pub(super) log: ClockedLog,
 }
 
 impl Scratch {
-    /// Makes room for a chain.
     #[inline]
     fn reserve(&mut self, count: usize) {
         if self.requests.len() < count {
@@ -92,23 +91,23 @@ impl Scratch {
     }
 }
 
-/// The effect of a completion.
+/// Effect of a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Retired {
-    /// Requests that it ended, its own and those before that had none.
+    /// Requests that it ended: its own and the unsignalled ones before it.
     pub(super) count: usize,
-    /// It names nothing that was posted.
+    /// No posted request has its identifier.
     pub(super) is_unknown: bool,
 }
 
-/// Parts of a new endpoint.
+/// Parameters of a new endpoint.
 pub(super) struct Parts<'a> {
     pub(super) id: QpId,
     pub(super) pd: &'a Rc<ProtectionDomain>,
     pub(super) cq: &'a Rc<CompletionQueue>,
     pub(super) srq: Option<&'a Rc<SharedReceiveQueue>>,
     pub(super) send_depth: u32,
-    /// Receives of its own, if it has its own queue.
+    /// Capacity of its own receive queue, if it has one.
     pub(super) own_receives: Option<u32>,
     pub(super) max_inline_data: u32,
     pub(super) windows: u32,
@@ -120,7 +119,7 @@ pub(super) struct Endpoint {
     owner: Owner,
     qp: Option<QueuePair>,
     in_flight: VecDeque<InFlight>,
-    /// Sequence number of the first one in flight.
+    /// Sequence number of the first request in flight.
     first: u32,
     depth: usize,
     max_inline_data: usize,
@@ -135,7 +134,7 @@ impl Endpoint {
     pub(super) fn new(parts: &Parts<'_>) -> io::Result<Self> {
         let depth = parts.send_depth.max(1) as usize;
         let srq = if parts.own_receives.is_some() { None } else { parts.srq };
-        // One more for the marker at its end.
+        // One extra entry for the final marker.
         let send = parts.send_depth.max(1) + 1;
         let mut capacity =
             QpCapacity { send, receive: parts.own_receives.unwrap_or(0), max_inline_data: parts.max_inline_data };
@@ -156,12 +155,11 @@ impl Endpoint {
         })
     }
 
-    /// The queue pair number.
     pub(super) fn number(&self) -> u32 {
         self.qp.as_ref().map_or(0, QueuePair::number)
     }
 
-    /// Takes its Receives from the shared queue.
+    /// Whether it uses the shared receive queue.
     pub(super) fn shares_receives(&self) -> bool {
         self.receives.is_none()
     }
@@ -170,18 +168,18 @@ impl Endpoint {
         self.qp.as_ref().map_or(Ok(()), |qp| qp.modify(to))
     }
 
-    /// Requests that the device has.
+    /// Requests in the device's send queue.
     #[inline]
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Receives of its own that the device has.
+    /// Receives in its own queue.
     pub(super) fn own_receives(&self) -> usize {
         self.receives.as_ref().map_or(0, ReceiveTable::outstanding)
     }
 
-    /// Posts Receives to its own queue; see [`ReceiveTable::post_own`]. `None` if it has no such queue.
+    /// Posts Receives to its own queue; see [`ReceiveTable::post_own`]. `None` without such a queue.
     #[inline]
     pub(super) fn post_recv(&mut self, regions: &Regions, bufs: &mut Vec<Buf>, limit: usize) -> Option<usize> {
         let (table, qp) = (self.receives.as_mut()?, self.qp.as_ref()?);
@@ -212,7 +210,7 @@ impl Endpoint {
         }
     }
 
-    /// Posts a chain of one inline Send, as in a conversation. `None` if it is anything else.
+    /// Posts a chain of one inline Send, the usual call or reply. `None` for any other chain.
     #[inline(always)]
     fn post_one(
         &mut self,
@@ -247,14 +245,14 @@ impl Endpoint {
         stats.signalled += u64::from(signalled);
         let holds = Holds::Nothing;
         self.in_flight.push_back(InFlight { wr_id, opcode: Opcode::Send, told, own: false, holds });
-        // The device has copied it: its buffer goes home here.
+        // The device has copied the message, so its buffer returns to the pool here.
         if let Some(Posting { wr: WorkRequest::Send { buf, .. }, .. }) = chain.pop() {
             drop(buf);
         }
         Some(rung.map_err(|_| PostError::Invalid(REFUSED)))
     }
 
-    /// Posts a chain with one call, as far as there is `room`.
+    /// Posts a chain with one call, up to `room` requests.
     #[inline(never)]
     fn post_all(
         &mut self,
@@ -304,7 +302,7 @@ impl Endpoint {
         result
     }
 
-    /// Links and posts the first `count` requests; on failure returns the count taken.
+    /// Links and posts the first `count` requests. On failure returns the count taken.
     #[inline]
     fn ring(&self, scratch: &mut Scratch, count: usize) -> Result<(), usize> {
         let (requests, parts) = (scratch.requests.as_mut_ptr(), scratch.parts.as_mut_ptr());
@@ -313,13 +311,13 @@ impl Endpoint {
             request.next = if n + 1 < count { requests.wrapping_add(n + 1) } else { ptr::null_mut() };
         }
         let Some(qp) = &self.qp else { return Err(0) };
-        // SAFETY: the chain is linked over vectors that live on. Its memory is that of `chain`, which moves into
-        // `in_flight`. Regions keep their arenas. Windows live in `self.windows` and go only when the queue pair is in
-        // error.
+        // SAFETY: the chain is linked over vectors that outlive the call. Its memory is that of `chain`, which moves
+        // into `in_flight`. Regions keep their arenas. Windows live in `self.windows`, which deallocates them only with
+        // the queue pair in error.
         unsafe { qp.post_send(requests) }.map_err(|refused| {
             let line = format_args!("{:?}: ibv_post_send of {count} requests: {}", self.id, refused.error);
             scratch.log.warn("failures of ibv_post_send", line);
-            // A device that does not report how many it took may have taken all.
+            // A device that does not report the first refused request may have taken all.
             position(&scratch.requests[..count], refused.first).unwrap_or(count)
         })
     }
@@ -366,12 +364,12 @@ impl Endpoint {
                 request.imm_data_invalidated_rkey_union.invalidated_rkey = rkey;
             }
         }
-        // A part of no bytes means 2 GiB to some devices.
+        // Some devices read a length of 0 as 2 GiB.
         request.num_sge = i32::from(part.length != 0);
         Ok(())
     }
 
-    /// Makes all but the name of a Send.
+    /// Builds a Send except for its identifier.
     #[inline(always)]
     fn build_send(
         &self,
@@ -390,7 +388,7 @@ impl Endpoint {
         let flag = |wanted, flag: ibv_send_flags| if wanted { flag.0 } else { 0 };
         request.send_flags = flag(fence, ibv_send_flags::IBV_SEND_FENCE)
             | flag(buf.len() <= self.max_inline_data, ibv_send_flags::IBV_SEND_INLINE);
-        // A part of no bytes means 2 GiB to some devices.
+        // Some devices read a length of 0 as 2 GiB.
         request.num_sge = i32::from(part.length != 0);
         Ok(())
     }
@@ -428,12 +426,12 @@ impl Endpoint {
         if window.qp == self.id { Ok(()) } else { Err("a window of another queue pair") }
     }
 
-    /// A posted request moves in.
+    /// Stores a posted request and its memory.
     #[inline]
     fn take(&mut self, posting: Posting) {
         let Posting { wr_id, signalled, wr } = posting;
         let (opcode, holds) = match wr {
-            // The device has copied an inline message: its buffer goes home here.
+            // The device has copied an inline message, so its buffer returns to the pool here.
             WorkRequest::Send { buf, .. } if buf.len() <= self.max_inline_data => (Opcode::Send, Holds::Nothing),
             WorkRequest::Send { buf, .. } => (Opcode::Send, Holds::Message(buf.post())),
             WorkRequest::Write { src: Source::Lent(mem), .. } => (Opcode::Write, Holds::Lent(mem)),
@@ -448,7 +446,7 @@ impl Endpoint {
         self.in_flight.push_back(InFlight { wr_id, opcode, told: signalled, own: false, holds });
     }
 
-    /// A request was built and not posted.
+    /// Reverts the window state of a request that was built but not posted.
     #[cold]
     fn undo(&mut self, posting: &Posting) {
         match &posting.wr {
@@ -458,7 +456,7 @@ impl Endpoint {
         }
     }
 
-    /// Posts a Send or a Write with immediate data, signalled. False if it is anything else, or refused.
+    /// Posts a signalled Send or Write with immediate data. False for other requests, or on failure.
     pub(super) fn post_immediate(
         &mut self,
         scratch: &mut Scratch,
@@ -489,8 +487,8 @@ impl Endpoint {
         true
     }
 
-    /// Posts a marker, whose completion means that everything before it has ended. It is an RDMA Write of no bytes,
-    /// which needs no key. False if unnecessary or impossible.
+    /// Posts a marker: an RDMA Write of no bytes, which needs no key. Its completion proves the end of all earlier
+    /// requests. False if unnecessary or impossible.
     pub(super) fn post_marker(&mut self, scratch: &mut Scratch) -> bool {
         if self.in_flight.len() > self.depth || self.in_flight.back().is_none_or(|last| last.own) {
             return false;
@@ -512,7 +510,7 @@ impl Endpoint {
         true
     }
 
-    /// Completes a send queue request, and all before it.
+    /// Completes a send queue request and all before it.
     #[inline]
     pub(super) fn retire(
         &mut self,
@@ -535,7 +533,7 @@ impl Endpoint {
     #[inline]
     fn end_first(&mut self, status: Status, out: &mut impl Extend<Completion>) {
         if status.is_ok() && self.in_flight.front().is_some_and(InFlight::is_nobodys) {
-            // Most are: the rest of a Send that the device has copied.
+            // The usual case: the rest of a Send that the device has copied.
             self.first = self.first.wrapping_add(1);
             drop(self.in_flight.pop_front());
             return;
@@ -548,11 +546,11 @@ impl Endpoint {
         let Some(InFlight { wr_id, opcode, told, own, holds }) = self.in_flight.pop_front() else { return };
         self.first = self.first.wrapping_add(1);
         match holds {
-            // SAFETY: the device has completed this request, or a later one of its queue, or the queue pair is
+            // SAFETY: the device has completed this request or a later one of its queue, or the queue pair is
             // destroyed.
             Holds::Message(posted) => drop(unsafe { posted.complete() }),
             Holds::Invalidation(index) if status.is_ok() => self.windows.revoked(index),
-            // A window that was not invalidated stays exposed until the queue pair is destroyed.
+            // A failed invalidation leaves the memory exposed until the queue pair's destruction.
             Holds::Invalidation(_) | Holds::Nothing | Holds::Lent(_) | Holds::Frozen(_) => {}
         }
         if (told || !status.is_ok()) && !own {
@@ -560,7 +558,7 @@ impl Endpoint {
         }
     }
 
-    /// Destroys the queue pair, which is in error, and returns its memory. The rest is flushed.
+    /// Destroys a queue pair in error and returns its memory. Outstanding requests are flushed.
     pub(super) fn destroy(&mut self, out: &mut impl Extend<Completion>) -> Retired {
         self.windows.destroy();
         let Some(qp) = self.qp.take() else { return Retired::default() };
@@ -575,7 +573,7 @@ impl Endpoint {
             self.end_first(Status::Flushed, out);
         }
         if let Some(mut receives) = self.receives.take() {
-            // SAFETY: the queue pair, and with it this queue, is destroyed.
+            // SAFETY: the queue pair is destroyed, and with it this queue.
             let bufs = unsafe { receives.reclaim() };
             out.extend(bufs.into_iter().map(|buf| Completion::failed_receive(self.id, Status::Flushed, buf)));
         }
@@ -585,14 +583,14 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // A queue pair whose memory is not awaited.
+        // For a queue pair that the fabric did not destroy first.
         self.destroy(&mut Vec::new());
     }
 }
 
 #[inline]
 fn blank() -> ibv_send_wr {
-    // SAFETY: numbers, null pointers, and unions of them.
+    // SAFETY: the struct consists of integers, null pointers, and unions of them.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
@@ -601,7 +599,7 @@ fn remote_part(remote: RemoteMemory) -> wr_t {
     wr_t { rdma: rdma_t { remote_addr: remote.address, rkey: remote.rkey } }
 }
 
-/// The device's form of part of a buffer.
+/// The device's form of a buffer range.
 #[inline]
 fn local(
     regions: &Regions,

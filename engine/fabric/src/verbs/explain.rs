@@ -15,7 +15,7 @@ use crate::FabricError;
 /// The device nodes of user space verbs and of the connection manager.
 const NODES: &str = "/dev/infiniband";
 
-/// How a host comes by a device.
+/// How to get a device on this host.
 pub(super) const NO_DEVICE: &str = "load the driver of the adapter (`sudo modprobe mlx5_ib`), or make a soft-RoCE device (`sudo modprobe rdma_rxe && \
                                    sudo rdma link add rxe0 type rxe netdev NETDEV`)";
 
@@ -23,7 +23,7 @@ fn errno(error: &io::Error) -> Option<Errno> {
     error.raw_os_error().map(Errno::from_raw_os_error)
 }
 
-/// Opening something failed: the kernel, its modules or permissions.
+/// Error for a failed open. The cause is the kernel, a missing module, or permissions.
 pub(super) fn opening(call: impl fmt::Display, error: &io::Error) -> FabricError {
     let why = match errno(error) {
         Some(Errno::ACCESS | Errno::PERM) => permissions(Path::new(NODES)),
@@ -35,7 +35,7 @@ pub(super) fn opening(call: impl fmt::Display, error: &io::Error) -> FabricError
     FabricError::system(call, format!("{error}; {why}"))
 }
 
-/// A call that pins memory, or makes an object of the device, failed.
+/// Error for a failed call that pins memory or creates a device object.
 pub(super) fn pinning(call: impl fmt::Display, error: &io::Error) -> FabricError {
     let why = match errno(error) {
         Some(Errno::NOMEM | Errno::AGAIN | Errno::PERM) => memlock(),
@@ -48,7 +48,7 @@ pub(super) fn pinning(call: impl fmt::Display, error: &io::Error) -> FabricError
     FabricError::system(call, format!("{error}; {why}"))
 }
 
-/// Any other call.
+/// Error for any other call.
 pub(super) fn calling(call: impl fmt::Display, error: &io::Error) -> FabricError {
     FabricError::system(call, error)
 }
@@ -60,7 +60,7 @@ fn memlock() -> String {
     )
 }
 
-/// Nodes that this process may not use.
+/// Nodes that this process may not access.
 fn forbidden(nodes: &Path) -> Vec<String> {
     entries(nodes)
         .into_iter()
@@ -70,12 +70,12 @@ fn forbidden(nodes: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Why something is not there. The libraries report the same for inaccessible nodes.
+/// Remedy for a missing device. The libraries report inaccessible nodes in the same way.
 fn absence(nodes: &Path) -> String {
     if forbidden(nodes).is_empty() { modules(nodes) } else { permissions(nodes) }
 }
 
-/// The device nodes that this process may not use.
+/// Names the inaccessible nodes.
 fn permissions(nodes: &Path) -> String {
     let forbidden = forbidden(nodes);
     let which = if forbidden.is_empty() {
@@ -89,7 +89,7 @@ fn permissions(nodes: &Path) -> String {
     )
 }
 
-/// The missing kernel modules.
+/// Names the missing modules.
 fn modules(nodes: &Path) -> String {
     let names = entries(nodes);
     let has = |prefix: &str| names.iter().any(|name| name.starts_with(prefix));

@@ -17,11 +17,10 @@ use crate::host::{self, NamedDevice};
 use crate::seats::{Arrival, Seat, Seats};
 use crate::{FabricAddress, FabricError};
 
-/// Connect requests that wait for an answer at a listener.
+/// Backlog of unanswered connect requests.
 const BACKLOG: i32 = 512;
 
-/// A bound address, shared by the shards that serve it. Each connect request goes to the shard with the fewest
-/// connections.
+/// A bound address that shards share. Each connect request goes to the shard with the fewest connections.
 #[derive(Clone, Debug)]
 pub struct VerbsListener(Arc<Inner>);
 
@@ -29,19 +28,19 @@ pub struct VerbsListener(Arc<Inner>);
 struct Inner {
     bound: Mutex<Bound>,
     channel: Arc<EventChannel>,
-    /// As given.
+    /// As configured.
     text: FabricAddress,
     named: Option<NamedDevice>,
     address: SocketAddr,
     seats: Arc<Seats<CmEvent>>,
 }
 
-/// The connection manager's binding of an address. The last clone of the listener releases it.
+/// The connection manager's binding. The last clone of the listener releases it.
 #[derive(Debug)]
 struct Bound {
-    /// `None` if its device was removed, and with it the address.
+    /// `None` after the removal of its device, which also removes the address.
     id: Option<CmId>,
-    /// Counts such removals: fabrics that share the address learn of one at different times.
+    /// Number of removals. Fabrics that share the address learn of a removal at different times.
     removals: u64,
 }
 
@@ -59,54 +58,53 @@ impl VerbsListener {
         &self.0.channel
     }
 
-    /// Where it listens; unspecified: at all addresses.
+    /// The bound address. Unspecified for all addresses.
     pub(super) fn address(&self) -> IpAddr {
         self.0.address.ip()
     }
 
-    /// The address may be of this device.
+    /// Checks that the address may belong to this device.
     ///
     /// # Errors
-    /// It names another one.
+    /// The address names another device.
     pub(super) fn check_named(&self, config: &VerbsConfig, device: &str) -> Result<(), FabricError> {
         config.check_named(&self.0.text, self.0.named.as_ref(), device)
     }
 
-    /// Nothing that is done under the lock can panic half done.
+    /// Ignores poisoning: no operation under the lock can panic midway.
     fn bound(&self) -> MutexGuard<'_, Bound> {
         self.0.bound.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Has the connection manager listen.
 fn bind(channel: &Arc<EventChannel>, at: SocketAddr) -> io::Result<CmId> {
-    // Its number marks events of requests not yet adopted.
+    // The number marks events of requests that no fabric has adopted yet.
     let id = CmId::new(channel, REQUEST)?;
     id.bind(at)?;
     id.listen(BACKLOG)?;
     Ok(id)
 }
 
-/// One fabric's part in a listener.
+/// One fabric's share of a listener.
 pub(super) struct Listening {
     listener: VerbsListener,
-    /// Its place among those that share the address, while it has a device.
+    /// Its seat among the fabrics that share the address. `None` without a device.
     seat: Option<Seat<CmEvent>>,
-    /// Removals that it knows of.
+    /// Removals that it has processed.
     removals: u64,
 }
 
 impl Listening {
-    /// Of a fabric that takes no requests yet.
+    /// Takes no requests before `sit`.
     pub(super) fn new(listener: &VerbsListener) -> Self {
         let removals = listener.bound().removals;
         Self { listener: listener.clone(), seat: None, removals }
     }
 
-    /// Takes requests from now on.
+    /// Starts taking requests.
     ///
     /// # Errors
-    /// Of `epoll_ctl`.
+    /// A failure of `epoll_ctl`.
     pub(super) fn sit(&mut self, sleeper: &Sleeper) -> Result<(), FabricError> {
         let added = sleeper.add(Source::Listener, self.listener.channel().fd());
         added.map_err(|e| explain::opening("epoll_ctl", &e))?;
@@ -114,19 +112,19 @@ impl Listening {
         Ok(())
     }
 
-    /// Accepts no more: requests handed to it go to others.
+    /// Stops taking requests. Requests handed to it go to other fabrics.
     pub(super) fn stand(&mut self, sleeper: &Sleeper) {
         if self.seat.take().is_some() {
             sleeper.remove(self.listener.channel().fd());
         }
     }
 
-    /// Others have handed it connections.
+    /// Whether other fabrics have handed it connections.
     pub(super) fn has_handed(&self) -> bool {
         self.seat.as_ref().is_some_and(Seat::has_handed)
     }
 
-    /// Where requests arrive, and those that others have handed to it.
+    /// The event channel for requests, and the requests that other fabrics handed over.
     pub(super) fn handed(&self) -> Option<(Arc<EventChannel>, VecDeque<Arrival<CmEvent>>)> {
         let seat = self.seat.as_ref()?;
         Some((Arc::clone(self.listener.channel()), seat.handed()))
@@ -137,7 +135,8 @@ impl Listening {
         self.seat.as_ref()?.place(request, most)
     }
 
-    /// The fabric's device was removed. An address of that device went with it; one of all devices is listened at on.
+    /// Processes the removal of the fabric's device. An address of that device is removed with it. A listener for all
+    /// addresses stays.
     pub(super) fn device_removed(&mut self, device: &str) {
         let mut bound = self.listener.bound();
         let of_it = bound.id.as_ref().and_then(CmId::device).is_some_and(|of| of == device);
@@ -148,7 +147,7 @@ impl Listening {
         self.removals = bound.removals;
     }
 
-    /// Binds the address again on a returned device. The first of those that share it does so.
+    /// Binds the address again on a returned device. Only the first of the sharing fabrics does so.
     ///
     /// # Errors
     /// As [`VerbsListener::bind`].

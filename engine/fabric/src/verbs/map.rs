@@ -1,22 +1,21 @@
-//! Maps keyed by numbers that the device chose: queue pair numbers, keys.
+//! Maps with device-chosen keys: queue pair numbers and memory keys.
 
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A map from a 32-bit number.
+/// A map from 32-bit numbers.
 pub(super) type NumberMap<V> = HashMap<u32, V, BuildHasherDefault<Multiply>>;
 
-/// One multiplication. These numbers come from the device and the kernel, not from peers, so no attacker can make them
-/// collide.
+/// A hash of one multiplication. The device and the kernel choose these numbers, so peers cannot force collisions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Multiply(u64);
 
 impl Hasher for Multiply {
     #[inline]
     fn finish(&self) -> u64 {
-        // The table uses the highest bits and the lowest.
+        // The table uses the highest and the lowest bits.
         self.0 ^ self.0 >> 32
     }
 

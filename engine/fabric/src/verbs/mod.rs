@@ -1,26 +1,29 @@
-//! The fabric over libibverbs and librdmacm: InfiniBand, RoCE, soft-RoCE. Address `verbs:HOST:PORT`, which picks the
-//! device; `verbs:DEVICE@HOST:PORT` and `verbs:DEVICE/GID@HOST:PORT` name it.
+//! The fabric over libibverbs and librdmacm.
 //!
-//! # How it is built
-//! - `sys` has the objects of the two libraries, and is the only part that calls them. `endpoint` and `receives` own
-//!   the memory that the device has, and are the only other parts with `unsafe` code.
-//! - A fabric has opened its device for itself: one context, one protection domain, one completion queue, one shared
-//!   receive queue. Shards share nothing of it, so only the libraries lock.
-//! - Queue pairs change their states here. The connection manager only carries the messages of `connect`. So a queue
-//!   pair can take Receives before there is a connection. It lives until this side has taken its memory back.
-//! - Memory is registered without remote rights. A peer reaches only the memory that a type-2 window is bound to
-//!   (`window`), on its queue pair. Either side ends that by invalidation.
-//! - A lost device is closed when its connections have ended, and reopened when it is present again (`again`). Memory
+//! It supports InfiniBand, RoCE and soft-RoCE. The address `verbs:HOST:PORT` picks the device. `verbs:DEVICE@HOST:PORT`
+//! and `verbs:DEVICE/GID@HOST:PORT` name it.
+//!
+//! # Structure
+//! - `sys` wraps the objects of the two libraries, and only `sys` calls them. `endpoint` and `receives` own the memory
+//!   in use by the device. Apart from `sys`, only these two have `unsafe` code.
+//! - A fabric opens its device for itself alone: one context, one protection domain, one completion queue, one shared
+//!   receive queue. Shards share none of these, so only the libraries lock.
+//! - Queue pairs are created and changed here, not by the connection manager, which only carries the messages of
+//!   `connect`. A queue pair can therefore take Receives before its connection exists. It lives until this side has its
+//!   memory back.
+//! - Memory is registered without remote rights. A peer reaches only the memory of type-2 windows (`window`) that are
+//!   bound on its queue pair. Either side revokes a window by invalidation.
+//! - A lost device is closed when its connections have ended. It is reopened when it is present again (`again`). Memory
 //!   and address stay the same.
-//! - All work ends in one completion queue. A post never exceeds its capacity: `Book::room` counts.
+//! - All work completes in one completion queue. A post never exceeds its capacity, which `Book::room` tracks.
 //!
 //! # Devices
-//! Those of iWARP are refused ([`FabricError::Iwarp`]). They have no memory windows, so each exposure would need a
-//! registration. There, the target of our RDMA Read must be open to the peer's RDMA Writes (RFC 5040 §5). A region has
-//! its rights as a whole, so a peer that sees one target could write to all of the pool.
+//! iWARP devices are refused ([`FabricError::Iwarp`]). They have no memory windows, so each exposure would need a
+//! registration. There, the target of our RDMA Read must be open to the peer's RDMA Writes (RFC 5040 §5). Rights apply
+//! to a whole region. A peer that learns the key of one target could therefore write to all of the pool.
 //!
-//! `quirks` has the devices' deviations from the specification. Soft-RoCE does not check window bounds, so there a peer
-//! reaches all of an arena while a window of it is open. See [`Capabilities::checks_window_bounds`].
+//! `quirks` lists the devices' deviations from the specification. Soft-RoCE does not check window bounds. A peer there
+//! reaches all of an arena while one window of it is bound. See [`Capabilities::checks_window_bounds`].
 
 mod again;
 mod complete;
@@ -73,21 +76,21 @@ use super::{
     FabricStats, PostError, Posting, QpId, RequestId, Status, Waker, WindowId,
 };
 
-/// Addresses of this host's active RoCE ports, for servers of this fabric. Empty on a host without.
+/// Addresses of this host's active RoCE ports, for servers of this fabric. Empty on a host without such a port.
 pub fn local_addresses() -> Vec<std::net::IpAddr> {
     device::addresses(&device::ports())
 }
 
-/// The NUMA node of this configuration's device. `None` if the kernel does not know it, or without such a device;
-/// opening it reports that.
+/// The NUMA node of this configuration's device. `None` if the kernel does not know the node, or if the device is
+/// absent. Opening the fabric reports the absence.
 pub fn numa_node(config: &VerbsConfig) -> Option<u32> {
     let config = config.clone().with_device_of_address().ok()?;
     opened::choose(&device::ports(), &config).ok().and_then(|choice| device::numa_node(&choice.device))
 }
 
-/// Longest sleep while a connection is being closed.
+/// Longest sleep while a connection closes.
 const TICK: Duration = Duration::from_millis(1);
-/// Empty polls between two yields of the core to a device that is software.
+/// Empty polls between two yields of the core to a software device.
 const POLLS_PER_YIELD: u64 = 16;
 
 /// One shard's device of the verbs fabric; see the module documentation.
@@ -106,25 +109,25 @@ pub struct VerbsFabric {
     next_request: u64,
     choice: Choice,
     is_infiniband: bool,
-    /// The device was removed, or is beyond use, and is not there again.
+    /// Set while the device is removed or failed, until it is reopened.
     lost: Option<Lost>,
     capabilities: Capabilities,
     quirks: Quirks,
     config: Box<VerbsConfig>,
-    /// The port's initial count of messages that met no Receive.
+    /// The port's initial count of messages without a Receive.
     not_ready_before: u64,
 }
 
 impl VerbsFabric {
-    /// The word before the colon of its addresses.
+    /// The scheme of its addresses, before the colon.
     pub const SCHEME: &'static str = "verbs";
 
     /// Opens the fabric for one shard.
     ///
     /// # Errors
-    /// The failed call, the limit found, and the remedy. For a missing device, the existing devices; also an address
-    /// and a field that name different ones. [`FabricError::Iwarp`] for a named iWARP device, or where there is no
-    /// other.
+    /// The failed call, the limit found, and the remedy. For a missing device, the existing devices. An address and a
+    /// field that name different devices. [`FabricError::Iwarp`] for a named iWARP device, or on a host without other
+    /// devices.
     pub fn new(config: VerbsConfig) -> Result<Self, FabricError> {
         config.check()?;
         let config = config.with_device_of_address()?;
@@ -155,7 +158,7 @@ impl VerbsFabric {
         })
     }
 
-    /// Takes up to `max` completions from the device; returns how many.
+    /// Takes up to `max` completions from the device. Returns the count.
     #[inline]
     fn poll_device(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
         let (Some(device), book) = (&self.device, &mut self.book) else { return 0 };
@@ -163,7 +166,7 @@ impl VerbsFabric {
     }
 }
 
-/// Handles a failed completion queue: all of its requests are lost.
+/// Fails all connections of a failed completion queue, because their completions are lost.
 #[cold]
 fn unpollable(error: &std::io::Error, book: &mut Book) -> usize {
     let attention = &mut book.attention;
@@ -183,7 +186,7 @@ impl Drop for VerbsFabric {
 }
 
 impl VerbsFabric {
-    /// How long it may sleep.
+    /// Longest permitted sleep.
     fn sleep_limit(&self) -> Option<Duration> {
         if !self.book.ready.is_empty() || !self.events.is_empty() {
             Some(Duration::ZERO)
@@ -202,7 +205,7 @@ impl Fabric for VerbsFabric {
         &self.capabilities
     }
 
-    /// Counters. Messages that met no Receive are the device's count, of all that use its port.
+    /// Counters. `receiver_not_ready` is the port's counter, so it includes other users of the port.
     fn stats(&self) -> FabricStats {
         let now = device::receiver_not_ready(&self.choice.device, self.choice.port);
         let receiver_not_ready = self.book.stats.receiver_not_ready + now.saturating_sub(self.not_ready_before);
@@ -239,7 +242,7 @@ impl Fabric for VerbsFabric {
             )));
         }
         let mut listening = Listening::new(listener);
-        // A device that is lost takes part when it is there again.
+        // With a lost device, the listener waits for the device's return.
         if self.lost.is_none() {
             listening.sit(&self.sleeper)?;
         }
@@ -313,7 +316,7 @@ impl Fabric for VerbsFabric {
             Some(id) => {
                 let Some(qp) = table.get(id) else { return 0 };
                 if matches!(qp.state, State::Over | State::Failed) && !qp.endpoint.shares_receives() {
-                    // Not every device flushes requests posted so late.
+                    // Some devices do not flush requests posted this late.
                     let n = bufs.iter().take_while(|buf| self.regions.get(buf.arena()).is_some()).count();
                     ready.extend(bufs.drain(..n).map(|buf| Completion::failed_receive(id, Status::Flushed, buf)));
                     return n;

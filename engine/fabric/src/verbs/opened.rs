@@ -20,32 +20,32 @@ use super::{VerbsFabric, explain, path, probe, reaper};
 use crate::host;
 use crate::{Capabilities, FabricError};
 
-/// Completions kept free for a hastily destroyed queue pair.
+/// Spare completion entries, for a queue pair destroyed while completions are outstanding.
 const SPARE_COMPLETIONS: u32 = 32;
 
-/// State of a device that connections share.
+/// Device objects that connections share.
 pub(super) struct Opened {
-    // In the order in which they must go.
+    // In drop order.
     pub(super) cq: Rc<CompletionQueue>,
     pub(super) pd: Rc<ProtectionDomain>,
     pub(super) context: Rc<Context>,
-    /// The identifier for removal events, with or without connections. `None` for addresses other than IP.
+    /// Receives removal events, with or without connections. `None` for addresses other than IP.
     watch: Option<CmId>,
 }
 
-/// All that is found, or made, when a device is opened.
+/// Results of opening a device.
 pub(super) struct Found {
     pub(super) opened: Opened,
-    /// The event channel of the identifiers.
+    /// Event channel of the identifiers.
     pub(super) channel: Arc<EventChannel>,
     pub(super) srq: Rc<SharedReceiveQueue>,
     pub(super) choice: Choice,
     pub(super) is_infiniband: bool,
     pub(super) quirks: Quirks,
     pub(super) capabilities: Capabilities,
-    /// Completions that may be waited for.
+    /// Free entries of the completion queue.
     pub(super) room: usize,
-    /// The port's count of messages that have met no Receive so far.
+    /// The port's initial count of messages without a Receive.
     pub(super) not_ready: u64,
 }
 
@@ -126,10 +126,10 @@ impl Found {
 }
 
 impl Opened {
-    /// Has it wake the sleeper.
+    /// Registers the device's descriptors with the sleeper.
     ///
     /// # Errors
-    /// Of `epoll_ctl`.
+    /// A failure of `epoll_ctl`.
     pub(super) fn wake(&self, sleeper: &Sleeper) -> Result<(), FabricError> {
         let added = sleeper
             .add(Source::Completions, self.cq.channel().fd())
@@ -142,7 +142,7 @@ impl Opened {
         self.watch.is_some()
     }
 
-    /// Closes a device; librdmacm also releases a `removed` one.
+    /// Closes a device. librdmacm also releases a `removed` one.
     pub(super) fn close(mut self, sleeper: &Sleeper, removed: bool) {
         sleeper.remove(self.cq.channel().fd());
         sleeper.remove(self.context.async_fd());
@@ -168,7 +168,7 @@ pub(super) fn choose(ports: &[Port], config: &VerbsConfig) -> Result<Choice, Fab
         None => None,
         Some(address) => {
             let to = host::resolve(address)?;
-            // The route does not matter for the named device's own address.
+            // The listen address belongs to the named device, whatever the route.
             let is_own = config.device.as_deref().is_some_and(|name| device::has(ports, name, to.ip()));
             let found = if is_own { Ok(to.ip()) } else { host::local_address(to) };
             let unreachable = |e: io::Error| {
@@ -177,15 +177,14 @@ pub(super) fn choose(ports: &[Port], config: &VerbsConfig) -> Result<Choice, Fab
                     format!("the routing tables have no way there: {e}; see `ip route get {}`", to.ip()),
                 )
             };
-            // A server may listen at all addresses: that names no device.
+            // An unspecified address names no device.
             (!to.ip().is_unspecified()).then(|| found.map_err(unreachable)).transpose()?
         }
     };
     device::choose(ports, config.device.as_deref(), local, config.gid_index)
 }
 
-/// The longest inline Send that the device gives, up to `wanted`. Finds out by the way whether queue pairs
-/// can be made at all.
+/// Finds the longest inline Send that the device supports, up to `wanted`. Fails if queue pairs cannot be created.
 fn most_inline_data(
     pd: &Rc<ProtectionDomain>,
     cq: &Rc<CompletionQueue>,
@@ -197,14 +196,14 @@ fn most_inline_data(
         let mut capacity = QpCapacity { send: 16, receive: 0, max_inline_data };
         match QueuePair::new(pd, cq, Some(srq), &mut capacity, 0) {
             Ok(_) => return Ok(max_inline_data.min(capacity.max_inline_data)),
-            // Some devices give less only if they are asked for less.
+            // Some devices fail instead of returning a smaller value.
             Err(_) if max_inline_data > 0 => max_inline_data /= 2,
             Err(error) => return Err(explain::pinning("ibv_create_qp", &error)),
         }
     }
 }
 
-/// The device, in words.
+/// Describes the device for messages.
 fn describe(choice: &Choice, mtu: u32, quirks: &Quirks) -> String {
     let family = if quirks.family.is_empty() { String::new() } else { format!(" ({})", quirks.family) };
     let gid = choice.gid.as_ref().map_or_else(String::new, |gid| format!(", {gid}"));

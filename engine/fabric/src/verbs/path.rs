@@ -10,30 +10,30 @@ use super::sys::PathRecord;
 use crate::FabricError;
 use crate::path::PathConfig;
 
-/// Routers that a packet may pass: the default of Linux for IP packets.
+/// Hop limit: Linux's default for IP packets.
 const HOP_LIMIT: u32 = 64;
 /// The only partition of RoCE.
 const DEFAULT_PKEY: u16 = 0xFFFF;
-/// Paths lead back as well; there is one.
+/// One path, valid in both directions.
 const REVERSIBLE: u8 = 1 << 7 | 1;
-/// The number beside it is meant exactly (InfiniBand Architecture 1.2.1 §15.2.5.16).
+/// Selector: the value beside it is exact (InfiniBand Architecture 1.2.1 §15.2.5.16).
 const EXACTLY: u8 = 2 << 6;
-/// The kernel's value for RoCE: 4.096 µs times two to this power, for a packet's way.
+/// Packet lifetime: the kernel's value for RoCE, 4.096 µs · 2^16.
 const LIFETIME: u8 = 16;
-/// All of the device's rate.
+/// The device's full rate.
 const FULL_RATE: u8 = 0;
 
-/// The code of a path MTU: 1 is 256 bytes, 5 is 4096.
+/// Code of a path MTU: 1 is 256 bytes, 5 is 4096.
 pub(super) fn mtu_code(mtu: u32) -> u32 {
     mtu.max(256).ilog2() - 7
 }
 
-/// Bytes of a path MTU's code.
+/// Bytes of a path MTU code.
 pub(super) fn mtu_of(code: u32) -> u32 {
     128 << code.min(5)
 }
 
-/// A queue pair cannot send more than its port does.
+/// Checks that the path MTU does not exceed the port's active MTU.
 pub(super) fn check_port(path: &PathConfig, device: &str, port: u8, active: u32) -> Result<(), FabricError> {
     match path.path_mtu {
         Some(mtu) if active > 0 && mtu > active => Err(FabricError::misuse(format!(
@@ -51,8 +51,8 @@ pub(super) fn mark(attr: &mut ibv_qp_attr, path: &PathConfig) {
     way.sl = path.service_level.unwrap_or(way.sl);
 }
 
-/// A RoCE path between two addresses with this MTU. The connection manager finds only one with the interface's own. It
-/// goes to the peer with the request, so that both queue pairs have it.
+/// A RoCE path between two addresses with this MTU. Path resolution finds only the interface's own MTU. The request
+/// carries the path to the peer, so both queue pairs use it.
 pub(super) fn record(from: IpAddr, to: IpAddr, mtu: u32, path: &PathConfig) -> PathRecord {
     let gid = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),

@@ -1,7 +1,7 @@
-//! A device test with two connected queue pairs. It shows whether a peer's Send invalidates a window, and whether
-//! window bounds are checked.
+//! A device test with two connected queue pairs.
 //!
-//! Done once for each device and process, when it is first opened.
+//! It shows whether a peer's Send invalidates a window, and whether window bounds are checked. It runs once per device
+//! and process, at the first opening.
 
 #![forbid(unsafe_code)]
 
@@ -26,23 +26,23 @@ use crate::{
     Access, Completion, FabricStats, Opcode, Posting, QpId, RemoteMemory, Source, Status, WindowId, WorkRequest,
 };
 
-/// A device that has not answered by then is not asked again.
+/// Time-out of the test, which is never repeated.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes of a buffer.
 const BYTES: usize = 4096;
 /// Bytes of the window in it.
 const WINDOW: usize = 64;
 
-/// The result of a probe.
+/// Results of the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Findings {
-    /// Checks that Send With Invalidate revokes a window, reports it, and leaves it free.
+    /// Send With Invalidate revokes a window, reports it, and leaves the window free.
     pub(super) remote_invalidate: bool,
-    /// A Write behind the end of a window is refused.
+    /// The device refuses a Write beyond the end of a window.
     pub(super) checks_window_bounds: bool,
 }
 
-/// Asks the device, unless this process has before. `None`: it could not be asked.
+/// Tests the device, once per process. `None` if the test failed to run.
 pub(super) fn findings(
     context: &Rc<Context>,
     choice: &Choice,
@@ -72,7 +72,7 @@ fn ask(context: &Rc<Context>, choice: &Choice, port: &PortAttributes, quirks: &Q
     })
 }
 
-/// Two queue pairs, and the memory between them. The first exposes, the second is its peer.
+/// Two queue pairs and their memory. The first exposes memory to the second.
 struct Pair {
     ends: [Endpoint; 2],
     out: Vec<Completion>,
@@ -163,7 +163,7 @@ impl Pair {
         }
     }
 
-    /// Binds the window of the first end; the peer's view of it.
+    /// Binds the first end's window and returns the peer's view of it.
     fn expose(&mut self, mem: &Lent) -> io::Result<RemoteMemory> {
         let rkey = self.ends[0].windows.next_rkey(0).ok_or_else(|| other("no window"))?;
         let window = WindowId { qp: QpId { slot: 0, generation: 0 }, index: 0 };
@@ -179,7 +179,7 @@ impl Pair {
         self.ends[0].windows.add().map(drop).map_err(|_| other("the device gives no window"))
     }
 
-    /// How a Write of the peer ends.
+    /// Posts a Write of the peer and returns its status.
     fn write(&mut self, len: usize, remote: RemoteMemory) -> io::Result<Status> {
         let src = Source::Lent(self.lent()?);
         self.post(1, WorkRequest::Write { src, offset: 0, len, remote })?;
@@ -200,7 +200,7 @@ impl Pair {
         if !self.wait(0, Opcode::Recv)?.is_ok() || self.invalidated != Some(first.rkey) {
             return Ok(false);
         }
-        // It must be free now, and its old key invalid.
+        // The window must be free now, and its old key invalid.
         self.ends[0].windows.revoked_by_peer(first.rkey);
         let again = self.expose(&mem)?;
         Ok(self.write(WINDOW, again)?.is_ok() && self.write(WINDOW, first)? == Status::RemoteAccess)
@@ -217,7 +217,7 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         for end in &mut self.ends {
-            // Outstanding requests are flushed; the windows go before the queue pairs.
+            // Outstanding requests are flushed. The windows go before the queue pairs.
             let _ = end.modify(QpAttributes::state(state::IBV_QPS_ERR));
             end.destroy(&mut Vec::new());
         }
@@ -231,7 +231,7 @@ fn received(end: &mut Endpoint, done: &WorkCompletion, status: Status, out: &mut
     out.push(Completion { wr_id: 0, qp, opcode: Opcode::Recv, status, buf, invalidated: None });
 }
 
-/// Connects a queue pair to its peer on the same port, without connection manager.
+/// Connects a queue pair to its peer on the same port, without a connection manager.
 fn steps(peer: u32, choice: &Choice, port: &PortAttributes) -> [QpAttributes; 3] {
     let mut init = QpAttributes::state(state::IBV_QPS_INIT);
     init.attr.port_num = choice.port;

@@ -13,23 +13,23 @@ use super::sys::{CmId, ConnectionParameters, QpAttributes};
 use crate::seats::Taken;
 use crate::{ConnectParams, Disconnect, QpId};
 
-/// Bits that the kernel's connection manager sets for its own use.
+/// Attribute bits for the kernel's connection manager only.
 const KERNEL_ONLY: u32 = 0xF << 21;
 
-/// Where a connection is in its life.
+/// State of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// We connect: address, route, and the peer's answer are waited for.
+    /// We connect, and wait for address, route and the peer's answer.
     Connecting,
-    /// We have accepted: the peer's last word is waited for.
+    /// We have accepted, and wait for the peer's final message.
     Accepting,
-    /// Both directions may be used.
+    /// Established in both directions.
     Up,
-    /// Closing locally: posted requests still go out.
+    /// Local close. Posted requests still leave.
     Closing,
-    /// Over: the queue pair is in error.
+    /// Ended. The queue pair is in error.
     Over,
-    /// It never came about.
+    /// Never established.
     Failed,
 }
 
@@ -40,24 +40,25 @@ pub(super) struct Qp {
     pub(super) endpoint: Endpoint,
     pub(super) cm: CmId,
     pub(super) params: ConnectParams,
-    /// The time at which a closing connection ends in any case.
+    /// Time limit of a local close, whatever is still in flight.
     pub(super) deadline: Option<Instant>,
-    /// The cause of its end, from a completion or the device.
+    /// Cause of the end, from a completion or the device.
     pub(super) failure: Option<(Disconnect, String)>,
-    /// The final event, and the empty poll after which to report it. Earlier messages come first.
+    /// The final event with its cause. The fabric reports it after a poll beyond this count finds the queue empty.
+    /// Earlier messages are thus delivered first.
     pub(super) farewell: Option<(u64, Disconnect, String)>,
-    /// A message came before the connection manager's last word.
+    /// A message arrived before the connection manager reported the connection.
     pub(super) is_early: bool,
-    /// Whether it was ready to receive. Messages may have met Receives of it, or of the shared queue.
+    /// It was ready to receive. Its messages may have consumed Receives.
     pub(super) was_ready: bool,
-    /// It takes no more of the shared Receives.
+    /// The queue pair consumes no more shared Receives.
     pub(super) last_receive_reached: bool,
-    /// Counts it at the address that it came by.
+    /// Counts the connection at its listener.
     pub(super) taken: Option<Taken>,
 }
 
 impl Qp {
-    /// Sets its end, unless already set.
+    /// Records the cause of the end, unless one is set.
     #[cold]
     pub(super) fn fail(&mut self, attention: &mut Vec<u32>, cause: Disconnect, reason: impl FnOnce() -> String) {
         if matches!(self.state, State::Accepting | State::Up | State::Closing) && self.failure.is_none() {
@@ -66,7 +67,7 @@ impl Qp {
         }
     }
 
-    /// Requests are taken, if only to be flushed. A side with data from its peer may answer.
+    /// Accepts requests, if only to flush them. An accepting side may answer once data from the peer has arrived.
     #[inline]
     pub(super) fn takes_requests(&self) -> bool {
         matches!(self.state, State::Up | State::Over) || self.state == State::Accepting && self.is_early
@@ -77,7 +78,7 @@ impl Qp {
         read | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
     }
 
-    /// Readies the queue pair for Receives, before anything is known of the connection.
+    /// Readies the queue pair for posted Receives, before any connection parameter is known.
     pub(super) fn open(&self, port: u8) -> std::io::Result<()> {
         let mut to = QpAttributes::state(ibv_qp_state::IBV_QPS_INIT);
         to.attr.port_num = port;
@@ -111,14 +112,14 @@ impl Qp {
         self.endpoint.modify(send)
     }
 
-    /// Puts the queue pair into error: all that is posted is flushed.
+    /// Puts the queue pair into error, which flushes all posted requests.
     pub(super) fn stop(&self) {
         if let Err(error) = self.endpoint.modify(QpAttributes::state(ibv_qp_state::IBV_QPS_ERR)) {
             log::debug!("{:?}: ibv_modify_qp to error: {error}", self.id);
         }
     }
 
-    /// Parameters for the peer.
+    /// Connection parameters for the peer.
     pub(super) fn parameters(&self, config: &VerbsConfig) -> ConnectionParameters<'_> {
         ConnectionParameters {
             private_data: &self.params.private_data,
@@ -132,17 +133,17 @@ impl Qp {
     }
 }
 
-/// Bounds the retries and waits for the peer. The peer's request or answer sets them, possibly unlimited; the local
-/// knobs are the maximum.
+/// Bounds retries and time-outs. The peer's request or answer sets them, possibly without limit. The local knobs are
+/// the maximum.
 fn bound_patience(send: &mut QpAttributes, config: &VerbsConfig) {
     let attr = &mut send.attr;
     attr.rnr_retry = attr.rnr_retry.min(config.rnr_retries);
     attr.retry_cnt = attr.retry_cnt.min(config.retries);
-    // 0 means without end.
+    // 0 means unlimited.
     attr.timeout = if attr.timeout == 0 { config.ack_timeout } else { attr.timeout.min(config.ack_timeout) };
 }
 
-/// The connection manager's byte for it; the highest value means the device's maximum.
+/// The connection manager's byte for a read depth. The highest value would mean the device's maximum.
 pub(super) fn depth(reads: u16) -> u8 {
     reads.min(254) as u8
 }
@@ -160,10 +161,10 @@ mod tests {
             bound_patience(&mut send, &config);
             (send.attr.rnr_retry, send.attr.retry_cnt, send.attr.timeout)
         };
-        // Without end, each of them.
+        // All are unlimited.
         assert_eq!(bounded(7, 7, 0), (6, 6, 20));
         assert_eq!(bounded(7, 7, 31), (6, 6, 20));
-        // The peer may set less than ours: the Linux kernel asks for no retries where there is no Receive.
+        // The peer may set lower values. The Linux kernel requests no retries without a Receive.
         assert_eq!(bounded(0, 3, 14), (0, 3, 14));
     }
 }

@@ -1,4 +1,4 @@
-//! Deviations of devices from the specification, and unreported facts.
+//! Deviations of devices from the specification, and properties that no attribute reports.
 
 #![forbid(unsafe_code)]
 
@@ -7,34 +7,34 @@ use super::sys::Attributes;
 
 /// `IBV_WC_WITH_INV`.
 const WITH_INVALIDATION: u32 = 1 << 3;
-/// The kernel's number of the same, which rxe hands through.
+/// The kernel's value of the same flag, which rxe passes through.
 const WITH_INVALIDATION_KERNEL: u32 = 1 << 2;
 /// `IBV_DEVICE_MEM_MGT_EXTENSIONS`: Send With Invalidate, among others.
 const MEMORY_MANAGEMENT: u32 = 1 << 21;
 /// `IBV_DEVICE_MEM_WINDOW_TYPE_2A` and `…_2B`.
 const WINDOWS_TYPE_2: u32 = 3 << 23;
 
-/// How one device behaves.
+/// Behavior of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Quirks {
-    /// Its family, for people.
+    /// Device family, for messages.
     pub(super) family: &'static str,
-    /// It has type-2 memory windows.
+    /// The device has type-2 memory windows.
     pub(super) has_windows: bool,
-    /// Whether it invalidates windows on a peer's Send With Invalidate.
+    /// The device invalidates windows on a peer's Send With Invalidate.
     pub(super) remote_invalidate: bool,
-    /// Bits of a completion's flags that mark an invalidated key.
+    /// Completion flags that mark an invalidated key.
     pub(super) invalidated_flags: u32,
-    /// It checks the bounds of a window at each access.
+    /// The device checks the bounds of a window at each access.
     pub(super) checks_window_bounds: bool,
-    /// Whether it reports that a queue pair in error takes no more shared Receives.
+    /// The device reports that a queue pair in error consumes no more shared Receives.
     pub(super) reports_last_receive: bool,
-    /// Whether it is software, which takes its time from polling cores.
+    /// The device is software and shares the cores that poll.
     pub(super) works_on_our_cores: bool,
 }
 
 impl Quirks {
-    /// Of this device.
+    /// Quirks of this device.
     pub(super) fn of(name: &str, attributes: &Attributes) -> Self {
         let flags = attributes.capability_flags;
         let has_windows = flags & WINDOWS_TYPE_2 != 0 && attributes.max_mw > 0;
@@ -50,7 +50,7 @@ impl Quirks {
         if device::is_soft_roce(name) { general.soft_roce() } else { general }
     }
 
-    /// The kernel's rxe: seen in 6.1, and still there in later sources.
+    /// The kernel's rxe, observed in 6.1 and unchanged in later sources.
     fn soft_roce(self) -> Self {
         Self {
             family: "soft-RoCE",

@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "hands receive buffers to the device, and takes them back")]
-//! Posted Receives: the shared queue's, or one queue pair's own.
+//! Posted Receives of the shared queue or of one queue pair.
 
 use std::io;
 use std::ptr;
@@ -13,7 +13,7 @@ use super::sys::{QueuePair, Refused, SharedReceiveQueue, WorkCompletion};
 use super::wr_id::{Owner, WrId};
 use crate::ReceivedBuf;
 
-/// Buffers in a device's receive queue, by place in work request names.
+/// Buffers in a device's receive queue, indexed by work request identifiers.
 pub(super) struct ReceiveTable {
     owner: Owner,
     places: Vec<Option<Posted>>,
@@ -33,13 +33,13 @@ impl ReceiveTable {
         }
     }
 
-    /// Receives that the device has.
+    /// Receives in the device's queue.
     pub(super) fn outstanding(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// Posts Receives from the front of `bufs` as one chain. It stops at `limit`, at the free places, or at foreign
-    /// memory. Returns how many.
+    /// Posts Receives from the front of `bufs` as one chain. Stops at `limit`, without free entries, or at foreign
+    /// memory. Returns the count.
     #[inline]
     fn post(
         &mut self,
@@ -82,7 +82,6 @@ impl ReceiveTable {
         posted
     }
 
-    /// Makes room for a chain.
     #[cold]
     fn grow(&mut self, count: usize) {
         let (next, sg_list) = (ptr::null_mut(), ptr::null_mut());
@@ -90,22 +89,20 @@ impl ReceiveTable {
         self.parts.resize_with(count, || ibv_sge { addr: 0, length: 0, lkey: 0 });
     }
 
-    /// Posts to a shared queue.
     #[inline]
     fn post_shared(&mut self, srq: &SharedReceiveQueue, regions: &Regions, bufs: &mut Vec<Buf>, limit: usize) -> usize {
-        // SAFETY: the chain was linked over vectors that live on. Its buffers are moved into the table; only their
-        // completion or the end of the queue brings them back.
+        // SAFETY: the chain is linked over vectors that outlive the call. Its buffers move into the table. Only their
+        // completion or the queue's destruction returns them.
         self.post(regions, bufs, limit, |first| unsafe { srq.post(first) })
     }
 
-    /// Posts to a queue pair's own queue.
     #[inline]
     pub(super) fn post_own(&mut self, qp: &QueuePair, regions: &Regions, bufs: &mut Vec<Buf>, limit: usize) -> usize {
         // SAFETY: as in `post_shared`.
         self.post(regions, bufs, limit, |first| unsafe { qp.post_recv(first) })
     }
 
-    /// The buffer of a completed Receive, with the received length. `None` if there is no such Receive.
+    /// The buffer of a completed Receive, with the received length. `None` for an unknown Receive.
     #[inline]
     pub(super) fn complete(&mut self, done: &WorkCompletion, received: usize) -> Option<ReceivedBuf> {
         let id = WrId(done.wr_id());
@@ -118,18 +115,18 @@ impl ReceiveTable {
         Some(ReceivedBuf::new(unsafe { posted.complete() }, received))
     }
 
-    /// Takes all buffers back.
+    /// Returns all buffers.
     ///
     /// # Safety
-    /// The queue that they were posted to is destroyed.
+    /// The queue of these buffers is destroyed.
     pub(super) unsafe fn reclaim(&mut self) -> Vec<Buf> {
         self.free.clear();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the queue is destroyed.
         self.places.drain(..).flatten().map(|posted| unsafe { posted.complete() }).collect()
     }
 }
 
-/// Where a request lies in the vector that it was posted from.
+/// Index of a request in the posted vector.
 pub(super) fn position<W>(requests: &[W], at: *const W) -> Option<usize> {
     let offset = at.addr().checked_sub(requests.as_ptr().addr())?;
     Some(offset / size_of::<W>()).filter(|&n| n < requests.len())
@@ -165,13 +162,13 @@ impl SharedReceives {
         self.table.complete(done, received)
     }
 
-    /// Destroys the queue, and takes its buffers back.
+    /// Destroys the queue and returns its buffers.
     pub(super) fn close(&mut self) -> Vec<Buf> {
         let Some(srq) = self.srq.take() else { return Vec::new() };
         match Rc::try_unwrap(srq).map_err(|_| io::ErrorKind::ResourceBusy.into()).and_then(|srq| srq.destroy()) {
             // SAFETY: the queue is destroyed.
             Ok(()) => unsafe { self.table.reclaim() },
-            // The device may still write to the buffers: they are lost, and the pool counts them.
+            // The device may still write to the buffers. They are lost, and the pool counts them.
             Err(error) => {
                 log::error!("ibv_destroy_srq: {error}; {} buffers are lost", self.table.outstanding());
                 Vec::new()

@@ -1,4 +1,4 @@
-//! Memory that the device knows.
+//! Memory registered with the device.
 
 #![forbid(unsafe_code)]
 
@@ -15,11 +15,11 @@ use crate::{Access, FabricError};
 pub(super) struct Regions {
     /// `None` without a device.
     pd: Option<Rc<ProtectionDomain>>,
-    /// Arenas that are to be registered with the device when there is one.
+    /// Arenas to register once a device is present.
     waiting: Vec<(Arena, Access)>,
-    /// The oldest: a shard's own, which nearly all messages are in.
+    /// The first registered arena. It is the shard's own and holds nearly all messages.
     first: Option<(ArenaId, Region)>,
-    /// All others.
+    /// All other arenas.
     by_arena: NumberMap<Region>,
 }
 
@@ -67,7 +67,7 @@ impl Regions {
         }
     }
 
-    /// Deregisters all arenas from a device that goes; the next will know them.
+    /// Deregisters all arenas. They are registered again with the next device.
     pub(super) fn close(&mut self) {
         self.pd = None;
         let oldest = self.first.take().map(|(_, region)| region);
@@ -75,10 +75,10 @@ impl Regions {
         self.waiting.extend(all.map(|region| (region.mr.arena().clone(), region.access)));
     }
 
-    /// Registers all known arenas with a device.
+    /// Registers all known arenas with a device. On an error none stays registered.
     ///
     /// # Errors
-    /// Of the first that could not be; then none is.
+    /// The first failed registration.
     pub(super) fn open(&mut self, pd: &Rc<ProtectionDomain>) -> Result<(), FabricError> {
         self.pd = Some(Rc::clone(pd));
         let waiting = std::mem::take(&mut self.waiting);

@@ -1,4 +1,4 @@
-//! Sleeping until the device, the connection manager, or another thread has something.
+//! Sleep until an event of the device, the connection manager, or another thread.
 
 #![forbid(unsafe_code)]
 
@@ -12,12 +12,12 @@ use rustix::fd::{BorrowedFd, OwnedFd};
 
 use crate::Waker;
 
-/// The possible news.
+/// Event sources.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Source {
     /// Completions.
     Completions = 0,
-    /// Events of connections.
+    /// Connection events.
     Connections = 1,
     /// Connect requests.
     Listener = 2,
@@ -57,16 +57,16 @@ impl Sleeper {
     }
 
     pub(super) fn remove(&self, fd: BorrowedFd<'_>) {
-        // One that was never added is not there.
+        // The descriptor may never have been added.
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Waits for the sources; returns which of them may have something. `None`: without end.
+    /// Waits for events and returns the sources that may have one. A time-out of `None` is infinite.
     pub(super) fn wait(&self, timeout: Option<Duration>) -> [bool; ALL.len()] {
         let mut happened = [false; ALL.len()];
         let mut events = [const { std::mem::MaybeUninit::uninit() }; ALL.len()];
         let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
-        // An error is a signal: the caller polls, finds nothing, and returns.
+        // The only error is a signal. The caller polls, finds nothing, and returns.
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, timeout.as_ref()) else {
             return happened;
         };
@@ -78,7 +78,7 @@ impl Sleeper {
         happened
     }
 
-    /// Forgets that another thread has used the waker.
+    /// Clears the waker.
     pub(super) fn awake(&self) {
         let _ = rustix::io::read(&*self.waker, &mut [0; 8]);
     }

@@ -1,7 +1,7 @@
 //! The memory windows of one queue pair.
 //!
-//! A window is free, bound, or about to be free. Exposed memory is held here until its revocation is proven. A window
-//! is never invalidated twice, which some devices (rxe) do not survive.
+//! A window is free, bound, or in revocation. `Windows` holds the exposed memory until the revocation is proven. It
+//! never invalidates a window twice, because some devices (rxe) fail on that.
 
 #![forbid(unsafe_code)]
 
@@ -12,7 +12,7 @@ use rpcrdma_mempool::{ArenaId, Lent};
 use super::map::NumberMap;
 use super::sys::{MemoryWindow, ProtectionDomain};
 
-/// The owner's part of a key; the rest names the window.
+/// The owner's part of a key. The other bits identify the window.
 const KEY_VARIANT: u32 = 0xFF;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,22 +35,22 @@ pub(super) struct Windows {
     pd: Rc<ProtectionDomain>,
     limit: u32,
     list: Vec<Window>,
-    /// Index into `list`, by the part of the key that stays.
+    /// Index into `list` by the constant part of the key.
     by_key: NumberMap<u32>,
 }
 
-/// How a new window is refused.
+/// Reasons to refuse a new window.
 pub(super) enum NoWindow {
-    /// All that the parameters allow are there.
+    /// The limit of the parameters is reached.
     Limit(u32),
-    /// The device has none.
+    /// The device failed to allocate one.
     Device(std::io::Error),
 }
 
 /// A window's values for a bind.
 pub(super) struct Binding {
     pub(super) mw: *mut rdma_sys::ibv_mw,
-    /// The key that it will have.
+    /// The window's key after the bind.
     pub(super) rkey: u32,
 }
 
@@ -71,13 +71,13 @@ impl Windows {
         Ok(index)
     }
 
-    /// The key that the next bind gives.
+    /// The key after the next bind.
     #[inline]
     pub(super) fn next_rkey(&self, index: u32) -> Option<u32> {
         self.list.get(index as usize).map(|window| next(window.mw.rkey()))
     }
 
-    /// Takes a free window for a bind that is about to be posted.
+    /// Takes a free window for a bind before its post.
     #[inline]
     pub(super) fn begin_bind(&mut self, index: u32) -> Result<Binding, &'static str> {
         let window = self.list.get_mut(index as usize).ok_or("a window that was never made")?;
@@ -88,7 +88,7 @@ impl Windows {
         Ok(Binding { mw: window.mw.raw(), rkey: next(window.mw.rkey()) })
     }
 
-    /// The bind was posted.
+    /// Records a posted bind.
     #[inline]
     pub(super) fn bound(&mut self, index: u32, mem: Lent) {
         if let Some(window) = self.list.get_mut(index as usize) {
@@ -97,14 +97,14 @@ impl Windows {
         }
     }
 
-    /// The bind was not posted.
+    /// Reverts a bind that was not posted.
     pub(super) fn undo_bind(&mut self, index: u32) {
         if let Some(window) = self.list.get_mut(index as usize) {
             window.state = State::Free;
         }
     }
 
-    /// Takes a bound window for a local invalidation to be posted; returns its key.
+    /// Takes a bound window for a local invalidation before its post. Returns its key.
     #[inline]
     pub(super) fn begin_revoke(&mut self, index: u32) -> Result<u32, &'static str> {
         let window = self.list.get_mut(index as usize).ok_or("a window that was never made")?;
@@ -115,14 +115,14 @@ impl Windows {
         Ok(window.mw.rkey())
     }
 
-    /// The local invalidation was not posted.
+    /// Reverts a local invalidation that was not posted.
     pub(super) fn undo_revoke(&mut self, index: u32) {
         if let Some(window) = self.list.get_mut(index as usize) {
             window.state = State::Bound;
         }
     }
 
-    /// A local invalidation was carried out.
+    /// Frees a window after its local invalidation.
     #[inline]
     pub(super) fn revoked(&mut self, index: u32) {
         if let Some(window) = self.list.get_mut(index as usize) {
@@ -131,7 +131,7 @@ impl Windows {
         }
     }
 
-    /// The peer has invalidated a key. False if no bound window has it.
+    /// Frees the window whose key the peer invalidated. False if no bound window has the key.
     #[inline]
     pub(super) fn revoked_by_peer(&mut self, rkey: u32) -> bool {
         let index = self.by_key.get(&(rkey & !KEY_VARIANT)).copied().unwrap_or(u32::MAX);
@@ -150,8 +150,7 @@ impl Windows {
         self.list.iter().filter_map(|window| window.mem.as_ref()).any(|mem| mem.arena() == arena)
     }
 
-    /// Gives all windows back. To be called before the queue pair goes: a bound window keeps it, on some
-    /// devices.
+    /// Deallocates all windows. Must precede the queue pair's destruction, which a bound window blocks on some devices.
     pub(super) fn destroy(&mut self) {
         for Window { mw, mem, .. } in self.list.drain(..) {
             if let Err(error) = mw.deallocate() {

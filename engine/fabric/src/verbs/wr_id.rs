@@ -1,24 +1,24 @@
-//! Work request identifiers: the owner and the request, for completions.
+//! Work request identifiers, made of owner and request.
 
 #![forbid(unsafe_code)]
 
 use crate::QpId;
 
-/// Most queue pairs of one fabric: as many as names have room for.
+/// Maximum queue pairs of one fabric. An identifier has 16 bits for the slot.
 pub(super) const MAX_QPS: u32 = 1 << 16;
 const GENERATION: u32 = (1 << 15) - 1;
 const RECEIVE: u64 = 1 << 63;
 
-/// The poster of a work request: a queue pair, or for a Receive the fabric itself.
+/// The poster of a work request: a queue pair, or the shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner(u64);
 
 impl Owner {
-    /// The shared receive queue. No queue pair has this name.
+    /// The shared receive queue. No queue pair has this value.
     pub(super) const SHARED: Self = Self(0x7FFF_FFFF << 32);
 
     pub(super) fn new(qp: QpId) -> Self {
-        // The shared queue's name takes the last slot's last generation: slots end before.
+        // `SHARED` is the last slot's last generation, and slots end before it.
         Self(u64::from((qp.generation & GENERATION) << 16 | qp.slot & (MAX_QPS - 1)) << 32)
     }
 
@@ -33,7 +33,7 @@ impl Owner {
     }
 }
 
-/// A name taken apart.
+/// A work request identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WrId(pub(super) u64);
 
@@ -54,7 +54,7 @@ impl WrId {
         (self.0 >> 32) as u32 & (MAX_QPS - 1)
     }
 
-    /// Sequence number of a Send, place of a Receive.
+    /// Sequence number of a Send, or table index of a Receive.
     #[inline]
     pub(super) fn index(self) -> u32 {
         self.0 as u32

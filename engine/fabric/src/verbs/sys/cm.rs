@@ -20,10 +20,10 @@ use super::device::{cookie, name_of, zeroed};
 use super::queue_pair::QpAttributes;
 use super::{check_errno, made, never_wait};
 
-/// Options of `rdma_set_option`, which the bindings do not have: level and name.
+/// Level and name of `rdma_set_option` options, which the bindings lack.
 const OPTION_TOS: (i32, i32) = (0, 0);
 const OPTION_PATH: (i32, i32) = (1, 1);
-/// This is the path, for all messages, both ways: `IBV_PATH_FLAG_GMP`, `…_PRIMARY`, `…_BIDIRECTIONAL`.
+/// One path for all messages in both directions: `IBV_PATH_FLAG_GMP`, `…_PRIMARY`, `…_BIDIRECTIONAL`.
 const PATH_FOR_ALL: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
 
 /// A path record of the subnet administrator, as `ibv_path_record`, in host byte order.
@@ -62,13 +62,13 @@ impl PathRecord {
     }
 }
 
-/// Where events of identifiers arrive. Does not block.
+/// Non-blocking channel for identifiers' events.
 #[derive(Debug)]
 pub(crate) struct EventChannel(NonNull<rdma_event_channel>);
 
 // SAFETY: a channel is a descriptor; librdmacm locks its shared state.
 unsafe impl Send for EventChannel {}
-// SAFETY: as above: events may be taken from one channel by several threads.
+// SAFETY: as above. Several threads may take events from one channel.
 unsafe impl Sync for EventChannel {}
 
 /// An event of an identifier. Names follow `rdma_cm_event_type`.
@@ -86,24 +86,24 @@ pub(crate) enum CmEventKind {
     Established,
     Disconnected,
     DeviceRemoval,
-    /// One that this engine does not use, by its code.
+    /// An event that this engine does not use, by its code.
     Other(u32),
 }
 
-/// An event, acknowledged already.
+/// An event that is already acknowledged.
 #[derive(Debug)]
 pub(crate) struct CmEvent {
     pub(crate) kind: CmEventKind,
-    /// A negative error number, or, of rejects, the reason's code.
+    /// A negative error number, or a reject's reason code.
     pub(crate) status: i32,
-    /// The number that the identifier carries.
+    /// The identifier's number.
     pub(crate) cookie: usize,
-    /// The new identifier, of connect requests.
+    /// The new identifier of a connect request.
     pub(crate) request: Option<CmId>,
     pub(crate) private_data: Vec<u8>,
-    /// Concurrent RDMA Reads that the peer requests of us.
+    /// Maximum concurrent RDMA Reads that the peer posts.
     pub(crate) responder_resources: u8,
-    /// RDMA Reads that the peer serves.
+    /// Maximum concurrent RDMA Reads that the peer serves.
     pub(crate) initiator_depth: u8,
 }
 
@@ -113,9 +113,9 @@ pub(crate) struct ConnectionParameters<'a> {
     pub(crate) private_data: &'a [u8],
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
-    /// How often the peer's lost packets are sent again.
+    /// Retransmissions of lost packets.
     pub(crate) retry_count: u8,
-    /// How often the peer tries again when it meets no Receive.
+    /// The peer's retries without a Receive.
     pub(crate) rnr_retry: u8,
     pub(crate) shared_receives: bool,
     pub(crate) qp_number: u32,
@@ -145,7 +145,7 @@ impl EventChannel {
         Ok(Arc::new(channel))
     }
 
-    /// Becomes readable when an event waits.
+    /// Readable when an event is pending.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel is open as long as `self` lives; the field never changes.
         let fd = unsafe { self.0.as_ref().fd };
@@ -153,10 +153,10 @@ impl EventChannel {
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
-    /// Takes the next event; `None` if none waits.
+    /// Takes the next event. `None` without a pending event.
     pub(crate) fn next(self: &Arc<Self>) -> io::Result<Option<CmEvent>> {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
-        // SAFETY: the channel is open and does not block, `event` is valid for writes.
+        // SAFETY: the channel is open and does not block, and `event` is valid for writes.
         if let Err(error) = check_errno(unsafe { rdma_get_cm_event(self.0.as_ptr(), &raw mut event) }) {
             return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
         }
@@ -200,7 +200,7 @@ fn carries_parameters(kind: CmEventKind) -> bool {
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: identifiers keep their channel alive, so none is left; it is destroyed once.
+        // SAFETY: identifiers keep their channel alive, so none is left. The channel is destroyed once.
         unsafe { rdma_destroy_event_channel(self.0.as_ptr()) };
     }
 }
@@ -225,23 +225,23 @@ fn kind(code: rdma_cm_event_type::Type) -> CmEventKind {
     }
 }
 
-/// One connection, or one listener, of the connection manager. The queue pair is not its.
+/// One connection or listener of the connection manager. It does not own the queue pair.
 #[derive(Debug)]
 pub(crate) struct CmId {
     raw: NonNull<rdma_cm_id>,
-    /// Where its events arrive.
+    /// The channel of its events.
     channel: Arc<EventChannel>,
 }
 
-// SAFETY: an identifier belongs to no thread; librdmacm locks its shared state.
+// SAFETY: an identifier is not bound to a thread. librdmacm locks what its calls share.
 unsafe impl Send for CmId {}
 
 impl CmId {
-    /// A new one; `number` comes back with its events.
+    /// Creates an identifier. Its events carry `number`.
     pub(crate) fn new(channel: &Arc<EventChannel>, number: usize) -> io::Result<Self> {
         let mut raw = ptr::null_mut();
         let space = rdma_port_space::RDMA_PS_TCP;
-        // SAFETY: the channel is open, `raw` is valid for writes.
+        // SAFETY: the channel is open, and `raw` is valid for writes.
         check_errno(unsafe { rdma_create_id(channel.0.as_ptr(), &raw mut raw, cookie(number), space) })?;
         let raw = made(raw)?;
         Ok(Self { raw, channel: Arc::clone(channel) })
@@ -251,7 +251,7 @@ impl CmId {
         self.raw.as_ptr()
     }
 
-    /// Sets another number, and another channel for its events.
+    /// Changes the number and the event channel.
     pub(crate) fn adopt(&mut self, channel: &Arc<EventChannel>, number: usize) -> io::Result<()> {
         // SAFETY: the identifier is alive and has no other reference.
         unsafe { self.raw.as_mut().context = cookie(number) };
@@ -264,20 +264,20 @@ impl CmId {
         Ok(())
     }
 
-    /// Gives it another number.
+    /// Changes the number.
     pub(crate) fn set_cookie(&mut self, number: usize) {
         // SAFETY: the identifier is alive and has no other reference.
         unsafe { self.raw.as_mut().context = cookie(number) };
     }
 
-    /// Binds it to an address of this host.
+    /// Binds it to a local address.
     pub(crate) fn bind(&self, address: SocketAddr) -> io::Result<()> {
         let mut address = SockAddr::new(address);
-        // SAFETY: the identifier is alive, the address is complete.
+        // SAFETY: the identifier is alive, and the address is complete.
         check_errno(unsafe { rdma_bind_addr(self.raw(), address.as_mut_ptr()) })
     }
 
-    /// Takes connect requests from now on.
+    /// Starts to accept connect requests.
     pub(crate) fn listen(&self, backlog: i32) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         check_errno(unsafe { rdma_listen(self.raw(), backlog) })
@@ -288,8 +288,7 @@ impl CmId {
         let mut from = from.map(|from| SockAddr::new((from, 0).into()));
         let from = from.as_mut().map_or(ptr::null_mut(), SockAddr::as_mut_ptr);
         let mut to = SockAddr::new(to);
-        // SAFETY: the identifier is alive, the addresses are complete and outlive the call; no source is a
-        // valid one.
+        // SAFETY: the identifier is alive. The addresses are complete and outlive the call. A null source is valid.
         check_errno(unsafe { rdma_resolve_addr(self.raw(), from, to.as_mut_ptr(), timeout_ms) })
     }
 
@@ -299,19 +298,19 @@ impl CmId {
         check_errno(unsafe { rdma_resolve_route(self.raw(), timeout_ms) })
     }
 
-    /// Sets type of service or traffic class, of both ends, before the path resolution.
+    /// Sets the type of service or traffic class of both ends. Must precede path resolution.
     pub(crate) fn set_tos(&self, mut tos: u8) -> io::Result<()> {
         self.set_option(OPTION_TOS, &mut tos)
     }
 
-    /// Sets the path in place of a resolution, with the same event.
+    /// Sets the path in place of a resolution. The same event follows.
     pub(crate) fn set_path(&self, record: &PathRecord) -> io::Result<()> {
         self.set_option(OPTION_PATH, &mut record.raw())
     }
 
     fn set_option<T>(&self, (level, name): (i32, i32), value: &mut T) -> io::Result<()> {
         let (value, len) = (ptr::from_mut(value).cast(), size_of::<T>());
-        // SAFETY: the identifier is alive; the value lives, and has this length, during the call, which only reads it.
+        // SAFETY: the identifier is alive. The value has this length and outlives the call, which only reads it.
         check_errno(unsafe { rdma_set_option(self.raw(), level, name, value, len) })
     }
 
@@ -344,32 +343,33 @@ impl CmId {
         check_errno(unsafe { rdma_disconnect(self.raw()) })
     }
 
-    /// Attributes that the connection manager wants for a queue pair's next state.
+    /// Attributes for a queue pair's next state, from the connection manager.
     pub(crate) fn qp_attributes(&self, state: ibv_qp_state::Type) -> io::Result<QpAttributes> {
         let mut to = QpAttributes::state(state);
         let mut mask = 0;
-        // SAFETY: the identifier is alive, both places are valid for writes.
+        // SAFETY: the identifier is alive, and both places are valid for writes.
         check_errno(unsafe { rdma_init_qp_attr(self.raw(), &raw mut to.attr, &raw mut mask) })?;
         to.mask = mask as u32;
         Ok(to)
     }
 
-    /// The device that it is bound to, once it is.
+    /// The device that it is bound to. `None` before the binding.
     pub(crate) fn device(&self) -> Option<String> {
         // SAFETY: the identifier is alive.
         name_of(unsafe { self.raw.as_ref().verbs })
     }
 
-    /// Makes librdmacm release this identifier's removed device. A driver that waits for all users, as soft-RoCE's,
-    /// would wait for this process to end. Its descriptors become such of `/dev/null`, which it can still close.
+    /// Makes librdmacm release this identifier's removed device. Some drivers, such as soft-RoCE's, wait for all users,
+    /// and would wait for this process to end. The device's descriptors become descriptors of `/dev/null`, which
+    /// librdmacm can still close.
     pub(crate) fn let_go_of_device(&self) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         let Some(device) = NonNull::new(unsafe { self.raw.as_ref() }.verbs) else { return Ok(()) };
-        // SAFETY: a device that an identifier is bound to stays open until that is destroyed.
+        // SAFETY: the identifier's device stays open until the identifier is destroyed.
         let device = unsafe { device.as_ref() };
         let null = std::fs::File::open("/dev/null")?;
         for descriptor in [device.cmd_fd, device.async_fd] {
-            // SAFETY: no memory is handed over; the descriptor is librdmacm's, which has it open, and stays so.
+            // SAFETY: the call takes no memory. librdmacm has the descriptor open, and it stays open.
             if unsafe { libc::dup3(null.as_raw_fd(), descriptor, libc::O_CLOEXEC) } < 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -377,7 +377,7 @@ impl CmId {
         Ok(())
     }
 
-    /// The address of the other side.
+    /// Address of the peer.
     pub(crate) fn peer_address(&self) -> Option<SocketAddr> {
         // SAFETY: the identifier is alive.
         let union = &unsafe { self.raw.as_ref() }.route.addr.dst_addr_union;
@@ -385,7 +385,7 @@ impl CmId {
         address(&unsafe { union.dst_storage })
     }
 
-    /// The address of this side, once it is known.
+    /// Address of this side. `None` before the binding.
     pub(crate) fn own_address(&self) -> Option<SocketAddr> {
         // SAFETY: the identifier is alive.
         let union = &unsafe { self.raw.as_ref() }.route.addr.src_addr_union;
@@ -394,11 +394,11 @@ impl CmId {
     }
 }
 
-/// An address out of C's form.
+/// Converts C's form of an address.
 fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the family gives the type, and the storage is large enough, and aligned, for it.
+            // SAFETY: the family gives the type. The storage is large enough and aligned for it.
             let v4 = unsafe { ptr::from_ref(storage).cast::<libc::sockaddr_in>().read() };
             let ip = Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr));
             Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(v4.sin_port))))
@@ -416,7 +416,7 @@ fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
 
 impl Drop for CmId {
     fn drop(&mut self) {
-        // SAFETY: all events that were taken are acknowledged; the identifier is destroyed once.
+        // SAFETY: all events that were taken are acknowledged. The identifier is destroyed once.
         unsafe { rdma_destroy_id(self.raw()) };
     }
 }
@@ -434,7 +434,7 @@ impl SockAddr {
                 sin.sin_family = libc::AF_INET as libc::sa_family_t;
                 sin.sin_port = v4.port().to_be();
                 sin.sin_addr.s_addr = v4.ip().to_bits().to_be();
-                // SAFETY: storage is large enough, and aligned, for every kind of address.
+                // SAFETY: storage is large enough and aligned for every kind of address.
                 unsafe { storage.as_mut_ptr().cast::<libc::sockaddr_in>().write(sin) };
             }
             SocketAddr::V6(v6) => {
@@ -445,7 +445,7 @@ impl SockAddr {
                 sin.sin6_addr.s6_addr = v6.ip().octets();
                 sin.sin6_flowinfo = v6.flowinfo();
                 sin.sin6_scope_id = v6.scope_id();
-                // SAFETY: storage is large enough, and aligned, for every kind of address.
+                // SAFETY: storage is large enough and aligned for every kind of address.
                 unsafe { storage.as_mut_ptr().cast::<libc::sockaddr_in6>().write(sin) };
             }
         }

@@ -16,7 +16,7 @@ use rdma_sys::{
 
 use super::{check, is_done, made, never_wait};
 
-/// A device, opened by this shard alone.
+/// A device opened by this shard alone.
 #[derive(Debug)]
 pub(crate) struct Context {
     raw: NonNull<ibv_context>,
@@ -30,9 +30,9 @@ pub(crate) struct Attributes {
     pub(crate) max_cqe: u32,
     pub(crate) max_srq_wr: u32,
     pub(crate) max_mw: u32,
-    /// RDMA Reads that a queue pair serves at a time.
+    /// RDMA Reads that a queue pair serves concurrently.
     pub(crate) max_qp_rd_atom: u32,
-    /// RDMA Reads that a queue pair has under way at a time.
+    /// RDMA Reads that a queue pair posts concurrently.
     pub(crate) max_qp_init_rd_atom: u32,
 }
 
@@ -40,32 +40,31 @@ pub(crate) struct Attributes {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PortAttributes {
     pub(crate) max_message: u32,
-    /// Bytes of a packet's payload.
+    /// Maximum payload bytes of a packet.
     pub(crate) mtu: u32,
-    /// The device's code for it.
+    /// The device's MTU code.
     pub(crate) mtu_code: u32,
-    /// Of InfiniBand links.
+    /// InfiniBand only.
     pub(crate) lid: u16,
 }
 
-/// Something happened that no work request asked for. Codes are those of `ibv_event_type`; a device may know
-/// more of them.
+/// An asynchronous event. Codes are those of `ibv_event_type`. Devices may report others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AsyncEvent {
-    /// To the queue pair with this cookie.
+    /// An event of the queue pair with this cookie.
     QueuePair { cookie: usize, code: u32 },
-    /// To a port.
+    /// An event of a port.
     Port { port: u32, code: u32 },
-    /// Concerns the completion queue, the shared receive queue, or the whole device.
+    /// An event of the completion queue, the shared receive queue, or the whole device.
     Device { code: u32 },
-    /// Not known to this engine.
+    /// An event unknown to this engine.
     Unknown { code: u32 },
 }
 
 impl AsyncEvent {
     /// `IBV_EVENT_CQ_ERR`.
     pub(crate) const CQ_ERROR: u32 = 0;
-    /// `IBV_EVENT_COMM_EST`: a message came before the connection manager's last word.
+    /// `IBV_EVENT_COMM_EST`: a message arrived before the connection manager reported the connection.
     pub(crate) const ESTABLISHED: u32 = 4;
     /// `IBV_EVENT_DEVICE_FATAL`.
     pub(crate) const DEVICE_FATAL: u32 = 8;
@@ -75,12 +74,12 @@ impl AsyncEvent {
     pub(crate) const PORT_ERROR: u32 = 10;
     /// `IBV_EVENT_SRQ_ERR`.
     pub(crate) const SRQ_ERROR: u32 = 14;
-    /// `IBV_EVENT_QP_LAST_WQE_REACHED`: a queue pair in error takes no more of the shared Receives.
+    /// `IBV_EVENT_QP_LAST_WQE_REACHED`: a queue pair in error consumes no more shared Receives.
     pub(crate) const LAST_RECEIVE_REACHED: u32 = 16;
 }
 
 impl Context {
-    /// Opens a device by its name.
+    /// Opens a device by name.
     pub(crate) fn open(name: &str) -> io::Result<Rc<Self>> {
         let mut count = 0;
         // SAFETY: `count` is a valid place for the number of devices.
@@ -90,16 +89,16 @@ impl Context {
         }
         let mut opened = Err(io::Error::from_raw_os_error(libc::ENODEV));
         for index in 0..usize::try_from(count).unwrap_or(0) {
-            // SAFETY: `index` is less than the count that came with the list.
+            // SAFETY: `index` is less than the list's count.
             let device = unsafe { list.wrapping_add(index).read() };
             if device_name(device).as_deref() == Some(name) {
-                // SAFETY: the device is of the list, which is freed below.
+                // SAFETY: the device belongs to the list, which is freed below.
                 let raw = unsafe { ibv_open_device(device) };
                 opened = made(raw).map(|raw| Self { raw });
                 break;
             }
         }
-        // SAFETY: the list came from `ibv_get_device_list` and is freed once; opened devices outlive it.
+        // SAFETY: the list came from `ibv_get_device_list` and is freed once. Opened devices outlive it.
         unsafe { ibv_free_device_list(list) };
         let context = opened?;
         never_wait(context.async_fd())?;
@@ -110,18 +109,18 @@ impl Context {
         self.raw.as_ptr()
     }
 
-    /// Becomes readable when an asynchronous event waits.
+    /// Readable when an asynchronous event is pending.
     pub(crate) fn async_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the context is open as long as `self` lives; the field never changes.
+        // SAFETY: the context is open as long as `self` lives. The field never changes.
         let fd = unsafe { self.raw.as_ref().async_fd };
         // SAFETY: the descriptor is open as long as `self` lives.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
-    /// Asks the device for its properties.
+    /// Queries the device's attributes.
     pub(crate) fn attributes(&self) -> io::Result<Attributes> {
         let mut attr = MaybeUninit::<ibv_device_attr>::zeroed();
-        // SAFETY: the context is open, `attr` is valid for writes.
+        // SAFETY: the context is open, and `attr` is valid for writes.
         check(unsafe { ibv_query_device(self.raw(), attr.as_mut_ptr()) })?;
         // SAFETY: all zeroes are a valid value of this struct of integers, and the call has filled it in.
         let attr = unsafe { attr.assume_init() };
@@ -137,10 +136,10 @@ impl Context {
         })
     }
 
-    /// Asks for the properties of a port; the first is 1.
+    /// Queries a port's attributes. The first port is 1.
     pub(crate) fn port(&self, port: u8) -> io::Result<PortAttributes> {
         let mut attr = MaybeUninit::<ibv_port_attr>::zeroed();
-        // SAFETY: the context is open, `attr` is valid for writes.
+        // SAFETY: the context is open, and `attr` is valid for writes.
         check(unsafe { ___ibv_query_port(self.raw(), port, attr.as_mut_ptr()) })?;
         // SAFETY: all zeroes are a valid value of this struct of integers, and the call has filled it in.
         let attr = unsafe { attr.assume_init() };
@@ -148,30 +147,29 @@ impl Context {
             max_message: attr.max_msg_sz,
             mtu_code: attr.active_mtu,
             lid: attr.lid,
-            // 1 is 256, 5 is 4096; anything else is a code of the future.
+            // 1 is 256, 5 is 4096. Other values are future codes.
             mtu: 128u32.checked_shl(attr.active_mtu).filter(|mtu| (256..=1 << 20).contains(mtu)).unwrap_or(0),
         })
     }
 
-    /// Takes the next asynchronous event; `None` if none waits.
+    /// Takes the next asynchronous event. `None` without a pending event.
     pub(crate) fn next_async(&self) -> Option<AsyncEvent> {
         let mut event = MaybeUninit::<ibv_async_event>::zeroed();
-        // SAFETY: the context is open, its descriptor does not block, `event` is valid for writes.
+        // SAFETY: the context is open, its descriptor does not block, and `event` is valid for writes.
         if unsafe { ibv_get_async_event(self.raw(), event.as_mut_ptr()) } != 0 {
             return None;
         }
-        // Read as a number: a device may send codes that the enumeration does not have.
+        // Read as a number, because a device may report codes outside the enumeration.
         let kind = event.as_ptr().wrapping_byte_add(mem::offset_of!(ibv_async_event, event_type)).cast::<u32>();
-        // SAFETY: the call has filled in this field, and it has the size of a C enumeration.
+        // SAFETY: the call has filled in this field, which has the size of a C enumeration.
         let code = unsafe { kind.read() };
-        // SAFETY: the union lies at the start, and the call has filled in the member that goes with the code.
+        // SAFETY: the union lies at the start. The call has filled in the member for the code.
         let element = unsafe { event.as_ptr().cast::<ibv_async_event_element_t>().read() };
         let told = match code {
             1..=7 | 16 => {
                 // SAFETY: for these codes the union holds a queue pair.
                 let qp = unsafe { element.qp };
-                // SAFETY: a queue pair cannot be destroyed before its events are acknowledged, which happens
-                // below.
+                // SAFETY: a queue pair is not destroyed before its events are acknowledged, which happens below.
                 let cookie = unsafe { (*qp).qp_context };
                 AsyncEvent::QueuePair { cookie: cookie.addr(), code }
             }
@@ -183,7 +181,7 @@ impl Context {
             0 | 8 | 14 | 15 => AsyncEvent::Device { code },
             _ => AsyncEvent::Unknown { code },
         };
-        // SAFETY: the event was got above, and is acknowledged once.
+        // SAFETY: the event was taken above and is acknowledged once.
         unsafe { ibv_ack_async_event(event.as_mut_ptr()) };
         Some(told)
     }
@@ -191,30 +189,30 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: everything made with the context keeps it alive, so nothing is left; it is closed once.
+        // SAFETY: all objects made with the context keep it alive, so none is left. The context is closed once.
         unsafe { ibv_close_device(self.raw()) };
     }
 }
 
 fn device_name(device: *mut ibv_device) -> Option<String> {
-    // SAFETY: the device is of a list that is not freed yet, or of an open context.
+    // SAFETY: the device belongs to a list that is not freed yet, or to an open context.
     let name = unsafe { ibv_get_device_name(device) };
     if name.is_null() {
         return None;
     }
-    // SAFETY: the name ends with a zero and lives as long as its device.
+    // SAFETY: the name is terminated by a zero and lives as long as its device.
     let name = unsafe { CStr::from_ptr(name) };
     Some(name.to_string_lossy().into_owned())
 }
 
-/// The name of the device behind a context that librdmacm opened.
+/// The device name of a context that librdmacm opened.
 pub(super) fn name_of(context: *mut ibv_context) -> Option<String> {
     // SAFETY: librdmacm keeps its contexts open as long as the process runs.
     let context = unsafe { context.as_ref() }?;
     device_name(context.device)
 }
 
-/// The scope of one shard's work requests: its memory only.
+/// The scope of one shard's work requests, limited to its memory.
 #[derive(Debug)]
 pub(crate) struct ProtectionDomain {
     raw: NonNull<ibv_pd>,
@@ -235,7 +233,7 @@ impl ProtectionDomain {
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
-        // SAFETY: everything made in the domain keeps it alive, so nothing is left; it is deallocated once.
+        // SAFETY: all objects made in the domain keep it alive, so none is left. The domain is deallocated once.
         is_done("ibv_dealloc_pd", unsafe { ibv_dealloc_pd(self.raw()) });
     }
 }
@@ -245,11 +243,11 @@ impl Drop for ProtectionDomain {
 /// # Safety
 /// All zeroes are a valid value of `T`.
 pub(super) unsafe fn zeroed<T>() -> T {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { mem::zeroed() }
 }
 
-/// The cookie that a C struct carries for us: a number, never followed.
+/// Encodes a number as the cookie of a C struct. It is never dereferenced.
 pub(super) fn cookie(number: usize) -> *mut std::os::raw::c_void {
     ptr::without_provenance_mut(number)
 }

@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "calls libibverbs")]
-//! Registered memory, and windows into it.
+//! Registered memory and its windows.
 
 use std::io;
 use std::ptr::NonNull;
@@ -11,7 +11,7 @@ use rpcrdma_mempool::Arena;
 use super::device::ProtectionDomain;
 use super::{check, is_done, made};
 
-/// An arena that the device may use. Keeps the arena alive.
+/// An arena registered with the device. Keeps the arena alive.
 #[derive(Debug)]
 pub(crate) struct MemoryRegion {
     raw: NonNull<ibv_mr>,
@@ -21,18 +21,18 @@ pub(crate) struct MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// Registers a whole arena for local work requests, and for windows if `may_expose`. Peers get no right to the
-    /// region itself in either case.
+    /// Registers a whole arena for local work requests, and for windows if `may_expose`. Peers never get rights to the
+    /// region itself.
     pub(crate) fn new(pd: &Rc<ProtectionDomain>, arena: &Arena, may_expose: bool) -> io::Result<Self> {
         let mut access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
         if may_expose {
             access |= ibv_access_flags::IBV_ACCESS_MW_BIND.0;
         }
         let base = std::ptr::with_exposed_provenance_mut(arena.base_address());
-        // SAFETY: the range is the arena's mapping, which `arena` keeps mapped. The device writes to posted or lent
-        // buffers there, which have no references meanwhile.
+        // SAFETY: the range is the arena's mapping, which `arena` keeps mapped. The device writes only to posted or
+        // lent buffers there. No references to these exist meanwhile.
         let raw = made(unsafe { ibv_reg_mr(pd.raw(), base, arena.len(), access as i32) })?;
-        // SAFETY: the region was just made; its keys never change.
+        // SAFETY: the region was just created. Its keys never change.
         let lkey = unsafe { raw.as_ref().lkey };
         Ok(Self { raw, lkey, arena: arena.clone(), _pd: Rc::clone(pd) })
     }
@@ -42,7 +42,6 @@ impl MemoryRegion {
         self.lkey
     }
 
-    /// The arena that it is.
     pub(crate) fn arena(&self) -> &Arena {
         &self.arena
     }
@@ -55,9 +54,9 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: the region is deregistered once. The device forgets the memory here, if it has not before.
+        // SAFETY: the region is deregistered once. The device cannot access the memory afterwards.
         if !is_done("ibv_dereg_mr", unsafe { ibv_dereg_mr(self.raw()) }) {
-            // The device may still reach the pages: they must stay mapped.
+            // The device may still reach the pages, so they stay mapped.
             std::mem::forget(self.arena.clone());
         }
     }
@@ -78,18 +77,18 @@ impl MemoryWindow {
         Ok(Self { raw, _pd: Rc::clone(pd) })
     }
 
-    /// The key that the library believes the window to have.
+    /// The window's key as known to the library.
     #[inline]
     pub(crate) fn rkey(&self) -> u32 {
         // SAFETY: the window lives as long as `self`.
         unsafe { self.raw.as_ref().rkey }
     }
 
-    /// Tells the library a window's key after a posted bind. Some providers (rxe) do not notice by themselves, and name
+    /// Updates the library's key of a window after a posted bind. Some providers (rxe) do not update it, and would use
     /// the old key in the next bind.
     #[inline]
     pub(crate) fn set_rkey(&mut self, rkey: u32) {
-        // SAFETY: the window lives as long as `self`, and has no other reference.
+        // SAFETY: the window lives as long as `self` and has no other reference.
         unsafe { self.raw.as_mut().rkey = rkey };
     }
 
@@ -98,7 +97,7 @@ impl MemoryWindow {
         self.raw.as_ptr()
     }
 
-    /// Makes it unusable for the peer, bound or not. An error means that this is not certain.
+    /// Revokes the peer's access, whether the window is bound or not. After an error the revocation is uncertain.
     pub(crate) fn deallocate(self) -> io::Result<()> {
         let this = std::mem::ManuallyDrop::new(self);
         // SAFETY: the window is deallocated once: `this` is not dropped.

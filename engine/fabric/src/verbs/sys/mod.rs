@@ -1,7 +1,8 @@
-//! libibverbs and librdmacm as owned objects. Each closes its own object and keeps its parents alive. Errors are
-//! `io::Error`. Only these modules of the fabric call C.
+//! libibverbs and librdmacm as owned objects.
 //!
-//! The `unsafe` functions hand memory to the device: their callers own that memory until the device is done.
+//! Each object closes its resource on drop and keeps its parents alive. Errors are `io::Error`. Only these modules of
+//! the fabric call C. The `unsafe` functions hand memory to the device. Their callers own that memory until the device
+//! is done.
 
 mod cm;
 mod device;
@@ -37,13 +38,13 @@ fn is_done(call: &str, code: std::os::raw::c_int) -> bool {
     code == 0
 }
 
-/// From now on, reads from it do not wait.
+/// Makes a descriptor non-blocking.
 fn never_wait(fd: BorrowedFd<'_>) -> io::Result<()> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     Ok(rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK)?)
 }
 
-/// An object that C has made, or why it has not.
+/// Wraps an object that C created. Null becomes the last OS error.
 fn made<T>(raw: *mut T) -> io::Result<NonNull<T>> {
     NonNull::new(raw).ok_or_else(io::Error::last_os_error)
 }

@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "calls libibverbs")]
-//! Completion queues with their channels, and shared receive queues.
+//! Completion queues, their channels, and shared receive queues.
 
 use std::io;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -17,7 +17,7 @@ use super::device::{Context, ProtectionDomain};
 use super::queue_pair::Refused;
 use super::{check, is_done, made, never_wait};
 
-/// Wakes a thread that waits for completions.
+/// Wake-up channel of a completion queue.
 #[derive(Debug)]
 pub(crate) struct CompletionChannel {
     raw: NonNull<ibv_comp_channel>,
@@ -33,9 +33,9 @@ impl CompletionChannel {
         Ok(Rc::new(channel))
     }
 
-    /// Becomes readable when an armed completion queue has something.
+    /// Readable when an armed completion queue has an event.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel is open as long as `self` lives; the field never changes.
+        // SAFETY: the channel is open as long as `self` lives. The field never changes.
         let fd = unsafe { self.raw.as_ref().fd };
         // SAFETY: the descriptor is open as long as `self` lives.
         unsafe { BorrowedFd::borrow_raw(fd) }
@@ -44,12 +44,12 @@ impl CompletionChannel {
 
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
-        // SAFETY: the completion queues of the channel keep it alive, so none is left; it is destroyed once.
+        // SAFETY: completion queues keep their channel alive, so none is left. The channel is destroyed once.
         is_done("ibv_destroy_comp_channel", unsafe { ibv_destroy_comp_channel(self.raw.as_ptr()) });
     }
 }
 
-/// A completion of one work request. Only a completion queue makes these, so that each is proof.
+/// A completion of one work request. Only a completion queue creates these, so each is a proof.
 #[derive(Debug)]
 pub(crate) struct WorkCompletion {
     wr_id: u64,
@@ -59,29 +59,29 @@ pub(crate) struct WorkCompletion {
     pub(crate) byte_len: u32,
     pub(crate) qp_num: u32,
     pub(crate) flags: u32,
-    /// Immediate data, or the key that was invalidated.
+    /// Immediate data, or the invalidated key.
     pub(crate) extra: u32,
 }
 
 impl WorkCompletion {
-    /// The name of the work request.
+    /// Identifier of the work request.
     #[inline]
     pub(crate) fn wr_id(&self) -> u64 {
         self.wr_id
     }
 
-    /// Of a Receive that has succeeded: a message has arrived in its buffer. An RDMA Write with immediate
-    /// data takes a Receive too, writes nothing to it, and gives the length of the Write.
+    /// Whether a successful Receive holds a message. An RDMA Write with immediate data also takes a Receive. It writes
+    /// nothing to the Receive, and its length is that of the Write.
     #[inline]
     pub(crate) fn is_message(&self) -> bool {
         self.opcode == ibv_wc_opcode::IBV_WC_RECV && self.flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 == 0
     }
 }
 
-/// Completions taken with one call.
+/// Maximum completions taken with one call.
 pub(crate) const POLL_BATCH: usize = 64;
 
-/// Where all work of one shard ends.
+/// The completion queue of one shard.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     raw: NonNull<ibv_cq>,
@@ -91,10 +91,11 @@ pub(crate) struct CompletionQueue {
 
 impl CompletionQueue {
     pub(crate) fn new(context: &Rc<Context>, channel: &Rc<CompletionChannel>, entries: u32) -> io::Result<Rc<Self>> {
-        // SAFETY: context and channel are alive; the queue keeps the channel alive, and that the context.
+        // SAFETY: context and channel are alive. The queue keeps the channel alive, and the channel keeps the context
+        // alive.
         let raw =
             made(unsafe { ibv_create_cq(context.raw(), entries as i32, ptr::null_mut(), channel.raw.as_ptr(), 0) })?;
-        // SAFETY: the queue was just made.
+        // SAFETY: the queue was just created.
         let capacity = unsafe { raw.as_ref().cqe }.max(0) as u32;
         Ok(Rc::new(Self { raw, capacity, channel: Rc::clone(channel) }))
     }
@@ -103,7 +104,7 @@ impl CompletionQueue {
         self.raw.as_ptr()
     }
 
-    /// Completions that it holds.
+    /// Capacity in completions.
     pub(crate) fn capacity(&self) -> u32 {
         self.capacity
     }
@@ -112,12 +113,12 @@ impl CompletionQueue {
         &self.channel
     }
 
-    /// Takes up to `max` completions. An error means that the queue is beyond use.
+    /// Takes up to `max` completions. After an error the queue is unusable.
     #[inline]
     pub(crate) fn poll(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> io::Result<usize> {
         let mut batch = [const { MaybeUninit::<ibv_wc>::uninit() }; POLL_BATCH];
         let want = max.min(POLL_BATCH);
-        // SAFETY: the queue is alive, `batch` has room for `want` entries.
+        // SAFETY: the queue is alive, and `batch` has room for `want` entries.
         let got = unsafe { ibv_poll_cq(self.raw(), want as i32, batch.as_mut_ptr().cast()) };
         let Ok(got) = usize::try_from(got) else {
             return Err(io::Error::from_raw_os_error(got.wrapping_neg()));
@@ -141,20 +142,19 @@ impl CompletionQueue {
         Ok(got)
     }
 
-    /// Asks for an event with the next completion, solicited or not.
+    /// Requests an event for the next completion, solicited or not.
     pub(crate) fn arm(&self) -> io::Result<()> {
         // SAFETY: the queue is alive.
         check(unsafe { ibv_req_notify_cq(self.raw(), 0) })
     }
 
-    /// Takes the event that waits at the channel, and acknowledges it. There is one for each time that the
-    /// queue was armed; should there be more, the next sleep is short.
+    /// Takes and acknowledges the channel's pending event. Each arming causes one event. A further event would only
+    /// shorten the next sleep.
     pub(crate) fn take_event(&self) {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the channel is alive and does not block, the places are valid for writes.
+        // SAFETY: the channel is alive and does not block, and the places are valid for writes.
         if unsafe { ibv_get_cq_event(self.channel.raw.as_ptr(), &raw mut cq, &raw mut context) } == 0 {
-            // SAFETY: one event of this queue, the only one of the channel, was taken and is not
-            // acknowledged.
+            // SAFETY: one event of this queue, the channel's only one, was taken and is not yet acknowledged.
             unsafe { ibv_ack_cq_events(self.raw(), 1) };
         }
     }
@@ -162,13 +162,13 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: queue pairs keep the queue alive, so none is left; all events are acknowledged; it is
+        // SAFETY: queue pairs keep the queue alive, so none is left. All events are acknowledged. The queue is
         // destroyed once.
         is_done("ibv_destroy_cq", unsafe { ibv_destroy_cq(self.raw()) });
     }
 }
 
-/// Receives that all queue pairs of a shard share.
+/// Receives shared by all queue pairs of a shard.
 #[derive(Debug)]
 pub(crate) struct SharedReceiveQueue {
     raw: NonNull<ibv_srq>,
@@ -179,7 +179,7 @@ impl SharedReceiveQueue {
     pub(crate) fn new(pd: &Rc<ProtectionDomain>, depth: u32) -> io::Result<Rc<Self>> {
         let attr = ibv_srq_attr { max_wr: depth, max_sge: 1, srq_limit: 0 };
         let mut init = ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
-        // SAFETY: the domain is alive, `init` is filled in.
+        // SAFETY: the domain is alive, and `init` is filled in.
         let raw = made(unsafe { ibv_create_srq(pd.raw(), &raw mut init) })?;
         Ok(Rc::new(Self { raw, _pd: Rc::clone(pd) }))
     }
@@ -191,21 +191,21 @@ impl SharedReceiveQueue {
     /// Posts a chain of Receives.
     ///
     /// # Safety
-    /// The chain is well linked. Its memory stays untouched until its completions, or until the queue is destroyed.
+    /// The chain is well linked. Its memory stays untouched until its completions or the queue's destruction.
     #[inline]
     pub(crate) unsafe fn post(&self, first: *mut ibv_recv_wr) -> Result<(), Refused<ibv_recv_wr>> {
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue is alive; the caller vouches for the chain.
+        // SAFETY: the queue is alive. The caller vouches for the chain.
         let code = unsafe { ibv_post_srq_recv(self.raw(), first, &raw mut bad) };
         Refused::check(code, bad)
     }
 }
 
 impl SharedReceiveQueue {
-    /// Destroys it: on success the device touches none of its memory any more.
+    /// Destroys the queue. On success the device no longer accesses its memory.
     pub(crate) fn destroy(self) -> io::Result<()> {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: queue pairs keep the queue alive, so none is left; it is destroyed once: `this` is not
+        // SAFETY: queue pairs keep the queue alive, so none is left. The queue is destroyed once, because `this` is not
         // dropped.
         check(unsafe { ibv_destroy_srq(this.raw()) })?;
         // SAFETY: the field is not used again.
@@ -216,7 +216,7 @@ impl SharedReceiveQueue {
 
 impl Drop for SharedReceiveQueue {
     fn drop(&mut self) {
-        // SAFETY: as in `destroy`. A caller that drops it instead has posted nothing.
+        // SAFETY: as in `destroy`. A caller that drops the queue instead has posted nothing.
         is_done("ibv_destroy_srq", unsafe { ibv_destroy_srq(self.raw()) });
     }
 }

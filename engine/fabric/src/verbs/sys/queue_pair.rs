@@ -15,7 +15,7 @@ use super::device::{ProtectionDomain, cookie, zeroed};
 use super::queue::{CompletionQueue, SharedReceiveQueue};
 use super::{check, is_done, made};
 
-/// The unposted rest: the error, and the first request not posted.
+/// Failure of a post: the error and the first request not posted.
 #[derive(Debug)]
 pub(crate) struct Refused<W> {
     pub(crate) error: io::Error,
@@ -32,25 +32,25 @@ impl<W> Refused<W> {
     }
 }
 
-/// How much a queue pair holds.
+/// Capacity of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QpCapacity {
-    /// Work requests in the send queue.
+    /// Work requests of the send queue.
     pub(crate) send: u32,
-    /// Receives of its own; 0 with a shared queue.
+    /// Receives of its own queue. 0 with a shared queue.
     pub(crate) receive: u32,
-    /// Bytes that a work request carries.
+    /// Maximum bytes of inline data.
     pub(crate) max_inline_data: u32,
 }
 
-/// Attributes for a change of state, and which of them count.
+/// Attributes of a state change, and the mask of those in use.
 pub(crate) struct QpAttributes {
     pub(crate) attr: ibv_qp_attr,
     pub(crate) mask: u32,
 }
 
 impl QpAttributes {
-    /// None but the state.
+    /// Sets only the state.
     pub(crate) fn state(state: ibv_qp_state::Type) -> Self {
         // SAFETY: a struct of integers.
         let attr = unsafe { zeroed() };
@@ -69,7 +69,7 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    /// Makes one, in state RESET; `capacity` becomes the actual one. `number` comes back with asynchronous events.
+    /// Creates one in state RESET. `capacity` becomes the actual capacity. Asynchronous events carry `number`.
     pub(crate) fn new(
         pd: &Rc<ProtectionDomain>,
         cq: &Rc<CompletionQueue>,
@@ -92,37 +92,35 @@ impl QueuePair {
             qp_type: ibv_qp_type::IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: the domain and the queues are alive, and kept so below; `init` is filled in.
+        // SAFETY: the domain and the queues are alive, and stay alive below. `init` is filled in.
         let raw = made(unsafe { ibv_create_qp(pd.raw(), &raw mut init) })?;
         let got = init.cap;
         *capacity =
             QpCapacity { send: got.max_send_wr, receive: got.max_recv_wr, max_inline_data: got.max_inline_data };
-        // SAFETY: the queue pair was just made; its number never changes.
+        // SAFETY: the queue pair was just created. Its number never changes.
         let number = unsafe { raw.as_ref().qp_num };
         Ok(Self { raw, number, _cq: Rc::clone(cq), _srq: srq.cloned(), _pd: Rc::clone(pd) })
     }
 
-    /// The queue pair number.
     #[inline]
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
 
-    /// Changes its state.
     pub(crate) fn modify(&self, mut to: QpAttributes) -> io::Result<()> {
-        // SAFETY: the queue pair is alive, the attributes are filled in.
+        // SAFETY: the queue pair is alive, and the attributes are filled in.
         check(unsafe { ibv_modify_qp(self.raw.as_ptr(), &raw mut to.attr, to.mask as i32) })
     }
 
     /// Posts a chain of work requests.
     ///
     /// # Safety
-    /// The chain is well linked. The memory, regions and windows that it names live until its completions or the
-    /// destruction of the queue pair. No reference to memory that the device writes exists.
+    /// The chain is well linked. The memory, regions and windows that it names live until its completions or the queue
+    /// pair's destruction. No references exist to memory that the device writes.
     #[inline]
     pub(crate) unsafe fn post_send(&self, first: *mut ibv_send_wr) -> Result<(), Refused<ibv_send_wr>> {
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is alive; the caller vouches for the chain.
+        // SAFETY: the queue pair is alive. The caller vouches for the chain.
         let code = unsafe { ibv_post_send(self.raw.as_ptr(), first, &raw mut bad) };
         Refused::check(code, bad)
     }
@@ -134,18 +132,17 @@ impl QueuePair {
     #[inline]
     pub(crate) unsafe fn post_recv(&self, first: *mut ibv_recv_wr) -> Result<(), Refused<ibv_recv_wr>> {
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is alive; the caller vouches for the chain.
+        // SAFETY: the queue pair is alive. The caller vouches for the chain.
         let code = unsafe { ibv_post_recv(self.raw.as_ptr(), first, &raw mut bad) };
         Refused::check(code, bad)
     }
 
-    /// Destroys it: on success the device touches none of its memory any more.
+    /// Destroys the queue pair. On success the device no longer accesses its memory.
     pub(crate) fn destroy(self) -> io::Result<()> {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: the queue pair is destroyed once: `this` is not dropped.
+        // SAFETY: the queue pair is destroyed once, because `this` is not dropped.
         check(unsafe { ibv_destroy_qp(this.raw.as_ptr()) })?;
-        // On failure the queue pair lives on, and so must the objects that it uses. SAFETY: the fields are not used
-        // again.
+        // On failure the queue pair lives on and needs the objects that it uses. SAFETY: the fields are not used again.
         unsafe { ptr::drop_in_place(&raw mut this._cq) };
         // SAFETY: as above.
         unsafe { ptr::drop_in_place(&raw mut this._srq) };
@@ -157,7 +154,7 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: the queue pair is destroyed once. A caller that drops it instead of destroying it has posted nothing.
+        // SAFETY: the queue pair is destroyed once. A caller that drops it instead has posted nothing.
         is_done("ibv_destroy_qp", unsafe { ibv_destroy_qp(self.raw.as_ptr()) });
     }
 }
