@@ -1,7 +1,7 @@
 //! Segments and chunk lists (RFC 8166 §3.4 and §4.3, version 2 §6.3.3).
 //!
-//! Received lists are walked in place ([`Reads`], [`Writes`], [`WriteChunk`]); lists to be sent are slices of
-//! the caller ([`Chunks`], [`WriteList`]).
+//! Received lists are read in place ([`Reads`], [`Writes`], [`WriteChunk`]). Lists to send are slices of the caller
+//! ([`Chunks`], [`WriteList`]).
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::xdr::{BadXdr, NoSpace, Reader, Writer, word};
 
 /// Bytes of an encoded [`Segment`].
 pub const SEGMENT_LEN: usize = 16;
-/// Bytes of an encoded [`ReadSegment`], without the word that announces it.
+/// Bytes of an encoded [`ReadSegment`], without the list's discriminator word.
 pub const READ_SEGMENT_LEN: usize = 4 + SEGMENT_LEN;
 
 /// A region of the requester's memory.
@@ -20,7 +20,7 @@ pub struct Segment {
     pub handle: u32,
     /// Bytes.
     pub length: u32,
-    /// Address of the first byte, as defined by the handle.
+    /// Address of the first byte. The handle defines its meaning.
     pub offset: u64,
 }
 
@@ -31,14 +31,14 @@ impl Segment {
         Segment { handle: word(bytes, 0), length: word(bytes, 4), offset: high << 32 | u64::from(word(bytes, 12)) }
     }
 
-    /// As it is encoded.
+    /// The encoded form.
     #[inline]
     const fn words(&self) -> [u32; 4] {
         [self.handle, self.length, (self.offset >> 32) as u32, self.offset as u32]
     }
 }
 
-/// `handle:length@offset`, the numbers in hex but the length.
+/// `handle:length@offset`, hexadecimal except for the length.
 impl fmt::Display for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}:{}@{:#x}", self.handle, self.length, self.offset)
@@ -48,9 +48,9 @@ impl fmt::Display for Segment {
 /// One segment of a Read chunk. Segments with the same position form one chunk, in list order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct ReadSegment {
-    /// Offset of the data in the unreduced RPC message, in bytes. It is 0 for the whole message.
+    /// Offset of the data in the unreduced RPC message, in bytes. 0 for the whole message.
     pub position: u32,
-    /// The memory to be read.
+    /// The memory to read.
     pub target: Segment,
 }
 
@@ -69,7 +69,7 @@ impl fmt::Display for ReadSegment {
     }
 }
 
-/// Starts of a checked header's three lists, and its end.
+/// Offsets of a checked header's three lists, and of its end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lists {
     pub(super) reads: usize,
@@ -88,13 +88,13 @@ impl Lists {
         Lists { reads: at, writes: at + 4, reply: at + 8, end: at + Self::ABSENT_LEN }
     }
 
-    /// Whether any list has an entry: those take room.
+    /// Whether any list has an entry. Entries lengthen the lists.
     #[inline]
     pub(super) const fn present(&self) -> bool {
         self.end - self.reads != Self::ABSENT_LEN
     }
 
-    /// Walks the lists. Each turn of a loop consumes bytes, so the length of the message bounds the work.
+    /// Checks the structure of the lists. Each iteration consumes bytes, so the message length bounds the work.
     pub(super) fn check(reader: &mut Reader<'_>) -> Result<Lists, BadXdr> {
         let reads = reader.at();
         while reader.bool("rdma_reads")? {
@@ -180,7 +180,7 @@ pub struct WriteChunk<'a> {
 }
 
 impl<'a> WriteChunk<'a> {
-    /// The chunk whose "is present" word is at `at`.
+    /// The chunk whose discriminator word is at `at`.
     #[inline]
     pub(super) fn at(bytes: &'a [u8], at: usize) -> Option<WriteChunk<'a>> {
         if word(bytes, at) == 0 {
@@ -197,7 +197,7 @@ impl<'a> WriteChunk<'a> {
         self.segments.iter().map(Segment::read)
     }
 
-    /// How many segments there are. A chunk may have none.
+    /// Number of segments, possibly 0.
     #[inline]
     pub const fn len(&self) -> usize {
         self.segments.len()
@@ -215,10 +215,10 @@ impl<'a> WriteChunk<'a> {
     }
 }
 
-/// The chunk lists of a header to be sent.
+/// The chunk lists of a header to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Chunks<'a> {
-    /// The handle that the reply may invalidate, 0 for none. Not sent in version 1.
+    /// The handle that the reply may invalidate. 0 for none. Version 1 omits it.
     pub inv_handle: u32,
     /// The Read list.
     pub reads: &'a [ReadSegment],
@@ -229,7 +229,7 @@ pub struct Chunks<'a> {
 }
 
 impl Chunks<'_> {
-    /// No chunk at all.
+    /// No chunks.
     pub const NONE: Chunks<'static> =
         Chunks { inv_handle: 0, reads: &[], writes: WriteList { counts: &[], segments: &[] }, reply: None };
 
@@ -239,7 +239,7 @@ impl Chunks<'_> {
         inv_handle + self.counts().encoded_len() + Lists::ABSENT_LEN
     }
 
-    /// How much there is.
+    /// Sizes of the lists.
     pub fn counts(&self) -> ChunkCounts {
         ChunkCounts {
             reads: self.reads.len(),
@@ -249,8 +249,8 @@ impl Chunks<'_> {
         }
     }
 
-    /// The encoded lists, for one segment in all outside a Reply chunk. [`emit`](Self::emit) writes them behind the
-    /// handle.
+    /// The encoded lists, if they have one segment in total and no Reply chunk. [`emit`](Self::emit) writes them after
+    /// the handle.
     #[inline(always)]
     pub(super) fn single(&self) -> Option<[u32; 9]> {
         let WriteList { counts, segments } = self.writes;
@@ -287,14 +287,14 @@ impl Chunks<'_> {
     }
 }
 
-/// Sizes of chunk lists, which determine the length of a header.
+/// Sizes of chunk lists. They determine the length of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ChunkCounts {
     /// Segments of the Read list.
     pub reads: usize,
     /// Chunks of the Write list.
     pub writes: usize,
-    /// Their segments.
+    /// Segments of all chunks of the Write list.
     pub write_segments: usize,
     /// Segments of the Reply chunk, if there is one.
     pub reply: Option<usize>,
@@ -311,7 +311,7 @@ impl ChunkCounts {
         self.reads + self.write_segments + reply
     }
 
-    /// Bytes of such lists beyond those of absent lists.
+    /// Bytes of such lists beyond the bytes of absent lists.
     #[inline]
     pub const fn encoded_len(&self) -> usize {
         let reply = match self.reply {
@@ -322,14 +322,14 @@ impl ChunkCounts {
     }
 }
 
-/// Writes a chunk with the word that announces it.
+/// Writes a chunk with its discriminator word.
 #[inline]
 fn emit_write_chunk(chunk: &[Segment], out: &mut Writer<'_>) -> Result<(), NoSpace> {
     out.words([1, chunk.len() as u32])?;
     chunk.iter().try_for_each(|segment| out.words(segment.words()))
 }
 
-/// A flat Write list to send. The first `counts[0]` segments are chunk 0, the next `counts[1]` chunk 1, and so on.
+/// A flat Write list to send. The first `counts[0]` segments are chunk 0, the next `counts[1]` are chunk 1, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct WriteList<'a> {
     /// Segments per chunk.
@@ -339,7 +339,7 @@ pub struct WriteList<'a> {
 }
 
 impl<'a> WriteList<'a> {
-    /// The chunks. Counts beyond the segments yield only existing segments.
+    /// The chunks. A count beyond the segments yields only existing segments.
     pub fn iter(&self) -> impl Iterator<Item = &'a [Segment]> + use<'a> {
         let mut rest = self.segments;
         self.counts.iter().map(move |&count| {

@@ -1,4 +1,4 @@
-//! Code points of the wire, in tables that also name them.
+//! Tables of wire code points and their names.
 
 use std::fmt;
 
@@ -26,7 +26,7 @@ macro_rules! codes {
                 self as u32
             }
 
-            /// The row that has this number.
+            /// The row with this number.
             #[inline]
             #[doc(hidden)]
             pub const fn from_code(code: u32) -> Option<$Name> {
@@ -36,7 +36,7 @@ macro_rules! codes {
                 }
             }
 
-            /// The name, as the specification writes it but without its prefix.
+            /// The name in the specification, without its prefix.
             #[doc(hidden)]
             pub const fn name(self) -> &'static str {
                 match self { $( $Name::$Variant => $text, )+ }
@@ -57,13 +57,13 @@ codes! {
     pub enum Version {
         /// RFC 8166.
         V1 = 1, "v1";
-        /// draft-ietf-nfsv4-rpcrdma-version-two-00, or its predecessor: see [`Revision`].
+        /// draft-ietf-nfsv4-rpcrdma-version-two-00, or its predecessor, see [`Revision`].
         V2 = 2, "v2";
     }
 }
 
-/// The specification whose code points version 2 uses. The structure of headers is the same. Both ends must agree,
-/// since no header states the revision. Selected by configuration; version 1 ignores it.
+/// The document whose code points version 2 uses. All revisions have the same header structure. Both ends must agree,
+/// because no header states the revision. Configuration selects it, and version 1 ignores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Revision {
@@ -88,7 +88,7 @@ impl Revision {
         }
     }
 
-    /// The revision of this name.
+    /// The revision with this name.
     #[doc(hidden)]
     pub fn from_name(name: &str) -> Option<Revision> {
         Revision::ALL.iter().copied().find(|revision| revision.name() == name)
@@ -117,11 +117,11 @@ codes! {
     pub enum HeaderType {
         /// Chunk lists, then the RPC message or (with [`Flags::MORE`]) a part.
         Msg = 0, "MSG";
-        /// Chunk lists; the RPC message is elsewhere. In version 2, without chunks: a pure grant of credits.
+        /// Chunk lists. The RPC message is elsewhere. In version 2 without chunks: a pure grant of credits.
         Nomsg = 1, "NOMSG";
-        /// Version 1 only, and never to be sent (RFC 8166 §4.6.1).
+        /// Version 1 only, and never sent (RFC 8166 §4.6.1).
         Msgp = 2, "MSGP";
-        /// Version 1 only, and never to be sent (RFC 8166 §4.6.2).
+        /// Version 1 only, and never sent (RFC 8166 §4.6.2).
         Done = 3, "DONE";
         /// A responder's report of a transport error.
         Error = 4, "ERROR";
@@ -159,7 +159,7 @@ pub struct Flags(pub u32);
 impl Flags {
     /// No flag.
     pub const NONE: Flags = Flags(0);
-    /// The message is a reply or an error. Its receiver made the XID.
+    /// The message is a reply or an error. Its receiver chose the XID.
     pub const RESPONSE: Flags = Flags(1);
     /// The payload continues in the next message.
     pub const MORE: Flags = Flags(2);
@@ -175,19 +175,19 @@ impl Flags {
         self.0 & other.0 == other.0
     }
 
-    /// These flags and those of `other`.
+    /// The union with `other`.
     #[inline]
     pub const fn with(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
     }
 
-    /// These flags without those of `other`.
+    /// The flags except those of `other`.
     #[inline]
     pub const fn without(self, other: Flags) -> Flags {
         Flags(self.0 & !other.0)
     }
 
-    /// Bits without meaning in this revision; the answer to them is INVAL_FLAG.
+    /// Flags that this revision does not define. A responder answers them with INVAL_FLAG.
     #[inline]
     pub const fn unknown(self, revision: Revision) -> Flags {
         self.without(revision.known_flags())
@@ -200,7 +200,7 @@ impl Flags {
     }
 }
 
-/// Names joined by `|`, unknown bits in hex, `-` for none.
+/// Names joined by `|`, unknown bits in hexadecimal, `-` for none.
 impl fmt::Display for Flags {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_empty() {

@@ -1,4 +1,4 @@
-//! One line of text for a header, for traces and tools.
+//! One-line text of a header, for traces and tools.
 
 use std::fmt;
 
@@ -9,8 +9,8 @@ use super::properties::{Property, PropertyId, PropertySet};
 use super::view::{View, ViewBody};
 
 /// Version, type and the fixed words, then flags, chunks, body and payload, if present. Example: `v2 MSG xid=0x00000007
-/// credit=0x20 flags=RESPONSE reads=[0/0x1:512@0x1000] payload=64@60`. Segments are `handle:length@offset`, read
-/// segments have their position in front, the payload is `length@offset`.
+/// credit=0x20 flags=RESPONSE reads=[0/0x1:512@0x1000] payload=64@60`. Segments are `handle:length@offset`. Read
+/// segments start with their position. The payload is `length@offset`.
 impl fmt::Display for View<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} xid={:#010x} credit={:#x}", self.version(), self.htype(), self.xid(), self.credit())?;
@@ -81,7 +81,7 @@ fn write_properties(
     f.write_str("]")
 }
 
-/// `NAME:value`; the data in hex if it is not one word.
+/// `NAME:value`. Data other than one word is hexadecimal.
 fn write_property(f: &mut fmt::Formatter<'_>, property: &Property<'_>, view: &View<'_>) -> fmt::Result {
     match PropertyId::of_revision(property.which, view.revision()) {
         Some(id) => write!(f, "{id}:")?,

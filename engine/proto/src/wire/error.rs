@@ -1,4 +1,4 @@
-//! Errors in received headers, and errors that the protocol can report.
+//! Errors in received headers, and errors of the protocol.
 
 use std::fmt;
 
@@ -7,30 +7,30 @@ use thiserror::Error;
 use super::codes::{Flags, HeaderType, Revision, Version};
 use super::xdr::{BadXdr, NoSpace, Reader, Writer, word};
 
-/// Bytes of the shortest version 1 header of a call or reply.
+/// Bytes of the shortest version 1 call or reply header.
 const MIN_V1_LEN: usize = 28;
 
-/// An unusable received header: the error and the data for an answer.
+/// An unusable received header: the error and the fields for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{kind}")]
 pub struct WireError {
-    /// The kind of the error.
+    /// The kind of error.
     pub kind: WireErrorKind,
-    /// `rdma_xid`, 0 if even that is cut off.
+    /// `rdma_xid`, 0 if truncated.
     pub(super) xid: u32,
-    /// `rdma_vers`, 0 if it is cut off.
+    /// `rdma_vers`, 0 if truncated.
     pub(super) vers: u32,
-    /// `rdma_flags` of version 2, 0 if they are cut off.
+    /// `rdma_flags` of version 2, 0 if truncated.
     flags: u32,
-    /// `rdma_credit` and `rdma_htype`, 0 if they are cut off.
+    /// `rdma_credit` and `rdma_htype`, 0 if truncated.
     credit: u32,
     htype: u32,
-    /// Version 1: it has, or begins, a Read list.
+    /// Version 1: the header has a Read list, at least in part.
     reads: bool,
     len: usize,
 }
 
-/// The ways in which a header can be wrong.
+/// Kinds of errors in a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum WireErrorKind {
     /// Shorter than four words, the minimum in every version. Dropped without an answer.
@@ -45,24 +45,24 @@ pub enum WireErrorKind {
         /// `rdma_vers`.
         vers: u32,
     },
-    /// A header type that this version does not have.
+    /// A header type outside this version.
     #[error("invalid header type {htype:#x}")]
     InvalidHtype {
         /// `rdma_htype`.
         htype: u32,
     },
-    /// A flag that is unknown, or invalid for this type or its lists.
+    /// An unknown flag, or one that is invalid for the header type or its lists.
     #[error("invalid flags {flags:#x}")]
     InvalidFlag {
         /// `rdma_flags`.
         flags: u32,
     },
-    /// An item that cannot be parsed.
+    /// A malformed item.
     #[error("bad {what} at byte {at}")]
     BadXdr {
         /// The item.
         what: &'static str,
-        /// Where it starts, in bytes from the start of the header.
+        /// Offset of the item in the header, in bytes.
         at: usize,
     },
 }
@@ -87,7 +87,7 @@ impl From<BadXdr> for WireErrorKind {
 }
 
 impl WireError {
-    /// `rdma_xid`, if the header is long enough to be answered.
+    /// `rdma_xid`, if the header is long enough for an answer.
     pub const fn xid(&self) -> Option<u32> {
         match self.kind {
             WireErrorKind::TooShort { .. } => None,
@@ -95,7 +95,7 @@ impl WireError {
         }
     }
 
-    /// `rdma_vers`, if the header is long enough to be answered. An error reply echoes it.
+    /// `rdma_vers`, if the header is long enough for an answer. An error reply echoes it.
     pub const fn vers(&self) -> Option<u32> {
         match self.kind {
             WireErrorKind::TooShort { .. } => None,
@@ -103,7 +103,7 @@ impl WireError {
         }
     }
 
-    /// The error in the header at the start of `bytes`.
+    /// Records an error in the header at the start of `bytes`.
     pub(super) fn new(kind: WireErrorKind, bytes: &[u8]) -> WireError {
         let vers = word(bytes, 4);
         let flags = if vers == Version::V2.code() { word(bytes, 16) } else { 0 };
@@ -113,7 +113,7 @@ impl WireError {
         WireError { kind, xid: word(bytes, 0), vers, flags, credit: word(bytes, 8), htype, reads, len: bytes.len() }
     }
 
-    /// `rdma_credit` of a version 2 message other than an error. The grant holds despite the error.
+    /// `rdma_credit` of a version 2 message other than an error. The grant is valid whatever the error.
     pub const fn credit(&self) -> Option<u32> {
         match self.version() {
             Some(Version::V2) if !self.is_error() => Some(self.credit),
@@ -121,17 +121,17 @@ impl WireError {
         }
     }
 
-    /// Whether it is an error, in any version; errors are never answered.
+    /// Whether the header is an error of any version. Errors are never answered.
     pub const fn is_error(&self) -> bool {
         self.vers().is_some() && self.htype == HeaderType::Error.code()
     }
 
-    /// Whether these are properties of version 2.
+    /// Whether the header is a version 2 CONNPROP.
     pub const fn is_connprop(&self) -> bool {
         matches!(self.version(), Some(Version::V2)) && self.htype == HeaderType::Connprop.code()
     }
 
-    /// Version 1: whether it has a Read list, as calls do. See RFC 8166 §4.3.1.
+    /// Version 1: whether the header has a Read list, as calls do (RFC 8166 §4.3.1).
     pub const fn has_reads(&self) -> bool {
         self.reads
     }
@@ -144,12 +144,12 @@ impl WireError {
         }
     }
 
-    /// Whether the header marks a reply or an error. False in version 1, whose headers do not.
+    /// Whether the header marks a reply or an error. False in version 1, which has no such mark.
     pub const fn is_response(&self) -> bool {
         Flags(self.flags).contains(Flags::RESPONSE)
     }
 
-    /// The version of the header, if it is one of ours.
+    /// The version of the header, if it is known.
     pub const fn version(&self) -> Option<Version> {
         match self.vers() {
             Some(vers) => Version::from_code(vers),
@@ -157,8 +157,8 @@ impl WireError {
         }
     }
 
-    /// A responder's error; `None` for silence. RFC 8166 §4.5, version 2 §6.4.3. `supported` is the version range for
-    /// ERR_VERS. Requesters never send errors.
+    /// A responder's error (RFC 8166 §4.5, version 2 §6.4.3). `None` for no answer. `supported` is the version range
+    /// for ERR_VERS. Requesters never send errors.
     pub const fn answer(&self, supported: (Version, Version)) -> Option<ErrorBody> {
         match self.kind {
             WireErrorKind::TooShort { .. } => None,
@@ -172,43 +172,42 @@ impl WireError {
     }
 }
 
-/// The report of an ERROR header. Version 1 has two errors: every error but [`ErrorBody::Vers`] is ERR_CHUNK.
+/// The report of an ERROR header. Version 1 has two errors: all except [`ErrorBody::Vers`] are ERR_CHUNK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorBody {
     /// The version is not supported.
     Vers {
-        /// Lowest version that is.
+        /// Lowest supported version.
         low: u32,
-        /// Highest version that is.
+        /// Highest supported version.
         high: u32,
     },
-    /// The header cannot be parsed; ERR_CHUNK in version 1.
+    /// The header is malformed. ERR_CHUNK in version 1.
     BadXdr,
     /// The header type is unknown or not supported.
     InvalHtype,
-    /// The flags are unknown, or do not go together. Sent as INVAL_HTYPE in [`Revision::Cel09`], which lacks
-    /// it.
+    /// The flags are unknown or contradictory. Sent as INVAL_HTYPE in [`Revision::Cel09`], which lacks this error.
     InvalFlag,
-    /// More Read chunks than the responder handles.
+    /// More Read chunks than the responder supports.
     ReadChunks {
-        /// The most it handles.
+        /// The responder's maximum.
         max: u32,
     },
-    /// More Write chunks than the responder handles.
+    /// More Write chunks than the responder supports.
     WriteChunks {
-        /// The most it handles.
+        /// The responder's maximum.
         max: u32,
     },
-    /// A chunk of more segments than the responder handles.
+    /// A chunk with more segments than the responder supports.
     Segments {
-        /// The most it handles.
+        /// The responder's maximum.
         max: u32,
     },
     /// A Write chunk is too small for the result.
     WriteResource {
-        /// The first one that is, counted from 1; 0 if not known.
+        /// The first such chunk, counted from 1. 0 if unknown.
         chunk_index: u32,
-        /// Bytes needed in it.
+        /// Bytes needed in the chunk.
         length_needed: u32,
     },
     /// The reply fits neither inline nor into the Reply chunk.
@@ -216,9 +215,9 @@ pub enum ErrorBody {
         /// Bytes needed in the Reply chunk.
         length_needed: u32,
     },
-    /// Any other failure of the responder; the transaction ends.
+    /// Any other failure of the responder. The transaction ends.
     System,
-    /// A code that this revision does not know. It is an error all the same.
+    /// A code unknown to this revision. It still reports an error.
     Unknown(u32),
 }
 
@@ -237,7 +236,7 @@ const TABLE: [(&str, u32, u32); 10] = [
 ];
 
 impl ErrorBody {
-    /// Row of the table, `None` for unknown codes.
+    /// Row of the table. `None` for unknown codes.
     const fn row(&self) -> Option<usize> {
         Some(match self {
             ErrorBody::Vers { .. } => 0,
@@ -284,7 +283,7 @@ impl ErrorBody {
         }
     }
 
-    /// The words behind the code.
+    /// The words after the code.
     fn arguments(&self, version: Version) -> ([u32; 2], usize) {
         match (*self, version) {
             (ErrorBody::Vers { low, high }, _) => ([low, high], 2),
@@ -311,7 +310,7 @@ impl ErrorBody {
 
     pub(super) fn read(reader: &mut Reader<'_>, version: Version, revision: Revision) -> Result<ErrorBody, BadXdr> {
         let code = reader.u32("rdma_err")?;
-        // The first row wins, so that code 3 of Cel09 is INVAL_HTYPE.
+        // The first match wins, so code 3 of Cel09 is INVAL_HTYPE.
         let row = match (version, revision) {
             (Version::V1, _) => (1..=2).contains(&code).then(|| code as usize - 1),
             (Version::V2, Revision::Ietf00) => TABLE.iter().position(|row| row.1 == code),
@@ -345,7 +344,7 @@ impl fmt::Display for ErrorBody {
             ErrorBody::ReadChunks { max } | ErrorBody::WriteChunks { max } | ErrorBody::Segments { max } => {
                 write!(f, "(max {max})")
             }
-            // Counted from 0, as everywhere but on the wire.
+            // Counted from 0. Only the wire counts from 1.
             ErrorBody::WriteResource { chunk_index, length_needed } => match chunk_index.checked_sub(1) {
                 Some(index) => write!(f, "(Write chunk {index} needs {length_needed} bytes)"),
                 None => write!(f, "(a Write chunk needs {length_needed} bytes)"),

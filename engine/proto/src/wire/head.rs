@@ -1,41 +1,42 @@
-//! Fast-path header decoding: MSG in one piece, one chunk each way. Either chunk may be absent. All other layouts need
-//! a [`View`].
+//! Fast-path decoding of common headers.
+//!
+//! It covers an unfragmented MSG with at most one chunk in each direction. All other layouts need a [`View`].
 
 use super::chunks::{Lists, READ_SEGMENT_LEN, ReadSegment, SEGMENT_LEN, Segment};
 use super::codes::{Flags, HeaderType, Version};
 use super::header::msg_len;
 use super::view::View;
 
-/// How such a header is laid out on a connection.
+/// Layout of a connection's common headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadLayout {
     /// RFC 8166 §4: 28 bytes.
     V1,
-    /// Version 2 without the count of received messages: 36 bytes.
+    /// Version 2 without the received count: 36 bytes.
     V2,
-    /// Version 2 with it: 40 bytes.
+    /// Version 2 with the received count: 40 bytes.
     V2Windowed,
 }
 
-/// The values of such a header.
+/// Fields of a common header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
     /// Transaction id.
     pub xid: u32,
     /// `rdma_credit`.
     pub credit: u32,
-    /// How many messages the sender has received, in the windowed layout.
+    /// Messages received by the sender, in the windowed layout.
     pub received: Option<u32>,
     /// The handle that the reply may invalidate; 0 for none (version 1).
     pub inv_handle: u32,
-    /// Whether it is a reply. Its flag or, in version 1, its RPC message shows it (RFC 8167 §5).
+    /// Whether the message is a reply. The flag shows it or, in version 1, the RPC message (RFC 8167 §5).
     pub response: bool,
-    /// Bytes of header: where the payload starts.
+    /// Bytes of the header: offset of the payload.
     pub len: usize,
 }
 
 impl Head {
-    /// That of a message that was read as a whole. In version 1 the header does not show the direction.
+    /// Takes the fields from a view. In version 1 the header does not show the direction.
     pub fn of(view: &View<'_>, response: bool) -> Self {
         Self {
             xid: view.xid(),
@@ -48,7 +49,7 @@ impl Head {
     }
 }
 
-/// The chunks of a message: at most one each way, one segment.
+/// The chunks of a message: at most one in each direction, with one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SingleChunks {
     /// The Read list.
@@ -57,11 +58,11 @@ pub struct SingleChunks {
     pub write: Option<Segment>,
 }
 
-/// Number of bytes that stand for the lists that are not there.
+/// Bytes of the absent lists.
 const LISTS: usize = Lists::ABSENT_LEN;
 
 impl HeadLayout {
-    /// The flags RECEIVED and MORE as such a message has them.
+    /// The flags RECEIVED and MORE in this layout.
     #[inline]
     pub const fn flags(self) -> Flags {
         match self {
@@ -70,7 +71,7 @@ impl HeadLayout {
         }
     }
 
-    /// Reads a header of this layout; `None` needs a [`View`].
+    /// Reads a header of this layout. `None` requires a [`View`].
     #[inline(always)]
     pub fn read(self, message: &[u8]) -> Option<Head> {
         match self {
@@ -80,7 +81,7 @@ impl HeadLayout {
         }
     }
 
-    /// Reads this layout with [single chunks](SingleChunks); `None` for any other.
+    /// Reads this layout with [single chunks](SingleChunks). `None` for any other layout.
     #[inline]
     pub fn read_with_chunks(self, message: &[u8]) -> Option<(Head, SingleChunks)> {
         match self {
@@ -116,11 +117,11 @@ pub enum Plain {
     Reply,
 }
 
-/// Bytes of such a header.
+/// Bytes of a windowed header.
 const WINDOWED: usize = msg_len(Version::V2, true);
 
 impl Plain {
-    /// `None` of a message that is laid out in any other way.
+    /// `None` for a message of any other layout.
     #[inline(always)]
     pub fn of(message: &[u8]) -> Option<Self> {
         let header: &[u8; WINDOWED] = message.first_chunk()?;
@@ -136,7 +137,7 @@ impl Plain {
         }
     }
 
-    /// The rest of the header. `None` if it is cut short.
+    /// Reads the rest of the header. `None` if truncated.
     #[inline(always)]
     pub fn head(self, message: &[u8]) -> Option<Head> {
         let header: &[u8; WINDOWED] = message.first_chunk()?;
@@ -185,7 +186,7 @@ fn read_v1(message: &[u8]) -> Option<Head> {
     })
 }
 
-/// `N` bytes are in front of the lists. Version 1 does not show the direction here.
+/// Reads `N` bytes of prefix and the lists. Version 1 does not show the direction here.
 #[inline(always)]
 fn read_with_lists<const N: usize>(message: &[u8], version: Version, flags: Flags) -> Option<(Head, SingleChunks)> {
     let (header, lists) = message.split_first_chunk::<N>()?;

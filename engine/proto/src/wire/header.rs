@@ -7,17 +7,16 @@ use super::properties::PropertySet;
 use super::view::{COMMON_LEN, ERR_VERS_LEN};
 use super::xdr::{NoSpace, Writer, padded};
 
-/// A header of either version. Fields that version 1 does not have (`received`, `flags`, the handle to
-/// invalidate) are left out there.
+/// A header of either version. Encoding for version 1 omits `received`, `flags` and the handle to invalidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header<'a> {
     /// Transaction id of the RPC message; 0 for a pure grant.
     pub xid: u32,
     /// `rdma_credit`.
     pub credit: u32,
-    /// The messages received so far, for windowed credits. [`Flags::RECEIVED`] follows from it.
+    /// The messages received so far, for windowed credits. `Some` sets [`Flags::RECEIVED`].
     pub received: Option<u32>,
-    /// The other flags.
+    /// All other flags.
     pub flags: Flags,
     /// Header type and body.
     pub body: Body<'a>,
@@ -30,7 +29,7 @@ pub enum Body<'a> {
     Msg(Chunks<'a>),
     /// The RPC message is in a chunk.
     Nomsg(Chunks<'a>),
-    /// Version 1 only. Not to be sent to a peer: here so that every header can be written again.
+    /// Version 1 only. Never sent to a peer, but every view can be encoded again.
     Msgp {
         /// `rdma_align`.
         align: u32,
@@ -39,13 +38,13 @@ pub enum Body<'a> {
         /// The lists.
         chunks: Chunks<'a>,
     },
-    /// Version 1 only. Not to be sent to a peer, as [`Body::Msgp`].
+    /// Version 1 only. Never sent to a peer, like [`Body::Msgp`].
     Done,
-    /// An error; from responders only.
+    /// An error. Only responders send it.
     Error(ErrorBody),
     /// Version 2: properties.
     Connprop(PropertySet<'a>),
-    /// Version 2: an optional operation, made by [`Operation::emit`](super::optional::Operation::emit).
+    /// Version 2: an optional operation from [`Operation::emit`](super::optional::Operation::emit).
     Optional {
         /// `rdma_opttype`.
         opttype: u32,
@@ -70,7 +69,7 @@ impl Body<'_> {
 }
 
 impl Header<'_> {
-    /// Bytes of the header in this version. The revision makes no difference; the parameter keeps it so.
+    /// Bytes of the header in this version. All revisions have equal lengths.
     pub fn encoded_len(&self, version: Version, _revision: Revision) -> usize {
         let prefix = match version {
             Version::V1 => COMMON_LEN,
@@ -89,8 +88,8 @@ impl Header<'_> {
 
     /// Writes the header to the start of `out` and returns its length.
     ///
-    /// The caller respects the version. CONNPROP and OPTIONAL are of version 2, MSGP and DONE of version 1, MORE of
-    /// [`Revision::Ietf00`].
+    /// The caller chooses a body of this version. CONNPROP and OPTIONAL exist in version 2, MSGP and DONE in version 1,
+    /// and MORE in [`Revision::Ietf00`].
     pub fn emit(&self, out: &mut [u8], version: Version, revision: Revision) -> Result<usize, NoSpace> {
         let htype = self.body.htype();
         debug_assert!(HeaderType::of_version(htype.code(), version).is_some(), "{version} has no {htype}");
@@ -101,7 +100,7 @@ impl Header<'_> {
         self.emit_before(out, needed, version, revision).map(|_| needed).ok_or(NoSpace { needed, available })
     }
 
-    /// Writes the header before byte `end` of `buf`; returns its start. The rest is as [`emit`](Self::emit). Without
+    /// Writes the header before byte `end` of `buf` and returns its start. Otherwise like [`emit`](Self::emit). Without
     /// room it writes nothing and returns `None`.
     #[inline(never)]
     pub fn emit_before(&self, buf: &mut [u8], end: usize, version: Version, revision: Revision) -> Option<usize> {
@@ -139,7 +138,7 @@ impl Header<'_> {
     }
 }
 
-/// The flags as sent: RECEIVED announces its word.
+/// The flags as sent. RECEIVED announces the received count.
 #[inline]
 const fn sent_flags(flags: Flags, received: Option<u32>) -> Flags {
     match received {
@@ -148,7 +147,7 @@ const fn sent_flags(flags: Flags, received: Option<u32>) -> Flags {
     }
 }
 
-/// Bytes of a MSG header without chunks, as [`emit_msg`] writes it.
+/// Bytes of a MSG header without chunks, as written by [`emit_msg`].
 #[inline]
 pub const fn msg_len(version: Version, received: bool) -> usize {
     match (version, received) {
@@ -158,7 +157,7 @@ pub const fn msg_len(version: Version, received: bool) -> usize {
     }
 }
 
-/// Bytes of a header of [`emit_windowed`].
+/// Bytes written by [`emit_windowed`].
 pub const WINDOWED_LEN: usize = msg_len(Version::V2, true);
 
 /// Writes a version 2 MSG header with the received count, without chunks.
@@ -168,8 +167,8 @@ pub fn emit_windowed(out: &mut [u8; WINDOWED_LEN], xid: u32, credit: u32, receiv
     put(out, common, [flags.with(Flags::RECEIVED).0, received, 0, 0, 0, 0]);
 }
 
-/// As [`Header::emit_before`], for a windowed MSG header with one segment. `None`, with nothing written, for a Reply
-/// chunk, for more segments, or without room.
+/// Like [`Header::emit_before`], for a windowed MSG header with one segment. Writes nothing and returns `None` for a
+/// Reply chunk, for more segments, or without room.
 #[inline(always)]
 pub fn emit_windowed_single(
     buf: &mut [u8],
@@ -186,8 +185,8 @@ pub fn emit_windowed_single(
     Some(start)
 }
 
-/// Writes a MSG header without chunks to `out`; returns [`msg_len`]. It is the fast path of [`Header::emit`] for inline
-/// calls and replies. Version 1 leaves out `received` and `flags`.
+/// Writes a MSG header without chunks to `out` and returns [`msg_len`]. It is the fast path of [`Header::emit`] for
+/// inline calls and replies. Version 1 omits `received` and `flags`.
 ///
 /// # Panics
 /// If `out` is shorter than [`msg_len`].
@@ -212,13 +211,13 @@ fn put<const M: usize, const N: usize>(out: &mut [u8], common: [u32; M], tail: [
     len
 }
 
-/// Bytes of a CONNPROP whose body, or part, has `len` bytes.
+/// Bytes of a CONNPROP with a body or part of `len` bytes.
 pub const fn connprop_len(received: Option<u32>, len: usize) -> usize {
     COMMON_LEN + 4 + if received.is_some() { 4 } else { 0 } + len
 }
 
-/// Writes a CONNPROP, or a part, to `out`; returns its length. A part has [`Flags::MORE`] if others follow. `bytes` is
-/// its body, or this part of it.
+/// Writes a CONNPROP, or a part, to `out` and returns its length. `bytes` is the body or the part. A part has
+/// [`Flags::MORE`] if others follow.
 pub fn emit_connprop_continued(
     out: &mut [u8],
     xid: u32,
@@ -238,8 +237,8 @@ pub fn emit_connprop_continued(
     Ok(writer.len())
 }
 
-/// Writes an error header with the supported versions. It answers an unsupported version, in the layout of RFC 8166 §7
-/// for every version. `vers` echoes the requested version.
+/// Writes an error header with the supported versions, as the answer to an unsupported version. Every version uses the
+/// layout of RFC 8166 §7. `vers` echoes the requested version.
 pub fn emit_err_vers(
     out: &mut [u8],
     xid: u32,

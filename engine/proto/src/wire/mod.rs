@@ -1,8 +1,8 @@
 //! Codec of RPC-over-RDMA versions 1 and 2, and their RPC headers.
 //!
 //! There are two forms of a header. A [`View`] is a received message with a header checked once. Its accessors read the
-//! bytes in place and cannot fail. A [`Header`] is a value to send; [`Header::emit`] writes it into the caller's
-//! buffer. Any view can be written again. Nothing here allocates, reads a clock or keeps state, and no input makes it
+//! bytes in place and cannot fail. A [`Header`] is a value to send. [`Header::emit`] writes it into the caller's
+//! buffer. Any view can be encoded again. Nothing here allocates, reads a clock or keeps state, and no input causes a
 //! panic.
 //!
 //! ```

@@ -1,22 +1,22 @@
 //! Optional operations, which change characteristics of a running connection.
 //!
-//! They travel in one header type, [`HeaderType::Optional`](super::HeaderType::Optional), with an operation
-//! code (`rdma_opttype`) and an opaque body (`rdma_optinfo`). Codes and bodies are those of
-//! draft-dnoveck-nfsv4-rpcrdma-xcharext-02 §4; property identifiers are those of the base revision. Sent only
-//! to peers that offered [`PropertyId::OptionalType`](super::properties::PropertyId::OptionalType).
+//! One header type carries them, [`HeaderType::Optional`](super::HeaderType::Optional), with an operation code
+//! (`rdma_opttype`) and an opaque body (`rdma_optinfo`). Codes and bodies follow
+//! draft-dnoveck-nfsv4-rpcrdma-xcharext-02 §4. Property identifiers follow the base revision. An endpoint sends
+//! operations only to peers that offered [`PropertyId::OptionalType`](super::properties::PropertyId::OptionalType).
 
 use super::codes::codes;
 use super::properties::{Property, PropertySet, Subset};
 use super::xdr::{BadXdr, NoSpace, Reader, Writer};
 
 codes! {
-    /// The operation, `rdma_opttype`. A receiver that does not know it answers INVAL_HTYPE.
+    /// The operation, `rdma_opttype`. A receiver answers an unknown one with INVAL_HTYPE.
     pub enum OperationCode {
         /// The sender's characteristics.
         Initial = 1, "INITXCH";
-        /// Requests changes.
+        /// A request to change characteristics.
         Request = 2, "REQXCH";
-        /// The outcome of a request.
+        /// The results of a request.
         Respond = 3, "RESPXCH";
         /// A characteristic has changed.
         Update = 4, "UPDXCH";
@@ -29,36 +29,36 @@ codes! {
 pub enum Operation<'a> {
     /// The sender's characteristics.
     Initial {
-        /// All of its values.
+        /// All values.
         start: PropertySet<'a>,
-        /// Those of `start` that are not expected to change.
+        /// The values of `start` that are not expected to change.
         constant: Subset<'a>,
     },
     /// A request to change characteristics.
     Request {
-        /// The values wanted.
+        /// The requested values.
         want: PropertySet<'a>,
     },
-    /// The answer, under the XID of the request. Each property requested is in exactly one subset.
+    /// The answer, with the XID of the request. Each requested property is in exactly one subset.
     Respond {
         /// Changed.
         done: Subset<'a>,
         /// Refused.
         rejected: Subset<'a>,
-        /// Still open: updates will follow.
+        /// Undecided. Updates follow.
         pending: Subset<'a>,
     },
-    /// A change, requested before or not.
+    /// A change, with or without a request.
     Update {
         /// The new value.
         now: Property<'a>,
-        /// Whether a pending request for this characteristic ends with this.
+        /// Whether this ends a pending request for the characteristic.
         clears_pending: bool,
     },
 }
 
 impl<'a> Operation<'a> {
-    /// The code to be sent with the body.
+    /// The code for this body.
     pub const fn code(&self) -> OperationCode {
         match self {
             Operation::Initial { .. } => OperationCode::Initial,
@@ -68,7 +68,7 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// Reads a body. Nothing may follow it.
+    /// Reads a body. Trailing bytes are an error.
     pub fn parse(code: OperationCode, optinfo: &'a [u8]) -> Result<Operation<'a>, BadXdr> {
         let mut reader = Reader::new(optinfo);
         let operation = match code {

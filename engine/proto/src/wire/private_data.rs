@@ -4,11 +4,11 @@ use super::xdr::{NoSpace, Writer, word};
 
 /// Bytes of the message.
 pub const LEN: usize = 8;
-/// The word that marks the message, `0xf6ab0e18`.
+/// The format identifier of the message, `0xf6ab0e18`.
 pub const FORMAT: u32 = 0xf6ab_0e18;
-/// Smallest inline threshold that can be encoded, and the default, in bytes.
+/// Smallest inline threshold of the encoding, and the default, in bytes.
 pub const MIN_INLINE_THRESHOLD: u32 = 1024;
-/// Largest inline threshold that can be encoded, in bytes.
+/// Largest inline threshold of the encoding, in bytes.
 pub const MAX_INLINE_THRESHOLD: u32 = 256 * 1024;
 
 const VERSION: u8 = 1;
@@ -17,15 +17,15 @@ const REMOTE_INVALIDATION: u8 = 1;
 /// A peer's parameters in its connect or accept message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrivateData {
-    /// Replies may come as Send With Invalidate; both ends must agree.
+    /// Replies may use Send With Invalidate. Both ends must agree.
     pub remote_invalidation: bool,
-    /// The longest message that the peer sends, in bytes.
+    /// Longest message that the peer sends, in bytes.
     pub send_size: u32,
-    /// The longest message that the peer can receive, in bytes.
+    /// Longest message that the peer can receive, in bytes.
     pub receive_size: u32,
 }
 
-/// The values of a peer that sends no private data.
+/// The parameters of a peer without private data.
 impl Default for PrivateData {
     fn default() -> Self {
         PrivateData { remote_invalidation: false, send_size: MIN_INLINE_THRESHOLD, receive_size: MIN_INLINE_THRESHOLD }
@@ -33,8 +33,8 @@ impl Default for PrivateData {
 }
 
 impl PrivateData {
-    /// Finds the message in `bytes`, among other layers' data and padding. `None` if absent or of another version: the
-    /// defaults hold.
+    /// Finds the message in `bytes`, among other layers' data and padding. `None` if absent or of another version. The
+    /// defaults then apply.
     pub fn parse(bytes: &[u8]) -> Option<PrivateData> {
         let message: &[u8] = bytes.windows(LEN).find(|window| word(window, 0) == FORMAT)?;
         let &[_, _, _, _, VERSION, flags, send, receive] = message else { return None };

@@ -1,6 +1,6 @@
 //! Transport properties of each end (version 2 §5).
 //!
-//! [`PropertySet`] is the encoded list, [`Properties`] its values. An omitted or empty property has its default.
+//! [`PropertySet`] is the encoded list. [`Properties`] holds its values. An omitted or empty property has its default.
 
 use super::codes::{Revision, codes};
 use super::xdr::{BadXdr, NoSpace, Reader, Writer, padded, word};
@@ -11,15 +11,15 @@ pub const EXPERIMENTAL: u32 = 0xFFFF_FF00;
 codes! {
     /// The known properties, by their code in [`Revision::Ietf00`].
     pub enum PropertyId {
-        /// Longest message that the sender of the property sends, `uint32`, bytes.
+        /// Longest message that the property's sender sends, `uint32`, bytes.
         SendSize = 1, "SBSIZ";
-        /// Size of the buffers that it posts, `uint32`, bytes.
+        /// Size of its receive buffers, `uint32`, bytes.
         ReceiveSize = 2, "RBSIZ";
-        /// Longest segment that it handles, `uint32`, bytes.
+        /// Longest segment that it supports, `uint32`, bytes.
         SegmentSize = 3, "RSSIZ";
-        /// Most segments in one header, `uint32`.
+        /// Maximum segments in one header, `uint32`.
         SegmentCount = 4, "RCSIZ";
-        /// Requests that it takes in the reverse direction, see [`ReverseSupport`].
+        /// Supported requests in the reverse direction, see [`ReverseSupport`].
         ReverseSupport = 5, "BRS";
         /// A message of host authentication, `opaque<>`.
         HostAuth = 6, "HOSTAUTH";
@@ -27,7 +27,7 @@ codes! {
         WindowedCredits = 0xFFFF_FF00, "WINDOWED_CREDITS";
         /// Experimental: 1 announces support of OPTIONAL headers, `uint32`.
         OptionalType = 0xFFFF_FF01, "OPTIONAL_TYPE";
-        /// Experimental: replies may come as Send With Invalidate, `bool`.
+        /// Experimental: replies may use Send With Invalidate, `bool`.
         RemoteInvalidation = 0xFFFF_FF02, "REQREMINV";
     }
 }
@@ -36,13 +36,13 @@ codes! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Uint32,
-    /// A word that must not exceed this.
+    /// A word of at most this value.
     Enum(u32),
     Opaque,
 }
 
 impl PropertyId {
-    /// `rdma_which`, if this revision has the property.
+    /// `rdma_which`. `None` if this revision lacks the property.
     pub const fn which(self, revision: Revision) -> Option<u32> {
         match (revision, self) {
             (Revision::Ietf00, _) => Some(self.code()),
@@ -53,7 +53,7 @@ impl PropertyId {
         }
     }
 
-    /// The property that `rdma_which` names in this revision.
+    /// The property with this `rdma_which` in this revision.
     pub const fn of_revision(which: u32, revision: Revision) -> Option<PropertyId> {
         match (revision, which) {
             (Revision::Ietf00, _) => PropertyId::from_code(which),
@@ -68,18 +68,18 @@ impl PropertyId {
         match (self, revision) {
             (PropertyId::HostAuth, _) => Kind::Opaque,
             (PropertyId::RemoteInvalidation, _) => Kind::Enum(1),
-            // The older text makes it an enumeration, the newer one a number.
+            // The older document defines an enumeration, the newer one a number.
             (PropertyId::ReverseSupport, Revision::Cel09) => Kind::Enum(2),
             _ => Kind::Uint32,
         }
     }
 }
 
-/// How far a peer takes requests in the reverse direction.
+/// A peer's support of requests in the reverse direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum ReverseSupport {
-    /// Not at all.
+    /// No support.
     None = 0,
     /// Inline messages only.
     #[default]
@@ -95,9 +95,7 @@ impl ReverseSupport {
         self as u32
     }
 
-    /// The level with this number.
-    ///
-    /// Numbers that no text defines are taken for the default.
+    /// The level with this number. Undefined numbers count as the default.
     #[doc(hidden)]
     pub const fn from_code(code: u32) -> ReverseSupport {
         match code {
@@ -108,12 +106,12 @@ impl ReverseSupport {
     }
 }
 
-/// One property as it is on the wire.
+/// One property in its wire form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Property<'a> {
     /// `rdma_which`.
     pub which: u32,
-    /// `rdma_data`: the XDR form of the value, or nothing for the default.
+    /// `rdma_data`: the XDR form of the value. Empty for the default.
     pub data: &'a [u8],
 }
 
@@ -132,7 +130,7 @@ impl<'a> Property<'a> {
         8 + padded(self.data.len())
     }
 
-    /// Whether the data has the form that this revision gives the property. Unknown properties pass.
+    /// Checks that the data has this revision's form of the property. Unknown properties pass.
     pub fn check(&self, revision: Revision) -> Result<(), BadXdr> {
         let Some(id) = PropertyId::of_revision(self.which, revision) else { return Ok(()) };
         let bad = BadXdr { what: id.name(), at: 0 };
@@ -149,18 +147,18 @@ impl<'a> Property<'a> {
         if valid { Ok(()) } else { Err(bad) }
     }
 
-    /// The value of a one-word property; `None` requests the default.
+    /// The value of a one-word property. `None` requests the default.
     pub fn uint32(&self) -> Option<u32> {
         self.data.first_chunk().map(|word| u32::from_be_bytes(*word))
     }
 
-    /// The value of an opaque property; `None` requests the default.
+    /// The value of an opaque property. `None` requests the default.
     pub fn opaque(&self) -> Option<&'a [u8]> {
         Reader::new(self.data).opaque(usize::MAX, "rdma_data").ok()
     }
 }
 
-/// A list of properties, checked to be well-formed, in no particular order.
+/// A well-formed list of properties, in no particular order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct PropertySet<'a> {
     count: u32,
@@ -168,7 +166,7 @@ pub struct PropertySet<'a> {
 }
 
 impl<'a> PropertySet<'a> {
-    /// Reads a set and leaves the cursor behind it.
+    /// Reads a set.
     pub(super) fn read(reader: &mut Reader<'a>) -> Result<PropertySet<'a>, BadXdr> {
         let count = reader.u32("rdma_props")?;
         let (start, rest) = (reader.at(), reader.rest());
@@ -178,7 +176,7 @@ impl<'a> PropertySet<'a> {
         Ok(PropertySet { count, bytes: rest.get(..reader.at() - start).unwrap_or_default() })
     }
 
-    /// Reads a set from all of `bytes`; checks known properties by revision.
+    /// Reads a set from all of `bytes`. Checks known properties by revision.
     pub fn parse(bytes: &'a [u8], revision: Revision) -> Result<PropertySet<'a>, BadXdr> {
         let mut reader = Reader::new(bytes);
         let set = PropertySet::read(&mut reader)?;
@@ -186,8 +184,8 @@ impl<'a> PropertySet<'a> {
         Ok(set)
     }
 
-    /// Checks that known properties have the form that this revision gives them. `at` is where the set
-    /// starts; errors name the start of the property.
+    /// Checks that known properties have this revision's form. `at` is the offset of the set. Errors contain the offset
+    /// of the property.
     pub(super) fn check_known(&self, revision: Revision, mut at: usize) -> Result<(), BadXdr> {
         at += 4;
         for property in self.iter() {
@@ -197,18 +195,18 @@ impl<'a> PropertySet<'a> {
         Ok(())
     }
 
-    /// The properties; those that are sent twice come twice.
+    /// The properties. Repeated properties appear repeatedly.
     pub fn iter(&self) -> impl Iterator<Item = Property<'a>> + Clone + use<'a> {
         let mut reader = Reader::new(self.bytes);
         (0..self.count).map_while(move |_| Property::read(&mut reader).ok())
     }
 
-    /// How many properties there are.
+    /// Number of properties.
     pub const fn len(&self) -> usize {
         self.count as usize
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -224,7 +222,7 @@ impl<'a> PropertySet<'a> {
     }
 }
 
-/// Writes properties one by one into a buffer of the caller.
+/// Writes properties one by one into the caller's buffer.
 ///
 /// ```
 /// use rpcrdma_proto::wire::properties::{Builder, PropertyId};
@@ -245,19 +243,19 @@ impl<'b> Builder<'b> {
         Builder { out: Writer::new(buffer), count: 0 }
     }
 
-    /// Adds a property as it is on the wire.
+    /// Adds a property in its wire form.
     pub fn property(mut self, property: Property<'_>) -> Result<Self, NoSpace> {
         property.emit(&mut self.out)?;
         self.count += 1;
         Ok(self)
     }
 
-    /// Adds a property that is one word.
+    /// Adds a one-word property.
     pub fn uint32(self, which: u32, value: u32) -> Result<Self, NoSpace> {
         self.property(Property { which, data: &value.to_be_bytes() })
     }
 
-    /// Adds a property that is opaque.
+    /// Adds an opaque property.
     pub fn opaque(mut self, which: u32, value: &[u8]) -> Result<Self, NoSpace> {
         self.out.u32(which)?;
         self.out.u32(4 + padded(value.len()) as u32)?;
@@ -285,7 +283,7 @@ pub struct Properties<'a> {
     pub segment_count: u32,
     /// [`PropertyId::ReverseSupport`].
     pub reverse_support: ReverseSupport,
-    /// [`PropertyId::HostAuth`]; `None` if there was no message.
+    /// [`PropertyId::HostAuth`]. `None` without a message.
     pub host_auth: Option<&'a [u8]>,
     /// [`PropertyId::WindowedCredits`] is offered.
     pub windowed_credits: bool,
@@ -295,7 +293,7 @@ pub struct Properties<'a> {
     pub remote_invalidation: bool,
 }
 
-/// The defaults of version 2 §5.2; nothing experimental.
+/// The defaults of version 2 §5.2, without experimental properties.
 impl Default for Properties<'_> {
     fn default() -> Self {
         Properties {
@@ -313,7 +311,7 @@ impl Default for Properties<'_> {
 }
 
 impl<'a> Properties<'a> {
-    /// The values in `set`. Unknown properties are skipped. Of a property that comes twice the last counts.
+    /// The values of `set`. Unknown properties are ignored. The last value of a repeated property counts.
     pub fn from_set(set: &PropertySet<'a>, revision: Revision) -> Result<Properties<'a>, BadXdr> {
         let mut properties = Properties::default();
         for property in set.iter() {
@@ -322,7 +320,7 @@ impl<'a> Properties<'a> {
         Ok(properties)
     }
 
-    /// Applies one property of an update of a running connection. Returns its identifier, `None` if unknown.
+    /// Applies one property of an update. Returns its identifier, or `None` if unknown.
     pub fn apply(&mut self, property: &Property<'a>, revision: Revision) -> Result<Option<PropertyId>, BadXdr> {
         property.check(revision)?;
         let Some(id) = PropertyId::of_revision(property.which, revision) else { return Ok(None) };
@@ -344,8 +342,8 @@ impl<'a> Properties<'a> {
         Ok(Some(id))
     }
 
-    /// Writes the set. It has the text's own table as far as the revision has it. Experimental values and the
-    /// authentication message are written only if not the default.
+    /// Writes the set. It contains the properties of the specification's table that the revision has. Experimental
+    /// values and the authentication message are written only if they differ from the default.
     pub fn emit<'b>(&self, buffer: &'b mut [u8], revision: Revision) -> Result<PropertySet<'b>, NoSpace> {
         let words = [
             (PropertyId::SendSize, self.send_size, true),
@@ -370,7 +368,7 @@ impl<'a> Properties<'a> {
     }
 }
 
-/// A subset of a property set: bit `n` stands for property `n`.
+/// A subset of a property set. Bit `n` represents property `n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Subset<'a> {
     words: &'a [[u8; 4]],
@@ -386,7 +384,8 @@ impl<'a> Subset<'a> {
         out.bytes(self.words.as_flattened())
     }
 
-    /// Encodes a subset of these positions into `buffer`. It takes four bytes for every 32 positions up to the highest.
+    /// Encodes a subset of these positions into `buffer`. It takes four bytes per 32 positions, up to the highest
+    /// position.
     pub fn encode(positions: impl IntoIterator<Item = usize>, buffer: &'a mut [u8]) -> Result<Subset<'a>, NoSpace> {
         buffer.fill(0);
         let available = buffer.len();
@@ -402,12 +401,12 @@ impl<'a> Subset<'a> {
         Ok(Subset { words: &words[..len] })
     }
 
-    /// Whether the `position`th property belongs to it. Words that were not sent count as zero.
+    /// Whether the subset contains property `position`. Omitted words count as zero.
     pub fn contains(&self, position: usize) -> bool {
         self.words.get(position / 32).is_some_and(|word| u32::from_be_bytes(*word) >> (position % 32) & 1 == 1)
     }
 
-    /// The positions, ascending.
+    /// The positions in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         (0..32 * self.words.len()).filter(|position| self.contains(*position))
     }

@@ -1,4 +1,4 @@
-//! Properties of the codec that hold for all inputs, and helpers for the tests beside this file.
+//! Codec properties that hold for all inputs, and helpers for other tests.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub(super) fn bytes(hex: &str) -> Vec<u8> {
     digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
 }
 
-/// Everything that a header of any type may need, owned.
+/// The parts of a header of any type, owned.
 #[derive(Clone, Debug)]
 struct Parts {
     xid: u32,
@@ -42,7 +42,7 @@ enum Kind {
 }
 
 impl Parts {
-    /// Leaves out what a header of this version and revision cannot have.
+    /// Drops parts that this version and revision lack.
     fn fit(mut self, version: Version, revision: Revision) -> Parts {
         let has_more = matches!(self.kind, Kind::Msg | Kind::Connprop) && revision == Revision::Ietf00;
         if version == Version::V1 {
@@ -151,7 +151,7 @@ fn property() -> impl Strategy<Value = (u32, Vec<u8>)> {
     ]
 }
 
-/// A version, a revision, and the parts of a header that both have.
+/// A version, a revision, and matching header parts.
 fn parts() -> impl Strategy<Value = (Version, Revision, Parts)> {
     let versions = prop::sample::select(Version::ALL);
     let revisions = prop::sample::select(Revision::ALL);
@@ -166,7 +166,7 @@ fn parts() -> impl Strategy<Value = (Version, Revision, Parts)> {
             prop::collection::vec(chunk(), 0..4),
             prop::option::of(chunk()),
         );
-        // The older text calls property 2 an enumeration: no random words there.
+        // The older document defines property 2 as an enumeration, so random words are invalid there.
         let properties = match revision {
             Revision::Ietf00 => prop::collection::vec(property(), 0..6).boxed(),
             Revision::Cel09 => Just(vec![(1, vec![0, 0, 16, 0]), (2, vec![0, 0, 0, 2]), (3, vec![7])]).boxed(),
@@ -184,7 +184,7 @@ fn parts() -> impl Strategy<Value = (Version, Revision, Parts)> {
     })
 }
 
-/// What [`View::check_limits`] says, by counting everything.
+/// An independent count for [`View::check_limits`].
 fn is_within(view: &View<'_>, limits: &Limits) -> bool {
     let mut reads = BTreeMap::new();
     view.reads().for_each(|read| *reads.entry(read.position).or_insert(0) += 1);
@@ -196,7 +196,7 @@ fn is_within(view: &View<'_>, limits: &Limits) -> bool {
 }
 
 proptest! {
-    /// Limits are those of chunks, wherever in the list their segments stand.
+    /// Limits apply to chunks, wherever their segments are in the list.
     #[test]
     fn limits_hold_for_each_chunk((version, revision, parts) in parts(), segments in 0..4_u32, chunks in 0..3_u32) {
         let header = parts.encode(version, revision);
@@ -205,7 +205,7 @@ proptest! {
         prop_assert_eq!(view.check_limits(&limits).is_ok(), is_within(&view, &limits), "{:?} {}", limits, view);
     }
 
-    /// A value, written and read, is the same value, and the payload behind it is found.
+    /// A value encodes and decodes to the same value, and the payload offset is correct.
     #[test]
     fn value_to_bytes_to_value((version, revision, parts) in parts()) {
         let header = parts.encode(version, revision);
@@ -219,7 +219,7 @@ proptest! {
         whole_view(&view);
     }
 
-    /// No header is the start of another one, but for the one that RFC 8166 §7 wants to be readable in two ways.
+    /// No header is a prefix of another one. The exception is the ERR_VERS of RFC 8166 §7.
     #[test]
     fn strict_prefixes_are_errors((version, revision, parts) in parts()) {
         let header = parts.encode(version, revision);
@@ -229,7 +229,7 @@ proptest! {
                 && matches!(parts.kind, Kind::Error(ErrorBody::Vers { .. }))
                 && len == ERR_VERS_LEN
                 && header[16..20] == [0, 0, 0, 1];
-            // A CONNPROP in parts is checked when all of it has come.
+            // A CONNPROP in parts is checked only when it is complete.
             let part = matches!(parts.kind, Kind::Connprop) && parts.flags.contains(Flags::MORE) && len >= 20;
             if part {
                 continue;
@@ -242,7 +242,7 @@ proptest! {
         }
     }
 
-    /// What is read without a view is what the view says, and the other way round: of valid headers, and with any word changed.
+    /// Fast-path decoding agrees with the view in both directions, for valid headers and with one word changed.
     #[test]
     fn heads_are_those_of_views(
         (version, revision, parts) in parts(),
@@ -274,7 +274,7 @@ proptest! {
         }
     }
 
-    /// [`emit_msg`] and [`emit_windowed`] write what [`Header::emit`] writes.
+    /// [`emit_msg`] and [`emit_windowed`] write the bytes of [`Header::emit`].
     #[test]
     fn fast_paths_agree(
         version in prop::sample::select(Version::ALL),
@@ -294,7 +294,7 @@ proptest! {
         }
     }
 
-    /// [`emit_windowed_single`] writes what [`Header::emit_before`] writes, of one segment that is no Reply chunk's.
+    /// [`emit_windowed_single`] writes the bytes of [`Header::emit_before`], for one segment outside a Reply chunk.
     #[test]
     fn single_segments_agree(
         (xid, credit, received, flags, inv_handle) in any::<(u32, u32, u32, u32, u32)>(),
@@ -319,7 +319,7 @@ proptest! {
         }
     }
 
-    /// Random bytes behind a plausible start never panic, whatever is asked of them.
+    /// Random bytes after a plausible start never cause a panic.
     #[test]
     fn any_bytes(
         revision in prop::sample::select(Revision::ALL),
@@ -334,7 +334,7 @@ proptest! {
         invariants::message(&message, revision);
     }
 
-    /// A valid header with one byte changed is an error or another valid header; it never panics.
+    /// A valid header with one byte changed is an error or another valid header. It never causes a panic.
     #[test]
     fn one_byte_changed(
         (version, revision, parts) in parts(),
@@ -347,7 +347,7 @@ proptest! {
         invariants::message(&message, revision);
     }
 
-    /// The other parsers, on any bytes.
+    /// Random bytes in the other parsers.
     #[test]
     fn any_bytes_of_other_kinds(words in prop::collection::vec(prop_oneof![3 => 0..3_u32, 1 => any::<u32>()], 0..40)) {
         let message: Vec<u8> = words.into_iter().flat_map(u32::to_be_bytes).collect();
@@ -359,7 +359,7 @@ proptest! {
         invariants::connect_message(&message);
     }
 
-    /// A subset contains the positions that it was made of, and no others.
+    /// A subset contains exactly its positions.
     #[test]
     fn subsets(positions in prop::collection::btree_set(0..128_usize, 0..20)) {
         let mut buffer = [0xEE; 16];
@@ -369,7 +369,7 @@ proptest! {
         prop_assert_eq!(subset.encoded_len(), 4 + 4 * words);
     }
 
-    /// All that a property set can say survives the wire, in both revisions as far as they can say it.
+    /// All property values survive an encoding, in each revision that has them.
     #[test]
     fn properties_of_both_revisions(
         words in any::<[u32; 4]>(),
@@ -402,7 +402,7 @@ proptest! {
     }
 }
 
-/// Each table gives every row its own number and name, and finds it again.
+/// Each table has unique numbers and names, and lookups find each row.
 #[test]
 fn tables_are_unambiguous() {
     for revision in Revision::ALL {

@@ -1,5 +1,6 @@
-//! Headers written out by hand from the texts, in hex words. Each must read as the value beside it, and that
-//! value must write the same bytes.
+//! Hand-written headers from the specifications, in hex words.
+//!
+//! Each decodes to the value beside it, and that value encodes to the same bytes.
 
 use super::invariants::Owned;
 use super::optional::{Operation, OperationCode};
@@ -18,7 +19,7 @@ pub(super) fn header(body: Body<'_>) -> Header<'_> {
     Header { xid: XID, credit: 0x20, received: None, flags: Flags::NONE, body }
 }
 
-/// Checks that `hex` reads as `header` and `header` writes `hex`. `payload` is what follows the header.
+/// Checks that `hex` decodes to `header` and `header` encodes to `hex`. `payload` follows the header.
 #[track_caller]
 fn same(hex: &str, payload: &str, header: &Header<'_>, version: Version, revision: Revision) {
     let mut message = bytes(hex);
@@ -88,7 +89,7 @@ fn v1_msg_with_all_lists() {
     same_v1(hex, "d5dc15ba 00000000 00000002", &header(Body::Msg(chunks)));
 }
 
-/// RFC 8166 §3.5.3: a long call, the message in a Read chunk at position zero.
+/// RFC 8166 §3.5.3: a long call, with the message in a Read chunk at position zero.
 #[test]
 fn v1_nomsg_long_call() {
     let reads = [ReadSegment { position: 0, target: SEGMENTS[0] }];
@@ -100,14 +101,14 @@ fn v1_nomsg_long_call() {
     );
 }
 
-/// RFC 8166 §4.5.2: a NOMSG that names no chunk is an XDR error in version 1.
+/// RFC 8166 §4.5.2: a NOMSG without chunks is an XDR error in version 1.
 #[test]
 fn v1_nomsg_without_chunks_is_bad() {
     let kind = error("d5dc15ba 00000001 00000020 00000001 00000000 00000000 00000000", Revision::Ietf00);
     assert_eq!(kind, WireErrorKind::BadXdr { what: "chunk lists (all absent)", at: 16 });
 }
 
-/// RFC 8166 §4.1.2: the two procedures that are no longer sent, and the two errors.
+/// RFC 8166 §4.1.2: the two obsolete procedures, and the two errors.
 #[test]
 fn v1_other_procedures() {
     let padded = Body::Msgp { align: 64, thresh: 1024, chunks: Chunks::NONE };
@@ -148,7 +149,7 @@ fn v2_msg_inline() {
     assert_eq!(out[..], bytes(hex));
 }
 
-/// Windowed credits: header flag 4 and the count of received messages right behind the flags.
+/// Windowed credits: header flag 4, and the received count after the flags.
 #[test]
 fn v2_msg_with_received_word() {
     let hex = "d5dc15ba 00000002 00000020 00000000  00000006 fffffffe  00000000 00000000 00000000 00000000";
@@ -162,7 +163,7 @@ fn v2_msg_with_received_word() {
     }
 }
 
-/// Version 2 §6.3.3: the lists are those of version 1, behind the handle to invalidate.
+/// Version 2 §6.3.3: the lists of version 1, after the handle to invalidate.
 #[test]
 fn v2_msg_with_chunks() {
     let reads = [ReadSegment { position: 8, target: SEGMENTS[2] }];
@@ -192,7 +193,7 @@ fn v2_nomsg_grant() {
     );
 }
 
-/// Version 2 §6.4.3: the ten errors, flag RESPONSE set, as their code points stand in the newer text.
+/// Version 2 §6.4.3: the ten errors with flag RESPONSE and the newer document's code points.
 #[test]
 fn v2_errors() {
     let errors = [
@@ -214,7 +215,7 @@ fn v2_errors() {
     }
 }
 
-/// The older text, §5.3.3 and §6.4: nine errors, no INVAL_FLAG, so that all behind it move down by one.
+/// The older document, §5.3.3 and §6.4: nine errors. It lacks INVAL_FLAG, so all later code points are lower by one.
 #[test]
 fn v2_errors_of_the_older_text() {
     let errors = [
@@ -237,7 +238,7 @@ fn v2_errors_of_the_older_text() {
     assert_eq!(ErrorBody::InvalFlag.code(Version::V2, Revision::Cel09), 3);
 }
 
-/// The older text, §3.2: RESPONSE is the only flag, so MORE is unknown there.
+/// The older document, §3.2: RESPONSE is the only flag, so MORE is unknown there.
 #[test]
 fn v2_older_text_has_no_continuation() {
     let hex = "d5dc15ba 00000002 00000020 00000000  00000002  00000000 00000000 00000000 00000000";
@@ -245,8 +246,8 @@ fn v2_older_text_has_no_continuation() {
     assert_eq!(error(hex, Revision::Cel09), WireErrorKind::InvalidFlag { flags: 2 });
 }
 
-/// Version 2 §6.3.2 and RFC 8166 §7: a responder that knows version 1 only echoes our version number in an
-/// error of version 1's layout, which has no flags word.
+/// Version 2 §6.3.2 and RFC 8166 §7: a responder with only version 1 echoes our version number in version 1's error
+/// layout. That layout has no flags word.
 #[test]
 fn err_vers_in_the_layout_of_all_versions() {
     let hex = "d5dc15ba 00000002 00000040 00000004  00000001 00000001 00000001";
@@ -257,7 +258,7 @@ fn err_vers_in_the_layout_of_all_versions() {
     let mut out = [0; 28];
     assert_eq!(emit_err_vers(&mut out, XID, 2, 0x40, (Version::V1, Version::V1)), Ok(28));
     assert_eq!(out[..], message);
-    // With its flags word, it is four bytes longer.
+    // With the flags word, the header is four bytes longer.
     let hex = "d5dc15ba 00000002 00000040 00000004  00000001 00000001 00000001 00000001";
     let message = bytes(hex);
     let view = View::check(&message, Revision::Ietf00).expect("valid");
@@ -265,8 +266,8 @@ fn err_vers_in_the_layout_of_all_versions() {
     assert_eq!(view.body(), ViewBody::Error(ErrorBody::Vers { low: 1, high: 1 }));
 }
 
-/// Version 2 §5 and §6.4.4: a property set. HOSTAUTH is opaque inside of opaque data; 0x12345678 is unknown;
-/// RCSIZ is sent with no data, which means its default.
+/// Version 2 §5 and §6.4.4: a property set. HOSTAUTH is opaque within opaque data. 0x12345678 is unknown. RCSIZ has no
+/// data, which means its default.
 #[test]
 fn v2_connprop() {
     let hex = "00000000 00000002 00200020 00000005  00000000  00000008
@@ -302,7 +303,7 @@ fn v2_connprop() {
     assert_eq!(Properties::from_set(&set, Revision::Ietf00), Ok(expected));
 }
 
-/// The older text, §4.2: RBSIZ is property 1 and BRS is property 2. The experimental ones keep their numbers.
+/// The older document, §4.2: RBSIZ is property 1 and BRS is property 2. The experimental ones keep their numbers.
 #[test]
 fn v2_connprop_of_the_older_text() {
     let properties = Properties {
@@ -328,7 +329,7 @@ fn v2_connprop_of_the_older_text() {
     assert_eq!(Properties::from_set(&set, Revision::Cel09), Ok(properties));
 }
 
-/// Version 2 §6.3.2.2: a part of a CONNPROP is no set, and all of it belongs to the header.
+/// Version 2 §6.3.2.2: a part of a CONNPROP is not a set, and all of it belongs to the header.
 #[test]
 fn v2_connprop_continued() {
     for part in ["", "0000", "00000002 00000001 00000004 0000", "ffffffff"] {
@@ -339,7 +340,7 @@ fn v2_connprop_continued() {
     }
 }
 
-/// Version 2 §5.1: known properties must have the form that the text gives them, unknown ones may have any.
+/// Version 2 §5.1: known properties must have the specified form, unknown ones may have any form.
 #[test]
 fn v2_connprop_with_bad_data() {
     let connprop = |property: &str| {
@@ -357,8 +358,7 @@ fn v2_connprop_with_bad_data() {
     assert_eq!(connprop("00000001 00000008 00002000"), beyond, "beyond the message");
 }
 
-/// Optional operations: the type 0xFFFFFF05 with the codes and bodies of
-/// draft-dnoveck-nfsv4-rpcrdma-xcharext-02 §4.
+/// Optional operations: type 0xFFFFFF05 with the codes and bodies of draft-dnoveck-nfsv4-rpcrdma-xcharext-02 §4.
 #[test]
 fn v2_optional_operations() {
     let (mut set, mut one, mut two, mut three) = ([0; 64], [0; 8], [0; 8], [0; 8]);
@@ -407,7 +407,7 @@ fn v2_optional_operations() {
     assert!(Subset::encode([64], &mut [0; 8]).is_err());
 }
 
-/// What is wrong, and what a responder says to it (RFC 8166 §4.5, version 2 §6.4.3).
+/// Errors in headers, and a responder's answers (RFC 8166 §4.5, version 2 §6.4.3).
 #[test]
 fn errors_and_their_answers() {
     let supported = (Version::V1, Version::V2);
@@ -417,7 +417,7 @@ fn errors_and_their_answers() {
     };
     let lists = "00000000 00000000 00000000 00000000";
     assert_eq!(answer("d5dc15ba 00000002 00000020"), (WireErrorKind::TooShort { len: 12 }, None, None));
-    // Whatever the header type is: another version may have others.
+    // The header type does not matter, because another version may have other types.
     for htype in [0, 6] {
         assert_eq!(
             answer(&format!("d5dc15ba 00000003 00000020 {htype:08x}")),

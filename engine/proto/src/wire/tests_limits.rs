@@ -1,4 +1,4 @@
-//! The bounds of what is read and written, and what is told of it.
+//! Limits of decoding and encoding, and the errors beyond them.
 
 use super::private_data::{self, PrivateData};
 use super::properties::{Properties, PropertySet};
@@ -15,7 +15,7 @@ fn limits() {
     let mut out = [0; 512];
     let len = value.emit(&mut out, Version::V2, Revision::Ietf00).expect("space");
     let view = View::check(&out[..len], Revision::Ietf00).expect("valid");
-    // The segments of a Read chunk need not stand together.
+    // The segments of a Read chunk need not be adjacent.
     let enough = Limits { read_chunks: 2, write_chunks: 2, segments: 3 };
     assert_eq!(view.check_limits(&enough), Ok(()));
     for (limits, error) in [
@@ -25,7 +25,7 @@ fn limits() {
     ] {
         assert_eq!(view.check_limits(&limits), Err(error));
     }
-    // A Position Zero Read chunk is none of those that are counted.
+    // A Position Zero Read chunk does not count.
     let reads = [0, 8, 0].map(|position| ReadSegment { position, target: SEGMENTS[0] });
     let long = header(Body::Nomsg(Chunks { reads: &reads, ..Chunks::NONE }));
     let len = long.emit(&mut out, Version::V2, Revision::Ietf00).expect("space");
@@ -44,7 +44,7 @@ fn limits() {
     assert_eq!(view.check_limits(&limits), Err(ErrorBody::Segments { max: 2 }));
 }
 
-/// RFC 8797 §4: format word, version 1, flag R, and sizes in kilobytes less one. §5.2: it may be anywhere.
+/// RFC 8797 §4: format word, version 1, flag R, and sizes in kilobytes minus one. §5.2: the message may be anywhere.
 #[test]
 fn private_data_message() {
     let value = PrivateData { remote_invalidation: true, send_size: 4096, receive_size: 262_144 };
@@ -63,7 +63,6 @@ fn private_data_message() {
     assert!(odd.emit(&mut [0; 7]).is_err());
 }
 
-/// The one-line text of traces.
 #[test]
 fn one_line() {
     let line = |hex: &str| View::check(&bytes(hex), Revision::Ietf00).expect("valid").to_string();
@@ -96,7 +95,7 @@ fn one_line() {
     assert_eq!(Flags(0x11).to_string(), "RESPONSE|0x10");
 }
 
-/// Nothing is written into a buffer that is too small, and the error says by how much.
+/// Nothing is written into a buffer that is too small. The error reports both sizes.
 #[test]
 fn too_little_space() {
     let value = header(Body::Msg(Chunks::NONE));

@@ -1,4 +1,4 @@
-//! RPC headers: golden frames from RFC 5531, and what holds for all of them.
+//! Golden RPC headers from RFC 5531, and invariants of all RPC headers.
 
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ fn call() -> CallHeader<'static> {
     }
 }
 
-/// RFC 5531 §9: call_body, with an AUTH_SYS credential of its appendix A.
+/// RFC 5531 §9: `call_body` with an AUTH_SYS credential of appendix A.
 #[test]
 fn call_with_auth_sys() {
     let hex = "d5dc15ba 00000000 00000002 000186a3 00000003 00000006
@@ -99,7 +99,7 @@ fn replies() {
     }
 }
 
-/// Replies that make no sense are errors, and are not answered.
+/// Invalid replies are errors without an answer.
 #[test]
 fn bad_replies() {
     for (hex, text) in [
@@ -114,7 +114,7 @@ fn bad_replies() {
     }
 }
 
-/// What a bad call gets for an answer (RFC 5531 §9).
+/// Answers to malformed calls (RFC 5531 §9).
 #[test]
 fn bad_calls_and_their_answers() {
     let head = "d5dc15ba 00000000 00000002 000186a3 00000003 00000006";
@@ -152,7 +152,7 @@ fn accepted_success() {
 }
 
 proptest! {
-    /// A call of nobody in particular is read as the general way reads it, and nothing else is taken for one.
+    /// The fast path reads AUTH_NONE calls like the general path, and rejects all other messages.
     #[test]
     fn anonymous_calls_have_auth_none(
         (xid, program, version, procedure) in any::<(u32, u32, u32, u32)>(),
@@ -175,7 +175,7 @@ proptest! {
         }
     }
 
-    /// Calls survive the wire; every strict prefix is an error.
+    /// Calls survive an encoding, and every strict prefix is an error.
     #[test]
     fn calls(
         words in any::<[u32; 6]>(),

@@ -6,21 +6,21 @@ use super::error::{ErrorBody, WireError, WireErrorKind};
 use super::properties::PropertySet;
 use super::xdr::{Reader, word};
 
-/// Bytes of the four words that headers of every version start with.
+/// Bytes of the four words common to headers of every version.
 pub const COMMON_LEN: usize = 16;
 /// Bytes of an ERR_VERS header in the layout common to all versions.
 pub const ERR_VERS_LEN: usize = 28;
 
-/// A structurally checked header; only [`View::check`] makes one. No accessor panics, allocates or fails.
+/// A structurally checked header, created only by [`View::check`]. No accessor panics, allocates or fails.
 ///
-/// Checked are the version, the header type, the flags and the whole structure up to the payload, including known
-/// properties. *Not* checked: whether RECEIVED and MORE were negotiated, whether RESPONSE fits the RPC message, whether
-/// chunk counts are within limits ([`View::check_limits`]). Nor are handles and lengths checked against memory. Bytes
-/// behind a header that carries no payload are ignored.
+/// The check covers the version, the header type, the flags, known properties, and the structure up to the payload. It
+/// does *not* cover the negotiation of RECEIVED and MORE, the match of RESPONSE with the RPC message, or chunk counts
+/// ([`View::check_limits`]). Nor are handles and lengths checked against memory. Bytes after a header without payload
+/// are ignored.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     bytes: &'a [u8],
-    /// The lists of MSG, NOMSG and MSGP. Other types: all absent, and `end` is where the body starts.
+    /// The lists of MSG, NOMSG and MSGP. For other types all are absent, and `reads` is the body's offset.
     lists: Lists,
     /// 0 without [`Flags::RECEIVED`].
     received: u32,
@@ -60,12 +60,12 @@ pub enum ViewBody<'a> {
     },
 }
 
-/// A receiver's limits on chunks and segments, at least its own offers.
+/// A receiver's limits on chunks and segments. They are at least its own offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Read chunks: distinct positions in the Read list without position zero.
+    /// Read chunks: distinct positions in the Read list, without position zero.
     pub read_chunks: u32,
-    /// Write chunks, the Reply chunk not counted.
+    /// Write chunks, without the Reply chunk.
     pub write_chunks: u32,
     /// Segments in one chunk of any kind.
     pub segments: u32,
@@ -83,7 +83,7 @@ impl Limits {
         }
     }
 
-    /// The longest lists of its reply.
+    /// The longest lists of a reply within these limits.
     pub const fn reply(&self) -> ChunkCounts {
         ChunkCounts { reads: 0, ..self.call() }
     }
@@ -95,7 +95,7 @@ impl<'a> View<'a> {
         Self::parse(bytes, revision, false).map_err(|kind| WireError::new(kind, bytes))
     }
 
-    /// As [`check`](Self::check), during a CONNPROP in parts. Parts are not property sets and stay
+    /// Like [`check`](Self::check), during a CONNPROP in parts. A part is not a property set and stays
     /// [encoded](Self::properties_continued).
     #[cold]
     pub fn check_continued(bytes: &'a [u8], revision: Revision) -> Result<View<'a>, WireError> {
@@ -127,11 +127,11 @@ impl<'a> View<'a> {
         let lists = if htype.has_lists() { Lists::check(&mut reader)? } else { Lists::absent(body) };
         let view = View { bytes, lists, received, inv_handle, flags, version, htype, revision };
         match htype {
-            // Version 1 does not use a header without content (RFC 8166 §4.5.2).
+            // A version 1 header without content is unused (RFC 8166 §4.5.2).
             HeaderType::Nomsg if version == Version::V1 && !lists.present() => {
                 return Err(WireErrorKind::BadXdr { what: "chunk lists (all absent)", at: body });
             }
-            // Chunks of a continued message travel with its last part (version 2 §6.3.2.2).
+            // A continued message carries its chunks in the last part (version 2 §6.3.2.2).
             HeaderType::Msg if flags.contains(Flags::MORE) && lists.present() => {
                 return Err(WireErrorKind::InvalidFlag { flags: flags.0 });
             }
@@ -147,7 +147,7 @@ impl<'a> View<'a> {
         Ok(view)
     }
 
-    /// The bytes that were checked: header and payload.
+    /// The checked bytes: header and payload.
     pub const fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
@@ -164,12 +164,12 @@ impl<'a> View<'a> {
         self.version
     }
 
-    /// The revision whose code points the header was read with.
+    /// The revision whose code points decoded the header.
     pub const fn revision(&self) -> Revision {
         self.revision
     }
 
-    /// `rdma_credit`; its meaning depends on the version and on the credit mode.
+    /// `rdma_credit`. Its meaning depends on the version and on the credit mode.
     #[inline]
     pub fn credit(&self) -> u32 {
         word(self.bytes, 8)
@@ -181,19 +181,19 @@ impl<'a> View<'a> {
         self.htype
     }
 
-    /// Flags; none in version 1.
+    /// Flags. None in version 1.
     #[inline]
     pub const fn flags(&self) -> Flags {
         self.flags
     }
 
-    /// Messages received by the sender, mod 2^32, with [`Flags::RECEIVED`].
+    /// Messages received by the sender, mod 2^32. Present with [`Flags::RECEIVED`].
     #[inline]
     pub fn received(&self) -> Option<u32> {
         self.flags.contains(Flags::RECEIVED).then_some(self.received)
     }
 
-    /// The handle that the reply may invalidate; 0 for none (version 1).
+    /// The handle that the reply may invalidate. 0 for none (version 1).
     #[inline]
     pub const fn inv_handle(&self) -> u32 {
         self.inv_handle
@@ -223,13 +223,13 @@ impl<'a> View<'a> {
         WriteChunk::at(self.lists_bytes(), self.lists.reply)
     }
 
-    /// The bytes of the lists; empty for header types without lists.
+    /// The bytes of the lists. Empty for header types without lists.
     #[inline]
     fn lists_bytes(&self) -> &'a [u8] {
         if self.lists.present() { self.bytes } else { &[] }
     }
 
-    /// The RPC message, or the part of it, behind the header. Empty for header types that carry none.
+    /// The RPC message, or its part, after the header. Empty for header types without payload.
     #[inline]
     pub fn payload(&self) -> &'a [u8] {
         match self.htype {
@@ -238,19 +238,19 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Bytes of the header, so where the payload starts.
+    /// Bytes of the header: offset of the payload.
     #[inline]
     pub fn payload_offset(&self) -> usize {
         if self.htype.has_lists() { self.lists.end } else { self.body_end() }
     }
 
-    /// Where the header ends, for header types without lists.
+    /// Offset of the header's end, for header types without lists.
     #[cold]
     fn body_end(&self) -> usize {
         let body = self.body_at();
         match self.body() {
             ViewBody::Error(error) => body + error.encoded_len(self.layout()),
-            // Otherwise it is a part of a set, without an end of its own.
+            // Otherwise this is a part of a set, which extends to the end.
             ViewBody::Connprop(_) => PropertySet::read(&mut Reader::starting_at(self.bytes, body))
                 .map_or(self.bytes.len(), |properties| body + properties.encoded_len()),
             ViewBody::Optional { optinfo, .. } => body + 8 + super::xdr::padded(optinfo.len()),
@@ -293,8 +293,8 @@ impl<'a> View<'a> {
     pub fn check_limits(&self, limits: &Limits) -> Result<(), ErrorBody> {
         let mut chunks = 0;
         for (n, read) in self.reads().enumerate() {
-            // The segments of a chunk may be anywhere in the list. Those in front of this one are within the
-            // limits: so is the work.
+            // The segments of a chunk may be anywhere in the list. The segments before this one are within the limits,
+            // which bounds the work.
             let same = self.reads().take(n).filter(|other| other.position == read.position).count();
             if same >= limits.segments as usize {
                 return Err(ErrorBody::Segments { max: limits.segments });
@@ -314,12 +314,12 @@ impl<'a> View<'a> {
         Ok(())
     }
 
-    /// Where the part behind the prefix starts, for header types without lists.
+    /// Offset of the body after the prefix, for header types without lists.
     fn body_at(&self) -> usize {
         self.lists.reads
     }
 
-    /// The version of the header's layout: version 1 for a common-layout ERR_VERS.
+    /// The version of the header's layout. Version 1 for an ERR_VERS in the common layout.
     fn layout(&self) -> Version {
         match self.htype {
             HeaderType::Error if self.lists.reads == COMMON_LEN => Version::V1,
@@ -328,9 +328,9 @@ impl<'a> View<'a> {
     }
 }
 
-/// Whether this is a version 2 ERR_VERS without the flags word. RFC 8166 §7 fixes that layout for all versions.
-/// Responders with version 1 only merely echo our version number in it. The word in place of the flags is the error
-/// code, and the length is that header's. As a version 2 ERR_VERS these bytes would be truncated.
+/// Whether this is a version 2 ERR_VERS without the flags word. RFC 8166 §7 fixes that layout for all versions. A
+/// responder with only version 1 uses it and echoes our version number. The error code is in place of the flags, and
+/// the length is that header's. As a version 2 ERR_VERS these bytes would be truncated.
 fn is_fixed_err_vers(bytes: &[u8], htype: HeaderType) -> bool {
     htype == HeaderType::Error
         && bytes.len() == ERR_VERS_LEN
@@ -338,7 +338,7 @@ fn is_fixed_err_vers(bytes: &[u8], htype: HeaderType) -> bool {
         && word(bytes, COMMON_LEN + 4) == 1
 }
 
-/// Reads the version 2 prefix behind the common words.
+/// Reads the version 2 prefix after the common words.
 fn check_prefix(reader: &mut Reader<'_>, htype: HeaderType, revision: Revision) -> Result<Flags, WireErrorKind> {
     let flags = Flags(reader.u32("rdma_flags")?);
     let continues = flags.contains(Flags::MORE) && !matches!(htype, HeaderType::Msg | HeaderType::Connprop);

@@ -1,7 +1,7 @@
 //! The XDR forms (RFC 4506) of the headers: words, booleans, opaque data.
 //!
-//! [`Reader`] never reads past its bytes and names the bad item with its position. [`Writer`] never writes past its
-//! buffer. Both work in place.
+//! [`Reader`] never reads past its bytes. Its errors name the invalid item and its position. [`Writer`] never writes
+//! past its buffer. Both work in place.
 
 use thiserror::Error;
 
@@ -9,19 +9,19 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("bad {what} at byte {at}")]
 pub struct BadXdr {
-    /// The item, by the name its specification gives it.
+    /// The item's name in its specification.
     pub what: &'static str,
-    /// Start of the item, in bytes from the start of the input.
+    /// Offset of the item in the input, in bytes.
     pub at: usize,
 }
 
-/// The output buffer is too small; nothing useful was written.
+/// The output buffer is too small. Its content is unspecified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("needs {needed} bytes of space, found {available}")]
 pub struct NoSpace {
-    /// Bytes needed, at least.
+    /// Minimum bytes needed.
     pub needed: usize,
-    /// Bytes that the buffer has.
+    /// Bytes of the buffer.
     pub available: usize,
 }
 
@@ -30,7 +30,7 @@ pub const fn padded(len: usize) -> usize {
     (len + 3) & !3
 }
 
-/// The big-endian word at `at`, or 0 past the end. It is for accessors of checked bytes.
+/// The big-endian word at `at`, or 0 past the end. For accessors of checked bytes.
 #[inline]
 pub(super) fn word(bytes: &[u8], at: usize) -> u32 {
     match bytes.get(at..at.wrapping_add(4)).and_then(|word| word.first_chunk()) {
@@ -52,17 +52,17 @@ impl<'a> Reader<'a> {
         Reader { bytes, at: 0 }
     }
 
-    /// A cursor at byte `at`; errors count from the start of `bytes`.
+    /// A cursor at byte `at`. Errors count from the start of `bytes`.
     pub const fn starting_at(bytes: &'a [u8], at: usize) -> Self {
         Reader { bytes, at }
     }
 
-    /// Where the next item starts.
+    /// Offset of the next item.
     pub const fn at(&self) -> usize {
         self.at
     }
 
-    /// All bytes that were not read.
+    /// All unread bytes.
     pub fn rest(&self) -> &'a [u8] {
         self.bytes.get(self.at..).unwrap_or_default()
     }
@@ -87,7 +87,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// `bool`; also precedes optional data. Anything but 0 and 1 is an error.
+    /// `bool`, which also precedes optional data. Values above 1 are errors.
     #[inline]
     pub fn bool(&mut self, what: &'static str) -> Result<bool, BadXdr> {
         let at = self.at;
@@ -98,7 +98,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// `opaque<max>`: a length, that many bytes, padding. Padding values are not checked.
+    /// `opaque<max>`: a length, the bytes, and padding. Padding values are not checked.
     pub fn opaque(&mut self, max: usize, what: &'static str) -> Result<&'a [u8], BadXdr> {
         let at = self.at;
         let len = self.u32(what)? as usize;
@@ -110,7 +110,7 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
-    /// `unsigned int<>`, left as the bytes it is encoded in.
+    /// `unsigned int<>` in encoded form.
     pub fn words(&mut self, what: &'static str) -> Result<&'a [[u8; 4]], BadXdr> {
         let at = self.at;
         let count = self.u32(what)? as usize;
@@ -119,7 +119,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A cursor over a buffer to be sent.
+/// A cursor over a buffer to send.
 #[derive(Debug)]
 pub struct Writer<'b> {
     out: &'b mut [u8],
@@ -132,7 +132,7 @@ impl<'b> Writer<'b> {
         Writer { out, at: 0 }
     }
 
-    /// Bytes written so far.
+    /// Bytes written.
     pub const fn len(&self) -> usize {
         self.at
     }
@@ -142,7 +142,7 @@ impl<'b> Writer<'b> {
         self.at == 0
     }
 
-    /// The written bytes, while the buffer is borrowed.
+    /// The written bytes, for the lifetime of the buffer.
     pub fn into_written(self) -> &'b [u8] {
         let (written, _) = self.out.split_at_mut(self.at);
         written
@@ -165,7 +165,7 @@ impl<'b> Writer<'b> {
         self.bytes(&word.to_be_bytes())
     }
 
-    /// Writes several words, with one check of the room.
+    /// Writes several words with one length check.
     #[inline(always)]
     pub fn words<const N: usize>(&mut self, words: [u32; N]) -> Result<(), NoSpace> {
         self.bytes(words.map(u32::to_be_bytes).as_flattened())
@@ -182,7 +182,7 @@ impl<'b> Writer<'b> {
         self.u32(value.into())
     }
 
-    /// `opaque<>`: length, bytes, zero padding. Lengths are those of messages: far below 2^32.
+    /// `opaque<>`: length, bytes, zero padding. Message lengths are far below 2^32.
     pub fn opaque(&mut self, bytes: &[u8]) -> Result<(), NoSpace> {
         self.u32(bytes.len() as u32)?;
         self.bytes(bytes)?;

@@ -1,5 +1,7 @@
-//! Invariants of any bytes. Tests apply them to generated messages, the fuzz targets of `tests/fuzz` to all others.
-//! Each function panics on a violation.
+//! Invariants of the codec for any bytes.
+//!
+//! Tests apply them to generated messages, and the fuzz targets of `tests/fuzz` to all others. Each function panics on
+//! a violation.
 
 use std::fmt::Write as _;
 
@@ -25,8 +27,8 @@ fn shown(what: &impl std::fmt::Display) {
     assert!(text.0 > 0, "it has no text");
 }
 
-/// Checks a received message. A view can be written again and reads alike, other readers agree with it, and an invalid
-/// message can be answered.
+/// Checks a received message. A view encodes to an equal view, and all readers agree with it. An invalid message has an
+/// answer.
 pub fn message(bytes: &[u8], revision: Revision) {
     heads_agree_with_views(bytes, revision);
     match View::check(bytes, revision) {
@@ -38,7 +40,7 @@ pub fn message(bytes: &[u8], revision: Revision) {
     }
 }
 
-/// Checks that an invalid message has a printable error and an answer.
+/// Checks the printable error and the answer of an invalid message.
 fn unreadable(bytes: &[u8], error: &WireError, revision: Revision) {
     shown(error);
     assert_eq!(error.xid().is_some(), bytes.len() >= COMMON_LEN);
@@ -54,7 +56,7 @@ fn unreadable(bytes: &[u8], error: &WireError, revision: Revision) {
     }
 }
 
-/// The value of a view, with the storage that its lists need.
+/// The value of a view, with storage for its lists.
 #[derive(Debug)]
 pub(super) struct Owned<'a> {
     view: View<'a>,
@@ -97,7 +99,7 @@ impl<'a> Owned<'a> {
     }
 }
 
-/// Uses every accessor, and encodes the view's values.
+/// Calls every accessor and encodes the view's values.
 pub(super) fn whole_view(view: &View<'_>) {
     let (version, revision) = (view.version(), view.revision());
     assert!(view.payload_offset() <= view.bytes().len());
@@ -106,7 +108,7 @@ pub(super) fn whole_view(view: &View<'_>) {
     let _ = view.check_limits(&Limits { read_chunks: 2, write_chunks: 2, segments: 2 });
     shown(view);
     if view.flags().contains(Flags::MORE) && view.htype() == HeaderType::Connprop {
-        // A part of a set, checked when complete.
+        // A part of a set is checked only when the set is complete.
         return;
     }
     if let ViewBody::Connprop(set) = view.body() {
@@ -114,7 +116,7 @@ pub(super) fn whole_view(view: &View<'_>) {
     }
     let owned = Owned::of(view);
     let header = owned.header();
-    // An ERR_VERS in the layout common to all versions has no flags, ours has.
+    // An ERR_VERS in the common layout has no flags. Our encoding has flags.
     if view.payload_offset() == header.encoded_len(version, revision) {
         let mut out = vec![0; view.payload_offset()];
         header.emit(&mut out, version, revision).expect("space");
@@ -156,7 +158,7 @@ pub(super) fn heads_agree_with_views(message: &[u8], revision: Revision) {
     }
 }
 
-/// The same of a message with chunks.
+/// Compares a message with chunks.
 fn chunks_agree(message: &[u8], layout: HeadLayout, view: Option<&View<'_>>) {
     let response = |view: &View<'_>| match layout {
         HeadLayout::V1 => view.payload().get(4..8) == Some(&[0, 0, 0, 1]),
@@ -188,7 +190,7 @@ fn chunks_agree(message: &[u8], layout: HeadLayout, view: Option<&View<'_>>) {
     }
 }
 
-/// Checks a body of CONNPROP or of a characteristics operation. A readable one can be written again with equal meaning.
+/// Checks the body of a CONNPROP or of a characteristics operation. A valid body encodes to an equal body.
 pub fn properties(bytes: &[u8], revision: Revision) {
     if let Ok(set) = PropertySet::parse(bytes, revision) {
         property_set(&set, revision);
@@ -205,7 +207,7 @@ pub fn properties(bytes: &[u8], revision: Revision) {
     }
 }
 
-/// A set that was found good.
+/// Checks a valid set.
 fn property_set(set: &PropertySet<'_>, revision: Revision) {
     assert_eq!(set.iter().count(), set.len());
     assert_eq!(set.iter().next().is_none(), set.is_empty());
@@ -215,8 +217,8 @@ fn property_set(set: &PropertySet<'_>, revision: Revision) {
     assert_eq!(Properties::from_set(&again, revision), Ok(properties));
 }
 
-/// Checks an RPC message. A readable header can be written again, by every reader alike; an unreadable one can be
-/// answered.
+/// Checks an RPC message. A valid header encodes to an equal header, and all readers agree. An invalid header has an
+/// answer.
 pub fn rpc_message(bytes: &[u8]) {
     let call = CallHeader::parse(bytes);
     let reply = ReplyHeader::parse(bytes);
@@ -256,7 +258,7 @@ pub fn rpc_message(bytes: &[u8]) {
     }
 }
 
-/// The body of an AUTH_SYS credential.
+/// Checks the body of an AUTH_SYS credential.
 pub fn auth_sys(body: &[u8]) {
     let Ok(sys) = AuthSys::parse(body) else { return };
     let gids: Vec<u32> = sys.gids().collect();
@@ -265,7 +267,7 @@ pub fn auth_sys(body: &[u8]) {
     assert_eq!((len, AuthSys::parse(&out)), (body.len(), Ok(sys)));
 }
 
-/// The private data of a connect message, with any embedding.
+/// Checks the private data of a connect message, at any position.
 pub fn connect_message(bytes: &[u8]) {
     let Some(said) = PrivateData::parse(bytes) else { return };
     assert!((private_data::MIN_INLINE_THRESHOLD..=private_data::MAX_INLINE_THRESHOLD).contains(&said.send_size));

@@ -7,7 +7,7 @@ use super::super::xdr::{BadXdr, NoSpace, Reader, Writer, padded, word};
 pub const MAX_AUTH_LEN: usize = 400;
 
 codes! {
-    /// The authentication flavors that are met in practice.
+    /// Authentication flavors in common use.
     pub enum Flavor {
         /// No authentication; the body is empty.
         None = 0, "AUTH_NONE";
@@ -23,17 +23,17 @@ codes! {
 }
 
 codes! {
-    /// Why a call was refused as not authenticated, `auth_stat`.
+    /// Reasons to refuse a call as unauthenticated, `auth_stat`.
     ///
-    /// A server answers with these. Rows of AUTH_KERB, and those that a client finds, are for decoders.
+    /// Servers answer with these. The codes of AUTH_KERB, and those that clients detect, are for decoders.
     #[non_exhaustive]
     pub enum AuthStat {
-        /// Nothing wrong.
+        /// No error.
         #[doc(hidden)]
         Ok = 0, "AUTH_OK";
         /// Bad credential.
         BadCred = 1, "AUTH_BADCRED";
-        /// The client must begin a new session.
+        /// The client must start a new session.
         RejectedCred = 2, "AUTH_REJECTEDCRED";
         /// Bad verifier.
         BadVerf = 3, "AUTH_BADVERF";
@@ -41,10 +41,10 @@ codes! {
         RejectedVerf = 4, "AUTH_REJECTEDVERF";
         /// Refused for security reasons.
         TooWeak = 5, "AUTH_TOOWEAK";
-        /// The response's verifier is bogus; found by the client.
+        /// The response's verifier is invalid. Detected by the client.
         #[doc(hidden)]
         InvalidResp = 6, "AUTH_INVALIDRESP";
-        /// Some local reason; found by the client.
+        /// Local failure. Detected by the client.
         #[doc(hidden)]
         Failed = 7, "AUTH_FAILED";
         /// Kerberos: generic error.
@@ -102,9 +102,9 @@ impl<'a> OpaqueAuth<'a> {
 /// The body of an AUTH_SYS credential (RFC 5531 appendix A).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuthSys<'a> {
-    /// An arbitrary number of the caller.
+    /// An arbitrary number from the caller.
     pub stamp: u32,
-    /// The caller's machine, at most 255 bytes.
+    /// Name of the caller's machine, at most 255 bytes.
     pub machine: &'a [u8],
     /// Effective user id.
     pub uid: u32,
@@ -116,9 +116,9 @@ pub struct AuthSys<'a> {
 impl<'a> AuthSys<'a> {
     /// The flavor's number, AUTH_SYS.
     pub const FLAVOR: u32 = Flavor::Sys.code();
-    /// The most supplementary groups.
+    /// Maximum supplementary groups.
     pub const MAX_GIDS: usize = 16;
-    /// The longest machine name.
+    /// Maximum bytes of the machine name.
     pub const MAX_MACHINE: usize = 255;
 
     /// A credential without supplementary groups.
@@ -140,8 +140,8 @@ impl<'a> AuthSys<'a> {
         }
     }
 
-    /// Writes a body with supplementary groups. It sends the first [`AuthSys::MAX_GIDS`] groups and cuts the name at
-    /// [`AuthSys::MAX_MACHINE`].
+    /// Writes a body with supplementary groups. It writes the first [`AuthSys::MAX_GIDS`] groups and truncates the name
+    /// to [`AuthSys::MAX_MACHINE`] bytes.
     pub fn emit(&self, gids: &[u32], out: &mut [u8]) -> Result<usize, NoSpace> {
         let gids = &gids[..gids.len().min(Self::MAX_GIDS)];
         let mut writer = Writer::new(out);
@@ -154,7 +154,7 @@ impl<'a> AuthSys<'a> {
         Ok(writer.len())
     }
 
-    /// The supplementary groups that were received.
+    /// The received supplementary groups.
     pub fn gids(&self) -> impl ExactSizeIterator<Item = u32> + Clone + use<'a> {
         self.gids.iter().map(|gid| word(gid, 0))
     }

@@ -1,4 +1,4 @@
-//! Call headers, and answers to invalid ones.
+//! Call headers, and answers to malformed calls.
 
 use thiserror::Error;
 
@@ -7,10 +7,10 @@ use super::auth::{AuthStat, OpaqueAuth};
 use super::reply::{AcceptStat, RejectStat, ReplyBody};
 use super::{MessageType, RPC_VERSION};
 
-/// Bytes in front of the credential.
+/// Bytes before the credential.
 const FIXED_LEN: usize = 24;
 
-/// The header of a call; the arguments follow it.
+/// The header of a call. The arguments follow it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallHeader<'a> {
     /// Transaction id.
@@ -23,7 +23,7 @@ pub struct CallHeader<'a> {
     pub procedure: u32,
     /// The caller's identity.
     pub credential: OpaqueAuth<'a>,
-    /// The proof of the identity.
+    /// The proof of the credential.
     pub verifier: OpaqueAuth<'a>,
 }
 
@@ -31,13 +31,13 @@ pub struct CallHeader<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{kind}")]
 pub struct RpcError {
-    /// The kind of the error.
+    /// The kind of error.
     pub kind: RpcErrorKind,
-    /// The message's XID, if it is long enough to have one.
+    /// The message's XID, if the message is long enough.
     pub xid: Option<u32>,
 }
 
-/// The ways in which an RPC header can be wrong.
+/// Kinds of errors in an RPC header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RpcErrorKind {
     /// Not the expected message type, or too short to decide.
@@ -52,24 +52,24 @@ pub enum RpcErrorKind {
         /// `rpcvers`.
         rpcvers: u32,
     },
-    /// The credential is cut off or too long.
+    /// The credential is truncated or too long.
     #[error("bad credential at byte {at}")]
     Credential {
-        /// Where it starts.
+        /// Offset of its start.
         at: usize,
     },
-    /// The verifier is cut off or too long.
+    /// The verifier is truncated or too long.
     #[error("bad verifier at byte {at}")]
     Verifier {
-        /// Where it starts.
+        /// Offset of its start.
         at: usize,
     },
-    /// Anything else that is cut off or has no meaning.
+    /// Any other item that is truncated or invalid.
     #[error("bad {what} at byte {at}")]
     Garbage {
         /// The item.
         what: &'static str,
-        /// Where it starts.
+        /// Offset of its start.
         at: usize,
     },
 }
@@ -87,7 +87,7 @@ impl RpcErrorKind {
 }
 
 impl RpcError {
-    /// The reply to a bad call; `None` for a message to drop.
+    /// The reply to a malformed call. `None` for a message to drop.
     pub const fn answer(&self) -> Option<ReplyBody<'static>> {
         Some(match self.kind {
             RpcErrorKind::NotA { .. } => return None,
@@ -103,10 +103,10 @@ impl RpcError {
     }
 }
 
-/// The bytes behind the XID of a call: CALL, RPC version 2.
+/// The words after a call's XID: CALL, RPC version 2.
 const CALL_OF_RPC_2: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 2];
 
-/// The header of an AUTH_NONE call; its length is fixed.
+/// The header of an AUTH_NONE call, which has a fixed length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnonymousCall {
     /// Transaction id.
@@ -120,10 +120,10 @@ pub struct AnonymousCall {
 }
 
 impl AnonymousCall {
-    /// Bytes of such a header.
+    /// Bytes of the header.
     pub const LEN: usize = FIXED_LEN + 2 * OpaqueAuth::NONE.encoded_len();
 
-    /// Reads an AUTH_NONE call header; any other needs [`CallHeader::parse`].
+    /// Reads an AUTH_NONE call header. Any other header needs [`CallHeader::parse`].
     #[inline(always)]
     pub fn read(message: &[u8]) -> Option<AnonymousCall> {
         let header: &[u8; Self::LEN] = message.first_chunk()?;
@@ -144,7 +144,7 @@ impl From<AnonymousCall> for CallHeader<'_> {
 }
 
 impl<'a> CallHeader<'a> {
-    /// Reads the header of a call; returns the start of the arguments.
+    /// Reads the header of a call. Returns also the offset of the arguments.
     #[inline]
     pub fn parse(message: &'a [u8]) -> Result<(CallHeader<'a>, usize), RpcError> {
         if let Some(header) = AnonymousCall::read(message) {
@@ -153,7 +153,7 @@ impl<'a> CallHeader<'a> {
         Self::read(message).map_err(|kind| kind.of(message))
     }
 
-    /// As [`parse`](Self::parse), item by item.
+    /// Like [`parse`](Self::parse), without the fast path.
     pub(in crate::wire) fn read(message: &'a [u8]) -> Result<(CallHeader<'a>, usize), RpcErrorKind> {
         let not_a_call = RpcErrorKind::NotA { expected: MessageType::Call };
         let mut reader = Reader::new(message);

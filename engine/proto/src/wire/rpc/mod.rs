@@ -15,11 +15,11 @@ use std::fmt;
 use super::codes::codes;
 use super::xdr::word;
 
-/// The version of the RPC protocol, the only one there is.
+/// The only version of the RPC protocol.
 pub const RPC_VERSION: u32 = 2;
 
-/// A program number in its usual notation. Numbers below 0x20000000, assigned by the registry, are decimal; all others
-/// are hexadecimal (RFC 5531 §8.3).
+/// A program number in its usual notation. Registered numbers, below 0x20000000, are decimal. All others are
+/// hexadecimal (RFC 5531 §8.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramNumber(pub u32);
 
@@ -42,7 +42,7 @@ codes! {
     }
 }
 
-/// XID and type of an RPC message; `None` if invalid.
+/// XID and type of an RPC message. `None` if invalid.
 #[inline]
 pub fn peek(message: &[u8]) -> Option<(u32, MessageType)> {
     let head: &[u8; 8] = message.first_chunk()?;

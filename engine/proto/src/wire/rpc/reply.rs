@@ -1,4 +1,4 @@
-//! Reply headers: accepted or denied, and why.
+//! Reply headers of accepted and denied calls.
 
 use std::fmt;
 
@@ -10,8 +10,8 @@ use super::call::{RpcError, RpcErrorKind};
 /// Bytes of the header of a successful reply with an AUTH_NONE verifier.
 pub const ACCEPTED_REPLY_LEN: usize = 24;
 
-/// Most bytes of a successful reply's header for a credential flavor. Beyond AUTH_NONE and AUTH_SYS the verifier may
-/// have any valid length (RFC 8166 §8.2.2.2).
+/// Maximum bytes of a successful reply's header for a credential flavor. Except for AUTH_NONE and AUTH_SYS, the
+/// verifier may have any valid length (RFC 8166 §8.2.2.2).
 #[inline]
 pub const fn accepted_reply_room(flavor: u32) -> usize {
     let known = flavor == Flavor::None.code() || flavor == Flavor::Sys.code();
@@ -21,62 +21,62 @@ pub const fn accepted_reply_room(flavor: u32) -> usize {
 const MSG_ACCEPTED: u32 = 0;
 const MSG_DENIED: u32 = 1;
 
-/// The header of a reply; results follow it on [`AcceptStat::Success`].
+/// The header of a reply. Results follow it on [`AcceptStat::Success`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyHeader<'a> {
     /// Transaction id of the call.
     pub xid: u32,
-    /// The outcome.
+    /// The status of the call.
     pub body: ReplyBody<'a>,
 }
 
-/// The outcome of a call.
+/// Status of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyBody<'a> {
-    /// The call was accepted, which does not mean that it succeeded.
+    /// The call was accepted. It may still have failed.
     Accepted {
-        /// The proof of the server's identity.
+        /// The server's verifier.
         verifier: OpaqueAuth<'a>,
-        /// How it ended.
+        /// The result status.
         stat: AcceptStat,
     },
-    /// The call was turned down.
+    /// The call was denied.
     Denied(RejectStat),
 }
 
-/// How an accepted call ended.
+/// Result status of an accepted call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcceptStat {
     /// Results follow.
     Success,
-    /// No such program here.
+    /// The program is not available.
     ProgUnavail,
-    /// The program has other versions.
+    /// The program has only other versions.
     ProgMismatch {
         /// Lowest version.
         low: u32,
         /// Highest version.
         high: u32,
     },
-    /// No such procedure.
+    /// The procedure is not available.
     ProcUnavail,
     /// The arguments cannot be decoded.
     GarbageArgs,
-    /// Any other trouble of the server.
+    /// Any other error of the server.
     SystemErr,
 }
 
-/// Why a call was denied.
+/// Reason to deny a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectStat {
-    /// The server has other RPC versions.
+    /// The server has another RPC version.
     RpcMismatch {
         /// Lowest version.
         low: u32,
         /// Highest version.
         high: u32,
     },
-    /// Authentication failed, or needs another form. The number is an `auth_stat`; [`AuthStat`] names the known ones.
+    /// Authentication failed, or needs another form. The number is an `auth_stat`. [`AuthStat`] names the known ones.
     AuthError(u32),
 }
 
@@ -99,7 +99,7 @@ impl AcceptStat {
         }
     }
 
-    /// Its name.
+    /// The name of the status.
     pub const fn name(&self) -> &'static str {
         ACCEPT_STAT[self.code() as usize]
     }
@@ -114,7 +114,7 @@ impl RejectStat {
         }
     }
 
-    /// Its name.
+    /// The name of the reason.
     pub const fn name(&self) -> &'static str {
         REJECT_STAT[self.code() as usize]
     }
@@ -184,10 +184,10 @@ fn read_reject_stat(reader: &mut Reader<'_>) -> Result<RejectStat, BadXdr> {
 }
 
 impl<'a> ReplyHeader<'a> {
-    /// Reads the header of a reply; returns the start of the results.
+    /// Reads the header of a reply. Returns also the offset of the results.
     #[inline]
     pub fn parse(message: &'a [u8]) -> Result<(ReplyHeader<'a>, usize), RpcError> {
-        // Nearly every reply: accepted, AUTH_NONE, success.
+        // Fast path for nearly all replies: accepted, AUTH_NONE, success.
         if let Some(head) = message.first_chunk::<ACCEPTED_REPLY_LEN>() {
             let (xid, rest) = head.split_at(4);
             if rest == SUCCESS_TAIL {
@@ -250,7 +250,7 @@ impl<'a> ReplyHeader<'a> {
     }
 }
 
-/// A successful reply after its XID: REPLY, MSG_ACCEPTED, AUTH_NONE of length 0, SUCCESS.
+/// The words after a successful reply's XID: REPLY, MSG_ACCEPTED, AUTH_NONE of length 0, SUCCESS.
 const SUCCESS_TAIL: [u8; ACCEPTED_REPLY_LEN - 4] = [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// Writes a successful reply header with an AUTH_NONE verifier. It is the fast path of [`ReplyHeader::emit`].
