@@ -1,4 +1,4 @@
-//! Two connections joined in one function, on a clock of their own.
+//! Tests of two connections joined in one function, with a simulated clock.
 
 mod ends;
 mod useless;
@@ -11,13 +11,13 @@ use super::*;
 use crate::auth::{AuthPolicy, Handshake, MAX_OPENING, Mechanism, Role, Step};
 use crate::wire::{Body, Chunks, ErrorBody, Flags, Header, HeaderType, ReadSegment, Revision, View, ViewBody};
 
-/// A client and a server with the links between them.
+/// A client and a server, with the links between them.
 struct Pair {
     client: Connection,
     server: Connection,
     to_server: VecDeque<Vec<u8>>,
     to_client: VecDeque<Vec<u8>>,
-    /// Calls that the server has been given and not answered.
+    /// Calls delivered to the server and not answered yet.
     served: VecDeque<InboundId>,
     /// Tokens of answered calls, in order.
     answered: Vec<u64>,
@@ -27,7 +27,7 @@ struct Pair {
 
 const CREDITS: u32 = 8;
 
-/// Every other message is checked as a whole, whatever its layout: it comes to the same.
+/// Uses the slow path for every other message, because both paths must agree.
 fn take(connection: &mut Connection, message: &[u8]) -> Result<Event, PeerFault> {
     if connection.counters().received.is_multiple_of(2)
         && let Some(incoming) = connection.decode(message)
@@ -50,7 +50,7 @@ pub(super) fn config(scheme: CreditMode, server: bool) -> ConnConfig {
 }
 
 impl Pair {
-    /// Joined, and introduced to each other.
+    /// A joined pair after version negotiation.
     fn new(scheme: CreditMode) -> Self {
         let mut pair = Self::strangers(config(scheme, false), config(scheme, true));
         if scheme != CreditMode::V1 {
@@ -61,7 +61,7 @@ impl Pair {
         pair
     }
 
-    /// Joined only.
+    /// A joined pair before version negotiation.
     fn strangers(client: ConnConfig, server: ConnConfig) -> Self {
         Self {
             client: Connection::new(client),
@@ -75,12 +75,12 @@ impl Pair {
         }
     }
 
-    /// Sends all that may be sent: how many of these are more than pure grants.
+    /// Sends all permitted messages. Returns the count without pure grants.
     fn transmit(from: &mut Connection, link: &mut VecDeque<Vec<u8>>) -> usize {
         let mut count = 0;
         while let Some(out) = from.poll_transmit(true) {
             let mut buf = vec![0; 512];
-            // A word, and the direction that version 1 looks for.
+            // An RPC payload of two words: the XID, and the direction that version 1 reads.
             buf[256..264].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, u8::from(matches!(out, Outgoing::Reply(_)))]);
             let start = from.emit_before(out, &Form::default(), true, &mut buf, 256).unwrap();
             let end = if matches!(out, Outgoing::Call(_) | Outgoing::Reply(_)) { 264 } else { 256 };
@@ -118,7 +118,7 @@ impl Pair {
         }
     }
 
-    /// One exchange each way.
+    /// One exchange in each direction.
     fn turn(&mut self) {
         let calls = Self::transmit(&mut self.client, &mut self.to_server);
         self.deliver_to_server();
@@ -163,7 +163,7 @@ fn the_first_message_goes_alone() {
     }
 }
 
-/// A message of version 2 to a client.
+/// Encodes a version 2 message to a client.
 fn to_client(credit: u32, flags: Flags, body: Body<'_>) -> Vec<u8> {
     let header = Header { xid: 0x1234, credit, received: None, flags, body };
     let mut bytes = vec![0; header.encoded_len(Version::V2, Revision::Ietf00)];
@@ -185,7 +185,7 @@ fn an_error_grants_nothing() {
             assert_eq!(pair.client.credits().available(), 0, "{scheme:?} {error:?}");
             assert!(!pair.client.is_open() && pair.client.poll_transmit(true).is_none(), "{scheme:?}");
         }
-        // Anything else does, as far as it grants.
+        // Any other message grants its credits.
         let bytes = to_client(3 << 16 | 3, Flags::NONE, Body::Nomsg(Chunks::NONE));
         assert!(matches!(take(&mut pair.client, &bytes), Ok(Event::Rejected(_) | Event::Settled | Event::Call { .. })));
         assert_eq!(pair.client.credits().available(), 3, "{scheme:?}");
@@ -232,7 +232,7 @@ fn a_silent_server_grants_receives_left_by_calls_under_way() {
         for token in 0..32 {
             pair.client.start_call(token, u64::MAX).unwrap();
         }
-        // The first reply grants credits; after it nothing is answered.
+        // The first reply grants credits. The server answers nothing afterwards.
         pair.turn();
         for _ in 0..10 {
             Pair::transmit(&mut pair.client, &mut pair.to_server);
@@ -249,8 +249,7 @@ fn a_silent_server_grants_receives_left_by_calls_under_way() {
     }
 }
 
-/// Errors say nothing of credits in version 2, so a server that does nothing but refuse must grant apart from
-/// them.
+/// Errors carry no credits in version 2. A server that refuses every call must therefore send pure grants.
 #[test]
 fn a_server_that_refuses_everything_keeps_granting() {
     for scheme in ALL {
@@ -261,7 +260,7 @@ fn a_server_that_refuses_everything_keeps_granting() {
             let Some(call) = pair.to_server.pop_front() else { panic!("{scheme:?}: no credit for {token}") };
             let Ok(Event::Call { id }) = take(&mut pair.server, &call) else { panic!() };
             pair.server.reply_error(id, ErrorBody::System);
-            // It is asked once for each message that comes, and never without one.
+            // The server transmits only after a received message.
             Pair::transmit(&mut pair.server, &mut pair.to_client);
             pair.deliver_to_client();
         }
@@ -269,7 +268,7 @@ fn a_server_that_refuses_everything_keeps_granting() {
     }
 }
 
-/// A peer that grants nothing, and a caller that tries again without end.
+/// The peer grants nothing, and the caller retries without limit.
 #[test]
 fn calls_that_end_while_they_wait_for_a_credit_leave_nothing_behind() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
@@ -281,7 +280,7 @@ fn calls_that_end_while_they_wait_for_a_credit_leave_nothing_behind() {
     }
 }
 
-/// Host authentication that opens with as much as it may.
+/// Host authentication with an opening of maximum length.
 #[derive(Clone, Debug)]
 struct Longest;
 
@@ -307,7 +306,7 @@ fn the_first_message_has_at_most_1024_bytes_with_the_longest_opening() {
     let start = client.emit_before(Outgoing::Connprop, &Form::default(), true, &mut buf, 8192).unwrap();
     let message = &buf[start..];
     assert!(message.len() <= FIRST_MESSAGE_LEN, "{} bytes", message.len());
-    // The opening is in it, whole.
+    // The message contains the complete opening.
     let view = View::check(message, Revision::Ietf00).unwrap();
     assert!(message.len() > MAX_OPENING && !view.flags().contains(Flags::MORE));
 }
@@ -330,7 +329,7 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 
-/// A client whose first call was sent and is not answered yet, settled in version 2 with increments.
+/// A client with version 2, incremental credits, and one outstanding call.
 fn settled_client() -> (Connection, CallId) {
     let mut client = Connection::new(config(CreditMode::V2Incremental, false));
     let mut buf = [0; 512];
@@ -354,7 +353,7 @@ fn part(xid: u32, flags: Flags) -> Vec<u8> {
 
 #[test]
 fn a_reply_that_is_broken_off_ends_its_call() {
-    // By another reply, and by what cannot be read.
+    // By another reply, and by an unreadable message.
     let unreadable = words(&[3, 2, 0, 77, 1, 0, 0, 0, 0]);
     for other in [part(3, Flags::NONE), unreadable] {
         let (mut client, call) = settled_client();
@@ -411,7 +410,7 @@ fn a_header_that_cannot_be_sent_now_is_sent_first_later() {
 fn thresholds_of_version_1_come_from_private_data() {
     let private_data = PrivateData::parse(&connect_data(8192, true));
     let client = Connection::new(ConnConfig { receive_size: 1536, private_data, ..config(CreditMode::V1, false) });
-    // The message says it in multiples of 1024 bytes: the server will send no more.
+    // The private data encodes multiples of 1024 bytes, so the server sends at most the rounded size.
     assert_eq!((client.terms().send_inline_threshold, client.terms().receive_inline_threshold), (1024, 1024));
 }
 
@@ -429,8 +428,8 @@ fn a_keep_alive_leaves_the_message_beyond_the_limit_to_grants() {
     assert_eq!(client.poll_transmit(true), None);
 }
 
-/// A client of version 1 that has given up all its calls may have as many more under way before those are
-/// answered; each of them is.
+/// A version 1 client that abandons all its calls may send as many more before the first are answered. The server
+/// answers each of them.
 #[test]
 fn version_1_calls_up_to_twice_the_credit_limit_are_served_and_more_are_a_fault() {
     let mut server = Connection::new(config(CreditMode::V1, true));
@@ -445,7 +444,7 @@ fn version_1_calls_up_to_twice_the_credit_limit_are_served_and_more_are_a_fault(
     for _ in 0..2 * CREDITS {
         served.push_back(call(&mut server).expect("a call that is tolerated"));
     }
-    // One that is answered makes room for one more.
+    // Each answer makes room for one more call.
     for _ in 0..3 * CREDITS {
         let id = served.pop_front().expect("a call");
         server.reply(id);

@@ -1,4 +1,4 @@
-//! How calls end: in time or late, given up, or with their connection.
+//! Ends of calls: in time, late, cancelled, or with their connection.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
         assert!(pair.answered.is_empty(), "{scheme:?}");
         assert_eq!(pair.client.counters().rejected_late, 1);
         assert!(pair.client.is_idle());
-        // The credit limit is what it would have been.
+        // The time-out does not change the credit limit.
         for token in 10..20 {
             pair.client.start_call(token, u64::MAX).unwrap();
         }

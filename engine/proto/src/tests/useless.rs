@@ -1,8 +1,8 @@
-//! What is wrong, or of no use, and what comes of it.
+//! Reactions to invalid and useless messages.
 
 use super::*;
 
-/// What a server says to one raw message.
+/// Returns a server's rejection of one raw message, and its answers.
 pub(super) fn served(scheme: CreditMode, message: &[u8]) -> (Option<Rejected>, Vec<Vec<u8>>) {
     let mut server = Connection::new(config(scheme, true));
     let rejected = match take(&mut server, message).unwrap() {
@@ -20,7 +20,7 @@ fn nonsense_to_a_server_gets_the_protocols_own_error() {
     let cases: [(&[u32], ErrorBody); 4] = [
         (&[9, 2, 1, 77, 0], ErrorBody::InvalHtype),
         (&[9, 2, 1, 0, 0x8000_0000], ErrorBody::InvalFlag),
-        // The flag of windowed credits, which were not offered.
+        // The flag of windowed credits, without an offer of them.
         (&[9, 2, 1, 0, 4, 0, 0, 0, 0, 0], ErrorBody::InvalFlag),
         (&[9, 2, 1, 0, 0, 0, 5], ErrorBody::BadXdr),
     ];
@@ -29,7 +29,7 @@ fn nonsense_to_a_server_gets_the_protocols_own_error() {
         assert_eq!(rejected, Some(Rejected::Answered(error)), "{message:?}");
         let view = View::check(&answer[0], Revision::Ietf00).unwrap();
         assert_eq!((view.xid(), view.body()), (9, ViewBody::Error(error)), "{message:?}");
-        // The error grants nothing, and this was the only credit.
+        // The error grants nothing and used the only credit.
         let view = View::check(&answer[1], Revision::Ietf00).unwrap();
         assert_eq!((view.xid(), view.htype(), answer.len()), (0, HeaderType::Nomsg, 2), "{message:?}");
     }
@@ -40,11 +40,11 @@ fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
     let mut pair = Pair::new(CreditMode::V1);
     let call = pair.client.start_call(5, u64::MAX).unwrap();
     Pair::transmit(&mut pair.client, &mut pair.to_server);
-    // A reply with a Write list that is none.
+    // A reply with an invalid Write list.
     pair.to_client.push_back(words(&[call.xid(), 1, 1, 0, 0, 5, 0]));
     pair.deliver_to_client();
     assert!(matches!(pair.failed[..], [(5, CallError::MalformedReply(_))]));
-    // A whole one: replies have no Read list.
+    // A well-formed header: replies have no Read list.
     let call = pair.client.start_call(6, u64::MAX).unwrap();
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     let chunks = Chunks { reads: &[ReadSegment::default()], ..Chunks::NONE };
@@ -60,7 +60,7 @@ fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
     assert!(pair.to_server.is_empty());
 }
 
-/// RFC 8166 §4.6: a client that takes calls drops MSGP and DONE too, though it answers what is wrong with calls.
+/// RFC 8166 §4.6: a client that takes calls also drops MSGP and DONE, although it answers invalid calls.
 #[test]
 fn a_client_with_services_drops_msgp_and_done_in_silence() {
     let client = ConnConfig { takes_calls: true, ..config(CreditMode::V1, false) };
@@ -95,7 +95,7 @@ fn a_windowed_header_without_the_count_is_a_fault() {
     pair.turn();
     let fault = take(&mut pair.server, &words(&[9, 2, 1, 0, 0, 0, 0, 0, 0])).unwrap_err();
     assert_eq!(fault, PeerFault::CreditWordMissing);
-    // Before its first windowed header a peer may still send what it sent before it had the other's offer.
+    // A peer may use the layout without the count until its first windowed header.
     let mut pair = Pair::new(CreditMode::V2Windowed);
     assert!(take(&mut pair.server, &words(&[9, 2, 1, 0, 0, 0, 0, 0, 0])).is_ok());
 }
@@ -117,8 +117,8 @@ fn a_peer_that_sends_nonsense_and_reads_nothing_costs_a_bounded_amount() {
 fn unreadable_messages_grant_credits() {
     let (mut client, _) = settled_client();
     let before = client.credits().available();
-    // A type that nobody knows, a flag that nobody knows, a list that is cut off; and an error, whose word is
-    // to be ignored.
+    // An unknown type, an unknown flag, and a truncated list. The last message is an error, whose credit word is
+    // ignored.
     for (message, newly) in [
         (words(&[9, 2, 16 << 16 | 1, 77, 0]), 1),
         (words(&[9, 2, 16 << 16 | 1, 0, 0x8000_0000, 0, 0, 0, 0]), 2),
@@ -130,11 +130,10 @@ fn unreadable_messages_grant_credits() {
     }
 }
 
-/// Whatever is wrong with it, and wherever it comes.
 #[test]
 fn an_error_never_answers_an_error() {
-    // As a first message, and of versions that are known and not; with a flag that nobody knows, with MORE,
-    // cut off, of an unknown code.
+    // As first messages, of supported and unsupported versions, with an unknown flag, with MORE, truncated, and with an
+    // unknown code.
     let errors: [&[u32]; 7] = [
         &[9, 2, 1, 4, 1, 2],
         &[9, 2, 1, 4, 0x8000_0001, 2],
@@ -173,7 +172,7 @@ fn an_error_never_answers_an_error() {
             }
         }
     }
-    // Between the parts of another message: that one is broken, and answered.
+    // Between the parts of another message. That message is broken off and answered.
     let mut server = Connection::new(config(CreditMode::V2Incremental, true));
     let mut link = VecDeque::new();
     take(&mut server, &words(&[8, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();

@@ -1,4 +1,4 @@
-//! Versions: what is answered to those that are not spoken, and what a client makes of such an answer.
+//! Unsupported versions: the server's answer and the client's reaction.
 
 use super::useless::served;
 use super::*;
@@ -20,7 +20,7 @@ fn unreadable_messages_are_answered_in_their_version() {
     let spoilt_1 = words(&[9, 1, 1, 0, 0, 0, 5]);
     let (rejected, answer) = served(CreditMode::V2Windowed, &spoilt_1);
     assert_eq!(rejected, Some(Rejected::Answered(ErrorBody::BadXdr)));
-    // RDMA_ERROR, ERR_CHUNK, and nothing of version 2.
+    // RDMA_ERROR, ERR_CHUNK, and no words of version 2.
     assert_eq!(answer, [words(&[9, 1, CREDITS, 4, 2])]);
     let (rejected, _) = served(CreditMode::V1, &words(&[9, 2, 1, 0, 0, 0, 5]));
     assert_eq!(rejected, Some(Rejected::Answered(ErrorBody::Vers { low: 1, high: 1 })));
@@ -31,11 +31,11 @@ fn unreadable_messages_are_answered_in_their_version() {
 #[test]
 fn less_than_a_header_is_dropped_without_an_answer() {
     for scheme in ALL {
-        // The last one has all that says its version, and less than any call of version 1.
+        // The last message has a version, but is shorter than any call of version 1.
         for message in [&[][..], &[0], &[0; 15], &words(&[9, 1, 1, 0, 0, 0])] {
             let (rejected, answer) = served(scheme, message);
             assert_eq!(rejected, Some(Rejected::TooShort));
-            // Its Receive is given back, where the scheme has a message for that; nothing more is said.
+            // A grant returns its Receive, if the credit mode has pure grants. No other answer follows.
             let said: Vec<_> = answer.iter().map(|answer| View::check(answer, Revision::Ietf00).unwrap()).collect();
             assert!(said.len() <= 1 && said.iter().all(|view| view.htype() == HeaderType::Nomsg && view.xid() == 0));
         }
@@ -47,7 +47,7 @@ fn messages_due_in_version_2_are_not_sent_in_version_1() {
     let mut server = Connection::new(config(CreditMode::V2Windowed, true));
     take(&mut server, &[0; 8]).unwrap();
     assert_eq!(server.poll_transmit(true), Some(Outgoing::Grant));
-    // There was no buffer for it; and then the client speaks version 1, which has no such message.
+    // No buffer was available for the grant. Then the client selects version 1, which has no pure grants.
     server.take_back(Outgoing::Grant);
     assert!(matches!(take(&mut server, &words(&[9, 1, 1, 0, 0, 0, 0, 9, 0])), Ok(Event::Call { .. })));
     assert_eq!(server.poll_transmit(true), None);
@@ -60,7 +60,7 @@ fn a_changed_version_ends_the_connection() {
     pair.turn();
     let fault = take(&mut pair.server, &words(&[9, 1, 1, 0, 0, 0, 0])).unwrap_err();
     assert_eq!(fault, PeerFault::VersionChanged(1));
-    // Also to one that nobody has.
+    // The same applies to an unsupported version.
     let fault = take(&mut pair.server, &words(&[9, 7, 1, 0, 0, 0, 0])).unwrap_err();
     assert_eq!(fault, PeerFault::VersionChanged(7));
 }
@@ -95,7 +95,7 @@ fn a_version_error_after_negotiation_changes_nothing() {
 
 #[test]
 fn a_malformed_reply_is_not_answered() {
-    // Version 2: RESPONSE is set, the Reply chunk's word is neither 0 nor 1.
+    // Version 2: RESPONSE is set, and the Reply chunk's word is neither 0 nor 1.
     let (rejected, answer) = served(CreditMode::V2Windowed, &words(&[9, 2, 1, 0, 1, 0, 0, 0, 5]));
     assert!(matches!(rejected, Some(Rejected::Dropped(_))), "{rejected:?}");
     assert!(
