@@ -18,7 +18,6 @@ use crate::{Capabilities, Completion, ControlEvent, DeviceEvent, Disconnect, Fab
 /// Interval between checks for the device.
 pub(super) const AGAIN: Duration = Duration::from_secs(1);
 
-/// A lost device.
 pub(super) struct Lost {
     /// The kind of loss.
     event: DeviceEvent,

@@ -54,7 +54,6 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Drops it unanswered.
     pub(super) fn dispose(self) {
         reaper::dispose(self.cm);
     }

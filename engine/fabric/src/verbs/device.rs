@@ -54,7 +54,6 @@ impl fmt::Display for Gid {
     }
 }
 
-/// A port of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Port {
     pub(super) device: String,
@@ -80,7 +79,6 @@ impl fmt::Display for Port {
     }
 }
 
-/// The chosen device and port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) device: String,
@@ -89,7 +87,6 @@ pub(super) struct Choice {
     pub(super) gid: Option<Gid>,
 }
 
-/// All ports of this host.
 pub(super) fn ports() -> Vec<Port> {
     ports_in(Path::new(SYSFS))
 }

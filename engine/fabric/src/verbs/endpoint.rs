@@ -45,7 +45,6 @@ enum Holds {
     Invalidation(u32),
 }
 
-/// A posted request.
 struct InFlight {
     wr_id: u64,
     opcode: Opcode,
@@ -100,7 +99,6 @@ pub(super) struct Retired {
     pub(super) is_unknown: bool,
 }
 
-/// Parameters of a new endpoint.
 pub(super) struct Parts<'a> {
     pub(super) id: QpId,
     pub(super) pd: &'a Rc<ProtectionDomain>,
@@ -113,7 +111,6 @@ pub(super) struct Parts<'a> {
     pub(super) windows: u32,
 }
 
-/// A queue pair and its memory.
 pub(super) struct Endpoint {
     id: QpId,
     owner: Owner,
@@ -168,7 +165,6 @@ impl Endpoint {
         self.qp.as_ref().map_or(Ok(()), |qp| qp.modify(to))
     }
 
-    /// Requests in the device's send queue.
     #[inline]
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight.len()

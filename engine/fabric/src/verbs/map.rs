@@ -5,7 +5,6 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A map from 32-bit numbers.
 pub(super) type NumberMap<V> = HashMap<u32, V, BuildHasherDefault<Multiply>>;
 
 /// A hash of one multiplication. The device and the kernel choose these numbers, so peers cannot force collisions.

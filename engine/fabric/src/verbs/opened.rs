@@ -50,7 +50,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Opens the configured device, and a `channel` unless given.
+    /// Opens the configured device, and creates a `channel` unless given.
     ///
     /// # Errors
     /// As [`VerbsFabric::new`].

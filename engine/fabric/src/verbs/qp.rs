@@ -33,7 +33,6 @@ pub(super) enum State {
     Failed,
 }
 
-/// One queue pair.
 pub(super) struct Qp {
     pub(super) id: QpId,
     pub(super) state: State,
@@ -44,8 +43,8 @@ pub(super) struct Qp {
     pub(super) deadline: Option<Instant>,
     /// Cause of the end, from a completion or the device.
     pub(super) failure: Option<(Disconnect, String)>,
-    /// The final event with its cause. The fabric reports it after a poll beyond this count finds the queue empty.
-    /// Earlier messages are thus delivered first.
+    /// The final event, and the count of empty polls at its time. The fabric reports the event after a later empty
+    /// poll, so that earlier messages are delivered first.
     pub(super) farewell: Option<(u64, Disconnect, String)>,
     /// A message arrived before the connection manager reported the connection.
     pub(super) is_early: bool,

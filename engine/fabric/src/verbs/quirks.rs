@@ -34,7 +34,6 @@ pub(super) struct Quirks {
 }
 
 impl Quirks {
-    /// Quirks of this device.
     pub(super) fn of(name: &str, attributes: &Attributes) -> Self {
         let flags = attributes.capability_flags;
         let has_windows = flags & WINDOWS_TYPE_2 != 0 && attributes.max_mw > 0;

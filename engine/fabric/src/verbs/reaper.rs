@@ -11,8 +11,8 @@ use crate::reaper::Reaper;
 /// Number of an identifier without an owner.
 pub(super) const NOBODY: usize = usize::MAX;
 
-/// Limit of identifiers in destruction. At the limit no new identifier is created. Existing identifiers may still
-/// exceed it.
+/// Limit of identifiers that wait for destruction. At the limit no new identifier is created. Existing identifiers may
+/// still exceed it.
 const MOST: usize = 1024;
 
 static REAPER: Reaper<CmId> = Reaper::new("rpcrdma-reaper", 64, MOST);

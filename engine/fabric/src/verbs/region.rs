@@ -23,7 +23,6 @@ pub(super) struct Regions {
     by_arena: NumberMap<Region>,
 }
 
-/// A registered arena.
 pub(super) struct Region {
     pub(super) mr: MemoryRegion,
     pub(super) access: Access,

@@ -30,7 +30,6 @@ struct Window {
     mem: Option<Lent>,
 }
 
-/// All windows of a queue pair.
 pub(super) struct Windows {
     pd: Rc<ProtectionDomain>,
     limit: u32,
@@ -59,7 +58,7 @@ impl Windows {
         Self { pd: Rc::clone(pd), limit, list: Vec::new(), by_key: NumberMap::default() }
     }
 
-    /// Makes a free window.
+    /// Adds a free window and returns its index.
     pub(super) fn add(&mut self) -> Result<u32, NoWindow> {
         if self.list.len() as u32 >= self.limit {
             return Err(NoWindow::Limit(self.limit));

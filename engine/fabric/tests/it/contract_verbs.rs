@@ -24,8 +24,8 @@ fn hosts() -> Vec<IpAddr> {
 }
 
 fn open(address: &FabricAddress) -> VerbsFabric {
-    // A message without a Receive has six retries. The default interval is 4 ms, too short for a slow host. 0 means 655
-    // ms.
+    // A message without a Receive has six retries. The default interval is 4 ms, too short for a slow host. Code 0 is
+    // 655 ms.
     let config = VerbsConfig { address: Some(address.clone()), min_rnr_timer: 0, ..VerbsConfig::default() };
     VerbsFabric::new(config).expect("open")
 }

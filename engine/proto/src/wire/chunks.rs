@@ -31,7 +31,6 @@ impl Segment {
         Segment { handle: word(bytes, 0), length: word(bytes, 4), offset: high << 32 | u64::from(word(bytes, 12)) }
     }
 
-    /// The encoded form.
     #[inline]
     const fn words(&self) -> [u32; 4] {
         [self.handle, self.length, (self.offset >> 32) as u32, self.offset as u32]

@@ -183,7 +183,7 @@ fn v2_msg_with_chunks() {
     );
 }
 
-/// Version 2 §6.4.2: empty lists and XID zero make a pure grant of credits.
+/// Version 2 §6.4.2: a header with empty lists and XID zero is a pure grant of credits.
 #[test]
 fn v2_nomsg_grant() {
     same_v2(

@@ -66,7 +66,7 @@ impl PathRecord {
 #[derive(Debug)]
 pub(crate) struct EventChannel(NonNull<rdma_event_channel>);
 
-// SAFETY: a channel is a descriptor; librdmacm locks its shared state.
+// SAFETY: a channel is a descriptor. librdmacm locks the state that its calls share.
 unsafe impl Send for EventChannel {}
 // SAFETY: as above. Several threads may take events from one channel.
 unsafe impl Sync for EventChannel {}
@@ -147,7 +147,7 @@ impl EventChannel {
 
     /// Readable when an event is pending.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel is open as long as `self` lives; the field never changes.
+        // SAFETY: the channel is open as long as `self` lives. The field never changes.
         let fd = unsafe { self.0.as_ref().fd };
         // SAFETY: the descriptor is open as long as `self` lives.
         unsafe { BorrowedFd::borrow_raw(fd) }
@@ -187,7 +187,7 @@ impl EventChannel {
         if kind == CmEventKind::ConnectRequest {
             told.request = NonNull::new(raw.id).map(|raw| CmId { raw, channel: Arc::clone(self) });
         }
-        // SAFETY: the event was got above and is acknowledged once; `raw` is not used after this.
+        // SAFETY: the event was taken above and is acknowledged once. `raw` is not used afterwards.
         unsafe { rdma_ack_cm_event(event) };
         Ok(Some(told))
     }
@@ -233,7 +233,7 @@ pub(crate) struct CmId {
     channel: Arc<EventChannel>,
 }
 
-// SAFETY: an identifier is not bound to a thread. librdmacm locks what its calls share.
+// SAFETY: an identifier is not bound to a thread. librdmacm locks the state that its calls share.
 unsafe impl Send for CmId {}
 
 impl CmId {
@@ -264,13 +264,11 @@ impl CmId {
         Ok(())
     }
 
-    /// Changes the number.
     pub(crate) fn set_cookie(&mut self, number: usize) {
         // SAFETY: the identifier is alive and has no other reference.
         unsafe { self.raw.as_mut().context = cookie(number) };
     }
 
-    /// Binds it to a local address.
     pub(crate) fn bind(&self, address: SocketAddr) -> io::Result<()> {
         let mut address = SockAddr::new(address);
         // SAFETY: the identifier is alive, and the address is complete.
@@ -292,7 +290,6 @@ impl CmId {
         check_errno(unsafe { rdma_resolve_addr(self.raw(), from, to.as_mut_ptr(), timeout_ms) })
     }
 
-    /// Starts route resolution.
     pub(crate) fn resolve_route(&self, timeout_ms: i32) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         check_errno(unsafe { rdma_resolve_route(self.raw(), timeout_ms) })

@@ -22,7 +22,6 @@ pub(crate) struct Context {
     raw: NonNull<ibv_context>,
 }
 
-/// A device's attributes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Attributes {
     pub(crate) capability_flags: u32,
@@ -36,7 +35,6 @@ pub(crate) struct Attributes {
     pub(crate) max_qp_init_rd_atom: u32,
 }
 
-/// A port's attributes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PortAttributes {
     pub(crate) max_message: u32,
@@ -79,7 +77,6 @@ impl AsyncEvent {
 }
 
 impl Context {
-    /// Opens a device by name.
     pub(crate) fn open(name: &str) -> io::Result<Rc<Self>> {
         let mut count = 0;
         // SAFETY: `count` is a valid place for the number of devices.

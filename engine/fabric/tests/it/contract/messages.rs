@@ -169,7 +169,7 @@ fn own_queue<F: Fabric>(w: &mut World<F>) -> Outcome {
     let mut bufs: Vec<Buf> = (0..9).map_while(|_| w.server.pool.alloc(RECEIVE)).collect();
     let took = w.server.fabric.post_recv(Some(s), &mut bufs);
     ensure!((3..=8).contains(&took), "a queue of 4 with 1 posted took {took} of 9");
-    // The disconnect flushes the rest of its own queue.
+    // The disconnect flushes the Receives left in the connection's queue.
     w.server.fabric.disconnect(s);
     for _ in 0..=took {
         let flushed = w.server_done(s, Opcode::Recv)?;
