@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use super::ServerCall;
-use crate::stats::{Definition, Metric, fields, metrics};
+use crate::stats::{Metric, Numbers, fields};
 use crate::wire::rpc::OpaqueAuth;
 
 /// Bytes of each argument that the key's checksum covers by default.
@@ -184,31 +184,22 @@ fields! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     #[non_exhaustive]
     struct DuplicateRequestCacheStats {
-        /// Calls answered from the cache.
-        hits: u64,
-        /// New calls.
-        misses: u64,
-        /// Retransmissions of a running call.
-        early: u64,
-        /// Retransmissions whose reply was gone.
-        lost: u64,
-        /// New calls without room.
-        full: u64,
-        /// Finished calls evicted for others.
-        evictions: u64,
-        /// Finished calls that [expired](DuplicateRequestCacheConfig::keep).
-        expired: u64,
-        /// Calls held, in progress and finished.
-        entries: u64,
-        /// Bytes of replies held.
-        bytes: u64,
+        hits: u64 = Counter "Calls answered from the cache",
+        misses: u64 = Counter "New calls",
+        early: u64 = Counter "Retransmissions of a running call",
+        lost: u64 = Counter "Retransmissions whose reply was gone",
+        full: u64 = Counter "New calls without room",
+        evictions: u64 = Counter "Finished calls evicted for others",
+        expired: u64 = Counter "Finished calls that expired",
+        entries: u64 = Gauge "Calls held, in progress and finished",
+        bytes: u64 = Gauge "Bytes of replies held",
     }
 }
 
 impl DuplicateRequestCacheStats {
     /// All counters and gauges, always in the same order.
     pub fn metrics(&self) -> impl Iterator<Item = Metric> + '_ {
-        metrics(self, CACHE_COUNTERS, CACHE_GAUGES)
+        self.numbers()
     }
 
     /// Value of the [`Metric`] with this name, if it exists.
@@ -216,23 +207,6 @@ impl DuplicateRequestCacheStats {
         self.metrics().find(|metric| metric.name == name).map(|metric| metric.value)
     }
 }
-
-/// Counters of a duplicate request cache.
-const CACHE_COUNTERS: &[Definition<DuplicateRequestCacheStats>] = &[
-    ("hits", "Calls answered from the cache", |cache| cache.hits),
-    ("misses", "New calls", |cache| cache.misses),
-    ("early", "Retransmissions of a running call", |cache| cache.early),
-    ("lost", "Retransmissions whose reply was gone", |cache| cache.lost),
-    ("full", "New calls without room", |cache| cache.full),
-    ("evictions", "Finished calls evicted for others", |cache| cache.evictions),
-    ("expired", "Finished calls that expired", |cache| cache.expired),
-];
-
-/// Gauges of a duplicate request cache.
-const CACHE_GAUGES: &[Definition<DuplicateRequestCacheStats>] = &[
-    ("entries", "Calls held, in progress and finished", |cache| cache.entries),
-    ("bytes", "Bytes of replies held", |cache| cache.bytes),
-];
 
 #[derive(Debug, Default)]
 struct Part {

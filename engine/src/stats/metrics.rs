@@ -1,6 +1,7 @@
 //! The numbers of a shard by name: the same in embedding programs, in JSON and for Prometheus.
 
-use super::ShardStats;
+use super::MetricKind::{Counter, Gauge};
+use super::{Counters, FabricStats, ShardStats};
 
 /// One number of a shard, with its Prometheus name and help text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,23 +26,27 @@ pub enum MetricKind {
     Gauge,
 }
 
-/// Name, help text and source of a metric.
-pub(crate) type Definition<T> = (&'static str, &'static str, fn(&T) -> u64);
+/// Kind, name, help text and source of a metric.
+pub(crate) type Number<T> = (MetricKind, &'static str, &'static str, fn(&T) -> u64);
 
-/// Counters, then gauges.
-pub(crate) fn metrics<T>(
-    stats: &T,
-    counters: &'static [Definition<T>],
-    gauges: &'static [Definition<T>],
-) -> impl Iterator<Item = Metric> {
-    let of = move |kind| move |&(name, help, of): &Definition<T>| Metric { name, help, kind, value: of(stats) };
-    counters.iter().map(of(MetricKind::Counter)).chain(gauges.iter().map(of(MetricKind::Gauge)))
+/// Statistics whose numbers are metrics; the macro `fields` implements it.
+pub(crate) trait Numbers: Sized + 'static {
+    const NUMBERS: &'static [Number<Self>];
+
+    fn numbers(&self) -> impl Iterator<Item = Metric> {
+        metrics(self, Self::NUMBERS)
+    }
+}
+
+fn metrics<T>(stats: &T, table: &'static [Number<T>]) -> impl Iterator<Item = Metric> {
+    table.iter().map(|&(kind, name, help, of)| Metric { name, help, kind, value: of(stats) })
 }
 
 impl ShardStats {
     /// All counters and gauges, always in the same order.
     pub fn metrics(&self) -> impl Iterator<Item = Metric> + '_ {
-        metrics(self, COUNTERS, GAUGES)
+        let below = metrics(&self.messages, MESSAGES).chain(metrics(&self.fabric, FABRIC)).chain(metrics(self, OTHERS));
+        self.numbers().chain(below)
     }
 
     /// Value of the [`Metric`] with this name, if it exists.
@@ -50,88 +55,47 @@ impl ShardStats {
     }
 }
 
-/// What only grows while the server runs.
-const COUNTERS: &[Definition<ShardStats>] = &[
-    ("turns", "Turns of the shard's loop", |shard| shard.turns),
-    ("idle_turns", "Turns that found nothing to do", |shard| shard.idle_turns),
-    ("sleeps", "Times that the shard slept", |shard| shard.sleeps),
-    ("calls", "Calls served and answered", |shard| shard.calls),
-    ("calls_failed", "Calls that were refused, or ended without a reply", |shard| shard.calls_failed),
-    ("calls_dropped", "Calls that handlers took and dropped", |shard| shard.calls_dropped),
-    ("calls_shed", "Calls that were left to be sent again", |shard| shard.calls_shed),
-    ("calls_retransmitted", "Calls of the server's own that were sent again", |shard| shard.calls_retransmitted),
-    ("read_targets_refused", "Places for Read chunks that could not be used", |shard| shard.read_targets_refused),
-    ("memory_waits", "Times that calls had to wait for memory", |shard| shard.memory_waits),
-    ("write_waits", "Replies that had to wait for RDMA Writes of their connection", |shard| shard.write_waits),
-    ("read_waits", "Calls that had to wait for RDMA Reads of their connection", |shard| shard.read_waits),
-    ("pool_empty", "Times that the pool had no buffer, and a call could not wait", |shard| shard.pool_empty),
-    ("backpressure", "Calls that a full worker ring, or max_deferred, held back", |shard| shard.backpressure),
-    ("connections_made", "Connections since the start", |shard| shard.connections_made),
-    ("connections_refused", "Connect requests without Receives for them", |shard| shard.connections_refused),
-    ("connections_expired", "Connections not set up in time", |shard| shard.connections_expired),
-    ("connections_evicted", "Connections that made room for others", |shard| shard.connections_evicted),
-    ("peer_faults", "Connections ended as the peer broke a rule", |shard| shard.peer_faults),
-    ("peers_stalled", "Connections ended as the peer owed something", |shard| shard.peers_stalled),
-    ("messages_received", "Messages received", |shard| shard.messages.received),
-    ("messages_sent", "Messages sent", |shard| shard.messages.sent),
-    ("messages_rejected_short", "Messages shorter than a fixed header", |shard| shard.messages.rejected_short),
-    ("messages_rejected_answered", "Messages answered with a transport error", |shard| {
-        shard.messages.rejected_answered
+const MESSAGES: &[Number<Counters>] = &[
+    (Counter, "messages_received", "Messages received", |of| of.received),
+    (Counter, "messages_sent", "Messages sent", |of| of.sent),
+    (Counter, "messages_rejected_short", "Messages shorter than a fixed header", |of| of.rejected_short),
+    (Counter, "messages_rejected_answered", "Messages answered with a transport error", |of| of.rejected_answered),
+    (Counter, "messages_rejected_dropped", "Malformed messages to a requester", |of| of.rejected_dropped),
+    (Counter, "messages_rejected_late", "Replies to calls that had ended", |of| of.rejected_late),
+    (Counter, "messages_rejected_unknown_xid", "Replies to calls that were never made", |of| of.rejected_unknown_xid),
+    (Counter, "messages_rejected_unexpected", "Messages that do not belong in their direction", |of| {
+        of.rejected_unexpected
     }),
-    ("messages_rejected_dropped", "Malformed messages to a requester", |shard| shard.messages.rejected_dropped),
-    ("messages_rejected_late", "Replies to calls that had ended", |shard| shard.messages.rejected_late),
-    ("messages_rejected_unknown_xid", "Replies to calls that were never made", |shard| {
-        shard.messages.rejected_unknown_xid
-    }),
-    ("messages_rejected_unexpected", "Messages that do not belong in their direction", |shard| {
-        shard.messages.rejected_unexpected
-    }),
-    ("grants_piggybacked", "Messages that granted credits beside their payload", |shard| {
-        shard.messages.grants_piggybacked
-    }),
-    ("grants_pure", "Messages that did nothing but grant credits", |shard| shard.messages.grants_pure),
-    ("continued_messages_received", "Messages received that another part follows", |shard| {
-        shard.messages.continued_received
-    }),
-    ("continued_messages_sent", "Messages sent that another part follows", |shard| shard.messages.continued_sent),
-    ("chunked_messages_received", "Calls and replies received with chunks", |shard| shard.messages.chunked_received),
-    ("chunked_messages_sent", "Calls and replies sent with chunks", |shard| shard.messages.chunked_sent),
-    ("long_messages_received", "Calls and replies received in a chunk", |shard| shard.messages.long_received),
-    ("long_messages_sent", "Calls and replies sent in a chunk", |shard| shard.messages.long_sent),
-    ("completions", "Completions", |shard| shard.completions),
-    ("work_requests", "Work requests posted", |shard| shard.fabric.posts),
-    ("work_requests_signalled", "Work requests that asked for a completion", |shard| shard.fabric.signalled),
-    ("doorbells", "Times that the device was told of work", |shard| shard.fabric.doorbells),
-    ("receives", "Receives posted", |shard| shard.fabric.recv_posts),
-    ("receiver_not_ready", "Messages that met no Receive", |shard| shard.fabric.receiver_not_ready),
-    ("access_refused", "RDMA operations that a key, bound or right refused", |shard| shard.fabric.access_refused),
-    ("peer_violations", "Times that a peer broke the fabric's rules", |shard| shard.fabric.peer_violations),
-    ("connect_requests_refused", "Connect requests that the fabric refused", |shard| shard.fabric.requests_refused),
-    ("system_calls", "System calls that moved bytes of messages", |shard| shard.fabric.system_calls),
-    ("empty_system_calls", "System calls that looked for such bytes in vain", |shard| shard.fabric.empty_system_calls),
-    ("port_downs", "Times that the device's port went down", |shard| shard.fabric.port_downs),
-    ("device_failures", "Times that the device was removed, or beyond use", |shard| shard.fabric.device_failures),
-    ("windows_revoked_by_peers", "Windows that peers revoked with their replies", |shard| {
-        shard.windows_revoked_by_peers
-    }),
-    ("windows_revoked_here", "Windows that this side had to revoke", |shard| shard.windows_revoked_here),
-    ("pool_oversize", "Requests for buffers longer than the largest size class", |shard| shard.pool.oversize),
-    ("buffers_leaked", "Buffers lost", |shard| shard.pool.leaked),
+    (Counter, "grants_piggybacked", "Messages that granted credits beside their payload", |of| of.grants_piggybacked),
+    (Counter, "grants_pure", "Messages that did nothing but grant credits", |of| of.grants_pure),
+    (Counter, "continued_messages_received", "Messages received that another part follows", |of| of.continued_received),
+    (Counter, "continued_messages_sent", "Messages sent that another part follows", |of| of.continued_sent),
+    (Counter, "chunked_messages_received", "Calls and replies received with chunks", |of| of.chunked_received),
+    (Counter, "chunked_messages_sent", "Calls and replies sent with chunks", |of| of.chunked_sent),
+    (Counter, "long_messages_received", "Calls and replies received in a chunk", |of| of.long_received),
+    (Counter, "long_messages_sent", "Calls and replies sent in a chunk", |of| of.long_sent),
 ];
 
-/// What goes up and down.
-const GAUGES: &[Definition<ShardStats>] = &[
-    ("connections", "Connections now", |shard| shard.connections),
-    ("credits_granted", "Credit limits of all connections", |shard| shard.credits_granted),
-    ("credits_used", "Of these, those in use", |shard| shard.credits_used),
-    ("receives_posted", "Receives that the device has", |shard| shard.receives_posted),
-    ("receives_promised", "Receives promised to connections", |shard| shard.receives_promised),
-    ("receives_lowest", "The fewest Receives that the device had", |shard| shard.receives_lowest),
-    ("receive_size_bytes", "Least size of each posted Receive", |shard| shard.receive_size as u64),
-    ("receive_size_posted_bytes", "Size of each Receive posted from now on", |shard| shard.receive_size_posted as u64),
-    ("worker_queue_depth", "Calls with the workers, or waiting for them", |shard| shard.worker_queue_depth),
-    ("calls_waiting", "Calls that wait for memory, or for RDMA Reads", |shard| shard.calls_waiting),
-    ("exposed_buffers", "Buffers that peers may reach", |shard| shard.exposed_buffers),
+const FABRIC: &[Number<FabricStats>] = &[
+    (Counter, "work_requests", "Work requests posted", |of| of.posts),
+    (Counter, "work_requests_signalled", "Work requests that asked for a completion", |of| of.signalled),
+    (Counter, "doorbells", "Times that the device was told of work", |of| of.doorbells),
+    (Counter, "receives", "Receives posted", |of| of.recv_posts),
+    (Counter, "receiver_not_ready", "Messages that met no Receive", |of| of.receiver_not_ready),
+    (Counter, "access_refused", "RDMA operations that a key, bound or right refused", |of| of.access_refused),
+    (Counter, "peer_violations", "Times that a peer broke the fabric's rules", |of| of.peer_violations),
+    (Counter, "connect_requests_refused", "Connect requests that the fabric refused", |of| of.requests_refused),
+    (Counter, "system_calls", "System calls that moved bytes of messages", |of| of.system_calls),
+    (Counter, "empty_system_calls", "System calls that looked for such bytes in vain", |of| of.empty_system_calls),
+    (Counter, "port_downs", "Times that the device's port went down", |of| of.port_downs),
+    (Counter, "device_failures", "Times that the device was removed, or beyond use", |of| of.device_failures),
+];
+
+const OTHERS: &[Number<ShardStats>] = &[
+    (Counter, "pool_oversize", "Requests for buffers longer than the largest size class", |of| of.pool.oversize),
+    (Counter, "buffers_leaked", "Buffers lost", |of| of.pool.leaked),
+    (Gauge, "receive_size_bytes", "Least size of each posted Receive", |of| of.receive_size as u64),
+    (Gauge, "receive_size_posted_bytes", "Size of each Receive posted from now on", |of| of.receive_size_posted as u64),
 ];
 
 #[cfg(all(test, feature = "stats"))]

@@ -15,8 +15,8 @@ use std::ops::{Deref, DerefMut};
 
 use hdrhistogram::Histogram;
 
-pub(crate) use metrics::{Definition, metrics};
 pub use metrics::{Metric, MetricKind};
+pub(crate) use metrics::{Number, Numbers};
 #[cfg(all(feature = "stats", feature = "unstable-internals"))]
 #[doc(hidden)]
 pub use snapshot::{FORMAT, ShardSnapshot, Snapshot};
@@ -33,14 +33,24 @@ pub use {
 };
 
 /// A struct whose fields are public to this repository's programs, and otherwise to this crate.
+///
+/// `= Counter "help"` makes a field a [`Metric`] of its name; the help text documents it.
 macro_rules! fields {
-    ($(#[$meta:meta])* struct $name:ident { $($(#[$of_field:meta])* $field:ident: $type:ty,)* }) => {
+    ($(#[$meta:meta])* struct $name:ident {
+        $($(#[$of_field:meta])* $field:ident: $type:ty $(= $kind:ident $help:literal)?,)*
+    }) => {
         #[cfg(feature = "unstable-internals")]
         $(#[$meta])*
-        pub struct $name { $($(#[$of_field])* pub $field: $type,)* }
+        pub struct $name { $($(#[doc = $help])? $(#[$of_field])* pub $field: $type,)* }
         #[cfg(not(feature = "unstable-internals"))]
         $(#[$meta])*
-        pub struct $name { $($(#[$of_field])* pub(crate) $field: $type,)* }
+        pub struct $name { $($(#[doc = $help])? $(#[$of_field])* pub(crate) $field: $type,)* }
+
+        impl $crate::stats::Numbers for $name {
+            const NUMBERS: &[$crate::stats::Number<Self>] = &[
+                $($(($crate::stats::MetricKind::$kind, stringify!($field), $help, |of| of.$field),)?)*
+            ];
+        }
     };
 }
 
@@ -58,108 +68,71 @@ fields! {
     #[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]
     #[non_exhaustive]
     struct ShardStats {
-        /// Turns of the loop.
-        turns: u64,
-        /// Turns that found nothing to do.
-        idle_turns: u64,
-        /// Completions, of Receives and of signalled or failed work requests.
-        completions: u64,
-        /// Times the shard slept.
-        sleeps: u64,
-        /// What the device was given: posts, doorbells, signalled.
-        #[cfg_attr(feature = "stats", serde(flatten))]
-        fabric: FabricStats,
-        /// Messages, grants and rejections, of all connections that there were.
-        #[cfg_attr(feature = "stats", serde(flatten))]
-        messages: Counters,
-        /// Connections now.
-        connections: u64,
-        /// Connections since the start.
-        connections_made: u64,
-        /// Connect requests that were refused because no Receives were left.
-        connections_refused: u64,
-        /// Connections that were not set up in time ([`accept.setup`](crate::config::AcceptConfig::setup)).
-        connections_expired: u64,
-        /// Connections that made room for others: they were silent
-        /// ([`accept.evict_after`](crate::config::AcceptConfig::evict_after)), or of a host that kept more than its share of Receives.
-        connections_evicted: u64,
-        /// Connections that ended because the peer broke a rule.
-        peer_faults: u64,
-        /// Connections that ended because the peer owed something for too long
-        /// ([`timeouts.progress`](crate::config::TimeoutConfig::progress)).
-        peers_stalled: u64,
-        /// Calls made and ended, or served and answered.
-        calls: u64,
-        /// Calls that ended without a reply, or were refused.
-        calls_failed: u64,
-        /// Calls that their handlers took and dropped unanswered ([`DeferredCall`](crate::service::DeferredCall)).
-        calls_dropped: u64,
-        /// Calls of version 1 that were neither begun nor answered, as the server drains or has no memory for them: their
-        /// connections end, and their clients send them again.
-        calls_shed: u64,
-        /// Calls whose procedures chose memory for a Read chunk that it cannot
-        /// [land](crate::Procedure::place_reads_in) in.
-        read_targets_refused: u64,
-        /// Calls of ours that were sent again.
-        calls_retransmitted: u64,
-        /// Windows of calls of ours that servers have revoked, with their replies (Send With Invalidate).
-        windows_revoked_by_peers: u64,
-        /// Windows of calls of ours that this side has revoked itself, as their servers did not.
-        windows_revoked_here: u64,
-        /// Calls that a full worker ring, or [`limits.max_deferred`](crate::config::LimitsConfig::max_deferred), held back: each once, however
-        /// long.
-        backpressure: u64,
-        /// Times that a pool had no buffer for a call of ours, or for one of a peer that may not wait. Calls of peers that
-        /// wait count in [`memory_waits`](Self::memory_waits).
-        pool_empty: u64,
-        /// Times that calls of peers had to wait for memory. One call may count twice: for its share, and then for a buffer.
-        memory_waits: u64,
-        /// Calls of peers that wait now: for memory, or for RDMA Reads of their connection.
-        calls_waiting: u64,
-        /// How long the first of these has waited, in nanoseconds; 0 if none waits.
+        turns: u64 = Counter "Turns of the shard's loop",
+        idle_turns: u64 = Counter "Turns that found nothing to do",
+        sleeps: u64 = Counter "Times that the shard slept",
+        completions: u64 = Counter "Completions",
+        calls: u64 = Counter "Calls served and answered",
+        calls_failed: u64 = Counter "Calls that were refused, or ended without a reply",
+        /// See [`DeferredCall`](crate::service::DeferredCall).
+        calls_dropped: u64 = Counter "Calls that handlers took and dropped",
+        /// Version 1: the server drains, or has no memory for them. Their connections end.
+        calls_shed: u64 = Counter "Calls that were left to be sent again",
+        calls_retransmitted: u64 = Counter "Calls of the server's own that were sent again",
+        /// See [`place_reads_in`](crate::Procedure::place_reads_in).
+        read_targets_refused: u64 = Counter "Places for Read chunks that could not be used",
+        /// One call may count twice: for its share, and then for a buffer.
+        memory_waits: u64 = Counter "Times that calls had to wait for memory",
+        write_waits: u64 = Counter "Replies that had to wait for RDMA Writes of their connection",
+        read_waits: u64 = Counter "Calls that had to wait for RDMA Reads of their connection",
+        pool_empty: u64 = Counter "Times that the pool had no buffer, and a call could not wait",
+        backpressure: u64 = Counter "Calls that a full worker ring, or max_deferred, held back",
+        connections_made: u64 = Counter "Connections since the start",
+        connections_refused: u64 = Counter "Connect requests without Receives for them",
+        connections_expired: u64 = Counter "Connections not set up in time",
+        connections_evicted: u64 = Counter "Connections that made room for others",
+        peer_faults: u64 = Counter "Connections ended as the peer broke a rule",
+        peers_stalled: u64 = Counter "Connections ended as the peer owed something",
+        windows_revoked_by_peers: u64 = Counter "Windows that peers revoked with their replies",
+        windows_revoked_here: u64 = Counter "Windows that this side had to revoke",
+        connections: u64 = Gauge "Connections now",
+        credits_granted: u64 = Gauge "Credit limits of all connections",
+        credits_used: u64 = Gauge "Of these, those in use",
+        receives_posted: u64 = Gauge "Receives that the device has",
+        receives_promised: u64 = Gauge "Receives promised to connections",
+        /// Near 0, messages soon meet none.
+        receives_lowest: u64 = Gauge "The fewest Receives that the device had",
+        worker_queue_depth: u64 = Gauge "Calls with the workers, or waiting for them",
+        calls_waiting: u64 = Gauge "Calls that wait for memory, or for RDMA Reads",
+        exposed_buffers: u64 = Gauge "Buffers that peers may reach",
+        /// Nanoseconds that the first of the waiting calls has waited; 0 if none waits.
         longest_wait: u64,
-        /// Calls of peers that had to wait for RDMA Reads of their connection
-        /// ([`limits.max_reads`](crate::config::LimitsConfig::max_reads), [`limits.max_read_bytes`](crate::config::LimitsConfig::max_read_bytes)).
-        read_waits: u64,
-        /// Replies that had to wait for RDMA Writes of their connection
-        /// ([`limits.max_write_bytes`](crate::config::LimitsConfig::max_write_bytes)).
-        write_waits: u64,
-        /// Calls that are with the workers, or wait for them.
-        worker_queue_depth: u64,
-        /// Receives that the device has, or gets with the next post: what an idle shard's pool is short of.
-        receives_posted: u64,
-        /// The fewest Receives that the device had at any time since the shard was made: where it comes near 0, messages
-        /// soon meet none.
-        receives_lowest: u64,
-        /// Receives promised to connections.
-        receives_promised: u64,
-        /// Credit limits of all connections together: messages that their peers may have under way.
-        credits_granted: u64,
-        /// Of these credits, those in use ([`ConnectionStats::credits_used`]).
-        credits_used: u64,
-        /// Bytes that each posted Receive has at least, and peers are told of.
+        /// Least bytes of each posted Receive, as announced to peers.
         #[cfg_attr(feature = "stats", serde(rename = "receive_size_bytes"))]
         receive_size: usize,
-        /// Bytes of each Receive that is posted from now on: another size while it changes.
+        /// Bytes of each Receive posted from now on: another size while it changes.
         #[cfg_attr(feature = "stats", serde(rename = "receive_size_posted_bytes"))]
         receive_size_posted: usize,
-        /// Buffers that peers of connections may be given access to, and that are in use.
-        exposed_buffers: u64,
+        /// Posts, doorbells and events of the device.
+        #[cfg_attr(feature = "stats", serde(flatten))]
+        fabric: FabricStats,
+        /// Messages, grants and rejections of all connections since the start.
+        #[cfg_attr(feature = "stats", serde(flatten))]
+        messages: Counters,
         /// Work requests per post.
         #[cfg_attr(feature = "stats", serde(rename = "post_work_requests"))]
         batch: Values<{ 1 << 16 }, 2>,
         /// Time from start to end of sampled calls (client), or from arrival to reply (server).
         #[cfg_attr(feature = "stats", serde(rename = "call_latency"))]
         latency: Values<MINUTE, 3>,
-        /// The shard's pool, with low-water marks since the start.
+        /// Pool of the shard, with low-water marks since the start.
         #[cfg_attr(feature = "stats", serde(flatten))]
         pool: PoolStats,
-        /// Calls of peers that were refused, of all procedures and of none.
+        /// Refused calls of peers, of all procedures and of none.
         refusals: Refusals,
-        /// The procedures that were called; see there for what is counted of each.
+        /// Procedures that were called.
         procedures: Vec<ProcedureStats>,
-        /// The connections, as far as they were asked for
-        /// ([`Server::stats_with_connections`](crate::Server::stats_with_connections)).
+        /// Connections, as far as [asked for](crate::Server::stats_with_connections).
         peers: Vec<ConnectionStats>,
     }
 }
