@@ -4,33 +4,27 @@ use std::time::Duration;
 
 use super::{ConfigError, duration};
 
-/// Setup and eviction of accepted connections.
-///
-/// | too short | too long |
-/// |---|---|
-/// | `setup`: peers on slow links never connect | half-open connections hold receives |
-/// | `evict_after`: idle peers reconnect again and again | new peers are refused while receives are scarce |
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
-pub struct AcceptConfig {
+knobs! {
+    /// Setup and eviction of accepted connections.
+    ///
+    /// | too short | too long |
+    /// |---|---|
+    /// | `setup`: peers on slow links never connect | half-open connections hold receives |
+    /// | `evict_after`: idle peers reconnect again and again | new peers are refused while receives are scarce |
+    pub struct AcceptConfig, "accept";
+
     /// Time-out for an incoming connection's setup, at most 24 h. Default 5 s.
     ///
     /// Setup ends when both ends know of the connection; with version 2 only, at its first message.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
-    pub setup: Duration,
+    pub setup: Duration = Duration::from_secs(5), duration;
     /// Silence after which a connection may be evicted. Default 10 s.
     ///
     /// Accepted connections without useful messages are evicted when others need receives. One that has sent nothing
     /// yet may be evicted after 10 ms. A connection of a host with more than its share of
     /// [`receives`](super::MemoryConfig::receives) may be evicted for another host at any time.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
-    pub evict_after: Duration,
-}
-
-impl Default for AcceptConfig {
-    fn default() -> Self {
-        Self { setup: Duration::from_secs(5), evict_after: Duration::from_secs(10) }
-    }
+    pub evict_after: Duration = Duration::from_secs(10);
 }
 
 impl AcceptConfig {
@@ -39,6 +33,6 @@ impl AcceptConfig {
     /// # Errors
     /// Names the knob and its bounds.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        duration("accept.setup", self.setup)
+        self.check_each()
     }
 }

@@ -4,49 +4,37 @@ use std::time::Duration;
 
 use super::{ConfigError, LONGEST, check, duration};
 
-/// Connecting, reconnecting after a lost connection, and retransmission of calls.
-///
-/// | wrong | effect |
-/// |---|---|
-/// | `timeout` too short | a slow server is never reached |
-/// | `negotiation` too short | a peer of version 2 is taken for one of version 1 |
-/// | `negotiation` too long | connecting to a peer of version 1 takes so long |
-/// | `reconnect_attempts` 0 | the first loss ends the connection and fails its calls |
-/// | `reconnect_backoff` too short | many clients storm a server that restarts |
-/// | `retransmit` without a duplicate request cache at the server | calls that are not idempotent may run twice |
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
-pub struct ConnectConfig {
+knobs! {
+    /// Connecting, reconnecting after a lost connection, and retransmission of calls.
+    ///
+    /// | wrong | effect |
+    /// |---|---|
+    /// | `timeout` too short | a slow server is never reached |
+    /// | `negotiation` too short | a peer of version 2 is taken for one of version 1 |
+    /// | `negotiation` too long | connecting to a peer of version 1 takes so long |
+    /// | `reconnect_attempts` 0 | the first loss ends the connection and fails its calls |
+    /// | `reconnect_backoff` too short | many clients storm a server that restarts |
+    /// | `retransmit` without a duplicate request cache at the server | calls that are not idempotent may run twice |
+    pub struct ConnectConfig, "connect";
+
     /// Time-out of connecting. At most 24 h. Default 5 s.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
-    pub timeout: Duration,
+    pub timeout: Duration = Duration::from_secs(5), duration;
     /// Wait for the first answer before falling back to version 1. At most 24 h. Default 1 s.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
-    pub negotiation: Duration,
+    pub negotiation: Duration = Duration::from_secs(1), duration;
     /// Attempts to reconnect before giving up. Default 0.
     ///
     /// The count restarts after a useful connection: a call was answered, or it was open for the longest
     /// [`reconnect_backoff`](Self::reconnect_backoff).
-    pub reconnect_attempts: u32,
+    pub reconnect_attempts: u32 = 0;
     /// First and longest wait before an attempt; it doubles each time. At most 24 h. Default 10 ms and 1 s.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::durations"))]
-    pub reconnect_backoff: (Duration, Duration),
+    pub reconnect_backoff: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
     /// Retransmits unanswered calls on a new connection. Default false.
     ///
     /// Keeps each call until its reply arrives, most as a copy.
-    pub retransmit: bool,
-}
-
-impl Default for ConnectConfig {
-    fn default() -> Self {
-        Self {
-            timeout: Duration::from_secs(5),
-            negotiation: Duration::from_secs(1),
-            reconnect_attempts: 0,
-            reconnect_backoff: (Duration::from_millis(10), Duration::from_secs(1)),
-            retransmit: false,
-        }
-    }
+    pub retransmit: bool = false;
 }
 
 impl ConnectConfig {
@@ -55,8 +43,7 @@ impl ConnectConfig {
     /// # Errors
     /// Names the knob and its bounds.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        duration("connect.timeout", self.timeout)?;
-        duration("connect.negotiation", self.negotiation)?;
+        self.check_each()?;
         let (first, longest) = self.reconnect_backoff;
         let value = format_args!("{first:?} and {longest:?}");
         let knob = "connect.reconnect_backoff";

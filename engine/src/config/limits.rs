@@ -1,95 +1,77 @@
 //! Limits against peers.
 
-use super::{ConfigError, MemoryConfig, RECEIVE_MARGIN, check, range};
+use super::{ConfigError, MemoryConfig, RECEIVE_MARGIN, between, check, positive};
 use crate::proto::{MAX_CREDITS, MIN_CREDITS};
 
-/// Limits of one connection: outstanding work, and messages without use.
-///
-/// | too small | too large |
-/// |---|---|
-/// | `credits`, `max_credits`: calls wait, throughput falls | few connections share the receives |
-/// | `max_calls`, `reverse_credits`: [`TooManyCalls`](crate::CallError::TooManyCalls) | about 100 bytes each |
-/// | `max_deferred`, `max_reads`, `max_read_bytes`, `max_write_bytes`: calls wait | one peer takes the buffers of others |
-/// | `min_rate`: slow peers hold memory for long | slow peers that are honest are disconnected |
-/// | `max_unsolicited_per_second`: honest peers are disconnected | a hostile peer costs CPU time |
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
-pub struct LimitsConfig {
+knobs! {
+    /// Limits of one connection: outstanding work, and messages without use.
+    ///
+    /// | too small | too large |
+    /// |---|---|
+    /// | `credits`, `max_credits`: calls wait, throughput falls | few connections share the receives |
+    /// | `max_calls`, `reverse_credits`: [`TooManyCalls`](crate::CallError::TooManyCalls) | about 100 bytes each |
+    /// | `max_deferred`, `max_reads`, `max_read_bytes`, `max_write_bytes`: calls wait | one peer takes the buffers of others |
+    /// | `min_rate`: slow peers hold memory for long | slow peers that are honest are disconnected |
+    /// | `max_unsolicited_per_second`: honest peers are disconnected | a hostile peer costs CPU time |
+    pub struct LimitsConfig, "limits";
+
     /// Initial credit limit of a connection, 4 to 32767. Default 64.
     ///
     /// It bounds the receives kept for the connection, the messages that its peer may have outstanding, and the
     /// unanswered calls among them. Each credit costs `receive_size` bytes. A new connection gets at most an eighth of
     /// the [`receives`](super::MemoryConfig::receives) left beyond 128.
     #[doc(alias("credit grant", "flow control"))]
-    pub credits: u32,
+    pub credits: u32 = 64, between(MIN_CREDITS..=MAX_CREDITS);
     /// Highest credit limit of a busy connection, 4 to 32767. Default 256.
     ///
     /// Less than [`credits`](Self::credits) counts as `credits`. A limit grows while three quarters of the receives are
     /// free. It shrinks again, except in version 1, when receives get short.
-    pub max_credits: u32,
+    pub max_credits: u32 = 256, between(MIN_CREDITS..=MAX_CREDITS);
     /// Outstanding reverse-direction calls in version 1, 0 to 32767. Default 8.
     ///
     /// Version 1 counts the directions apart: a client with services keeps receives for so many, at least 1, a server
     /// for so many replies.
-    pub reverse_credits: u32,
+    pub reverse_credits: u32 = 8, between(0..=MAX_CREDITS);
     /// Outstanding calls of a client connection, 1 to 65536. Default 128. Each costs about 100 bytes.
     #[doc(alias = "queue depth")]
-    pub max_calls: usize,
+    pub max_calls: usize = 128, between(1..=1 << 16);
     /// Deferred calls of one connection, at least 1. Default 1024.
     ///
     /// Further calls of [deferred](crate::service::DeferredCall) procedures wait. A deferred or waiting call keeps its
     /// memory, and its receive.
-    pub max_deferred: u32,
+    pub max_deferred: u32 = 1024, positive;
     /// Outstanding RDMA Reads of one connection, at least 1. Default none.
     ///
     /// Further calls with Read chunks wait. The Reads of one call, one for each segment, are not split: a call that
     /// exceeds the limit goes alone. Without a limit, credits and memory bound them.
     #[doc(alias = "ord")]
-    pub max_reads: Option<usize>,
+    pub max_reads: Option<usize> = None, positive_or_none;
     /// Outstanding bytes of RDMA Reads, at least 1. Default none.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::some_bytes"))]
-    pub max_read_bytes: Option<usize>,
+    pub max_read_bytes: Option<usize> = None, positive_or_none;
     /// Outstanding bytes of RDMA Writes, at least 1. Default none.
     ///
     /// Applies to replies with Write chunks or in Reply chunks. Further replies wait, with their results. The Writes of
     /// one reply are not split: a reply that exceeds the limit goes alone. Without a limit, credits and memory bound
     /// them.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::some_bytes"))]
-    pub max_write_bytes: Option<usize>,
+    pub max_write_bytes: Option<usize> = None, positive_or_none;
     /// Lowest rate of a working peer, bytes per second, both directions.
     ///
     /// A peer at this rate is not disconnected for [`progress`](super::TimeoutConfig::progress). It may hold its share
     /// of memory for as long as its calls take at this rate. At least 1. Default 16 KiB, which a line of 256 kbit/s
     /// moves with delay and loss.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::bytes"))]
-    pub min_rate: u64,
+    pub min_rate: u64 = 16 << 10, |knob, rate| check(rate > 0, knob, 0, "at least 1 byte per second");
     /// Unsolicited messages per second, and at once. Default 1000.
     ///
     /// Malformed messages, replies to no call, grants that nothing asked for. Beyond that the connection is closed.
-    pub max_unsolicited_per_second: u32,
-}
-
-impl Default for LimitsConfig {
-    fn default() -> Self {
-        Self {
-            credits: 64,
-            max_credits: 256,
-            reverse_credits: 8,
-            max_calls: 128,
-            max_deferred: 1024,
-            max_reads: None,
-            max_read_bytes: None,
-            max_write_bytes: None,
-            min_rate: 16 << 10,
-            max_unsolicited_per_second: 1000,
-        }
-    }
+    pub max_unsolicited_per_second: u32 = 1000;
 }
 
 impl LimitsConfig {
     pub(super) fn validate(&self, memory: &MemoryConfig) -> Result<(), ConfigError> {
-        range("limits.credits", self.credits, MIN_CREDITS..=MAX_CREDITS)?;
-        range("limits.max_credits", self.max_credits, MIN_CREDITS..=MAX_CREDITS)?;
+        self.check_each()?;
         let receives = memory.receives;
         // Beside the margin there is one receive more than credits: for a pure grant.
         let backed = receives - RECEIVE_MARGIN - 1;
@@ -104,16 +86,10 @@ impl LimitsConfig {
             let wanted = format!("{MIN_CREDITS} to {receives}, as memory.receives is {receives}");
             return Err(ConfigError::new("limits.max_credits", self.max_credits, wanted));
         }
-        range("limits.reverse_credits", self.reverse_credits, 0..=MAX_CREDITS)?;
-        range("limits.max_calls", self.max_calls, 1..=1 << 16)?;
-        check(self.max_deferred > 0, "limits.max_deferred", 0, "at least 1")?;
-        for (knob, value) in [
-            ("limits.max_reads", self.max_reads),
-            ("limits.max_read_bytes", self.max_read_bytes),
-            ("limits.max_write_bytes", self.max_write_bytes),
-        ] {
-            check(value != Some(0), knob, 0, "at least 1, or unset for no limit")?;
-        }
-        check(self.min_rate > 0, "limits.min_rate", 0, "at least 1 byte per second")
+        Ok(())
     }
+}
+
+fn positive_or_none(knob: &'static str, limit: Option<usize>) -> Result<(), ConfigError> {
+    check(limit != Some(0), knob, 0, "at least 1, or unset for no limit")
 }

@@ -2,48 +2,51 @@
 
 use rpcrdma_mempool::{Arena, PagePolicy};
 
-use super::{BUFFER_ALIGN, ConfigError, RECEIVE_MARGIN, check, range};
+use super::{BUFFER_ALIGN, ConfigError, RECEIVE_MARGIN, between, check};
 
-/// Memory of a shard: receives and buffers, registered at the start.
-///
-/// | too small | too large |
-/// |---|---|
-/// | `receives`: connections are refused, evicted, or get few credits | `receive_size` bytes each |
-/// | `small_buffers`, `message_buffers`: calls fail with [`NoMemory`](crate::CallError::NoMemory), replies wait | 512 bytes, or two messages and headroom, each |
-/// | `bulk_buffers`, `long_buffers`: [`TooLong`](crate::CallError::TooLong) if no class is so long, else calls wait | bytes times number |
-///
-/// A start that asks for more than the host has fails with [`StartErrorKind::Memory`](crate::StartErrorKind::Memory).
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
-pub struct MemoryConfig {
+/// Most buffers of a size.
+const MOST: usize = 1 << 24;
+
+knobs! {
+    /// Memory of a shard: receives and buffers, registered at the start.
+    ///
+    /// | too small | too large |
+    /// |---|---|
+    /// | `receives`: connections are refused, evicted, or get few credits | `receive_size` bytes each |
+    /// | `small_buffers`, `message_buffers`: calls fail with [`NoMemory`](crate::CallError::NoMemory), replies wait | 512 bytes, or two messages and headroom, each |
+    /// | `bulk_buffers`, `long_buffers`: [`TooLong`](crate::CallError::TooLong) if no class is so long, else calls wait | bytes times number |
+    ///
+    /// A start that asks for more than the host has fails with [`StartErrorKind::Memory`](crate::StartErrorKind::Memory).
+    pub struct MemoryConfig, "memory";
+
     /// Receives of the shard, 256 to 1048576. Default 4096.
     ///
     /// Bounds receive memory whatever the number of connections. When receives are short, each host keeps an equal
     /// part, at most half.
     #[doc(alias("srq", "shared receive queue", "receive queue"))]
-    pub receives: usize,
+    pub receives: usize = 4096, between(2 * RECEIVE_MARGIN..=1 << 20);
     /// Buffers of 512 bytes, 16 to 16777216. Default 4096.
     ///
     /// As many as [`receives`](Self::receives) guarantee each call under way a buffer for a short reply.
-    pub small_buffers: usize,
+    pub small_buffers: usize = 4096, between(16..=MOST);
     /// Buffers of `receive_size` bytes and headroom, 1 to 16777216. Default 512.
     ///
     /// For long messages, and for received messages that the application still holds; beside those for
     /// [`receives`](Self::receives).
-    pub message_buffers: usize,
+    pub message_buffers: usize = 512, between(1..=MOST);
     /// Buffers for bulk data: bytes and number of each class.
     ///
     /// 1 byte to 1 GiB, 1 to 16777216 buffers. A server reads and writes chunks through them. A client connection has
     /// its own set, made when it is first used. Where peers reach exposed memory at any time (the software fabric) a
     /// shard has one more set, for copies of long replies. Default 32 of 64 KiB and 8 of 1 MiB.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::classes"))]
-    pub bulk_buffers: Vec<(usize, usize)>,
+    pub bulk_buffers: Vec<(usize, usize)> = vec![(64 << 10, 32), (1 << 20, 8)];
     /// Buffers for long RPC messages: bytes and number of each class.
     ///
     /// For messages longer than one Send, to be sent, assembled or fetched. Ranges as of
     /// [`bulk_buffers`](Self::bulk_buffers). Default 16 of 32 KiB and 2 of 1 MiB.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::classes"))]
-    pub long_buffers: Vec<(usize, usize)>,
+    pub long_buffers: Vec<(usize, usize)> = vec![(32 << 10, 16), (1 << 20, 2)];
     /// Alignment of chunks at a server; a power of two.
     ///
     /// 64 to 4096.
@@ -53,16 +56,16 @@ pub struct MemoryConfig {
     /// than the chunks. A chunk that no such buffer holds is not aligned; any other chunk takes those buffers only.
     /// Default 64.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::bytes"))]
-    pub chunk_align: usize,
+    pub chunk_align: usize = BUFFER_ALIGN;
     /// Page size of the pools. Default: the largest available.
-    pub pages: PagePolicy,
+    pub pages: PagePolicy = PagePolicy::Auto;
     /// Touches the pools' pages when they are made. Default true.
     ///
     /// Otherwise the first use of each page costs a page fault, and a lack of memory shows only then: for tests, which
     /// make many shards and use little of each. RDMA devices pin, and so touch, all registered memory.
-    pub prefault: bool,
+    pub prefault: bool = true;
     /// NUMA node of the pools. Default: that of the shard's core.
-    pub numa_node: Option<u32>,
+    pub numa_node: Option<u32> = None;
     /// Memory of the application that the shard registers. Default none.
     ///
     /// The shard sends from it ([`ServerCall::set_result`](crate::ServerCall::set_result)) and reads into it
@@ -71,32 +74,12 @@ pub struct MemoryConfig {
     /// a server registers all of them, so that any shard can answer from any arena. Not in configuration files.
     #[cfg_attr(feature = "serde", serde(skip))]
     #[doc(alias("mr", "memory region"))]
-    pub arenas: Vec<Arena>,
-}
-
-impl Default for MemoryConfig {
-    fn default() -> Self {
-        Self {
-            receives: 4096,
-            small_buffers: 4096,
-            message_buffers: 512,
-            bulk_buffers: vec![(64 << 10, 32), (1 << 20, 8)],
-            long_buffers: vec![(32 << 10, 16), (1 << 20, 2)],
-            chunk_align: BUFFER_ALIGN,
-            pages: PagePolicy::Auto,
-            prefault: true,
-            numa_node: None,
-            arenas: Vec::new(),
-        }
-    }
+    pub arenas: Vec<Arena> = Vec::new();
 }
 
 impl MemoryConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        const MOST: usize = 1 << 24;
-        range("memory.receives", self.receives, 2 * RECEIVE_MARGIN..=1 << 20)?;
-        range("memory.small_buffers", self.small_buffers, 16..=MOST)?;
-        range("memory.message_buffers", self.message_buffers, 1..=MOST)?;
+        self.check_each()?;
         let align = self.chunk_align;
         let possible = align.is_power_of_two() && (BUFFER_ALIGN..=4096).contains(&align);
         check(possible, "memory.chunk_align", align, "a power of two, 64 to 4096 bytes")?;

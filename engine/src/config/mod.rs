@@ -16,6 +16,33 @@
 //! # Ok::<(), rpcrdma::ConfigError>(())
 //! ```
 
+/// A group of knobs: type, default, and the check where one knob alone has a range.
+macro_rules! knobs {
+    (
+        $(#[$meta:meta])* pub struct $name:ident, $group:literal;
+        $($(#[$of_knob:meta])* $vis:vis $knob:ident: $type:ty = $default:expr $(, $check:expr)?;)*
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
+        pub struct $name { $($(#[$of_knob])* $vis $knob: $type,)* }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($knob: $default,)* }
+            }
+        }
+
+        impl $name {
+            /// Checks each knob by itself.
+            pub(in crate::config) fn check_each(&self) -> Result<(), $crate::config::ConfigError> {
+                $($($crate::config::apply(concat!($group, ".", stringify!($knob)), self.$knob, $check)?;)?)*
+                Ok(())
+            }
+        }
+    };
+}
+
 mod accept;
 mod buffers;
 mod connect;
@@ -121,6 +148,25 @@ fn range<T: PartialOrd + Display>(knob: &'static str, value: T, of: RangeInclusi
     }
 }
 
+/// Checks a value: see [`knobs`].
+fn apply<T>(
+    knob: &'static str,
+    value: T,
+    check: impl FnOnce(&'static str, T) -> Result<(), ConfigError>,
+) -> Result<(), ConfigError> {
+    check(knob, value)
+}
+
+/// The check of a range.
+fn between<T: PartialOrd + Display>(of: RangeInclusive<T>) -> impl FnOnce(&'static str, T) -> Result<(), ConfigError> {
+    |knob, value| range(knob, value, of)
+}
+
+/// Refuses 0.
+fn positive<T: PartialEq + Default + Display>(knob: &'static str, value: T) -> Result<(), ConfigError> {
+    check(value != T::default(), knob, value, "at least 1")
+}
+
 /// Longest duration: clocks do not overflow.
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -175,17 +221,17 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.memory.validate()?;
         self.limits.validate(&self.memory)?;
-        self.timeouts.validate()?;
+        self.timeouts.check_each()?;
         self.wire.validate()?;
         self.device.validate()?;
         self.check_iwarp()?;
-        self.poll.validate()
+        self.poll.check_each()
     }
 
     fn check_iwarp(&self) -> Result<(), ConfigError> {
         let iwarp = &self.iwarp;
         range("iwarp.read_depth", iwarp.read_depth, 1..=crate::fabric::iwarp::MAX_READ_DEPTH)?;
-        check(iwarp.max_handshakes > 0, "iwarp.max_handshakes", 0, "at least 1")?;
+        positive("iwarp.max_handshakes", iwarp.max_handshakes)?;
         for (knob, bytes) in [("iwarp.send_buffer", iwarp.send_buffer), ("iwarp.receive_buffer", iwarp.receive_buffer)]
         {
             bytes.map_or(Ok(()), |bytes| range(knob, bytes, 1..=i32::MAX as usize))?;

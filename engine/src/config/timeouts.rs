@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use super::{ConfigError, check};
+use super::check;
 
-/// Time-outs of connections that are open.
-///
-/// | too short | too long |
-/// |---|---|
-/// | `progress`: slow peers are disconnected | a stalled peer holds memory for so long |
-/// | `keep_alive`: traffic on idle connections | a dead peer is noticed when something is next sent |
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
-pub struct TimeoutConfig {
+knobs! {
+    /// Time-outs of connections that are open.
+    ///
+    /// | too short | too long |
+    /// |---|---|
+    /// | `progress`: slow peers are disconnected | a stalled peer holds memory for so long |
+    /// | `keep_alive`: traffic on idle connections | a dead peer is noticed when something is next sent |
+    pub struct TimeoutConfig, "timeouts";
+
     /// Time-out of a stalled peer for which memory is held. Default 10 s.
     ///
     /// A peer stalls when it does not take sent data, answer RDMA Reads, grant a credit for waiting replies, or finish
@@ -22,7 +22,7 @@ pub struct TimeoutConfig {
     /// the time of the whole transfer at that rate is added. Checked every eighth of it; `Duration::MAX` ("never" in
     /// files) disables it.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
-    pub progress: Duration,
+    pub progress: Duration = Duration::from_secs(10), |knob, time| check(!time.is_zero(), knob, "0s", "more than 0 s");
     /// Idle time before a keep-alive probe; zero (default) for never.
     ///
     /// The probe is sent at most an eighth later, so that many connections are probed together. In version 2 it is a
@@ -30,17 +30,5 @@ pub struct TimeoutConfig {
     /// RDMA Writes, as every requester with Write or Reply chunks does.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
     #[doc(alias = "heartbeat")]
-    pub keep_alive: Duration,
-}
-
-impl Default for TimeoutConfig {
-    fn default() -> Self {
-        Self { progress: Duration::from_secs(10), keep_alive: Duration::ZERO }
-    }
-}
-
-impl TimeoutConfig {
-    pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        check(!self.progress.is_zero(), "timeouts.progress", "0s", "more than 0 s")
-    }
+    pub keep_alive: Duration = Duration::ZERO;
 }
