@@ -32,104 +32,78 @@ pub trait Held<H> {
     fn hold(self) -> H;
 }
 
-/// Writes the reply, or refuses.
-type Run = dyn Fn(&mut ServerCall) -> Result<(), Refusal>;
-type SharedRun = dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync;
-/// Takes the call.
-type Defer = dyn Fn(DeferredCall);
-type SharedDefer = dyn Fn(DeferredCall) + Send + Sync;
-/// Makes a future of the call.
-type Begin = dyn Fn(DeferredCall) -> Task;
-type SharedBegin = dyn Fn(DeferredCall) -> Task + Send + Sync;
-/// Chooses the memory that a Read chunk is read into.
-type Place = dyn Fn(&ServerCall, usize, usize) -> Option<Buf>;
-type SharedPlace = dyn Fn(&ServerCall, usize, usize) -> Option<Buf> + Send + Sync;
-
-/// Implements `Held` for closures of a form.
-macro_rules! held {
-    ($($held:ty: $form:path $(, $bound:path)*;)*) => {$(
-        impl<T: $form $(+ $bound)* + 'static> Held<Arc<$held>> for T {
-            fn hold(self) -> Arc<$held> {
-                Arc::new(self)
-            }
-        }
-    )*};
-}
-
-held! {
-    Run: Fn(&mut ServerCall) -> Result<(), Refusal>;
-    SharedRun: Fn(&mut ServerCall) -> Result<(), Refusal>, Send, Sync;
-    Defer: Fn(DeferredCall);
-    SharedDefer: Fn(DeferredCall), Send, Sync;
-    Place: Fn(&ServerCall, usize, usize) -> Option<Buf>;
-    SharedPlace: Fn(&ServerCall, usize, usize) -> Option<Buf>, Send, Sync;
-}
-
 /// Asynchronous handler, stored as `H`.
 pub trait Asynchronous<H> {
     /// Stores the handler.
     fn begin(self) -> H;
 }
 
-impl<T: Fn(DeferredCall) -> F + 'static, F: Future<Output = ()> + 'static> Asynchronous<Arc<Begin>> for T {
-    fn begin(self) -> Arc<Begin> {
-        Arc::new(move |call| -> Task { Box::pin(self(call)) })
-    }
-}
-
-impl<T: Fn(DeferredCall) -> F + Send + Sync + 'static, F: Future<Output = ()> + 'static> Asynchronous<Arc<SharedBegin>>
-    for T
-{
-    fn begin(self) -> Arc<SharedBegin> {
-        Arc::new(move |call| -> Task { Box::pin(self(call)) })
-    }
-}
-
-/// A one-way call is not answered, whatever its handler returns.
-fn silenced(_: Result<(), Refusal>) -> Result<(), Refusal> {
-    Err(Refusal::NoReply)
-}
-
 mod sealed {
     use std::ops::Deref;
 
-    use super::{
-        Arc, Begin, Buf, Defer, DeferredCall, Local, Place, Refusal, Run, ServerCall, SharedBegin, SharedDefer,
-        SharedPlace, SharedRun, Task, Threads,
-    };
+    use super::{Buf, DeferredCall, Refusal, ServerCall, Task};
 
     /// Types of stored handlers.
     pub trait Handlers: Clone + std::fmt::Debug + Default + 'static {
+        /// Writes the reply, or refuses.
         type Run: Clone + Deref<Target: Fn(&mut ServerCall) -> Result<(), Refusal>>;
+        /// Takes the call.
         type Defer: Clone + Deref<Target: Fn(DeferredCall)>;
+        /// Makes a future of the call.
         type Begin: Clone + Deref<Target: Fn(DeferredCall) -> Task>;
+        /// Chooses the memory that a Read chunk is read into.
         type Place: Clone + Deref<Target: Fn(&ServerCall, usize, usize) -> Option<Buf>>;
         /// As `run`, without a reply.
         fn silent(run: Self::Run) -> Self::Run;
     }
-
-    impl Handlers for Threads {
-        type Run = Arc<SharedRun>;
-        type Defer = Arc<SharedDefer>;
-        type Begin = Arc<SharedBegin>;
-        type Place = Arc<SharedPlace>;
-
-        fn silent(run: Self::Run) -> Self::Run {
-            super::Held::hold(move |call: &mut ServerCall| super::silenced(run(call)))
-        }
-    }
-
-    impl Handlers for Local {
-        type Run = Arc<Run>;
-        type Defer = Arc<Defer>;
-        type Begin = Arc<Begin>;
-        type Place = Arc<Place>;
-
-        fn silent(run: Self::Run) -> Self::Run {
-            super::Held::hold(move |call: &mut ServerCall| super::silenced(run(call)))
-        }
-    }
 }
+
+/// Stores closures with these bounds.
+macro_rules! handlers {
+    ($sharing:ty: $run:ident, $defer:ident, $begin:ident, $place:ident $(, $bound:ident)*) => {
+        type $run = dyn Fn(&mut ServerCall) -> Result<(), Refusal> $(+ $bound)*;
+        type $defer = dyn Fn(DeferredCall) $(+ $bound)*;
+        type $begin = dyn Fn(DeferredCall) -> Task $(+ $bound)*;
+        type $place = dyn Fn(&ServerCall, usize, usize) -> Option<Buf> $(+ $bound)*;
+
+        impl sealed::Handlers for $sharing {
+            type Run = Arc<$run>;
+            type Defer = Arc<$defer>;
+            type Begin = Arc<$begin>;
+            type Place = Arc<$place>;
+
+            fn silent(run: Self::Run) -> Self::Run {
+                // A one-way call is not answered, whatever its handler returns.
+                Arc::new(move |call: &mut ServerCall| {
+                    let _ = run(call);
+                    Err(Refusal::NoReply)
+                })
+            }
+        }
+
+        handlers!(@held $run: Fn(&mut ServerCall) -> Result<(), Refusal> $(, $bound)*);
+        handlers!(@held $defer: Fn(DeferredCall) $(, $bound)*);
+        handlers!(@held $place: Fn(&ServerCall, usize, usize) -> Option<Buf> $(, $bound)*);
+
+        impl<T: Fn(DeferredCall) -> F $(+ $bound)* + 'static, F: Future<Output = ()> + 'static> Asynchronous<Arc<$begin>>
+            for T
+        {
+            fn begin(self) -> Arc<$begin> {
+                Arc::new(move |call| -> Task { Box::pin(self(call)) })
+            }
+        }
+    };
+    (@held $held:ty: $form:path $(, $bound:ident)*) => {
+        impl<T: $form $(+ $bound)* + 'static> Held<Arc<$held>> for T {
+            fn hold(self) -> Arc<$held> {
+                Arc::new(self)
+            }
+        }
+    };
+}
+
+handlers!(Threads: SharedRun, SharedDefer, SharedBegin, SharedPlace, Send, Sync);
+handlers!(Local: Run, Defer, Begin, Place);
 
 /// Handler of a procedure.
 #[derive(Clone)]
