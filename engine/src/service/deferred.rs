@@ -74,7 +74,7 @@ impl Iterator for CameHome {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Call<Answered>> {
-        Call::next_of(&mut self.0)
+        self.0.next().map(Call::in_memory)
     }
 }
 
@@ -112,7 +112,7 @@ impl DeferredCall {
     #[inline]
     fn send_home(&self, call: Call<Answered>) {
         // A stopped shard needs no reply.
-        if call.go_home(&self.origin.way).is_ok() {
+        if self.origin.way.give_back(call.into_memory()).is_ok() {
             self.origin.signal.notify();
         }
     }

@@ -6,9 +6,8 @@ use super::chunks::Chunks;
 use super::state::{Answered, Call, Refused, Replying};
 use super::{CallParts, OwnedCall, Reply};
 use crate::fabric::ReceivedBuf;
-use crate::handoff::returns::{Came, WayHome};
 use crate::proto::Refusal;
-use crate::service::{NO_ENTRY, REFUSAL_LEN};
+use crate::service::REFUSAL_LEN;
 use crate::wire::rpc::{self, ACCEPTED_REPLY_LEN, AcceptStat, OpaqueAuth, ReplyBody, ReplyHeader};
 
 /// RPC message of a reply, or the rest of it that is unsent.
@@ -23,21 +22,6 @@ pub(crate) struct ReplyMessage {
 }
 
 impl Call<Answered> {
-    /// Returns it to its shard.
-    ///
-    /// # Errors
-    /// The shard is gone.
-    #[inline(always)]
-    pub(in crate::service) fn go_home(self, way: &WayHome<OwnedCall>) -> Result<(), Box<OwnedCall>> {
-        way.give_back(self.into_memory())
-    }
-
-    /// The first returned call.
-    #[inline(always)]
-    pub(in crate::service) fn next_of(came: &mut Came<OwnedCall>) -> Option<Self> {
-        came.next().map(Self::in_memory)
-    }
-
     /// Keeps its reply for a retransmission.
     #[inline(never)]
     pub(super) fn remember(&mut self) {
@@ -53,12 +37,6 @@ impl Call<Answered> {
             Err(Refusal::SystemError | Refusal::Failed { .. } | Refusal::NoReply) => drop(claim),
             Err(_) => claim.forget(),
         }
-    }
-
-    /// Index of its procedure's entry.
-    #[inline(always)]
-    pub(crate) fn entry(&self) -> usize {
-        self.entry
     }
 
     /// Refusal instead of results, if any.
@@ -154,10 +132,6 @@ impl Call<Answered> {
         }
         self.becomes()
     }
-
-    pub(crate) fn refuse(self) -> Call<Refused> {
-        self.becomes()
-    }
 }
 
 #[inline(never)]
@@ -168,11 +142,6 @@ fn emit_verified(out: &mut [u8], xid: u32, verifier: OpaqueAuth<'_>) {
 }
 
 impl Call<Refused> {
-    /// Index of its procedure's entry, if known.
-    pub(crate) fn entry(&self) -> Option<usize> {
-        (self.entry != NO_ENTRY).then_some(self.entry)
-    }
-
     /// Writes its reply, without results, at byte `at` of the first buffer with room: that of its reply, that of its
     /// message, or a new one of at least so many bytes.
     ///
@@ -187,7 +156,7 @@ impl Call<Refused> {
     ) -> Result<Call<Replying>, Self> {
         let CallParts { xid, message, reply, extras, .. } = self.parts();
         if let Some(extra) = extras.get_mut() {
-            extra.chunks.drop_results();
+            extra.chunks.results.iter_mut().for_each(|result| result.len = 0);
         }
         let verifier = extras.get().map_or(OpaqueAuth::NONE, |extra| extra.verifier.get());
         let body = match body {
@@ -256,14 +225,5 @@ impl Call<Replying> {
     #[inline(always)]
     pub(crate) fn inv_handle(&self) -> u32 {
         self.inv_handle
-    }
-
-    /// Index of its procedure's entry, if known.
-    pub(crate) fn entry(&self) -> Option<usize> {
-        (self.entry != NO_ENTRY).then_some(self.entry)
-    }
-
-    pub(crate) fn refuse(self) -> Call<Refused> {
-        self.becomes()
     }
 }

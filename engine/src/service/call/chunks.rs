@@ -13,11 +13,11 @@ use crate::wire::{ChunkCounts, ReadSegment, Segment, WriteList};
 
 /// An argument that comes by RDMA Read.
 #[derive(Debug)]
-struct ReadArgument {
+pub(super) struct ReadArgument {
     /// Position in the unreduced arguments.
-    at: u32,
+    pub(super) at: u32,
     /// `None` until it is read, and once the handler has taken it.
-    buf: Option<Buf>,
+    pub(super) buf: Option<Buf>,
 }
 
 /// Memory of a result.
@@ -44,11 +44,11 @@ pub(crate) struct Miscounted {
 #[derive(Debug)]
 pub(super) struct ResultChunk {
     /// Bytes of the caller's chunk.
-    capacity: u32,
+    pub(super) capacity: u32,
     /// Most bytes that the procedure declares for a result.
     declared: u32,
     /// Bytes sent.
-    len: usize,
+    pub(super) len: usize,
     /// Initialized bytes of pool memory, from its start, beside the first `len`.
     filled: usize,
     bytes: ResultBytes,
@@ -73,11 +73,6 @@ impl ResultChunk {
             kept: None,
             segments,
         }
-    }
-
-    /// Bytes of the caller's chunk.
-    pub(super) fn capacity(&self) -> u32 {
-        self.capacity
     }
 
     /// Clears pool memory of other calls within the first `len` bytes, or all if there are fewer; returns their number.
@@ -141,8 +136,8 @@ impl ResultChunk {
 pub(crate) struct Chunks {
     /// Read list, by position; the segments of a chunk are adjacent, in order.
     reads: ArrayVec<ReadSegment, MAX_READ_SEGMENTS>,
-    arguments: ArrayVec<ReadArgument, MAX_CHUNKS>,
-    results: ArrayVec<ResultChunk, MAX_CHUNKS>,
+    pub(super) arguments: ArrayVec<ReadArgument, MAX_CHUNKS>,
+    pub(super) results: ArrayVec<ResultChunk, MAX_CHUNKS>,
     /// The Write list, flat.
     writes: ArrayVec<Segment, MAX_WRITE_SEGMENTS>,
     /// The Reply chunk, if one was offered.
@@ -348,26 +343,6 @@ impl Chunks {
         let word = inline.get(end.checked_sub(4)?..end)?;
         word.try_into().ok().map(u32::from_be_bytes)
     }
-
-    /// Number of arguments.
-    pub(super) fn arguments(&self) -> usize {
-        self.arguments.len()
-    }
-
-    /// An argument.
-    pub(super) fn argument(&self, index: usize) -> Option<&[u8]> {
-        self.arguments.get(index)?.buf.as_deref()
-    }
-
-    /// Position of an argument.
-    pub(super) fn argument_at(&self, index: usize) -> Option<usize> {
-        self.arguments.get(index).map(|argument| argument.at as usize)
-    }
-
-    /// Gives an argument to the handler.
-    pub(super) fn take_argument(&mut self, index: usize) -> Option<Buf> {
-        self.arguments.get_mut(index)?.buf.take()
-    }
 }
 
 /// Results.
@@ -418,11 +393,6 @@ impl Chunks {
         self.results.iter_mut().for_each(|result| result.bytes = ResultBytes::Empty);
     }
 
-    /// A result.
-    pub(super) fn result(&self, index: usize) -> Result<&ResultChunk, NoResult> {
-        self.results.get(index).ok_or(NoResult(Unusable::NoChunk))
-    }
-
     /// A result, mutable.
     pub(super) fn result_mut(&mut self, index: usize) -> Result<&mut ResultChunk, NoResult> {
         self.results.get_mut(index).ok_or(NoResult(Unusable::NoChunk))
@@ -441,11 +411,6 @@ impl Chunks {
         }
         result.share(bytes);
         Ok(())
-    }
-
-    /// Drops all results.
-    pub(super) fn drop_results(&mut self) {
-        self.results.iter_mut().for_each(|result| result.len = 0);
     }
 
     /// The arenas of results in memory of the handler's own.

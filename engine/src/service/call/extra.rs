@@ -27,11 +27,6 @@ impl Verifier {
         ACCEPTED_REPLY_LEN + if self.is_some() { padded(self.body.len()) } else { 0 }
     }
 
-    /// Whether it is unset.
-    fn is_clear(&self) -> bool {
-        !self.is_some() && self.body.is_empty()
-    }
-
     pub(super) fn get(&self) -> OpaqueAuth<'_> {
         OpaqueAuth { flavor: self.flavor, body: &self.body }
     }
@@ -47,23 +42,11 @@ impl Verifier {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stamp {
     /// Arrival, in nanoseconds.
-    pub(super) arrived: u64,
+    pub(crate) arrived: u64,
     /// Bytes of its arguments, once it has run.
-    pub(super) bytes_in: u64,
+    pub(crate) bytes_in: u64,
     /// Bytes of its results, once it has run.
-    pub(super) bytes_out: u64,
-}
-
-impl Stamp {
-    /// Arrival of the call, in nanoseconds.
-    pub(crate) fn arrived(&self) -> u64 {
-        self.arrived
-    }
-
-    /// Bytes of the call's arguments, and of its results.
-    pub(crate) fn bytes(&self) -> (u64, u64) {
-        (self.bytes_in, self.bytes_out)
-    }
+    pub(crate) bytes_out: u64,
 }
 
 /// See the module page.
@@ -89,7 +72,7 @@ impl Extra {
     fn has_only_reads(&self) -> bool {
         let Self { chunks, verifier, peer, claim, panic, dropped, put_together, stamp } = self;
         let none = || peer.is_none() && claim.is_none() && panic.is_none() && stamp.is_none();
-        !chunks.is_returned() && verifier.is_clear() && !dropped && !put_together && none()
+        !chunks.is_returned() && !verifier.is_some() && verifier.body.is_empty() && !dropped && !put_together && none()
     }
 
     fn clear(&mut self) {

@@ -16,6 +16,7 @@ use std::net::IpAddr;
 
 use rpcrdma_mempool::{Buf, Frozen};
 
+use super::NO_ENTRY;
 use super::writer::ResultWriter;
 use crate::fabric::{QpId, ReceivedBuf};
 use crate::handoff::returns::{Link, Linked};
@@ -180,6 +181,18 @@ impl CallParts {
         (self.message.word(PROGRAM), self.message.word(VERSION), self.message.word(PROCEDURE))
     }
 
+    /// Index of its procedure's entry in the services, once admitted.
+    #[inline(always)]
+    pub(crate) fn entry(&self) -> usize {
+        self.entry
+    }
+
+    /// The same of a call that may have no procedure yet.
+    #[inline(always)]
+    pub(crate) fn known_entry(&self) -> Option<usize> {
+        (self.entry != NO_ENTRY).then_some(self.entry)
+    }
+
     /// Chunk lists.
     #[inline(always)]
     pub(crate) fn chunks(&self) -> &Chunks {
@@ -336,7 +349,7 @@ impl<T: ?Sized> ServerCall<T> {
 
     /// Number of Read chunks of the call.
     pub fn read_chunks(&self) -> usize {
-        self.parts.chunks().arguments()
+        self.parts.chunks().arguments.len()
     }
 
     /// An argument from a Read chunk, without XDR round-up.
@@ -344,12 +357,12 @@ impl<T: ?Sized> ServerCall<T> {
     /// A round-up is recognized by the length word in front ([`Binding::counted`](crate::binding::Binding::counted)).
     #[must_use]
     pub fn read_chunk(&self, index: usize) -> Option<&[u8]> {
-        self.parts.chunks().argument(index)
+        self.parts.chunks().arguments.get(index)?.buf.as_deref()
     }
 
     /// Position of a Read chunk: the byte of the unreduced arguments.
     pub fn read_chunk_at(&self, index: usize) -> Option<usize> {
-        self.parts.chunks().argument_at(index)
+        self.parts.chunks().arguments.get(index).map(|argument| argument.at as usize)
     }
 
     /// Takes a Read chunk, to keep it or [send it](Self::set_result).
@@ -357,13 +370,13 @@ impl<T: ?Sized> ServerCall<T> {
     /// It is immutable, holds no other data, and may be dropped on any thread.
     #[must_use]
     pub fn take_read_chunk(&mut self, index: usize) -> Option<Frozen> {
-        self.parts.extras.get_mut()?.chunks.take_argument(index).map(Buf::freeze)
+        self.parts.extras.get_mut()?.chunks.arguments.get_mut(index)?.buf.take().map(Buf::freeze)
     }
 
     /// Bytes of the caller's Write chunk; `None` if not offered.
     #[must_use]
     pub fn write_chunk_capacity(&self, index: usize) -> Option<usize> {
-        self.parts.chunks().result(index).ok().map(|result| result.capacity() as usize)
+        self.parts.chunks().results.get(index).map(|result| result.capacity as usize)
     }
 
     fn chunks_mut(&mut self) -> Result<&mut Chunks, NoResult> {

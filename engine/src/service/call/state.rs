@@ -44,6 +44,15 @@ pub(crate) enum Refused {}
 #[derive(Debug)]
 pub(crate) enum Replying {}
 
+/// States in which a call may be refused.
+pub(crate) trait Refusable {}
+
+impl Refusable for Long {}
+impl Refusable for Admitted {}
+impl Refusable for Ready {}
+impl Refusable for Answered {}
+impl Refusable for Replying {}
+
 /// A call in one of these states.
 #[derive(Debug)]
 pub(crate) struct Call<S> {
@@ -106,18 +115,26 @@ impl<S> Call<S> {
 
     /// The call in this memory.
     #[inline(always)]
-    pub(super) fn in_memory(memory: Box<OwnedCall>) -> Self {
+    pub(in crate::service) fn in_memory(memory: Box<OwnedCall>) -> Self {
         Self { memory, _state: PhantomData }
     }
 
     #[inline(always)]
-    pub(super) fn into_memory(self) -> Box<OwnedCall> {
+    pub(in crate::service) fn into_memory(self) -> Box<OwnedCall> {
         self.memory
     }
 
     #[inline(always)]
     pub(super) fn parts(&mut self) -> &mut CallParts {
         &mut self.memory.parts
+    }
+
+    /// Answers it without results, or not at all.
+    pub(crate) fn refuse(self) -> Call<Refused>
+    where
+        S: Refusable,
+    {
+        self.becomes()
     }
 
     /// Takes its measurements, if it is timed: once.
@@ -225,18 +242,13 @@ impl Call<Arrived> {
     #[cold]
     pub(crate) fn refuse_message(mut self, message: RpcMessage) -> Call<Refused> {
         self.parts().message.put(message, 0);
-        self.refuse()
+        self.unnamed().refuse()
     }
 
-    /// Refuses it before its procedure is known.
+    /// Its message is to be read from a chunk, or it is refused: its procedure is unknown.
     #[cold]
-    pub(crate) fn refuse(mut self) -> Call<Refused> {
+    pub(crate) fn unnamed(mut self) -> Call<Long> {
         self.parts().entry = NO_ENTRY;
-        self.becomes()
-    }
-
-    /// Its message is to be read from a chunk.
-    pub(crate) fn wait_for_message(self) -> Call<Long> {
         self.becomes()
     }
 }
@@ -258,20 +270,9 @@ impl Call<Long> {
         }
         self.becomes()
     }
-
-    pub(crate) fn refuse(mut self) -> Call<Refused> {
-        self.parts().entry = NO_ENTRY;
-        self.becomes()
-    }
 }
 
 impl Call<Admitted> {
-    /// Index of its procedure's entry in the services.
-    #[inline(always)]
-    pub(crate) fn entry(&self) -> usize {
-        self.entry
-    }
-
     /// Sets the peer's authenticated name.
     pub(crate) fn name_peer(&mut self, peer: &Arc<str>) {
         self.parts().extras.begin().peer = Some(Arc::clone(peer));
@@ -311,10 +312,6 @@ impl Call<Admitted> {
         }
         Ok(self.give_reply(reply, results_at))
     }
-
-    pub(crate) fn refuse(self) -> Call<Refused> {
-        self.becomes()
-    }
 }
 
 /// A call without the memory that it needs.
@@ -337,15 +334,6 @@ impl Deref for Unready {
 }
 
 impl Unready {
-    /// Index of its procedure's entry, if known.
-    #[inline(always)]
-    pub(crate) fn entry(&self) -> Option<usize> {
-        match self {
-            Self::Long(_) => None,
-            Self::Admitted(call) => Some(call.entry()),
-        }
-    }
-
     pub(crate) fn refuse(self) -> Call<Refused> {
         match self {
             Self::Long(call) => call.refuse(),
@@ -355,12 +343,6 @@ impl Unready {
 }
 
 impl Call<Ready> {
-    /// Index of its procedure's entry in the services.
-    #[inline(always)]
-    pub(crate) fn entry(&self) -> usize {
-        self.entry
-    }
-
     /// The handler's view of it.
     #[inline(always)]
     pub(crate) fn view(&self) -> &ServerCall {
@@ -379,7 +361,7 @@ impl Call<Ready> {
         let CallParts { message, extras, .. } = self.parts();
         let chunks = &mut extras.begin().chunks;
         chunks.push_argument(position - (message.args_at - message.at));
-        chunks.arguments() - 1
+        chunks.arguments.len() - 1
     }
 
     /// Stores the buffers of its arguments; `last` gives them, last one first. False if one was lost.
@@ -436,9 +418,5 @@ impl Call<Ready> {
     pub(in crate::service) fn dropped(mut self) -> Call<Answered> {
         self.parts().extras.begin().dropped = true;
         self.answered(Err(Refusal::SystemError))
-    }
-
-    pub(crate) fn refuse(self) -> Call<Refused> {
-        self.becomes()
     }
 }

@@ -1,32 +1,31 @@
 //! Calls away from the shard: at workers or on their way there, deferred, and futures.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use super::futures::Futures;
-use super::workers::{Port, WorkKey, Workers};
+use super::workers::{Port, WorkKey};
 use crate::config::POLL_BATCH;
 use crate::handoff::parker::Signal;
 use crate::handoff::workers::JobResult;
-use crate::service::{Answered, Call, CallsHome, CameHome, Origin, Ready, Task};
+use crate::service::{Answered, Call, CallsHome, Ready};
 
 /// See the module page.
 pub(super) struct Away {
     // Before the place that their calls return to.
-    futures: Futures,
+    pub(super) futures: Futures,
     /// Return of deferred calls.
-    home: CallsHome,
-    workers: Option<Port>,
+    pub(super) home: CallsHome,
+    pub(super) workers: Option<Port>,
     /// Calls held back by full worker rings.
-    backlog: VecDeque<(WorkKey, Call<Ready>)>,
+    pub(super) backlog: VecDeque<(WorkKey, Call<Ready>)>,
     /// Number of them, from the first, that were counted before.
     held: usize,
     /// Calls returned by workers, being answered.
-    worked: Vec<Worked>,
+    pub(super) worked: Vec<Worked>,
     /// Number of calls and futures away.
-    count: usize,
+    pub(super) count: usize,
     /// Wakes the shard.
-    signal: Signal,
+    pub(super) signal: Signal,
 }
 
 /// A call returned by a worker, or its error.
@@ -45,40 +44,6 @@ impl Away {
     #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
-    }
-
-    /// Number of calls and futures away.
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        self.count
-    }
-
-    /// Records a returned call.
-    #[inline(always)]
-    pub(super) fn came_back(&mut self) {
-        self.count -= 1;
-    }
-
-    // Workers.
-
-    pub(super) fn use_workers(&mut self, workers: &Workers) {
-        self.workers = Some(workers.attach_shard(&self.signal));
-    }
-
-    pub(super) fn has_workers(&self) -> bool {
-        self.workers.is_some()
-    }
-
-    /// Queues a call for a worker.
-    pub(super) fn send_to_workers(&mut self, key: WorkKey, call: Call<Ready>) {
-        self.give();
-        self.backlog.push_back((key, call));
-    }
-
-    /// Whether calls wait for room in a worker's ring.
-    #[inline(always)]
-    pub(super) fn backlog(&self) -> usize {
-        self.backlog.len()
     }
 
     /// Calls at workers, or on their way there.
@@ -100,7 +65,7 @@ impl Away {
         self.held - held
     }
 
-    /// Takes the calls finished by workers; the list is to be [returned](Self::keep_worked), empty.
+    /// Takes the calls finished by workers; the list is to be returned, empty.
     pub(super) fn take_worked(&mut self) -> Vec<Worked> {
         let mut worked = std::mem::take(&mut self.worked);
         if let Some(port) = self.workers.as_mut() {
@@ -109,44 +74,10 @@ impl Away {
         worked
     }
 
-    pub(super) fn keep_worked(&mut self, worked: Vec<Worked>) {
-        self.worked = worked;
-    }
-
-    // Deferred calls.
-
-    /// Origin of one more connection's deferred calls.
-    pub(super) fn origin(&self) -> Arc<Origin> {
-        self.home.origin()
-    }
-
-    /// Records a deferred call.
-    #[inline(always)]
-    pub(super) fn give(&mut self) {
-        self.count += 1;
-    }
-
-    /// Starts its future.
-    pub(super) fn begin(&mut self, task: Task, origin: &Arc<Origin>) {
-        self.count += 1;
-        self.futures.begin(task, origin);
-    }
-
-    /// Ends the futures of closed connections.
-    pub(super) fn abandon_futures(&mut self) {
-        self.futures.abandon();
-    }
-
     /// Polls woken futures; returns how many have ended. `panicked` gets those that panicked.
     pub(super) fn poll_futures(&mut self, panicked: impl FnMut(&str)) -> usize {
         let ended = self.futures.poll(panicked);
         self.count -= ended;
         ended
-    }
-
-    /// Deferred calls that were answered.
-    #[inline(always)]
-    pub(super) fn take_answered(&mut self) -> CameHome {
-        self.home.take()
     }
 }

@@ -192,12 +192,12 @@ impl Responder {
         if view.htype() == HeaderType::Nomsg {
             let longest = cx.config.wire.reassemble_up_to as u64;
             if let Err(refusal) = read.and_then(|()| check_position_zero(call.chunks(), longest)) {
-                return self.refuse_call(cx, conn, call.refuse(), refusal);
+                return self.refuse_call(cx, conn, call.unnamed().refuse(), refusal);
             }
-            return self.serve_in_turn(cx, conn, Unready::Long(call.wait_for_message()));
+            return self.serve_in_turn(cx, conn, Unready::Long(call.unnamed()));
         }
         let Some(message) = cx.assemble_last(conn, view.payload()) else {
-            return self.refuse_call(cx, conn, call.refuse(), CallRefusal::System(Trouble::NoParts));
+            return self.refuse_call(cx, conn, call.unnamed().refuse(), CallRefusal::System(Trouble::NoParts));
         };
         call.put_together();
         let read = read.and_then(|()| self.read_rpc(&message, &call));
@@ -236,9 +236,10 @@ impl Responder {
         if entry.takes_calls() {
             return self.hand_over(cx, conn, call);
         }
-        if entry.run_on == RunOn::Workers && self.away.has_workers() {
+        if entry.run_on == RunOn::Workers && self.away.workers.is_some() {
             conn.served.at_workers += 1;
-            return self.away.send_to_workers(WorkKey::of(conn, &call), call);
+            self.away.count += 1;
+            return self.away.backlog.push_back((WorkKey::of(conn, &call), call));
         }
         let call = entry.run(call);
         self.finish(cx, conn, call);

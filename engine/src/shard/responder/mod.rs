@@ -67,7 +67,7 @@ pub(super) struct Responder {
     services: Option<LocalServices>,
     /// Procedure called last.
     last: Option<Found>,
-    boxes: CallBoxes,
+    pub(super) boxes: CallBoxes,
     /// Calls away from the shard.
     away: Away,
     /// Retransmissions of running calls.
@@ -191,11 +191,6 @@ impl Responder {
         }
     }
 
-    /// Sets the index of its shard.
-    pub(super) fn set_shard(&mut self, index: u32) {
-        self.boxes.set_shard(index);
-    }
-
     /// Sets the services.
     pub(super) fn set_services(&mut self, services: LocalServices) {
         (self.services, self.last) = (Some(services), None);
@@ -208,12 +203,12 @@ impl Responder {
 
     /// Sets the workers.
     pub(super) fn use_workers(&mut self, workers: &Workers) {
-        self.away.use_workers(workers);
+        self.away.workers = Some(workers.attach_shard(&self.away.signal));
     }
 
     /// Whether there are workers.
     pub(super) fn has_workers(&self) -> bool {
-        self.away.has_workers()
+        self.away.workers.is_some()
     }
 
     /// Whether calls are at workers, futures, or deferred.
@@ -252,7 +247,7 @@ impl Responder {
     /// Records the end of a timed call, of this entry's procedure.
     #[inline(never)]
     fn time<F: Fabric>(&mut self, cx: &mut Context<F>, entry: Option<usize>, stamp: &Stamp) {
-        let took = cx.record(stamp.arrived());
+        let took = cx.record(stamp.arrived);
         if let Some(entry) = entry {
             self.tally.timed(entry, stamp, took);
         }
@@ -268,7 +263,7 @@ impl Responder {
     #[inline]
     pub(super) fn holds_calls_back(&self) -> bool {
         // Checked in every turn: one branch.
-        (self.waiters.len() | self.away.backlog()) != 0
+        (self.waiters.len() | self.away.backlog.len()) != 0
     }
 
     /// Gives freed memory to waiting calls, and waiting jobs to workers. Returns how many of the former continued.
@@ -306,10 +301,5 @@ impl Responder {
         for pending in conn.served.pending.iter_mut().filter_map(Option::take) {
             pending.end(&mut self.boxes);
         }
-    }
-
-    /// Drops a call whose reply will not be sent.
-    pub(super) fn drop_call(&mut self, call: Call<Replying>) {
-        self.boxes.put(call);
     }
 }

@@ -127,7 +127,7 @@ impl Responder {
         let mut needs = Needs::new();
         let Some(services) = &self.services else { return needs };
         let mut lands = false;
-        if let Some(entry) = call.entry() {
+        if let Some(entry) = call.known_entry() {
             let entry = services.entry(entry);
             let (_, len) = reply_room(call, entry);
             needs.push(Need { len, longest: cx.config.longest_for_reply(len) });

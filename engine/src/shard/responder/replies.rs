@@ -40,7 +40,7 @@ impl Responder {
         if !reply.plain
             && let Some(stamp) = call.take_stamp()
         {
-            self.time(cx, call.entry(), &stamp);
+            self.time(cx, call.known_entry(), &stamp);
         }
         match fits_inline(conn, &reply) {
             true => self.transmit_reply_message(cx, conn, call, reply, receives_ok),

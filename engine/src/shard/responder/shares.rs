@@ -192,7 +192,7 @@ impl Responder {
         let chunks = call.chunks();
         let bulk = chunks.longest_read();
         let Some(services) = &self.services else { return false };
-        let Some(entry) = call.entry() else {
+        let Some(entry) = call.known_entry() else {
             // Still to be read, and otherwise unknown.
             return bulk > 0 && self.shares.is_beyond(cx, conn, Request::bulk(cx.chunk_room(bulk), 1));
         };

@@ -59,7 +59,7 @@ impl Tally {
         }
         let entry = match refusal {
             CallRefusal::Undeclared { entry, .. } => Some(*entry),
-            _ => call.entry(),
+            _ => call.known_entry(),
         };
         if let Some(count) =
             entry.and_then(|entry| self.entry(entry)).and_then(|entry| kind(&mut entry.refusals, refusal))
@@ -77,9 +77,8 @@ impl Tally {
     /// Records a sampled call of a procedure, with its nanoseconds.
     pub(super) fn timed(&mut self, entry: usize, stamp: &Stamp, took: u64) {
         let Some(entry) = self.entry(entry) else { return };
-        let (bytes_in, bytes_out) = stamp.bytes();
-        entry.bytes_in += bytes_in;
-        entry.bytes_out += bytes_out;
+        entry.bytes_in += stamp.bytes_in;
+        entry.bytes_out += stamp.bytes_out;
         // Values beyond the histogram are clamped.
         entry.latency.get_or_insert_default().saturating_record(took);
     }

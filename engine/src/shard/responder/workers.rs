@@ -83,12 +83,12 @@ impl Responder {
         for (key, result) in worked.drain(..) {
             self.worked_off(cx, &key, result);
         }
-        self.away.keep_worked(worked);
+        self.away.worked = worked;
         count
     }
 
     fn worked_off<F: Fabric>(&mut self, cx: &mut Context<F>, key: &WorkKey, result: Result<Call<Answered>, JobError>) {
-        self.away.came_back();
+        self.away.count -= 1;
         let &WorkKey { qp, id, .. } = key;
         let Some(conn) = cx.conns.take(qp) else {
             // The connection closed meanwhile, and with it the call.
