@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use rpcrdma_mempool::Buf;
 
-use crate::proto::{CallError, Defect};
 use crate::service::MAX_CHUNKS;
 use crate::shard::{ChunkMemory, Memory};
 use crate::wire::NoSpace;
@@ -185,10 +184,4 @@ impl ClientCall {
         self.timeout = Some(time);
         self
     }
-}
-
-/// The error of a call with too many chunks.
-#[cold]
-pub(super) fn too_many_chunks() -> CallError {
-    Defect::TooManyChunks { limit: MAX_CHUNKS }.into()
 }

@@ -16,9 +16,9 @@ use arrayvec::ArrayVec;
 use crate::binding::Bindings;
 use crate::config::{Config, ConfigError, ConnectConfig, MemoryConfig};
 use crate::fabric::FabricError;
-use crate::proto::CallError;
 use crate::proto::binding::BindingError;
 use crate::proto::binding::reduction_allowed;
+use crate::proto::{CallError, Defect};
 use crate::service::{MAX_CHUNKS, Services};
 use crate::shard::{CloseReason, Memory};
 use crate::start_error::StartError;
@@ -137,7 +137,7 @@ impl ClientConfig {
     /// Checks a call with chunks against the binding, and sets the most bytes of inline results that it leaves.
     fn check_chunks(&self, procedure: u32, inline_len: usize, memory: &mut Memory) -> Result<(), CallError> {
         if memory.too_many {
-            return Err(call::too_many_chunks());
+            return Err(Defect::TooManyChunks { limit: MAX_CHUNKS }.into());
         }
         match self.limits_chunks() {
             true => self.check_binding(procedure, inline_len, memory).map_err(CallError::from),

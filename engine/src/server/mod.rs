@@ -336,7 +336,7 @@ impl Server {
         self.shards.iter().for_each(|shard| shard.send(Command::Stop));
         while !self.shards.iter().all(ShardHandle::has_stopped) && end.step() {}
         let (stopped, stuck): (Vec<_>, Vec<_>) = self.shards.drain(..).partition(ShardHandle::has_stopped);
-        let stats = stopped.into_iter().filter_map(ShardHandle::into_stats).collect();
+        let stats = stopped.into_iter().filter_map(|mut shard| shard.join()).collect();
         let stuck_shards = stuck.len();
         stuck.into_iter().for_each(ShardHandle::detach);
         let workers = self.workers.take().and_then(Arc::into_inner);

@@ -12,15 +12,10 @@ pub(crate) struct CallBoxes {
     /// The last one returned, while unused: most calls end before the next arrives.
     last: Option<Box<OwnedCall>>,
     /// Index of their shard.
-    shard: u32,
+    pub(crate) shard: u32,
 }
 
 impl CallBoxes {
-    /// Sets the index of their shard.
-    pub(crate) fn set_shard(&mut self, index: u32) {
-        self.shard = index;
-    }
-
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.spare.len() + usize::from(self.last.is_some())

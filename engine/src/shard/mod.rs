@@ -233,7 +233,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Sets its index in its server.
     pub(crate) fn set_index(&mut self, index: u32) {
-        self.responder.boxes.set_shard(index);
+        self.responder.boxes.shard = index;
     }
 
     /// Properties for an application on this shard.
@@ -276,7 +276,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Uses simulated workers. Call it before the first connection.
     pub fn simulate_workers(&mut self, workers: &SimulatedWorkers) {
-        self.use_workers(workers.pool());
+        self.use_workers(&workers.pool);
     }
 
     /// Uses simulated time, and fixed XIDs: its behaviour depends only on its calls and its fabric. Call it before the

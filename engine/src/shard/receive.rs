@@ -67,7 +67,7 @@ impl<F: Fabric> Shard<F> {
                     return self.responder.serve_plain(cx, conn, call, &head, message);
                 }
                 let (read, at) = (self.responder.read(conn, &incoming, &message, &mut call), incoming.head.len);
-                self.responder.serve(cx, conn, call, read, RpcMessage::new(message, at));
+                self.responder.serve(cx, conn, call, read, RpcMessage { buf: message, at });
             }
             Ok(Event::Reply { call, token }) => {
                 if let Some(view) = incoming.view()

@@ -104,14 +104,9 @@ impl ShardHandle {
     }
 
     /// Joins its thread; returns the final statistics.
-    fn join(&mut self) -> Option<ShardStats> {
+    pub(crate) fn join(&mut self) -> Option<ShardStats> {
         // A panic has been printed already.
         self.thread.take()?.join().ok()?
-    }
-
-    /// As above, if it has ended already.
-    pub(crate) fn into_stats(mut self) -> Option<ShardStats> {
-        self.join()
     }
 
     /// Detaches it: it ends by itself once told, after its current handler.

@@ -72,17 +72,11 @@ impl<S> Deref for Call<S> {
 /// RPC message of a call, at an offset of its buffer.
 #[derive(Debug)]
 pub(crate) struct RpcMessage {
-    buf: ReceivedBuf,
-    at: usize,
+    pub(crate) buf: ReceivedBuf,
+    pub(crate) at: usize,
 }
 
 impl RpcMessage {
-    /// Bytes of a buffer from this offset.
-    #[inline(always)]
-    pub(crate) fn new(buf: ReceivedBuf, at: usize) -> Self {
-        Self { buf, at }
-    }
-
     /// Its bytes.
     #[inline(always)]
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -94,17 +88,9 @@ impl RpcMessage {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
     /// Index of the procedure's entry.
-    entry: usize,
+    pub(crate) entry: usize,
     /// Bytes of the header.
-    len: usize,
-}
-
-impl Header {
-    /// A header of so many bytes, for the procedure of this entry.
-    #[inline(always)]
-    pub(crate) fn new(entry: usize, len: usize) -> Self {
-        Self { entry, len }
-    }
+    pub(crate) len: usize,
 }
 
 impl<S> Call<S> {

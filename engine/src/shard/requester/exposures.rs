@@ -32,33 +32,9 @@ pub(super) struct Exposed {
     /// Until revoked.
     mem: Option<Lent>,
     /// Its segment, and the position of a Read chunk in the RPC message.
-    at: ReadSegment,
-    place: Place,
+    pub(super) at: ReadSegment,
+    pub(super) place: Place,
     revoked: bool,
-}
-
-impl Exposed {
-    #[inline]
-    pub(super) fn segment(&self) -> &Segment {
-        &self.at.target
-    }
-
-    /// As a Read list entry.
-    #[inline]
-    pub(super) fn read_segment(&self) -> &ReadSegment {
-        &self.at
-    }
-
-    #[inline]
-    pub(super) fn place(&self) -> Place {
-        self.place
-    }
-
-    /// Of a Write chunk: the bytes in it by the peer's reply.
-    #[inline]
-    pub(super) fn note_written(&mut self, written: u32) {
-        self.place = Place::Write(written);
-    }
 }
 
 /// Exposed memory of one call.
@@ -66,28 +42,16 @@ impl Exposed {
 pub(super) struct Exposure {
     /// Read chunks first, that of position zero before all, then Write chunks, then the Reply chunk. Empty
     /// while the slot is free.
-    parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS + 2 }>,
+    pub(super) parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS + 2 }>,
     /// Segment size that they were offered in.
-    segment_size: u32,
+    pub(super) segment_size: u32,
     /// Box that the buffers return to.
-    memory: ChunkMemory,
+    pub(super) memory: ChunkMemory,
     /// Outcome of the call, waiting for the last revocation.
     ending: Option<Ending>,
 }
 
 impl Exposure {
-    /// All of them: Read chunks, Write chunks, Reply chunk.
-    #[inline]
-    pub(super) fn all(&self) -> &[Exposed] {
-        &self.parts
-    }
-
-    /// As above, mutable, to record written bytes.
-    #[inline]
-    pub(super) fn all_mut(&mut self) -> &mut [Exposed] {
-        &mut self.parts
-    }
-
     /// The Reply chunk.
     pub(super) fn reply(&self) -> Option<&Exposed> {
         self.parts.last().filter(|part| part.place == Place::Reply)
@@ -103,24 +67,12 @@ impl Exposure {
         self.is_long() && !matches!(self.parts.get(1), Some(Exposed { place: Place::Read(_), .. }))
     }
 
-    /// Segment size that they were offered in.
-    #[inline]
-    pub(super) fn segment_size(&self) -> u32 {
-        self.segment_size
-    }
-
-    /// Adds a piece, whose window is about to be bound: in the order of [`all`](Self::all).
+    /// Adds a piece, whose window is about to be bound: in the order of `parts`.
     #[inline]
     pub(super) fn add(&mut self, window: WindowId, mem: Lent, segment: Segment, place: Place) {
         let position = if let Place::Read(position) = place { position } else { 0 };
         let at = ReadSegment { position, target: segment };
         self.parts.push(Exposed { window, mem: Some(mem), at, place, revoked: false });
-    }
-
-    /// Completes the exposure; the buffers will return to this box.
-    #[inline]
-    pub(super) fn keep(&mut self, memory: ChunkMemory) {
-        self.memory = memory;
     }
 
     /// Moves the buffers back into their box; false if the device still holds one of them. The windows are free. Write
@@ -309,7 +261,7 @@ mod tests {
             exposure.add(window, mem.clone(), segment, place);
             held.push(mem);
         }
-        exposure.keep(ChunkMemory::new());
+        exposure.memory = ChunkMemory::new();
         (index, held)
     }
 
@@ -326,7 +278,7 @@ mod tests {
         let (index, held) = expose(&mut exposures, &pool);
         let exposure = exposures.get(index).expect("it is there");
         assert!(exposure.is_long() && exposure.reply().is_some());
-        assert!(!exposure.is_long_only() && exposure.all().len() == 4);
+        assert!(!exposure.is_long_only() && exposure.parts.len() == 4);
         assert!(!exposures.is_empty() && exposures.ended().is_empty());
         let (bound, left, all) = exposures.end(index, Some(2));
         assert_eq!((bound.map(|window| window.index).collect::<Vec<_>>(), left, all), (vec![1, 3, 4], 3, 4));

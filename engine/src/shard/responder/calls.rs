@@ -49,9 +49,9 @@ impl Responder {
         call.set_head(head.xid, head.inv_handle);
         match self.read_again(head, &message) {
             Some(header) => {
-                self.serve_admitted(cx, conn, call.admit(RpcMessage::new(message, head.len), header));
+                self.serve_admitted(cx, conn, call.admit(RpcMessage { buf: message, at: head.len }, header));
             }
-            None => self.serve_other(cx, conn, call, RpcMessage::new(message, head.len)),
+            None => self.serve_other(cx, conn, call, RpcMessage { buf: message, at: head.len }),
         }
     }
 
@@ -201,7 +201,7 @@ impl Responder {
         };
         call.put_together();
         let read = read.and_then(|()| self.read_rpc(&message, &call));
-        self.serve(cx, conn, call, read, RpcMessage::new(ReceivedBuf::whole(message), 0));
+        self.serve(cx, conn, call, read, RpcMessage { buf: ReceivedBuf::whole(message), at: 0 });
     }
 
     /// Runs a call, here or on a worker.

@@ -116,7 +116,7 @@ impl Responder {
         let header = rpc::AnonymousCall::read(message)?;
         let last = self.last.as_ref()?;
         let again = header.xid == head.xid && message.get(NAME)? == last.name;
-        again.then_some(Header::new(last.entry, rpc::AnonymousCall::LEN))
+        again.then_some(Header { entry: last.entry, len: rpc::AnonymousCall::LEN })
     }
 
     /// Decodes the RPC header and chunk lists of a call in this message, and checks them against the declaration. Every
@@ -185,7 +185,7 @@ impl Responder {
         }
         let name = message.get(NAME).and_then(<[u8]>::first_chunk);
         self.last = name.map(|&name| Found { name, entry });
-        Ok(Header::new(entry, len))
+        Ok(Header { entry, len })
     }
 }
 

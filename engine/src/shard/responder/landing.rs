@@ -234,7 +234,7 @@ impl Responder {
         let mut call = call.has_come();
         call.put_together();
         let read = self.read_rpc(&message, &call);
-        self.serve(cx, conn, call, read, RpcMessage::new(ReceivedBuf::whole(message), 0));
+        self.serve(cx, conn, call, read, RpcMessage { buf: ReceivedBuf::whole(message), at: 0 });
     }
 }
 

@@ -28,11 +28,11 @@ const SOON: u64 = 10 * LOOK_EVERY;
 /// A waiting call.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    call: Unready,
+    pub(super) call: Unready,
     /// Waiting since, in nanoseconds.
-    since: u64,
+    pub(super) since: u64,
     /// Whether it was logged.
-    told: bool,
+    pub(super) told: bool,
 }
 
 impl Waiting {
@@ -41,31 +41,10 @@ impl Waiting {
         Self { call, since, told: false }
     }
 
-    /// The waiting call.
-    pub(super) fn call(&self) -> &Unready {
-        &self.call
-    }
-
-    /// Ends the wait.
-    pub(super) fn end(self) -> Unready {
-        self.call
-    }
-
     /// Tries to continue it: the function returns a call that still waits.
     pub(super) fn try_with(self, go_on: impl FnOnce(Unready) -> Option<Unready>) -> Option<Self> {
         let Self { call, since, told } = self;
         go_on(call).map(|call| Self { call, since, told })
-    }
-
-    /// Waiting since, in nanoseconds.
-    pub(super) fn since(&self) -> u64 {
-        self.since
-    }
-
-    /// Whether it was logged.
-    #[cfg(test)]
-    pub(super) fn is_told(&self) -> bool {
-        self.told
     }
 
     /// Whether it has waited long enough to be logged, once.
@@ -81,7 +60,7 @@ pub(super) struct Lines {
     all: Vec<Line>,
     len: usize,
     /// Order of the lines, reused.
-    order: Vec<(u64, usize)>,
+    pub(super) order: Vec<(u64, usize)>,
 }
 
 /// Waiters for one size.
@@ -149,18 +128,13 @@ impl Lines {
         line.insert(waiting);
     }
 
-    /// Lines by the wait of their first calls: its start, and the size. To be [returned](Self::keep_order).
+    /// Lines by the wait of their first calls: its start, and the size. To be returned, empty.
     pub(super) fn take_order(&mut self) -> Vec<(u64, usize)> {
         let mut order = std::mem::take(&mut self.order);
         let first = |line: &Line| line.aside.front().or(line.calls.front()).map(|waiting| (waiting.since, line.size));
         order.extend(self.all.iter().filter_map(first));
         order.sort_unstable();
         order
-    }
-
-    pub(super) fn keep_order(&mut self, mut order: Vec<(u64, usize)>) {
-        order.clear();
-        self.order = order;
     }
 
     /// Sizes that new calls must not take, the shortest first.

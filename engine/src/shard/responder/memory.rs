@@ -32,7 +32,7 @@ impl Responder {
             return self.refuse_for_memory(cx, conn, call);
         }
         cx.stats.memory_waits += 1;
-        let (now, size) = (cx.clock.read(), self.waits_for(cx, &call).size());
+        let (now, size) = (cx.clock.read(), self.waits_for(cx, &call).size);
         let first = self.waiters.is_empty();
         self.waiters.push(size, Waiting::new(call, now), now);
         cx.set_awaited(self.waiters.awaited(now));
@@ -64,9 +64,9 @@ impl Responder {
     pub(super) fn serve_memory_waiters<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let now = cx.clock.read();
         // The longest waiting chooses first: the first of another line may need the same buffers.
-        let order = self.waiters.take_order();
-        let served = order.iter().map(|&(_, size)| self.serve_line(cx, size, now)).sum();
-        self.waiters.keep_order(order);
+        let mut order = self.waiters.take_order();
+        let served = order.drain(..).map(|(_, size)| self.serve_line(cx, size, now)).sum();
+        self.waiters.order = order;
         cx.set_awaited(self.waiters.awaited(now));
         served
     }
@@ -82,9 +82,9 @@ impl Responder {
             };
             // Its lack is rarely of interest.
             if given_up || self.waiters.is_to_be_looked_at(size, now) {
-                let shortage = self.waits_for(cx, waiting.call());
-                given_up = given_up || self.is_in_vain(cx, size, waiting.call(), &shortage, now);
-                if given_up && shortage.size() == size {
+                let shortage = self.waits_for(cx, &waiting.call);
+                given_up = given_up || self.is_in_vain(cx, size, &waiting.call, &shortage, now);
+                if given_up && shortage.size == size {
                     self.refuse_waiter(cx, waiting, now);
                     continue;
                 }
@@ -101,24 +101,24 @@ impl Responder {
                 served += 1;
                 continue;
             };
-            let shortage = self.waits_for(cx, waiting.call());
-            if shortage.size() != size {
+            let shortage = self.waits_for(cx, &waiting.call);
+            if shortage.size != size {
                 // It has what it waited for, and lacks another buffer.
-                self.waiters.move_to(shortage.size(), size, waiting, now);
+                self.waiters.move_to(shortage.size, size, waiting, now);
                 continue;
             }
             if waiting.is_to_be_told(now) {
-                let conn = cx.conns.get(ConnRef(waiting.call().qp()));
+                let conn = cx.conns.get(ConnRef(waiting.call.qp()));
                 let peer = conn.and_then(Conn::accepted).map_or("", |accepted| accepted.host()).to_owned();
                 // It is in no line now.
-                Self::tell_of_wait(cx, &peer, waiting.call(), self.waiting() + 1, shortage.lack(cx));
+                Self::tell_of_wait(cx, &peer, &waiting.call, self.waiting() + 1, shortage.lack(cx));
             }
-            given_up = given_up || self.is_in_vain(cx, size, waiting.call(), &shortage, now);
+            given_up = given_up || self.is_in_vain(cx, size, &waiting.call, &shortage, now);
             if given_up {
                 self.refuse_waiter(cx, waiting, now);
                 continue;
             }
-            if !shortage.leaves_some() {
+            if !shortage.leaves_some {
                 self.waiters.put_back(size, waiting);
                 break;
             }
@@ -138,7 +138,7 @@ impl Responder {
         waiting: Waiting,
         now: u64,
     ) -> Option<Waiting> {
-        let since = waiting.since();
+        let since = waiting.since;
         // It may take buffers that only later calls wait for.
         cx.set_awaited(self.waiters.awaited_before(since, now));
         waiting.try_with(|call| {
@@ -162,8 +162,8 @@ impl Responder {
     /// Refuses a call that waited in vain.
     #[cold]
     fn refuse_waiter<F: Fabric>(&mut self, cx: &mut Context<F>, waiting: Waiting, now: u64) {
-        self.waiters.waits_no_more(waiting.since(), now);
-        let call = waiting.end();
+        self.waiters.waits_no_more(waiting.since, now);
+        let call = waiting.call;
         let Some(conn) = cx.conns.take(call.qp()) else { return self.boxes.put_unready(call) };
         cx.lend(conn, |cx, conn| {
             self.refuse_for_memory(cx, conn, call);
@@ -197,9 +197,7 @@ impl Responder {
         shortage: &Shortage,
         now: u64,
     ) -> bool {
-        shortage.size() == size
-            && self.waiters.is_to_be_looked_at(size, now)
-            && self.is_hopeless(cx, call, shortage, now)
+        shortage.size == size && self.waiters.is_to_be_looked_at(size, now) && self.is_hopeless(cx, call, shortage, now)
     }
 
     /// Whether the buffers will not be freed: for a second no running call has used any. The memory of a running call
@@ -209,7 +207,7 @@ impl Responder {
         let range = shortage.range();
         let (shortest, longest) = (*range.start(), *range.end());
         let held_back = cx.conns.iter().flat_map(|conn| &conn.served.held_back);
-        let waiting = self.waiters.iter().chain(held_back).map(Waiting::call).chain([call]);
+        let waiting = self.waiters.iter().chain(held_back).map(|waiting| &waiting.call).chain([call]);
         let messages = waiting.filter_map(|call| call.message_capacity());
         let waiting = messages.filter(|capacity| range.contains(capacity)).count();
         // A message in parts that continues will free its buffer.
@@ -219,7 +217,7 @@ impl Responder {
         let Context { conns, fabric, pool, .. } = cx;
         // Frozen buffers may be being sent.
         let hope = pool.busy_within(shortest, longest) > idle || !conns.iter().all(|conn| conn.holds_nothing(fabric));
-        match self.waiters.is_given_up(shortage.size(), now, hope, parts) {
+        match self.waiters.is_given_up(shortage.size, now, hope, parts) {
             Ok(()) => true,
             Err(later) => {
                 cx.schedule.wake_by(later);

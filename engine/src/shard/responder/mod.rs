@@ -232,16 +232,18 @@ impl Responder {
     pub(super) fn add_to<'a>(&self, stats: &mut ShardStats, conns: impl Iterator<Item = &'a Conn>, now: u64) {
         stats.worker_queue_depth = self.away.with_workers() as u64;
         stats.calls_waiting = self.waiting() as u64;
-        let held_back = conns.filter_map(|conn| conn.served.held_back.front().map(Waiting::since));
-        stats.longest_wait =
-            held_back.chain(self.waiters.iter().map(Waiting::since)).min().map_or(0, |since| now.saturating_sub(since));
-        stats.refusals = self.tally.refusals();
+        let held_back = conns.filter_map(|conn| conn.served.held_back.front().map(|waiting| waiting.since));
+        stats.longest_wait = held_back
+            .chain(self.waiters.iter().map(|waiting| waiting.since))
+            .min()
+            .map_or(0, |since| now.saturating_sub(since));
+        stats.refusals = self.tally.refusals;
         stats.procedures = self.services.as_ref().map_or_else(Vec::new, |services| self.tally.procedures(services));
     }
 
     /// Number of calls that wait for memory, or for their share of it.
     fn waiting(&self) -> usize {
-        self.waiters.len() + self.shares.held_back()
+        self.waiters.len() + self.shares.held_back
     }
 
     /// Records the end of a timed call, of this entry's procedure.

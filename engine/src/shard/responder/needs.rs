@@ -53,21 +53,12 @@ pub(super) struct Shortage {
     /// Number needed, at least so long.
     several: usize,
     /// Bytes of the smallest suitable buffers.
-    size: usize,
-    leaves_some: bool,
+    pub(super) size: usize,
+    /// Whether such buffers are free, but too few.
+    pub(super) leaves_some: bool,
 }
 
 impl Shortage {
-    /// Bytes of the smallest suitable buffers.
-    pub(super) fn size(&self) -> usize {
-        self.size
-    }
-
-    /// Whether such buffers are free, but too few.
-    pub(super) fn leaves_some(&self) -> bool {
-        self.leaves_some
-    }
-
     /// Bytes of all suitable buffers.
     pub(super) fn range(&self) -> RangeInclusive<usize> {
         self.need.len..=self.need.longest

@@ -36,7 +36,7 @@ const RECOUNT: u64 = 1000;
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     /// Held back calls, of all connections.
-    held_back: usize,
+    pub(super) held_back: usize,
     /// Calls by host at the last count, and those admitted since.
     hosts: HashMap<Party, usize>,
     /// Time of the next count, in nanoseconds.
@@ -89,11 +89,6 @@ pub(super) fn shared<F: Fabric>(cx: &Context<F>, len: usize, count: usize) -> us
 }
 
 impl Shares {
-    /// Held back calls, of all connections.
-    pub(super) fn held_back(&self) -> usize {
-        self.held_back
-    }
-
     /// Allocates a reply buffer of `len` bytes, unless the call must wait for the share of its connection or host.
     #[inline(always)]
     pub(super) fn alloc<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, len: usize) -> Option<Buf> {
@@ -259,13 +254,13 @@ impl Responder {
         self.resume_replies(cx, conn);
         while let Some(waiting) = conn.served.held_back.pop_front() {
             self.shares.held_back -= 1;
-            if self.exceeds_share(cx, conn, waiting.call()) {
+            if self.exceeds_share(cx, conn, &waiting.call) {
                 conn.served.held_back.push_front(waiting);
                 self.shares.held_back += 1;
                 // The awaited Sends may have completed unsignaled.
                 return cx.request_completion(conn);
             }
-            self.start(cx, conn, waiting.end());
+            self.start(cx, conn, waiting.call);
             cx.ready.add(conn);
         }
     }
@@ -295,16 +290,16 @@ impl Responder {
         }
         let Some(first) = conn.served.held_back.front() else { return };
         let peer = conn.accepted().map_or("", |accepted| accepted.host());
-        match Self::exceeds_reads(&cx.config, conn, first.call()) {
+        match Self::exceeds_reads(&cx.config, conn, &first.call) {
             true => {
                 let why =
                     "its connection has as many RDMA Reads under way as `limits.max_reads` and `max_read_bytes` allow";
-                Self::tell_of_wait(cx, peer, first.call(), self.waiting(), why);
+                Self::tell_of_wait(cx, peer, &first.call, self.waiting(), why);
             }
             false => {
-                let lack = self.waits_for(cx, first.call()).lack(cx);
+                let lack = self.waits_for(cx, &first.call).lack(cx);
                 let why = format_args!("few are free, and its connection, or its host, has its share of them: {lack}");
-                Self::tell_of_wait(cx, peer, first.call(), self.waiting(), why);
+                Self::tell_of_wait(cx, peer, &first.call, self.waiting(), why);
             }
         }
     }
@@ -313,7 +308,7 @@ impl Responder {
     pub(super) fn drop_held_back(&mut self, conn: &mut Conn) {
         self.shares.held_back -= conn.served.held_back.len();
         for waiting in conn.served.held_back.drain(..) {
-            self.boxes.put_unready(waiting.end());
+            self.boxes.put_unready(waiting.call);
         }
     }
 }

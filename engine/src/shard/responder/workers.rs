@@ -44,7 +44,7 @@ type Work = Box<dyn Fn(Call<Ready>) -> Call<Answered>>;
 /// Workers without threads, for simulations: they run when given a turn, on the caller's thread. Shards [use
 /// them](crate::shard::Shard::simulate_workers) like those of a [`Server`](crate::Server).
 pub struct SimulatedWorkers {
-    pool: Workers,
+    pub(in crate::shard) pool: Workers,
     benches: Vec<Bench<WorkKey, Call<Ready>, Call<Answered>, Work>>,
 }
 
@@ -60,13 +60,6 @@ impl SimulatedWorkers {
     /// A worker's turn: it runs one call of each shard that has any. False if none had, or there is no such worker.
     pub fn turn(&mut self, worker: usize) -> bool {
         self.benches.get_mut(worker).is_some_and(Bench::turn)
-    }
-}
-
-impl SimulatedWorkers {
-    /// The workers, as shards use them.
-    pub(in crate::shard) fn pool(&self) -> &Workers {
-        &self.pool
     }
 }
 
@@ -113,7 +106,7 @@ impl Responder {
                     );
                     conn.proto.reply_error(id, ErrorBody::System);
                     cx.stats.calls_failed += 1;
-                    self.tally.lost();
+                    self.tally.refusals.err_system += 1;
                 }
             }
             cx.ready.add(conn);

@@ -74,7 +74,7 @@ fn short_replies_take_none_of_the_memory_for_bulk() {
     scene.serve_held(&mut conn, 1);
     assert!(scene.responder.waits_for_memory() && scene.sent(&mut conn).is_empty());
     assert_eq!(scene.cx.pool.room(1).0, 4, "those of `long_buffers`");
-    let call = scene.responder.waiters.iter().next().expect("it waits").call();
+    let call = &scene.responder.waiters.iter().next().expect("it waits").call;
     let lack = scene.responder.waits_for(&scene.cx, call).lack(&scene.cx);
     assert_eq!(scene.responder.never_fits(&scene.cx, call), None);
     assert!(lack.to_string().ends_with("exist (`memory.small_buffers`)"), "{lack}");
@@ -166,8 +166,8 @@ fn what_a_message_came_in_is_not_waited_for() {
     let long = scene.cx.pool.alloc(40_000).expect("a buffer");
     let _held = scene.empty_pool();
     scene.serve_message(&mut conn, 1, SHORT, long);
-    let call = scene.responder.waiters.iter().next().expect("it waits").call();
-    assert_eq!(scene.responder.waits_for(&scene.cx, call).size(), 512, "for its reply alone");
+    let call = &scene.responder.waiters.iter().next().expect("it waits").call;
+    assert_eq!(scene.responder.waits_for(&scene.cx, call).size, 512, "for its reply alone");
 }
 
 /// Also if it needs what another line waits for, too.
@@ -301,7 +301,7 @@ fn what_waits_is_counted_with_how_long_and_told_after_a_second() {
         (
             stats.calls_waiting,
             stats.longest_wait / 1_000_000,
-            scene.responder.waiters.iter().filter(|waiting| waiting.is_told()).count(),
+            scene.responder.waiters.iter().filter(|waiting| waiting.told).count(),
         )
     };
     assert_eq!(waiting(&mut scene), (2, 700, 0));
@@ -331,7 +331,7 @@ fn calls_beyond_the_credit_limit_do_not_wait_while_receives_are_short() {
         }
         let put_off = u64::from(short);
         assert_eq!(scene.cx.stats.calls_shed, put_off);
-        let waiting = scene.responder.waiters.len() + scene.responder.shares.held_back();
+        let waiting = scene.responder.waiters.len() + scene.responder.shares.held_back;
         assert_eq!(waiting as u64, u64::from(limit) + 1 - put_off);
         assert_eq!(conn.stage() == Stage::Draining, short, "its client sends it again");
     }

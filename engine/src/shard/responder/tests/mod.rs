@@ -83,7 +83,7 @@ impl Scene {
             }
             event => panic!("{event:?}"),
         });
-        responder.serve(cx, conn, call, read, RpcMessage::new(message, 16));
+        responder.serve(cx, conn, call, read, RpcMessage { buf: message, at: 16 });
     }
 
     /// The same where the buffers that are left are not to be taken for the call's message.
@@ -111,7 +111,7 @@ impl Scene {
     fn answered(&mut self, conn: &mut Conn, xid: u32, bytes: usize) -> Call<Replying> {
         let call = self.arrived(conn, xid, &[bytes as u32]);
         let (message, reply) = (self.cx.alloc(100).expect("a buffer"), self.cx.alloc(100).expect("a buffer"));
-        let call = call.admit(RpcMessage::new(ReceivedBuf::whole(message), 0), Header::new(0, 40));
+        let call = call.admit(RpcMessage { buf: ReceivedBuf::whole(message), at: 0 }, Header { entry: 0, len: 40 });
         let mut call = call.give_reply(reply, 60);
         let mut result = self.own.alloc(bytes).expect("a buffer");
         result.set_window(0, bytes);
@@ -124,7 +124,7 @@ impl Scene {
         let call = self.arrived(conn, xid, &vec![40_000; chunks]);
         let message = self.spare.pop().map(ReceivedBuf::whole).expect("as many as the test needs");
         let entry = self.services.find(1, 1, BULK).expect("it is there");
-        Unready::Admitted(call.admit(RpcMessage::new(message, 0), Header::new(entry, 40)))
+        Unready::Admitted(call.admit(RpcMessage { buf: message, at: 0 }, Header { entry, len: 40 }))
     }
 
     /// The XIDs of the replies that were sent on a connection since it was asked last.
@@ -171,7 +171,7 @@ fn calls_for_workers_are_held_back_until_they_are_taken_and_come_home_once() {
     let mut scene = Scene::new();
     let mut conn = open_conn(0, true);
     let mut workers = SimulatedWorkers::new(1, 2, Arc::clone(&scene.services));
-    scene.responder.use_workers(workers.pool());
+    scene.responder.use_workers(&workers.pool);
     for xid in 1..=5 {
         scene.serve(&mut conn, xid, ELSEWHERE);
     }
@@ -287,16 +287,16 @@ fn one_connection_beyond_its_share_waits_for_itself_alone() {
     scene.serve_held(&mut other, 100);
     assert!(!other.served.is_gated(), "it holds nothing yet");
     assert!(Served::held(&conn) > 1);
-    let before = scene.responder.shares.held_back();
+    let before = scene.responder.shares.held_back;
     assert_eq!(before, conn.served.held_back.len());
-    let told = |conn: &Conn| conn.served.held_back.front().is_some_and(Waiting::is_told);
+    let told = |conn: &Conn| conn.served.held_back.front().is_some_and(|waiting| waiting.told);
     scene.responder.tell_of_held_back(&mut scene.cx, &mut conn);
     assert!(!told(&conn));
     time.advance(Duration::from_secs(1));
     scene.responder.tell_of_held_back(&mut scene.cx, &mut conn);
     assert!(told(&conn), "the log names what waits for its share, too");
     scene.responder.connection_lost(&mut scene.cx, &mut conn);
-    assert_eq!((scene.responder.shares.held_back(), conn.served.held_back.len()), (0, 0));
+    assert_eq!((scene.responder.shares.held_back, conn.served.held_back.len()), (0, 0));
 }
 
 #[test]
