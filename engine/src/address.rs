@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_fabric_does_not_have_is_refused_when_it_is_opened() {
+    fn knobs_of_other_fabrics_are_refused_at_open() {
         let opened = |text: &str, config: Config| text.parse::<Address>().unwrap().open(&config).err();
         let says = |error: Option<FabricError>, knob: &str| error.is_some_and(|error| error.to_string().contains(knob));
         let (mut tos, mut mtu) = (Config::default(), Config::default());
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_explained() {
+    fn errors_of_addresses_name_the_cause() {
         for (text, why) in [
             ("", "no fabric"),
             ("soft", "no fabric"),

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_is_on_the_node_that_the_kernel_says() {
+    fn node_of_a_core_is_read_from_the_kernel() {
         let root = tempfile::tempdir().expect("a directory");
         for name in ["cpu3/topology", "cpu3/node1", "cpu4/topology"] {
             fs::create_dir_all(root.path().join(name)).expect("a directory");
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_configured_is_what_is_served() {
+    fn configured_placement_is_used_or_refused() {
         let addresses: Vec<Address> = ["soft:a", "soft:b"].iter().map(|text| text.parse().expect("one")).collect();
         let placed = |serves: &[usize]| {
             let config = ServerConfig { shards: 3, serves: Some(serves.to_vec()), ..ServerConfig::default() };

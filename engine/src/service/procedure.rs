@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_refused_as_rfc_5531_says() {
+    fn missing_procedures_are_refused_by_rfc_5531() {
         let mut services = LocalServices::new();
         services.add(100, 2, 5, Procedure::new(|_| Ok(())));
         services.add(100, 4, 1, Procedure::new(|_| Ok(())));

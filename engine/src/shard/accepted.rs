@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn an_accepted_connection_is_silent_since_its_last_message_of_use() {
+    fn an_accepted_connection_is_silent_since_its_last_useful_message() {
         let mut accepted = Accepted::new("x", 5, 10);
         accepted.look(0, 100);
         assert_eq!(accepted.heard, 5);

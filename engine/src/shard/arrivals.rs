@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_connects_and_goes_ends_no_more_than_one_now_and_then() {
+    fn evictions_for_other_hosts_are_paced() {
         let all = [busy(0, "a", 1, 66), idle(1, "a", false, 2, 65)];
         let after = |keepers: &[Keeper<'_>], peace| {
             let shortage = Shortage { host: "c", all: 130, least: 5, silent_after: 1000, peace };

@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_peer_says_looks_like_no_line_of_ours() {
+    fn reasons_of_peers_are_escaped() {
         let rejected = CloseCause::Rejected { said: b"full\n\x1b[31m\xff".to_vec() };
         assert_eq!(rejected.to_string(), "rejected by the peer: full\\n\\u{1b}[31m\u{fffd}");
     }

@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_posted_is_counted_by_its_length_and_receives_go_to_the_device() {
+    fn chains_are_counted_by_length_and_receives_posted() {
         let mut cx = context(small());
         assert!(cx.receives.posted() > 0 && cx.receives.suffice());
         let mut conn = open_conn(0, true);

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn who_negotiates_and_who_arrives_is_known_by_name() {
+    fn negotiating_and_arriving_connections_are_known_by_name() {
         let mut life = Lifecycle::new();
         (0..3).for_each(|slot| life.negotiates(qp(slot)));
         life.arrives(qp(7));

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn each_connection_is_told_once_and_its_end_once() {
+    fn each_connection_and_its_end_are_reported_once() {
         let told = Told::default();
         let peers = peers(&told);
         let mut conn = accepted(3);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_waits_for_calls_at_workers_wherever_those_are_dropped() {
+    fn an_end_is_reported_after_the_last_call_at_workers() {
         let told = Told::default();
         let peers = peers(&told);
         let mut conn = accepted(3);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_nobody_has_ended_is_told_with_the_end_of_its_shard() {
+    fn open_connections_are_reported_closed_with_their_shard() {
         let told = Told::default();
         let peers = peers(&told);
         let mut conn = accepted(7);

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_leave_is_late_however_much_follows_it() {
+    fn a_stuck_send_is_late_whatever_follows_it() {
         let mut progress = Progress::default();
         assert_eq!(look(&mut progress, sent(5, 0), 10).0, 0, "it is seen for the first time");
         assert_eq!(look(&mut progress, sent(9, 4), 10).0, 10, "the fifth has not left");
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_takes_nothing_is_told_so() {
+    fn a_peer_that_receives_nothing_is_disconnected_for_it() {
         let mut progress = Progress::default();
         let owed = Owed { sends: 1, fetches: 1, ..Owed::default() };
         look(&mut progress, owed, 1);
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_paid_than_what_stood_before_it() {
+    fn progress_counts_only_earlier_bytes() {
         let (mut progress, owed) = (Progress::default(), sent(1, 0));
         look_at(&mut progress, owed, 1, 0, 80);
         assert_eq!(look_at(&mut progress, owed, 100, 1000, 80), 10, "80 bytes, and an eighth for headers");
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_looks_at_all_again_unless_nothing_was_owed_or_done_since() {
+    fn a_wake_up_checks_all_unless_nothing_was_owed_or_done() {
         let mut watch = Watch::default();
         watch.begin(10_000, EVERY);
         assert_eq!(watch.next(0), u64::MAX, "nothing was found to be owed");

@@ -56,7 +56,7 @@ mod tests {
     use crate::shard::testing::open_conn;
 
     #[test]
-    fn a_connection_is_once_in_the_list_of_those_with_something_to_say() {
+    fn a_connection_is_ready_once() {
         let mut ready = ReadyList::new();
         let (mut one, mut other) = (open_conn(3, true), open_conn(5, true));
         ready.add(&mut one);

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_says_that_the_connection_is_established() {
+    fn a_message_establishes_the_connection() {
         let (mut shard, conn) = first_message(Stage::Connecting);
         assert_eq!(conn.stage(), Stage::Open);
         assert_eq!(conn.proto.counters().received, 1);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_after_the_end_is_not_read() {
+    fn messages_after_the_end_are_not_read() {
         let (mut shard, conn) = first_message(Stage::Closing);
         assert_eq!(conn.stage(), Stage::Closing);
         assert_eq!(conn.proto.counters().received, 0);

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_is_what_the_device_had_left_once_it_had_any() {
+    fn lowest_receives_count_from_the_first_post() {
         let (pool, mut budget) = (pool(), ReceiveBudget::new(300));
         post(&mut budget, &pool, 100);
         assert_eq!(budget.lowest(), 100, "the first are no shortage");
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_is_bounded_and_what_the_device_refuses_waits() {
+    fn returned_buffers_are_bounded_and_refused_ones_wait() {
         let (pool, mut budget) = (pool(), ReceiveBudget::new(300));
         (0..2 * RECEIVE_LOW_WATER).for_each(|_| budget.give(|| pool.alloc(64).unwrap()));
         assert!(budget.is_low());

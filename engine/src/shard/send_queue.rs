@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn other_requests_are_no_sends_and_what_the_device_refuses_stays() {
+    fn other_requests_are_no_sends_and_refused_ones_stay() {
         let (pool, mut queue) = (pool(), SendQueue::new());
         let lent = buf(&pool).lend().expect("its own thread");
         let remote = RemoteMemory { rkey: 1, address: 2 };

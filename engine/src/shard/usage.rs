@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_received_is_counted_once_and_from_the_start_when_it_is_made_again() {
+    fn received_messages_count_once_and_anew_after_a_reconnect() {
         let mut usage = Use::default();
         assert_eq!((usage.turned(5), usage.turned(5), usage.turned(12)), (5, 0, 7));
         usage.restart();

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_back_is_what_was_written_to_one_percent() {
+    fn a_histogram_is_read_back_to_one_percent() {
         let mut histogram = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds");
         (1..=20_000u64).for_each(|n| histogram.record(n * 997).expect("within bounds"));
         let json = written(histogram.clone());
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_one_less_an_earlier_one_is_what_was_between() {
+    fn difference_of_two_histograms_is_the_time_between() {
         let mut earlier = Histogram::new(3).expect("digits");
         earlier.record_n(100, 50).expect("it grows");
         let mut later = earlier.clone();

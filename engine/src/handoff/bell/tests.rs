@@ -68,12 +68,12 @@ mod models {
     }
 
     #[test]
-    fn loom_what_is_rung_for_is_seen() {
+    fn loom_work_before_a_ring_is_seen() {
         deliver(1, 2);
     }
 
     #[test]
-    fn loom_who_finds_it_rung_may_leave_it_at_that() {
+    fn loom_a_second_ring_may_skip_the_wake_up() {
         deliver(2, 1);
     }
 }

@@ -90,7 +90,7 @@ mod models {
     use crate::handoff::parker::{Sleeper, Wake};
 
     #[test]
-    fn loom_what_two_threads_give_back_comes_home_once_and_in_their_order() {
+    fn loom_boxes_of_two_threads_return_once_and_in_order() {
         explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut home = Home::new();
@@ -114,7 +114,7 @@ mod models {
     }
 
     #[test]
-    fn loom_what_meets_a_home_that_closes_is_dropped_once() {
+    fn loom_a_box_for_a_closing_home_is_dropped_once() {
         explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let home = Home::new();
@@ -131,7 +131,7 @@ mod models {
     /// Who gives something back notifies, and who sleeps looks once more when it is armed: one of the two sees the
     /// other. What is never seen is a deadlock of the model.
     #[test]
-    fn loom_what_comes_home_wakes_who_sleeps() {
+    fn loom_a_returned_box_wakes_the_sleeper() {
         explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut home = Home::new();

@@ -87,7 +87,7 @@ mod model {
     }
 
     #[test]
-    fn what_a_gone_consumer_left_can_be_reclaimed() {
+    fn items_left_by_a_consumer_are_reclaimed() {
         let alive = Rc::new(());
         let (mut producer, mut consumer) = ring(4);
         (0..3).for_each(|n| producer.push((n, Rc::clone(&alive))).unwrap());
@@ -111,7 +111,7 @@ mod model {
     }
 
     #[test]
-    fn a_dropped_consumer_drops_what_it_finds() {
+    fn a_dropped_consumer_drops_its_items() {
         let alive = Rc::new(());
         let (mut producer, consumer) = ring(4);
         (0..3).for_each(|_| producer.push(Rc::clone(&alive)).unwrap());
@@ -230,7 +230,7 @@ mod model {
     }
 
     #[test]
-    fn loom_the_last_end_drops_what_is_left() {
+    fn loom_the_last_end_drops_the_rest() {
         explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let (mut producer, mut consumer) = ring(2);

@@ -133,7 +133,7 @@ fn jobs_go_to_the_worker_with_the_fewest() {
 }
 
 #[test]
-fn a_stop_finishes_what_was_dispatched_and_refuses_the_rest() {
+fn a_stop_finishes_dispatched_jobs_and_refuses_others() {
     let ran = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&ran);
     let pool = WorkerPool::new(&config(2, 64, IdlePolicy::Event), move |n: u64| {

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn who_connects_gets_all_of_one_and_the_end() {
+    fn a_reader_gets_one_whole_snapshot_and_the_end() {
         serving(LONG, |connect| {
             let (first, second) = (all_of(connect()), all_of(connect()));
             assert_eq!((first.len(), second.len()), (LONG, LONG));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reader_says_is_nothing() {
+    fn input_of_readers_is_ignored() {
         serving(100, |connect| {
             for bytes in [1, 3000, 100_000] {
                 let mut talks = connect();
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_read_nothing_make_room_for_those_who_do() {
+    fn idle_readers_make_room_for_others() {
         serving(LONG, |connect| {
             let deaf: Vec<_> = (0..5 * MOST).map(|_| connect()).collect();
             for _ in 0..3 {

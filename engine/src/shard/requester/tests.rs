@@ -169,7 +169,7 @@ fn a_call_that_cannot_be_sent_again_gives_its_memory_back() {
 }
 
 #[test]
-fn what_is_exposed_is_revoked_before_its_call_ends() {
+fn exposed_memory_is_revoked_before_its_call_ends() {
     let mut scene = Scene::new();
     let call = scene.start(3, None, Some(256));
     assert_eq!(kinds(&mut scene), ["bind", "send"], "nobody may use a window before it is bound");

@@ -21,7 +21,7 @@ fn calls_without_memory_wait_hold_nothing_and_go_on_in_their_order() {
 }
 
 #[test]
-fn who_is_gone_waits_for_nothing() {
+fn calls_of_closed_connections_leave_the_lines() {
     let mut scene = Scene::new();
     let (mut gone, mut stays) = (open_conn(0, true), open_conn(1, true));
     let held = scene.empty_pool();
@@ -160,7 +160,7 @@ fn a_call_that_needs_many_buffers_lets_others_past() {
 
 /// Receives may be longer than they need be.
 #[test]
-fn what_a_message_came_in_is_not_waited_for() {
+fn the_buffer_of_the_message_itself_gives_no_hope() {
     let mut scene = Scene::new();
     let mut conn = open_conn(0, true);
     let long = scene.cx.pool.alloc(40_000).expect("a buffer");
@@ -241,7 +241,7 @@ fn a_call_gathers_several_buffers_before_later_calls() {
 
 /// Nor for a call that needs nothing but its reply, however many are free.
 #[test]
-fn short_replies_leave_alone_what_is_gathered() {
+fn short_replies_take_no_awaited_buffers() {
     let mut config = small();
     config.memory.small_buffers = 4096;
     let mut scene = Scene::with(config);
@@ -259,7 +259,7 @@ fn short_replies_leave_alone_what_is_gathered() {
 
 /// One of each of two sizes: what is there for it does not go to others while the other one comes home.
 #[test]
-fn who_lacks_another_size_keeps_what_is_there_for_a_second() {
+fn a_call_that_lacks_another_size_holds_its_line_for_a_second() {
     let (mut scene, time) = (Scene::new(), SimulatedTime::new());
     scene.cx.clock = Clock::simulated(&time);
     let mut conn = open_conn(0, true);
@@ -283,7 +283,7 @@ fn who_lacks_another_size_keeps_what_is_there_for_a_second() {
 }
 
 #[test]
-fn what_waits_is_counted_with_how_long_and_told_after_a_second() {
+fn waiting_calls_are_counted_and_logged_after_a_second() {
     let (mut scene, time) = (Scene::new(), SimulatedTime::new());
     scene.cx.clock = Clock::simulated(&time);
     let (mut conn, mut other) = (open_conn(0, true), open_conn(1, true));

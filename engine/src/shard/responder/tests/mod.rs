@@ -300,7 +300,7 @@ fn one_connection_beyond_its_share_waits_for_itself_alone() {
 }
 
 #[test]
-fn replies_beyond_what_a_connection_may_write_wait_for_themselves_alone() {
+fn replies_beyond_the_write_limit_delay_no_others() {
     let mut scene = Scene::new();
     scene.cx.config.limits.max_write_bytes = Some(1000);
     let (mut conn, mut other) = (open_conn(0, true), open_conn(1, true));
