@@ -1,7 +1,7 @@
-//! Something to look at for a sleeper that looks at it in turns: rung by many, and looked for by one.
+//! A flag that many threads set, and one polling thread takes in its turns.
 //!
-//! Of those that ring before it is looked for, the first wakes the sleeper, and the others leave it at that: what they
-//! have published is seen with what the first one has.
+//! Of several rings before a take, only the first wakes the sleeper. The take sees the work published before all of
+//! them.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -11,31 +11,30 @@ use rpcrdma_mempool::sync::{AtomicBool, Ordering};
 
 use super::parker::Signal;
 
-/// Whoever rings it has published something before; whoever finds it rung looks for that thereafter.
+/// Work is published before a ring, and looked for after a take.
 pub(crate) struct Bell {
     rung: AtomicBool,
     signal: Signal,
 }
 
 impl Bell {
-    /// One that wakes this sleeper.
+    /// `signal` wakes the sleeper.
     pub(crate) fn new(signal: Signal) -> Self {
         Self { rung: AtomicBool::new(false), signal }
     }
 
     /// Rings it. Any thread.
     pub(crate) fn ring(&self) {
-        // SYNC POINT bell: with the exchange in `take`. Whoever finds it rung leaves the rest to who rang.
+        // SYNC POINT bell: with the exchange in `take`.
         if !self.rung.swap(true, Ordering::AcqRel) {
             self.signal.notify();
         }
     }
 
-    /// Whether it was rung since it was asked last. The sleeper's thread alone.
+    /// Whether it was rung since the last take. For the sleeper's thread alone.
     #[inline]
     pub(crate) fn take(&self) -> bool {
-        // SYNC POINT bell: with each exchange in `ring`, of which a later one passes on what an earlier one has
-        // released. What rings from now on is for the next time.
+        // SYNC POINT bell: with each exchange in `ring`; a later one continues the release of an earlier one.
         self.rung.load(Ordering::Relaxed) && self.rung.swap(false, Ordering::AcqRel)
     }
 }

@@ -1,4 +1,4 @@
-//! New things on their way into a running polling thread, now and then: behind a small lock, announced by a flag.
+//! Rare items for a running polling thread: behind a lock, announced by a flag.
 #![forbid(unsafe_code)]
 
 use rpcrdma_mempool::sync::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use super::lock::{Mutex, lock};
 
 /// See the module page.
 pub(super) struct Intake<R> {
-    /// Something waits. Checked each turn.
+    /// Whether items wait. Checked each turn.
     fresh: AtomicBool,
     /// `None` once closed.
     waiting: Mutex<Option<Vec<R>>>,
@@ -18,13 +18,13 @@ impl<R> Intake<R> {
         Self { fresh: AtomicBool::new(false), waiting: Mutex::new(Some(Vec::new())) }
     }
 
-    /// Gives it back when the other side has closed.
+    /// Adds an item; returns it if the other side has closed.
     pub(super) fn offer(&self, new: R) -> Result<(), R> {
         match &mut *lock(&self.waiting) {
             Some(waiting) => waiting.push(new),
             None => return Err(new),
         }
-        // What it announces is ordered by the lock; for a sleeper's second look the notifier's fence does it.
+        // The lock orders the item; the notifier's fence orders the flag for a sleeper's second look.
         self.fresh.store(true, Ordering::Release);
         Ok(())
     }
@@ -36,12 +36,12 @@ impl<R> Intake<R> {
 
     #[cold]
     pub(super) fn take(&self) -> Vec<R> {
-        // First the flag, then the list: what comes in between raises the flag again.
+        // The flag before the list: a later item raises the flag again.
         self.fresh.store(false, Ordering::Relaxed);
         lock(&self.waiting).as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Refuses all that comes later, and gives back what waited.
+    /// Refuses later items; returns the waiting ones.
     pub(super) fn close(&self) -> Vec<R> {
         lock(&self.waiting).take().unwrap_or_default()
     }

@@ -1,15 +1,13 @@
-//! Many application threads to one shard: a ring for each, of which the shard looks at those that are in use.
+//! Messages of many application threads to one shard: a ring for each sender.
 //!
-//! A ring that is quiet is nobody's to look at: its receiving end waits in the *berth* that it shares with its
-//! sender. Whoever sends looks there, and if the end is there brings it *home*, to the shard, by a list without a
-//! lock. From then on the shard looks at that ring each turn, and nothing is shared between senders; until it has
-//! found nothing there for a while, and there are others to look at: then it puts the end back. So a turn costs what
-//! the senders that have something to say cost, whatever the number of those that have not. A new ring is a quiet
-//! one.
+//! The shard polls busy rings only, so a turn costs nothing for idle senders. The receiving end of an idle ring waits
+//! in the *berth* that it shares with its sender. A sender that finds the end there gives it to the shard, by a
+//! lock-free list. The shard then polls the ring in each turn. After a number of empty polls it puts the end back, if
+//! it polls many others. A new ring is idle.
 //!
-//! SYNC POINT berth: the sender publishes an item, or its end, has a fence, and looks at the berth; the shard puts the
-//! receiving end there, has a fence, and looks at the ring once more. One of them sees what the other did: nothing
-//! that was sent waits in a ring that nobody looks at.
+//! SYNC POINT berth: the sender publishes an item, or its end; then a fence; then it checks the berth. The shard puts
+//! the receiving end there; then a fence; then it checks the ring once more. One of them sees the other's write, so no
+//! item waits in a ring that is not polled.
 #![forbid(unsafe_code)]
 
 use rpcrdma_mempool::sync::{Arc, Ordering, fence};
@@ -20,18 +18,18 @@ use super::ring_sender::RingSender;
 pub use super::ring_sender::SendError;
 use super::spsc::{Consumer, ring};
 
-/// Items taken from one ring before the next one has its turn.
+/// Most items taken from one ring at a time.
 const QUANTUM: usize = 16;
-/// So many rings are looked at each turn, used or not. To look costs a few nanoseconds; to put a ring away, and to
-/// bring it home, some hundred.
+/// Number of rings that are polled whether busy or not. A poll costs a few nanoseconds, a round trip to the berth some
+/// hundred.
 const FEW: usize = if cfg!(loom) { 0 } else { 16 };
-/// Looks in a row that found nothing, after which a ring is put away: what it costs to bring it home again.
+/// Empty polls in a row after which a ring returns to its berth.
 const QUIET: u32 = if cfg!(loom) { 1 } else { 64 };
 
 /// The receiving end of one sender's ring.
 struct Inlet<T: Send> {
     items: Consumer<T>,
-    /// Looks in a row that found nothing.
+    /// Empty polls in a row.
     quiet: u32,
     berth: Arc<Berth<Self>>,
     link: Link<Self>,
@@ -45,13 +43,12 @@ impl<T: Send> Linked for Inlet<T> {
 
 /// The shard's end: the rings of all senders.
 ///
-/// Dropping it closes every ring; items inside are dropped, and later sends are refused with
-/// [`SendError::Closed`].
+/// Dropping it closes every ring: it drops their items, and later sends fail with [`SendError::Closed`].
 pub struct Mailbox<T: Send> {
-    /// Those that are looked at.
-    #[expect(clippy::vec_box, reason = "the boxes go to their senders, and come home")]
+    /// Polled rings.
+    #[expect(clippy::vec_box, reason = "the boxes go to their senders, and return")]
     busy: Vec<Box<Inlet<T>>>,
-    /// Whose turn it is.
+    /// The ring to poll first.
     next: usize,
     home: Home<Inlet<T>>,
     signal: Signal,
@@ -63,20 +60,19 @@ impl<T: Send> Mailbox<T> {
         Self { busy: Vec::new(), next: 0, home: Home::new(), signal }
     }
 
-    /// What other threads join with.
+    /// A connector for other threads.
     pub fn connector(&self) -> Connector<T> {
         Connector { way: self.home.way(), signal: self.signal.clone() }
     }
 
-    /// Hands up to `max` items to `take`, from the senders in turn; returns how many. Forgets senders that
-    /// are gone.
+    /// Passes up to `max` items to `take`, from the senders in turn; returns their number. Forgets closed senders.
     #[inline]
     pub fn poll(&mut self, max: usize, mut take: impl FnMut(T)) -> usize {
         if !self.home.is_empty() {
             self.busy.extend(self.home.take());
         }
         let mut taken = 0;
-        // Rings in a row that had less than asked for: when that is all of them, nothing is left.
+        // Rings in a row with fewer items than asked for: all of them, when nothing is left.
         let mut drained = 0;
         while taken < max && drained < self.busy.len() {
             if self.next >= self.busy.len() {
@@ -104,7 +100,7 @@ impl<T: Send> Mailbox<T> {
         taken
     }
 
-    /// Forgets a ring whose sender is gone, and leaves any other to its sender.
+    /// Puts a ring into its berth; drops one whose sender is gone.
     #[cold]
     fn put_away(&mut self, at: usize) {
         let mut inlet = self.busy.swap_remove(at);
@@ -117,24 +113,23 @@ impl<T: Send> Mailbox<T> {
         // SYNC POINT berth: with the fence in `RingSender::send` and `close`, in front of the look in `Sender::join`.
         fence(Ordering::SeqCst);
         if glance.has_news() {
-            // Else the sender brings it.
+            // Otherwise the sender gives it back.
             self.busy.extend(berth.take());
         }
     }
 
-    /// True if a poll would find something: items, or a sender that came or went. The second look before
-    /// sleeping.
+    /// Whether a poll would find items, or a sender that came or went: the check before sleeping.
     pub fn has_work(&self) -> bool {
         !self.home.is_empty() || self.busy.iter().any(|inlet| !inlet.items.is_empty() || inlet.items.is_closed())
     }
 
-    /// Senders whose rings are looked at.
+    /// Number of polled rings.
     pub fn busy(&self) -> usize {
         self.busy.len()
     }
 }
 
-/// Makes senders to one shard. Any thread may hold a clone.
+/// Makes senders to one shard, on any thread.
 pub struct Connector<T: Send> {
     way: WayHome<Inlet<T>>,
     signal: Signal,
@@ -147,12 +142,11 @@ impl<T: Send> Clone for Connector<T> {
 }
 
 impl<T: Send> Connector<T> {
-    /// Joins, with a ring of `capacity` items. Allocates: once per application thread, not per call. If the
-    /// shard is gone already the sender is born closed.
+    /// Makes a sender, with a ring of `capacity` items; allocates. It is closed if the shard is gone.
     pub fn connect(&self, capacity: usize) -> Sender<T> {
         let (producer, items) = ring(capacity);
         let berth = Arc::new(Berth::new());
-        // The two hold each other; but a sender that ends takes the inlet out, or the shard has it and drops it.
+        // A cycle, which ends with the sender: it takes the inlet out, or the shard has it and drops it.
         berth.put(Box::new(Inlet { items, quiet: 0, berth: Arc::clone(&berth), link: Link::default() }));
         Sender { ring: RingSender::new(producer, self.signal.clone()), berth, way: self.way.clone() }
     }
@@ -166,8 +160,7 @@ pub struct Sender<T: Send> {
 }
 
 impl<T: Send> Sender<T> {
-    /// Sends and wakes the receiver if it sleeps. An item that was accepted is taken by the receiver, or
-    /// dropped by it when it ends: it never waits in a ring that nobody reads.
+    /// Sends, and wakes a sleeping receiver, which takes an accepted item, or drops it at its end.
     #[inline]
     pub fn send(&mut self, item: T) -> Result<(), SendError<T>> {
         self.ring.send(item)?;
@@ -175,10 +168,10 @@ impl<T: Send> Sender<T> {
         if self.berth.is_empty() { Ok(()) } else { self.join() }
     }
 
-    /// Has the shard look at the ring. Gives the newest item back if there is no shard.
+    /// Gives the receiving end to the shard. Returns the newest item if there is no shard.
     #[cold]
     fn join(&mut self) -> Result<(), SendError<T>> {
-        // It is not there if the shard has taken it back.
+        // The shard may have taken it back.
         let Some(inlet) = self.berth.take() else { return Ok(()) };
         match self.way.give_back(inlet) {
             Ok(()) => {
@@ -186,7 +179,7 @@ impl<T: Send> Sender<T> {
                 Ok(())
             }
             Err(mut inlet) => {
-                // What is in it stays there.
+                // Its items stay in the ring.
                 inlet.items.close();
                 drop(inlet);
                 self.ring.take_back().map_or(Ok(()), |item| Err(SendError::Closed(item)))
@@ -204,7 +197,7 @@ impl<T: Send> Sender<T> {
 impl<T: Send> Drop for Sender<T> {
     fn drop(&mut self) {
         self.ring.close();
-        // A shard that is gone needs no telling.
+        // The shard may be gone.
         let _ = self.join();
     }
 }

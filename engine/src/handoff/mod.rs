@@ -6,20 +6,18 @@
 //!         └──── Ticket ◀─────── slot ◀───── Completer ──┘ └───────── ring ◀──────────┘
 //! ```
 //!
-//! # Who may hold which end
-//! 1. Every ring has one [`Producer`](spsc::Producer) and one [`Consumer`](spsc::Consumer). Ends are moved, never
-//!    cloned: many senders are many rings, so no two threads ever write the same line.
+//! # Ends
+//! 1. Every ring has one [`Producer`](spsc::Producer) and one [`Consumer`](spsc::Consumer), moved and never cloned. Many
+//!    senders are many rings, so no two threads write the same line.
 //! 2. A [`Ticket`](slot::Ticket) and its [`Completer`](slot::Completer) are the two ends of one slot, with the same
 //!    rule.
-//! 3. Whoever puts something into a ring tells the other thread through its [`Signal`](parker::Signal), after
-//!    publishing. That costs one fence and one load while the other thread is awake.
-//! 4. What comes home from anywhere, as calls that handlers have taken, or rings that have been quiet, does so by a
-//!    list (`returns.rs`) with any number of givers and one taker: its links are in what comes.
-//! 5. Dropping an end is always allowed and always seen by the other one; nothing that was handed over is lost or
-//!    dropped twice.
+//! 3. A thread publishes an item, then notifies the other one by its [`Signal`](parker::Signal). That costs a fence and
+//!    a load while the other thread is awake.
+//! 4. Taken calls and quiet rings return by an intrusive list (`returns.rs`), with any number of givers and one taker.
+//! 5. Any end may be dropped at any time; the other one sees it. No item is lost, or dropped twice.
 //!
-//! Nothing here allocates after set-up, and nothing blocks unless its name says so ([`slot::Ticket::wait`],
-//! `block_on`, [`parker::Sleeper::park`], [`workers::WorkerPool`]'s drop).
+//! Nothing here allocates after set-up. These block: [`slot::Ticket::wait`], `block_on`, [`parker::Sleeper::park`], and
+//! the drop of [`workers::WorkerPool`].
 
 pub(crate) mod bell;
 pub(crate) mod block_on;
@@ -35,7 +33,7 @@ pub mod slot;
 pub mod spsc;
 pub mod workers;
 
-/// Locks of the cold paths: std's, or loom's so that models see what they order.
+/// Locks of the cold paths: std's, or loom's in models.
 mod lock {
     use std::sync::PoisonError;
 
@@ -44,15 +42,13 @@ mod lock {
     #[cfg(not(loom))]
     pub(super) use std::sync::{Mutex, MutexGuard};
 
-    /// Locks, and goes on after a panic of another holder: what these locks guard is replaced whole, never
-    /// half.
+    /// Locks; ignores poisoning, as the guarded values are replaced whole.
     pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Runs a model through its interleavings. Up to three preemptions in each, which finds nearly everything in
-/// seconds; `LOOM_MAX_PREEMPTIONS` asks for another bound.
+/// Runs a model through its interleavings, with up to three preemptions each, or `LOOM_MAX_PREEMPTIONS`.
 #[cfg(all(test, loom))]
 fn explore(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();

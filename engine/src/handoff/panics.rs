@@ -1,20 +1,20 @@
-//! Code of others, which may panic.
+//! Panics of application code.
 #![forbid(unsafe_code)]
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs what is another's.
+/// Runs application code.
 ///
 /// # Errors
-/// What it had to say, if it panicked.
+/// Text of its panic.
 #[inline(always)]
 pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Result<T, Box<str>> {
-    // What it has borrowed of others is its own to have left in order.
+    // It answers for the state of what it borrows.
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| text(&*panic))
 }
 
-/// What a panic has to say.
+/// Text of a panic.
 #[cold]
 fn text(panic: &(dyn Any + Send)) -> Box<str> {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));

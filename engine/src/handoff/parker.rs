@@ -1,18 +1,17 @@
-//! Sleeping until another thread has something, and telling it so for next to nothing while it is awake.
+//! Sleep until a notification, which costs a fence and a load while the sleeper is awake.
 //!
-//! Dekker's argument, which every user of this file relies on:
+//! It is Dekker's algorithm:
 //!
 //! ```text
 //! sleeper:   sleeping = true ; fence(SeqCst) ; look at the rings again ; sleep if still empty
 //! notifier:  publish an item ; fence(SeqCst) ; look at `sleeping`      ; wake if true
 //! ```
 //!
-//! The two fences have an order. If the sleeper's is first, the notifier sees `sleeping`; if the notifier's
-//! is first, the sleeper's second look sees the item. No wake-up is lost, and a sleeper that is awake costs
-//! its notifiers a fence and a load of a line that nobody writes.
+//! The two fences have an order. If the sleeper's is first, the notifier sees `sleeping`. If the notifier's is first,
+//! the sleeper's second look sees the item. No wake-up is lost.
 #![forbid(unsafe_code)]
 
-// Wakers are made of this one in models, too.
+// Wakers need this one, in models too.
 use std::sync::Arc as StdArc;
 use std::time::{Duration, Instant};
 
@@ -35,11 +34,11 @@ pub enum Wake {
 struct Shared {
     sleeping: CachePadded<AtomicBool>,
     wake: Wake,
-    /// For [`Wake::Thread`]: who called [`Sleeper::arm`] last.
+    /// For [`Wake::Thread`]: the last thread that called [`Sleeper::arm`].
     thread: Mutex<Option<Thread>>,
 }
 
-/// The side that sleeps. One per polling thread, whatever the number of rings that it polls.
+/// The sleeping side, one per polling thread.
 ///
 /// A shard, between two turns:
 /// ```text
@@ -53,19 +52,19 @@ pub struct Sleeper {
 }
 
 impl Sleeper {
-    /// Nobody sleeps yet.
+    /// A sleeper that is awake.
     pub fn new(wake: Wake) -> Self {
         let sleeping = CachePadded::new(AtomicBool::new(false));
         Self { shared: Arc::new(Shared { sleeping, wake, thread: Mutex::new(None) }) }
     }
 
-    /// What others notify it with. Any number of them.
+    /// A signal for other threads.
     pub fn signal(&self) -> Signal {
         Signal { shared: Arc::clone(&self.shared) }
     }
 
-    /// Says that this thread is about to sleep. Look at every source of work again after this, and sleep only
-    /// if all are empty. Each `arm` is followed by [`park`](Self::park) or [`disarm`](Self::disarm).
+    /// Announces a sleep of this thread. Then check all sources of work again, and sleep only if they are empty. Each
+    /// `arm` is followed by [`park`](Self::park) or [`disarm`](Self::disarm).
     pub fn arm(&mut self) {
         if matches!(self.shared.wake, Wake::Thread) {
             let me = thread::current();
@@ -74,25 +73,24 @@ impl Sleeper {
                 *known = Some(me);
             }
         }
-        // A swap rather than a store: whatever a late notifier of the last sleep wrote, this comes after it.
+        // A swap comes after the write of a late notifier of the last sleep.
         self.shared.sleeping.swap(true, Ordering::Relaxed);
         // SYNC POINT sleep: with the fence in `Signal::notify`.
         fence(Ordering::SeqCst);
     }
 
-    /// Says that this thread is awake.
+    /// Marks this thread as awake.
     #[inline]
     pub fn disarm(&mut self) {
         self.shared.sleeping.store(false, Ordering::Relaxed);
     }
 
-    /// Sleeps until notified, or for at most `timeout`; then disarms. Only after [`arm`](Self::arm).
-    ///
-    /// For [`Wake::Fabric`] it returns at once: that sleep is the fabric's.
+    /// Sleeps until notified, or for at most `timeout`; then disarms. Only after [`arm`](Self::arm). Returns at once
+    /// for [`Wake::Fabric`]: that sleep is the fabric's.
     pub fn park(&mut self, timeout: Option<Duration>) {
         if matches!(self.shared.wake, Wake::Thread) {
             let deadline = timeout.map(|timeout| Instant::now() + timeout);
-            // SYNC POINT wake: with the swap in `Signal::wake`, which comes after what was published.
+            // SYNC POINT wake: with the swap in `Signal::wake`, which follows the published item.
             while self.shared.sleeping.load(Ordering::Acquire) && park_thread(deadline) {}
         }
         self.disarm();
@@ -109,15 +107,14 @@ impl Sleeper {
     }
 }
 
-/// The side that notifies. Cheap to clone; any thread.
+/// The notifying side, for any thread; cheap to clone.
 #[derive(Clone)]
 pub struct Signal {
     shared: Arc<Shared>,
 }
 
 impl Signal {
-    /// Call it after publishing something: the sleeper will see it, awake or not. A fence and a load if it is
-    /// awake; a system call if it sleeps, once per sleep.
+    /// Notifies the sleeper of a published item. A fence and a load if it is awake; a system call once per sleep.
     #[inline]
     pub fn notify(&self) {
         // SYNC POINT sleep: with the fence in `Sleeper::arm`.
@@ -129,7 +126,7 @@ impl Signal {
 
     #[cold]
     fn wake(&self) {
-        // Of several notifiers one pays. SYNC POINT wake: with the load in `Sleeper::park`.
+        // One of several notifiers wakes. SYNC POINT wake: with the load in `Sleeper::park`.
         if !self.shared.sleeping.swap(false, Ordering::AcqRel) {
             return;
         }
@@ -158,7 +155,7 @@ impl From<Signal> for std::task::Waker {
     }
 }
 
-/// Parks the calling thread, perhaps for nothing; false once the deadline is over.
+/// Parks the calling thread, perhaps spuriously; false once the deadline has passed.
 pub(super) fn park_thread(deadline: Option<Instant>) -> bool {
     #[cfg(not(loom))]
     if let Some(deadline) = deadline {
@@ -166,7 +163,7 @@ pub(super) fn park_thread(deadline: Option<Instant>) -> bool {
         std::thread::park_timeout(left);
         return !left.is_zero();
     }
-    // Models have no clock: there a deadline never comes.
+    // Models have no clock, so no deadline passes.
     let _ = deadline;
     thread::park();
     true

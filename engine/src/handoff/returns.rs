@@ -1,22 +1,21 @@
-//! Things on their way home: any thread gives them back, one takes them.
+//! Boxes that any thread gives back, and one takes.
 //!
-//! A list whose links are in the things themselves (Treiber's stack): giving one back allocates nothing and waits
-//! for nobody, and there is room for whatever is out. The owner takes all that is there with one exchange, so that
-//! no link is followed that another thread may change.
-#![expect(unsafe_code, reason = "links between boxes that are on their way, and one that waits for it")]
+//! An intrusive list (Treiber's stack): giving back allocates nothing, never waits, and has room for all boxes. The
+//! owner takes the whole list with one exchange, so that it follows no link that another thread may change.
+#![expect(unsafe_code, reason = "links between returning boxes, and a slot for one")]
 
 use std::ptr::{NonNull, null_mut};
 
 use crossbeam_utils::CachePadded;
 use rpcrdma_mempool::sync::{Arc, AtomicPtr, Ordering};
 
-/// A place in a list; whose, only that list knows.
+/// Link to the next box of a list.
 #[derive(Debug)]
 pub(crate) struct Link<T>(*mut T);
 
-// SAFETY: the pointer is followed by nobody but who owns the list that the thing is in, and things are `Send`.
+// SAFETY: only the owner of the list follows the pointer, and its boxes are `Send`.
 unsafe impl<T: Send> Send for Link<T> {}
-// SAFETY: a shared link gives nothing away: its pointer is read through an exclusive reference only.
+// SAFETY: the pointer is read through an exclusive reference only.
 unsafe impl<T: Send> Sync for Link<T> {}
 
 impl<T> Default for Link<T> {
@@ -25,12 +24,12 @@ impl<T> Default for Link<T> {
     }
 }
 
-/// What has a place for a link: the same one each time.
+/// Has a link, always the same one.
 pub(crate) trait Linked: Send + Sized {
     fn link(&mut self) -> &mut Link<Self>;
 }
 
-/// The last one that was given back; null if there is none, [`closed`] if nobody takes any more.
+/// The last box given back; null if there is none, [`closed`] without a taker.
 struct Head<T>(CachePadded<AtomicPtr<T>>);
 
 /// No box has this address: it is below the first page.
@@ -38,7 +37,7 @@ fn closed<T>() -> *mut T {
     NonNull::dangling().as_ptr()
 }
 
-/// The way home. Any thread, any number of them.
+/// The giving end, for any thread.
 pub(crate) struct WayHome<T> {
     head: Arc<Head<T>>,
 }
@@ -50,22 +49,22 @@ impl<T> Clone for WayHome<T> {
 }
 
 impl<T: Linked> WayHome<T> {
-    /// Nobody is at home any more.
+    /// Whether the taker is gone.
     pub(crate) fn is_closed(&self) -> bool {
         self.head.0.load(Ordering::Relaxed) == closed()
     }
 
-    /// Gives a thing back.
+    /// Gives a box back.
     ///
     /// # Errors
-    /// The thing, if nobody is at home any more.
+    /// The box, if the taker is gone.
     #[inline]
     pub(crate) fn give_back(&self, thing: Box<T>) -> Result<(), Box<T>> {
         let new = Box::into_raw(thing);
         let mut last = self.head.0.load(Ordering::Relaxed);
         loop {
             if last == closed() {
-                // SAFETY: it came from a box above, and nobody else has seen it.
+                // SAFETY: it came from a box above, and no other thread has seen it.
                 return Err(unsafe { Box::from_raw(new) });
             }
             // SAFETY: as above.
@@ -80,18 +79,18 @@ impl<T: Linked> WayHome<T> {
     }
 }
 
-/// Where they come home.
+/// The taking end.
 pub(crate) struct Home<T: Linked> {
     head: Arc<Head<T>>,
 }
 
 impl<T: Linked> Home<T> {
-    /// One that nothing was taken from yet.
+    /// An empty list.
     pub(crate) fn new() -> Self {
         Self { head: Arc::new(Head(CachePadded::new(AtomicPtr::new(null_mut())))) }
     }
 
-    /// What leads here.
+    /// A giving end.
     pub(crate) fn way(&self) -> WayHome<T> {
         WayHome { head: Arc::clone(&self.head) }
     }
@@ -102,7 +101,7 @@ impl<T: Linked> Home<T> {
         self.head.0.load(Ordering::Relaxed).is_null()
     }
 
-    /// Takes all that is there, in the order in which it was given back.
+    /// Takes all boxes, in the order of their return.
     #[inline]
     pub(crate) fn take(&mut self) -> Came<T> {
         if self.is_empty() {
@@ -111,14 +110,13 @@ impl<T: Linked> Home<T> {
         self.leave(null_mut())
     }
 
-    /// Takes all that is there, and leaves this instead.
+    /// Takes all boxes, and leaves this instead.
     fn leave(&mut self, instead: *mut T) -> Came<T> {
-        // SYNC POINT home: with each exchange in `WayHome::give_back`, of which a later one passes on what an earlier
-        // one has released.
+        // SYNC POINT home: with each exchange in `WayHome::give_back`; a later one continues the release of an earlier.
         let mut last = self.head.0.swap(instead, Ordering::Acquire);
         let mut first = null_mut();
         while !last.is_null() {
-            // SAFETY: what is in the list was a box, and is ours since the exchange.
+            // SAFETY: the list has boxes, which are ours since the exchange.
             let thing = unsafe { &mut *last };
             let before = std::mem::replace(&mut thing.link().0, first);
             first = last;
@@ -134,11 +132,11 @@ impl<T: Linked> Drop for Home<T> {
     }
 }
 
-/// A place for one thing, which whoever comes first takes away.
+/// A slot for one box, taken by the first taker.
 pub(crate) struct Berth<T: Send>(AtomicPtr<T>);
 
 impl<T: Send> Berth<T> {
-    /// An empty one.
+    /// An empty slot.
     pub(crate) fn new() -> Self {
         Self(AtomicPtr::new(null_mut()))
     }
@@ -149,20 +147,20 @@ impl<T: Send> Berth<T> {
         self.0.load(Ordering::Relaxed).is_null()
     }
 
-    /// Puts a thing there, in place of what is there.
+    /// Stores a box; drops the one before.
     pub(crate) fn put(&self, thing: Box<T>) {
         drop(self.exchange(Box::into_raw(thing)));
     }
 
-    /// Takes what is there.
+    /// Takes the box.
     pub(crate) fn take(&self) -> Option<Box<T>> {
         self.exchange(null_mut())
     }
 
     fn exchange(&self, new: *mut T) -> Option<Box<T>> {
-        // SYNC POINT berth: of whoever put it there with whoever takes it.
+        // SYNC POINT berth: of `put` with `take`.
         let old = self.0.swap(new, Ordering::AcqRel);
-        // SAFETY: what is there was a box, and the exchange has given it to nobody else.
+        // SAFETY: the pointer came from a box, and the exchange gave it to this thread alone.
         (!old.is_null()).then(|| unsafe { Box::from_raw(old) })
     }
 }
@@ -173,13 +171,13 @@ impl<T: Send> Drop for Berth<T> {
     }
 }
 
-/// What came home, oldest first.
+/// Taken boxes, oldest first.
 pub(crate) struct Came<T: Linked> {
     first: *mut T,
 }
 
 impl<T: Linked> Came<T> {
-    /// All were taken.
+    /// Whether none is left.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.first.is_null()

@@ -1,4 +1,4 @@
-//! The end of a ring that puts items in, and tells the thread at the other end.
+//! Producer of a ring, with the signal of the thread at the other end.
 #![forbid(unsafe_code)]
 
 use rpcrdma_mempool::sync::thread;
@@ -6,10 +6,10 @@ use rpcrdma_mempool::sync::thread;
 use super::parker::Signal;
 use super::spsc::Producer;
 
-/// Why an item was not sent. It comes back.
+/// Reason why an item was not sent; returns the item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError<T> {
-    /// The receiver has not kept up: try again later, or do less.
+    /// The receiver has not kept up: try again later.
     #[error("the ring is full")]
     Full(T),
     /// The receiver is gone for good.
@@ -18,7 +18,7 @@ pub enum SendError<T> {
 }
 
 impl<T> SendError<T> {
-    /// What was to be sent.
+    /// The unsent item.
     pub fn into_inner(self) -> T {
         match self {
             Self::Full(item) | Self::Closed(item) => item,
@@ -26,21 +26,20 @@ impl<T> SendError<T> {
     }
 }
 
-/// One thread's way to another one that polls the ring.
+/// See the module page.
 pub(super) struct RingSender<T> {
     ring: Producer<T>,
     signal: Signal,
 }
 
 impl<T> RingSender<T> {
-    /// A ring's end, with whom to notify.
+    /// `signal` wakes the receiver.
     pub(super) fn new(ring: Producer<T>, signal: Signal) -> Self {
         Self { ring, signal }
     }
 
-    /// Sends and wakes the receiver if it sleeps. An item that was accepted is taken by the receiver, or
-    /// dropped by it when it ends: it never waits in a ring that nobody reads. Comes with a `SeqCst` fence behind
-    /// the item.
+    /// Sends, and wakes a sleeping receiver; a `SeqCst` fence follows the item. The receiver takes an accepted item, or
+    /// drops it at its end.
     #[inline]
     pub(super) fn send(&mut self, item: T) -> Result<(), SendError<T>> {
         if self.ring.is_closed() {
@@ -50,13 +49,13 @@ impl<T> RingSender<T> {
         // Its fence is also the one that `Producer::is_closed` asks for.
         self.signal.notify();
         if self.ring.is_closed() {
-            // What is left ends with the newest item, which is this one.
+            // This item is the newest.
             return self.take_back().map_or(Ok(()), |item| Err(SendError::Closed(item)));
         }
         Ok(())
     }
 
-    /// Waits for the receiver's last act, which is near, and takes back what it left; returns the newest.
+    /// Waits for the receiver's end, which is near; returns the newest item that it left.
     #[cold]
     pub(super) fn take_back(&mut self) -> Option<T> {
         while !self.ring.is_abandoned() {
@@ -76,7 +75,7 @@ impl<T> RingSender<T> {
         self.signal.notify();
     }
 
-    /// Nothing is sent any more, and the receiver is told so. Comes with a `SeqCst` fence behind that word.
+    /// Closes the ring, and wakes the receiver; a `SeqCst` fence follows the close.
     pub(super) fn close(&mut self) {
         // Closed before the notification, so that a sleeping receiver wakes to see it.
         self.ring.close();

@@ -1,35 +1,34 @@
-//! Call slots: where a shard puts the result of a call that an application thread waits for, blocking or as a
-//! future. A table of slots is made once; a call takes one and gives it back, with no allocation.
+//! Call slots: results of calls that application threads wait for, blocking or as futures. A table is made once; a call
+//! takes a slot and returns it, without allocation.
 //!
-//! A slot in use has two ends, each of which exists once: the [`Ticket`] waits, the [`Completer`] completes.
-//! Because they are moved and never cloned, no end of an earlier use can reach a slot that is in use again,
-//! so the slot needs no generation.
+//! A slot in use has two ends: the [`Ticket`] waits, the [`Completer`] completes. They are moved and never cloned, so
+//! no end of an earlier use reaches a slot in use, and a slot needs no generation.
 //!
 //! # Field-access protocol
-//! `state` is a set of bits; a new use starts with none (*pending*). DONE, LEFT and GONE are set once per
-//! use, so they may be added, which is one instruction where fetching an `or` is a loop.
+//! `state` is a set of bits; a use starts with none (*pending*). DONE, LEFT and GONE are set once per use, so they can
+//! be added: one instruction, where a fetching `or` is a loop.
 //!
 //! | bit | set by | meaning |
 //! | --- | --- | --- |
 //! | `WAITER` | ticket (and cleared) | a waiter is in the `waiter` cell |
 //! | `DONE` | completer | the result is in the `value` cell |
-//! | `LEFT` | completer, after DONE | it has moved the waiter out and will not touch the slot again |
-//! | `GONE` | ticket | it will not touch the slot again (*abandoned* if DONE is not set yet) |
+//! | `LEFT` | completer, after DONE | it has moved the waiter out, and does not touch the slot again |
+//! | `GONE` | ticket | it does not touch the slot again (*abandoned* without DONE) |
 //!
-//! 1. `value` belongs to the completer until it sets DONE; then to the ticket, unless GONE was set before: then to the
-//!    completer still.
-//! 2. `waiter` belongs to the ticket while WAITER is clear, to nobody while it is set, and to the completer once it
-//!    sets DONE or sees GONE while WAITER is set.
-//! 3. The slot goes home exactly once, with both cells empty, by whoever ends last: the completer if it finds GONE; the
-//!    ticket if DONE was set without WAITER, because then the completer is through at DONE. When DONE met WAITER, both
-//!    still have something to do: the completer then sets LEFT and the ticket GONE, and the second one brings it home.
-//! 4. Nobody touches a slot, or the table, after the step that lets the other end bring it home.
-//! 5. The table is freed once its owner is gone and every slot is home (`remaining`).
+//! 1. `value` belongs to the completer until it sets DONE; then to the ticket, unless GONE was set before: then still
+//!    to the completer.
+//! 2. `waiter` belongs to the ticket while WAITER is clear, and to nobody while it is set. It belongs to the completer
+//!    once that sets DONE, or sees GONE, while WAITER is set.
+//! 3. The last end returns the slot, once, with both cells empty. The completer returns it if it finds GONE. The ticket
+//!    returns it if DONE was set without WAITER, as the completer has finished then. When DONE met WAITER, both have
+//!    work left: the completer sets LEFT, the ticket GONE, and the second one returns the slot.
+//! 4. Nobody touches a slot, or the table, after the step that lets the other end return the slot.
+//! 5. The table is freed once its owner is gone and all slots are returned (`remaining`).
 //!
-//! SYNC POINTS: *result*: the completer's DONE (Release) with the ticket's look (Acquire). *waiter*: the
-//! ticket's WAITER (Release) with the completer's DONE (Acquire). *parting*: LEFT and GONE, both AcqRel.
-//! *home*: the push onto `returned` (Release) with the owner's swap (Acquire).
-#![expect(unsafe_code, reason = "result and waiter cells change hands between threads; the protocol above says when")]
+//! SYNC POINTS: *result*: the completer's DONE (Release) with the ticket's load (Acquire). *waiter*: the ticket's
+//! WAITER (Release) with the completer's DONE (Acquire). *parting*: LEFT and GONE, both AcqRel. *home*: the push onto
+//! `returned` (Release) with the owner's swap (Acquire).
+#![expect(unsafe_code, reason = "cells change hands between threads, by the protocol above")]
 
 use std::future::Future;
 use std::mem::{MaybeUninit, forget};
@@ -53,15 +52,15 @@ const GONE: u32 = 8;
 
 /// End of a list of free slots.
 const NIL: u32 = u32::MAX;
-/// In place of the list head: the owner is gone, slots that come home are only counted.
+/// In place of the list head: the owner is gone, and returned slots are only counted.
 const CLOSED: u32 = u32::MAX - 1;
 
-/// The call was dropped by the shard without a result: it stopped, or the call was abandoned on its way.
+/// The shard dropped the call without a result: it stopped, or the call was abandoned on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the call was dropped without a result: the shard has stopped")]
 pub struct Lost;
 
-/// Whom to wake when the result is there.
+/// The waiting task or thread.
 enum Waiter {
     Task(Waker),
     Thread(Thread),
@@ -86,30 +85,29 @@ struct Slot<T> {
 
 struct Table<T> {
     slots: Box<[CachePadded<Slot<T>>]>,
-    /// Head of the list of slots that came home since the owner looked, or [`CLOSED`].
+    /// Head of the list of slots returned since the last swap, or [`CLOSED`].
     returned: CachePadded<AtomicU32>,
-    /// Counts only once `returned` is [`CLOSED`]: slots not yet home, plus one for the owner.
+    /// Once `returned` is [`CLOSED`]: slots not yet returned, plus one for the owner.
     remaining: AtomicUsize,
-    /// Read at every use and written at the end, so that models see a use that races with the end.
+    /// Read at each use and written at the end: models then see a use that races with the end.
     #[cfg(loom)]
     life: UnsafeCell<()>,
 }
 
-/// Makes slots for calls in flight; held by the one thread that starts calls.
+/// Slots for calls under way, held by the thread that starts calls.
 pub struct SlotTable<T> {
     table: NonNull<Table<T>>,
     /// Head of the owner's own list of free slots.
     free: u32,
 }
 
-// SAFETY: the table behind the pointer lives until its last user is through (rule 5). What crosses threads
-// with it are the values, hence `T: Send`, and waiters, which are `Send`; atomics order each change of hands
-// (rules 1 to 3).
+// SAFETY: the table lives until its last user has finished (rule 5). Values cross threads, hence `T: Send`, and so do
+// waiters, which are `Send`; atomics order each change of hands (rules 1 to 3).
 unsafe impl<T: Send> Send for SlotTable<T> {}
 
 impl<T> SlotTable<T> {
-    /// A table for `capacity` calls in flight, at least 1. Memory: about `size_of::<T>() + 64` bytes each, in
-    /// whole pairs of cache lines, so that neighbours do not disturb each other.
+    /// A table for `capacity` calls under way, at least 1. Each takes about `size_of::<T>() + 64` bytes, in whole pairs
+    /// of cache lines against false sharing.
     pub fn new(capacity: u32) -> Self {
         let capacity = capacity.clamp(1, CLOSED - 1);
         let slot = |index: u32| Slot {
@@ -134,7 +132,7 @@ impl<T> SlotTable<T> {
         let table = self.table();
         let mut index = self.free;
         if index == NIL {
-            // SYNC POINT home: all that earlier users did to these slots is over. NIL again if nothing came.
+            // SYNC POINT home: earlier users have finished with these slots. NIL again if none was returned.
             index = table.returned.swap(NIL, Ordering::Acquire);
             if index == NIL {
                 return None;
@@ -142,7 +140,7 @@ impl<T> SlotTable<T> {
         }
         let slot = &table.slots[index as usize];
         let next = slot.next.load(Ordering::Relaxed);
-        // Moving the two ends to other threads, by ring or lock, shows them this.
+        // The ring or lock that moves the ends to other threads orders this.
         slot.state.store(0, Ordering::Relaxed);
         self.free = next;
         let end = End { table: self.table, index };
@@ -150,12 +148,12 @@ impl<T> SlotTable<T> {
     }
 
     fn table(&self) -> &Table<T> {
-        // SAFETY: rule 5, the owner is one of those who keep the table.
+        // SAFETY: rule 5, the owner has a share in the table.
         unsafe { self.table.as_ref() }
     }
 }
 
-/// The two ends of a slot of its own: for what is asked now and then, at the price of an allocation.
+/// The two ends of a slot of its own, for rare requests; allocates.
 pub(crate) fn oneshot<T>() -> (Ticket<T>, Completer<T>) {
     SlotTable::new(1).acquire().expect("its slot is free")
 }
@@ -166,7 +164,7 @@ impl<T> Drop for SlotTable<T> {
         // Set before CLOSED tells others to count.
         table.remaining.store(table.slots.len() + 1, Ordering::Relaxed);
         let returned = table.returned.swap(CLOSED, Ordering::AcqRel);
-        let mut home = 1; // The owner's own share.
+        let mut home = 1; // The owner's share.
         for list in [self.free, returned] {
             let mut index = list;
             while index != NIL {
@@ -180,12 +178,12 @@ impl<T> Drop for SlotTable<T> {
 
 /// Counts `home` users off a closed table; the last one frees it.
 fn settle<T>(table: NonNull<Table<T>>, home: usize) {
-    // SAFETY: rule 5, the caller's share in `remaining` keeps the table until the line below gives it up.
+    // SAFETY: rule 5, the caller's share in `remaining` keeps the table until the next line.
     let remaining = unsafe { &table.as_ref().remaining };
-    // Each user's last accesses come before the last user's free.
+    // Orders each user's last access before the free.
     if remaining.fetch_sub(home, Ordering::AcqRel) == home {
-        // SAFETY: it came from `Box::leak` in `new`, nobody has a share left, and so this happens once. Free
-        // slots have empty cells (rule 3), so nothing in them is left to drop.
+        // SAFETY: it came from `Box::leak` in `new`, and no share is left, so this happens once. Free slots have empty
+        // cells (rule 3).
         let table = unsafe { Box::from_raw(table.as_ptr()) };
         #[cfg(loom)]
         table.life.with_mut(|_| ());
@@ -193,7 +191,7 @@ fn settle<T>(table: NonNull<Table<T>>, home: usize) {
     }
 }
 
-/// A slot, as its two ends know it.
+/// Reference to a slot, of either end.
 #[derive(Debug)]
 struct End<T> {
     table: NonNull<Table<T>>,
@@ -211,8 +209,7 @@ impl<T> Copy for End<T> {}
 impl<T> End<T> {
     #[inline]
     fn table(&self) -> &Table<T> {
-        // SAFETY: rules 4 and 5: an end is used only while its slot is not home, and until then the table
-        // exists.
+        // SAFETY: rules 4 and 5: an end is used only until its slot is returned, and the table lives until then.
         let table = unsafe { self.table.as_ref() };
         #[cfg(loom)]
         table.life.with(|_| ());
@@ -231,7 +228,7 @@ impl<T> End<T> {
     #[inline]
     unsafe fn put_value(&self, value: Result<T, Lost>) {
         self.slot().value.with_mut(|cell| {
-            // SAFETY: the caller owns the cell; it is empty, so nothing is overwritten undropped.
+            // SAFETY: the caller owns the cell, and it is empty: no value is lost.
             unsafe { cell.cast::<Result<T, Lost>>().write(value) }
         });
     }
@@ -243,23 +240,23 @@ impl<T> End<T> {
     #[inline]
     unsafe fn take_value(&self) -> Result<T, Lost> {
         self.slot().value.with(|cell| {
-            // SAFETY: the caller owns the cell and it is full; it counts as empty from now on.
+            // SAFETY: the caller owns the cell, and it is full; it counts as empty from here on.
             unsafe { cell.cast::<Result<T, Lost>>().read() }
         })
     }
 
-    /// Exchanges what the waiter cell holds.
+    /// Exchanges the waiter.
     ///
     /// # Safety
     /// The cell is the caller's (rule 2).
     unsafe fn swap_waiter(&self, waiter: Option<Waiter>) -> Option<Waiter> {
         self.slot().waiter.with_mut(|cell| {
-            // SAFETY: the caller owns the cell, and it always holds a valid `Option`.
+            // SAFETY: the caller owns the cell, which always has a valid `Option`.
             unsafe { cell.replace(waiter) }
         })
     }
 
-    /// Brings the slot home. The end is dead afterwards.
+    /// Returns the slot; the end must not be used afterwards.
     #[inline]
     fn release(self) {
         let table = self.table();
@@ -279,11 +276,11 @@ impl<T> End<T> {
 
 /// The waiting end of a call.
 ///
-/// Ask with [`try_take`](Self::try_take), block with [`wait`](Self::wait), or `.await` it. Dropping it before
-/// the result is there abandons the call: the result is dropped by the shard when it comes.
+/// [Poll](Self::try_take) it, [block](Self::wait) on it, or `.await` it. Dropped before the result, it abandons the
+/// call: the shard drops the result.
 ///
 /// # Panics
-/// As a future, when polled again after it was ready.
+/// If the future is polled after it was ready.
 #[derive(Debug)]
 #[must_use = "dropping a ticket abandons its call"]
 pub struct Ticket<T> {
@@ -291,11 +288,11 @@ pub struct Ticket<T> {
     end: Option<End<T>>,
 }
 
-// SAFETY: see `SlotTable`; a ticket has the rights of rules 1 and 2 on whichever thread it is.
+// SAFETY: see `SlotTable`; a ticket has the rights of rules 1 and 2 on any thread.
 unsafe impl<T: Send> Send for Ticket<T> {}
 
 impl<T> Ticket<T> {
-    /// The result, if it is there. Once taken, always `None`.
+    /// The result, if there is one; once.
     #[inline]
     pub fn try_take(&mut self) -> Option<Result<T, Lost>> {
         let end = self.end?;
@@ -308,13 +305,13 @@ impl<T> Ticket<T> {
         Some(take(end, state))
     }
 
-    /// Waits for the result: polls a while, then sleeps. `None` when the deadline is over first, or the
-    /// result was taken before; the ticket stays good for another try.
+    /// Waits for the result: polls for a while, then sleeps. `None` once the deadline has passed, or if the result was
+    /// taken. May be called again.
     pub fn wait(&mut self, deadline: Option<Instant>) -> Option<Result<T, Lost>> {
         self.wait_with(IdlePolicy::default(), deadline)
     }
 
-    /// [`wait`](Self::wait) with a say in how long it polls before it sleeps.
+    /// As [`wait`](Self::wait), with an idle policy.
     pub fn wait_with(&mut self, policy: IdlePolicy, deadline: Option<Instant>) -> Option<Result<T, Lost>> {
         let mut idle = Idle::new(policy);
         loop {
@@ -361,8 +358,8 @@ impl<T> Drop for Ticket<T> {
         let state = &end.slot().state;
         let mut seen = state.load(Ordering::Acquire);
         while seen & DONE == 0 {
-            // Until DONE only this end changes the state. SYNC POINT parting: all that this end did comes
-            // before the completer brings the slot home, and before the table's end.
+            // Until DONE only this end changes the state. SYNC POINT parting: orders this end's accesses before the
+            // return of the slot, and the end of the table.
             match state.compare_exchange_weak(seen, seen | GONE, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return,
                 Err(now) => seen = now,
@@ -372,26 +369,26 @@ impl<T> Drop for Ticket<T> {
     }
 }
 
-/// Takes the result and parts from the slot. `state` was seen with DONE, by an Acquire.
+/// Takes the result, and leaves the slot. `state` has DONE, loaded with Acquire.
 #[inline]
 fn take<T>(end: End<T>, state: u32) -> Result<T, Lost> {
     // SAFETY: rule 1, DONE is set and GONE is not, so the cell is the ticket's and full.
     let value = unsafe { end.take_value() };
     if state & WAITER == 0 {
-        // Rule 3: the completer was through when it set DONE.
+        // Rule 3: the completer had finished when it set DONE.
         end.release();
     } else if state & LEFT != 0 || end.slot().state.fetch_add(GONE, Ordering::AcqRel) & LEFT != 0 {
-        // SYNC POINT parting: the completer has left, seen by Acquire.
+        // SYNC POINT parting: the completer has left.
         end.release();
     }
     value
 }
 
-/// Leaves word whom to wake; false if the result is there already.
+/// Stores the waiter; false if there is a result already.
 fn register<T>(end: End<T>, waiter: Waiter) -> bool {
     let state = &end.slot().state;
     let mut seen = state.load(Ordering::Relaxed);
-    // Take the right to the cell back first, if an earlier waiter is in it.
+    // An earlier waiter is in the cell: reclaim the cell first.
     while seen == WAITER {
         match state.compare_exchange_weak(WAITER, 0, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => seen = 0,
@@ -407,24 +404,23 @@ fn register<T>(end: End<T>, waiter: Waiter) -> bool {
     if state.compare_exchange(0, WAITER, Ordering::Release, Ordering::Relaxed).is_ok() {
         return true;
     }
-    // SAFETY: rule 2, WAITER is still clear, so the completer that has just set DONE leaves the cell alone.
+    // SAFETY: rule 2, WAITER is still clear, so the completer, which has set DONE, does not touch the cell.
     drop(unsafe { end.swap_waiter(None) });
     false
 }
 
-/// The completing end of a call. Dropping it unused completes the call with [`Lost`].
+/// The completing end of a call. Dropped unused, it completes the call with [`Lost`].
 #[derive(Debug)]
 #[must_use = "dropping a completer loses its call"]
 pub struct Completer<T> {
     end: End<T>,
 }
 
-// SAFETY: see `SlotTable`; a completer has the rights of rules 1 and 2 on whichever thread it is.
+// SAFETY: see `SlotTable`; a completer has the rights of rules 1 and 2 on any thread.
 unsafe impl<T: Send> Send for Completer<T> {}
 
 impl<T> Completer<T> {
-    /// Ends the call with a result and wakes whoever waits for it. If the ticket is gone, the result is
-    /// dropped here.
+    /// Ends the call with a result, and wakes its waiter. Drops the result if the ticket is gone.
     #[inline]
     pub fn complete(self, value: T) {
         let end = self.end;
@@ -441,11 +437,11 @@ impl<T> Drop for Completer<T> {
 
 #[inline]
 fn finish<T>(end: End<T>, value: Result<T, Lost>) {
-    // SAFETY: rule 1, DONE is not set yet: this function sets it, and it runs once for each completer.
+    // SAFETY: rule 1, DONE is not set: only this function sets it, once for each completer.
     unsafe { end.put_value(value) };
     // SYNC POINTS result and waiter.
     let before = end.slot().state.fetch_add(DONE, Ordering::AcqRel);
-    // Without WAITER and GONE the slot is the ticket's now (rule 4).
+    // Without WAITER and GONE the slot is the ticket's (rule 4).
     if before != 0 {
         finish_slowly(end, before);
     }

@@ -1,19 +1,16 @@
-//! A bounded ring between exactly one producer and one consumer.
+//! A bounded ring between one producer and one consumer.
 //!
 //! # Field-access protocol
-//! Positions count items since the ring was made and wrap; `position & (capacity - 1)` is the slot.
-//! 1. `head <= tail <= head + capacity`, always. Slots in `head..tail` are full, the others empty.
-//! 2. Only the producer writes `tail`, only the consumer writes `head`. Each keeps the last seen value of the other's
-//!    and reads the real one only when the old one says "full" or "empty".
-//! 3. The producer alone touches slots in `tail..head + capacity`, the consumer alone those in `head..tail`. Storing
-//!    `tail` (Release) hands slots to the consumer, storing `head` (Release) hands them back.
-//! 4. The ends are not `Clone` and their methods take `&mut self`, so rules 2 and 3 are kept by the types.
-//! 5. A consumer that ends says CLOSING, takes what it finds, and says GONE as its last act; from GONE on the producer
-//!    holds both roles. What is left when both are gone is dropped with the ring.
-//!
-//! Both cached positions live in the ends themselves, so a busy ring moves one line for the slots and one for
-//! a position only when a cached one has run out.
-#![expect(unsafe_code, reason = "slots are written by one thread and read by another; the protocol above says when")]
+//! Positions count items since the start, and wrap; `position & (capacity - 1)` is the slot.
+//! 1. `head <= tail <= head + capacity`. Slots in `head..tail` are full, the others empty.
+//! 2. Only the producer writes `tail`, only the consumer writes `head`. Each caches the other's position, and loads it
+//!    only when the cached one means "full" or "empty". So a busy ring rarely moves a cache line beside the slots.
+//! 3. Only the producer touches slots in `tail..head + capacity`, only the consumer those in `head..tail`. Storing
+//!    `tail` (Release) passes slots to the consumer, storing `head` (Release) passes them back.
+//! 4. The ends are not `Clone`, and their methods take `&mut self`: the types enforce rules 2 and 3.
+//! 5. A consumer that ends sets CLOSING, takes the items that it finds, and sets GONE last. From GONE on the producer
+//!    has both roles. The ring drops the items that are left when both are gone.
+#![expect(unsafe_code, reason = "slots are written by one thread and read by another, by the protocol above")]
 
 use std::mem::MaybeUninit;
 
@@ -23,16 +20,16 @@ use rpcrdma_mempool::sync::{Arc, AtomicBool, AtomicU8, AtomicUsize, Ordering, fe
 
 /// The consumer takes items.
 const OPEN: u8 = 0;
-/// The consumer is on its way out: what is pushed from now on may stay behind.
+/// The consumer is ending: items pushed from now on may stay in the ring.
 const CLOSING: u8 = 1;
-/// The consumer will never touch the ring again.
+/// The consumer does not touch the ring again.
 const GONE: u8 = 2;
 
-/// The models explore every interleaving: two slots reach every branch, more only cost time.
+/// Two slots reach every branch in models.
 const LOOM_CAPACITY: usize = 2;
 
 struct Shared<T> {
-    /// Read by both, written once at the end: never on the line of a position.
+    /// Written once, at the end: not on the line of a position.
     consumer: AtomicU8,
     producer_gone: AtomicBool,
     slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
@@ -40,9 +37,8 @@ struct Shared<T> {
     tail: CachePadded<AtomicUsize>,
 }
 
-// SAFETY: the only shared mutable state that is not atomic are the slots, and rules 1 to 5 give each slot to
-// one thread at a time, with a Release/Acquire pair at each change of hands. Items move between threads,
-// hence `T: Send`.
+// SAFETY: only the slots are shared, mutable and not atomic. Rules 1 to 5 give each slot to one thread at a time, with
+// a Release/Acquire pair at each change of hands. Items move between threads, hence `T: Send`.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
@@ -58,8 +54,7 @@ impl<T> Shared<T> {
     #[inline]
     unsafe fn take(&self, position: usize) -> T {
         self.slot(position).with(|slot| {
-            // SAFETY: full and owned, says the caller; the slot counts as empty from now on, so it is read
-            // once.
+            // SAFETY: the caller owns the full slot; it counts as empty from here on, so it is read once.
             unsafe { slot.cast::<T>().read() }
         })
     }
@@ -67,7 +62,7 @@ impl<T> Shared<T> {
 
 impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
-        // Both ends are gone, and the count that brought us here orders their last accesses before these.
+        // Both ends are gone; the reference count orders their last accesses before these.
         let tail = self.tail.load(Ordering::Relaxed);
         let mut head = self.head.load(Ordering::Relaxed);
         while head != tail {
@@ -78,12 +73,12 @@ impl<T> Drop for Shared<T> {
     }
 }
 
-/// Makes a ring for at least `capacity` items (rounded up to a power of two, at least 1).
+/// Makes a ring for `capacity` items, rounded up to a power of two.
 ///
-/// Memory: `capacity * size_of::<T>()` and three cache lines.
+/// It takes `capacity * size_of::<T>()` bytes and three cache lines.
 ///
 /// # Panics
-/// When that many bytes cannot be addressed.
+/// If the bytes exceed the address space.
 pub fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
     let capacity = if cfg!(loom) { capacity.min(LOOM_CAPACITY) } else { capacity };
     let capacity = capacity.max(1).next_power_of_two();
@@ -98,9 +93,7 @@ pub fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
     (producer, Consumer { shared, head: 0, tail: 0, closed: false })
 }
 
-/// The end that puts items in. One thread at a time; it may move to another thread.
-///
-/// Dropping it closes the ring.
+/// The producing end. Dropping it closes the ring.
 pub struct Producer<T> {
     shared: Arc<Shared<T>>,
     /// Next slot to fill: `shared.tail`.
@@ -110,18 +103,17 @@ pub struct Producer<T> {
 }
 
 impl<T> Producer<T> {
-    /// Puts an item in and shows it to the consumer. Gives it back when the ring is full.
+    /// Pushes an item; returns it if the ring is full.
     ///
-    /// It is also taken when the consumer is gone: see [`is_closed`](Self::is_closed),
-    /// [`reclaim`](Self::reclaim).
+    /// A ring without consumer takes items, too: see [`is_closed`](Self::is_closed), [`reclaim`](Self::reclaim).
     #[inline]
     pub fn push(&mut self, item: T) -> Result<(), T> {
         if self.tail.wrapping_sub(self.head) == self.shared.slots.len() && !self.refresh() {
             return Err(item);
         }
         self.shared.slot(self.tail).with_mut(|slot| {
-            // SAFETY: `tail` is less than `head + capacity`, so the slot is empty and ours (rule 3); the
-            // Acquire load in `refresh` ordered the consumer's last read of it before this write.
+            // SAFETY: `tail` is less than `head + capacity`, so the slot is empty and ours (rule 3). The Acquire load
+            // in `refresh` orders the consumer's last read before this write.
             unsafe { slot.cast::<T>().write(item) }
         });
         self.tail = self.tail.wrapping_add(1);
@@ -130,7 +122,7 @@ impl<T> Producer<T> {
         Ok(())
     }
 
-    /// Looks again at what the consumer has taken; true if there is room now.
+    /// Reloads the consumer's position; true if there is room.
     #[cold]
     fn refresh(&mut self) -> bool {
         // SYNC POINT room: with the Release in `Consumer::release`.
@@ -138,7 +130,7 @@ impl<T> Producer<T> {
         self.tail.wrapping_sub(self.head) != self.shared.slots.len()
     }
 
-    /// Items that the ring holds at most.
+    /// Most items in the ring.
     pub fn capacity(&self) -> usize {
         self.shared.slots.len()
     }
@@ -153,31 +145,28 @@ impl<T> Producer<T> {
         self.len() == 0
     }
 
-    /// True once the consumer takes nothing more. What it left can be had from [`reclaim`](Self::reclaim).
+    /// Whether the consumer takes no more items. [`reclaim`](Self::reclaim) returns those that it left.
     ///
-    /// To be sure that a pushed item is either taken or reclaimed, a thread asks this after the push *and* a
-    /// `SeqCst` fence (SYNC POINT closing): then either the consumer's last look finds the item, or this says
-    /// true.
+    /// Called after a push *and* a `SeqCst` fence (SYNC POINT closing), this ensures that the item is either taken or
+    /// reclaimed: either the consumer's last check finds the item, or this returns true.
     #[inline]
     pub fn is_closed(&self) -> bool {
         self.shared.consumer.load(Ordering::Relaxed) != OPEN
     }
 
-    /// True once the consumer has ended: what [`reclaim`](Self::reclaim) gives from now on is all it will
-    /// give.
+    /// Whether the consumer has ended, so that [`reclaim`](Self::reclaim) returns all items that are left.
     pub fn is_abandoned(&self) -> bool {
         // SYNC POINT leftovers: with the Release in `Farewell::drop`.
         self.shared.consumer.load(Ordering::Acquire) == GONE
     }
 
-    /// Says that nothing comes after what was pushed: what a drop does, for owners that have to notify the consumer
-    /// afterwards.
+    /// Ends the ring after the pushed items, as a drop does: for owners that notify the consumer afterwards.
     pub(super) fn close(&mut self) {
         // SYNC POINT last word: with the Acquire in `Consumer::is_closed`.
         self.shared.producer_gone.store(true, Ordering::Release);
     }
 
-    /// Takes back the oldest item that the consumer left behind. `None` while the consumer still exists.
+    /// Takes the oldest item that the consumer left; `None` while the consumer exists.
     #[cold]
     pub fn reclaim(&mut self) -> Option<T> {
         if !self.is_abandoned() {
@@ -187,8 +176,7 @@ impl<T> Producer<T> {
         if self.head == self.tail {
             return None;
         }
-        // SAFETY: the slot is full (rule 1) and the consumer is gone, so it is ours (rule 5); `head` moves on
-        // below.
+        // SAFETY: the slot is full (rule 1), and ours without a consumer (rule 5); `head` moves on below.
         let item = unsafe { self.shared.take(self.head) };
         self.head = self.head.wrapping_add(1);
         self.shared.head.store(self.head, Ordering::Relaxed);
@@ -202,17 +190,17 @@ impl<T> Drop for Producer<T> {
     }
 }
 
-/// The end that takes items out. One thread at a time; it may move to another thread.
+/// The consuming end.
 ///
-/// Dropping it closes the ring and drops what is in it; dropping it after [`close`](Self::close) drops
-/// nothing. What it leaves can be taken back by [`Producer::reclaim`], or is dropped with the producer.
+/// Dropping it closes the ring and drops its items; after [`close`](Self::close) it leaves them to
+/// [`Producer::reclaim`], or to the drop of the producer.
 pub struct Consumer<T> {
     shared: Arc<Shared<T>>,
     /// Next slot to take.
     head: usize,
     /// `shared.tail` as last seen.
     tail: usize,
-    /// `close` was called: the rest is the owner's business, then the producer's.
+    /// `close` was called.
     closed: bool,
 }
 
@@ -228,8 +216,8 @@ impl<T> Consumer<T> {
         Some(item)
     }
 
-    /// Takes up to `max` items, oldest first, and gives their slots back to the producer at once, when the
-    /// iterator is dropped. Items that were not asked for stay in the ring.
+    /// Takes up to `max` items, oldest first. Returns their slots to the producer when the iterator is dropped. Items
+    /// that were not taken stay in the ring.
     #[inline]
     pub fn drain(&mut self, max: usize) -> Drain<'_, T> {
         if self.tail.wrapping_sub(self.head) < max {
@@ -242,9 +230,9 @@ impl<T> Consumer<T> {
     /// Moves the item at `head` out; `release` gives its slot back. Only for `head != tail`.
     #[inline]
     fn take(&mut self) -> T {
-        debug_assert_ne!(self.head, self.tail, "callers look first");
-        // SAFETY: `head` is less than the published `tail`, so the slot is full and ours (rule 3); the
-        // Acquire load in `refresh` ordered the producer's write before this read; `head` moves on.
+        debug_assert_ne!(self.head, self.tail, "callers check first");
+        // SAFETY: `head` is less than the published `tail`, so the slot is full and ours (rule 3). The Acquire load in
+        // `refresh` orders the producer's write before this read. `head` moves on.
         let item = unsafe { self.shared.take(self.head) };
         self.head = self.head.wrapping_add(1);
         item
@@ -256,7 +244,7 @@ impl<T> Consumer<T> {
         self.shared.head.store(self.head, Ordering::Release);
     }
 
-    /// Looks again at what the producer has published; true if there is something.
+    /// Reloads the producer's position; true if there is an item.
     #[inline]
     fn refresh(&mut self) -> bool {
         // SYNC POINT items: with the Release in `Producer::push`.
@@ -276,45 +264,44 @@ impl<T> Consumer<T> {
         self.len() == 0
     }
 
-    /// True if the producer is gone and everything has been taken: nothing will come any more.
+    /// Whether the producer is gone, and all items are taken.
     #[inline]
     pub fn is_closed(&self) -> bool {
-        // SYNC POINT last word: with the Release in `Producer::close`. Its last items are visible once this
-        // is.
+        // SYNC POINT last word: with the Release in `Producer::close`, which follows its last items.
         self.shared.producer_gone.load(Ordering::Acquire) && self.is_empty()
     }
 
-    /// For a look at the ring when this end is elsewhere.
+    /// A view of the ring for use without this end.
     pub(super) fn glance(&self) -> Glance<T> {
         Glance { shared: Arc::clone(&self.shared), head: self.head }
     }
 
-    /// Tells the producer that nothing more is taken, apart from what this end still finds after this call.
-    /// From now on the drop leaves the items in the ring, for the producer to reclaim.
+    /// Announces the end to the producer. Items found after this call may still be taken; the drop leaves the rest to
+    /// the producer.
     #[cold]
     pub fn close(&mut self) {
         self.closed = true;
         self.shared.consumer.store(CLOSING, Ordering::Relaxed);
-        // SYNC POINT closing: with the fence of a producer between its push and `is_closed`. Either it sees
-        // CLOSING, or the look that follows here sees its item.
+        // SYNC POINT closing: with the fence of a producer between its push and `is_closed`. Either it sees CLOSING, or
+        // the check that follows here sees its item.
         fence(Ordering::SeqCst);
     }
 }
 
-/// A look at a ring from outside: what one end had seen, and whether there is more by now.
+/// A view of a ring, as of an earlier check of its consumer.
 pub(super) struct Glance<T> {
     shared: Arc<Shared<T>>,
     head: usize,
 }
 
 impl<T> Glance<T> {
-    /// Items have come, or the producer has gone.
+    /// Whether items have arrived since, or the producer is gone.
     pub(super) fn has_news(&self) -> bool {
         self.shared.tail.load(Ordering::Relaxed) != self.head || self.shared.producer_gone.load(Ordering::Relaxed)
     }
 }
 
-/// Says GONE even if dropping an item panics.
+/// Sets GONE even if the drop of an item panics.
 struct Farewell<'a>(&'a AtomicU8);
 
 impl Drop for Farewell<'_> {
@@ -335,7 +322,7 @@ impl<T> Drop for Consumer<T> {
     }
 }
 
-/// A batch on its way out of a ring; see [`Consumer::drain`].
+/// A batch of items; see [`Consumer::drain`].
 pub struct Drain<'a, T> {
     ring: &'a mut Consumer<T>,
     left: usize,
