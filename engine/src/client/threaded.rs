@@ -147,7 +147,7 @@ impl Client {
 
     /// A client of a new connection.
     pub(super) fn connected(shared: Arc<Shared>, conn: OwnedConn, closed: Arc<ClosedBecause>) -> Self {
-        Self::of(Arc::new(Line { conn: conn.conn, _owned: Some(conn), closed, shared }))
+        Self::of(Arc::new(Line { conn: conn.conn(), _owned: Some(conn), closed, shared }))
     }
 
     /// A client in the reverse direction, on a connection that a server's shard accepted.

@@ -22,7 +22,7 @@ knobs! {
     /// the time of the whole transfer at that rate is added. Checked every eighth of it; `Duration::MAX` ("never" in
     /// files) disables it.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
-    pub progress: Duration = Duration::from_secs(10), |knob, time| check(!time.is_zero(), knob, "0s", "more than 0 s");
+    pub progress: Duration = Duration::from_secs(10), |knob, wait| check(!wait.is_zero(), knob, "0s", "more than 0 s");
     /// Idle time before a keep-alive probe; zero (default) for never.
     ///
     /// The probe is sent at most an eighth later, so that many connections are probed together. In version 2 it is a

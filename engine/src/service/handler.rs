@@ -85,8 +85,9 @@ macro_rules! handlers {
         handlers!(@held $defer: Fn(DeferredCall) $(, $bound)*);
         handlers!(@held $place: Fn(&ServerCall, usize, usize) -> Option<Buf> $(, $bound)*);
 
-        impl<T: Fn(DeferredCall) -> F $(+ $bound)* + 'static, F: Future<Output = ()> + 'static> Asynchronous<Arc<$begin>>
-            for T
+        impl<T, F: Future<Output = ()> + 'static> Asynchronous<Arc<$begin>> for T
+        where
+            T: Fn(DeferredCall) -> F $(+ $bound)* + 'static,
         {
             fn begin(self) -> Arc<$begin> {
                 Arc::new(move |call| -> Task { Box::pin(self(call)) })

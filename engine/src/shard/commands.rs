@@ -76,8 +76,15 @@ pub(crate) struct ConnectRequest {
 
 /// A connection made for another thread. Dropping it closes the connection.
 pub(crate) struct OwnedConn {
-    pub(crate) conn: ConnRef,
+    conn: ConnRef,
     connector: Connector<Command>,
+}
+
+impl OwnedConn {
+    /// The shard's name for it.
+    pub(crate) fn conn(&self) -> ConnRef {
+        self.conn
+    }
 }
 
 impl Drop for OwnedConn {

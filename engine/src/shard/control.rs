@@ -457,7 +457,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.fabric.destroy_qp(conn.leave_qp());
         if let Some(Continuation { of, rest, whole, .. }) = conn.take_continuation() {
             match of {
-                Whose::Reply(call) => self.responder.boxes.put(call),
+                Whose::Reply(call) => self.responder.drop_call(call),
                 Whose::Call(call, _) => conn.keep_whole(call, rest, whole),
             }
         }

@@ -233,7 +233,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Sets its index in its server.
     pub(crate) fn set_index(&mut self, index: u32) {
-        self.responder.boxes.shard = index;
+        self.responder.set_shard(index);
     }
 
     /// Properties for an application on this shard.

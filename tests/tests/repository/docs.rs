@@ -27,10 +27,11 @@ const KNOBS: &[(&str, &str)] = &[
     ("DuplicateRequestCacheConfig", "engine/src/service/duplicate_requests.rs"),
 ];
 
-/// The public fields of a struct, in order.
+/// The public fields of a struct, in order: as written, or in a group of `knobs!`.
 fn fields(file: &str, name: &str) -> Vec<String> {
     let code = code(&read(file));
-    let start = code.find(&format!("pub struct {name} {{")).unwrap_or_else(|| panic!("{file} has no struct {name}"));
+    let start = code.find(&format!("pub struct {name} {{")).or_else(|| code.find(&format!("pub struct {name}, ")));
+    let start = start.unwrap_or_else(|| panic!("{file} has no struct {name}"));
     let body = &code[start..];
     let body = &body[..body.find("\n}").expect("the struct ends")];
     let field = |line: &str| Some(line.trim().strip_prefix("pub ")?.split_once(':')?.0.to_owned());

@@ -471,5 +471,12 @@ pub(crate) struct Written {
     /// Number of segments of each Write chunk.
     counts: ArrayVec<u32, MAX_CHUNKS>,
     /// Of all chunks.
-    pub(crate) bytes: usize,
+    bytes: usize,
+}
+
+impl Written {
+    /// Bytes of all chunks.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
 }

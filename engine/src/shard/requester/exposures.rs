@@ -28,13 +28,13 @@ pub(super) enum Place {
 /// One piece of exposed memory: a chunk of one segment.
 #[derive(Debug)]
 pub(super) struct Exposed {
-    window: WindowId,
+    pub(super) window: WindowId,
     /// Until revoked.
-    mem: Option<Lent>,
+    pub(super) mem: Option<Lent>,
     /// Its segment, and the position of a Read chunk in the RPC message.
     pub(super) at: ReadSegment,
     pub(super) place: Place,
-    revoked: bool,
+    pub(super) revoked: bool,
 }
 
 /// Exposed memory of one call.
@@ -48,7 +48,7 @@ pub(super) struct Exposure {
     /// Box that the buffers return to.
     pub(super) memory: ChunkMemory,
     /// Outcome of the call, waiting for the last revocation.
-    ending: Option<Ending>,
+    pub(super) ending: Option<Ending>,
 }
 
 impl Exposure {

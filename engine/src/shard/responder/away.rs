@@ -19,7 +19,7 @@ pub(super) struct Away {
     /// Calls held back by full worker rings.
     pub(super) backlog: VecDeque<(WorkKey, Call<Ready>)>,
     /// Number of them, from the first, that were counted before.
-    held: usize,
+    pub(super) held: usize,
     /// Calls returned by workers, being answered.
     pub(super) worked: Vec<Worked>,
     /// Number of calls and futures away.

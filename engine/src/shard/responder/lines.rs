@@ -60,7 +60,7 @@ pub(super) struct Lines {
     all: Vec<Line>,
     len: usize,
     /// Order of the lines, reused.
-    pub(super) order: Vec<(u64, usize)>,
+    order: Vec<(u64, usize)>,
 }
 
 /// Waiters for one size.
@@ -128,13 +128,18 @@ impl Lines {
         line.insert(waiting);
     }
 
-    /// Lines by the wait of their first calls: its start, and the size. To be returned, empty.
+    /// Lines by the wait of their first calls: its start, and the size. To be [returned](Self::keep_order).
     pub(super) fn take_order(&mut self) -> Vec<(u64, usize)> {
         let mut order = std::mem::take(&mut self.order);
         let first = |line: &Line| line.aside.front().or(line.calls.front()).map(|waiting| (waiting.since, line.size));
         order.extend(self.all.iter().filter_map(first));
         order.sort_unstable();
         order
+    }
+
+    pub(super) fn keep_order(&mut self, mut order: Vec<(u64, usize)>) {
+        order.clear();
+        self.order = order;
     }
 
     /// Sizes that new calls must not take, the shortest first.

@@ -64,9 +64,9 @@ impl Responder {
     pub(super) fn serve_memory_waiters<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let now = cx.clock.read();
         // The longest waiting chooses first: the first of another line may need the same buffers.
-        let mut order = self.waiters.take_order();
-        let served = order.drain(..).map(|(_, size)| self.serve_line(cx, size, now)).sum();
-        self.waiters.order = order;
+        let order = self.waiters.take_order();
+        let served = order.iter().map(|&(_, size)| self.serve_line(cx, size, now)).sum();
+        self.waiters.keep_order(order);
         cx.set_awaited(self.waiters.awaited(now));
         served
     }

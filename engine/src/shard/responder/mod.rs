@@ -67,7 +67,7 @@ pub(super) struct Responder {
     services: Option<LocalServices>,
     /// Procedure called last.
     last: Option<Found>,
-    pub(super) boxes: CallBoxes,
+    boxes: CallBoxes,
     /// Calls away from the shard.
     away: Away,
     /// Retransmissions of running calls.
@@ -191,6 +191,11 @@ impl Responder {
         }
     }
 
+    /// Sets the index of its shard.
+    pub(super) fn set_shard(&mut self, index: u32) {
+        self.boxes.shard = index;
+    }
+
     /// Sets the services.
     pub(super) fn set_services(&mut self, services: LocalServices) {
         (self.services, self.last) = (Some(services), None);
@@ -237,13 +242,13 @@ impl Responder {
             .chain(self.waiters.iter().map(|waiting| waiting.since))
             .min()
             .map_or(0, |since| now.saturating_sub(since));
-        stats.refusals = self.tally.refusals;
+        stats.refusals = self.tally.refusals();
         stats.procedures = self.services.as_ref().map_or_else(Vec::new, |services| self.tally.procedures(services));
     }
 
     /// Number of calls that wait for memory, or for their share of it.
     fn waiting(&self) -> usize {
-        self.waiters.len() + self.shares.held_back
+        self.waiters.len() + self.shares.held_back()
     }
 
     /// Records the end of a timed call, of this entry's procedure.
@@ -303,5 +308,10 @@ impl Responder {
         for pending in conn.served.pending.iter_mut().filter_map(Option::take) {
             pending.end(&mut self.boxes);
         }
+    }
+
+    /// Drops a call whose reply will not be sent.
+    pub(super) fn drop_call(&mut self, call: Call<Replying>) {
+        self.boxes.put(call);
     }
 }

@@ -16,11 +16,11 @@ use crate::shard::context::Context;
 
 /// A buffer that a call needs.
 #[derive(Clone, Copy, Debug)]
-struct Need {
+pub(super) struct Need {
     /// Its bytes.
-    len: usize,
+    pub(super) len: usize,
     /// Bytes of the longest buffer that may be used.
-    longest: usize,
+    pub(super) longest: usize,
 }
 
 impl Need {
@@ -49,9 +49,9 @@ pub(in crate::shard) struct Lack {
 /// Buffer that a call waits for.
 #[derive(Debug)]
 pub(super) struct Shortage {
-    need: Need,
+    pub(super) need: Need,
     /// Number needed, at least so long.
-    several: usize,
+    pub(super) several: usize,
     /// Bytes of the smallest suitable buffers.
     pub(super) size: usize,
     /// Whether such buffers are free, but too few.

@@ -193,7 +193,7 @@ impl Responder {
         let chunks = call.chunks_mut()?;
         let written = chunks.write_out(long, |segments, source, len| fill(conn, segments, source, len))?;
         // They count until the Send after them completes.
-        conn.sends.note_writes(written.bytes, config.limits.max_write_bytes.is_some());
+        conn.sends.note_writes(written.bytes(), config.limits.max_write_bytes.is_some());
         // An offered Reply chunk is returned, used or not (RFC 8166 §4.4.3).
         let (writes, reply) = (chunks.write_list(&written), chunks.reply());
         let form = Form { chunks: Chunks { writes, reply, ..Chunks::NONE }, external };

@@ -36,7 +36,7 @@ const RECOUNT: u64 = 1000;
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     /// Held back calls, of all connections.
-    pub(super) held_back: usize,
+    held_back: usize,
     /// Calls by host at the last count, and those admitted since.
     hosts: HashMap<Party, usize>,
     /// Time of the next count, in nanoseconds.
@@ -89,6 +89,11 @@ pub(super) fn shared<F: Fabric>(cx: &Context<F>, len: usize, count: usize) -> us
 }
 
 impl Shares {
+    /// Held back calls, of all connections.
+    pub(super) fn held_back(&self) -> usize {
+        self.held_back
+    }
+
     /// Allocates a reply buffer of `len` bytes, unless the call must wait for the share of its connection or host.
     #[inline(always)]
     pub(super) fn alloc<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, len: usize) -> Option<Buf> {

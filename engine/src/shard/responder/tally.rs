@@ -9,7 +9,7 @@ use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     /// Of all calls.
-    pub(super) refusals: Refusals,
+    refusals: Refusals,
     /// By the procedure's entry; as long as the highest one needs.
     entries: Vec<Entry>,
 }
@@ -68,6 +68,12 @@ impl Tally {
         }
     }
 
+    /// Counts an ERR_SYSTEM for a lost call.
+    #[cold]
+    pub(super) fn lost(&mut self) {
+        self.refusals.err_system += 1;
+    }
+
     /// Records a sampled call of a procedure, with its nanoseconds.
     pub(super) fn timed(&mut self, entry: usize, stamp: &Stamp, took: u64) {
         let Some(entry) = self.entry(entry) else { return };
@@ -75,6 +81,11 @@ impl Tally {
         entry.bytes_out += stamp.bytes_out;
         // Values beyond the histogram are clamped.
         entry.latency.get_or_insert_default().saturating_record(took);
+    }
+
+    /// Of all calls.
+    pub(super) fn refusals(&self) -> Refusals {
+        self.refusals
     }
 
     /// Procedures of these services with any outcome.

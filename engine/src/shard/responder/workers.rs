@@ -45,7 +45,7 @@ type Work = Box<dyn Fn(Call<Ready>) -> Call<Answered>>;
 /// them](crate::shard::Shard::simulate_workers) like those of a [`Server`](crate::Server).
 pub struct SimulatedWorkers {
     pub(in crate::shard) pool: Workers,
-    benches: Vec<Bench<WorkKey, Call<Ready>, Call<Answered>, Work>>,
+    pub(in crate::shard) benches: Vec<Bench<WorkKey, Call<Ready>, Call<Answered>, Work>>,
 }
 
 impl SimulatedWorkers {
@@ -106,7 +106,7 @@ impl Responder {
                     );
                     conn.proto.reply_error(id, ErrorBody::System);
                     cx.stats.calls_failed += 1;
-                    self.tally.refusals.err_system += 1;
+                    self.tally.lost();
                 }
             }
             cx.ready.add(conn);
