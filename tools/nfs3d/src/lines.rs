@@ -5,13 +5,14 @@ use std::fmt::Arguments;
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Instant;
 
+use log::Level;
 use rpcrdma_fabric::log_limit::LogLimit;
 
-/// An error, of a kind in words that fit behind "17 more: ".
-pub(crate) fn error(what: &'static str, line: Arguments<'_>) {
+/// Writes or counts a line of a kind, in words that fit behind "17 more: ".
+pub(crate) fn log(level: Level, what: &'static str, line: Arguments<'_>) {
     static LIMIT: LazyLock<(Instant, Mutex<LogLimit>)> =
         LazyLock::new(|| (Instant::now(), Mutex::new(LogLimit::new(module_path!()))));
     let (began, limit) = &*LIMIT;
     let now = began.elapsed().as_nanos() as u64;
-    limit.lock().unwrap_or_else(PoisonError::into_inner).error(now, what, line);
+    limit.lock().unwrap_or_else(PoisonError::into_inner).log(now, level, what, line);
 }

@@ -15,7 +15,7 @@
 //! | `nfs` | the procedures, and what of them travels as chunks |
 //! | `pool`, `shares` | the threads that do the work, and how many of them one client may hold |
 //! | `attributes`, `dirs`, `create`, `remove`, `links`, `read_write` | what they do |
-//! | `mount` | MOUNT version 3, on TCP |
+//! | `mount`, `connections` | MOUNT version 3, on TCP |
 //! | `export` | from handles to files, and from names to both |
 //! | `handles`, `names`, `sys` | file handles that survive a restart; `sys` has the only unsafe code |
 //! | `node`, `cache` | open files |
@@ -29,6 +29,7 @@ mod attr;
 mod attributes;
 mod cache;
 mod codec;
+mod connections;
 mod create;
 mod dirs;
 mod export;

@@ -2,15 +2,15 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
+use log::Level;
 pub(crate) use nfs3_types::mount::{PROGRAM, VERSION};
 use nfs3_types::mount::{
     dirpath, export_node, exports, fhandle3, mountbody, mountlist, mountres3, mountres3_ok, mountstat3, name,
@@ -18,16 +18,21 @@ use nfs3_types::mount::{
 use nfs3_types::nfs3::nfsstat3;
 use nfs3_types::xdr_codec::{List, Opaque, Pack};
 use rpcrdma_proto::wire::rpc::{AcceptStat, CallHeader, Flavor, ReplyBody, ReplyHeader};
+use rpcrdma_rpcbind::stream::{self, Timed};
 
 use crate::codec::Args;
+use crate::connections::Connections;
 use crate::export::Export;
+use crate::lines;
 
 /// Longest call, bytes.
 const CALL_MAX: usize = 16 << 10;
-/// Connections at a time.
-const CONNECTIONS: usize = 64;
-/// A client that says nothing for so long is gone.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time for the rest of a call after its first byte, and for its reply.
+const CALL_TIME: Duration = Duration::from_secs(5);
+/// Idle time after which a connection is closed.
+const IDLE: Duration = Duration::from_secs(30);
+/// Threads of connections, those of evicted ones included.
+const THREADS: usize = 128;
 /// Mounts that are remembered, for whom it interests.
 const MOUNTS: usize = 1024;
 
@@ -36,7 +41,7 @@ type Mounts = Mutex<BTreeSet<(String, Vec<u8>)>>;
 struct Mountd {
     export: Arc<Export>,
     mounts: Mounts,
-    connections: AtomicUsize,
+    connections: Connections,
 }
 
 /// Serves on threads of its own, for as long as the process lives. Returns the port.
@@ -46,7 +51,7 @@ pub(crate) fn serve(export: &Arc<Export>, port: u16) -> anyhow::Result<u16> {
         .with_context(|| format!("TCP port {port} for MOUNT (--mount-port names another)"))?;
     let port = listener.local_addr()?.port();
     let mountd =
-        Arc::new(Mountd { export: Arc::clone(export), mounts: Mutex::default(), connections: AtomicUsize::new(0) });
+        Arc::new(Mountd { export: Arc::clone(export), mounts: Mutex::default(), connections: Connections::default() });
     std::thread::Builder::new().name("mountd".into()).spawn(move || mountd.accept(&listener))?;
     Ok(port)
 }
@@ -59,33 +64,42 @@ impl Mountd {
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             };
-            if self.connections.fetch_add(1, Ordering::Relaxed) < CONNECTIONS {
-                let this = Arc::clone(self);
-                let client = move || {
-                    // How a client ends its connection is its own affair.
-                    let _ = this.client(stream, peer);
-                    this.connections.fetch_sub(1, Ordering::Relaxed);
-                };
-                if std::thread::Builder::new().name("mountd-client".into()).spawn(client).is_ok() {
-                    continue;
-                }
+            // Threads of evicted connections end soon.
+            while Arc::strong_count(self) > THREADS {
+                std::thread::sleep(Duration::from_millis(1));
             }
-            self.connections.fetch_sub(1, Ordering::Relaxed);
+            let stream = self.connections.admit(stream, peer.ip());
+            let (this, own) = (Arc::clone(self), Arc::clone(&stream));
+            let client = move || {
+                if let Err(error) = this.client(&own, peer)
+                    && matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::InvalidData)
+                {
+                    let line =
+                        format_args!("{}: connection of MOUNT closed within a call: {error}", peer.ip().to_canonical());
+                    lines::log(Level::Warn, "connections of MOUNT closed within a call", line);
+                }
+                this.connections.remove(&own);
+            };
+            if std::thread::Builder::new().name("mountd-client".into()).spawn(client).is_err() {
+                self.connections.remove(&stream);
+            }
         }
     }
 
-    fn client(&self, mut stream: TcpStream, peer: SocketAddr) -> io::Result<()> {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+    fn client(&self, stream: &Arc<TcpStream>, peer: SocketAddr) -> io::Result<()> {
         stream.set_nodelay(true)?;
-        while let Some(call) = read_record(&mut stream)? {
-            if let Some(reply) = self.answer(&call, peer) {
-                let mut record = (reply.len() as u32 | LAST).to_be_bytes().to_vec();
-                record.extend(reply);
-                stream.write_all(&record)?;
+        loop {
+            stream.set_read_timeout(Some(IDLE))?;
+            if !stream.peek(&mut [0]).is_ok_and(|bytes| bytes > 0) {
+                return Ok(());
             }
+            let mut timed = Timed::new(stream, CALL_TIME);
+            let Some(call) = stream::read_record(&mut timed, CALL_MAX)? else { return Ok(()) };
+            if let Some(reply) = self.answer(&call, peer) {
+                stream::write_record(&mut timed, &reply)?;
+            }
+            self.connections.touch(stream);
         }
-        Ok(())
     }
 
     /// The reply to an RPC message, if it deserves one.
@@ -204,32 +218,5 @@ fn mount_status(status: nfsstat3) -> mountstat3 {
         nfsstat3::NFS3ERR_INVAL => mountstat3::MNT3ERR_INVAL,
         nfsstat3::NFS3ERR_NAMETOOLONG => mountstat3::MNT3ERR_NAMETOOLONG,
         _ => mountstat3::MNT3ERR_IO,
-    }
-}
-
-/// The last fragment of a record (RFC 5531 §11).
-const LAST: u32 = 1 << 31;
-
-/// One RPC message; `None` at the end of the stream.
-fn read_record(stream: &mut TcpStream) -> io::Result<Option<Vec<u8>>> {
-    let mut record = Vec::new();
-    loop {
-        let mut head = [0; 4];
-        match stream.read_exact(&mut head) {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && record.is_empty() => {
-                return Ok(None);
-            }
-            outcome => outcome?,
-        }
-        let head = u32::from_be_bytes(head);
-        let (len, at) = ((head & !LAST) as usize, record.len());
-        if at + len > CALL_MAX {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        record.resize(at + len, 0);
-        stream.read_exact(&mut record[at..])?;
-        if head & LAST != 0 {
-            return Ok(Some(record));
-        }
     }
 }

@@ -170,7 +170,7 @@ fn write_all(
 /// What was written before may be lost with what was to be made stable now.
 fn sync_failed(export: &Export, error: Errno) -> nfsstat3 {
     let line = format_args!("fsync: {error}: clients are asked to write again what was not committed");
-    lines::error("times that fsync failed", line);
+    lines::log(log::Level::Error, "times that fsync failed", line);
     export.lost_data();
     status(error)
 }

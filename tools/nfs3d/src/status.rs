@@ -33,7 +33,11 @@ pub(crate) fn status(error: Errno) -> nfsstat3 {
         Errno::AGAIN | Errno::TXTBSY | Errno::MFILE | Errno::NFILE | Errno::NOMEM => nfsstat3::NFS3ERR_JUKEBOX,
         Errno::IO => nfsstat3::NFS3ERR_IO,
         error => {
-            lines::error("errors without a status of their own", format_args!("{error}: answered with NFS3ERR_IO"));
+            lines::log(
+                log::Level::Error,
+                "errors without a status of their own",
+                format_args!("{error}: answered with NFS3ERR_IO"),
+            );
             nfsstat3::NFS3ERR_IO
         }
     }

@@ -1,12 +1,12 @@
-//! ONC RPC over a byte stream (RFC 5531 §11), as a client: for what goes beside RDMA, such as MOUNT and
-//! rpcbind. One call at a time, blocking; nothing of it is fast, or meant to be.
+//! ONC RPC over a byte stream (RFC 5531 §11), for programs beside RDMA such as MOUNT and rpcbind: a blocking client,
+//! one call at a time, and the records of a server.
 #![forbid(unsafe_code)]
 
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rpcrdma_proto::Refusal;
 use rpcrdma_proto::wire::rpc::{CallHeader, OpaqueAuth, ReplyHeader};
@@ -79,13 +79,11 @@ impl<S: Read + Write> StreamClient<S> {
         self.xid = self.xid.wrapping_add(1);
         let auth = OpaqueAuth::NONE;
         let header = CallHeader { xid: self.xid, program, version, procedure, credential: auth, verifier: auth };
-        let len = header.encoded_len();
-        let mut record = vec![0; 4 + len];
-        header.emit(&mut record[4..]).map_err(|_| StreamError::Malformed("the call's header"))?;
-        record[..4].copy_from_slice(&(LAST | (len + args.len()) as u32).to_be_bytes());
-        record.extend(args);
-        self.stream.write_all(&record)?;
-        let mut reply = self.record()?;
+        let mut message = vec![0; header.encoded_len()];
+        header.emit(&mut message).map_err(|_| StreamError::Malformed("the call's header"))?;
+        message.extend(args);
+        write_record(&mut self.stream, &message)?;
+        let mut reply = read_record(&mut self.stream, LONGEST)?.ok_or(io::Error::from(ErrorKind::UnexpectedEof))?;
         let (header, at) = ReplyHeader::parse(&reply).map_err(|_| StreamError::Malformed("its RPC header"))?;
         if header.xid != self.xid {
             return Err(StreamError::Malformed("it answers another call"));
@@ -95,27 +93,81 @@ impl<S: Read + Write> StreamClient<S> {
             None => Ok(reply.split_off(at)),
         }
     }
+}
 
-    /// The next record, of however many fragments.
-    fn record(&mut self) -> Result<Vec<u8>, StreamError> {
-        let mut record = Vec::new();
-        loop {
-            let mut mark = [0; 4];
-            self.stream.read_exact(&mut mark)?;
-            let mark = u32::from_be_bytes(mark);
-            let (start, len) = (record.len(), (mark & !LAST) as usize);
-            if start + len > LONGEST {
-                return Err(StreamError::Malformed("it is too long"));
-            }
-            record.resize(start + len, 0);
-            self.stream.read_exact(&mut record[start..])?;
-            if mark & LAST != 0 {
-                return Ok(record);
-            }
-            if len == 0 {
-                return Err(StreamError::Malformed("an empty fragment that another one follows"));
-            }
+/// The next record, of any number of fragments; `None` at the end of the stream.
+///
+/// # Errors
+/// The stream failed, or ended within the record. Fragments with their marks exceed `limit` bytes.
+pub fn read_record(stream: &mut impl Read, limit: usize) -> io::Result<Option<Vec<u8>>> {
+    let (mut record, mut taken) = (Vec::new(), 0);
+    loop {
+        let mut mark = [0; 4];
+        match stream.read_exact(&mut mark) {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof && taken == 0 => return Ok(None),
+            outcome => outcome?,
         }
+        let mark = u32::from_be_bytes(mark);
+        let (start, len) = (record.len(), (mark & !LAST) as usize);
+        taken += 4 + len;
+        if taken > limit {
+            return Err(io::Error::new(ErrorKind::InvalidData, format!("record exceeds {limit} bytes")));
+        }
+        record.resize(start + len, 0);
+        stream.read_exact(&mut record[start..])?;
+        if mark & LAST != 0 {
+            return Ok(Some(record));
+        }
+    }
+}
+
+/// Writes a message as one record.
+///
+/// # Errors
+/// As of the stream.
+pub fn write_record(stream: &mut impl Write, message: &[u8]) -> io::Result<()> {
+    stream.write_all(&[&(LAST | message.len() as u32).to_be_bytes(), message].concat())
+}
+
+/// A TCP stream on which all reads and writes together end by a time.
+#[derive(Debug)]
+pub struct Timed<'a> {
+    stream: &'a TcpStream,
+    end: Instant,
+}
+
+impl<'a> Timed<'a> {
+    /// From now on for so long.
+    pub fn new(stream: &'a TcpStream, time: Duration) -> Self {
+        Self { stream, end: Instant::now() + time }
+    }
+
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+/// The error of a socket's time-out, by its name.
+fn timed_out(error: io::Error) -> io::Error {
+    if error.kind() == ErrorKind::WouldBlock { ErrorKind::TimedOut.into() } else { error }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(out).map_err(timed_out)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes).map_err(timed_out)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -188,9 +240,30 @@ mod tests {
         };
         malformed(&|xid| record(vec![xid ^ 1, 1, 0, 0, 0, 0]));
         malformed(&|xid| record(vec![xid, 0, 0]));
-        malformed(&|_| words(&[LAST | u32::MAX >> 1]));
-        malformed(&|_| words(&[0]));
-        let (result, _) = call(|xid| words(&[24 | LAST, xid, 1]));
-        assert!(matches!(result, Err(StreamError::Io(_))), "{result:?}");
+        for (answer, kind) in [
+            (words(&[LAST | u32::MAX >> 1]), ErrorKind::InvalidData),
+            (vec![0; LONGEST + 4], ErrorKind::InvalidData),
+            (words(&[0]), ErrorKind::UnexpectedEof),
+            (words(&[24 | LAST, 7, 1]), ErrorKind::UnexpectedEof),
+            (Vec::new(), ErrorKind::UnexpectedEof),
+        ] {
+            let (result, _) = call(|_| answer.clone());
+            assert!(matches!(&result, Err(StreamError::Io(error)) if error.kind() == kind), "{result:?}");
+        }
+    }
+
+    #[test]
+    fn a_timed_stream_ends_in_time() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        let mut timed = Timed::new(&stream, Duration::from_millis(200));
+        for _ in 0..2 {
+            // Half a record, however slowly it comes.
+            peer.write_all(&[0; 2]).unwrap();
+            let error = read_record(&mut timed, 100).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        }
+        assert_eq!(write_record(&mut timed, b"late").unwrap_err().kind(), ErrorKind::TimedOut);
     }
 }

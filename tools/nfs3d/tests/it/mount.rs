@@ -125,6 +125,17 @@ fn what_is_no_call_of_it_is_refused() {
     assert!(exchange(&mut stream, &whole).is_some(), "a second call on one connection");
 }
 
+/// Idle connections, and those with half a call, give way to others.
+#[test]
+fn connections_left_open_lock_nobody_out() {
+    let nfsd = Nfsd::start(&[]);
+    let whole = record(PROGRAM, VERSION, 0, &[]);
+    let mut idle: Vec<_> = (0..200).map(|_| connect(nfsd.mount_port)).collect();
+    idle.iter_mut().skip(100).for_each(|stream| drop(stream.write(&whole[..9])));
+    let _: Void = decode(&call(nfsd.mount_port, 0, &[]));
+    assert_eq!(idle[0].read(&mut [0]).expect("the end"), 0, "the idlest is closed");
+}
+
 /// What RFC 8267 §5.1 asks for beside MOUNT is not there: whoever starts the server is told.
 #[test]
 fn help_says_what_is_not_there() {

@@ -1,0 +1,104 @@
+//! Open connections of MOUNT, shared among hosts: no host can keep the others out.
+#![forbid(unsafe_code)]
+
+use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use log::Level;
+
+use crate::lines;
+
+/// Connections at a time.
+const MOST: usize = 64;
+/// Connections of one host.
+const SHARE: usize = 16;
+
+/// Open connections with their hosts, the least recently used first.
+#[derive(Default)]
+pub(crate) struct Connections(Mutex<Vec<(IpAddr, Arc<TcpStream>)>>);
+
+impl Connections {
+    fn all(&self) -> MutexGuard<'_, Vec<(IpAddr, Arc<TcpStream>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a connection. Closes the idlest one of its host if that has its share, or, if there are [`MOST`], of the
+    /// host with the most.
+    pub(crate) fn admit(&self, stream: TcpStream, peer: IpAddr) -> Arc<TcpStream> {
+        let (host, stream) = (host(peer), Arc::new(stream));
+        let mut all = self.all();
+        let count = |host| all.iter().filter(|(other, _)| *other == host).count();
+        let full = if count(host) >= SHARE {
+            Some(host)
+        } else if all.len() >= MOST {
+            all.iter().rev().map(|(host, _)| *host).max_by_key(|host| count(*host))
+        } else {
+            None
+        };
+        let idlest = full.and_then(|full| all.iter().position(|(host, _)| *host == full));
+        if let Some((host, evicted)) = idlest.map(|at| all.remove(at)) {
+            // Its thread sees the end of the stream. One that is closed already is as good.
+            let _ = evicted.shutdown(Shutdown::Both);
+            lines::log(
+                Level::Warn,
+                "idle connections of MOUNT evicted",
+                format_args!("{host}: idlest connection of MOUNT evicted: at most {SHARE} per host, {MOST} in all"),
+            );
+        }
+        all.push((host, Arc::clone(&stream)));
+        stream
+    }
+
+    /// Makes it the most recently used, if it is still there.
+    pub(crate) fn touch(&self, stream: &Arc<TcpStream>) {
+        let all = &mut *self.all();
+        if let Some(at) = all.iter().position(|(_, other)| Arc::ptr_eq(other, stream)) {
+            all[at..].rotate_left(1);
+        }
+    }
+
+    pub(crate) fn remove(&self, stream: &Arc<TcpStream>) {
+        self.all().retain(|(_, other)| !Arc::ptr_eq(other, stream));
+    }
+}
+
+/// The host of an address. A host has a whole /64 of IPv6.
+fn host(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) if !address.is_loopback() => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn hosts_share_and_the_idlest_of_the_greediest_makes_room() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let to = listener.local_addr().expect("an address");
+        let connections = Connections::default();
+        let admit = |host: &str| {
+            let stream = TcpStream::connect(to).expect("it listens");
+            drop(listener.accept());
+            connections.admit(stream, host.parse().expect("an address"))
+        };
+        let is_open = |stream| connections.all().iter().any(|(_, other)| Arc::ptr_eq(other, stream));
+        let greedy: Vec<_> = (0..SHARE).map(|_| admit("fd00::1")).collect();
+        connections.touch(&greedy[0]);
+        admit("fd00::2");
+        assert!(is_open(&greedy[0]) && !is_open(&greedy[1]), "the idlest of the same /64");
+        for n in 0..MOST - SHARE {
+            admit(&format!("192.0.2.{}", n / 2));
+        }
+        assert_eq!(connections.all().len(), MOST);
+        let late = admit("::ffff:198.51.100.1");
+        assert!(is_open(&late) && !is_open(&greedy[2]), "the host with the most connections");
+        assert!(is_open(&greedy[3]));
+        connections.remove(&late);
+        assert_eq!(connections.all().len(), MOST - 1);
+    }
+}
