@@ -211,6 +211,8 @@ pub enum Failing {
     Reply,
     /// The result exceeds the length declared for a Write chunk.
     Undeclared,
+    /// There is no such Write chunk; `needed` is its index. Bad arguments, if the procedure declares it.
+    NoChunk,
     /// The Write chunk holds memory of the handler's own already.
     Shared,
     /// There is no memory of the pool for the Write chunk.
@@ -243,6 +245,7 @@ impl Refusal {
                 format!("inline results of {needed} bytes exceed {limit} (Procedure::max_reply)")
             }
             Failing::Undeclared => format!("result of {needed} bytes exceeds {limit} (Procedure::write_chunks)"),
+            Failing::NoChunk => format!("result in undeclared Write chunk {needed} (Procedure::write_chunks)"),
             Failing::Shared => "Write chunk written after ServerCall::set_result gave it other memory".to_owned(),
             Failing::NoMemory => {
                 "no pool memory for a Write chunk (Procedure::results_from_handler: use ServerCall::set_result)"

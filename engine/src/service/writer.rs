@@ -248,6 +248,8 @@ mod tests {
         assert_eq!(beyond, Refusal::failed(Failing::Undeclared, 65, 64));
         assert_eq!(beyond.cause(), "result of 65 bytes exceeds 64 (Procedure::write_chunks)");
         // The caller has room for what is declared.
+        let undeclared = Refusal::failed(Failing::NoChunk, 1, 0);
+        assert_eq!(undeclared.cause(), "result in undeclared Write chunk 1 (Procedure::write_chunks)");
         assert_eq!(refused(16, 7), Refusal::failed(Failing::Undeclared, 17, 16));
         let (mut room, mut len) = ([0; 16], 0);
         let inline = ResultWriter::new(&mut room, &mut len).put(&[0; 17]).unwrap_err();

@@ -388,6 +388,7 @@ fn results_of_the_handlers_own_memory_are_shared() {
 fn a_result_without_a_chunk_is_an_error() {
     const OWN: u32 = 30;
     const POOL: u32 = 31;
+    const UNDECLARED: u32 = 32;
     let mut world = World::new("nowhere");
     let pool = Pool::new(&PoolConfig {
         classes: vec![Class { size: 4096, count: 1 }],
@@ -398,7 +399,7 @@ fn a_result_without_a_chunk_is_an_error() {
     let why = |result: Result<rpcrdma::service::ResultWriter<'_>, NoResult>| result.map(drop).expect_err("no result");
     let own = move |call: &mut ServerCall| {
         assert!(why(call.result_writer(0)).to_string().starts_with("no pool memory"));
-        assert_eq!(why(call.result_writer(1)).to_string(), "caller offers no such Write chunk");
+        assert_eq!(why(call.result_writer(1)).to_string(), "caller offers no Write chunk 1");
         let too_small = call.set_result(0, page.clone()).expect_err("a byte is missing");
         assert_eq!(too_small.to_string(), "Write chunk 0 is too short: 4096 bytes exceeds 4095");
         assert_eq!(Refusal::from(too_small), Refusal::ShortChunk { index: 0, needed: 4096 });
@@ -406,7 +407,7 @@ fn a_result_without_a_chunk_is_an_error() {
     };
     let from_pool = move |call: &mut ServerCall| {
         let argument = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
-        assert_eq!(Refusal::from(call.result_mut(1).expect_err("no chunk")), Refusal::GarbageArguments);
+        call.result_mut(1).expect_err("no chunk");
         call.set_result(0, argument)?;
         assert!(call.result_mut(0).expect_err("shared").to_string().contains("ServerCall::set_result"));
         assert_eq!(call.reply_mut(1 << 20).map(|room| room.len()).map_err(|no_space| no_space.needed), Err(1 << 20));
@@ -416,6 +417,8 @@ fn a_result_without_a_chunk_is_an_error() {
     services.add(PROGRAM, VERSION, OWN, Procedure::new(own).write_chunks(1, 4096).results_from_handler());
     let from_pool = Procedure::new(from_pool).read_chunks(1, 4096).uncounted().write_chunks(1, 4096);
     services.add(PROGRAM, VERSION, POOL, from_pool);
+    let undeclared = |call: &mut ServerCall| Ok(call.result_writer(0)?.put(&[1])?);
+    services.add(PROGRAM, VERSION, UNDECLARED, Procedure::new(undeclared));
     let address = world.serve_with(ServerConfig { shard: small(), ..ServerConfig::default() }, services);
     let mut client = world.client(&address, small());
     let first = client.first();
@@ -427,6 +430,9 @@ fn a_result_without_a_chunk_is_an_error() {
     call = call.write_chunk_into(client.alloc(first, 4096).expect("memory"));
     let answer = client.call(call).map(drop).map_err(CallError::from);
     assert_eq!(answer, Err(CallError::Refused(Refusal::SystemError)), "it has sent that memory already");
+    let call = client.prepare(UNDECLARED, 0).expect("memory");
+    let answer = client.call(call).map(drop).map_err(CallError::from);
+    assert_eq!(answer, Err(CallError::Refused(Refusal::SystemError)), "the service's error, not the caller's");
 }
 
 /// The fabric would refuse to send this memory, and close the connection. The server refuses the call instead.

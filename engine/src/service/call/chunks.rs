@@ -120,14 +120,22 @@ impl ResultChunk {
         };
     }
 
-    /// Sends these bytes, which fit.
-    fn share(&mut self, bytes: Frozen) {
-        self.len = bytes.len();
+    /// Sends these bytes as the result of this index.
+    pub(super) fn share(&mut self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
+        let (needed, capacity, declared) = (bytes.len(), self.capacity as usize, self.declared as usize);
+        if needed > declared {
+            return Err(NoResult(Unusable::Undeclared { needed, declared }));
+        }
+        if needed > capacity {
+            return Err(NoResult(Unusable::TooSmall { index, needed, capacity }));
+        }
+        self.len = needed;
         if let ResultBytes::Pool(buf) = std::mem::replace(&mut self.bytes, ResultBytes::Shared(bytes))
             && self.told
         {
             self.kept = Some(buf);
         }
+        Ok(())
     }
 }
 
@@ -395,22 +403,7 @@ impl Chunks {
 
     /// A result, mutable.
     pub(super) fn result_mut(&mut self, index: usize) -> Result<&mut ResultChunk, NoResult> {
-        self.results.get_mut(index).ok_or(NoResult(Unusable::NoChunk))
-    }
-
-    /// Sends these bytes as a result.
-    pub(super) fn share(&mut self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
-        let result = self.result_mut(index)?;
-        let (needed, capacity) = (bytes.len(), result.capacity as usize);
-        let declared = result.declared as usize;
-        if needed > declared {
-            return Err(NoResult(Unusable::Undeclared { needed, declared }));
-        }
-        if needed > capacity {
-            return Err(NoResult(Unusable::TooSmall { index, needed, capacity }));
-        }
-        result.share(bytes);
-        Ok(())
+        self.results.get_mut(index).ok_or(NoResult(Unusable::NoChunk(index)))
     }
 
     /// The arenas of results in memory of the handler's own.

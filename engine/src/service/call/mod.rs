@@ -26,8 +26,8 @@ use crate::wire::NoSpace;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor, MAX_AUTH_LEN};
 
 pub(crate) use answer::ReplyMessage;
-use chunks::NO_CHUNKS;
 pub(crate) use chunks::{Chunks, Miscounted};
+use chunks::{NO_CHUNKS, ResultChunk};
 use extra::Extras;
 pub(crate) use extra::Stamp;
 pub(crate) use state::{
@@ -47,7 +47,8 @@ pub struct Caller {
 ///
 /// | cause | refusal | log |
 /// | --- | --- | --- |
-/// | the caller offers no such chunk | [`Refusal::GarbageArguments`] | – |
+/// | the caller offers no such chunk | [`Refusal::GarbageArguments`] to the caller | – |
+/// | the procedure [declares](super::Procedure::write_chunks) no such chunk | [`Refusal::SystemError`] | its index |
 /// | the caller's chunk is too short | [`Refusal::ShortChunk`] | – |
 /// | the procedure [declares](super::Procedure::write_chunks) less | [`Refusal::SystemError`] | both lengths |
 /// | the chunk holds [memory of the service](ServerCall::set_result) | [`Refusal::SystemError`] | the cause |
@@ -59,8 +60,8 @@ pub struct NoResult(Unusable);
 /// Why a Write chunk does not take a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum Unusable {
-    #[error("caller offers no such Write chunk")]
-    NoChunk,
+    #[error("caller offers no Write chunk {0}")]
+    NoChunk(usize),
     #[error("Write chunk holds memory given by ServerCall::set_result")]
     Shared,
     #[error("Write chunk {index} is too short: {needed} bytes exceeds {capacity}")]
@@ -71,11 +72,11 @@ enum Unusable {
     NoMemory,
 }
 
-/// For handlers that need a Write chunk: a call without one has bad arguments.
+/// For handlers that need a Write chunk: a call without one has bad arguments, if the procedure declares it.
 impl From<NoResult> for Refusal {
     fn from(NoResult(cause): NoResult) -> Self {
         match cause {
-            Unusable::NoChunk => Self::GarbageArguments,
+            Unusable::NoChunk(index) => Self::failed(Failing::NoChunk, index, 0),
             Unusable::TooSmall { index, needed, .. } => Self::ShortChunk { index: index as u32, needed: needed as u32 },
             Unusable::Undeclared { needed, declared } => Self::failed(Failing::Undeclared, needed, declared),
             Unusable::Shared => Self::failed(Failing::Shared, 0, 0),
@@ -379,8 +380,9 @@ impl<T: ?Sized> ServerCall<T> {
         self.parts.chunks().results.get(index).map(|result| result.capacity as usize)
     }
 
-    fn chunks_mut(&mut self) -> Result<&mut Chunks, NoResult> {
-        self.parts.extras.get_mut().map(|extra| &mut extra.chunks).ok_or(NoResult(Unusable::NoChunk))
+    fn chunk_mut(&mut self, index: usize) -> Result<&mut ResultChunk, NoResult> {
+        let extra = self.parts.extras.get_mut().ok_or(NoResult(Unusable::NoChunk(index)))?;
+        extra.chunks.result_mut(index)
     }
 
     /// Pool memory for a Write chunk's result, cleared; prefer a [writer](Self::result_writer).
@@ -394,7 +396,7 @@ impl<T: ?Sized> ServerCall<T> {
     /// # Errors
     /// The chunk does not exist, or has no pool memory.
     pub fn result_mut(&mut self, index: usize) -> Result<&mut [u8], NoResult> {
-        self.chunks_mut()?.result_mut(index)?.cleared()
+        self.chunk_mut(index)?.cleared()
     }
 
     /// Writer of a Write chunk's result, in the memory sent.
@@ -405,14 +407,14 @@ impl<T: ?Sized> ServerCall<T> {
     /// The chunk does not exist, or has no pool memory.
     #[inline]
     pub fn result_writer(&mut self, index: usize) -> Result<ResultWriter<'_>, NoResult> {
-        self.chunks_mut()?.result_mut(index)?.writer(index)
+        self.chunk_mut(index)?.writer(index)
     }
 
     /// Sets a result's length, at most its memory.
     ///
     /// 0 without an offered chunk. Bytes that this call has not written are zero.
     pub fn set_result_len(&mut self, index: usize, len: usize) {
-        if let Ok(result) = self.chunks_mut().and_then(|chunks| chunks.result_mut(index)) {
+        if let Ok(result) = self.chunk_mut(index) {
             result.set_len(len);
         }
     }
@@ -426,7 +428,7 @@ impl<T: ?Sized> ServerCall<T> {
     /// The chunk does not exist, or is too short.
     #[doc(alias = "zero copy")]
     pub fn set_result(&mut self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
-        self.chunks_mut()?.share(index, bytes)
+        self.chunk_mut(index)?.share(index, bytes)
     }
 
     /// Room for `len` bytes of inline results, in the memory sent.

@@ -7,7 +7,7 @@ use super::replies::{fits_inline, reply_headroom, reply_room};
 use super::workers::WorkKey;
 use crate::config::HEADROOM_PLAIN;
 use crate::fabric::{Fabric, ReceivedBuf};
-use crate::proto::{InboundId, Refusal};
+use crate::proto::{Failing, InboundId, Refusal};
 use crate::service::duplicate_requests::Lookup;
 use crate::service::{
     Admitted, Answered, Arrived, Call, Header, Ready, ReplyMessage, Replying, ResultMemory, RpcMessage, RunOn, Unready,
@@ -346,6 +346,9 @@ impl Responder {
                 let error = ErrorBody::WriteResource { chunk_index: index.saturating_add(1), length_needed: needed };
                 return Err(Some(CallRefusal::Transport(error)));
             }
+            Err(Refusal::Failed { what: Failing::NoChunk, needed, .. }) if self.declares_result(call, needed) => {
+                return Err(Some(CallRefusal::Rpc(reply_body(Refusal::GarbageArguments))));
+            }
             Err(refusal) => {
                 if matches!(refusal, Refusal::SystemError | Refusal::Failed { .. } | Refusal::NoReply) {
                     self.tell_system_error(cx, conn, call);
@@ -376,6 +379,12 @@ impl Responder {
     /// Whether the procedure is one-way.
     pub(super) fn is_silent(&self, call: &Call<Answered>) -> bool {
         self.services.as_ref().is_some_and(|all| all.entry(call.entry()).silent)
+    }
+
+    /// Whether the procedure declares a Write chunk of this index.
+    fn declares_result(&self, call: &Call<Answered>, index: u32) -> bool {
+        let count = self.services.as_ref().map(|all| all.entry(call.entry()).binding.results.count);
+        count.is_some_and(|count| (index as usize) < count)
     }
 
     /// Ends an unanswered call. In version 1 its caller would wait for the credit for ever.
