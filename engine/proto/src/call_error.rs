@@ -70,8 +70,10 @@ pub enum CallError {
         /// The knob that counts such buffers.
         knob: Knob,
     },
-    /// The call, its reply or a chunk exceeds every buffer. Or it exceeds the limit of messages without chunks.
-    #[error("{needed} bytes exceeds {limit} ({knob})")]
+    /// The call, its reply or a chunk exceeds every buffer. Or it exceeds what may be sent without chunks.
+    ///
+    /// `needed` is the least size to configure.
+    #[error("{needed} bytes, headers included, exceeds {limit} ({knob})")]
     TooLong {
         /// Bytes of the message with its headers, or of the chunk.
         needed: usize,

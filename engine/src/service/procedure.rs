@@ -415,10 +415,6 @@ pub(crate) const NO_ENTRY: usize = usize::MAX;
 /// Highest valid procedure number.
 pub const MAX_PROCEDURE: u32 = 1023;
 
-fn knob_of(declared: &str) -> &'static str {
-    if declared == "max_reply" { "`memory.long_buffers`" } else { "`memory.bulk_buffers`" }
-}
-
 impl Services {
     /// Copies the services for one shard, which may add its own.
     pub fn to_local(&self) -> LocalServices {
@@ -469,8 +465,11 @@ impl<S: Sharing> Services<S> {
                 ("max_reply", headroom.saturating_add(entry.reply_room)),
             ];
             let (declared, needed) = needs.into_iter().find(|&(_, needed)| needed > longest)?;
-            let knob = knob_of(declared);
-            Some(format!("`{declared}` needs a buffer of {needed} bytes, the longest has {longest} ({knob})"))
+            let knob = if declared == "max_reply" { "long_buffers" } else { "bulk_buffers" };
+            Some(format!(
+                "`{declared}` needs buffers of {needed} bytes, headers included, and the longest have {longest}: add \
+                 ({needed}, N) to `memory.{knob}`"
+            ))
         })
     }
 }
