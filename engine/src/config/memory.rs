@@ -79,6 +79,9 @@ knobs! {
     pub arenas: Vec<Arena> = Vec::new();
 }
 
+/// Size classes of each list: the pool takes 64 in all.
+const MAX_CLASSES: usize = 29;
+
 impl MemoryConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         self.check_each()?;
@@ -88,6 +91,8 @@ impl MemoryConfig {
         for (knob, classes) in
             [("memory.bulk_buffers", &self.bulk_buffers), ("memory.long_buffers", &self.long_buffers)]
         {
+            let possible = classes.len() <= MAX_CLASSES;
+            check(possible, knob, format_args!("{} size classes", classes.len()), "at most 29 of them")?;
             for &(size, count) in classes {
                 let possible = (1..=1 << 30).contains(&size) && (1..=MOST).contains(&count);
                 let wanted = "1 to 1073741824 bytes and 1 to 16777216 buffers of each class";

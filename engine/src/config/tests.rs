@@ -6,6 +6,16 @@ fn the_defaults_are_in_range() {
     assert_eq!(ConnectConfig::default().validate(), Ok(()));
 }
 
+#[test]
+fn as_many_size_classes_as_are_allowed_make_a_pool() {
+    let mut config = Config::default();
+    config.memory.bulk_buffers = (1..=29).map(|n| (n * 1000, 1)).collect();
+    config.memory.long_buffers = (1..=29).map(|n| (n * 1001, 1)).collect();
+    config.wire.optional_operations = true;
+    config.validate().expect("at most so many");
+    config.pool(true).own_arena().expect("the pool takes them");
+}
+
 /// Sets one knob.
 type Change = fn(&mut Config);
 
@@ -18,6 +28,7 @@ fn each_knob_is_refused_by_name_value_and_range() {
         (|c| c.memory.message_buffers = 0, "memory.message_buffers is 0: 1 to 16777216"),
         (|c| c.memory.bulk_buffers = vec![(0, 1)], "memory.bulk_buffers is 1 of 0 bytes: 1 to 1073741824 bytes and"),
         (|c| c.memory.long_buffers = vec![(64, 0)], "memory.long_buffers is 0 of 64 bytes: 1 to 1073741824 bytes and"),
+        (|c| c.memory.long_buffers = vec![(64, 1); 30], "memory.long_buffers is 30 size classes: at most 29 of them"),
         (|c| c.memory.chunk_align = 96, "memory.chunk_align is 96: a power of two, 64 to 4096 bytes"),
         (|c| c.limits.credits = 3, "limits.credits is 3: 4 to 32767"),
         (|c| c.limits.max_credits = 40_000, "limits.max_credits is 40000: 4 to 32767"),
