@@ -16,7 +16,7 @@ fn time_of<E: Error>(text: &str) -> Result<Duration, E> {
     match text {
         NEVER => Ok(Duration::MAX),
         _ => humantime::parse_duration(text)
-            .map_err(|why| E::custom(format_args!("{text:?} is no time such as \"10s\", \"5ms\" or \"never\": {why}"))),
+            .map_err(|_| E::custom("wanted a time such as \"10s\", \"5ms\" or \"never\"")),
     }
 }
 
@@ -28,9 +28,12 @@ fn size_text(bytes: u64) -> String {
     }
 }
 
+/// What a size looks like.
+const WANTED_SIZE: &str = "wanted a size such as \"64KiB\", or a number of bytes";
+
 /// A number of bytes, or a text such as `64KiB`.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "wanted a number of bytes, or a text such as \"64KiB\"")]
+#[serde(untagged, expecting = "wanted a size such as \"64KiB\", or a number of bytes")]
 enum Size {
     Bytes(u64),
     Text(String),
@@ -42,10 +45,10 @@ impl Size {
             Self::Bytes(bytes) => bytes,
             Self::Text(text) => {
                 let size = text.parse::<bytesize::ByteSize>();
-                size.map_err(|_| E::custom(format_args!("{text:?} is no size such as \"64KiB\"")))?.as_u64()
+                size.map_err(|_| E::custom(WANTED_SIZE))?.as_u64()
             }
         };
-        T::try_from(bytes).map_err(|_| E::custom(format_args!("{bytes} bytes are too many")))
+        T::try_from(bytes).map_err(|_| E::custom(WANTED_SIZE))
     }
 }
 

@@ -20,6 +20,7 @@
 //! A program flattens [`ConfigArgs`] into its options, loads the [`Settings`], and applies them to its defaults.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -32,6 +33,10 @@ use serde_json::{Map, Value};
 const PREFIX: &str = "RPCRDMA_";
 /// The value of a knob that has none.
 const UNSET: &str = "unset";
+/// How it is written.
+const UNSET_FORM: &str = "(in a file: \"unset\")";
+/// Characters of a name or value that errors show.
+const SHOWN: usize = 64;
 /// Every group: those of all programs, then those of one role.
 const GROUPS: [&str; 9] =
     ["memory", "limits", "timeouts", "wire", "device", "iwarp", "poll", ConnectConfig::GROUP, AcceptConfig::GROUP];
@@ -91,29 +96,35 @@ impl ConfigArgs {
     /// # Errors
     /// The file, or the argument of `--set`, cannot be read.
     pub fn load(&self) -> Result<Settings, SettingError> {
-        let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
-        self.load_with(variables.filter_map(|(name, value)| Some((name, value.into_string().ok()?))))
+        self.load_with(std::env::vars_os())
     }
 
     /// The same with these variables.
     ///
     /// # Errors
     /// As [`load`](Self::load).
-    pub fn load_with(&self, variables: impl Iterator<Item = (String, String)>) -> Result<Settings, SettingError> {
+    pub fn load_with(&self, variables: impl Iterator<Item = (OsString, OsString)>) -> Result<Settings, SettingError> {
         let mut all = self.config.as_deref().map_or(Ok(Vec::new()), file)?;
-        let mut variables: Vec<_> = variables.filter(|(name, _)| name.starts_with(PREFIX)).collect();
+        let named = |(name, value): (OsString, _)| Some((name.into_string().ok()?, value));
+        let mut variables: Vec<_> = variables.filter_map(named).collect();
         variables.sort();
         for (name, text) in variables {
-            let rest = name[PREFIX.len()..].to_lowercase();
+            let Some(rest) = name.strip_prefix(PREFIX).map(str::to_lowercase) else { continue };
             let group = GROUPS.into_iter().find(|group| rest.starts_with(&format!("{group}_")));
             // Others have variables that begin so, too.
             if let Some(group) = group {
                 let knob = format!("{group}.{}", &rest[group.len() + 1..]);
+                let text = text.into_string().map_err(|text| SettingError::Value {
+                    source_: name.clone(),
+                    knob: knob.clone(),
+                    value: short(&text.to_string_lossy(), SHOWN),
+                    why: "wanted text in UTF-8".to_owned(),
+                })?;
                 all.push(Setting { source: Source::Environment(name), knob, values: values(&text) });
             }
         }
         for text in &self.set {
-            let (knob, value) = text.split_once('=').ok_or_else(|| SettingError::NoValue(text.clone()))?;
+            let (knob, value) = text.split_once('=').ok_or_else(|| SettingError::NoValue(short(text, SHOWN)))?;
             let knob = knob.trim().to_owned();
             all.push(Setting { source: Source::CommandLine, knob, values: values(value.trim()) });
         }
@@ -215,7 +226,13 @@ pub enum SettingError {
 fn file(path: &Path) -> Result<Vec<Setting>, SettingError> {
     let bad = |why: String| SettingError::File { path: path.to_owned(), why };
     let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
-    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| bad(error.to_string()))?;
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+        let before = text.get(..error.span().map_or(0, |span| span.start)).unwrap_or_default();
+        let (line, why) = (before.matches('\n').count(), short(error.message(), 4 * SHOWN));
+        let unset = text.lines().nth(line).is_some_and(|line| line.contains(UNSET));
+        let hint = if unset { format!(" {UNSET_FORM}") } else { String::new() };
+        bad(format!("line {}: {why}{hint}", line + 1))
+    })?;
     if !table.values().all(is_finite) {
         return Err(bad("`nan` and `inf` are no values of any knob".to_owned()));
     }
@@ -223,7 +240,11 @@ fn file(path: &Path) -> Result<Vec<Setting>, SettingError> {
     for (group, knobs) in table {
         let source = Source::File(path.to_owned());
         let Ok(Value::Object(knobs)) = serde_json::to_value(knobs) else {
-            return Err(SettingError::Unknown { source_: source.to_string(), knob: group, known: no_group(None) });
+            return Err(SettingError::Unknown {
+                source_: source.to_string(),
+                knob: short(&group, SHOWN),
+                known: no_group(None),
+            });
         };
         for (knob, value) in knobs {
             let knob = format!("{group}.{knob}");
@@ -231,6 +252,20 @@ fn file(path: &Path) -> Result<Vec<Setting>, SettingError> {
         }
     }
     Ok(all)
+}
+
+/// The text, or its beginning and length.
+fn short(text: &str, chars: usize) -> String {
+    match text.char_indices().nth(chars) {
+        Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
+        None => text.to_owned(),
+    }
+}
+
+/// A value as files have it.
+fn to_text(value: &Value) -> String {
+    let value = if value.is_null() { &Value::from(UNSET) } else { value };
+    toml::Value::try_from(value).map_or_else(|error| error.to_string(), |value| value.to_string())
 }
 
 /// Whether JSON, in which configurations are merged, has all of it.
@@ -281,20 +316,24 @@ impl Settings {
     /// # Errors
     /// Source, knob and value of what is refused.
     pub fn apply<R: Role>(&self, config: &Config, role: &R, options: &[&str]) -> Result<(Config, R), SettingError> {
-        let mut groups = groups_of(config, role);
+        let defaults = groups_of(config, role);
+        let mut groups = defaults.clone();
         let mut sources: BTreeMap<&str, String> = options.iter().map(|&knob| (knob, "options".to_owned())).collect();
         let for_others =
             |setting: &&Setting| setting.source != Source::CommandLine && is_of_other_role::<R>(&setting.knob);
         for setting in self.0.iter().filter(|setting| !for_others(setting)) {
             let own = setting.source != Source::CommandLine && options.contains(&setting.knob.as_str());
             let before = own.then(|| groups.clone());
-            setting.apply::<R>(&mut groups)?;
+            setting.apply::<R>(&mut groups, &defaults)?;
             match before {
                 Some(before) => groups = before,
                 None => drop(sources.insert(&setting.knob, setting.source.to_string())),
             }
         }
-        let refused = |error: ConfigError| {
+        let refused = |mut error: ConfigError| {
+            if error.wanted.contains(UNSET) {
+                error.wanted.to_mut().push_str(&format!(" {UNSET_FORM}"));
+            }
             let source_ = sources.get(error.knob).map_or("defaults", String::as_str).to_owned();
             SettingError::Refused { source_, error }
         };
@@ -314,9 +353,13 @@ impl Settings {
 }
 
 impl Setting {
-    fn apply<R: Role>(&self, groups: &mut Map<String, Value>) -> Result<(), SettingError> {
+    fn apply<R: Role>(
+        &self,
+        groups: &mut Map<String, Value>,
+        defaults: &Map<String, Value>,
+    ) -> Result<(), SettingError> {
         let unknown = |known| {
-            let (source_, knob) = (self.source.to_string(), self.knob.clone());
+            let (source_, knob) = (self.source.to_string(), short(&self.knob, SHOWN));
             SettingError::Unknown { source_, knob, known }
         };
         let (group, name) = self.knob.split_once('.').ok_or_else(|| unknown(no_group(Some(groups))))?;
@@ -340,12 +383,32 @@ impl Setting {
             }
             groups[group][name] = before;
         }
+        groups[group][name] = Value::Null;
+        let why = wanted(&why, &defaults[group][name], read::<R>(groups.clone()).is_ok());
         let value = self.values.last().map_or_else(String::new, |value| match value {
             Value::String(text) => text.clone(),
             other => other.to_string(),
         });
+        let value = short(&value, SHOWN);
         Err(SettingError::Value { source_: self.source.to_string(), knob: self.knob.clone(), value, why })
     }
+}
+
+/// What a knob takes, from the reason why it does not take a value, and its default.
+fn wanted(why: &str, default: &Value, optional: bool) -> String {
+    let expected = why.rsplit_once(", expected ").map_or("", |(_, expected)| expected);
+    let form = match expected {
+        _ if why.starts_with("wanted ") => why.trim_start_matches("wanted "),
+        choices if choices.contains('`') => choices,
+        "u8" => "a whole number, 0 to 255",
+        "u16" => "a whole number, 0 to 65535",
+        "u32" | "u64" | "usize" => "a whole number",
+        "a boolean" => "true or false",
+        "a string" => "text in quotes",
+        _ => "a value like the default",
+    };
+    let unset = if optional { format!(", or {UNSET} {UNSET_FORM}") } else { String::new() };
+    format!("wanted {form}{unset}; default {}", to_text(default))
 }
 
 /// The configuration as a file that `--config` takes, with every knob.
@@ -354,9 +417,7 @@ pub fn to_toml<R: Role>(config: &Config, role: &R) -> String {
     for (group, knobs) in groups_of(config, role) {
         text += &format!("{}[{group}]\n", if text.is_empty() { "" } else { "\n" });
         for (knob, value) in knobs.as_object().into_iter().flatten() {
-            let value = if value.is_null() { Value::from(UNSET) } else { value.clone() };
-            let value = toml::Value::try_from(value).map_or_else(|error| error.to_string(), |value| value.to_string());
-            text += &format!("{knob} = {value}\n");
+            text += &format!("{knob} = {}\n", to_text(value));
         }
     }
     text

@@ -26,7 +26,7 @@ fn resolve(text: &str, variables: &[(&str, &str)], set: &[&str], options: &[&str
     let path = file.path().to_str().expect("a path");
     let arguments = ["program", "--config", path].into_iter().chain(set.iter().flat_map(|text| ["--set", text]));
     let args = Program::parse_from(arguments).config;
-    let variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
+    let variables = variables.iter().map(|&(name, value)| (name.into(), value.into()));
     args.load_with(variables)?.apply(&Config::default(), &AcceptConfig::default(), options).map(|(config, _)| config)
 }
 
@@ -109,7 +109,7 @@ fn servers_and_clients_share_a_file_and_the_environment() {
     let file = file(text);
     let args = ConfigArgs { config: Some(file.path().to_owned()), ..ConfigArgs::default() };
     let variables = [("RPCRDMA_CONNECT_TIMEOUT", "9s"), ("RPCRDMA_ACCEPT_EVICT_AFTER", "8s")];
-    let variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
+    let variables = variables.iter().map(|&(name, value)| (name.into(), value.into()));
     let settings = args.load_with(variables).expect("a file");
     let (server, accept) = settings.apply(&Config::default(), &AcceptConfig::default(), &[]).expect("a server");
     let (client, connect) = settings.apply(&Config::default(), &ConnectConfig::default(), &[]).expect("a client");
@@ -136,9 +136,15 @@ fn an_error_names_source_knob_and_value() {
         "{said}"
     );
     let said = refused("", &[], &["accept.setup=soon"]);
-    assert!(said.starts_with("--set: accept.setup = soon: \"soon\" is no time such as \"10s\""), "{said}");
+    assert!(
+        said.starts_with("--set: accept.setup = soon: wanted a time such as \"10s\", \"5ms\" or \"never\""),
+        "{said}"
+    );
     let said = refused("", &[("RPCRDMA_WIRE_RECEIVE_SIZE", "-1")], &[]);
-    assert!(said.starts_with("RPCRDMA_WIRE_RECEIVE_SIZE: wire.receive_size = -1: wanted a number of bytes"), "{said}");
+    assert!(
+        said.starts_with("RPCRDMA_WIRE_RECEIVE_SIZE: wire.receive_size = -1: wanted a size such as \"64KiB\""),
+        "{said}"
+    );
     let said = refused("", &[], &["limits.max_reads=nan"]);
     assert!(said.starts_with("--set: limits.max_reads = nan: "), "{said}");
     let said = refused("[limits]\nmax_reads = inf\n", &[], &[]);
@@ -148,7 +154,7 @@ fn an_error_names_source_knob_and_value() {
     let said = refused("receives = 3\n", &[], &[]);
     assert!(said.contains("no knob receives: knobs are in groups"), "{said}");
     let said = refused("[memory\n", &[], &[]);
-    assert!(said.starts_with("--config ") && said.contains("TOML parse error"), "{said}");
+    assert!(said.starts_with("--config ") && said.contains(": line 1: "), "{said}");
 }
 
 #[test]
@@ -159,6 +165,44 @@ fn a_value_out_of_range_names_what_set_it_last() {
     assert_eq!(said, "RPCRDMA_MEMORY_RECEIVES: memory.receives is 20: 256 to 1048576");
     assert_eq!(
         refused(text, &[("RPCRDMA_MEMORY_RECEIVES", "20")], &["memory.receives=2M"]),
-        "--set: memory.receives = 2M: invalid type: string \"2M\", expected usize"
+        "--set: memory.receives = 2M: wanted a whole number; default 4096"
     );
+}
+
+#[test]
+fn a_value_of_another_form_gets_the_form_and_the_default() {
+    for (set, wanted) in [
+        ("memory.receives=unset", "wanted a whole number; default 4096"),
+        ("limits.max_reads=many", "wanted a whole number, or unset (in a file: \"unset\"); default \"unset\""),
+        ("device.service_level=300", "wanted a whole number, 0 to 255, or unset (in a file: \"unset\"); default"),
+        ("memory.prefault=maybe", "wanted true or false; default true"),
+        ("iwarp.crc=often", "wanted one of `"),
+        ("memory.bulk_buffers=[[1]]", "wanted a value like the default; default [[\"64KiB\", 32], [\"1MiB\", 8]]"),
+        ("memory.bulk_buffers=[[\"x\", 1]]", "wanted a size such as \"64KiB\", or a number of bytes; default"),
+        ("limits.max_reads=0", "at least 1, or unset for no limit (in a file: \"unset\")"),
+    ] {
+        let said = refused("", &[], &[set]);
+        assert!(said.contains(wanted), "{said}");
+    }
+    let said = refused("[limits]\nmax_reads = unset\n", &[], &[]);
+    assert!(said.contains(": line 2: ") && said.ends_with(" (in a file: \"unset\")"), "{said}");
+}
+
+#[test]
+fn long_texts_are_cut_and_bytes_that_are_no_text_are_refused() {
+    let long = "x".repeat(1 << 20);
+    let (value, knob) = (format!("memory.receives={long}"), format!("memory.{long}=1"));
+    for set in [&value, &knob, &long] {
+        let said = refused("", &[], &[set]);
+        assert!(said.len() < 1000 && said.contains("x… (1048"), "{said}");
+    }
+    for text in [format!("[memory]\nreceives = \"{long}\"\n"), format!("{long} = 1\n"), format!("[a]\nb = {long}\n")] {
+        let said = refused(&text, &[], &[]);
+        assert!(said.len() < 1000, "{said}");
+    }
+    use std::os::unix::ffi::OsStringExt;
+    let value = std::ffi::OsString::from_vec(vec![b'1', 0xFF]);
+    let variables = [("RPCRDMA_MEMORY_RECEIVES".into(), value.clone()), ("RPCRDMA_FABRIC".into(), value)];
+    let said = ConfigArgs::default().load_with(variables.into_iter()).expect_err("no text").to_string();
+    assert_eq!(said, "RPCRDMA_MEMORY_RECEIVES: memory.receives = 1\u{FFFD}: wanted text in UTF-8");
 }
