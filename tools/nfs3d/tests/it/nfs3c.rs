@@ -149,11 +149,16 @@ fn a_tree_is_listed_and_summed() {
 fn what_fails_is_explained() {
     let nfsd = Nfsd::start(&[]);
     put(&nfsd.path().join("file"), b"");
+    put(&nfsd.path().join("full"), b"data");
+    std::fs::create_dir(nfsd.path().join("directory")).unwrap();
     let long = "n".repeat(256);
     for (command, words) in [
         (&["get", "absent", "/dev/null"][..], "LOOKUP of \"absent\" in absent: NFS3ERR_NOENT: No such file"),
         (&["stat", "file/below"], "NFS3ERR_NOTDIR"),
-        (&["ls", "file"], "NFS3ERR_NOTDIR"),
+        (&["ls", "file"], "READDIRPLUS of \"file\": NFS3ERR_NOTDIR"),
+        (&["get", "directory", "/dev/null"], "READ of directory: NFS3ERR_"),
+        (&["time", "directory"], "READ of directory: NFS3ERR_"),
+        (&["get", "full", "/dev/full"], "READ of full: /dev/full: No space left"),
         (&["put", "/dev/null", &long], "NFS3ERR_NAMETOOLONG"),
         (&["put", "/nonexistent", "x"], "/nonexistent: No such file"),
     ] {

@@ -104,9 +104,10 @@ impl Nfs {
         Ok(good(self.call::<LOOKUP3res>(NFS_PROGRAM::NFSPROC3_LOOKUP, &args, SHORT)?)?.object)
     }
 
-    pub(crate) fn getattr(&mut self, object: &nfs_fh3) -> anyhow::Result<fattr3> {
+    pub(crate) fn getattr(&mut self, object: &nfs_fh3, path: &str) -> anyhow::Result<fattr3> {
         let args = GETATTR3args { object: object.clone() };
-        Ok(good(self.call::<GETATTR3res>(NFS_PROGRAM::NFSPROC3_GETATTR, &args, SHORT)?)?.obj_attributes)
+        let results = self.call::<GETATTR3res>(NFS_PROGRAM::NFSPROC3_GETATTR, &args, SHORT).and_then(good);
+        Ok(results.with_context(|| format!("GETATTR of {path}"))?.obj_attributes)
     }
 
     /// What a symbolic link says.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use nfs3_types::nfs3::nfs_fh3;
 
 use crate::calls::Nfs;
@@ -17,7 +17,7 @@ pub(crate) fn of_reads(nfs: &mut Nfs, file: &nfs_fh3, calls: u32) -> anyhow::Res
     let mut times = Vec::with_capacity(calls as usize);
     for _ in 0..calls {
         let started = Instant::now();
-        transfer::first_block(nfs, file).context("READ")?;
+        transfer::first_block(nfs, file)?;
         times.push(started.elapsed());
     }
     times.sort_unstable();

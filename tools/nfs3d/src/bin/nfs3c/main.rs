@@ -149,7 +149,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     match &options.command {
         Command::Ls { path } => {
             let directory = nfs.find(path)?;
-            for entry in tree::list(&mut nfs, &directory)? {
+            for entry in tree::list(&mut nfs, &directory, path)? {
                 let (attributes, name) = (tree::describe(&entry.attributes), String::from_utf8_lossy(&entry.name));
                 match &entry.says {
                     Some(target) => writeln!(out, "{attributes} {name} -> {}", String::from_utf8_lossy(target))?,
@@ -159,13 +159,15 @@ fn run(options: &Cli) -> anyhow::Result<()> {
         }
         Command::Stat { path } => {
             let file = nfs.find(path)?;
-            writeln!(out, "{} {path}", tree::describe(&nfs.getattr(&file)?))?;
+            writeln!(out, "{} {path}", tree::describe(&nfs.getattr(&file, path)?))?;
         }
         Command::Get { path, local } => {
             let file = nfs.find(path)?;
-            let size = nfs.getattr(&file)?.size;
-            let copy = File::create(local).with_context(|| local.display().to_string())?;
-            transfer::get(&mut nfs, &file, size, |offset, data| Ok(copy.write_all_at(data, offset)?))?;
+            let size = nfs.getattr(&file, path)?.size;
+            let name = || local.display().to_string();
+            let copy = File::create(local).with_context(name)?;
+            let take = |offset, data: &[u8]| copy.write_all_at(data, offset).with_context(name);
+            transfer::get(&mut nfs, &file, path, size, take)?;
         }
         Command::Put { local, path } => {
             for original in local {
@@ -181,7 +183,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
         }
         Command::Time { path, calls } => {
             let file = nfs.find(path)?;
-            let took = latency::of_reads(&mut nfs, &file, *calls)?;
+            let took = latency::of_reads(&mut nfs, &file, *calls).with_context(|| format!("READ of {path}"))?;
             let [median, p99, most] = [0.5, 0.99, 1.0].map(|share| took.percentile(share));
             writeln!(out, "{calls} READs: median {median:.0} µs, 99 % {p99:.0} µs, most {most:.0} µs")?;
         }

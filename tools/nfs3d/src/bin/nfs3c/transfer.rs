@@ -39,6 +39,7 @@ impl Part {
 pub(crate) fn get(
     nfs: &mut Nfs,
     file: &nfs_fh3,
+    path: &str,
     size: u64,
     mut take: impl FnMut(u64, &[u8]) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
@@ -52,7 +53,7 @@ pub(crate) fn get(
         ensure!(rest.is_none() || !(eof || data.is_empty()), "the file became shorter while it was read");
         Ok(rest)
     };
-    nfs.many(parts(size, nfs.read_size), prepare, ended).context("READ")
+    nfs.many(parts(size, nfs.read_size), prepare, ended).with_context(|| format!("READ of {path}"))
 }
 
 /// Reads the first block of a file, or all of it if it is shorter.
@@ -116,9 +117,9 @@ pub(crate) fn put(nfs: &mut Nfs, original: &File, path: &str) -> anyhow::Result<
         }
         Ok(part.behind(written.count))
     };
-    nfs.many(parts(size, nfs.write_size), prepare, ended).context("WRITE")?;
-    let now = nfs.commit(&file).context("COMMIT")?;
-    ensure!(lives.iter().all(|life| *life == now), "the server was restarted meanwhile: put the file again");
+    nfs.many(parts(size, nfs.write_size), prepare, ended).with_context(|| format!("WRITE of {path}"))?;
+    let now = nfs.commit(&file).with_context(|| format!("COMMIT of {path}"))?;
+    ensure!(lives.iter().all(|life| *life == now), "{path}: the server was restarted meanwhile: put the file again");
     Ok(())
 }
 

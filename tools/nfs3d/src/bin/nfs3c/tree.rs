@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
+use anyhow::Context;
 use nfs3_types::nfs3::{cookieverf3, fattr3, ftype3, nfs_fh3};
 use sha2::{Digest, Sha256};
 
@@ -19,11 +20,12 @@ pub(crate) struct Entry {
 }
 
 /// The names of a directory, in order, but for itself and the one above.
-pub(crate) fn list(nfs: &mut Nfs, directory: &nfs_fh3) -> anyhow::Result<Vec<Entry>> {
+pub(crate) fn list(nfs: &mut Nfs, directory: &nfs_fh3, path: &str) -> anyhow::Result<Vec<Entry>> {
     let mut entries = Vec::new();
     let (mut cookie, mut verifier) = (0, cookieverf3::default());
     loop {
-        let (part, next) = nfs.readdirplus(directory, cookie, verifier)?;
+        let part = nfs.readdirplus(directory, cookie, verifier);
+        let (part, next) = part.with_context(|| format!("READDIRPLUS of {path:?}"))?;
         verifier = next;
         let (names, eof) = (part.entries.0, part.eof);
         let Some(last) = names.last() else { break };
@@ -33,16 +35,18 @@ pub(crate) fn list(nfs: &mut Nfs, directory: &nfs_fh3) -> anyhow::Result<Vec<Ent
             if name == b"." || name == b".." {
                 continue;
             }
+            let path = || format!("{path}/{}", String::from_utf8_lossy(&name));
             let handle = match given(entry.name_handle) {
                 Some(handle) => handle,
-                None => nfs.lookup(directory, &name)?,
+                None => nfs.lookup(directory, &name).with_context(|| format!("LOOKUP of {}", path()))?,
             };
             let attributes = match given(entry.name_attributes) {
                 Some(attributes) => attributes,
-                None => nfs.getattr(&handle)?,
+                None => nfs.getattr(&handle, &path())?,
             };
             let is_link = attributes.type_ == ftype3::NF3LNK;
-            let says = if is_link { Some(nfs.readlink(&handle)?) } else { None };
+            let says = is_link.then(|| nfs.readlink(&handle)).transpose();
+            let says = says.with_context(|| format!("READLINK of {}", path()))?;
             entries.push(Entry { name, handle, attributes, says });
         }
         if eof {
@@ -72,13 +76,13 @@ pub(crate) fn describe(attributes: &fattr3) -> String {
 pub(crate) fn sums(nfs: &mut Nfs, directory: &nfs_fh3, out: &mut impl Write) -> anyhow::Result<()> {
     let mut below = vec![(b".".to_vec(), directory.clone())];
     while let Some((path, directory)) = below.pop() {
-        for entry in list(nfs, &directory)? {
+        for entry in list(nfs, &directory, &String::from_utf8_lossy(&path))? {
             let path = [&path[..], b"/", &entry.name].concat();
             let name = String::from_utf8_lossy(&path);
             match (entry.attributes.type_, &entry.says) {
                 (ftype3::NF3DIR, _) => below.push((path, entry.handle)),
                 (ftype3::NF3REG, _) => {
-                    let sum = sum(nfs, &entry.handle, entry.attributes.size)?;
+                    let sum = sum(nfs, &entry.handle, &name, entry.attributes.size)?;
                     writeln!(out, "{sum}  {name}")?;
                 }
                 (_, Some(says)) => writeln!(out, "{name} {}", String::from_utf8_lossy(says))?,
@@ -90,12 +94,12 @@ pub(crate) fn sums(nfs: &mut Nfs, directory: &nfs_fh3, out: &mut impl Write) -> 
 }
 
 /// The SHA-256 of a file.
-fn sum(nfs: &mut Nfs, file: &nfs_fh3, size: u64) -> anyhow::Result<String> {
+fn sum(nfs: &mut Nfs, file: &nfs_fh3, path: &str, size: u64) -> anyhow::Result<String> {
     let mut hash = Sha256::new();
     // What came before its turn: no more than there are calls under way, and what they wait for.
     let mut early: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
     let mut at = 0;
-    transfer::get(nfs, file, size, |offset, data| {
+    transfer::get(nfs, file, path, size, |offset, data| {
         if offset != at {
             early.insert(offset, data.to_vec());
             return Ok(());
