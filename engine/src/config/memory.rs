@@ -34,19 +34,22 @@ knobs! {
     /// For long messages, and for received messages that the application still holds; beside those for
     /// [`receives`](Self::receives).
     pub message_buffers: usize = 512, between(1..=MOST);
-    /// Buffers for chunks, the data that travels by RDMA Read and RDMA Write: bytes and number of each class.
+    /// Buffers for chunks: bytes and number of each class.
     ///
-    /// Sizes count the chunk alone: data of 64 KiB takes a buffer of 64 KiB. The
-    /// [expected reply](crate::client::ClientCall::expect_reply) of a client takes 24 bytes more, for its RPC header. 1 byte to 1 GiB, 1 to 16777216 buffers. A server reads and writes chunks through them. A client connection has
-    /// its own set, made when it is first used. Where peers reach exposed memory at any time (the software fabric) a
-    /// shard has one more set, for copies of long replies. Default 32 of 64 KiB and 8 of 1 MiB.
+    /// For data that travels by RDMA Read and RDMA Write. Sizes count the chunk alone: data of 64 KiB takes a buffer
+    /// of 64 KiB. The [expected reply](crate::client::ClientCall::expect_reply) of a client takes 24 bytes more, for its
+    /// RPC header. 1 byte to 1 GiB, 1 to 16777216 buffers, 29 classes.
+    ///
+    /// A server reads and writes chunks through them. A client connection has its own set, made when it is first used.
+    /// Where peers reach exposed memory at any time (the software fabric) a shard has one more set, for copies of long
+    /// replies. Default 32 of 64 KiB and 8 of 1 MiB.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::classes"))]
     pub bulk_buffers: Vec<(usize, usize)> = vec![(64 << 10, 32), (1 << 20, 8)];
-    /// Buffers for RPC messages longer than one Send, whose data is not in chunks: bytes and number of each class.
+    /// Buffers for long messages without chunks: bytes and number of each class.
     ///
-    /// To be sent, assembled or fetched. Sizes include headers, which take up to 2 KiB: arguments or results of 64 KiB
-    /// take a buffer of 66 KiB, and with classes of 64 KiB and 1 MiB they take one of 1 MiB. Ranges as of
-    /// [`bulk_buffers`](Self::bulk_buffers). Default 16 of 32 KiB and 2 of 1 MiB.
+    /// For RPC messages longer than one Send, to be sent, assembled or fetched. Sizes include headers, which take up to
+    /// 2 KiB: arguments or results of 64 KiB take a buffer of 66 KiB. With classes of 64 KiB and 1 MiB they take one of
+    /// 1 MiB. Ranges as of [`bulk_buffers`](Self::bulk_buffers). Default 16 of 32 KiB and 2 of 1 MiB.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::classes"))]
     pub long_buffers: Vec<(usize, usize)> = vec![(32 << 10, 16), (1 << 20, 2)];
     /// Alignment of chunks at a server; a power of two.
