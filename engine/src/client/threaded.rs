@@ -181,12 +181,13 @@ impl Client {
 
     /// As [`alloc`](Self::alloc), as a future that waits for a free buffer.
     ///
-    /// Waiters are served in order, also across a reconnect. The wait ends with the connection. Dropped, the future
-    /// gives up, and returns a buffer that it was given.
+    /// Waiters for buffers of one size are served in order, also across a reconnect; other sizes and other connections
+    /// do not wait for them. The wait ends with the connection. Dropped, the future gives up, and returns a buffer that
+    /// it was given.
     ///
     /// # Errors
-    /// [`CallError::TooLong`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) never has such a buffer;
-    /// [`CallError::Closed`] when the connection ends.
+    /// [`CallError::TooLong`], at once, when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) never
+    /// has such a buffer; [`CallError::Closed`] when the connection ends.
     pub fn alloc_async(&mut self, len: usize) -> impl Future<Output = Result<Buf, CallError>> + Send + use<> {
         let answer = self.ask_alloc(len, Command::AllocLater);
         async move { answer.await.unwrap_or(Err(CallError::Closed)) }

@@ -427,6 +427,11 @@ impl<T> Completer<T> {
         forget(self);
         finish(end, Ok(value));
     }
+
+    /// Whether the ticket is gone, so that nobody waits for the result.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.end.slot().state.load(Ordering::Relaxed) & GONE != 0
+    }
 }
 
 impl<T> Drop for Completer<T> {
