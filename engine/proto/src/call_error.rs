@@ -237,7 +237,7 @@ pub enum Defect {
     /// The header of the call, or of its reply, does not fit one message.
     #[error("chunk list of {needed} bytes exceeds {limit} (wire.receive_size of both ends): use fewer chunks")]
     HeaderTooLong { needed: usize, limit: usize },
-    #[error("chunk in memory that is not from `alloc` of this connection")]
+    #[error("memory of others: chunks are from `alloc` of this connection, calls from `prepare` of this client")]
     ForeignMemory,
     #[error("chunk of 0 bytes")]
     EmptyChunk,

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-use rpcrdma_mempool::Buf;
+use rpcrdma_mempool::{ArenaId, Buf};
 use rustix::fd::{AsFd, BorrowedFd};
 
 use super::call::ClientCall;
@@ -19,7 +19,7 @@ use crate::config::{Config, HEADROOM_CALL};
 use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
 use crate::handoff::idle::Idle;
-use crate::proto::{CallError, CallId};
+use crate::proto::{CallError, CallId, Defect};
 use crate::shard::{
     CallRequest, CallResult, ChunkMemory, CloseCause, CloseReason, ConnRef, Done, FailedCall, Memory, Notice, Shard,
     SimulatedTime, Sink, check,
@@ -64,6 +64,8 @@ pub struct LocalClient<F: Fabric = AnyFabric> {
     config: ClientConfig,
     /// Of the configuration, which does not change.
     limits_chunks: bool,
+    /// Memory of prepared calls.
+    arena: ArenaId,
 }
 
 impl LocalClient<AnyFabric> {
@@ -87,8 +89,8 @@ impl<F: Fabric> LocalClient<F> {
         let shard =
             Shard::open(fabric, config.shard.clone(), config.services.clone())?.connecting(config.connect.clone());
         let limits_chunks = config.limits_chunks();
-        let (closed, waiting) = (VecDeque::new(), Vec::new());
-        Ok(Self { shard, first: ConnRef::NONE, closed, template, waiting, config, limits_chunks })
+        let (closed, waiting, arena) = (VecDeque::new(), Vec::new(), shard.arena().id());
+        Ok(Self { shard, first: ConnRef::NONE, closed, template, waiting, config, limits_chunks, arena })
     }
 
     /// Connects through a given device; blocks until connected.
@@ -261,6 +263,8 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Starts a call; [`poll`](Self::poll) reports its end with `token`, once. `None` if it has ended already.
+    ///
+    /// A call that another client [prepared](Self::prepare) does not start: [`CallError::Invalid`].
     #[inline(always)]
     pub fn start(&mut self, connection: Connection, mut call: ClientCall, token: u64) -> Option<CallId> {
         call.fill();
@@ -268,6 +272,9 @@ impl<F: Fabric> LocalClient<F> {
         let Some(message) = message else {
             return self.start_owned(connection, procedure, memory, (one_way, max_reply, timeout), token);
         };
+        if message.arena() != self.arena {
+            return self.fail(token, Defect::ForeignMemory.into(), memory);
+        }
         if let Some(chunks) = memory.get_mut()
             && (self.limits_chunks || chunks.is_unfinished())
             && let Err(error) = self.complete_chunks(connection, procedure, message.len() - args_at, chunks)

@@ -294,6 +294,12 @@ fn memory_of_others_is_refused() {
     let mut call = client.prepare(STORE, 4).unwrap();
     call = call.read_chunk(4, others);
     assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::ForeignMemory.into()));
+    // A message that another client has prepared.
+    let mut stranger = world.client(&address, small());
+    let call = stranger.prepare(ECHO, 4).unwrap();
+    assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::ForeignMemory.into()));
+    let call = stranger.prepare(ECHO, 4).unwrap().one_way();
+    assert_eq!(client.call(call).map(drop).map_err(CallError::from), Err(Defect::ForeignMemory.into()));
     let mut call = client.prepare(STORE, 4).unwrap();
     for n in 0..=MAX_CHUNKS {
         let data = client.alloc(first, 10).unwrap();
