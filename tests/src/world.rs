@@ -1,10 +1,8 @@
 //! Servers and clients of one test, checked for leaks at its end.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use rpcrdma::client::{ClientCall, ClientConfig, Connection, LocalClient};
-use rpcrdma::config::ConnectConfig;
 use rpcrdma::fabric::Fabric;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Address, CallError, CallResult, Config, FailedCall, Server, Services};
@@ -185,8 +183,7 @@ pub fn small_server() -> ServerConfig {
 
 /// A client of the standard program.
 pub fn small_client(shard: Config) -> ClientConfig {
-    let connect = ConnectConfig { negotiation: Duration::from_secs(3), ..ConnectConfig::default() };
-    ClientConfig { shard, connect, ..ClientConfig::new(PROGRAM, VERSION) }
+    ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) }
 }
 
 /// True if the call has its reply, or was lost with its connection.

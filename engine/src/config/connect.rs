@@ -10,8 +10,8 @@ knobs! {
     /// | wrong | effect |
     /// |---|---|
     /// | `timeout` too short | a slow server is never reached |
-    /// | `negotiation` too short | a peer of version 2 is taken for one of version 1 |
-    /// | `negotiation` too long | connecting to a peer of version 1 takes so long |
+    /// | `negotiation` too short | version 1 is used with a slow server of version 2 |
+    /// | `negotiation` too long | connecting to a silent server of version 1 takes so long |
     /// | `reconnect_attempts` 0 | the first loss ends the connection and fails its calls |
     /// | `reconnect_backoff` too short | many clients storm a server that restarts |
     /// | `retransmit` without a duplicate request cache at the server | calls that are not idempotent may run twice |
@@ -20,9 +20,13 @@ knobs! {
     /// Time-out of connecting. At most 24 h. Default 5 s.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
     pub timeout: Duration = Duration::from_secs(5), duration;
-    /// Wait for the first answer before falling back to version 1. At most 24 h. Default 1 s.
+    /// Wait for the first answer before falling back to version 1. At most 24 h. Default 3 s.
+    ///
+    /// That fallback lasts for one connection: the next reconnect tries version 2 again. It does not happen to a
+    /// connection that has used version 2 before, or was lost while it waited: that one reconnects in version 2. A
+    /// version error of the server leads to version 1 at once. Each fallback is logged.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
-    pub negotiation: Duration = Duration::from_secs(1), duration;
+    pub negotiation: Duration = Duration::from_secs(3), duration;
     /// Attempts to reconnect before giving up. Default 0.
     ///
     /// The count restarts after a useful connection: a call was answered, or it was open for the longest

@@ -376,6 +376,12 @@ impl<F: Fabric> Shard<F> {
             conn.go(Stage::Open);
             conn.settle_until(u64::MAX);
             conn.refresh();
+            if conn.was_refused_version_2() {
+                let line = format_args!("{}: falls back to version 1: version error (wire.credit_mode)", conn.who());
+                self.cx.warn("fallbacks to version 1", line);
+            } else if conn.proto.terms().version == Version::V2 {
+                conn.again.speaks_version_2();
+            }
             if conn.again.is_under_way() {
                 conn.again.succeeded(self.cx.clock.read());
                 self.requester.resume(&mut self.cx, conn);

@@ -1,16 +1,26 @@
-//! Reconnecting: after a loss, by policy; and in version 1, when version 2 was not answered.
+//! Reconnecting: after a loss, by policy; and in version 1, after a version error or a first message without an answer.
 //!
 //! A connection that waits to reconnect is parked, without a queue pair. Its calls wait with it, and are sent with
 //! their XIDs when it is open again. Its owner's name for it stays that of its first queue pair.
 
 use super::Shard;
 use super::clock::nanoseconds;
+use super::close_reason::LocalClose;
 use super::conn::Conn;
 use super::stage::Stage;
 use crate::auth::AuthPolicy;
 use crate::fabric::{Fabric, FabricAddress, FabricError, FabricErrorKind};
-use crate::proto::Phase;
+use crate::proto::{CreditMode, Phase};
 use crate::wire::Version;
+
+/// Why a client uses version 1 with a server that may speak version 2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fallback {
+    /// The first message was not answered in time: for one connection, as messages may be lost.
+    TimedOut,
+    /// The server reported a version error: for good.
+    Refused,
+}
 
 /// State of reconnecting.
 #[derive(Debug, Default)]
@@ -23,8 +33,10 @@ pub(super) struct Again {
     open_since: Option<u64>,
     /// Time of the next attempt while it waits, in nanoseconds.
     retry_at: u64,
-    /// Its server does not speak version 2.
-    version_1_only: bool,
+    /// Why it uses version 1, if it does unasked.
+    fallback: Option<Fallback>,
+    /// Its server has spoken version 2.
+    spoke_version_2: bool,
 }
 
 impl Again {
@@ -48,6 +60,11 @@ impl Again {
         self.open_since = Some(now);
     }
 
+    /// Marks its server as one that speaks version 2.
+    pub(super) fn speaks_version_2(&mut self) {
+        self.spoke_version_2 = true;
+    }
+
     /// Marks it as lost; returns its reconnects since it was useful, or open for so many nanoseconds. Otherwise a
     /// server that closes each connection at once would be retried without limit and pause.
     fn attempts_when_lost(&self, now: u64, useful: bool, long: u64) -> u32 {
@@ -64,6 +81,11 @@ impl Conn {
         self.again.is_under_way()
             && matches!(self.stage(), Stage::Reconnecting | Stage::Connecting | Stage::Negotiating)
     }
+
+    /// Whether it asked for version 2 and continues in version 1, after a version error.
+    pub(super) fn was_refused_version_2(&self) -> bool {
+        self.proto.terms().version == Version::V1 && self.proto.config().scheme != CreditMode::V1
+    }
 }
 
 impl<F: Fabric> Shard<F> {
@@ -74,8 +96,7 @@ impl<F: Fabric> Shard<F> {
         }
         let more = self.attempts_of(conn) < self.cx.connect.reconnect_attempts;
         match conn.stage() {
-            Stage::Negotiating => self.wants_version_1(conn) || more,
-            Stage::Open => self.lost_after_version_error(conn) || more,
+            Stage::Negotiating | Stage::Open => self.falls_back(conn).is_some() || more,
             // A first connect fails instead.
             Stage::Connecting => conn.again.attempts > 0 && more,
             Stage::Draining | Stage::Closing | Stage::Reconnecting => false,
@@ -88,41 +109,50 @@ impl<F: Fabric> Shard<F> {
         conn.again.attempts_when_lost(self.cx.clock.read(), conn.requests.was_answered(), nanoseconds(longest))
     }
 
-    /// Falls back after the first message was lost or not answered: the server may know version 1 only (version 2
-    /// §4.3.3).
-    fn wants_version_1(&self, conn: &Conn) -> bool {
+    /// Whether a lost connection falls back to version 1, and why.
+    fn falls_back(&self, conn: &Conn) -> Option<Fallback> {
+        if self.was_not_answered(conn) {
+            Some(Fallback::TimedOut)
+        } else if conn.was_refused_version_2() && conn.proto.counters().received == 1 {
+            // It was lost right after the error.
+            Some(Fallback::Refused)
+        } else {
+            None
+        }
+    }
+
+    /// The first message was not answered in time: the server may know version 1 only (version 2 §4.3.3). One that
+    /// closes the connection instead may have evicted it, and one that has spoken version 2 is slow.
+    fn was_not_answered(&self, conn: &Conn) -> bool {
         // Version 1 cannot authenticate.
         let allowed =
             self.cx.config.wire.version_1 && !matches!(self.cx.config.wire.host_auth, AuthPolicy::Required(_));
-        allowed && !conn.again.version_1_only && conn.proto.phase() == Phase::Hello
-    }
-
-    /// The connection was lost right after the error that version 2 is not supported.
-    fn lost_after_version_error(&self, conn: &Conn) -> bool {
-        !conn.again.version_1_only
-            && conn.proto.terms().version == Version::V1
-            && conn.proto.config().scheme != crate::proto::CreditMode::V1
-            && conn.proto.counters().received == 1
+        let timed_out = conn.close_reason() == Some(&LocalClose::NegotiationTimeout.into());
+        allowed && timed_out && !conn.again.spoke_version_2 && conn.proto.phase() == Phase::Hello
     }
 
     /// Parks a lost connection that will reconnect.
     #[cold]
     pub(super) fn begin_reconnect(&mut self, mut conn: Box<Conn>) {
-        let version_1 = self.wants_version_1(&conn) || self.lost_after_version_error(&conn);
-        conn.again.version_1_only |= version_1;
+        let falls_back = self.falls_back(&conn);
+        conn.again.fallback = falls_back.or(conn.again.fallback.filter(|kept| *kept == Fallback::Refused));
         (conn.again.attempts, conn.again.open_since) = (self.attempts_of(&conn), None);
         if let Some(reason) = conn.close_reason() {
             let line = format_args!("{}: reconnecting: {reason}", conn.who());
             self.cx.info("connections lost, to be made again", line);
+            if falls_back == Some(Fallback::TimedOut) {
+                let line = format_args!("{}: falls back to version 1 for one connection: {reason}", conn.who());
+                self.cx.warn("fallbacks to version 1", line);
+            }
         }
         conn.requests.begin_anew();
         self.release_qp(&mut conn);
         self.requester.interrupt(&mut self.cx, &mut conn);
         conn.forget_device();
         conn.go(Stage::Reconnecting);
-        conn.again.retry_at = match version_1 {
-            true => 0,
-            false => self.cx.clock.read() + self.backoff(conn.again.attempts),
+        conn.again.retry_at = match falls_back {
+            Some(_) => 0,
+            None => self.cx.clock.read() + self.backoff(conn.again.attempts),
         };
         conn.again.attempts += 1;
         self.cx.schedule.wake_by(conn.again.retry_at);
@@ -157,7 +187,7 @@ impl<F: Fabric> Shard<F> {
         });
         match made {
             Ok((qp, credits)) => {
-                let config = self.conn_config(credits, false, None, conn.again.version_1_only);
+                let config = self.conn_config(credits, false, None, conn.again.fallback.is_some());
                 conn.made_again(qp, config);
                 self.insert(conn);
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use rpcrdma::auth::{AuthPolicy, PreSharedKey};
-use rpcrdma::client::LocalClient;
+use rpcrdma::client::{ClientConfig, LocalClient};
 use rpcrdma::proto::Defect;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::wire::properties::{Builder, Properties};
@@ -351,30 +351,48 @@ fn a_connection_lost_after_err_vers_reconnects_in_version_1() {
     server.join();
 }
 
+/// A client that is impatient, and connects again.
+fn impatient() -> ClientConfig {
+    small_client(small()).with(|c| {
+        c.connect.negotiation = Duration::from_secs(1);
+        (c.connect.reconnect_attempts, c.connect.retransmit) = (3, true);
+    })
+}
+
+/// Speaks version 2, and leaves behind one answer.
+fn answer_once(peer: &mut RawPeer) {
+    peer.welcome();
+    let xid = view(&next(peer).expect("a call")).xid();
+    reply(peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None);
+}
+
 #[test]
 fn a_first_message_without_an_answer_leads_to_version_1() {
-    for lost in [true, false] {
-        let world = World::new("no-answer");
-        let address = world.address();
-        let server = Server::listen(&address, move |mut listener| {
-            let mut peer = listener.accept_next();
-            let hello = peer.receive().expect("a first message").bytes;
-            assert_eq!(view(&hello).version(), Version::V2);
-            if lost {
-                peer.vanish();
-            } else {
-                peer.wait_until_over();
-            }
-            behave_in_version_1(&mut listener.accept_next());
-        });
-        let mut client =
-            world.client(&address, small_client(small()).with(|c| c.connect.negotiation = Duration::from_secs(1)));
-        for _ in 0..3 {
-            assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
-        }
-        drop(client);
-        server.join();
+    let world = World::new("no-answer");
+    let address = world.address();
+    let server = Server::listen(&address, move |mut listener| {
+        let mut peer = listener.accept_next();
+        let hello = peer.receive().expect("a first message").bytes;
+        assert_eq!(view(&hello).version(), Version::V2);
+        peer.wait_until_over();
+        let mut peer = listener.accept_next();
+        peer.version = Version::V1;
+        let xid = view(&next(&mut peer).expect("a call")).xid();
+        reply(&mut peer, xid, Chunks::NONE, &reply_bytes(xid, b"fine"), None);
+        peer.leave();
+        // A message may have been lost: version 2 is tried again.
+        let mut peer = listener.accept_next();
+        peer.welcome();
+        behave(&mut peer);
+    });
+    let mut client = world.client(&address, impatient());
+    for _ in 0..3 {
+        assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
     }
+    assert_eq!(client.terms(client.first()).map(|terms| terms.version()), Some(2));
+    drop(client);
+    server.join();
+    drop(world);
     // A client with version 2 only gets an error.
     let world = World::new("no-answer-2");
     let address = world.address();
@@ -384,6 +402,33 @@ fn a_first_message_without_an_answer_leads_to_version_1() {
         c.connect.negotiation = Duration::from_secs(1);
     });
     assert!(LocalClient::connect(&address, config).is_err());
+    server.join();
+}
+
+#[test]
+fn neither_a_lost_connection_nor_a_server_that_spoke_version_2_leads_to_version_1() {
+    let world = World::new("stays-with-2");
+    let address = world.address();
+    let server = Server::listen(&address, move |mut listener| {
+        // It is evicted while it negotiates.
+        let mut peer = listener.accept_next();
+        let hello = peer.receive().expect("a first message").bytes;
+        assert_eq!(view(&hello).version(), Version::V2);
+        peer.vanish();
+        let mut peer = listener.accept_next();
+        answer_once(&mut peer);
+        peer.leave();
+        // This server is known to speak version 2.
+        listener.accept_next().wait_until_over();
+        let mut peer = listener.accept_next();
+        peer.welcome();
+        behave(&mut peer);
+    });
+    let mut client = world.client(&address, impatient());
+    for _ in 0..3 {
+        assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
+    }
+    drop(client);
     server.join();
 }
 
