@@ -21,6 +21,7 @@ pub struct Child {
 }
 
 impl Child {
+    /// Starts this program again in `role`, with `address`.
     pub fn start(role: &str, address: &str) -> Self {
         let program = std::env::current_exe().expect("this binary");
         let mut process = Command::new(program)

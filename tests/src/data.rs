@@ -41,6 +41,7 @@ fn expected(seed: u32, n: usize, len: usize) -> &'static [u8] {
 pub struct Random(u64);
 
 impl Random {
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }

@@ -337,6 +337,7 @@ impl<F: Fabric> RawPeer<F> {
         self.over.is_some()
     }
 
+    /// Sends one message.
     pub fn send(&mut self, bytes: &[u8]) {
         self.send_invalidating(bytes, None);
     }
