@@ -22,9 +22,9 @@ knobs! {
     pub timeout: Duration = Duration::from_secs(5), duration;
     /// Wait for the first answer before falling back to version 1. At most 24 h. Default 3 s.
     ///
-    /// That fallback lasts for one connection: the next reconnect tries version 2 again. It does not happen to a
-    /// connection that has used version 2 before, or was lost while it waited: that one reconnects in version 2. A
-    /// version error of the server leads to version 1 at once. Each fallback is logged.
+    /// A connection lost twice before the first answer falls back too. The fallback lasts for one connection: the next
+    /// reconnect tries version 2 again. It does not happen to a connection that has used version 2 before. A version
+    /// error of the server leads to version 1 at once. Each fallback is logged.
     #[cfg_attr(feature = "serde", serde(with = "crate::fabric::units::duration"))]
     pub negotiation: Duration = Duration::from_secs(3), duration;
     /// Attempts to reconnect before giving up. Default 0.

@@ -16,8 +16,8 @@ use crate::wire::Version;
 /// Why a client uses version 1 with a server that may speak version 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fallback {
-    /// The first message was not answered in time: for one connection, as messages may be lost.
-    TimedOut,
+    /// The first message had no answer: for one connection, as messages may be lost.
+    Unanswered,
     /// The server reported a version error: for good.
     Refused,
 }
@@ -37,6 +37,8 @@ pub(super) struct Again {
     fallback: Option<Fallback>,
     /// Its server has spoken version 2.
     spoke_version_2: bool,
+    /// It was lost before the first answer, and tries version 2 once more.
+    lost_unanswered: bool,
 }
 
 impl Again {
@@ -96,7 +98,7 @@ impl<F: Fabric> Shard<F> {
         }
         let more = self.attempts_of(conn) < self.cx.connect.reconnect_attempts;
         match conn.stage() {
-            Stage::Negotiating | Stage::Open => self.falls_back(conn).is_some() || more,
+            Stage::Negotiating | Stage::Open => self.was_not_answered(conn) || self.falls_back(conn).is_some() || more,
             // A first connect fails instead.
             Stage::Connecting => conn.again.attempts > 0 && more,
             Stage::Draining | Stage::Closing | Stage::Reconnecting => false,
@@ -111,8 +113,9 @@ impl<F: Fabric> Shard<F> {
 
     /// Whether a lost connection falls back to version 1, and why.
     fn falls_back(&self, conn: &Conn) -> Option<Fallback> {
-        if self.was_not_answered(conn) {
-            Some(Fallback::TimedOut)
+        let timed_out = conn.close_reason() == Some(&LocalClose::NegotiationTimeout.into());
+        if self.was_not_answered(conn) && (timed_out || conn.again.lost_unanswered) {
+            Some(Fallback::Unanswered)
         } else if conn.was_refused_version_2() && conn.proto.counters().received == 1 {
             // It was lost right after the error.
             Some(Fallback::Refused)
@@ -121,26 +124,28 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// The first message was not answered in time: the server may know version 1 only (version 2 §4.3.3). One that
-    /// closes the connection instead may have evicted it, and one that has spoken version 2 is slow.
+    /// The first message had no answer: the server may know version 1 only (version 2 §4.3.3). One that has spoken
+    /// version 2 is slow.
     fn was_not_answered(&self, conn: &Conn) -> bool {
         // Version 1 cannot authenticate.
         let allowed =
             self.cx.config.wire.version_1 && !matches!(self.cx.config.wire.host_auth, AuthPolicy::Required(_));
-        let timed_out = conn.close_reason() == Some(&LocalClose::NegotiationTimeout.into());
-        allowed && timed_out && !conn.again.spoke_version_2 && conn.proto.phase() == Phase::Hello
+        let waits = conn.proto.phase() == Phase::Hello && conn.proto.terms().version == Version::V2;
+        allowed && waits && !conn.again.spoke_version_2
     }
 
     /// Parks a lost connection that will reconnect.
     #[cold]
     pub(super) fn begin_reconnect(&mut self, mut conn: Box<Conn>) {
         let falls_back = self.falls_back(&conn);
+        // Servers evict connections that are not set up, so one loss means nothing.
+        conn.again.lost_unanswered = falls_back.is_none() && self.was_not_answered(&conn);
         conn.again.fallback = falls_back.or(conn.again.fallback.filter(|kept| *kept == Fallback::Refused));
         (conn.again.attempts, conn.again.open_since) = (self.attempts_of(&conn), None);
         if let Some(reason) = conn.close_reason() {
             let line = format_args!("{}: reconnecting: {reason}", conn.who());
             self.cx.info("connections lost, to be made again", line);
-            if falls_back == Some(Fallback::TimedOut) {
+            if falls_back == Some(Fallback::Unanswered) {
                 let line = format_args!("{}: falls back to version 1 for one connection: {reason}", conn.who());
                 self.cx.warn("fallbacks to version 1", line);
             }

@@ -406,7 +406,7 @@ fn a_first_message_without_an_answer_leads_to_version_1() {
 }
 
 #[test]
-fn neither_a_lost_connection_nor_a_server_that_spoke_version_2_leads_to_version_1() {
+fn an_eviction_or_silence_of_a_version_2_server_does_not_lead_to_version_1() {
     let world = World::new("stays-with-2");
     let address = world.address();
     let server = Server::listen(&address, move |mut listener| {
@@ -425,6 +425,29 @@ fn neither_a_lost_connection_nor_a_server_that_spoke_version_2_leads_to_version_
         behave(&mut peer);
     });
     let mut client = world.client(&address, impatient());
+    for _ in 0..3 {
+        assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
+    }
+    drop(client);
+    server.join();
+}
+
+/// Servers of version 1 may close the connection instead of sending ERR_VERS.
+#[test]
+fn two_losses_before_an_answer_lead_to_version_1() {
+    let world = World::new("lost-twice");
+    let address = world.address();
+    let server = Server::listen(&address, move |mut listener| {
+        for _ in 0..2 {
+            let mut peer = listener.accept_next();
+            let hello = peer.receive().expect("a first message").bytes;
+            assert_eq!(view(&hello).version(), Version::V2);
+            peer.vanish();
+        }
+        behave_in_version_1(&mut listener.accept_next());
+    });
+    // Neither reconnect counts as an attempt.
+    let mut client = world.client(&address, small_client(small()));
     for _ in 0..3 {
         assert_eq!(plain(&mut client), Ok(b"fine".to_vec()));
     }
