@@ -243,9 +243,7 @@ impl EngineArgs {
     /// The knobs that differ from their defaults because of these options.
     pub(crate) fn knobs(&self) -> impl Iterator<Item = &'static str> {
         let knobs = [
-            (self.scheme().is_ok_and(|scheme| scheme != CreditMode::V2Windowed), "wire.credit_mode"),
             (self.credits.is_some(), "limits.credits"),
-            (self.inline_threshold != 4096, "wire.receive_size"),
             (self.no_coalesce, "poll.coalesce_grants"),
             (self.no_remote_invalidate, "wire.remote_invalidate"),
             (self.signal_every != 16, "poll.signal_every"),

@@ -151,6 +151,15 @@ pub(crate) fn shared(
     Ok(config)
 }
 
+/// Knobs that only an option of rpcperf sets: both ends, raw tests and reports depend on it.
+const BY_OPTION: [(&str, &str); 5] = [
+    ("poll.core", "--cores"),
+    ("poll.idle", "--idle"),
+    ("poll.batch", "--no-batch"),
+    ("wire.receive_size", "--inline"),
+    ("wire.credit_mode", "--version and --credit-scheme"),
+];
+
 /// Applies the file, the environment and `--set`, and adds the knobs of this role.
 pub(crate) fn in_force<R: Role + Default>(
     args: &EngineArgs,
@@ -168,12 +177,18 @@ pub(crate) fn in_force<R: Role + Default>(
         (device.sndbuf.is_some(), "iwarp.send_buffer"),
         (device.rcvbuf.is_some(), "iwarp.receive_buffer"),
         (device.busy_poll.is_some(), "iwarp.busy_poll"),
-        // Raw tests have these options too.
-        (true, "poll.idle"),
-        (true, "poll.batch"),
     ];
-    let options: Vec<_> =
-        args.knobs().chain(device.into_iter().filter_map(|(given, knob)| given.then_some(knob))).collect();
+    for (knob, option) in BY_OPTION {
+        if args.config.set.iter().any(|text| text.split('=').next().is_some_and(|name| name.trim() == knob)) {
+            return Err(Failure::Usage(format!("--set {knob}: rpcperf sets it by {option} only")));
+        }
+    }
+    let options: Vec<_> = BY_OPTION
+        .into_iter()
+        .map(|(knob, _)| knob)
+        .chain(args.knobs())
+        .chain(device.into_iter().filter_map(|(given, knob)| given.then_some(knob)))
+        .collect();
     let settings = args.config.load().and_then(|settings| settings.apply(config, &R::default(), &options));
     settings.map_err(|error| Failure::Usage(error.to_string()))
 }

@@ -78,6 +78,12 @@ fn the_configuration_in_force_is_printed() {
     assert!(client.contains("[connect]\ntimeout = \"9s\"\n") && !client.contains("[accept]"), "{client}");
     // The server of a loopback client ignores the client's knobs.
     succeeds(&["lat", "--loopback", "-n", "10", "--set", "connect.negotiation=3s"]);
+    let refused = rpcperf(&["lat", "--loopback", "--set", "poll.idle=event"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        refused.status.code() == Some(2) && said.contains("--set poll.idle: rpcperf sets it by --idle only"),
+        "{said}"
+    );
     let refused = rpcperf(&["serve", "--set", "limits.credits=3", "--print-config"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(refused.status.code() == Some(2) && said.contains("--set: limits.credits is 3: 4 to 32767"), "{said}");
