@@ -34,7 +34,7 @@ impl fmt::Display for ArenaId {
     }
 }
 
-/// Where the bytes are.
+/// Location of the bytes.
 enum Memory {
     /// Made here.
     Made { map: RawMap, fd: OwnedFd },
@@ -263,7 +263,7 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
 fn bind(map: &RawMap, node: u32) -> Result<(), MemError> {
     let online = host::online_nodes();
     match map.bind(node) {
-        // On the only node there is nothing to bind, so a kernel or a container without mbind does no harm.
+        // A host of one node binds nothing, so a kernel or container without mbind does no harm.
         Err(_) if online == node.to_string() => Ok(()),
         Err(source) => Err(Cause::Bind { bytes: map.len(), node, online, source }.into()),
         Ok(()) => Ok(()),

@@ -9,8 +9,8 @@ use crate::config::{ArenaConfig, PagePolicy, PageSize};
 use crate::error::{Cause, MemError};
 use crate::host::{HugePool, available_memory};
 
-/// Memory that can still be had, as of one look. Arenas are [set aside](Self::set_aside) one after the other,
-/// to see whether all of them fit before the first is made.
+/// Memory that can still be had, as of one look. [Set aside](Self::set_aside) one arena after the other: this checks
+/// that all fit before the first is made.
 ///
 /// Other processes allocate too, and the kernel's count is an estimate. An arena that fits here may still fail; one
 /// that does not fit always fails.

@@ -84,7 +84,7 @@ macro_rules! place {
                 self.handle.meta().capacity as usize
             }
 
-            /// Where the window starts in the buffer.
+            /// Offset of the window in the buffer.
             #[inline]
             #[doc(hidden)]
             pub fn start(&self) -> usize {
@@ -98,14 +98,14 @@ macro_rules! place {
                 self.handle.meta().arena
             }
 
-            /// Where the window starts in the arena.
+            /// Offset of the window in the arena.
             #[inline]
             #[doc(hidden)]
             pub fn offset(&self) -> usize {
                 self.base_offset() + self.start()
             }
 
-            /// Where the buffer starts in the arena.
+            /// Offset of the buffer in the arena.
             #[inline]
             #[doc(hidden)]
             pub fn base_offset(&self) -> usize {

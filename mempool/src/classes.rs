@@ -1,4 +1,4 @@
-//! Where the buffers of each size class lie.
+//! Layout of the buffers of each size class.
 
 use crate::config::Class;
 use crate::error::{Cause, MemError};
@@ -15,11 +15,11 @@ const MAX_BUFFERS: usize = u32::MAX as usize >> 1;
 pub(crate) struct Placed {
     /// Capacity of each buffer.
     pub(crate) size: usize,
-    /// How many.
+    /// Number of buffers.
     pub(crate) count: usize,
     /// From one buffer to the next.
     pub(crate) stride: usize,
-    /// Of the first buffer.
+    /// Offset of the first buffer.
     pub(crate) offset: usize,
     /// Index of the first buffer among all buffers of the pool.
     pub(crate) first: u32,

@@ -61,8 +61,8 @@ impl fmt::Display for PageSize {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum PagePolicy {
-    /// The largest available: 1 GiB, 2 MiB, transparent, 4 KiB. A size is tried if the arena fills a page of it and
-    /// rounding up wastes less than half of the arena. The report names the pages obtained and the reason.
+    /// The largest available: 1 GiB, 2 MiB, transparent, 4 KiB. A size is tried if the arena fills a page of it.
+    /// Rounding up must waste less than half of the arena. The report names the pages obtained and the reason.
     #[default]
     Auto,
     /// Transparent, else 4 KiB: for memory of peers that refuse hugetlb. See
@@ -125,7 +125,7 @@ impl Default for ArenaConfig {
 pub struct Class {
     /// Capacity of each, in bytes; not 0.
     pub size: usize,
-    /// How many; not 0.
+    /// Number of buffers; not 0.
     pub count: usize,
 }
 

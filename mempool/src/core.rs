@@ -39,7 +39,7 @@ pub(crate) struct Meta {
     list: NonNull<ClassList>,
     /// First byte.
     pub(crate) data: NonNull<u8>,
-    /// Of the first byte, in the arena.
+    /// Offset of the first byte in the arena.
     pub(crate) offset: usize,
     /// Bytes.
     pub(crate) capacity: u32,
@@ -63,7 +63,7 @@ impl Meta {
         unsafe { self.list.as_ref() }
     }
 
-    /// Where it belongs: its pool's core, and its index there.
+    /// Its pool's core, and its index there.
     fn place(&self) -> (NonNull<Core>, u32) {
         (self.core, self.index)
     }
@@ -174,7 +174,7 @@ pub(crate) struct Core {
     /// The owner's number; [`owner::NOBODY`] once the pool was dropped. Only the owner ever finds its own number here.
     owner: AtomicU64,
     arena: Arena,
-    /// Where the pool's range starts in the arena.
+    /// Offset of the pool's range in the arena.
     offset: usize,
     /// Smallest size first.
     classes: Box<[ClassList]>,

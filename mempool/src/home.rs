@@ -1,8 +1,8 @@
 //! The lock-free return path of buffers dropped on other threads.
 //!
-//! A stack of buffer indices, linked through words kept apart from the data (the data may be in a hostile peer's
-//! reach). Other threads only push, and the owner only takes the whole stack. So no node can be popped and pushed again
-//! under a waiting compare-and-swap (no ABA).
+//! A stack of buffer indices, linked through words apart from the data, which a hostile peer may reach. Other threads
+//! only push, and the owner only takes the whole stack. So no node can be popped and pushed again under a waiting
+//! compare-and-swap (no ABA).
 //!
 //! When the pool is dropped while buffers are out, the head is closed for good. From then on each returning buffer
 //! counts down, and the last one frees the pool.

@@ -37,7 +37,7 @@ pub(crate) struct RawMap {
     len: usize,
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread, and this type gives access to no byte of it.
+// SAFETY: a mapping belongs to the process, not to a thread. This type gives access to no byte of it.
 unsafe impl Send for RawMap {}
 // SAFETY: as above; the methods are system calls, which the kernel serialises.
 unsafe impl Sync for RawMap {}

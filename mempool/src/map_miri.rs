@@ -56,7 +56,7 @@ impl RawMap {
         Ok(())
     }
 
-    /// There are none.
+    /// Miri has no huge pages.
     pub(crate) fn advise_huge(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }

@@ -163,7 +163,7 @@ impl Pool {
         PoolStats { classes: classes.collect(), leaked: self.core().leaked(), oversize: self.oversize.get() }
     }
 
-    /// Free and total buffers that hold `len` bytes. Those that other threads dropped count as in
+    /// Free and total buffers that hold `len` bytes. Buffers dropped by other threads count as in
     /// [`stats`](Self::stats).
     #[inline]
     pub fn room(&self, len: usize) -> (usize, usize) {

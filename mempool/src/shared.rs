@@ -40,8 +40,8 @@ unsafe impl Send for PeerMapping {}
 
 impl PeerMapping {
     /// Maps memory of another process. The file must be a memfd of at most `max_len` bytes. It must be sealed against
-    /// shrinking: access behind the end of a file is a SIGBUS. Its pages must not be hugetlb. A process that punches
-    /// holes into such memory takes the pages back, and our next access would be a SIGBUS.
+    /// shrinking: access behind the end of a file is a SIGBUS. Its pages must not be hugetlb. A process can punch holes
+    /// into such memory and take the pages back. Our next access would be a SIGBUS.
     pub fn map(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
         let kind = rustix::fs::fstatfs(&fd).map_err(|e| Cause::Refused(format!("fstatfs: {e}")))?;
         if kind.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC {

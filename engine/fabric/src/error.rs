@@ -36,7 +36,7 @@ pub enum FabricErrorKind {
 }
 
 impl FabricError {
-    /// Of this kind, with this text.
+    /// An error of this kind, with this text.
     #[cold]
     #[doc(hidden)]
     pub fn new(kind: FabricErrorKind, text: impl fmt::Display) -> Self {

@@ -20,7 +20,7 @@ fn following(rkey: u32) -> u32 {
     rkey & !0xff | rkey.wrapping_add(1) & 0xff
 }
 
-/// How the revocation of a window went.
+/// The result of a revocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Revoked {
     /// Nothing of the peer's reaches the memory any more.
@@ -41,7 +41,7 @@ pub(crate) struct Keys {
 
 #[derive(Debug)]
 struct Key {
-    /// Of the last bind that was carried out.
+    /// Key of the last executed bind.
     current: u32,
     /// Of the last bind that was posted; may be ahead.
     posted: u32,
@@ -52,12 +52,12 @@ struct Key {
 }
 
 impl Keys {
-    /// Of no window yet, and of at most `limit`. `random` makes them hard to guess.
+    /// Keys of no window yet, and of at most `limit`. `random` makes them hard to guess.
     pub(crate) fn new(limit: u32, random: u32) -> Self {
         Self { limit, random, windows: Vec::new() }
     }
 
-    /// How many windows there may be.
+    /// Limit of windows.
     pub(crate) fn limit(&self) -> u32 {
         self.limit
     }

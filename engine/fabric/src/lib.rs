@@ -3,8 +3,8 @@
 //! A [`Fabric`] is one shard's device: its completion queue, its shared receive queue, its queue pairs and its
 //! connection manager. It is owned and driven by one thread. Semantics are those of reliable connected queue pairs
 //! (InfiniBand Architecture 1.2.1 chapter 9; RFC 5040). They are in order per queue pair, with a Write visible before
-//! the Send behind it. Reads are unordered with later Sends unless fenced. There are receiver-not-ready, length and
-//! rights errors, and a flush on error.
+//! the Send behind it. Reads are unordered with later Sends unless fenced. Errors are receiver-not-ready, length and
+//! rights. An error flushes the queue pair.
 //!
 //! # Ownership of memory
 //! 1. Memory given to the fabric is *moved* into it. It is a [`Buf`] in [`Fabric::post_recv`] or [`WorkRequest::Send`],
@@ -142,7 +142,7 @@ pub struct Capabilities {
     /// The bounds of a window are checked at each access. Otherwise a peer reaches the whole arena of any bound window
     /// of its connection, while it is bound.
     pub checks_window_bounds: bool,
-    /// There is a shared receive queue.
+    /// Whether there is a shared receive queue.
     pub shared_receive_queue: bool,
     /// Whether success proves that a Send or Write reached the peer's memory. A refusal by the peer then fails its
     /// request. Otherwise success means that it left this side (RFC 5040 §5.5), and a refusal ends the connection.
@@ -213,7 +213,7 @@ pub struct WindowId {
     pub index: u32,
 }
 
-/// Where the bytes of an RDMA Write come from.
+/// The source of an RDMA Write.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// Memory of this call alone.
@@ -346,7 +346,7 @@ pub enum Opcode {
     Recv,
 }
 
-/// How a work request ended; names follow `ibv_wc_status`.
+/// The status of a completion. Names follow `ibv_wc_status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
     /// It was done.
@@ -405,7 +405,7 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Of a request that was sent.
+    /// Completion of a posted request.
     pub(crate) fn ended(qp: QpId, wr_id: u64, opcode: Opcode, status: Status) -> Self {
         Self { wr_id, qp, opcode, status, buf: None, invalidated: None }
     }

@@ -14,7 +14,7 @@ pub const INTERVAL: u64 = 10_000_000_000;
 
 /// A rate-limited log for lines that peers can cause.
 ///
-/// Of each kind, the first [`LINES`] of an [`INTERVAL`] are written. The others are counted, and one line reports the
+/// The first [`LINES`] of each kind in an [`INTERVAL`] are written. The others are counted, and one line reports the
 /// count after the interval. A kind is a text of the program, such as `"connect requests refused"`, so there are few of
 /// them.
 ///

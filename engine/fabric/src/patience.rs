@@ -1,4 +1,4 @@
-//! How long something has waited for the peer without that anything moved.
+//! Time that something has waited for the peer without progress.
 
 #![forbid(unsafe_code)]
 

@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
 
-/// How long a thread waits for work before it ends.
+/// Idle time before a thread ends.
 const IDLE: Duration = Duration::from_secs(10);
 /// Bytes of stack of such a thread, which does nothing but drop.
 const STACK: usize = 128 << 10;

@@ -22,7 +22,7 @@ impl<T> Default for Seats<T> {
 struct Place<T> {
     /// Connections that it has, requests included.
     taken: Arc<AtomicUsize>,
-    /// Those that others have seen first.
+    /// Connections that other fabrics have accepted.
     handed: Mutex<VecDeque<Arrival<T>>>,
     waker: Waker,
 }

@@ -19,7 +19,7 @@ use crate::wire::xdr::{Reader, padded};
 /// The eligible items of a procedure's arguments or results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Eligible {
-    /// How many there are.
+    /// Their number.
     pub count: usize,
     /// Most bytes of each, without XDR round-up.
     pub max_len: usize,
@@ -173,7 +173,7 @@ impl Binding {
     }
 
     /// Most bytes of inline results when `reduced` eligible ones travel apart. A requester needs that room beside the
-    /// RPC reply header, inline or in a Reply chunk (RFC 8166 §6.2).
+    /// RPC reply header (RFC 8166 §6.2).
     #[doc(hidden)]
     pub const fn reply_len(&self, reduced: usize) -> usize {
         self.max_reply.saturating_add(left_in(&self.results, reduced))

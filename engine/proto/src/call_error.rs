@@ -4,7 +4,7 @@ use crate::binding::BindingError;
 use crate::fault::{Knob, Refusal};
 use crate::wire::ErrorBody;
 
-/// How a call ended without results.
+/// The failure of a call.
 ///
 /// [`sent`](Self::sent), [`may_retry`](Self::may_retry) and [`fault`](Self::fault) answer a program's three questions:
 ///
@@ -30,8 +30,8 @@ use crate::wire::ErrorBody;
 /// | `Refused(SystemError)` | answered | if idempotent | peer |
 /// | `Refused`, others | answered | never | caller |
 ///
-/// "If idempotent": the server may have executed the call. A server with a duplicate request cache recognizes only a
-/// call with the same XID, which a new call does not have.
+/// "If idempotent": the server may have executed the call. A duplicate request cache does not recognize the retry: a
+/// new call has another XID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
@@ -107,7 +107,7 @@ pub enum CallError {
     Refused(Refusal),
 }
 
-/// How far a failed call got.
+/// Progress of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Sent {

@@ -58,7 +58,7 @@ pub(super) struct CallTable {
     slots: Vec<Slot>,
     free: FreeList,
     mask: u32,
-    /// Those that wait for a credit, oldest first. May name calls that have ended.
+    /// Calls that wait for a credit, oldest first. May name calls that have ended.
     waiting: VecDeque<CallId>,
     /// No more are taken.
     closed: bool,
@@ -100,7 +100,7 @@ impl CallTable {
         }
     }
 
-    /// Where slots and links begin: the first ones are used most.
+    /// Start of slots and links: the first ones are used most.
     #[inline]
     pub(super) fn first_places(&self) -> [*const u8; 2] {
         [self.slots.as_ptr().cast(), self.free.first_place()]
@@ -170,7 +170,7 @@ impl CallTable {
         self.waiting.len()
     }
 
-    /// Those that wait, oldest first.
+    /// Waiting calls, oldest first.
     pub(super) fn all_that_wait(&self) -> Vec<CallId> {
         self.waiting.iter().copied().filter(|&call| self.is_queued(call)).collect()
     }

@@ -29,7 +29,7 @@ pub struct ConnConfig {
     pub reverse: ReverseSupport,
     /// Whether pure grants wait for half the credit limit and a carrier. If not, each message is reported at once.
     pub coalesce_grants: bool,
-    /// Where XIDs start: differs from connection to connection.
+    /// Start of XIDs: differs from connection to connection.
     pub xid_seed: u32,
     /// Bytes of each Receive, announced as the Receive Buffer Size.
     pub receive_size: usize,

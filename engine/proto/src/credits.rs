@@ -11,8 +11,8 @@
 //! | [`CreditMode::V1`] | requested, or granted, calls outstanding | calls answered + granted |
 //!
 //! A client's initial limit is 1 and a server's 0 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.3). In version 1 it is
-//! 1 in either direction (RFC 8166 §3.3.1). A pure grant may exceed the limit by one, and every receiver keeps one
-//! Receive for it (§4.3.1.2 there).
+//! 1 in either direction (RFC 8166 §3.3.1). A pure grant may exceed the limit by one. Every receiver keeps one Receive
+//! for it (§4.3.1.2 there).
 
 use super::fault::PeerFault;
 

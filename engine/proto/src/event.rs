@@ -77,14 +77,14 @@ pub enum Outgoing {
     Optional,
     /// A transport error about the message with this XID; header only.
     Error {
-        /// Of the message that it answers.
+        /// XID of the message that it answers.
         xid: u32,
         /// Why.
         error: ErrorBody,
     },
     /// The answer to an unsupported version, in the layout of all versions.
     WrongVersion {
-        /// Of the message that it answers.
+        /// XID of the message that it answers.
         xid: u32,
         /// Its version.
         vers: u32,

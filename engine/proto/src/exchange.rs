@@ -119,9 +119,9 @@ pub struct Exchange {
     peer: Properties<'static>,
     peer_constant: IdSet,
     peer_stated: IdSet,
-    /// Of this end, not answered yet.
+    /// This end's requests without an answer.
     request: Option<(u32, List)>,
-    /// Of this end, answered with pending.
+    /// This end's requests answered with pending.
     awaited: ArrayVec<Awaited, COUNT>,
     asked: Option<Asked>,
     /// Whether this end answered "pending" to the peer.

@@ -215,7 +215,7 @@ pub enum Failing {
     NoChunk,
     /// The Write chunk holds memory of the handler's own already.
     Shared,
-    /// There is no memory of the pool for the Write chunk.
+    /// The pool has no memory for the Write chunk.
     NoMemory,
 }
 

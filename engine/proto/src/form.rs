@@ -23,7 +23,7 @@ pub struct FormLimits {
     pub chunks: bool,
 }
 
-/// How a call travels.
+/// The form of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallForm {
     /// In one message.
@@ -90,7 +90,7 @@ pub fn choose_call(limits: &FormLimits, lengths: &CallLengths) -> Result<CallPla
     Ok(CallPlan { form, reply_chunk })
 }
 
-/// How a reply travels.
+/// The form of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyForm {
     /// In one message.

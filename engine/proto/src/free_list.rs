@@ -31,7 +31,7 @@ impl FreeList {
         }
     }
 
-    /// Where the links begin.
+    /// Start of the links.
     #[inline]
     pub(super) fn first_place(&self) -> *const u8 {
         self.links.as_ptr().cast()

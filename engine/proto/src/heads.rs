@@ -26,7 +26,7 @@ impl Heads {
         self.decoder
     }
 
-    /// How most messages are laid out.
+    /// Layout of most messages.
     #[inline]
     pub(super) fn layout(&self) -> Option<HeadLayout> {
         self.layout

@@ -47,7 +47,7 @@ impl InboundTable {
         table
     }
 
-    /// Where slots begin: the first ones are used most.
+    /// Start of slots: the first ones are used most.
     #[inline]
     pub(super) fn first_place(&self) -> *const u8 {
         self.slots.as_ptr().cast()

@@ -28,7 +28,7 @@ pub enum Lists<'a> {
 pub(super) struct HasLists {
     /// The RPC message is in one of them (RDMA_NOMSG).
     pub(super) long: bool,
-    /// There is a Read list.
+    /// Whether there is a Read list.
     pub(super) reads: bool,
 }
 

@@ -290,7 +290,7 @@ impl Connection {
         self.session.terms()
     }
 
-    /// Where it is in agreeing on the version.
+    /// State of the version negotiation.
     pub fn phase(&self) -> Phase {
         self.session.phase()
     }

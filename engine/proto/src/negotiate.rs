@@ -1,6 +1,6 @@
 //! Negotiation: the protocol version and its terms.
 //!
-//! A client that prefers version 2 starts with a CONNPROP and sends nothing else until the answer (version 2 §4.3.3). A
+//! A client that prefers version 2 starts with a CONNPROP. It sends nothing else until the answer (version 2 §4.3.3). A
 //! server follows the version of the first message that it can read. Version 1 takes the terms from the private data of
 //! the connect messages (RFC 8797). Version 2 takes them from the CONNPROPs, or its defaults.
 

@@ -139,7 +139,7 @@ impl Connection {
             && self.config.scheme == CreditMode::V2Windowed
     }
 
-    /// How most messages are laid out from now on.
+    /// Layout of most messages from now on.
     pub(super) fn expect_layout(&mut self) {
         self.heads.expect(match (self.sequences.open(), self.session.phase()) {
             (None, Phase::Settled) if self.heads.are_windowed() => Some(HeadLayout::V2Windowed),

@@ -19,7 +19,7 @@ pub(super) struct Sequence {
     bytes: usize,
     /// Whether the payload is kept: a reply or call for us, within the limit.
     pub(super) kept: bool,
-    /// There was no memory for it.
+    /// Memory for it was missing.
     pub(super) no_memory: bool,
 }
 

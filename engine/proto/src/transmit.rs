@@ -4,7 +4,7 @@ use super::credits::FOR_REPLIES;
 use super::{Connection, CreditMode, CreditWords, InboundId, Outgoing};
 use crate::wire::{self, Body, ChunkCounts, Chunks, Flags, Header, Version};
 
-/// How an outgoing message's payload travels, if not simply inline.
+/// The form of an outgoing payload that is not simply inline.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Form<'a> {
     /// Chunk lists.

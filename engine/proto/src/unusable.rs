@@ -21,7 +21,7 @@ pub(super) struct Useless {
     pub(super) xid: Option<u32>,
     pub(super) whose: Whose,
     pub(super) kind: WireErrorKind,
-    /// How it is answered, if it is.
+    /// Its answer, if any.
     pub(super) answer: Option<ErrorBody>,
     /// Its grant in increments, still valid.
     pub(super) increment: Option<u32>,

@@ -42,7 +42,7 @@ impl fmt::Display for Crc {
     }
 }
 
-/// How long the FPDUs that this side sends may be.
+/// Length of the FPDUs that this side sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "units", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum FpduSize {
@@ -50,8 +50,8 @@ pub enum FpduSize {
     #[default]
     Auto,
     /// At most one TCP segment (the EMSS of RFC 5044 §4.5). An adapter can place such an FPDU on arrival, in any order.
-    /// FPDUs are bounded by the segment, not packed to it. TCP may put the end of one and the start of the next into a
-    /// segment, which is only slower.
+    /// FPDUs are bounded by the segment, not packed to it. A TCP segment may hold the end of one and the start of the
+    /// next, which is only slower.
     Segment,
     /// Nearly the format's maximum, 65464 bytes: fewer headers. Any stack that reads a byte stream accepts it, the
     /// kernel's soft-iWARP included.
@@ -101,7 +101,7 @@ pub struct IwarpConfig {
     /// Whether FPDUs carry a CRC-32C. Default: if the peer wants it. Costs about 0.1 ns per byte, and a copy of
     /// received data.
     pub crc: Crc,
-    /// How long FPDUs are. Default: by the peer.
+    /// Length of FPDUs. Default: by the peer.
     pub fpdu_size: FpduSize,
     /// Longest message taken or sent, in bytes. Default 64 KiB. Costs nothing by itself.
     #[cfg_attr(feature = "units", serde(skip))]

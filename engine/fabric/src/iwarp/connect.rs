@@ -550,7 +550,7 @@ impl IwarpFabric {
         }
     }
 
-    /// How long it may sleep.
+    /// Longest sleep.
     pub(super) fn sleep_limit(&self) -> Option<Duration> {
         shorter(self.busy_limit(), self.connections.expires_in())
     }
@@ -604,7 +604,7 @@ impl Drop for Connections {
             let now = Instant::now();
             while self.partings.pop_due(now).is_some() {}
             let under_way = |socket: &OwnedFd| sys::unacknowledged(socket.as_fd()).is_ok_and(|bytes| bytes > 0);
-            // Of one that was reset nothing is acknowledged any more.
+            // A reset socket acknowledges nothing any more.
             self.partings.retain(|socket| under_way(socket) && !is_through(socket, &mut scratch));
             if self.partings.is_empty() {
                 return;

@@ -121,7 +121,7 @@ pub(super) fn equip(socket: BorrowedFd<'_>, config: &IwarpConfig) -> Result<(), 
         if rustix::net::getsockname(socket).is_ok_and(|own| own.address_family() == AddressFamily::INET6) {
             set("IPV6_TCLASS", sockopt::set_ipv6_tclass(socket, tos.into()))?;
         }
-        // Of a socket of IPv6, too: its peer may have an address of IPv4.
+        // Set for IPv6 sockets too: the peer may have an IPv4 address.
         set("IP_TOS", sockopt::set_ip_tos(socket, tos))?;
     }
     if let Some(time) = config.busy_poll {

@@ -18,7 +18,7 @@
 //!
 //! # System calls
 //! The polling thread makes them: a socket has no other notification. A few recently active connections are read in
-//! each turn, with one call each that finds nothing while they are silent. With more of them, one `epoll_wait` per turn
+//! each turn, with one call each. While they are silent it finds nothing. With more of them, one `epoll_wait` per turn
 //! lists those with input. One `epoll_wait` in every 16th turn covers all idle ones. A turn's output to one peer leaves
 //! in one `sendmsg`. One `recvmsg` reads many messages.
 //!
@@ -35,9 +35,8 @@
 //! # How a connection ends
 //! A closing side sends all posted requests, then a FIN. A peer's FIN ends the connection, since such a peer cannot
 //! reply any more. That includes a half-close (`shutdown(SHUT_WR)`), which RFC 5041 §6.2.1 lets an upper layer see.
-//! Data received before it is delivered. Of the replies under way, only bytes already in the socket leave. The rest is
-//! flushed, as after a reset. An initiator that closes its way once its last call is sent therefore does not get the
-//! reply.
+//! Data received before it is delivered. Only bytes already in the socket leave. The rest is flushed, as after a reset.
+//! An initiator that closes its way once its last call is sent therefore does not get the reply.
 //!
 //! # What a peer can do
 //! Windows have exact bounds and rights, checked for each segment. Their keys are valid for one connection and one
@@ -105,7 +104,7 @@ pub struct IwarpFabric {
     table: Table<Qp>,
     /// Queue pairs that were active lately.
     hot: Vec<u32>,
-    /// Where the next turn begins in `hot`.
+    /// Start of the next turn in `hot`.
     turn: usize,
     /// Queue pairs with untaken bytes, for want of a Receive or of completion space.
     unread: VecDeque<u32>,
@@ -229,7 +228,7 @@ impl IwarpFabric {
             let Some(slot) = self.unread.pop_front() else { return };
             let Some(qp) = self.table.at(slot) else { continue };
             qp.unread = false;
-            // Those that wait for a Receive until `retry_timeout` are not polled while there is none.
+            // Connections that wait for a Receive are not polled without one.
             let in_vain = qp.stalled
                 && qp.is_live()
                 && qp.endpoint.limits().rnr_retry >= 7

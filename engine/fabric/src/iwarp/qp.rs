@@ -51,7 +51,7 @@ pub(super) struct Common {
     pub(super) attention: Vec<u32>,
     /// The sockets of queue pairs.
     pub(super) sockets: OwnedFd,
-    /// Where bytes come that have no place of their own yet.
+    /// Buffer for bytes without a place yet.
     pub(super) scratch: Box<[u8]>,
 }
 
@@ -76,7 +76,7 @@ impl Common {
     }
 }
 
-/// Where a queue pair is in its life.
+/// State of a queue pair.
 #[derive(Debug)]
 pub(super) enum State {
     /// The peer has not answered yet.
@@ -144,7 +144,7 @@ pub(super) struct Qp {
     pub(super) deadline: Option<Instant>,
     /// When to send something that only wakes the peer.
     pub(super) nudge: Option<Instant>,
-    /// Of one that was accepted: counts it.
+    /// Counts an accepted connection.
     pub(super) taken: Option<seats::Taken>,
 }
 

@@ -1,6 +1,6 @@
 //! Connection setup before the first FPDU: RFC 5044 §7.1, RFC 6581. Without I/O.
 //!
-//! The initiator sends first. On the reply it sends an empty Write, so that the responder may send too (peer-to-peer
+//! The initiator sends first. After the reply it sends an empty Write. Then the responder may send too (peer-to-peer
 //! mode, RFC 6581 §9.3). The responder is silent until then; a client that is not peer-to-peer sends its first message
 //! anyway.
 

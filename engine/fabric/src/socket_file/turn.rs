@@ -11,11 +11,11 @@ use rustix::io::Errno;
 use super::{address, found};
 use crate::FabricError;
 
-/// How long a lock is waited for. A turn takes some system calls.
+/// Longest wait for a lock. A turn takes some system calls.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long one is respected that another user holds.
+/// Longest wait for a lock of another user.
 const RESPECT: Duration = Duration::from_millis(200);
-/// How long is waited between two tries.
+/// Pause between two tries.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Excludes other processes of the same name while a socket file is replaced. Dropped, it ends the turn.

@@ -96,7 +96,7 @@ impl fmt::Display for Peer {
 /// Identifies the other end, or refuses its process.
 type Admit = fn(BorrowedFd<'_>) -> Result<Peer, String>;
 
-/// Where a name leads.
+/// A parsed address.
 struct Place {
     socket: SocketAddrUnix,
     file: Option<PathBuf>,

@@ -9,8 +9,8 @@ pub(super) const RING_BYTES: std::ops::RangeInclusive<usize> = 4096..=1 << 24;
 /// Most windows per side and queue pair: a steering tag has 16 bits of index to spare.
 pub(super) const MAX_WINDOWS: usize = 1 << 16;
 
-/// How a [`SoftwareFabric`](super::SoftwareFabric) is set up. Every field has a default that suits a shard of
-/// a few hundred connections.
+/// Configuration of a [`SoftwareFabric`](super::SoftwareFabric). Every field has a default that suits a shard of a few
+/// hundred connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoftwareConfig {
     /// Most ring bytes per direction. A power of two, 4 KiB to 16 MiB. The smaller of both sides' values is used.

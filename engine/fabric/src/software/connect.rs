@@ -249,8 +249,8 @@ impl SoftwareFabric {
     pub(super) fn pump(&mut self, timeout: Option<Duration>) {
         // Interrupted is fine.
         let Some(news) = self.connections.sockets.wait(timeout) else { return };
-        // Of requests one in each look, as the calls of others wait meanwhile. Its owner polls again at once then, and
-        // unread input stays readable. Accepted ones come first: new ones may arrive without end.
+        // One request in each look, since calls of other connections wait meanwhile. Its owner polls again at once
+        // then, and unread input stays readable. Accepted ones come first: new ones may arrive without end.
         let mut asked = false;
         for news in news.clone() {
             if let News::Socket(token) = news
@@ -372,7 +372,7 @@ impl SoftwareFabric {
         }
         let now = Instant::now();
         self.dial_again();
-        // Those that wait for the owner have no time limit; their sockets report their ends.
+        // Requests that wait for the owner have no time limit; their sockets report their ends.
         self.connections.requests.retain(|r| r.offer.is_some() || r.deadline > now);
         self.connections.partings.retain_mut(|p| !p.is_over(now));
         let mut slots = std::mem::take(&mut self.common.attention);
@@ -461,7 +461,7 @@ impl SoftwareFabric {
         self.connections.dials.retain(|d| table.get(d.qp).is_some_and(|qp| qp.state == State::Connecting));
     }
 
-    /// How long it may sleep.
+    /// Longest sleep.
     pub(super) fn sleep_limit(&self) -> Option<Duration> {
         let news = self.common.rung
             || !self.common.ready.is_empty()

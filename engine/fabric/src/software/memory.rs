@@ -165,7 +165,7 @@ impl Layout {
         FIRST_BYTES.min(self.ring_bytes / 4)
     }
 
-    /// Where the ring begins that this side sends into.
+    /// Start of the ring that this side sends into.
     pub(super) fn ring(self, from: Side) -> usize {
         LINES + if from == Side::Connector { 0 } else { self.ring_bytes as usize }
     }

@@ -9,9 +9,9 @@
 //!   one's.
 //! - A post copies the Send into the ring. A poll of the peer copies it into a Receive. Its buffer is free after the
 //!   post.
-//! - Memory is exposed by showing the peer its descriptor, and by an entry in a table of windows (`window`). An RDMA
-//!   Read or Write is a copy by the side that posts it, after it has checked the entry. Only memory registered for
-//!   remote access is ever shown, and only once a window of the connection is bound to it.
+//! - Exposed memory has its descriptor at the peer, and an entry in a table of windows (`window`). The side that posts
+//!   an RDMA Read or Write checks the entry and copies. Only memory registered for remote access is exposed, once a
+//!   window of the connection is bound to it.
 //! - Polling threads make no system calls. The connection's socket wakes a sleeper (`doorbell`). A shared eventfd would
 //!   not do: any peer that holds it could empty it, and the others' wakes with it.
 //!
@@ -88,12 +88,12 @@ pub struct SoftwareFabric {
     table: Table<Qp>,
     /// Queue pairs in every poll.
     hot: Vec<u32>,
-    /// Where the next poll begins in `hot`.
+    /// Start of the next poll in `hot`.
     turn: usize,
     /// Queue pairs that were quiet for long.
     cold: Vec<u32>,
     cold_turn: usize,
-    /// How many of them the next poll covers.
+    /// Number of them that the next poll covers.
     cold_polls: usize,
     capabilities: Capabilities,
     connections: Connections,

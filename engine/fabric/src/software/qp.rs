@@ -67,7 +67,7 @@ impl Common {
     }
 }
 
-/// Where a queue pair is in its life.
+/// State of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     /// Not answered yet.
@@ -133,11 +133,11 @@ pub(super) struct Qp {
     side: Side,
     /// The layout of the rings: the connector's, until the acceptor's answer.
     layout: Layout,
-    /// Of requests that wait for the peer.
+    /// Progress of requests that wait for the peer.
     pub(super) patience: Patience<Progress>,
     pub(super) socket: Option<OwnedFd>,
     pub(super) deadline: Option<Instant>,
-    /// Of one that was accepted: counts it.
+    /// Counts an accepted connection.
     pub(super) taken: Option<Taken>,
 }
 

@@ -155,7 +155,7 @@ impl Offer {
             return Err(format!("{mapped} bytes to map; max_mapped_per_peer is {most}"));
         }
         Ok(Self {
-            // Of longer rings than ours no more is used.
+            // Of longer rings only our length is used.
             layout: Layout::new(ring_bytes.min(common.config.ring_bytes as u32)),
             ring: region::map(ring, all)?,
             table: region::map(table, table_bytes(windows)?)?,

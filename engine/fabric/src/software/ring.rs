@@ -1,9 +1,9 @@
 //! A one-way message ring in shared memory: one producer, one consumer.
 //!
 //! A record is a header of 16 bytes and the payload, rounded up to whole cache lines. The payload may wrap around the
-//! end of the ring; the header never does. Its first word announces the record. The producer writes the record, zeroes
-//! the first word of the next place, and publishes the record's first word last. The consumer polls exactly the line of
-//! the next message. So a small message costs its own cache lines and no other.
+//! end of the ring; the header never does. Its first word announces the record. The producer writes the record and
+//! zeroes the first word of the next place. It publishes the record's first word last. The consumer polls exactly the
+//! line of the next message. So a small message costs its own cache lines and no other.
 //!
 //! The consumer's progress (its *head*) goes back in the headers of the other direction's records. Without records it
 //! goes through a line of its own.
@@ -72,7 +72,7 @@ impl Header {
         (self.first & Self::INVALIDATE != 0).then_some(self.second as u32)
     }
 
-    /// How far the sender has come in the other direction's ring.
+    /// The sender's progress in the other direction's ring.
     #[inline]
     pub(super) fn head(self) -> u64 {
         self.first >> 32 | self.second >> 32 << 32
@@ -135,7 +135,7 @@ impl Producer {
         self.sent
     }
 
-    /// How far the consumer has come.
+    /// The consumer's progress.
     #[inline]
     pub(super) fn acked(&self) -> u64 {
         self.acked

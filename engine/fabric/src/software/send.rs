@@ -17,7 +17,7 @@ use crate::{Access, Completion, Disconnect, Opcode, PostError, Posting, RemoteMe
 /// Bytes copied per queue pair and post or poll, for fairness.
 const COPY_BUDGET: usize = 1 << 20;
 
-/// How far a work request came.
+/// Progress of a work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     /// It is carried out, or has failed for good.

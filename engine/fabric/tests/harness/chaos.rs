@@ -21,10 +21,10 @@ use crate::{
     Flow, PostError, Posting, QpId, RequestId, Status, Waker, WindowId, WorkRequest,
 };
 
-/// How much trouble. Each knob is a chance per mille, 0 by default.
+/// Amount of trouble. Each knob is a chance per mille, 0 by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChaosConfig {
-    /// Where the sequence of troubles begins.
+    /// Seed of the sequence of troubles.
     pub seed: u64,
     /// Per Send posted: no Receive at the peer until the retries end.
     pub receiver_not_ready: u16,

@@ -44,7 +44,7 @@ pub fn story(input: &[u8]) {
     play(input);
 }
 
-/// How many bytes were put to their place at once.
+/// Number of bytes put to their place at once.
 fn play(input: &[u8]) -> usize {
     POOL.with_borrow_mut(|pool| {
         let pool = pool.get_or_insert_with(|| {
@@ -87,7 +87,7 @@ struct Story<'p, 'd> {
     crc: bool,
     /// Delivers the peer's bytes in two pieces; direct reads happen as from a socket.
     pieces: bool,
-    /// How many were.
+    /// Number of bytes placed so.
     placed: usize,
     pool: &'p Pool,
     endpoint: Endpoint,

@@ -182,7 +182,7 @@ impl Common {
     }
 }
 
-/// Where a queue pair is in its life.
+/// State of a queue pair.
 #[derive(Debug)]
 enum State {
     /// The peer has not answered yet.
@@ -203,7 +203,7 @@ struct Qp {
     end: Option<End>,
     /// Polls in which a departed peer's message met no Receive.
     lingers: u32,
-    /// Of one that was accepted: counts it.
+    /// Counts an accepted connection.
     taken: Option<seats::Taken>,
 }
 

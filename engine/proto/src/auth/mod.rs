@@ -72,7 +72,7 @@ pub enum Step {
     Done {
         /// The name that it has proved.
         peer: String,
-        /// To be sent still, if the peer waits for it.
+        /// A message still to be sent, if the peer waits for it.
         last: Option<Vec<u8>>,
     },
     /// It has not.

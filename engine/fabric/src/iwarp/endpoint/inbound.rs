@@ -64,7 +64,7 @@ pub(super) struct Inbound {
     spoken: bool,
 }
 
-/// Where everything goes.
+/// The destination of all bytes.
 #[derive(Debug)]
 struct Placing {
     max_message: usize,
@@ -104,7 +104,7 @@ pub(super) struct OwnRead {
     pub(super) got: usize,
 }
 
-/// Where the payload of the current segment goes.
+/// The destination of the current segment's payload.
 #[derive(Debug)]
 enum Target {
     /// There is none.
@@ -342,7 +342,7 @@ impl Inbound {
         Failure::violation(encoded(&terminate), wrong.what)
     }
 
-    /// Where the next bytes belong, if many of them belong to one place.
+    /// The destination of the next bytes, if many of them have the same.
     #[inline]
     pub(super) fn direct<'a>(&'a mut self, windows: &'a Windows) -> Option<sys::Into<'a>> {
         let left = self.reader.payload_left();

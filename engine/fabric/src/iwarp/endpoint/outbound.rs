@@ -22,7 +22,7 @@ use crate::{Access, Completion, Opcode, PostError, Posting, QpId, RemoteMemory, 
 /// Bytes kept ready for the socket, about one write. More are cut when it has taken some.
 const AHEAD: usize = 256 << 10;
 
-/// How far a request came.
+/// Progress of a request.
 #[derive(Debug)]
 enum Step {
     /// All of it is in the stream, or done.

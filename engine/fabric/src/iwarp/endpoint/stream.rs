@@ -15,7 +15,7 @@ const COMPACT: usize = 64 << 10;
 /// Bytes read at a time for a CRC.
 const CRC_SLICE: usize = 4096;
 
-/// Where the payload of a segment is.
+/// Location of a segment's payload.
 pub(super) enum Payload<'a> {
     /// Here, to be copied.
     Bytes(&'a [u8]),
@@ -56,7 +56,7 @@ impl Stream {
         self.put == self.sent
     }
 
-    /// Where the next byte that is put will be.
+    /// Position of the next byte.
     #[inline]
     pub(super) fn end(&self) -> u64 {
         self.put

@@ -101,14 +101,14 @@ impl Opcode {
     }
 }
 
-/// Where the payload of a segment goes (RFC 5041 §4.2, §4.3).
+/// The destination of a segment's payload (RFC 5041 §4.2, §4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Into memory that the receiver has shown.
     Tagged {
         /// Its name.
         stag: u32,
-        /// Of the first byte of the payload, as the name has it.
+        /// Offset of the payload's first byte, relative to the STag.
         offset: u64,
     },
     /// Into the buffer of a message, which the receiver chooses.
@@ -117,7 +117,7 @@ pub enum Place {
         queue: u32,
         /// Number of the message within its queue, from 1; wraps to 0.
         msn: u32,
-        /// Of the first byte of the payload within the message, in bytes.
+        /// Offset of the payload's first byte in the message, in bytes.
         offset: u32,
     },
 }
@@ -129,7 +129,7 @@ pub struct Segment {
     pub opcode: Opcode,
     /// It is the last one of its message.
     pub last: bool,
-    /// Where its payload goes: tagged or untagged as the opcode has it.
+    /// The payload's destination: tagged or untagged, by the opcode.
     pub place: Place,
 }
 
@@ -147,7 +147,7 @@ pub enum HeaderError {
     DdpVersion {
         /// The received value.
         version: u8,
-        /// Of the segment.
+        /// Whether the segment is tagged.
         tagged: bool,
     },
     /// Not the version of RDMAP that goes with this MPA.
@@ -165,9 +165,9 @@ pub enum HeaderError {
     /// A tagged segment of an untagged message, or the reverse.
     #[error("RDMAP opcode {opcode} in {} DDP segment", if *.tagged { "a tagged" } else { "an untagged" })]
     Model {
-        /// Of the message.
+        /// The message's opcode.
         opcode: u8,
-        /// Of the segment.
+        /// Whether the segment is tagged.
         tagged: bool,
     },
 }

@@ -2,7 +2,7 @@
 //! (RFC 5044 §8, RFC 6581 §8).
 //!
 //! Linux' soft-iWARP, on little-endian machines, has layer and error type in each other's place, and the header control
-//! bits in reverse. That is understood, and never written.
+//! bits in reverse. Such Terminates are decoded, and never sent.
 
 use std::fmt;
 
