@@ -195,7 +195,7 @@ fn climb(config: &ArenaConfig) -> Result<(OwnedFd, RawMap, ArenaReport), MemErro
     Ok((fd, map, ArenaReport { advice, ..report }))
 }
 
-/// Why there are no such pages, and the command that reserves them.
+/// The cause of missing pages, and the command that reserves them.
 fn advise(config: &ArenaConfig, page: PageSize) -> String {
     let needed = config.bytes.div_ceil(page.bytes()) as u64;
     let pool = HugePool::read(page, config.node);

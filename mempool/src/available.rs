@@ -168,7 +168,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// Files of a kernel that there is not.
+    /// Files of an imaginary kernel.
     fn kernel(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {

@@ -27,7 +27,7 @@ pub(crate) mod state {
     pub(crate) const LENT: u32 = 2 << 29;
     /// `Posted`.
     pub(crate) const POSTED: u32 = 3 << 29;
-    /// A `Posted` that was dropped: the device may write to it for ever.
+    /// A `Posted` that was dropped: the device may write to it at any time.
     pub(crate) const LEAKED: u32 = 4 << 29;
 }
 
@@ -114,7 +114,7 @@ impl ClassList {
         self.placed.size
     }
 
-    /// Buffers there are.
+    /// Number of buffers.
     pub(crate) fn count(&self) -> usize {
         self.placed.count
     }
@@ -274,7 +274,7 @@ impl Drop for Core {
     }
 }
 
-/// Brings a buffer home, from any thread.
+/// Returns a buffer, from any thread.
 ///
 /// # Safety
 /// `meta` is that of a buffer that is out, and that the caller gives up with this call.

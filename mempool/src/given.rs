@@ -38,7 +38,7 @@ pub struct GivenMemory {
 // SAFETY: a mapping belongs to the process, not to a thread. This type gives access to no byte of it, and its owner may
 // go to any thread.
 unsafe impl Send for GivenMemory {}
-// SAFETY: as above; there is nothing to be done with a reference but to ask for address and length.
+// SAFETY: as above; a reference only gives address and length.
 unsafe impl Sync for GivenMemory {}
 
 impl GivenMemory {

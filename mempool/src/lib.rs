@@ -6,8 +6,8 @@
 //!    the configured NUMA node. Its [`ArenaReport`] states in one line the pages obtained and how to get larger ones.
 //!    Or it is memory that the application has mapped itself ([`GivenMemory`]).
 //! 2. A [`Pool`] cuts (part of) an arena into buffers of a few size classes. It belongs to the thread that made it:
-//!    allocating and freeing there uses no atomic operation and never calls the global allocator. Buffers that other
-//!    threads drop come home through a lock-free list; [`Pool::drain_remote`] takes them in once per turn.
+//!    allocating and freeing there uses no atomic operation and never calls the global allocator. Buffers dropped by
+//!    other threads return through a lock-free list; [`Pool::drain_remote`] takes them in once per turn.
 //! 3. A buffer is always exactly one of four types, and each change of hands consumes the old one:
 //!
 //! | type | access to the bytes | sharing | back to [`Buf`] |

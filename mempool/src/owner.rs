@@ -24,7 +24,7 @@ loom::thread_local! {
 /// This thread's number, or 0 if it never owned a pool.
 #[inline]
 pub(crate) fn current() -> u64 {
-    // `with` is not inlined without link-time optimisation. A cell that needs no drop is there as long as its thread.
+    // `with` is not inlined without link-time optimisation. A cell without a drop lives as long as its thread.
     NUMBER.try_with(Cell::get).unwrap_or(0)
 }
 

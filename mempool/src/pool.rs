@@ -270,7 +270,7 @@ pub struct PoolStats {
 pub struct ClassStats {
     /// Capacity of its buffers, in bytes.
     pub size: usize,
-    /// Buffers there are.
+    /// Number of buffers.
     #[cfg_attr(feature = "serde", serde(rename = "buffers"))]
     pub count: usize,
     /// On the free list.

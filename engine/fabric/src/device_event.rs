@@ -23,7 +23,7 @@ pub enum DeviceEvent {
     Failed,
     /// The device was removed: all connections end.
     Removed,
-    /// The device that was lost is there again, and served as before.
+    /// The lost device has returned. Service continues.
     Returned,
 }
 

@@ -62,7 +62,7 @@ impl Keys {
         self.limit
     }
 
-    /// One more window, as long as there are any.
+    /// Makes a window, within the limit.
     pub(crate) fn add(&mut self) -> Option<u32> {
         let index = self.windows.len() as u32;
         if index >= self.limit {
@@ -112,7 +112,7 @@ impl Keys {
         Some(key.current)
     }
 
-    /// The window is bound no more.
+    /// The window is not bound any more.
     pub(crate) fn revoked(&mut self, index: u32) {
         if let Some(key) = self.windows.get_mut(index as usize) {
             key.bound = false;

@@ -319,7 +319,7 @@ pub struct Posting {
 }
 
 impl Posting {
-    /// It was carried out: its memory goes home. Most are Sends, whose buffers need no check of other memory.
+    /// It was carried out: its memory is returned. Most are Sends, whose buffers need no check of other memory.
     #[inline(always)]
     pub(crate) fn finish(self) {
         match self.wr {
@@ -410,7 +410,7 @@ impl Completion {
         Self { wr_id, qp, opcode, status, buf: None, invalidated: None }
     }
 
-    /// Hands out those that are ready, until there are `end`.
+    /// Moves ready completions to `out`, up to `end` in total.
     #[cold]
     pub(crate) fn hand_out(ready: &mut VecDeque<Self>, out: &mut Vec<Self>, end: usize) {
         let n = ready.len().min(end.saturating_sub(out.len()));
@@ -562,7 +562,7 @@ pub struct FabricStats {
     pub requests_refused: u64,
     /// System calls that moved bytes of messages; 0 where messages need none.
     pub system_calls: u64,
-    /// System calls that looked for such bytes in vain.
+    /// Such system calls that found no bytes.
     pub empty_system_calls: u64,
     /// Times that the device's port went down.
     pub port_downs: u64,

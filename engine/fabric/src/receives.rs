@@ -36,7 +36,7 @@ impl Receives {
         self.bufs.is_empty()
     }
 
-    /// Takes the one that goes next.
+    /// Takes the next one.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Buf> {
         self.bufs.pop()

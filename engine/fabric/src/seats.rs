@@ -52,7 +52,7 @@ impl Drop for Taken {
     }
 }
 
-/// A fabric's own place among those that listen, until it is dropped.
+/// A fabric's place among the listening ones, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Seat<T> {
     seats: Arc<Seats<T>>,

@@ -53,7 +53,7 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if std::fs::symlink_metadata(&self.path).is_ok_and(|m| m.ino() == self.inode) {
-            // Another process may have removed it just now, which is as good.
+            // Another process may have removed it just now, which is equivalent.
             let _ = std::fs::remove_file(&self.path);
         }
     }

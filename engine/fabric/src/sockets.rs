@@ -36,7 +36,7 @@ pub(crate) trait Listen: Clone + Debug {
     fn accept(&self) -> Result<Result<Self::Visitor, String>, Errno>;
 }
 
-/// Why there is one connection less than expected.
+/// The cause of a connection that was not accepted.
 #[derive(Debug)]
 pub(crate) enum NotAccepted {
     /// It was closed, and why.
@@ -108,7 +108,7 @@ impl<L: Listen> Sockets<L> {
         let _ = epoll::modify(&self.epoll, socket, EventData::new_u64(token), flags);
     }
 
-    /// Looks at it no more.
+    /// Stops watching a socket.
     pub(crate) fn forget(&self, socket: impl AsFd) {
         // It is open; perhaps it was never added.
         let _ = epoll::delete(&self.epoll, socket);
@@ -128,7 +128,7 @@ impl<L: Listen> Sockets<L> {
     ) -> Vec<Arrival<L::Visitor>> {
         let mut arrivals = Vec::new();
         for (listener, seat) in &self.listeners {
-            // Bounded, refusals included, so that a storm of connections leaves time for those that are there.
+            // Bounded, refusals included: a storm of connections leaves time for established ones.
             for _ in 0..most.min(count) {
                 match listener.accept() {
                     Ok(Ok(visitor)) => arrivals.extend(seat.place(visitor, most)),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};
 
-/// The longest time, which is as good as none.
+/// The longest time, which means no limit.
 const NEVER: &str = "never";
 
 fn time_text(time: Duration) -> String {

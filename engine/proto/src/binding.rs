@@ -139,8 +139,8 @@ impl Binding {
     }
 
     /// Bytes of the argument in a Read chunk of `chunk` bytes. The chunk may include the XDR round-up; the count in the
-    /// message does not (RFC 8166 §3.4.5.2). `word` is the one in front of the chunk, if there is one. `None` if it
-    /// differs from the count of these bytes, or exceeds the argument's maximum: such arguments are garbage. Of
+    /// message does not (RFC 8166 §3.4.5.2). `word` is the one in front of the chunk, if any. `None` if it differs from
+    /// the count of these bytes, or exceeds the argument's maximum: such arguments are garbage. Of
     /// [uncounted](Self::uncounted) arguments all bytes count that one can have.
     #[doc(hidden)]
     pub const fn argument_len(&self, chunk: usize, word: Option<u32>) -> Option<usize> {

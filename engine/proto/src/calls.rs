@@ -137,8 +137,7 @@ impl CallTable {
         CallError::TooManyCalls { limit: self.capacity() }
     }
 
-    /// A call waits for a credit. Of those that ended while they waited, as where a peer grants nothing, none
-    /// stay for ever.
+    /// A call waits for a credit. Ended calls leave the queue even where a peer grants nothing.
     #[inline]
     fn wait(&mut self, call: CallId) {
         if self.waiting.len() >= 2 * self.capacity() {
@@ -186,7 +185,7 @@ impl CallTable {
         None
     }
 
-    /// No more are taken; those that there are go on.
+    /// No more are taken; existing ones continue.
     pub(super) fn close(&mut self) {
         self.closed = true;
     }

@@ -260,7 +260,7 @@ mod tests {
     use super::super::{CreditMode, Form};
     use super::*;
 
-    /// Sends all that may be sent.
+    /// Sends all allowed messages.
     fn transmit(from: &mut Connection) -> Vec<Vec<u8>> {
         let mut messages = Vec::new();
         while let Some(out) = from.poll_transmit(true) {

@@ -204,7 +204,7 @@ impl Connection {
         self.calls.is_owed(call)
     }
 
-    /// Takes no more calls of ours; those under way go on.
+    /// Refuses new calls of ours; calls under way continue.
     pub fn close(&mut self) {
         self.calls.close();
     }

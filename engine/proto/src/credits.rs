@@ -28,13 +28,13 @@ pub enum CreditMode {
     V1,
 }
 
-/// The smallest credit limit. Below it, grants could answer grants for ever.
+/// The smallest credit limit. Below it, grants could answer grants without end.
 pub const MIN_CREDITS: u32 = 4;
 /// The largest credit limit: an increment must fit 16 bits.
 pub const MAX_CREDITS: u32 = 0x7FFF;
 
 /// Pure grants for a single message that may follow each other. Without a bound, two idle peers would answer each
-/// other's grants for ever.
+/// other's grants without end.
 const THANKS: u8 = 4;
 
 /// Credits for replies alone, while the peer has calls to answer. The peer grants them beyond its limit; this side
@@ -153,7 +153,7 @@ impl Credits {
         2 * self.credit_limit
     }
 
-    /// Receives beyond the [`reserve`](Self::reserve) for tolerated calls; wanted while there are plenty.
+    /// Receives beyond the [`reserve`](Self::reserve) for tolerated calls; wanted while enough are left.
     pub fn overcommit(&self) -> u32 {
         if self.scheme == CreditMode::V1 { self.tolerated() - self.credit_limit } else { 0 }
     }
@@ -454,7 +454,7 @@ impl Credits {
         let Some(room) = room.filter(|_| self.scheme != CreditMode::V1) else { return false };
         let left = self.told_limit.wrapping_sub(self.received) as i32;
         // Pure grants use credits too and must be reported in the end. One is never answered with one, or two idle
-        // peers would alternate for ever.
+        // peers would alternate without end.
         let low = match room >= self.credit_limit {
             true => self.received != self.reported && left <= (self.credit_limit / 2) as i32,
             false => self.wants_crowded(room, left),

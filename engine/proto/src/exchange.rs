@@ -374,7 +374,7 @@ impl Exchange {
                 return Err(ChangeError::Pending(id));
             }
         }
-        // No more than there are kinds: none came twice.
+        // At most one of each kind: none came twice.
         let wanted: List = wanted.iter().copied().collect();
         self.queue.push_back(Message::Request { xid, wanted: wanted.clone() });
         self.request = Some((xid, wanted));

@@ -12,7 +12,7 @@ const MIN_ERRORS: usize = 4;
 pub(super) struct Outbox {
     /// Oldest first. Version 1 sends them without a credit.
     queue: VecDeque<Outgoing>,
-    /// Messages that were in the queue, and are not any more. The number wraps.
+    /// Messages that have left the queue. The number wraps.
     gone: u32,
     /// Queued errors; each occupies a served call's place until sent.
     errors: usize,
@@ -49,7 +49,7 @@ impl Outbox {
         self.errors
     }
 
-    /// Messages that have waited, and do not any more. The number wraps.
+    /// Messages that have left the queue. The number wraps.
     pub(super) fn gone(&self) -> u32 {
         self.gone
     }

@@ -95,8 +95,8 @@ impl Connection {
     }
 
     fn understand(&mut self, view: &View<'_>, grant: bool) -> Result<Event, PeerFault> {
-        // A grant may come between the parts of a message: two peers that both continue would wait for ever
-        // else.
+        // A grant may come between the parts of a message: otherwise two peers that both continue would wait without
+        // end.
         if grant {
             self.useless.grant(self.counters.sent);
             return Ok(Event::Grant);

@@ -96,7 +96,7 @@ impl Connection {
                     _ => self.answer(xid, answer),
                 })
             }
-            // Errors never flow from requester to responder: it ends its call, if there is one.
+            // Errors never flow from requester to responder: it ends its call, if any.
             Whose::Ours => Ok(match self.calls.answered(xid) {
                 Match::Call(call, token) => {
                     self.credits.on_answered();

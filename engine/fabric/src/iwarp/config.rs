@@ -103,7 +103,7 @@ pub struct IwarpConfig {
     pub crc: Crc,
     /// Length of FPDUs. Default: by the peer.
     pub fpdu_size: FpduSize,
-    /// Longest message taken or sent, in bytes. Default 64 KiB. Costs nothing by itself.
+    /// Longest message taken or sent, in bytes. Default 64 KiB. It costs nothing until used.
     #[cfg_attr(feature = "units", serde(skip))]
     pub max_message: usize,
     /// Receives that the shared queue holds. Default 4096; 32 bytes each are set aside.

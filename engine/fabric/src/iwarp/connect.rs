@@ -87,7 +87,7 @@ struct Asked {
 /// The socket that has news, in 64 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Token {
-    /// A socket of a queue pair that stands.
+    /// A socket of a connected queue pair.
     Sockets,
     Request(u64),
     Dial(u32),
@@ -116,7 +116,7 @@ impl Token {
 }
 
 impl Connections {
-    /// `standing` is the set of those that stand.
+    /// `standing` is the set of connected ones.
     pub(super) fn new(standing: BorrowedFd<'_>) -> Result<Self, FabricError> {
         let sockets = Sockets::new()?;
         sockets.watch(standing, Token::Sockets.data(), EventFlags::IN)?;
@@ -398,7 +398,7 @@ impl IwarpFabric {
         woken || !self.common.events.is_empty()
     }
 
-    /// A connection of ours is there, or has an answer.
+    /// An outgoing connection is established or has an answer.
     fn dial(&mut self, slot: u32) {
         let Some(qp) = self.table.at(slot) else { return };
         let id = qp.id;

@@ -22,15 +22,15 @@
 //! lists those with input. One `epoll_wait` in every 16th turn covers all idle ones. A turn's output to one peer leaves
 //! in one `sendmsg`. One `recvmsg` reads many messages.
 //!
-//! Payloads are sent from where they lie. Long payloads are received straight into place: the rest of a segment whose
-//! header has come. Shorter ones are copied from a buffer that all connections share.
+//! Payloads are sent in place. Long payloads are received straight into place: the rest of a segment whose header has
+//! come. Shorter ones are copied from a buffer that all connections share.
 //!
 //! # Completions
 //! TCP buffers bytes: a Send or Write completes when the socket has taken its last byte (RFC 5040 §5.5). A refusal by
 //! the peer ends the connection. [`Capabilities::acknowledges`] is false. iWARP has no receiver-not-ready. A message
 //! without a Receive stays in the socket for as long as `rnr_retry` allows, at most `retry_timeout`. TCP's flow control
 //! holds the peer back. Then a Terminate ends the stream. So an overloaded shard that briefly has no Receive loses no
-//! connection. A peer that sends beyond its credits does not wait for ever.
+//! connection. A peer that sends beyond its credits does not wait without limit.
 //!
 //! # How a connection ends
 //! A closing side sends all posted requests, then a FIN. A peer's FIN ends the connection, since such a peer cannot

@@ -199,7 +199,7 @@ impl Qp {
         matches!(self.state, State::Up | State::Closing)
     }
 
-    /// The connection stands; `early` has come behind the peer's frame.
+    /// The connection is established; `early` has come behind the peer's frame.
     pub(super) fn begin(&mut self, common: &mut Common, terms: Terms, early: &[u8]) -> Result<(), Errno> {
         self.endpoint.begin(terms);
         self.stash.extend_from_slice(early);

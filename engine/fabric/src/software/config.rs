@@ -18,7 +18,7 @@ pub struct SoftwareConfig {
     /// full ring of maximum size makes the sender wait: raise it for long messages with many outstanding.
     pub ring_bytes: usize,
     /// Longest message in bytes; the smaller of both sides' values is used. At most half of `ring_bytes`. Default 64
-    /// KiB. Costs nothing by itself.
+    /// KiB. It costs nothing until used.
     pub max_message: usize,
     /// Receives that the shared queue holds. Default 4096; 32 bytes each are set aside.
     pub shared_receives: usize,

@@ -1,4 +1,4 @@
-//! Connection management: everything that goes over sockets, in `poll_control` and `wait`.
+//! Connection management: all socket traffic, in `poll_control` and `wait`.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -49,7 +49,7 @@ struct Dial {
     table: OwnedFd,
 }
 
-/// A destroyed queue pair whose peer is amid a copy. Its memory is not reusable yet.
+/// A destroyed queue pair during a copy of its peer. Its memory is not reusable yet.
 #[derive(Debug)]
 struct Parting {
     socket: Option<OwnedFd>,
@@ -292,7 +292,7 @@ impl SoftwareFabric {
                 qp.violation(&mut self.common, &why);
             }
             Ok(false) => {
-                // Its end of the socket stays readable for ever: look no more.
+                // Its socket stays readable, so it is not watched any more.
                 if let Some(socket) = qp.socket() {
                     self.connections.sockets.forget(socket);
                 }
@@ -409,7 +409,7 @@ impl SoftwareFabric {
                 if qp.pending.is_empty()
                     && let Some(socket) = qp.socket()
                 {
-                    // The peer sees the end of the connection behind all that was published.
+                    // The peer sees the end of the connection behind all published messages.
                     let _ = rustix::net::shutdown(socket, Shutdown::Write);
                 }
                 let honest = qp.settle_reported();

@@ -147,7 +147,7 @@ impl SoftwareFabric {
         self.common.receives.iter().map(Buf::capacity).min()
     }
 
-    /// A message that nothing was appended before or behind is returned.
+    /// A lone message is returned, if nothing else was appended.
     #[inline]
     fn poll_hot(&mut self, out: &mut Vec<Completion>, end: usize) -> Option<Arrival> {
         let start = out.len();

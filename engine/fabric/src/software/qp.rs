@@ -92,8 +92,8 @@ pub(super) struct Qp {
     // Read by every poll.
     pub(super) ring: PeerRings,
     pub(super) rx: Consumer,
-    /// The next poll has something to do even if no message is there. So it is unless it is up, and
-    /// nothing that was posted waits or has failed.
+    /// The next poll has work even without a message. So it is unless it is up, and nothing that was posted waits or
+    /// has failed.
     pub(super) chores: bool,
     /// Something is to be done now and then: acknowledgements in either direction.
     pub(super) later: bool,

@@ -77,7 +77,7 @@ impl OwnWindows {
         &mut self.keys
     }
 
-    /// One more window, as long as there are any.
+    /// Makes a window, within the limit.
     pub(super) fn add(&mut self) -> Option<u32> {
         let index = self.keys.add()?;
         self.windows.push(Window::default());

@@ -288,7 +288,7 @@ impl Qp {
         }
     }
 
-    /// The connection does not come about.
+    /// The connect failed.
     fn give_up(&mut self, common: &mut Common, event: ControlEvent) {
         common.events.push_back(event);
         self.fail(common, Failure::own("never connected"));

@@ -181,7 +181,7 @@ impl Endpoint {
         }
     }
 
-    /// The connection stands.
+    /// The connection is established.
     pub(super) fn begin(&mut self, terms: Terms) {
         self.inbound.begin(&terms);
         self.outbound.begin(&terms);
@@ -292,7 +292,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether the peer owes the rest of a message or answers to Reads.
+    /// Whether the rest of a message, or an answer to a Read, is outstanding.
     pub(super) fn is_owed(&self) -> bool {
         !self.inbound.is_between() || self.inbound.has_reads()
     }
@@ -364,7 +364,7 @@ impl Endpoint {
         self.inbound.arrived(n);
     }
 
-    /// Puts a Terminate message behind all that is to be sent. Nothing may follow.
+    /// Queues a Terminate behind pending messages. Nothing may follow.
     pub(super) fn terminate(&mut self, message: &[u8]) {
         self.outbound.terminate(message);
     }

@@ -434,7 +434,7 @@ impl Outbound {
         }
     }
 
-    /// Ends all that is posted: the oldest with `status`, the rest is flushed.
+    /// Ends all posted requests: the oldest with `status`, the rest is flushed.
     pub(super) fn flush(&mut self, id: QpId, mut status: Status, done: &mut impl Extend<Completion>) {
         self.over = true;
         for retire in self.retire.drain(..) {
@@ -448,7 +448,7 @@ impl Outbound {
         self.stream.clear();
     }
 
-    /// Puts a Terminate message behind all that is to be sent; nothing follows.
+    /// Queues a Terminate behind pending messages; nothing follows.
     pub(super) fn terminate(&mut self, message: &[u8]) {
         let place = Place::Untagged { queue: QUEUE_TERMINATE, msn: 1, offset: 0 };
         let segment = Segment { opcode: Message::Terminate, last: true, place };

@@ -100,7 +100,7 @@ impl Stream {
                 self.pieces.push_back(Piece::Memory { of: of.clone(), offset, len });
             }
         }
-        // Without a CRC its place is there all the same (RFC 5044 §4.4).
+        // The CRC field exists even without a CRC (RFC 5044 §4.4).
         let trailer = [0; 7];
         match sum {
             None => self.stage(&trailer[..padding + 4]),
@@ -199,7 +199,7 @@ impl Stream {
     }
 }
 
-/// Copies from where a payload lies. Posted payloads were checked, so all bytes exist.
+/// Copies from a payload in place. Posted payloads were checked, so all bytes exist.
 fn copy(of: &Source, offset: usize, to: &mut [u8]) {
     match of {
         Source::Frozen(frozen) => to.copy_from_slice(&frozen[offset..offset + to.len()]),

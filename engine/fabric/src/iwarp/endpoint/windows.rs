@@ -59,7 +59,7 @@ impl Windows {
         self.keys.next(index)
     }
 
-    /// One more window, as long as there are any.
+    /// Makes a window, within the limit.
     pub(in super::super) fn add(&mut self) -> Option<u32> {
         let index = self.keys.add()?;
         self.exposures.push(None);

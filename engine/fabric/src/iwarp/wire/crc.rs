@@ -1,6 +1,6 @@
 //! The CRC-32C at the end of an FPDU. RFC 5044 §4.4, RFC 3720 §12.1.
 
-/// A checksum under way. It goes over length, header, payload and pad, in this order and in any number of parts.
+/// A running checksum. It goes over length, header, payload and pad, in this order and in any number of parts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Crc(u32);
 

@@ -53,7 +53,7 @@ pub enum Step<'a> {
     End,
 }
 
-/// Errors of a stream. The stream ends with it, and the reader is of no more use.
+/// Errors of a stream. The stream ends with it. Do not use the reader any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum WireError {
     /// A header, which [`Reader::header`] has.
@@ -151,7 +151,7 @@ enum Part {
 struct Cutter {
     /// Length and header. A short header leaves room for later bytes.
     header: [u8; HEADER],
-    /// Bytes of it that are there.
+    /// Received bytes of it.
     filled: usize,
     part: Part,
     /// Remaining bytes of payload or trailer; at least one of a payload.

@@ -28,7 +28,7 @@ const CRC: usize = 4;
 
 const TAGGED: u8 = 0x80;
 const LAST: u8 = 0x40;
-/// The only version of DDP there is.
+/// The only DDP version.
 const DDP_VERSION: u8 = 1;
 const DDP_VERSION_MASK: u8 = 3;
 /// The version of RDMAP that goes with MPA from revision 1 on. The other, 0, is that of the RDMA Consortium, with MPA
@@ -142,7 +142,7 @@ pub enum HeaderError {
         /// The received length.
         ulpdu: usize,
     },
-    /// Not the version of DDP that there is.
+    /// An unknown DDP version.
     #[error("DDP version {version}, which is not {DDP_VERSION}")]
     DdpVersion {
         /// The received value.
@@ -150,13 +150,13 @@ pub enum HeaderError {
         /// Whether the segment is tagged.
         tagged: bool,
     },
-    /// Not the version of RDMAP that goes with this MPA.
+    /// An unknown RDMAP version.
     #[error("RDMAP version {version}, which is not {RDMAP_VERSION}")]
     RdmapVersion {
         /// The received value.
         version: u8,
     },
-    /// A message that there is not.
+    /// An unknown message.
     #[error("unknown RDMAP opcode {opcode}")]
     Opcode {
         /// The received value.
@@ -253,7 +253,7 @@ impl Segment {
             return Err(HeaderError::Model { opcode, tagged });
         }
         let Some(&[_, _, _, _, a, b, c, d, e, f, g, h, i, j, k, l]) = header.first_chunk() else { return Ok(None) };
-        // The STag, and where a message has one that is to be revoked, that.
+        // The STag, or the STag to revoke.
         let stag = u32::from_be_bytes([a, b, c, d]);
         let place = if tagged {
             Place::Tagged { stag, offset: u64::from_be_bytes([e, f, g, h, i, j, k, l]) }

@@ -135,7 +135,7 @@ pub struct Terminate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("a Terminate of {len} bytes, of which the least has {CONTROL}")]
 pub struct TerminateError {
-    /// Bytes there are.
+    /// Received bytes.
     pub len: usize,
 }
 
@@ -182,7 +182,7 @@ impl Terminate {
         Ok(Self { layer, etype, code, header, read: read.map(ReadRequest::decode) })
     }
 
-    /// The reason, if it is one that there is.
+    /// The reason, if it is known.
     pub const fn fault(&self) -> Option<Fault> {
         Fault::from_codes(self.layer, self.etype, self.code)
     }
