@@ -89,7 +89,7 @@ impl PagePolicy {
     }
 }
 
-/// What an [`Arena`](crate::Arena) is made from.
+/// Configuration of an [`Arena`](crate::Arena).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArenaConfig {
     /// Bytes; rounded up to whole pages. In a [`PoolConfig`], 0 means the size of the classes. Default 64 MiB.

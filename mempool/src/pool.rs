@@ -16,7 +16,7 @@ use crate::sync::Ordering;
 /// Buffers of a few sizes, for one thread.
 ///
 /// The pool belongs to the thread that made it and cannot leave it. Its buffers can: drop them anywhere. A pool may be
-/// dropped while buffers are out; the last of them unmaps the memory. [`close`](Self::close) tells about them.
+/// dropped while buffers are out; the last of them unmaps the memory. [`close`](Self::close) reports them.
 pub struct Pool {
     /// A raw pointer also keeps the pool from being `Send` or `Sync`. All of its owner-only access rests on that.
     core: NonNull<Core>,

@@ -42,8 +42,8 @@ impl Place {
 unsafe impl Send for PeerRings {}
 
 impl PeerRings {
-    /// Rings of `bytes` bytes at bytes `tx` and `rx` of a mapping. `None` unless `bytes` is a power of two of at least
-    /// 64, and both rings begin at a multiple of it or of 4096. They must lie in the mapping, which has a page.
+    /// Rings of `bytes` bytes at bytes `tx` and `rx` of a mapping. `bytes` must be a power of two of at least 64. Both
+    /// rings must begin at a multiple of it or of 4096, in a mapping of at least a page. Otherwise `None`.
     pub fn new(mapping: PeerMapping, tx: usize, rx: usize, bytes: usize) -> Option<Self> {
         let places = [Place::new(&mapping, tx, bytes)?, Place::new(&mapping, rx, bytes)?];
         let lines = mapping.at(0, size_of::<[Line; LINES]>())?.cast();

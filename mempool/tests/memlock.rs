@@ -38,7 +38,7 @@ fn the_error_names_limit_and_remedy() {
         assert!(text.contains(part), "{text:?} lacks {part:?}");
     }
 
-    // Within the limit it works, and the report says so.
+    // Within the limit it works, and the report shows it.
     let arena = locked(16 << 10).unwrap();
     assert!(arena.report().locked && arena.report().to_string().contains(", locked"));
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();

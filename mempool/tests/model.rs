@@ -1,5 +1,5 @@
-//! Random histories of a pool against a model: every buffer is in exactly one place, keeps its bytes while
-//! somebody has it, and everything balances at the end.
+//! Random histories of a pool against a model: every buffer is in exactly one place, keeps its bytes while in use, and
+//! all counts balance at the end.
 #![cfg(not(loom))]
 #![cfg_attr(not(loom), expect(unsafe_code, reason = "the end of a transfer"))]
 
@@ -88,14 +88,14 @@ impl Entry {
     }
 }
 
-/// Drops what it is sent, and answers when it is done.
+/// Drops received buffers, and answers when done.
 struct Far {
     send: mpsc::Sender<Option<Held2>>,
     done: mpsc::Receiver<()>,
     thread: thread::JoinHandle<()>,
 }
 
-/// What may leave the thread.
+/// Memory that may leave the thread.
 enum Held2 {
     Buf(Buf),
     Frozen(Frozen),

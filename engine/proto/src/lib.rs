@@ -135,8 +135,8 @@
 //! | `limits` | how many chunks and segments a call may have |
 //! | `fault` | faults of a peer, refusals of a server |
 //! | `call_error` | how a call ends without a reply |
-//! | `counters` | what is counted |
-//! | [`auth`] | host authentication: who the other end is |
+//! | `counters` | counters |
+//! | [`auth`] | host authentication: authentication of the other end |
 //! | [`binding`] | data items of a procedure for direct placement |
 //! | [`wire`] | bytes to headers and back |
 

@@ -39,7 +39,7 @@ fn the_memfd_is_sealed() {
     assert!(name.to_string_lossy().contains("arena-test"), "{name:?}");
 }
 
-/// Takes what this host has, and holds the report to it.
+/// Takes the pages of this host, and checks the report against them.
 #[test]
 fn auto_reports_its_pages_and_a_remedy() {
     let bytes = 8 << 20;
@@ -84,7 +84,7 @@ fn auto_does_not_waste_large_pages_on_small_arenas() {
     assert_eq!(arena.report().advice, None);
 }
 
-/// Half of the host's memory in reserved pages: nobody has that lying free.
+/// Half of the host's memory in reserved pages: no host has that much free.
 #[test]
 fn pages_that_are_not_there_are_an_error_with_a_remedy() {
     for page in [PageSize::Huge2M, PageSize::Huge1G] {
@@ -95,7 +95,7 @@ fn pages_that_are_not_there_are_an_error_with_a_remedy() {
         for part in [&format!("of {bytes} bytes in {page} pages failed"), "pages are needed", "are free", "sudo tee"] {
             assert!(text.contains(part), "{text:?} lacks {part:?}");
         }
-        // With Auto the same is no error, but the report tells.
+        // With Auto the same is no error, but the report shows it.
         if page == PageSize::Huge2M && HugePool::read(page, None).total == 0 {
             let arena = Arena::new(&config(4 << 20, PagePolicy::Auto)).unwrap();
             assert!(matches!(arena.report().pages, Some(PageSize::Small | PageSize::Transparent)));
@@ -137,8 +137,7 @@ fn binding_reaches_the_kernel() {
     let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
     let line = maps.lines().find(|line| line.starts_with(&start)).unwrap();
     assert!(line.contains(" bind:0 "), "{line}");
-    // A node beyond one word of the mask that no machine has: the kernel says no, instead of reading past the
-    // mask.
+    // A node beyond one word of the mask that no machine has: the kernel refuses it, instead of reading past the mask.
     assert!(map_of(&arena).bind(900).is_err());
 }
 

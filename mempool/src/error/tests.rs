@@ -6,7 +6,7 @@ use super::*;
 
 fn says(error: Cause, parts: &[&str]) {
     let error = MemError::from(error);
-    // As programs print it: with what the system said.
+    // As programs print it: with the system's error.
     let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
     assert!(source.is_empty() || !error.to_string().contains(&source[2..]), "said twice: {error}");
     let text = format!("{error}{source}");

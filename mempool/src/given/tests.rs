@@ -35,7 +35,7 @@ fn anonymous(len: usize) -> Mapping {
     let rights = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: without MAP_FIXED it overlaps nothing.
     let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, rights, MapFlags::PRIVATE) }.unwrap();
-    // SAFETY: nobody has a pointer into it any more.
+    // SAFETY: no pointer into it exists any more.
     let unmap = |base: NonNull<u8>, len| unsafe { munmap(base.as_ptr().cast(), len) }.unwrap();
     Mapping { base: NonNull::new(base.cast()).unwrap(), len, over: Arc::default(), unmap }
 }
@@ -45,14 +45,14 @@ fn anonymous(len: usize) -> Mapping {
     use std::alloc::{Layout, alloc_zeroed, dealloc};
     // SAFETY: it is not of zero bytes.
     let base = unsafe { alloc_zeroed(Layout::from_size_align(len, PAGE).unwrap()) };
-    // SAFETY: nobody has a pointer into it any more.
+    // SAFETY: no pointer into it exists any more.
     let unmap = |base: NonNull<u8>, len| unsafe { dealloc(base.as_ptr(), Layout::from_size_align(len, PAGE).unwrap()) };
     Mapping { base: NonNull::new(base).unwrap(), len, over: Arc::default(), unmap }
 }
 
 fn arena(mapping: Mapping) -> Arena {
     let (base, len) = (mapping.base, mapping.len);
-    // SAFETY: it is mapped until `mapping` is dropped, and nobody else knows of it.
+    // SAFETY: it is mapped until `mapping` is dropped, and not shared.
     Arena::over(unsafe { GivenMemory::new(base, len, mapping) }.unwrap(), "given")
 }
 
@@ -102,7 +102,7 @@ fn pages_lie_at_their_number_beside_other_pools() {
 fn a_range_that_is_no_mapping_is_refused() {
     let mapping = anonymous(PAGE);
     let base = mapping.base;
-    // SAFETY: nobody else knows of it, and nothing becomes of it.
+    // SAFETY: it is not shared, and not used.
     let empty = unsafe { GivenMemory::new(base, 0, ()) };
     let inside = NonNull::new(base.as_ptr().wrapping_add(64)).unwrap();
     // SAFETY: as above.
@@ -112,7 +112,7 @@ fn a_range_that_is_no_mapping_is_refused() {
     assert!(matches!(*error.0, Cause::Unaligned { address } if address == base.addr().get() + 64), "{error}");
 }
 
-/// Of whatever pages an application's memfd is: what is written to a buffer is in the file.
+/// For any pages of an application's memfd: bytes written to a buffer are in the file.
 #[test]
 #[cfg_attr(miri, ignore = "Miri has no memfds")]
 fn a_memfd_of_the_application_is_as_good() {

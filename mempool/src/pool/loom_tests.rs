@@ -4,7 +4,7 @@ use crate::sync::cell::UnsafeCell;
 use crate::sync::{Arc, thread};
 use crate::{Arena, ArenaConfig, Class, PagePolicy, Pool};
 
-/// One arena for all interleavings: it is not what is explored.
+/// One arena for all interleavings: it is not explored.
 fn arena() -> Arena {
     Arena::new(&ArenaConfig { bytes: 4096, pages: PagePolicy::Small, ..ArenaConfig::default() }).unwrap()
 }
@@ -45,7 +45,7 @@ fn loom_a_shared_buffer_comes_home_once_all_have_read_it() {
             let bytes = bytes.clone();
             thread::spawn(move || {
                 #[expect(unsafe_code, reason = "the access that loom watches")]
-                // SAFETY: a clone is alive, so nobody writes; that is what this test proves.
+                // SAFETY: a clone is alive, so no thread writes; that is what this test proves.
                 let byte = bytes.with(|byte| unsafe { *byte });
                 drop(clone);
                 byte

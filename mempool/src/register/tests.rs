@@ -4,7 +4,7 @@ use std::rc::Rc;
 use super::*;
 use crate::{ArenaConfig, PagePolicy};
 
-/// Writes down what it is told; refuses when full.
+/// Records its calls; refuses when full.
 struct Device {
     told: Rc<RefCell<Vec<String>>>,
     room: usize,

@@ -555,7 +555,7 @@ impl IwarpFabric {
         shorter(self.busy_limit(), self.connections.expires_in())
     }
 
-    /// The same for what queue pairs have to do.
+    /// The same for the work of queue pairs.
     fn busy_limit(&self) -> Option<Duration> {
         let mut unread = self.unread.iter().filter_map(|&slot| self.table.peek_at(slot));
         let news = !self.common.ready.is_empty() || !self.common.events.is_empty();

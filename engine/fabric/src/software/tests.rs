@@ -1,4 +1,4 @@
-//! Hostile peers: whatever they do costs them their own connection, and nobody else anything.
+//! Hostile peers: any attack costs them their own connection, and no other.
 
 mod handshake;
 mod memory;
@@ -32,7 +32,7 @@ const RING: u32 = 16 << 10;
 const WINDOWS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A server, and an honest client whose messages must get through whatever happens.
+/// A server, and an honest client whose messages must always get through.
 struct Town {
     address: FabricAddress,
     server: SoftwareFabric,
@@ -206,7 +206,7 @@ fn open() -> SoftwareFabric {
     SoftwareFabric::new(config()).expect("open")
 }
 
-/// A connection, and what is behind it, in hostile hands.
+/// A connection in hostile hands, with its memory.
 struct Intruder {
     socket: OwnedFd,
     ring: PeerMapping,

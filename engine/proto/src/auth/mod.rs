@@ -15,7 +15,7 @@
 //! message means that the peer does not authenticate or stops. Version 1, which has no properties, means the same. The
 //! [`AuthPolicy`] then decides about the connection.
 //!
-//! # What it protects, and what not
+//! # Protection, and its limits
 //! It proves which key the peer holds at the time of the exchange. It does **not** protect later traffic: headers,
 //! chunk lists, properties and payload travel as before. An attacker that can change fabric traffic can take the
 //! connection over after the exchange. It can relay the exchange to another holder of the key, or strip it (with

@@ -1,4 +1,4 @@
-//! What an honest pair, a wrong key and an attacker get.
+//! Results of an honest pair, a wrong key and an attacker.
 
 use super::*;
 
@@ -204,7 +204,7 @@ fn a_peer_that_stops_half_way_is_not_authenticated() {
     assert_eq!((end.may_go_on(), end.peer()), (true, None));
 }
 
-/// Never done, and long-winded if told so.
+/// Never done, and long-winded if configured so.
 #[derive(Clone, Debug)]
 struct Talker(usize);
 

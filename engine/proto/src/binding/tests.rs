@@ -153,7 +153,7 @@ fn rfc_8267_4_four_items_of_nfs_3_may_be_reduced_and_no_others() {
     let read = bindings.get(PROGRAM, VERSION, 6).expect("READ");
     assert_eq!(read.check_call(80, &[], &[65536], true), Ok(()));
     assert!(read.check_call(80, &[65536], &[], true).is_err(), "READ takes no data");
-    // What Linux sends and asks for: PATH_MAX less the zero at the end.
+    // Calls of Linux: PATH_MAX less the zero at the end.
     let (readlink, symlink) = (bindings.get(PROGRAM, VERSION, 5), bindings.get(PROGRAM, VERSION, 10));
     assert_eq!(symlink.expect("SYMLINK").check_call(76, &[4095], &[], true), Ok(()));
     assert_eq!(readlink.expect("READLINK").results.max_len, 4095);

@@ -262,7 +262,7 @@ impl Model {
                 me.owed += self.replies;
                 me.to_call += u32::from(self.nested && at == 1);
             }
-            // The last of a reply's messages is not told from others here: a call waits until as many have come.
+            // The last of a reply's messages is not distinguished here: a call waits until as many have come.
             Kind::Reply if self.replies <= 1 => me.waits -= 1,
             Kind::Reply | Kind::Grant => {}
         }
@@ -344,8 +344,7 @@ fn no_interleaving_of_changed_credit_limits_overruns_or_deadlocks() {
             }
         }
     }
-    // The most that may be outstanding comes down when more than that is granted, and there is enough to send
-    // to overrun it.
+    // The limit of outstanding messages falls while more is granted, with enough to send to overrun it.
     for (who, replies, calls) in [(0, 7, 1), (1, 0, 9)] {
         let start = World::new(CreditMode::V2Incremental, 2 * MIN_CREDITS, true, calls, NEAR_WRAP);
         let start = World { blunt: Some(who), ..start };

@@ -64,7 +64,7 @@ fn granted_credits_keep_their_receives_when_the_limit_shrinks() {
         credits.set_credit_limit(4);
         assert_eq!((credits.credit_limit(), credits.reserve()), (4, 17), "{scheme:?}");
     }
-    // Version 1 counts calls under way: less than those cannot be told.
+    // Version 1 counts calls under way: less than those cannot be announced.
     let mut credits = Credits::version_1(16, 0);
     credits.set_credit_limit(4);
     assert_eq!(credits.credit_limit(), 16);
@@ -92,7 +92,7 @@ fn only_a_client_has_an_initial_credit() {
         server.on_receive(words, true).unwrap();
         assert_eq!((client.available(), server.available()), (0, 8), "{scheme:?}");
     }
-    // A client whose Receives are short keeps one for its server's first message, and says so.
+    // A client with few Receives keeps one for its server's first message, and announces it.
     let mut client = Credits::new(CreditMode::V2Incremental, false, 8, true);
     assert_eq!(client.on_send(true, None).credit, 8 << 16 | 1);
     assert_eq!(send(&mut client).credit, 8 << 16 | 7);
@@ -113,10 +113,10 @@ fn the_high_half_binds_also_when_it_is_lowered() {
         send(&mut credits);
     }
     assert!(!credits.may_send(true, true) && credits.may_grant());
-    // What was granted is not lost.
+    // Granted credits are not lost.
     assert_eq!(hear(&mut credits, 4, 0), 4);
     assert_eq!(hear(&mut credits, 16, 1), 13);
-    // A peer that says 0 would wait for ever.
+    // A peer with limit 0 would wait without end.
     assert_eq!(hear(&mut credits, 0, 1), 1);
 }
 

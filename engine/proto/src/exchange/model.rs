@@ -104,7 +104,7 @@ proptest! {
                 Step::Deliver(from) => _ = deliver(&mut ends, usize::from(from)),
             }
         }
-        // Until nothing moves: what is undecided is decided, what is pending settled.
+        // Until nothing moves: undecided requests are decided, pending ones settled.
         loop {
             let mut moved = false;
             for at in 0..2 {

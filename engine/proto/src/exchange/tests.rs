@@ -22,7 +22,7 @@ fn events(of: &mut Exchange) -> Vec<Event> {
     std::iter::from_fn(|| of.poll_event()).collect()
 }
 
-/// Two ends that have stated what they are.
+/// Two ends with exchanged characteristics.
 fn pair() -> (Exchange, Exchange) {
     let (mut a, mut b) = (end(), end());
     deliver(&mut a, &mut b);
@@ -235,7 +235,7 @@ fn a_second_request_of_the_peer_is_rejected_while_the_first_is_open() {
     assert_eq!(next_answer(&mut b), (2, [vec![], vec![0], vec![]]));
     assert!(b.answer(|_| Verdict::Pending));
     assert_eq!(next_answer(&mut b), (1, [vec![], vec![], vec![0]]));
-    // What is pending is not asked for again: an update could not say which of the two it ends.
+    // A pending value is not requested again: an update could not name the request that it ends.
     assert_eq!(request(&mut b, 3, &[size]), Ok(()));
     assert_eq!(next_answer(&mut b), (3, [vec![], vec![0], vec![]]));
     assert_eq!(events(&mut b).len(), 1, "the owner was asked once");
@@ -410,7 +410,7 @@ fn unsent_updates_of_one_value_become_one() {
     assert_eq!(b.queue.len(), 2);
     deliver(&mut b, &mut a);
     assert_eq!(events(&mut a), [Event::Peer(ReceiveSize(65536)), Event::Peer(SendSize(8192))]);
-    // But not across an answer, which speaks of another value.
+    // But not across an answer, which concerns another value.
     b.update(ReceiveSize(10)).expect("may change");
     request(&mut b, 7, &[(PropertyId::ReceiveSize.code(), &[0, 0, 0, 11])]).expect("taken");
     assert!(b.answer(|_| Verdict::Done));

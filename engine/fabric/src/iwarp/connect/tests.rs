@@ -1,4 +1,4 @@
-//! What connections cost that are refused, or never said what they want: looks at their sockets are counted.
+//! Cost of refused and silent connections, counted in looks at their sockets.
 
 use std::cell::Cell;
 use std::io::Write;
@@ -38,7 +38,7 @@ impl Refuser {
         Self { fabric, at, _listener: listener }
     }
 
-    /// A peer that says this, which is there when it is connected.
+    /// A peer whose bytes arrive with its connection.
     fn peer(&self, says: &[u8]) -> TcpStream {
         let mut socket = TcpStream::connect(&self.at.0).expect("connected");
         socket.write_all(says).expect("room");
@@ -139,7 +139,7 @@ fn connections_wait_for_a_slow_owner() {
     assert_eq!((server.fabric.connections.partings.len(), server.fabric.stats().requests_refused), (3 * PLACES, 0));
 }
 
-/// Whether the owner says no, or what is asked for is not done here.
+/// Refused by the owner, or because the request is unsupported.
 #[test]
 fn refused_peers_are_seen_off_for_linger() {
     for (linger, crc) in [(HOUR, false), (HOUR, true), (Duration::ZERO, false), (Duration::ZERO, true)] {

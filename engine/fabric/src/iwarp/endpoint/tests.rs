@@ -1,4 +1,4 @@
-//! Endpoints that talk to each other, or to somebody who means no good, without a socket.
+//! Pairs of endpoints, and endpoints with a hostile peer, without a socket.
 
 use std::ops::Range;
 
@@ -78,7 +78,7 @@ impl Side {
         (window, remote)
     }
 
-    /// What it has to say, which counts as sent.
+    /// Its pending bytes, which count as sent.
     fn say(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         loop {
@@ -126,7 +126,7 @@ fn contents(lent: &Lent) -> Vec<u8> {
     to
 }
 
-/// Both talk until neither has more to say. Bytes are cut into pieces of these lengths, over and over.
+/// Exchanges bytes until neither side has more. Bytes are cut into pieces of these lengths, over and over.
 fn talk(a: &mut Side, b: &mut Side, cuts: &[usize]) {
     let mut cuts = cuts.iter().cycle().copied();
     loop {
@@ -171,7 +171,7 @@ fn tagged(stag: u32, offset: u64) -> Place {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is posted arrives whole and in order, however the stream is cut, and is done in order.
+    /// Posted requests arrive whole and in order, and complete in order, for any cuts of the stream.
     #[test]
     fn everything_arrives_at_any_cut(
         sizes in prop::collection::vec(0usize..4000, 1..20),
@@ -201,7 +201,7 @@ proptest! {
                     at += size;
                 }
                 _ => {
-                    // What the Write before it has written.
+                    // The bytes of the Write before it.
                     let (source, from, len) = landed[landed.len() - 1];
                     let dst = a.lent(&vec![0; len]);
                     let remote = RemoteMemory { address: remote.address + from as u64, ..remote };
@@ -266,7 +266,7 @@ proptest! {
     }
 }
 
-/// What a peer may try, and what it is told.
+/// Attempts of a peer, and the answers.
 #[test]
 fn violations_are_reported_by_name() {
     let request = |len, source_stag, source_offset| {
@@ -397,7 +397,7 @@ fn violations_are_reported_by_name() {
         assert_eq!((contents(&one), contents(&two)), (vec![1; 1000], vec![2; 1000]), "{what}");
         let stats = side.shared.stats;
         assert_eq!(stats.peer_violations + stats.access_refused, 1, "{what}");
-        // What it held comes home: two Receives, and the memory.
+        // Its memory returns: two Receives, and the memory.
         let mut ended = Vec::new();
         side.endpoint.flush(Status::Flushed, &mut ended);
         drop((ended, side.done, side.endpoint, side.shared));
@@ -445,7 +445,7 @@ fn message_numbers_wrap() {
     assert_eq!(b.fault(), Some(Fault::MsnRange), "1 has been there");
 }
 
-/// RFC 5040 §5.2.1: it is answered, whatever it names.
+/// RFC 5040 §5.2.1: it is answered, for any key.
 #[test]
 fn a_request_for_nothing_names_no_memory() {
     let mut side = Side::new(terms(), 0);
@@ -465,7 +465,7 @@ fn an_empty_answer_need_not_name_memory() {
     assert_eq!(side.fault(), None, "{:?}", side.failure);
     assert_eq!(side.done.pop().map(|done| done.status), Some(Status::Success));
     assert_eq!(contents(&dst), vec![0; 100]);
-    // In answer to a Read of something it is too short, whatever it names.
+    // As an answer to a Read of some bytes it is too short, for any key.
     let mut side = Side::new(terms(), 0);
     let (_dst, request) = ask(&mut side, 80);
     side.hear(&respond(!request.sink_stag, 77, true, 0));
@@ -566,7 +566,7 @@ fn memory_that_is_read_comes_home_behind_its_last_byte() {
     b.say();
     assert!(b.take(Opcode::LocalInvalidate).is_some());
     assert!(place.reclaim().is_ok());
-    // A peer that revokes what it is reading from breaks a rule.
+    // A peer that revokes memory during its own Read breaks a rule.
     let place = b.lent(&[3; 5000]);
     let (_, remote) = b.expose(&place, Access::REMOTE_READ);
     let ask = ReadRequest { source_stag: remote.rkey, source_offset: remote.address, ..ask };

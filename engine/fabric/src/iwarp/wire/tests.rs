@@ -1,4 +1,4 @@
-//! What holds of all values, and of any bytes.
+//! Invariants of all values, and of any bytes.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -174,7 +174,7 @@ proptest! {
         let (found, all) = (read(&wrong, true, &cuts, false), events(&segments));
         let is_found = matches!(found.last(), Some(Event::Error(WireError::Crc { .. })));
         prop_assert!(is_found);
-        // Nothing of the FPDU was told, and all in front of it.
+        // Nothing of the FPDU was reported, and all in front of it.
         let mut end = 0;
         let whole = segments.iter().take_while(|(segment, payload)| {
             end += fpdu(segment, payload).len();
@@ -234,7 +234,7 @@ fn payloads_are_not_copied() {
     }
 }
 
-/// What was read past the reader is not asked of the input.
+/// Bytes read past the reader are not taken from the input.
 #[test]
 fn payloads_go_past_the_reader() {
     let place = Place::Tagged { stag: 1, offset: 2 };

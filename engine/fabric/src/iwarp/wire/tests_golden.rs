@@ -110,7 +110,7 @@ fn flags_of_set_up_are_where_the_rfcs_have_them() {
     ] {
         assert_eq!(written(&setup), bytes(expected), "{setup:?}");
     }
-    // Who is not peer to peer says nothing of these, and is not heard.
+    // Without peer-to-peer mode these are neither sent nor read.
     let mute = Enhanced { peer_to_peer: false, rtr_send: true, rtr_write: true, rtr_read: true, ..none };
     assert_eq!(written(&enhanced(mute)), bytes("10 02 0005 0001 0002 07"));
     let frame = [&Kind::Reply.key()[..], &bytes("10 02 0004 4001 c002")].concat();
@@ -122,7 +122,7 @@ fn flags_of_set_up_are_where_the_rfcs_have_them() {
     assert_eq!((heard.enhanced, heard.reject), (None, false));
 }
 
-/// Headers of frames 8, 60, 48, 29 and 47, with what is in them.
+/// Headers of frames 8, 60, 48, 29 and 47, with their values.
 #[test]
 fn segments_of_soft_iwarp() {
     let tagged = |opcode, last, stag, offset| Segment { opcode, last, place: Place::Tagged { stag, offset } };
@@ -197,7 +197,7 @@ fn terminates_are_read_both_ways() {
     assert_eq!(unknown.to_string(), "layer 3, error type 4, error code 0x07");
 }
 
-/// What goes with which fault (RFC 5040 Figure 10), at the places of its Figure 7.
+/// The headers of each fault (RFC 5040 Figure 10), at the places of its Figure 7.
 #[test]
 fn terminates_have_the_headers_at_fault() {
     let written = |fault, segment, read| {
@@ -218,7 +218,7 @@ fn terminates_have_the_headers_at_fault() {
     assert_eq!(written(Fault::NoBuffer, request, asked), bytes(&format!("1202 c000 {header}")));
     assert_eq!(written(Fault::LocalCatastrophic, request, asked), bytes("0000 0000"));
     assert_eq!(written(Fault::Crc, request, asked), bytes("2002 0000"));
-    // A tagged one, with what is behind it; and one that was cut short.
+    // A tagged one, with its payload; and one that was cut short.
     let write = bytes("0020 c140 00000007 0000000000000008 aaaa");
     assert_eq!(
         written(Fault::TaggedBounds, Some(&write), None),
@@ -230,7 +230,7 @@ fn terminates_have_the_headers_at_fault() {
     assert_eq!(Terminate::decode(&written(Fault::Bounds, request, asked)), Ok(said));
 }
 
-/// Each error is told by the first byte that shows it.
+/// Each error is reported at the first byte that shows it.
 #[test]
 fn headers_are_refused_by_the_byte_that_is_wrong() {
     for (header, error, fault) in [
@@ -255,7 +255,7 @@ fn headers_are_refused_by_the_byte_that_is_wrong() {
         let told = !Terminate::new(fault, Some(reader.header()), None).header.is_empty();
         assert_eq!(told, !matches!(error, HeaderError::Short { .. }), "{error}");
     }
-    // What is reserved is not looked at.
+    // Reserved bits are ignored.
     let header = bytes("0012 7d 73 ffffffff 00000009 00000001 00000000");
     let place = Place::Untagged { queue: 9, msn: 1, offset: 0 };
     assert_eq!(Segment::decode(&header), Ok(Some((Segment { opcode: SEND, last: true, place }, 0, 20))));

@@ -57,7 +57,7 @@ fn bad_hellos_are_refused() {
     }
 }
 
-/// Other users of the host, who knock without end: a turn stays short, and so does the log.
+/// Other users of the host, connecting without end: a turn stays short, and so does the log.
 #[test]
 fn a_storm_of_strangers() {
     const STRANGERS: usize = 200;
@@ -78,7 +78,7 @@ fn a_storm_of_strangers() {
     let (intruder, qp) = town.intruder();
     drop(intruder);
     town.ends(qp);
-    // The sum is told when the time is over, or at the end.
+    // The sum is logged after the interval, or at the end.
     drop(town);
     let lines = heard();
     let (sums, lines): (Vec<String>, Vec<String>) = lines.into_iter().partition(|line| line.contains("more: "));
@@ -118,8 +118,7 @@ fn silent_handshakes_cost_only_themselves() {
     }
 }
 
-/// A process that opens connections without end, and says nothing on any, drives out its own and nobody
-/// else's.
+/// A process that opens silent connections without end evicts its own only.
 #[test]
 fn silence_of_one_process_leaves_places_to_others() {
     static PID: AtomicI32 = AtomicI32::new(1);
@@ -226,7 +225,7 @@ fn rings_are_no_longer_than_ours() {
     town.ends(s);
 }
 
-/// An acceptor that sends what is longer than it has agreed to, though not longer than the connector had offered.
+/// An acceptor sends more than agreed, though not more than the connector had offered.
 #[test]
 fn messages_are_no_longer_than_was_agreed() {
     let mut town = Town::new("agreed");

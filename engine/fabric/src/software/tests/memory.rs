@@ -14,7 +14,7 @@ fn shown_memory_is_a_share_of_the_mappings_that_there_are() {
     let show = |intruder: &Intruder, id| {
         let _ = Message::Region { id, bytes: 4096 }.send(intruder.socket.as_fd(), &[sealed(4096).fd()]);
     };
-    // One alone gets its share, or what its own bound is, and no more.
+    // One alone gets its share or its own bound, and no more.
     let default = town.server.common.config.max_regions_per_peer;
     for (regions, taken_by_one) in [(default, 4..=MOST / 8), (3, 3..=3)] {
         town.server.common.config.max_regions_per_peer = regions;
@@ -60,7 +60,7 @@ fn shown_memory_is_a_share_of_the_mappings_that_there_are() {
     town.ends(qp);
 }
 
-/// Arenas are found in whatever order they were registered, and not once they are gone.
+/// Arenas are found in any order of registration, and not after their removal.
 #[test]
 fn registered_arenas_are_found() {
     let config = ArenaConfig { bytes: 4096, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
@@ -160,7 +160,7 @@ fn windows_that_lie() {
     town.ends(qp);
 }
 
-/// What cannot be shown to a peer that has gone ends as all else does, and is no fault.
+/// Memory that cannot be exposed to a departed peer is flushed, and is no fault.
 #[test]
 fn memory_for_a_peer_that_has_closed_the_connection() {
     let mut town = Town::new("gone");

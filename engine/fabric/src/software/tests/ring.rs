@@ -1,4 +1,4 @@
-//! What peers write into a ring that is up, and what they leave in it.
+//! Writes of peers into an established ring, and their remains.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn record_headers_that_cannot_be() {
             2 => valid & !0xff_ffff | 4097,
             3 => valid | 0xff_ffff,
             4 => valid | 1 << 31,
-            // It has taken what was never sent.
+            // It has taken unsent messages.
             5 => valid | 64 << 32,
             _ => random | 1 << 31,
         };
@@ -30,7 +30,7 @@ fn record_headers_that_cannot_be() {
 }
 
 /// Headers of records that are longer than the ring is by now, though the two sides have agreed on such messages: the
-/// Receive that such a record would meet held another client's message before, which nobody is to see.
+/// Receive of such a record held another client's message before. No peer may see it.
 #[test]
 fn records_longer_than_the_ring_show_nothing_of_others() {
     let mut town = Town::new("longer");
@@ -127,7 +127,7 @@ fn messages_out_of_place() {
     }
 }
 
-/// Bells without end, and nobody there to be woken.
+/// Bells without end, and no sleeper.
 #[test]
 fn a_storm_of_bells() {
     let mut town = Town::new("bells");
@@ -140,8 +140,8 @@ fn a_storm_of_bells() {
     town.ends(qp);
 }
 
-/// A peer that takes nothing, or never ends a copy: what waits for it ends with a status, and holds no buffer
-/// any more.
+/// A peer that takes nothing, or never ends a copy: its waiting requests end with a status, and hold no buffer any
+/// more.
 #[test]
 fn a_peer_that_takes_nothing_is_ended() {
     let mut town = Town::new("takes-nothing");
@@ -158,7 +158,7 @@ fn a_peer_that_takes_nothing_is_ended() {
         .collect();
     town.server.post_send(qp, &mut chain).expect("post");
     assert!(free(&town) > before + 20, "a ring of {RING} bytes has no room for all of them");
-    // Time in which nobody looks is not the peer's.
+    // Time without a look does not count against the peer.
     let (start, limit) = (Instant::now(), Duration::from_secs(40));
     let waiting = town.server.table.get(qp).expect("it waits");
     let mut waited = |seconds| waiting.waited(start + Duration::from_secs(seconds), limit).map(|t| t.as_secs());

@@ -1,4 +1,4 @@
-//! Many quiet queue pairs, and who sleeps among them.
+//! Many quiet queue pairs, and sleepers among them.
 
 use super::*;
 use crate::Found;
@@ -43,7 +43,7 @@ impl Town {
         self.done.clear();
     }
 
-    /// What comes before a sleep.
+    /// The steps before a sleep.
     fn last_look(&mut self) {
         self.server.arm();
         assert_eq!(self.server.poll_cq(&mut self.done, 64), 0);
@@ -61,7 +61,7 @@ fn a_sleep_costs_nothing_for_those_that_are_quiet_and_each_of_them_ends_it() {
         assert_eq!((town.server.hot.len(), town.server.cold.len()), (0, 21), "nobody is polled for it");
         town.last_look();
         town.send(client, false);
-        // For ever, if nobody rang.
+        // Without end, if no bell rang.
         town.server.wait(None);
         assert_eq!(town.server.hot, [server.slot], "the one that has rung");
         assert_eq!(town.server.poll_cq(&mut town.done, 64), 1, "found by the first poll");
@@ -102,7 +102,7 @@ fn a_quiet_peer_gets_through_beside_one_that_fills_each_poll() {
     assert!(heard, "it waits behind the other one for ever");
 }
 
-/// What fills a poll may keep its owner for long.
+/// A full poll may keep its owner for long.
 #[test]
 fn behind_a_full_poll_more_of_those_that_are_quiet_are_looked_at() {
     let mut town = Town::new("full");
@@ -158,14 +158,14 @@ fn a_connection_of_the_last_look_prevents_the_sleep() {
     let client = town.client.connect(&town.address.clone(), &params()).expect("connect");
     let server = town.accept();
     town.last_look();
-    // Which is at the control plane, too.
+    // The control plane, too.
     town.server.poll_control(&mut town.events);
     assert!(town.events.iter().any(|e| matches!(e, ControlEvent::Established { qp, .. } if *qp == server)));
     while !town.client.table.get(client).is_some_and(|qp| qp.is_live()) {
         town.client.poll_control(&mut Vec::new());
     }
     town.send(client, false);
-    // For ever, if nobody rang.
+    // Without end, if no bell rang.
     town.server.wait(None);
     assert_eq!(town.server.poll_cq(&mut town.done, 64), 1);
 }
@@ -182,7 +182,7 @@ fn the_look_before_a_sleep_finds_that_a_signalled_send_was_taken() {
             town.client.poll_cq(&mut done, 64);
         }
         assert!(done.is_empty(), "nobody has taken it");
-        // It is taken, and told without a bell, as nobody sleeps yet.
+        // It is taken and reported without a bell, since no side sleeps yet.
         (0..64).for_each(|_| {
             town.server.poll_cq(&mut town.done, 64);
         });

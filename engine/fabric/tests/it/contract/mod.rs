@@ -1,8 +1,8 @@
 //! Conformance cases for every fabric.
 //!
-//! A [`World`] is two fabrics and a bound address. [`run`] makes one per case, runs it, and then checks that
-//! all memory has come home. Cases end with an error in words; they never hang: what does not happen within
-//! [`PATIENCE`] is an error too.
+//! A [`World`] is two fabrics and a bound address. [`run`] makes one per case, runs it, and then checks that all memory
+//! has come home. Cases end with an error in words; they never hang: an event missing after [`PATIENCE`] is an error
+//! too.
 
 mod connections;
 mod memory;
@@ -238,7 +238,7 @@ impl<F: Fabric> End<F> {
         Ok(Posting { wr_id, signalled: true, wr: WorkRequest::Send { buf, invalidate: None, fence: false } })
     }
 
-    /// A Send that is only heard of if it fails.
+    /// A Send that completes only on failure.
     pub(crate) fn quiet_send(&self, wr_id: u64, bytes: &[u8]) -> Result<Posting, String> {
         Ok(Posting { signalled: false, ..self.send(wr_id, bytes)? })
     }
@@ -249,7 +249,7 @@ impl<F: Fabric> End<F> {
         self.post(qp, [send])
     }
 
-    /// Posts a Send that is only heard of if it fails.
+    /// Posts a Send that completes only on failure.
     fn send_quietly(&mut self, qp: QpId, wr_id: u64, bytes: &[u8]) -> Outcome {
         let send = self.quiet_send(wr_id, bytes)?;
         self.post(qp, [send])
