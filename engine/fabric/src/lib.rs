@@ -142,8 +142,6 @@ pub struct Capabilities {
     /// The bounds of a window are checked at each access. Otherwise a peer reaches the whole arena of any bound window
     /// of its connection, while it is bound.
     pub checks_window_bounds: bool,
-    /// Whether there is a shared receive queue.
-    pub shared_receive_queue: bool,
     /// Whether success proves that a Send or Write reached the peer's memory. A refusal by the peer then fails its
     /// request. Otherwise success means that it left this side (RFC 5040 §5.5), and a refusal ends the connection.
     pub acknowledges: bool,
@@ -164,7 +162,6 @@ impl Default for Capabilities {
             remote_invalidate: true,
             exposure_needs_own_arena: false,
             checks_window_bounds: true,
-            shared_receive_queue: true,
             acknowledges: true,
         }
     }

@@ -99,6 +99,7 @@ impl Receives {
     }
 
     /// All of them.
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Buf> {
         self.bufs.iter()
     }

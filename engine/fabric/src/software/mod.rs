@@ -142,11 +142,6 @@ impl SoftwareFabric {
         })
     }
 
-    /// Bytes of the smallest Receive in the shared queue. No peer may be promised more. Scans all of them.
-    pub fn smallest_receive(&self) -> Option<usize> {
-        self.common.receives.iter().map(Buf::capacity).min()
-    }
-
     /// A lone message is returned, if nothing else was appended.
     #[inline]
     fn poll_hot(&mut self, out: &mut Vec<Completion>, end: usize) -> Option<Arrival> {

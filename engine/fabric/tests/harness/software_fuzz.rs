@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 
-use rpcrdma_mempool::{ArenaId, Line, PeerMapping, PeerRings, SharedMapping};
+use rpcrdma_mempool::{ArenaId, Buf, Line, PeerMapping, PeerRings, SharedMapping};
 
 use super::connect::table_bytes;
 use super::memory::{Layout, Side, Word};
@@ -140,6 +140,11 @@ impl Peer {
 }
 
 impl SoftwareFabric {
+    /// Bytes of the smallest Receive in the shared queue. No peer may be promised more. Scans all of them.
+    pub fn smallest_receive(&self) -> Option<usize> {
+        self.common.receives.iter().map(Buf::capacity).min()
+    }
+
     /// As a hostile peer: announces a message of any length, unwritten.
     pub fn announce(&mut self, qp: QpId, len: u32) {
         if let Some(qp) = self.table.get(qp) {

@@ -6,7 +6,7 @@
 //! use rpcrdma_fabric::testing::trace;
 //! let inner = SoftwareFabric::new(SoftwareConfig::default())?;
 //! let traced = trace::Trace::new(inner, trace::length, |line| println!("{line}"));
-//! assert!(traced.capabilities().shared_receive_queue);
+//! assert!(traced.capabilities().max_message > 0);
 //! # Ok::<(), rpcrdma_fabric::FabricError>(())
 //! ```
 
