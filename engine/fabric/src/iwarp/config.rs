@@ -23,25 +23,6 @@ pub enum Crc {
     Always,
 }
 
-impl Crc {
-    const NAMES: Names<Self, 3> = [("never", Self::Never), ("if-asked", Self::IfAsked), ("always", Self::Always)];
-}
-
-/// As options of programs have it: `never`, `if-asked`, `always`.
-impl FromStr for Crc {
-    type Err = FabricError;
-
-    fn from_str(text: &str) -> Result<Self, FabricError> {
-        named(&Self::NAMES, text)
-    }
-}
-
-impl fmt::Display for Crc {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(name_of(&Self::NAMES, *self))
-    }
-}
-
 /// Length of the FPDUs that this side sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "units", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
@@ -58,39 +39,30 @@ pub enum FpduSize {
     Longest,
 }
 
-impl FpduSize {
-    const NAMES: Names<Self, 3> = [("auto", Self::Auto), ("segment", Self::Segment), ("longest", Self::Longest)];
+/// Words for the variants of an enum, as options of programs have them.
+macro_rules! words {
+    ($Enum:ident: $($text:literal = $Variant:ident),+) => {
+        impl FromStr for $Enum {
+            type Err = FabricError;
+
+            fn from_str(text: &str) -> Result<Self, FabricError> {
+                match text {
+                    $($text => Ok(Self::$Variant),)+
+                    _ => Err(FabricError::misuse(format_args!("{text:?} is none of {}", [$($text),+].join(", ")))),
+                }
+            }
+        }
+
+        impl fmt::Display for $Enum {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(match self { $(Self::$Variant => $text),+ })
+            }
+        }
+    };
 }
 
-/// As options of programs have it: `auto`, `segment`, `longest`.
-impl FromStr for FpduSize {
-    type Err = FabricError;
-
-    fn from_str(text: &str) -> Result<Self, FabricError> {
-        named(&Self::NAMES, text)
-    }
-}
-
-impl fmt::Display for FpduSize {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(name_of(&Self::NAMES, *self))
-    }
-}
-
-/// The values of a knob, and the words for them.
-type Names<T, const N: usize> = [(&'static str, T); N];
-
-fn named<T: Copy, const N: usize>(names: &Names<T, N>, text: &str) -> Result<T, FabricError> {
-    let found = names.iter().find(|(name, _)| *name == text);
-    found.map(|&(_, value)| value).ok_or_else(|| {
-        let wanted = names.map(|(name, _)| name).join(", ");
-        FabricError::misuse(format!("{text:?} is none of {wanted}"))
-    })
-}
-
-fn name_of<T: Copy + PartialEq, const N: usize>(names: &Names<T, N>, value: T) -> &'static str {
-    names.iter().find(|(_, named)| *named == value).map_or("", |(name, _)| name)
-}
+words!(Crc: "never" = Never, "if-asked" = IfAsked, "always" = Always);
+words!(FpduSize: "auto" = Auto, "segment" = Segment, "longest" = Longest);
 
 /// Configuration of an [`IwarpFabric`](super::IwarpFabric).
 ///
