@@ -217,8 +217,14 @@ fn declaration(entry: &Entry<'_>) -> String {
     let file = read(span["filename"].as_str().expect("a file"));
     let lines =
         file.lines().skip(number(&span["begin"][0]) - 1).take(number(&span["end"][0]) + 1 - number(&span["begin"][0]));
-    let text: Vec<&str> =
+    let mut text: Vec<&str> =
         lines.map(str::trim).filter(|line| !line.starts_with("//") && !line.starts_with("#[")).collect();
+    if text.first().is_some_and(|line| line.starts_with("knobs!")) {
+        // The span of a knob is its whole group.
+        let start = format!("pub {}: ", entry.item["name"].as_str().expect("a name"));
+        let knob = text.iter().find(|line| line.starts_with(&start)).and_then(|line| line.split(" = ").next());
+        text = knob.into_iter().collect();
+    }
     let text = text.join(" ").replace("pub const fn", "pub fn").replace("pub fn", "fn");
     let end = match entry.kind {
         "function" => text.find(" {").or_else(|| text.find(';')),
