@@ -140,15 +140,7 @@ fn check(ok: bool, knob: &'static str, value: impl Display, wanted: &'static str
     if ok { Ok(()) } else { Err(ConfigError::new(knob, value, wanted)) }
 }
 
-/// Refuses a value out of its range.
-fn range<T: PartialOrd + Display>(knob: &'static str, value: T, of: RangeInclusive<T>) -> Result<(), ConfigError> {
-    match of.contains(&value) {
-        true => Ok(()),
-        false => Err(ConfigError::new(knob, value, format!("{} to {}", of.start(), of.end()))),
-    }
-}
-
-/// Checks a value: see [`knobs`].
+/// Checks a value: see `knobs`.
 fn apply<T>(
     knob: &'static str,
     value: T,
@@ -157,9 +149,12 @@ fn apply<T>(
     check(knob, value)
 }
 
-/// The check of a range.
+/// Refuses a value out of this range.
 fn between<T: PartialOrd + Display>(of: RangeInclusive<T>) -> impl FnOnce(&'static str, T) -> Result<(), ConfigError> {
-    |knob, value| range(knob, value, of)
+    move |knob, value| match of.contains(&value) {
+        true => Ok(()),
+        false => Err(ConfigError::new(knob, value, format!("{} to {}", of.start(), of.end()))),
+    }
 }
 
 /// Refuses 0.
@@ -230,11 +225,11 @@ impl Config {
 
     fn check_iwarp(&self) -> Result<(), ConfigError> {
         let iwarp = &self.iwarp;
-        range("iwarp.read_depth", iwarp.read_depth, 1..=crate::fabric::iwarp::MAX_READ_DEPTH)?;
+        between(1..=crate::fabric::iwarp::MAX_READ_DEPTH)("iwarp.read_depth", iwarp.read_depth)?;
         positive("iwarp.max_handshakes", iwarp.max_handshakes)?;
         for (knob, bytes) in [("iwarp.send_buffer", iwarp.send_buffer), ("iwarp.receive_buffer", iwarp.receive_buffer)]
         {
-            bytes.map_or(Ok(()), |bytes| range(knob, bytes, 1..=i32::MAX as usize))?;
+            bytes.map_or(Ok(()), |bytes| between(1..=i32::MAX as usize)(knob, bytes))?;
         }
         // The socket options have units of a millisecond and of a second.
         let retry = iwarp.retry_timeout;
