@@ -22,8 +22,9 @@ use crate::wire::NoSpace;
 /// let call = call.write_chunk(1 << 16).expect_reply(4096);
 /// ```
 ///
-/// A call with more than [`MAX_CHUNKS`] Read or Write chunks does not start: [`CallError::Invalid`]. The buffers beyond
-/// the limit return to their pool at once, all others return with the [`FailedCall`](crate::FailedCall).
+/// A call with more than [`MAX_CHUNKS`] Read or Write chunks does not start
+/// ([`CallError::Invalid`](crate::CallError::Invalid)). The buffers beyond the limit return to their pool at once, all
+/// others return with the [`FailedCall`](crate::FailedCall).
 #[must_use]
 #[derive(Debug)]
 pub struct ClientCall {
@@ -178,7 +179,7 @@ impl ClientCall {
         self
     }
 
-    /// Sets a time-out from the start: [`CallError::TimedOut`].
+    /// Sets a time-out from the start: [`CallError::TimedOut`](crate::CallError::TimedOut).
     #[inline]
     pub fn timeout(mut self, time: Duration) -> Self {
         self.timeout = Some(time);

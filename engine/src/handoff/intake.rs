@@ -5,7 +5,6 @@ use rpcrdma_mempool::sync::{AtomicBool, Ordering};
 
 use super::lock::{Mutex, lock};
 
-/// See the module page.
 pub(super) struct Intake<R> {
     /// Whether items wait. Checked each turn.
     fresh: AtomicBool,

@@ -26,7 +26,6 @@ impl<T> SendError<T> {
     }
 }
 
-/// See the module page.
 pub(super) struct RingSender<T> {
     ring: Producer<T>,
     signal: Signal,

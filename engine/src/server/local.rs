@@ -129,10 +129,7 @@ impl LocalServer {
 
     /// Prepares to sleep in an external event loop; turns the shard once.
     ///
-    /// Returns how long to sleep, at most `longest`; `None` if that turn found work. Later events make the descriptor
-    /// readable, and so does the [waker](ShardSetup::waker). Each `arm` is followed by a [`disarm`](Self::disarm).
-    ///
-    /// No wake-up is lost: this arms before it looks, and others publish work before they look whether it is armed.
+    /// As [`LocalClient::arm`](crate::LocalClient::arm). The [waker](ShardSetup::waker) makes the descriptor readable, too.
     #[must_use]
     #[doc(alias("epoll", "req_notify_cq"))]
     pub fn arm(&mut self, longest: Duration) -> Option<Duration> {

@@ -1,10 +1,5 @@
-//! Servers: shards and workers that run [`Services`]. Three ways to start one differ in who owns the thread:
-//!
-//! | you have | you use | thread of a shard |
-//! |---|---|---|
-//! | handlers that any thread may run | [`Server::start`] | the server's |
-//! | state or I/O of each core, shared without locks | [`Server::start_with`] | the server's; services and [task](crate::service::ShardTask) are made there |
-//! | an event loop or poll loop | [`LocalServer::start`], [`LocalServer::start_with`] | yours |
+//! Servers: shards and workers that run [`Services`]. [`Server`] starts the threads of its shards; [`LocalServer`] is one
+//! shard on the caller's thread ([Choosing an API](crate#choosing-an-api)).
 //!
 //! | you have | you use |
 //! |---|---|

@@ -121,7 +121,6 @@ impl CallKey {
     }
 }
 
-/// Outcome of a lookup.
 #[derive(Debug)]
 #[must_use = "a call that came twice must not run"]
 pub(crate) enum Lookup {

@@ -106,7 +106,6 @@ macro_rules! handlers {
 handlers!(Threads: SharedRun, SharedDefer, SharedBegin, SharedPlace, Send, Sync);
 handlers!(Local: Run, Defer, Begin, Place);
 
-/// Handler of a procedure.
 #[derive(Clone)]
 pub(super) enum Handler<S: Sharing> {
     /// None: the reply has no results.

@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 
 use super::host::network;
 
-/// See the module page.
 #[derive(Clone, Debug)]
 pub(super) struct Accepted {
     host: Box<str>,

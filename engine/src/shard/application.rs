@@ -44,7 +44,6 @@ impl<F: Fabric> Shard<F> {
         self.task.0.is_some()
     }
 
-    /// Polls the task.
     pub(super) fn turn_task(&mut self) -> bool {
         let Some(task) = &mut self.task.0 else { return false };
         caught(|| task.poll()).unwrap_or_else(|panic| {

@@ -182,7 +182,6 @@ impl<F: Fabric> Context<F> {
         conn.assembling.take()
     }
 
-    /// Appends a part.
     fn assemble(&mut self, conn: &mut Conn, part: &[u8]) {
         let Some(mut buf) = conn.assembling.take() else { return };
         let len = buf.len();

@@ -99,7 +99,6 @@ pub(super) fn tell(connector: &Connector<Command>, command: Command) {
     let _ = connector.connect(1).send(command);
 }
 
-/// A command to a shard.
 #[expect(clippy::large_enum_variant, reason = "the large one is the one that is frequent")]
 pub(crate) enum Command {
     Call(RemoteCall),

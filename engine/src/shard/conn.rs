@@ -49,7 +49,6 @@ pub(super) struct Conn {
     pub(super) assembling: Assembling,
     /// Receives kept for it by the shard.
     pub(super) promise: Promise,
-    /// Usage of its credits.
     pub(super) usage: Use,
     /// What the peer owes.
     pub(super) progress: Progress,

@@ -33,7 +33,6 @@ const MAX_BATCH: usize = 256;
 /// Prefetch distance, in places of the table.
 const AHEAD: usize = 16;
 
-/// See the module page.
 pub(super) struct Context<F: Fabric> {
     pub(super) config: Config,
     pub(super) accept: AcceptConfig,
@@ -296,7 +295,6 @@ impl<F: Fabric> Context<F> {
         self.log.warn(self.clock.read(), what, line);
     }
 
-    /// As above, as an error.
     #[cold]
     pub(super) fn error(&mut self, what: &'static str, line: Arguments<'_>) {
         self.log.error(self.clock.read(), what, line);

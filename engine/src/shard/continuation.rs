@@ -13,7 +13,6 @@ use crate::wire::ChunkCounts;
 /// Bytes of the shortest parts except the last: those of the smallest buffers.
 const LEAST_CONTINUED: usize = SMALL_BUFFER - HEADROOM_PLAIN;
 
-/// Outcome of the next part.
 pub(super) enum NextPart {
     Sent,
     /// No memory: retry when there may be some.

@@ -15,7 +15,6 @@ pub(super) enum Party {
 }
 
 impl Party {
-    /// Holder of a connection from this address.
     pub(super) fn of(address: Option<IpAddr>, connection: QpId) -> Self {
         address.map_or(Self::Connection(connection), |address| Self::Host(network(address)))
     }

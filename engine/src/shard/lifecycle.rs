@@ -15,7 +15,6 @@ const ANSWERS_OF_TURN: u64 = 16;
 /// A connect request: its name, private data, and peer.
 pub(super) type Request = (RequestId, Vec<u8>, String);
 
-/// See the module page.
 #[derive(Debug, Default)]
 pub(super) struct Lifecycle {
     notices: Vec<Notice>,

@@ -231,7 +231,6 @@ impl<F: Fabric> Shard<F> {
         Ok(shard)
     }
 
-    /// Sets its index in its server.
     pub(crate) fn set_index(&mut self, index: u32) {
         self.responder.set_shard(index);
     }
@@ -366,14 +365,14 @@ impl<F: Fabric> Shard<F> {
         Some(self.lend(conn, work))
     }
 
-    /// As `with_conn`, by the owner's name of the connection.
+    /// As [`with`](Self::with), by the owner's name of the connection.
     #[inline(always)]
     fn with_ref<T>(&mut self, conn: ConnRef, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> Option<T> {
         let conn = self.cx.conns.take_ref(conn)?;
         Some(self.lend(conn, work))
     }
 
-    /// As `with_conn`, for each connection with a queue pair.
+    /// As [`with`](Self::with), for each connection with a queue pair.
     #[inline]
     fn with_each(&mut self, mut work: impl FnMut(&mut Self, &mut Conn)) {
         for slot in self.cx.conns.slots() {

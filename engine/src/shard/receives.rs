@@ -34,7 +34,6 @@ impl Promise {
     }
 }
 
-/// See the module page.
 #[derive(Debug)]
 pub(super) struct ReceiveBudget {
     /// Limit of promises.
@@ -138,7 +137,6 @@ impl ReceiveBudget {
         self.limit.saturating_sub(self.promised)
     }
 
-    /// Promised receives.
     pub(super) fn promised(&self) -> usize {
         self.promised
     }

@@ -64,7 +64,6 @@ struct Sized {
     pool: Pool,
 }
 
-/// Progress of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Still,
@@ -156,7 +155,6 @@ impl Sizing {
         self.pool.iter().chain(&self.retired).map(|sized| &sized.pool)
     }
 
-    /// Counts posted receives.
     pub(super) fn posted(&mut self, count: usize) {
         self.posted += count as u64;
     }

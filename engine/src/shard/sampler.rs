@@ -1,6 +1,5 @@
 //! Sampling of calls: one of so many, at irregular distances, so that patterns of calls are covered.
 
-/// See the module page.
 #[derive(Debug)]
 pub(super) struct Sampler {
     /// Calls until the next sample.

@@ -9,7 +9,6 @@ use rpcrdma_mempool::{Buf, Lent};
 use super::list::push;
 use crate::fabric::{Posting, RemoteMemory, Source, WorkRequest};
 
-/// See the module page.
 #[derive(Debug)]
 pub(super) struct SendQueue {
     /// Work requests to post.

@@ -18,7 +18,6 @@ pub(super) enum Stage {
 }
 
 impl Stage {
-    /// Name in statistics.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Connecting => "connecting",

@@ -20,7 +20,6 @@ pub(super) struct ReadArgument {
     pub(super) buf: Option<Buf>,
 }
 
-/// Memory of a result.
 #[derive(Debug)]
 enum ResultBytes {
     /// None given by the handler.
@@ -34,7 +33,6 @@ enum ResultBytes {
 /// A Read chunk that does not match the length word in front of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Miscounted {
-    /// Its bytes.
     pub(crate) chunk: usize,
     /// The word in front, where its length should be.
     pub(crate) word: Option<u32>,
@@ -139,7 +137,7 @@ impl ResultChunk {
     }
 }
 
-/// See the module page. Empty for a call without chunks.
+/// Empty for a call without chunks.
 #[derive(Debug)]
 pub(crate) struct Chunks {
     /// Read list, by position; the segments of a chunk are adjacent, in order.
@@ -200,7 +198,6 @@ impl Chunks {
         self.reply = Some(chunk.into_iter().collect());
     }
 
-    /// The Read list.
     pub(crate) fn reads(&self) -> &[ReadSegment] {
         &self.reads
     }
@@ -355,7 +352,6 @@ impl Chunks {
 
 /// Results.
 impl Chunks {
-    /// Number of results.
     #[inline]
     pub(crate) fn results(&self) -> usize {
         self.results.len()
@@ -372,7 +368,6 @@ impl Chunks {
         self.results.iter().map(|result| result.capacity)
     }
 
-    /// Bytes of all results.
     pub(crate) fn result_bytes(&self) -> usize {
         self.results.iter().map(|result| result.len).sum()
     }
@@ -401,7 +396,6 @@ impl Chunks {
         self.results.iter_mut().for_each(|result| result.bytes = ResultBytes::Empty);
     }
 
-    /// A result, mutable.
     pub(super) fn result_mut(&mut self, index: usize) -> Result<&mut ResultChunk, NoResult> {
         self.results.get_mut(index).ok_or(NoResult(Unusable::NoChunk(index)))
     }

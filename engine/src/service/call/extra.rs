@@ -49,7 +49,6 @@ pub(crate) struct Stamp {
     pub(crate) bytes_out: u64,
 }
 
-/// See the module page.
 #[derive(Debug, Default)]
 pub(super) struct Extra {
     pub(super) chunks: Chunks,

@@ -171,7 +171,6 @@ impl CallParts {
         self.id
     }
 
-    /// Its connection.
     #[inline(always)]
     pub(crate) fn qp(&self) -> QpId {
         self.from.caller.qp
@@ -194,7 +193,6 @@ impl CallParts {
         (self.entry != NO_ENTRY).then_some(self.entry)
     }
 
-    /// Chunk lists.
     #[inline(always)]
     pub(crate) fn chunks(&self) -> &Chunks {
         self.extras.get().map_or(NO_CHUNKS, |extra| &extra.chunks)
@@ -389,9 +387,6 @@ impl<T: ?Sized> ServerCall<T> {
     ///
     /// As long as the chunk, and the procedure's declaration, allow. Only the first
     /// [`set_result_len`](Self::set_result_len) bytes are sent. Memory that this call has not written is cleared first.
-    ///
-    /// The slow way: all that this call has not written there is cleared first. A
-    /// [writer](Self::result_writer) does without.
     ///
     /// # Errors
     /// The chunk does not exist, or has no pool memory.

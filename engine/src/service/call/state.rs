@@ -77,7 +77,6 @@ pub(crate) struct RpcMessage {
 }
 
 impl RpcMessage {
-    /// Its bytes.
     #[inline(always)]
     pub(crate) fn bytes(&self) -> &[u8] {
         self.buf.get(self.at..).unwrap_or_default()
@@ -193,7 +192,6 @@ impl Call<Arrived> {
         (parts.xid, parts.inv_handle) = (xid, inv_handle);
     }
 
-    /// Sets the XID.
     #[inline(always)]
     pub(crate) fn xid(&self) -> u32 {
         self.xid

@@ -23,7 +23,6 @@ use crate::wire::{ChunkCounts, Segment, Version};
 pub(crate) struct CallRequest {
     /// RPC message with a blank XID, and headroom before the window.
     pub(crate) message: Buf,
-    /// Memory of its chunks.
     pub(crate) memory: ChunkMemory,
     /// Most bytes of inline results that the reply may have.
     pub(crate) max_reply: usize,

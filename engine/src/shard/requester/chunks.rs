@@ -29,7 +29,6 @@ pub(crate) struct Memory {
     pub(crate) receive: ArrayVec<Buf, MAX_CHUNKS>,
     /// The RPC message of a long call: its Position Zero Read chunk.
     pub(crate) call: Option<Buf>,
-    /// The Reply chunk.
     pub(crate) reply: Option<Buf>,
     /// Write chunks allocated at the start of the call: the index of each, and its bytes.
     pub(crate) wanted: ArrayVec<(usize, u32), MAX_CHUNKS>,
@@ -178,7 +177,6 @@ impl Drop for ChunkMemory {
     }
 }
 
-/// An empty box.
 #[inline(never)]
 fn spare() -> Box<Memory> {
     SPARE.with_borrow_mut(Vec::pop).unwrap_or_default()

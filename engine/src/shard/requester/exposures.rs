@@ -21,7 +21,6 @@ pub(super) enum Place {
     Read(u32),
     /// A Write chunk, and the bytes in it by the peer's reply.
     Write(u32),
-    /// The Reply chunk.
     Reply,
 }
 
@@ -52,7 +51,6 @@ pub(super) struct Exposure {
 }
 
 impl Exposure {
-    /// The Reply chunk.
     pub(super) fn reply(&self) -> Option<&Exposed> {
         self.parts.last().filter(|part| part.place == Place::Reply)
     }
@@ -147,7 +145,6 @@ impl Exposures {
         (index, &mut self.slots[index as usize], &mut self.windows)
     }
 
-    /// Sets its segment size.
     pub(super) fn offer(&mut self, index: u32, segment_size: u32) -> &Exposure {
         let exposure = &mut self.slots[index as usize];
         exposure.segment_size = segment_size;

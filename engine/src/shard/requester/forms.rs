@@ -351,8 +351,7 @@ pub(super) fn segments_of(len: usize, terms: &Terms) -> usize {
 /// Chunk lists of memory before exposure.
 ///
 /// # Errors
-/// [`CallError::Invalid`] or [`CallError::Invalid`] if they have more segments than this side,
-/// or the peer, handles.
+/// [`CallError::Invalid`] if they have more segments than this side, or the peer, handles.
 #[inline(always)]
 pub(super) fn measure(memory: Option<&Memory>, terms: &Terms) -> Result<ChunkCounts, CallError> {
     let Some(memory) = memory else { return Ok(ChunkCounts::default()) };

@@ -41,7 +41,6 @@ use lists::Lists;
 pub(crate) use outcome::Sink;
 pub use outcome::{CallResult, Done, FailedCall, Reply, Returned};
 
-/// See the module page.
 pub(super) struct Requester {
     /// Ended calls, for the shard's owner.
     done: Vec<Done>,
@@ -166,7 +165,6 @@ impl Requests {
         pool.alloc(len)
     }
 
-    /// Stores that pool.
     pub(super) fn has_exposed_pool(&self) -> bool {
         self.exposed.is_some()
     }
@@ -224,7 +222,6 @@ fn calls_are_taken(proto: &Connection) -> bool {
 }
 
 impl Conn {
-    /// Exposure of a call.
     #[inline]
     fn exposure_of(&mut self, call: CallId) -> Option<&mut Exposure> {
         let index = self.requests.calls.get(self.proto.call_slot(call))?.exposure?;

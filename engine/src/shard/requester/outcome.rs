@@ -16,7 +16,6 @@ pub struct Reply {
     pub(super) message: ReceivedBuf,
     /// Its RPC header; the results follow.
     pub(super) header: Range<u32>,
-    /// Buffers of its chunks.
     pub(super) memory: ChunkMemory,
 }
 
@@ -45,7 +44,6 @@ impl Reply {
     ///
     /// The engine has not read it. On the software fabric a malicious server may still change it: there, copy the data
     /// before checking it.
-    ///
     pub fn chunk(&self, index: usize) -> Option<&[u8]> {
         self.memory.get()?.receive.get(index).map(|buf| &buf[..])
     }

@@ -9,7 +9,6 @@ use crate::handoff::parker::Signal;
 use crate::handoff::workers::JobResult;
 use crate::service::{Answered, Call, CallsHome, Ready};
 
-/// See the module page.
 pub(super) struct Away {
     // Before the place that their calls return to.
     pub(super) futures: Futures,

@@ -11,7 +11,6 @@ use crate::handoff::panics::caught;
 use crate::handoff::parker::Signal;
 use crate::service::{Origin, Task};
 
-/// The futures of a shard.
 pub(super) struct Futures {
     all: FuturesUnordered<Serving>,
     /// Wakes the shard to poll one of them.

@@ -25,7 +25,6 @@ const LOOK_EVERY: u64 = PATIENCE / 100;
 /// Nanoseconds after a refusal in which new waiters without hope are refused, too.
 const SOON: u64 = 10 * LOOK_EVERY;
 
-/// A waiting call.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) call: Unready,
@@ -36,7 +35,6 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// A new waiter.
     pub(super) fn new(call: Unready, since: u64) -> Self {
         Self { call, since, told: false }
     }
@@ -53,7 +51,6 @@ impl Waiting {
     }
 }
 
-/// All lines.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     /// Lines by size.

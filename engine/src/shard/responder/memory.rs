@@ -25,7 +25,6 @@ use crate::wire::rpc::ProgramNumber;
 const BATCH: usize = 16;
 
 impl Responder {
-    /// Queues a call for memory.
     #[cold]
     pub(super) fn wait_for_memory<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) {
         if self.may_not_wait(cx, conn, &call) {

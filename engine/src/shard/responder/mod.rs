@@ -62,7 +62,6 @@ use tally::Tally;
 pub use workers::SimulatedWorkers;
 pub(crate) use workers::{Workers, worker_of};
 
-/// See the module page.
 pub(super) struct Responder {
     services: Option<LocalServices>,
     /// Procedure called last.
@@ -196,7 +195,6 @@ impl Responder {
         self.boxes.shard = index;
     }
 
-    /// Sets the services.
     pub(super) fn set_services(&mut self, services: LocalServices) {
         (self.services, self.last) = (Some(services), None);
     }
@@ -206,7 +204,6 @@ impl Responder {
         self.services.is_some()
     }
 
-    /// Sets the workers.
     pub(super) fn use_workers(&mut self, workers: &Workers) {
         self.away.workers = Some(workers.attach_shard(&self.away.signal));
     }

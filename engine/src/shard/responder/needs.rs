@@ -17,7 +17,6 @@ use crate::shard::context::Context;
 /// A buffer that a call needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Need {
-    /// Its bytes.
     pub(super) len: usize,
     /// Bytes of the longest buffer that may be used.
     pub(super) longest: usize,

@@ -5,7 +5,6 @@ use crate::service::{Call, LocalServices, Refused, Stamp};
 use crate::stats::{MINUTE, ProcedureStats, Refusals, Values};
 use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
 
-/// See the module page.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     /// Of all calls.
@@ -51,7 +50,6 @@ impl Tally {
         self.entries.get_mut(entry)
     }
 
-    /// Counts a refusal.
     #[cold]
     pub(super) fn refused(&mut self, call: &Call<Refused>, refusal: &CallRefusal) {
         if let Some(count) = kind(&mut self.refusals, refusal) {

@@ -23,7 +23,6 @@ pub(crate) struct WorkKey {
 }
 
 impl WorkKey {
-    /// Of this call of this connection.
     pub(super) fn of(conn: &Conn, call: &Call<Ready>) -> Self {
         Self { qp: conn.qp(), id: call.id(), owed_end: conn.owed_end().cloned() }
     }
@@ -34,7 +33,6 @@ pub(crate) type Workers = WorkerPool<WorkKey, Call<Ready>, Call<Answered>>;
 /// The shard's end of them.
 pub(super) type Port = ShardPort<WorkKey, Call<Ready>, Call<Answered>>;
 
-/// Runs a call on a worker.
 pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Call<Ready>) -> Call<Answered> {
     move |call| services.entry(call.entry()).run(call)
 }
