@@ -1,4 +1,4 @@
-//! Buffers of a shard: which there are, which knob asks for them, and whether the host has the memory.
+//! Buffers of a shard: sizes, knobs, and memory of the host.
 
 use rpcrdma_mempool::{ArenaConfig, AvailableMemory, Class, PoolConfig};
 
@@ -9,15 +9,13 @@ use crate::wire::{self, ChunkCounts, Limits, Version};
 
 /// Bytes in front of a message for a transport header without chunks.
 pub(crate) const HEADROOM_PLAIN: usize = 64;
-/// Bytes in front of an own call for a transport header with three chunks of one segment each. A call with more chunks is
-/// moved to where it has more room.
+/// The same of an own call with up to three chunks of one segment each; others are moved to where there is room.
 pub(crate) const HEADROOM_CALL: usize = 128;
-/// Bytes in front of a call of ours for a transport header with as many chunks as a call may have, each of
-/// one segment. One whose peer wants shorter segments is moved to where it has more room.
+/// The same of an own call with as many chunks as it may have, of one segment each.
 pub(crate) const HEADROOM_CHUNKS: usize = headroom_for(&Limits { segments: 1, ..LIMITS }.call());
 /// Bytes in front of a reply for the longest transport header that it can have.
 pub(crate) const HEADROOM_REPLY: usize = headroom_for(&LIMITS.reply());
-/// What the pool's buffers start at multiples of.
+/// Alignment of the pool's buffers.
 pub(crate) const BUFFER_ALIGN: usize = 64;
 /// Size class of buffers for short messages, headroom included.
 pub(crate) const SMALL_BUFFER: usize = 512;
@@ -59,13 +57,13 @@ impl Config {
         PoolConfig { classes, arena: self.arena() }
     }
 
-    /// The memory that one peer is shown.
+    /// Pool of the memory exposed to one peer.
     pub(crate) fn exposed_pool(&self) -> PoolConfig {
         let classes = self.memory.bulk_buffers.iter().map(|&(size, count)| Class { size, count }).collect();
         PoolConfig { classes, arena: self.arena() }
     }
 
-    /// The arena of a shard's pool, or of a connection's exposed memory: of the bytes that its pool takes.
+    /// Arena of a pool, without its bytes.
     pub(crate) fn arena(&self) -> ArenaConfig {
         let MemoryConfig { pages, prefault, numa_node: node, .. } = self.memory;
         ArenaConfig { bytes: 0, pages, prefault, node, ..ArenaConfig::default() }
@@ -76,7 +74,7 @@ impl Config {
         self.pool(serves).classes.last().map_or(0, |class| class.size)
     }
 
-    /// Why there is no buffer of so many bytes among these: none is ever so long, or none is free.
+    /// Error of a missing buffer: none is so long, or none is free.
     #[cold]
     fn lacks(buffers: &[(Knob, Vec<Class>)], needed: usize, last: Knob) -> CallError {
         match Self::knob_of(buffers, needed) {
@@ -88,13 +86,13 @@ impl Config {
         }
     }
 
-    /// What asks for the smallest of these buffers that hold so many bytes.
+    /// Knob of the smallest of these buffers that hold so many bytes.
     fn knob_of(buffers: &[(Knob, Vec<Class>)], needed: usize) -> Option<Knob> {
         let of_all = buffers.iter().flat_map(|(knob, classes)| classes.iter().map(|class| (class.size, *knob)));
         of_all.filter(|&(size, _)| size >= needed).min_by_key(|&(size, _)| size).map(|(_, knob)| knob)
     }
 
-    /// What asks for the buffers of the shard's pool that hold so many bytes, or would have to.
+    /// Knob of the pool's buffers that hold so many bytes, or would have to.
     #[cold]
     pub(crate) fn knob_of_buffers(&self, serves: bool, needed: usize) -> Knob {
         Self::knob_of(&self.buffers(serves), needed).unwrap_or(Knob::BULK_BUFFERS)
@@ -107,20 +105,19 @@ impl Config {
         if len <= longest { longest } else { usize::MAX }
     }
 
-    /// Why there is no buffer of so many bytes in the shard's pool.
+    /// Error of a missing buffer in the shard's pool.
     #[cold]
     pub(crate) fn lacks_buffer(&self, serves: bool, needed: usize) -> CallError {
         Self::lacks(&self.buffers(serves), needed, Knob::LONG_BUFFERS)
     }
 
-    /// Why there is none in the memory that one peer is shown.
+    /// Error of a missing buffer in the exposed memory of one peer.
     #[cold]
     pub(crate) fn lacks_exposed_buffer(&self, needed: usize) -> CallError {
         Self::lacks(&[(Knob::BULK_BUFFERS, self.exposed_pool().classes)], needed, Knob::BULK_BUFFERS)
     }
 
-    /// Whether the host has the memory for so many shards like this. One that does not serve has the memory
-    /// for a connection, too.
+    /// Checks the host's memory for so many shards like this, with exposed memory of one connection at clients.
     pub(crate) fn check_memory(&self, serves: bool, shards: usize) -> Result<(), StartError> {
         let mut pools = vec![self.pool(serves)];
         if !serves && !self.memory.bulk_buffers.is_empty() {

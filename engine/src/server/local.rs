@@ -129,7 +129,8 @@ impl LocalServer {
 
     /// Prepares to sleep in an external event loop; turns the shard once.
     ///
-    /// As [`LocalClient::arm`](crate::LocalClient::arm). The [waker](ShardSetup::waker) makes the descriptor readable, too.
+    /// As [`LocalClient::arm`](crate::LocalClient::arm); the [waker](ShardSetup::waker), too, makes the descriptor
+    /// readable.
     #[must_use]
     #[doc(alias("epoll", "req_notify_cq"))]
     pub fn arm(&mut self, longest: Duration) -> Option<Duration> {

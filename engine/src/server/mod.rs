@@ -1,5 +1,5 @@
-//! Servers: shards and workers that run [`Services`]. [`Server`] starts the threads of its shards; [`LocalServer`] is one
-//! shard on the caller's thread ([Choosing an API](crate#choosing-an-api)).
+//! Servers: shards and workers that run [`Services`]. [`Server`] starts the threads of its shards; [`LocalServer`] is
+//! one shard on the caller's thread ([Choosing an API](crate#choosing-an-api)).
 //!
 //! | you have | you use |
 //! |---|---|

@@ -1,11 +1,9 @@
 //! Duplicate request cache (DRC): retransmitted calls do not run twice.
 //!
 //! A client that reconnects retransmits unanswered calls, with the same XIDs. A procedure that must not run twice
-//! (append, rename, remove) declares a cache by [`Procedure::cached`](super::Procedure::cached). Its shard looks calls up
-//! before they run, on the shard or on workers.
-//!
-//! One cache serves all shards and workers: a new connection may be on another shard than the old one. The cache has
-//! parts, each with its own lock, which is held for a lookup and never while a call runs.
+//! (append, rename, remove) declares a cache by [`Procedure::cached`](super::Procedure::cached). Its shard looks calls
+//! up before they run, on the shard or on workers. One cache serves all shards and workers, as a new connection may be
+//! on another shard. It has parts, each with a lock that is held for a lookup only.
 //!
 //! Limits: the cache does not survive a restart of the server. It is bounded: calls of busy clients may evict a reply
 //! early. It keeps inline results only. Procedures with results in Write chunks are reads, and may run twice.

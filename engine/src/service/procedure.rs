@@ -199,11 +199,9 @@ impl<S: Sharing> Procedure<S> {
     /// [`take_read_chunk`](ServerCall::take_read_chunk).
     ///
     /// The buffer must be of a pool made on the shard's thread, in its own arena or in one of
-    /// [`memory.arenas`](crate::config::MemoryConfig::arenas). A call with an unsuitable or too short buffer is answered with
-    /// SYSTEM_ERR, and none of its chunks is read. The log says why, and
-    /// The metric `read_targets_refused` counts it.
-    ///
-    /// `choose` runs on the shard and must not block. It runs again for a call that has waited for memory.
+    /// [`memory.arenas`](crate::config::MemoryConfig::arenas). A call with an unsuitable or too short buffer is answered
+    /// with SYSTEM_ERR, logged, and counted as `read_targets_refused`; none of its chunks is read. `choose` runs on the
+    /// shard and must not block. It runs again for a call that has waited for memory.
     #[doc(alias("direct data placement", "zero copy"))]
     pub fn place_reads_in(
         mut self,
@@ -251,8 +249,8 @@ impl<S: Sharing> Procedure<S> {
 
     /// Bytes of each argument that identify a retransmission; default 256.
     ///
-    /// They tell it from another call with the same XID and lengths. Inline arguments are one argument; each Read chunk is
-    /// another. Call this after [`cached`](Self::cached).
+    /// They tell it from another call with the same XID and lengths. Inline arguments are one argument; each Read chunk
+    /// is another. Call this after [`cached`](Self::cached).
     pub fn checksummed(mut self, bytes: usize) -> Self {
         if let Some(cached) = &mut self.cached {
             cached.checksummed = bytes;

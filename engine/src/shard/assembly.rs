@@ -1,8 +1,8 @@
-//! Reassembly of continued messages. They have at most half of the long buffers of each size, and of the last eighth
-//! one for each host. For one more, the slowest message of the host with the most is dropped. If no host has more than
-//! one, that is a message that has taken [long](LONG).
+//! Reassembly of continued messages. They get at most half of the long buffers of each size, and of the last eighth one
+//! for each host. For one more, the slowest message of the host with the most is dropped. If no host has more than one,
+//! that is a message that has taken [long](LONG).
 //!
-//! Users of such buffers are recorded where one is taken and freed: peers' messages cause no scan of connections.
+//! Users of such buffers are recorded where one is taken and freed: messages of peers cause no scan of connections.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};

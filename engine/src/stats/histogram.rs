@@ -1,13 +1,13 @@
-//! Histograms in JSON: the quantiles that are looked at most, and all values to 1 %, so that whoever has two of one
-//! histogram has that of the time between them.
+//! Histograms in JSON: the usual quantiles, and all values to 1 %. Two snapshots of a histogram give that of the time
+//! between them.
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Digits of the values that are written.
+/// Digits of the written values.
 const DIGITS: u8 = 2;
 
-/// What is written. What is read back are the buckets.
+/// JSON form; only the buckets are read back.
 #[derive(Serialize, Deserialize)]
 #[serde(default)]
 #[derive(Default)]
@@ -20,8 +20,7 @@ struct Written {
     p90: u64,
     p99: u64,
     p999: u64,
-    /// Pairs of a value and how often it was seen, least value first; each stands for all values that are the same
-    /// to two digits.
+    /// Values, to two digits, and their counts; least value first.
     buckets: Vec<(u64, u64)>,
 }
 

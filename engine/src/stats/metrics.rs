@@ -1,4 +1,4 @@
-//! The numbers of a shard by name: the same in embedding programs, in JSON and for Prometheus.
+//! Numbers of a shard by name: the same in embedding programs, JSON and Prometheus.
 
 use super::MetricKind::{Counter, Gauge};
 use super::{Counters, FabricStats, ShardStats};

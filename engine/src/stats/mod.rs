@@ -56,7 +56,7 @@ macro_rules! fields {
 
 pub(crate) use fields;
 
-/// The longest time that is told apart from longer ones: nanoseconds.
+/// Longest time in histograms, nanoseconds.
 pub(crate) const MINUTE: u64 = 60_000_000_000;
 
 fields! {
@@ -143,40 +143,37 @@ fields! {
     #[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]
     #[non_exhaustive]
     struct ConnectionStats {
-        /// Which of its shard's connections it is: a number that is used again when it has ended.
+        /// Slot of the connection in its shard, reused after its end.
         slot: u32,
-        /// How often that number was used before.
+        /// Number of earlier uses of the slot.
         generation: u32,
-        /// From where it comes: an address without its port, or process and user on the software fabric. Empty for one
-        /// that this side has made.
+        /// See [`peer`](Self::peer).
         peer: String,
-        /// The name that the peer has proved ([`wire.host_auth`](crate::config::WireConfig::host_auth)).
+        /// Authenticated name of the peer ([`wire.host_auth`](crate::config::WireConfig::host_auth)).
         identity: Option<String>,
         /// `connecting`, `negotiating`, `open`, `draining`, `closing` or `reconnecting`.
         stage: String,
-        /// The protocol version: 1 or 2.
+        /// Protocol version, 1 or 2.
         version: u32,
-        /// Its credit limit: messages (version 1: calls) that the peer may have under way.
+        /// Credit limit: messages (version 1: calls) that the peer may have outstanding.
         credits_granted: u64,
-        /// Of these, those that it has used, and has not been told that it may use again. Version 1: calls under way.
+        /// Used credits that are not granted again. Version 1: calls under way.
         credits_used: u64,
-        /// Receives that are kept for it.
+        /// Receives kept for it.
         receives_promised: u64,
-        /// The peer's calls that are not answered.
+        /// Unanswered calls of the peer.
         calls_under_way: u64,
         /// Messages received.
         #[cfg_attr(feature = "stats", serde(rename = "messages_received"))]
         received: u64,
-        /// Of these, those that were of use: neither rejected nor grants alone. A call is one, or several if it is
-        /// continued.
+        /// Received messages that are neither rejected nor pure grants.
         useful: u64,
         /// Messages sent.
         #[cfg_attr(feature = "stats", serde(rename = "messages_sent"))]
         sent: u64,
-        /// Since it was accepted; 0 for one that this side has made.
+        /// Nanoseconds since it was accepted; 0 for an outgoing connection.
         age: u64,
-        /// Since it was last found to have sent something of use, which is looked at now and then; 0 for one that this
-        /// side has made.
+        /// Nanoseconds since a useful message, checked now and then; 0 for an outgoing connection.
         silent: u64,
     }
 }
@@ -196,24 +193,23 @@ fields! {
         version: u32,
         /// Procedure number.
         procedure: u32,
-        /// Calls that were timed and have been answered, by a refusal of RPC's too, or that are not answered.
+        /// Timed calls that have ended.
         calls: u64,
-        /// Bytes of the arguments of these: inline, and in Read chunks with their XDR round-up.
+        /// Bytes of their arguments: inline, and in Read chunks with XDR round-up.
         #[cfg_attr(feature = "stats", serde(rename = "argument_bytes"))]
         bytes_in: u64,
         /// Bytes of their results: inline or in a Reply chunk, and in Write chunks.
         #[cfg_attr(feature = "stats", serde(rename = "result_bytes"))]
         bytes_out: u64,
-        /// From their arrival until their replies were handed to the device, in nanoseconds; of those that are
-        /// [answered later](crate::service::DeferredCall) the time until then is in it.
+        /// Nanoseconds from arrival to the post of the reply.
         latency: Values<MINUTE, 2>,
-        /// Calls that were refused.
+        /// Refused calls.
         refusals: Refusals,
     }
 }
 
 fields! {
-    /// Calls that were refused, by what their callers were told.
+    /// Refused calls, by their answer.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     #[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]
     #[non_exhaustive]
@@ -223,14 +219,13 @@ fields! {
         unavailable: u64,
         /// GARBAGE_ARGS.
         garbage_arguments: u64,
-        /// SYSTEM_ERR: the handler said so, panicked, or did not answer.
+        /// SYSTEM_ERR: the handler refused, panicked, or did not answer.
         system_errors: u64,
         /// AUTH_ERROR.
         authentication: u64,
-        /// By the transport: chunks that are not what the procedure declares, a reply without room for it, a
-        /// malformed header (RFC 8166 §4.5).
+        /// Transport errors: undeclared chunks, no room for the reply, a malformed header (RFC 8166 §4.5).
         transport: u64,
-        /// By the transport, for this side's sake: no memory, or it drains (ERR_SYSTEM of version 2).
+        /// ERR_SYSTEM of version 2: no memory, or the server drains.
         err_system: u64,
     }
 }

@@ -1,17 +1,16 @@
-//! What a whole server did, for other programs.
+//! Statistics of a whole server, for other programs.
 
 use serde::{Deserialize, Serialize};
 
 use super::ShardStats;
 
-/// The format of snapshots: another number where a field goes, or means something else. Fields that are new leave it as
-/// it is; who reads skips what it does not know, and takes what is missing for 0.
+/// Format of snapshots. It changes where a field is removed or gets another meaning, not with new fields: readers skip
+/// unknown fields, and take missing ones for 0.
 pub const FORMAT: u32 = 2;
 
-/// A server at one moment. Written to whoever connects to the socket of
-/// [`ServerConfig::stats`](crate::server::ServerConfig::stats), as one JSON object. Numbers have the names of
-/// [`ShardStats::metrics`]; those of Prometheus differ by a prefix and suffixes. A histogram is an object of its
-/// quantiles and its `buckets`. Times are nanoseconds.
+/// A server at one moment, as one JSON object for each reader of
+/// [`ServerConfig::stats`](crate::server::ServerConfig::stats). Numbers have the names of [`ShardStats::metrics`]. A
+/// histogram is an object of its quantiles and its `buckets`. Times are nanoseconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -33,11 +32,11 @@ pub struct Snapshot {
 pub struct ShardSnapshot {
     /// Its number.
     pub shard: u32,
-    /// Where it serves.
+    /// Address that it serves.
     pub address: String,
-    /// The core that it is pinned to, if it is.
+    /// Core that it is pinned to, if any.
     pub core: Option<usize>,
-    /// What it says; `None` (`null`) if it has not answered in time, as when it is in a handler or has stopped.
+    /// Statistics; `None` (`null`) if it did not answer in time, as when it is in a handler or has stopped.
     pub stats: Option<ShardStats>,
 }
 

@@ -1,14 +1,12 @@
-//! Queues of calls that wait for memory: one for each buffer size of the pool, in order of arrival.
+//! Queues of calls that wait for memory: one for each buffer size of the pool, in order of arrival. A call that waits
+//! for one size delays no call that needs another.
 //!
-//! A call that waits for one size delays no call that needs another. Within a line, a call that needs several buffers
-//! would wait for ever if freed ones went to those after it, and would block them for ever if none did, as others may
-//! keep some for long. So it holds the line up for [`HOLD_UP`], then steps aside. After a hold-up, others pass for
-//! [`LET_PAST`] times as long before the next one: lines flow for four fifths of the time. A call that has stepped
-//! aside continues as soon as there is enough.
+//! A call that needs several buffers would wait for ever if later calls took the freed ones, and would block them for
+//! ever if it kept the line. So it holds the line up for [`HOLD_UP`], then steps aside. Others then pass for
+//! [`LET_PAST`] times as long before the next hold-up. A call that stepped aside continues once there is enough.
 //!
-//! A call that needs several sizes waits in the line of a missing one. When that one is free and another is not, it
-//! moves to the other's line, and holds up the one that it leaves in the same way: otherwise the buffer freed for it
-//! would go to those after it, each time.
+//! A call that needs several sizes waits in the line of a missing one. If another size is missing then, it moves to
+//! that line, and holds up the one that it leaves in the same way: otherwise later calls would take the freed buffer.
 
 use std::collections::VecDeque;
 

@@ -1,12 +1,11 @@
 //! Peers' calls that wait for memory: for Read chunks, results, or replies.
 //!
-//! They wait in [lines](super::lines), and hold only their receive: calls that hold more, as they arrived in parts or
+//! They wait in [lines](super::lines), and hold only their receive. Calls that hold more, as they arrived in parts or
 //! in a chunk, are refused. A call gets all its memory or none, so that two large calls cannot deadlock.
 //!
-//! Any other call is refused only if the pool is too small even if free; or if for a second no suitable buffer was in
-//! use by a running call. Then the application keeps them, or calls that wait themselves, or peers that stopped in the
-//! middle of a message, perhaps waiting for calls that wait here. The number of waiting calls causes no refusal: the
-//! receives of their messages were promised to their connections.
+//! Any other call is refused only if the pool is too small, or if for a second no running call used a suitable buffer.
+//! Then the application keeps the buffers, or waiting calls do, or peers that stopped in the middle of a message. The
+//! number of waiting calls causes no refusal: the receives of their messages were promised to their connections.
 
 use std::fmt;
 

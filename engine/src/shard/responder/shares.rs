@@ -1,12 +1,10 @@
-//! Shares of the pool. All of it is free to use, except for the last quarter of the suitable buffers, of which a
-//! connection gets only the needs of one call, or of a few short ones, and the last eighth, of which a host gets no
-//! more for all its connections. So peers that take no replies, or answer no RDMA Reads, leave something to others
-//! until their [deadline](crate::shard::progress).
+//! Shares of the pool: peers that take no replies, or answer no RDMA Reads, leave memory to others until their
+//! [deadline](crate::shard::progress). Of the last quarter of the suitable buffers a connection gets the needs of one
+//! call, or of a few short ones. Of the last eighth a host gets no more for all its connections.
 //!
-//! Held memory is counted in calls: running ones, and those whose replies have not completed. A call beyond the share
-//! waits, with only its message, until its connection or host is within the share. So does a call beyond the
-//! connection's [RDMA Reads](super::reads). Only calls of the same connection that also need bulk memory wait after it:
-//! they keep their order. No call is refused because many wait: the message of each is in a receive promised to its
+//! Held memory is counted in calls: running ones, and those whose replies have not completed. A call beyond the share,
+//! or beyond the connection's [RDMA Reads](super::reads), waits with only its message. Later calls of the connection
+//! that need bulk memory wait behind it. No call is refused because many wait: the receive of each was promised to its
 //! connection, and the promise is renewed only after the call has ended.
 
 use std::collections::HashMap;
