@@ -47,7 +47,7 @@ pub enum Address {
     Verbs(FabricAddress),
 }
 
-/// What addresses of this build look like.
+/// Forms of addresses in this build.
 const FORMS: &str = if cfg!(feature = "verbs") {
     "soft:NAME, soft:/path/to/socket, iwarp:HOST:PORT, iwarp:[IPV6]:PORT, verbs:HOST:PORT, verbs:[IPV6]:PORT or \
      verbs:DEVICE/GID@HOST:PORT"
@@ -98,7 +98,7 @@ impl Address {
         self.of_scheme(device.scheme)
     }
 
-    /// The same for a device of addresses that begin with this; of any, if it is empty.
+    /// The same for a device of this scheme; of any, if it is empty.
     pub(crate) fn of_scheme(&self, scheme: &str) -> Result<&FabricAddress, FabricError> {
         if scheme.is_empty() || scheme == self.scheme() {
             return Ok(self.fabric_address());
@@ -112,7 +112,7 @@ impl Address {
     /// Device that the address names, if any.
     ///
     /// # Errors
-    /// What is in front of the `@` is no device.
+    /// The text before the `@` is no device.
     #[doc(hidden)]
     pub fn named_device(&self) -> Result<Option<NamedDevice>, FabricError> {
         match self {
@@ -125,7 +125,7 @@ impl Address {
     /// Host and port; blocks while it resolves the host's name. `None` for a fabric that is not a network.
     ///
     /// # Errors
-    /// The name is not found, or what is behind the colon is no host.
+    /// The name is not found, or the text behind the colon is no host.
     pub fn socket_address(&self) -> Result<Option<SocketAddr>, FabricError> {
         match self {
             Self::Soft(_) => Ok(None),
@@ -152,7 +152,7 @@ impl Address {
     /// Opens a device for this address; takes milliseconds and allocates.
     ///
     /// # Errors
-    /// What failed, the limit that was met, and the remedy; the knob that means nothing to this fabric.
+    /// The failed call, its limit and the remedy; or a knob of another fabric.
     #[doc(hidden)]
     pub fn open(&self, config: &Config) -> Result<AnyFabric, FabricError> {
         config.device.path().check(self.scheme())?;
@@ -188,7 +188,7 @@ impl Address {
     }
 }
 
-/// One address is the list of it alone.
+/// A list of one address.
 impl AsRef<[Self]> for Address {
     fn as_ref(&self) -> &[Self] {
         std::slice::from_ref(self)

@@ -11,11 +11,10 @@ use crate::start_error::StartError;
 const CPUS: &str = "/sys/devices/system/cpu";
 
 impl ServerConfig {
-    /// The address that each shard serves, by its place among `addresses`: as [`ServerConfig::serves`] says; or, where
-    /// it says nothing, by NUMA node.
+    /// Index of each shard's address: by [`ServerConfig::serves`], or else by NUMA node.
     ///
     /// # Errors
-    /// `serves` does not say it of each shard, or names an address that there is not, or leaves one out.
+    /// `serves` has no entry for a shard, names an unknown address, or omits one.
     pub(super) fn placement(&self, addresses: &[Address]) -> Result<Vec<usize>, StartError> {
         if let Some(serves) = &self.serves {
             let fits = serves.len() == self.shards
@@ -41,9 +40,9 @@ impl ServerConfig {
     }
 }
 
-/// Gives each shard an address, of devices and shards on these nodes, as far as they are known. A shard is given one of
-/// its own node, if there is one; else, as where nothing is known, the address that has the fewest. An address that
-/// is left without takes a shard from the one that has most. There are no more addresses than shards.
+/// Assigns an address to each shard, by the known nodes of devices and shards. A shard gets one of its own node, or
+/// else the address with the fewest shards. An address without shards takes one from the address with the most. There
+/// are no more addresses than shards.
 fn by_node(addresses: &[Option<u32>], shards: &[Option<u32>]) -> Vec<usize> {
     let mut counts = vec![0; addresses.len()];
     let mut serves = vec![None; shards.len()];
@@ -68,12 +67,12 @@ fn by_node(addresses: &[Option<u32>], shards: &[Option<u32>]) -> Vec<usize> {
     serves.into_iter().map(Option::unwrap_or_default).collect()
 }
 
-/// The first of those with the fewest shards that will do.
+/// The first suitable address with the fewest shards.
 fn fewest(counts: &[usize], will_do: impl Fn(usize) -> bool) -> Option<usize> {
     (0..counts.len()).filter(|&address| will_do(address)).min_by_key(|&address| counts[address])
 }
 
-/// Addresses whose devices are on nodes of which no shard that serves them is.
+/// Addresses that no shard on the node of their device serves.
 fn far(addresses: &[Option<u32>], shards: &[Option<u32>], serves: &[usize]) -> Vec<usize> {
     let is_near = |address: usize| {
         addresses[address].is_none()
@@ -82,7 +81,7 @@ fn far(addresses: &[Option<u32>], shards: &[Option<u32>], serves: &[usize]) -> V
     (0..addresses.len()).filter(|&address| !is_near(address)).collect()
 }
 
-/// Says who serves what, where the nodes of devices are known.
+/// Logs the placement, where the nodes of devices are known.
 fn tell(addresses: &[Address], devices: &[Option<u32>], cores: &[Option<u32>], serves: &[usize]) {
     for (index, (address, node)) in addresses.iter().zip(devices).enumerate() {
         let Some(node) = node else { continue };
@@ -98,7 +97,7 @@ fn tell(addresses: &[Address], devices: &[Option<u32>], cores: &[Option<u32>], s
     }
 }
 
-/// The NUMA node of a core, by the kernel's description of processors; `None` where it says nothing.
+/// NUMA node of a core, by the kernel's description of processors, if known.
 fn node_of(cpus: &Path, core: usize) -> Option<u32> {
     let entries = fs::read_dir(cpus.join(format!("cpu{core}"))).ok()?;
     entries.flatten().find_map(|entry| entry.file_name().to_str()?.strip_prefix("node")?.parse().ok())

@@ -1,6 +1,5 @@
-#![expect(unsafe_code, reason = "takes the word of whoever has others write")]
-//! Writers of results, in the memory that they are sent from. Only written bytes are sent: the memory has held other
-//! calls' data.
+#![expect(unsafe_code, reason = "trusts callers about bytes that others wrote")]
+//! Writers of results, in the memory that is sent. Only written bytes are sent: the rest is data of other calls.
 
 use std::io;
 use std::os::fd::AsFd;

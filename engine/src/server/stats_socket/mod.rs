@@ -1,8 +1,7 @@
-//! Statistics by a Unix socket: whoever connects gets one snapshot in JSON, taken after that, and the end of the
-//! stream.
+//! Statistics by a Unix socket: each reader gets one snapshot in JSON, and the end of the stream.
 //!
-//! One thread serves all readers (`readers`), and asks the shards as [`Server::stats`](super::Server::stats) does:
-//! while nobody reads, nothing is done.
+//! One thread serves all readers (`readers`), and asks the shards as [`Server::stats`](super::Server::stats) does. It
+//! sleeps without readers.
 
 mod readers;
 
@@ -24,14 +23,14 @@ use crate::stats::{ShardSnapshot, ShardStats, Snapshot};
 
 use readers::Readers;
 
-/// How long the shards may take to answer: one that is in a handler is left out.
+/// Time-out of the shards: one in a handler is left out.
 const ANSWER: Duration = Duration::from_secs(1);
-/// Connections of all shards together that a snapshot has.
+/// Most connections of all shards in a snapshot.
 const CONNECTIONS: usize = 512;
 
-/// A socket that nobody serves yet.
+/// A socket without its thread.
 pub(super) struct Bound {
-    // In front of the socket: while there is the file, somebody listens.
+    // Dropped before the socket: while the file exists, the socket listens.
     file: SocketFile,
     socket: OwnedFd,
 }
@@ -48,7 +47,7 @@ pub(super) fn bind(path: &Path) -> Result<Bound, FabricError> {
     Ok(Bound { file: SocketFile::listen(socket.as_fd(), path, readers::MOST as i32)?, socket })
 }
 
-/// The thread that serves the socket. Dropped, it ends, and the file is removed.
+/// The thread that serves the socket. Its drop ends it, and removes the file.
 pub(super) struct StatsSocket {
     /// Closed, it ends the thread.
     stop: Option<PipeWriter>,
@@ -56,7 +55,7 @@ pub(super) struct StatsSocket {
 }
 
 impl StatsSocket {
-    /// Serves snapshots of these.
+    /// Serves snapshots of these shards.
     pub(super) fn start(bound: Bound, sources: Vec<Source>) -> Result<Self, StartError> {
         let failed = |error| StartError::no_thread("the thread of `ServerConfig::stats`", error);
         let (stopped, stop) = std::io::pipe().map_err(failed)?;
@@ -65,7 +64,7 @@ impl StatsSocket {
         let thread = Builder::new().name("rpcrdma-stats".to_owned()).spawn(move || {
             let mut readers = Readers::new(socket.into());
             while readers.turn(&stopped, || shards.snapshot()) {}
-            // In front of the socket, as above.
+            // Before the socket, as above.
             drop(file);
         });
         Ok(Self { stop: Some(stop), thread: Some(thread.map_err(failed)?) })
@@ -76,17 +75,17 @@ impl Drop for StatsSocket {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A panic of it has been printed; there is nothing to add.
+            // A panic has been printed.
             let _ = thread.join();
         }
     }
 }
 
-/// A shard, and what is known of it beforehand.
+/// A shard, and its constant properties.
 pub(super) struct Source {
     known: ShardSnapshot,
     shard: ShardHandle,
-    /// What it has been asked, and has not answered.
+    /// The unanswered question.
     asked: Option<Ticket<ShardStats>>,
 }
 
@@ -98,13 +97,13 @@ impl Source {
 
     /// Asks, unless an earlier question is still to be answered.
     fn ask(&mut self, connections: usize) {
-        // What was asked for a reader who had no answer is of no use to another.
+        // A late answer is too old for the next reader.
         self.asked.take_if(|asked| asked.try_take().is_some());
         let ask = || self.shard.ask(|answer| Command::Stats(connections, answer));
         self.asked.get_or_insert_with(ask);
     }
 
-    /// What it has answered by then.
+    /// Its answer until then, if any.
     fn answer(&mut self, until: Instant) -> ShardSnapshot {
         let answer = self.asked.as_mut().and_then(|asked| asked.wait(Some(until)));
         if answer.is_some() {
@@ -114,7 +113,6 @@ impl Source {
     }
 }
 
-/// All that a snapshot is of.
 struct Shards {
     started: Instant,
     sources: Vec<Source>,
@@ -127,7 +125,7 @@ impl Shards {
         let uptime = self.started.elapsed().as_nanos() as u64;
         let until = Instant::now() + ANSWER;
         let shards = self.sources.iter_mut().map(|source| source.answer(until)).collect();
-        // Numbers and strings: there is nothing that JSON has no word for.
+        // JSON has numbers and strings.
         let mut json = serde_json::to_vec(&Snapshot::new(uptime, shards)).unwrap_or_default();
         json.push(b'\n');
         json

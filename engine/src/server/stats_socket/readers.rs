@@ -1,6 +1,5 @@
-//! Those who read at the socket. What they can have is bounded, whatever they do: [`MOST`] of them at a time, each for
-//! [`PATIENCE`]; those that come within [`PACE`] of each other share a snapshot, so the shards are not asked more
-//! often; nothing that they send is looked at; and nothing that they do is logged.
+//! Readers of the socket. Their cost is bounded: [`MOST`] at a time, each for [`PATIENCE`]. Readers within [`PACE`] of
+//! each other share a snapshot, which limits the requests to shards. Their input is ignored, and nothing is logged.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -11,24 +10,23 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 
-/// Readers at a time. Beyond that the one that has taken longest to read makes room.
+/// Most readers at a time; one more replaces the slowest.
 pub(super) const MOST: usize = 16;
-/// How long a reader may take.
+/// Time-out of a reader.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Least time between two snapshots.
 const PACE: Duration = Duration::from_millis(100);
 
-/// One who has connected.
 struct Reader {
     stream: UnixStream,
-    /// Until when it may take what it gets.
+    /// Deadline.
     until: Instant,
-    /// What it gets, once that is there, and how much of it has gone.
+    /// Snapshot, if taken, and the bytes written.
     answer: Option<(Arc<[u8]>, usize)>,
 }
 
 impl Reader {
-    /// Writes what the socket takes; false when that was all, or the reader is gone.
+    /// Writes as much as the socket takes; false once all is written, or the reader is gone.
     fn write(&mut self) -> bool {
         let Some((answer, written)) = &mut self.answer else { return true };
         loop {
@@ -39,38 +37,36 @@ impl Reader {
                 _ => break,
             }
             if *written == answer.len() {
-                self.take_what_it_sent();
+                self.drain_input();
                 break;
             }
         }
         false
     }
 
-    /// What it has sent is nothing to us. Left unread, it would be an error to the reader. From now on it can send no
-    /// more, so what it has sent is soon read.
-    fn take_what_it_sent(&mut self) {
+    /// Shuts its input down, and drains the rest: unread input would be an error to the reader.
+    fn drain_input(&mut self) {
         let _ = self.stream.shutdown(Shutdown::Read);
         while self.stream.read(&mut [0; 4096]).is_ok_and(|bytes| bytes > 0) {}
     }
 }
 
-/// All of them, and where more come from.
+/// All readers, and the listening socket.
 pub(super) struct Readers {
     listener: UnixListener,
     /// Oldest first.
     readers: Vec<Reader>,
-    /// When the next snapshot may be taken.
+    /// Earliest time of the next snapshot.
     next: Instant,
 }
 
 impl Readers {
-    /// Those who connect to a socket that listens and does not block.
+    /// Readers of a listening, non-blocking socket.
     pub(super) fn new(listener: UnixListener) -> Self {
         Self { listener, readers: Vec::new(), next: Instant::now() }
     }
 
-    /// Waits for something to do, and does it, with snapshots that `take` takes; false once something can be read from
-    /// `stopped`, or its other end is gone.
+    /// Waits for events, and handles them, with snapshots of `take`; false once `stopped` is readable or closed.
     pub(super) fn turn(&mut self, stopped: &impl AsFd, take: impl FnOnce() -> Vec<u8>) -> bool {
         let waits = self.readers.iter().any(|reader| reader.answer.is_none());
         let wake = self.readers.iter().map(|reader| reader.until).chain(waits.then_some(self.next)).min();
@@ -83,11 +79,11 @@ impl Readers {
             PollFd::new(&reader.stream, events)
         }));
         let timeout = wake.map(|wake| {
-            // Not before it: the clock of poll is coarser.
+            // Rounded up: the clock of poll is coarser.
             let left = wake.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
         });
-        // A signal is as good as anything to look again.
+        // A signal is a spurious wake-up.
         let _ = poll(&mut polled, timeout.as_ref());
         let seen: Vec<_> = polled.iter().map(PollFd::revents).collect();
         if !seen[0].is_empty() {
@@ -107,14 +103,14 @@ impl Readers {
         true
     }
 
-    /// There is room for one more, or somebody who has been given enough time to make it.
+    /// Whether there is room for one more, or a reader to replace.
     fn has_room(&self) -> bool {
         self.readers.len() < MOST || self.readers.iter().any(|reader| reader.answer.is_some())
     }
 
     fn accept(&mut self, now: Instant) {
         let Ok((stream, _)) = self.listener.accept() else {
-            // Such as too many open files, which is so for a while: the readers that there are go first.
+            // Such as too many open files: other readers finish first.
             std::thread::sleep(Duration::from_millis(10));
             return;
         };
@@ -129,7 +125,7 @@ impl Readers {
         self.readers.push(Reader { stream, until: now + PATIENCE, answer: None });
     }
 
-    /// Those who wait get a snapshot, if it is time for one.
+    /// Gives waiting readers a snapshot, if one is due.
     fn answer(&mut self, now: Instant, take: impl FnOnce() -> Vec<u8>) {
         if now < self.next || self.readers.iter().all(|reader| reader.answer.is_some()) {
             return;
