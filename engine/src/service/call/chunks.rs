@@ -207,10 +207,14 @@ impl Chunks {
         self.reads.iter().map(|read| u64::from(read.target.length)).sum()
     }
 
-    /// Handles of all segments.
-    pub(crate) fn handles(&self) -> impl Iterator<Item = u32> {
-        let written = self.writes.iter().chain(self.reply.iter().flatten());
-        written.chain(self.reads.iter().map(|read| &read.target)).map(|segment| segment.handle)
+    /// Handle common to all segments; 0 if there is none.
+    pub(crate) fn only_handle(&self) -> u32 {
+        let mut first = None;
+        let mut is_same = |segment: &Segment| *first.get_or_insert(segment.handle) == segment.handle;
+        let is_only = self.reads.iter().all(|read| is_same(&read.target))
+            && self.writes.iter().all(&mut is_same)
+            && self.reply.iter().flatten().all(&mut is_same);
+        if is_only { first.unwrap_or(0) } else { 0 }
     }
 
     /// Whether the reply returns a Write list or a Reply chunk.

@@ -232,8 +232,10 @@ fn take_lists<W: IntoIterator<Item = Segment>>(
     if let Some(chunk) = reply {
         chunks.take_reply(chunk);
     }
-    let (returned, only) = (chunks.returned(), only_handle(chunks));
+    let (returned, only) = (chunks.returned(), chunks.only_handle());
     check_returned(&returned, call.inline_room()).map_err(CallRefusal::Transport)?;
+    // Version 1 has no field for the handle to invalidate (RFC 8797 §4.1). Of several handles the requester may keep
+    // some: the Linux client has one for the padding of all its reads, for the whole connection.
     if version == Version::V1 {
         call.set_head(call.xid(), only);
     }
@@ -250,15 +252,6 @@ fn check_returned(returned: &ChunkCounts, inline_room: usize) -> Result<(), Erro
     let chunks = returned.writes + usize::from(returned.reply.is_some());
     let fixed = returned.encoded_len() - SEGMENT_LEN * returned.segments();
     Err(ErrorBody::Segments { max: (room.saturating_sub(fixed) / SEGMENT_LEN / chunks) as u32 })
-}
-
-/// Handle common to all segments of the call, 0 if there is none: version 1 has no field for the one to invalidate (RFC
-/// 8797 §4.1), and of several the requester may need to keep some. The Linux client has one for the padding of all its
-/// reads, for the whole connection.
-fn only_handle(chunks: &Chunks) -> u32 {
-    let mut handles = chunks.handles();
-    let first = handles.next().unwrap_or(0);
-    if handles.all(|handle| handle == first) { first } else { 0 }
 }
 
 /// Under RPCSEC_GSS integrity or privacy nothing is reduced, in call or reply (version 2 §10.2.2).
