@@ -20,14 +20,19 @@ use super::ring_sender::{RingSender, SendError};
 use super::spsc::{Consumer, Producer, ring};
 use crate::start_error::StartError;
 
+/// Most threads.
+const MAX_COUNT: usize = 1024;
+/// Most outstanding jobs of one shard at one worker.
+const MAX_RING: usize = 1 << 16;
+
 /// Worker threads: number, cores, rings, idle policy.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
-    /// Number of threads, at least 1.
+    /// Number of threads, 1 to 1024.
     pub count: usize,
     /// Core of each thread. `None`: the system places them.
     pub cores: Option<Vec<usize>>,
-    /// Outstanding jobs of one shard at one worker; a power of two.
+    /// Outstanding jobs of one shard at one worker, 1 to 65536; a power of two.
     ///
     /// Other values are rounded up. Further calls wait at the shard. Memory for each pair: so many keys and jobs, and
     /// keys and results.
@@ -203,6 +208,11 @@ fn check(config: &WorkerConfig) -> Result<(), StartError> {
         return Err(StartError::conflict(
             "0 workers (WorkerConfig::count is at least 1, or ServerConfig::workers is None)",
         ));
+    }
+    for (knob, value, limit) in [("count", count, MAX_COUNT), ("ring_capacity", config.ring_capacity, MAX_RING)] {
+        if !(1..=limit).contains(&value) {
+            return Err(StartError::conflict(format_args!("WorkerConfig::{knob} is {value}: 1 to {limit}")));
+        }
     }
     let Some(cores) = &config.cores else { return Ok(()) };
     if cores.len() < count {

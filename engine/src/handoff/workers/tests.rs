@@ -234,6 +234,12 @@ fn impossible_configurations_are_refused_with_the_reason() {
     let none = refuse(0, None);
     assert!(none.to_string().starts_with("0 workers "), "{none:?}");
     assert!(none.to_string().starts_with("0 workers (WorkerConfig::count"), "{none}");
+    assert_eq!(refuse(1025, None).to_string(), "WorkerConfig::count is 1025: 1 to 1024");
+    for ring_capacity in [0, 65537, usize::MAX] {
+        let config = WorkerConfig { ring_capacity, ..WorkerConfig::default() };
+        let refused = WorkerPool::<(), (), ()>::new(&config, |()| ()).err().expect("too few, or too many");
+        assert_eq!(refused.to_string(), format!("WorkerConfig::ring_capacity is {ring_capacity}: 1 to 65536"));
+    }
     let few = refuse(3, Some(vec![0]));
     assert!(few.to_string().starts_with("3 workers exceed 1 cores: [0]"), "{few:?}");
     assert!(few.to_string().starts_with("3 workers exceed 1 cores: [0] (WorkerConfig::count"), "{few}");
