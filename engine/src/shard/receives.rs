@@ -47,6 +47,8 @@ pub(super) struct ReceiveBudget {
     overcommit: usize,
     /// Whether connections wait because fewer are posted than promised.
     ran_short: bool,
+    /// Whether buffers were missing at the last refill.
+    dry: bool,
     /// What all connections together do not need, and the turn in which that was counted.
     spared: (u64, u32),
     /// About to be posted.
@@ -62,6 +64,7 @@ impl ReceiveBudget {
             promised: 0,
             overcommit: 0,
             ran_short: false,
+            dry: false,
             spared: (0, 0),
             waiting: Vec::with_capacity(RECEIVE_MARGIN),
         }
@@ -107,6 +110,17 @@ impl ReceiveBudget {
     /// Clears the mark.
     pub(super) fn relieve(&mut self) {
         self.ran_short = false;
+    }
+
+    /// Records whether buffers were missing at a refill.
+    pub(super) fn set_dry(&mut self, dry: bool) {
+        self.dry = dry;
+    }
+
+    /// Whether buffers were missing at the last refill: whoever keeps a receive keeps it from others.
+    #[inline]
+    pub(super) fn is_dry(&self) -> bool {
+        self.dry
     }
 
     /// Counts one as used.

@@ -301,6 +301,26 @@ fn end_of<T>(future: &mut std::pin::Pin<Box<impl Future<Output = T>>>) -> T {
     end.expect("it is ready")
 }
 
+/// A reply that nobody takes does not keep its receive: the server's next replies would find none.
+#[test]
+fn calls_that_nobody_joins_take_no_receives() {
+    let mut world = World::new("unjoined");
+    let address = world.serve(small_server().with(|c| c.shard.timeouts.progress = Duration::from_secs(1)));
+    let config = small().with(|c| {
+        c.limits.max_calls = 4096;
+        c.memory.small_buffers = 4096;
+    });
+    let mut client = connect(&world, &address, config);
+    let args = |n: u32| [n.to_be_bytes(), [7; 4]].concat();
+    let call = |n| client.start(ClientCall::new(ECHO).args(args(n))).expect("a slot");
+    let calls: Vec<_> = (0..4096).map(call).collect();
+    // The last is answered after all others.
+    for (n, mut call) in (0..4096).zip(calls).rev() {
+        assert_eq!(call.join().expect("a reply").results(), args(n));
+    }
+    assert!(client.close_reason().is_none());
+}
+
 /// Requests for memory are served in order. None waits for memory of a closed connection.
 #[test]
 fn futures_of_memory_wait_for_a_free_buffer_in_order() {
