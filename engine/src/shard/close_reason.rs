@@ -182,6 +182,8 @@ pub(super) enum Stall {
     Sends,
     /// To answer RDMA Reads.
     Reads,
+    /// Both, for equally long: a Send behind a Read completes after it, and a Read behind a Send is answered after it.
+    SendsOrReads,
     /// Credits for its replies, or for the rest of a message.
     Grant,
     /// The rest of a message.
@@ -193,6 +195,7 @@ impl Stall {
     pub(super) fn text(self) -> &'static str {
         match self {
             Self::Sends => "peer receives nothing",
+            Self::SendsOrReads => "peer receives nothing, or answers no RDMA Read",
             Self::Reads => "peer answers no RDMA Read",
             Self::Grant => "peer grants no credit for replies, or for the rest of a message",
             Self::Message => "peer sent part of a message, and not the rest",

@@ -164,8 +164,11 @@ impl Progress {
             (self.replies.waited(owed.replies, owed.granted, &behind), Stall::Grant),
             (self.message.waited(owed.half_sent, passed), Stall::Message),
         ];
-        // Of equal waits the first is the cause: Read data may not complete before earlier Sends.
-        waits.into_iter().rev().max_by_key(|wait| wait.0).unwrap_or((0, Stall::Sends))
+        match waits.into_iter().rev().max_by_key(|wait| wait.0).unwrap_or((0, Stall::Sends)) {
+            // Each may have to wait for the other.
+            (waited, Stall::Sends) if waited > 0 && waited == waits[1].0 => (waited, Stall::SendsOrReads),
+            longest => longest,
+        }
     }
 
     /// Whether a Send is awaited.
@@ -409,11 +412,13 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_receives_nothing_is_disconnected_for_it() {
+    fn of_sends_and_reads_that_wait_equally_neither_is_the_cause() {
         let mut progress = Progress::default();
         let owed = Owed { sends: 1, fetches: 1, ..Owed::default() };
         look(&mut progress, owed, 1);
-        assert_eq!(look(&mut progress, owed, 5), (5, Stall::Sends), "the Read stands behind the Send");
+        assert_eq!(look(&mut progress, owed, 5), (5, Stall::SendsOrReads), "one of them stands behind the other");
+        assert_eq!(look(&mut progress, Owed { left: 1, ..owed }, 5), (10, Stall::Reads), "the Send has left");
+        assert_eq!(look(&mut progress, Owed { fetched: 1, ..owed }, 5).1, Stall::Sends);
     }
 
     #[test]
