@@ -94,6 +94,7 @@ impl Fabric for AnyFabric {
         fn disconnect(&mut self, qp: QpId);
         fn holds_sends(&mut self, qp: QpId) -> bool;
         fn flow(&mut self, qp: QpId) -> Option<Flow>;
+        fn round_trip(&mut self, qp: QpId) -> Option<Duration>;
         fn destroy_qp(&mut self, qp: QpId);
         fn poll_control(&mut self, events: &mut Vec<ControlEvent>);
         fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError>;

@@ -640,6 +640,11 @@ pub trait Fabric: Sized {
     fn flow(&mut self, _qp: QpId) -> Option<Flow> {
         None
     }
+    /// Round-trip time to the peer; `None` where the device does not report it. Call it now and then, not for each
+    /// message.
+    fn round_trip(&mut self, _qp: QpId) -> Option<Duration> {
+        None
+    }
     /// Appends up to `max` completions; returns how many. Never blocks. Makes system calls where nothing else reports
     /// news. Over TCP these are a bounded few per turn; idle connections are polled only in every 16th turn.
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize;

@@ -63,7 +63,7 @@ impl<F: Fabric> Shard<F> {
         self.with_ref(conn, Self::start_drain);
     }
 
-    fn start_drain(&mut self, conn: &mut Conn) {
+    pub(super) fn start_drain(&mut self, conn: &mut Conn) {
         if conn.stage() == Stage::Negotiating {
             self.life.negotiates_no_more(conn.qp());
         }
@@ -71,54 +71,8 @@ impl<F: Fabric> Shard<F> {
         self.cx.ready.add(conn);
     }
 
-    /// Drains the shard: closes each connection once its calls have ended, and its peer has been silent for a moment.
-    pub fn drain(&mut self) {
-        self.life.drain();
-        self.cx.fabric.unlisten();
-        self.with_each(Self::start_drain);
-        self.end_parked();
-    }
-
-    /// Whether a draining connection without calls stays for messages that its peer may have sent already: the rest of
-    /// a message; or calls, when the shard drains, as the peer gets an error for each. Messages after the close are
-    /// lost; the peer cannot know whether they ran.
-    pub(super) fn lingers(&mut self, conn: &mut Conn) -> bool {
-        // Version 1 has no such error: its clients retransmit.
-        let tells = conn.accepted().is_some() && conn.proto.terms().version != Version::V1;
-        let silence = match self.life.is_draining() && tells {
-            true => nanoseconds(self.cx.config.poll.control_interval),
-            false => 0,
-        };
-        let now = self.cx.clock.read();
-        let until = conn.lingers_until(now, silence);
-        self.cx.schedule.wake_by(until);
-        now < until
-    }
-
-    /// Whether a connection that drains has replies in memory that the fabric still sends: a slow peer takes long for
-    /// them, and a connection that closes has a moment only. `timeouts.progress` ends one whose peer takes nothing.
-    pub(super) fn awaits_last_sends(&mut self, conn: &mut Conn) -> bool {
-        let awaits = conn.sends.under_way() > 0 && self.cx.fabric.holds_sends(conn.qp());
-        if awaits {
-            // The device reports unsignaled ones by the completion of a later one.
-            self.cx.request_completion(conn);
-            self.cx.schedule.wake_by(self.cx.clock.read() + nanoseconds(self.cx.config.poll.control_interval));
-        }
-        awaits
-    }
-
-    /// Part of step 5 of a turn: closes draining connections that were silent for long enough.
-    #[cold]
-    fn look_at_lingering(&mut self) {
-        self.with_each(|shard, conn| {
-            if conn.stage() == Stage::Draining {
-                shard.cx.ready.add(conn);
-            }
-        });
-    }
-
     /// Closes connections that wait to reconnect.
-    fn end_parked(&mut self) {
+    pub(super) fn end_parked(&mut self) {
         for conn in self.cx.conns.take_parked() {
             self.lend(conn, |_, conn| conn.go(Stage::Closing));
         }

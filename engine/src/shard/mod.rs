@@ -20,7 +20,8 @@
 //! | `continuation` | messages that go out in several |
 //! | `outgoing` | such a message |
 //! | `assembly` | messages that come in several |
-//! | `control` | connect, listen, accept, drain, break |
+//! | `control` | connect, listen, accept, break |
+//! | `drain` | connections that end after their calls |
 //! | `lifecycle` | what connections are about to become, counted |
 //! | `peers` | connections of peers and their ends, told to the upper layer |
 //! | `accepted` | a connection that was accepted: from whom, and when it was last of use |
@@ -61,6 +62,7 @@ mod context;
 mod continuation;
 mod control;
 mod credits;
+mod drain;
 mod host;
 mod lifecycle;
 mod list;

@@ -136,6 +136,14 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn the_kernel_tells_the_round_trip_time() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let socket = std::net::TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
+        let of_handshake = crate::iwarp::sys::round_trip(socket.as_fd());
+        assert!(of_handshake.is_ok_and(|time| time > Duration::ZERO), "{of_handshake:?}");
+    }
+
     /// Loopback traffic shows none of them. Without them a dead peer goes unnoticed, or a message waits for the
     /// acknowledgement of another.
     #[test]

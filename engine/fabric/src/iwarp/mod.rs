@@ -354,6 +354,10 @@ impl Fabric for IwarpFabric {
         self.table.get(id).map(|qp| qp.flow())
     }
 
+    fn round_trip(&mut self, id: QpId) -> Option<Duration> {
+        sys::round_trip(self.table.get(id)?.socket()?).ok()
+    }
+
     fn disconnect(&mut self, id: QpId) {
         let Some(qp) = self.table.get(id) else { return };
         match qp.state {

@@ -169,6 +169,19 @@ pub(super) fn max_segment(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
     result(got as isize).map(|_| bytes.max(0) as usize)
 }
 
+/// Round-trip time to the peer's TCP, smoothed (`TCP_INFO`).
+pub(super) fn round_trip(socket: BorrowedFd<'_>) -> Result<Duration, Errno> {
+    /// Word of `tcpi_rtt`, in microseconds: 8 bytes of states, then words.
+    const RTT: usize = 17;
+    let mut info = [0_u32; RTT + 1];
+    let mut size = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: value and size live through the call, and the size is the value's: the kernel writes no more.
+    let got = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut size)
+    };
+    result(got as isize).map(|_| Duration::from_micros(info[RTT].into()))
+}
+
 fn result(n: isize) -> Result<usize, Errno> {
     usize::try_from(n).map_err(|_| {
         let error = std::io::Error::last_os_error();

@@ -372,6 +372,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
         fn disconnect(&mut self, qp: QpId);
         fn holds_sends(&mut self, qp: QpId) -> bool;
         fn flow(&mut self, qp: QpId) -> Option<Flow>;
+        fn round_trip(&mut self, qp: QpId) -> Option<Duration>;
         fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError>;
         fn next_rkey(&self, window: WindowId) -> u32;
         fn remote_address(&self, mem: &Lent, offset: usize) -> u64;

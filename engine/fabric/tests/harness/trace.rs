@@ -229,6 +229,7 @@ impl<F: Fabric> Fabric for Trace<F> {
         fn stats(&self) -> FabricStats;
         fn holds_sends(&mut self, qp: QpId) -> bool;
         fn flow(&mut self, qp: QpId) -> Option<Flow>;
+        fn round_trip(&mut self, qp: QpId) -> Option<Duration>;
         fn next_rkey(&self, window: WindowId) -> u32;
         fn remote_address(&self, mem: &Lent, offset: usize) -> u64;
         fn waker(&self) -> Waker;

@@ -1,0 +1,87 @@
+//! The end of connections in good order: after their calls, and after what their peers may have sent already.
+
+use std::time::Duration;
+
+use super::Shard;
+use super::clock::nanoseconds;
+use super::conn::Conn;
+use super::stage::Stage;
+use crate::fabric::Fabric;
+use crate::wire::Version;
+
+/// Round trips without a message after which a connection of a draining shard closes. A peer that gets an error for a
+/// call may send another one: it arrives one round trip after the error was sent. The others are for lost packets.
+const ROUND_TRIPS: u32 = 3;
+/// Longest such time.
+const LONGEST_SILENCE: Duration = Duration::from_secs(1);
+
+/// Time without a message after which a connection of a draining shard closes.
+fn silence(interval: Duration, round_trip: Option<Duration>) -> Duration {
+    let distant = round_trip.map_or(Duration::ZERO, |time| time.saturating_mul(ROUND_TRIPS));
+    interval.max(distant.min(LONGEST_SILENCE))
+}
+
+impl<F: Fabric> Shard<F> {
+    /// Drains the shard: closes each connection once its calls have ended, and its peer has been silent for a moment.
+    pub fn drain(&mut self) {
+        self.life.drain();
+        self.cx.fabric.unlisten();
+        self.with_each(Self::start_drain);
+        self.end_parked();
+    }
+
+    /// Whether a draining connection without calls stays for messages that its peer may have sent already: the rest of
+    /// a message; or calls, when the shard drains, as the peer gets an error for each. Messages after the close are
+    /// lost; the peer cannot know whether they ran.
+    pub(super) fn lingers(&mut self, conn: &mut Conn) -> bool {
+        // Version 1 has no such error: its clients retransmit.
+        let tells = conn.accepted().is_some() && conn.proto.terms().version != Version::V1;
+        let silence = match self.life.is_draining() && tells {
+            true => {
+                let round_trip = self.cx.fabric.round_trip(conn.qp());
+                nanoseconds(silence(self.cx.config.poll.control_interval, round_trip))
+            }
+            false => 0,
+        };
+        let now = self.cx.clock.read();
+        let until = conn.lingers_until(now, silence);
+        self.cx.schedule.wake_by(until);
+        now < until
+    }
+
+    /// Whether a connection that drains has replies in memory that the fabric still sends: a slow peer takes long for
+    /// them, and a connection that closes has a moment only. `timeouts.progress` ends one whose peer takes nothing.
+    pub(super) fn awaits_last_sends(&mut self, conn: &mut Conn) -> bool {
+        let awaits = conn.sends.under_way() > 0 && self.cx.fabric.holds_sends(conn.qp());
+        if awaits {
+            // The device reports unsignaled ones by the completion of a later one.
+            self.cx.request_completion(conn);
+            self.cx.schedule.wake_by(self.cx.clock.read() + nanoseconds(self.cx.config.poll.control_interval));
+        }
+        awaits
+    }
+
+    /// Part of step 5 of a turn: closes draining connections that were silent for long enough.
+    #[cold]
+    pub(super) fn look_at_lingering(&mut self) {
+        self.with_each(|shard, conn| {
+            if conn.stage() == Stage::Draining {
+                shard.cx.ready.add(conn);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_distant_peer_has_three_round_trips_and_at_most_a_second() {
+        let silences = [None, Some(0), Some(3), Some(100), Some(5000)]
+            .map(|round_trip| silence(Duration::from_millis(10), round_trip.map(Duration::from_millis)).as_millis());
+        assert_eq!(silences, [10, 10, 10, 300, 1000]);
+        let rare = Duration::from_secs(2);
+        assert_eq!(silence(rare, Some(rare)), rare, "it is not looked more often");
+    }
+}
