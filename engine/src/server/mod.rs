@@ -332,14 +332,17 @@ impl Server {
         self.shards.iter().for_each(|shard| shard.send(Command::Stop));
         while !self.shards.iter().all(ShardHandle::has_stopped) && end.step() {}
         let (stopped, stuck): (Vec<_>, Vec<_>) = self.shards.drain(..).partition(ShardHandle::has_stopped);
-        let stats = stopped.into_iter().filter_map(|mut shard| shard.join()).collect();
+        let (stats, unanswered): (_, Vec<usize>) = stopped.into_iter().filter_map(|mut shard| shard.join()).unzip();
         let stuck_shards = stuck.len();
         stuck.into_iter().for_each(ShardHandle::detach);
         let workers = self.workers.take().and_then(Arc::into_inner);
         let stuck_workers = workers.map_or(0, |workers| workers.finish(|| end.step()));
         match undrained + stuck_workers {
             0 => Ok(stats),
-            _ => Err(Undrained { timeout, shards: undrained, stuck_shards, stuck_workers }),
+            _ => {
+                let unanswered = unanswered.into_iter().sum();
+                Err(Undrained { timeout, shards: undrained, unanswered, stuck_shards, stuck_workers })
+            }
         }
     }
 }
@@ -390,6 +393,8 @@ pub struct Undrained {
     timeout: Duration,
     /// Shards whose connections were cut off.
     shards: usize,
+    /// Calls on them without an answer, without those of shards in a handler.
+    unanswered: usize,
     /// Of those, shards in a handler that does not return.
     stuck_shards: usize,
     /// Workers in such a handler, or with jobs left.
@@ -400,17 +405,18 @@ impl Error for Undrained {}
 
 impl fmt::Display for Undrained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { timeout, shards, stuck_shards, stuck_workers } = self;
+        let Self { timeout, shards, unanswered, stuck_shards, stuck_workers } = self;
         let s = |count: &usize| if *count == 1 { "" } else { "s" };
         write!(f, "drain timed out after {timeout:?}")?;
         let mut before = ": ";
-        for (count, what, of) in [
-            (shards, "connections open on", "shard"),
-            (stuck_shards, "handlers running on", "shard"),
-            (stuck_workers, "handlers running on", "worker"),
+        for (what, count, of, then) in [
+            ("connections open on ", shards, "shard", ""),
+            ("", unanswered, "call", " not answered"),
+            ("handlers running on ", stuck_shards, "shard", ""),
+            ("handlers running on ", stuck_workers, "worker", ""),
         ] {
             if *count > 0 {
-                write!(f, "{before}{what} {count} {of}{}", s(count))?;
+                write!(f, "{before}{what}{count} {of}{}{then}", s(count))?;
                 before = ", ";
             }
         }

@@ -37,8 +37,8 @@ pub(crate) async fn spawn<F: Fabric>(
         match made.and_then(|()| make()) {
             Ok(mut shard) => {
                 start.complete(Ok(Unclaimed(Some(shard.open_inbox()))));
-                shard.turn_until_stopped();
-                return Some(shard.stats());
+                let unanswered = shard.turn_until_stopped();
+                return Some((shard.stats(), unanswered));
             }
             Err(error) => start.complete(Err(error)),
         }
@@ -69,10 +69,13 @@ impl Drop for Unclaimed {
     }
 }
 
+/// What is left of a shard: its statistics, and the number of its peers' calls that it had not answered.
+type Last = (ShardStats, usize);
+
 /// Handle of a shard's thread. Dropping it stops the shard.
 pub(crate) struct ShardHandle {
     connector: Connector<Command>,
-    thread: Option<JoinHandle<Option<ShardStats>>>,
+    thread: Option<JoinHandle<Option<Last>>>,
 }
 
 impl ShardHandle {
@@ -103,8 +106,8 @@ impl ShardHandle {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Joins its thread; returns the final statistics.
-    pub(crate) fn join(&mut self) -> Option<ShardStats> {
+    /// Joins its thread; returns what is left of it.
+    pub(crate) fn join(&mut self) -> Option<Last> {
         // A panic has been printed already.
         self.thread.take()?.join().ok()?
     }
@@ -125,8 +128,8 @@ impl Drop for ShardHandle {
 }
 
 impl<F: Fabric> Shard<F> {
-    /// Polls until stopped.
-    fn turn_until_stopped(&mut self) {
+    /// Polls until stopped. Returns the number of peers' calls that were not answered by then.
+    fn turn_until_stopped(&mut self) -> usize {
         let mut idle = Idle::new(self.cx.config.poll.idle).yield_every(YIELD_EVERY);
         while !self.outside.is_stopped() {
             let busy = self.poll_once();
@@ -138,7 +141,9 @@ impl<F: Fabric> Shard<F> {
                 idle.pass(|| self.sleep(LONGEST_SLEEP));
             }
         }
+        let unanswered = self.cx.conns.iter().map(|conn| conn.proto.calls_served()).sum();
         self.abort();
+        unanswered
     }
 
     /// Sleeps until there may be work. Checks everything once more after arming.

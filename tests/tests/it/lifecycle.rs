@@ -453,7 +453,7 @@ fn server_with_workers(scheme: CreditMode) -> ServerConfig {
 
 #[test]
 fn a_drain_returns_in_time_whatever_a_handler_does() {
-    let workers = "connections open on 1 shard, handlers running on 1 worker";
+    let workers = "connections open on 1 shard, 1 call not answered, handlers running on 1 worker";
     let shard = "connections open on 1 shard, handlers running on 1 shard";
     // A tenth of the time is for disconnects, which a busy host or a device may delay. Stuck handlers are never cut
     // off.
