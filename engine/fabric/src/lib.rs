@@ -640,8 +640,7 @@ pub trait Fabric: Sized {
     fn flow(&mut self, _qp: QpId) -> Option<Flow> {
         None
     }
-    /// Round-trip time to the peer; `None` where the device does not report it. Call it now and then, not for each
-    /// message.
+    /// Round-trip time to the peer. `None` where the device does not report it. Call it now and then.
     fn round_trip(&mut self, _qp: QpId) -> Option<Duration> {
         None
     }

