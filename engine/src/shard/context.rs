@@ -186,10 +186,9 @@ impl<F: Fabric> Context<F> {
         let spared = if self.receives.suffice() { 0 } else { self.spared_in_turn() };
         let (pool, size) = self.sizing.pool_of_receives(&self.pool);
         let mut bufs = pool.alloc_many(size);
-        let mut dry = false;
         for _ in 0..self.receives.wanted() {
             let Some(buf) = bufs.next() else {
-                (self.stats.pool_empty, dry) = (self.stats.pool_empty + 1, true);
+                self.stats.pool_empty += 1;
                 break;
             };
             // Spare receives take no longer buffers, for which calls may wait.
@@ -199,7 +198,7 @@ impl<F: Fabric> Context<F> {
             self.receives.add(buf);
         }
         drop(bufs);
-        self.receives.set_dry(dry);
+        self.receives.count_reserve(pool.first_room(size).0);
         let posted = self.receives.post(|bufs| self.fabric.post_recv(None, bufs));
         self.sizing.posted(posted);
         if self.receives.ran_short() && (posted > 0 || self.receives.suffice()) {

@@ -161,7 +161,8 @@ impl<F: Fabric> Context<F> {
         let wanted = if free < total / 8 {
             credits.min(share)
         } else if turned >= TURNOVERS * u64::from(credits) && free > total / 4 * 3 {
-            credits.saturating_add(credits.min((free / 4) as u32)).min(self.config.limits.max_credits.max(credits))
+            let most = self.config.limits.max_credits.saturating_sub(credits);
+            credits + self.receives.take_reserve(credits.min((free / 4) as u32).min(most))
         } else {
             credits
         };

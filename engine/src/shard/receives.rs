@@ -47,8 +47,8 @@ pub(super) struct ReceiveBudget {
     overcommit: usize,
     /// Whether connections wait because fewer are posted than promised.
     ran_short: bool,
-    /// Whether buffers were missing at the last refill.
-    dry: bool,
+    /// Receives and buffers for them beyond those promised, at the last refill.
+    reserve: usize,
     /// What all connections together do not need, and the turn in which that was counted.
     spared: (u64, u32),
     /// About to be posted.
@@ -64,7 +64,7 @@ impl ReceiveBudget {
             promised: 0,
             overcommit: 0,
             ran_short: false,
-            dry: false,
+            reserve: 0,
             spared: (0, 0),
             waiting: Vec::with_capacity(RECEIVE_MARGIN),
         }
@@ -112,15 +112,23 @@ impl ReceiveBudget {
         self.ran_short = false;
     }
 
-    /// Records whether buffers were missing at a refill.
-    pub(super) fn set_dry(&mut self, dry: bool) {
-        self.dry = dry;
+    /// Counts the reserve at a refill, with so many free buffers.
+    pub(super) fn count_reserve(&mut self, free: usize) {
+        self.reserve = (self.held() + free).saturating_sub(self.promised);
     }
 
-    /// Whether buffers were missing at the last refill: whoever keeps a receive keeps it from others.
+    /// Whether the reserve is short: whoever keeps a receive keeps it from others. More messages may arrive before the
+    /// next refill.
     #[inline]
-    pub(super) fn is_dry(&self) -> bool {
-        self.dry
+    pub(super) fn are_scarce(&self) -> bool {
+        self.reserve < RECEIVE_MARGIN
+    }
+
+    /// Takes up to so many from the reserve, for a promise.
+    pub(super) fn take_reserve(&mut self, wanted: u32) -> u32 {
+        let taken = wanted.min(self.reserve.saturating_sub(RECEIVE_MARGIN) as u32);
+        self.reserve -= taken as usize;
+        taken
     }
 
     /// Counts one as used.

@@ -21,13 +21,13 @@ mod replies;
 #[cfg(test)]
 mod tests;
 
-use rpcrdma_mempool::{ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
+use rpcrdma_mempool::{Buf, Pool};
 
 use super::conn::Conn;
 use super::context::Context;
 use super::list::push;
 use super::stage::Stage;
-use crate::fabric::{Fabric, ReceivedBuf};
+use crate::fabric::Fabric;
 use crate::proto::{CallError, CallId, Connection};
 use crate::wire::properties::ReverseSupport;
 use crate::wire::rpc::ACCEPTED_REPLY_LEN;
@@ -39,6 +39,7 @@ pub(crate) use chunks::{ChunkMemory, Memory};
 use exposures::{Exposure, Exposures};
 use lists::Lists;
 pub(crate) use outcome::Sink;
+use outcome::Untaken;
 pub use outcome::{CallResult, Done, FailedCall, Reply, Returned};
 
 pub(super) struct Requester {
@@ -48,8 +49,8 @@ pub(super) struct Requester {
     lists: Lists,
     /// Copies of replies in memory that their peer may still reach; made for the first of them.
     copies: Option<Pool>,
-    /// Replies that other threads have not taken, moved out of their receives; the newest of such pools.
-    untaken: Option<Pool>,
+    /// Replies that other threads have not taken.
+    untaken: Untaken,
     /// Lower bound of all deadlines, in nanoseconds.
     next_deadline: u64,
 }
@@ -97,10 +98,6 @@ struct OutCall {
     /// Sent on an earlier connection: the server may have executed it.
     was_sent: bool,
 }
-
-/// Bytes of a pool for replies that other threads have not taken, and of its smallest buffers.
-const UNTAKEN_BYTES: usize = 1 << 20;
-const UNTAKEN_SIZE: usize = 512;
 
 /// Longest message copied into its slot. Longer ones take a buffer.
 const SHORT: usize = 256;
@@ -281,7 +278,7 @@ impl Requester {
             done: Vec::with_capacity(256),
             lists: Lists::default(),
             copies: None,
-            untaken: None,
+            untaken: Untaken::default(),
             next_deadline: u64::MAX,
         }
     }
@@ -300,7 +297,7 @@ impl Requester {
 
     /// Pools beside the shard's.
     pub(super) fn pools(&self) -> impl Iterator<Item = &Pool> {
-        self.copies.iter().chain(&self.untaken)
+        self.copies.iter().chain(self.untaken.pool())
     }
 
     /// Reports an outcome.
@@ -312,39 +309,13 @@ impl Requester {
         match sink {
             Sink::Polled => push(&mut self.done, || Done { token, result }),
             Sink::Thread(completer) => {
-                if cx.receives.is_dry()
+                if cx.receives.are_scarce()
                     && let Ok(reply) = &mut result
                 {
-                    self.move_out(cx, reply);
+                    self.untaken.take(reply, cx.sizing.capacity(), cx.config.arena());
                 }
                 completer.complete(result);
             }
-        }
-    }
-
-    /// Moves a reply out of its receive, if it fits one. Its thread may leave it for as long as it likes; without the
-    /// receive the peer's next replies would have to wait, and the peer would take this side for stalled.
-    #[cold]
-    fn move_out<F: Fabric>(&mut self, cx: &Context<F>, reply: &mut Reply) {
-        let len = reply.message.len();
-        if len > cx.sizing.capacity() {
-            return;
-        }
-        let alloc = |pool: &Pool| {
-            pool.drain_remote();
-            pool.alloc(len)
-        };
-        let copy = self.untaken.as_ref().and_then(alloc).or_else(|| {
-            let size = len.next_power_of_two().max(UNTAKEN_SIZE);
-            let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..cx.config.arena() };
-            let classes = vec![Class { size, count: UNTAKEN_BYTES.div_ceil(size) }];
-            // The pool before it is freed with its last buffer. Without memory the reply stays in its receive.
-            self.untaken = Some(Pool::new(&PoolConfig { classes, arena }).ok()?);
-            self.untaken.as_ref().and_then(alloc)
-        });
-        if let Some(mut copy) = copy {
-            copy.copy_from_slice(&reply.message);
-            reply.message = ReceivedBuf::whole(copy);
         }
     }
 

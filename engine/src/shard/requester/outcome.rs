@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use rpcrdma_mempool::Buf;
+use rpcrdma_mempool::{ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
 
 use super::chunks::ChunkMemory;
 use crate::fabric::ReceivedBuf;
@@ -111,6 +111,48 @@ impl From<CallError> for FailedCall {
 impl From<FailedCall> for CallError {
     fn from(failed: FailedCall) -> Self {
         failed.error
+    }
+}
+
+/// Bytes of a pool for untaken replies, and of its smallest buffers.
+const UNTAKEN_BYTES: usize = 1 << 20;
+const UNTAKEN_SIZE: usize = 512;
+
+/// Memory of replies that other threads may leave for as long as they like. In their receives these would keep the
+/// peer's next replies out, and the peer would take this side for stalled.
+#[derive(Default)]
+pub(super) struct Untaken {
+    /// The newest pool. Those before it are freed with their last buffers.
+    pool: Option<Pool>,
+}
+
+impl Untaken {
+    /// Moves a reply out of its receive of so many bytes. Without memory, or if it is longer, it stays where it is.
+    #[cold]
+    pub(super) fn take(&mut self, reply: &mut Reply, receive: usize, arena: ArenaConfig) {
+        let len = reply.message.len();
+        if len > receive {
+            return;
+        }
+        let alloc = |pool: &Pool| {
+            pool.drain_remote();
+            pool.alloc(len)
+        };
+        let copy = self.pool.as_ref().and_then(alloc).or_else(|| {
+            let size = len.next_power_of_two().max(UNTAKEN_SIZE);
+            let classes = vec![Class { size, count: UNTAKEN_BYTES.div_ceil(size) }];
+            let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..arena };
+            alloc(self.pool.insert(Pool::new(&PoolConfig { classes, arena }).ok()?))
+        });
+        if let Some(mut copy) = copy {
+            copy.copy_from_slice(&reply.message);
+            reply.message = ReceivedBuf::whole(copy);
+        }
+    }
+
+    /// The pool, for statistics.
+    pub(super) fn pool(&self) -> Option<&Pool> {
+        self.pool.as_ref()
     }
 }
 
