@@ -6,14 +6,14 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
+use nfs3_types::xdr_codec::{Pack, Unpack, Void};
 use rpcrdma::Buf;
 use rpcrdma::auth::AuthPolicy;
 use rpcrdma::client::{ClientCall, ClientConfig};
-use rpcrdma::xdr::Writer;
 use rpcrdma::{Address, CallError, FailedCall, LocalClient, Reply};
 use rpcrdma_proto::wire::ErrorBody;
 
-use crate::codec::{self, Info, ReadArgs, ReadData, WriteArgs, Written, Xdr};
+use crate::codec::{self, Info, ReadArgs, ReadData, WriteArgs, Written};
 
 /// A call that has not ended after this time has gone wrong. FLUSH may have much to write.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -90,9 +90,8 @@ impl BlockClient {
     }
 
     /// A call without arguments.
-    fn simple<T: Xdr>(&mut self, procedure: u32, patience: Duration) -> anyhow::Result<T> {
-        let mut call = self.client.prepare(procedure, 0)?;
-        call = call.timeout(patience);
+    fn simple<T: Unpack>(&mut self, procedure: u32, patience: Duration) -> anyhow::Result<T> {
+        let call = self.client.prepare(procedure, 0)?.timeout(patience);
         let reply = self.client.call(call).map_err(|failed| explain(failed.error))?;
         Ok(codec::decode_result(reply.results())??)
     }
@@ -100,7 +99,7 @@ impl BlockClient {
     /// Makes stable what was written before.
     pub(crate) fn flush(&mut self) -> anyhow::Result<Duration> {
         let start = now();
-        let () = self.simple(codec::FLUSH, FLUSH_PATIENCE).context("FLUSH")?;
+        let Void = self.simple(codec::FLUSH, FLUSH_PATIENCE).context("FLUSH")?;
         Ok(start.elapsed())
     }
 
@@ -113,9 +112,7 @@ impl BlockClient {
             // From the file to the memory that the server fetches it from: the only copy at this side.
             source.read_exact_at(&mut data, block.offset).context("the source")?;
             let args = WriteArgs { offset: block.offset, count: block.len as u32 };
-            let mut call = prepare(client, codec::WRITE, &args)?;
-            call = call.read_chunk(WriteArgs::DATA_AT, data);
-            Ok(call)
+            Ok(prepare(client, codec::WRITE, &args)?.read_chunk(WriteArgs::DATA_AT, data))
         };
         let finish = |block: Block, reply: &mut Reply| {
             let Written { count, stable: _ } = codec::decode_result(reply.results())??;
@@ -134,9 +131,7 @@ impl BlockClient {
         fastrand::Rng::with_seed(seed).shuffle(&mut order);
         let prepare = |client: &mut LocalClient, block: Block, room: Buf| {
             let args = ReadArgs { offset: block.offset, count: block.len as u32 };
-            let mut call = prepare(client, codec::READ, &args)?;
-            call = call.write_chunk_into(room);
-            Ok(call)
+            Ok(prepare(client, codec::READ, &args)?.write_chunk_into(room))
         };
         let finish = |at: Block, reply: &mut Reply| {
             let ReadData { count, eof: _ } = codec::decode_result(reply.results())??;
@@ -166,20 +161,14 @@ impl BlockClient {
             next += 1;
             (start.elapsed() < time).then_some(Block { offset: n * block as u64, len: block, tries: 0 })
         });
-        let prepare = |client: &mut LocalClient, block: Block, memory: Buf| {
-            let (procedure, args) = if write { (codec::WRITE, WriteArgs::LEN) } else { (codec::READ, ReadArgs::LEN) };
-            let mut call = client.prepare(procedure, args)?;
-            let mut out = Writer::new(call.args_mut());
-            let count = block.len as u32;
+        let prepare_block = |client: &mut LocalClient, block: Block, memory: Buf| {
+            let Block { offset, len, .. } = block;
+            let count = len as u32;
             Ok(match write {
                 true => {
-                    WriteArgs { offset: block.offset, count }.encode(&mut out)?;
-                    call.read_chunk(WriteArgs::DATA_AT, memory)
+                    prepare(client, codec::WRITE, &WriteArgs { offset, count })?.read_chunk(WriteArgs::DATA_AT, memory)
                 }
-                false => {
-                    ReadArgs { offset: block.offset, count }.encode(&mut out)?;
-                    call.write_chunk_into(memory)
-                }
+                false => prepare(client, codec::READ, &ReadArgs { offset, count })?.write_chunk_into(memory),
             })
         };
         let finish = |block: Block, reply: &mut Reply| {
@@ -192,7 +181,7 @@ impl BlockClient {
             buffer.context("its buffer did not come back")
         };
         let (mut ended, mut retried) = (0, 0);
-        self.pipeline(blocks, prepare, finish, (&mut ended, &mut retried))?;
+        self.pipeline(blocks, prepare_block, finish, (&mut ended, &mut retried))?;
         Ok((ended, start.elapsed()))
     }
 
@@ -282,11 +271,10 @@ fn now() -> Instant {
 }
 
 /// A call with its arguments in place.
-fn prepare<T: Xdr>(client: &mut LocalClient, procedure: u32, args: &T) -> anyhow::Result<ClientCall> {
-    let mut call = client.prepare(procedure, T::LEN)?;
-    args.encode(&mut Writer::new(call.args_mut()))?;
-    call = call.timeout(PATIENCE);
-    Ok(call)
+fn prepare(client: &mut LocalClient, procedure: u32, args: &impl Pack) -> anyhow::Result<ClientCall> {
+    let mut call = client.prepare(procedure, args.packed_size())?;
+    args.pack(&mut call.args_mut())?;
+    Ok(call.timeout(PATIENCE))
 }
 
 /// Says what a failure means here.

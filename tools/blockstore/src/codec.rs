@@ -23,27 +23,27 @@
 //! `block_max`.
 #![forbid(unsafe_code)]
 
-use rpcrdma::xdr::{BadXdr, NoSpace, Reader, Writer};
+use nfs3_types::xdr_codec::{Error, Unpack, XdrCodec};
 
 /// Program number, from the range that is everybody's own.
 pub(crate) const PROGRAM: u32 = 0x2b10_c570;
 /// Program version.
 pub(crate) const VERSION: u32 = 1;
 
-/// Says what the store is: `()` to [`Info`].
+/// Says what the store is: nothing to [`Info`].
 pub(crate) const INFO: u32 = 1;
 /// [`ReadArgs`] to [`ReadData`].
 pub(crate) const READ: u32 = 2;
 /// [`WriteArgs`] to [`Written`].
 pub(crate) const WRITE: u32 = 3;
-/// Makes all that was written before stable: `()` to `()`.
+/// Makes all that was written before stable: nothing to nothing.
 pub(crate) const FLUSH: u32 = 4;
 
 /// Longest results of any procedure, in bytes.
-pub(crate) const MAX_RESULT: usize = 4 + Info::LEN;
+pub(crate) const MAX_RESULT: usize = 20;
 
 /// Why the store did not do what was asked. It did nothing of it then.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, XdrCodec)]
 pub(crate) enum Status {
     OutOfRange = 1,
     TooLong = 2,
@@ -66,36 +66,8 @@ impl std::fmt::Display for Status {
 
 impl std::error::Error for Status {}
 
-impl Status {
-    fn from_code(code: u32) -> Option<Self> {
-        [Self::OutOfRange, Self::TooLong, Self::ReadOnly, Self::NoSpace, Self::IoError]
-            .into_iter()
-            .find(|status| *status as u32 == code)
-    }
-}
-
-/// What has an XDR encoding of fixed length.
-pub(crate) trait Xdr: Sized {
-    /// Bytes of the encoding.
-    const LEN: usize;
-    fn encode(&self, out: &mut Writer<'_>) -> Result<(), NoSpace>;
-    fn decode(from: &mut Reader<'_>) -> Result<Self, BadXdr>;
-}
-
-impl Xdr for () {
-    const LEN: usize = 0;
-
-    fn encode(&self, _: &mut Writer<'_>) -> Result<(), NoSpace> {
-        Ok(())
-    }
-
-    fn decode(_: &mut Reader<'_>) -> Result<Self, BadXdr> {
-        Ok(())
-    }
-}
-
 /// What the store is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, XdrCodec)]
 pub(crate) struct Info {
     /// Bytes that it holds; fixed.
     pub(crate) size: u64,
@@ -104,43 +76,16 @@ pub(crate) struct Info {
     pub(crate) writable: bool,
 }
 
-impl Xdr for Info {
-    const LEN: usize = 16;
-
-    fn encode(&self, out: &mut Writer<'_>) -> Result<(), NoSpace> {
-        out.u64(self.size)?;
-        out.u32(self.block_max)?;
-        out.bool(self.writable)
-    }
-
-    fn decode(from: &mut Reader<'_>) -> Result<Self, BadXdr> {
-        Ok(Self { size: hyper(from, "size")?, block_max: from.u32("block_max")?, writable: from.bool("writable")? })
-    }
-}
-
 /// Asks for bytes. The call's Write chunk says where they go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, XdrCodec)]
 pub(crate) struct ReadArgs {
     pub(crate) offset: u64,
     pub(crate) count: u32,
 }
 
-impl Xdr for ReadArgs {
-    const LEN: usize = 12;
-
-    fn encode(&self, out: &mut Writer<'_>) -> Result<(), NoSpace> {
-        out.u64(self.offset)?;
-        out.u32(self.count)
-    }
-
-    fn decode(from: &mut Reader<'_>) -> Result<Self, BadXdr> {
-        Ok(Self { offset: hyper(from, "offset")?, count: from.u32("count")? })
-    }
-}
-
 /// Bytes that were read: fewer than asked for at the end of the store, or where the Write chunk had no more
 /// room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, XdrCodec)]
 pub(crate) struct ReadData {
     /// The last byte of the store is among them, or before them.
     pub(crate) eof: bool,
@@ -148,21 +93,8 @@ pub(crate) struct ReadData {
     pub(crate) count: u32,
 }
 
-impl Xdr for ReadData {
-    const LEN: usize = 8;
-
-    fn encode(&self, out: &mut Writer<'_>) -> Result<(), NoSpace> {
-        out.bool(self.eof)?;
-        out.u32(self.count)
-    }
-
-    fn decode(from: &mut Reader<'_>) -> Result<Self, BadXdr> {
-        Ok(Self { eof: from.bool("eof")?, count: from.u32("data")? })
-    }
-}
-
 /// Bytes to be written: all of them, or none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, XdrCodec)]
 pub(crate) struct WriteArgs {
     pub(crate) offset: u64,
     /// Length of the data, which is in a Read chunk at [`DATA_AT`](Self::DATA_AT).
@@ -171,75 +103,27 @@ pub(crate) struct WriteArgs {
 
 impl WriteArgs {
     /// Where the data belongs in the arguments: behind its length.
-    pub(crate) const DATA_AT: usize = Self::LEN;
-}
-
-impl Xdr for WriteArgs {
-    const LEN: usize = 12;
-
-    fn encode(&self, out: &mut Writer<'_>) -> Result<(), NoSpace> {
-        out.u64(self.offset)?;
-        out.u32(self.count)
-    }
-
-    fn decode(from: &mut Reader<'_>) -> Result<Self, BadXdr> {
-        Ok(Self { offset: hyper(from, "offset")?, count: from.u32("data")? })
-    }
+    pub(crate) const DATA_AT: usize = 12;
 }
 
 /// What was written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, XdrCodec)]
 pub(crate) struct Written {
     pub(crate) count: u32,
     /// It outlives a crash of the server's host already. Else FLUSH makes it so.
     pub(crate) stable: bool,
 }
 
-impl Xdr for Written {
-    const LEN: usize = 8;
-
-    fn encode(&self, out: &mut Writer<'_>) -> Result<(), NoSpace> {
-        out.u32(self.count)?;
-        out.bool(self.stable)
-    }
-
-    fn decode(from: &mut Reader<'_>) -> Result<Self, BadXdr> {
-        Ok(Self { count: from.u32("count")?, stable: from.bool("stable")? })
-    }
-}
-
-fn hyper(from: &mut Reader<'_>, what: &'static str) -> Result<u64, BadXdr> {
-    Ok(u64::from(from.u32(what)?) << 32 | u64::from(from.u32(what)?))
-}
-
 /// Reads arguments; `None` if they are not exactly that.
-pub(crate) fn decode_args<T: Xdr>(bytes: &[u8]) -> Option<T> {
-    let mut from = Reader::new(bytes);
-    T::decode(&mut from).ok().filter(|_| from.rest().is_empty())
-}
-
-/// Bytes that a result is encoded in.
-pub(crate) fn result_len<T: Xdr>(result: &Result<T, Status>) -> usize {
-    4 + if result.is_ok() { T::LEN } else { 0 }
-}
-
-/// Writes a result.
-pub(crate) fn encode_result<T: Xdr>(result: &Result<T, Status>, out: &mut [u8]) -> Result<(), NoSpace> {
-    let mut out = Writer::new(out);
-    match result {
-        Ok(value) => {
-            out.u32(0)?;
-            value.encode(&mut out)
-        }
-        Err(status) => out.u32(*status as u32),
-    }
+pub(crate) fn decode_args<T: Unpack>(mut bytes: &[u8]) -> Option<T> {
+    let (args, _) = T::unpack(&mut bytes).ok()?;
+    bytes.is_empty().then_some(args)
 }
 
 /// Reads a result; the outer error says that it is none.
-pub(crate) fn decode_result<T: Xdr>(bytes: &[u8]) -> Result<Result<T, Status>, BadXdr> {
-    let mut from = Reader::new(bytes);
-    match from.u32("status")? {
-        0 => T::decode(&mut from).map(Ok),
-        code => Status::from_code(code).map(Err).ok_or(BadXdr { what: "status", at: 0 }),
+pub(crate) fn decode_result<T: Unpack>(mut bytes: &[u8]) -> Result<Result<T, Status>, Error> {
+    match bytes.split_first_chunk() {
+        Some(([0, 0, 0, 0], mut value)) => Ok(Ok(T::unpack(&mut value)?.0)),
+        _ => Ok(Err(Status::unpack(&mut bytes)?.0)),
     }
 }

@@ -4,13 +4,14 @@
 use std::error::Error;
 use std::sync::Arc;
 
+use nfs3_types::xdr_codec::{Pack, Unpack, Void};
 use rpcrdma::config::{MemoryConfig, PollConfig};
 use rpcrdma::server::ServerConfig;
 use rpcrdma::server::WorkerConfig;
 use rpcrdma::service::{Application, DeferredCall, LocalProcedure, LocalServices, ShardSetup};
 use rpcrdma::{Config, IdlePolicy, Procedure, Refusal, ServerCall, Services};
 
-use crate::codec::{self, Info, ReadArgs, ReadData, Status, WriteArgs, Written, Xdr};
+use crate::codec::{self, Info, ReadArgs, ReadData, Status, WriteArgs, Written};
 use crate::disk::Disk;
 use crate::store::Store;
 use crate::sys::{Job, What};
@@ -87,7 +88,7 @@ fn on(store: &Arc<Store>, run: fn(&Store, &mut ServerCall) -> Result<(), Refusal
 }
 
 fn info(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
-    let () = args(call)?;
+    let Void = args(call)?;
     let info = Info { size: store.size(), block_max: BLOCK_MAX as u32, writable: store.is_writable() };
     reply(call, Ok(info))
 }
@@ -123,12 +124,12 @@ fn write(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
 }
 
 fn flush(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
-    let () = args(call)?;
-    reply(call, store.flush())
+    let Void = args(call)?;
+    reply(call, store.flush().map(|()| Void))
 }
 
 /// Answers a call of which nothing is to be done, or all has been.
-fn answer<T: Xdr>(mut call: DeferredCall, result: Result<T, Status>) {
+fn answer<T: Pack>(mut call: DeferredCall, result: Result<T, Status>) {
     let outcome = reply(&mut call, result);
     call.answer(outcome);
 }
@@ -175,8 +176,8 @@ fn begin_write(store: &Store, disk: &Disk, call: DeferredCall) {
 fn begin_flush(store: &Store, disk: &Disk, call: DeferredCall) {
     match args(&call) {
         Err(refusal) => call.answer(Err(refusal)),
-        Ok(()) if !store.is_writable() => answer(call, Ok(())),
-        Ok(()) => disk.start(Job::new(call, What::Sync, 0, 0)),
+        Ok(Void) if !store.is_writable() => answer(call, Ok(Void)),
+        Ok(Void) => disk.start(Job::new(call, What::Sync, 0, 0)),
     }
 }
 
@@ -194,15 +195,19 @@ fn finish(store: &Store, job: Job, outcome: Result<(), Status>) {
             answer(call, outcome.map(|()| ReadData { eof, count }));
         }
         What::Write => answer(call, outcome.map(|()| Written { count, stable: false })),
-        What::Sync => answer(call, outcome),
+        What::Sync => answer(call, outcome.map(|()| Void)),
     }
 }
 
-fn args<T: Xdr>(call: &ServerCall) -> Result<T, Refusal> {
+fn args<T: Unpack>(call: &ServerCall) -> Result<T, Refusal> {
     codec::decode_args(call.args()).ok_or(Refusal::GarbageArguments)
 }
 
-fn reply<T: Xdr>(call: &mut ServerCall, result: Result<T, Status>) -> Result<(), Refusal> {
-    let room = call.reply_mut(codec::result_len(&result))?;
-    codec::encode_result(&result, room).map_err(|_| Refusal::SystemError)
+fn reply<T: Pack>(call: &mut ServerCall, result: Result<T, Status>) -> Result<(), Refusal> {
+    let mut room = call.reply_writer();
+    let written = match result {
+        Ok(value) => 0u32.pack(&mut room).and_then(|_| value.pack(&mut room)),
+        Err(status) => status.pack(&mut room),
+    };
+    written.map(drop).map_err(|_| Refusal::SystemError)
 }

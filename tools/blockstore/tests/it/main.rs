@@ -9,8 +9,8 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use nfs3_types::xdr_codec::{Pack, Unpack, Void};
 use rpcrdma::client::{ClientCall, ClientConfig};
-use rpcrdma::xdr::Writer;
 use rpcrdma::{CallError, LocalClient, Refusal, Reply};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use rustix::thread::CpuSet;
@@ -22,7 +22,7 @@ use tempfile::TempDir;
 mod codec;
 mod refused;
 
-use codec::{Info, ReadArgs, ReadData, Status, WriteArgs, Written, Xdr};
+use codec::{Info, ReadArgs, ReadData, Status, WriteArgs, Written};
 
 /// How a server may move blocks.
 const WAYS: [&[&str]; 3] = [&["--io", "uring"], &["--io", "uring", "--buffered"], &["--io", "threads"]];
@@ -267,18 +267,14 @@ impl Raw {
         Self(LocalClient::connect(&store.address.parse().expect("an address"), config).expect("it connects"))
     }
 
-    fn prepare(&mut self, procedure: u32, args: &impl Xdr) -> ClientCall {
-        let mut bytes = [0; 64];
-        let mut writer = Writer::new(&mut bytes);
-        args.encode(&mut writer).expect("room");
-        let args = writer.into_written();
-        let mut call = self.0.prepare(procedure, args.len()).expect("a buffer");
-        call.args_mut().copy_from_slice(args);
+    fn prepare(&mut self, procedure: u32, args: &impl Pack) -> ClientCall {
+        let mut call = self.0.prepare(procedure, args.packed_size()).expect("a buffer");
+        args.pack(&mut call.args_mut()).expect("room");
         call = call.timeout(Duration::from_secs(60));
         call
     }
 
-    fn call<T: Xdr>(&mut self, call: ClientCall) -> (Answer<T>, Option<Reply>) {
+    fn call<T: Unpack>(&mut self, call: ClientCall) -> (Answer<T>, Option<Reply>) {
         match self.0.call(call) {
             Ok(reply) => (Ok(codec::decode_result(reply.results()).expect("a result")), Some(reply)),
             Err(failed) => (Err(failed.error), None),
@@ -286,7 +282,7 @@ impl Raw {
     }
 
     fn info(&mut self) -> Answer<Info> {
-        let call = self.prepare(codec::INFO, &());
+        let call = self.prepare(codec::INFO, &Void);
         self.call(call).0
     }
 
@@ -393,10 +389,10 @@ fn write_and_refuse(way: &[&str]) {
     let too_long = raw.write(0, data.len() as u32, &data, at);
     assert!(matches!(too_long, Err(CallError::Transport(_))), "more than is declared is not fetched: {too_long:?}");
 
-    let flush = raw.prepare(codec::FLUSH, &());
-    assert_eq!(raw.call::<()>(flush).0, Ok(Ok(())));
-    let unknown = raw.prepare(99, &());
-    assert_eq!(raw.call::<()>(unknown).0, Err(CallError::Refused(Refusal::ProcedureUnavailable)));
+    let flush = raw.prepare(codec::FLUSH, &Void);
+    assert_eq!(raw.call::<Void>(flush).0, Ok(Ok(Void)));
+    let unknown = raw.prepare(99, &Void);
+    assert_eq!(raw.call::<Void>(unknown).0, Err(CallError::Refused(Refusal::ProcedureUnavailable)));
     let extra = raw.prepare(codec::INFO, &ReadArgs { offset: 0, count: 0 });
     assert_eq!(raw.call::<Info>(extra).0, Err(CallError::Refused(Refusal::GarbageArguments)));
     assert!(raw.info().is_ok(), "it still serves");

@@ -10,6 +10,7 @@ use rustix::process::Signal;
 
 use super::codec::{self, Status, WriteArgs, Written};
 use super::{PROGRAM, Raw, Store, WRITTEN, address, directory, random_file, says, text};
+use nfs3_types::xdr_codec::Void;
 
 /// A command that runs what its further arguments say where `script` has done its part: a shell with a user and mounts
 /// of its own. `None` if there is no such thing here.
@@ -58,8 +59,8 @@ fn a_full_disk_is_an_error_and_what_is_there_stays() {
             assert_eq!(raw.write(0, 100, &bytes[..100], at), Ok(Ok(WRITTEN)), "{way:?}: there is room for it");
             assert_eq!(raw.read(0, half as u32, Some(half)).1, bytes[..half], "{way:?}");
             assert_eq!(raw.read(2 << 20, 4096, Some(4096)).1, [0; 4096], "{way:?}: a hole is read without room for it");
-            let flush = raw.prepare(codec::FLUSH, &());
-            assert_eq!(raw.call::<()>(flush).0, Ok(Ok(())), "{way:?}");
+            let flush = raw.prepare(codec::FLUSH, &Void);
+            assert_eq!(raw.call::<Void>(flush).0, Ok(Ok(Void)), "{way:?}");
         }
         std::fs::remove_file(disk.join("other")).expect("it was there");
         assert_eq!(raw.write(3 << 20, 100, &bytes[..100], at), Ok(Ok(WRITTEN)), "{way:?}: there is room again");
