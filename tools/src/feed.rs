@@ -4,9 +4,10 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rpcrdma::stats::{FORMAT, Snapshot};
+use rpcrdma_rpcbind::stream::Timed;
 use thiserror::Error;
 
 /// Time limit for a snapshot.
@@ -66,7 +67,7 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot, FeedError> {
     let own = || path.to_owned();
     check(path)?;
     let stream = UnixStream::connect(path).map_err(|source| FeedError::Gone { path: own(), source })?;
-    let bytes = read_all(stream, LONGEST).map_err(|source| FeedError::Read { path: own(), source })?;
+    let bytes = read_all(&stream, LONGEST).map_err(|source| FeedError::Read { path: own(), source })?;
     let other = |reason| FeedError::Other { path: own(), reason };
     let snapshot: Snapshot = serde_json::from_slice(&bytes).map_err(|error| other(error.to_string()))?;
     if snapshot.format != FORMAT {
@@ -75,27 +76,19 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot, FeedError> {
     Ok(snapshot)
 }
 
-/// Reads to the end within the time limit.
-fn read_all(mut stream: UnixStream, longest: usize) -> std::io::Result<Vec<u8>> {
-    let end = Instant::now() + PATIENCE;
+/// All that comes until the end, which must come in time.
+fn read_all(stream: &UnixStream, longest: usize) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let mut part = vec![0; 64 << 10];
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
-        match stream.read(&mut part) {
-            Ok(0) => return Ok(bytes),
-            Ok(count) => bytes.extend_from_slice(&part[..count]),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                return Err(std::io::Error::new(ErrorKind::TimedOut, format!("no snapshot within {PATIENCE:?}")));
-            }
-            Err(error) => return Err(error),
+    let read = Timed::new(stream, PATIENCE).take(longest as u64 + 1).read_to_end(&mut bytes);
+    let (kind, why) = match read {
+        Ok(_) if bytes.len() <= longest => return Ok(bytes),
+        Ok(_) => (ErrorKind::InvalidData, format!("more than {longest} bytes")),
+        Err(error) if error.kind() == ErrorKind::TimedOut => {
+            (ErrorKind::TimedOut, format!("no snapshot within {PATIENCE:?}"))
         }
-        if bytes.len() > longest {
-            return Err(std::io::Error::new(ErrorKind::InvalidData, format!("more than {longest} bytes")));
-        }
-    }
+        Err(error) => return Err(error),
+    };
+    Err(std::io::Error::new(kind, why))
 }
 
 #[cfg(test)]
@@ -148,7 +141,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().expect("a pair");
         std::thread::scope(|scope| {
             scope.spawn(move || while theirs.write_all(&[b' '; 4096]).is_ok() {});
-            let error = read_all(ours, 1 << 20).expect_err("too long");
+            let error = read_all(&ours, 1 << 20).expect_err("too long");
             assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
         });
     }

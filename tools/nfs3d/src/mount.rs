@@ -93,7 +93,7 @@ impl Mountd {
             if !stream.peek(&mut [0]).is_ok_and(|bytes| bytes > 0) {
                 return Ok(());
             }
-            let mut timed = Timed::new(stream, CALL_TIME);
+            let mut timed = Timed::new(&**stream, CALL_TIME);
             let Some(call) = stream::read_record(&mut timed, CALL_MAX)? else { return Ok(()) };
             if let Some(reply) = self.answer(&call, peer) {
                 stream::write_record(&mut timed, &reply)?;

@@ -68,46 +68,22 @@ impl<E: Into<Cause>> From<E> for RpcbindError {
     }
 }
 
-/// One meaning each.
 #[derive(Debug, thiserror::Error)]
 enum Cause {
-    /// It cannot be reached.
+    /// `at` is a socket or a host.
     #[error("rpcbind at {at} cannot be reached (systemctl start rpcbind)")]
-    Unreachable {
-        /// Socket or host.
-        at: String,
-        /// Of the system.
-        source: io::Error,
-    },
-    /// The call failed.
+    Unreachable { at: String, source: io::Error },
     #[error("call of rpcbind failed")]
     Call(#[from] StreamError),
-    /// Its answer cannot be decoded.
     #[error("malformed answer of rpcbind")]
     Answer(#[from] BadXdr),
-    /// It refuses to register.
     #[error("rpcbind refused to register {mapping}: {reason}")]
-    NotRegistered {
-        /// What was to be registered.
-        mapping: Box<Mapping>,
-        /// Why not, as far as it can be seen.
-        reason: String,
-    },
-    /// Nobody has registered the program there.
+    NotRegistered { mapping: Box<Mapping>, reason: String },
     #[error(
         "rpcbind at {host} has no program {} version {version} over {netid} (`rpcinfo -p {host}`; start the server, or give \
          its port)", ProgramNumber(*.program)
     )]
-    Unknown {
-        /// Whose rpcbind.
-        host: IpAddr,
-        /// Program number.
-        program: u32,
-        /// Program version.
-        version: u32,
-        /// The transport.
-        netid: &'static str,
-    },
+    Unknown { host: IpAddr, program: u32, version: u32, netid: &'static str },
 }
 
 /// What a program is served over.

@@ -4,12 +4,14 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rpcrdma_proto::Refusal;
 use rpcrdma_proto::wire::rpc::{CallHeader, OpaqueAuth, ReplyHeader};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 /// Longest reply that is taken, in bytes.
 const LONGEST: usize = 4 << 20;
@@ -129,41 +131,48 @@ pub fn write_record(stream: &mut impl Write, message: &[u8]) -> io::Result<()> {
     stream.write_all(&[&(LAST | message.len() as u32).to_be_bytes(), message].concat())
 }
 
-/// A TCP stream on which all reads and writes together end by a time.
+/// A socket on which all reads and writes together end by a time.
 #[derive(Debug)]
-pub struct Timed<'a> {
-    stream: &'a TcpStream,
+pub struct Timed<'a, S> {
+    stream: &'a S,
     end: Instant,
 }
 
-impl<'a> Timed<'a> {
+impl<'a, S: AsFd> Timed<'a, S> {
     /// From now on for so long.
-    pub fn new(stream: &'a TcpStream, time: Duration) -> Self {
+    pub fn new(stream: &'a S, time: Duration) -> Self {
         Self { stream, end: Instant::now() + time }
     }
 
-    fn left(&self) -> io::Result<Option<Duration>> {
+    /// Runs a call of the system with the time that is left.
+    fn run<T>(&self, timeout: Timeout, call: impl FnOnce(&'a S) -> io::Result<T>) -> io::Result<T> {
         let left = self.end.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        set_socket_timeout(self.stream, timeout, Some(left))?;
+        call(self.stream).map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock => ErrorKind::TimedOut.into(),
+            _ => error,
+        })
     }
 }
 
-/// The error of a socket's time-out, by its name.
-fn timed_out(error: io::Error) -> io::Error {
-    if error.kind() == ErrorKind::WouldBlock { ErrorKind::TimedOut.into() } else { error }
-}
-
-impl Read for Timed<'_> {
+impl<'a, S: AsFd> Read for Timed<'a, S>
+where
+    &'a S: Read,
+{
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
-        self.stream.read(out).map_err(timed_out)
+        self.run(Timeout::Recv, |mut stream| stream.read(out))
     }
 }
 
-impl Write for Timed<'_> {
+impl<'a, S: AsFd> Write for Timed<'a, S>
+where
+    &'a S: Write,
+{
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
-        self.stream.write(bytes).map_err(timed_out)
+        self.run(Timeout::Send, |mut stream| stream.write(bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -5,7 +5,9 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use rpcrdma_rpcbind::stream::Timed;
 
 /// Concurrent requests. Others wait in the kernel's queue.
 const THREADS: usize = 4;
@@ -34,9 +36,9 @@ pub(super) fn serve(listener: &TcpListener, page: impl Fn(&str) -> Option<Page> 
             std::thread::Builder::new().spawn_scoped(scope, move || {
                 loop {
                     match listener.accept() {
-                        // A failing client affects only itself.
-                        Ok((stream, _)) => drop(answer(stream, page)),
-                        // For example too many open files, which is temporary.
+                        // A client that fails has only itself to tell.
+                        Ok((stream, _)) => drop(answer(&stream, page)),
+                        // Such as too many open files, which is so for a while.
                         Err(_) => std::thread::sleep(Duration::from_millis(100)),
                     }
                 }
@@ -46,8 +48,8 @@ pub(super) fn serve(listener: &TcpListener, page: impl Fn(&str) -> Option<Page> 
     })
 }
 
-fn answer(mut stream: TcpStream, page: &impl Fn(&str) -> Option<Page>) -> io::Result<()> {
-    let asked = request(&mut stream, Instant::now() + PATIENCE)?;
+fn answer(stream: &TcpStream, page: &impl Fn(&str) -> Option<Page>) -> io::Result<()> {
+    let asked = request(&mut Timed::new(stream, PATIENCE))?;
     let plain = |text: &str| Page { kind: "text/plain", text: format!("{text}\n") };
     let (status, page, whole) = match asked {
         Asked::Page { path, whole } => match page(&path) {
@@ -66,18 +68,7 @@ fn answer(mut stream: TcpStream, page: &impl Fn(&str) -> Option<Page>) -> io::Re
     if whole {
         reply.push_str(&page.text);
     }
-    let end = Instant::now() + PATIENCE;
-    let mut rest = reply.as_bytes();
-    while !rest.is_empty() {
-        stream.set_write_timeout(Some(left(end)?))?;
-        match stream.write(rest) {
-            Ok(0) => return Ok(()),
-            Ok(count) => rest = &rest[count..],
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
+    Timed::new(stream, PATIENCE).write_all(reply.as_bytes())
 }
 
 /// A parsed request.
@@ -93,18 +84,11 @@ enum Asked {
     TooLong,
 }
 
-/// Remaining time.
-fn left(end: Instant) -> io::Result<Duration> {
-    let left = end.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
-}
-
-/// Reads the head of a request. Ignores a body.
-fn request(stream: &mut TcpStream, end: Instant) -> io::Result<Asked> {
+/// Reads the head of a request. A body is not asked for, and not read.
+fn request(stream: &mut impl Read) -> io::Result<Asked> {
     let mut bytes = Vec::new();
     let mut part = [0; 1024];
     loop {
-        stream.set_read_timeout(Some(left(end)?))?;
         match stream.read(&mut part) {
             Ok(0) => return Ok(Asked::Malformed),
             Ok(count) => bytes.extend_from_slice(&part[..count]),
@@ -160,7 +144,7 @@ mod tests {
         let mut client = TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
         client.write_all(sent).expect("there is room");
         let page = |path: &str| (path == "/metrics").then(|| Page { kind: "text/x", text: "figures\n".to_owned() });
-        answer(listener.accept().expect("a client").0, &page).expect("an answer");
+        answer(&listener.accept().expect("a client").0, &page).expect("an answer");
         let mut text = String::new();
         client.read_to_string(&mut text).expect("it ends");
         text
@@ -181,7 +165,7 @@ mod tests {
     fn who_says_nothing_is_let_go() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let _silent = TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
-        let error = answer(listener.accept().expect("a client").0, &|_: &str| None).expect_err("it asks for nothing");
-        assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
+        let error = answer(&listener.accept().expect("a client").0, &|_: &str| None).expect_err("it asks for nothing");
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     }
 }

@@ -13,32 +13,13 @@ use rpcrdma::stats::{ClassStats, MetricKind, ProcedureStats, ShardStats, Snapsho
 use super::devices::{DeviceCounter, Origin};
 use super::tables::{POOL_GAUGES, REFUSALS};
 
-/// Bucket bounds of latencies, in nanoseconds: three per decade, 1 µs to 10 s.
-const LATENCIES: [u64; 22] = [
-    1_000,
-    2_000,
-    5_000,
-    10_000,
-    20_000,
-    50_000,
-    100_000,
-    200_000,
-    500_000,
-    1_000_000,
-    2_000_000,
-    5_000_000,
-    10_000_000,
-    20_000_000,
-    50_000_000,
-    100_000_000,
-    200_000_000,
-    500_000_000,
-    1_000_000_000,
-    2_000_000_000,
-    5_000_000_000,
-    10_000_000_000,
-];
-/// Bucket bounds of batches, in work requests.
+/// Upper bounds of the buckets of latencies, in nanoseconds: three for each factor of ten, 1 µs to 10 s.
+fn latencies() -> Vec<u64> {
+    let decades = (3..10).map(|zeros| 10_u64.pow(zeros));
+    decades.flat_map(|decade| [1, 2, 5].map(|digit| digit * decade)).chain([10_000_000_000]).collect()
+}
+
+/// The same of batches, in work requests.
 const BATCHES: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 
 /// All metrics, without those of the server if there is none.
@@ -163,7 +144,7 @@ impl Told {
         let members = shards.iter().map(|(labels, stats)| (labels.clone(), &*stats.latency));
         let head = ("call_latency", "From arrival to reply, of the calls that are timed", Some(&Unit::Seconds));
         family(encoder, head, MetricType::Histogram, members, |metric, values| {
-            histogram(metric, values, &LATENCIES, 1e9)
+            histogram(metric, values, &latencies(), 1e9)
         })?;
         let members = shards.iter().map(|(labels, stats)| (labels.clone(), &*stats.batch));
         let head = ("post_work_requests", "Work requests of one post", None);
@@ -215,7 +196,9 @@ fn encode_procedures(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &Sh
     let procedures: Vec<_> = shards.iter().flat_map(of_shard).collect();
     let members = procedures.iter().map(|(labels, one)| (labels.clone(), &*one.latency));
     let head = ("procedure_latency", "From arrival to reply, of the calls that are timed", Some(&Unit::Seconds));
-    family(encoder, head, MetricType::Histogram, members, |metric, values| histogram(metric, values, &LATENCIES, 1e9))?;
+    family(encoder, head, MetricType::Histogram, members, |metric, values| {
+        histogram(metric, values, &latencies(), 1e9)
+    })?;
     for (name, help, of) in [
         ("procedure_argument", "Of the calls that are timed", (|one| one.bytes_in) as fn(&ProcedureStats) -> u64),
         ("procedure_result", "Of the calls that are timed", |one| one.bytes_out),

@@ -22,6 +22,7 @@
 //! *The duel.* The best of many was also lucky. Its final figures come only from later runs, in pairs with the start.
 
 use fastrand::Rng;
+use serde::{Deserialize, Serialize};
 
 use super::TuneError;
 use super::aim::Aim;
@@ -51,8 +52,8 @@ pub(super) trait Machine {
     fn begin(&mut self, _what: &str, _runs_left: usize) {}
 }
 
-/// Results of one run.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What one run has measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Measured {
     pub(super) figure: f64,
     /// The credit limit, which `rpcperf` adjusts to the load.

@@ -26,34 +26,26 @@ pub(super) struct Candidates {
     pub(super) left_out: Vec<(Settings, String)>,
 }
 
-/// Default values. They include a knob's default where a start may have another value.
-fn usual(aim: Aim) -> &'static [(Knob, &'static [&'static str])] {
-    const CALLS: &[(Knob, &[&str])] = &[
+/// What is tried where nothing is declared. A knob's usual value is among them where a start may have another.
+fn usual(aim: Aim) -> impl Iterator<Item = (Knob, &'static [&'static str])> {
+    const ALWAYS: [(Knob, &[&str]); 7] = [
         (Knob::Credits, &["16", "64", "256"]),
         (Knob::Batch, &["on", "off"]),
         (Knob::SignalEvery, &["1", "16", "64"]),
-        (Knob::ReceiveSize, &["4096", "8192"]),
         (Knob::Idle, &["poll", "adaptive", "event"]),
-        (Knob::SmallBuffers, &["512", "4096"]),
         (Knob::MessageBuffers, &["256", "2048"]),
         (Knob::Shards, &["1", "2"]),
         (Knob::Workers, &["0", "1", "2"]),
     ];
-    const BYTES: &[(Knob, &[&str])] = &[
-        (Knob::Credits, &["16", "64", "256"]),
-        (Knob::Batch, &["on", "off"]),
-        (Knob::SignalEvery, &["1", "16", "64"]),
-        (Knob::ReceiveSize, &["4096", "16384"]),
-        (Knob::Idle, &["poll", "adaptive", "event"]),
-        (Knob::MessageBuffers, &["256", "2048"]),
-        (Knob::BulkBuffers, &["64K:16+1M:4", "64K:64+1M:16"]),
-        (Knob::Shards, &["1", "2"]),
-        (Knob::Workers, &["0", "1", "2"]),
-    ];
-    match aim {
+    const CALLS: [(Knob, &[&str]); 2] =
+        [(Knob::ReceiveSize, &["4096", "8192"]), (Knob::SmallBuffers, &["512", "4096"])];
+    const BYTES: [(Knob, &[&str]); 2] =
+        [(Knob::ReceiveSize, &["4096", "16384"]), (Knob::BulkBuffers, &["64K:16+1M:4", "64K:64+1M:16"])];
+    let of_aim = match aim {
         Aim::Bytes => BYTES,
         Aim::Calls | Aim::P99 | Aim::Cpu => CALLS,
-    }
+    };
+    ALWAYS.into_iter().chain(of_aim)
 }
 
 impl Space {
@@ -69,17 +61,16 @@ impl Space {
         remote: bool,
     ) -> Result<Self, TuneError> {
         let mut space = Self { start: Settings::default(), values: BTreeMap::new(), cores, remote };
-        let elsewhere = |knob: Knob| {
-            TuneError::Usage(format!(
+        let turns = |knob: Knob| match remote && knob.wants_server() {
+            true => Err(TuneError::Usage(format!(
                 "{knob}: with --remote the server is as it is, and this is its, or both ends', to turn"
-            ))
+            ))),
+            false => Ok(knob),
         };
         let mut started = Vec::new();
         for text in start {
             let (knob, value) = setting(text)?;
-            if remote && knob.wants_server() {
-                return Err(elsewhere(knob));
-            }
+            turns(knob)?;
             if started.contains(&knob) {
                 return Err(TuneError::Usage(format!("--start {knob}: it is given twice")));
             }
@@ -90,20 +81,15 @@ impl Space {
             let (name, list) = text.split_once('=').ok_or_else(|| {
                 TuneError::Usage(format!("{text:?}: wanted NAME=VALUE,VALUE…, e.g. credits=16,64,256"))
             })?;
-            let knob: Knob = name.parse()?;
-            if remote && knob.wants_server() {
-                return Err(elsewhere(knob));
-            }
+            let knob = turns(name.parse()?)?;
             let values = list.split(',').map(|value| knob.value(value)).collect::<Result<Vec<_>, _>>()?;
             if space.values.insert(knob, values).is_some() {
                 return Err(TuneError::Usage(format!("--knob {knob}: it is given twice")));
             }
         }
         if declared.is_empty() {
-            let usual = usual(aim).iter().filter(|(knob, _)| !(remote && knob.wants_server()));
-            for (knob, values) in usual {
-                space.values.insert(*knob, values.iter().map(|value| (*value).to_owned()).collect());
-            }
+            let usual = usual(aim).filter(|&(knob, _)| turns(knob).is_ok());
+            space.values.extend(usual.map(|(knob, values)| (knob, values.iter().map(ToString::to_string).collect())));
         }
         Ok(space)
     }
@@ -233,7 +219,7 @@ mod tests {
     fn the_usual_values_are_values() {
         for aim in [Aim::Calls, Aim::Bytes, Aim::P99, Aim::Cpu] {
             for (knob, values) in usual(aim) {
-                for value in *values {
+                for value in values {
                     assert_eq!(knob.value(value).unwrap(), *value);
                 }
             }

@@ -34,7 +34,7 @@ struct Run {
 #[serde(untagged)]
 enum Outcome {
     Failed { failed: String },
-    Measured { figure: f64, credits: Option<u32>, optimized: bool },
+    Measured(Measured),
 }
 
 /// An open state file, locked by this process.
@@ -130,7 +130,7 @@ fn recorded(text: &str, head: &Map<String, Value>) -> Result<(VecDeque<Run>, usi
         let run: Run =
             serde_json::from_str(line).map_err(|error| format!("line {}: {error}; tune with another file", at + 2))?;
         end += line.len();
-        if matches!(run.outcome, Outcome::Measured { .. }) {
+        if matches!(run.outcome, Outcome::Measured(_)) {
             (kept, length) = (at + 1, end);
         }
         runs.push_back(run);
@@ -169,7 +169,7 @@ impl<M: Machine> Machine for Recorded<M> {
             return Ok(run.outcome.into());
         }
         let outcome = match self.inner.run(settings)? {
-            Ok(Measured { figure, credits, optimized }) => Outcome::Measured { figure, credits, optimized },
+            Ok(measured) => Outcome::Measured(measured),
             Err(failed) => Outcome::Failed { failed },
         };
         let line = serde_json::to_value(Run { settings: settings.to_string(), outcome }).map_err(|e| state.wrong(e))?;
@@ -188,7 +188,7 @@ impl<M: Machine> Machine for Recorded<M> {
 impl From<Outcome> for Result<Measured, String> {
     fn from(outcome: Outcome) -> Self {
         match outcome {
-            Outcome::Measured { figure, credits, optimized } => Ok(Measured { figure, credits, optimized }),
+            Outcome::Measured(measured) => Ok(measured),
             Outcome::Failed { failed } => Err(failed),
         }
     }
