@@ -20,10 +20,8 @@ use crate::nfs::{DIRECTORY, TRANSFER};
 use crate::node::Node;
 use crate::status::status;
 
-pub(crate) fn getattr(export: &Export, _: &Identity, mut args: Args<'_>) -> Result<GETATTR3res, Refusal> {
-    let handle = args.handle()?;
-    args.end()?;
-    let stat = export.find(&handle).and_then(|node| node.stat());
+pub(crate) fn getattr(export: &Export, _: &Identity, args: Args<'_>) -> Result<GETATTR3res, Refusal> {
+    let stat = export.find(&args.only_handle()?).and_then(|node| node.stat());
     Ok(or_fail(stat.map(|stat| GETATTR3resok { obj_attributes: fattr(&stat) }), Void))
 }
 
@@ -81,10 +79,8 @@ fn granted(export: &Export, node: &Node, who: &Identity, asked: u32) -> u32 {
         .fold(0, |sum, (bits, _)| sum | bits & asked)
 }
 
-pub(crate) fn fsstat(export: &Export, _: &Identity, mut args: Args<'_>) -> Result<FSSTAT3res, Refusal> {
-    let handle = args.handle()?;
-    args.end()?;
-    let outcome = export.find(&handle).and_then(|node| {
+pub(crate) fn fsstat(export: &Export, _: &Identity, args: Args<'_>) -> Result<FSSTAT3res, Refusal> {
+    let outcome = export.find(&args.only_handle()?).and_then(|node| {
         let stat = fstatvfs(export.root().own_reader()?).map_err(status)?;
         let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
         Ok(FSSTAT3resok {
@@ -101,10 +97,8 @@ pub(crate) fn fsstat(export: &Export, _: &Identity, mut args: Args<'_>) -> Resul
     Ok(or_fail(outcome, FSSTAT3resfail::default()))
 }
 
-pub(crate) fn fsinfo(export: &Export, _: &Identity, mut args: Args<'_>) -> Result<FSINFO3res, Refusal> {
-    let handle = args.handle()?;
-    args.end()?;
-    let outcome = export.find(&handle).map(|node| FSINFO3resok {
+pub(crate) fn fsinfo(export: &Export, _: &Identity, args: Args<'_>) -> Result<FSINFO3res, Refusal> {
+    let outcome = export.find(&args.only_handle()?).map(|node| FSINFO3resok {
         obj_attributes: attr::now(&node),
         rtmax: TRANSFER,
         rtpref: TRANSFER,
@@ -120,10 +114,8 @@ pub(crate) fn fsinfo(export: &Export, _: &Identity, mut args: Args<'_>) -> Resul
     Ok(or_fail(outcome, FSINFO3resfail::default()))
 }
 
-pub(crate) fn pathconf(export: &Export, _: &Identity, mut args: Args<'_>) -> Result<PATHCONF3res, Refusal> {
-    let handle = args.handle()?;
-    args.end()?;
-    let outcome = export.find(&handle).and_then(|node| {
+pub(crate) fn pathconf(export: &Export, _: &Identity, args: Args<'_>) -> Result<PATHCONF3res, Refusal> {
+    let outcome = export.find(&args.only_handle()?).and_then(|node| {
         let stat = fstatvfs(export.root().own_reader()?).map_err(status)?;
         Ok(PATHCONF3resok {
             obj_attributes: attr::now(&node),

@@ -33,6 +33,13 @@ impl<'a> Args<'a> {
         Ok(bytes.iter().copied().collect())
     }
 
+    /// `nfs_fh3`, and no more.
+    pub(crate) fn only_handle(mut self) -> Result<FileHandle, Refusal> {
+        let handle = self.handle()?;
+        self.end()?;
+        Ok(handle)
+    }
+
     /// `diropargs3`: a directory, and a name in it.
     pub(crate) fn entry(&mut self) -> Result<(FileHandle, &'a [u8]), Refusal> {
         Ok((self.handle()?, self.opaque()?))
@@ -41,6 +48,14 @@ impl<'a> Args<'a> {
     /// A name, a path, or data.
     pub(crate) fn opaque(&mut self) -> Result<&'a [u8], Refusal> {
         self.0.opaque(usize::MAX, "opaque").map_err(garbage)
+    }
+
+    /// The same, in the call's Read chunk if it has one: then its length stays in the message, and it belongs behind that.
+    pub(crate) fn bulk(&mut self, call: &'a ServerCall) -> Result<&'a [u8], Refusal> {
+        let Some(data) = call.read_chunk(0) else { return self.opaque() };
+        let len = self.u32()? as usize;
+        let fits = call.read_chunk_at(0) == Some(self.at()) && data.len() == len;
+        if fits { Ok(data) } else { Err(Refusal::GarbageArguments) }
     }
 
     pub(crate) fn u32(&mut self) -> Result<u32, Refusal> {
@@ -55,7 +70,7 @@ impl<'a> Args<'a> {
     }
 
     /// Where the next argument is.
-    pub(crate) fn at(&self) -> usize {
+    fn at(&self) -> usize {
         self.0.at()
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use nfs3_types::nfs3::{
     CREATE3res, CREATE3resfail, CREATE3resok, MKDIR3res, MKDIR3resfail, MKDIR3resok, MKNOD3res, MKNOD3resfail,
-    MKNOD3resok, createhow3, createverf3, devicedata3, mknoddata3, nfsstat3, sattr3, set_size3, wcc_data,
+    MKNOD3resok, Nfs3Result, createhow3, createverf3, devicedata3, mknoddata3, nfsstat3, sattr3, set_size3, wcc_data,
 };
 use rpcrdma::Refusal;
 use rustix::fs::{
@@ -15,7 +15,7 @@ use rustix::fs::{
 use rustix::io::{self, Errno};
 
 use crate::attr::{self, fattr};
-use crate::codec::{Args, Outcome, fh, given, optional, or_fail};
+use crate::codec::{Args, Outcome, fh, given, optional};
 use crate::export::{Export, changeable};
 use crate::handles::FileHandle;
 use crate::identity::Identity;
@@ -67,15 +67,12 @@ macro_rules! results {
     ($ok:ident, $fail:ident, $outcome:expr, $dir_wcc:expr) => {{
         let (outcome, dir_wcc): ($crate::codec::Outcome<$crate::create::Made>, _) = ($outcome, $dir_wcc);
         match outcome {
-            Ok((node, stat)) => or_fail(
-                Ok($ok {
-                    obj: optional(Some(fh(node.handle()))),
-                    obj_attributes: optional(Some(fattr(&stat))),
-                    dir_wcc,
-                }),
-                $fail { dir_wcc: attr::no_wcc() },
-            ),
-            Err(status) => or_fail(Err(status), $fail { dir_wcc }),
+            Ok((node, stat)) => Nfs3Result::Ok($ok {
+                obj: optional(Some(fh(node.handle()))),
+                obj_attributes: optional(Some(fattr(&stat))),
+                dir_wcc,
+            }),
+            Err(status) => Nfs3Result::Err((status, $fail { dir_wcc })),
         }
     }};
 }

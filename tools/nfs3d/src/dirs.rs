@@ -4,8 +4,8 @@
 use std::mem::MaybeUninit;
 
 use nfs3_types::nfs3::{
-    LOOKUP3res, LOOKUP3resfail, LOOKUP3resok, READDIR3resfail, READDIRPLUS3resfail, cookieverf3, entry3, entryplus3,
-    filename3, nfsstat3, post_op_attr,
+    LOOKUP3res, LOOKUP3resfail, LOOKUP3resok, Nfs3Result, READDIR3resfail, cookieverf3, entry3, entryplus3, filename3,
+    nfsstat3, post_op_attr,
 };
 use nfs3_types::xdr_codec::Pack;
 use rpcrdma::Refusal;
@@ -31,15 +31,12 @@ pub(crate) fn lookup(export: &Export, who: &Identity, mut args: Args<'_>) -> Res
     let found = export.look_up(&dir, name, who);
     let dir_attributes = attr::now(&dir);
     Ok(match found {
-        Ok((node, stat)) => or_fail(
-            Ok(LOOKUP3resok {
-                object: fh(node.handle()),
-                obj_attributes: optional(Some(fattr(&stat))),
-                dir_attributes,
-            }),
-            LOOKUP3resfail::default(),
-        ),
-        Err(status) => or_fail(Err(status), LOOKUP3resfail { dir_attributes }),
+        Ok((node, stat)) => Nfs3Result::Ok(LOOKUP3resok {
+            object: fh(node.handle()),
+            obj_attributes: optional(Some(fattr(&stat))),
+            dir_attributes,
+        }),
+        Err(status) => Nfs3Result::Err((status, LOOKUP3resfail { dir_attributes })),
     })
 }
 
@@ -91,12 +88,6 @@ pub(crate) fn readdir(export: &Export, who: &Identity, mut args: Args<'_>) -> Re
         let Entry { ino, name, cookie } = *entry;
         push(out, &entry3 { fileid: ino, name: filename3::from(name), cookie })
     })
-    .or_else(|(status, dir_attributes)| {
-        let mut out = Vec::new();
-        push(&mut out, &or_fail::<Encoded, _>(Err(status), READDIR3resfail { dir_attributes }))
-            .map_err(|_| Refusal::SystemError)?;
-        Ok(Encoded(out))
-    })
 }
 
 pub(crate) fn readdirplus(export: &Export, who: &Identity, mut args: Args<'_>) -> Result<Encoded, Refusal> {
@@ -115,12 +106,6 @@ pub(crate) fn readdirplus(export: &Export, who: &Identity, mut args: Args<'_>) -
         let name = filename3::from(name);
         push(out, &entryplus3 { fileid: ino, name, cookie, name_attributes, name_handle })
     })
-    .or_else(|(status, dir_attributes)| {
-        let mut out = Vec::new();
-        push(&mut out, &or_fail::<Encoded, _>(Err(status), READDIRPLUS3resfail { dir_attributes }))
-            .map_err(|_| Refusal::SystemError)?;
-        Ok(Encoded(out))
-    })
 }
 
 /// Attributes and handle of a name, without keeping the file open.
@@ -138,28 +123,46 @@ fn look_at(export: &Export, dir: &Node, name: &[u8], who: &Identity) -> Option<(
     Some((optional(Some(fattr(&stat))), handle))
 }
 
-/// Encodes the entries of a directory from a cookie on, as many as there is room for.
+/// Results with the entries of a directory from a cookie on, or without.
 fn list(
     export: &Export,
     who: &Identity,
     handle: &FileHandle,
     cookie: u64,
     room: &Room,
+    encode: impl FnMut(&Node, &Entry<'_>, &mut Vec<u8>) -> Outcome<()>,
+) -> Result<Encoded, Refusal> {
+    let dir = export.find_dir(handle);
+    let listed = dir.as_ref().map_err(|status| *status).and_then(|dir| listed(export, who, dir, cookie, room, encode));
+    listed.or_else(|status| {
+        let dir_attributes = dir.map_or_else(|_| optional(None), |dir| attr::now(&dir));
+        let mut out = Vec::new();
+        // READDIRPLUS fails in the same form.
+        push(&mut out, &or_fail::<Encoded, _>(Err(status), READDIR3resfail { dir_attributes }))
+            .map_err(|_| Refusal::SystemError)?;
+        Ok(Encoded(out))
+    })
+}
+
+/// Encodes as many entries as there is room for.
+fn listed(
+    export: &Export,
+    who: &Identity,
+    dir: &Node,
+    cookie: u64,
+    room: &Room,
     mut encode: impl FnMut(&Node, &Entry<'_>, &mut Vec<u8>) -> Outcome<()>,
-) -> Result<Encoded, (nfsstat3, post_op_attr)> {
-    let dir = export.find_dir(handle).map_err(|status| (status, optional(None)))?;
-    let failed = |status| (status, attr::now(&dir));
+) -> Outcome<Encoded> {
     let mut out = Vec::with_capacity(room.total);
-    let head = push(&mut out, &nfsstat3::NFS3_OK)
-        .and_then(|()| push(&mut out, &attr::now(&dir)))
-        // Cookies are the file system's own, and good for as long as it is: nothing is to be verified.
-        .and_then(|()| push(&mut out, &cookieverf3::default()));
-    head.map_err(failed)?;
+    push(&mut out, &nfsstat3::NFS3_OK)?;
+    push(&mut out, &attr::now(dir))?;
+    // Cookies are the file system's own, and good for as long as it is: nothing is to be verified.
+    push(&mut out, &cookieverf3::default())?;
     let (empty, mut names) = (out.len(), 0);
-    let eof = entries(export, &dir, who, cookie, |entry| {
+    let eof = entries(export, dir, who, cookie, |entry| {
         let before = out.len();
         push(&mut out, &true)?;
-        encode(&dir, entry, &mut out)?;
+        encode(dir, entry, &mut out)?;
         names += 20 + entry.name.len();
         // One entry there must be, however few names are asked for.
         let fits = out.len() + TAIL <= room.total && (names <= room.names || before == empty);
@@ -167,12 +170,12 @@ fn list(
             out.truncate(before);
         }
         Ok(fits)
-    })
-    .map_err(failed)?;
+    })?;
     if out.len() == empty && !eof {
-        return Err(failed(nfsstat3::NFS3ERR_TOOSMALL));
+        return Err(nfsstat3::NFS3ERR_TOOSMALL);
     }
-    push(&mut out, &false).and_then(|()| push(&mut out, &eof)).map_err(failed)?;
+    push(&mut out, &false)?;
+    push(&mut out, &eof)?;
     Ok(Encoded(out))
 }
 

@@ -12,7 +12,7 @@ use rpcrdma_proto::binding::nfs3::PATH_MAX;
 use rustix::fs::{AtFlags, CWD, linkat, readlinkat, symlinkat};
 
 use crate::attr::{self, fattr, now};
-use crate::codec::{Args, Outcome, fh, optional, or_fail, reply};
+use crate::codec::{Args, Outcome, fh, optional, reply};
 use crate::create::{self, in_dir};
 use crate::export::{Export, changeable};
 use crate::identity::Identity;
@@ -20,23 +20,13 @@ use crate::node::Node;
 use crate::status::status;
 
 pub(crate) fn readlink(export: &Export, _: &Identity, call: &mut ServerCall) -> Result<(), Refusal> {
-    let mut args = Args::new(call.args());
-    let handle = args.handle()?;
-    args.end()?;
-    let node = match export.find(&handle) {
-        Ok(node) => node,
+    let found = export.find(&Args::new(call.args()).only_handle()?);
+    let path = found.as_ref().map_err(|status| *status).and_then(|node| target(node));
+    let symlink_attributes = found.map_or_else(|_| optional(None), |node| now(&node));
+    match path {
+        Ok(path) => place(call, READLINK3resok { symlink_attributes, data: nfspath3::from(path) }),
         Err(status) => {
-            let failure = READLINK3resfail { symlink_attributes: optional(None) };
-            return reply(call, &Nfs3Result::<READLINK3resok<'_>, _>::Err((status, failure)));
-        }
-    };
-    match target(&node) {
-        Ok(path) => {
-            let results = READLINK3resok { symlink_attributes: now(&node), data: nfspath3::from(path) };
-            place(call, results)
-        }
-        Err(status) => {
-            let failure = READLINK3resfail { symlink_attributes: now(&node) };
+            let failure = READLINK3resfail { symlink_attributes };
             reply(call, &Nfs3Result::<READLINK3resok<'_>, _>::Err((status, failure)))
         }
     }
@@ -74,16 +64,7 @@ pub(crate) fn symlink(export: &Export, who: &Identity, call: &mut ServerCall) ->
     let mut args = Args::new(call.args());
     let (dir, name) = args.entry()?;
     let new: sattr3 = args.get()?;
-    let path = match call.read_chunk(0) {
-        None => args.opaque()?,
-        Some(path) => {
-            let len = args.u32()? as usize;
-            if call.read_chunk_at(0) != Some(args.at()) || path.len() != len {
-                return Err(Refusal::GarbageArguments);
-            }
-            path
-        }
-    };
+    let path = args.bulk(call)?;
     args.end()?;
     let (outcome, dir_wcc) = in_dir(export, &dir, |dir| {
         let name = changeable(name, nfsstat3::NFS3ERR_EXIST)?;
@@ -110,8 +91,7 @@ pub(crate) fn link(export: &Export, who: &Identity, mut args: Args<'_>) -> Resul
         Ok(node) => node,
         Err(status) => {
             let linkdir_wcc = export.find_dir(&dir).map_or_else(|_| attr::no_wcc(), |dir| attr::wcc(None, &dir));
-            let failure = LINK3resfail { file_attributes: optional(None), linkdir_wcc };
-            return Ok(or_fail(Err(status), failure));
+            return Ok(Nfs3Result::Err((status, LINK3resfail { file_attributes: optional(None), linkdir_wcc })));
         }
     };
     let (outcome, linkdir_wcc) = in_dir(export, &dir, |dir| {
@@ -125,10 +105,7 @@ pub(crate) fn link(export: &Export, who: &Identity, mut args: Args<'_>) -> Resul
         node.stat()
     });
     Ok(match outcome {
-        Ok(stat) => or_fail(
-            Ok(LINK3resok { file_attributes: optional(Some(fattr(&stat))), linkdir_wcc }),
-            LINK3resfail { file_attributes: optional(None), linkdir_wcc: attr::no_wcc() },
-        ),
-        Err(status) => or_fail(Err(status), LINK3resfail { file_attributes: now(&node), linkdir_wcc }),
+        Ok(stat) => Nfs3Result::Ok(LINK3resok { file_attributes: optional(Some(fattr(&stat))), linkdir_wcc }),
+        Err(status) => Nfs3Result::Err((status, LINK3resfail { file_attributes: now(&node), linkdir_wcc })),
     })
 }

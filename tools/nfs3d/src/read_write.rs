@@ -92,17 +92,7 @@ pub(crate) fn write(export: &Export, who: &Identity, call: &mut ServerCall) -> R
     let mut args = Args::new(call.args());
     let (handle, offset, count) = (args.handle()?, args.get::<u64>()?, args.u32()? as usize);
     let stable: stable_how = args.get()?;
-    let data = match call.read_chunk(0) {
-        None => args.opaque()?,
-        Some(data) => {
-            // Its length stays in the message, and it belongs behind that.
-            let len = args.u32()? as usize;
-            if call.read_chunk_at(0) != Some(args.at()) || data.len() != len {
-                return Err(Refusal::GarbageArguments);
-            }
-            data
-        }
-    };
+    let data = args.bulk(call)?;
     args.end()?;
     let results = if data.len() == count {
         written(export, who, export.find(&handle), offset, data, stable)
@@ -127,11 +117,8 @@ fn written(
     let outcome = export.check_writable().and_then(|()| write_all(export, &node, who, offset, data, stable));
     let file_wcc = wcc(None, &node);
     match outcome {
-        Ok(count) => or_fail(
-            Ok(WRITE3resok { file_wcc, count, committed: stable, verf: export.verifier() }),
-            WRITE3resfail::default(),
-        ),
-        Err(status) => or_fail(Err(status), WRITE3resfail { file_wcc }),
+        Ok(count) => Nfs3Result::Ok(WRITE3resok { file_wcc, count, committed: stable, verf: export.verifier() }),
+        Err(status) => Nfs3Result::Err((status, WRITE3resfail { file_wcc })),
     }
 }
 
@@ -191,9 +178,7 @@ pub(crate) fn commit(export: &Export, who: &Identity, mut args: Args<'_>) -> Res
     });
     let file_wcc = wcc(None, &node);
     Ok(match outcome {
-        Ok(()) => {
-            or_fail(Ok(COMMIT3resok { file_wcc, verf: export.verifier() }), COMMIT3resfail { file_wcc: no_wcc() })
-        }
-        Err(status) => or_fail(Err(status), COMMIT3resfail { file_wcc }),
+        Ok(()) => Nfs3Result::Ok(COMMIT3resok { file_wcc, verf: export.verifier() }),
+        Err(status) => Nfs3Result::Err((status, COMMIT3resfail { file_wcc })),
     })
 }
