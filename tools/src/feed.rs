@@ -143,6 +143,7 @@ mod tests {
             scope.spawn(move || while theirs.write_all(&[b' '; 4096]).is_ok() {});
             let error = read_all(&ours, 1 << 20).expect_err("too long");
             assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+            drop(ours);
         });
     }
 }
