@@ -20,34 +20,16 @@ const LONGEST: usize = 64 << 20;
 pub(crate) enum FeedError {
     /// No server listens.
     #[error("{path}: {source}; is the server started, with its option for statistics (`ServerConfig::stats`)?")]
-    Gone {
-        /// The socket.
-        path: PathBuf,
-        /// The connect error.
-        source: std::io::Error,
-    },
-    /// The path is not a socket.
+    Gone { path: PathBuf, source: std::io::Error },
+    /// There is something else.
     #[error("{path}: this is no socket; give the one of the server's option for statistics (`ServerConfig::stats`)")]
-    NoSocket {
-        /// The path.
-        path: PathBuf,
-    },
-    /// Reading failed.
+    NoSocket { path: PathBuf },
+    /// It cannot be read.
     #[error("{path}: {source}")]
-    Read {
-        /// The socket.
-        path: PathBuf,
-        /// The error.
-        source: std::io::Error,
-    },
-    /// The data is not a snapshot, or an incomplete one.
+    Read { path: PathBuf, source: std::io::Error },
+    /// What was read is no snapshot, or not all of one.
     #[error("{path}: this is no snapshot of a server: {reason}")]
-    Other {
-        /// The socket.
-        path: PathBuf,
-        /// The fault.
-        reason: String,
-    },
+    Other { path: PathBuf, reason: String },
 }
 
 /// Checks that the path is free, or a socket.

@@ -208,15 +208,12 @@ fn config(args: &Args) -> ClientConfig {
 
 /// A NULL call.
 fn null(client: &mut LocalClient, args: &Args) -> Result<ClientCall, CallError> {
-    let mut call = client.prepare(NULL, 0)?;
-    call = call.timeout(args.timeout);
-    Ok(call)
+    Ok(client.prepare(NULL, 0)?.timeout(args.timeout))
 }
 
 /// Makes a NULL call that offers a Reply chunk. Returns whether the server used it.
 fn offer_chunk(client: &mut LocalClient, args: &Args) -> Result<bool, CallError> {
-    let mut call = null(client, args)?;
-    call = call.expect_reply(LONG_REPLY);
+    let call = null(client, args)?.expect_reply(LONG_REPLY);
     let before = client.stats().messages.long_received;
     client.call(call)?;
     Ok(client.stats().messages.long_received > before)

@@ -73,7 +73,7 @@ fn granted(export: &Export, node: &Node, who: &Identity, asked: u32) -> u32 {
     rights
         .into_iter()
         .filter(|&(bits, what)| {
-            let may_be = bits & asked != 0 && !(what == Access::WRITE_OK && export.options().read_only);
+            let may_be = bits & asked != 0 && !(what == Access::WRITE_OK && export.options.read_only);
             may_be && node.permits(who, what)
         })
         .fold(0, |sum, (bits, _)| sum | bits & asked)
@@ -81,7 +81,7 @@ fn granted(export: &Export, node: &Node, who: &Identity, asked: u32) -> u32 {
 
 pub(crate) fn fsstat(export: &Export, _: &Identity, args: Args<'_>) -> Result<FSSTAT3res, Refusal> {
     let outcome = export.find(&args.only_handle()?).and_then(|node| {
-        let stat = fstatvfs(export.root().own_reader()?).map_err(status)?;
+        let stat = fstatvfs(export.root.own_reader()?).map_err(status)?;
         let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
         Ok(FSSTAT3resok {
             obj_attributes: attr::now(&node),
@@ -116,7 +116,7 @@ pub(crate) fn fsinfo(export: &Export, _: &Identity, args: Args<'_>) -> Result<FS
 
 pub(crate) fn pathconf(export: &Export, _: &Identity, args: Args<'_>) -> Result<PATHCONF3res, Refusal> {
     let outcome = export.find(&args.only_handle()?).and_then(|node| {
-        let stat = fstatvfs(export.root().own_reader()?).map_err(status)?;
+        let stat = fstatvfs(export.root.own_reader()?).map_err(status)?;
         Ok(PATHCONF3resok {
             obj_attributes: attr::now(&node),
             // No call tells; some file systems have more.

@@ -38,11 +38,12 @@ const OVERLAYFS: rustix::fs::FsWord = 0x794c_7630;
 
 /// A directory that clients mount.
 pub(crate) struct Export {
-    path: PathBuf,
-    options: Options,
-    root: Arc<Node>,
+    /// What clients mount it by.
+    pub(crate) path: PathBuf,
+    pub(crate) options: Options,
+    pub(crate) root: Arc<Node>,
+    pub(crate) handles: Handles,
     dev: u64,
-    handles: Handles,
     cache: Cache,
     /// Changes when data that was written but not committed may be lost: with each start, and when a sync
     /// fails.
@@ -88,23 +89,6 @@ impl Export {
     /// The server itself.
     pub(crate) fn own_identity(&self) -> Identity {
         self.options.policy.own()
-    }
-
-    /// What clients mount it by.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(crate) fn root(&self) -> &Arc<Node> {
-        &self.root
-    }
-
-    pub(crate) fn options(&self) -> &Options {
-        &self.options
-    }
-
-    pub(crate) fn handles(&self) -> &Handles {
-        &self.handles
     }
 
     pub(crate) fn is_root(&self, node: &Node) -> bool {

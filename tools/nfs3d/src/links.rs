@@ -101,7 +101,7 @@ pub(crate) fn link(export: &Export, who: &Identity, mut args: Args<'_>) -> Resul
         }
         // The path leads to the very inode, even if that is a symbolic link.
         who.act(|| linkat(CWD, node.path(), dir.fd(), name, AtFlags::SYMLINK_FOLLOW)).map_err(status)?;
-        export.handles().learn(dir.ino(), name, node.ino());
+        export.handles.learn(dir.ino(), name, node.ino());
         node.stat()
     });
     Ok(match outcome {

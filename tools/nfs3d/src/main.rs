@@ -238,9 +238,9 @@ fn run(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     say(&format!(
         "{READY} on {}: {}, {}, {}; MOUNT on TCP port {mount_port}; {}",
         options.listen.iter().map(Address::to_string).collect::<Vec<_>>().join(", "),
-        export.path().display(),
+        export.path.display(),
         if options.read_only { "read-only" } else { "writable" },
-        export.handles().describe(),
+        export.handles.describe(),
         if policy.is_privileged() { "users are honoured" } else { "everybody is the server's user" },
     ));
     signals.forever().next();

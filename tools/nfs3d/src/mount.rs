@@ -176,9 +176,9 @@ impl Mountd {
             return Err(mountstat3::MNT3ERR_NAMETOOLONG);
         }
         let path = Path::new(std::ffi::OsStr::from_bytes(path));
-        let below = path.strip_prefix(self.export.path()).map_err(|_| mountstat3::MNT3ERR_NOENT)?;
+        let below = path.strip_prefix(&self.export.path).map_err(|_| mountstat3::MNT3ERR_NOENT)?;
         let who = self.export.own_identity();
-        let mut node = Arc::clone(self.export.root());
+        let mut node = Arc::clone(&self.export.root);
         for part in below.components() {
             let Component::Normal(part) = part else { return Err(mountstat3::MNT3ERR_INVAL) };
             let found = self.export.look_up(&node, part.as_bytes(), &who);
@@ -198,7 +198,7 @@ impl Mountd {
 
     /// EXPORT: one directory, for everybody.
     fn exports(&self) -> exports<'static, 'static> {
-        let path = self.export.path().as_os_str().as_bytes().to_vec();
+        let path = self.export.path.as_os_str().as_bytes().to_vec();
         List(vec![export_node { ex_dir: dirpath(Opaque::owned(path)), ex_groups: List::default() }])
     }
 }

@@ -93,7 +93,7 @@ pub(crate) fn runs_once(procedure: u32) -> bool {
 
 /// Answers a call, as the user that it names.
 pub(crate) fn run(export: &Export, whole: Whole, call: &mut ServerCall) -> Result<(), Refusal> {
-    let who = export.options().policy.of(call)?;
+    let who = export.options.policy.of(call)?;
     whole(export, &who, call)
 }
 

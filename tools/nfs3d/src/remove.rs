@@ -108,7 +108,7 @@ fn renamed(
     let (moved, replaced) = (victim(from, from_name), victim(to, to_name));
     who.act(|| renameat(from.fd(), from_name, to.fd(), to_name)).map_err(status)?;
     if let Some(moved) = &moved {
-        export.handles().learn(to.ino(), to_name, moved.st_ino);
+        export.handles.learn(to.ino(), to_name, moved.st_ino);
         // Two names of one file: nothing was replaced.
         if replaced.as_ref().is_some_and(|replaced| replaced.st_ino != moved.st_ino) {
             bury(export, replaced.as_ref());

@@ -85,8 +85,7 @@ impl Nfs {
         let arguments = encode(arguments)?;
         let mut call = self.client.prepare(procedure as u32, arguments.len())?;
         call.args_mut().copy_from_slice(&arguments);
-        call = call.expect_reply(longest);
-        let reply = self.client.call(call)?;
+        let reply = self.client.call(call.expect_reply(longest))?;
         decode(reply.results())
     }
 

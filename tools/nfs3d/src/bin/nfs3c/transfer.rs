@@ -143,6 +143,5 @@ fn write(client: &mut LocalClient, file: &nfs_fh3, part: Part, from: &File, inli
     from.read_exact_at(&mut data, part.offset)?;
     let mut call = client.prepare(procedure, args.len())?;
     call.args_mut().copy_from_slice(&args);
-    call = call.read_chunk(args.len(), data);
-    Ok(call)
+    Ok(call.read_chunk(args.len(), data))
 }
