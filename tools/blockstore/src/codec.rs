@@ -43,28 +43,19 @@ pub(crate) const FLUSH: u32 = 4;
 pub(crate) const MAX_RESULT: usize = 20;
 
 /// Why the store did not do what was asked. It did nothing of it then.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, XdrCodec)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, XdrCodec, thiserror::Error)]
 pub(crate) enum Status {
+    #[error("beyond the end of the store")]
     OutOfRange = 1,
+    #[error("longer than the store's longest block")]
     TooLong = 2,
+    #[error("the store is read-only")]
     ReadOnly = 3,
+    #[error("no space is left on the server's disk")]
     NoSpace = 4,
+    #[error("input/output error at the server")]
     IoError = 5,
 }
-
-impl std::fmt::Display for Status {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::OutOfRange => "beyond the end of the store",
-            Self::TooLong => "longer than the store's longest block",
-            Self::ReadOnly => "the store is read-only",
-            Self::NoSpace => "no space is left on the server's disk",
-            Self::IoError => "input/output error at the server",
-        })
-    }
-}
-
-impl std::error::Error for Status {}
 
 /// What the store is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, XdrCodec)]
