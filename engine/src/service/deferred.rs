@@ -84,7 +84,8 @@ impl Iterator for CameHome {
 /// [`ServerCall`], and keeps its arguments, chunks and result memory until it is answered or dropped.
 /// [`limits.max_deferred`](crate::config::LimitsConfig::max_deferred) bounds their number for a connection.
 ///
-/// A dropped call is answered with SYSTEM_ERR, and counted as `calls_dropped`.
+/// A dropped call is answered with SYSTEM_ERR. [`ShardStats::get`](crate::stats::ShardStats::get)`("calls_dropped")`
+/// counts such calls.
 #[must_use = "answer it; dropped, its caller gets SYSTEM_ERR"]
 #[doc(alias = "asynchronous reply")]
 pub struct DeferredCall {
@@ -118,8 +119,10 @@ impl DeferredCall {
     }
 
     /// Whether the connection is closed, so that nobody awaits the reply.
+    ///
+    /// It stays false when only the caller gives up, such as by a time-out: the protocol does not report that.
     #[must_use]
-    pub fn is_abandoned(&self) -> bool {
+    pub fn is_disconnected(&self) -> bool {
         self.origin.is_over()
     }
 }

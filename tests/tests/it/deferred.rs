@@ -326,7 +326,7 @@ fn a_dropped_call_is_refused_and_counted() {
         for token in 0..3 {
             start(&mut client, token);
             let call = next(&held);
-            assert!(!call.is_abandoned());
+            assert!(!call.is_disconnected());
             drop(call);
             assert_eq!(end(&mut client), (token, Err(CallError::Refused(Refusal::SystemError))), "{scheme:?}");
         }
@@ -350,7 +350,7 @@ fn an_answer_to_a_closed_connection_is_harmless() {
         drop(client);
         let told = settles(|| {
             echo(&mut other, b"meanwhile").expect("an echo");
-            calls.iter().all(DeferredCall::is_abandoned)
+            calls.iter().all(DeferredCall::is_disconnected)
         });
         assert!(told, "{scheme:?}: the holder is not told");
         let mut late = calls.pop_front().expect("a call");
@@ -414,7 +414,7 @@ fn no_more_are_taken_of_a_connection_than_may_be() {
         drop(greedy);
         assert!(settles(|| {
             echo(&mut other, b"meanwhile").expect("an echo");
-            calls.iter().all(DeferredCall::is_abandoned)
+            calls.iter().all(DeferredCall::is_disconnected)
         }));
         drop(calls);
         echo(&mut other, b"goes on").expect("an echo");
@@ -458,7 +458,7 @@ fn a_drain_waits_for_deferred_calls_up_to_its_time_out() {
         let undrained = world.take_server().drain(Duration::from_millis(50)).expect_err("a call was left");
         assert!(undrained.to_string().contains("connections open on 1 shard"), "{scheme:?}: {undrained}");
         // A slow device may need longer than the drain's time-out.
-        assert!(settles(|| call.is_abandoned()), "{scheme:?}");
+        assert!(settles(|| call.is_disconnected()), "{scheme:?}");
         call.answer(Ok(()));
         assert!(matches!(end(&mut client), (8, Err(CallError::ConnectionLost { sent: true }))), "{scheme:?}");
         drop(client);
@@ -492,7 +492,7 @@ fn a_deferred_reply_is_cached_and_its_call_runs_once() {
         first.vanish();
         let mut second = connect();
         send(&mut second);
-        assert!(settles(|| taken.is_abandoned()));
+        assert!(settles(|| taken.is_disconnected()));
         assert!(held.try_recv().is_err(), "{scheme:?}: it runs twice");
         results(&mut taken, b"once");
         taken.answer(Ok(()));

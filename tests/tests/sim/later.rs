@@ -43,7 +43,7 @@ impl Later {
         let which = random.below(calls.len());
         let (mut call, work) = calls.swap_remove(which);
         drop(calls);
-        let abandoned = call.is_abandoned();
+        let abandoned = call.is_disconnected();
         let outcome = work(&mut call);
         call.answer(outcome);
         Some(u64::from(abandoned))

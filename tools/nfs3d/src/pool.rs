@@ -53,7 +53,7 @@ impl Pool {
         let holder = nfs::host(&call).map_or_else(|| Holder::Connection(call.caller()), Holder::Host);
         // A host whose disk hangs connects anew and asks again, time after time; what has asked before it would keep
         // its memory from others.
-        let needless = |(call, _): &Work| call.is_abandoned() && !nfs::runs_once(call.procedure());
+        let needless = |(call, _): &Work| call.is_disconnected() && !nfs::runs_once(call.procedure());
         let mut shares = self.lock();
         shares.forget(holder, needless);
         shares.add(holder, (call, run));

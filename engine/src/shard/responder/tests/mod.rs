@@ -257,9 +257,9 @@ fn a_deferred_call_of_a_closed_connection_is_dropped() {
         scene.serve(&mut conn, xid, LATER);
     }
     let mut taken: Vec<_> = scene.held.try_iter().collect();
-    assert!(!taken.iter().any(DeferredCall::is_abandoned));
+    assert!(!taken.iter().any(DeferredCall::is_disconnected));
     scene.responder.connection_lost(&mut scene.cx, &mut conn);
-    assert!(taken.iter().all(DeferredCall::is_abandoned));
+    assert!(taken.iter().all(DeferredCall::is_disconnected));
     assert!(conn.served.untaken.is_empty(), "the third is nobody's");
     taken.pop().expect("the second").answer(Ok(()));
     drop(taken);
