@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use rpcrdma::service::duplicate_requests::DuplicateRequestCacheStats;
+use rpcrdma::stats::ShardStats;
 use rpcrdma::wire::properties::PropertyId;
 use rpcrdma::wire::{ErrorBody, HeaderType, Revision, Version};
 use rpcrdma_tests::document::{COMMANDS, Place, blocks, rows, section};
@@ -114,6 +116,97 @@ fn every_error_of_a_call_and_of_a_start_is_explained() {
     assert_eq!(told, there, "the table of errors in engine/README.md (left) and the variants (right)");
 }
 
+/// Methods behind `unstable-internals` that `engine/PROTOCOL.md` names as such.
+const UNSTABLE: &[&str] =
+    &["LocalClient::request_change", "LocalClient::take_changes", "LocalClient::set_remote_invalidation"];
+
+/// Variants, fields and functions of public types are in `engine/api.txt`.
+#[test]
+fn public_names_in_documents_exist() {
+    let list = read("engine/api.txt");
+    let items: Vec<(&str, &str)> = list
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .map(|(kind, rest)| (kind, rest.split(' ').next().unwrap_or_default().trim_end_matches(':')))
+        .collect();
+    let last = |path: &str, parts: usize| {
+        let names: Vec<&str> = path.split("::").collect();
+        names[names.len().saturating_sub(parts)..].join("::")
+    };
+    let types: BTreeSet<String> =
+        items.iter().filter(|item| ["struct", "enum", "trait"].contains(&item.0)).map(|item| last(item.1, 1)).collect();
+    let members: BTreeSet<String> = items.iter().map(|item| last(item.1, 2)).collect();
+    let mut seen = 0;
+    for document in files(".", ".md") {
+        // It has names of before, too.
+        if document.ends_with("CHANGELOG.md") {
+            continue;
+        }
+        let text = read(&document);
+        let spans =
+            text.lines().filter(|line| !line.starts_with("```")).flat_map(|line| line.split('`').skip(1).step_by(2));
+        let is_name = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+        for path in spans.flat_map(|span| span.split(|c| !is_name(c))).filter(|path| path.contains("::")) {
+            let name = last(path, 2);
+            if types.contains(name.split("::").next().expect("a type")) {
+                seen += 1;
+                let known = members.contains(&name) || UNSTABLE.contains(&name.as_str());
+                assert!(known, "{document} names {path}, which is not in engine/api.txt");
+            }
+        }
+    }
+    assert!(seen > 80, "only {seen} names were found");
+}
+
+/// Keys of an object and of all that it contains.
+fn keys(value: &serde_json::Value, all: &mut BTreeSet<String>) {
+    match value {
+        serde_json::Value::Array(list) => list.iter().for_each(|value| keys(value, all)),
+        serde_json::Value::Object(object) => object.iter().for_each(|(key, value)| {
+            all.insert(key.clone());
+            keys(value, all);
+        }),
+        _ => {}
+    }
+}
+
+/// Counters in the columns `check` and `counter` of `tuning.md` are JSON fields of the statistics socket or of
+/// `rpcperf`, or metrics of the duplicate request cache.
+#[test]
+fn counters_of_tuning_exist() {
+    let mut stats = ShardStats::default();
+    stats.procedures.push(Default::default());
+    stats.peers.push(Default::default());
+    stats.pool.classes.push(Default::default());
+    let mut known: BTreeSet<String> = ["preemptions", "busy"].map(String::from).into();
+    keys(&serde_json::to_value(stats).expect("JSON"), &mut known);
+    known.extend(DuplicateRequestCacheStats::default().metrics().map(|metric| metric.name.to_owned()));
+    let mut seen = 0;
+    let mut column = None;
+    for line in read("tuning.md").lines() {
+        let cells: Vec<&str> = line.split(" | ").map(|cell| cell.trim_matches(['|', ' '])).collect();
+        if !line.starts_with('|') {
+            column = None;
+        } else if cells.iter().any(|cell| ["check", "counter"].contains(cell)) {
+            column = cells.iter().position(|cell| ["check", "counter"].contains(cell));
+        } else if let Some(cell) = column.and_then(|column| cells.get(column)) {
+            for name in cell.split('`').skip(1).step_by(2) {
+                let plain = name.bytes().all(|b| b.is_ascii_lowercase() || b"_*".contains(&b));
+                // Programs, and keys of `top`.
+                if plain && !["rpcperf", "top", "c"].contains(&name) {
+                    seen += 1;
+                    let found = match name.strip_suffix('*') {
+                        Some(start) => known.iter().any(|known| known.starts_with(start)),
+                        None => known.contains(name),
+                    };
+                    assert!(found, "tuning.md names {name}, which is no counter: {line}");
+                }
+            }
+        }
+    }
+    assert!(seen > 40, "only {seen} counters were found");
+}
+
 #[test]
 fn the_error_codes_are_those_of_the_codec() {
     let all = [
@@ -182,7 +275,13 @@ fn each_proof_of_a_rule_names_a_test() {
     }
 }
 
-/// Finds leftovers of a merge: rows without a head, and duplicate rows or tables.
+/// Number of columns of a row. A bar within code or behind a backslash separates nothing.
+fn columns(row: &str) -> usize {
+    let outside: String = row.replace("\\|", "").split('`').step_by(2).collect();
+    outside.matches('|').count() - 1
+}
+
+/// Finds leftovers of a merge: rows without a head, rows of another table, and duplicate rows or tables.
 #[test]
 fn tables_have_a_head_and_no_row_twice() {
     let mut tables = 0;
@@ -206,6 +305,8 @@ fn tables_have_a_head_and_no_row_twice() {
             if let Some(first) = table.first() {
                 let head = table.get(1).is_some_and(|second| second.starts_with("| ---"));
                 assert!(head && table.len() > 2, "{document}: no head, or no rows: {first}");
+                let odd = table.iter().find(|row| columns(row) != columns(first));
+                assert!(odd.is_none(), "{document}: {} columns in the head, but not in: {odd:?}", columns(first));
                 tables += 1;
             }
             table.clear();
