@@ -13,9 +13,10 @@ use crate::fabric::software::SoftwareFabric;
 use crate::fabric::verbs::{VerbsConfig, VerbsFabric};
 use crate::fabric::{Capabilities, Fabric, FabricAddress, FabricError, FabricErrorKind};
 
-/// A server's address: `soft:NAME`, `iwarp:HOST:PORT` or `verbs:HOST:PORT`.
+/// A server's address: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.
 ///
-/// `verbs:` needs the feature `verbs`.
+/// The default port is 20049. Do not serve at port 0: nothing reports the port that the system chooses. `verbs:` needs
+/// the feature `verbs`.
 ///
 /// ```
 /// let address: rpcrdma::Address = "iwarp:127.0.0.1:20049".parse()?;

@@ -16,10 +16,10 @@
 //! const UPPERCASE: u32 = 1;
 //! const LONGEST: usize = 64 << 10;
 //!
-//! // The software fabric needs no device; `verbs:HOST` is one, in builds with the feature `verbs`.
+//! // The software fabric needs no device; `verbs:HOST[:PORT]` is one, in builds with the feature `verbs`.
 //! let address: Address = format!("soft:uppercase-{}", std::process::id()).parse()?;
 //!
-//! // What may come and go as chunks is declared; a call that does otherwise is refused before it is run.
+//! // DDP-eligible arguments and results are declared: what may travel as chunks. Other calls are refused unrun.
 //! let uppercase = Procedure::new(|call| {
 //!     let text = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
 //!     let mut result = call.result_writer(0)?;
@@ -29,6 +29,7 @@
 //!     call.reply_mut(4)?.copy_from_slice(&len);
 //!     Ok(())
 //! });
+//! // Uncounted: no length word of the text is among the inline arguments.
 //! let uppercase = uppercase.read_chunks(1, LONGEST).uncounted().write_chunks(1, LONGEST);
 //! let mut services = Services::new();
 //! services.add(PROGRAM, VERSION, UPPERCASE, uppercase);
@@ -71,7 +72,7 @@
 //! | [`config`] | knobs of a shard, in groups |
 //! | [`stats`] | counters, gauges, histograms |
 //! | [`auth`] | host authentication |
-//! | [`binding`] | upper-layer bindings: what may travel as chunks |
+//! | [`binding`] | upper-layer bindings: DDP-eligible items, which may travel as chunks |
 //! | [`rpc`], [`xdr`] | credentials; encoding of arguments and results |
 //!
 //! # Errors
@@ -126,7 +127,7 @@ pub mod rpc {
     pub use rpcrdma_proto::wire::rpc::{AuthStat, AuthSys, OpaqueAuth};
 }
 
-/// Upper-layer bindings: what may travel as chunks (RFC 8166 §6).
+/// Upper-layer bindings: DDP-eligible items, which may travel as chunks (RFC 8166 §6).
 pub mod binding {
     pub use rpcrdma_proto::binding::{Binding, Bindings};
 }

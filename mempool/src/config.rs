@@ -66,7 +66,7 @@ pub enum PagePolicy {
     #[default]
     Auto,
     /// Transparent, else 4 KiB: for memory of peers that refuse hugetlb. See
-    /// [`PeerMapping::map`](crate::PeerMapping::map).
+    /// `rpcrdma_mempool::PeerMapping::map`.
     NoHugetlb,
     /// This size or an error.
     Require(PageSize),

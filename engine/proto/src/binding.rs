@@ -1,4 +1,4 @@
-//! Upper-layer bindings: data items eligible for direct placement (RFC 8166 §6).
+//! Upper-layer bindings: DDP-eligible data items (RFC 8166 §6).
 //!
 //! A [`Binding`] covers one procedure, a [`Bindings`] table programs. Both ends use the same one. A server makes its
 //! procedures of it (`Procedure::with_binding`) and refuses calls that break it. A client checks calls before it sends
@@ -16,7 +16,7 @@ use crate::wire::ErrorBody;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor};
 use crate::wire::xdr::{Reader, padded};
 
-/// The eligible items of a procedure's arguments or results.
+/// The DDP-eligible items of a procedure's arguments or results: those that may travel as chunks (RFC 8166 §6.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Eligible {
     /// Their number.
@@ -25,15 +25,17 @@ pub struct Eligible {
     pub max_len: usize,
 }
 
-/// One procedure's part of an upper-layer binding.
+/// One procedure's part of an upper-layer binding: its DDP-eligible items.
 ///
 /// ```
-/// use rpcrdma_proto::binding::Binding;
+/// # use rpcrdma_proto as rpcrdma;
+/// use rpcrdma::binding::Binding;
+///
 /// const READ: Binding = Binding::inline(20, 104).results(1, 1 << 20);
 /// assert!(READ.check_call(20, &[], &[65536], true).is_ok());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[doc(alias = "upper layer binding")]
+#[doc(alias("upper layer binding", "ULB", "DDP-eligible"))]
 pub struct Binding {
     /// Arguments that may travel as Read chunks.
     #[doc(hidden)]
@@ -113,19 +115,19 @@ impl BindingError {
 }
 
 impl Binding {
-    /// A procedure none of whose arguments and results may be reduced.
+    /// A procedure without DDP-eligible arguments and results.
     pub const fn inline(max_call: usize, max_reply: usize) -> Self {
         let none = Eligible { count: 0, max_len: 0 };
         Self { arguments: none, counted: true, results: none, max_call, max_reply }
     }
 
-    /// Sets the count of eligible arguments and the most bytes of each.
+    /// Sets the count of DDP-eligible arguments and the most bytes of each.
     pub const fn arguments(mut self, count: usize, max_len: usize) -> Self {
         self.arguments = Eligible { count, max_len };
         self
     }
 
-    /// Marks eligible arguments as neither `opaque<>` nor `string<>`. They are arrays of longer elements, optional
+    /// Marks DDP-eligible arguments as neither `opaque<>` nor `string<>`. They are arrays of longer elements, optional
     /// data, or opaque data of fixed length. The word before them is not a byte count.
     pub const fn uncounted(mut self) -> Self {
         self.counted = false;
@@ -160,7 +162,7 @@ impl Binding {
         }
     }
 
-    /// Sets the count of eligible results and the most bytes of each.
+    /// Sets the count of DDP-eligible results and the most bytes of each.
     pub const fn results(mut self, count: usize, max_len: usize) -> Self {
         self.results = Eligible { count, max_len };
         self

@@ -31,7 +31,8 @@ use crate::wire::ErrorBody;
 /// | `Refused`, others | answered | never | caller |
 ///
 /// "If idempotent": the server may have executed the call. A duplicate request cache does not recognize the retry: a
-/// new call has another XID.
+/// new call has another XID. A draining server answers ERR_SYSTEM to calls that it does not run, but the code has other
+/// causes, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {

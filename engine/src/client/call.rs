@@ -179,7 +179,7 @@ impl ClientCall {
         self
     }
 
-    /// Sets a time-out from the start: [`CallError::TimedOut`](crate::CallError::TimedOut).
+    /// Sets a time-out from the start: [`CallError::TimedOut`](crate::CallError::TimedOut). Default none.
     #[inline]
     pub fn timeout(mut self, time: Duration) -> Self {
         self.timeout = Some(time);

@@ -95,6 +95,8 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Connects through a given device; blocks until connected.
     ///
+    /// Crate `rpcrdma-fabric` has the devices and their configuration.
+    ///
     /// # Errors
     /// See [`ConnectError`].
     pub fn with_fabric(fabric: F, address: &Address, config: ClientConfig) -> Result<Self, ConnectError> {

@@ -74,9 +74,10 @@ knobs! {
     /// Memory of the application that the shard registers. Default none.
     ///
     /// The shard sends from it ([`ServerCall::set_result`](crate::ServerCall::set_result)) and reads into it
-    /// ([`Procedure::place_reads_in`](crate::Procedure::place_reads_in)). The application makes the arenas, also over
-    /// memory that it has mapped (`rpcrdma_mempool::GivenMemory` has an example). Peers never get access. Each shard of
-    /// a server registers all of them, so that any shard can answer from any arena. Not in configuration files.
+    /// ([`Procedure::place_reads_in`](crate::Procedure::place_reads_in)). The application makes the arenas with crate
+    /// `rpcrdma-mempool`: by `ArenaConfig`, or by `GivenMemory` over memory that it has mapped. Peers never get access.
+    /// Each shard of a server registers all of them, so that any shard can answer from any arena. Not in configuration
+    /// files.
     #[cfg_attr(feature = "serde", serde(skip))]
     #[doc(alias("mr", "memory region"))]
     pub arenas: Vec<Arena> = Vec::new();

@@ -156,7 +156,7 @@ impl<S: Sharing> Procedure<S> {
     /// A procedure on the shard: inline only, replies up to 256 bytes.
     ///
     /// Handlers of [`Services`] are `Send` and `Sync`, as all shards and workers run them. Those of [`LocalServices`]
-    /// run on one thread and may share state by `Rc` and `Cell`.
+    /// run on one thread and may share state by `Rc` and `Cell`. `Held` and `Asynchronous` in signatures state this.
     pub fn new(handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Held<S::Run>) -> Self {
         Self::of(Handler::Run(handler.hold()))
     }
@@ -199,9 +199,11 @@ impl<S: Sharing> Procedure<S> {
     /// [`take_read_chunk`](ServerCall::take_read_chunk).
     ///
     /// The buffer must be of a pool made on the shard's thread, in its own arena or in one of
-    /// [`memory.arenas`](crate::config::MemoryConfig::arenas). A call with an unsuitable or too short buffer is answered
-    /// with SYSTEM_ERR, logged, and counted as `read_targets_refused`; none of its chunks is read. `choose` runs on the
-    /// shard and must not block. It runs again for a call that has waited for memory.
+    /// [`memory.arenas`](crate::config::MemoryConfig::arenas). A call with an unsuitable or too short buffer is
+    /// answered with SYSTEM_ERR, and none of its chunks is read. The log says why.
+    /// [`ShardStats::get`](crate::stats::ShardStats::get)`("read_targets_refused")` counts them.
+    ///
+    /// `choose` runs on the shard and must not block. It runs again for a call that has waited for memory.
     #[doc(alias("direct data placement", "zero copy"))]
     pub fn place_reads_in(
         mut self,
@@ -318,7 +320,7 @@ impl<S: Sharing> Procedure<S> {
         })
     }
 
-    /// Arguments that may travel as Read chunks: number, and bytes of each.
+    /// DDP-eligible arguments (Read chunks): number, and bytes of each.
     ///
     /// A call with more is refused by a transport error, and nothing of it is read.
     pub fn read_chunks(mut self, count: usize, max_len: usize) -> Self {
@@ -326,13 +328,15 @@ impl<S: Sharing> Procedure<S> {
         self
     }
 
-    /// Reducible arguments have no length word in front; see [`Binding::uncounted`].
+    /// DDP-eligible arguments have no length word in front; see [`Binding::uncounted`].
+    ///
+    /// Without this, the inline arguments hold the length word of each: 4 bytes, as for `opaque<>`.
     pub fn uncounted(mut self) -> Self {
         self.binding = self.binding.uncounted();
         self
     }
 
-    /// Results that may travel as Write chunks: number, and bytes of each.
+    /// DDP-eligible results (Write chunks): number, and bytes of each.
     ///
     /// Room beyond `max_len` that a caller offers stays unused.
     pub fn write_chunks(mut self, count: usize, max_len: usize) -> Self {

@@ -64,7 +64,7 @@ macro_rules! words {
 words!(Crc: "never" = Never, "if-asked" = IfAsked, "always" = Always);
 words!(FpduSize: "auto" = Auto, "segment" = Segment, "longest" = Longest);
 
-/// Configuration of an [`IwarpFabric`](super::IwarpFabric).
+/// Configuration of the iWARP fabric.
 ///
 /// The defaults suit a shard of some hundred connections.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -104,7 +104,7 @@ impl PreSharedKey {
     /// A key and its public name, which becomes the peer's name. The name is no secret.
     ///
     /// # Errors
-    /// The key is shorter than 16 bytes ([`MIN_KEY`]), or its name has not 1 to 64 ([`MAX_KEY_ID`]).
+    /// The key is shorter than 16 bytes, or its name is empty or longer than 64.
     pub fn new(id: &str, key: &[u8]) -> Result<Self, KeyError> {
         Ok(Self { keys: vec![Arc::new(Key::new(id, key)?)] })
     }

@@ -35,8 +35,8 @@ impl<F: Fabric> LocalClient<F> {
     /// Changes the receive size of all connections while calls run; allocates.
     ///
     /// Larger receives take effect once arriving messages have used up the older ones. Smaller ones take effect once
-    /// every peer has read the new limit. Until then `receive_size` and `receive_size_posted` of the
-    /// [statistics](Self::stats) differ.
+    /// every peer has read the new limit. Until then `receive_size_bytes` and `receive_size_posted_bytes` at a server's
+    /// statistics socket differ.
     ///
     /// Receives of another size than [`wire.receive_size`](crate::config::WireConfig::receive_size) get a new pool,
     /// freed after use: this takes as long as making a pool of `memory.receives` of them.

@@ -304,7 +304,7 @@ impl<T: ?Sized> ServerCall<T> {
     /// [`DuplicateRequestCache`](super::duplicate_requests::DuplicateRequestCache) in the service.
     ///
     /// # Errors
-    /// The body is longer than [`MAX_AUTH_LEN`] bytes, or not empty for AUTH_NONE.
+    /// The body is longer than 400 bytes, or not empty for AUTH_NONE.
     pub fn set_verifier(&mut self, flavor: u32, body: &[u8]) -> Result<(), NoSpace> {
         let available = if flavor == Flavor::None.code() { 0 } else { MAX_AUTH_LEN };
         if body.len() > available {
@@ -353,7 +353,7 @@ impl<T: ?Sized> ServerCall<T> {
 
     /// An argument from a Read chunk, without XDR round-up.
     ///
-    /// A round-up is recognized by the length word in front ([`Binding::counted`](crate::binding::Binding::counted)).
+    /// A round-up is recognized by the length word in front; see [`uncounted`](crate::binding::Binding::uncounted).
     #[must_use]
     pub fn read_chunk(&self, index: usize) -> Option<&[u8]> {
         self.parts.chunks().arguments.get(index)?.buf.as_deref()

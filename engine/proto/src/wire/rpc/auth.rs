@@ -69,7 +69,7 @@ codes! {
     }
 }
 
-/// A credential or verifier: a flavor and up to [`MAX_AUTH_LEN`] opaque bytes.
+/// A credential or verifier: a flavor and up to 400 opaque bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct OpaqueAuth<'a> {
     /// The flavor's number: 0 for AUTH_NONE, [`AuthSys::FLAVOR`], 6 for RPCSEC_GSS.
