@@ -1,4 +1,4 @@
-//! A flag that many threads set, and one polling thread takes in its turns.
+//! Flag that many threads set, and one polling thread takes in its turns.
 //!
 //! Of several rings before a take, only the first wakes the sleeper. The take sees the work published before all of
 //! them.
@@ -11,7 +11,7 @@ use rpcrdma_mempool::sync::{AtomicBool, Ordering};
 
 use super::parker::Signal;
 
-/// Work is published before a ring, and looked for after a take.
+/// Publish work before a ring, and check for it after a take.
 pub(crate) struct Bell {
     rung: AtomicBool,
     signal: Signal,
@@ -31,7 +31,7 @@ impl Bell {
         }
     }
 
-    /// Whether it was rung since the last take. For the sleeper's thread alone.
+    /// Whether it was rung since the last take. For the sleeper's thread only.
     #[inline]
     pub(crate) fn take(&self) -> bool {
         // SYNC POINT bell: with each exchange in `ring`; a later one continues the release of an earlier one.

@@ -1,4 +1,4 @@
-//! Waiting for a future, asleep, without a runtime.
+//! Blocking wait for a future, without a runtime.
 #![forbid(unsafe_code)]
 
 use std::future::Future;

@@ -3,9 +3,9 @@
 
 use rpcrdma_mempool::sync::{hint, thread};
 
-/// Empty polls between two yields of the core, unless [`Idle::yield_every`] says otherwise.
+/// Empty polls between two yields of the core, unless [`Idle::yield_every`] overrides it.
 ///
-/// A yield costs about a dozen polls when no other thread wants the core, and keeps threads from starving each other
+/// A yield costs about a dozen polls when no other thread wants the core. It keeps threads from starving each other
 /// when they outnumber the cores: hence one every few dozen polls.
 pub const YIELD_EVERY: u32 = 32;
 
@@ -85,7 +85,7 @@ impl Idle {
     /// Next step after an empty poll. The count survives a sleep: a spurious wake-up sleeps again at once.
     #[inline]
     pub fn after_empty_poll(&mut self) -> IdleStep {
-        // Halving keeps the count far above any spin limit and lets the yields go on.
+        // Halving keeps the count far above any spin limit, and the yields continue.
         self.empty = self.empty.checked_add(1).unwrap_or(u32::MAX / 2);
         let sleep = match self.policy {
             IdlePolicy::Poll => false,

@@ -1,4 +1,4 @@
-//! Rare items for a running polling thread: behind a lock, announced by a flag.
+//! List of rare items for a running polling thread, behind a lock and a flag.
 #![forbid(unsafe_code)]
 
 use rpcrdma_mempool::sync::{AtomicBool, Ordering};
@@ -35,12 +35,12 @@ impl<R> Intake<R> {
 
     #[cold]
     pub(super) fn take(&self) -> Vec<R> {
-        // The flag before the list: a later item raises the flag again.
+        // Clear the flag before taking the list: a later item raises the flag again.
         self.fresh.store(false, Ordering::Relaxed);
         lock(&self.waiting).as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Refuses later items; returns the waiting ones.
+    /// Closes the list to later items; returns the waiting ones.
     pub(super) fn close(&self) -> Vec<R> {
         lock(&self.waiting).take().unwrap_or_default()
     }
@@ -54,7 +54,7 @@ mod model {
     use super::Intake;
     use crate::handoff::explore;
 
-    /// A new one that comes while another is taken in is not forgotten: the model would never end.
+    /// An item added during a take is not lost: otherwise the model would never end.
     #[test]
     fn loom_nothing_is_lost_in_the_intake() {
         explore(|| {

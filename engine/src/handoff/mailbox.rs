@@ -1,13 +1,13 @@
 //! Messages of many application threads to one shard: a ring for each sender.
 //!
 //! The shard polls busy rings only, so a turn costs nothing for idle senders. The receiving end of an idle ring waits
-//! in the *berth* that it shares with its sender. A sender that finds the end there gives it to the shard, by a
+//! in the *berth* that it shares with its sender. A sender that finds the end there passes it to the shard, by a
 //! lock-free list. The shard then polls the ring in each turn. After a number of empty polls it puts the end back, if
-//! it polls many others. A new ring is idle.
+//! it polls many other rings. A new ring is idle.
 //!
 //! SYNC POINT berth: the sender publishes an item, or its end; then a fence; then it checks the berth. The shard puts
 //! the receiving end there; then a fence; then it checks the ring once more. One of them sees the other's write, so no
-//! item waits in a ring that is not polled.
+//! item waits in an unpolled ring.
 #![forbid(unsafe_code)]
 
 use rpcrdma_mempool::sync::{Arc, Ordering, fence};
@@ -20,7 +20,7 @@ use super::spsc::{Consumer, ring};
 
 /// Most items taken from one ring at a time.
 const QUANTUM: usize = 16;
-/// Number of rings that are polled whether busy or not. A poll costs a few nanoseconds, a round trip to the berth some
+/// Up to this many rings are polled even when idle. A poll costs a few nanoseconds, a round trip to the berth some
 /// hundred.
 const FEW: usize = if cfg!(loom) { 0 } else { 16 };
 /// Empty polls in a row after which a ring returns to its berth.
@@ -72,7 +72,7 @@ impl<T: Send> Mailbox<T> {
             self.busy.extend(self.home.take());
         }
         let mut taken = 0;
-        // Rings in a row with fewer items than asked for: all of them, when nothing is left.
+        // Consecutive rings with fewer items than requested; all of them, when nothing is left.
         let mut drained = 0;
         while taken < max && drained < self.busy.len() {
             if self.next >= self.busy.len() {
@@ -100,7 +100,7 @@ impl<T: Send> Mailbox<T> {
         taken
     }
 
-    /// Puts a ring into its berth; drops one whose sender is gone.
+    /// Puts a ring into its berth; drops one without a sender.
     #[cold]
     fn put_away(&mut self, at: usize) {
         let mut inlet = self.busy.swap_remove(at);
@@ -110,7 +110,7 @@ impl<T: Send> Mailbox<T> {
         inlet.quiet = 0;
         let (berth, glance) = (Arc::clone(&inlet.berth), inlet.items.glance());
         berth.put(inlet);
-        // SYNC POINT berth: with the fence in `RingSender::send` and `close`, in front of the look in `Sender::join`.
+        // SYNC POINT berth: with the fence in `RingSender::send` and `close`, before the check in `Sender::join`.
         fence(Ordering::SeqCst);
         if glance.has_news() {
             // Otherwise the sender gives it back.
@@ -118,7 +118,7 @@ impl<T: Send> Mailbox<T> {
         }
     }
 
-    /// Whether a poll would find items, or a sender that came or went: the check before sleeping.
+    /// Whether a poll would find items, or a new or closed sender: the check before sleeping.
     pub fn has_work(&self) -> bool {
         !self.home.is_empty() || self.busy.iter().any(|inlet| !inlet.items.is_empty() || inlet.items.is_closed())
     }
@@ -129,7 +129,7 @@ impl<T: Send> Mailbox<T> {
     }
 }
 
-/// Makes senders to one shard, on any thread.
+/// Creates senders to one shard, on any thread.
 pub struct Connector<T: Send> {
     way: WayHome<Inlet<T>>,
     signal: Signal,
@@ -142,11 +142,11 @@ impl<T: Send> Clone for Connector<T> {
 }
 
 impl<T: Send> Connector<T> {
-    /// Makes a sender, with a ring of `capacity` items; allocates. It is closed if the shard is gone.
+    /// Creates a sender, with a ring of `capacity` items; allocates. It is closed if the shard is gone.
     pub fn connect(&self, capacity: usize) -> Sender<T> {
         let (producer, items) = ring(capacity);
         let berth = Arc::new(Berth::new());
-        // A cycle, which ends with the sender: it takes the inlet out, or the shard has it and drops it.
+        // A cycle, which ends with the sender: it takes the inlet out, or the shard has the inlet and drops it.
         berth.put(Box::new(Inlet { items, quiet: 0, berth: Arc::clone(&berth), link: Link::default() }));
         Sender { ring: RingSender::new(producer, self.signal.clone()), berth, way: self.way.clone() }
     }
@@ -160,7 +160,7 @@ pub struct Sender<T: Send> {
 }
 
 impl<T: Send> Sender<T> {
-    /// Sends, and wakes a sleeping receiver, which takes an accepted item, or drops it at its end.
+    /// Sends, and wakes a sleeping receiver. The receiver takes an accepted item, or drops it at its end.
     #[inline]
     pub fn send(&mut self, item: T) -> Result<(), SendError<T>> {
         self.ring.send(item)?;
@@ -168,10 +168,10 @@ impl<T: Send> Sender<T> {
         if self.berth.is_empty() { Ok(()) } else { self.join() }
     }
 
-    /// Gives the receiving end to the shard. Returns the newest item if there is no shard.
+    /// Passes the receiving end to the shard. Returns the newest item if there is no shard.
     #[cold]
     fn join(&mut self) -> Result<(), SendError<T>> {
-        // The shard may have taken it back.
+        // The shard may have taken the end back.
         let Some(inlet) = self.berth.take() else { return Ok(()) };
         match self.way.give_back(inlet) {
             Ok(()) => {

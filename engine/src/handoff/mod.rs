@@ -6,18 +6,18 @@
 //!         └──── Ticket ◀─────── slot ◀───── Completer ──┘ └───────── ring ◀──────────┘
 //! ```
 //!
-//! # Ends
+//! # Ownership
 //! 1. Every ring has one [`Producer`](spsc::Producer) and one [`Consumer`](spsc::Consumer), moved and never cloned. Many
 //!    senders are many rings, so no two threads write the same line.
 //! 2. A [`Ticket`](slot::Ticket) and its [`Completer`](slot::Completer) are the two ends of one slot, with the same
 //!    rule.
 //! 3. A thread publishes an item, then notifies the other one by its [`Signal`](parker::Signal). That costs a fence and
 //!    a load while the other thread is awake.
-//! 4. Taken calls and quiet rings return by an intrusive list (`returns.rs`), with any number of givers and one taker.
-//! 5. Any end may be dropped at any time; the other one sees it. No item is lost, or dropped twice.
+//! 4. Taken calls and quiet rings return by an intrusive list (`returns.rs`), with many givers and one taker.
+//! 5. Any end may be dropped at any time; the other end detects it. No item is lost, or dropped twice.
 //!
-//! Nothing here allocates after set-up. These block: [`slot::Ticket::wait`], `block_on`, [`parker::Sleeper::park`], and
-//! the drop of [`workers::WorkerPool`].
+//! Nothing here allocates after set-up. Blocking calls: [`slot::Ticket::wait`], `block_on`, [`parker::Sleeper::park`],
+//! and the drop of [`workers::WorkerPool`].
 
 pub(crate) mod bell;
 pub(crate) mod block_on;

@@ -1,16 +1,16 @@
-//! Panics of application code.
+//! Catching of panics in application code.
 #![forbid(unsafe_code)]
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs application code.
+/// Runs application code, and catches its panic.
 ///
 /// # Errors
 /// Text of its panic.
 #[inline(always)]
 pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Result<T, Box<str>> {
-    // It answers for the state of what it borrows.
+    // The application is responsible for the state that it borrows.
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| text(&*panic))
 }
 

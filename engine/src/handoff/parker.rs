@@ -1,6 +1,6 @@
 //! Sleep until a notification, which costs a fence and a load while the sleeper is awake.
 //!
-//! It is Dekker's algorithm:
+//! The algorithm is Dekker's:
 //!
 //! ```text
 //! sleeper:   sleeping = true ; fence(SeqCst) ; look at the rings again ; sleep if still empty
@@ -11,7 +11,7 @@
 //! the sleeper's second look sees the item. No wake-up is lost.
 #![forbid(unsafe_code)]
 
-// Wakers need this one, in models too.
+// Wakers need this type, in models too.
 use std::sync::Arc as StdArc;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use rpcrdma_mempool::sync::{Arc, AtomicBool, Ordering, fence};
 use super::lock::{Mutex, lock};
 use crate::fabric::Waker;
 
-/// How a sleeping thread is woken.
+/// Way to wake a sleeping thread.
 #[derive(Clone, Debug)]
 pub enum Wake {
     /// It sleeps in [`Sleeper::park`].
@@ -63,8 +63,8 @@ impl Sleeper {
         Signal { shared: Arc::clone(&self.shared) }
     }
 
-    /// Announces a sleep of this thread. Then check all sources of work again, and sleep only if they are empty. Each
-    /// `arm` is followed by [`park`](Self::park) or [`disarm`](Self::disarm).
+    /// Announces a sleep of this thread. Then check all sources of work again, and sleep only if they are empty. Follow
+    /// each `arm` by [`park`](Self::park) or [`disarm`](Self::disarm).
     pub fn arm(&mut self) {
         if matches!(self.shared.wake, Wake::Thread) {
             let me = thread::current();
@@ -73,7 +73,7 @@ impl Sleeper {
                 *known = Some(me);
             }
         }
-        // A swap comes after the write of a late notifier of the last sleep.
+        // A swap, so that it follows the write of a late notifier of the last sleep.
         self.shared.sleeping.swap(true, Ordering::Relaxed);
         // SYNC POINT sleep: with the fence in `Signal::notify`.
         fence(Ordering::SeqCst);
@@ -114,7 +114,7 @@ pub struct Signal {
 }
 
 impl Signal {
-    /// Notifies the sleeper of a published item. A fence and a load if it is awake; a system call once per sleep.
+    /// Notifies the sleeper of a published item. Costs a fence and a load while it is awake, one system call per sleep.
     #[inline]
     pub fn notify(&self) {
         // SYNC POINT sleep: with the fence in `Sleeper::arm`.
@@ -133,7 +133,7 @@ impl Signal {
         match &self.shared.wake {
             Wake::Fabric(waker) => waker.wake(),
             Wake::Thread => {
-                // The lock is not held while waking.
+                // The lock is released before the wake-up.
                 let thread = lock(&self.shared.thread).clone();
                 if let Some(thread) = thread {
                     thread.unpark();
@@ -155,7 +155,7 @@ impl From<Signal> for std::task::Waker {
     }
 }
 
-/// Parks the calling thread, perhaps spuriously; false once the deadline has passed.
+/// Parks the calling thread; may return spuriously. False once the deadline has passed.
 pub(super) fn park_thread(deadline: Option<Instant>) -> bool {
     #[cfg(not(loom))]
     if let Some(deadline) = deadline {

@@ -11,7 +11,7 @@ use crate::start_error::{StartError, StartErrorKind};
 
 /// The cores that this process may use, ascending.
 ///
-/// Read once: a thread pinned by [`pin_current_thread`] does not narrow it for threads that it starts.
+/// Read once: pinning a thread by [`pin_current_thread`] does not narrow it for its child threads.
 pub fn allowed_cores() -> &'static [usize] {
     static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
     ALLOWED.get_or_init(|| {
@@ -28,7 +28,7 @@ pub fn pin_current_thread(core: usize) -> Result<(), StartError> {
     if core_affinity::set_for_current(CoreId { id: core }) {
         return Ok(());
     }
-    // It says no more than no; the system's reason is still there.
+    // The function returns a bool only; `errno` still has the reason.
     let reason = std::io::Error::last_os_error();
     Err(refused(core, reason))
 }

@@ -1,7 +1,7 @@
-//! Boxes that any thread gives back, and one takes.
+//! List of boxes that any thread returns, and one takes.
 //!
-//! An intrusive list (Treiber's stack): giving back allocates nothing, never waits, and has room for all boxes. The
-//! owner takes the whole list with one exchange, so that it follows no link that another thread may change.
+//! An intrusive list (Treiber's stack): a return allocates nothing, never waits, and has room for all boxes. The owner
+//! takes the whole list with one exchange, so it follows no link that another thread may change.
 #![expect(unsafe_code, reason = "links between returning boxes, and a slot for one")]
 
 use std::ptr::{NonNull, null_mut};
@@ -24,12 +24,12 @@ impl<T> Default for Link<T> {
     }
 }
 
-/// Has a link, always the same one.
+/// A type with a link: always the same one.
 pub(crate) trait Linked: Send + Sized {
     fn link(&mut self) -> &mut Link<Self>;
 }
 
-/// The last box given back; null if there is none, [`closed`] without a taker.
+/// The box returned last; null if there is none, [`closed`] without a taker.
 struct Head<T>(CachePadded<AtomicPtr<T>>);
 
 /// No box has this address: it is below the first page.
@@ -37,7 +37,7 @@ fn closed<T>() -> *mut T {
     NonNull::dangling().as_ptr()
 }
 
-/// The giving end, for any thread.
+/// The returning end, for any thread.
 pub(crate) struct WayHome<T> {
     head: Arc<Head<T>>,
 }
@@ -54,7 +54,7 @@ impl<T: Linked> WayHome<T> {
         self.head.0.load(Ordering::Relaxed) == closed()
     }
 
-    /// Gives a box back.
+    /// Returns a box to the taker.
     ///
     /// # Errors
     /// The box, if the taker is gone.
@@ -90,7 +90,7 @@ impl<T: Linked> Home<T> {
         Self { head: Arc::new(Head(CachePadded::new(AtomicPtr::new(null_mut())))) }
     }
 
-    /// A giving end.
+    /// A returning end.
     pub(crate) fn way(&self) -> WayHome<T> {
         WayHome { head: Arc::clone(&self.head) }
     }
@@ -110,7 +110,7 @@ impl<T: Linked> Home<T> {
         self.leave(null_mut())
     }
 
-    /// Takes all boxes, and leaves this instead.
+    /// Takes all boxes, and leaves `instead` as the head.
     fn leave(&mut self, instead: *mut T) -> Came<T> {
         // SYNC POINT home: with each exchange in `WayHome::give_back`; a later one continues the release of an earlier.
         let mut last = self.head.0.swap(instead, Ordering::Acquire);

@@ -1,4 +1,4 @@
-//! Producer of a ring, with the signal of the thread at the other end.
+//! Producer of a ring, with the signal of the receiving thread.
 #![forbid(unsafe_code)]
 
 use rpcrdma_mempool::sync::thread;
@@ -45,7 +45,7 @@ impl<T> RingSender<T> {
             return Err(SendError::Closed(item));
         }
         self.ring.push(item).map_err(SendError::Full)?;
-        // Its fence is also the one that `Producer::is_closed` asks for.
+        // Its fence is also the one that `Producer::is_closed` requires.
         self.signal.notify();
         if self.ring.is_closed() {
             // This item is the newest.
@@ -54,7 +54,7 @@ impl<T> RingSender<T> {
         Ok(())
     }
 
-    /// Waits for the receiver's end, which is near; returns the newest item that it left.
+    /// Waits for the receiver's end, which is near; returns the newest of the items that it left.
     #[cold]
     pub(super) fn take_back(&mut self) -> Option<T> {
         while !self.ring.is_abandoned() {
@@ -76,7 +76,7 @@ impl<T> RingSender<T> {
 
     /// Closes the ring, and wakes the receiver; a `SeqCst` fence follows the close.
     pub(super) fn close(&mut self) {
-        // Closed before the notification, so that a sleeping receiver wakes to see it.
+        // Close before the notification: a woken receiver has to see it.
         self.ring.close();
         self.signal.notify();
         if self.ring.is_closed() {

@@ -1,12 +1,13 @@
-//! Call slots: results of calls that application threads wait for, blocking or as futures. A table is made once; a call
-//! takes a slot and returns it, without allocation.
+//! Slots for results of calls, for blocking threads or futures.
 //!
-//! A slot in use has two ends: the [`Ticket`] waits, the [`Completer`] completes. They are moved and never cloned, so
+//! A table is allocated once. A call takes a slot and returns it, without allocation.
+//!
+//! A slot in use has two ends: the [`Ticket`] waits, the [`Completer`] completes. They are moved and never cloned. So
 //! no end of an earlier use reaches a slot in use, and a slot needs no generation.
 //!
 //! # Field-access protocol
-//! `state` is a set of bits; a use starts with none (*pending*). DONE, LEFT and GONE are set once per use, so they can
-//! be added: one instruction, where a fetching `or` is a loop.
+//! `state` is a set of bits; a use starts with none (*pending*). DONE, LEFT and GONE are set once per use, so an
+//! addition sets them: one instruction, where a fetching `or` is a loop.
 //!
 //! | bit | set by | meaning |
 //! | --- | --- | --- |
@@ -15,14 +16,14 @@
 //! | `LEFT` | completer, after DONE | it has moved the waiter out, and does not touch the slot again |
 //! | `GONE` | ticket | it does not touch the slot again (*abandoned* without DONE) |
 //!
-//! 1. `value` belongs to the completer until it sets DONE; then to the ticket, unless GONE was set before: then still
-//!    to the completer.
-//! 2. `waiter` belongs to the ticket while WAITER is clear, and to nobody while it is set. It belongs to the completer
-//!    once that sets DONE, or sees GONE, while WAITER is set.
+//! 1. `value` belongs to the completer until it sets DONE. Then it belongs to the ticket, unless GONE was set before:
+//! then it stays the completer's.
+//! 2. `waiter` belongs to the ticket while WAITER is clear, and to no end while it is set. It belongs to the completer
+//! once that sets DONE, or sees GONE, while WAITER is set.
 //! 3. The last end returns the slot, once, with both cells empty. The completer returns it if it finds GONE. The ticket
 //!    returns it if DONE was set without WAITER, as the completer has finished then. When DONE met WAITER, both have
 //!    work left: the completer sets LEFT, the ticket GONE, and the second one returns the slot.
-//! 4. Nobody touches a slot, or the table, after the step that lets the other end return the slot.
+//! 4. No end touches a slot, or the table, after the step that lets the other end return the slot.
 //! 5. The table is freed once its owner is gone and all slots are returned (`remaining`).
 //!
 //! SYNC POINTS: *result*: the completer's DONE (Release) with the ticket's load (Acquire). *waiter*: the ticket's
@@ -52,7 +53,7 @@ const GONE: u32 = 8;
 
 /// End of a list of free slots.
 const NIL: u32 = u32::MAX;
-/// In place of the list head: the owner is gone, and returned slots are only counted.
+/// Value of the list head once the owner is gone: returned slots are only counted.
 const CLOSED: u32 = u32::MAX - 1;
 
 /// The shard dropped the call without a result: it stopped, or the call was abandoned on its way.
@@ -77,7 +78,7 @@ impl Waiter {
 
 struct Slot<T> {
     state: AtomicU32,
-    /// Next in the list that the free slot is on.
+    /// Next slot of the list that contains the free slot.
     next: AtomicU32,
     value: UnsafeCell<MaybeUninit<Result<T, Lost>>>,
     waiter: UnsafeCell<Option<Waiter>>,
@@ -89,12 +90,12 @@ struct Table<T> {
     returned: CachePadded<AtomicU32>,
     /// Once `returned` is [`CLOSED`]: slots not yet returned, plus one for the owner.
     remaining: AtomicUsize,
-    /// Read at each use and written at the end: models then see a use that races with the end.
+    /// Read at each use and written at the end, so that models detect a use that races with the end.
     #[cfg(loom)]
     life: UnsafeCell<()>,
 }
 
-/// Slots for calls under way, held by the thread that starts calls.
+/// Slots for outstanding calls, held by the thread that starts calls.
 pub struct SlotTable<T> {
     table: NonNull<Table<T>>,
     /// Head of the owner's own list of free slots.
@@ -106,8 +107,8 @@ pub struct SlotTable<T> {
 unsafe impl<T: Send> Send for SlotTable<T> {}
 
 impl<T> SlotTable<T> {
-    /// A table for `capacity` calls under way, at least 1. Each takes about `size_of::<T>() + 64` bytes, in whole pairs
-    /// of cache lines against false sharing.
+    /// A table for `capacity` outstanding calls, at least 1. Each takes about `size_of::<T>() + 64` bytes, in whole
+    /// pairs of cache lines against false sharing.
     pub fn new(capacity: u32) -> Self {
         let capacity = capacity.clamp(1, CLOSED - 1);
         let slot = |index: u32| Slot {
@@ -153,7 +154,7 @@ impl<T> SlotTable<T> {
     }
 }
 
-/// The two ends of a slot of its own, for rare requests; allocates.
+/// A ticket and a completer with their own slot, for rare requests; allocates.
 pub(crate) fn oneshot<T>() -> (Ticket<T>, Completer<T>) {
     SlotTable::new(1).acquire().expect("its slot is free")
 }
@@ -161,7 +162,7 @@ pub(crate) fn oneshot<T>() -> (Ticket<T>, Completer<T>) {
 impl<T> Drop for SlotTable<T> {
     fn drop(&mut self) {
         let table = self.table();
-        // Set before CLOSED tells others to count.
+        // Set before CLOSED makes others count.
         table.remaining.store(table.slots.len() + 1, Ordering::Relaxed);
         let returned = table.returned.swap(CLOSED, Ordering::AcqRel);
         let mut home = 1; // The owner's share.
@@ -245,7 +246,7 @@ impl<T> End<T> {
         })
     }
 
-    /// Exchanges the waiter.
+    /// Replaces the waiter; returns the previous one.
     ///
     /// # Safety
     /// The cell is the caller's (rule 2).
@@ -292,7 +293,7 @@ pub struct Ticket<T> {
 unsafe impl<T: Send> Send for Ticket<T> {}
 
 impl<T> Ticket<T> {
-    /// The result, if there is one; once.
+    /// Takes the result, if there is one; once.
     #[inline]
     pub fn try_take(&mut self) -> Option<Result<T, Lost>> {
         let end = self.end?;
@@ -305,8 +306,8 @@ impl<T> Ticket<T> {
         Some(take(end, state))
     }
 
-    /// Waits for the result: polls for a while, then sleeps. `None` once the deadline has passed, or if the result was
-    /// taken. May be called again.
+    /// Waits for the result: polls, then sleeps. `None` once the deadline has passed, or if the result was taken. May
+    /// be called again.
     pub fn wait(&mut self, deadline: Option<Instant>) -> Option<Result<T, Lost>> {
         self.wait_with(IdlePolicy::default(), deadline)
     }
@@ -384,7 +385,7 @@ fn take<T>(end: End<T>, state: u32) -> Result<T, Lost> {
     value
 }
 
-/// Stores the waiter; false if there is a result already.
+/// Stores the waiter; false if the result exists already.
 fn register<T>(end: End<T>, waiter: Waiter) -> bool {
     let state = &end.slot().state;
     let mut seen = state.load(Ordering::Relaxed);
@@ -428,7 +429,7 @@ impl<T> Completer<T> {
         finish(end, Ok(value));
     }
 
-    /// Whether the ticket is gone, so that nobody waits for the result.
+    /// Whether the ticket is gone, so that no waiter needs the result.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.end.slot().state.load(Ordering::Relaxed) & GONE != 0
     }

@@ -1,4 +1,4 @@
-//! A bounded ring between one producer and one consumer.
+//! Bounded ring between one producer and one consumer.
 //!
 //! # Field-access protocol
 //! Positions count items since the start, and wrap; `position & (capacity - 1)` is the slot.
@@ -9,7 +9,7 @@
 //!    `tail` (Release) passes slots to the consumer, storing `head` (Release) passes them back.
 //! 4. The ends are not `Clone`, and their methods take `&mut self`: the types enforce rules 2 and 3.
 //! 5. A consumer that ends sets CLOSING, takes the items that it finds, and sets GONE last. From GONE on the producer
-//!    has both roles. The ring drops the items that are left when both are gone.
+//! has both roles. The ring drops the remaining items when both are gone.
 #![expect(unsafe_code, reason = "slots are written by one thread and read by another, by the protocol above")]
 
 use std::mem::MaybeUninit;
@@ -18,7 +18,7 @@ use crossbeam_utils::CachePadded;
 use rpcrdma_mempool::sync::cell::UnsafeCell;
 use rpcrdma_mempool::sync::{Arc, AtomicBool, AtomicU8, AtomicUsize, Ordering, fence};
 
-/// The consumer takes items.
+/// The consumer accepts items.
 const OPEN: u8 = 0;
 /// The consumer is ending: items pushed from now on may stay in the ring.
 const CLOSING: u8 = 1;
@@ -29,7 +29,7 @@ const GONE: u8 = 2;
 const LOOM_CAPACITY: usize = 2;
 
 struct Shared<T> {
-    /// Written once, at the end: not on the line of a position.
+    /// Written once, at the end, so it need not share the line of a position.
     consumer: AtomicU8,
     producer_gone: AtomicBool,
     slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
@@ -73,7 +73,7 @@ impl<T> Drop for Shared<T> {
     }
 }
 
-/// Makes a ring for `capacity` items, rounded up to a power of two.
+/// Creates a ring for `capacity` items, rounded up to a power of two.
 ///
 /// It takes `capacity * size_of::<T>()` bytes and three cache lines.
 ///
@@ -98,14 +98,14 @@ pub struct Producer<T> {
     shared: Arc<Shared<T>>,
     /// Next slot to fill: `shared.tail`.
     tail: usize,
-    /// `shared.head` as last seen.
+    /// Last loaded value of `shared.head`.
     head: usize,
 }
 
 impl<T> Producer<T> {
     /// Pushes an item; returns it if the ring is full.
     ///
-    /// A ring without consumer takes items, too: see [`is_closed`](Self::is_closed), [`reclaim`](Self::reclaim).
+    /// A ring without a consumer accepts items too: see [`is_closed`](Self::is_closed), [`reclaim`](Self::reclaim).
     #[inline]
     pub fn push(&mut self, item: T) -> Result<(), T> {
         if self.tail.wrapping_sub(self.head) == self.shared.slots.len() && !self.refresh() {
@@ -145,7 +145,7 @@ impl<T> Producer<T> {
         self.len() == 0
     }
 
-    /// Whether the consumer takes no more items. [`reclaim`](Self::reclaim) returns those that it left.
+    /// Whether the consumer has closed the ring. [`reclaim`](Self::reclaim) returns the items that it left.
     ///
     /// Called after a push *and* a `SeqCst` fence (SYNC POINT closing), this ensures that the item is either taken or
     /// reclaimed: either the consumer's last check finds the item, or this returns true.
@@ -154,13 +154,13 @@ impl<T> Producer<T> {
         self.shared.consumer.load(Ordering::Relaxed) != OPEN
     }
 
-    /// Whether the consumer has ended, so that [`reclaim`](Self::reclaim) returns all items that are left.
+    /// Whether the consumer has ended, so that [`reclaim`](Self::reclaim) returns all remaining items.
     pub fn is_abandoned(&self) -> bool {
         // SYNC POINT leftovers: with the Release in `Farewell::drop`.
         self.shared.consumer.load(Ordering::Acquire) == GONE
     }
 
-    /// Ends the ring after the pushed items, as a drop does: for owners that notify the consumer afterwards.
+    /// Closes the ring after the pushed items, as a drop does: for owners that notify the consumer afterwards.
     pub(super) fn close(&mut self) {
         // SYNC POINT last word: with the Acquire in `Consumer::is_closed`.
         self.shared.producer_gone.store(true, Ordering::Release);
@@ -198,7 +198,7 @@ pub struct Consumer<T> {
     shared: Arc<Shared<T>>,
     /// Next slot to take.
     head: usize,
-    /// `shared.tail` as last seen.
+    /// Last loaded value of `shared.tail`.
     tail: usize,
     /// `close` was called.
     closed: bool,
@@ -216,8 +216,8 @@ impl<T> Consumer<T> {
         Some(item)
     }
 
-    /// Takes up to `max` items, oldest first. Returns their slots to the producer when the iterator is dropped. Items
-    /// that were not taken stay in the ring.
+    /// Takes up to `max` items, oldest first. The drop of the iterator returns their slots to the producer; items not
+    /// taken stay in the ring.
     #[inline]
     pub fn drain(&mut self, max: usize) -> Drain<'_, T> {
         if self.tail.wrapping_sub(self.head) < max {
@@ -227,7 +227,7 @@ impl<T> Consumer<T> {
         Drain { ring: self, left }
     }
 
-    /// Moves the item at `head` out; `release` gives its slot back. Only for `head != tail`.
+    /// Moves the item at `head` out; `release` returns its slot. Only for `head != tail`.
     #[inline]
     fn take(&mut self) -> T {
         debug_assert_ne!(self.head, self.tail, "callers check first");
@@ -252,7 +252,7 @@ impl<T> Consumer<T> {
         self.head != self.tail
     }
 
-    /// Items to take now. The producer may add some meanwhile.
+    /// Items available now. The producer may add some meanwhile.
     #[inline]
     pub fn len(&self) -> usize {
         self.shared.tail.load(Ordering::Relaxed).wrapping_sub(self.head)
@@ -271,7 +271,7 @@ impl<T> Consumer<T> {
         self.shared.producer_gone.load(Ordering::Acquire) && self.is_empty()
     }
 
-    /// A view of the ring for use without this end.
+    /// A view of the ring that works without this end.
     pub(super) fn glance(&self) -> Glance<T> {
         Glance { shared: Arc::clone(&self.shared), head: self.head }
     }

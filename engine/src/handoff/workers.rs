@@ -3,8 +3,8 @@
 //! Each shard has two rings with each worker: jobs, and results. Shards share nothing. A worker serves its shards in
 //! turn, one job each.
 //!
-//! A job has a *key*: what the shard needs to continue the call, whatever the outcome of the job. Each dispatched job
-//! returns exactly once by [`ShardPort::collect`]: with its result, or with the reason why there is none.
+//! A job has a *key*: the shard's data to continue the call, whatever the outcome. Each dispatched job returns exactly
+//! once by [`ShardPort::collect`]: with its result, or with the reason for its lack.
 #![forbid(unsafe_code)]
 
 use std::thread::{Builder, JoinHandle};
@@ -34,8 +34,8 @@ pub struct WorkerConfig {
     pub cores: Option<Vec<usize>>,
     /// Outstanding jobs of one shard at one worker, 1 to 65536.
     ///
-    /// Rounded up to a power of two. Further calls wait at the shard. Memory for each pair: so many keys and jobs, and
-    /// keys and results.
+    /// Rounded up to a power of two. Further calls wait at the shard. Memory for each pair: this many keys and jobs,
+    /// and as many keys and results.
     pub ring_capacity: usize,
     /// Idle policy of the workers.
     pub idle: IdlePolicy,
@@ -51,10 +51,10 @@ impl Default for WorkerConfig {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
-    /// It panicked, saying this. The worker lives on.
+    /// The job panicked, with this text. The worker continues.
     #[error("the job panicked: {0}")]
     Panicked(String),
-    /// The pool ended before a worker took it.
+    /// The pool ended before a worker took the job.
     #[error("the worker pool has stopped")]
     Stopped,
 }
@@ -72,7 +72,7 @@ struct Desk<K, J, D> {
 struct Worker<K, J, D> {
     intake: Arc<Intake<Desk<K, J, D>>>,
     signal: Signal,
-    /// `None` once joined, and if it has none.
+    /// `None` once joined, or without a thread.
     thread: Option<JoinHandle<()>>,
 }
 
@@ -84,7 +84,7 @@ pub struct WorkerPool<K, J, D> {
 }
 
 impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D> {
-    /// Starts the threads, which run each job by `run`.
+    /// Starts the threads; `run` executes each job.
     pub fn new(config: &WorkerConfig, run: impl Fn(J) -> D + Send + Sync + 'static) -> Result<Self, StartError> {
         check(config)?;
         let run = Arc::new(run);
@@ -114,7 +114,7 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
         Ok(pool)
     }
 
-    /// Workers without threads: the holder of their benches gives them [turns](Bench::turn).
+    /// Workers without threads: the caller gives their benches [turns](Bench::turn).
     pub(crate) fn by_hand<F: Fn(J) -> D>(count: usize, ring_capacity: usize, run: F) -> (Self, Vec<Bench<K, J, D, F>>) {
         let run = Arc::new(run);
         let mut pool = Self::empty(ring_capacity);
@@ -144,13 +144,13 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
         (bench, sleeper)
     }
 
-    /// Makes rings with each worker for one shard; `home` wakes that shard for results.
+    /// Creates rings with each worker for one shard; `home` wakes that shard for results.
     pub fn attach_shard(&self, home: &Signal) -> ShardPort<K, J, D> {
         let lanes = self.workers.iter().map(|worker| {
             let (jobs, jobs_out) = ring(self.ring_capacity);
             let (done_in, done) = ring(self.ring_capacity);
             let desk = Desk { jobs: jobs_out, done: RingSender::new(done_in, home.clone()) };
-            // A worker refuses only if it has ended, but it outlives the pool. Then the rings close.
+            // A worker refuses only after its end, but it outlives the pool. Then the rings close.
             drop(worker.intake.offer(desk));
             Lane { jobs, signal: worker.signal.clone(), done, outstanding: 0 }
         });
@@ -159,8 +159,8 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
 }
 
 impl<K, J, D> WorkerPool<K, J, D> {
-    /// Lets the threads finish their jobs and end; checks while `patience` returns true. Returns the number of threads
-    /// still running: those end after their current job.
+    /// Lets the threads finish their jobs and end, while `patience` returns true. Returns the number of threads still
+    /// running, which end after their current job.
     pub fn finish(mut self, mut patience: impl FnMut() -> bool) -> usize {
         self.signal_stop();
         let busy = |worker: &Worker<K, J, D>| worker.thread.as_ref().is_some_and(|thread| !thread.is_finished());
@@ -201,7 +201,7 @@ fn unpinned(worker: usize, source: StartError) -> StartError {
     StartError::new(source.kind(), format_args!("cannot pin worker {worker}")).because(source)
 }
 
-/// Finds contradictions before any thread is started.
+/// Checks the configuration before any thread starts.
 fn check(config: &WorkerConfig) -> Result<(), StartError> {
     let count = config.count;
     if count == 0 {
@@ -278,10 +278,10 @@ impl<K, J, D, F: Fn(J) -> D> Bench<K, J, D, F> {
 /// Runs the next job of one shard; false if there is none.
 fn step<K, J, D>(desk: &mut Desk<K, J, D>, run: &impl Fn(J) -> D) -> bool {
     let Some((key, job)) = desk.jobs.pop() else { return false };
-    // The job is consumed either way: no half-done state is visible, unless `run` shares it.
+    // The job is consumed in either case: no partial state is visible, unless `run` shares it.
     let result = caught(|| run(job)).map_err(|panic| JobError::Panicked(panic.into()));
     let sent = desk.done.send((key, result));
-    // Never full: the port has no more jobs outstanding than this ring has slots. Closed: nobody waits.
+    // Never full: the port has at most as many outstanding jobs as this ring has slots. If closed, no shard waits.
     debug_assert!(!matches!(sent, Err(SendError::Full(_))), "a result met a full ring");
     true
 }
@@ -291,7 +291,7 @@ struct Lane<K, J, D> {
     jobs: Producer<(K, J)>,
     signal: Signal,
     done: Consumer<(K, JobResult<D>)>,
-    /// Dispatched and not collected; at most the size of a ring, so results always fit.
+    /// Jobs dispatched and not collected; at most the size of a ring, so results always fit.
     outstanding: usize,
 }
 
@@ -303,8 +303,8 @@ pub struct ShardPort<K, J, D> {
 }
 
 impl<K, J, D> ShardPort<K, J, D> {
-    /// Gives a job to the worker with the fewest of this shard's, round robin among equals. Returns it when every
-    /// worker is full, or the pool has stopped: retry after a collect.
+    /// Dispatches a job to the worker with the fewest jobs of this shard, round robin among equals. Returns it when
+    /// every worker is full, or the pool has stopped: retry after a collect.
     #[inline]
     pub fn dispatch(&mut self, key: K, job: J) -> Result<(), (K, J)> {
         let count = self.lanes.len();
@@ -351,7 +351,7 @@ impl<K, J, D> ShardPort<K, J, D> {
         taken
     }
 
-    /// Whether [`collect`](Self::collect) would find any: the check before sleeping.
+    /// Whether [`collect`](Self::collect) would find results: the check before sleeping.
     pub fn has_done(&self) -> bool {
         self.lanes.iter().any(|lane| lane.outstanding != 0 && (!lane.done.is_empty() || lane.done.is_closed()))
     }
@@ -363,7 +363,7 @@ impl<K, J, D> ShardPort<K, J, D> {
 }
 
 impl<K, J, D> Lane<K, J, D> {
-    /// The worker has ended: its jobs have no result.
+    /// Reclaims the jobs of an ended worker: they have no result.
     #[cold]
     fn reclaim(&mut self, max: usize, take: &mut impl FnMut(K, JobResult<D>)) -> usize {
         let mut count = 0;
