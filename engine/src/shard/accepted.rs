@@ -58,17 +58,17 @@ impl Accepted {
         std::mem::replace(&mut self.deadline, u64::MAX) != u64::MAX
     }
 
-    /// Nanoseconds without a useful message, with so many of them by now.
+    /// Nanoseconds since its last useful message, given the current number of useful messages.
     pub(super) fn silent(&self, useful: u64, now: u64) -> u64 {
         if useful == self.useful { now.saturating_sub(self.heard) } else { 0 }
     }
 
-    /// When it was accepted, and when its last useful message was seen, in nanoseconds.
+    /// Times of its acceptance and of its last useful message, in nanoseconds.
     pub(super) fn times(&self) -> (u64, u64) {
         (self.since, self.heard)
     }
 
-    /// Updates the number of useful messages.
+    /// Records the number of useful messages, and the time if the number changed.
     pub(super) fn look(&mut self, useful: u64, now: u64) {
         if useful != self.useful {
             (self.useful, self.heard) = (useful, now);

@@ -1,5 +1,7 @@
-//! Client threads that wait for chunk memory: in order for each connection and size of buffer, until a buffer is free,
-//! the waiter gives up, or the connection closes.
+//! Queues of client threads that wait for chunk memory.
+//!
+//! Waiters are served in order for each connection and size of buffer. A wait ends when a buffer is free, the waiter
+//! abandons it, or the connection closes.
 
 use std::collections::VecDeque;
 
@@ -17,7 +19,7 @@ type Answer = Completer<Result<Buf, CallError>>;
 /// Waiters of one connection for buffers of one size, oldest first.
 struct Line {
     conn: ConnRef,
-    /// Bytes of the smallest buffers that hold what they want.
+    /// Bytes of the smallest buffers that hold the requests.
     size: usize,
     waiting: VecDeque<(usize, Answer)>,
 }
@@ -25,9 +27,9 @@ struct Line {
 /// Waiters. Each connection has memory of its own, so no connection waits for another.
 #[derive(Default)]
 pub(super) struct AllocQueue {
-    /// None is empty between turns. Longer buffers come first: shorter requests may use them.
+    /// No line is empty between turns. Longer buffers come first: shorter requests may use them.
     lines: Vec<Line>,
-    /// Next removal of those that have given up, in nanoseconds.
+    /// Time of the next removal of abandoned waits, in nanoseconds.
     sweep_at: u64,
 }
 
@@ -49,7 +51,7 @@ impl AllocQueue {
         line.waiting.push_back((len, answer));
     }
 
-    /// Removes those that have given up.
+    /// Removes abandoned waits.
     #[cold]
     fn sweep(&mut self) {
         self.lines.iter_mut().for_each(|line| line.waiting.retain(|(_, answer)| !answer.is_abandoned()));
@@ -64,7 +66,7 @@ impl<F: Fabric> Shard<F> {
         let Some(size) = sizes.filter(|&size| size >= len).min() else {
             return answer.complete(Err(self.cx.config.lacks_exposed_buffer(len)));
         };
-        // Behind others it waits for this turn's end: they may want the same buffer.
+        // Behind other waiters it waits for this turn's end: they may want the same buffer.
         if !self.allocs.lines.iter().any(|line| line.conn == conn) {
             match self.alloc_exposed(conn, len) {
                 Err(CallError::NoMemory { .. }) => {}
@@ -106,7 +108,7 @@ impl<F: Fabric> Shard<F> {
         answered
     }
 
-    /// `None` without memory.
+    /// Retries for a waiter; `None` without memory.
     fn alloc_again(&mut self, conn: ConnRef, len: usize) -> Option<Result<Buf, CallError>> {
         match self.cx.conns.get(conn) {
             Some(of) if of.requests.has_exposed_pool() => of.requests.alloc(len).map(Ok),
@@ -161,7 +163,7 @@ mod tests {
         let mut short = ask(&mut shard, conn, 1);
         assert_eq!((shard.turn_allocs(), got(&mut short)), (1, Some(Ok(4096))));
         assert_eq!((shard.turn_allocs(), got(&mut waits)), (0, None));
-        // Whatever comes first: the long buffer is for whoever needs it.
+        // The long buffer goes to the waiter that needs it, in any order of the buffers.
         let short = shard.alloc_exposed(conn, 1).expect("the short one");
         let mut later = ask(&mut shard, conn, 1);
         drop(long);

@@ -1,11 +1,17 @@
-//! Accepted connections: their receives before the first message, their setup time-out, and eviction when receives are
-//! short.
+//! Admission of accepted connections, and their eviction.
+//!
+//! Covers their receives before the first message, their setup time-out, and eviction when receives are short.
 //!
 //! Until its first message a connection has the smallest credit limit: a silent peer costs a handful of receives. Then
-//! it gets the usual limit. Without receives for one more, eviction goes in this order: connections that sent nothing
-//! in their time; for other hosts, idle connections of a host that exceeds its share; connections silent for long; for
-//! other hosts, any connection of a host that exceeds its share. A host cannot keep more by never being idle: calls
-//! that wait for memory owe nothing, so no deadline ends them. More hosts mean smaller shares.
+//! it gets the usual limit. Without receives for one more connection, the shard evicts in this order:
+//!
+//! 1. connections that sent nothing in their time;
+//! 2. for other hosts, idle connections of a host that exceeds its share;
+//! 3. connections silent for long;
+//! 4. for other hosts, any connection of a host that exceeds its share.
+//!
+//! Rule 4 covers hosts that are never idle: calls that wait for memory owe nothing, so no deadline ends them. More
+//! hosts mean smaller shares.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -23,12 +29,12 @@ use crate::wire::private_data::PrivateData;
 
 /// Nanoseconds after which a connection without a first message may be evicted.
 ///
-/// To hold all receives with younger connections, a host has to connect that often within this time. Others are refused
-/// meanwhile, and connect once the first of those are old enough.
+/// To hold all receives with younger connections, a host has to connect that often within this time. The shard refuses
+/// other hosts meanwhile; they connect once the first of those connections are old enough.
 const FIRST_MESSAGE: u64 = 10_000_000;
 
-/// Nanoseconds between evictions of idle or busy connections for other hosts. A peer that connects and leaves causes no
-/// more evictions than that.
+/// Nanoseconds between evictions of idle or busy connections for other hosts. This limits the evictions that a peer
+/// causes by connecting and leaving.
 const FOR_OTHERS: [u64; 2] = [FIRST_MESSAGE, 1_000_000_000];
 
 /// A connection with receives.
@@ -60,11 +66,10 @@ struct Shortage<'a> {
 }
 
 impl Shortage<'_> {
-    /// Picks the connection to evict: one that sent nothing in its time; else an idle one of another host that exceeds
-    /// its share; else one silent for long; else any of such a host. Of several, the longest silent.
+    /// Picks the connection to evict, by the order above; of several, the one that was silent longest.
     ///
-    /// The share is the same for each host, and at most half. For a host that has receives, another is evicted only if
-    /// that still has more afterwards: otherwise two hosts would evict each other in turn.
+    /// The share is the same for each host, and at most half. For a host that has receives, a second host loses a
+    /// connection only if it keeps more than the first: otherwise two hosts would evict each other in turn.
     fn who_makes_room(&self, keepers: &[Keeper<'_>]) -> Option<QpId> {
         let mut kept = HashMap::<&str, usize>::from([(self.host, 0)]);
         for one in keepers {
@@ -106,7 +111,7 @@ impl<F: Fabric> Shard<F> {
         };
         match self.cx.fabric.accept(request, &self.params()) {
             Ok(qp) => {
-                // Not for a request that the fabric refuses.
+                // Only after the fabric has accepted the request.
                 if let Some(other) = in_the_way {
                     self.displace(other, accepted.whose(), now);
                 }
@@ -176,7 +181,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Its first message has arrived: it is an ordinary connection from now on.
+    /// Handles its first message: it is an ordinary connection from now on.
     #[cold]
     pub(super) fn widen(&mut self, conn: &mut Conn) {
         if !conn.accepted_mut().is_some_and(Accepted::says_something) {
@@ -198,15 +203,15 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Ends the wait for its setup.
+    /// Marks its setup as complete.
     pub(super) fn has_arrived(&mut self, conn: &mut Conn) {
         if conn.accepted_mut().is_some_and(Accepted::is_set_up_now) {
             self.life.arrives_no_more(conn.qp());
         }
     }
 
-    /// Part of step 5 of a turn: closes connections whose setup is late. They are in order of their arrival, with the
-    /// same time-out: none after a timely one is late.
+    /// Part of step 5 of a turn: closes connections whose setup is late. They are in order of arrival, with the same
+    /// time-out: no connection behind a timely one is late.
     pub(super) fn check_arrivals(&mut self) {
         if self.life.arriving().is_empty() {
             return;
@@ -224,7 +229,7 @@ impl<F: Fabric> Shard<F> {
             if let Some(deadline) = deadline.filter(|deadline| *deadline > now) {
                 return self.cx.schedule.wake_by(deadline);
             }
-            // Its end removed it from the list.
+            // The close has removed it from the list.
             self.life.arrives_no_more(qp);
         }
     }

@@ -1,8 +1,10 @@
-//! Reassembly of continued messages. They get at most half of the long buffers of each size, and of the last eighth one
-//! for each host. For one more, the slowest message of the host with the most is dropped. If no host has more than one,
-//! that is a message that has taken [long](LONG).
+//! Reassembly of continued messages.
 //!
-//! Users of such buffers are recorded where one is taken and freed: messages of peers cause no scan of connections.
+//! They use at most half of the long buffers of each size. Of the last eighth, each host may use one buffer. For one
+//! more, the shard drops the slowest message of the host with the most. If no host has more than one, it drops a
+//! message that has taken [long](LONG).
+//!
+//! The users of such buffers are recorded at allocation and release: messages of peers cause no scan of connections.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -27,11 +29,11 @@ const LONG: u64 = 100_000_000;
 struct Holder {
     qp: QpId,
     party: Party,
-    /// Of its buffer.
+    /// Size of its buffer, in bytes.
     capacity: usize,
     /// Received bytes.
     len: usize,
-    /// When the message began, in nanoseconds.
+    /// Start of the message, in nanoseconds.
     began: u64,
 }
 
@@ -50,13 +52,13 @@ pub(super) struct Assemblies {
 }
 
 impl Assemblies {
-    /// Starts one more: returns the number so far, with it.
+    /// Counts one more message; returns the count.
     pub(super) fn begin(&mut self) -> u64 {
         self.begun += 1;
         self.begun
     }
 
-    /// Records that the message of this age, of this connection, is in `buf`.
+    /// Records `buf` as the storage of this connection's message with this age.
     fn hold(&self, buf: Buf, is_long: bool, (age, began): (u64, u64), (qp, party): (QpId, Party)) -> Assembly {
         let place = is_long.then(|| {
             let holder = Holder { qp, party, capacity: buf.capacity(), len: buf.len(), began };
@@ -66,9 +68,10 @@ impl Assemblies {
         Assembly { buf, _place: place }
     }
 
-    /// Whether this party may take one more of `count` buffers of at least so many bytes, of which so many are free.
+    /// Whether this party may take one more buffer of at least `size` bytes. `count` such buffers exist, `free` are
+    /// free.
     fn may_have(&self, size: usize, (free, count): (usize, usize), party: Party) -> bool {
-        // Reassembly uses no more than are in use at all.
+        // At most the buffers in use serve reassembly.
         if free * 2 > count {
             return true;
         }
@@ -78,9 +81,9 @@ impl Assemblies {
         held().count() < count / 2 && (!is_short_for_hosts(free, count) || is_first())
     }
 
-    /// Picks the message to drop for this party's, which began with the number `age` and needs a buffer of at least so
-    /// many bytes. One of its own from before it, if no party has more than it. Otherwise one of the party with the
-    /// most; if each has one, one that has taken long.
+    /// Picks the message to drop for the message `age` of this party, which needs a buffer of at least `size` bytes.
+    /// That is an earlier message of this party, if no party has more. Otherwise it is one of the party with the most.
+    /// If each party has one, it is one that has taken long.
     fn makes_room(&self, size: usize, age: u64, party: Party, now: u64) -> Option<QpId> {
         let holders = self.long.borrow();
         let holders = || holders.iter().filter(|(_, holder)| holder.capacity >= size);
@@ -104,7 +107,7 @@ impl Assemblies {
 pub(super) struct Assembling {
     /// Its received parts.
     held: Option<Assembly>,
-    /// The shard's number of such messages at its start, with it.
+    /// The shard's count of such messages at its start, itself included.
     age: u64,
     /// Its start, in nanoseconds.
     began: u64,
@@ -122,7 +125,7 @@ impl Assembling {
         self.held = None;
     }
 
-    /// Its identity and progress, if its buffer is so long: changes with each part.
+    /// Its identity and progress, if its buffer's size is in this range. The value changes with each part.
     pub(super) fn held_in(&self, range: &RangeInclusive<usize>) -> Option<u64> {
         let buf = &self.held.as_ref()?.buf;
         range.contains(&buf.capacity()).then(|| (self.age << 32).wrapping_add(buf.len() as u64))
@@ -140,7 +143,7 @@ struct Assembly {
     _place: Option<Place>,
 }
 
-/// Entry among the users of long buffers, until it is dropped.
+/// Entry among the users of long buffers; dropping it removes the entry.
 #[derive(Debug)]
 struct Place {
     age: u64,
@@ -154,7 +157,7 @@ impl Drop for Place {
 }
 
 impl<F: Fabric> Context<F> {
-    /// Handles a part that is not the last; `view` is the part, if it is useful.
+    /// Handles a part other than the last; `view` is the part, if it is useful.
     #[cold]
     pub(super) fn part_came(&mut self, conn: &mut Conn, first: bool, view: Option<&View<'_>>) {
         if first {
@@ -168,7 +171,7 @@ impl<F: Fabric> Context<F> {
                     buf.set_window(0, 0);
                     self.hold_assembly(conn, buf);
                 }
-                // Otherwise the last part would be taken for the whole.
+                // Otherwise the last part would pass as the whole message.
                 None => conn.proto.spoil_sequence(),
             }
         }
@@ -198,8 +201,8 @@ impl<F: Fabric> Context<F> {
         self.hold_assembly(conn, buf);
     }
 
-    /// Allocates a buffer of so many bytes for parts, or better `roomy` as many. `conn` is not in the table, and has
-    /// none.
+    /// Allocates a buffer for `len` bytes of parts, or preferably for `roomy` bytes. `conn` is not in the table, and
+    /// has no such buffer.
     fn alloc_assembly(&mut self, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
         let party = conn.party();
         let buf = self.alloc_in_part(party, roomy).or_else(|| self.alloc_in_part(party, len)).or_else(|| {
@@ -210,7 +213,7 @@ impl<F: Fabric> Context<F> {
         buf
     }
 
-    /// Allocates a buffer of so many bytes, of a size with room for continued messages.
+    /// Allocates a buffer of at least `len` bytes, of a size with room for continued messages.
     fn alloc_in_part(&self, party: Party, len: usize) -> Option<Buf> {
         let is_short = |size: usize| size <= self.sizing.configured_capacity();
         let may_have = |&size: &usize| is_short(size) || self.assemblies.may_have(size, self.pool.room(size), party);
@@ -218,7 +221,7 @@ impl<F: Fabric> Context<F> {
         self.pool.alloc_within(len, longest.min(self.longest_for(len)))
     }
 
-    /// Stores the parts of a connection's message in this buffer.
+    /// Stores the parts of a connection's message in `buf`.
     fn hold_assembly(&self, conn: &mut Conn, buf: Buf) {
         let is_long = buf.capacity() > self.sizing.configured_capacity();
         let whose = (conn.qp(), conn.party());
@@ -226,7 +229,7 @@ impl<F: Fabric> Context<F> {
             Some(self.assemblies.hold(buf, is_long, (conn.assembling.age, conn.assembling.began), whose));
     }
 
-    /// The message that [makes room](Assemblies::makes_room) is lost: its later parts are dropped, and it is answered
+    /// Drops the message that [makes room](Assemblies::makes_room). The shard ignores its later parts, and answers it
     /// with an error.
     fn drop_assembly(&mut self, conn: &Conn, len: usize) {
         let now = self.clock.read();
@@ -283,7 +286,7 @@ mod tests {
         assert_eq!(all.makes_room(64, 5, other, LONG), None);
     }
 
-    /// One host begins more and more of them: it makes room for itself, and for others.
+    /// A host that begins ever more messages makes room for itself and for others.
     #[test]
     fn the_host_that_has_most_makes_room() {
         let (pool, mut all) = (pool([8, 1]), Assemblies::default());
@@ -293,7 +296,7 @@ mod tests {
             let (age, buf) = (all.begin(), pool.alloc(len).expect("a buffer"));
             all.hold(buf, true, (age, began), (qp(slot), party))
         };
-        // The modest one's is the oldest of all, and the slowest.
+        // The modest host's message is the oldest and the slowest.
         let held = [hold(1, modest, 1, 0), hold(2, greedy, 64, 5), hold(3, greedy, 2, 5)];
         let now = 100;
         let age = all.begin();
@@ -304,7 +307,7 @@ mod tests {
         );
         assert_eq!(all.makes_room(64, age, modest, now), Some(qp(3)));
         assert_eq!(all.makes_room(64, age, newcomer, now), Some(qp(3)));
-        // It began this one first, and is to make room with what came later: this one goes.
+        // Its oldest message has to yield to its later ones, so it is dropped itself.
         assert_eq!(all.makes_room(64, 1, greedy, now), None);
         assert_eq!(all.makes_room(64, age, newcomer, LONG), Some(qp(3)), "whoever else takes long");
         let [modest_one, one, _] = held;

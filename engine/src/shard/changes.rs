@@ -1,5 +1,4 @@
-//! Characteristics of one connection that change while it is in use: what its peer says about them, and what
-//! this end asks for.
+//! Changes of a connection's characteristics, by its peer and by this end.
 
 use std::collections::VecDeque;
 
@@ -18,7 +17,7 @@ const MOST_CHANGES: usize = 256;
 pub(super) struct Changes(VecDeque<(ConnRef, Event)>);
 
 impl Changes {
-    /// Characteristics of a connection have changed, or may change now.
+    /// Takes the connection's events: characteristics have changed, or may change now.
     #[cold]
     pub(super) fn note<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         while let Some(event) = conn.proto.poll_change() {
@@ -28,7 +27,7 @@ impl Changes {
             self.keep((ConnRef(conn.origin()), event));
         }
         if conn.proto.exchange().is_some() {
-            // It may have been told less, or more, before it could be told of changes.
+            // The peer may have an earlier value, sent before changes were possible.
             let _ = conn.proto.update_receive_size(cx.sizing.announced());
         }
         if cx.sizing.is_busy() {
@@ -55,7 +54,7 @@ fn asked_for<F: Fabric>(cx: &mut Context<F>, wanted: &[Characteristic]) {
 }
 
 impl<F: Fabric> Shard<F> {
-    /// Applies a function to an open connection.
+    /// Calls `act` with an open connection.
     fn with_open<T>(
         &mut self,
         conn: ConnRef,
@@ -81,7 +80,7 @@ impl<F: Fabric> Shard<F> {
     /// Asks a peer to change its characteristics. [`take_changes`](Self::take_changes) reports the outcome.
     ///
     /// # Errors
-    /// Nothing was asked for.
+    /// The request was not sent.
     pub fn request_change(&mut self, conn: ConnRef, wanted: &[Characteristic]) -> Result<(), ChangeError> {
         self.with_open(conn, |conn| conn.proto.request(wanted))
     }
@@ -94,7 +93,7 @@ impl<F: Fabric> Shard<F> {
         self.with_open(conn, |conn| conn.proto.set_remote_invalidation(yes))
     }
 
-    /// Takes the last 256 events about characteristics, oldest first.
+    /// Takes the events about characteristics, oldest first; at most the last 256.
     pub fn take_changes(&mut self) -> impl Iterator<Item = (ConnRef, Event)> + '_ {
         self.changes.0.drain(..)
     }

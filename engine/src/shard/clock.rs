@@ -1,4 +1,4 @@
-//! The only reader of the clock.
+//! The shard's clock: the only code that reads the time.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -34,7 +34,7 @@ enum Source {
     Simulated(SimulatedTime),
 }
 
-/// Nanoseconds since the shard was made.
+/// Nanoseconds since the shard's creation.
 #[derive(Clone, Debug)]
 pub(super) struct Clock {
     source: Source,

@@ -1,18 +1,18 @@
-//! Why a connection is over.
+//! Reasons for the end of a connection.
 
 use std::sync::OnceLock;
 
 use crate::fabric::{Disconnect, FabricError, FabricErrorKind, Opcode, PostError, Status};
 use crate::proto::PeerFault;
 
-/// A connection ended, or was not established.
+/// Reason why a connection ended, or was not established.
 ///
 /// The text names the cause, and the knob if there is one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
 pub struct CloseReason(pub(crate) CloseCause);
 
-/// What a [`CloseReason`] is about.
+/// Category of a [`CloseReason`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CloseReasonKind {
@@ -33,7 +33,7 @@ pub enum CloseReasonKind {
 }
 
 impl CloseReason {
-    /// Subject of this reason.
+    /// Category of this reason.
     pub fn kind(&self) -> CloseReasonKind {
         use CloseReasonKind as Kind;
         match &self.0 {
@@ -60,7 +60,7 @@ impl CloseReason {
         }
     }
 
-    /// Everything about it.
+    /// Its cause, with all details.
     #[cfg(feature = "unstable-internals")]
     pub fn cause(&self) -> &CloseCause {
         &self.0
@@ -85,22 +85,22 @@ pub enum CloseCause {
     /// The peer broke a rule of the protocol.
     #[error(transparent)]
     PeerFault(#[from] PeerFault),
-    /// The peer did not take the connection.
-    // Any bytes: they are not to look like lines of ours in a log.
+    /// The peer rejected the connection.
+    /// // Escaped: the peer's bytes must not look like log lines of ours.
     #[error("rejected by the peer: {}", String::from_utf8_lossy(.said).escape_debug())]
     Rejected {
-        /// What it said about it.
+        /// Text that the peer sent with the rejection.
         said: Vec<u8>,
     },
-    /// The device could not carry out a work request.
+    /// The device failed to execute a work request.
     #[error("{}", not_done(*opcode, *status))]
     Device {
-        /// What it was to do.
+        /// Operation of the work request.
         opcode: Opcode,
-        /// How that ended.
+        /// Its completion status.
         status: Status,
     },
-    /// The device did not take a work request.
+    /// The device rejected a work request.
     #[error("{}", not_posted(*.0))]
     NotPosted(PostError),
     /// The fabric could not connect.
@@ -109,26 +109,27 @@ pub enum CloseCause {
     /// The connection was closed, or lost.
     #[error("{detail}")]
     Disconnected {
-        /// Whose doing it is.
+        /// Party that caused it.
         cause: Disconnect,
-        /// The fabric's words for it.
+        /// Text of the fabric.
         detail: String,
     },
-    /// This side has ended it.
+    /// This side ended it.
     #[error(transparent)]
     Local(#[from] LocalClose),
-    /// It was over before its client was there to be told.
+    /// It ended before its client registered for the reason.
     #[error("connection ended before its client read the reason")]
     Before,
 }
 
 impl CloseCause {
-    /// What the log calls the end of an accepted connection; `None` where it is as it is meant to be, or has been told.
+    /// Category of its end in the log, for an accepted connection. `None` for a regular end, or one that is logged
+    /// already.
     pub(super) fn for_the_log(&self) -> Option<&'static str> {
         match self {
-            // It went with its connection, as when a peer leaves amid a transfer: that is no failure of the device.
+            // Flushed with its connection, as when a peer leaves amid a transfer: the device did not fail.
             Self::Device { status: Status::Flushed, .. } => None,
-            // A request has failed, or the peer has answered or taken nothing for as long as the fabric allows.
+            // A request has failed, or the peer has acknowledged nothing for the fabric's whole time-out.
             Self::Device { .. } | Self::Disconnected { cause: Disconnect::Failure, .. } => {
                 Some("connections ended by their device")
             }
@@ -139,17 +140,17 @@ impl CloseCause {
     }
 }
 
-/// Where the thread of a client finds why its connection is over.
+/// Slot for the close reason that a client's thread reads.
 pub(crate) type ClosedBecause = OnceLock<CloseReason>;
 
 /// Why this side closed a connection without a fault of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalClose {
-    /// It was asked to.
+    /// The application asked for it.
     #[error("closed by this side")]
     Requested,
-    /// The shard that had it has stopped.
+    /// The connection's shard stopped.
     #[error("shard stopped")]
     Stopped,
     /// [`connect.timeout`](crate::config::ConnectConfig::timeout) has passed.
@@ -170,17 +171,17 @@ pub enum LocalClose {
     /// share ([`memory.receives`](crate::config::MemoryConfig::receives)).
     #[error("evicted: others need its receives (memory.receives, accept.evict_after)")]
     Displaced,
-    /// Something that was counted as sent could not be.
+    /// A message that was counted as sent could not be sent.
     #[error("{0} could not be sent")]
     Unsendable(&'static str),
 }
 
-/// What a stalled peer owes while memory is held for it.
+/// Duty of a stalled peer while the shard holds memory for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stall {
-    /// To take what it is sent.
+    /// Receive messages.
     Sends,
-    /// To answer RDMA Reads.
+    /// Answer RDMA Reads.
     Reads,
     /// Both, for equally long: a Send behind a Read completes after it, and a Read behind a Send is answered after it.
     SendsOrReads,
@@ -191,7 +192,7 @@ pub(super) enum Stall {
 }
 
 impl Stall {
-    /// What the peer fails to do.
+    /// Text of the peer's failure.
     pub(super) fn text(self) -> &'static str {
         match self {
             Self::Sends => "peer receives nothing",

@@ -1,4 +1,4 @@
-//! Commands of other threads to a shard on its own thread, and their answers.
+//! Commands of other threads to a shard on its own thread.
 
 use std::mem;
 use std::sync::{Arc, Weak};
@@ -17,7 +17,7 @@ use crate::handoff::slot::Completer;
 use crate::proto::CallError;
 use crate::stats::ShardStats;
 
-/// Most polls of the inbox before a connection is closed, however busy other threads keep it.
+/// Most polls of a busy inbox before a connection closes.
 const CLOSE_POLLS: u32 = 256;
 
 /// An RPC message from another thread; short ones fit the ring's slot.
@@ -29,7 +29,7 @@ pub(crate) enum Message {
 }
 
 impl Message {
-    /// A message of `len` bytes, as `fill` writes it.
+    /// A message of `len` bytes, written by `fill`.
     #[inline]
     pub(crate) fn write(len: usize, fill: impl FnOnce(&mut [u8])) -> Self {
         let mut short = [0; 232];
@@ -58,7 +58,7 @@ pub(crate) struct RemoteCall {
     pub(crate) message: Message,
     pub(crate) memory: ChunkMemory,
     pub(crate) one_way: bool,
-    /// Most bytes of inline results that the reply may have.
+    /// Most bytes of inline results in the reply.
     pub(crate) max_reply: usize,
     pub(crate) timeout: Option<Duration>,
     pub(crate) completer: Completer<CallResult>,
@@ -81,7 +81,7 @@ pub(crate) struct OwnedConn {
 }
 
 impl OwnedConn {
-    /// The shard's name for it.
+    /// Name of the connection in the shard.
     pub(crate) fn conn(&self) -> ConnRef {
         self.conn
     }
@@ -108,21 +108,21 @@ pub(crate) enum Command {
     Alloc(ConnRef, usize, Completer<Result<Buf, CallError>>),
     /// As `Alloc`, waiting for a free buffer.
     AllocLater(ConnRef, usize, Completer<Result<Buf, CallError>>),
-    /// Statistics, with so many of its connections.
+    /// Statistics, with at most this many of its connections.
     Stats(usize, Completer<ShardStats>),
-    /// Receives of so many bytes.
+    /// Sets the receive size, in bytes.
     Resize(usize, Completer<Result<(), ResizeError>>),
-    /// Close it after its calls.
+    /// Closes it after its calls.
     Close(ConnRef),
-    /// Close it now.
+    /// Closes it now.
     Abort(ConnRef),
-    /// Drain, then stop.
+    /// Drains the shard, then stops it.
     Drain,
-    /// Stop now.
+    /// Stops the shard now.
     Stop,
 }
 
-/// Shard's state for other threads.
+/// The shard's state for other threads.
 pub(super) struct Outside {
     sleeper: Sleeper,
     inbox: Option<Mailbox<Command>>,
@@ -137,12 +137,12 @@ pub(super) struct Outside {
 }
 
 impl Outside {
-    /// For a shard that sleeps in its fabric.
+    /// Creates it for a shard that sleeps in its fabric.
     pub(super) fn new(sleeper: Sleeper) -> Self {
         Self { sleeper, inbox: None, connecting: Vec::new(), watched: Vec::new(), closing: Vec::new(), stopped: false }
     }
 
-    /// Wakes the shard from other threads.
+    /// Signal by which other threads wake the shard.
     pub(super) fn signal(&self) -> Signal {
         self.sleeper.signal()
     }
@@ -158,7 +158,7 @@ impl Outside {
     }
 }
 
-/// A connection that another thread waits for.
+/// Connection request of a waiting thread.
 struct Connecting {
     conn: ConnRef,
     /// Deadline, in nanoseconds.
@@ -167,7 +167,7 @@ struct Connecting {
 }
 
 impl<F: Fabric> Shard<F> {
-    /// Accepts commands of other threads from now on; returns their end.
+    /// Opens the inbox; returns its sender.
     pub(super) fn open_inbox(&mut self) -> Connector<Command> {
         let inbox = self.outside.inbox.insert(Mailbox::new(self.outside.sleeper.signal()));
         inbox.connector()
@@ -213,7 +213,7 @@ impl<F: Fabric> Shard<F> {
                 self.cx.schedule.wake_by(*due);
             }
         }
-        // Its end is reported as usual.
+        // The end is reported as usual.
         late.into_iter().for_each(|conn| self.end_now(conn, LocalClose::ConnectTimeout));
     }
 
@@ -223,7 +223,7 @@ impl<F: Fabric> Shard<F> {
         if self.cx.conns.get(conn).is_some() {
             self.outside.watched.push((conn, Arc::downgrade(closed)));
         } else {
-            // No other writer.
+            // This thread is the only writer.
             let _ = closed.set(CloseCause::Before.into());
         }
     }
@@ -232,7 +232,7 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn say_why(&mut self, over: ConnRef, reason: &CloseReason) {
         for (_, client) in self.outside.watched.extract_if(.., |(conn, _)| *conn == over) {
             if let Some(closed) = client.upgrade() {
-                // It closes once.
+                // Each connection closes once.
                 let _ = closed.set(reason.clone());
             }
         }
@@ -255,8 +255,8 @@ impl<F: Fabric> Shard<F> {
         count
     }
 
-    /// Closes connections once the inbox has no earlier command. Calls that were started before the close may be in
-    /// rings that had their turn already.
+    /// Closes connections once the inbox has no earlier command. Rings polled before may hold calls from before the
+    /// close.
     #[cold]
     fn close_after_calls(&mut self, inbox: &mut Mailbox<Command>) -> usize {
         let closing = mem::take(&mut self.outside.closing);
@@ -272,7 +272,7 @@ impl<F: Fabric> Shard<F> {
 
     #[inline]
     fn command(&mut self, command: Command) {
-        // An answer to a dead thread is dropped.
+        // The answer to a dead thread is dropped.
         match command {
             Command::Call(call) => self.remote_call(call),
             Command::Connect(request) => self.remote_connect(request),

@@ -1,4 +1,4 @@
-//! What the shard keeps for one connection, beside the protocol's own state.
+//! Shard state of one connection, beside the protocol's.
 
 use std::mem::offset_of;
 use std::net::IpAddr;
@@ -24,12 +24,12 @@ use super::usage::Use;
 use crate::fabric::{Fabric, QpId};
 use crate::proto::{ConnConfig, Connection};
 
-/// A connection. Its parts are borrowed by name, as users often need two at once; each has private fields. Fields that
-/// each message needs come first, together.
+/// A connection. Its parts are borrowed by name, as users often need two at once; each has private fields. The fields
+/// that each message needs come first, together.
 #[repr(C, align(64))]
 pub(super) struct Conn {
     qp: QpId,
-    /// Its first queue pair: its owner's name for it.
+    /// Its first queue pair, which names it for its owner.
     origin: QpId,
     /// Ends the connection after the current work, for this reason.
     close_reason: Option<Box<CloseReason>>,
@@ -43,14 +43,14 @@ pub(super) struct Conn {
     pub(super) requests: Requests,
     /// The peer's calls on it.
     pub(super) served: Served,
-    // Its first part.
+    // The start of `proto` is hot too.
     pub(super) proto: Connection,
     /// The incoming continued message, if any.
     pub(super) assembling: Assembling,
     /// Receives kept for it by the shard.
     pub(super) promise: Promise,
     pub(super) usage: Use,
-    /// What the peer owes.
+    /// Duties of the peer.
     pub(super) progress: Progress,
     /// State of reconnecting.
     pub(super) again: Again,
@@ -60,13 +60,13 @@ pub(super) struct Conn {
     peer: Option<Arc<str>>,
     /// The peer of an accepted connection.
     accepted: Option<Accepted>,
-    /// Owed to the upper layer, if it knows of the connection.
+    /// Close report for the upper layer, if it knows the connection.
     owed_end: Option<OwedEnd>,
     /// Deadline of a client's negotiation, in nanoseconds.
     settle_by: u64,
     /// Messages sent when a pure grant was last delayed.
     granting_since: u64,
-    /// Of a draining connection without calls.
+    /// Deadlines of a draining connection without calls.
     linger: Option<Linger>,
 }
 
@@ -78,7 +78,7 @@ struct Linger {
     heard: u64,
     /// Final deadline, whatever the peer sends.
     end: u64,
-    /// The message that the peer had begun then; its rest has a [deadline](super::progress) of its own.
+    /// A message that the peer had begun by then; its rest has a [deadline](super::progress) of its own.
     half: Option<u32>,
 }
 
@@ -116,7 +116,7 @@ impl Conn {
         }
     }
 
-    /// Of an accepted connection: its peer, and the address of that.
+    /// Marks it as accepted from this peer, with the address of the peer's host.
     pub(super) fn was_accepted(&mut self, accepted: Accepted, host: Option<IpAddr>) {
         (self.accepted, self.host) = (Some(accepted), host);
     }
@@ -133,7 +133,7 @@ impl Conn {
         prefetch::<{ usize::MAX }, _>(self);
     }
 
-    /// Prefetches what it refers to. Reads the connection, which should be in the cache by now.
+    /// Prefetches the tables that it refers to. Reads the connection, which should be in the cache by now.
     #[inline]
     pub(super) fn prefetch_tables(&self) {
         self.proto.tables().into_iter().for_each(prefetch::<1, _>);
@@ -152,7 +152,7 @@ impl Conn {
         self.qp != ConnRef::NONE.0
     }
 
-    /// Its first queue pair: its owner's name for it.
+    /// Its first queue pair, which names it for its owner.
     #[inline]
     pub(super) fn origin(&self) -> QpId {
         self.origin
@@ -204,19 +204,19 @@ impl Conn {
         self.accepted.as_mut()
     }
 
-    /// Reports a peer's established connection to the upper layer, once.
+    /// Announces an accepted connection to the upper layer, once.
     pub(super) fn tell_established(&mut self, peers: &Peers) {
         if self.accepted.is_some() && self.owed_end.is_none() {
             self.owed_end = peers.established(self.origin(), self.host(), self.peer().cloned());
         }
     }
 
-    /// The report owed to the upper layer, if any.
+    /// Close report for the upper layer, if one is due.
     pub(super) fn owed_end(&self) -> Option<&OwedEnd> {
         self.owed_end.as_ref()
     }
 
-    /// Closes it for this reason; the upper layer learns it when no worker has any of its calls.
+    /// Ends it for this reason. The upper layer gets the report once no worker has any of its calls.
     pub(super) fn tell_ended(&mut self, reason: &CloseReason) {
         if let Some(owed) = self.owed_end.take() {
             owed.end(self.peer().cloned(), reason.clone());
@@ -251,19 +251,19 @@ impl Conn {
         self.continuation.take()
     }
 
-    /// Stores the rest of it for later.
+    /// Keeps the rest of that message for later.
     pub(super) fn keep_continuation(&mut self, continuation: Continuation) {
         self.continuation = Some(continuation);
     }
 
-    /// Drops its queue pair, which is returned, and its unsent messages.
+    /// Removes and returns its queue pair; drops its unsent messages.
     pub(super) fn leave_qp(&mut self) -> QpId {
-        // Marked as ready, so that nobody adds it.
+        // Marked as ready, so that no caller adds it.
         self.ready = true;
         std::mem::replace(&mut self.qp, ConnRef::NONE.0)
     }
 
-    /// Gets a new queue pair, and reconnects.
+    /// Attaches a new queue pair, and reconnects.
     pub(super) fn made_again(&mut self, qp: QpId, config: ConnConfig) {
         self.proto.restart(config);
         self.usage.restart();
@@ -272,12 +272,12 @@ impl Conn {
         (self.qp, self.ready, self.close_reason) = (qp, false, None);
     }
 
-    /// Records a failed attempt to reconnect, as the reason from now on.
+    /// Records a failed attempt to reconnect as the close reason.
     pub(super) fn not_made_again(&mut self, reason: impl Into<CloseReason>) {
         self.close_reason = Some(Box::new(reason.into()));
     }
 
-    /// Drains: takes no more calls of either side, and ends after those under way.
+    /// Drains: accepts no more calls of either side, and ends after the current ones.
     #[cold]
     pub(super) fn drain(&mut self) {
         self.proto.close();
@@ -303,7 +303,7 @@ impl Conn {
         if half.is_some() && half == linger.half {
             return u64::MAX;
         }
-        // Later messages of the peer have their time from there on.
+        // From here on, later messages of the peer have the full time.
         if linger.half.take().is_some() {
             linger.end = end;
         }
@@ -358,7 +358,7 @@ impl Conn {
         self.served.fit(self.proto.inbound_slots());
     }
 
-    /// Updates the time, now and then.
+    /// Updates the time; called at intervals.
     pub(super) fn pass_time(&mut self, now: u64) {
         self.proto.pass_time(now);
         if let Some(accepted) = &mut self.accepted {
@@ -390,21 +390,21 @@ impl Conn {
         self.served.holds_nothing() && self.sends.is_empty() && none_sent
     }
 
-    /// More is queued than a receiving peer can lag behind: replies wait. Otherwise a peer that reads nothing, or
-    /// claims more credits than it has, would fill its queue with all buffers of the shard.
+    /// Whether its send queue exceeds the lag of a receiving peer: replies wait then. Otherwise a peer that reads
+    /// nothing, or claims more credits than it has, would fill its queue with all buffers of the shard.
     #[inline]
     pub(super) fn is_backlogged(&self, signal_every: u32) -> bool {
         let under_way = self.sends.under_way();
-        // Most have sent fewer since the last signaled one.
+        // Most connections have sent fewer since the last signaled Send.
         under_way >= signal_every && {
             let most = self.proto.credits().credit_limit().max(self.proto.call_slots() as u32);
             under_way >= most.saturating_add(signal_every)
         }
     }
 
-    /// What the peer owes. `in_device`: the device holds memory of this connection.
+    /// Duties of the peer. `in_device`: the device holds memory of this connection.
     pub(super) fn owed(&self, in_device: bool) -> Owed {
-        // A busy peer may delay what costs this side nothing.
+        // A busy peer may delay work that costs this side nothing.
         let holds = in_device || !self.sends.is_empty() || self.proto.has_replies();
         let (sends, left) = self.sends.numbers();
         let (fetches, fetched) = self.served.fetches();
@@ -422,7 +422,7 @@ impl Conn {
         }
     }
 
-    /// Whether nothing is under way beside the protocol.
+    /// Whether nothing is in progress beside the protocol.
     pub(super) fn is_idle(&self) -> bool {
         self.served.none_away() && self.requests.expose_nothing()
     }

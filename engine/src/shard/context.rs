@@ -1,5 +1,4 @@
-//! What all of a shard's parts work with: the device, the pool, the clock, the connections, the statistics.
-//! It is passed to whoever does something, and decides nothing about calls.
+//! Shared state of a shard's parts: device, pool, clock, connections, statistics. It has no policy about calls.
 
 mod buffers;
 
@@ -37,7 +36,7 @@ pub(super) struct Context<F: Fabric> {
     pub(super) config: Config,
     pub(super) accept: AcceptConfig,
     pub(super) connect: ConnectConfig,
-    /// It serves: part of its memory is for peers' calls.
+    /// Whether it serves: part of its memory is for peers' calls.
     serves: bool,
     pub(super) fabric: F,
     pub(super) clock: Clock,
@@ -58,12 +57,12 @@ pub(super) struct Context<F: Fabric> {
     sampler: Sampler,
     /// Rate limit of log lines that peers cause.
     log: LogLimit,
-    /// Posts by the number of work requests in them; the last is for all longer ones.
+    /// Posts by the number of work requests in them; the last entry counts all longer ones.
     batches: Box<[u64; MAX_BATCH + 1]>,
 }
 
 impl<F: Fabric> Context<F> {
-    /// Makes the memory of a configuration; `serves`: part of it for peers' calls.
+    /// Allocates the memory of a configuration; `serves`: part of it for peers' calls.
     ///
     /// # Errors
     /// The knob, limit or call that failed, and the remedy.
@@ -137,7 +136,7 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Posts what a connection has queued: one chain, one doorbell.
+    /// Posts a connection's send queue: one chain, one doorbell.
     #[inline(always)]
     pub(super) fn post_chain(&mut self, conn: &mut Conn) {
         if conn.sends.is_empty() {
@@ -151,11 +150,11 @@ impl<F: Fabric> Context<F> {
         self.batches[posted.min(MAX_BATCH)] += 1;
     }
 
-    /// A chain was posted in part.
+    /// Handles a chain that was posted in part.
     #[cold]
     fn not_posted(&mut self, conn: &mut Conn, error: PostError) {
         match error {
-            // The rest goes with the next turn.
+            // The next turn posts the rest.
             PostError::QueueFull => self.ready.add(conn),
             error => conn.end_for(CloseCause::NotPosted(error)),
         }
@@ -169,7 +168,7 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Something counted as sent cannot be sent: the counts are wrong, and the connection closes.
+    /// Handles a counted message that cannot be sent: the counts are wrong, so the connection closes.
     #[cold]
     pub(super) fn unsendable(&mut self, conn: &mut Conn, what: &'static str) {
         if !conn.is_over() {
@@ -179,7 +178,7 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Posts receives, as one chain, up to those promised and the margin.
+    /// Posts receives, as one chain, up to the promised number and the margin.
     #[inline(never)]
     pub(super) fn refill(&mut self) {
         self.sizing.drain_remote();
@@ -206,7 +205,7 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Receives were added, or fewer are promised: delayed grants and replies may continue.
+    /// Resumes delayed grants and replies: receives were added, or fewer are promised.
     #[cold]
     pub(super) fn relieved(&mut self) {
         self.receives.relieve();
@@ -215,8 +214,8 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Marks a connection that has no buffer for its messages. It retries after a turn with work, as buffers are freed
-    /// then, or in the next control-plane run: a retry in each turn would keep the shard awake.
+    /// Marks a connection that lacks a buffer for its messages. It retries after a turn with work, which may free
+    /// buffers, or in the next control-plane run. A retry in each turn would keep the shard awake.
     #[cold]
     pub(super) fn starve(&mut self, conn: &Conn) {
         self.starved.push(conn.qp().slot);
@@ -234,7 +233,7 @@ impl<F: Fabric> Context<F> {
     #[cold]
     pub(super) fn feed(&mut self) {
         for slot in std::mem::take(&mut self.starved) {
-            // The place may have another connection by now: it has nothing to send.
+            // Another connection in this place has nothing to send.
             if let Some(conn) = self.conns.take_slot(slot as usize) {
                 self.lend(conn, |cx, conn| cx.ready.add(conn));
             }
@@ -281,7 +280,7 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Records a call that started or arrived at this time and has ended; returns its nanoseconds.
+    /// Records a call that started or arrived at this time and has ended; returns its duration in nanoseconds.
     #[inline(never)]
     pub(super) fn record(&mut self, started: u64) -> u64 {
         let took = self.clock.read().saturating_sub(started);

@@ -10,14 +10,14 @@ use crate::config::{HEADROOM_PLAIN, SMALL_BUFFER};
 use crate::fabric::Fabric;
 use crate::wire::ChunkCounts;
 
-/// Bytes of the shortest parts except the last: those of the smallest buffers.
+/// Payload bytes of the shortest parts, which use the smallest buffers. The last part may be shorter.
 const LEAST_CONTINUED: usize = SMALL_BUFFER - HEADROOM_PLAIN;
 
 pub(super) enum NextPart {
     Sent,
-    /// No memory: retry when there may be some.
+    /// No memory: retry later.
     NoMemory,
-    /// It is the last: the message's owner sends it.
+    /// The last part: the message's owner sends it.
     Last(Continuation),
 }
 
@@ -35,8 +35,8 @@ impl<F: Fabric> Context<F> {
         if let Whose::Call(call, Some(index)) = continuation.of
             && !conn.exposes(call, index)
         {
-            // Answered before it was complete: its exposed memory is the caller's again. The rest still has to be sent,
-            // or the next message would be taken for it.
+            // Answered before it was complete: its exposed memory is the caller's again. The rest still has to be sent:
+            // otherwise the peer would take the next message for it.
             (continuation.of, continuation.last_header) = (Whose::Call(call, None), call_header_len(conn, None));
         }
         if continuation.last_header + continuation.rest.len() <= conn.proto.terms().send_inline_threshold {
@@ -48,14 +48,14 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Sends a part except the last. False without memory.
+    /// Sends a part other than the last. False without memory.
     fn transmit_part(&mut self, conn: &mut Conn, mut continuation: Continuation, receives_ok: bool) -> bool {
         let (limit, left) = (conn.proto.terms().send_inline_threshold, continuation.rest.len());
         // The last part is never empty, and parts end at XDR words.
         let room = (limit - conn.proto.header_len(&ChunkCounts::default())) & !3;
         let longest = if room < left { room } else { (left / 2) & !3 };
         if longest == 0 {
-            // The peer receives less than at the start: nothing fits after the last header.
+            // The peer has reduced its receive size: nothing fits after the last header.
             self.unsendable(conn, "the rest of a message");
             conn.keep_continuation(continuation);
             return true;
@@ -85,8 +85,8 @@ impl<F: Fabric> Context<F> {
         sent
     }
 
-    /// Allocates a buffer for a part of so many bytes, or of fewer if there is none: messages waiting after this one
-    /// may hold all others.
+    /// Allocates a buffer for a part of `longest` bytes, or of fewer without memory: messages that wait behind this one
+    /// may hold all other buffers.
     fn alloc_continuation(&mut self, longest: usize) -> Option<(Buf, usize)> {
         let mut take = longest;
         loop {

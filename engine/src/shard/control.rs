@@ -34,8 +34,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Starts to connect. [`Notice`]s report the outcome.
     ///
-    /// # Errors
-    /// As [`Fabric::connect`]; or receives are short.
+    /// # Errors As [`Fabric::connect`], or receives are short.
     pub fn connect(&mut self, address: &FabricAddress) -> Result<ConnRef, FabricError> {
         let credits = self.share()?;
         let params = self.params();
@@ -48,12 +47,12 @@ impl<F: Fabric> Shard<F> {
         Ok(ConnRef(qp))
     }
 
-    /// Whether calls may be started on it.
+    /// Whether calls may start on it.
     pub fn is_established(&self, conn: ConnRef) -> bool {
         self.cx.conns.get(conn).is_some_and(|conn| conn.stage() == Stage::Open)
     }
 
-    /// Whether it is not closed yet.
+    /// Whether it is still open or closing.
     pub(crate) fn has(&self, conn: ConnRef) -> bool {
         self.cx.conns.has(conn)
     }
@@ -94,8 +93,8 @@ impl<F: Fabric> Shard<F> {
     }
 
     pub(super) fn params(&self) -> ConnectParams {
-        // A Send for each outstanding message, and as many binds, Reads and Writes beside them. Work that does not fit
-        // waits: a slot costs the device some hundred bytes, for each connection.
+        // A Send for each outstanding message, and as many binds, Reads and Writes. Work that does not fit waits: a
+        // slot costs the device some hundred bytes per connection.
         let capabilities = self.cx.fabric.capabilities();
         let under_way = self.cx.config.limits.max_credits.max(self.cx.config.limits.max_calls as u32);
         let send_queue_depth = (2 * under_way).clamp(128, 4096).min(capabilities.max_send_wr);
@@ -105,7 +104,7 @@ impl<F: Fabric> Shard<F> {
             initiator_depth: read_depth,
             responder_resources: read_depth,
             windows: self.windows(),
-            // Receives are shared: a well-behaved peer must not lose its connection through one that is not.
+            // Receives are shared: a greedy peer must not cost a well-behaved one its connection.
             rnr_retry: 7,
             // Ignored by version 2; thresholds for version 1 (RFC 8797).
             private_data: connect_data(self.cx.sizing.announced(), self.cx.config.wire.remote_invalidate).to_vec(),
@@ -114,16 +113,16 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Windows that a connection may need at once: one for each buffer that it may expose. Calls are no bound: an
-    /// answered call keeps its windows until they are revoked, and others may have taken its place by then.
+    /// answered call keeps its windows until their revocation, and another may have its place by then.
     fn windows(&self) -> u32 {
         let buffers: usize = self.cx.config.memory.bulk_buffers.iter().map(|&(_, count)| count).sum();
         buffers.clamp(1, MOST_WINDOWS) as u32
     }
 
-    /// Receives for one more connection: the configured number, at most its share of the free ones.
+    /// Receives for one more connection: the configured number, limited to its share of the free ones.
     ///
     /// # Errors
-    /// Too few are free; or there is no memory for the promised ones.
+    /// Too few are free, or memory for the promised ones is short.
     pub(super) fn share(&mut self) -> Result<u32, FabricError> {
         if !self.cx.receives.exceed_by(UNTOLD) {
             self.cx.refill();
@@ -203,7 +202,7 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn control(&mut self) {
         for (qp, reason) in self.life.take_disconnected() {
             self.with(qp, |shard, conn| {
-                // A failed request counts it.
+                // A failed request counts the fault itself.
                 shard.cx.stats.peer_faults += u64::from(is_refusal(&reason) && !conn.is_over());
                 conn.end_for(reason);
             });
@@ -230,7 +229,7 @@ impl<F: Fabric> Shard<F> {
         self.end_closed();
     }
 
-    /// Handles control-plane events, and answers connect requests while there is time, one at least: the device may
+    /// Handles control-plane events, and answers connect requests for a limited time, but at least one: the device may
     /// have more behind each. Calls wait meanwhile.
     fn look_at_connections(&mut self) {
         self.control_events();
@@ -262,8 +261,8 @@ impl<F: Fabric> Shard<F> {
         self.events = events;
     }
 
-    /// The control plane's reason for the end of a connection, after a poll. Many may end at once: one poll covers
-    /// those that it reports together.
+    /// Reason of the control plane for the end of a connection, after a poll. Many may end at once: one poll covers all
+    /// that it reports.
     pub(super) fn why_disconnected(&mut self, qp: QpId) -> Option<CloseReason> {
         let known = self.life.why_disconnected(qp).cloned();
         let reason = known.or_else(|| told(&self.events, qp)).or_else(|| {
@@ -287,8 +286,8 @@ impl<F: Fabric> Shard<F> {
             }
             ControlEvent::ConnectFailed { qp, error } => self.close_now(qp, error),
             ControlEvent::Disconnected { qp, cause, reason } => {
-                // A failed request says more, and may have arrived since this turn's completions: the next ones are
-                // handled first.
+                // A failed request has more detail. It may have arrived since this turn's completions, so the shard
+                // handles the next ones first.
                 self.life.disconnected(qp, CloseCause::Disconnected { cause, detail: reason }.into());
                 self.cx.schedule.control_now();
             }
@@ -354,7 +353,7 @@ impl<F: Fabric> Shard<F> {
         for qp in self.life.negotiating().to_vec() {
             self.with(qp, |shard, conn| {
                 if conn.proto.is_open() {
-                    // Including a message of another kind.
+                    // Its first message may be of another kind.
                     return shard.settled(conn);
                 }
                 shard.cx.schedule.wake_by(conn.settle_by().max(now));
@@ -375,7 +374,7 @@ impl<F: Fabric> Shard<F> {
         self.with_ref(conn, |_, conn| {
             conn.again.give_up();
             if conn.stage() == Stage::Reconnecting {
-                // It has the reason of its loss.
+                // It has the reason of its loss already.
                 conn.not_made_again(reason);
                 conn.go(Stage::Closing);
             }
@@ -383,7 +382,7 @@ impl<F: Fabric> Shard<F> {
         });
     }
 
-    /// Ends a connection: ends its calls, and frees all that it held. Or it will reconnect.
+    /// Ends a connection: ends its calls and frees its resources, or starts to reconnect.
     #[cold]
     pub(super) fn end(&mut self, mut conn: Box<Conn>) {
         if self.may_reconnect(&conn) {
@@ -413,7 +412,7 @@ impl<F: Fabric> Shard<F> {
         if conn.stage() == Stage::Negotiating {
             self.life.negotiates_no_more(conn.qp());
         }
-        // The device releases its memory here: only then may it be used otherwise.
+        // The device releases its memory here: only then may other code use it.
         self.cx.fabric.destroy_qp(conn.leave_qp());
         if let Some(Continuation { of, rest, whole, .. }) = conn.take_continuation() {
             match of {
@@ -430,7 +429,7 @@ impl<F: Fabric> Shard<F> {
     }
 }
 
-/// The reason of a connection's end, if it is among these events.
+/// Close reason of a connection in these events, if any.
 fn told(events: &[ControlEvent], qp: QpId) -> Option<CloseReason> {
     events.iter().find_map(|event| match event {
         ControlEvent::Disconnected { qp: id, cause, reason } if *id == qp => {

@@ -1,9 +1,10 @@
-//! Credit limits that follow the load: those of busy connections grow while receives are plenty, and shrink to an equal
-//! share when they get short. Keep-alive of quiet connections: a pure grant; in version 1 an RDMA Write of no bytes,
-//! which the peer's device acknowledges.
+//! Credit limits that follow the load, and keep-alive of quiet connections.
+//!
+//! The limits of busy connections grow while receives are plenty, and shrink to an equal share when they get short. A
+//! keep-alive is a pure grant; in version 1 it is an RDMA Write of no bytes, which the peer's device acknowledges.
 //!
 //! A waiting peer is not visible here: a fast receiver replenishes each message at once. So the limit of a busy
-//! connection grows, until half of the shard's receives are promised: they are posted anyway.
+//! connection grows until half of the shard's receives are promised: they are posted anyway.
 
 use super::clock::nanoseconds;
 use super::conn::Conn;
@@ -15,8 +16,8 @@ use crate::fabric::Fabric;
 use crate::proto::MIN_CREDITS;
 use crate::wire::Version;
 
-/// Control-plane intervals between two checks of a credit limit: each checks one of so many parts of the connections,
-/// as a check of all would delay their messages.
+/// Control-plane intervals between two checks of a credit limit. Each interval checks one of this many parts of the
+/// connections, as a check of all would delay their messages.
 const PARTS: u64 = 8;
 /// Turnovers of a busy connection's credit limit between two checks.
 const TURNOVERS: u64 = 8;
@@ -24,7 +25,7 @@ const TURNOVERS: u64 = 8;
 /// Schedule of credit limits and keep-alive.
 #[derive(Debug, Default)]
 pub(super) struct Fitting {
-    /// In nanoseconds.
+    /// Next check, in nanoseconds.
     due: u64,
     /// Part of the connections due then.
     part: u64,
@@ -71,13 +72,13 @@ impl Turn {
 }
 
 impl<F: Fabric> Context<F> {
-    /// Whether receives suffice for all peers after `conn`, which is not in the table now, lets its peer send one more.
+    /// Whether receives suffice for all peers after `conn`, which is not in the table now, grants one more message.
     #[inline]
     pub(super) fn receives_ok(&mut self, conn: &mut Conn) -> bool {
         self.receives.suffice() || self.spares_receives(conn)
     }
 
-    /// As above, with fewer than all reserves: calls may keep their buffers for long.
+    /// As above, without the full reserve of each connection: calls may keep their buffers for long.
     #[cold]
     fn spares_receives(&mut self, conn: &mut Conn) -> bool {
         let own = conn.proto.spared();
@@ -111,8 +112,8 @@ impl<F: Fabric> Context<F> {
         self.receives.suffice_without(spared)
     }
 
-    /// Counts the receives that connections in the table do not need now. With many connections this takes time: once
-    /// in a turn.
+    /// Counts the receives that connections in the table do not need now. It runs once per turn, as it takes long with
+    /// many connections.
     fn count_spared(&mut self) -> u32 {
         let mut all = 0;
         for conn in self.conns.iter_mut() {

@@ -1,4 +1,4 @@
-//! The end of connections in good order: after their calls, and after what their peers may have sent already.
+//! Orderly close of connections: after their calls, and after messages that may be in flight.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use super::stage::Stage;
 use crate::fabric::Fabric;
 use crate::wire::Version;
 
-/// Round trips without a message after which a connection of a draining shard closes. A peer that gets an error for a
-/// call may send another one: it arrives one round trip after the error was sent. The others are for lost packets.
+/// Round trips without a message after which a connection of a draining shard closes. After an error for one call a
+/// peer may send another: it arrives one round trip after the error was sent. The others cover lost packets.
 const ROUND_TRIPS: u32 = 3;
-/// Longest such time.
+/// Longest such silence.
 const LONGEST_SILENCE: Duration = Duration::from_secs(1);
 
 /// Time without a message after which a connection of a draining shard closes.
@@ -30,9 +30,9 @@ impl<F: Fabric> Shard<F> {
         self.end_parked();
     }
 
-    /// Whether a draining connection without calls stays for messages that its peer may have sent already: the rest of
-    /// a message; or calls, when the shard drains, as the peer gets an error for each. Messages after the close are
-    /// lost; the peer cannot know whether they ran.
+    /// Whether a draining connection without calls stays open for messages in flight. These are the rest of a message,
+    /// or calls when the shard drains, as the peer gets an error for each. Messages after the close are lost, and the
+    /// peer cannot know whether they ran.
     pub(super) fn lingers(&mut self, conn: &mut Conn) -> bool {
         // Version 1 has no such error: its clients retransmit.
         let tells = conn.accepted().is_some() && conn.proto.terms().version != Version::V1;
@@ -49,12 +49,12 @@ impl<F: Fabric> Shard<F> {
         now < until
     }
 
-    /// Whether a connection that drains has replies in memory that the fabric still sends: a slow peer takes long for
-    /// them, and a connection that closes has a moment only. `timeouts.progress` ends one whose peer takes nothing.
+    /// Whether a draining connection has replies in memory that the fabric still sends. A slow peer takes long for
+    /// them, but a close waits only for a moment. `timeouts.progress` ends a connection whose peer receives nothing.
     pub(super) fn awaits_last_sends(&mut self, conn: &mut Conn) -> bool {
         let awaits = conn.sends.under_way() > 0 && self.cx.fabric.holds_sends(conn.qp());
         if awaits {
-            // The device reports unsignaled ones by the completion of a later one.
+            // The device completes unsignaled Sends with a later one.
             self.cx.request_completion(conn);
             self.cx.schedule.wake_by(self.cx.clock.read() + nanoseconds(self.cx.config.poll.control_interval));
         }

@@ -1,10 +1,10 @@
-//! Addresses of one host, where hosts have shares; and when memory is so short that they apply.
+//! Hosts as holders of shares, and the memory limit at which shares apply.
 
 use std::net::{IpAddr, Ipv6Addr};
 
 use crate::fabric::QpId;
 
-/// Of this last part of the buffers, where there are as many at least, a host gets its share only.
+/// Divisor for the last part of the buffers, in which each host gets only its share. Needs at least this many buffers.
 const LAST: usize = 8;
 
 /// Holder of a share: a host or, without addresses, a connection.
@@ -28,7 +28,7 @@ pub(super) fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Whether the last part for hosts has begun, of so many buffers, of which so many are free.
+/// Whether the free buffers are within the last part, in which hosts have shares.
 pub(super) fn is_short_for_hosts(free: usize, count: usize) -> bool {
     count >= LAST && free * LAST <= count
 }

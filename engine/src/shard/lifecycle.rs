@@ -1,4 +1,4 @@
-//! Transitions of a shard's connections, by name, and events for its owner.
+//! Transitions of a shard's connections, and events for its owner.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -7,7 +7,7 @@ use super::close_reason::CloseReason;
 use super::{ConnRef, Notice};
 use crate::fabric::{QpId, RequestId};
 
-/// Time for connect requests in a turn, in nanoseconds: to accept one takes longer, to refuse some less.
+/// Time for connect requests in a turn, in nanoseconds. One accept takes longer; it is enough for several refusals.
 const ANSWERS: u64 = 25_000;
 /// Divisor of a long turn's time, for the next turn.
 const ANSWERS_OF_TURN: u64 = 16;
@@ -20,9 +20,9 @@ pub(super) struct Lifecycle {
     notices: Vec<Notice>,
     /// Clients that wait for the answer to their first message.
     negotiating: Vec<QpId>,
-    /// Connect requests. A turn answers them for a short time only, as served calls wait meanwhile.
+    /// Connect requests. A turn limits the time for them, as served calls wait meanwhile.
     requests: VecDeque<Request>,
-    /// When a turn ran out of time for them, in nanoseconds.
+    /// Time at which a turn ran out of time for them, in nanoseconds.
     interrupted: Option<u64>,
     /// Accepted connections in setup.
     arriving: Vec<QpId>,
@@ -31,8 +31,8 @@ pub(super) struct Lifecycle {
     draining: bool,
     /// Time of the last eviction for another host, in nanoseconds.
     ended_for_others: Option<u64>,
-    /// First XID of the next connection. Random at first: a duplicate request cache takes the same call of the same
-    /// client under the same XID for a retransmission, also of another shard or process.
+    /// First XID of the next connection. Random at first: a duplicate request cache, also of another shard or process,
+    /// takes the same call of the same client with the same XID for a retransmission.
     seed: u32,
 }
 
@@ -98,7 +98,7 @@ impl Lifecycle {
         self.requests.push_back(request);
     }
 
-    /// Takes the request that is answered next.
+    /// Takes the next connect request.
     pub(super) fn take_request(&mut self) -> Option<Request> {
         self.requests.pop_front()
     }
@@ -145,7 +145,7 @@ impl Lifecycle {
         self.disconnected.iter().find_map(|(id, reason)| (*id == qp).then_some(reason))
     }
 
-    /// Takes those that end now.
+    /// Takes the connections that end now.
     pub(super) fn take_disconnected(&mut self) -> Vec<(QpId, CloseReason)> {
         std::mem::take(&mut self.disconnected)
     }
@@ -161,7 +161,7 @@ impl Lifecycle {
     }
 }
 
-/// Those behind it have come later, and stay in order.
+/// Removes it; keeps the order of arrival.
 fn remove(list: &mut Vec<QpId>, qp: QpId) {
     if let Some(at) = list.iter().position(|&one| one == qp) {
         list.remove(at);

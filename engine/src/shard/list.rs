@@ -1,6 +1,6 @@
-//! Lists that nearly always have room: a `Vec` filled and emptied in every turn.
+//! Push for lists that nearly always have room.
 
-/// As [`Vec::push`], to such a list: the item is made in place, and growing is out of line.
+/// As [`Vec::push`]: builds the item in place, and grows out of line.
 #[inline(always)]
 pub(super) fn push<T>(list: &mut Vec<T>, made: impl FnOnce() -> T) {
     if list.len() < list.capacity() { list.push(made()) } else { grow(list, made()) }

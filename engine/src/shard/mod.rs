@@ -1,4 +1,4 @@
-//! One core's loop: one thread with one device.
+//! Event loop of one core: one thread with one device.
 //!
 //! A [`Shard`] owns its fabric, pool and connections, without locks or atomics. Other threads reach it only through the
 //! rings of [`handoff`](crate::handoff).
@@ -8,42 +8,42 @@
 //! | file | holds |
 //! |---|---|
 //! | `poll` | the turn: six steps, in order |
-//! | `receive` | a message has come: what it is, and who goes on with it |
-//! | `responder` | the engine of the peers' calls |
-//! | `requester` | the engine of our calls |
-//! | `ready` | the connections with something to say |
-//! | `context` | what both work with: device, pool, clock, connections, statistics |
-//! | `conn` | what is kept for a connection |
-//! | `table`, `stage` | the connections, and where each is in its life |
-//! | `receives` | the budget of Receives |
-//! | `send_queue` | what one connection posts, and what is known of it |
-//! | `continuation` | messages that go out in several |
-//! | `outgoing` | such a message |
-//! | `assembly` | messages that come in several |
-//! | `control` | connect, listen, accept, break |
-//! | `drain` | connections that end after their calls |
-//! | `lifecycle` | what connections are about to become, counted |
-//! | `peers` | connections of peers and their ends, told to the upper layer |
-//! | `accepted` | a connection that was accepted: from whom, and when it was last of use |
-//! | `arrivals` | connections of others until they have said something, and when they are silent |
-//! | `host` | which addresses are those of one host |
-//! | `reconnect` | connections that are made again |
-//! | `resize` | Receives of another size while calls run |
+//! | `receive` | classification and dispatch of an incoming message |
+//! | `responder` | engine of the peers' calls |
+//! | `requester` | engine of our calls |
+//! | `ready` | connections with messages to send |
+//! | `context` | shared by both engines: device, pool, clock, connections, statistics |
+//! | `conn` | state of a connection |
+//! | `table`, `stage` | the connections, and their life cycle |
+//! | `receives` | budget of receives |
+//! | `send_queue` | work requests of a connection, and their completions |
+//! | `continuation` | sending of continued messages |
+//! | `outgoing` | an outgoing continued message |
+//! | `assembly` | reassembly of incoming continued messages |
+//! | `control` | connect, listen, accept, close |
+//! | `drain` | connections that close after their calls |
+//! | `lifecycle` | transitions of connections, and events for the owner |
+//! | `peers` | reports of peers' connections to the upper layer |
+//! | `accepted` | an accepted connection: its peer, and its last useful message |
+//! | `arrivals` | admission of accepted connections, and eviction |
+//! | `host` | hosts as holders of shares |
+//! | `reconnect` | reconnecting |
+//! | `resize` | resizing of receives while calls run |
 //! | `changes` | other characteristics that change while connected |
-//! | `usage` | how much is made of credits, and for how long a connection has been quiet |
-//! | `credits` | credits that follow the load, keep-alive |
-//! | `progress` | deadlines on what peers owe |
-//! | `report` | what is told of it when somebody asks |
-//! | `sampler` | which calls are timed |
-//! | `schedule` | when the control plane is looked at |
-//! | `close_reason` | why a connection is over |
-//! | `clock` | the only reader of the clock |
-//! | `list` | lists that nearly always have room |
-//! | `application` | the application's own task |
-//! | `thread` | a shard on a thread of its own: its core, idling |
-//! | `commands` | what other threads ask of it |
-//! | `allocs` | threads that wait for memory of chunks |
-//! | `testing` | a shard's parts without a device, for their tests |
+//! | `usage` | usage of a connection's credits, and its idle time |
+//! | `credits` | credit limits that follow the load, keep-alive |
+//! | `progress` | deadlines of peers' duties |
+//! | `report` | statistics on request |
+//! | `sampler` | sampling of calls for latency |
+//! | `schedule` | schedule of the control plane and of timers |
+//! | `close_reason` | reasons for the end of a connection |
+//! | `clock` | the shard's clock |
+//! | `list` | push for lists that nearly always have room |
+//! | `application` | the application's task |
+//! | `thread` | a shard on its own thread: core, idling |
+//! | `commands` | commands of other threads |
+//! | `allocs` | threads that wait for chunk memory |
+//! | `testing` | a shard's parts without a device, for tests |
 //!
 //! Each engine and type of the table has private fields; other files call its methods. A [`Shard`] has them side by
 //! side, and picks the next one to run.
@@ -128,7 +128,7 @@ pub(crate) use thread::{ShardHandle, spawn};
 mod conn_ref {
     use crate::fabric::QpId;
 
-    /// A connection of a shard. Stale references are refused.
+    /// A connection of a shard. Stale references match no connection.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct ConnRef(pub(crate) QpId);
 
@@ -138,10 +138,10 @@ mod conn_ref {
     }
 }
 
-/// Checks that so many shards can be made here, with these services, before any is made.
+/// Checks a configuration and its services for this many shards, before any is created.
 ///
 /// # Errors
-/// The knob, or the procedure, and what contradicts it.
+/// The knob or procedure, and the conflicting value.
 pub(crate) fn check<S: Sharing>(
     config: &Config,
     services: Option<&Services<S>>,
@@ -164,12 +164,12 @@ pub enum Notice {
     Closed {
         /// The connection.
         conn: ConnRef,
-        /// Why.
+        /// Close reason.
         reason: CloseReason,
     },
 }
 
-/// See the module page.
+/// Event loop of one core; see the module page.
 pub struct Shard<F: Fabric> {
     cx: Context<F>,
     requester: Requester,
@@ -187,7 +187,7 @@ pub struct Shard<F: Fabric> {
 }
 
 impl<F: Fabric> Shard<F> {
-    /// Makes a shard on this thread, with `services` for its peers.
+    /// Creates a shard on this thread, with `services` for its peers.
     ///
     /// # Errors
     /// The knob, limit or call that failed, and the remedy.
@@ -195,13 +195,13 @@ impl<F: Fabric> Shard<F> {
         Self::open_local(fabric, config, services.map(|services| services.to_local()))
     }
 
-    /// With these rules for connections that it accepts.
+    /// Sets the rules for accepted connections.
     pub fn accepting(mut self, accept: AcceptConfig) -> Self {
         self.cx.accept = accept;
         self
     }
 
-    /// With these rules for connections that it makes.
+    /// Sets the rules for outgoing connections.
     pub fn connecting(mut self, connect: ConnectConfig) -> Self {
         self.cx.connect = connect;
         self
@@ -245,7 +245,7 @@ impl<F: Fabric> Shard<F> {
     /// Runs an application: its services and its task. Call it before the first connection.
     ///
     /// # Errors
-    /// The procedure that needs longer buffers than there are, or workers where there are none.
+    /// A procedure needs longer buffers than configured, or workers that do not exist.
     pub fn run_application(&mut self, application: Application) -> Result<(), StartError> {
         self.serve(application.services)?;
         self.task = OwnTask::new(application.task);
@@ -255,7 +255,7 @@ impl<F: Fabric> Shard<F> {
     /// Sets the services. Call it before the first connection, and after [`use_workers`](Self::use_workers).
     ///
     /// # Errors
-    /// The procedure that needs longer buffers than there are, or workers where there are none.
+    /// A procedure needs longer buffers than configured, or workers that do not exist.
     pub(crate) fn serve(&mut self, services: LocalServices) -> Result<(), StartError> {
         if !self.responder.has_workers() {
             services.check_placement()?;
@@ -280,8 +280,8 @@ impl<F: Fabric> Shard<F> {
         self.use_workers(&workers.pool);
     }
 
-    /// Uses simulated time, and fixed XIDs: its behaviour depends only on its calls and its fabric. Call it before the
-    /// first connection.
+    /// Uses simulated time and fixed XIDs: behaviour depends only on its calls and its fabric. Call it before the first
+    /// connection.
     pub fn simulate(&mut self, time: &SimulatedTime) {
         self.cx.clock = Clock::simulated(time);
         self.life.fix_seed();
@@ -297,7 +297,7 @@ impl<F: Fabric> Shard<F> {
         &self.cx.config
     }
 
-    /// Wakes the shard from other threads.
+    /// Signal by which other threads wake the shard.
     pub(crate) fn signal(&self) -> Signal {
         self.outside.signal()
     }
@@ -307,19 +307,19 @@ impl<F: Fabric> Shard<F> {
         self.cx.pool.arena()
     }
 
-    /// Ended calls that were not taken yet, oldest first.
+    /// Ended calls not taken yet, oldest first.
     #[inline]
     pub fn done(&mut self) -> &mut Vec<Done> {
         self.requester.done()
     }
 
-    /// Events of connections that were not taken yet.
+    /// Events of connections not taken yet.
     #[inline]
     pub fn notices(&mut self) -> &mut Vec<Notice> {
         self.life.notices()
     }
 
-    /// Starts a call. Its sink gets the outcome exactly once, also of an error here.
+    /// Starts a call. Its sink gets the outcome exactly once, also for an error here.
     #[inline(always)]
     pub(crate) fn start_call(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
         self.requester.start(&mut self.cx, conn, request)
@@ -349,8 +349,8 @@ impl<F: Fabric> Shard<F> {
     /// Allocates `len` bytes for a chunk of a call on this connection; no other peer ever gets access to it.
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::TooLong`] when
-    /// it never has, [`CallError::Closed`] without a connection.
+    /// [`CallError::NoMemory`] while no such buffer of the connection is free, [`CallError::TooLong`] if it has none so
+    /// long, [`CallError::Closed`] without a connection.
     pub(crate) fn alloc_exposed(&mut self, conn: ConnRef, len: usize) -> Result<Buf, CallError> {
         if let Some(buf) = self.cx.conns.get(conn).and_then(|conn| conn.requests.alloc(len)) {
             return Ok(buf);
@@ -359,8 +359,7 @@ impl<F: Fabric> Shard<F> {
         buf.unwrap_or(Err(CallError::Closed))
     }
 
-    /// Lends the connection with this queue pair, together with the shard. `None` if there is none, or if it is lent
-    /// already.
+    /// Lends the connection with this queue pair, together with the shard. `None` without one, or while it is lent.
     #[inline(always)]
     fn with<T>(&mut self, qp: QpId, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> Option<T> {
         let conn = self.cx.conns.take(qp)?;
@@ -410,7 +409,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Nanoseconds since the shard was made.
+    /// Nanoseconds since the shard's creation.
     pub fn now(&mut self) -> u64 {
         self.cx.clock.read()
     }

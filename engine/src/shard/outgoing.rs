@@ -27,9 +27,9 @@ impl Whose {
 #[derive(Debug)]
 pub(super) struct Continuation {
     pub(super) of: Whose,
-    /// Its window is the rest.
+    /// Its window is the unsent rest.
     pub(super) rest: Buf,
-    /// Start of the message in the buffer, and its length.
+    /// Start and length of the message in the buffer.
     pub(super) whole: (usize, usize),
     /// Bytes of the last part's header.
     pub(super) last_header: usize,

@@ -1,5 +1,6 @@
-//! Connections of peers and their ends, told to the upper layer, so that it can give back what it keeps for a
-//! peer: leases, locks, open files.
+//! Reports of peers' connections to the upper layer.
+//!
+//! With them it releases the state of a peer: leases, locks, open files.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -53,8 +54,8 @@ pub enum PeerEvent<'a> {
     Established(&'a Peer),
     /// The connection is closed, with the reason.
     ///
-    /// Reported exactly once for each established connection, when no handler of its [`Caller`] runs any more; the end
-    /// of the server included. Deferred calls may still be kept.
+    /// Reported exactly once for each established connection, after the last handler of its [`Caller`]; also at the end
+    /// of the server. Deferred calls may still exist.
     Ended(&'a Peer, &'a CloseReason),
 }
 
@@ -63,13 +64,13 @@ pub enum PeerEvent<'a> {
 /// Panics are caught and logged.
 ///
 /// It runs on the thread of the connection's shard. If that shard has stopped while workers ran calls of the
-/// connection, the end is reported on the thread of the last worker.
+/// connection, the last worker's thread reports the end.
 #[derive(Clone)]
 pub struct PeerHook(Arc<Hook>);
 
 struct Hook {
     told: Box<dyn Fn(PeerEvent<'_>) + Send + Sync>,
-    /// Peers may connect often.
+    /// Limits log lines: peers may connect often.
     log: Mutex<LogLimit>,
     began: Instant,
 }
@@ -109,7 +110,7 @@ impl Peers {
         (self.hook, self.shard) = (Some(hook), shard);
     }
 
-    /// Reports an established connection; its end is owed to the hook, if any.
+    /// Reports an established connection; returns the guard that reports its end, if there is a hook.
     pub(super) fn established(&self, qp: QpId, host: Option<IpAddr>, identity: Option<Arc<str>>) -> Option<OwedEnd> {
         let hook = self.hook.clone()?;
         let peer = Peer { caller: Caller { shard: self.shard, qp }, host, identity };
@@ -118,8 +119,8 @@ impl Peers {
     }
 }
 
-/// Owes the upper layer a [`PeerEvent::Ended`]. The connection has one of these, and so has each of its calls at a
-/// worker. The last drop reports: no end of a connection or shard misses it.
+/// Guard that reports a [`PeerEvent::Ended`] to the upper layer. The connection has one, and so has each of its calls
+/// at a worker. The last drop reports: each end of a connection or shard is reported.
 #[derive(Clone, Debug)]
 pub(super) struct OwedEnd(Arc<Owed>);
 
@@ -134,14 +135,14 @@ struct Owed {
 impl OwedEnd {
     /// Sets the close reason. Workers may still have calls of the connection.
     pub(super) fn end(self, identity: Option<Arc<str>>, reason: CloseReason) {
-        // It is over once.
+        // Each connection ends once.
         let _ = self.0.end.set((identity, reason));
     }
 }
 
 impl Drop for Owed {
     fn drop(&mut self) {
-        // A shard whose thread has panicked ends no connection: they go with it.
+        // A shard whose thread has panicked ends no connection: they are dropped with it.
         let known = self.end.take();
         let (identity, reason) = known.unwrap_or_else(|| (self.peer.identity.take(), LocalClose::Stopped.into()));
         self.peer.identity = identity;

@@ -1,4 +1,4 @@
-//! One turn of the loop.
+//! One turn of the event loop.
 
 use super::Shard;
 use super::close_reason::{CloseCause, CloseReason, is_peer_fault};
@@ -21,8 +21,9 @@ const FEW: usize = 16;
 const TRANSMIT_BATCH: usize = 64;
 
 impl<F: Fabric> Shard<F> {
-    /// Runs one turn, with bounded work; never blocks. It makes system calls only when the control plane is due. True
-    /// if there was work.
+    /// Runs one turn, with bounded work; returns true after work.
+    ///
+    /// It never blocks, and makes system calls only when the control plane is due.
     ///
     /// A failure ends only its connection; the later steps run for all others.
     #[inline]
@@ -66,7 +67,7 @@ impl<F: Fabric> Shard<F> {
             || self.cx.has_starved()
     }
 
-    /// Steps 3 to 6 of a turn, which has `found` so much work.
+    /// Steps 3 to 6 of a turn; `found` counts its work so far.
     #[inline(never)]
     fn finish_turn(&mut self, mut found: usize) -> bool {
         let now = self.cx.clock.of_turn();
@@ -74,7 +75,7 @@ impl<F: Fabric> Shard<F> {
         if now >= self.requester.next_deadline() {
             self.requester.expire(&mut self.cx, now);
         }
-        // 4. Ready connections: their messages are gathered into one chain with one doorbell.
+        // 4. Ready connections: one chain and one doorbell each.
         let transmitted = !self.cx.ready.is_empty();
         if transmitted {
             self.transmit();
@@ -83,7 +84,7 @@ impl<F: Fabric> Shard<F> {
         if self.cx.schedule.control_is_due(now, self.cx.config.poll.control_interval) {
             self.control();
         }
-        // 6. Receives are posted, buffers freed.
+        // 6. Post receives, free buffers.
         if self.cx.receives.is_low() {
             self.cx.refill();
         }
@@ -135,7 +136,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Handles completions that are not a single message.
+    /// Handles completions other than a single message.
     #[inline(never)]
     fn many_completions(&mut self, only_one: bool) {
         let many = self.cx.conns.slots().len() > FEW;
@@ -164,7 +165,7 @@ impl<F: Fabric> Shard<F> {
         self.completions = completions;
     }
 
-    /// Prefetches the connections of the next completions: one of many is in no cache.
+    /// Prefetches the connections of the next completions: with many connections, they are in no cache.
     #[inline(never)]
     fn look_ahead(&self, rest: &[Completion]) {
         let ahead = |by: usize| rest.get(by).and_then(|next| self.cx.conns.peek(next.qp.slot));
@@ -176,8 +177,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Schedules a connection after its completions of this turn: it sends in step 4, or at once if it was the
-    /// `only_one` in the turn.
+    /// Schedules a connection after its completions of this turn. It sends in step 4, or at once if `only_one`: the
+    /// turn had no other completion.
     #[inline(always)]
     fn settle(&mut self, conn: &mut Conn, only_one: bool) {
         let receives_ok = self.cx.receives_ok(conn);
@@ -220,7 +221,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Cause of a failed work request. A flushed one is a consequence of an event in the control plane.
+    /// Cause of a failed work request. A flushed one results from an event in the control plane.
     #[cold]
     fn why(&mut self, qp: QpId, opcode: Opcode, status: Status) -> CloseReason {
         self.cx.stats.peer_faults += u64::from(is_peer_fault(status));
@@ -259,7 +260,7 @@ impl<F: Fabric> Shard<F> {
             }
             shard.cx.post_chain(conn);
             if conn.stage() == Stage::Closing && conn.sends.is_empty() {
-                // The device reports its completion.
+                // The device reports the disconnect's completion.
                 shard.cx.fabric.disconnect(conn.qp());
                 shard.cx.schedule.control_now();
             }
@@ -277,13 +278,13 @@ impl<F: Fabric> Shard<F> {
                 more = false;
                 break;
             }
-            // Outgoing messages use it.
+            // Sending changes it.
             let receives_ok = self.cx.receives_ok(conn);
             let Some(out) = conn.proto.poll_transmit(receives_ok) else {
                 more = false;
                 break;
             };
-            // A grant that is due, and no keep-alive, may go with a message of the next turn: a client's next calls.
+            // A due grant, unless a keep-alive, may share a message of the next turn: a client's next call.
             if out == Outgoing::Grant
                 && self.cx.config.poll.coalesce_grants
                 && conn.proto.has_output(receives_ok)
@@ -344,8 +345,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Sends a message of a header only. False without a buffer: it is tried again as soon as there may be one, before
-    /// anything else.
+    /// Sends a message of a header only. False without a buffer: it is retried before other work.
     fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing, receives_ok: bool) -> bool {
         let end = match out {
             Outgoing::Connprop => conn.proto.connprop_room(),
@@ -378,7 +378,7 @@ mod tests {
     use crate::shard::testing::{NoDevice, call, message, open_conn, receive, received, small};
     use crate::wire::ErrorBody;
 
-    /// Logs a connection that has no buffer for an error after the shard's first turns, and the users of the buffers.
+    /// A shard with connections that have no buffer after its first turns, and the users of the buffers.
     fn starved() -> (Shard<NoDevice>, SimulatedTime, Vec<rpcrdma_mempool::Buf>) {
         let time = SimulatedTime::new();
         let mut shard = Shard::open(NoDevice::default(), small(), None).expect("memory");
@@ -393,7 +393,7 @@ mod tests {
         shard.cx.ready.add(&mut conn);
         shard.cx.conns.insert(conn);
         let held = std::iter::from_fn(|| shard.cx.pool.alloc(1)).collect();
-        // The first control-plane run asks again.
+        // The first control-plane run retries.
         (0..4).for_each(|_| _ = shard.poll_once());
         (shard, time, held)
     }

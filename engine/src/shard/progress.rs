@@ -1,16 +1,17 @@
-//! Deadlines of what a peer owes: receiving its messages, answering RDMA Reads, granting credits for its replies,
-//! finishing a message. Until then it holds memory of the shard.
+//! Deadlines of a peer's duties.
 //!
-//! A slow peer is not disconnected. What it owes is queued after other bytes, so each byte moved in either direction
+//! The duties are to receive its messages, answer RDMA Reads, grant credits for its replies, and finish a message.
+//! Until then it holds memory of the shard.
+//!
+//! A slow peer is not disconnected. Other bytes precede a debt in the queue, so each byte moved in either direction
 //! pays for its time at [`limits.min_rate`](crate::config::LimitsConfig::min_rate). Only the bytes in front of the debt
-//! pay: other traffic does not extend the deadline for ever. If the device does not report progress, those bytes are
-//! paid for in advance.
+//! pay: other traffic does not extend the deadline without limit. If the device does not report progress, those bytes
+//! are paid for in advance.
 //!
-//! A granted reply pays as much as a whole receive. Otherwise a peer with few credits that grants slowly, but all the
-//! time, would be disconnected for short replies. The replies before the last one are bounded, and so is their pay.
+//! A granted reply pays as much as a whole receive. Otherwise short replies would disconnect a peer with few credits
+//! that grants slowly but steadily. The replies before the last one are bounded, and so is their pay.
 //!
-//! The message path reads no clock for it. The connections are checked periodically, and what has not moved since is
-//! timed.
+//! The message path reads no clock for it. Periodic checks of the connections time each debt that has not moved.
 
 use super::clock::nanoseconds;
 use super::close_reason::{LocalClose, Stall};
@@ -27,7 +28,7 @@ const LOOKS: u64 = 8;
 /// Unreported bytes that may precede the debt: headers, and messages of the peer.
 const SLACK: u64 = 256 << 10;
 
-/// Counters of what a connection waits for. Each changes when it moves.
+/// Counters of awaited items. Each changes when its item moves.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Owed {
     /// Sends so far, and those completed.
@@ -74,7 +75,7 @@ struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Checks it: returns the time waited, beyond the time that bytes have paid for.
+    /// Checks it: returns the time waited, less the time that bytes have paid for.
     fn waited(&mut self, of: Option<u32>, passed: &Passed) -> u64 {
         if of.is_none() || of != self.of {
             *self = Self { of, nanos: 0, payable: passed.queued };
@@ -90,8 +91,8 @@ impl Stopwatch {
     }
 }
 
-/// Wait for items in a sequence: for the last item of the previous check. With the newest, a peer that completes one
-/// now and then would never be late.
+/// Wait for items in a sequence: for the last item of the previous check. With the newest item, a peer that completes
+/// one now and then would never be late.
 #[derive(Clone, Copy, Debug, Default)]
 struct Queue {
     mark: u32,
@@ -104,7 +105,7 @@ impl Queue {
         done.wrapping_sub(self.mark).cast_signed() >= 0
     }
 
-    /// Compares totals and completed items. Numbers wrap.
+    /// Compares the totals of all and of completed items. Numbers wrap.
     fn waited(&mut self, all: u32, done: u32, passed: &Passed) -> u64 {
         if self.is_done(done) || all == done {
             self.mark = all;
@@ -142,7 +143,7 @@ impl Progress {
             let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(least_rate.max(1));
             u64::try_from(nanos).unwrap_or(u64::MAX)
         };
-        // An eighth exceeds the headers.
+        // An eighth exceeds the bytes of the headers.
         let queued = flow.map_or(0, |flow| flow.queued.saturating_add(flow.queued / 8));
         let moved = flow.map(|flow| flow.moved.saturating_sub(std::mem::replace(&mut self.moved, flow.moved)));
         let queued = time(queued.saturating_add(unseen));
@@ -154,7 +155,7 @@ impl Progress {
         if self.sends.is_done(owed.left) {
             self.written = owed.written;
         }
-        // The last reply comes after the bytes and grants of the others.
+        // The last reply follows the bytes and grants of the others.
         let newly = owed.granted.wrapping_sub(std::mem::replace(&mut self.granted, owed.granted)).cast_signed();
         let granted = passed.receive.saturating_mul(newly.max(0) as u64);
         let behind = Passed { queued: passed.queued.saturating_add(passed.waiting), granted, ..*passed };
@@ -183,7 +184,7 @@ impl Progress {
     }
 }
 
-/// Number of parts that connections are checked in: checking all at once would delay calls.
+/// Number of parts in which connections are checked: a check of all at once would delay calls.
 const PARTS: usize = 16;
 
 /// Schedule of the checks.
@@ -196,28 +197,28 @@ pub(super) struct Watch {
     due: u64,
     /// Time when all are due.
     all_due: u64,
-    /// Parts checked since anything was owed or done. After all of them, no check needs to interrupt a sleep.
+    /// Parts checked since the last debt or work. After all of them, no check needs to interrupt a sleep.
     quiet: usize,
     /// Whether the last checks followed a pause.
     paused: bool,
-    /// The shard's work by then, as [`done`] counts it.
+    /// The shard's work until then, as [`done`] counts it.
     done: u64,
 }
 
-/// A count that changes when a turn finds or sends anything, and when a call starts. It uses the shard's counters only:
-/// those of a device may need a system call.
+/// Count of turns with work and of started calls. It uses the shard's counters only: those of a device may need a
+/// system call.
 fn done(stats: &ShardStats) -> u64 {
     (stats.turns - stats.idle_turns).wrapping_add(stats.calls)
 }
 
-/// Parts to check now: nanoseconds since the last check of each, as far as they count.
+/// Parts to check now, with the nanoseconds to count since the last check of each.
 type Turn = [Option<u64>; PARTS];
 
 impl Watch {
     /// Starts the checks of each part every `every` nanoseconds. After a pause several are due, at most all.
     ///
-    /// While this side was suspended, nobody could make progress, and messages may be unread: no time counts then. For
-    /// repeated pauses, at most the time of two checks counts.
+    /// While this side was suspended, no peer could make progress, and messages may be unread: that time does not
+    /// count. For repeated pauses, at most the time of two checks counts.
     fn begin(&mut self, now: u64, every: u64) -> Turn {
         let step = (every / PARTS as u64).max(1);
         let late = now.saturating_sub(self.due);
@@ -243,7 +244,7 @@ impl Watch {
         if self.quiet < PARTS { self.all_due } else { u64::MAX }
     }
 
-    /// Part of step 5 of a turn: closes the connections whose peers owe something for too long.
+    /// Part of step 5 of a turn: closes the connections whose peers are late.
     pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
         let now = cx.clock.read();
         if now >= self.due {
@@ -252,13 +253,13 @@ impl Watch {
         self.before_sleep(cx);
     }
 
-    /// Work since the last check may have left a debt: a sleep lasts at most until all connections are checked again.
+    /// Limits a sleep to the next check of all connections: work since the last check may have left a debt.
     pub(super) fn before_sleep<F: Fabric>(&mut self, cx: &mut Context<F>) {
         let next = self.next(done(&cx.stats));
         cx.schedule.wake_by(next);
     }
 
-    /// Checks the due connections, and closes those whose peers have owed something for
+    /// Checks the due connections, and closes those whose debt exceeds
     /// [`timeouts.progress`](crate::config::TimeoutConfig::progress).
     #[cold]
     fn end_stalled<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
@@ -272,8 +273,8 @@ impl Watch {
                 let elapsed = whose(conn.qp().slot as usize).unwrap_or(0);
                 let ended = self.look(cx, conn, elapsed, timeout);
                 if !ended && conn.progress.awaits_send() {
-                    // The last Sends may be unsignaled: completion is requested, at once, as later work requests come
-                    // after later Reads, whose bytes are not counted.
+                    // The last Sends may be unsignaled, so completion is requested. It is requested at once: later work
+                    // requests follow later Reads, whose bytes do not count.
                     cx.request_completion(conn);
                 }
             },
@@ -307,8 +308,8 @@ impl Watch {
     }
 }
 
-/// Unreported bytes that may have to move before the debt: those not yet given to the device. Where it `tells` none,
-/// the known bytes count.
+/// Unreported bytes that may have to move before the debt: those not yet posted. If the device reports no bytes
+/// (`tells`), the known bytes count.
 fn unseen(config: &Config, conn: &Conn, owed: &Owed, tells: bool) -> u64 {
     let rest = if owed.half_sent.is_some() { config.wire.reassemble_up_to as u64 } else { 0 };
     let known = || conn.served.read_bytes() as u64 + (owed.written - conn.progress.written);
@@ -326,13 +327,13 @@ mod tests {
         Owed { sends, left, ..Owed::default() }
     }
 
-    /// A look on a device that tells nothing. A Receive has 3 bytes.
+    /// A check on a device that reports no bytes. A receive has 3 bytes.
     fn look(progress: &mut Progress, owed: Owed, nanos: u64) -> (u64, Stall) {
         let passed = progress.pass(nanos, None, (0, 0, 3), RATE);
         progress.look(owed, &passed)
     }
 
-    /// The same where so many bytes have moved, and others are to move.
+    /// As above, where `moved` bytes have moved, and `queued` bytes are left to move.
     fn look_at(progress: &mut Progress, owed: Owed, nanos: u64, moved: u64, queued: u64) -> u64 {
         let passed = progress.pass(nanos, Some(Flow { moved, queued }), (0, 0, 0), RATE);
         progress.look(owed, &passed).0
@@ -393,7 +394,7 @@ mod tests {
         let mut progress = Progress { granted: u32::MAX - 9, ..Progress::default() };
         let waits = |granted: u32| Owed { replies: 30, granted: granted.wrapping_sub(10), ..Owed::default() };
         look(&mut progress, waits(0), 1);
-        // Two Receives in the time of two, and nothing is kept of what more pays.
+        // Two receives in the time of two; surplus pay is lost.
         let late: Vec<_> = (1..=15).map(|n| look(&mut progress, waits(2 * n), 6).0).collect();
         assert_eq!(late, [0; 15]);
         assert_eq!(look(&mut progress, waits(39), 6).0, 0, "nine at once");
@@ -443,7 +444,7 @@ mod tests {
     fn bytes_that_nothing_was_to_be_paid_for_take_nothing_from_the_rest() {
         let (mut progress, owed) = (Progress::default(), sent(1, 0));
         look_at(&mut progress, owed, 1, 0, 800);
-        // Both directions move twice as much as they must: 900 is to pay for 9 looks.
+        // Both directions move twice as much as they must: 900 pays for 9 checks.
         let waited: Vec<_> = (1..=10).map(|look| look_at(&mut progress, owed, 100, 400 * look, 0)).collect();
         assert_eq!(waited, [[0; 9].as_slice(), &[100]].concat());
     }
@@ -456,7 +457,7 @@ mod tests {
         assert_eq!([250, 50, 20].map(|nanos| look(&mut progress, owed, nanos).0), [0, 0, 20]);
     }
 
-    /// Of each part.
+    /// Interval of each part.
     const EVERY: u64 = 10 * PARTS as u64;
 
     #[test]
@@ -490,7 +491,7 @@ mod tests {
         assert_eq!(watch.next(1), 10_000 + EVERY, "what was done since may have left something");
         assert_eq!(watch.begin(watch.all_due, EVERY), [Some(EVERY); PARTS]);
         assert_eq!(watch.next(1), u64::MAX);
-        // Something is owed in this part.
+        // This part has a debt.
         watch.begin(watch.due, EVERY);
         watch.quiet = 0;
         assert_eq!(watch.next(1), watch.due + EVERY - 10);

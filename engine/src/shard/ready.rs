@@ -1,14 +1,14 @@
-//! The connections with something to say.
+//! Connections with messages to send.
 
 use super::conn::Conn;
 use super::list::push;
 
-/// Slots of their queue pairs.
+/// Slots of the queue pairs of ready connections.
 #[derive(Debug)]
 pub(super) struct ReadyList {
     /// Connections of this turn.
     slots: Vec<u32>,
-    /// Connections of the turn before, in work.
+    /// Connections of the previous turn, which are sending.
     taken: Vec<u32>,
 }
 
@@ -17,7 +17,7 @@ impl ReadyList {
         Self { slots: Vec::with_capacity(64), taken: Vec::with_capacity(64) }
     }
 
-    /// Adds a connection, unless it is there.
+    /// Adds a connection, unless it is in the list.
     #[inline]
     pub(super) fn add(&mut self, conn: &mut Conn) {
         if conn.set_ready(true) {
@@ -30,13 +30,13 @@ impl ReadyList {
         self.slots.is_empty()
     }
 
-    /// Takes the only one.
+    /// Takes the connection if it is the only one.
     #[inline]
     pub(super) fn take_only(&mut self) -> Option<u32> {
         if self.slots.len() == 1 { self.slots.pop() } else { None }
     }
 
-    /// Takes all. The list is returned and reused.
+    /// Takes all. [`give_back`](Self::give_back) returns the list for reuse.
     #[inline]
     pub(super) fn take_all(&mut self) -> Vec<u32> {
         std::mem::replace(&mut self.slots, std::mem::take(&mut self.taken))

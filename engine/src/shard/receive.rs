@@ -1,4 +1,4 @@
-//! A message has come: what it is, and who goes on with it.
+//! Classification and dispatch of an incoming message.
 
 use super::Shard;
 use super::conn::Conn;
@@ -34,8 +34,8 @@ impl<F: Fabric> Shard<F> {
         self.take(conn, None, message, invalidated);
     }
 
-    /// Decodes a message, unless it has the fast-path layout with this head; passes it to the connection, and then to
-    /// the engine of the call or reply.
+    /// Passes a message to the connection, then to the engine of the call or reply. Decodes it first, unless this head
+    /// shows the fast-path layout.
     #[inline(always)]
     fn take(&mut self, conn: &mut Conn, plain: Option<Head>, message: ReceivedBuf, invalidated: Option<u32>) {
         if matches!(conn.stage(), Stage::Connecting | Stage::Closing) && !self.is_expected(conn) {
@@ -83,12 +83,12 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Whether a message is accepted before or after the connection is open.
+    /// Whether to accept a message before or after the connection is open.
     #[cold]
     fn is_expected(&mut self, conn: &mut Conn) -> bool {
         if conn.stage() == Stage::Connecting && conn.proto.config().server {
-            // For the sender the connection is established. The device may report that here after it delivered the
-            // message, and the upper layer may call the client back.
+            // For the sender the connection is established. The device may report that here after the message, and
+            // the upper layer may call the client back.
             self.accept_established(conn);
         }
         conn.stage() != Stage::Closing
@@ -103,7 +103,7 @@ impl<F: Fabric> Shard<F> {
         event
     }
 
-    /// Messages that are neither calls nor replies.
+    /// Handles messages that are neither calls nor replies.
     #[cold]
     fn unusual(&mut self, conn: &mut Conn, event: Event, message: &ReceivedBuf, invalidated: Option<u32>) {
         if let Some(fault) = conn.proto.exhausted() {
@@ -121,7 +121,7 @@ impl<F: Fabric> Shard<F> {
             Event::Grant | Event::Changed => return self.changes.note(&mut self.cx, conn),
             Event::Failed { call, token, error } => {
                 let error = match error {
-                    // Only the shard knows whether there ever is one.
+                    // Only the shard knows whether it has such buffers at all.
                     CallError::NoReplyBuffer { needed, knob: Knob::LONG_BUFFERS } => {
                         self.cx.lacks_buffer(needed).of_reply()
                     }
@@ -155,7 +155,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.stats.peer_faults += 1;
         self.cx.warn("faults of peers", format_args!("{}: connection ended: {fault}", conn.who()));
         if matches!(fault, PeerFault::NoCommonVersion { .. }) {
-            // A reconnect would end in the same way.
+            // A reconnect would fail in the same way.
             conn.again.give_up();
         }
         conn.end_for(fault);

@@ -1,4 +1,6 @@
-//! Budget of a shard's receives: those that its device has, those promised to connections, and who waits while they are
+//! Budget of a shard's receives.
+//!
+//! Covers the receives of its device, those promised to connections, and the connections that wait while they are
 //! short.
 
 use std::ops::RangeInclusive;
@@ -13,17 +15,17 @@ use crate::config::{RECEIVE_LOW_WATER, RECEIVE_MARGIN};
 pub(super) struct Promise {
     receives: u32,
     overcommit: u32,
-    /// Those not needed, at the last count while receives were short.
+    /// Receives not needed, at the last count while receives were short.
     spared: u32,
 }
 
 impl Promise {
-    /// The count of those not needed.
+    /// Count of receives not needed.
     pub(super) fn spared(&self) -> u32 {
         self.spared
     }
 
-    /// Updates the count of those not needed.
+    /// Updates the count of receives not needed.
     pub(super) fn spare(&mut self, spared: u32) {
         self.spared = spared;
     }
@@ -40,7 +42,7 @@ pub(super) struct ReceiveBudget {
     limit: usize,
     /// Receives of the device.
     posted: usize,
-    /// Low-water mark, updated before each post: in between the number only falls, by one for each message.
+    /// Low-water mark, updated before each post: between posts the number only falls, by one for each message.
     lowest: usize,
     promised: usize,
     /// Receives that connections may need beyond those promised.
@@ -49,9 +51,9 @@ pub(super) struct ReceiveBudget {
     ran_short: bool,
     /// Receives and buffers for them beyond those promised, at the last refill.
     reserve: usize,
-    /// What all connections together do not need, and the turn in which that was counted.
+    /// Receives that all connections together do not need, and the turn of that count.
     spared: (u64, u32),
-    /// About to be posted.
+    /// Buffers about to be posted.
     waiting: Vec<Buf>,
 }
 
@@ -70,14 +72,14 @@ impl ReceiveBudget {
         }
     }
 
-    /// Whether there is a receive for all that peers may send.
+    /// Whether each message that peers may send has a receive.
     #[inline(always)]
     pub(super) fn suffice(&self) -> bool {
         self.posted >= self.promised
     }
 
-    /// As above, if two more are needed and so many of the promised ones are not: a reply needs one, and the first call
-    /// to a peer that calls two.
+    /// As above, if two more are needed and `spared` of the promised ones are not. A reply needs one; the first call to
+    /// a peer that also calls needs two.
     pub(super) fn suffice_without(&self, spared: u32) -> bool {
         self.posted + spared as usize >= self.promised + 2
     }
@@ -92,46 +94,46 @@ impl ReceiveBudget {
         self.spared = (turn, spared);
     }
 
-    /// Receives posted beyond those promised.
+    /// Whether `count` more receives are posted than promised.
     pub(super) fn exceed_by(&self, count: usize) -> bool {
         self.posted >= self.promised + count
     }
 
-    /// Marks that a connection waits for more.
+    /// Records that a connection waits for more receives.
     pub(super) fn note_shortage(&mut self) {
         self.ran_short = true;
     }
 
-    /// Whether connections wait for more.
+    /// Whether connections wait for more receives.
     pub(super) fn ran_short(&self) -> bool {
         self.ran_short
     }
 
-    /// Clears the mark.
+    /// Clears that record.
     pub(super) fn relieve(&mut self) {
         self.ran_short = false;
     }
 
-    /// Counts the reserve at a refill, with so many free buffers.
+    /// Counts the reserve at a refill, with `free` buffers.
     pub(super) fn count_reserve(&mut self, free: usize) {
         self.reserve = (self.held() + free).saturating_sub(self.promised);
     }
 
-    /// Whether the reserve is short: whoever keeps a receive keeps it from others. More messages may arrive before the
-    /// next refill.
+    /// Whether the reserve is short, so that each kept receive is missing elsewhere. More messages may arrive before
+    /// the next refill.
     #[inline]
     pub(super) fn are_scarce(&self) -> bool {
         self.reserve < RECEIVE_MARGIN
     }
 
-    /// Takes up to so many from the reserve, for a promise.
+    /// Takes up to `wanted` receives from the reserve, for a promise.
     pub(super) fn take_reserve(&mut self, wanted: u32) -> u32 {
         let taken = wanted.min(self.reserve.saturating_sub(RECEIVE_MARGIN) as u32);
         self.reserve -= taken as usize;
         taken
     }
 
-    /// Counts one as used.
+    /// Counts one receive as used.
     #[inline]
     pub(super) fn completed(&mut self) {
         self.posted -= 1;
@@ -143,13 +145,13 @@ impl ReceiveBudget {
         !self.exceed_by(RECEIVE_LOW_WATER) || self.waiting.len() >= RECEIVE_LOW_WATER
     }
 
-    /// Buffers wanted for the promised receives, for needs beyond that, as far as there are so many, and for a margin.
+    /// Buffers wanted for the promised receives, for the available part of the needs beyond, and for a margin.
     pub(super) fn wanted(&self) -> usize {
         let overcommit = self.overcommit.min(self.unpromised());
         (self.promised + overcommit + RECEIVE_MARGIN).saturating_sub(self.held())
     }
 
-    /// Whether the promised receives have buffers, and a few more, while so many of them are not needed.
+    /// Whether the promised receives and a few more have buffers, if `spared` of them are not needed.
     pub(super) fn cover_promises_without(&self, spared: u32) -> bool {
         self.held() >= self.promised || self.held() + spared as usize >= self.promised + RECEIVE_LOW_WATER
     }
@@ -169,7 +171,7 @@ impl ReceiveBudget {
         self.posted + self.waiting.len()
     }
 
-    /// Buffers of so many bytes about to be posted.
+    /// Buffers of these sizes about to be posted.
     pub(super) fn waiting_in(&self, range: &RangeInclusive<usize>) -> usize {
         self.waiting.iter().filter(|buf| range.contains(&buf.capacity())).count()
     }
@@ -203,7 +205,7 @@ impl ReceiveBudget {
         self.waiting.clear();
     }
 
-    /// Posts waiting buffers by a function that takes as many as the device does, and returns their number.
+    /// Posts waiting buffers by a function that takes as many as the device does; returns their number.
     #[inline]
     pub(super) fn post(&mut self, post: impl FnOnce(&mut Vec<Buf>) -> usize) -> usize {
         if self.waiting.is_empty() {
@@ -212,7 +214,7 @@ impl ReceiveBudget {
         let before = self.posted;
         let posted = post(&mut self.waiting);
         self.posted += posted;
-        // None are missing before the first post.
+        // Before the first post no receive is missing.
         self.lowest = if self.lowest == usize::MAX { self.posted } else { self.lowest.min(before) };
         posted
     }

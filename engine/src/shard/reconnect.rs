@@ -1,7 +1,9 @@
-//! Reconnecting: after a loss, by policy; and in version 1, after a version error or a first message without an answer.
+//! Reconnecting after a loss, and the fallback to version 1.
 //!
-//! A connection that waits to reconnect is parked, without a queue pair. Its calls wait with it, and are sent with
-//! their XIDs when it is open again. Its owner's name for it stays that of its first queue pair.
+//! A client reconnects by policy. It falls back after a version error, or after a first message without an answer.
+//!
+//! A connection that waits to reconnect is parked, without a queue pair. Its calls wait with it, and are retransmitted
+//! with their XIDs once it is open again. Its first queue pair stays its name for its owner.
 
 use super::Shard;
 use super::clock::nanoseconds;
@@ -13,12 +15,12 @@ use crate::fabric::{Fabric, FabricAddress, FabricError, FabricErrorKind};
 use crate::proto::{CreditMode, Phase};
 use crate::wire::Version;
 
-/// Why a client uses version 1 with a server that may speak version 2.
+/// Reason to use version 1 with a server that may speak version 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fallback {
     /// The first message had no answer: for one connection, as messages may be lost.
     Unanswered,
-    /// The server reported a version error: for good.
+    /// The server reported a version error: permanently.
     Refused,
 }
 
@@ -29,25 +31,25 @@ pub(super) struct Again {
     address: Option<FabricAddress>,
     /// Reconnects since it was last useful.
     attempts: u32,
-    /// Open again since, in nanoseconds, if open.
+    /// Time of its last reopening, in nanoseconds, if open.
     open_since: Option<u64>,
     /// Time of the next attempt while it waits, in nanoseconds.
     retry_at: u64,
-    /// Why it uses version 1, if it does unasked.
+    /// Reason for version 1 where the configuration allows version 2.
     fallback: Option<Fallback>,
-    /// Its server has spoken version 2.
+    /// The server has sent a version 2 message.
     spoke_version_2: bool,
     /// It was lost before the first answer, and tries version 2 once more.
     lost_unanswered: bool,
 }
 
 impl Again {
-    /// Of a client's connection to this address.
+    /// State for a client's connection to this address.
     pub(super) fn of(address: FabricAddress) -> Self {
         Self { address: Some(address), ..Self::default() }
     }
 
-    /// It does not reconnect.
+    /// Disables reconnecting.
     pub(super) fn give_up(&mut self) {
         self.address = None;
     }
@@ -67,8 +69,8 @@ impl Again {
         self.spoke_version_2 = true;
     }
 
-    /// Marks it as lost; returns its reconnects since it was useful, or open for so many nanoseconds. Otherwise a
-    /// server that closes each connection at once would be retried without limit and pause.
+    /// Marks it as lost; returns its reconnects since it was useful, or open for `long` nanoseconds. Without this
+    /// count, a server that closes each connection at once would be retried without limit and pause.
     fn attempts_when_lost(&self, now: u64, useful: bool, long: u64) -> u32 {
         match self.open_since {
             Some(since) if useful || now.saturating_sub(since) >= long => 0,
@@ -99,7 +101,7 @@ impl<F: Fabric> Shard<F> {
         let more = self.attempts_of(conn) < self.cx.connect.reconnect_attempts;
         match conn.stage() {
             Stage::Negotiating | Stage::Open => self.was_not_answered(conn) || self.falls_back(conn).is_some() || more,
-            // A first connect fails instead.
+            // A failed first connect is final.
             Stage::Connecting => conn.again.attempts > 0 && more,
             Stage::Draining | Stage::Closing | Stage::Reconnecting => false,
         }
@@ -111,7 +113,7 @@ impl<F: Fabric> Shard<F> {
         conn.again.attempts_when_lost(self.cx.clock.read(), conn.requests.was_answered(), nanoseconds(longest))
     }
 
-    /// Whether a lost connection falls back to version 1, and why.
+    /// Reason of a lost connection to fall back to version 1, if any.
     fn falls_back(&self, conn: &Conn) -> Option<Fallback> {
         let timed_out = conn.close_reason() == Some(&LocalClose::NegotiationTimeout.into());
         if self.was_not_answered(conn) && (timed_out || conn.again.lost_unanswered) {
@@ -124,8 +126,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// The first message had no answer: the server may know version 1 only (version 2 §4.3.3). One that has spoken
-    /// version 2 is slow.
+    /// Whether the first message had no answer: the server may know version 1 only (version 2 §4.3.3). A server that
+    /// has spoken version 2 is merely slow.
     fn was_not_answered(&self, conn: &Conn) -> bool {
         // Version 1 cannot authenticate.
         let allowed =
@@ -138,7 +140,7 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     pub(super) fn begin_reconnect(&mut self, mut conn: Box<Conn>) {
         let falls_back = self.falls_back(&conn);
-        // Servers evict connections that are not set up, so one loss means nothing.
+        // Servers evict connections in setup, so one loss proves nothing.
         conn.again.lost_unanswered = falls_back.is_none() && self.was_not_answered(&conn);
         conn.again.fallback = falls_back.or(conn.again.fallback.filter(|kept| *kept == Fallback::Refused));
         (conn.again.attempts, conn.again.open_since) = (self.attempts_of(&conn), None);
@@ -170,7 +172,7 @@ impl<F: Fabric> Shard<F> {
         nanoseconds(first.saturating_mul(1 << attempts.min(20)).min(longest))
     }
 
-    /// Reconnects connections whose time has come.
+    /// Reconnects the connections that are due.
     pub(super) fn reconnect(&mut self) {
         let now = self.cx.clock.read();
         for conn in self.cx.conns.take_parked() {

@@ -1,4 +1,4 @@
-//! Statistics of a shard on request: counters, and gauges computed now.
+//! Statistics of a shard on request: counters and current gauges.
 
 use super::Shard;
 use super::conn::Conn;
@@ -7,12 +7,12 @@ use crate::stats::{ConnectionStats, ShardStats};
 use crate::wire::Version;
 
 impl<F: Fabric> Shard<F> {
-    /// Statistics so far; other readers see no difference.
+    /// Statistics so far. Reading resets nothing.
     pub fn stats(&mut self) -> ShardStats {
         self.stats_with_connections(0)
     }
 
-    /// As above, with so many connections in [`ShardStats::peers`]: those of the lowest slots.
+    /// As above, with at most `connections` in [`ShardStats::peers`]: those of the lowest slots.
     pub fn stats_with_connections(&mut self, connections: usize) -> ShardStats {
         let cx = &mut self.cx;
         let now = cx.clock.read();

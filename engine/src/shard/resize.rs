@@ -1,29 +1,29 @@
-//! Resizing of receives, while calls run (xcharext-02 §3.1).
+//! Resizing of receives while calls run (xcharext-02 §3.1).
 //!
-//! The shared receive queue serves every connection, so every Receive in it must be as large as any peer may
-//! rely on:
-//! - *growing*: larger Receives are posted from now on. The older ones are taken first, as messages arrive; when the
-//!   last of them is gone, the peers are told.
-//! - *shrinking*: the peers are told. When each is known to have read that, smaller Receives are posted.
+//! The shared receive queue serves every connection, so every receive in it must be as large as any peer may rely on:
+//! - *growing*: the shard posts larger receives. Messages consume the older ones first. When the last of them is gone,
+//!   the shard announces the size to the peers.
+//! - *shrinking*: the shard announces the size to the peers. When each is known to have read it, the shard posts
+//!   smaller receives.
 //!
-//! A peer of version 1, or without the operations, keeps its first promise: it holds back shrinking until it
-//! disconnects, and does not use growing.
+//! A peer of version 1, or without these operations, keeps its first promise: it blocks shrinking until it disconnects,
+//! and does not use growing.
 
 use rpcrdma_mempool::{Class, MemError, Pool, PoolConfig};
 
 use super::context::Context;
 use crate::fabric::{Access, Fabric, FabricError};
 
-/// Smallest receives of version 2 without negotiation (its §4.3.2): a new peer may send that much.
+/// Smallest receives of version 2 without negotiation (its §4.3.2): a new peer may send messages of this size.
 const LEAST: usize = 4096;
 
-/// The receive size does not change. The text names the reason.
+/// The receive size cannot change. The text names the reason.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct ResizeError(#[from] ResizeCause);
 
 impl ResizeError {
-    /// Whether an earlier change continues: try again later.
+    /// Whether an earlier change is still in progress: try again later.
     pub fn is_busy(&self) -> bool {
         matches!(self.0, ResizeCause::Busy { .. })
     }
@@ -35,21 +35,21 @@ pub(crate) enum ResizeCause {
     /// The size is out of range.
     #[error("receives of {wanted} bytes: 4096 to {most}, a multiple of 4 (wire.max_receive_size)")]
     Bounds {
-        /// The size.
+        /// Requested size.
         wanted: usize,
-        /// The largest.
+        /// Largest size.
         most: usize,
     },
-    /// An earlier change continues.
+    /// An earlier change is still in progress.
     #[error("receive size is changing to {to} bytes")]
     Busy {
-        /// To this.
+        /// Its size.
         to: usize,
     },
-    /// No memory for them.
+    /// No memory for the receives.
     #[error(transparent)]
     Memory(#[from] MemError),
-    /// The device does not take the memory.
+    /// The device rejected the memory.
     #[error(transparent)]
     Fabric(#[from] FabricError),
     /// The shard has stopped.
@@ -67,13 +67,13 @@ struct Sized {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Still,
-    /// Older receives are gone after so many messages.
+    /// The older receives are used up when this many receives have been consumed.
     Growing(u64),
     /// Peers have to read the smaller limit.
     Shrinking,
 }
 
-/// The sizes of a shard's Receives.
+/// Sizes of a shard's receives.
 #[derive(Debug)]
 pub(super) struct Sizing {
     /// Lower bound of all receives, announced to new peers.
@@ -126,7 +126,7 @@ impl Sizing {
         self.capacity
     }
 
-    /// Bytes of the buffer of a Receive of the configured size: longer ones have other uses, too.
+    /// Buffer bytes of a receive of the configured size: longer buffers have other uses, too.
     #[inline]
     pub(super) fn configured_capacity(&self) -> usize {
         self.configured_capacity
@@ -144,13 +144,13 @@ impl Sizing {
         }
     }
 
-    /// Pool of new receives, `usual` for those of the configured size, and their bytes.
+    /// Pool of new receives, and their bytes. `usual` is the pool for the configured size.
     #[inline]
     pub(super) fn pool_of_receives<'a>(&'a self, usual: &'a Pool) -> (&'a Pool, usize) {
         self.pool.as_ref().map_or((usual, self.filled), |sized| (&sized.pool, sized.size))
     }
 
-    /// The pools of other than the configured size.
+    /// Pools of sizes other than the configured one.
     pub(super) fn pools(&self) -> impl Iterator<Item = &Pool> {
         self.pool.iter().chain(&self.retired).map(|sized| &sized.pool)
     }
@@ -188,7 +188,7 @@ impl<F: Fabric> Context<F> {
         Ok(())
     }
 
-    /// Posts receives of this size from now on, and drops those that wait to be posted.
+    /// Switches to receives of this size, and drops those not posted yet.
     fn post_from_now_on(&mut self, bytes: usize) -> Result<(), ResizeCause> {
         let again = self.sizing.retired.iter().position(|sized| sized.size == bytes);
         let next = match again {
@@ -214,7 +214,7 @@ impl<F: Fabric> Context<F> {
         Ok(())
     }
 
-    /// Announces the size to each peer; `settled` if that answers its request.
+    /// Announces the size to each peer; `settled`: as the answer to its request.
     fn announce_sizes(&mut self, settled: bool) {
         let size = self.sizing.announced;
         for conn in self.conns.iter_mut() {
@@ -228,7 +228,7 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Starts a change that a peer requested, when possible.
+    /// Records a change that a peer requested, if allowed; it starts when possible.
     pub(super) fn ask_for_size(&mut self, bytes: usize) {
         if self.config.wire.resize_on_request {
             self.sizing.asked = Some(bytes);
@@ -266,7 +266,7 @@ impl<F: Fabric> Context<F> {
         self.release_memory();
     }
 
-    /// Posts smaller receives, if no peer relies on larger ones any more.
+    /// Posts smaller receives once no peer relies on larger ones.
     fn shrink(&mut self) {
         let size = self.sizing.announced;
         if !self.conns.iter_mut().all(|conn| conn.proto.promised_receive() <= size) {

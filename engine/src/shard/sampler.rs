@@ -1,4 +1,4 @@
-//! Sampling of calls: one of so many, at irregular distances, so that patterns of calls are covered.
+//! Sampling of calls, at irregular distances to cover patterns of calls.
 
 #[derive(Debug)]
 pub(super) struct Sampler {
@@ -11,7 +11,7 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    /// Samples one of so many calls on average: 1 for all, 0 for none.
+    /// Samples one of `every` calls on average: 1 for all, 0 for none.
     pub(super) fn new(every: u32) -> Self {
         let mut sampler = Self { until: 0, every: every.into(), state: 0x9E37_79B9_7F4A_7C15 };
         sampler.draw();
@@ -25,13 +25,13 @@ impl Sampler {
         self.until == 0 && self.draw()
     }
 
-    /// From 1 to twice the average less one; true if there is a next sample.
+    /// Draws the next distance: 1 to twice the average less one. True if sampling is on.
     #[inline(never)]
     fn draw(&mut self) -> bool {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
         self.state ^= self.state << 17;
-        // Never reached.
+        // Without sampling, the count never reaches 0.
         self.until = (2 * self.every).checked_sub(1).map_or(u64::MAX, |most| self.state % most + 1);
         self.every > 0
     }

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use super::clock::nanoseconds;
 
-/// Part of the usual interval between control-plane runs while a connection is being made: at most seven extra runs for
-/// each.
+/// Divisor of the control-plane interval while a connection is being set up: at most seven extra runs for each.
 const HASTE: u64 = 128;
 
-/// Times are in nanoseconds since the shard was made.
+/// Times are in nanoseconds since the shard's creation.
 #[derive(Debug)]
 pub(super) struct Schedule {
     /// Next control-plane run.
@@ -32,8 +31,8 @@ impl Schedule {
         self.control_due = 0;
     }
 
-    /// Hastens the control plane for a new connection: it runs in the next turn, and then for about one `interval` more
-    /// often, as more work for it and the connections after it comes soon.
+    /// Hastens the control plane for a new connection. It runs in the next turn, and then more often for about one
+    /// `interval`: more work for this and other connections follows soon.
     pub(super) fn hasten(&mut self, interval: Duration) {
         self.control_due = 0;
         self.pace = nanoseconds(interval) / HASTE;
@@ -45,8 +44,8 @@ impl Schedule {
         now >= self.control_due
     }
 
-    /// Whether it runs now; if so, the next run is `interval` later, or sooner after [`hasten`](Self::hasten): twice as
-    /// long after each run.
+    /// Whether it runs now; if so, schedules the next run `interval` later. After [`hasten`](Self::hasten) the next run
+    /// is sooner, and the interval doubles after each run.
     #[inline]
     pub(super) fn control_is_due(&mut self, now: u64, interval: Duration) -> bool {
         let due = self.is_control_due(now);
@@ -73,7 +72,7 @@ impl Schedule {
         if self.control_due == 0 { 0 } else { self.next }
     }
 
-    /// After a sleep until `next`: whether the device has `control` events.
+    /// Records the end of a sleep until `next`; `control`: the device has control events.
     pub(super) fn woken(&mut self, control: bool, next: u64) {
         self.control_due = if control { 0 } else { self.control_due.min(next) };
     }

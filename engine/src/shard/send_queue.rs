@@ -1,6 +1,6 @@
-//! Send queue of a connection: this turn's work requests, signaling, and the Sends that have completed.
+//! Send queue of a connection: this turn's work requests, signaling, completed Sends.
 //!
-//! One Send in several is signaled, and completes those before it, as they complete in order.
+//! One Send in several is signaled. As Sends complete in order, its completion covers those before it.
 
 use std::collections::VecDeque;
 
@@ -13,13 +13,13 @@ use crate::fabric::{Posting, RemoteMemory, Source, WorkRequest};
 pub(super) struct SendQueue {
     /// Work requests to post.
     chain: Vec<Posting>,
-    /// Sends so far, the last signaled one, and the last completed one. Numbers wrap.
+    /// Numbers of the last Send, the last signaled one, and the last completed one. Numbers wrap.
     sends: u32,
     signalled: u32,
     left: u32,
     /// Bytes of RDMA Writes queued so far.
     written: u64,
-    /// Sends after counted RDMA Writes, and the bytes of these.
+    /// Sends that follow counted RDMA Writes, and the bytes of these.
     writes: VecDeque<(u32, usize)>,
 }
 
@@ -106,8 +106,8 @@ impl SendQueue {
         }
     }
 
-    /// Records RDMA Writes of so many bytes, queued for the next Send. With `count`, they count as [being
-    /// written](Self::written).
+    /// Records RDMA Writes of this many bytes, queued for the next Send. With `count`, [`written`](Self::written)
+    /// includes them.
     #[inline]
     pub(super) fn note_writes(&mut self, bytes: usize, count: bool) {
         self.written += bytes as u64;
@@ -133,12 +133,12 @@ impl SendQueue {
 
     #[cold]
     fn forget_written(&mut self) {
-        // Numbers wrap: those after the completed one are less than half of them away.
+        // Numbers wrap: those after the completed one are less than half the range away.
         let left = self.left;
         self.writes.retain(|&(send, _)| send.wrapping_sub(left).cast_signed() > 0);
     }
 
-    /// Sends after the last signaled one: no completion will report them.
+    /// Whether Sends follow the last signaled one: no completion reports them.
     pub(super) fn has_unsignalled(&self) -> bool {
         self.sends != self.signalled
     }
@@ -159,7 +159,7 @@ impl SendQueue {
         (self.sends, self.left)
     }
 
-    /// Resets after the loss of the device: sent work has completed, and queued work is dropped.
+    /// Resets after the loss of the device: posted work counts as completed, and queued work is dropped.
     pub(super) fn forget_device(&mut self) {
         self.chain.clear();
         self.writes.clear();
@@ -183,7 +183,7 @@ mod tests {
         pool.alloc(8).expect("a buffer")
     }
 
-    /// The names of what is signalled.
+    /// Names of the signaled work requests.
     fn signalled(queue: &mut SendQueue) -> Vec<u64> {
         let mut names = Vec::new();
         let (count, result) = queue.post(|chain| {

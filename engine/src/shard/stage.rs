@@ -1,6 +1,6 @@
-//! Where a connection is in its life, and which way it goes from there.
+//! Life cycle of a connection.
 
-/// Life cycle of a connection.
+/// Stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Not yet `Established` by the fabric.
@@ -9,11 +9,11 @@ pub(super) enum Stage {
     Negotiating,
     /// Open for messages.
     Open,
-    /// No new calls in either direction; those under way end.
+    /// No new calls in either direction; current ones complete.
     Draining,
-    /// All calls have ended; closes when the peer has received everything.
+    /// All calls have ended. The connection closes when the peer has received everything.
     Closing,
-    /// Lost, and waiting to reconnect.
+    /// Lost; waits to reconnect.
     Reconnecting,
 }
 

@@ -1,12 +1,13 @@
-//! The connections of a shard, by queue pair and by the name that their owner has for them: the queue pair
-//! that they had first.
+//! Table of a shard's connections, by queue pair and by owner's name.
+//!
+//! The owner's name of a connection is its first queue pair.
 
 use super::ConnRef;
 use super::conn::Conn;
 use super::stage::Stage;
 use crate::fabric::QpId;
 
-/// See the module page. A connection is lent to one user at a time, by
+/// Table of connections. A connection is lent to one user at a time, by
 /// [`Context::lend`](super::context::Context::lend), and is then outside the table.
 #[derive(Default)]
 pub(super) struct ConnTable {
@@ -17,7 +18,7 @@ pub(super) struct ConnTable {
     reconnecting: Vec<Box<Conn>>,
     /// First and current queue pairs of reconnected connections.
     aliases: Vec<(QpId, QpId)>,
-    /// Connections that were returned closed, still to be ended.
+    /// Connections returned closed, which have to be ended.
     #[expect(clippy::vec_box, reason = "connections are boxed wherever they are")]
     closed: Vec<Box<Conn>>,
 }
@@ -77,8 +78,7 @@ impl ConnTable {
         self.take(now)
     }
 
-    /// Takes a lent connection back. False if it is closed: it is lent no more, and has to be
-    /// [ended](Self::take_closed).
+    /// Returns a lent connection. False if it is closed: it is lent no more, and has to be [ended](Self::take_closed).
     #[inline(always)]
     pub(super) fn give_back(&mut self, conn: Box<Conn>) -> bool {
         if conn.is_over() {
@@ -92,7 +92,7 @@ impl ConnTable {
 
     #[cold]
     fn put_aside(&mut self, conn: Box<Conn>) -> bool {
-        // A reconnecting connection has no other place.
+        // The table has no other place for a reconnecting connection.
         if conn.stage() == Stage::Reconnecting {
             self.park(conn);
             return true;
@@ -113,8 +113,8 @@ impl ConnTable {
         std::mem::take(&mut self.closed)
     }
 
-    /// Keeps a connection without a queue pair until it reconnects. It is marked as closed, so that it returns here
-    /// from its user.
+    /// Keeps a connection without a queue pair until it reconnects. It is marked as closed, so that its user returns it
+    /// to this list.
     pub(super) fn park(&mut self, conn: Box<Conn>) {
         debug_assert!(conn.is_over(), "it would be put where it has no place");
         self.reconnecting.push(conn);
@@ -144,7 +144,7 @@ impl ConnTable {
         (conn.qp() == qp).then_some(conn)
     }
 
-    /// Whether there is one with this name.
+    /// Whether a connection has this name.
     pub(super) fn has(&self, conn: ConnRef) -> bool {
         self.get(conn).is_some() || self.reconnecting.iter().any(|waiting| waiting.origin() == conn.0)
     }
@@ -169,7 +169,7 @@ impl ConnTable {
         0..self.slots.len()
     }
 
-    /// Whether none is in the table.
+    /// Whether the table has no connection.
     pub(super) fn is_empty(&self) -> bool {
         self.reconnecting.is_empty() && self.closed.is_empty() && self.slots.iter().all(Option::is_none)
     }

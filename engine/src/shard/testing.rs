@@ -1,5 +1,4 @@
-//! A shard's parts without a device, for their tests: what is posted is written down, and nothing comes of
-//! it.
+//! A shard's parts without a device, for tests: it records posted work, and completes none.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -20,17 +19,17 @@ use crate::fabric::{
 };
 use crate::proto::{ConnConfig, Connection, CreditMode, Event, Incoming};
 
-/// A device that there is not.
+/// A device that does nothing.
 pub(super) struct NoDevice {
     /// Never readable.
     never: OwnedFd,
     capabilities: Capabilities,
-    /// All that was posted, in order.
+    /// All posted work requests, in order.
     pub(super) posted: Vec<Posting>,
     windows: u32,
-    /// Connect requests that come, one in each look.
+    /// Connect requests to report, one in each poll.
     pub(super) asks: usize,
-    /// How many were rejected, each of which lets this time pass.
+    /// Number of rejected requests. Each advances the time as in `takes`.
     pub(super) rejected: usize,
     pub(super) takes: Option<(SimulatedTime, Duration)>,
 }
@@ -133,7 +132,7 @@ impl Fabric for NoDevice {
     }
 
     fn waker(&self) -> Waker {
-        // Nobody sleeps here: whatever may be written to will do.
+        // Nobody sleeps here, so any writable file suffices.
         let file = File::options().write(true).open("/dev/null").expect("the null device");
         Waker::new(Arc::new(file.into()))
     }
@@ -148,7 +147,7 @@ impl Fabric for NoDevice {
 }
 
 impl NoDevice {
-    /// The messages that were sent, since it was asked last.
+    /// Messages sent since the last call.
     pub(super) fn take_sent(&mut self) -> Vec<Vec<u8>> {
         let sends = self.posted.drain(..).filter_map(|posting| match posting.wr {
             WorkRequest::Send { buf, .. } => Some(buf.to_vec()),
@@ -158,7 +157,7 @@ impl NoDevice {
     }
 }
 
-/// What parts of a shard work with, in little memory.
+/// Shared state of a shard's parts, with little memory.
 pub(super) fn context(mut config: Config) -> Context<NoDevice> {
     (config.memory.pages, config.memory.prefault) = (PagePolicy::Small, false);
     let mut cx = Context::open(NoDevice::default(), config, true).expect("memory");
@@ -182,7 +181,7 @@ pub(super) fn small() -> Config {
     }
 }
 
-/// A connection of version 1 that is open.
+/// An open version 1 connection.
 pub(super) fn open_conn(slot: u32, server: bool) -> Box<Conn> {
     let mut conn = new_conn(slot, server);
     conn.go(Stage::Open);
@@ -190,7 +189,7 @@ pub(super) fn open_conn(slot: u32, server: bool) -> Box<Conn> {
     conn
 }
 
-/// A connection of version 1 that is not established yet.
+/// A version 1 connection, not established yet.
 pub(super) fn new_conn(slot: u32, server: bool) -> Box<Conn> {
     let config = ConnConfig {
         scheme: CreditMode::V1,
@@ -203,14 +202,13 @@ pub(super) fn new_conn(slot: u32, server: bool) -> Box<Conn> {
     Box::new(Conn::new(QpId { slot, generation: 0 }, Connection::new(config)))
 }
 
-/// A message that has come in this buffer.
+/// A message received in this buffer.
 pub(super) fn received(mut buf: Buf, bytes: &[u8]) -> ReceivedBuf {
     buf[..bytes.len()].copy_from_slice(bytes);
     ReceivedBuf::new(buf, bytes.len())
 }
 
-/// A message comes, and is decoded by its layout or checked as a whole: what the connection says that it is,
-/// and what `take` does about that.
+/// Receives a message, both by its fast-path layout and fully checked. Passes the connection's event to `take`.
 pub(super) fn receive<T>(
     conn: &mut Conn,
     message: &ReceivedBuf,
@@ -222,13 +220,12 @@ pub(super) fn receive<T>(
     take(conn, event, &incoming)
 }
 
-/// A version 1 message without chunks (RFC 8166 §4.2): credits, then the RPC message, whose first word is the
-/// XID.
+/// A version 1 message without chunks (RFC 8166 §4.2): header, then the RPC message, whose first word is the XID.
 pub(super) fn message(credits: u32, rpc: &[u32]) -> Vec<u8> {
     message_with_lists(credits, &[0, 0, 0], rpc)
 }
 
-/// The same with chunk lists, as words.
+/// As above, with chunk lists as words.
 pub(super) fn message_with_lists(credits: u32, lists: &[u32], rpc: &[u32]) -> Vec<u8> {
     let header = [rpc[0], 1, credits, 0];
     header.iter().chain(lists).chain(rpc).flat_map(|word| word.to_be_bytes()).collect()
@@ -239,7 +236,7 @@ pub(super) fn call(xid: u32, procedure: u32) -> [u32; 10] {
     [xid, 0, 2, 1, 1, procedure, 0, 0, 0, 0]
 }
 
-/// That of a reply that says that all went well.
+/// The RPC header of a successful reply.
 pub(super) fn reply(xid: u32) -> [u32; 6] {
     [xid, 1, 0, 0, 0, 0]
 }

@@ -1,4 +1,4 @@
-//! A shard on a thread of its own: its core, and idling.
+//! A shard on its own thread: core, idling, sleep.
 
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::handoff::slot::{Completer, Ticket, oneshot};
 use crate::start_error::{StartError, StartErrorKind};
 use crate::stats::ShardStats;
 
-/// Empty turns between two yields of the core. A shard that shares its core with another busy thread yields after some
+/// Empty turns between two yields of the core. A shard that shares its core with a busy thread yields after some
 /// microseconds; one that owns its core yields only while idle.
 const YIELD_EVERY: u32 = 256;
 /// Longest sleep without deadlines.
@@ -25,7 +25,7 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 const MEMORY_WAIT_SLEEP: Duration = Duration::from_millis(1);
 
 /// Starts a shard on a thread. `make` runs on that thread after pinning, so that memory is local. A shard whose starter
-/// has given up stops by itself.
+/// has given up stops itself.
 pub(crate) async fn spawn<F: Fabric>(
     name: String,
     core: Option<usize>,
@@ -52,7 +52,7 @@ pub(crate) async fn spawn<F: Fabric>(
     Ok(ShardHandle { connector: shard.claim(), thread: Some(thread) })
 }
 
-/// The handle of a shard that has started: dropped, it stops the shard.
+/// Handle of a started shard, until its starter takes it. Dropping it stops the shard.
 struct Unclaimed(Option<Connector<Command>>);
 
 impl Unclaimed {
@@ -69,7 +69,7 @@ impl Drop for Unclaimed {
     }
 }
 
-/// What is left of a shard: its statistics, and the number of its peers' calls that it had not answered.
+/// Results of a stopped shard: its statistics, and the number of its peers' unanswered calls.
 type Last = (ShardStats, usize);
 
 /// Handle of a shard's thread. Dropping it stops the shard.
@@ -106,13 +106,13 @@ impl ShardHandle {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Joins its thread; returns what is left of it.
+    /// Joins its thread; returns the shard's results.
     pub(crate) fn join(&mut self) -> Option<Last> {
         // A panic has been printed already.
         self.thread.take()?.join().ok()?
     }
 
-    /// Detaches it: it ends by itself once told, after its current handler.
+    /// Detaches its thread, which ends after the stop command and its current handler.
     pub(crate) fn detach(mut self) {
         drop(self.thread.take());
     }
@@ -128,12 +128,12 @@ impl Drop for ShardHandle {
 }
 
 impl<F: Fabric> Shard<F> {
-    /// Polls until stopped. Returns the number of peers' calls that were not answered by then.
+    /// Polls until stopped. Returns the number of unanswered peers' calls.
     fn turn_until_stopped(&mut self) -> usize {
         let mut idle = Idle::new(self.cx.config.poll.idle).yield_every(YIELD_EVERY);
         while !self.outside.is_stopped() {
             let busy = self.poll_once();
-            // Before it sleeps: the last connection ends a drain.
+            // Before the sleep: the last connection ends a drain.
             self.notice();
             if busy {
                 idle.reset();
@@ -146,7 +146,7 @@ impl<F: Fabric> Shard<F> {
         unanswered
     }
 
-    /// Sleeps until there may be work. Checks everything once more after arming.
+    /// Sleeps until there may be work. Checks for work once more after arming.
     pub(crate) fn sleep(&mut self, longest: Duration) {
         if let Some(timeout) = self.arm(longest) {
             let slept = self.wait_with_task(timeout);
@@ -155,19 +155,19 @@ impl<F: Fabric> Shard<F> {
         self.outside.sleeper().disarm();
     }
 
-    /// Arms, and checks everything once more: returns how long to sleep, or `None` if there was work. Later events make
-    /// the fabric's descriptor readable.
+    /// Arms, and checks for work once more. Returns how long to sleep, or `None` after work. Later events make the
+    /// fabric's descriptor readable.
     pub(crate) fn arm(&mut self, longest: Duration) -> Option<Duration> {
         self.outside.sleeper().arm();
         self.cx.fabric.arm();
         let told = self.life.notices().len();
-        // The turn does not report control-plane work: a close may be the last of a drain, and a ready connection has
-        // no other turn.
+        // The turn does not report control-plane work: a close may be the last of a drain. A ready connection needs
+        // another turn.
         if self.poll_once() || self.life.notices().len() != told || !self.cx.ready.is_empty() {
             return None;
         }
         self.watch.before_sleep(&mut self.cx);
-        // Memory freed by other threads wakes nobody.
+        // Memory freed by other threads does not wake the shard.
         let waits = self.responder.waits_for_memory() || !self.allocs.is_empty();
         let longest = if waits { longest.min(MEMORY_WAIT_SLEEP) } else { longest };
         self.cx.stats.sleeps += 1;
@@ -197,7 +197,7 @@ impl<F: Fabric> Shard<F> {
             Ok(Some(task)) => task,
             Ok(None) => return false,
             Err(panic) => {
-                // The calls that it held return.
+                // The task's calls end with it.
                 self.lose_task(&panic);
                 return true;
             }
@@ -206,7 +206,7 @@ impl<F: Fabric> Shard<F> {
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let fabric = self.cx.fabric.descriptor();
         let mut both = [fabric, task].map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN));
-        // An error is a signal: the sleep was shorter.
+        // An error is a signal, which only shortens the sleep.
         let _ = rustix::event::poll(&mut both, Some(&timeout));
         true
     }
@@ -219,7 +219,7 @@ impl<F: Fabric> Shard<F> {
     fn wait(&mut self, timeout: Duration) {
         let next = self.next_due();
         let control = self.cx.fabric.wait(Some(timeout));
-        // Not needed without timers: turns handle the rest.
+        // Not needed without timers: turns read the clock.
         if control || next != u64::MAX {
             self.cx.clock.read();
         }
@@ -243,7 +243,7 @@ mod tests {
         let qp = conn.qp();
         shard.cx.conns.insert(conn);
         shard.life.drain();
-        // It ends with the first control-plane run.
+        // It ends in the first control-plane run.
         shard.life.disconnected(qp, LocalClose::Requested.into());
         shard.turn_until_stopped();
         assert_eq!((shard.cx.stats.turns, shard.cx.stats.sleeps), (1, 0));

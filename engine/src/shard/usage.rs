@@ -1,6 +1,6 @@
 //! Usage of a connection's credits, and its idle time.
 
-/// Keep-alives go out at so many moments within one keep-alive interval.
+/// Moments of keep-alives within one keep-alive interval.
 const SLOTS: u64 = 8;
 
 /// Usage of a connection's credits, as of the last check.
@@ -34,8 +34,8 @@ impl Use {
         quiet
     }
 
-    /// When a keep-alive is due: up to an eighth later, as those of many connections go out together: each moment costs
-    /// an idle shard a sleep and the polls before it.
+    /// Time of the next keep-alive, up to an eighth late: many connections share a moment. Each moment costs an idle
+    /// shard a sleep and the polls before it.
     fn due(&self, every: u64) -> u64 {
         self.quiet_since.saturating_add(every).next_multiple_of(moment(every))
     }
