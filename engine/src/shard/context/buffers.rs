@@ -1,4 +1,4 @@
-//! Buffers of the shard's pools, and who may have which length.
+//! Buffers of the shard's pools, and the lengths that each user may take.
 
 use rpcrdma_mempool::{ArenaId, Buf, Pool};
 
@@ -26,7 +26,7 @@ impl<F: Fabric> Context<F> {
         self.alloc(len).ok_or_else(|| self.lacks_buffer(len))
     }
 
-    /// Why there is no buffer of the pool for `len` bytes.
+    /// Reason for the lack of a pool buffer for `len` bytes.
     #[cold]
     pub(in crate::shard) fn lacks_buffer(&self, len: usize) -> CallError {
         self.config.lacks_buffer(self.serves, len)
@@ -38,14 +38,14 @@ impl<F: Fabric> Context<F> {
         self.config.knob_of_buffers(self.serves, len)
     }
 
-    /// The longest buffer for a reply of `len` bytes: one that fits a message leaves the longer ones to bulk data, or
-    /// users with many unanswered calls would hold all of them.
+    /// The longest buffer for a reply of `len` bytes. A reply that fits a message leaves the longer ones to bulk data:
+    /// otherwise users with many unanswered calls would hold all of them.
     #[inline(always)]
     pub(in crate::shard) fn longest_for_reply(&self, len: usize) -> usize {
         self.config.longest_for_reply(len).min(self.longest_for(len))
     }
 
-    /// Bytes of the smallest buffers that hold so many.
+    /// Bytes of the smallest buffers that hold `len` bytes.
     pub(in crate::shard) fn class_of(&self, len: usize) -> usize {
         self.pool.sizes().find(|&size| size >= len).unwrap_or(usize::MAX)
     }
@@ -61,13 +61,13 @@ impl<F: Fabric> Context<F> {
         self.awaited.contains(&size)
     }
 
-    /// Whether calls wait for any.
+    /// Whether calls wait for any size.
     #[inline(always)]
     pub(in crate::shard) fn awaits_some(&self) -> bool {
         !self.awaited.is_empty()
     }
 
-    /// The longest buffer for `len` bytes that others do not wait for.
+    /// The longest buffer for `len` bytes that no call waits for.
     #[inline(always)]
     pub(in crate::shard) fn longest_for(&self, len: usize) -> usize {
         if self.awaits_some() { self.longest_not_awaited(len) } else { usize::MAX }
@@ -79,7 +79,7 @@ impl<F: Fabric> Context<F> {
         self.awaited.iter().find(|&&size| size > own).map_or(usize::MAX, |&size| size - 1)
     }
 
-    /// Bytes of a chunk's buffer for `len` bytes: enough to align it, where the pool has such.
+    /// Bytes of a chunk's buffer for `len` bytes, with room for alignment if the pool has such buffers.
     #[inline]
     pub(in crate::shard) fn chunk_room(&self, len: usize) -> usize {
         if self.config.memory.chunk_align > BUFFER_ALIGN { self.aligned_room(len) } else { len }
@@ -100,7 +100,7 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// The window starts within the buffer at an aligned byte, so that the buffers still spread over the sets of the
+    /// The window starts at an aligned byte within the buffer, so that the buffers still spread over the sets of the
     /// cache.
     #[inline(never)]
     fn alloc_aligned(&self, len: usize) -> Option<Buf> {
@@ -112,7 +112,7 @@ impl<F: Fabric> Context<F> {
         Some(buf)
     }
 
-    /// Allocates from an extra pool of bulk buffers, made at first use: exposed to a peer, or to none.
+    /// Allocates from an extra pool of bulk buffers, created at first use: exposed to a peer, or to none.
     pub(in crate::shard) fn alloc_bulk(&mut self, pool: &mut Option<Pool>, exposed: bool, len: usize) -> Option<Buf> {
         if pool.is_none() && !self.config.memory.bulk_buffers.is_empty() {
             match self.bulk_pool(exposed) {
@@ -146,7 +146,7 @@ impl<F: Fabric> Context<F> {
         self.copy_with(HEADROOM_CHUNKS, message)
     }
 
-    /// Copies a message, with so much headroom.
+    /// Copies a message, with `room` bytes of headroom.
     pub(in crate::shard) fn copy_with(&mut self, room: usize, message: &[u8]) -> Option<Buf> {
         let mut copy = self.alloc(room + message.len())?;
         copy.set_window(room, message.len());
@@ -154,7 +154,7 @@ impl<F: Fabric> Context<F> {
         Some(copy)
     }
 
-    /// Copies a message with the usual headroom for a header with chunks.
+    /// Returns a message with the usual headroom for a header with chunks; copies it if it has less.
     pub(in crate::shard) fn roomy(&mut self, message: Buf) -> Option<Buf> {
         if message.start() >= HEADROOM_CHUNKS { Some(message) } else { self.copy_of(&message) }
     }

@@ -1,4 +1,4 @@
-//! Calls away from the shard: at workers or on their way there, deferred, and futures.
+//! Calls away from the shard: at workers or waiting for them, deferred, futures.
 
 use std::collections::VecDeque;
 
@@ -10,14 +10,14 @@ use crate::handoff::workers::JobResult;
 use crate::service::{Answered, Call, CallsHome, Ready};
 
 pub(super) struct Away {
-    // Before the place that their calls return to.
+    // Dropped before `home`, to which their calls return.
     pub(super) futures: Futures,
     /// Return of deferred calls.
     pub(super) home: CallsHome,
     pub(super) workers: Option<Port>,
     /// Calls held back by full worker rings.
     pub(super) backlog: VecDeque<(WorkKey, Call<Ready>)>,
-    /// Number of them, from the first, that were counted before.
+    /// Number of them, from the first, counted as backpressure already.
     pub(super) held: usize,
     /// Calls returned by workers, being answered.
     pub(super) worked: Vec<Worked>,
@@ -45,12 +45,12 @@ impl Away {
         self.count == 0
     }
 
-    /// Calls at workers, or on their way there.
+    /// Calls at workers, or waiting for them.
     pub(super) fn with_workers(&self) -> usize {
         self.backlog.len() + self.workers.as_ref().map_or(0, |port| port.outstanding())
     }
 
-    /// Dispatches waiting calls; returns how many full rings hold back for the first time.
+    /// Dispatches waiting calls; returns the number that full rings hold back for the first time.
     pub(super) fn dispatch(&mut self) -> usize {
         let Some(port) = self.workers.as_mut() else { return 0 };
         while let Some((key, call)) = self.backlog.pop_front() {
@@ -64,7 +64,7 @@ impl Away {
         self.held - held
     }
 
-    /// Takes the calls finished by workers; the list is to be returned, empty.
+    /// Takes the calls finished by workers. Return the list, empty, for reuse.
     pub(super) fn take_worked(&mut self) -> Vec<Worked> {
         let mut worked = std::mem::take(&mut self.worked);
         if let Some(port) = self.workers.as_mut() {
@@ -73,7 +73,7 @@ impl Away {
         worked
     }
 
-    /// Polls woken futures; returns how many have ended. `panicked` gets those that panicked.
+    /// Polls woken futures; returns the number that ended. `panicked` gets the text of each panic.
     pub(super) fn poll_futures(&mut self, panicked: impl FnMut(&str)) -> usize {
         let ended = self.futures.poll(panicked);
         self.count -= ended;

@@ -1,4 +1,4 @@
-//! Peers' calls: check, allocate, run, reply.
+//! Handling of peers' calls: check, allocate, run, reply.
 
 use super::Responder;
 use super::header::{CallRefusal, Trouble, check_position_zero, read_lists, reply_body};
@@ -55,7 +55,7 @@ impl Responder {
         }
     }
 
-    /// As above, if the previous call differed.
+    /// As above, for a call unlike the previous one.
     #[inline(never)]
     fn serve_other<F: Fabric>(
         &mut self,
@@ -97,7 +97,7 @@ impl Responder {
         {
             return self.refuse_call(cx, conn, call.refuse(), refusal);
         }
-        // Most need only a buffer for their reply.
+        // Most calls need only a buffer for their reply.
         if call.is_short()
             && let Some(services) = &self.services
         {
@@ -122,10 +122,10 @@ impl Responder {
         }
     }
 
-    /// Whether a call may allocate.
+    /// Allocates for a call and continues it, or queues it.
     #[inline(always)]
     pub(super) fn start<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) {
-        // Buffers that others wait for are taken in turn.
+        // Awaited buffers go to the calls in their order.
         let in_turn = !cx.awaits_some() || self.is_in_turn(cx, &call);
         match if in_turn { self.begin(cx, conn, call) } else { Err(call) } {
             Ok(()) => {}
@@ -133,7 +133,7 @@ impl Responder {
         }
     }
 
-    /// Allocates the memory of a call, and continues it. Returns it if there is not enough.
+    /// Allocates the memory of a call, and continues it. Returns it without enough memory.
     #[inline(always)]
     pub(super) fn begin<F: Fabric>(
         &mut self,
@@ -142,7 +142,7 @@ impl Responder {
         call: Unready,
     ) -> Result<(), Unready> {
         let call = match call {
-            // The message of a long call is still to be read: its further needs are unknown.
+            // The message of a long call is not read yet: its further needs are unknown.
             Unready::Long(call) => return self.fetch(cx, conn, Fetching::Long(call)),
             Unready::Admitted(call) => self.prepare(cx, call).map_err(Unready::Admitted)?,
         };
@@ -153,7 +153,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Handles a call on a draining connection, or of a named peer.
+    /// Checks a call on a draining connection, or of a named peer.
     #[cold]
     fn look_twice(conn: &Conn, call: &mut Call<Admitted>) -> Result<(), CallRefusal> {
         // A draining server finishes its calls, and starts none.
@@ -166,7 +166,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Allocates the memory that the procedure declares; returns the call if there is not enough.
+    /// Allocates the memory that the procedure declares; returns the call without enough memory.
     #[inline(always)]
     fn prepare<F: Fabric>(&self, cx: &Context<F>, call: Call<Admitted>) -> Result<Call<Ready>, Call<Admitted>> {
         let Some(services) = self.services.as_ref() else { return Err(call) };
@@ -224,7 +224,7 @@ impl Responder {
                 let silent = entry.silent;
                 return self.run_before(cx, conn, call, known, silent);
             }
-            // Whose call it is remains unknown: it must not run, as it may have run before.
+            // Its caller is unknown: it must not run, as it may have run before.
             Err(panic) => {
                 let (peer, (_, _, procedure)) = (conn.who(), call.name());
                 let line = format_args!("{peer}: procedure {procedure}: its caller's identification panicked: {panic}");
@@ -258,7 +258,7 @@ impl Responder {
             Lookup::Done(reply) => {
                 let OpaqueAuth { flavor, body } = reply.verifier();
                 let view = call.view_mut();
-                // Taken the first time.
+                // The first reply passed this check.
                 let _ = view.set_verifier(flavor, body);
                 let given = view.reply_writer().put(&reply);
                 self.finish(cx, conn, call.answered(given.map_err(|_| Refusal::SystemError)));
@@ -273,7 +273,7 @@ impl Responder {
                 self.repeats.push_back(call);
                 cx.schedule.control_now();
             }
-            // The original will be answered here, or nobody waits for it. (It is not new: checked before.)
+            // The original is answered here, or no caller waits for it. (It is not new: checked before.)
             Lookup::InProgress | Lookup::Lost | Lookup::Full | Lookup::New(_) => {
                 conn.proto.forget(call.id());
                 self.boxes.put(call);
@@ -282,8 +282,8 @@ impl Responder {
         }
     }
 
-    /// Retransmissions of running calls, after a reconnect: they are answered when the originals have finished, perhaps
-    /// on another shard.
+    /// Answers retransmissions of running calls, after a reconnect. The originals, perhaps on another shard, have to
+    /// finish first.
     #[cold]
     pub(super) fn answer_repeats<F: Fabric>(&mut self, cx: &mut Context<F>) {
         for call in std::mem::take(&mut self.repeats) {
@@ -315,7 +315,7 @@ impl Responder {
         }
     }
 
-    /// As above, with more to check than the reply's length.
+    /// As above, with more checks than the reply's length.
     #[inline(never)]
     fn finish_unusual<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Answered>) {
         call.note_bytes();
@@ -330,7 +330,7 @@ impl Responder {
         }
     }
 
-    /// Refusal of a call, or `None` if it is not answered at all.
+    /// Checks the outcome: returns the refusal of a call, or `None` for a call without an answer.
     #[inline(always)]
     fn look_at_outcome<F: Fabric>(
         &mut self,
@@ -356,7 +356,7 @@ impl Responder {
                 return Err(Some(CallRefusal::Rpc(reply_body(refusal))));
             }
         }
-        // It would close the connection.
+        // The device would close the connection.
         if let Some(arena) = call.arenas().find(|&arena| !cx.knows(arena)) {
             let (peer, (program, _, procedure)) = (conn.who(), call.name());
             let program = ProgramNumber(program);
@@ -387,7 +387,7 @@ impl Responder {
         count.is_some_and(|count| (index as usize) < count)
     }
 
-    /// Ends an unanswered call. In version 1 its caller would wait for the credit for ever.
+    /// Ends an unanswered call. In version 1 its caller would otherwise wait for the credit without limit.
     #[cold]
     fn end_one_way<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Answered>) {
         if conn.proto.terms().version == Version::V1 {
@@ -403,7 +403,7 @@ impl Responder {
         cx.ready.add(conn);
     }
 
-    /// Sends an ordinary reply now, if it may go out at once. Others go through [`answer`](Self::answer).
+    /// Sends an ordinary reply now, if possible; [`answer`](Self::answer) sends others.
     #[inline(always)]
     fn answer_plain<F: Fabric>(
         &mut self,
@@ -431,7 +431,7 @@ impl Responder {
         self.answer(cx, conn, call);
     }
 
-    /// Sends the reply now, or when there is a credit for it. The caller posts the connection's chain.
+    /// Sends the reply now, or once there is a credit for it. The caller posts the connection's chain.
     #[inline(always)]
     pub(super) fn answer<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Replying>) {
         let receives_ok = cx.receives_ok(conn);
@@ -442,7 +442,7 @@ impl Responder {
         if !backlogged && conn.proto.reply_now(call.id(), receives_ok) {
             self.transmit_reply(cx, conn, call, receives_ok);
         } else {
-            // Receives may be short of the call's buffer. (A header with chunks may be written into it.)
+            // Receives may need the call's buffer. (A header with chunks may be written into it.)
             if !call.returns() {
                 drop(call.take_message());
             }

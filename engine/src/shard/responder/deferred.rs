@@ -1,4 +1,4 @@
-//! Deferred calls: to their handlers, and back.
+//! Deferred calls: hand-over to their handlers, and return.
 
 use super::Responder;
 use crate::fabric::Fabric;
@@ -7,7 +7,7 @@ use crate::shard::conn::Conn;
 use crate::shard::context::Context;
 
 impl Responder {
-    /// Gives a call to its handler, if its connection may have one more deferred; otherwise it waits for one to return.
+    /// Gives a call to its handler. At the connection's limit of deferred calls, it waits for one to return.
     #[inline(always)]
     pub(super) fn hand_over<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
         if conn.served.taken >= cx.config.limits.max_deferred {
@@ -28,7 +28,7 @@ impl Responder {
         }
     }
 
-    /// Others may have returned with a call answered at once.
+    /// Answers others that returned with a call answered at once.
     #[cold]
     fn more_came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, came: CameHome) {
         for call in came {
@@ -62,7 +62,7 @@ impl Responder {
     #[inline(never)]
     fn came_home_to_another<F: Fabric>(&mut self, cx: &mut Context<F>, call: Call<Answered>) {
         let Some(conn) = cx.conns.take(call.qp()) else {
-            // The connection closed meanwhile, and with it the call.
+            // The connection has closed meanwhile, and the call with it.
             self.away.count -= 1;
             self.count_dropped(cx, &call);
             return self.boxes.put(call);
@@ -99,7 +99,7 @@ impl Responder {
         cx.stats.calls_dropped += u64::from(call.was_dropped() && !self.is_silent(call));
     }
 
-    /// Ends the deferred calls of a closed connection, and drops those that wait.
+    /// Ends the deferred calls of a closed connection, and drops the waiting ones.
     pub(super) fn abandon_taken(&mut self, conn: &mut Conn) {
         if let Some(origin) = conn.served.origin.take() {
             origin.end();
@@ -111,7 +111,7 @@ impl Responder {
     }
 }
 
-/// Handles a panic of such a handler, or of its future: the calls that it held are dropped, and reported as panics.
+/// Logs a panic of a deferred handler, or of its future. Its calls are dropped, and reported as panics.
 #[cold]
 pub(super) fn tell_panic<F: Fabric>(cx: &mut Context<F>, panic: &str) {
     cx.error("handlers that panicked", format_args!("deferred handler panicked: {panic}"));

@@ -1,4 +1,4 @@
-//! Handlers as futures: polled on the shard, woken from anywhere.
+//! Handlers as futures, polled on the shard and woken by any thread.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Future for Serving {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(task) = &mut self.task else { return Poll::Ready(None) };
-        // A future that panics has ended, and its call is dropped.
+        // A panic ends the future, and its call is dropped.
         let panic = match caught(|| task.as_mut().poll(context)) {
             Ok(Poll::Pending) => return Poll::Pending,
             Ok(Poll::Ready(())) => None,
@@ -57,7 +57,7 @@ impl Future for Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        // At the shard's end: the panic has been printed.
+        // At the shard's end the panic has been printed.
         let _ = self.end();
     }
 }
@@ -76,17 +76,17 @@ impl Futures {
         self.begun = true;
     }
 
-    /// Marks that those of closed connections are to be dropped.
+    /// Marks the futures of closed connections for a drop.
     pub(super) fn abandon(&mut self) {
         self.abandoned |= !self.all.is_empty();
     }
 
-    /// Polls woken futures; returns how many ended. `panicked` gets the texts of panics.
+    /// Polls woken futures; returns the number that ended. `panicked` gets the texts of panics.
     pub(super) fn poll(&mut self, mut panicked: impl FnMut(&str)) -> usize {
         if self.all.is_empty() {
             return 0;
         }
-        // All of these, as each is reported once.
+        // Read all of these: each is reported once.
         let begun = std::mem::take(&mut self.begun);
         let abandoned = std::mem::take(&mut self.abandoned);
         if !(self.bell.take() | begun | abandoned) {

@@ -1,4 +1,4 @@
-//! Decodes peers' calls: RPC header and chunk lists, checked against the procedure's declaration.
+//! Decoder of peers' calls: RPC header and chunk lists, checked against the declaration.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::wire::rpc::{self, AcceptStat, RejectStat, ReplyBody};
 use crate::wire::xdr::padded;
 use crate::wire::{ChunkCounts, ErrorBody, Head, ReadSegment, SEGMENT_LEN, Segment, Version, View};
 
-/// Answer of a call that does not run.
+/// Answer to a call that does not run.
 pub(in crate::shard) enum CallRefusal {
     /// No RPC call: no answer.
     NotACall,
@@ -32,9 +32,9 @@ pub(in crate::shard) enum CallRefusal {
 pub(in crate::shard) enum Trouble {
     /// The connection drains.
     Draining,
-    /// The shard's pool is too small for it, even if free.
+    /// It exceeds the shard's whole pool.
     NeverFits(Lack),
-    /// No buffers now, and it cannot wait. The missing buffers, where known.
+    /// No buffers now, and it cannot wait. Has the missing buffers, where known.
     NoBuffers(Option<Lack>),
     /// Its received parts were dropped.
     NoParts,
@@ -42,7 +42,7 @@ pub(in crate::shard) enum Trouble {
     Lost,
     /// The duplicate request cache cannot tell whether it ran before.
     CacheFull,
-    /// The workers have stopped before one took it.
+    /// The workers stopped before one took it.
     NoWorkers,
 }
 
@@ -52,7 +52,7 @@ impl Trouble {
         !matches!(self, Self::NeverFits(_) | Self::Lost)
     }
 
-    /// For the log: a short text for all such calls, and the remedy.
+    /// Text for the log, the same for all such calls, and the remedy.
     pub(super) fn words(self) -> (&'static str, Cow<'static, str>) {
         let (what, why) = match self {
             Self::Draining => ("calls to a server that drains", "server is draining"),
@@ -93,7 +93,7 @@ pub(super) fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
             return ReplyBody::Denied(RejectStat::RpcMismatch { low, high });
         }
         Refusal::Authentication(stat) => return ReplyBody::Denied(RejectStat::AuthError(stat)),
-        // With a cause or without. Refusals outside RPC do not get here.
+        // With or without a cause. Refusals outside RPC do not get here.
         _ => AcceptStat::SystemErr,
     })
 }
@@ -109,7 +109,7 @@ pub(super) struct Found {
 
 impl Responder {
     /// Decodes the RPC header of a call without chunks in this message, if it is ordinary: AUTH_NONE, and the procedure
-    /// called last. `None` for any other, which has to be [decoded](Self::read_rpc).
+    /// called last. `None` for any other call, which needs a [full decode](Self::read_rpc).
     #[inline(always)]
     pub(super) fn read_again(&self, head: &Head, message: &[u8]) -> Option<Header> {
         let message = message.get(head.len..)?;
@@ -163,7 +163,7 @@ impl Responder {
         self.take_header(&header, len, message, call)
     }
 
-    /// Checks a call against the RPC header of its message, of `len` bytes, after which the arguments are.
+    /// Checks a call against the RPC header of its message, of `len` bytes, which precedes the arguments.
     #[inline(always)]
     fn take_header(
         &mut self,
@@ -173,7 +173,7 @@ impl Responder {
         call: &Call<Arrived>,
     ) -> Result<Header, CallRefusal> {
         if header.xid != call.xid() {
-            // RFC 8166 §4.1: they are equal; a reply could not be matched.
+            // RFC 8166 §4.1: they are equal; otherwise the caller could not match a reply.
             return Err(CallRefusal::Transport(ErrorBody::BadXdr));
         }
         let Some(services) = &self.services else { return Err(CallRefusal::NotACall) };
@@ -189,8 +189,8 @@ impl Responder {
     }
 }
 
-/// Checks the chunks of a call against the declaration; `inline` bytes of its RPC message, with the arguments from
-/// `args_at` on, are not in chunks.
+/// Checks the chunks of a call against the declaration. `inline` bytes of its RPC message are outside chunks; the
+/// arguments start at `args_at`.
 #[inline(never)]
 fn check_chunks(
     credential: rpc::OpaqueAuth<'_>,
@@ -242,8 +242,8 @@ fn take_lists<W: IntoIterator<Item = Segment>>(
     Ok(())
 }
 
-/// The caller's receive size, in bytes of RPC message, must hold a header that returns its Write list and Reply chunk,
-/// and a refusal at least.
+/// Checks the caller's receive size, in bytes of RPC message. It must hold at least a refusal, and a header that
+/// returns its Write list and Reply chunk.
 fn check_returned(returned: &ChunkCounts, inline_room: usize) -> Result<(), ErrorBody> {
     let room = inline_room.saturating_sub(REFUSAL_LEN);
     if returned.encoded_len() <= room {
@@ -281,7 +281,7 @@ pub(super) fn check_position_zero(chunks: &Chunks, longest: u64) -> Result<(), C
 
 #[inline(always)]
 fn check_reads(asked: &[ReadSegment], entry: &LocalProcedure, args_at: usize, inline: usize) -> Result<(), ErrorBody> {
-    // Earliest start of the next chunk, and bytes that earlier chunks have put in front of it.
+    // Earliest start of the next chunk, and bytes that earlier chunks have inserted before it.
     let (mut earliest, mut inserted) = (args_at as u64, 0u64);
     let (mut rest, mut chunks) = (asked, 0);
     while let [first, behind @ ..] = rest {
@@ -302,7 +302,7 @@ fn check_reads(asked: &[ReadSegment], entry: &LocalProcedure, args_at: usize, in
                 rest = rest.get(1..).unwrap_or_default();
             }
         }
-        // Its padding may come with it (RFC 8166 §3.4.5.2).
+        // Its padding may be included (RFC 8166 §3.4.5.2).
         let longest = entry.binding.arguments.max_len as u64;
         if len == 0 || (len > longest && len > longest.next_multiple_of(4)) {
             return Err(ErrorBody::BadXdr);
@@ -317,7 +317,7 @@ fn check_reads(asked: &[ReadSegment], entry: &LocalProcedure, args_at: usize, in
 fn check_writes(entry: &LocalProcedure, flavor: u32, results: usize) -> Result<(), ErrorBody> {
     match (results, entry.binding.results.count) {
         (0, _) => Ok(()),
-        // A requester that handles none asks for a Reply chunk instead (version 2 §6.4.3).
+        // A requester without continued messages needs a Reply chunk instead (version 2 §6.4.3).
         (_, 0) => {
             let length_needed = (rpc::accepted_reply_room(flavor) + entry.binding.max_reply) as u32;
             Err(ErrorBody::ReplyResource { length_needed })

@@ -40,7 +40,7 @@ impl Deref for Fetching {
 }
 
 impl Fetching {
-    /// Returns it unread: it has to wait.
+    /// Returns it unread, to wait.
     fn give_back(self) -> Unready {
         match self {
             Self::Long(call) => Unready::Long(call),
@@ -59,7 +59,7 @@ pub(super) struct PendingReads {
 }
 
 impl PendingReads {
-    /// Target buffers.
+    /// Its RDMA Reads: number and bytes.
     pub(super) fn reads(&self) -> Reads {
         Reads { count: self.count, bytes: self.landing.iter().map(Lent::len).sum() }
     }
@@ -74,7 +74,7 @@ impl PendingReads {
 }
 
 impl Responder {
-    /// Posts the RDMA Reads of a call; it runs when all have completed. Returns it without enough memory.
+    /// Posts the RDMA Reads of a call, which runs after all have completed. Returns it without enough memory.
     pub(super) fn fetch<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -87,7 +87,7 @@ impl Responder {
                 let index = call.id().index();
                 conn.served.pending[index] = Some(PendingReads { call, landing, count });
             }
-            // No reads for a waiting or refused call.
+            // No Reads for a waiting or refused call.
             Err(NoLanding::NoMemory) => {
                 conn.sends.truncate(before);
                 return Err(call.give_back());
@@ -114,7 +114,7 @@ impl Responder {
             (reads.next(), reads.next())
         };
         if let (Some((at, segment)), None) = first_two {
-            // Most have one segment.
+            // Most chunks have one segment.
             let lent = self.land(cx, call, at, segment.length as usize)?;
             conn.sends.push_named(name, true, || read_of(&lent, 0, &segment));
             return Ok((ArrayVec::from_iter([lent]), 1));
@@ -134,14 +134,14 @@ impl Responder {
             }
             let Some(lent) = landing.last() else { continue };
             let len = segment.length as usize;
-            // They complete in order: the last one is signaled.
+            // Reads complete in order: the last one is signaled.
             conn.sends.push_named(name, signalled, || read_of(lent, filled, &segment));
             filled += len;
         }
         Ok((landing, count))
     }
 
-    /// Target of the next Read chunk of a call, `len` bytes at this position: chosen by its procedure, or in the pool.
+    /// Target of a call's next Read chunk, `len` bytes at this position: the procedure's choice, or pool memory.
     #[inline(always)]
     fn land<F: Fabric>(
         &self,
@@ -166,7 +166,7 @@ impl Responder {
     /// Refuses a call whose procedure chose unsuitable memory for a Read chunk.
     #[cold]
     fn refuse_landing<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Fetching, why: &str) {
-        // Those of a long call are in pool memory.
+        // The Reads of a long call use pool memory.
         let Fetching::Ready(call) = call else { return };
         cx.stats.read_targets_refused += 1;
         let (peer, (program, _, procedure)) = (conn.who(), call.name());
@@ -219,7 +219,7 @@ impl Responder {
         self.refuse_call(cx, conn, call.refuse(), CallRefusal::Rpc(reply_body(Refusal::GarbageArguments)));
     }
 
-    /// Continues a long call after its RPC message was read, as an inline one.
+    /// Continues a long call after the Read of its RPC message, as an inline one.
     #[cold]
     fn long_call_fetched<F: Fabric>(
         &mut self,
@@ -238,7 +238,7 @@ impl Responder {
     }
 }
 
-/// Why a Read chunk has no target.
+/// Reason for the lack of a target.
 enum NoLanding {
     /// No free buffer.
     NoMemory,

@@ -1,26 +1,28 @@
-//! Queues of calls that wait for memory: one for each buffer size of the pool, in order of arrival. A call that waits
-//! for one size delays no call that needs another.
+//! Queues of calls that wait for memory.
 //!
-//! A call that needs several buffers would wait for ever if later calls took the freed ones, and would block them for
-//! ever if it kept the line. So it holds the line up for [`HOLD_UP`], then steps aside. Others then pass for
-//! [`LET_PAST`] times as long before the next hold-up. A call that stepped aside continues once there is enough.
+//! There is one line for each buffer size of the pool, in order of arrival. A call that waits for one size delays no
+//! call that needs another.
 //!
-//! A call that needs several sizes waits in the line of a missing one. If another size is missing then, it moves to
-//! that line, and holds up the one that it leaves in the same way: otherwise later calls would take the freed buffer.
+//! A call that needs several buffers would never get them if later calls took the freed ones. It would block later
+//! calls without limit if it kept the line. So it holds the line up for [`HOLD_UP`], then steps aside. Others then pass
+//! for [`LET_PAST`] times as long before the next hold-up. A call that stepped aside continues once there is enough.
+//!
+//! A call that needs several sizes waits in the line of a missing one. If it then lacks another size, it moves to that
+//! line. It holds up the line that it leaves in the same way: otherwise later calls would take the freed buffer.
 
 use std::collections::VecDeque;
 
 use crate::service::Unready;
 
-/// Nanoseconds that a call with several needs holds up those after it.
+/// Nanoseconds for which a call with several needs holds up later ones.
 const HOLD_UP: u64 = 1_000_000_000;
-/// Others pass for so many times as long as a hold-up before the next one.
+/// Factor of the time in which others pass before the next hold-up.
 const LET_PAST: u64 = 4;
-/// Nanoseconds that an application may keep buffers that others wait for.
+/// Nanoseconds for which an application may keep buffers that others wait for.
 const PATIENCE: u64 = 1_000_000_000;
-/// Nanoseconds between two checks of their users.
+/// Nanoseconds between two checks of the buffers' users.
 const LOOK_EVERY: u64 = PATIENCE / 100;
-/// Nanoseconds after a refusal in which new waiters without hope are refused, too.
+/// Nanoseconds after a refusal in which new hopeless waiters are refused, too.
 const SOON: u64 = 10 * LOOK_EVERY;
 
 #[derive(Debug)]
@@ -37,7 +39,7 @@ impl Waiting {
         Self { call, since, told: false }
     }
 
-    /// Tries to continue it: the function returns a call that still waits.
+    /// Tries to continue it by `go_on`, which returns a call that still waits.
     pub(super) fn try_with(self, go_on: impl FnOnce(Unready) -> Option<Unready>) -> Option<Self> {
         let Self { call, since, told } = self;
         go_on(call).map(|call| Self { call, since, told })
@@ -66,10 +68,10 @@ pub(super) struct Line {
     calls: VecDeque<Waiting>,
     /// Calls that have stepped aside.
     aside: VecDeque<Waiting>,
-    /// The next of these to try.
+    /// Next call of `aside` to try.
     next_aside: usize,
     hold: Option<Hold>,
-    /// Others pass until then.
+    /// End of the time in which others pass.
     lets_past_until: u64,
     hope: Hope,
 }
@@ -78,22 +80,22 @@ pub(super) struct Line {
 #[derive(Clone, Copy, Debug)]
 struct Hold {
     begun: u64,
-    /// Its call: the start of its wait.
+    /// The call, by the start of its wait.
     who: u64,
-    /// Whether it waits in another line by now, and holds up those that arrived after it.
+    /// Whether it waits in another line now, and holds up the calls that arrived after it.
     left: bool,
 }
 
-/// Whether awaited buffers will be freed.
+/// Prospect that awaited buffers will be freed.
 #[derive(Debug, Default)]
 struct Hope {
-    /// Without a user that would free them since, in nanoseconds.
+    /// Start of the time without a user that would free them, in nanoseconds.
     none_since: Option<u64>,
     /// Next check.
     next_look: u64,
-    /// Last refusal for that.
+    /// Last refusal for lack of one.
     refused: u64,
-    /// Progress of messages in parts at the last check: changes with each part.
+    /// Progress of continued messages at the last check; changes with each part.
     parts: u64,
 }
 
@@ -123,7 +125,7 @@ impl Lines {
         line.insert(waiting);
     }
 
-    /// Lines by the wait of their first calls: its start, and the size. To be [returned](Self::keep_order).
+    /// Order of the lines by the wait of their first calls: its start, and the size. [Return](Self::keep_order) it.
     pub(super) fn take_order(&mut self) -> Vec<(u64, usize)> {
         let mut order = std::mem::take(&mut self.order);
         let first = |line: &Line| line.aside.front().or(line.calls.front()).map(|waiting| (waiting.since, line.size));
@@ -142,7 +144,7 @@ impl Lines {
         self.awaited_before(u64::MAX, now)
     }
 
-    /// Sizes that a call waiting since then must not take: others have waited longer.
+    /// Sizes that a call waiting since `since` must not take: others have waited longer.
     pub(super) fn awaited_before(&self, since: u64, now: u64) -> impl Iterator<Item = usize> {
         let closed = move |line: &&Line| {
             let before = |waiting: &Waiting| waiting.since < since;
@@ -153,7 +155,7 @@ impl Lines {
         self.all.iter().filter(closed).map(|line| line.size)
     }
 
-    /// Moves a call to another line: it has this size, and lacks another.
+    /// Moves a call to another line: its size is free, but it lacks another.
     pub(super) fn move_to(&mut self, other: usize, from: usize, waiting: Waiting, now: u64) {
         if let Some(line) = self.line(from) {
             line.holds_up(Hold { begun: now, who: waiting.since, left: true }, now);
@@ -174,7 +176,7 @@ impl Lines {
         None
     }
 
-    /// Takes the first in the line for this size. It has to return, unless its wait ends.
+    /// Takes the first call in the line for this size. Return it, unless its wait ends.
     pub(super) fn take_first(&mut self, size: usize, now: u64) -> Option<Waiting> {
         let line = self.line(size)?;
         line.take_back(now);
@@ -188,8 +190,8 @@ impl Lines {
         self.line(size).map_or(0, |line| line.aside.len())
     }
 
-    /// Takes the next call that has stepped aside, while others pass: all have their turn. It has to return, unless its
-    /// wait ends.
+    /// Takes the next call that has stepped aside, while others pass: each has its turn. Return it, unless its wait
+    /// ends.
     pub(super) fn take_aside(&mut self, size: usize, now: u64) -> Option<Waiting> {
         let line = self.line(size).filter(|line| line.lets_past(now))?;
         if line.next_aside >= line.aside.len() {
@@ -200,7 +202,7 @@ impl Lines {
         Some(waiting)
     }
 
-    /// Returns it to those that stepped aside.
+    /// Returns a call to those that stepped aside.
     pub(super) fn put_aside(&mut self, size: usize, waiting: Waiting) {
         if let Some(line) = self.line(size) {
             line.aside.insert(line.next_aside.min(line.aside.len()), waiting);
@@ -209,7 +211,7 @@ impl Lines {
         }
     }
 
-    /// Returns it as the first.
+    /// Returns a call to the front.
     pub(super) fn put_back(&mut self, size: usize, waiting: Waiting) {
         if let Some(line) = self.line(size) {
             line.calls.push_front(waiting);
@@ -217,7 +219,7 @@ impl Lines {
         }
     }
 
-    /// Lets a call that needs more buffers than are free step aside, or hold others up until then.
+    /// Makes a call that needs more buffers than are free step aside, or hold others up first.
     ///
     /// # Errors
     /// The end of the hold-up.
@@ -232,7 +234,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Removes a call of this line, waiting since then.
+    /// Records that the call of this line, waiting since `since`, has continued.
     pub(super) fn went_on(&mut self, size: usize, since: u64, now: u64) {
         self.waits_no_more(since, now);
         if let Some(line) = self.line(size) {
@@ -240,7 +242,7 @@ impl Lines {
         }
     }
 
-    /// Ends hold-ups of the call waiting since then.
+    /// Ends hold-ups of the call waiting since `since`.
     pub(super) fn waits_no_more(&mut self, since: u64, now: u64) {
         let held = |line: &&mut Line| line.hold.is_some_and(|hold| hold.who == since);
         self.all.iter_mut().filter(held).for_each(|line| line.end_hold(now));
@@ -251,11 +253,11 @@ impl Lines {
         self.line(size).is_some_and(|line| now >= line.hope.next_look)
     }
 
-    /// Whether buffers were hopeless for too long; `hope` if there is some now, `parts` is the progress of messages in
-    /// parts.
+    /// Whether buffers were hopeless for too long. `hope` is true if a user will free some; `parts` is the progress of
+    /// continued messages.
     ///
     /// # Errors
-    /// The time when they may be.
+    /// The time at which they may be.
     pub(super) fn is_given_up(&mut self, size: usize, now: u64, hope: bool, parts: u64) -> Result<(), u64> {
         let Some(Line { hope: of, .. }) = self.line(size) else { return Err(u64::MAX) };
         of.next_look = now.saturating_add(LOOK_EVERY);
@@ -312,7 +314,7 @@ impl Line {
         now < self.lets_past_until
     }
 
-    /// Returns calls that stepped aside to the line when nobody passes.
+    /// Returns calls that stepped aside to the line, unless others pass.
     fn take_back(&mut self, now: u64) {
         if !self.lets_past(now) {
             while let Some(waiting) = self.aside.pop_back() {
@@ -321,24 +323,24 @@ impl Line {
         }
     }
 
-    /// In order of arrival.
+    /// Inserts a call in order of arrival.
     fn insert(&mut self, waiting: Waiting) {
         let behind = self.calls.partition_point(|other| other.since <= waiting.since);
         self.calls.insert(behind, waiting);
     }
 
-    /// A call that left for another line, and may need this one again, holds up later calls.
+    /// Whether a call that left for another line, and may need this one again, holds up later calls.
     fn is_held_by_who_left(&self, now: u64) -> bool {
         self.hold.is_some_and(|hold| hold.left && now < hold.begun.saturating_add(HOLD_UP))
     }
 
-    /// Whether a call holds up those after it, and the start of the hold-up: one begun by another call continues.
+    /// Whether a call holds up later ones: the start of the hold-up. A hold-up begun by another call continues.
     fn holds_up(&mut self, hold: Hold, now: u64) -> Option<u64> {
         if self.lets_past(now) {
             return None;
         }
         let begun = self.hold.map_or(now, |before| before.begun);
-        // The earliest keeps it.
+        // The earliest call keeps it.
         let first = self.hold.filter(|before| before.left && before.who < hold.who);
         self.hold = Some(first.unwrap_or(Hold { begun, ..hold }));
         if now < begun.saturating_add(HOLD_UP) {

@@ -1,11 +1,12 @@
 //! Peers' calls that wait for memory: for Read chunks, results, or replies.
 //!
-//! They wait in [lines](super::lines), and hold only their receive. Calls that hold more, as they arrived in parts or
-//! in a chunk, are refused. A call gets all its memory or none, so that two large calls cannot deadlock.
+//! They wait in [lines](super::lines), and hold only their receive. The shard refuses calls that hold more, as they
+//! arrived in parts or in a chunk. A call gets all its memory or none, so that two large calls cannot deadlock.
 //!
-//! Any other call is refused only if the pool is too small, or if for a second no running call used a suitable buffer.
-//! Then the application keeps the buffers, or waiting calls do, or peers that stopped in the middle of a message. The
-//! number of waiting calls causes no refusal: the receives of their messages were promised to their connections.
+//! Any other call is refused in two cases: the pool is too small, or for a second no running call used a suitable
+//! buffer. In the second case the application keeps the buffers, or waiting calls do, or peers that stopped amid a
+//! message. The number of waiting calls causes no refusal: their connections were promised the receives of the
+//! messages.
 
 use std::fmt;
 
@@ -35,14 +36,14 @@ impl Responder {
         self.waiters.push(size, Waiting::new(call, now), now);
         cx.set_awaited(self.waiters.awaited(now));
         cx.request_completion(conn);
-        // While some wait, others are checked at each control-plane run.
+        // While some wait, each control-plane run checks the others.
         if first {
             cx.request_completions();
         }
     }
 
-    /// Whether a call must not wait for memory: others could wait for its memory, or freed buffers would not suffice,
-    /// or its own buffer was not promised.
+    /// Whether a call must not wait for memory. Either others could wait for its memory, or freed buffers would not
+    /// suffice, or its own buffer was not promised.
     pub(super) fn may_not_wait<F: Fabric>(&self, cx: &Context<F>, conn: &Conn, call: &Unready) -> bool {
         call.is_put_together() || self.never_fits(cx, call).is_some() || Self::is_beyond_promise(cx, conn)
     }
@@ -61,7 +62,7 @@ impl Responder {
     #[cold]
     pub(super) fn serve_memory_waiters<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let now = cx.clock.read();
-        // The longest waiting chooses first: the first of another line may need the same buffers.
+        // The longest waiting call chooses first: the first of another line may need the same buffers.
         let order = self.waiters.take_order();
         let served = order.iter().map(|&(_, size)| self.serve_line(cx, size, now)).sum();
         self.waiters.keep_order(order);
@@ -78,7 +79,7 @@ impl Responder {
                 served += 1;
                 continue;
             };
-            // Its lack is rarely of interest.
+            // Its shortage rarely matters.
             if given_up || self.waiters.is_to_be_looked_at(size, now) {
                 let shortage = self.waits_for(cx, &waiting.call);
                 given_up = given_up || self.is_in_vain(cx, size, &waiting.call, &shortage, now);
@@ -101,7 +102,7 @@ impl Responder {
             };
             let shortage = self.waits_for(cx, &waiting.call);
             if shortage.size != size {
-                // It has what it waited for, and lacks another buffer.
+                // Its awaited buffer is free, and it lacks another one.
                 self.waiters.move_to(shortage.size, size, waiting, now);
                 continue;
             }
@@ -169,7 +170,7 @@ impl Responder {
         });
     }
 
-    /// Logs a call of this peer that waits for long, and its needs.
+    /// Logs a long wait of this peer's call, with its needs.
     #[cold]
     pub(super) fn tell_of_wait<F: Fabric>(
         cx: &mut Context<F>,
@@ -186,7 +187,7 @@ impl Responder {
         cx.warn("calls that wait for memory for a second", line);
     }
 
-    /// Whether a call of this size's line waits in vain, if a check is due.
+    /// Whether a call in this size's line waits in vain; false unless a check is due.
     fn is_in_vain<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -198,8 +199,8 @@ impl Responder {
         shortage.size == size && self.waiters.is_to_be_looked_at(size, now) && self.is_hopeless(cx, call, shortage, now)
     }
 
-    /// Whether the buffers will not be freed: for a second no running call has used any. The memory of a running call
-    /// is freed with its reply, or [with its connection](crate::shard::progress).
+    /// Whether no buffers will be freed: for a second no running call has used any. A running call's memory is freed
+    /// with its reply, or [with its connection](crate::shard::progress).
     #[cold]
     fn is_hopeless<F: Fabric>(&mut self, cx: &mut Context<F>, call: &Unready, shortage: &Shortage, now: u64) -> bool {
         let range = shortage.range();
@@ -208,12 +209,12 @@ impl Responder {
         let waiting = self.waiters.iter().chain(held_back).map(|waiting| &waiting.call).chain([call]);
         let messages = waiting.filter_map(|call| call.message_capacity());
         let waiting = messages.filter(|capacity| range.contains(capacity)).count();
-        // A message in parts that continues will free its buffer.
+        // A continued message that progresses will free its buffer.
         let halves = cx.conns.iter().filter_map(|conn| conn.assembling.held_in(&range));
         let (halves, parts) = halves.fold((0, 0u64), |(count, all), half| (count + 1, all.wrapping_add(half)));
         let idle = waiting + halves + cx.receives.waiting_in(&range);
         let Context { conns, fabric, pool, .. } = cx;
-        // Frozen buffers may be being sent.
+        // The device may still send frozen buffers.
         let hope = pool.busy_within(shortest, longest) > idle || !conns.iter().all(|conn| conn.holds_nothing(fabric));
         match self.waiters.is_given_up(shortage.size, now, hope, parts) {
             Ok(()) => true,

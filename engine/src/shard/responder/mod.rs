@@ -1,24 +1,25 @@
-//! Engine of the peers' calls, the responder's half (RFC 8166 §2.1): each is decoded, gets memory, is fetched, run here
-//! or on a worker, and answered.
+//! Engine of the peers' calls: the responder (RFC 8166 §2.1).
+//!
+//! It decodes each call, allocates its memory, reads its chunks, runs it here or on a worker, and answers it.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `calls` | a call has come: give it memory, run it, answer it |
-//! | `header` | what a call says, held against what its procedure declares |
-//! | `landing` | its Read chunks: RDMA Reads, and where they land |
-//! | `reads` | how many RDMA Reads of one connection may be under way |
-//! | `needs` | what a call needs of the pool, and what of it there is not |
-//! | `memory` | calls for which there is no memory now |
-//! | `lines` | the lines in which they wait |
-//! | `shares` | how much memory one connection, or host, may hold |
-//! | `away` | which calls are not on the shard |
-//! | `workers` | calls that run on worker threads: out, and home |
-//! | `deferred` | calls that their handlers have taken: out, and home |
-//! | `futures` | handlers that are futures |
+//! | `calls` | handling of a call: memory, run, reply |
+//! | `header` | decoder of a call, and check against its procedure's declaration |
+//! | `landing` | Read chunks: RDMA Reads, and their target memory |
+//! | `reads` | limits of a connection's outstanding RDMA Reads |
+//! | `needs` | buffers that a call needs, and those that are missing |
+//! | `memory` | calls that wait for memory |
+//! | `lines` | queues of waiting calls |
+//! | `shares` | shares of the pool, by connection and host |
+//! | `away` | calls away from the shard |
+//! | `workers` | calls on workers: dispatch and return |
+//! | `deferred` | deferred calls: hand-over and return |
+//! | `futures` | handlers as futures |
 //! | `replies` | replies: RDMA Writes, header, Send |
-//! | `refusals` | calls that are answered without results, or not at all |
-//! | `writes` | how many bytes the RDMA Writes of one connection may have under way |
-//! | `tally` | what became of them, by procedure |
+//! | `refusals` | calls without results, or without an answer |
+//! | `writes` | limit of a connection's outstanding RDMA Writes |
+//! | `tally` | outcomes of calls, by procedure |
 
 mod away;
 mod calls;
@@ -99,9 +100,9 @@ pub(super) struct Served {
     origin: Option<Arc<Origin>>,
     /// Calls that wait until the connection is within its share of a scarce pool.
     held_back: VecDeque<Waiting>,
-    /// Replies that wait for RDMA Writes of others.
+    /// Replies that wait for other RDMA Writes of the connection.
     unwritten: VecDeque<Call<Replying>>,
-    /// Room for the RPC message of a reply in one piece, without chunks.
+    /// Bytes available for the RPC message of a reply in one piece, without chunks.
     inline_room: u32,
     /// Fast path: the connection is open, and its peer unnamed.
     plain: bool,
@@ -138,24 +139,24 @@ impl Served {
         (self.at_workers, self.taken) = (0, 0);
     }
 
-    /// Whether none is at workers, or deferred.
+    /// Whether no call is at workers, or deferred.
     pub(super) fn none_away(&self) -> bool {
         self.at_workers | self.taken == 0
     }
 
-    /// Whether none is being read or waits to be answered.
+    /// Whether no call is being read or waits for its answer.
     pub(super) fn holds_nothing(&self) -> bool {
         let (pending, replies) = (self.pending.iter(), self.replies.iter());
         pending.map(Option::is_none).chain(replies.map(Option::is_none)).all(|free| free) && self.unwritten.is_empty()
     }
 
-    /// Bytes of waiting replies, in chunks and beside them.
+    /// Bytes of waiting replies, within and outside chunks.
     pub(super) fn waiting_bytes(&self) -> u64 {
         self.replies.iter().flatten().map(|call| call.bytes() as u64).sum()
     }
 
-    /// Calls that hold memory of the shard, or get it next: unanswered ones, except those held back for their share,
-    /// and those whose replies have not completed.
+    /// Calls that hold memory of the shard, or get it next. These are unanswered calls, except those held back for
+    /// their share, and calls whose replies have not completed.
     #[inline(always)]
     fn held(conn: &Conn) -> usize {
         conn.served.held_calls(&conn.proto) + conn.sends.under_way() as usize
@@ -199,7 +200,7 @@ impl Responder {
         (self.services, self.last) = (Some(services), None);
     }
 
-    /// Whether it serves anything.
+    /// Whether it has services.
     pub(super) fn serves(&self) -> bool {
         self.services.is_some()
     }
@@ -248,7 +249,7 @@ impl Responder {
         self.waiters.len() + self.shares.held_back()
     }
 
-    /// Records the end of a timed call, of this entry's procedure.
+    /// Records the end of a timed call of this entry's procedure.
     #[inline(never)]
     fn time<F: Fabric>(&mut self, cx: &mut Context<F>, entry: Option<usize>, stamp: &Stamp) {
         let took = cx.record(stamp.arrived);
@@ -270,7 +271,7 @@ impl Responder {
         (self.waiters.len() | self.away.backlog.len()) != 0
     }
 
-    /// Gives freed memory to waiting calls, and waiting jobs to workers. Returns how many of the former continued.
+    /// Gives freed memory to waiting calls, and waiting jobs to workers. Returns the number of continued calls.
     #[inline(never)]
     pub(super) fn go_on<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
         let served = if self.waiters.is_empty() { 0 } else { self.serve_memory_waiters(cx) };
@@ -297,7 +298,7 @@ impl Responder {
         self.abandon_taken(conn);
     }
 
-    /// Ends the calls that were in the device, after it released them.
+    /// Ends the calls that the device has released.
     pub(super) fn give_up_calls(&mut self, conn: &mut Conn) {
         for call in conn.served.replies.iter_mut().filter_map(Option::take) {
             self.boxes.put(call);

@@ -23,7 +23,7 @@ pub(super) struct Need {
 }
 
 impl Need {
-    /// Any buffer suffices.
+    /// A need that any buffer of this length satisfies.
     fn bulk(len: usize) -> Self {
         Self { len, longest: usize::MAX }
     }
@@ -37,9 +37,9 @@ type Needs = ArrayVec<Need, { 2 * MAX_CHUNKS + 2 }>;
 pub(in crate::shard) struct Lack {
     /// Bytes of a needed buffer.
     needed: usize,
-    /// Number needed, at least so long.
+    /// Number needed of at least that length.
     several: usize,
-    /// Number that are so long, free or not, without those of receives.
+    /// Number of buffers of that length, free or not, without those of receives.
     count: usize,
     /// Knob for their number.
     knob: Knob,
@@ -49,7 +49,7 @@ pub(in crate::shard) struct Lack {
 #[derive(Debug)]
 pub(super) struct Shortage {
     pub(super) need: Need,
-    /// Number needed, at least so long.
+    /// Number needed of at least that length.
     pub(super) several: usize,
     /// Bytes of the smallest suitable buffers.
     pub(super) size: usize,
@@ -63,7 +63,7 @@ impl Shortage {
         self.need.len..=self.need.longest
     }
 
-    /// For the log.
+    /// Description for the log.
     pub(super) fn lack<F: Fabric>(&self, cx: &Context<F>) -> Lack {
         lack_of(cx, &self.need, self.several)
     }
@@ -93,7 +93,7 @@ impl Responder {
         too_many.map(|(need, rivals)| lack_of(cx, need, rivals + 1))
     }
 
-    /// The buffer that a call waits for: the longest that is not free, or that others wait for.
+    /// The buffer that a call waits for: the longest one that is not free, or that others wait for.
     pub(super) fn waits_for<F: Fabric>(&self, cx: &Context<F>, call: &Unready) -> Shortage {
         let needs = self.needs(cx, call);
         let longest = |need: &Need| need.longest.min(cx.longest_for(need.len));
@@ -139,12 +139,12 @@ impl Responder {
     }
 }
 
-/// How many of these longer needs may use a buffer for one more, which has at most so many bytes.
+/// Number of these longer needs that compete for buffers of at most `longest` bytes.
 fn rivals(needs: &[Need], longest: usize) -> usize {
     needs.iter().filter(|need| need.len <= longest).count()
 }
 
-/// Stock of a buffer of which so many are needed, and the knob for their number.
+/// Stock of a buffer of which `several` are needed, and the knob for their number.
 fn lack_of<F: Fabric>(cx: &Context<F>, need: &Need, several: usize) -> Lack {
     let (_, count) = cx.pool.room_within(need.len, need.longest);
     Lack { needed: need.len, several, count: shared(cx, need.len, count), knob: cx.knob_of_buffers(need.len) }

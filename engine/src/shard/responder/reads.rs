@@ -1,5 +1,7 @@
-//! Limits of one connection's outstanding RDMA Reads ([`limits.max_reads`](crate::config::LimitsConfig::max_reads),
-//! [`limits.max_read_bytes`](crate::config::LimitsConfig::max_read_bytes)). A call beyond them waits with its message
+//! Limits of one connection's outstanding RDMA Reads.
+//!
+//! They are [`limits.max_reads`](crate::config::LimitsConfig::max_reads) and
+//! [`limits.max_read_bytes`](crate::config::LimitsConfig::max_read_bytes). A call beyond them waits with its message,
 //! among the calls [held back](super::shares) on its connection, until other Reads have completed. No call is refused
 //! for it: a waiting call has the receive of its credit, and the Reads complete or the connection closes.
 
@@ -27,8 +29,8 @@ impl Reads {
     }
 }
 
-/// Whether one call's Reads must wait for others of its connection. They are not split: a call beyond the limit goes
-/// alone.
+/// Whether one call's Reads must wait for others of its connection. They are not split: a call beyond the limit waits
+/// until it is alone.
 pub(super) fn is_beyond(limit: Option<usize>, under_way: usize, more: usize) -> bool {
     under_way > 0 && limit.is_some_and(|most| under_way.saturating_add(more) > most)
 }
@@ -40,7 +42,7 @@ fn must_wait(config: &Config, under_way: Reads, more: Reads) -> bool {
 }
 
 impl Config {
-    /// RDMA Reads of a connection have a limit.
+    /// Whether RDMA Reads of a connection have a limit.
     #[inline(always)]
     pub(super) fn limits_reads(&self) -> bool {
         self.limits.max_reads.is_some() || self.limits.max_read_bytes.is_some()
@@ -48,18 +50,18 @@ impl Config {
 }
 
 impl Served {
-    /// Calls whose RDMA Reads were posted so far, and those of them whose Reads have come. The numbers wrap.
+    /// Calls with posted RDMA Reads so far, and those with completed ones. The numbers wrap.
     pub(in crate::shard) fn fetches(&self) -> (u32, u32) {
         let pending = self.pending.iter().flatten().count();
         (self.fetched.wrapping_add(pending as u32), self.fetched)
     }
 
-    /// Bytes that are being read for its calls.
+    /// Bytes of outstanding RDMA Reads.
     pub(in crate::shard) fn read_bytes(&self) -> usize {
         self.reads().bytes
     }
 
-    /// What is being read for its calls.
+    /// Outstanding RDMA Reads.
     fn reads(&self) -> Reads {
         self.pending.iter().flatten().map(PendingReads::reads).fold(Reads::default(), Reads::and)
     }
@@ -72,7 +74,7 @@ impl Responder {
         config.limits_reads() && Self::exceeds_these_reads(config, conn, call)
     }
 
-    /// Whether a call that is held back waits for Reads of its connection, or behind those that do.
+    /// Whether a call held back waits for Reads of its connection, or behind calls that do.
     pub(super) fn waits_for_reads(config: &Config, conn: &Conn, call: &Unready) -> bool {
         config.limits_reads() && (!conn.served.held_back.is_empty() || Self::exceeds_these_reads(config, conn, call))
     }

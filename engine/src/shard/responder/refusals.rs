@@ -1,4 +1,4 @@
-//! Calls that are answered without results, or not at all.
+//! Calls that get no results, or no answer.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use crate::wire::rpc::{AcceptStat, ProgramNumber, ReplyBody};
 use crate::wire::{ErrorBody, Version};
 
 impl Responder {
-    /// Answers a call that has no results.
+    /// Answers a call without results.
     #[cold]
     pub(super) fn refuse_call<F: Fabric>(
         &mut self,
@@ -43,7 +43,7 @@ impl Responder {
         }
         let body = match refusal {
             CallRefusal::Rpc(body) => {
-                // Those of handlers, and of one-way calls, are logged elsewhere, or not at all.
+                // Refusals of handlers and of one-way calls are logged elsewhere, or not at all.
                 let told = |stat| matches!(stat, AcceptStat::SystemErr | AcceptStat::Success);
                 if !matches!(body, ReplyBody::Accepted { stat, .. } if told(stat)) {
                     Self::tell_refused(cx, conn, &call, "calls refused by RPC", &body);
@@ -72,7 +72,7 @@ impl Responder {
         }
     }
 
-    /// Logs a call whose caller gets the cause.
+    /// Logs a refused call whose caller gets the cause.
     fn tell_refused<F: Fabric>(
         cx: &mut Context<F>,
         conn: &Conn,
@@ -86,14 +86,13 @@ impl Responder {
         cx.info(what, line);
     }
 
-    /// Whether such a call is left to its client's retransmission. Version 1 has no temporary error: ERR_CHUNK and
-    /// SYSTEM_ERR become errors of the client's application. A client that loses its connection retransmits unanswered
-    /// calls.
+    /// Whether the client has to retransmit such a call. Version 1 has no temporary error: ERR_CHUNK and SYSTEM_ERR
+    /// become errors of the client's application. A client that loses its connection retransmits unanswered calls.
     pub(super) fn puts_off(conn: &Conn, trouble: Trouble) -> bool {
         trouble.passes() && conn.accepted().is_some() && conn.proto.terms().version == Version::V1
     }
 
-    /// Neither runs nor answers a call: closes its connection gracefully, so that its client retransmits it.
+    /// Leaves a call unanswered: closes its connection gracefully, so that its client retransmits it.
     #[cold]
     pub(super) fn put_off<F: Fabric>(
         &mut self,
@@ -114,7 +113,7 @@ impl Responder {
         cx.ready.add(conn);
     }
 
-    /// Answers a call with ERR_SYSTEM; the cause is logged only.
+    /// Answers a call with ERR_SYSTEM; only the log has the cause.
     #[cold]
     fn answer_system<F: Fabric>(
         &mut self,
@@ -135,7 +134,7 @@ impl Responder {
         self.boxes.put(call);
     }
 
-    /// Answers SYSTEM_ERR for a handler; the cause is logged only.
+    /// Answers SYSTEM_ERR for a handler; only the log has the cause.
     #[cold]
     pub(super) fn tell_system_error<F: Fabric>(&self, cx: &mut Context<F>, conn: &Conn, call: &mut Call<Answered>) {
         let panic = call.take_panic();

@@ -62,7 +62,7 @@ impl Responder {
         match reply_form(conn, &call, reply.len) {
             ReplyForm::Inline => self.transmit_reply_message(cx, conn, call, reply, receives_ok),
             ReplyForm::ReplyChunk => self.transmit_long_reply(cx, conn, call, reply, receives_ok),
-            // A refusal, or the peer's receives have become smaller since the call was decoded.
+            // A refusal, or the peer has reduced its receive size since the call was decoded.
             ReplyForm::TooLong => {
                 let error = ErrorBody::ReplyResource { length_needed: reply.len as u32 };
                 self.refuse_call(cx, conn, call.refuse(), CallRefusal::Transport(error));
@@ -106,7 +106,7 @@ impl Responder {
         self.push_reply(cx, conn, call, buf, start.map(|start| (start, len + at - start)));
     }
 
-    /// Sends an ordinary reply: a message without chunks, that [fits](fits_inline), with a windowed header.
+    /// Sends an ordinary reply: a message without chunks that [fits](fits_inline), with its header in the headroom.
     #[inline(always)]
     pub(super) fn transmit_plain<F: Fabric>(
         &mut self,
@@ -135,7 +135,7 @@ impl Responder {
         let room = reply_headroom(&call);
         let message = call.take_message().filter(|message| message.capacity() >= room);
         let Some(mut buf) = message.map(ReceivedBuf::into_buf).or_else(|| cx.alloc(room)) else {
-            // It ran: its reply waits.
+            // The call has run, so its reply waits.
             let id = call.id();
             call.put_reply(reply);
             conn.served.replies[id.index()] = Some(call);
@@ -160,7 +160,7 @@ impl Responder {
         match range {
             Some((start, len)) if len <= conn.proto.terms().send_inline_threshold => {
                 buf.set_window(start, len);
-                // While calls wait for memory, each reply's completion is needed.
+                // While calls wait for memory, the completion of each reply is needed.
                 let signal_every = if self.waiters.is_empty() { cx.config.poll.signal_every } else { 1 };
                 conn.sends.push_send(buf, offered.then_some(call.inv_handle()), signal_every);
             }
@@ -209,7 +209,7 @@ fn fill(conn: &mut Conn, segments: &mut [Segment], mut source: Option<Source>, l
         let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
         segment.length = len;
         if len > 0 {
-            // The last one owns it.
+            // The last Write owns the source.
             let src = if len == left { source.take() } else { source.clone() };
             if let Some(src) = src {
                 conn.sends.push(WorkRequest::Write { src, offset, len: len as usize, remote });
@@ -220,13 +220,13 @@ fn fill(conn: &mut Conn, segments: &mut [Segment], mut source: Option<Source>, l
     }
 }
 
-/// Whether a reply fits one message, with the header in its headroom.
+/// Whether a reply, with the header in its headroom, fits one message.
 #[inline(always)]
 pub(super) fn fits_inline(conn: &Conn, reply: &ReplyMessage) -> bool {
     reply.at + reply.len <= conn.proto.terms().send_inline_threshold
 }
 
-/// How a reply of `len` bytes travels.
+/// Form of a reply of `len` bytes.
 #[cold]
 pub(super) fn reply_form(conn: &Conn, call: &Call<Replying>, len: usize) -> ReplyForm {
     let room = call.chunks().reply_capacity();
@@ -238,14 +238,14 @@ pub(super) fn reply_header_len(proto: &Connection, call: &CallParts) -> usize {
     proto.header_len(&call.chunks().returned())
 }
 
-/// Room for the transport header in front of a reply, in any version: with all lists that it returns.
+/// Bytes in front of a reply for its transport header, in any version: with all lists that it returns.
 #[inline(always)]
 pub(super) fn reply_headroom(call: &CallParts) -> usize {
     if call.returns() { headroom_for(&call.chunks().returned()) } else { HEADROOM_PLAIN }
 }
 
-/// Offset of results in the reply's buffer, and its length: room for the headers, then the results or the longest
-/// refusal.
+/// Offset of results in the reply's buffer, and the buffer's length. It holds the headers, then the results or the
+/// longest refusal.
 #[inline(always)]
 pub(super) fn reply_room(call: &CallParts, entry: &LocalProcedure) -> (usize, usize) {
     let headroom = reply_headroom(call);

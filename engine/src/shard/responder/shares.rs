@@ -1,11 +1,13 @@
-//! Shares of the pool: peers that take no replies, or answer no RDMA Reads, leave memory to others until their
+//! Shares of the pool, by connection and host.
+//!
+//! Peers that receive no replies, or answer no RDMA Reads, leave memory to others until their
 //! [deadline](crate::shard::progress). Of the last quarter of the suitable buffers a connection gets the needs of one
-//! call, or of a few short ones. Of the last eighth a host gets no more for all its connections.
+//! call, or of a few short ones. Of the last eighth a host gets that much for all its connections.
 //!
 //! Held memory is counted in calls: running ones, and those whose replies have not completed. A call beyond the share,
 //! or beyond the connection's [RDMA Reads](super::reads), waits with only its message. Later calls of the connection
-//! that need bulk memory wait behind it. No call is refused because many wait: the receive of each was promised to its
-//! connection, and the promise is renewed only after the call has ended.
+//! that need bulk memory wait behind it. The number of waiting calls causes no refusal: each has a promised receive,
+//! and the promise is renewed only after the call has ended.
 
 use std::collections::HashMap;
 
@@ -24,7 +26,7 @@ use crate::wire::Version;
 
 /// A pool is short for a connection when less than this part of its buffers is free.
 const LAST: usize = 4;
-/// Calls that a holder may have while the pool is short: this part of the buffers, or one.
+/// Divisor of the buffers: calls that a holder may have while the pool is short, at least one.
 const PART: usize = 64;
 
 /// Nanoseconds between two counts of hosts, for each connection: a multiple of their cost.
@@ -41,7 +43,7 @@ pub(super) struct Shares {
     recount: u64,
 }
 
-/// Needs of a call, for its share.
+/// Needs of a call that count for its share.
 #[derive(Clone, Copy, Debug)]
 struct Request {
     /// Bytes of the longest buffer.
@@ -59,11 +61,11 @@ impl Request {
         Self { len, longest: usize::MAX, count, refused: false }
     }
 
-    /// Whether the smallest suitable buffers are so many that no share applies.
+    /// Whether the smallest suitable buffers are plenty, so that no share applies.
     #[inline(always)]
     fn meets_plenty<F: Fabric>(&self, cx: &Context<F>) -> bool {
         let (first, fitting) = cx.pool.first_room(self.len);
-        // All but one count as taken.
+        // All but one count as allocated.
         !is_short(first.saturating_sub(self.count - 1), shared(cx, self.len, fitting))
     }
 }
@@ -73,13 +75,13 @@ fn share(count: usize) -> usize {
     (count / PART).max(1)
 }
 
-/// Whether the last part for connections has begun, of so many buffers, of which so many are free.
+/// Whether the free buffers are within the last part, in which connections have shares.
 #[inline(always)]
 fn is_short(free: usize, count: usize) -> bool {
     free * LAST < count
 }
 
-/// Of `count` buffers that hold `len` bytes, those to share: not the posted receives.
+/// Of `count` buffers that hold `len` bytes, the number to share: without the posted receives.
 #[inline(always)]
 pub(super) fn shared<F: Fabric>(cx: &Context<F>, len: usize, count: usize) -> usize {
     let posted = if len <= cx.sizing.configured_capacity() { cx.receives.held() } else { 0 };
@@ -95,7 +97,7 @@ impl Shares {
     /// Allocates a reply buffer of `len` bytes, unless the call must wait for the share of its connection or host.
     #[inline(always)]
     pub(super) fn alloc<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, len: usize) -> Option<Buf> {
-        // The smallest suitable buffers are almost always so many that no share applies.
+        // The smallest suitable buffers are almost always plenty, so that no share applies.
         let plenty = |free, count| !is_short(free, count) || !is_short(free, shared(cx, len, count));
         let first = cx.pool.alloc_if(len, |free, count| !cx.awaits_some() && plenty(free, count));
         first.or_else(|| self.alloc_unless_beyond(cx, conn, len))
@@ -104,7 +106,7 @@ impl Shares {
     #[inline(never)]
     fn alloc_unless_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, len: usize) -> Option<Buf> {
         let request = Request { len, longest: cx.longest_for_reply(len), count: 1, refused: false };
-        // Buffers that others wait for are taken in turn.
+        // Awaited buffers go to the calls in their order.
         let in_turn = !cx.awaits_some() || !cx.is_awaited(cx.class_of(len));
         let may = in_turn && !self.is_beyond(cx, conn, request);
         may.then(|| cx.pool.alloc_within(len, request.longest)).flatten()
@@ -114,23 +116,23 @@ impl Shares {
     #[inline(never)]
     fn is_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, request: Request) -> bool {
         let Request { len, longest, count: needed, refused } = request;
-        // Larger ones need no count if the smallest suitable ones suffice.
+        // If the smallest suitable buffers suffice, the larger ones need no count.
         if request.meets_plenty(cx) {
             return false;
         }
         let (free, count) = cx.pool.room_within(len, longest);
         let (free, count) = (free.saturating_sub(needed - 1), shared(cx, len, count));
-        // A call that may not wait would be refused in spite of free buffers: the last eighth is kept for it.
+        // A call that may not wait would be refused in spite of free buffers: the last eighth is reserved for it.
         if !is_short(free, count) || (refused && !is_short_for_hosts(free, count)) {
             return false;
         }
         let share = share(count);
-        // This call is among them.
+        // This call is included.
         Served::held(conn) > share
             || (is_short_for_hosts(free, count) && conn.host().is_some() && self.host_is_beyond(cx, conn, share))
     }
 
-    /// Whether a host has so many calls already. If not, counts one more.
+    /// Whether a host has as many calls as its share. If not, counts one more.
     #[cold]
     fn host_is_beyond<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, share: usize) -> bool {
         let host = conn.party();
@@ -144,7 +146,7 @@ impl Shares {
             });
             self.count(cx, conn);
             self.recount = now.saturating_add(RECOUNT * connections);
-            // Not admitted yet.
+            // This call is not admitted yet.
             self.hosts.entry(host).and_modify(|held| *held = held.saturating_sub(1));
         }
         let held = self.hosts.entry(host).or_default();
@@ -153,7 +155,7 @@ impl Shares {
         beyond
     }
 
-    /// Adds the calls of a connection to its host's.
+    /// Adds the calls of a connection to those of its host.
     fn count<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         let mut held = conn.served.held_calls(&conn.proto);
         if conn.sends.under_way() > 0 && cx.fabric.holds_sends(conn.qp()) {
@@ -166,13 +168,13 @@ impl Shares {
 }
 
 impl Responder {
-    /// Whether a call must wait until its connection holds less, or after waiting ones.
+    /// Whether a call must wait: until its connection holds less, or behind waiting calls.
     #[inline(always)]
     pub(super) fn must_wait<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &Unready) -> bool {
         (!conn.served.held_back.is_empty() && self.is_behind(cx, conn, call)) || self.exceeds_share(cx, conn, call)
     }
 
-    /// Continues waiting calls after buffers may have been freed; true if a later call must not overtake the rest.
+    /// Continues waiting calls after buffers may have been freed. True if a later call must not overtake the others.
     #[cold]
     fn is_behind<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: &Unready) -> bool {
         self.resume(cx, conn);
@@ -191,7 +193,7 @@ impl Responder {
         let bulk = chunks.longest_read();
         let Some(services) = &self.services else { return false };
         let Some(entry) = call.known_entry() else {
-            // Still to be read, and otherwise unknown.
+            // Not read yet; its other needs are unknown.
             return bulk > 0 && self.shares.is_beyond(cx, conn, Request::bulk(cx.chunk_room(bulk), 1));
         };
         let entry = services.entry(entry);
@@ -206,7 +208,7 @@ impl Responder {
             }
             len => Request::bulk(cx.chunk_room(len), 2 * MAX_CHUNKS),
         };
-        // Almost always there are so many that nothing else matters.
+        // Almost always buffers are plenty, and no other check is needed.
         !request.meets_plenty(cx) && self.exceeds_share_of(cx, conn, call, request)
     }
 
@@ -245,13 +247,13 @@ impl Responder {
         cx.schedule.control_now();
     }
 
-    /// Whether a connection has more calls than promised receives, as version 1 tolerates, while others lack receives.
+    /// Whether a connection has more calls than promised receives while others lack receives. Version 1 tolerates this.
     pub(super) fn is_beyond_promise<F: Fabric>(cx: &Context<F>, conn: &Conn) -> bool {
         let beyond = conn.proto.calls_served() > conn.proto.credits().credit_limit() as usize;
         beyond && conn.proto.terms().version == Version::V1 && !cx.receives.suffice()
     }
 
-    /// Continues held back calls of a connection, and waiting replies.
+    /// Continues a connection's held back calls and waiting replies.
     #[cold]
     pub(in crate::shard) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         self.resume_replies(cx, conn);
@@ -268,7 +270,7 @@ impl Responder {
         }
     }
 
-    /// Part of step 5 of a turn: others may have freed memory.
+    /// Part of step 5 of a turn: other connections may have freed memory.
     pub(super) fn resume_all<F: Fabric>(&mut self, cx: &mut Context<F>) {
         if self.shares.held_back + self.unwritten == 0 {
             return;
@@ -285,7 +287,7 @@ impl Responder {
         }
     }
 
-    /// Logs a call that is held back for long.
+    /// Logs a long wait of a held back call.
     pub(super) fn tell_of_held_back<F: Fabric>(&self, cx: &mut Context<F>, conn: &mut Conn) {
         let now = cx.clock.read();
         if !conn.served.held_back.front_mut().is_some_and(|first| first.is_to_be_told(now)) {

@@ -1,4 +1,6 @@
-//! Outcomes of peers' calls, by procedure: all refusals, and sampled calls. Other calls cost nothing here.
+//! Outcomes of peers' calls, by procedure.
+//!
+//! Counts all refusals, and sampled calls. Other calls cost nothing here.
 
 use super::header::CallRefusal;
 use crate::service::{Call, LocalServices, Refused, Stamp};
@@ -7,9 +9,9 @@ use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
 
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// Of all calls.
+    /// For all calls.
     refusals: Refusals,
-    /// By the procedure's entry; as long as the highest one needs.
+    /// By the procedure's entry; up to the highest entry with an outcome.
     entries: Vec<Entry>,
 }
 
@@ -18,7 +20,7 @@ pub(super) struct Tally {
 struct Entry {
     bytes_in: u64,
     bytes_out: u64,
-    /// Made for the first sampled call.
+    /// Allocated for the first sampled call.
     latency: Option<Box<Values<MINUTE, 2>>>,
     refusals: Refusals,
 }
@@ -72,7 +74,7 @@ impl Tally {
         self.refusals.err_system += 1;
     }
 
-    /// Records a sampled call of a procedure, with its nanoseconds.
+    /// Records a sampled call of a procedure, with its duration in nanoseconds.
     pub(super) fn timed(&mut self, entry: usize, stamp: &Stamp, took: u64) {
         let Some(entry) = self.entry(entry) else { return };
         entry.bytes_in += stamp.bytes_in;
@@ -81,7 +83,7 @@ impl Tally {
         entry.latency.get_or_insert_default().saturating_record(took);
     }
 
-    /// Of all calls.
+    /// Refusals of all calls.
     pub(super) fn refusals(&self) -> Refusals {
         self.refusals
     }

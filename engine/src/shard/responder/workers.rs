@@ -13,11 +13,11 @@ use crate::shard::context::Context;
 use crate::shard::peers::OwedEnd;
 use crate::wire::ErrorBody;
 
-/// Key of a call at the workers, or on its way there; returns in any case.
+/// Key of a call at the workers, or waiting for them; returns in any case.
 pub(crate) struct WorkKey {
     qp: QpId,
     id: InboundId,
-    /// The end of its connection is reported when no worker has any of its calls.
+    /// Delays the close report of the connection until no worker has any of its calls.
     #[expect(dead_code, reason = "held for its end")]
     owed_end: Option<OwedEnd>,
 }
@@ -30,7 +30,7 @@ impl WorkKey {
 
 /// Worker threads of a server.
 pub(crate) type Workers = WorkerPool<WorkKey, Call<Ready>, Call<Answered>>;
-/// The shard's end of them.
+/// The shard's end of the pool.
 pub(super) type Port = ShardPort<WorkKey, Call<Ready>, Call<Answered>>;
 
 pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Call<Ready>) -> Call<Answered> {
@@ -39,7 +39,7 @@ pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Call<Ready>) -> Call
 
 type Work = Box<dyn Fn(Call<Ready>) -> Call<Answered>>;
 
-/// Workers without threads, for simulations: they run when given a turn, on the caller's thread. Shards [use
+/// Workers without threads, for simulations. They run when given a turn, on the caller's thread. Shards [use
 /// them](crate::shard::Shard::simulate_workers) like those of a [`Server`](crate::Server).
 pub struct SimulatedWorkers {
     pub(in crate::shard) pool: Workers,
@@ -47,22 +47,22 @@ pub struct SimulatedWorkers {
 }
 
 impl SimulatedWorkers {
-    /// Makes so many, for the procedures of `services`. A shard may have `ring_capacity` calls with each, rounded up to
-    /// a power of two.
+    /// Creates `count` workers for the procedures of `services`. A shard may have `ring_capacity` calls at each,
+    /// rounded up to a power of two.
     pub fn new(count: usize, ring_capacity: usize, services: Arc<Services>) -> Self {
         let work: Work = Box::new(worker_of(services));
         let (pool, benches) = Workers::by_hand(count, ring_capacity, work);
         Self { pool, benches }
     }
 
-    /// A worker's turn: it runs one call of each shard that has any. False if none had, or there is no such worker.
+    /// Gives a worker a turn: it runs one call of each shard. False without a call, or without such a worker.
     pub fn turn(&mut self, worker: usize) -> bool {
         self.benches.get_mut(worker).is_some_and(Bench::turn)
     }
 }
 
 impl Responder {
-    /// Dispatches waiting calls, as far as the rings take them.
+    /// Dispatches waiting calls while the rings have room.
     pub(super) fn dispatch<F: Fabric>(&mut self, cx: &mut Context<F>) {
         cx.stats.backpressure += self.away.dispatch() as u64;
     }
@@ -82,7 +82,7 @@ impl Responder {
         self.away.count -= 1;
         let &WorkKey { qp, id, .. } = key;
         let Some(conn) = cx.conns.take(qp) else {
-            // The connection closed meanwhile, and with it the call.
+            // The connection has closed meanwhile, and the call with it.
             if let Ok(call) = result {
                 self.boxes.put(call);
             }

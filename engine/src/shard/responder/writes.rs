@@ -1,5 +1,6 @@
-//! Limit of one connection's outstanding bytes of RDMA Writes
-//! ([`limits.max_write_bytes`](crate::config::LimitsConfig::max_write_bytes)). A reply beyond it waits, with its
+//! Limit of one connection's outstanding bytes of RDMA Writes.
+//!
+//! It is [`limits.max_write_bytes`](crate::config::LimitsConfig::max_write_bytes). A reply beyond it waits, with its
 //! results, until others have completed; replies without Writes overtake it. The rule is that of [RDMA
 //! Reads](super::reads).
 
@@ -21,7 +22,7 @@ fn bytes_of(conn: &Conn, call: &Call<Replying>) -> usize {
     chunks.result_bytes() + if long { len } else { 0 }
 }
 
-/// Bytes being written, or about to be.
+/// Bytes of outstanding and queued RDMA Writes.
 fn under_way(conn: &Conn) -> usize {
     let Served { replies, .. } = &conn.served;
     let queued: usize = replies.iter().flatten().map(|call| bytes_of(conn, call)).sum();
@@ -34,7 +35,7 @@ fn must_wait(config: &Config, conn: &Conn, call: &Call<Replying>) -> bool {
 }
 
 impl Responder {
-    /// Queues a reply that must wait for others, or after waiting ones; otherwise returns it.
+    /// Queues a reply that must wait, for other Writes or behind waiting replies; otherwise returns it.
     pub(super) fn hold_reply<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -53,7 +54,7 @@ impl Responder {
         None
     }
 
-    /// Continues waiting replies, as others may have completed.
+    /// Continues waiting replies after others may have completed.
     pub(super) fn resume_replies<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
         while let Some(call) = conn.served.unwritten.front() {
             if must_wait(&cx.config, conn, call) {
