@@ -11,7 +11,7 @@ mod alone {
         sleeper.arm();
         bell.ring();
         bell.ring();
-        // Would never return.
+        // Without the ring, this would never return.
         sleeper.park(None);
         assert!(bell.take() && !bell.take());
         bell.ring();
@@ -29,8 +29,8 @@ mod models {
     use crate::handoff::explore;
     use crate::handoff::parker::{Sleeper, Wake};
 
-    /// `ringers` that each publish something of their own and ring, so many times, and a sleeper that looks at what is
-    /// there when it finds the bell rung, and at no other time. What it never sees is a deadlock of the model.
+    /// Each of `ringers` publishes `each` items and rings after each. The sleeper checks for items only after it takes
+    /// a ring. A missed item deadlocks the model.
     fn deliver(ringers: usize, each: usize) {
         explore(move || {
             let mut sleeper = Sleeper::new(Wake::Thread);

@@ -80,7 +80,7 @@ mod real {
             (0..QUIET).for_each(|_| assert!(poll(&mut mailbox, 64).is_empty()));
             assert_eq!(mailbox.busy(), FEW, "these cost less than to bring them home");
         }
-        // The end of a quiet one is seen, and its ring freed, wherever it is; so is what it has said last.
+        // The close of a quiet sender, and its last item, are seen; its ring is freed.
         senders[SENDERS - 1].send((3, 0)).unwrap();
         drop(senders);
         assert_eq!(poll(&mut mailbox, 64), [(3, 0)]);
@@ -120,7 +120,7 @@ mod real {
         let closed = sender.send(Arc::clone(&token)).unwrap_err();
         assert_eq!(closed.to_string(), "the receiver is gone");
         assert!(matches!(closed, SendError::Closed(_)));
-        // Born closed.
+        // Closed from the start.
         assert!(connector.connect(2).send(Arc::clone(&token)).is_err());
     }
 
@@ -135,7 +135,7 @@ mod real {
         assert_eq!(ticket.wait(None), Some(Err(Lost)));
     }
 
-    /// Two application threads and a shard, whatever the number of cores; each call waits for its result.
+    /// Two application threads and a shard, on any number of cores; each call waits for its result.
     fn call_and_answer(shard: IdlePolicy, app: IdlePolicy, calls: u64) {
         type Call = (u64, Completer<u64>);
         const LAST: u64 = u64::MAX - 1;
@@ -168,7 +168,7 @@ mod real {
                     let (_ticket, completer) = last.unwrap();
                     sender.send((LAST, completer)).unwrap();
                     waiting.into_iter().for_each(|(number, mut ticket)| {
-                        // Some are taken, some abandoned.
+                        // Takes some results, and abandons others.
                         if number % 3 == 0 {
                             assert_eq!(ticket.wait_with(app, None), Some(Ok(number + 1)));
                         }
@@ -195,7 +195,7 @@ mod real {
                     match idle.after_empty_poll() {
                         IdleStep::Spin => std::hint::spin_loop(),
                         IdleStep::Yield => std::thread::yield_now(),
-                        // The end of the last sender notifies too.
+                        // The last sender's close notifies too.
                         IdleStep::Sleep => sleeper.sleep_unless(|| mailbox.has_work(), None),
                     }
                 }
@@ -208,7 +208,7 @@ mod real {
 
     #[test]
     fn three_threads_finish_whatever_their_policies() {
-        // Miri takes a thousand times as long for each.
+        // Miri takes a thousand times as long for each call.
         let (few, many) = if cfg!(miri) { (10, 20) } else { (3_000, 20_000) };
         call_and_answer(IdlePolicy::Event, IdlePolicy::Event, few);
         call_and_answer(IdlePolicy::Poll, IdlePolicy::Poll, many);
@@ -228,8 +228,7 @@ mod model {
     use crate::handoff::parker::{Sleeper, Wake};
     use crate::handoff::slot::{Completer, Lost, SlotTable};
 
-    /// Joins a shard that is about to sleep and sends: a lost ring or a lost wake-up is a deadlock of the
-    /// model.
+    /// Joins a shard that is about to sleep, and sends: a lost ring or wake-up deadlocks the model.
     #[test]
     fn loom_a_new_sender_reaches_a_sleeping_shard() {
         explore(|| {
@@ -240,7 +239,7 @@ mod model {
                 let mut sender = connector.connect(2);
                 sender.send(Box::new(7)).unwrap();
             });
-            // A thread of its own, that blocks in nothing but its sleep: see the parker's model.
+            // A separate thread, which blocks only in its sleep: see the parker's model.
             let shard = thread::spawn(move || {
                 let mut got = None;
                 while got.is_none() {
@@ -255,7 +254,7 @@ mod model {
         });
     }
 
-    /// A ring is put away while its sender sends, and then ends, or lives on.
+    /// Puts a ring away while its sender sends, and then closes or lives on.
     fn put_away(lives_on: bool) {
         explore(move || {
             let mut sleeper = Sleeper::new(Wake::Thread);
@@ -281,20 +280,19 @@ mod model {
         });
     }
 
-    /// What was said is heard: what is lost is a deadlock of the model. The sender lives on, as its end would bring
-    /// home what its send had left.
+    /// A lost item deadlocks the model. The sender lives on, as its close would deliver the items of its send.
     #[test]
     fn loom_a_ring_that_is_put_away_loses_nothing() {
         put_away(true);
     }
 
-    /// What a sender that ends leaves is heard, and its ring is nobody's: else the model finds a leak.
+    /// The shard receives the items of a closed sender, and frees its ring: otherwise the model finds a leak.
     #[test]
     fn loom_a_ring_that_is_put_away_ends_with_its_sender() {
         put_away(false);
     }
 
-    /// Whatever the order of send and drop, the call ends and its thread does not wait for ever.
+    /// In any order of send and drop, the call ends, and its thread does not wait forever.
     #[test]
     fn loom_a_call_sent_to_a_stopping_shard_ends() {
         explore(|| {
@@ -308,7 +306,7 @@ mod model {
             if let Err(refused) = sender.send(completer) {
                 drop(refused);
             }
-            // The sender lives on: nothing may be stuck in its ring.
+            // The sender lives on: no item may be stuck in its ring.
             assert_eq!(ticket.wait_with(IdlePolicy::Event, None), Some(Err(Lost)));
             shard.join().unwrap();
             drop(sender);

@@ -29,7 +29,7 @@ mod real {
         for n in 1..=ITEMS {
             items.store(n, Ordering::Release);
             signal.notify();
-            // One at a time: a lost wake-up would stop the test here.
+            // One at a time: a lost wake-up would hang the test here.
             while seen.load(Ordering::Acquire) < n {
                 std::thread::yield_now();
             }
@@ -51,7 +51,7 @@ mod real {
         let mut sleeper = Sleeper::new(Wake::Thread);
         sleeper.arm();
         sleeper.signal().notify();
-        // Would never return.
+        // Without the notification, this would never return.
         sleeper.park(None);
     }
 
@@ -74,7 +74,7 @@ mod real {
         signal.notify();
         assert_eq!(wakes(), 0);
         sleeper.arm();
-        // The fabric's sleep is not this one's business: it must return.
+        // The fabric sleeps elsewhere, so this must return.
         sleeper.park(None);
         signal.notify();
         assert_eq!(wakes(), 0);
@@ -90,11 +90,10 @@ mod model {
     use crate::handoff::explore;
     use crate::handoff::parker::{Sleeper, Wake};
 
-    /// One sleeper that waits for `items` in all, and `notifiers` that each send one after the other. A lost
-    /// wake-up is a deadlock of the model.
+    /// One sleeper waits for all items; each of `notifiers` sends `each` of them. A lost wake-up deadlocks the model.
     ///
-    /// The sleeper is a thread of its own that blocks in nothing but its sleep: to loom, an `unpark` that
-    /// comes late would end any other wait, too.
+    /// The sleeper is a separate thread that blocks only in its sleep: in loom, a late `unpark` would end any other
+    /// wait, too.
     fn deliver(notifiers: usize, each: usize) {
         explore(move || {
             let mut sleeper = Sleeper::new(Wake::Thread);
@@ -104,7 +103,7 @@ mod model {
                     let (signal, items) = (sleeper.signal(), Arc::clone(&items));
                     thread::spawn(move || {
                         for _ in 0..each {
-                            // As weak as can be: the fences alone must do it.
+                            // The weakest ordering: only the fences order it.
                             items.fetch_add(1, Ordering::Relaxed);
                             signal.notify();
                         }

@@ -2,7 +2,7 @@ use rpcrdma_mempool::sync::{Arc, AtomicUsize, Ordering};
 
 use super::{Home, Link, Linked};
 
-/// A thing that counts how often one was dropped.
+/// A box that counts its drops.
 struct Thing {
     number: u32,
     link: Link<Self>,
@@ -70,7 +70,7 @@ mod alone {
         for number in 0..4 {
             assert!(way.give_back(thing(number, &dropped)).is_ok());
         }
-        // Of what was taken, one is looked at.
+        // Takes the list, and looks at one box.
         assert_eq!(home.take().next().map(|thing| thing.number), Some(0));
         assert_eq!(dropped.load(Ordering::Relaxed), 4);
         assert!(way.give_back(thing(4, &dropped)).is_ok());
@@ -128,8 +128,8 @@ mod models {
         });
     }
 
-    /// Who gives something back notifies, and who sleeps looks once more when it is armed: one of the two sees the
-    /// other. What is never seen is a deadlock of the model.
+    /// The giver notifies, and the sleeper checks once more after arming: one of the two sees the other. A missed box
+    /// deadlocks the model.
     #[test]
     fn loom_a_returned_box_wakes_the_sleeper() {
         explore(|| {

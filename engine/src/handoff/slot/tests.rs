@@ -10,12 +10,12 @@ mod real {
     use crate::handoff::idle::IdlePolicy;
     use crate::handoff::slot::{Completer, Lost, SlotTable, Ticket};
 
-    /// How many of the values that were made are still there.
+    /// Number of values that still exist.
     fn alive(token: &Arc<()>) -> usize {
         Arc::strong_count(token) - 1
     }
 
-    /// Every slot can be had, so all have come home.
+    /// Whether all slots have been returned: every one can be acquired.
     fn all_home<T>(table: &mut SlotTable<T>) -> bool {
         let all: Vec<_> = std::iter::from_fn(|| table.acquire()).collect();
         all.len() == table.table().slots.len()
@@ -51,7 +51,7 @@ mod real {
         assert_eq!(alive(&token), 1);
         completer.complete(value);
         assert_eq!(alive(&token), 0);
-        // After it, not taken.
+        // Abandoned after the result.
         let (ticket, completer) = table.acquire().unwrap();
         completer.complete(Arc::clone(&token));
         assert_eq!(alive(&token), 1);
@@ -111,7 +111,7 @@ mod real {
         assert_eq!((first.0.load(Ordering::Relaxed), last.0.load(Ordering::Relaxed)), (0, 1));
         assert_eq!(poll(&mut ticket, &last), Poll::Ready(Ok(1)));
         assert_eq!(Arc::strong_count(&last), 1);
-        // A waker of an abandoned call is let go too.
+        // The waker of an abandoned call is dropped too.
         let (mut ticket, completer) = table.acquire().unwrap();
         assert!(poll(&mut ticket, &last).is_pending());
         drop(ticket);
@@ -152,7 +152,7 @@ mod real {
         assert_eq!(alive(&token), 1);
         assert!(a.wait(None).unwrap().is_ok());
         assert_eq!(alive(&token), 0);
-        // None in use when the owner goes, and all in use.
+        // The owner ends with no slot in use, then with all in use.
         drop(SlotTable::<u8>::new(2));
         let mut table = SlotTable::<u8>::new(1);
         let ends = table.acquire().unwrap();
@@ -200,7 +200,7 @@ mod model {
         }
     }
 
-    /// Uses the slot again and writes both its cells: a late access of the former use would race with these.
+    /// Reuses the slot and writes both its cells: a late access of the former use would race with these.
     fn reuse(table: &mut SlotTable<Counted>, dropped: &Arc<AtomicUsize>) {
         let (mut ticket, completer) = loop {
             if let Some(ends) = table.acquire() {
@@ -258,7 +258,7 @@ mod model {
         });
     }
 
-    /// Polls with one waker, then with another, then gives up: every step may meet the completion.
+    /// Polls with one waker, then with another, then drops: completion may meet every step.
     #[test]
     fn loom_complete_against_polls_and_drop() {
         explore(|| {
@@ -281,8 +281,7 @@ mod model {
         });
     }
 
-    /// One slot, used again as soon as it is home: the completer may still be on its way out of the first
-    /// use.
+    /// Reuses one slot as soon as it is returned: the completer may still be leaving the first use.
     #[test]
     fn loom_a_slot_comes_home_only_when_both_ends_are_through() {
         explore(|| {
@@ -303,7 +302,7 @@ mod model {
         });
     }
 
-    /// The ticket is dropped, with a waiter left behind, and the slot is used again at once.
+    /// Drops the ticket, leaves a waiter behind, and reuses the slot at once.
     #[test]
     fn loom_an_abandoned_slot_comes_home_only_when_both_ends_are_through() {
         explore(|| {
@@ -331,7 +330,7 @@ mod model {
         });
     }
 
-    /// Three threads leave: owner, ticket, completer. Exactly one frees the table, after all are through.
+    /// Owner, ticket and completer leave on three threads. Exactly one frees the table, after all have finished.
     #[test]
     fn loom_the_last_one_out_frees_the_table() {
         explore(|| {

@@ -11,7 +11,7 @@ mod model {
     enum Op {
         Push,
         Pop,
-        /// Ask for so many, take only some of them.
+        /// Requests that many items, takes only some of them.
         Drain(usize, usize),
     }
 
@@ -23,7 +23,7 @@ mod model {
         ]
     }
 
-    /// The ring, and what should be in it.
+    /// The ring, and its expected items.
     struct Pair {
         producer: Producer<(u64, Rc<()>)>,
         consumer: Consumer<(u64, Rc<()>)>,
@@ -74,7 +74,7 @@ mod model {
             let mut pair = Pair::new(capacity);
             ops.iter().for_each(|op| pair.apply(op));
             let Pair { producer, mut consumer, items, alive, .. } = pair;
-            // What is left is dropped with the last end.
+            // The last end drops the remaining items.
             drop(producer);
             prop_assert_eq!(consumer.len(), items.len());
             prop_assert_eq!(consumer.is_closed(), items.is_empty());
@@ -140,7 +140,7 @@ mod model {
     #[test]
     fn positions_wrap() {
         let (mut producer, mut consumer) = ring(4);
-        // As after so many items that the counters are about to wrap.
+        // Positions that are about to wrap.
         for position in [&mut producer.tail, &mut producer.head] {
             *position = usize::MAX - 1;
         }
@@ -177,7 +177,7 @@ mod model {
         }
     }
 
-    /// Boxes, so that an item seen before it is written is an invalid access, not just a wrong number.
+    /// Boxes: a read before the write is an invalid access, not just a wrong number.
     #[test]
     fn loom_items_arrive_whole_and_in_order() {
         explore(|| {

@@ -15,7 +15,7 @@ fn config(count: usize, ring_capacity: usize, idle: IdlePolicy) -> WorkerConfig 
     WorkerConfig { count, cores: None, ring_capacity, idle }
 }
 
-/// Collects until nothing is outstanding, asleep between.
+/// Collects until no job is outstanding; sleeps in between.
 fn collect_all<J, D>(port: &mut ShardPort<u64, J, D>, sleeper: &mut Sleeper) -> BTreeMap<u64, JobResult<D>> {
     let mut all = BTreeMap::new();
     while port.outstanding() > 0 {
@@ -113,7 +113,7 @@ fn jobs_go_to_the_worker_with_the_fewest() {
     let mut sleeper = Sleeper::new(Wake::Thread);
     let mut port = pool.attach_shard(&sleeper.signal());
     port.dispatch(0, 0).unwrap();
-    // Job 0 stays on one worker; the others come and go on the other one, which has fewer each time.
+    // Job 0 stays on one worker; the others run on the other one, which has fewer each time.
     for key in 1..=5 {
         port.dispatch(key, key).unwrap();
         let mut done = None;
@@ -151,7 +151,7 @@ fn a_stop_finishes_dispatched_jobs_and_refuses_others() {
     assert!(got.len() == 100 && got.into_iter().all(|(key, result)| result == Ok(key)));
 }
 
-/// Dispatches all the while the pool stops: each job ends, run or refused.
+/// Dispatches while the pool stops: each job ends, run or refused.
 #[test]
 fn jobs_that_meet_the_stop_come_back() {
     for round in 0..if cfg!(miri) { 5 } else { 200 } {
@@ -186,7 +186,7 @@ fn a_job_that_a_worker_left_is_reported_as_stopped() {
     let pool = WorkerPool::new(&config(1, 4, IdlePolicy::Event), |n: u64| n).unwrap();
     let mut port = pool.attach_shard(&Sleeper::new(Wake::Thread).signal());
     drop(pool);
-    // As if the worker had closed between the look and the push.
+    // As if the worker had closed between the check and the push.
     let lane = &mut port.lanes[0];
     lane.jobs.push((5, 5)).unwrap();
     lane.outstanding += 1;

@@ -24,7 +24,7 @@ pub(crate) struct CallRequest {
     /// RPC message with a blank XID, and headroom before the window.
     pub(crate) message: Buf,
     pub(crate) memory: ChunkMemory,
-    /// Most bytes of inline results that the reply may have.
+    /// Most bytes of inline results in the reply.
     pub(crate) max_reply: usize,
     /// Time-out from now.
     pub(crate) timeout: Option<Duration>,
@@ -33,8 +33,8 @@ pub(crate) struct CallRequest {
 }
 
 impl Requester {
-    /// Starts a one-way call, which completes once sent. Its empty reply is allocated here, so that a shortage is known
-    /// before anything is sent.
+    /// Starts a one-way call, which completes once sent. Its empty reply is allocated here, so that a shortage fails
+    /// the call before any Send.
     #[cold]
     pub(in crate::shard) fn start_one_way<F: Fabric>(
         &mut self,
@@ -46,7 +46,7 @@ impl Requester {
         let deadline = cx.clock.after(timeout);
         let allowed = memory.is_none() && conn.proto.terms().version == Version::V2;
         let shaped = if allowed {
-            // A chunk would need revocation, without a reply to trigger it.
+            // A chunk would need revocation, which only a reply triggers.
             self.shape(cx, conn, &mut message, &mut memory, 0, false)
         } else {
             Err(Defect::NotOneWay.into())
@@ -66,7 +66,7 @@ impl Requester {
         }
     }
 
-    /// Completes a one-way call that was sent.
+    /// Completes a sent one-way call.
     #[cold]
     fn sent_one_way<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, reply: Buf) {
         let (sink, ..) = conn.end_call(call);
@@ -136,7 +136,7 @@ impl Requester {
         Some(call)
     }
 
-    /// Starts any other call; `deadline` is a time; the time-out of `request` is unused.
+    /// Starts any other call. `deadline` is a point in time; the time-out of `request` is unused.
     fn start_shaped<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -148,7 +148,7 @@ impl Requester {
         let CallRequest { mut message, mut memory, max_reply, token, sink, .. } = request;
         let receives_ok = cx.receives_ok(conn);
         let result = if conn.is_reconnecting() {
-            // It gets its form after the reconnect.
+            // The call gets its form after the reconnect.
             conn.proto.start_call(token, deadline).map(|call| (call, false))
         } else {
             let shaped = self.shape(cx, conn, &mut message, &mut memory, max_reply, true);
@@ -177,9 +177,8 @@ impl Requester {
 
     /// Allocates `len` bytes for a chunk of a call on this connection; no other peer ever gets access to it.
     ///
-    /// # Errors
-    /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::TooLong`] when it
-    /// never has.
+    /// # Errors [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::TooLong`] if it
+    /// has none so long.
     pub(in crate::shard) fn alloc_for<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -214,7 +213,7 @@ impl Requester {
         }
     }
 
-    /// Whether a waiting call can still be sent in its form: the peer may have changed its terms.
+    /// Whether a waiting call still fits its form: the peer may have changed its terms.
     fn still_fits<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -261,7 +260,7 @@ impl Requester {
         }
         match self.expose(cx, conn, call, memory) {
             Ok(index) => {
-                // There is headroom for its header.
+                // The message has headroom for the header.
                 let most = message.start() + message.len();
                 if most > conn.proto.terms().send_inline_threshold && is_too_long(conn, &message, Some(index)) {
                     self.start_continuation(cx, conn, call, message, Some(index), receives_ok);
@@ -306,7 +305,7 @@ impl Requester {
         (mut rest, whole, header): (Buf, (usize, usize), usize),
         receives_ok: bool,
     ) {
-        // It may have to be retransmitted: so the message itself stays here, if there is memory for the rest.
+        // The call may have to be retransmitted, so the message itself stays here, if there is memory for the rest.
         if conn.proto.is_under_way(call)
             && let Some(last) = cx.copy_with(header.max(HEADROOM_CHUNKS), &rest)
         {
@@ -328,7 +327,7 @@ impl Requester {
         }
     }
 
-    /// Sends a call, or the last part of one, without chunks; its XID is in place.
+    /// Sends a call, or its last part, without chunks; its XID is in place.
     #[inline(always)]
     pub(in crate::shard) fn transmit_rest<F: Fabric>(
         &mut self,
@@ -346,7 +345,7 @@ impl Requester {
         }
     }
 
-    /// Sends a call, or the last part of one, with chunks.
+    /// Sends a call, or its last part, with chunks.
     pub(in crate::shard) fn transmit_exposed<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -362,7 +361,7 @@ impl Requester {
         let Some(chunks) = self.lists.of(exposure, terms, conn.proto.offers_invalidation()) else {
             return cx.unsendable(conn, "a call");
         };
-        // A long call is itself in a chunk.
+        // The message of a long call is in a chunk.
         let form = Form { chunks, external: len == 0 };
         match conn.proto.emit_before(Outgoing::Call(call), &form, receives_ok, message.full_mut(), at) {
             Some(start) => {
@@ -409,7 +408,7 @@ impl Requester {
     }
 }
 
-/// Writes the XID: the first word of the RPC message, and equal to the transport's (RFC 8166 §4.1).
+/// Writes the XID: the first word of the RPC message, equal to the transport's XID (RFC 8166 §4.1).
 #[inline(always)]
 fn set_xid(message: &mut Buf, call: CallId) {
     if let Some(word) = message.first_chunk_mut() {
@@ -423,7 +422,7 @@ fn is_too_long(conn: &Conn, message: &Buf, exposure: Option<u32>) -> bool {
     call_header_len(conn, exposure) + message.len() > conn.proto.terms().send_inline_threshold
 }
 
-/// Bytes of a call's header, with the lists of what it exposes.
+/// Bytes of a call's header, with the lists of its exposed memory.
 pub(in crate::shard) fn call_header_len(conn: &Conn, exposure: Option<u32>) -> usize {
     let exposure = exposure.and_then(|index| conn.requests.exposures.get(index));
     let chunks = exposure.map_or(ChunkCounts::default(), |exposure| counts_of(exposure, conn.proto.terms()));

@@ -1,5 +1,6 @@
-//! Chunk memory of a call: boxed, because most calls have none, and kept for reuse by each thread: no allocation per
-//! call.
+//! Chunk memory of a call.
+//!
+//! It is boxed, because most calls have none. Each thread keeps boxes for reuse: no allocation per call.
 
 use std::cell::RefCell;
 
@@ -10,7 +11,7 @@ use super::exposures::Place;
 use crate::proto::CallError;
 use crate::service::MAX_CHUNKS;
 
-/// Boxes that a thread keeps.
+/// Most boxes that a thread keeps.
 const KEPT: usize = 1024;
 
 thread_local! {
@@ -30,16 +31,16 @@ pub(crate) struct Memory {
     /// The RPC message of a long call: its Position Zero Read chunk.
     pub(crate) call: Option<Buf>,
     pub(crate) reply: Option<Buf>,
-    /// Write chunks allocated at the start of the call: the index of each, and its bytes.
+    /// Write chunks to allocate at the start of the call: the index of each, and its bytes.
     pub(crate) wanted: ArrayVec<(usize, u32), MAX_CHUNKS>,
     /// The call has too many chunks.
     pub(crate) too_many: bool,
-    /// Most bytes of inline results beside the Write chunks, by the binding, if known.
+    /// Most bytes of inline results beside the Write chunks, if the binding is known.
     pub(crate) most_results: Option<usize>,
 }
 
 impl Memory {
-    /// The next of its buffers, in header order.
+    /// Takes the next buffer, in header order.
     #[inline]
     pub(super) fn take_next(&mut self) -> Option<(Place, Buf)> {
         if let Some(buf) = self.call.take() {
@@ -60,7 +61,7 @@ impl Memory {
         self.receive.len() + self.wanted.len()
     }
 
-    /// A call with these chunks cannot start as they are.
+    /// Whether a call with these chunks cannot start yet.
     #[inline]
     pub(crate) fn is_unfinished(&self) -> bool {
         self.too_many || !self.wanted.is_empty()
@@ -73,17 +74,17 @@ impl Memory {
         lens
     }
 
-    /// The arguments begin at byte `to` of the message, not at `from`.
+    /// Moves the Read chunks for arguments that start at byte `to` of the message instead of `from`.
     #[inline]
     pub(crate) fn move_reads(&mut self, from: usize, to: usize) {
         let moved = |position: u32| (position - from as u32).saturating_add(to as u32);
         self.send.iter_mut().for_each(|(position, _)| *position = moved(*position));
     }
 
-    /// Allocates missing memory of Write chunks.
+    /// Allocates the missing memory of Write chunks.
     ///
     /// # Errors
-    /// That of `alloc`.
+    /// The error of `alloc`.
     #[inline]
     pub(crate) fn allocate(&mut self, mut alloc: impl FnMut(usize) -> Result<Buf, CallError>) -> Result<(), CallError> {
         let Self { wanted, receive, .. } = self;
@@ -99,15 +100,15 @@ impl Memory {
     }
 }
 
-/// A box of them, or [none](Self::NONE): one word, moved with every call.
+/// A box of chunk memory, or [none](Self::NONE): one word, moved with every call.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkMemory(Option<Box<Memory>>);
 
 impl ChunkMemory {
-    /// That of a call without chunks.
+    /// Chunk memory of a call without chunks.
     pub(crate) const NONE: Self = Self(None);
 
-    /// An empty one.
+    /// Takes an empty box.
     pub(crate) fn new() -> Self {
         let mut new = Self::NONE;
         new.get_or_new();
@@ -124,7 +125,7 @@ impl ChunkMemory {
         self.0.is_some()
     }
 
-    /// Leaves none.
+    /// Takes the box; leaves none.
     #[inline]
     pub(super) fn take(&mut self) -> Self {
         Self(self.0.take())
@@ -140,35 +141,35 @@ impl ChunkMemory {
         self.0.as_deref_mut()
     }
 
-    /// An empty one if there is none. Inlined, so that the compiler keeps the call around it in registers.
+    /// The box, or an empty one. Inlined, so that the compiler keeps the call around it in registers.
     #[inline(always)]
     pub(crate) fn get_or_new(&mut self) -> &mut Memory {
         self.0.get_or_insert_with(spare)
     }
 
-    /// None of an empty one.
+    /// Frees an empty box.
     pub(crate) fn unless_empty(self) -> Self {
         if self.get().is_some_and(Memory::is_empty) { Self::NONE } else { self }
     }
 
-    /// The arguments that are not in the message yet.
+    /// Takes the arguments that are not in the message yet.
     pub(crate) fn take_args(&mut self) -> Vec<u8> {
         self.get_mut().map(|memory| std::mem::take(&mut memory.args)).unwrap_or_default()
     }
 
-    /// The buffers of the Read chunks, in order.
+    /// Takes the buffers of the Read chunks, in order.
     pub(super) fn take_send(&mut self) -> impl Iterator<Item = Buf> {
         self.get_mut().into_iter().flat_map(|memory| memory.send.drain(..).map(|(_, buf)| buf))
     }
 
-    /// The buffers of the Write chunks, in order.
+    /// Takes the buffers of the Write chunks, in order.
     pub(super) fn take_receive(&mut self) -> impl Iterator<Item = Buf> {
         self.get_mut().into_iter().flat_map(|memory| memory.receive.drain(..))
     }
 }
 
 impl Drop for ChunkMemory {
-    // Inlined: nothing without chunks; out of line with chunks.
+    // Inlined for calls without chunks, for which it does nothing; out of line with chunks.
     #[inline]
     fn drop(&mut self) {
         if let Some(memory) = self.0.take() {
@@ -191,7 +192,7 @@ fn keep(mut memory: Box<Memory>) {
     memory.wanted.clear();
     memory.too_many = false;
     (memory.call, memory.reply, memory.most_results) = (None, None, None);
-    // An ending thread keeps nothing.
+    // An ending thread keeps no box.
     let _ = SPARE.try_with(|spare| {
         let mut spare = spare.borrow_mut();
         if spare.len() < KEPT {

@@ -1,7 +1,8 @@
-//! Memory exposed by a connection to its peer: from the posting of a call to the proof that the peer can reach none of
-//! it.
+//! Memory exposed by a connection to its peer.
 //!
-//! Each call that exposes memory has an *exposure*, and each piece of it a memory window. Slots and windows are reused.
+//! It stays exposed from the posting of a call until the peer provably cannot reach it.
+//!
+//! Each call that exposes memory has an *exposure*, and each piece of memory a window. Slots and windows are reused.
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Lent;
@@ -28,7 +29,7 @@ pub(super) enum Place {
 #[derive(Debug)]
 pub(super) struct Exposed {
     pub(super) window: WindowId,
-    /// Until revoked.
+    /// Present until revoked.
     pub(super) mem: Option<Lent>,
     /// Its segment, and the position of a Read chunk in the RPC message.
     pub(super) at: ReadSegment,
@@ -39,12 +40,12 @@ pub(super) struct Exposed {
 /// Exposed memory of one call.
 #[derive(Debug, Default)]
 pub(super) struct Exposure {
-    /// Read chunks first, that of position zero before all, then Write chunks, then the Reply chunk. Empty
-    /// while the slot is free.
+    /// Read chunks first, that of position zero before all, then Write chunks, then the Reply chunk. Empty while the
+    /// slot is free.
     pub(super) parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS + 2 }>,
-    /// Segment size that they were offered in.
+    /// Segment size of the offered chunks.
     pub(super) segment_size: u32,
-    /// Box that the buffers return to.
+    /// Box to which the buffers return.
     pub(super) memory: ChunkMemory,
     /// Outcome of the call, waiting for the last revocation.
     pub(super) ending: Option<Ending>,
@@ -55,7 +56,7 @@ impl Exposure {
         self.parts.last().filter(|part| part.place == Place::Reply)
     }
 
-    /// The RPC message is in a Position Zero Read chunk.
+    /// Whether the RPC message is in a Position Zero Read chunk.
     pub(super) fn is_long(&self) -> bool {
         self.parts.first().is_some_and(|part| part.place == Place::Read(0))
     }
@@ -65,7 +66,7 @@ impl Exposure {
         self.is_long() && !matches!(self.parts.get(1), Some(Exposed { place: Place::Read(_), .. }))
     }
 
-    /// Adds a piece, whose window is about to be bound: in the order of `parts`.
+    /// Adds a piece, in the order of `parts`. Its window is about to be bound.
     #[inline]
     pub(super) fn add(&mut self, window: WindowId, mem: Lent, segment: Segment, place: Place) {
         let position = if let Place::Read(position) = place { position } else { 0 };
@@ -73,12 +74,12 @@ impl Exposure {
         self.parts.push(Exposed { window, mem: Some(mem), at, place, revoked: false });
     }
 
-    /// Moves the buffers back into their box; false if the device still holds one of them. The windows are free. Write
-    /// chunks of an `answered` call are as long as the data written.
+    /// Moves the buffers back into their box, and frees the windows. False if the device still holds a buffer. Write
+    /// chunks of an `answered` call get the length of the written data.
     #[inline(always)]
     fn take_back(&mut self, mut memory: Option<&mut Memory>, answered: bool, windows: &mut Vec<WindowId>) -> bool {
         let mut whole = true;
-        // Usually there is one: moving the others is cheap.
+        // Usually there is one piece: moving the others is cheap.
         while let Some(part) = self.parts.pop_at(0) {
             push(windows, || part.window);
             let (Some(memory), Some(mem)) = (&mut memory, part.mem) else { continue };
@@ -102,7 +103,7 @@ impl Exposure {
     }
 }
 
-/// An outcome to report once nothing is exposed any more.
+/// An outcome to report once no memory is exposed.
 #[derive(Debug)]
 pub(super) struct Ending {
     pub(super) sink: Sink,
@@ -110,17 +111,17 @@ pub(super) struct Ending {
     pub(super) result: CallResult,
     /// Length of the RPC reply in the Reply chunk, if it is there.
     pub(super) long: Option<u32>,
-    /// The call has to be sent again, for this reason, instead of reported.
+    /// Reason to send the call again instead of reporting it.
     pub(super) again: Option<(CallId, ErrorBody)>,
 }
 
 impl Ending {
-    /// Without results.
+    /// An outcome without results.
     pub(super) fn error(sink: Sink, token: u64, error: CallError) -> Self {
         Self { sink, token, result: Err(error.into()), long: None, again: None }
     }
 
-    /// Sends the call again, with its sink.
+    /// An outcome that sends the call again, with its sink.
     pub(super) fn again(token: u64, call: CallId, error: ErrorBody) -> Self {
         Self { again: Some((call, error)), ..Self::error(Sink::Polled, token, CallError::Transport(error)) }
     }
@@ -159,8 +160,8 @@ impl Exposures {
         self.slots.get_mut(index as usize)
     }
 
-    /// Ends a call, of which the peer may have invalidated one handle. Returns the windows to revoke, their number, and
-    /// that of all.
+    /// Ends a call; the peer may have invalidated one handle. Returns the windows to revoke, their number, and the
+    /// number of all.
     #[inline(always)]
     pub(super) fn end(
         &mut self,
@@ -187,9 +188,9 @@ impl Exposures {
         self.slots.get_mut(index as usize)?.ending.take()
     }
 
-    /// Frees the slot after revocation. Returns its memory, if it is `wanted`, and whether all of it is there;
-    /// otherwise the device still holds it in spite of the revocation. Write chunks of an `answered` call are as long
-    /// as their data.
+    /// Frees the slot after revocation. Returns its memory, if `wanted`, and whether it is complete: otherwise the
+    /// device still holds some in spite of the revocation. Write chunks of an `answered` call get the length of their
+    /// data.
     #[inline(always)]
     pub(super) fn recover(&mut self, index: u32, wanted: bool, answered: bool) -> (ChunkMemory, bool) {
         let Some(exposure) = self.slots.get_mut(index as usize) else { return (ChunkMemory::NONE, true) };
@@ -202,7 +203,7 @@ impl Exposures {
         (memory, whole)
     }
 
-    /// After the loss of the device: the memory of a call that has not ended. None if part of it is lost.
+    /// Takes the memory of an unfinished call after the loss of the device. None if part of it is lost.
     pub(super) fn bring_home(&mut self, index: u32) -> ChunkMemory {
         let Some(exposure) = self.slots.get_mut(index as usize) else { return ChunkMemory::NONE };
         let mut memory = exposure.memory.take();
@@ -246,8 +247,8 @@ mod tests {
         WindowId { qp: QpId { slot: 0, generation: 0 }, index }
     }
 
-    /// Two Read chunks, that of position zero among them, a Write chunk and a Reply chunk, each of as many
-    /// bytes as its handle says.
+    /// Exposes two Read chunks, one of position zero, a Write chunk and a Reply chunk. Each has as many bytes as the
+    /// number of its handle.
     fn expose(exposures: &mut Exposures, pool: &Pool) -> (u32, Vec<Lent>) {
         let (index, exposure, windows) = exposures.begin();
         let mut held = Vec::new();
@@ -292,7 +293,7 @@ mod tests {
         assert_eq!(memory.receive.iter().map(|buf| buf.len()).collect::<Vec<_>>(), [3]);
         assert_eq!(memory.reply.as_ref().map(|buf| buf.len()), Some(4));
         assert!(exposures.is_empty() && exposures.ended().is_empty());
-        // Slot and windows are used again.
+        // The slot and the windows are reused.
         let (again, _held) = expose(&mut exposures, &pool);
         assert_eq!((again, exposures.windows.pop()), (index, None));
     }

@@ -1,4 +1,4 @@
-//! Forms of this side's calls: chunks of the call, chunks offered for the reply, and new forms after a refusal.
+//! Forms of this side's calls: chunks of call and reply, and new forms after a refusal.
 
 use rpcrdma_mempool::Buf;
 
@@ -37,9 +37,9 @@ impl Requester {
         max_reply: usize,
         may_expose: bool,
     ) -> Result<(), CallError> {
-        // A connection that takes fast-path calls takes this one, too.
+        // A connection that accepts fast-path calls accepts this one, too.
         if conn.requests.plain_call == 0 {
-            // A draining connection finishes its calls, and takes no new one.
+            // A draining connection finishes its calls, and accepts no new one.
             if !matches!(conn.stage(), Stage::Open | Stage::Draining) {
                 return Err(CallError::Closed);
             }
@@ -94,7 +94,7 @@ impl Requester {
         };
         let mut plan = choose_call(&limits, &lengths)?;
         if memory.get().is_some_and(|memory| memory.reply.is_some()) {
-            // A larger one, after the last attempt.
+            // The memory has a larger Reply chunk, from the last attempt.
             plan.reply_chunk = false;
         }
         if plan.form != CallForm::Long && !plan.reply_chunk {
@@ -114,11 +114,11 @@ impl Requester {
         self.make_room(cx, conn, message, &chunks)
     }
 
-    /// Ensures that the headers of the call and of its reply, with such lists, fit one message, and the headroom of the
-    /// call.
+    /// Ensures room for the headers of the call and of its reply, with such lists: in one message each, and in the
+    /// call's headroom.
     ///
     /// # Errors
-    /// [`CallError::Invalid`]; [`CallError::NoMemory`] to move the call to where there is room.
+    /// [`CallError::Invalid`]; [`CallError::NoMemory`] to move the call to a buffer with room.
     #[inline]
     pub(super) fn make_room<F: Fabric>(
         &mut self,
@@ -159,7 +159,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Retries a call that was refused for want of resources, once nothing of it is exposed any more, or ends it.
+    /// Retries a call refused for lack of resources, once no memory of it is exposed, or ends it.
     #[cold]
     pub(in crate::shard) fn retry<F: Fabric>(
         &mut self,
@@ -172,7 +172,7 @@ impl Requester {
     ) {
         let exposure = conn.exposure_of(call);
         let long = exposure.as_deref().is_some_and(Exposure::is_long);
-        // An unreadable long call stays unreadable (version 2 §6.4.3), unless it failed for other chunks.
+        // A long call that cannot be read stays so (version 2 §6.4.3), unless it failed for other chunks.
         let hopeless = long
             && matches!(error, ErrorBody::ReadChunks { .. })
             && exposure.is_some_and(|exposure| exposure.is_long_only());
@@ -198,7 +198,7 @@ impl Requester {
         }
     }
 
-    /// Queues a call again, with the resources that its refusal asked for.
+    /// Queues a call again, with the resources that its refusal requires.
     pub(super) fn send_again<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -208,7 +208,7 @@ impl Requester {
         mut memory: ChunkMemory,
     ) {
         if !conn.proto.is_waiting(call) {
-            // It timed out, or was cancelled.
+            // The call timed out, or was cancelled.
             return;
         }
         let formed = self.form_larger(cx, conn, call, error, &mut memory);
@@ -220,7 +220,7 @@ impl Requester {
                 conn.proto.resend(call);
                 cx.ready.add(conn);
             }
-            // The server has answered: it refused the call for want of room.
+            // The server has answered: it refused the call for lack of room.
             Err(lacks @ (CallError::NoMemory { .. } | CallError::TooLong { .. })) => {
                 self.give_up_call(cx, conn, call, lacks.of_reply())
             }
@@ -228,7 +228,7 @@ impl Requester {
         }
     }
 
-    /// Gives a call the form that its refusal asked for; returns its message.
+    /// Gives a call the form that its refusal requires; returns its message.
     fn form_larger<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -244,7 +244,7 @@ impl Requester {
         let message = self.enlarge(cx, conn, given, &message, error, retries)?.unwrap_or(message);
         let out = conn.out_call(call);
         if let ErrorBody::ReplyResource { length_needed } = error {
-            // A new connection would have to learn this again, and the call may run each time.
+            // A new connection would have to find this out again, and the call may run each time.
             let needed = (length_needed as usize).saturating_sub(ACCEPTED_REPLY_LEN);
             out.max_reply = out.max_reply.max(needed);
         }
@@ -255,7 +255,7 @@ impl Requester {
         Ok(message)
     }
 
-    /// Gives a call that waited for a reconnect the form for the new terms.
+    /// Gives a call that waited for a reconnect a form for the new terms.
     ///
     /// # Errors
     /// It cannot be sent.
@@ -287,7 +287,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Allocates the resources that the refusal asked for. Returns a new message if the call is no longer reduced.
+    /// Allocates the resources that the refusal requires. Returns a new message if the call is no longer reduced.
     fn enlarge<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -300,7 +300,7 @@ impl Requester {
         match error {
             ErrorBody::ReplyResource { length_needed } => {
                 if retries > 1 {
-                    // The responder cannot use the Write chunks: everything goes inline (version 2 §6.4.3).
+                    // The responder cannot use the Write chunks: all results become inline (version 2 §6.4.3).
                     memory.receive.clear();
                     memory.most_results = None;
                 }
@@ -330,7 +330,7 @@ impl Requester {
 fn unreduce(message: &[u8], memory: &Memory, whole: &mut [u8]) {
     let (mut from, mut to) = (0, 0);
     for (position, data) in &memory.send {
-        // Positions are those of the unreduced message.
+        // Positions refer to the unreduced message.
         let inline = (*position as usize).saturating_sub(to).min(message.len() - from);
         whole[to..to + inline].copy_from_slice(&message[from..from + inline]);
         (from, to) = (from + inline, to + inline);
@@ -341,7 +341,7 @@ fn unreduce(message: &[u8], memory: &Memory, whole: &mut [u8]) {
     whole[to..].copy_from_slice(&message[from..]);
 }
 
-/// Number of segments for so many bytes, of the length that the peer handles.
+/// Number of segments for `len` bytes, at the peer's segment size.
 #[inline]
 pub(super) fn segments_of(len: usize, terms: &Terms) -> usize {
     let size = terms.segment_size as usize;
@@ -401,7 +401,7 @@ impl Conn {
     fn check_memory(&self, memory: &Memory, message: &[u8]) -> Result<(), CallError> {
         let mine = self.requests.exposed.as_ref().map(|pool| pool.arena().id());
         let fits = |buf: &Buf| Some(buf.arena()) == mine && !buf.is_empty();
-        // Position zero is the message itself; the others are in order, as is the chunks' data, and none is beyond the
+        // Position zero is the message itself. The others are in order, as is the chunks' data, and none is beyond the
         // end.
         let (mut earliest, mut end) = (4, message.len());
         for (position, buf) in &memory.send {

@@ -8,7 +8,7 @@ use crate::proto::{MAX_READ_SEGMENTS, MAX_WRITE_SEGMENTS, Terms};
 use crate::service::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::{Chunks, ReadSegment, Segment, WriteList};
 
-/// Chunk lists of a call, cut into segments of the length that the peer handles. Reused by all calls.
+/// Chunk lists of a call, in segments of the peer's size. All calls reuse it.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
     reads: ArrayVec<ReadSegment, MAX_READ_SEGMENTS>,
@@ -21,8 +21,8 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Lists of exposed memory for a header, with the handle that may be invalidated if one is `offered`. `None` with
-    /// too many segments: the peer has changed its terms since the call got its form.
+    /// Lists of exposed memory for a header, with the handle that the peer may invalidate if `offered`. `None` with too
+    /// many segments: the peer has changed its terms since the call got its form.
     #[inline(always)]
     pub(super) fn of<'a>(&'a mut self, exposure: &'a Exposure, terms: &Terms, offered: bool) -> Option<Chunks<'a>> {
         match &exposure.parts[..] {

@@ -1,15 +1,16 @@
-//! Engine of this side's calls, the requester's half (RFC 8166 §2.1): each gets a form, is exposed, sent, matched with
-//! its reply, and ended.
+//! Engine of this side's calls: the requester (RFC 8166 §2.1).
+//!
+//! It gives each call a form, exposes its memory, sends it, matches its reply, and ends it.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `calls` | a call starts: its memory is exposed, and its message sent |
-//! | `forms` | the form that a call takes, and the chunks that go with it; what is sent again |
-//! | `replies` | a reply has come: what it says, and the end of its call |
-//! | `chunks` | the memory that goes with a call |
-//! | `exposures` | what one connection exposes to its peer |
-//! | `lists` | the chunk lists of the call that is being sent |
-//! | `outcome` | how a call ends, and who is told |
+//! | `calls` | start of a call: exposes its memory, sends its message |
+//! | `forms` | forms of calls, with their chunks, and new forms after a refusal |
+//! | `replies` | end of a call: match, revoke, deliver |
+//! | `chunks` | chunk memory of a call |
+//! | `exposures` | memory exposed by a connection to its peer |
+//! | `lists` | chunk lists of the current call |
+//! | `outcome` | outcomes of calls, and their receivers |
 
 mod calls;
 mod chunks;
@@ -47,7 +48,7 @@ pub(super) struct Requester {
     done: Vec<Done>,
     /// Chunk lists of the current call.
     lists: Lists,
-    /// Copies of replies in memory that their peer may still reach; made for the first of them.
+    /// Copies of replies in memory that their peer may still reach; created at first use.
     copies: Option<Pool>,
     /// Replies that other threads have not taken.
     untaken: Untaken,
@@ -61,26 +62,26 @@ pub(super) struct Requests {
     /// By call slot.
     calls: Vec<OutCall>,
     exposures: Exposures,
-    /// Memory exposed to this peer only; made at first use.
+    /// Memory exposed to this peer only; created at first use.
     exposed: Option<Pool>,
     /// Limits of the fast path: bytes of RPC message, and of results.
     plain_call: usize,
     plain_reply: usize,
-    /// The peer has refused a call for want of a Reply chunk: the fast path is off.
+    /// The peer has refused a call for lack of a Reply chunk: the fast path is off.
     keeps_all: bool,
-    /// Whether one was answered since the connection was made.
+    /// Whether a call was answered since the connection was made.
     answered: bool,
 }
 
 /// A call whose message waits to be sent, or for its reply: a reused slot.
 #[derive(Debug, Default)]
 struct OutCall {
-    /// Whether it is in use. It is not for a polled fast-path call that was sent at once.
+    /// Whether it is in use. A polled fast-path call that was sent at once does not use its slot.
     used: bool,
     sink: Sink,
-    /// The message, until it is sent.
+    /// The message, until sent.
     message: Option<Buf>,
-    /// Its chunks, until it is sent; then they are in `exposure`.
+    /// Its chunks until sent; then they are in `exposure`.
     memory: ChunkMemory,
     /// Index of its exposure.
     exposure: Option<u32>,
@@ -114,12 +115,12 @@ impl OutCall {
         }
     }
 
-    /// Whether anything is kept.
+    /// Whether it keeps a message.
     fn keeps(&self) -> bool {
         self.kept.is_some() || !self.copy.is_empty()
     }
 
-    /// The kept message, if there is memory for it.
+    /// Takes the kept message, if there is memory for it.
     fn take_kept<F: Fabric>(&mut self, cx: &mut Context<F>) -> Option<Buf> {
         if !self.copy.is_empty() {
             self.kept = cx.copy_of(&self.copy);
@@ -128,7 +129,7 @@ impl OutCall {
         self.kept.take()
     }
 
-    /// Drops the message: it is not sent, or not again.
+    /// Drops the message, which will not be sent (again).
     #[inline]
     fn forget(&mut self) {
         (self.message, self.memory, self.kept, self.empty_reply) = (None, ChunkMemory::NONE, None, None);
@@ -150,7 +151,7 @@ impl Requests {
         self.calls.as_ptr().cast()
     }
 
-    /// Whether one was answered since the connection was made.
+    /// Whether a call was answered since the connection was made.
     pub(super) fn was_answered(&self) -> bool {
         self.answered
     }
@@ -190,7 +191,8 @@ impl Requests {
         (self.plain_call, self.plain_reply) = (call, reply);
     }
 
-    /// A call without reply room may be refused with the length of Reply chunk that it needs: such a call is kept.
+    /// Whether the peer may refuse a call without reply room, with the length of the Reply chunk that it needs. Such a
+    /// call is kept.
     fn may_need_more(&self, proto: &Connection) -> bool {
         let limits = proto.form_limits();
         // Version 1 does not report the length.
@@ -206,7 +208,7 @@ impl Requests {
         (self.plain_call, self.plain_reply) = (0, 0);
     }
 
-    /// Whether nothing of them is exposed.
+    /// Whether no memory is exposed.
     pub(super) fn expose_nothing(&self) -> bool {
         self.exposures.is_empty()
     }
@@ -238,7 +240,7 @@ impl Conn {
         self.proto.is_owed(call) && self.requests.calls.get(slot).is_some_and(|out| out.exposure == Some(index))
     }
 
-    /// Keeps a call's message that was sent in parts, whole or not.
+    /// Keeps a call's message that was sent in parts, completely or not.
     pub(super) fn keep_whole(&mut self, call: CallId, mut message: Buf, (start, len): (usize, usize)) {
         if self.proto.is_under_way(call) {
             message.set_window(start, len);
@@ -255,7 +257,7 @@ impl Conn {
         out
     }
 
-    /// Ends a call's record: its sink, its exposure, its start if it is sampled.
+    /// Ends a call's record: returns its sink, its exposure, its start if it is sampled.
     #[inline(always)]
     fn end_call(&mut self, call: CallId) -> (Sink, Option<u32>, Option<u64>) {
         let slot = self.proto.call_slot(call);
@@ -356,9 +358,9 @@ impl Requester {
         }
     }
 
-    /// Ends a call for its caller while the reply is owed. The record stays, with its exposure, until the reply arrives
-    /// or the connection closes: revoking a window that the peer may be about to revoke by Send With Invalidate would
-    /// break the connection.
+    /// Ends a call for its caller before its reply. The record stays, with its exposure, until the reply arrives or the
+    /// connection closes: the peer may be about to revoke a window by Send With Invalidate, and a second revocation
+    /// would break the connection.
     fn abandon<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, token: u64, error: CallError) {
         let out = conn.out_call(call);
         let sink = std::mem::replace(&mut out.sink, Sink::Polled);
@@ -368,7 +370,7 @@ impl Requester {
         self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
     }
 
-    /// Ends a call that cannot be sent, or not again: with its refusal, or with the resources that it would take.
+    /// Ends a call that cannot be sent (again), with its refusal or the missing resources.
     pub(super) fn give_up_call<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -380,7 +382,7 @@ impl Requester {
         self.give_up_with(cx, conn, call, error, memory);
     }
 
-    /// As above, with the memory apart.
+    /// As above, with separate memory.
     #[cold]
     fn give_up_with<F: Fabric>(
         &mut self,
@@ -402,13 +404,13 @@ impl Requester {
             let Some(ending) = conn.requests.exposures.ending(index) else { continue };
             let (memory, _) = conn.requests.exposures.recover(index, true, ending.result.is_ok());
             if let Some((call, _)) = ending.again {
-                // Not retransmitted: it ends with those below, unless cancelled meanwhile.
+                // Not retransmitted: it ends with the calls below, unless cancelled meanwhile.
                 if conn.proto.is_waiting(call) {
                     conn.out_call(call).memory = memory;
                 }
                 continue;
             }
-            // Its reply had arrived; only the revocation was owed, and is done.
+            // Its reply had arrived; only the revocation was missing, and is done.
             let error = ending.result.err().map_or(CallError::ConnectionLost { sent: true }, CallError::from);
             self.deliver(cx, ending.sink, ending.token, Err(FailedCall::new(error, memory)));
         }
@@ -416,7 +418,7 @@ impl Requester {
             let mut memory = conn.out_call(call).memory.take();
             let (sink, exposure, _) = conn.end_call(call);
             if let (true, Some(index)) = (memory.is_none(), exposure) {
-                // The device holds nothing of this connection any more.
+                // The device holds nothing of this connection now.
                 memory = conn.requests.exposures.bring_home(index);
             }
             self.deliver(cx, sink, token, Err(FailedCall::new(error, memory)));
@@ -432,9 +434,9 @@ impl Requester {
         }
     }
 
-    /// Parks the calls of a connection that will reconnect, as far as they can be retransmitted.
+    /// Parks the calls of a connection that will reconnect, if they can be retransmitted.
     pub(super) fn interrupt<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
-        // Calls with a reply, awaiting revocation, end normally: the device holds nothing any more.
+        // Calls with a reply that await revocation end normally: the device holds nothing now.
         for index in conn.requests.exposures.ended() {
             self.revoked(cx, conn, index);
         }

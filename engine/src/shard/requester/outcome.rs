@@ -10,7 +10,7 @@ use crate::handoff::slot::Completer;
 use crate::proto::CallError;
 use crate::wire::rpc::{OpaqueAuth, ReplyBody, ReplyHeader};
 
-/// Reply of a call; `Send`: may be kept and dropped anywhere.
+/// Reply of a call; `Send`: any thread may keep and drop it.
 #[derive(Debug)]
 pub struct Reply {
     pub(super) message: ReceivedBuf,
@@ -74,7 +74,7 @@ pub struct FailedCall {
 }
 
 impl FailedCall {
-    /// With the memory that only the caller can reach.
+    /// A failed call with the memory that only the caller can reach.
     #[cold]
     pub(crate) fn new(error: CallError, memory: ChunkMemory) -> Self {
         Self { error, returned: Returned(memory) }
@@ -83,10 +83,9 @@ impl FailedCall {
 
 /// Buffers of a failed call's chunks that the peer cannot reach.
 ///
-/// Those of a call that was not started, not sent, or answered with an error, and of one whose connection is closed. A
+/// Has the buffers of a call that was not started, not sent, or answered with an error, or whose connection closed. A
 /// call that was sent again in another form has the chunks of the last one. After a time-out or a cancel, the server
-/// may use the buffers until it answers; then they return to their pool by themselves. Buffers that are not taken are
-/// freed with this value.
+/// may use the buffers until it answers; then they return to their pool. Dropping this value frees the buffers in it.
 #[derive(Debug)]
 pub struct Returned(ChunkMemory);
 
@@ -118,16 +117,16 @@ impl From<FailedCall> for CallError {
 const UNTAKEN_BYTES: usize = 1 << 20;
 const UNTAKEN_SIZE: usize = 512;
 
-/// Memory of replies that other threads may leave for as long as they like. In their receives these would keep the
-/// peer's next replies out, and the peer would take this side for stalled.
+/// Memory of replies that other threads have not taken yet. In their receives these replies would block the peer's next
+/// ones, and the peer would take this side for stalled.
 #[derive(Default)]
 pub(super) struct Untaken {
-    /// The newest pool. Those before it are freed with their last buffers.
+    /// The newest pool. Earlier ones are freed with their last buffers.
     pool: Option<Pool>,
 }
 
 impl Untaken {
-    /// Moves a reply out of its receive of so many bytes. Without memory, or if it is longer, it stays where it is.
+    /// Moves a reply out of its receive of `receive` bytes. A longer reply, or one without memory, stays there.
     #[cold]
     pub(super) fn take(&mut self, reply: &mut Reply, receive: usize, arena: ArenaConfig) {
         let len = reply.message.len();

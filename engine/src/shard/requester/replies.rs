@@ -55,7 +55,7 @@ impl Requester {
         self.replied(cx, conn, (call, token), read, ReceivedBuf::whole(whole), invalidated);
     }
 
-    /// Reports a decoded reply, at once or when nothing is exposed any more.
+    /// Reports a decoded reply, at once or when no memory is exposed.
     #[inline(always)]
     pub(in crate::shard) fn replied<F: Fabric>(
         &mut self,
@@ -97,7 +97,7 @@ impl Requester {
         conn.requests.exposures.wait(index, Some(Ending { sink, token, result, long, again: None }));
     }
 
-    /// Ends a call without results, once nothing is exposed any more.
+    /// Ends a call without results, once no memory is exposed.
     pub(in crate::shard) fn failed<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
@@ -130,7 +130,7 @@ impl Requester {
         }
     }
 
-    /// Ends a call without results: revokes the remaining windows; reports the end after that.
+    /// Ends a call without results: revokes the remaining windows, then reports the end.
     #[inline(never)]
     pub(super) fn conclude<F: Fabric>(
         &mut self,
@@ -146,7 +146,7 @@ impl Requester {
         }
     }
 
-    /// Revokes the windows that the peer has not revoked. True if there are none, and nothing to wait for.
+    /// Revokes the windows that the peer has not revoked. True if there are none, so that the call need not wait.
     #[inline(always)]
     fn revoke<F: Fabric>(
         &mut self,
@@ -163,7 +163,7 @@ impl Requester {
             return true;
         }
         for (n, window) in windows.enumerate() {
-            // They complete in order: the last one is signaled.
+            // Revocations complete in order: the last one is signaled.
             let signalled = n + 1 == left;
             sends.push_named(u64::from(index), signalled, || WorkRequest::LocalInvalidate { window });
         }
@@ -191,7 +191,7 @@ impl Requester {
         }
     }
 
-    /// Ends a call with its memory, the `whole` of it or not.
+    /// Ends a call with its memory; `whole` if none is missing.
     #[inline(always)]
     fn end_with<F: Fabric>(
         &mut self,
@@ -214,7 +214,7 @@ impl Requester {
         self.deliver(cx, sink, token, result);
     }
 
-    /// Completes a reply with its memory, the `whole` of it or not: runs the remaining checks.
+    /// Completes a reply with its memory, `whole` if none is missing: runs the remaining checks.
     #[inline(always)]
     fn complete<F: Fabric>(
         &mut self,
@@ -227,7 +227,7 @@ impl Requester {
             return Err(CallError::MalformedReply("its memory is still in use by the device"));
         }
         let Some(memory) = reply.memory.get_mut() else { return Ok(()) };
-        // By the binding, one result belongs into a Write chunk (RFC 8166 §6.1).
+        // By the binding, one result belongs in a Write chunk (RFC 8166 §6.1).
         let most = memory.most_results.unwrap_or(usize::MAX);
         if let Some(buf) = memory.reply.take()
             && let Some(len) = long
@@ -240,8 +240,7 @@ impl Requester {
         Ok(())
     }
 
-    /// The reply in the Reply chunk. If the peer may still reach that memory, it is copied first, and only the copy is
-    /// checked and used.
+    /// Takes the reply in the Reply chunk. If the peer may still reach that memory, only a copy is checked and used.
     #[cold]
     fn take_long<F: Fabric>(
         &mut self,
@@ -255,14 +254,14 @@ impl Requester {
         if cx.fabric.capabilities().exposure_needs_own_arena {
             buf = self.private_copy(cx, &buf).ok_or_else(|| cx.config.lacks_exposed_buffer(len as usize).of_reply())?;
         }
-        // Its transport header was in the other message.
+        // The transport header is in the other message.
         let xid = reply.message.first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
         reply.header = header_of(xid, &buf, 0)?;
         reply.message = ReceivedBuf::whole(buf);
         Ok(())
     }
 
-    /// Copies into memory that is never exposed: in buffers like the exposed ones, so that everything fits.
+    /// Copies into memory that is never exposed. Its buffers are like the exposed ones, so that every reply fits.
     fn private_copy<F: Fabric>(&mut self, cx: &mut Context<F>, shown: &[u8]) -> Option<Buf> {
         let copy = cx.alloc_bulk(&mut self.copies, false, shown.len());
         let mut copy = copy.or_else(|| cx.alloc(shown.len()))?;
@@ -271,23 +270,23 @@ impl Requester {
     }
 }
 
-/// The parts of a reply that the shard needs, without a borrow of the message. Written lengths are stored in the call's
-/// exposure.
+/// Parts of a reply that the shard needs, without a borrow of the message. The call's exposure has the written lengths.
 pub(in crate::shard) struct ReadReply {
-    /// Range of its RPC header in the message, or why there are no results after it.
+    /// Range of its RPC header in the message, or the reason for the lack of results.
     header: Result<Range<u32>, CallError>,
-    /// Of a long reply: its length in the Reply chunk. Its results are known after revocation.
+    /// Length of a long reply in the Reply chunk. Its results are available after revocation.
     long: Option<u32>,
 }
 
 impl ReadReply {
-    /// A reply in a message, with valid lists or not. `payload` is the RPC message, at `base` of the message.
+    /// A reply in a message; `lists` is the check of its chunk lists. `payload` is the RPC message, at `base` of the
+    /// message.
     #[inline(always)]
     fn of(lists: Result<(), CallError>, xid: u32, payload: &[u8], base: usize) -> Self {
         Self { header: lists.and_then(|()| header_of(xid, payload, base)), long: None }
     }
 
-    /// Its outcome; the memory of its call is still exposed.
+    /// Its outcome; the call's memory is still exposed.
     #[inline(always)]
     fn result(self, message: ReceivedBuf) -> CallResult {
         match self.header {
@@ -338,7 +337,7 @@ fn read_long_reply(view: &View<'_>, exposure: Option<&mut Exposure>) -> ReadRepl
     }
 }
 
-/// Range of the RPC header in a reply, or why there are no results after it.
+/// Range of the RPC header in a reply, or the reason for the lack of results.
 #[inline(always)]
 fn header_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u32>, CallError> {
     match rpc::ReplyHeader::parse(payload) {
@@ -351,9 +350,9 @@ fn header_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u32>, CallEr
     }
 }
 
-/// Bytes written into one chunk by a reply; the chunk was offered in segments of `size` bytes and a shorter last one.
-/// They are filled in order (RFC 8166 §3.4.6): a partial one is the last used, or there would be unwritten bytes
-/// between.
+/// Bytes that a reply has written into one chunk, which was offered in segments of `size` bytes and a shorter last one.
+/// Segments are filled in order (RFC 8166 §3.4.6): a partial one must be the last used, or unwritten bytes would
+/// precede written ones.
 #[inline]
 fn written_into(segments: impl Iterator<Item = Segment>, part: &Exposed, size: u32) -> Result<u32, CallError> {
     let (mut room_left, mut written, mut full) = (part.at.target.length, 0, true);

@@ -10,7 +10,7 @@ use crate::shard::testing::{
 };
 use crate::wire::ErrorBody;
 
-/// An engine, what it works with, and one connection, which is in the table.
+/// An engine, its context, and one connection in the table.
 struct Scene {
     requester: Requester,
     cx: Context<NoDevice>,
@@ -34,7 +34,7 @@ impl Scene {
         self.cx.lend(conn, |cx, conn| work(requester, cx, conn))
     }
 
-    /// Starts a call; with `exposed`, into a Write chunk of so many bytes.
+    /// Starts a call; `exposed` is the length of its Write chunk.
     fn start(&mut self, token: u64, deadline: Option<Duration>, exposed: Option<usize>) -> CallId {
         let mut memory = ChunkMemory::NONE;
         if let Some(len) = exposed {
@@ -49,7 +49,7 @@ impl Scene {
         call
     }
 
-    /// The peer answers.
+    /// Receives the peer's answer.
     fn answer(&mut self, message: &[u8], invalidated: Option<u32>) {
         self.with(|requester, cx, conn| {
             let message: ReceivedBuf = received(cx.alloc(cx.config.wire.receive_size).expect("a buffer"), message);
@@ -67,7 +67,7 @@ impl Scene {
         });
     }
 
-    /// The tokens and outcomes of the calls that have ended.
+    /// Tokens and outcomes of the ended calls.
     fn ended(&mut self) -> Vec<(u64, Result<(), CallError>)> {
         self.requester
             .done()
@@ -77,7 +77,7 @@ impl Scene {
     }
 }
 
-/// What was posted, by kind.
+/// Kinds of the posted work requests.
 fn kinds(scene: &mut Scene) -> Vec<&'static str> {
     let kind = |wr: &WorkRequest| match wr {
         WorkRequest::Send { .. } => "send",
@@ -121,7 +121,7 @@ fn the_calls_of_a_lost_connection_end_and_no_other() {
     scene.with(|requester, cx, conn| requester.connection_lost(cx, conn));
     let mut ended = scene.ended();
     ended.sort_by_key(|&(token, _)| token);
-    // The second had to wait for the first credit to come back.
+    // The second call had to wait for the first one's credit.
     let lost = |sent| Err(CallError::ConnectionLost { sent });
     assert_eq!(ended, [(1, lost(true)), (2, lost(false))]);
 }
@@ -133,7 +133,7 @@ fn a_call_that_was_to_be_sent_again_gives_its_memory_back_with_its_connection() 
     kinds(&mut scene);
     let error = ErrorBody::ReplyResource { length_needed: 512 };
     scene.with(|requester, cx, conn| {
-        // Its refusal has had it wait.
+        // A refused call waits.
         conn.proto.interrupt();
         requester.retry(cx, conn, call, 5, error, None);
     });
@@ -150,9 +150,9 @@ fn a_call_that_was_to_be_sent_again_gives_its_memory_back_with_its_connection() 
 fn a_call_that_cannot_be_sent_again_gives_its_memory_back() {
     let mut scene = Scene::new();
     scene.start(4, None, None);
-    // It waits for a credit, as one does that was refused.
+    // The call waits for a credit, as a refused one does.
     let call = scene.start(5, None, Some(256));
-    // There never is so long a Reply chunk.
+    // No Reply chunk can be this long.
     let error = ErrorBody::ReplyResource { length_needed: 1 << 30 };
     scene.with(|requester, cx, conn| {
         let out = &mut conn.requests.calls[conn.proto.call_slot(call)];
