@@ -1,4 +1,4 @@
-//! A message that a poll hands over by itself.
+//! A lone message from a poll.
 
 #![forbid(unsafe_code)]
 
@@ -7,7 +7,7 @@ use crate::{Completion, Opcode, QpId, ReceivedBuf, Status};
 /// An arrived message: the fields of a successful [`Opcode::Recv`] [`Completion`].
 #[derive(Debug)]
 pub struct Arrival {
-    /// The queue pair that it came to. It may be gone already.
+    /// The queue pair that received it. It may be destroyed already.
     pub qp: QpId,
     /// The message.
     pub buf: ReceivedBuf,

@@ -99,7 +99,7 @@ pub(crate) fn local_address(to: SocketAddr) -> std::io::Result<IpAddr> {
         SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    // Connecting a datagram socket sends nothing: it only asks the routing tables.
+    // Connecting a datagram socket sends nothing: it only consults the routing tables.
     let socket = std::net::UdpSocket::bind((any, 0))?;
     socket.connect(to)?;
     Ok(socket.local_addr()?.ip())

@@ -23,7 +23,7 @@ fn following(rkey: u32) -> u32 {
 /// The result of a revocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Revoked {
-    /// Nothing of the peer's reaches the memory any more.
+    /// The peer can no longer reach the memory.
     Done,
     /// In use now: by a copy of the peer, or by bytes on their way to it.
     Busy,
@@ -52,7 +52,7 @@ struct Key {
 }
 
 impl Keys {
-    /// Keys of no window yet, and of at most `limit`. `random` makes them hard to guess.
+    /// Keys of unbound windows, at most `limit`. `random` makes them hard to guess.
     pub(crate) fn new(limit: u32, random: u32) -> Self {
         Self { limit, random, windows: Vec::new() }
     }
@@ -76,7 +76,7 @@ impl Keys {
         Some(index)
     }
 
-    /// The key that the next bind to be posted will make valid.
+    /// The key that the next posted bind makes valid.
     pub(crate) fn next(&self, index: u32) -> Option<u32> {
         self.windows.get(index as usize).map(|key| following(key.posted))
     }
@@ -112,7 +112,7 @@ impl Keys {
         Some(key.current)
     }
 
-    /// The window is not bound any more.
+    /// Records that the window is unbound.
     pub(crate) fn revoked(&mut self, index: u32) {
         if let Some(key) = self.windows.get_mut(index as usize) {
             key.bound = false;
@@ -126,7 +126,7 @@ impl Keys {
         }
     }
 
-    /// The window whose valid key this is.
+    /// The window with this valid key.
     #[inline]
     pub(crate) fn find(&self, rkey: u32) -> Option<u32> {
         let index = index_of(rkey, self.limit.max(1));

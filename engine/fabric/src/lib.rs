@@ -1,10 +1,10 @@
 //! The RDMA device interface: one trait, and its values.
 //!
 //! A [`Fabric`] is one shard's device: its completion queue, its shared receive queue, its queue pairs and its
-//! connection manager. It is owned and driven by one thread. Semantics are those of reliable connected queue pairs
-//! (InfiniBand Architecture 1.2.1 chapter 9; RFC 5040). They are in order per queue pair, with a Write visible before
-//! the Send behind it. Reads are unordered with later Sends unless fenced. Errors are receiver-not-ready, length and
-//! rights. An error flushes the queue pair.
+//! connection manager. One thread owns and drives it. Semantics are those of reliable connected queue pairs (InfiniBand
+//! Architecture 1.2.1 chapter 9; RFC 5040). They are in order per queue pair, with a Write visible before the Send
+//! behind it. Reads are unordered with later Sends unless fenced. Errors are receiver-not-ready, length and rights. An
+//! error flushes the queue pair.
 //!
 //! # Ownership of memory
 //! 1. Memory given to the fabric is *moved* into it. It is a [`Buf`] in [`Fabric::post_recv`] or [`WorkRequest::Send`],
@@ -136,8 +136,8 @@ pub struct Capabilities {
     pub max_read_depth: u16,
     /// Whether the device binds type-2 memory windows and obeys Send With Invalidate.
     pub remote_invalidate: bool,
-    /// Whether a peer can reach all memory exposed on its connection. Windows do not matter then. Such memory must come
-    /// from an arena that serves no other peer.
+    /// Whether a peer can reach all memory exposed on its connection, whatever its windows. Such memory must come from
+    /// an arena that serves no other peer.
     pub exposure_needs_own_arena: bool,
     /// The bounds of a window are checked at each access. Otherwise a peer reaches the whole arena of any bound window
     /// of its connection, while it is bound.
@@ -222,7 +222,7 @@ pub enum Source {
 /// Bytes between a queue pair and its peer, from [`Fabric::flow`]. Headers may count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Flow {
-    /// Bytes moved so far, in both directions together. It never goes back.
+    /// Bytes moved so far, both directions together. It never decreases.
     pub moved: u64,
     /// Outstanding bytes of posted requests and the peer's Reads, both directions.
     pub queued: u64,
@@ -283,7 +283,7 @@ pub enum WorkRequest {
 }
 
 impl WorkRequest {
-    /// Bytes that go to the peer or come from it.
+    /// Bytes to or from the peer.
     pub fn payload(&self) -> usize {
         match self {
             Self::Send { buf, .. } => buf.len(),
@@ -309,14 +309,14 @@ impl WorkRequest {
 pub struct Posting {
     /// Comes back in the completion.
     pub wr_id: u64,
-    /// Without it there is a completion only if the request fails.
+    /// If false, only a failure of the request produces a completion.
     pub signalled: bool,
     /// The operation.
     pub wr: WorkRequest,
 }
 
 impl Posting {
-    /// It was carried out: its memory is returned. Most are Sends, whose buffers need no check of other memory.
+    /// The request succeeded: its memory is returned. Most are Sends, whose buffers need no check of other memory.
     #[inline(always)]
     pub(crate) fn finish(self) {
         match self.wr {
@@ -348,7 +348,7 @@ pub enum Opcode {
 pub enum Status {
     /// It was done.
     Success,
-    /// A message was longer than the Receive that met it.
+    /// A message exceeded its Receive.
     LocalLength,
     /// The queue pair could not carry it out.
     LocalQpOperation,
@@ -364,7 +364,7 @@ pub enum Status {
     RemoteAccess,
     /// The peer could not carry it out.
     RemoteOperation,
-    /// The peer does not answer any more.
+    /// The peer does not answer.
     RetryExceeded,
     /// The local port is down: sending failed, or the peer is unreachable.
     PortDown,
@@ -386,9 +386,9 @@ impl Status {
 /// The end of one work request.
 #[derive(Debug)]
 pub struct Completion {
-    /// As given at post; 0 for Receives.
+    /// The value given at post; 0 for Receives.
     pub wr_id: u64,
-    /// The queue pair that it happened on. It may be gone already.
+    /// The queue pair of the request. It may be destroyed already.
     pub qp: QpId,
     /// The kind of work.
     pub opcode: Opcode,
@@ -456,7 +456,7 @@ pub struct RequestId(pub u64);
 /// Something happened to a connection.
 #[derive(Debug)]
 pub enum ControlEvent {
-    /// A peer asks; answer it.
+    /// A peer requests a connection; accept or reject it.
     ConnectRequest {
         /// For the answer.
         request: RequestId,
@@ -548,7 +548,7 @@ pub struct FabricStats {
     /// Receives posted.
     #[cfg_attr(feature = "serde", serde(rename = "receives"))]
     pub recv_posts: u64,
-    /// Messages that met no Receive.
+    /// Messages without a Receive.
     pub receiver_not_ready: u64,
     /// Reads, Writes and Sends-With-Invalidate that a key, bound or right refused.
     pub access_refused: u64,
@@ -574,7 +574,7 @@ pub struct FabricStats {
 /// [`arm`](Self::arm), one more empty `poll_cq`, then [`wait`](Self::wait).
 pub trait Fabric: Sized {
     /// A bound address. Several shards' fabrics may share it. Each connect request then goes to the fabric with the
-    /// fewest connections, whichever sees it first.
+    /// fewest connections, whichever polls it first.
     type Listener: Clone + Send + 'static;
 
     /// The device's capabilities.
@@ -605,7 +605,7 @@ pub trait Fabric: Sized {
     fn disconnect(&mut self, qp: QpId);
     /// Flushes posted requests, then destroys the queue pair and returns its memory.
     fn destroy_qp(&mut self, qp: QpId);
-    /// Drives connection management and appends its events. It makes system calls: call it now and then, not each turn.
+    /// Drives connection management and appends its events. It makes system calls: call it at intervals, not each turn.
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>);
 
     /// Makes a free window.
@@ -616,7 +616,7 @@ pub trait Fabric: Sized {
     fn remote_address(&self, mem: &Lent, offset: usize) -> u64;
 
     /// Posts a chain of Receives to the shared or a private queue. Takes from the front of `bufs` as many as the queue
-    /// holds; returns how many. Each buffer receives up to its capacity. Stops at unregistered memory.
+    /// holds; returns their number. Each buffer receives up to its capacity. Stops at unregistered memory.
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize;
     /// Makes the shared queue use present Receives before later ones. Receives of another size replace them by this.
     /// Queues that are used in posting order need nothing.

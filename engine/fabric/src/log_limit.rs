@@ -18,7 +18,7 @@ pub const INTERVAL: u64 = 10_000_000_000;
 /// count after the interval. A kind is a text of the program, such as `"connect requests refused"`, so there are few of
 /// them.
 ///
-/// Time is an argument, in nanoseconds of one clock that never goes back. Nothing here is shared or locked.
+/// Time is an argument, in nanoseconds of one monotonic clock. Nothing here is shared or locked.
 #[derive(Debug)]
 pub struct LogLimit {
     target: &'static str,
@@ -38,7 +38,7 @@ struct Kind {
 }
 
 impl LogLimit {
-    /// One whose lines have this target, such as `module_path!()`.
+    /// Creates a limit for lines with this target, such as `module_path!()`.
     pub fn new(target: &'static str) -> Self {
         Self { target, kinds: Vec::new(), held: 0 }
     }
@@ -85,7 +85,7 @@ impl LogLimit {
         self.held != 0
     }
 
-    /// Reports counted lines of kinds whose interval has ended. Call it now and then.
+    /// Reports counted lines of kinds whose interval has ended. Call it at intervals.
     #[cold]
     pub fn sum_up(&mut self, now: u64) {
         for kind in &mut self.kinds {
@@ -96,8 +96,7 @@ impl LogLimit {
     }
 }
 
-/// A [`LogLimit`] of a fabric, with a clock of its own. It is read for lines that are written or counted, and
-/// never else.
+/// A [`LogLimit`] of a fabric, with its own clock. The clock is read only for written or counted lines.
 #[derive(Debug)]
 pub(super) struct ClockedLog {
     limit: LogLimit,

@@ -11,7 +11,7 @@ pub(crate) struct Patience<P>(Option<Waiting<P>>);
 #[derive(Debug)]
 struct Waiting<P> {
     at: P,
-    /// Start of the standstill and the last look; `None` before the first.
+    /// Start of the standstill and the last check; `None` before the first.
     looks: Option<(Instant, Instant)>,
 }
 
@@ -28,17 +28,17 @@ impl<P: PartialEq> Patience<P> {
         self.0.is_some()
     }
 
-    /// Something has begun to wait; its time counts from the first look.
+    /// Starts a wait; its time counts from the first check.
     pub(crate) fn begin(&mut self, at: P) {
         self.0 = Some(Waiting { at, looks: None });
     }
 
-    /// Nothing waits any more.
+    /// Ends the wait.
     pub(crate) fn end(&mut self) {
         self.0 = None;
     }
 
-    /// Returns the time without progress. A gap between looks of more than a quarter of `limit` does not count: the
+    /// Returns the time without progress. A gap between checks of more than a quarter of `limit` does not count: the
     /// delay was ours.
     pub(crate) fn look(&mut self, at: P, now: Instant, limit: Duration) -> Duration {
         let away = (limit / 4).max(Duration::from_secs(1));

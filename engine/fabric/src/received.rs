@@ -19,8 +19,8 @@ impl ReceivedBuf {
         Self(buf)
     }
 
-    /// Has the first `len` bytes of the buffer filled. The buffer comes back if it is shorter or if `fill` reports that
-    /// it filled less. Earlier contents are never shown.
+    /// Fills the first `len` bytes of the buffer by `fill`. Returns the buffer unfilled if it is shorter, or if `fill`
+    /// reports fewer bytes. Earlier contents are never exposed.
     #[inline(always)]
     pub fn filled(mut buf: Buf, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> Result<Self, Buf> {
         if len > buf.capacity() {
@@ -30,7 +30,7 @@ impl ReceivedBuf {
         if fill(&mut buf) { Ok(Self(buf)) } else { Err(buf) }
     }
 
-    /// A buffer whose whole window has arrived. It was gathered, or fetched by RDMA Read.
+    /// A buffer whose whole window was filled, by gathering or RDMA Read.
     #[inline]
     pub fn whole(buf: Buf) -> Self {
         Self(buf)

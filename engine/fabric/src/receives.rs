@@ -16,7 +16,7 @@ impl Completion {
     }
 }
 
-/// Receives that are posted: the last one is the warmest, and goes first.
+/// Posted receives. The last one is the warmest, and is used first.
 #[derive(Debug)]
 pub(crate) struct Receives {
     bufs: Vec<Buf>,
@@ -48,7 +48,7 @@ impl Receives {
         self.depth.saturating_sub(self.bufs.len())
     }
 
-    /// Adds Receives, no more than there is [`room`](Self::room) for.
+    /// Adds receives, at most as many as there is [`room`](Self::room) for.
     #[inline]
     pub(crate) fn post(&mut self, bufs: impl Iterator<Item = Buf>) {
         if self.fenced.is_none() {
@@ -57,8 +57,8 @@ impl Receives {
         self.post_behind(bufs);
     }
 
-    /// Posts the first of `bufs`, of known arenas, while there is room; returns how many. Those of a queue pair that is
-    /// `over` are flushed instead.
+    /// Posts the first of `bufs`, of known arenas, while there is room; returns their number. A queue pair that is
+    /// `over` flushes them instead.
     #[inline]
     pub(crate) fn post_known(
         &mut self,
@@ -77,7 +77,7 @@ impl Receives {
         n
     }
 
-    /// Gives present Receives precedence over later ones.
+    /// Makes present receives precede later ones.
     pub(crate) fn fence(&mut self) {
         self.fenced = Some(0);
     }

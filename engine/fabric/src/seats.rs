@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Waker;
 
-/// The fabrics that listen at one address, to which peers come as `T`.
+/// The fabrics that listen at one address. `T` is a connection request.
 #[derive(Debug)]
 pub(crate) struct Seats<T>(Mutex<Vec<Arc<Place<T>>>>);
 
@@ -27,7 +27,7 @@ struct Place<T> {
     waker: Waker,
 }
 
-/// A connection that has just come, and is counted where it goes.
+/// A new connection, counted at its destination.
 #[derive(Debug)]
 pub(crate) struct Arrival<T> {
     pub(crate) who: T,

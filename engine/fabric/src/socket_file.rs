@@ -59,7 +59,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// An address that cannot be had.
+/// Error of an address that cannot be bound.
 pub(crate) fn bind_error(name: &str, error: Errno) -> FabricError {
     match error {
         Errno::ADDRINUSE => {

@@ -74,7 +74,7 @@ impl<L: Listen> Sockets<L> {
         Ok(set)
     }
 
-    /// Readable when there is something to do.
+    /// Readable when there is work.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -146,7 +146,7 @@ impl<L: Listen> Sockets<L> {
         arrivals
     }
 
-    /// Takes connections handed over by others that share a listener.
+    /// Takes connections that other fabrics of a shared listener hand over.
     pub(crate) fn handed(&self) -> Vec<Arrival<L::Visitor>> {
         self.listeners.iter().flat_map(|(_, seat)| seat.handed()).collect()
     }
@@ -182,7 +182,7 @@ pub(crate) fn shorter(a: Option<Duration>, b: Option<Duration>) -> Option<Durati
     }
 }
 
-/// A failure of a call, with the limit that is usually met.
+/// Error of a call, with its usual limit.
 pub(crate) fn failed(call: &str, error: Errno) -> FabricError {
     let hint = match error {
         Errno::MFILE => " (open files: `ulimit -n` shows the limit, `ulimit -n 65536` raises it)",

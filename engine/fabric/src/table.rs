@@ -77,7 +77,7 @@ impl<Qp> Table<Qp> {
         self.slots.get_mut(slot as usize)?.qp.as_deref_mut()
     }
 
-    /// The same, to look at.
+    /// As above, read-only.
     pub(super) fn peek_at(&self, slot: u32) -> Option<&Qp> {
         self.slots.get(slot as usize)?.qp.as_deref()
     }

@@ -28,7 +28,7 @@ fn size_text(bytes: u64) -> String {
     }
 }
 
-/// What a size looks like.
+/// Expected form of a size.
 const WANTED_SIZE: &str = "wanted a size such as \"64KiB\", or a number of bytes";
 
 /// A number of bytes, or a text such as `64KiB`.

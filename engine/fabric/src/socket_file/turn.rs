@@ -18,12 +18,12 @@ const RESPECT: Duration = Duration::from_millis(200);
 /// Pause between two tries.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Excludes other processes of the same name while a socket file is replaced. Dropped, it ends the turn.
+/// Excludes other processes while a socket file of this name is replaced. Dropping it ends the turn.
 ///
-/// The lock is held on a file beside the socket, `.NAME.rpcrdma-lock`, which is there during the turn alone. A lock
-/// that others can hold would let any user of the host keep servers from starting. So the file has to be this user's,
-/// of mode 0600 and without a second name. Any other in its place is removed, if this user may. A directory that only
-/// the server's user may write to has none.
+/// The lock is held on a file beside the socket, `.NAME.rpcrdma-lock`, which exists only during the turn. A lock that
+/// others can hold would let any user of the host block the start of servers. So the file must belong to this user,
+/// with mode 0600 and no second name. Any other file in its place is removed, if this user may. A directory that only
+/// the server's user can write to has none.
 #[derive(Debug)]
 pub(super) struct Turn {
     file: File,
@@ -42,7 +42,7 @@ impl Turn {
         while start.elapsed() < PATIENCE {
             let file = match open(&lock) {
                 Ok(file) => file,
-                // Another process has just made it.
+                // Another process has just created it.
                 Err(Errno::EXIST | Errno::INTR) => continue,
                 Err(error) if found(&lock).is_none() => return Err(address(name, &no_directory(path, error))),
                 // A link, a directory, or a file that this user may not even open.
@@ -53,10 +53,10 @@ impl Turn {
             };
             let ours = is_ours(&file);
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // The previous holder has removed the file: make the next one anew.
+                // The previous holder has removed the file: create a new one.
                 Ok(()) if !is_at(&file, &lock) => {}
                 Ok(()) if ours => return Ok(Self { file, path: lock }),
-                // Another user's server was killed in its turn, or an attacker made it.
+                // Another user's server was killed in its turn, or an attacker created the file.
                 Ok(()) => displace(name, &lock)?,
                 Err(Errno::WOULDBLOCK | Errno::INTR) if ours || start.elapsed() < RESPECT => std::thread::sleep(PAUSE),
                 // Other processes of this user wait for the same: the first one's file stays.
@@ -86,7 +86,7 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.rpcrdma-lock"))
 }
 
-/// Opens the file that is there, or else makes it.
+/// Opens the file, or creates it.
 fn open(lock: &Path) -> Result<File, Errno> {
     // Anything but a plain file is neither followed nor waited for.
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

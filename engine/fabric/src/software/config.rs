@@ -29,8 +29,8 @@ pub struct SoftwareConfig {
     /// Most bytes that a connection may map. They are its ring, window table and exposed memory. Default 16 GiB. Costs
     /// address space, and page tables for the used part.
     pub max_mapped_per_peer: u64,
-    /// Pieces of memory that one connection may show. Default 128: a client shows one, and one for each arena that it
-    /// exposes. Each is a mapping. The process has half of `vm.max_map_count` for them; where few are left, a
+    /// Memory regions that one connection may expose. Default 128: a client exposes one, and one for each exposed
+    /// arena. Each is a mapping. The process reserves half of `vm.max_map_count` for them; when few are left, a
     /// connection's share is smaller.
     pub max_regions_per_peer: usize,
     /// Concurrent handshakes of a listener. Default 64. One more evicts the one that has been silent longest. A process

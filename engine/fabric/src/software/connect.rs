@@ -39,7 +39,7 @@ pub(super) struct Connections {
     randoms: Randoms,
 }
 
-/// A connection of ours that the listener's queue had no room for yet.
+/// An outgoing connection that waits for room in the listener's queue.
 #[derive(Debug)]
 struct Dial {
     qp: QpId,
@@ -249,8 +249,8 @@ impl SoftwareFabric {
     pub(super) fn pump(&mut self, timeout: Option<Duration>) {
         // Interrupted is fine.
         let Some(news) = self.connections.sockets.wait(timeout) else { return };
-        // One request in each look, since calls of other connections wait meanwhile. Its owner polls again at once
-        // then, and unread input stays readable. Accepted ones come first: new ones may arrive without end.
+        // One request per poll, since calls of other connections wait meanwhile. The owner then polls again at once,
+        // and unread input stays readable. Accepted connections come first: new ones may arrive without end.
         let mut asked = false;
         for news in news.clone() {
             if let News::Socket(token) = news
@@ -285,14 +285,14 @@ impl SoftwareFabric {
         }
         let open = qp.read_socket(&mut self.common);
         match open {
-            // It has rung, or shown memory: a message is there, or soon.
+            // The peer has rung or exposed memory: a message has arrived, or arrives soon.
             Ok(true) if qp.cold => self.warm_up(id.slot),
             Ok(true) => {}
             Err(why) => {
                 qp.violation(&mut self.common, &why);
             }
             Ok(false) => {
-                // Its socket stays readable, so it is not watched any more.
+                // Its socket stays readable, so it is no longer watched.
                 if let Some(socket) = qp.socket() {
                     self.connections.sockets.forget(socket);
                 }
@@ -439,7 +439,7 @@ impl SoftwareFabric {
 
     fn dial_again(&mut self) {
         for dial in std::mem::take(&mut self.connections.dials) {
-            // Without room for one there is none for the next.
+            // Without room for this one there is none for the next.
             if self.connections.dials.last().is_some_and(|last| last.address == dial.address) {
                 self.connections.dials.push(dial);
                 continue;
@@ -489,7 +489,7 @@ impl SoftwareFabric {
 }
 
 impl Parting {
-    /// Whether the peer cannot touch the memory any more, or timed out. Afterwards it can reach only its own.
+    /// Whether the peer can no longer touch the memory, or timed out. Afterwards it reaches only its own.
     fn is_over(&mut self, now: Instant) -> bool {
         let gone = self.socket.as_ref().is_none_or(|s| matches!(Message::receive(s.as_fd()), Received::Closed));
         gone || self.deadline <= now || self.windows.revoke_all()

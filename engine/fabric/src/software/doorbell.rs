@@ -7,9 +7,9 @@
 //! | S1 exchange: word := the awaited news | P1 publish the news |
 //! | S2 look for news once more, sleep if there is none | P2 exchange: word := 0; ring if it was set |
 //!
-//! S1 and P2 are read-modify-writes with acquire and release, so one of them comes second and sees the first. If it is
-//! P2, it sees the word and rings. If it is S1, it has acquired all that P2 released. That includes the news of P1, and
-//! S2 finds it. No fence is needed. Without a sleeper, the line stays in the sender's cache: 2 ns.
+//! S1 and P2 are read-modify-writes with acquire and release, so the later one sees the earlier one. If P2 is later, it
+//! sees the word and rings. If S1 is later, it has acquired all that P2 released, including the news of P1, and S2
+//! finds it. No fence is needed. Without a sleeper, the line stays in the sender's cache: 2 ns.
 
 use super::memory::{Lines, Word};
 
@@ -23,12 +23,12 @@ pub(super) enum Waits {
     Anything = 2,
 }
 
-/// One side's bell: the first word of a line of its own.
+/// One side's bell: the first word of its own cache line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Doorbell(pub(super) usize);
 
 impl Doorbell {
-    /// S1: the sleeper asks to be woken. It must check for news once more before it sleeps.
+    /// S1: the sleeper requests a wake-up. It must check for news once more before it sleeps.
     #[inline]
     pub(super) fn set(self, lines: &impl Lines, waits: Waits) {
         // Pairs with `take` and `take_if_anything`.

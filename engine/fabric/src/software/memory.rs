@@ -12,9 +12,9 @@ use super::ring::{Consumer, Producer};
 pub(super) trait Word {
     /// Acquire load: pairs with [`publish`](Self::publish) of the other side.
     fn acquire(&self) -> u64;
-    /// Load of a word that an acquire before has made valid.
+    /// Loads a word that an earlier acquire has made valid.
     fn get(&self) -> u64;
-    /// Store that a later [`publish`](Self::publish) makes visible.
+    /// Stores a word that a later [`publish`](Self::publish) makes visible.
     fn set(&self, value: u64);
     /// Release store: pairs with [`acquire`](Self::acquire) of the other side.
     fn publish(&self, value: u64);

@@ -51,7 +51,7 @@ pub(super) struct Opening {
     pub(super) private_data: Vec<u8>,
 }
 
-/// Descriptors that came with a message.
+/// Descriptors received with a message.
 pub(super) type Descriptors = ArrayVec<OwnedFd, MAX_DESCRIPTORS>;
 
 /// The result of a read of the socket.
@@ -151,7 +151,7 @@ impl Message {
 
     /// Reads one message. Descriptors of a message that is refused are closed.
     pub(super) fn receive(socket: BorrowedFd<'_>) -> Received {
-        // One byte more than any message has, so that a longer one shows.
+        // One byte more than the longest message, to detect longer ones.
         let mut bytes = [0; MAX_MESSAGE + 1];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);

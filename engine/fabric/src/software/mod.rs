@@ -3,7 +3,7 @@
 //! It has the semantics and checks of a NIC: keys, bounds, rights, lengths, queue depths. Nothing of it needs
 //! privileges, huge pages or a device.
 //!
-//! # How it is built
+//! # Design
 //! - A connection is a Unix socket (`address`, `message`) and shared memory with one ring per direction (`memory`,
 //!   `ring`). The connector makes it and passes the descriptor. It belongs to one queue pair: no peer can harm another
 //!   one's.
@@ -12,10 +12,11 @@
 //! - Exposed memory has its descriptor at the peer, and an entry in a table of windows (`window`). The side that posts
 //!   an RDMA Read or Write checks the entry and copies. Only memory registered for remote access is exposed, once a
 //!   window of the connection is bound to it.
-//! - Polling threads make no system calls. The connection's socket wakes a sleeper (`doorbell`). A shared eventfd would
-//!   not do: any peer that holds it could empty it, and the others' wakes with it.
+//! - Polling threads make no system calls. The connection's socket wakes a sleeper (`doorbell`). A shared eventfd is
+//! not
+//!   suitable: any peer that holds it could empty it, and the others' wakes with it.
 //!
-//! # What a peer can do
+//! # Threat model
 //! Peers run as the same user, or as root; others are refused. Still each is treated as hostile. Shared memory is read
 //! once and then checked. Memory is mapped only if it cannot shrink. [`SoftwareConfig`] bounds everything. A violation
 //! costs the peer its own connection.
@@ -241,7 +242,7 @@ impl SoftwareFabric {
         }
     }
 
-    /// A cold queue pair is not cold any more.
+    /// Warms up a cold queue pair.
     fn warm_up(&mut self, slot: u32) {
         if let Some(at) = self.cold.iter().position(|&cold| cold == slot) {
             self.cold.swap_remove(at);
@@ -440,8 +441,8 @@ impl Fabric for SoftwareFabric {
     }
 
     fn arm(&mut self) {
-        // The look before sleeping is at all that have news. A cold connection keeps its bell set after its check. So a
-        // sleep costs the same for any number of cold ones.
+        // The check before a sleep covers all connections with news. A cold connection keeps its bell set after its
+        // check. So a sleep costs the same for any number of cold ones.
         let mut at = 0;
         while let Some(&slot) = self.cold.get(at) {
             if self.table.at(slot).is_some_and(Qp::arm_cold) {

@@ -69,7 +69,7 @@ impl Lines for Words {
     }
 }
 
-/// The ring at the start of it, of so many bytes.
+/// The ring at the start of this memory, with this many bytes.
 struct Ring<'a>(&'a Words, u32);
 
 impl RingMemory for Ring<'_> {
@@ -122,7 +122,7 @@ fn growth() {
     explore(|| records_arrive(RING / 2, 4));
 }
 
-/// Of a ring that begins with so many bytes.
+/// Runs the model of a ring with this initial size.
 fn records_arrive(mut bytes: u32, records: u64) {
     let memory = Arc::new(Words::new());
     let other = Arc::clone(&memory);

@@ -47,7 +47,7 @@ pub(super) struct Common {
 }
 
 impl Common {
-    /// A listener gives less than it had.
+    /// A listener reduced its offer.
     #[cold]
     pub(super) fn not_accepted(&mut self, why: NotAccepted) {
         match why {
@@ -95,7 +95,7 @@ pub(super) struct Qp {
     /// The next poll has work even without a message. So it is unless it is up, and nothing that was posted waits or
     /// has failed.
     pub(super) chores: bool,
-    /// Something is to be done now and then: acknowledgements in either direction.
+    /// Work due at intervals: acknowledgements in either direction.
     pub(super) later: bool,
     pub(super) state: State,
     /// A request has failed: nothing behind it is carried out.
@@ -250,7 +250,7 @@ impl Qp {
         }
     }
 
-    /// Asks to be woken from now on.
+    /// Requests a wake-up.
     pub(super) fn arm(&mut self) {
         if !self.is_live() {
             return;
@@ -264,7 +264,7 @@ impl Qp {
         self.armed = Some(waits);
     }
 
-    /// The same for a cold one, whose bell stays set: the next time is free. False if there is work.
+    /// As above for a cold queue pair, whose bell stays set: the next time costs nothing. False if there is work.
     pub(super) fn arm_cold(&mut self) -> bool {
         if !self.is_live() || self.chores || self.later {
             return false;
@@ -273,7 +273,7 @@ impl Qp {
             return true;
         }
         self.arm();
-        // The look that must follow.
+        // The check that must follow.
         self.rx.peek(&self.ring.rx()) == 0
     }
 
@@ -297,7 +297,7 @@ impl Qp {
         self.fail(common, Disconnect::Violation, reason.to_owned());
     }
 
-    /// The peer violates the protocol. False: it is over.
+    /// Closes the connection of a peer that violates the protocol; returns false.
     #[cold]
     #[inline(never)]
     pub(super) fn violation(&mut self, common: &mut Common, what: &str) -> bool {
@@ -396,7 +396,7 @@ impl Qp {
         prefetch::<{ offset_of!(Qp, own_report).div_ceil(64) }, _>(self);
     }
 
-    /// The same of the place in the ring where the next message comes. Reads the queue pair, which should have come by
+    /// As above, for the place of the next message in the ring. Reads the queue pair, which should be in the cache by
     /// now.
     #[inline]
     pub(super) fn prefetch_message(&self) {

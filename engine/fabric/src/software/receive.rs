@@ -12,7 +12,7 @@ const BURST: usize = 32;
 /// Empty polls between checks of non-urgent work, a power of two. A request and its reply need fewer. So in a
 /// conversation, acknowledgements only travel with messages, and the line for reports stays quiet.
 const LATER: u32 = 16;
-/// Polls per retry of a sender whose message meets no Receive.
+/// Polls per retry of a sender whose message lacks a Receive.
 const RNR_POLLS: u32 = 1024;
 
 /// Empty polls before a used queue pair is polled less often.
@@ -25,7 +25,7 @@ pub(super) enum Polled {
     Quiet,
     /// Nothing was to do for long.
     Idle,
-    /// Something is going on. Messages were appended.
+    /// Active; messages were appended.
     Active,
     /// Ended; do not poll it again.
     Dead,
@@ -43,7 +43,7 @@ enum NoMessage {
 }
 
 impl Qp {
-    /// Polls the queue pair. A message that is alone is returned, with nothing else to be done.
+    /// Polls the queue pair. Returns a lone message, if no other work remains.
     #[inline]
     pub(super) fn poll(
         &mut self,
@@ -72,8 +72,8 @@ impl Qp {
         if self.idle < self.patience_polls() { Polled::Quiet } else { Polled::Idle }
     }
 
-    /// Empty polls before it is polled less often. One that has taken little is rarely used, so the number is small.
-    /// One that has taken nothing yet is about to be.
+    /// Empty polls before it is polled less often. The number is small for a rarely used queue pair, which has received
+    /// little. One that has received nothing yet is about to.
     fn patience_polls(&self) -> u32 {
         match self.rx.taken() {
             0 => IDLE_POLLS,
@@ -109,8 +109,8 @@ impl Qp {
         }
     }
 
-    /// Whether nothing else has come and nothing is due. In a conversation nothing waits for the end of a Send. Calls
-    /// nothing, so a caller keeps its message in registers.
+    /// Whether nothing else has arrived and nothing is due. In a conversation nothing waits for the end of a Send.
+    /// Makes no calls, so a caller keeps its message in registers.
     #[inline(always)]
     fn is_all(&mut self) -> bool {
         self.later = true;
@@ -136,7 +136,7 @@ impl Qp {
     /// Decides when the next poll has to do more than receive.
     #[inline]
     pub(super) fn plan(&mut self) {
-        // Unsignalled requests need no completion while there is room for more of them.
+        // Unsignaled requests need no completion while there is room for more.
         self.chores = self.state != State::Up
             || self.halted
             || self.retire.has_reported()

@@ -22,7 +22,7 @@ pub(super) struct Region {
     bytes: u64,
     /// Its number at peers.
     pub(super) id: u32,
-    /// For memory that peers may be shown.
+    /// Present for memory that may be exposed to peers.
     descriptor: Option<OwnedFd>,
 }
 
@@ -32,7 +32,7 @@ impl Region {
         self.access.permits(access)
     }
 
-    /// Descriptor and size, to show to a peer.
+    /// Descriptor and size, to expose it to a peer.
     pub(super) fn showing(&self) -> Option<(BorrowedFd<'_>, u64)> {
         self.descriptor.as_ref().map(|d| (d.as_fd(), self.bytes))
     }
@@ -89,7 +89,7 @@ impl Regions {
         self.find(arena).ok().and_then(|at| self.list.get(at))
     }
 
-    /// Where the arena is, or else belongs.
+    /// Place of the arena, or the place to insert it.
     #[inline]
     fn find(&self, arena: ArenaId) -> Result<usize, usize> {
         self.list.binary_search_by_key(&arena, |r| r.arena)
@@ -135,7 +135,7 @@ impl Budget {
 
     /// Takes `count` places, until they are dropped.
     pub(super) fn take(&'static self, count: usize) -> Result<Places, String> {
-        // Taken first: of two fabrics that meet here, none goes beyond.
+        // Taken first, so that concurrent fabrics do not exceed the budget.
         let places = Places { budget: self, count };
         if self.used.fetch_add(count, Ordering::Relaxed) + count > self.most {
             // Gives them back.
@@ -162,7 +162,7 @@ impl Drop for Places {
     }
 }
 
-/// Memory that a peer has shown, mapped. Only `drop` takes it.
+/// Mapped memory of a peer. Only `drop` takes it.
 #[derive(Debug)]
 pub(super) struct Mapped(Option<Whole>);
 
@@ -196,7 +196,7 @@ impl Drop for Mapped {
     }
 }
 
-/// All memory of peers that is mapped here. Connections that show the same memory share one mapping of it.
+/// All mapped memory of peers. Connections that expose the same memory share one mapping.
 #[derive(Debug)]
 pub(super) struct PeerMemory {
     by_inode: HashMap<(u64, u64), Weak<Mapped>>,
@@ -243,7 +243,7 @@ pub(super) fn map(fd: OwnedFd, bytes: usize) -> Result<PeerMapping, String> {
     Ok(mapping)
 }
 
-/// The memory that one connection's peer has shown.
+/// Exposed memory of one connection's peer.
 #[derive(Debug)]
 pub(super) struct Shown {
     list: Vec<(u32, Rc<Mapped>)>,

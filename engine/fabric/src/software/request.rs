@@ -18,7 +18,7 @@ use crate::{ControlEvent, RequestId};
 /// Divisor of the places for silent connections: the most of one process.
 const SHARE: usize = 4;
 
-/// Connections that one look takes of a listener.
+/// Most connections accepted from a listener in one poll.
 const ACCEPTS: usize = 16;
 
 /// A connection that a peer has started.
@@ -100,7 +100,7 @@ impl Connections {
         self.read_request(id, common)
     }
 
-    /// Drops the oldest of these. False if there is none.
+    /// Drops the oldest request that satisfies `which`. False if there is none.
     fn drop_oldest(&mut self, common: &mut Common, which: impl Fn(&Request) -> bool) -> bool {
         let these = self.requests.iter().enumerate().filter(|(_, request)| which(request));
         let Some((at, _)) = these.min_by_key(|(_, request)| request.deadline) else { return false };

@@ -1,4 +1,4 @@
-//! Executed requests that wait for their turn to be reported.
+//! Executed requests that wait for their completion.
 
 use std::collections::VecDeque;
 
@@ -28,7 +28,7 @@ impl Retire {
 pub(super) struct RetireQueue {
     /// A power of two.
     places: Box<[Retire]>,
-    /// How many have left, and how many have entered.
+    /// Numbers of removed and of added requests.
     left: usize,
     entered: usize,
     /// Those to report, by their count at entry.
@@ -52,13 +52,13 @@ impl RetireQueue {
         self.len() == 0
     }
 
-    /// Whether one of them is to be reported.
+    /// Whether any request needs a completion.
     #[inline]
     pub(super) fn has_reported(&self) -> bool {
         !self.reported.is_empty()
     }
 
-    /// Enters one. The send queue's depth, which is checked at post, keeps it from running over.
+    /// Adds a request. The check of the send queue's depth at post prevents an overflow.
     #[inline]
     pub(super) fn push(&mut self, retire: Retire) {
         debug_assert!(self.len() < self.places.len(), "{} requests in {} places", self.len(), self.places.len());
@@ -77,7 +77,7 @@ impl RetireQueue {
         self.reported.push_back(self.entered);
     }
 
-    /// Forgets all of them; none is to be reported.
+    /// Removes all requests, none of which needs a completion.
     #[inline]
     pub(super) fn clear(&mut self) {
         debug_assert!(self.reported.is_empty());
@@ -88,12 +88,12 @@ impl RetireQueue {
         self.places.get(at & (self.places.len() - 1))
     }
 
-    /// The first that is to be reported.
+    /// The first request that needs a completion.
     pub(super) fn first_reported(&self) -> Option<&Retire> {
         self.get(*self.reported.front()?)
     }
 
-    /// The first that is to be reported leaves, and all before it.
+    /// Removes the first request that needs a completion, and all before it.
     pub(super) fn pop_reported(&mut self) {
         if let Some(at) = self.reported.pop_front() {
             self.left = at + 1;

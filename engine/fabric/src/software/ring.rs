@@ -3,17 +3,17 @@
 //! A record is a header of 16 bytes and the payload, rounded up to whole cache lines. The payload may wrap around the
 //! end of the ring; the header never does. Its first word announces the record. The producer writes the record and
 //! zeroes the first word of the next place. It publishes the record's first word last. The consumer polls exactly the
-//! line of the next message. So a small message costs its own cache lines and no other.
+//! line of the next message, so a small message touches its own cache lines only.
 //!
-//! The consumer's progress (its *head*) goes back in the headers of the other direction's records. Without records it
-//! goes through a line of its own.
+//! The consumer's progress (its *head*) travels in the headers of the other direction's records. Without records it
+//! uses its own line.
 //!
-//! A ring begins small. The producer enlarges it, up to the negotiated size, when a record does not fit. So the used
-//! part is as long as the traffic needs. It stays in cache for any number of connections. In place of the record the
-//! producer leaves a *marker* with the new ring size. The next record lies where the smaller ring ended, in its first
-//! unused place. Positions continue up to the next one that denotes this place. So records sent but not taken have
-//! their positions of the larger ring, or ones more than its length away. The usual room count still overwrites
-//! nothing. The new part is free as well, until the consumer has come to the marker.
+//! A ring starts small. The producer enlarges it, up to the negotiated size, when a record does not fit. So the used
+//! part is as long as the traffic needs, and stays in cache for any number of connections. In place of the record the
+//! producer writes a *marker* with the new ring size. The next record starts at the end of the smaller ring, in its
+//! first unused place. Positions skip to the next one that denotes this place. So records sent but not taken have their
+//! positions of the larger ring, or positions more than its length away. The usual room count still overwrites nothing.
+//! The new part is free as well, until the consumer reaches the marker.
 //!
 //! The memory is shared with a process that may be hostile: every word is read once, then checked.
 
@@ -21,7 +21,7 @@ use super::memory::{RingMemory, Word};
 
 /// Bytes that records are aligned to, one cache line.
 pub(super) const LINE: u32 = 64;
-/// Prefetched lines of the next record: as many as a short one has.
+/// Prefetched lines of the next record: the lines of a short one.
 const NEXT_LINES: u64 = 3;
 /// Bytes of a record's header.
 pub(super) const HEADER: usize = 16;
@@ -114,7 +114,7 @@ fn behind_marker(at: u64, from: u32, to: u32) -> u64 {
 pub(super) struct Producer {
     /// Bytes of the ring, a power of two.
     bytes: u32,
-    /// Most that it may have.
+    /// Largest permitted size.
     most: u32,
     sent: u64,
     acked: u64,
@@ -164,15 +164,15 @@ impl Producer {
         self.sent - self.acked + record_bytes(len) + u64::from(LINE) <= u64::from(self.bytes) || self.has_new_room(len)
     }
 
-    /// Whether it fits after the marker nevertheless. Until the consumer comes there, its remaining records may count
-    /// for more than their length.
+    /// Whether it fits after the marker nevertheless. Until the consumer reaches the marker, its remaining records may
+    /// count for more than their length.
     #[cold]
     fn has_new_room(&self, len: u32) -> bool {
         self.acked < self.grown && self.sent + record_bytes(len) + u64::from(LINE) <= self.new_until
     }
 
-    /// Writes the payload of the next record. The caller has asked [`has_room`](Self::has_room). False, and nothing is
-    /// written, if the payload does not fit the ring at all.
+    /// Writes the payload of the next record. The caller has checked [`has_room`](Self::has_room). False, and nothing
+    /// is written, if the payload exceeds the ring.
     #[inline(always)]
     #[must_use = "false means that nothing was written"]
     pub(super) fn write(&self, memory: &impl RingMemory, payload: &[u8]) -> bool {
@@ -200,8 +200,8 @@ impl Producer {
         written
     }
 
-    /// The ring size that makes room for this payload; `None` at the maximum. The last step is from a quarter or less.
-    /// So the longest record, half of the ring and its header, fits into the new part.
+    /// The ring size that makes room for this payload; `None` at the maximum. The last step is from a quarter or less,
+    /// so the longest record, half of the ring and its header, fits into the new part.
     #[cold]
     pub(super) fn larger(&self, len: u32) -> Option<u32> {
         if self.bytes == self.most {
@@ -214,7 +214,7 @@ impl Producer {
     /// Leaves the marker. `memory` has the size of [`larger`](Self::larger) by now.
     #[cold]
     pub(super) fn grow(&mut self, memory: &impl RingMemory, bytes: u32) {
-        // Where it has been in the smaller ring; the places of that are the first ones of this.
+        // Its position in the smaller ring, whose places are the first ones of this ring.
         let marker = self.sent & u64::from(self.bytes - 1);
         self.sent = behind_marker(self.sent, self.bytes, bytes);
         (self.grown, self.new_until) = (self.sent, self.sent + u64::from(bytes - self.bytes));
@@ -226,8 +226,8 @@ impl Producer {
         memory.word(marker).publish(header.first);
     }
 
-    /// Takes the consumer's word for how far it has come. False if that cannot be. Heads travel two ways and may
-    /// overtake each other, so an old one is valid.
+    /// Records the consumer's reported progress. False if it is invalid. Heads travel two ways and may overtake each
+    /// other, so an old one is valid.
     #[inline]
     pub(super) fn acknowledge(&mut self, head: u64) -> bool {
         if head > self.sent {
@@ -243,7 +243,7 @@ impl Producer {
 pub(super) struct Consumer {
     /// Bytes of the ring, a power of two.
     bytes: u32,
-    /// Most that it may have.
+    /// Largest permitted size.
     most: u32,
     /// Bytes of the longest message that both sides have agreed on.
     max_message: u32,
@@ -292,13 +292,13 @@ impl Consumer {
         memory.read(self.head + HEADER as u64, to)
     }
 
-    /// Steps over the record.
+    /// Skips the record.
     #[inline]
     pub(super) fn advance(&mut self, len: u32) {
         self.head += record_bytes(len);
     }
 
-    /// Steps over a marker. Returns the ring's new size; `None`, with nothing changed, for an invalid marker.
+    /// Skips a marker. Returns the ring's new size; `None`, with nothing changed, for an invalid marker.
     #[cold]
     pub(super) fn grow(&mut self, header: Header) -> Option<u32> {
         let bytes = header.grows_to().filter(|&to| to.is_power_of_two() && to > self.bytes && to <= self.most)?;
@@ -404,7 +404,7 @@ mod tests {
             let mut random = crate::testing::random::Xorshift::new(seed);
             let mut ends = Ends::new(16 << 10);
             let mut sent = VecDeque::new();
-            // How much comes at a time grows, too: so the ring grows from anywhere in it.
+            // The batch size grows too, so the ring grows from any position.
             for turn in 0..400u64 {
                 let longest = 1 + 20 * turn;
                 for _ in 0..random.below(8) {

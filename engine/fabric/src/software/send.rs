@@ -126,7 +126,7 @@ impl Qp {
         result
     }
 
-    /// Ends a post whose element `done` cannot be carried out yet.
+    /// Ends a post whose element `done` cannot be executed yet.
     #[cold]
     #[inline(never)]
     fn post_waits(
@@ -387,7 +387,7 @@ impl Qp {
         if copied {
             return Status::Success;
         }
-        // Its own table points to where it has no memory.
+        // The peer's table points outside its memory.
         common.stats.peer_violations += 1;
         common.stats.access_refused += 1;
         Status::RemoteAccess
@@ -489,7 +489,7 @@ impl Qp {
             out.push(Completion::ended(self.id, r.wr_id, r.opcode, Status::Success));
             self.retire.pop_reported();
         }
-        // Unsignalled ones leave with a signalled one, while there is room for more.
+        // Unsignaled requests leave with a signaled one, while there is room for more.
         while self.is_half_full()
             && let Some(r) = self.retire.front()
             && self.tx.is_acked(r.end)
@@ -500,7 +500,7 @@ impl Qp {
     }
 }
 
-/// Notes a slice; the status once there is nothing left to do.
+/// Records a slice; returns the status once no slice is left.
 fn advance(
     status: Status,
     budget: &mut usize,

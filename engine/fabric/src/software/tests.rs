@@ -32,7 +32,7 @@ const RING: u32 = 16 << 10;
 const WINDOWS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A server, and an honest client whose messages must always get through.
+/// A server, and an honest client whose messages must always arrive.
 struct Town {
     address: FabricAddress,
     server: SoftwareFabric,
@@ -104,7 +104,7 @@ impl Town {
         town
     }
 
-    /// Accepts the connect request that is there, or comes.
+    /// Accepts the pending or next connect request.
     fn accept(&mut self) -> QpId {
         let request = self.until("a connect request", |t| {
             let at = t.events.iter().position(|e| matches!(e, ControlEvent::ConnectRequest { .. }))?;

@@ -9,7 +9,7 @@
 //! | bind: write the fields, publish key + VALID | claim: set BUSY, fence, read the key; if another, clear BUSY |
 //! | revoke: clear VALID, fence, read BUSY; done if clear, else wait | copy, then clear BUSY |
 //!
-//! A claim that fails shows as BUSY for a moment; the owner then asks once more than it need.
+//! A failed claim sets BUSY for a moment; the owner then checks once more than necessary.
 //!
 //! The table belongs to a process that may be hostile, for either side. The owner keeps its own record of binds and
 //! takes only BUSY from the table. The peer checks its reads against its mappings.
@@ -62,12 +62,12 @@ pub(super) struct Exposure<'a> {
 }
 
 impl OwnWindows {
-    /// Windows in a table of zeroes. `random` makes their keys hard to guess.
+    /// Windows in a zeroed table. `random` makes their keys hard to guess.
     pub(super) fn new(table: PeerMapping, limit: u32, random: u32) -> Self {
         Self { table, keys: Keys::new(limit, random), windows: Vec::new() }
     }
 
-    /// Their keys, present and to come.
+    /// Current and future keys of the windows.
     pub(super) fn keys(&self) -> &Keys {
         &self.keys
     }
@@ -110,7 +110,7 @@ impl OwnWindows {
         Revoked::Done
     }
 
-    /// Revokes by key, as a message of the peer asks.
+    /// Revokes by key, at the request of a peer's message.
     pub(super) fn revoke_key(&mut self, rkey: u32) -> Revoked {
         let Some(index) = self.keys.find(rkey) else { return Revoked::NotBound };
         self.keys.invalidated(index);
@@ -122,7 +122,7 @@ impl OwnWindows {
         self.windows.iter().any(|w| w.mem.as_ref().is_some_and(|m| m.arena() == arena))
     }
 
-    /// Revokes everything. True if the peer is in no copy any more; else ask again.
+    /// Revokes all windows. True if the peer is in no copy; otherwise call it again.
     pub(super) fn revoke_all(&mut self) -> bool {
         let busy = (0..self.windows.len() as u32).filter(|&i| self.revoke(i) == Revoked::Busy).count();
         busy == 0
@@ -169,7 +169,7 @@ impl PeerWindows {
         None
     }
 
-    /// The copy is over.
+    /// Ends a copy.
     pub(super) fn release(&self, claim: Claim) {
         if let Some(entry) = Entry::of(&self.table, claim.index) {
             entry.release();

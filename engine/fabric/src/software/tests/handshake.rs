@@ -39,7 +39,7 @@ fn bad_hellos_are_refused() {
         message.send(socket.as_fd(), fds).expect("send");
         town.refused(what, &socket);
     }
-    // The same with bytes that are no message at all.
+    // As above, with invalid messages.
     for bytes in [
         &b""[..],
         b"x",
@@ -112,7 +112,7 @@ fn silent_handshakes_cost_only_themselves() {
     let (intruder, qp) = town.intruder();
     drop(intruder);
     town.ends(qp);
-    // The silent ones are gone after their time.
+    // The silent ones are closed after their time-out.
     for socket in &silent {
         town.refused("silent", socket);
     }
@@ -148,8 +148,7 @@ fn silence_of_one_process_leaves_places_to_others() {
     town.ends(qp);
 }
 
-/// Rings as long as they get, of a connector whose acceptor is more modest: no more is used than the acceptor
-/// has.
+/// A connector offers rings of maximum size to an acceptor with smaller ones: only the acceptor's size is used.
 #[test]
 fn rings_are_no_longer_than_ours() {
     let mut town = Town::new("rings");
@@ -225,7 +224,7 @@ fn rings_are_no_longer_than_ours() {
     town.ends(s);
 }
 
-/// An acceptor sends more than agreed, though not more than the connector had offered.
+/// An acceptor sends more than agreed, within the connector's offer.
 #[test]
 fn messages_are_no_longer_than_was_agreed() {
     let mut town = Town::new("agreed");
@@ -299,7 +298,7 @@ fn answers_that_cannot_be() {
     assert!(matches!(&events[..], [ControlEvent::ConnectFailed { qp: id, .. }] if *id == qp), "{events:?}");
 }
 
-/// Processes that connect and ask without end: each look finds another one that has asked already.
+/// Processes that connect and send requests without end: each poll finds another pending request.
 #[test]
 fn a_slow_request_gets_through_among_endless_ones() {
     const LOOKS: usize = 8;

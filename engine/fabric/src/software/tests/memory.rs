@@ -1,9 +1,9 @@
-//! Memory that peers show, or are shown: mappings, windows, copies that do not end.
+//! Exposed memory of both sides: mappings, windows, endless copies.
 
 use super::super::region::Regions;
 use super::*;
 
-/// Many pieces of memory, each of which is a mapping, of which a process has so many.
+/// Many regions, each of which is a mapping: the process has a limit of mappings.
 #[test]
 fn shown_memory_is_a_share_of_the_mappings_that_there_are() {
     const MOST: usize = 64;
@@ -31,7 +31,7 @@ fn shown_memory_is_a_share_of_the_mappings_that_there_are() {
     }
     town.server.common.config.max_regions_per_peer = default;
     let violations = town.server.stats().peer_violations;
-    // Many together: the last ones of them get one each, and when there is none left, no connection.
+    // The last intruders get one region each; without a free region, a connection is refused.
     let mut intruders = Vec::new();
     while budget.left() >= PER_CONNECTION {
         let (intruder, qp) = town.intruder();
@@ -112,13 +112,13 @@ fn long_memory_gives_its_place_back() {
     assert_eq!(budget.left(), 4);
 }
 
-/// A table whose entries lead nowhere, or into memory that is not that long.
+/// A table whose entries point nowhere, or beyond the end of memory.
 #[test]
 fn windows_that_lie() {
     let mut town = Town::new("windows");
     let memory = sealed(8192);
     let rights = 3u64 << 32;
-    // Region and rights, first address, length, address asked for.
+    // Region and rights, first address, length, requested address.
     let lies: [(u64, u64, u64, u64); 6] = [
         (7 | rights, 0, 4096, 0),
         (1 | rights, 0, u64::MAX, 8192 - 1),
@@ -152,7 +152,7 @@ fn windows_that_lie() {
             assert_eq!(town.server.stats().access_refused, refused + 1, "{place:#x} {first:#x} {len:#x} {address:#x}");
         }
     }
-    // Keys whose index is behind the table.
+    // Keys whose index exceeds the table.
     let (_intruder, qp) = town.intruder();
     let remote = RemoteMemory { rkey: u32::MAX, address: 0 };
     let wr = WorkRequest::Write { src: Source::Lent(lend(&town)), offset: 0, len: 64, remote };

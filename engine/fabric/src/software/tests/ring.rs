@@ -110,7 +110,7 @@ fn messages_out_of_place() {
                     i.say(&region(id, 16 << 10), &[sealed(16 << 10).fd()]);
                 }
                 for id in 100..200 {
-                    // By now it may have been shut out.
+                    // It may have been disconnected by now.
                     let _ = region(id, 16 << 10).send(i.socket.as_fd(), &[sealed(16 << 10).fd()]);
                 }
             }),
@@ -158,7 +158,7 @@ fn a_peer_that_takes_nothing_is_ended() {
         .collect();
     town.server.post_send(qp, &mut chain).expect("post");
     assert!(free(&town) > before + 20, "a ring of {RING} bytes has no room for all of them");
-    // Time without a look does not count against the peer.
+    // Time without a poll does not count against the peer.
     let (start, limit) = (Instant::now(), Duration::from_secs(40));
     let waiting = town.server.table.get(qp).expect("it waits");
     let mut waited = |seconds| waiting.waited(start + Duration::from_secs(seconds), limit).map(|t| t.as_secs());
@@ -171,7 +171,7 @@ fn a_peer_that_takes_nothing_is_ended() {
     assert_eq!(town.done.iter().filter(|d| d.qp == qp && d.status == Status::Flushed).count(), 31);
     assert_eq!(free(&town), before);
     town.ends(qp);
-    // In the middle of a copy for ever: the memory cannot be had back, and the connection ends.
+    // Endless copy: the memory cannot be recovered, and the connection ends.
     let (intruder, qp) = town.intruder();
     let window = town.server.alloc_window(qp).expect("window");
     let wr = WorkRequest::Bind { window, mem: lend(&town), offset: 0, len: 4096, access: Access::REMOTE };
@@ -183,7 +183,7 @@ fn a_peer_that_takes_nothing_is_ended() {
     town.ends(qp);
 }
 
-/// Noise all over the shared memory, while it is in use.
+/// Random writes to the shared memory while it is in use.
 #[test]
 fn scribbling() {
     let mut town = Town::new("scribble");

@@ -22,7 +22,7 @@ fn a_connection_goes_to_the_fabric_with_the_fewest() {
     assert_eq!((requests(&mut town.server), requests(&mut other)), (1, 0), "of two with one, who has seen it");
     let last = connect();
     assert_eq!(requests(&mut town.server), 0);
-    // It was handed to the other one, which goes without having looked.
+    // It was handed to the other fabric, which ends without a poll.
     other.unlisten();
     assert_eq!(requests(&mut town.server), 1, "nobody is forgotten");
     town.client.destroy_qp(last);

@@ -130,7 +130,7 @@ fn a_message_that_is_alone_is_returned_and_others_are_appended() {
     let mut town = Town::new("alone");
     let pairs = town.twenty_more();
     town.quiet();
-    // Found by the look at those that are quiet, then in each poll.
+    // Found by the check of cold connections, then in each poll.
     for (client, server) in [pairs[3], pairs[3], pairs[9], pairs[3]] {
         town.send(client, false);
         let message = loop {
@@ -174,7 +174,7 @@ fn a_connection_of_the_last_look_prevents_the_sleep() {
 fn the_look_before_a_sleep_finds_that_a_signalled_send_was_taken() {
     let mut town = Town::new("taken");
     let (client, _) = town.honest;
-    // Wherever it is between two looks at the peer's report.
+    // Any position between two checks of the peer's report.
     for before in 0..16 {
         town.send(client, true);
         let mut done = Vec::new();
