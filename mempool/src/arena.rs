@@ -104,8 +104,8 @@ impl Arena {
         self.0.report.bytes
     }
 
-    /// The memfd, sealed against shrinking, growing and further seals. `None` for given memory, which is not shown to
-    /// other processes.
+    /// The memfd, sealed against shrinking, growing and further seals. `None` for given memory, which other processes
+    /// cannot map.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.0.memory {
             Memory::Made { fd, .. } => Some(fd.as_fd()),
@@ -221,7 +221,7 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<(OwnedFd, RawMap, A
         Cause::System { call, source, .. } if page.is_hugetlb() => no_pages(call, source),
         other => other.into(),
     })?;
-    // Descriptors of hugetlb memory come for nothing; whether there are pages is known only now.
+    // Descriptors of hugetlb memory need no pages; only the mapping shows whether there are any.
     let map = RawMap::shared(fd.as_fd(), bytes)
         .map_err(|source| if page.is_hugetlb() { no_pages("mmap", source) } else { system("mmap", bytes, source) })?;
     if let Some(node) = node {

@@ -9,8 +9,8 @@ use crate::config::{ArenaConfig, PagePolicy, PageSize};
 use crate::error::{Cause, MemError};
 use crate::host::{HugePool, available_memory};
 
-/// Memory that can still be had, as of one look. [Set aside](Self::set_aside) one arena after the other: this checks
-/// that all fit before the first is made.
+/// Available memory at one point in time. [Set aside](Self::set_aside) one arena after the other: this checks that all
+/// fit before the first is created.
 ///
 /// Other processes allocate too, and the kernel's count is an estimate. An arena that fits here may still fail; one
 /// that does not fit always fails.
@@ -36,7 +36,7 @@ enum Bound {
 }
 
 impl AvailableMemory {
-    /// Asks the kernel. `node`: where reserved pages are to come from.
+    /// Queries the kernel. `node`: the node for reserved pages.
     pub fn now(node: Option<u32>) -> Self {
         let (ordinary, bound) = ordinary(available_memory(), Path::new("/"));
         let (huge_1g, huge_2m) = (HugePool::read(PageSize::Huge1G, node), HugePool::read(PageSize::Huge2M, node));
@@ -46,7 +46,7 @@ impl AvailableMemory {
     /// Sets aside an arena's memory, in the pages that it would get.
     ///
     /// # Errors
-    /// [`MemErrorKind::TooLittle`](crate::MemErrorKind::TooLittle) if there is not so much.
+    /// [`MemErrorKind::TooLittle`](crate::MemErrorKind::TooLittle) if too little is available.
     pub fn set_aside(&mut self, arena: &ArenaConfig) -> Result<(), MemError> {
         for &page in arena.pages.rungs(arena.bytes).iter().filter(|page| page.is_hugetlb()) {
             let pages = arena.bytes.div_ceil(page.bytes()) as u64;

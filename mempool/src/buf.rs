@@ -67,7 +67,7 @@ impl Handle {
     }
 }
 
-/// Getters that all four types have. They give the buffer's place, not its contents.
+/// Getters of all four types. They return the buffer's place, not its contents.
 macro_rules! place {
     ($name:ident) => {
         impl $name {
@@ -127,7 +127,7 @@ macro_rules! place {
     };
 }
 
-/// A buffer that is its holder's alone. Dereferences to its window: `[start, start + len)` of the capacity.
+/// A buffer with one holder. Dereferences to its window: `[start, start + len)` of the capacity.
 ///
 /// Dropping it on any thread returns it to its pool. On the owner thread it goes to the free list, without an atomic
 /// operation; elsewhere to the pool's lock-free list.

@@ -13,7 +13,7 @@ const MIB2: usize = 2 << 20;
 /// Bytes of a 1 GiB huge page.
 const GIB1: usize = 1 << 30;
 
-/// The pages that an arena is made of.
+/// Page size of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum PageSize {
@@ -57,7 +57,7 @@ impl fmt::Display for PageSize {
     }
 }
 
-/// The pages that an arena may be made of.
+/// Policy for the page size of an arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum PagePolicy {
@@ -75,7 +75,7 @@ pub enum PagePolicy {
 }
 
 impl PagePolicy {
-    /// The page sizes to try for so many bytes, in order. Small pages follow, unless one size is required.
+    /// Page sizes to try for `bytes`, in order. Small pages follow, unless one size is required.
     pub(crate) fn rungs(self, bytes: usize) -> Vec<PageSize> {
         let rungs: &[PageSize] = match self {
             PagePolicy::Auto => &[PageSize::Huge1G, PageSize::Huge2M, PageSize::Transparent],
@@ -142,7 +142,7 @@ impl PoolConfig {
     /// The pool's arena. Without given bytes it has the size of the classes.
     ///
     /// # Errors
-    /// [`MemErrorKind::Invalid`](crate::MemErrorKind::Invalid) if they cannot be laid out.
+    /// [`MemErrorKind::Invalid`](crate::MemErrorKind::Invalid) without a valid layout.
     pub fn own_arena(&self) -> Result<ArenaConfig, MemError> {
         let (_, needed) = lay_out(&self.classes)?;
         let bytes = if self.arena.bytes == 0 { needed } else { self.arena.bytes };

@@ -201,7 +201,7 @@ impl Core {
         // SAFETY: leaked just now.
         let this = unsafe { core.as_ref() };
         let metas = this.metas.get_or_init(|| this.classes.iter().flat_map(|list| this.buffers(core, list)).collect());
-        // Backwards, so that the first buffer goes out first.
+        // In reverse, so that the first buffer is allocated first.
         metas.iter().rev().for_each(|meta| meta.list().push(NonNull::from(meta)));
         core
     }

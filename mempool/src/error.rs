@@ -70,7 +70,7 @@ pub(crate) enum Cause {
     )]
     HugePages {
         call: &'static str,
-        /// Bytes asked for, in whole pages.
+        /// Requested bytes, in whole pages.
         bytes: usize,
         page: PageSize,
         node: Option<u32>,
@@ -126,7 +126,7 @@ pub(crate) enum Cause {
         /// Their bound, and the remedy.
         limit: String,
     },
-    /// Memory could not be made or mapped.
+    /// Memory could not be allocated or mapped.
     #[error("{call} of {bytes} bytes failed; {limits}; {}", crate::host::remedy(.source))]
     System { call: &'static str, bytes: usize, limits: MemoryLimits, source: io::Error },
     /// No size was given.

@@ -68,7 +68,8 @@ impl GivenMemory {
 
     /// An arena of this memory.
     ///
-    /// Shards send from it, and read into it, when it is among theirs. Peers are not shown it. `name` is for messages.
+    /// Shards whose configuration includes it send from it, and read into it. It is never exposed to peers. `name` is
+    /// for messages.
     pub fn into_arena(self, name: &'static str) -> Arena {
         Arena::over(self, name)
     }

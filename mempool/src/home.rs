@@ -19,7 +19,7 @@ const CLOSED: u32 = u32::MAX - 1;
 /// The outcome of a return.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Returned {
-    /// It waits for the owner. The list may be freed already: touch nothing of the pool any more.
+    /// It waits for the owner. The list may be freed already: touch nothing of the pool from here on.
     Queued,
     /// The pool was dropped, and others are still out.
     Counted,
@@ -30,7 +30,7 @@ pub(crate) enum Returned {
 /// The list of one pool.
 #[derive(Debug)]
 pub(crate) struct Home {
-    /// Written by foreign threads: on a cache line of its own.
+    /// Written by foreign threads: on its own cache line.
     head: CachePadded<AtomicU32>,
     /// Buffers still out, plus the closing owner; counts once the head is closed.
     remaining: AtomicUsize,
@@ -80,8 +80,7 @@ impl Home {
         self.head.load(Ordering::Relaxed) != EMPTY
     }
 
-    /// Owner only: hands every waiting buffer to `each`; returns how many. One relaxed load when there is
-    /// none.
+    /// Owner only: passes every waiting buffer to `each`; returns their number. One relaxed load without any.
     #[inline]
     pub(crate) fn take(&self, each: impl FnMut(u32)) -> usize {
         if self.has_any() { self.take_all(EMPTY, each) } else { 0 }
@@ -103,7 +102,7 @@ impl Home {
         let mut at = self.head.swap(leave, Ordering::AcqRel);
         let mut taken = 0;
         while at != EMPTY {
-            // Relaxed: made visible by the swap. Read before `each`, which may let the buffer go out again.
+            // Relaxed: made visible by the swap. Read before `each`, which may reuse the buffer.
             let next = self.next[at as usize].load(Ordering::Relaxed);
             each(at);
             taken += 1;

@@ -8,10 +8,10 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::config::PageSize;
 
-/// The command that lets shared memory have transparent huge pages.
+/// The command that enables transparent huge pages for shared memory.
 pub(crate) const SHMEM_REMEDY: &str =
     "allow them: `echo advise | sudo tee /sys/kernel/mm/transparent_hugepage/shmem_enabled`";
-/// The command that makes room for huge pages.
+/// The command that frees huge pages.
 pub(crate) const COMPACT_REMEDY: &str = "make room: `echo 1 | sudo tee /proc/sys/vm/compact_memory`";
 /// The commands that raise the limit of locked memory.
 pub(crate) const MEMLOCK_REMEDY: &str = "raise it: `sudo prlimit --pid $$ --memlock=unlimited:unlimited` in the shell \
@@ -66,7 +66,7 @@ pub struct MemoryLimits {
     pub address_space: Option<u64>,
     /// `RLIMIT_NOFILE`, soft.
     pub open_files: Option<u64>,
-    /// Bytes that the kernel could give at that moment.
+    /// Bytes that the kernel could provide at that time.
     pub available: u64,
 }
 

@@ -87,8 +87,7 @@ impl RawMap {
         Ok(())
     }
 
-    /// Allocates every page, writable, without changing a byte. Fails, instead of raising SIGBUS, if one
-    /// cannot be had.
+    /// Allocates every page, writable, without changing a byte. Without a page it fails instead of raising SIGBUS.
     pub(crate) fn populate(&self) -> io::Result<()> {
         // SAFETY: the advice allocates missing pages as a write that changes nothing would.
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) }?;

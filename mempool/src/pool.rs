@@ -15,8 +15,8 @@ use crate::sync::Ordering;
 
 /// Buffers of a few sizes, for one thread.
 ///
-/// The pool belongs to the thread that made it and cannot leave it. Its buffers can: drop them anywhere. A pool may be
-/// dropped while buffers are out; the last of them unmaps the memory. [`close`](Self::close) reports them.
+/// The pool belongs to the thread that created it and cannot leave it. Its buffers can: drop them on any thread. A pool
+/// may be dropped while buffers are in use; the last of them unmaps the memory. [`close`](Self::close) reports them.
 pub struct Pool {
     /// A raw pointer also keeps the pool from being `Send` or `Sync`. All of its owner-only access rests on that.
     core: NonNull<Core>,
@@ -95,7 +95,7 @@ impl Pool {
         buf
     }
 
-    /// Allocates buffers, as [`alloc`](Self::alloc), until all are out. It looks up the class once.
+    /// Allocates buffers, as [`alloc`](Self::alloc), until none is left. It looks up the class once.
     #[inline]
     pub fn alloc_many(&self, len: usize) -> impl Iterator<Item = Buf> + '_ {
         let mut classes = self.core().classes().iter().skip_while(move |list| list.size() < len);
@@ -136,7 +136,7 @@ impl Pool {
         self.core().arena()
     }
 
-    /// Other threads may have dropped buffers: there is something to take in. One relaxed load.
+    /// Whether other threads have returned buffers. One relaxed load.
     #[inline]
     pub fn has_remote(&self) -> bool {
         self.core().has_remote()

@@ -4,8 +4,8 @@
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Prefetches the first `LINES` cache lines of a value, or fewer. Any pointer is valid: none is followed. A hint, and
-/// nothing else: it does nothing on processors whose instruction is not known here.
+/// Prefetches the first `LINES` cache lines of a value, or fewer. Any pointer is valid: none is followed. Only a hint:
+/// it does nothing on processors without a known instruction.
 #[inline(always)]
 pub fn prefetch<const LINES: usize, T>(value: *const T) {
     let at = value.cast::<u8>();

@@ -27,7 +27,7 @@ pub type Line = [AtomicU64; 8];
 /// All copies check their bounds once and return false, having done nothing, when out of them.
 #[derive(Debug)]
 pub struct PeerMapping {
-    /// First byte; of `map`, here to be found without a detour.
+    /// First byte of `map`, stored here to save an indirection.
     base: NonNull<u8>,
     len: usize,
     /// Unmaps.

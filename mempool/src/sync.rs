@@ -11,7 +11,7 @@ pub use std::sync::Arc;
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Interior mutability whose accesses loom can watch.
+/// Interior mutability that loom can observe.
 pub mod cell {
     #[cfg(loom)]
     pub use loom::cell::UnsafeCell;

@@ -95,7 +95,7 @@ fn pages_that_are_not_there_are_an_error_with_a_remedy() {
         for part in [&format!("of {bytes} bytes in {page} pages failed"), "pages are needed", "are free", "sudo tee"] {
             assert!(text.contains(part), "{text:?} lacks {part:?}");
         }
-        // With Auto the same is no error, but the report shows it.
+        // With Auto this is no error, but the report shows it.
         if page == PageSize::Huge2M && HugePool::read(page, None).total == 0 {
             let arena = Arena::new(&config(4 << 20, PagePolicy::Auto)).unwrap();
             assert!(matches!(arena.report().pages, Some(PageSize::Small | PageSize::Transparent)));

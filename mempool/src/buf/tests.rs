@@ -120,7 +120,7 @@ fn lending_is_for_the_owner_thread_and_a_living_pool() {
     let pool = pool(&[(64, 2)]);
     let (far, near) = (filled(&pool, b"far"), filled(&pool, b"near"));
     let far = thread::spawn(move || {
-        // A pool of its own gives that thread a number, which is not the owner's.
+        // Its own pool gives that thread a number other than the owner's.
         let _own = self::pool(&[(64, 1)]);
         far.lend().unwrap_err()
     });

@@ -9,7 +9,7 @@ use crate::{Arena, ArenaConfig, Class, PagePolicy, Pool};
 
 const PAGE: usize = 4096;
 
-/// What an application keeps its memory by; says when that is given up.
+/// The application's owner of its memory; records its drop.
 struct Mapping {
     base: NonNull<u8>,
     len: usize,

@@ -4,7 +4,7 @@ use super::*;
 use crate::sync::cell::UnsafeCell;
 use crate::sync::{Arc, thread};
 
-/// The list with what it guards: loom fails if an access to `bytes` is not ordered behind the one before.
+/// The list with its guarded bytes: loom fails if an access to `bytes` is not ordered behind the previous one.
 struct Shared {
     home: Home,
     bytes: Vec<UnsafeCell<u32>>,
@@ -23,7 +23,7 @@ impl Shared {
         self.bytes[index as usize].with_mut(|byte| unsafe { *byte += 1 });
     }
 
-    /// As the pool does: whoever has the last buffer may touch all memory.
+    /// As in the pool: the holder of the last buffer may touch all memory.
     fn free(&self) {
         (0..self.bytes.len() as u32).for_each(|index| self.touch(index));
         assert_eq!(self.freed.fetch_add(1, Ordering::Relaxed), 0, "freed twice");
@@ -63,7 +63,7 @@ fn loom_a_buffer_goes_round_while_others_return() {
             let shared = shared.clone();
             thread::spawn(move || shared.give_back(0))
         };
-        // Goes out again as soon as it is home, to be returned by another thread.
+        // Reused as soon as it is returned, and then returned by another thread.
         let mut again = None;
         shared.home.take(|index| again = Some(index));
         let second = again.map(|index| {

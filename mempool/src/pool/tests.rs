@@ -142,7 +142,7 @@ fn several_pools_share_an_arena() {
     offsets.sort_unstable();
     offsets.dedup();
     assert_eq!(offsets.len(), 256, "no two buffers lie in one place");
-    // The second pool's range is free again once the pool and its buffers are gone.
+    // The second pool's range is free again after the drop of the pool and its buffers.
     pools.remove(1);
     bufs.retain(|buf| buf.offset() / 4096 != 1);
     let again = Pool::in_arena(arena.clone(), &classes).unwrap();

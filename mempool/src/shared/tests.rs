@@ -96,7 +96,7 @@ fn memory_that_is_read_only_is_refused() {
     assert!(text.contains("open for writing"), "{text}");
 }
 
-/// The descriptor of hugetlb memory can be had without a page of it.
+/// A descriptor of hugetlb memory needs no free page.
 #[test]
 fn pages_that_the_peer_can_take_back_are_refused() {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
@@ -108,7 +108,7 @@ fn pages_that_the_peer_can_take_back_are_refused() {
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
     let again = fd.try_clone().unwrap();
     assert!(refusal(fd).contains("hugetlb"));
-    // Trusted, it is mapped if there is a page, and an error if not.
+    // As trusted memory it is mapped if a page is free, and an error otherwise.
     match PeerMapping::map_trusted(again, 2 << 20) {
         Ok(map) => assert_eq!(map.len(), 2 << 20),
         Err(error) => assert!(matches!(*error.0, Cause::System { call: "mmap", .. }), "{error}"),
