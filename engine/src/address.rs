@@ -56,14 +56,14 @@ const FORMS: &str = if cfg!(feature = "verbs") {
     "soft:NAME, soft:/path/to/socket, iwarp:HOST:PORT or iwarp:[IPV6]:PORT"
 };
 
-/// An invalid address: its text, and what is wrong.
+/// An invalid address: its text and its defect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no address: {detail}; addresses look like {FORMS}")]
 #[non_exhaustive]
 pub struct AddressError {
-    /// As given.
+    /// The text.
     pub text: String,
-    /// What is wrong.
+    /// Its defect.
     pub detail: &'static str,
 }
 

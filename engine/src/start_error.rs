@@ -20,13 +20,13 @@ struct Cause {
     source: Option<Box<dyn Error + Send + Sync>>,
 }
 
-/// What a [`StartError`] is about.
+/// Category of a [`StartError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StartErrorKind {
     /// A knob is out of range, or two declarations conflict.
     Config,
-    /// Memory cannot be had: none left, a limit, or no right.
+    /// Not enough memory: none left, a limit, or no right.
     Memory,
     /// The address is in use, invalid or unreachable.
     Address,
@@ -76,7 +76,7 @@ impl StartError {
         self.0.kind
     }
 
-    /// The error that this one shows, if it is of this type.
+    /// The inner error, if it has this type.
     pub(crate) fn shown<T: Error + 'static>(&self) -> Option<&T> {
         self.0.error.downcast_ref()
     }

@@ -30,7 +30,7 @@ use crate::wire::NoSpace;
 pub struct ClientCall {
     /// The RPC message, in the memory that it is sent from. `None`: `memory` has the arguments, if there are any.
     pub(super) message: Option<Buf>,
-    /// Where the arguments begin; 0 without a message.
+    /// Offset of the arguments; 0 without a message.
     pub(super) args_at: usize,
     /// Bytes written, from the message's start. The rest of the memory holds data of other messages.
     filled: usize,
@@ -160,7 +160,7 @@ impl ClientCall {
         })
     }
 
-    /// Reserves room for results of up to so many bytes.
+    /// Reserves room for results of up to `bytes` bytes.
     ///
     /// Needed for results that exceed one message.
     #[inline]

@@ -51,7 +51,7 @@ pub(super) struct Template {
 
 /// Length of a header with `AUTH_NONE`.
 const AUTH_NONE_LEN: usize = 40;
-/// Where the procedure number is.
+/// Offset of the procedure number.
 const PROCEDURE_AT: usize = 20;
 
 impl Template {
@@ -78,14 +78,13 @@ impl Template {
         self.len.into()
     }
 
-    /// The most that a reply may come to behind a header without a verifier, for this many bytes of inline
-    /// results.
+    /// Longest reply with this many bytes of inline results, after a header without a verifier.
     #[inline]
     pub(super) fn reply_room(&self, results: usize) -> usize {
         results.saturating_add(self.verifier_room)
     }
 
-    /// With a credential. (By itself, or the compiler makes one copy of unknown length of the two.)
+    /// As above, with a credential. (Separate: otherwise the compiler merges both copies into one of unknown length.)
     #[inline(never)]
     fn write_named(&self, out: &mut [u8]) {
         out[..self.header.len()].copy_from_slice(&self.header);

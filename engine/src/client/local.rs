@@ -31,7 +31,7 @@ use crate::stats::ShardStats;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Connection(ConnRef);
 
-/// Closed connections whose reason is kept.
+/// Most close reasons of closed connections to keep.
 const REASONS: usize = 1024;
 
 /// Token of blocking calls.
@@ -143,7 +143,7 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Starts to close a connection, without blocking.
     ///
-    /// It takes no more calls. When those under way have ended there is a [reason](Self::close_reason).
+    /// It accepts no more calls. After the current ones it has a [reason](Self::close_reason).
     pub fn begin_close(&mut self, connection: Connection) {
         self.shard.close(connection.0);
     }
@@ -163,7 +163,7 @@ impl<F: Fabric> LocalClient<F> {
     /// One turn of the shard.
     #[inline]
     fn turn(&mut self) -> bool {
-        // What was started goes out before anything is waited for.
+        // Started calls are posted before any wait.
         self.shard.flush();
         let busy = self.shard.poll_once();
         if !self.shard.notices().is_empty() {
@@ -237,7 +237,7 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Prepares a call in registered memory, with `args_len` bytes for arguments.
     ///
-    /// A call that was [made without a client](ClientCall::new) gets that memory when it starts.
+    /// A call [created without a client](ClientCall::new) gets that memory when it starts.
     ///
     /// # Errors
     /// [`CallError::NoMemory`] while the pool has no buffer for it: poll, and try again;
@@ -298,7 +298,7 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.fail_call(Sink::Polled, token, FailedCall::new(error, memory))
     }
 
-    /// Starts a call whose arguments are not where they are sent from.
+    /// Starts a call whose arguments have to be copied.
     #[inline(never)]
     fn start_owned(
         &mut self,
@@ -311,7 +311,7 @@ impl<F: Fabric> LocalClient<F> {
         let args = memory.take_args();
         match self.prepare(procedure, args.len()) {
             Ok(mut call) => {
-                // It was made as long as they are.
+                // The message has room for them.
                 let _ = call.put_args(&args);
                 if let Some(memory) = memory.get_mut() {
                     memory.move_reads(0, call.args_at);
@@ -368,7 +368,7 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Blocks until there may be work, for at most `longest`.
     ///
-    /// The next [`poll`](Self::poll) reports what it found.
+    /// The next [`poll`](Self::poll) reports the work.
     pub fn wait(&mut self, longest: Duration) {
         if self.waiting.is_empty() {
             self.shard.sleep(longest);
@@ -378,8 +378,8 @@ impl<F: Fabric> LocalClient<F> {
     /// Prepares to sleep in an external event loop; turns the shard once.
     ///
     /// Returns how long to sleep, at most `longest`; `None` if that turn found work, for the next [`poll`](Self::poll).
-    /// Later events make the [descriptor](AsFd) readable. Each `arm` is followed by a [`disarm`](Self::disarm). No
-    /// wake-up is lost: this arms before it looks, and others publish work before they look whether it is armed.
+    /// Later events make the [descriptor](AsFd) readable. Follow each `arm` by a [`disarm`](Self::disarm). No wake-up
+    /// is lost: this arms before it checks, and others publish work before they check whether it is armed.
     #[must_use]
     #[doc(alias("epoll", "req_notify_cq"))]
     pub fn arm(&mut self, longest: Duration) -> Option<Duration> {
@@ -394,16 +394,14 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Calls, and blocks until the call ends. The next [`poll`](Self::poll) reports other calls that ended meanwhile.
     ///
-    /// # Errors
-    /// How the call ended without a reply.
+    /// # Errors The failure of a call without a reply.
     pub fn call(&mut self, call: ClientCall) -> CallResult {
         self.call_on(self.first(), call)
     }
 
     /// As [`call`](Self::call), on a given connection.
     ///
-    /// # Errors
-    /// How the call ended without a reply.
+    /// # Errors The failure of a call without a reply.
     pub fn call_on(&mut self, connection: Connection, call: ClientCall) -> CallResult {
         self.start(connection, call, OWN);
         let mut idle = Idle::new(self.config.shard.poll.idle).yield_every(YIELD_EVERY);

@@ -1,7 +1,7 @@
 //! Clients, calls and their configuration.
 //!
-//! [`LocalClient`] is polled by its caller, on the caller's thread. [`Client`] talks to a shard on a thread of its own,
-//! blocking or as a `Future`. An [`Endpoint`] is such a thread with any number of connections.
+//! The caller polls a [`LocalClient`], on its own thread. A [`Client`] uses a shard on a separate thread, blocking or
+//! as a `Future`. An [`Endpoint`] is such a thread with any number of connections.
 
 mod call;
 mod endpoint;
@@ -52,13 +52,13 @@ pub struct ClientConfig {
     pub version: u32,
     /// Credential of all calls. Default: `AUTH_NONE`.
     pub credential: Credential,
-    /// Services for calls from the server (reverse direction, RFC 8167). They run on the client's shard, whatever
-    /// threads the procedures ask for. Default: none.
+    /// Services for calls from the server (reverse direction, RFC 8167). They run on the client's shard, even
+    /// procedures for workers. Default: none.
     pub services: Option<Arc<Services>>,
     /// Upper-layer bindings: calls that break them are not sent. `None`: only the server checks. RPCSEC_GSS integrity
     /// and privacy are heeded in any case.
     pub bindings: Option<Arc<Bindings>>,
-    /// How it connects, and what it does about a lost connection.
+    /// Rules for connecting and reconnecting.
     pub connect: ConnectConfig,
 }
 
@@ -84,7 +84,7 @@ impl ClientConfig {
         }
     }
 
-    /// Checks what a shard alone does not know.
+    /// Checks settings that a shard alone cannot check.
     fn check(&self) -> Result<(), ConfigError> {
         self.connect.validate()?;
         let wanted = "at least 1 where a client has services: what version 1 grants is never 0 (RFC 8166 §3.3.1)";
@@ -118,7 +118,7 @@ pub enum ConnectError {
     TimedOut {
         /// The server's.
         address: String,
-        /// What was waited.
+        /// Time waited.
         timeout: std::time::Duration,
     },
 }
@@ -152,7 +152,7 @@ impl ClientConfig {
         match self.bindings.as_ref().map(|all| all.get(self.program, self.version, procedure)) {
             Some(Some(binding)) => {
                 binding.check_call(inline_len, &reads, &writes, reduction)?;
-                // If each result goes into the Write chunk that there is for it.
+                // If each result uses the Write chunk offered for it.
                 memory.most_results = (!writes.is_empty()).then(|| binding.reply_len(writes.len()));
                 Ok(())
             }

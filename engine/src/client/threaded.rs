@@ -23,14 +23,14 @@ use crate::shard::{
 };
 use crate::stats::ShardStats;
 
-/// A connection, as one application thread uses it; `Send`.
+/// A connection for one application thread; `Send`.
 ///
-/// A clone for another thread uses the same connection, with a queue of its own to the shard.
+/// A clone for another thread uses the same connection, with its own queue to the shard.
 ///
 /// Calls block ([`call`](Self::call)) or are futures of any runtime ([`start`](Self::start)). Connecting and allocating
-/// have both forms, too ([`connect_async`](Self::connect_async), [`alloc_async`](Self::alloc_async)). The client's
-/// memory is its shard's: when a future is dropped its call goes on to its end, and no buffer is freed that the device
-/// may still touch.
+/// have both forms, too ([`connect_async`](Self::connect_async), [`alloc_async`](Self::alloc_async)). The shard owns
+/// the client's memory: the call of a dropped future continues to its end, and no buffer is freed that the device may
+/// still use.
 ///
 /// The connection, and calls under way, end with the last clone. [`connect`](Self::connect) starts a thread, with
 /// device and memory, for one connection; an [`Endpoint`] has many connections on one thread.
@@ -76,8 +76,7 @@ pub struct Pending {
 impl Pending {
     /// Blocks until the call ends.
     ///
-    /// # Errors
-    /// How the call ended without a reply.
+    /// # Errors The failure of a call without a reply.
     pub fn join(&mut self) -> CallResult {
         self.ticket.wait_with(self.idle, None).map_or_else(lost, ended)
     }
@@ -94,7 +93,7 @@ fn ended(outcome: Result<CallResult, Lost>) -> CallResult {
     outcome.unwrap_or_else(|Lost| lost())
 }
 
-/// The shard has stopped, and its memory is gone.
+/// Error of a stopped shard, whose memory is gone.
 #[cold]
 fn lost() -> CallResult {
     Err(CallError::ConnectionLost { sent: true }.into())
@@ -123,8 +122,8 @@ impl Future for Pending {
 impl Client {
     /// Starts an [`Endpoint`] with one connection; blocks until connected.
     ///
-    /// Each such client has its own thread, device and memory, which take longer to make than a connection: 2,000
-    /// clients on one host took 28 s, and 2,000 of one [`Endpoint`] 1.4 s. For many connections make one [`Endpoint`],
+    /// Each such client has its own thread, device and memory, which take longer to set up than a connection: 2,000
+    /// clients on one host took 28 s, and 2,000 of one [`Endpoint`] 1.4 s. For many connections start one [`Endpoint`],
     /// or one for each core, and [connect](Endpoint::connect) through it.
     ///
     /// # Errors
@@ -153,7 +152,7 @@ impl Client {
     /// A client in the reverse direction, on a connection that a server's shard accepted.
     pub(crate) fn reverse(shard: ShardHandle, conn: ConnRef, config: ClientConfig) -> Self {
         let closed = Arc::default();
-        // A shard that has stopped is seen to be closed.
+        // A stopped shard is detected as closed.
         shard.send(Command::Watch(conn, Arc::clone(&closed)));
         Self::of(Arc::new(Line { conn, _owned: None, closed, shared: Shared::new(shard, "", config) }))
     }
@@ -182,8 +181,8 @@ impl Client {
     /// As [`alloc`](Self::alloc), as a future that waits for a free buffer.
     ///
     /// Waiters for buffers of one size are served in order, also across a reconnect; other sizes and other connections
-    /// do not wait for them. The wait ends with the connection. Dropped, the future gives up, and returns a buffer that
-    /// it was given.
+    /// do not wait for them. The wait ends with the connection. Dropping the future ends the wait, and returns its
+    /// buffer.
     ///
     /// # Errors
     /// [`CallError::TooLong`], at once, when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) never
@@ -258,8 +257,7 @@ impl Client {
 
     /// Calls, and blocks until the call ends.
     ///
-    /// # Errors
-    /// How the call ended without a reply.
+    /// # Errors The failure of a call without a reply.
     pub fn call(&mut self, call: ClientCall) -> CallResult {
         self.start(call)?.join()
     }

@@ -1,4 +1,4 @@
-//! A server that its caller polls, without a thread of its own.
+//! A server polled by its caller, without its own thread.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::stats::ShardStats;
 
 /// A server polled on the caller's own thread; not `Send`.
 ///
-/// A caller that never sleeps calls [`poll`](Self::poll) between its other work. A caller that sleeps in an epoll of
-/// its own adds the server's [descriptor](AsFd) to it:
+/// A caller that never sleeps calls [`poll`](Self::poll) between its other work. A caller that sleeps in its own epoll
+/// adds the server's [descriptor](AsFd) to it:
 ///
 /// ```no_run
 /// # fn epoll_wait(_: std::time::Duration) {}
@@ -39,7 +39,7 @@ use crate::stats::ShardStats;
 #[must_use = "dropped at once, it stops"]
 pub struct LocalServer {
     shard: Shard<AnyFabric>,
-    // Behind the shard, which gives its jobs to them.
+    // Declared behind the shard, which sends jobs to them.
     #[expect(dead_code, reason = "held for its end, which joins the threads")]
     workers: Option<Workers>,
 }
@@ -59,8 +59,7 @@ impl LocalServer {
     ///
     /// Of the configuration, `shard`, `accept`, `workers` and `peers` apply.
     ///
-    /// # Errors
-    /// What failed, the limit that was met, and the remedy.
+    /// # Errors The failed call, the exceeded limit, and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, StartError> {
         check(&config.shard, Some(&services), 1)?;
         if config.workers.is_none() {
@@ -75,8 +74,7 @@ impl LocalServer {
     ///
     /// `make` gets the shard's memory and waker.
     ///
-    /// # Errors
-    /// As [`start`](Self::start); with [`ServerConfig::workers`], as local services do not go to other threads.
+    /// # Errors As [`start`](Self::start); also with [`ServerConfig::workers`], as local services stay on this thread.
     pub fn start_with(
         address: &Address,
         make: impl FnOnce(&ShardSetup<'_>) -> LocalServices,

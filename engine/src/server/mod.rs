@@ -1,14 +1,16 @@
-//! Servers: shards and workers that run [`Services`]. [`Server`] starts the threads of its shards; [`LocalServer`] is
-//! one shard on the caller's thread ([Choosing an API](crate#choosing-an-api)).
+//! Servers: shards and workers that run [`Services`].
+//!
+//! [`Server`] starts the threads of its shards; [`LocalServer`] is one shard on the caller's thread ([Choosing an
+//! API](crate#choosing-an-api)).
 //!
 //! | you have | you use |
 //! |---|---|
 //! | handlers that take microseconds | [`Procedure::new`](crate::Procedure::new): runs on the shard |
 //! | handlers that block or compute | [`Procedure::on_workers`](crate::Procedure::on_workers) and [`ServerConfig::workers`] |
-//! | replies that come later | [`Procedure::deferred`](crate::Procedure::deferred), [`Procedure::asynchronous`](crate::Procedure::asynchronous) |
+//! | deferred replies | [`Procedure::deferred`](crate::Procedure::deferred), [`Procedure::asynchronous`](crate::Procedure::asynchronous) |
 //! | state that is not `Send` | [`LocalServices`], by `start_with` |
 //!
-//! A shard's loop is turned by `poll`. `wait` sleeps until there is work. `arm` and `disarm` hand the descriptor to an
+//! `poll` runs one turn of a shard. `wait` sleeps until there is work. `arm` and `disarm` hand the descriptor to an
 //! external event loop instead.
 
 mod local;
@@ -55,7 +57,7 @@ use stats_socket::{Source, StatsSocket};
 pub struct ServerConfig {
     /// Configuration of each shard. `cores`, where given, replaces `poll.core`.
     pub shard: Config,
-    /// How it accepts connections, and which it evicts.
+    /// Rules for accepting and evicting connections.
     pub accept: AcceptConfig,
     /// Shards, each a thread with its own device, pool and connections. At least 1, and one for each address.
     pub shards: usize,
@@ -63,9 +65,9 @@ pub struct ServerConfig {
     pub cores: Option<Vec<usize>>,
     /// Address of each shard, by index; 0 is the start address.
     ///
-    /// 1 and on are `more_addresses`. One entry for each shard, and each address at least once. `None`: where `cores`
-    /// are given and the NUMA node of an address' device is known, the shards on that node serve it; others take
-    /// addresses in turn. A shard serves one address, as it has one device.
+    /// Further indices are `more_addresses`. One entry for each shard, and each address at least once. `None`: if
+    /// `cores` are given and the NUMA node of an address' device is known, the shards on that node serve it; other
+    /// shards take addresses in turn. A shard serves one address, as it has one device.
     pub serves: Option<Vec<usize>>,
     /// Further addresses, beside the start address. Default: none.
     pub more_addresses: Vec<Address>,
@@ -73,8 +75,8 @@ pub struct ServerConfig {
     pub workers: Option<WorkerConfig>,
     /// Hook for connections of peers: established, closed.
     ///
-    /// A dropped server reports all closes before it is gone. After a [drain](Server::drain) that timed out, the rest
-    /// follows when the stuck handlers return.
+    /// Dropping the server reports all closes. After a [drain](Server::drain) that timed out, the rest follows when the
+    /// stuck handlers return.
     pub peers: Option<PeerHook>,
     /// Unix socket (mode 0600) that serves statistics as JSON.
     ///
@@ -148,9 +150,9 @@ impl ServerConfig {
 pub struct Server {
     shards: Vec<ShardHandle>,
     reverse_credits: u32,
-    // After the shards: they give their jobs to it.
+    // Declared after the shards, which send jobs to them.
     workers: Option<Arc<Workers>>,
-    // After these: it tells of them to the end.
+    // Declared after these, which it reports to the end.
     #[cfg(feature = "stats")]
     #[expect(dead_code, reason = "held for its end, which removes the socket")]
     stats: Option<StatsSocket>,
@@ -189,10 +191,10 @@ impl Server {
         Self::start_shards(&places, config, workers, equip)
     }
 
-    /// As [`start`](Self::start), with services that `make` makes for each shard.
+    /// As [`start`](Self::start), with services that `make` creates for each shard.
     ///
-    /// `make` runs on the shard's thread. Its services share state there without a lock, and its
-    /// [task](crate::service::ShardTask) is polled by the shard.
+    /// `make` runs on the shard's thread. Its services share state there without a lock. The shard polls its
+    /// [task](crate::service::ShardTask).
     ///
     /// # Errors
     /// As [`start`](Self::start); and with [`ServerConfig::workers`], as such services stay on their threads.
@@ -225,7 +227,7 @@ impl Server {
         workers: Option<Arc<Workers>>,
         equip: impl Fn(&mut Shard<AnyFabric>, usize) -> Result<(), StartError> + Send + Sync + 'static,
     ) -> Result<Self, StartError> {
-        // Before there is anything that can be met at the addresses.
+        // Before any peer can connect.
         #[cfg(feature = "stats")]
         let stats = config.stats.as_deref().map(stats_socket::bind).transpose().map_err(|error: FabricError| {
             let text = format!("`ServerConfig::stats`: {error}");
@@ -328,7 +330,7 @@ impl Server {
         self.shards.iter().for_each(|shard| shard.send(Command::Drain));
         while !self.shards.iter().all(ShardHandle::has_stopped) && soon.step() {}
         let undrained = self.shards.iter().filter(|shard| !shard.has_stopped()).count();
-        // What they have begun is not waited for.
+        // Calls in progress are not awaited.
         self.shards.iter().for_each(|shard| shard.send(Command::Stop));
         while !self.shards.iter().all(ShardHandle::has_stopped) && end.step() {}
         let (stopped, stuck): (Vec<_>, Vec<_>) = self.shards.drain(..).partition(ShardHandle::has_stopped);
@@ -364,7 +366,7 @@ fn serve(shard: &mut Shard<AnyFabric>, services: &Services, workers: Option<&Wor
     shard.serve(services.to_local())
 }
 
-/// What there is to be told of, by the socket for statistics.
+/// Sources of the statistics socket.
 #[cfg(feature = "stats")]
 fn sources(shards: &[ShardHandle], places: &[Place], config: &ServerConfig) -> Vec<Source> {
     let source = |(index, (shard, (address, _))): (usize, (&ShardHandle, &Place))| {
@@ -374,7 +376,7 @@ fn sources(shards: &[ShardHandle], places: &[Place], config: &ServerConfig) -> V
     shards.iter().zip(places).enumerate().map(source).collect()
 }
 
-/// What a shard serves.
+/// Address and listener of a shard.
 type Place = (Address, AnyListener);
 
 /// Binds each of these; returns what each shard serves.
@@ -384,14 +386,14 @@ fn bind(addresses: &[Address], config: &ServerConfig) -> Result<Vec<Place>, Star
     Ok(serves.into_iter().map(|at| (addresses[at].clone(), bound[at].clone())).collect())
 }
 
-/// What a [drain](Server::drain) left when its time-out expired.
+/// Remainder of a [drain](Server::drain) after its time-out.
 ///
-/// Its text counts the shards and workers. The thread of a handler that does not return stays until it does, with all
-/// that it holds.
+/// The text counts the shards and workers. The thread of a handler that does not return stays until it does, with all
+/// its resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Undrained {
     timeout: Duration,
-    /// Shards whose connections were cut off.
+    /// Shards whose connections were aborted.
     shards: usize,
     /// Calls on them without an answer, without those of shards in a handler.
     unanswered: usize,
@@ -424,7 +426,7 @@ impl fmt::Display for Undrained {
     }
 }
 
-/// What is kept of the time of a drain for cutting off what has not ended.
+/// Part of a drain's time that is reserved for aborting unfinished work.
 const CUT: Duration = Duration::from_secs(1);
 
 /// Looks again now and then, until a time.
@@ -435,12 +437,12 @@ impl Until {
         Self(Instant::now().checked_add(time))
     }
 
-    /// Waits a little; false if the time has come.
+    /// Waits one step; false once the time has expired.
     fn step(&self) -> bool {
         std::thread::sleep(STEP);
         self.0.is_none_or(|end| Instant::now() < end)
     }
 }
 
-/// How long is waited between two looks.
+/// Time between two checks.
 const STEP: Duration = Duration::from_millis(1);

@@ -7,7 +7,7 @@ use super::ServerConfig;
 use crate::address::Address;
 use crate::start_error::StartError;
 
-/// Where the kernel describes processors.
+/// Directory in which the kernel describes processors.
 const CPUS: &str = "/sys/devices/system/cpu";
 
 impl ServerConfig {
@@ -40,9 +40,9 @@ impl ServerConfig {
     }
 }
 
-/// Assigns an address to each shard, by the known nodes of devices and shards. A shard gets one of its own node, or
-/// else the address with the fewest shards. An address without shards takes one from the address with the most. There
-/// are no more addresses than shards.
+/// Assigns an address to each shard, by the known nodes of devices and shards. A shard gets an address of its own node,
+/// or else the address with the fewest shards. An address without shards takes one from the address with the most.
+/// There are at most as many addresses as shards.
 fn by_node(addresses: &[Option<u32>], shards: &[Option<u32>]) -> Vec<usize> {
     let mut counts = vec![0; addresses.len()];
     let mut serves = vec![None; shards.len()];
@@ -124,7 +124,7 @@ mod tests {
         let (devices, cores) = ([Some(1), Some(0)], [Some(0), Some(0), Some(1), Some(1)]);
         assert_eq!(by_node(&devices, &cores), [1, 1, 0, 0]);
         assert!(far(&devices, &cores, &[1, 1, 0, 0]).is_empty());
-        // Two of one node share its shards; one whose node is unknown gets one of another.
+        // Two devices of one node share its shards; a device of unknown node gets one of another.
         let devices = [Some(0), Some(0), UNKNOWN];
         assert_eq!(by_node(&devices, &[Some(0), Some(1), Some(0), Some(1)]), [0, 2, 1, 0]);
     }

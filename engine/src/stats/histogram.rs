@@ -1,5 +1,6 @@
-//! Histograms in JSON: the usual quantiles, and all values to 1 %. Two snapshots of a histogram give that of the time
-//! between them.
+//! Histograms in JSON: the usual quantiles, and all values to 1 %.
+//!
+//! Subtracting two snapshots gives the histogram of the time between them.
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -100,7 +100,7 @@ fields! {
         credits_used: u64 = Gauge "Of these, those in use",
         receives_posted: u64 = Gauge "Receives that the device has",
         receives_promised: u64 = Gauge "Receives promised to connections",
-        /// Near 0, messages soon meet none.
+        /// Near 0, messages soon lack receives.
         receives_lowest: u64 = Gauge "The fewest Receives that the device had",
         worker_queue_depth: u64 = Gauge "Calls with the workers, or waiting for them",
         calls_waiting: u64 = Gauge "Calls that wait for memory, or for RDMA Reads",
@@ -295,7 +295,7 @@ pub struct Values<const MOST: u64, const DIGITS: u8>(
 
 impl<const MOST: u64, const DIGITS: u8> Default for Values<MOST, DIGITS> {
     fn default() -> Self {
-        // The bounds that are used are constants within what a histogram takes.
+        // The bounds in use are constants within the histogram's range.
         Self(Histogram::new_with_bounds(1, MOST, DIGITS).expect("valid bounds"))
     }
 }

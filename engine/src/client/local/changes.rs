@@ -61,8 +61,7 @@ impl<F: Fabric> LocalClient<F> {
     /// Asks the server to change its characteristics. [`take_changes`](Self::take_changes) reports the outcome.
     #[cfg(feature = "unstable-internals")]
     ///
-    /// # Errors
-    /// Nothing was asked for.
+    /// # Errors The request was not sent.
     pub fn request_change(&mut self, connection: Connection, wanted: &[Characteristic]) -> Result<(), ChangeError> {
         self.shard.request_change(connection.0, wanted)
     }

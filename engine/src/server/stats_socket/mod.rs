@@ -1,7 +1,7 @@
 //! Statistics by a Unix socket: each reader gets one snapshot in JSON, and the end of the stream.
 //!
-//! One thread serves all readers (`readers`), and asks the shards as [`Server::stats`](super::Server::stats) does. It
-//! sleeps without readers.
+//! One thread serves all readers (`readers`), and queries the shards as [`Server::stats`](super::Server::stats) does.
+//! It sleeps without readers.
 
 mod readers;
 
@@ -95,7 +95,7 @@ impl Source {
         Self { known, shard, asked: None }
     }
 
-    /// Asks, unless an earlier question is still to be answered.
+    /// Queries the shards, unless an earlier query is pending.
     fn ask(&mut self, connections: usize) {
         // A late answer is too old for the next reader.
         self.asked.take_if(|asked| asked.try_take().is_some());

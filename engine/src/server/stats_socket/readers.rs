@@ -26,7 +26,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Writes as much as the socket takes; false once all is written, or the reader is gone.
+    /// Writes as much as the socket accepts; false once all is written, or the reader has closed.
     fn write(&mut self) -> bool {
         let Some((answer, written)) = &mut self.answer else { return true };
         loop {
@@ -145,11 +145,11 @@ mod tests {
 
     use super::*;
 
-    /// Longer than what a socket holds for who does not read.
+    /// More than a socket buffers for a reader that does not read.
     const LONG: usize = 4 << 20;
 
-    /// A socket that gives whoever connects so many bytes, of the number of the snapshot; which serves while `run`
-    /// runs, and returns how many snapshots it took.
+    /// Serves snapshots of `bytes` bytes, each filled with its number, while `run` runs. Returns the number of
+    /// snapshots.
     fn serving(bytes: usize, run: impl FnOnce(&(dyn Fn() -> UnixStream + Sync))) -> usize {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("stats");
