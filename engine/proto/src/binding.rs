@@ -1,8 +1,8 @@
 //! Upper-layer bindings: DDP-eligible data items (RFC 8166 §6).
 //!
-//! A [`Binding`] covers one procedure, a [`Bindings`] table programs. Both ends use the same one. A server makes its
-//! procedures of it (`Procedure::with_binding`) and refuses calls that break it. A client checks calls before it sends
-//! them, and sizes their reply resources by it. [`nfs3`] is the binding of NFS version 3.
+//! A [`Binding`] covers one procedure, a [`Bindings`] table covers programs. Both ends use the same one. A server
+//! creates its procedures from it (`Procedure::with_binding`) and refuses calls that violate it. A client checks calls
+//! before it sends them, and sizes their reply resources by it. [`nfs3`] is the binding of NFS version 3.
 //!
 //! A binding does *not* restrict long messages. A Position Zero Read chunk can carry any call, a Reply chunk any reply
 //! (RFC 8166 §6.1).
@@ -74,7 +74,7 @@ pub enum BindingError {
         found: usize,
         /// In the binding.
         max: usize,
-        /// Bytes of a reply none of whose results is reduced.
+        /// Bytes of an unreduced reply.
         reply_len: usize,
     },
     /// A Read chunk longer than an eligible argument can be.
@@ -189,7 +189,7 @@ impl Binding {
     /// [`reduction_allowed`].
     ///
     /// # Errors
-    /// The first rule that it breaks.
+    /// The first violated rule.
     #[doc(hidden)]
     pub fn check_call(
         &self,

@@ -1,4 +1,4 @@
-//! Failures of a call: whether it was sent, whether a retry is safe, whose fault it was.
+//! Failures of a call: sent or not, safe to retry or not, cause.
 
 use crate::binding::BindingError;
 use crate::fault::{Knob, Refusal};

@@ -1,6 +1,6 @@
 //! This side's calls: one slot each, found by XID without a search.
 //!
-//! An XID is a slot number with the slot's generation above it. A sent call that was given up keeps its slot until its
+//! An XID is a slot number with the slot's generation above it. A sent call that was abandoned keeps its slot until its
 //! reply arrives or the connection ends. So no late reply can match another call.
 
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ enum State {
     Queued,
     /// The message was handed to the device.
     Sent,
-    /// Sent, then given up by the caller; the reply is still owed.
+    /// Sent, then abandoned by the caller; the reply is outstanding.
     Abandoned,
 }
 
@@ -35,7 +35,7 @@ enum State {
 struct Slot {
     xid: u32,
     state: State,
-    /// Sent before, on a lost connection or to be refused; possibly executed.
+    /// Sent before, on a lost connection or refused; possibly executed.
     tried: bool,
     token: u64,
     deadline: u64,
@@ -46,9 +46,9 @@ struct Slot {
 pub(super) enum Match {
     /// A call that waited for it; the caller's token.
     Call(CallId, u64),
-    /// A call that was given up; its slot is free now.
+    /// An abandoned call; its slot is free now.
     Late(CallId),
-    /// None that was ever made here.
+    /// No call of this side.
     Unknown,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct CallTable {
     earliest: u64,
     /// The next slot to scan for a deadline; 0 between scans.
     looked_at: usize,
-    /// Where [any](Self::any) call was found last.
+    /// Slot at which [any](Self::any) found its last call.
     any_from: usize,
     /// Slots scanned by both.
     #[cfg(test)]
@@ -90,7 +90,7 @@ impl CallTable {
             free: FreeList::new(size as usize),
             mask: size - 1,
             waiting: VecDeque::with_capacity(capacity + 1),
-            // Without slots there is nothing to be taken.
+            // Without slots no call can start.
             closed: capacity == 0,
             earliest: u64::MAX,
             looked_at: 0,
@@ -120,7 +120,7 @@ impl CallTable {
         Ok(call)
     }
 
-    /// A call that goes out now, as [none waits](Self::none_waits).
+    /// Starts a call that is sent now, as [none waits](Self::none_waits).
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -148,7 +148,7 @@ impl CallTable {
         self.waiting.push_back(call);
     }
 
-    /// A call waits for a credit once more. False if it has ended meanwhile.
+    /// Makes a call wait for a credit again. False if it has ended meanwhile.
     pub(super) fn wait_again(&mut self, call: CallId) -> bool {
         let live = self.is_queued(call);
         if live {
@@ -174,7 +174,7 @@ impl CallTable {
         self.waiting.iter().copied().filter(|&call| self.is_queued(call)).collect()
     }
 
-    /// The next call that waits: it goes out now.
+    /// Takes the next waiting call, to be sent now.
     #[inline]
     pub(super) fn send_next(&mut self) -> Option<CallId> {
         while let Some(call) = self.waiting.pop_front() {
@@ -190,7 +190,7 @@ impl CallTable {
         self.closed = true;
     }
 
-    /// No more are taken, and none goes out.
+    /// Accepts no more calls, and sends none.
     pub(super) fn stop(&mut self) {
         self.closed = true;
         self.waiting.clear();
@@ -220,7 +220,7 @@ impl CallTable {
         (matches!(slot.state, State::Queued | State::Sent) && slot.xid == call.0).then_some(slot)
     }
 
-    /// The call goes out now. False if it has ended while it waited.
+    /// Marks a waiting call as sent. False if it has ended meanwhile.
     #[inline]
     fn mark_sent(&mut self, call: CallId) -> bool {
         self.live(call).map(|slot| slot.state = State::Sent).is_some()
@@ -251,7 +251,7 @@ impl CallTable {
         slot.state == State::Sent && slot.xid == xid
     }
 
-    /// Whether the answer to a call has not come, wanted or not.
+    /// Whether the answer to a call is outstanding, wanted or not.
     pub(super) fn is_owed(&self, call: CallId) -> bool {
         let slot = &self.slots[(call.0 & self.mask) as usize];
         matches!(slot.state, State::Sent | State::Abandoned) && slot.xid == call.0
@@ -289,14 +289,14 @@ impl CallTable {
         calls
     }
 
-    /// Whether a call has not ended, and waits to be sent.
+    /// Whether a call waits to be sent.
     pub(super) fn is_queued(&self, call: CallId) -> bool {
         let slot = &self.slots[(call.0 & self.mask) as usize];
         slot.state == State::Queued && slot.xid == call.0
     }
 
-    /// Ends a call. `None` if it has ended before; else its token, and whether it had ever been sent. With
-    /// `reply_owed` its reply may still come, and will be [`Match::Late`].
+    /// Ends a call. Returns its token, and whether it was ever sent; `None` if it has ended before. With `reply_owed`
+    /// its reply may still arrive, as [`Match::Late`].
     #[inline]
     pub(super) fn remove(&mut self, call: CallId, reply_owed: bool) -> Option<(u64, bool)> {
         let slot = self.live(call)?;
@@ -322,7 +322,7 @@ impl CallTable {
         (call.0 & self.mask) as usize
     }
 
-    /// Slots in use: calls, and given up ones whose reply is owed.
+    /// Slots in use: calls, and abandoned ones with an outstanding reply.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()

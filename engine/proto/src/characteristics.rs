@@ -67,7 +67,7 @@ impl Connection {
         self.changes.events.pop_front()
     }
 
-    /// Asks the peer for these values. Answers come by [`poll_change`](Self::poll_change).
+    /// Requests these values of the peer. Answers come by [`poll_change`](Self::poll_change).
     ///
     /// # Errors
     /// Nothing was requested.

@@ -10,7 +10,7 @@ impl Connection {
         self.calls.earliest_deadline()
     }
 
-    /// One call whose deadline has passed, with its token: it has ended. Call again until `None`.
+    /// Ends one call whose deadline has passed; returns it with its token. Call again until `None`.
     pub fn handle_timeout(&mut self, now: u64) -> Option<(CallId, u64, CallError)> {
         let call = self.calls.expired(now)?;
         let (token, sent) = self.calls.remove(call, true)?;
@@ -94,18 +94,17 @@ impl Connection {
         Ok((call?, now))
     }
 
-    /// Queues a call that [may be retried](Event::Retryable) once more, under its XID. False if it has ended
-    /// meanwhile.
+    /// Queues a call that [may be retried](Event::Retryable) again, under its XID. False if it has ended meanwhile.
     pub fn resend(&mut self, call: CallId) -> bool {
         self.calls.wait_again(call)
     }
 
-    /// Whether a call has not ended, and waits to be sent.
+    /// Whether a call waits to be sent.
     pub fn is_waiting(&self, call: CallId) -> bool {
         self.calls.is_queued(call)
     }
 
-    /// Whether a call was sent, and neither answered nor given up.
+    /// Whether a call was sent, and neither answered nor abandoned.
     pub fn is_under_way(&self, call: CallId) -> bool {
         self.calls.is_sent(call.xid())
     }
@@ -132,7 +131,7 @@ impl Connection {
         self.outbox.is_empty() && self.credits.may_send(false, receives_ok)
     }
 
-    /// Gives up a call. `None` if it has ended before. Its reply, should one come, is dropped and counted.
+    /// Abandons a call. `None` if it has ended before. A late reply is dropped and counted.
     pub fn cancel(&mut self, call: CallId) -> Option<(u64, CallError)> {
         let (token, sent) = self.calls.remove(call, true)?;
         Some((token, CallError::Cancelled { sent }))
@@ -173,7 +172,7 @@ impl Connection {
         self.sequences.number()
     }
 
-    /// Replies wait to be sent.
+    /// Whether replies wait to be sent.
     pub fn has_replies(&self) -> bool {
         !self.outbox.is_empty()
     }
@@ -192,8 +191,8 @@ impl Connection {
         }
     }
 
-    /// The call whose reply the last message broke off, if any. Ask after each [`Event::Failed`], [`Event::Late`] and
-    /// [`Event::Rejected`].
+    /// The call whose reply the last message interrupted, if any. Check after each [`Event::Failed`], [`Event::Late`]
+    /// and [`Event::Rejected`].
     pub fn broken_off(&mut self) -> Option<Event> {
         let xid = self.sequences.take_orphan()?;
         Some(self.end_call(xid, CallError::MalformedReply("something else came between its parts")))

@@ -47,7 +47,7 @@ pub struct ConnConfig {
     pub continue_up_to: usize,
     /// Longest RPC message that is put together from parts, in bytes.
     pub reassemble_up_to: usize,
-    /// Replies may come, and go, as Send With Invalidate.
+    /// Replies may use Send With Invalidate, in both directions.
     pub remote_invalidation: bool,
     /// Unsolicited messages allowed to the peer, per second and as a burst.
     pub useless_per_second: u32,

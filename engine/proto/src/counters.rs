@@ -47,10 +47,10 @@ pub struct Counters {
     /// Replies to calls that had ended.
     #[cfg_attr(feature = "serde", serde(rename = "messages_rejected_late"))]
     pub rejected_late: u64,
-    /// Replies to calls that were never made.
+    /// Replies to unknown calls.
     #[cfg_attr(feature = "serde", serde(rename = "messages_rejected_unknown_xid"))]
     pub rejected_unknown_xid: u64,
-    /// Messages that make no sense in their direction.
+    /// Messages that are invalid in their direction.
     #[cfg_attr(feature = "serde", serde(rename = "messages_rejected_unexpected"))]
     pub rejected_unexpected: u64,
 }

@@ -1,7 +1,7 @@
 //! Flow control: three credit modes with exact counts.
 //!
-//! All three are one rule seen from two ends. A *sender* has sent `sent` messages and may go on to `limit`. A
-//! *receiver* has got `received` messages and has announced a limit, `told_limit`. It keeps Receives in reserve for it.
+//! All three are one rule seen from two ends. A *sender* has sent `sent` messages and may continue up to `limit`. A
+//! *receiver* has received `received` messages and has announced a limit, `told_limit`. It reserves Receives for it.
 //! The modes differ in the encoding of the limit:
 //!
 //! | mode | `rdma_credit` | resulting limit |
@@ -74,7 +74,7 @@ pub struct Credits {
     credit_limit: u32,
     /// Version 1: Receives for replies to this side's calls.
     made: u32,
-    /// Version 1 requester: calls answered (or known never to be).
+    /// Version 1 requester: calls answered, or known to remain unanswered.
     answered: u32,
     /// `received` when the peer last got a full report.
     reported: u32,
@@ -147,7 +147,7 @@ impl Credits {
     }
 
     /// Version 1: concurrent calls tolerated beyond the credit limit. Deployed clients reuse the credit of a call that
-    /// they give up before its reply: its process was killed, or the mount was forced off.
+    /// they abandon before its reply, because its process was killed or the mount was forced off.
     #[inline]
     pub fn tolerated(&self) -> u32 {
         2 * self.credit_limit
@@ -179,10 +179,10 @@ impl Credits {
         self.credit_limit.max(left) - room.min(self.credit_limit).max(left)
     }
 
-    /// Version 2: messages to grant beyond received ones, with `taken` of `slots` in use. There are a few more while
-    /// this side has `called`, for the replies. Started messages must end, even where the peer's calls exceed a
-    /// shrunken credit limit. So there is one for a reply, and one for the rest of a message that is `half` sent. A
-    /// second one for a reply would be left over, and take one call more.
+    /// Version 2: messages to grant beyond received ones, with `taken` of `slots` in use. While this side has `called`,
+    /// the grant has a few more for the replies. Started messages must end, even if the peer's calls exceed a reduced
+    /// credit limit. So there is one for a reply, and one for the rest of a message that is `half` sent. A second one
+    /// for a reply would remain unused, and admit one call more.
     #[inline]
     pub(super) fn room_beside(&self, taken: u32, slots: u32, called: bool, half: bool) -> u32 {
         let for_replies = if called { FOR_REPLIES } else { 0 };
@@ -210,8 +210,8 @@ impl Credits {
         (self.limit.wrapping_sub(self.sent) as i32).max(0) as u32
     }
 
-    /// Whether a message (version 1: a `counted` call) may go out now. In version 1 each message lets the peer send one
-    /// more, so nothing goes out until its Receive is `replenished`.
+    /// Whether a message (version 1: a `counted` call) may be sent now. In version 1 each message lets the peer send
+    /// one more, so none is sent until its Receive is `replenished`.
     #[inline]
     pub fn may_send(&self, counted: bool, replenished: bool) -> bool {
         match self.scheme {
@@ -220,14 +220,14 @@ impl Credits {
         }
     }
 
-    /// A message goes out. `counted` is false for version 1 replies and errors, which their call paid for. Announces
-    /// the limit of received messages plus credits, where there is `room` and Receives are in reserve. Otherwise it
+    /// Counts a sent message. `counted` is false for version 1 replies and errors, which their call paid for. Announces
+    /// the limit of received messages plus credits, if there is `room` and Receives are in reserve. Otherwise it
     /// repeats the earlier limit.
     #[inline(always)]
     pub fn on_send(&mut self, counted: bool, room: Option<u32>) -> CreditWords {
         self.sent = self.sent.wrapping_add(u32::from(counted));
         if self.scheme == CreditMode::V1 {
-            // A call asks for credits, a reply grants them.
+            // A call requests credits, a reply grants them.
             let credit = if counted { self.made } else { self.credit_limit };
             return CreditWords { credit, received: None };
         }
@@ -253,8 +253,8 @@ impl Credits {
         self.words(before)
     }
 
-    /// As [`on_send`](Self::on_send) in the windowed mode, while there is room. Returns the credits from here on and
-    /// the count of received messages.
+    /// As [`on_send`](Self::on_send) in the windowed mode, while there is room. Returns the current credits and the
+    /// count of received messages.
     #[inline(always)]
     pub fn on_send_windowed(&mut self, room: u32) -> (u32, u32) {
         self.sent = self.sent.wrapping_add(1);
@@ -271,7 +271,7 @@ impl Credits {
             self.told_limit = limit;
         }
         self.reported_payload = self.received;
-        // While there is room for less, announce more.
+        // While the announced limit is below the room, announce more.
         if room >= self.credit_limit {
             self.reported = self.received;
         }
@@ -283,8 +283,7 @@ impl Credits {
         if self.scheme == CreditMode::V2Windowed {
             let left = self.told_limit.wrapping_sub(self.received) as i32;
             if left < 0 {
-                // The one message beyond the limit has arrived: report one less than came, so that the sum
-                // stays true.
+                // The one message beyond the limit has arrived. Report one less, so that the sum stays true.
                 return CreditWords { credit: 0, received: Some(self.told_limit) };
             }
             CreditWords { credit: left as u32, received: Some(self.received) }
@@ -462,8 +461,8 @@ impl Credits {
         (low || self.unreported_payload() >= self.grant_after) && self.may_grant()
     }
 
-    /// The same while there is no room for the whole credit limit. Only a peer without credits needs a grant, or one
-    /// that used its one grant beyond the limit.
+    /// As above, without room for the whole credit limit. Only a peer without credits needs a grant, or one that has
+    /// used its one grant beyond the limit.
     #[cold]
     fn wants_crowded(&self, room: u32, left: i32) -> bool {
         left < 0 || (left == 0 && (room > 1 || (room == 1 && self.thanks < THANKS)))

@@ -58,7 +58,7 @@ pub enum Event {
     Grant,
     /// Characteristics: see [`Connection::poll_change`]. The terms may have changed.
     Changed,
-    /// Dropped, or to be answered with an error that is queued already.
+    /// Dropped, or answered with an error that is queued already.
     Rejected(Rejected),
 }
 

@@ -83,7 +83,7 @@ pub enum Outcome {
     Partial(Characteristic),
 }
 
-/// This end's decision about a value that the peer asks for.
+/// This end's decision about a value that the peer requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Already in effect before the answer: the peer relies on it at once.
@@ -183,7 +183,7 @@ impl Exchange {
     /// Takes an OPTIONAL message: its XID, flags, `rdma_opttype` and `rdma_optinfo`.
     ///
     /// # Errors
-    /// Nothing of it took effect; [`ExchangeError::answer`] is to be sent with the same XID.
+    /// Nothing of it took effect; send [`ExchangeError::answer`] with the same XID.
     pub fn handle(&mut self, xid: u32, flags: Flags, opttype: u32, optinfo: &[u8]) -> Result<(), ExchangeError> {
         let code = OperationCode::from_code(opttype).ok_or(ExchangeError::UnknownOperation(opttype))?;
         let response = flags.contains(Flags::RESPONSE);
@@ -374,7 +374,7 @@ impl Exchange {
                 return Err(ChangeError::Pending(id));
             }
         }
-        // At most one of each kind: none came twice.
+        // At most one of each kind: duplicates were rejected.
         let wanted: List = wanted.iter().copied().collect();
         self.queue.push_back(Message::Request { xid, wanted: wanted.clone() });
         self.request = Some((xid, wanted));
@@ -382,7 +382,7 @@ impl Exchange {
     }
 
     /// Decides a request of the peer, an [`Asked`](Event::Asked) event. [`Verdict::Done`] must be true already. False
-    /// if nothing was asked.
+    /// without a request.
     pub fn answer(&mut self, mut decide: impl FnMut(Characteristic) -> Verdict) -> bool {
         let Some(Asked { xid, count, open }) = self.asked.take() else { return false };
         let (mut done, mut pending) = (ArrayVec::new(), ArrayVec::new());
@@ -469,7 +469,7 @@ impl Exchange {
         !self.queue.is_empty()
     }
 
-    /// The next operation to be sent. It counts as sent: ask only when a message may go out.
+    /// The next operation to send. It counts as sent: call only when a message may be sent.
     pub fn poll_transmit(&mut self) -> Option<Outgoing> {
         let message = self.queue.pop_front()?;
         message.encode(self.revision, &self.local, self.local_constant)

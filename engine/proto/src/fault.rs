@@ -24,7 +24,7 @@ pub enum PeerFault {
         /// Calls that this side takes at a time.
         limit: u32,
     },
-    /// The connection uses windowed credits and a header came without the count.
+    /// The connection uses windowed credits, and a header lacks the count.
     #[error("peer omitted the count of received messages (windowed credits)")]
     CreditWordMissing,
     /// It acknowledged messages that were never sent.
@@ -77,7 +77,7 @@ pub enum Rejected {
     Dropped(WireErrorKind),
     /// A reply whose call has ended, by deadline or cancellation.
     Late,
-    /// A reply, or error, to a call that was never made.
+    /// A reply, or error, to an unknown call.
     UnknownXid,
     /// A header type that has no meaning in this direction or state.
     Unexpected,
@@ -181,7 +181,8 @@ pub enum Refusal {
         /// Bytes of the result.
         needed: u32,
     },
-    /// A [`SystemError`](Self::SystemError) whose cause the server's log names. `?` makes it of errors about results.
+    /// A [`SystemError`](Self::SystemError) with its cause in the server's log. `?` converts errors about results to
+    /// it.
     #[doc(hidden)]
     #[error("system error at the server (its log says which)")]
     Failed {
@@ -211,7 +212,7 @@ pub enum Failing {
     Reply,
     /// The result exceeds the length declared for a Write chunk.
     Undeclared,
-    /// There is no such Write chunk; `needed` is its index. Bad arguments, if the procedure declares it.
+    /// No such Write chunk; `needed` is its index. Bad arguments, if the procedure declares it.
     NoChunk,
     /// The Write chunk holds memory of the handler's own already.
     Shared,

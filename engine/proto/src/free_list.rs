@@ -1,6 +1,6 @@
 //! Free slots of a table.
 
-/// Numbers of free slots, last freed first. Neither taking nor giving back looks further than one link.
+/// Numbers of free slots, last freed first. Taking and returning follow at most one link.
 #[derive(Clone, Debug)]
 pub(super) struct FreeList {
     /// By slot: the next free one, while it is free itself.
@@ -13,14 +13,14 @@ pub(super) struct FreeList {
 const NONE: u32 = u32::MAX;
 
 impl FreeList {
-    /// Slots 0 to `capacity`, all free; the lowest goes first.
+    /// Slots 0 to `capacity`, all free; the lowest is used first.
     pub(super) fn new(capacity: usize) -> Self {
         let mut list = Self { links: Box::new([]), first: NONE, len: 0 };
         list.grow(capacity);
         list
     }
 
-    /// Grows to `capacity` slots; new ones are free and come first.
+    /// Grows to `capacity` slots; new ones are free and used first.
     pub(super) fn grow(&mut self, capacity: usize) {
         let old = self.links.len();
         let mut links = std::mem::take(&mut self.links).into_vec();
@@ -40,7 +40,7 @@ impl FreeList {
     #[inline(always)]
     pub(super) fn pop(&mut self) -> Option<u32> {
         let slot = self.first;
-        // There is no link at `NONE`.
+        // `NONE` has no link.
         self.first = *self.links.get(slot as usize)?;
         self.len -= 1;
         Some(slot)

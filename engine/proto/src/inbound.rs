@@ -28,8 +28,8 @@ pub(super) struct Inbound {
 const LAST: u32 = u32::MAX;
 const SERVED: u32 = u32::MAX - 1;
 
-/// Slots of served calls: two per concurrent call, as version 1 tolerates twice as many. Free ones form a list, the
-/// last freed first.
+/// Slots of served calls: two per concurrent call, as version 1 tolerates twice as many. Free ones form a list, last
+/// freed first.
 #[derive(Debug)]
 pub(super) struct InboundTable {
     slots: Vec<Inbound>,
@@ -56,7 +56,7 @@ impl InboundTable {
     #[inline(always)]
     pub(super) fn insert(&mut self, xid: u32) -> Option<InboundId> {
         let index = self.free;
-        // There is no slot at `LAST`.
+        // `LAST` has no slot.
         let slot = self.slots.get_mut(index as usize)?;
         self.free = slot.next;
         (slot.xid, slot.next) = (xid, SERVED);
@@ -82,7 +82,7 @@ impl InboundTable {
         Some(slot.xid)
     }
 
-    /// Whether the peer made this call twice, and both are in service.
+    /// Whether the peer sent this call twice, and both are in service.
     pub(super) fn is_double(&self, id: InboundId) -> bool {
         let Some(call) = self.get(id) else { return false };
         self.slots.iter().filter(|slot| slot.next == SERVED && slot.xid == call.xid).count() > 1

@@ -1,4 +1,4 @@
-//! A received message, decoded as far as its kind asks for.
+//! A received message, decoded as far as its kind requires.
 
 use super::Connection;
 use crate::wire::{Flags, Head, HeadLayout, HeaderType, Plain, SingleChunks, View, WireError};
@@ -28,7 +28,7 @@ pub enum Lists<'a> {
 pub(super) struct HasLists {
     /// The RPC message is in one of them (RDMA_NOMSG).
     pub(super) long: bool,
-    /// Whether there is a Read list.
+    /// Whether it has a Read list.
     pub(super) reads: bool,
 }
 
@@ -66,8 +66,8 @@ impl From<Head> for Incoming<'_> {
 }
 
 impl Connection {
-    /// Decodes a message by its layout, to be [received](Self::receive) then. `None` if it has to be
-    /// [checked](Self::check). The connection has not seen it yet.
+    /// Decodes a message by its layout; [receive](Self::receive) it next. `None` if it has to be
+    /// [checked](Self::check). The connection has not processed it yet.
     #[inline(always)]
     pub fn decode(&self, message: &[u8]) -> Option<Incoming<'static>> {
         match self.plain(message) {
@@ -100,7 +100,7 @@ impl Connection {
     /// # Errors
     /// It is no message. The connection is to [receive](Self::receive) that, too.
     pub fn check<'a>(&self, message: &'a [u8]) -> Result<View<'a>, WireError> {
-        // A set of properties that comes in parts is whole with the last one.
+        // A set of properties in parts is complete with the last one.
         match self.introduction.has_part() {
             false => View::check(message, self.config.revision),
             true => View::check_continued(message, self.config.revision),

@@ -14,7 +14,7 @@ const PROPERTIES_LEN: usize = 512;
 pub(super) struct Introduction {
     /// Whether a CONNPROP of this side was sent or queued.
     introduced: bool,
-    /// The peer's CONNPROP has come.
+    /// Whether the peer's CONNPROP has arrived.
     peer_introduced: bool,
     /// Received parts of a CONNPROP.
     part: Vec<u8>,
@@ -37,27 +37,27 @@ impl Introduction {
         &self.auth
     }
 
-    /// The peer's CONNPROP has come.
+    /// Whether the peer's CONNPROP has arrived.
     pub(super) fn peer_introduced(&self) -> bool {
         self.peer_introduced
     }
 
-    /// Something has come of a CONNPROP in parts.
+    /// Whether a CONNPROP in parts has begun.
     pub(super) fn has_part(&self) -> bool {
         !self.part.is_empty()
     }
 
-    /// More has come of it.
+    /// Adds a part of it.
     pub(super) fn add_part(&mut self, bytes: &[u8]) {
         self.part.extend_from_slice(bytes);
     }
 
-    /// All of it has come.
+    /// Takes the whole of it.
     pub(super) fn take_part(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.part)
     }
 
-    /// The rest of it will not come.
+    /// Drops it: the rest will not arrive.
     pub(super) fn drop_part(&mut self) {
         self.part = Vec::new();
     }
@@ -69,7 +69,7 @@ impl Connection {
         match self.session.version() {
             Version::V2 if self.config.server => {}
             Version::V2 => {
-                // A failure stays in `auth`, where the owner looks.
+                // A failure stays in `auth`, where the owner checks.
                 self.introduction.message = self.introduction.auth.open().ok().flatten();
                 self.introduce();
             }
@@ -104,10 +104,10 @@ impl Connection {
     }
 
     /// Rejects unreadable properties, on either end (version 2 §5.1). A client continues without them, as with a silent
-    /// server, which then has not authenticated either.
+    /// server: such a server is not authenticated either.
     ///
     /// # Errors
-    /// The server would have had to.
+    /// The server had to authenticate.
     #[cold]
     pub(super) fn bad_properties(&mut self, xid: u32) -> Result<Event, PeerFault> {
         if !self.config.server {
@@ -137,7 +137,7 @@ impl Connection {
         self.session.set_open(true);
         match event {
             Event::Grant => Event::Settled,
-            // The owner asks [`is_open`](Self::is_open) now and then.
+            // The owner polls [`is_open`](Self::is_open).
             other => other,
         }
     }
@@ -149,7 +149,7 @@ impl Connection {
         }
     }
 
-    /// Switches to windowed headers once both ends offered them. This side's offer has gone out by then.
+    /// Switches to windowed headers once both ends offered them. This side's offer was sent before.
     pub(super) fn agree_on_windowed_credits(&mut self) {
         let waiting = self.outbox.contains(Outgoing::Connprop);
         if self.may_be_windowed() && self.introduction.introduced && !waiting {
@@ -176,7 +176,7 @@ impl Connection {
         let len = self.introduction.rest.len().min(room);
         let flags = if len < self.introduction.rest.len() { Flags::MORE } else { Flags::NONE };
         let start = end.checked_sub(wire::connprop_len(words.received, len))?;
-        // The XID of a CONNPROP names nothing; the client's own lets an ERR_VERS be matched.
+        // The XID of a CONNPROP has no meaning; the client uses its own to match an ERR_VERS.
         let (xid, out) = (self.config.xid_seed, buf.get_mut(start..end)?);
         wire::emit_connprop_continued(
             out,

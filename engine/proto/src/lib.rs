@@ -126,15 +126,15 @@
 //! | `introduce` | CONNPROP: properties and host authentication |
 //! | `credits` | flow control |
 //! | `calls`, `inbound` | the calls of this side, and those of the peer |
-//! | `free_list` | which slots of their tables are free |
-//! | `heads` | how the headers of the peer are laid out |
-//! | `outbox` | messages other than calls that wait to be sent |
-//! | `sequence` | continued messages that come in |
-//! | `useless` | how many messages of no use a peer may send |
-//! | `form` | which form a message travels in |
-//! | `limits` | how many chunks and segments a call may have |
+//! | `free_list` | free slots of their tables |
+//! | `heads` | layouts of the peer's headers |
+//! | `outbox` | outgoing messages other than calls |
+//! | `sequence` | incoming continued messages |
+//! | `useless` | limit of a peer's unsolicited messages |
+//! | `form` | form of a message |
+//! | `limits` | limits of chunks and segments of a call |
 //! | `fault` | faults of a peer, refusals of a server |
-//! | `call_error` | how a call ends without a reply |
+//! | `call_error` | failures of a call |
 //! | `counters` | counters |
 //! | [`auth`] | host authentication: authentication of the other end |
 //! | [`binding`] | data items of a procedure for direct placement |

@@ -140,7 +140,7 @@ impl Connection {
     #[cold]
     pub(super) fn other_version(&mut self, view: &View<'_>) -> Result<Event, PeerFault> {
         let vers = view.version();
-        // An ERR_VERS may come under the number of the version that its sender has.
+        // An ERR_VERS may have the version number of its sender.
         if let (ViewBody::Error(ErrorBody::Vers { low, high }), false) = (view.body(), self.config.server) {
             return self.take_version_error(view, low, high);
         }

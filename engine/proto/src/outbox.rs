@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::Outgoing;
 
-/// Errors that wait to be sent, at least.
+/// Least capacity for errors that wait to be sent.
 const MIN_ERRORS: usize = 4;
 
 /// See the page of this module.
@@ -18,7 +18,7 @@ pub(super) struct Outbox {
     errors: usize,
     /// A message went out since the last pure-grant decision.
     just_sent: bool,
-    /// A pure grant is to be sent, though nothing needs one.
+    /// A pure grant to send, though no credit needs it.
     ping: bool,
 }
 
@@ -74,8 +74,8 @@ impl Outbox {
         self.queue.push_front(out);
     }
 
-    /// Queues an error, at most one per served call of `calls`. A correct peer never meets this bound, since it gets no
-    /// more Receives before.
+    /// Queues an error, at most one per served call of `calls`. A correct peer never reaches this bound, since it gets
+    /// no further Receives before.
     #[cold]
     pub(super) fn push_error(&mut self, out: Outgoing, calls: usize) {
         if self.errors < calls.max(MIN_ERRORS) {
@@ -105,19 +105,19 @@ impl Outbox {
         self.queue.retain(|queued| *queued != out);
     }
 
-    /// The connection is gone.
+    /// Clears it at the connection's end.
     pub(super) fn clear(&mut self) {
         self.queue.clear();
         self.errors = 0;
     }
 
-    /// A message goes out.
+    /// Records a sent message.
     #[inline(always)]
     pub(super) fn note_sent(&mut self) {
         self.just_sent = true;
     }
 
-    /// Whether no message went out since this was last asked.
+    /// Whether no message was sent since the last call of this.
     #[inline]
     pub(super) fn take_silence(&mut self) -> bool {
         !std::mem::replace(&mut self.just_sent, false)

@@ -84,7 +84,7 @@ impl Connection {
         } else {
             self.credits.on_receive(words(view), !grant)?;
         }
-        // It is answered once all parts have come.
+        // It is answered after all its parts.
         self.settle_server(Version::V2, view.htype() != HeaderType::Connprop);
         if self.session.phase() == Phase::Hello && view.htype() != HeaderType::Error {
             self.session.settle();
@@ -95,7 +95,7 @@ impl Connection {
     }
 
     fn understand(&mut self, view: &View<'_>, grant: bool) -> Result<Event, PeerFault> {
-        // A grant may come between the parts of a message: otherwise two peers that both continue would wait without
+        // A grant may arrive between the parts of a message: otherwise two peers that both continue would wait without
         // end.
         if grant {
             self.useless.grant(self.counters.sent);
@@ -159,7 +159,7 @@ impl Connection {
         }
     }
 
-    /// A reply has come, whole.
+    /// Handles a complete reply.
     #[inline(always)]
     pub(super) fn replied(&mut self, xid: u32, lists: Option<HasLists>) -> Event {
         let event = match self.calls.answered(xid) {
@@ -216,7 +216,7 @@ impl Connection {
         }
     }
 
-    /// A call has come, whole.
+    /// Handles a complete call.
     #[inline(always)]
     pub(super) fn called(&mut self, xid: u32, lists: Option<HasLists>) -> Result<Event, PeerFault> {
         if !self.session.serves() {

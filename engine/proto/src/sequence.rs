@@ -56,7 +56,7 @@ impl Sequence {
 /// The peer's unfinished messages, and their outcomes.
 #[derive(Debug, Default)]
 pub(super) struct Sequences {
-    /// A continued message that is coming in.
+    /// The incoming continued message.
     open: Option<Sequence>,
     /// Continued messages that have begun. The number wraps.
     begun: u32,
@@ -65,7 +65,7 @@ pub(super) struct Sequences {
 }
 
 impl Sequences {
-    /// The message that is coming in.
+    /// The incoming message.
     #[inline]
     pub(super) fn open(&self) -> Option<Sequence> {
         self.open
@@ -83,7 +83,7 @@ impl Sequences {
         first
     }
 
-    /// More parts of it are to come.
+    /// Continues it: more parts follow.
     pub(super) fn go_on(&mut self, sequence: Sequence) {
         self.open = Some(sequence);
     }
@@ -100,7 +100,7 @@ impl Sequences {
         }
     }
 
-    /// The reply that was coming in is broken off.
+    /// Records that the incoming reply was interrupted.
     pub(super) fn leave_orphan(&mut self, xid: u32) {
         self.orphan = Some(xid);
     }
@@ -166,7 +166,7 @@ impl Connection {
         self.answer(view.xid(), ErrorBody::InvalFlag)
     }
 
-    /// The rest of a continued message will not come.
+    /// Drops a continued message whose rest will not arrive.
     #[cold]
     pub(super) fn break_off(&mut self, sequence: Sequence) {
         self.sequences.end();

@@ -444,7 +444,7 @@ fn version_1_calls_up_to_twice_the_credit_limit_are_served_and_more_are_a_fault(
     for _ in 0..2 * CREDITS {
         served.push_back(call(&mut server).expect("a call that is tolerated"));
     }
-    // Each answer makes room for one more call.
+    // Each answer frees a slot for one more call.
     for _ in 0..3 * CREDITS {
         let id = served.pop_front().expect("a call");
         server.reply(id);

@@ -14,7 +14,7 @@ pub struct Form<'a> {
 }
 
 impl Connection {
-    /// Whether [`poll_transmit`](Self::poll_transmit) may have something: to be asked after input.
+    /// Whether [`poll_transmit`](Self::poll_transmit) may return a message; check after input.
     #[inline]
     pub fn has_output(&self, receives_ok: bool) -> bool {
         !self.outbox.is_empty() || !self.calls.none_waits() || self.credits.wants_grant(self.room_if(receives_ok))

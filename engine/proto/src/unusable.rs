@@ -7,7 +7,7 @@ use crate::wire::{ErrorBody, Version, WireError, WireErrorKind};
 /// The owner of an unusable message's XID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
-    /// The peer's: it is, or was to be, a call.
+    /// The peer's XID: the message is a call, or was meant as one.
     Peers,
     /// This side's: an answer.
     Ours,

@@ -5,7 +5,7 @@
 #[derive(Debug)]
 pub(super) struct Useless {
     budget: Budget,
-    /// Pure grants that have come.
+    /// Pure grants received.
     grants: u64,
 }
 
@@ -20,7 +20,7 @@ impl Useless {
         self.budget.spend();
     }
 
-    /// A pure grant has come. Each of the messages that were `sent` may be thanked for.
+    /// Counts a pure grant. Each of the `sent` messages justifies one.
     pub(super) fn grant(&mut self, sent: u64) {
         self.grants += 1;
         if self.grants > sent {
@@ -28,7 +28,7 @@ impl Useless {
         }
     }
 
-    /// Pure grants that have come.
+    /// Pure grants received.
     pub(super) fn grants(&self) -> u64 {
         self.grants
     }
@@ -60,7 +60,7 @@ impl Budget {
         Self { per_second, left: per_second, filled: 0, overdrawn: false }
     }
 
-    /// One more has come.
+    /// Counts one more.
     fn spend(&mut self) {
         self.overdrawn |= self.left == 0;
         self.left = self.left.saturating_sub(1);

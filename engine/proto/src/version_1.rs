@@ -43,11 +43,11 @@ impl Connection {
         self.called(xid, lists)
     }
 
-    /// Whether a message of version 1 has an XID of this side. The header does not show it.
+    /// Whether a version 1 message has an XID of this side. The header does not show it.
     pub(super) fn answers_in_v1(&self, view: &View<'_>) -> bool {
         match view.htype() {
             HeaderType::Error => true,
-            // The RPC message does, where it came with the header (RFC 8167 §5).
+            // The RPC message shows it, if it is inline (RFC 8167 §5).
             HeaderType::Msg if view.payload().len() >= 8 => view.payload()[4..8] == 1u32.to_be_bytes(),
             // Replies have no Read list, and long calls are in one. A server offers no Reply chunk here, so it expects
             // no long reply. A message like one concerns the call that it names, if that is under way.

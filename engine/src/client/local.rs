@@ -394,14 +394,16 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Calls, and blocks until the call ends. The next [`poll`](Self::poll) reports other calls that ended meanwhile.
     ///
-    /// # Errors The failure of a call without a reply.
+    /// # Errors
+    /// The failure of a call without a reply.
     pub fn call(&mut self, call: ClientCall) -> CallResult {
         self.call_on(self.first(), call)
     }
 
     /// As [`call`](Self::call), on a given connection.
     ///
-    /// # Errors The failure of a call without a reply.
+    /// # Errors
+    /// The failure of a call without a reply.
     pub fn call_on(&mut self, connection: Connection, call: ClientCall) -> CallResult {
         self.start(connection, call, OWN);
         let mut idle = Idle::new(self.config.shard.poll.idle).yield_every(YIELD_EVERY);

@@ -76,7 +76,8 @@ pub struct Pending {
 impl Pending {
     /// Blocks until the call ends.
     ///
-    /// # Errors The failure of a call without a reply.
+    /// # Errors
+    /// The failure of a call without a reply.
     pub fn join(&mut self) -> CallResult {
         self.ticket.wait_with(self.idle, None).map_or_else(lost, ended)
     }
@@ -257,7 +258,8 @@ impl Client {
 
     /// Calls, and blocks until the call ends.
     ///
-    /// # Errors The failure of a call without a reply.
+    /// # Errors
+    /// The failure of a call without a reply.
     pub fn call(&mut self, call: ClientCall) -> CallResult {
         self.start(call)?.join()
     }

@@ -59,7 +59,8 @@ impl LocalServer {
     ///
     /// Of the configuration, `shard`, `accept`, `workers` and `peers` apply.
     ///
-    /// # Errors The failed call, the exceeded limit, and the remedy.
+    /// # Errors
+    /// The failed call, the exceeded limit, and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, StartError> {
         check(&config.shard, Some(&services), 1)?;
         if config.workers.is_none() {
@@ -74,7 +75,8 @@ impl LocalServer {
     ///
     /// `make` gets the shard's memory and waker.
     ///
-    /// # Errors As [`start`](Self::start); also with [`ServerConfig::workers`], as local services stay on this thread.
+    /// # Errors
+    /// As [`start`](Self::start); also with [`ServerConfig::workers`], as local services stay on this thread.
     pub fn start_with(
         address: &Address,
         make: impl FnOnce(&ShardSetup<'_>) -> LocalServices,

@@ -34,7 +34,8 @@ impl<F: Fabric> Shard<F> {
 
     /// Starts to connect. [`Notice`]s report the outcome.
     ///
-    /// # Errors As [`Fabric::connect`], or receives are short.
+    /// # Errors
+    /// As [`Fabric::connect`], or receives are short.
     pub fn connect(&mut self, address: &FabricAddress) -> Result<ConnRef, FabricError> {
         let credits = self.share()?;
         let params = self.params();

@@ -11,11 +11,11 @@
 //! | [`receive`](HostAuth::receive) | ← message 2 | |
 //! | | message 3 … → | [`receive`](HostAuth::receive) |
 //!
-//! Both ends speak in turn, one message per CONNPROP, the client first and in its first CONNPROP. A CONNPROP without a
+//! The ends take turns, one message per CONNPROP. The client starts, in its first CONNPROP. A CONNPROP without a
 //! message means that the peer does not authenticate or stops. Version 1, which has no properties, means the same. The
 //! [`AuthPolicy`] then decides about the connection.
 //!
-//! # Protection, and its limits
+//! # Protection and limits
 //! It proves which key the peer holds at the time of the exchange. It does **not** protect later traffic: headers,
 //! chunk lists, properties and payload travel as before. An attacker that can change fabric traffic can take the
 //! connection over after the exchange. It can relay the exchange to another holder of the key, or strip it (with
@@ -41,7 +41,7 @@ pub const MAX_STEPS: u32 = 8;
 /// This end of the connection, for its lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// It made the connection, and speaks first.
+    /// Made the connection, and sends first.
     Client,
     /// It accepted the connection.
     Server,
@@ -72,7 +72,7 @@ pub enum Step {
     Done {
         /// The name that it has proved.
         peer: String,
-        /// A message still to be sent, if the peer waits for it.
+        /// A last message to send, if the peer waits for it.
         last: Option<Vec<u8>>,
     },
     /// It has not.
@@ -87,7 +87,7 @@ pub enum AuthPolicy {
     Off,
     /// A silent peer may continue. A peer whose attempt fails may not: it is misconfigured or a stranger.
     Optional(Arc<dyn Mechanism>),
-    /// Only an authenticated peer may go on; version 1 peers cannot.
+    /// Only an authenticated peer may continue; version 1 peers cannot.
     Required(Arc<dyn Mechanism>),
 }
 
@@ -175,7 +175,7 @@ impl HostAuth {
     /// version 1. The caller sends the result in a CONNPROP.
     ///
     /// # Errors
-    /// The connection is to be ended.
+    /// The connection must end.
     pub fn receive(&mut self, message: Option<&[u8]>) -> Result<Option<Vec<u8>>, AuthError> {
         let handshake = match (&mut self.state, message) {
             (State::Off, _) | (State::Authenticated(_) | State::Unauthenticated, None) => return Ok(None),
@@ -219,8 +219,8 @@ impl HostAuth {
         matches!(self.state, State::Running(_))
     }
 
-    /// Whether calls may be served and made now. A server asks it at each first call: a client that has not waited is
-    /// not authenticated.
+    /// Whether calls may be served and started now. A server checks it at each first call: a client that has not waited
+    /// is not authenticated.
     pub fn may_go_on(&self) -> bool {
         match self.state {
             State::Off | State::Authenticated(_) => true,
@@ -229,7 +229,7 @@ impl HostAuth {
         }
     }
 
-    /// Why the connection is to be ended, if it is.
+    /// Reason to end the connection, if any.
     pub fn failure(&self) -> Option<AuthError> {
         match self.state {
             State::Failed(error) => Some(error),

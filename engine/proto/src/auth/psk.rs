@@ -6,9 +6,9 @@
 //! | ← server | `2`, its nonce (32), proof (32) |
 //! | client → | `3`, proof (32) |
 //!
-//! A proof is an HMAC-SHA256 under the key. It covers a label, the maker (1 client, 2 server), the name with its
+//! A proof is an HMAC-SHA256 under the key. It covers a label, its maker (1 client, 2 server), the name with its
 //! length, the client's nonce and the server's nonce. Nonces come from the system's generator, so no message of another
-//! exchange is valid in this one. The maker is covered, so a proof cannot be reflected.
+//! exchange is valid in this one. As the maker is covered, a proof cannot be reflected.
 //!
 //! A peer that opens an exchange gets a proof and can test keys against it offline. Keys must be random, not passwords.
 
@@ -77,15 +77,14 @@ impl Key {
     }
 }
 
-/// Never shows the key.
+/// Omits the key.
 impl std::fmt::Debug for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Key").field(&self.id).finish()
     }
 }
 
-/// Mutual challenge and response with keys that both hosts have. A client uses the first key; a server takes
-/// any.
+/// Mutual challenge and response with keys of both hosts. A client uses the first key; a server accepts any.
 ///
 /// ```
 /// use std::sync::Arc;

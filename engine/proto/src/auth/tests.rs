@@ -78,7 +78,7 @@ fn a_wrong_key_is_found_out_by_either_end() {
 
     let (mut honest, mut impostor) = (server(keys()), client(wrong()));
     answer(&mut honest, &open(&mut impostor));
-    // It cannot check the server's proof either; it goes on all the same.
+    // It cannot check the server's proof either, but continues.
     let mut three = vec![3];
     three.extend_from_slice(&[0; 32]);
     assert_eq!(honest.receive(Some(&three)), Err(AuthError::WrongProof));
@@ -97,8 +97,7 @@ fn messages_cannot_be_reflected() {
     let mut victim = client(keys());
     let one = open(&mut victim);
     assert_eq!(victim.receive(Some(&one)), Err(AuthError::Malformed));
-    // It makes the server prove the server's own nonce: the proof names its maker, so it is none of a
-    // client's.
+    // The peer sends the server's own nonce back: the server's proof names its maker, so it is not valid as a client's.
     let mut victim = server(keys());
     let two = answer(&mut victim, &open(&mut client(keys())));
     let mut three = vec![3];
@@ -159,7 +158,7 @@ fn every_cut_and_every_flipped_bit_is_refused() {
     changed[20] ^= 1;
     assert_eq!(b.receive(Some(&changed)), Err(AuthError::WrongProof));
     assert_eq!(b.receive(Some(&three)), Err(AuthError::WrongProof), "no second try");
-    // Longer ones, and nothing at all.
+    // Longer messages, and an empty one.
     let mut longer = one.clone();
     longer.push(0);
     assert_eq!(server(keys()).receive(Some(&longer)), Err(AuthError::Malformed));

@@ -76,7 +76,7 @@ fn deadlines_come_out_once_due_and_only_then() {
     assert_eq!(table.len(), 1);
 }
 
-/// A look at all slots for each of them would be four thousand million looks, twice.
+/// A scan of all slots for each call would make four thousand million checks, twice.
 #[test]
 fn all_calls_at_once_end_with_one_look_at_each_slot() {
     let mut table = CallTable::new(1 << 16, 0);

@@ -1,7 +1,7 @@
 //! Flow control model: all interleavings of two peers with few credits.
 //!
-//! For every order of sending, delivery, refilling and granting: no more messages are under way than Receives posted.
-//! Only a pure grant exceeds its sender's limit. Headers are true, every message gets through, and the peers come to
+//! For every order of sending, delivery, refilling and granting: at most as many messages are in flight as Receives are
+//! posted. Only a pure grant exceeds its sender's limit. Headers are true, every message arrives, and the peers come to
 //! rest.
 
 use std::collections::{HashSet, VecDeque};
@@ -31,7 +31,7 @@ struct End {
     credits: Credits,
     posted: u32,
     arriving: VecDeque<Message>,
-    /// Calls not yet made, and calls not answered.
+    /// Calls not yet started, and calls not answered.
     to_call: u32,
     waits: u32,
     /// Messages of the call that it has begun.
@@ -64,7 +64,7 @@ struct Model {
     v1: bool,
     /// This end changes its credit limit once, at any time, to that.
     resize: Option<(usize, u32)>,
-    /// End 1 makes a call per received call, and answers only afterwards.
+    /// End 1 starts a call per received call, and answers only afterwards.
     nested: bool,
 }
 
@@ -262,7 +262,7 @@ impl Model {
                 me.owed += self.replies;
                 me.to_call += u32::from(self.nested && at == 1);
             }
-            // The last of a reply's messages is not distinguished here: a call waits until as many have come.
+            // The last of a reply's messages is not distinguished here: a call waits until that many have arrived.
             Kind::Reply if self.replies <= 1 => me.waits -= 1,
             Kind::Reply | Kind::Grant => {}
         }
@@ -284,8 +284,8 @@ impl Model {
         panic!("seed {seed}: the peers do not come to rest: {:#?}", world.ends);
     }
 
-    /// Visits every world that can come about; returns how many there are. A 64-bit hash stands for a visited world.
-    /// The chance of a collision among a million is 1 in 10 million, and it differs with each run.
+    /// Visits every reachable world; returns their number. A 64-bit hash stands for a visited world. The chance of a
+    /// collision among a million is 1 in 10 million, and it differs with each run.
     fn explore(&self, start: World) -> usize {
         let hashes = RandomState::new();
         let mut seen = HashSet::from([hashes.hash_one(&start)]);
@@ -306,7 +306,7 @@ impl Model {
     }
 }
 
-/// More calls than are made here may be under way.
+/// More slots than outstanding calls here.
 const SLOTS: u32 = 64;
 
 /// Counters that wrap in the middle of the run.
@@ -353,7 +353,7 @@ fn no_interleaving_of_changed_credit_limits_overruns_or_deadlocks() {
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }
 
-/// End 1 makes a call per received call, beyond its credits, and answers afterwards.
+/// End 1 starts a call per received call, beyond its credits, and answers afterwards.
 #[test]
 fn no_interleaving_deadlocks_while_each_call_waits_for_a_call_the_other_way() {
     let mut worlds = 0;

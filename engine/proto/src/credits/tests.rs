@@ -1,6 +1,6 @@
 use super::*;
 
-/// A message goes out, while there is room for the whole credit limit.
+/// Sends a message, with room for the whole credit limit.
 fn send(credits: &mut Credits) -> CreditWords {
     let room = credits.credit_limit();
     credits.on_send(true, Some(room))

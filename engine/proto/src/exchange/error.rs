@@ -27,7 +27,7 @@ pub enum ExchangeError {
     /// More requests than answers could be sent.
     #[error("more than {MAX_ANSWERS} requests without taking the answers")]
     TooManyRequests,
-    /// An answer to a request never made.
+    /// An answer without a request.
     #[error("answer to no request, XID {0:#x}")]
     NotRequested(u32),
     /// The answer is unreadable, lacks RESPONSE or does not partition the request. All requested values count as

@@ -8,7 +8,7 @@ use crate::wire::optional::{Operation, OperationCode};
 use crate::wire::properties::{Builder, Properties, PropertySet, Subset};
 use crate::wire::{Flags, Revision};
 
-/// An operation to be sent: an OPTIONAL header with these fields.
+/// An operation to send: an OPTIONAL header with these fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outgoing {
     /// `rdma_xid`: the request's for REQXCH and RESPXCH, else 0.

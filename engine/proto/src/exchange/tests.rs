@@ -46,7 +46,7 @@ fn request(to: &mut Exchange, xid: u32, wanted: &[(u32, &[u8])]) -> Result<(), E
     give(to, xid, Operation::Request { want: builder.finish() })
 }
 
-/// `done`, `rejected`, `pending` of the next operation to be sent.
+/// `done`, `rejected`, `pending` of the next operation to send.
 fn next_answer(of: &mut Exchange) -> (u32, [Vec<usize>; 3]) {
     let out = of.poll_transmit().expect("an answer");
     assert_eq!(out.flags, Flags::RESPONSE);
@@ -257,7 +257,7 @@ fn constant_characteristics_are_rejected_without_asking() {
     assert!(b.answer(|_| Verdict::Done));
     assert_eq!(next_answer(&mut b), (9, [vec![2], vec![0, 1, 3, 4], vec![]]));
     assert_eq!(b.update(Characteristic::SegmentSize(1)), Err(ChangeError::Constant(PropertyId::SegmentSize)));
-    // No data asks for the default.
+    // Without data it requests the default.
     assert_eq!(request(&mut b, 10, &[(PropertyId::SegmentCount.code(), &[])]), Ok(()));
     assert_eq!(events(&mut b), [Event::Asked([SegmentCount(16)].into_iter().collect())]);
 }

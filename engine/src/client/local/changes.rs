@@ -61,7 +61,8 @@ impl<F: Fabric> LocalClient<F> {
     /// Asks the server to change its characteristics. [`take_changes`](Self::take_changes) reports the outcome.
     #[cfg(feature = "unstable-internals")]
     ///
-    /// # Errors The request was not sent.
+    /// # Errors
+    /// The request was not sent.
     pub fn request_change(&mut self, connection: Connection, wanted: &[Characteristic]) -> Result<(), ChangeError> {
         self.shard.request_change(connection.0, wanted)
     }

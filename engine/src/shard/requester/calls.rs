@@ -177,8 +177,9 @@ impl Requester {
 
     /// Allocates `len` bytes for a chunk of a call on this connection; no other peer ever gets access to it.
     ///
-    /// # Errors [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::TooLong`] if it
-    /// has none so long.
+    /// # Errors
+    /// [`CallError::NoMemory`] when the connection's set has no such buffer left, [`CallError::TooLong`] if it has none
+    /// so long.
     pub(in crate::shard) fn alloc_for<F: Fabric>(
         &mut self,
         cx: &mut Context<F>,
