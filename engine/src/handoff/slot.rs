@@ -17,9 +17,9 @@
 //! | `GONE` | ticket | it does not touch the slot again (*abandoned* without DONE) |
 //!
 //! 1. `value` belongs to the completer until it sets DONE. Then it belongs to the ticket, unless GONE was set before:
-//! then it stays the completer's.
+//!    then it stays the completer's.
 //! 2. `waiter` belongs to the ticket while WAITER is clear, and to no end while it is set. It belongs to the completer
-//! once that sets DONE, or sees GONE, while WAITER is set.
+//!    once that sets DONE, or sees GONE, while WAITER is set.
 //! 3. The last end returns the slot, once, with both cells empty. The completer returns it if it finds GONE. The ticket
 //!    returns it if DONE was set without WAITER, as the completer has finished then. When DONE met WAITER, both have
 //!    work left: the completer sets LEFT, the ticket GONE, and the second one returns the slot.

@@ -9,7 +9,7 @@
 //!    `tail` (Release) passes slots to the consumer, storing `head` (Release) passes them back.
 //! 4. The ends are not `Clone`, and their methods take `&mut self`: the types enforce rules 2 and 3.
 //! 5. A consumer that ends sets CLOSING, takes the items that it finds, and sets GONE last. From GONE on the producer
-//! has both roles. The ring drops the remaining items when both are gone.
+//!    has both roles. The ring drops the remaining items when both are gone.
 #![expect(unsafe_code, reason = "slots are written by one thread and read by another, by the protocol above")]
 
 use std::mem::MaybeUninit;

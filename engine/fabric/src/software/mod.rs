@@ -13,8 +13,7 @@
 //!   an RDMA Read or Write checks the entry and copies. Only memory registered for remote access is exposed, once a
 //!   window of the connection is bound to it.
 //! - Polling threads make no system calls. The connection's socket wakes a sleeper (`doorbell`). A shared eventfd is
-//! not
-//!   suitable: any peer that holds it could empty it, and the others' wakes with it.
+//!   not suitable: any peer that holds it could empty it, and the others' wakes with it.
 //!
 //! # Threat model
 //! Peers run as the same user, or as root; others are refused. Still each is treated as hostile. Shared memory is read
