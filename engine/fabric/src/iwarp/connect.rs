@@ -25,7 +25,7 @@ use crate::seats::{self, Arrival};
 use crate::sockets::{FIRST_TOKEN, News, Randoms, Sockets, failed, shorter};
 use crate::{ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId};
 
-/// Connections that one look takes of a listener.
+/// Most connections accepted from a listener in one poll.
 const ACCEPTS: usize = 64;
 /// Longest sleep while something has a time limit that no socket announces.
 const TICK: Duration = Duration::from_millis(10);
@@ -35,7 +35,7 @@ const SHORT_TICK: Duration = Duration::from_micros(100);
 const NUDGE: Duration = Duration::from_millis(20);
 /// Bytes per read of a peer's frame, which has at most 532.
 const FRAME: usize = 1024;
-/// Connections that were closed and whose peers have not closed them yet. Beyond that the oldest are cut off.
+/// Closed connections whose peers have not closed them yet. Beyond that the oldest are reset.
 const PARTINGS: usize = 1024;
 /// Most expired entries of each kind dropped per pass.
 const EXPIRIES: usize = 64;
@@ -47,7 +47,7 @@ const LEAST_SEGMENT: usize = 536;
 #[derive(Debug)]
 pub(super) struct Connections {
     pub(super) sockets: Sockets<IwarpListener>,
-    /// Connections that peers have started, and of whose requests not all has come.
+    /// Connections of peers with an incomplete request.
     silent: Expiring<Request>,
     /// Received requests that wait for the owner's answer, without a limit.
     asked: BTreeMap<u64, Asked>,
@@ -212,7 +212,7 @@ impl Connections {
         self.read_request(id, common);
     }
 
-    /// Drops the one that has been silent longest. False if there is none.
+    /// Drops the connection that was silent longest. False if there is none.
     fn drop_oldest(&mut self, common: &mut Common) -> bool {
         let Some(gone) = self.silent.pop_oldest() else { return false };
         common.refuse(format_args!("{}: it says nothing, and there are others (max_handshakes)", gone.peer));
@@ -604,7 +604,7 @@ impl Drop for Connections {
             let now = Instant::now();
             while self.partings.pop_due(now).is_some() {}
             let under_way = |socket: &OwnedFd| sys::unacknowledged(socket.as_fd()).is_ok_and(|bytes| bytes > 0);
-            // A reset socket acknowledges nothing any more.
+            // A reset socket acknowledges nothing.
             self.partings.retain(|socket| under_way(socket) && !is_through(socket, &mut scratch));
             if self.partings.is_empty() {
                 return;

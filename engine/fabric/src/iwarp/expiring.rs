@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// Values with non-decreasing deadlines. The oldest expires first, so a check costs the same for any number.
 #[derive(Debug)]
 pub(super) struct Expiring<T> {
-    /// By name, which is also the order in which they came.
+    /// By name, in order of arrival.
     of: BTreeMap<u64, (Instant, T)>,
     next: u64,
 }
@@ -87,7 +87,7 @@ mod tests {
         let mut all = Expiring::default();
         let a = all.insert(now + second, 'a');
         let b = all.insert(now + 2 * second, 'b');
-        // A clock that goes back, or a limit that got shorter.
+        // The clock went back, or the limit was reduced.
         let c = all.insert(now, 'c');
         assert_eq!((all.next_deadline(), all.pop_due(now)), (Some(now + second), None));
         assert_eq!(all.remove(b), Some('b'));

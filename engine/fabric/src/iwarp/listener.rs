@@ -144,8 +144,8 @@ mod tests {
         assert!(of_handshake.is_ok_and(|time| time > Duration::ZERO), "{of_handshake:?}");
     }
 
-    /// Loopback traffic shows none of them. Without them a dead peer goes unnoticed, or a message waits for the
-    /// acknowledgement of another.
+    /// Loopback traffic does not show these options. Without them a dead peer stays unnoticed, or a message waits for
+    /// the acknowledgement of another.
     #[test]
     fn every_socket_has_its_options() {
         let (retry_timeout, keep_alive) = (Duration::from_millis(7_500), Duration::from_secs(12));

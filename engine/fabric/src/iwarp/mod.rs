@@ -4,7 +4,7 @@
 //! ordinary TCP socket; the polling thread does an adapter's work. It places messages into posted Receives, and Writes
 //! and Read answers into the named memory. First it checks key, bounds and rights.
 //!
-//! # How it is built
+//! # Design
 //! | file | holds |
 //! | --- | --- |
 //! | [`wire`] | the codec of frames, segments and errors |
@@ -32,13 +32,13 @@
 //! holds the peer back. Then a Terminate ends the stream. So an overloaded shard that briefly has no Receive loses no
 //! connection. A peer that sends beyond its credits does not wait without limit.
 //!
-//! # How a connection ends
+//! # End of a connection
 //! A closing side sends all posted requests, then a FIN. A peer's FIN ends the connection, since such a peer cannot
 //! reply any more. That includes a half-close (`shutdown(SHUT_WR)`), which RFC 5041 §6.2.1 lets an upper layer see.
 //! Data received before it is delivered. Only bytes already in the socket leave. The rest is flushed, as after a reset.
 //! An initiator that closes its way once its last call is sent therefore does not get the reply.
 //!
-//! # What a peer can do
+//! # Threat model
 //! Windows have exact bounds and rights, checked for each segment. Their keys are valid for one connection and one
 //! bind. No other memory is reachable: an RDMA Read of ours gives the peer a name valid for its answer alone.
 //! [`IwarpConfig`] bounds the memory that a peer can hold. Half a message holds one Receive for `retry_timeout`;
@@ -94,7 +94,7 @@ const DIRECT: usize = 4;
 const LOOK: u64 = 16;
 /// Turns without a byte after which a connection is idle.
 const IDLE: u64 = 4096;
-/// Connections with news that one look takes in.
+/// Most connections with news handled in one poll.
 const EVENTS: usize = 64;
 
 /// One shard's device of the iWARP fabric; see the module documentation.
@@ -106,7 +106,7 @@ pub struct IwarpFabric {
     hot: Vec<u32>,
     /// Start of the next turn in `hot`.
     turn: usize,
-    /// Queue pairs with untaken bytes, for want of a Receive or of completion space.
+    /// Queue pairs with unread bytes, for lack of a Receive or of completion space.
     unread: VecDeque<u32>,
     /// Queue pairs that stand.
     standing: usize,
@@ -201,7 +201,7 @@ impl IwarpFabric {
     fn poll_ready(&mut self, out: &mut Vec<Completion>, end: usize, crowd: bool) {
         let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // Interrupted: the next look finds them.
+        // Interrupted: the next poll finds them.
         let Ok((ready, _)) = epoll::wait(&self.common.sockets, &mut space, Some(&now)) else { return };
         let stats = &mut self.common.shared.stats;
         *(if ready.is_empty() { &mut stats.empty_system_calls } else { &mut stats.system_calls }) += 1;
@@ -263,7 +263,7 @@ impl IwarpFabric {
         }
     }
 
-    /// Not any more.
+    /// Moves it out of the hot list.
     fn cool(&mut self, slot: u32) {
         if let Some(qp) = self.table.at(slot) {
             qp.hot = false;
@@ -396,7 +396,7 @@ impl Fabric for IwarpFabric {
         for event in std::mem::take(&mut self.common.events) {
             if let ControlEvent::Established { qp, .. } = &event {
                 self.warm(qp.slot);
-                // Something may have come with the peer's frame.
+                // Data may have arrived with the peer's frame.
                 self.note_unread(qp.slot);
             }
             events.push(event);

@@ -56,7 +56,7 @@ pub(super) struct Common {
 }
 
 impl Common {
-    /// A listener gives less than it had.
+    /// A listener reduced its offer.
     #[cold]
     pub(super) fn not_accepted(&mut self, why: NotAccepted) {
         match why {
@@ -94,7 +94,7 @@ pub(super) enum State {
 pub(super) enum Polled {
     /// Nothing to do.
     Quiet,
-    /// Something is going on.
+    /// Active.
     Active,
     /// A message waits for a Receive.
     Stalled,
@@ -114,14 +114,14 @@ pub(super) struct Qp {
     /// The peer's first bytes that could not be taken.
     stash: Vec<u8>,
     stash_first: usize,
-    /// Whether more is to be sent: the socket is full, or has had its share.
+    /// Whether more bytes wait: the socket is full, or has had its share.
     blocked: bool,
     /// Whether this side times unacknowledged data, because there is much of it. TCP has no time limit meanwhile. Its
     /// own counts a window smaller than the next segment as no answer, however much gets through.
     counted: bool,
     /// The stream position at which to check the peer's progress.
     look_at: u64,
-    /// The peer has closed its end or direction: nothing is sent any more. Earlier data of the peer is still taken.
+    /// The peer has closed its end or direction: this side sends nothing more. Earlier data of the peer is still read.
     deaf: bool,
     /// The events of the epoll instance.
     interest: EventFlags,
@@ -129,7 +129,7 @@ pub(super) struct Qp {
     stood: bool,
     /// The poll in which something was found last.
     pub(super) active: u64,
-    /// Each poll looks at it.
+    /// Whether each poll checks it.
     pub(super) hot: bool,
     /// A message waits for a Receive.
     pub(super) stalled: bool,
@@ -199,7 +199,7 @@ impl Qp {
         matches!(self.state, State::Up | State::Closing)
     }
 
-    /// The connection is established; `early` has come behind the peer's frame.
+    /// Establishes the connection; `early` arrived after the peer's frame.
     pub(super) fn begin(&mut self, common: &mut Common, terms: Terms, early: &[u8]) -> Result<(), Errno> {
         self.endpoint.begin(terms);
         self.stash.extend_from_slice(early);
@@ -295,7 +295,7 @@ impl Qp {
         }
     }
 
-    /// One look at the connection.
+    /// Polls the connection once.
     #[inline]
     pub(super) fn poll(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> Polled {
         if !self.is_live() {
@@ -445,7 +445,7 @@ impl Qp {
         self.fail(common, failure);
     }
 
-    /// The peer has closed a connection whose last messages met no Receive.
+    /// Handles a peer that closed its connection before its last messages had a Receive.
     pub(super) fn peer_left(&mut self, common: &mut Common) {
         let failure = self.endpoint.left();
         self.fail(common, failure);

@@ -16,7 +16,7 @@ use crate::{ConnectParams, FabricError};
 const MARK: &[u8; 8] = b"rpcrdma\x01";
 /// The MPA revision in use.
 const REVISION: u8 = 2;
-/// A depth that is not to be negotiated (RFC 6581 §9.1).
+/// A depth without negotiation (RFC 6581 §9.1).
 const NOT_SAID: u16 = MAX_READ_DEPTH;
 /// The assumed values of a request that is not enhanced. Its sender has stated no depth: it gets one Read at a time.
 const NOT_ENHANCED: Enhanced =
@@ -134,7 +134,7 @@ impl Wishes {
 
     /// The initiator's terms by this answer. An error is why it cannot be.
     pub(super) fn conclude(self, reply: &Setup) -> Result<Agreed, Unwanted> {
-        // If either end has asked for them (RFC 5044 §7.1.1).
+        // If either end requires a CRC (RFC 5044 §7.1.1).
         let crc = reply.crc || self.crc == Crc::Always;
         let unwanted = |fault, why| Unwanted { fault, why, crc };
         let enhanced =
@@ -193,7 +193,7 @@ pub(super) fn terms(config: &IwarpConfig, agreed: Agreed, segment: impl FnOnce()
         FpduSize::Longest => LONGEST_FPDU,
         FpduSize::Auto | FpduSize::Segment => segment() & !3,
     };
-    // Without the length, the pad, of which there is none, and the CRC.
+    // Without the length, the CRC, and the pad, which is empty.
     let longest = longest - (fpdu_len(2) - 2);
     Terms {
         crc: agreed.crc,
@@ -348,7 +348,7 @@ mod tests {
             assert_eq!((reply.revision, reply.enhanced), (revision, None));
             assert_eq!((agreed.ord, agreed.ird, agreed.rtr), (1, 4, false), "one Read at a time");
             assert_eq!(private_data(&reply), b"answer");
-            // Ours has asked for an enhanced one.
+            // This side has requested an enhanced one.
             assert!(ours.conclude(&reply).expect_err("no depths").why.contains("not enhanced"));
         }
     }

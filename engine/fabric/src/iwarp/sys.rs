@@ -69,7 +69,7 @@ impl<'a> Slices<'a> {
     }
 }
 
-/// Where `len` bytes of lent memory from `offset` on are.
+/// Address of `len` bytes of lent memory, from `offset` on.
 ///
 /// # Panics
 /// If they are not all in it.

@@ -1,4 +1,4 @@
-//! Cost of refused and silent connections, counted in looks at their sockets.
+//! Cost of refused and silent connections, counted in checks of their sockets.
 
 use std::cell::Cell;
 use std::io::Write;
@@ -16,13 +16,13 @@ thread_local! {
     pub(super) static LOOKS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// How long something that must happen is waited for.
+/// Longest wait for an expected event.
 const PATIENCE: Duration = Duration::from_secs(20);
 const HOUR: Duration = Duration::from_secs(3600);
-/// Connections of a kind: more than one look takes in.
+/// Connections of a kind: more than one poll accepts.
 const MANY: usize = 2 * EVENTS + 10;
 
-/// A server that refuses all that it is asked.
+/// A server that refuses all requests.
 struct Refuser {
     fabric: IwarpFabric,
     at: FabricAddress,
@@ -38,14 +38,14 @@ impl Refuser {
         Self { fabric, at, _listener: listener }
     }
 
-    /// A peer whose bytes arrive with its connection.
+    /// A peer that sends bytes with its connection.
     fn peer(&self, says: &[u8]) -> TcpStream {
         let mut socket = TcpStream::connect(&self.at.0).expect("connected");
         socket.write_all(says).expect("room");
         socket
     }
 
-    /// One look at the control plane; how often it has looked at a socket for that.
+    /// Polls the control plane once; returns the number of checked sockets.
     fn turn(&mut self) -> u64 {
         let before = LOOKS.get();
         let mut events = Vec::new();

@@ -20,7 +20,7 @@ use crate::{Arrival, Completion, Disconnect, FabricStats, QpId, ReceivedBuf, Sta
 
 /// Minimum bytes for a direct read to one place. A system call costs as much as copying a few KiB.
 const DIRECT: usize = 8 << 10;
-/// Polls that make up one retry of a message that meets no Receive.
+/// Polls per retry of a message without a Receive.
 const RNR_POLLS: u32 = 1024;
 /// Kept bytes of a Terminate message (RFC 5040 §4.8 defines at most 52).
 const TERMINATE: usize = 64;
@@ -43,7 +43,7 @@ pub(super) struct Sinks<'a> {
     pub(super) receives: &'a mut Receives,
     pub(super) stats: &'a mut FabricStats,
     pub(super) rnr_retry: u8,
-    /// The outgoing stream has given all before this away.
+    /// The outgoing stream has sent all bytes before this one.
     pub(super) sent: u64,
     /// Completions, up to `end` of them.
     pub(super) out: &'a mut Vec<Completion>,
@@ -55,7 +55,7 @@ pub(super) struct Sinks<'a> {
 pub(super) struct Inbound {
     reader: Reader,
     placing: Placing,
-    /// A first segment of a message that met no Receive, and its bytes.
+    /// First segment of a message without a Receive, and its bytes.
     waiting: Option<(Segment, usize)>,
     rnr_polls: u32,
     /// Bytes taken.
@@ -72,9 +72,9 @@ struct Placing {
     /// Numbers of the next message on each queue.
     send_msn: u32,
     read_msn: u32,
-    /// The message that is coming.
+    /// The incoming message.
     message: Option<Incoming>,
-    /// The segment that is coming.
+    /// The incoming segment.
     current: Segment,
     target: Target,
     /// Reads of ours that are not answered yet, oldest first.
@@ -84,7 +84,7 @@ struct Placing {
     requests: VecDeque<ReadRequest>,
 }
 
-/// A message of which a part has come.
+/// A partly received message.
 #[derive(Debug)]
 struct Incoming {
     buf: Buf,
@@ -100,16 +100,16 @@ pub(super) struct OwnRead {
     /// First byte in `dst`.
     pub(super) offset: usize,
     pub(super) len: usize,
-    /// Bytes that have come; the peer names them by this.
+    /// Received bytes; the peer names them by this.
     pub(super) got: usize,
 }
 
 /// The destination of the current segment's payload.
 #[derive(Debug)]
 enum Target {
-    /// There is none.
+    /// No target.
     Nothing,
-    /// Into the message that is coming.
+    /// Into the incoming message.
     Receive,
     /// Exposed memory, by the peer's name for it.
     Window { stag: u32, address: u64 },
@@ -234,7 +234,7 @@ impl Inbound {
         self.placing.reads.push_back(read);
     }
 
-    /// The oldest Read of the peer, which is to be answered.
+    /// The peer's oldest unanswered Read.
     #[inline]
     pub(super) fn request(&self) -> Option<&ReadRequest> {
         self.placing.requests.front()
@@ -245,7 +245,7 @@ impl Inbound {
         self.placing.requests.pop_front();
     }
 
-    /// Takes as many of the peer's bytes as it can.
+    /// Consumes as many of the peer's bytes as possible.
     #[inline]
     pub(super) fn take(&mut self, to: &mut Sinks<'_>, input: &mut &[u8]) -> Result<Taken, Failure> {
         let before = input.len();
@@ -434,7 +434,7 @@ impl Placing {
         Err(Wrong::new(Fault::TooLong, what))
     }
 
-    /// The message that begins with this segment goes into this buffer.
+    /// Stores the message that begins with this segment in this buffer.
     #[inline]
     fn begin_message(&mut self, to: &mut Sinks<'_>, segment: Segment, len: usize, buf: Buf) -> Result<(), Wrong> {
         if let Err(wrong) = self.fits(0, len, buf.capacity()) {

@@ -7,8 +7,8 @@
 //! | `stream` | outbound bytes |
 //! | `windows` | memory windows for the peer |
 //!
-//! A Send or Write completes when its last byte is with the transport (RFC 5040 §5.5, rules 9 and 14). A Read completes
-//! when its response has come. All complete in posting order (rule 15). The peer reports a refusal by its Terminate,
+//! A Send or Write completes when the transport has its last byte (RFC 5040 §5.5, rules 9 and 14). A Read completes
+//! when its response has arrived. All complete in posting order (rule 15). The peer reports a refusal by its Terminate,
 //! which ends the connection.
 
 #![forbid(unsafe_code)]
@@ -35,7 +35,7 @@ use crate::{
     Access, Completion, Disconnect, FabricError, FabricStats, Flow, PostError, Posting, QpId, Status, WindowId,
 };
 
-/// Arenas that work requests may name, and the rights that may be given to them.
+/// Arenas for work requests, and their permitted rights.
 #[derive(Debug, Default)]
 pub(super) struct Regions(Vec<(ArenaId, Access)>);
 
@@ -61,7 +61,7 @@ impl Regions {
         self.0.iter().any(|(known, _)| *known == arena)
     }
 
-    /// Whether peers may be given this access to it.
+    /// Whether peers may get this access to an arena.
     fn permits(&self, arena: ArenaId, access: Access) -> bool {
         self.0.iter().any(|(known, most)| *known == arena && most.permits(access))
     }
@@ -109,7 +109,7 @@ pub(super) struct Limits {
     pub(super) rnr_retry: u8,
 }
 
-/// Why a connection cannot go on.
+/// Reason for the end of a connection.
 #[derive(Debug)]
 pub(super) struct Failure {
     /// The Terminate message to send, if any: the fault and its segment.
@@ -169,7 +169,7 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
-    /// One whose connection does not stand yet. `random` makes its STags hard to guess.
+    /// State before the connection is established. `random` makes its STags hard to guess.
     pub(super) fn new(id: QpId, limits: Limits, random: u32) -> Self {
         Self {
             id,
@@ -333,7 +333,7 @@ impl Endpoint {
         taken
     }
 
-    /// A message waits for a Receive: whether there is one now.
+    /// Whether a Receive is available for the waiting message.
     pub(super) fn can_go_on(&self, shared: &Shared) -> bool {
         match &self.own_receives {
             Some(own) => !own.is_empty(),

@@ -104,7 +104,7 @@ impl Outbound {
         self.begun = true;
         self.open = !terms.waits;
         self.crc = terms.crc;
-        // Multiples of four, so that there is no pad within a message.
+        // Multiples of four, so that a message has no pad inside.
         self.tagged = (terms.max_ulpdu - TAGGED_HEADER) & !3;
         self.untagged = (terms.max_ulpdu - UNTAGGED_HEADER) & !3;
         self.max_message = terms.max_message;
@@ -318,7 +318,7 @@ impl Outbound {
         Ok(())
     }
 
-    /// Puts a request into the stream, as far as it goes.
+    /// Adds a request to the stream, as far as possible.
     #[inline]
     fn step(&mut self, windows: &mut Windows, inbound: &mut Inbound, posting: Posting) -> Step {
         let Posting { wr_id, signalled, wr } = posting;
@@ -456,8 +456,8 @@ impl Outbound {
         self.over = true;
     }
 
-    /// Puts a Write of nothing into the stream. A message under way serves as well; nothing may come between its
-    /// segments, nor after a Terminate.
+    /// Adds an empty Write to the stream. A message in progress serves as well: nothing may separate its segments, or
+    /// follow a Terminate.
     pub(super) fn write_nothing(&mut self) {
         if self.over || self.amid != Amid::Nothing {
             return;

@@ -17,7 +17,7 @@ const CRC_SLICE: usize = 4096;
 
 /// Location of a segment's payload.
 pub(super) enum Payload<'a> {
-    /// Here, to be copied.
+    /// Inline bytes, to be copied.
     Bytes(&'a [u8]),
     /// Pool or application memory, from an offset on for a length. It is held until sent.
     Memory(&'a Source, usize, usize),
@@ -45,7 +45,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// Bytes that are to be sent.
+    /// Bytes to send.
     #[inline]
     pub(super) fn len(&self) -> usize {
         (self.put - self.sent) as usize

@@ -17,7 +17,7 @@ struct Side {
     shared: Shared,
     pool: Pool,
     done: Vec<Completion>,
-    /// Why it is over.
+    /// Reason of its end.
     failure: Option<Failure>,
 }
 
@@ -96,7 +96,7 @@ impl Side {
         all
     }
 
-    /// Takes bytes of the peer; those that had to wait.
+    /// Consumes bytes of the peer; returns the waiting rest.
     fn hear(&mut self, mut bytes: &[u8]) -> Vec<u8> {
         if self.failure.is_none() {
             match self.endpoint.take(&mut self.shared, &mut bytes, &mut self.done, usize::MAX) {
@@ -126,7 +126,7 @@ fn contents(lent: &Lent) -> Vec<u8> {
     to
 }
 
-/// Exchanges bytes until neither side has more. Bytes are cut into pieces of these lengths, over and over.
+/// Exchanges bytes until neither side has more. Pieces have these lengths, repeated.
 fn talk(a: &mut Side, b: &mut Side, cuts: &[usize]) {
     let mut cuts = cuts.iter().cycle().copied();
     loop {
@@ -153,7 +153,7 @@ fn fpdu(opcode: Message, last: bool, place: Place, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A Read Request that asks for nothing.
+/// A Read Request for no bytes.
 fn ask_at(place: Place, last: bool) -> Vec<u8> {
     fpdu(Message::ReadRequest, last, place, &[0; 28])
 }
@@ -226,8 +226,8 @@ proptest! {
         }
     }
 
-    /// Whatever a peer says that has a key of its own: no byte changes that is not in its window, and of those in it
-    /// only what a right Write names.
+    /// Any input of a peer with a valid key: only bytes in its window change, and of these only those that a valid
+    /// Write names.
     #[test]
     fn any_bytes_change_nothing_else(
         payload in prop::collection::vec(any::<u8>(), 1..300),
@@ -406,8 +406,7 @@ fn violations_are_reported_by_name() {
     }
 }
 
-/// Answers to a Read of ours are taken exactly where bytes are missing.
-/// Reads so many bytes, of memory that is given back with the request.
+/// Reads `len` bytes; returns the memory with the request.
 fn ask(side: &mut Side, len: usize) -> (Lent, ReadRequest) {
     let dst = side.lent(&[0; 100]);
     let remote = RemoteMemory { rkey: 5, address: 0 };
@@ -427,7 +426,7 @@ fn respond(stag: u32, offset: u64, last: bool, len: usize) -> Vec<u8> {
     fpdu(Message::ReadResponse, last, tagged(stag, offset), &vec![7; len])
 }
 
-/// RFC 5041 §4.3: 0 comes behind the greatest.
+/// RFC 5041 §4.3: 0 follows the greatest number.
 #[test]
 fn message_numbers_wrap() {
     let (mut a, mut b) = (Side::new(terms(), 0), Side::new(terms(), 0));
@@ -488,7 +487,7 @@ fn an_answer_has_to_fit() {
         assert_eq!(side.fault(), Some(wanted), "{what}");
         assert_eq!(contents(&dst), vec![0; 100], "{what}");
     }
-    // The same bytes twice; and nobody may write there.
+    // The same bytes twice, and memory without write access.
     let mut side = Side::new(terms(), 0);
     let (dst, request) = ask(&mut side, 80);
     side.hear(&respond(request.sink_stag, 0, false, 40));

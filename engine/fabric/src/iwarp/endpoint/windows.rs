@@ -44,7 +44,7 @@ pub(in super::super) struct Windows {
 }
 
 impl Windows {
-    /// None yet. `random` makes their STags hard to guess.
+    /// No windows. `random` makes their STags hard to guess.
     pub(in super::super) fn new(limit: u32, random: u32) -> Self {
         Self { keys: Keys::new(limit, random), exposures: Vec::new() }
     }
@@ -54,7 +54,7 @@ impl Windows {
         &mut self.keys
     }
 
-    /// The key that the next bind to be posted will make valid.
+    /// The key that the next posted bind makes valid.
     pub(in super::super) fn next_rkey(&self, index: u32) -> Option<u32> {
         self.keys.next(index)
     }
@@ -97,7 +97,7 @@ impl Windows {
         Revoked::Done
     }
 
-    /// Revokes by STag, as a message of the peer asks.
+    /// Revokes by STag, at the request of a peer's message.
     pub(in super::super) fn revoke_key(&mut self, stag: u32, sent: u64) -> Revoked {
         let Some(index) = self.keys.find(stag) else { return Revoked::NotBound };
         let revoked = self.revoke(index, sent);
@@ -138,7 +138,7 @@ impl Windows {
         self.exposures.iter().flatten().any(|exposure| exposure.mem.arena() == arena)
     }
 
-    /// Ends the stream: no memory is reachable any more.
+    /// Ends the stream: no memory is reachable from here on.
     pub(in super::super) fn clear(&mut self) {
         self.exposures.iter_mut().for_each(|exposure| *exposure = None);
     }

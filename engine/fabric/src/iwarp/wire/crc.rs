@@ -1,6 +1,6 @@
 //! The CRC-32C at the end of an FPDU. RFC 5044 §4.4, RFC 3720 §12.1.
 
-/// A running checksum. It goes over length, header, payload and pad, in this order and in any number of parts.
+/// A running checksum. It covers length, header, payload and pad, in this order and in any number of parts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Crc(u32);
 
@@ -11,7 +11,7 @@ impl Crc {
         Self(0)
     }
 
-    /// Goes over these bytes, too.
+    /// Adds these bytes.
     #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
         self.0 = crc32c::crc32c_append(self.0, bytes);

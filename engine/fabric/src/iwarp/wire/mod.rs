@@ -1,8 +1,9 @@
-//! iWARP codec: MPA, DDP and RDMAP. RFC 5044 and RFC 6581, RFC 5041, RFC 5040. No I/O, no clock, and no input makes it
-//! panic.
+//! iWARP codec: MPA, DDP and RDMAP (RFC 5044, 6581, 5041, 5040).
 //!
-//! A connection begins with one [`Setup`] each way. Then each direction is a sequence of *FPDUs*. Each of them carries
-//! one DDP segment:
+//! It has no I/O and no clock, and never panics on input.
+//!
+//! A connection begins with one [`Setup`] in each direction. Then each direction is a sequence of *FPDUs*, with one DDP
+//! segment each:
 //!
 //! ```text
 //!  2 bytes    14 or 18 bytes                                   0 to 3 bytes   4 bytes
@@ -12,9 +13,9 @@
 //!           └──────────── ULPDU: length bytes ─────────────┘
 //! ```
 //!
-//! [`Segment::encode`] writes length and header, [`pad`] gives the zeros after the payload, and [`Crc`] covers all of
-//! it. [`Reader`] is the reverse, for a byte stream cut anywhere. Markers (RFC 5044 §4.3) are not written and not
-//! understood: an end that does not ask for them gets none.
+//! [`Segment::encode`] writes length and header, [`pad`] returns the zeros after the payload, and [`Crc`] covers all of
+//! it. [`Reader`] is the reverse, for a byte stream cut anywhere. Markers (RFC 5044 §4.3) are neither written nor
+//! decoded: an end that does not request them gets none.
 //!
 //! | file | holds |
 //! | --- | --- |

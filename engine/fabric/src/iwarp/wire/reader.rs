@@ -6,7 +6,7 @@ use super::crc::Crc;
 use super::segment::{HEADER, HeaderError, LENGTH, Segment, fpdu_len, trailer, whole_header};
 use super::terminate::Fault;
 
-/// Cuts a connection's input after its [`Setup`](super::Setup) into segments.
+/// Splits a connection's input after its [`Setup`](super::Setup) into segments.
 ///
 /// Without CRC only headers are copied. A payload may bypass the reader, from the socket to its place:
 /// [`payload_left`](Self::payload_left), [`take`](Self::take). With a CRC, a whole FPDU is checked before any of it is
@@ -53,7 +53,7 @@ pub enum Step<'a> {
     End,
 }
 
-/// Errors of a stream. The stream ends with it. Do not use the reader any more.
+/// Errors of a stream. The stream ends with it; the reader must not be used afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum WireError {
     /// A header, which [`Reader::header`] has.
@@ -120,8 +120,8 @@ impl Reader {
     }
 
     /// Length and header of the current segment, 16 or 20 bytes. They suit [`Terminate::new`](super::Terminate::new).
-    /// After a [`HeaderError`] those of the faulty segment, as many as arrived. It stays until bytes of the next
-    /// segment come.
+    /// After a [`HeaderError`] those of the faulty segment, as many as arrived. They stay until bytes of the next
+    /// segment arrive.
     pub fn header(&self) -> &[u8] {
         let header = &self.cutter.header[..self.cutter.filled];
         whole_header(header).unwrap_or(header)
@@ -207,7 +207,7 @@ impl Cutter {
         self.split_head(input)
     }
 
-    /// A header that comes in parts, or is wrong.
+    /// Handles a header that arrives in parts, or is invalid.
     #[cold]
     fn split_head<'b>(&mut self, input: &mut &'b [u8]) -> Result<Option<Step<'b>>, WireError> {
         if input.is_empty() && self.part == Part::Between {

@@ -31,8 +31,8 @@ const LAST: u8 = 0x40;
 /// The only DDP version.
 const DDP_VERSION: u8 = 1;
 const DDP_VERSION_MASK: u8 = 3;
-/// The version of RDMAP that goes with MPA from revision 1 on. The other, 0, is that of the RDMA Consortium, with MPA
-/// of revision 0.
+/// The version of RDMAP for MPA from revision 1 on. The other, 0, is that of the RDMA Consortium, with MPA of revision
+/// 0.
 const RDMAP_VERSION: u8 = 1;
 const RDMAP_VERSION_SHIFT: u32 = 6;
 const OPCODE_MASK: u8 = 0xF;
@@ -104,7 +104,7 @@ impl Opcode {
 /// The destination of a segment's payload (RFC 5041 §4.2, §4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Into memory that the receiver has shown.
+    /// Into exposed memory of the receiver.
     Tagged {
         /// Its name.
         stag: u32,
@@ -113,7 +113,7 @@ pub enum Place {
     },
     /// Into the buffer of a message, which the receiver chooses.
     Untagged {
-        /// Queue number; given as it is.
+        /// Queue number, unchecked.
         queue: u32,
         /// Number of the message within its queue, from 1; wraps to 0.
         msn: u32,

@@ -167,7 +167,7 @@ impl Terminate {
             return Err(TerminateError { len: bytes.len() });
         };
         let (layer, etype) = (kind >> 4, kind & 0xF);
-        // The RFC's reserved bits are zero. Where no bit decides, the reason does: it must exist.
+        // The RFC's reserved bits are zero. If no bit decides, the reason does: it must exist.
         let is_reversed = match (control & HEADER_CONTROL, control.reverse_bits() & HEADER_CONTROL) {
             (0, 0) => {
                 Fault::from_codes(layer, etype, code).is_none() && Fault::from_codes(etype, layer, code).is_some()

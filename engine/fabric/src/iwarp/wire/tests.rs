@@ -169,7 +169,7 @@ proptest! {
         let right = stream(&segments);
         let mut wrong = right.clone();
         *at.get_mut(&mut wrong) ^= 1 << bit;
-        // Enough behind it for an FPDU that has become the longest there is.
+        // Enough bytes follow for an FPDU of maximum length.
         wrong.resize(wrong.len() + fpdu_len(MAX_ULPDU), 0);
         let (found, all) = (read(&wrong, true, &cuts, false), events(&segments));
         let is_found = matches!(found.last(), Some(Event::Error(WireError::Crc { .. })));
@@ -207,7 +207,7 @@ fn fpdus_are_multiples_of_four() {
     }
 }
 
-/// The longest there is: with CRC it is gathered once, in a buffer of its size.
+/// The longest FPDU: with CRC it is gathered once, in a buffer of its size.
 #[test]
 fn the_longest_segment_is_read() {
     let place = Place::Tagged { stag: 1, offset: 2 };
@@ -221,7 +221,7 @@ fn the_longest_segment_is_read() {
     }
 }
 
-/// Without CRC the payload is where it was in the input; with it, where the input holds all of the FPDU.
+/// Without CRC the payload stays in the input; with CRC too, if the input holds the whole FPDU.
 #[test]
 fn payloads_are_not_copied() {
     let place = Place::Tagged { stag: 1, offset: 2 };

@@ -1,5 +1,6 @@
-//! Frames of others: the examples of the RFCs, and what two Linux 6.1 kernels said by soft-iWARP (`nfs3-siw.pcap` of
-//! `tests/data`, frames by their numbers there).
+//! Frames of others: the RFCs' examples, and traffic of two Linux 6.1 kernels.
+//!
+//! The kernels use soft-iWARP (`nfs3-siw.pcap` of `tests/data`; tests name frames by their numbers there).
 
 use super::invariants::{Event, read};
 use super::tests::bytes;
@@ -146,8 +147,7 @@ fn segments_of_soft_iwarp() {
     }
 }
 
-/// Frame 47: what is read is in the call of frame 46, whose header names 5000 bytes at 0x6a49b6ac5a62000 by
-/// 0x6aacf801.
+/// Frame 47: the Read is for the call of frame 46, whose header names 5000 bytes at 0x6a49b6ac5a62000 by 0x6aacf801.
 #[test]
 fn a_read_request_of_soft_iwarp() {
     let frame = bytes(
@@ -225,7 +225,7 @@ fn terminates_have_the_headers_at_fault() {
         bytes("1101 c000 0020 c140 00000007 0000000000000008")
     );
     assert_eq!(written(Fault::TaggedBounds, Some(&write[..15]), None), bytes("1101 0000"));
-    // All of it comes back.
+    // All of it is decoded.
     let said = Terminate::new(Fault::Bounds, request, asked);
     assert_eq!(Terminate::decode(&written(Fault::Bounds, request, asked)), Ok(said));
 }
