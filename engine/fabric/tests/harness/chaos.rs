@@ -1,7 +1,8 @@
-//! A wrapper that makes a fabric misbehave within its contract. Requests fail, connections break, completions come
-//! late, and those of different queue pairs are reordered.
+//! A wrapper that makes a fabric misbehave within its contract.
 //!
-//! The same seed over the same calls makes the same trouble. Nothing is lost: an injected failure is reported like any
+//! Requests fail, connections break, completions are late, and those of different queue pairs are reordered.
+//!
+//! The same seed over the same calls injects the same faults. Nothing is lost: an injected failure is reported like any
 //! other, in order, with its memory returned after it.
 
 #![forbid(unsafe_code)]
@@ -21,10 +22,10 @@ use crate::{
     Flow, PostError, Posting, QpId, RequestId, Status, Waker, WindowId, WorkRequest,
 };
 
-/// Amount of trouble. Each knob is a chance per mille, 0 by default.
+/// Rates of faults. Each knob is a chance per mille, 0 by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChaosConfig {
-    /// Seed of the sequence of troubles.
+    /// Seed of the sequence of faults.
     pub seed: u64,
     /// Per Send posted: no Receive at the peer until the retries end.
     pub receiver_not_ready: u16,
@@ -48,47 +49,47 @@ pub struct ChaosConfig {
     pub invalidations_refused: u16,
 }
 
-/// The trouble made so far.
+/// Faults injected so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChaosStats {
     /// Requests that were failed, with all behind them.
     pub failed: u64,
-    /// Completions that came late.
+    /// Late completions.
     pub delayed: u64,
-    /// Polls whose completions were put into another order.
+    /// Polls with reordered completions.
     pub reordered: u64,
-    /// Connections that were broken.
+    /// Broken connections.
     pub disconnected: u64,
     /// Posts, of requests or of Receives, that were cut short.
     pub cut_short: u64,
 }
 
-/// Makes trouble.
+/// Injects faults.
 #[derive(Debug)]
 pub struct Chaos<F> {
     inner: F,
     config: ChaosConfig,
     random: Xorshift,
     stats: ChaosStats,
-    /// Queue pairs that are connected, as far as is known.
+    /// Queue pairs that are connected, as far as known.
     live: Vec<QpId>,
     /// Queue pairs with an injected failure, in order.
     failing: Vec<Failing>,
     /// Queue pairs that were broken here, oldest first.
     broken: Vec<QpId>,
-    /// Completions that come late, in order of arrival.
+    /// Late completions, in order of arrival.
     late: VecDeque<Late>,
     polls: u64,
 }
 
-/// A queue pair whose end was injected; later posts wait for their turn.
+/// A queue pair with an injected end; later posts wait for their turn.
 #[derive(Debug)]
 struct Failing {
     qp: QpId,
     postings: Vec<(Posting, Status)>,
-    /// The same of a destroyed queue pair: its memory was returned.
+    /// Completions of a destroyed queue pair: its memory was returned.
     ended: Vec<Completion>,
-    /// The inner fabric has reported its end.
+    /// Whether the inner fabric has reported its end.
     over: bool,
 }
 
@@ -99,7 +100,7 @@ struct Late {
 }
 
 impl<F: Fabric> Chaos<F> {
-    /// There is something to hand out already.
+    /// Whether completions are ready.
     fn is_busy(&self) -> bool {
         !self.late.is_empty() || self.failing.iter().any(|d| d.over)
     }
@@ -119,7 +120,7 @@ impl<F: Fabric> Chaos<F> {
         }
     }
 
-    /// The trouble made so far.
+    /// Faults injected so far.
     pub fn chaos_stats(&self) -> ChaosStats {
         self.stats
     }
@@ -129,19 +130,19 @@ impl<F: Fabric> Chaos<F> {
         &self.broken
     }
 
-    /// The fabric itself.
+    /// The inner fabric.
     pub fn inner(&mut self) -> &mut F {
         &mut self.inner
     }
 
-    /// A queue pair is connected, and may be broken, once.
+    /// Records a connected queue pair, which may be broken once.
     fn is_up(&mut self, qp: QpId) {
         if !self.live.contains(&qp) && !self.broken.contains(&qp) {
             self.live.push(qp);
         }
     }
 
-    /// Whether, and how, to fail this request.
+    /// Failure to inject for this request, if any.
     fn fate(&mut self, wr: &WorkRequest) -> Option<Status> {
         let trouble = match wr {
             WorkRequest::Send { .. } if self.random.chance(self.config.receiver_not_ready) => {
@@ -164,7 +165,7 @@ impl<F: Fabric> Chaos<F> {
             let n = failing.postings.len().min(end.saturating_sub(out.len()));
             out.extend(failing.postings.drain(..n).map(|(posting, status)| ended(qp, &posting, status)));
         }
-        // The inner queue pair is in error by now, and flushes by itself.
+        // The inner queue pair is in error by now, and flushes itself.
         self.failing.retain(|d| !d.over || !d.postings.is_empty() || !d.ended.is_empty());
     }
 
@@ -192,7 +193,7 @@ impl<F: Fabric> Chaos<F> {
         result.and(Err(PostError::Invalid("chaos")))
     }
 
-    /// Posts a chain for which there may not be room.
+    /// Posts a chain for which room may be lacking.
     fn post_fitting(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         if !self.random.chance(self.config.queue_full) {
             return self.inner.post_send(qp, chain);
@@ -258,7 +259,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
         self.live.retain(|&id| id != qp);
         self.inner.destroy_qp(qp);
         if let Some(failing) = self.failed_here(qp) {
-            // Nothing of the inner fabric comes any more that was not flushed just now.
+            // From here on the inner fabric reports nothing more than the completions flushed just now.
             failing.over = true;
             let postings = failing.postings.drain(..);
             failing.ended.extend(postings.map(|(posting, status)| ended(qp, &posting, status)));
@@ -318,7 +319,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
         let mut rest = chain.split_off(at);
         let result = self.inner.post_send(qp, chain);
         if result.is_err() {
-            // It did not get that far.
+            // The post did not get that far.
             chain.append(&mut rest);
             return result;
         }
@@ -336,7 +337,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
         let end = before.saturating_add(max);
         self.polls += 1;
         let n = self.inner.poll_cq(out, max);
-        // A message may come, and be answered, before the connection manager's last word.
+        // A message may arrive, and be answered, before the connection manager's last event.
         for message in out[before..].iter().filter(|c| c.buf.is_some() && c.status.is_ok()) {
             self.is_up(message.qp);
         }

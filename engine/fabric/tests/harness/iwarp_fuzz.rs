@@ -1,9 +1,9 @@
-//! One connection without a socket, with an arbitrary peer. It serves the fuzz target `endpoint` and its own test.
+//! One connection without a socket, with an arbitrary peer.
 //!
-//! The peer is at times honest, at times off by one, at times only bytes. Our side sends, receives, shows memory and
-//! reaches for the peer's. Invariants: hidden memory is neither changed nor sent, and readable memory is not changed.
-//! Each signalled request completes once. Every buffer returns. Segments of our messages are not interleaved. The last
-//! word to the peer is a Terminate.
+//! It serves the fuzz target `endpoint` and its own test. The peer is sometimes honest, sometimes off by one, sometimes
+//! only bytes. Our side sends, receives, exposes memory and accesses the peer's. Invariants: hidden memory is neither
+//! changed nor sent, and readable memory is not changed. Each signaled request completes once. Every buffer returns.
+//! Segments of our messages are not interleaved. The last message to the peer is a Terminate.
 
 use std::cell::RefCell;
 
@@ -17,9 +17,9 @@ use super::wire::{
 use crate::receives::Receives;
 use crate::{Access, Completion, FabricStats, Opcode, Posting, QpId, RemoteMemory, Source, WindowId, WorkRequest};
 
-/// Lengths of everything, per length in the story: short, or long enough for direct reads.
+/// Length factors of the story: short, or long enough for direct reads.
 const SCALES: [usize; 2] = [1, 36];
-/// Bytes of a Receive, of scale 1.
+/// Bytes of a Receive, at scale 1.
 const RECEIVE: usize = 512;
 /// Bytes of exposed memory, and of the memory before and after it.
 const SHOWN: usize = 256;
@@ -27,7 +27,7 @@ const AROUND: usize = 128;
 /// Buffers of each kind.
 const BUFFERS: usize = 24;
 const WINDOWS: u32 = 4;
-/// Contents of memory that no peer may see.
+/// Contents of hidden memory.
 const SECRET: [u8; 8] = *b"\xA7\x5Esecret";
 
 const ID: QpId = QpId { slot: 2, generation: 7 };
@@ -36,7 +36,7 @@ thread_local! {
     static POOL: RefCell<Option<Pool>> = const { RefCell::new(None) };
 }
 
-/// Plays the story in the bytes.
+/// Plays the story in these bytes.
 ///
 /// # Panics
 /// If anything does not hold.
@@ -44,7 +44,7 @@ pub fn story(input: &[u8]) {
     play(input);
 }
 
-/// Number of bytes put to their place at once.
+/// Plays it; returns the number of directly placed bytes.
 fn play(input: &[u8]) -> usize {
     POOL.with_borrow_mut(|pool| {
         let pool = pool.get_or_insert_with(|| {
@@ -58,16 +58,16 @@ fn play(input: &[u8]) -> usize {
     })
 }
 
-/// Memory that was shown at least once.
+/// Memory that was exposed at least once.
 struct Shown {
-    /// Of the request that showed it.
+    /// The request that exposed it.
     id: u64,
     mem: Lent,
     window: u32,
     rkey: u32,
-    /// The peer may write it, or could at some time.
+    /// Whether the peer may write it, or could before.
     writable: bool,
-    /// Its contents when the window was revoked.
+    /// Its contents at the revocation of its window.
     then: Option<Vec<u8>>,
 }
 
@@ -83,35 +83,35 @@ struct Story<'p, 'd> {
     input: &'d [u8],
     /// One of [`SCALES`].
     scale: usize,
-    /// FPDUs have a CRC.
+    /// Whether FPDUs have a CRC.
     crc: bool,
     /// Delivers the peer's bytes in two pieces; direct reads happen as from a socket.
     pieces: bool,
-    /// Number of bytes placed so.
+    /// Number of directly placed bytes.
     placed: usize,
     pool: &'p Pool,
     endpoint: Endpoint,
     shared: Shared,
     windows: u32,
     shown: Vec<Shown>,
-    /// Signalled requests that were not reported yet.
+    /// Signaled requests that were not reported yet.
     posted: Vec<u64>,
     next: u64,
-    /// Those of them that revoke a window.
+    /// Those that revoke a window.
     revoking: Vec<(u64, u32)>,
     done: Vec<Completion>,
-    /// Peer bytes not yet taken: they wait for a Receive.
+    /// Unread peer bytes, which wait for a Receive.
     unread: Vec<u8>,
     /// Numbers of the peer's next messages, by queue.
     msn: [u32; 3],
-    /// Where its next segment of a Send goes on.
+    /// Offset of its next segment of a Send.
     offset: u32,
-    /// Reads that we have asked for.
+    /// Outstanding Reads of our side.
     asked: Vec<ReadRequest>,
-    /// The received part of the next.
+    /// The received part of the next request.
     asking: Option<Vec<u8>>,
     heard: Reader,
-    /// The message that we are in the middle of.
+    /// The incomplete message of our side.
     amid: Option<Message>,
     over: bool,
 }
@@ -208,7 +208,7 @@ impl<'p, 'd> Story<'p, 'd> {
         Place::Untagged { queue, msn: self.msn[queue as usize], offset: 0 }
     }
 
-    /// A segment of the peer.
+    /// Sends a segment of the peer.
     fn segment(&mut self, opcode: Message, last: bool, place: Place, payload: &[u8]) {
         let header = Segment { opcode, last, place }.encode(payload.len());
         let mut bytes = [&header[..], payload].concat();
@@ -230,7 +230,7 @@ impl<'p, 'd> Story<'p, 'd> {
         self.scale * usize::from(self.byte())
     }
 
-    /// Of this byte three bits: 0 most of the time.
+    /// Three bits of the next byte: 0 most of the time.
     fn slip(&mut self) -> u32 {
         let byte = self.byte();
         if byte > 0xE0 { u32::from(byte & 7) } else { 0 }
@@ -249,7 +249,7 @@ impl<'p, 'd> Story<'p, 'd> {
         }
     }
 
-    /// A key of ours, or one beside it.
+    /// A key of ours, or a neighbor.
     fn key(&mut self) -> Option<u32> {
         let (which, wrong) = (usize::from(self.byte()), self.slip());
         let shown = self.shown.get(which.checked_rem(self.shown.len())?)?;
@@ -286,7 +286,7 @@ impl<'p, 'd> Story<'p, 'd> {
         self.msn[1] = self.msn[1].wrapping_add(1);
     }
 
-    /// Answers the oldest Read that we have asked for.
+    /// Answers our oldest outstanding Read.
     fn peer_answers(&mut self, with: u8) {
         let wrong = self.slip();
         let some = self.scale as u32 * u32::from(with);
@@ -334,7 +334,7 @@ impl<'p, 'd> Story<'p, 'd> {
         self.post(WorkRequest::Send { buf, invalidate, fence: with & 4 != 0 }, with & 1 != 0);
     }
 
-    /// An RDMA Read or Write of ours.
+    /// Posts an RDMA Read or Write of ours.
     fn reach(&mut self, with: u8) {
         let (len, remote) = (self.length(), RemoteMemory { rkey: 0x77, address: 0x1000 });
         let Some(buf) = self.buffer(self.scale * RECEIVE) else { return };
@@ -348,7 +348,7 @@ impl<'p, 'd> Story<'p, 'd> {
         self.post(wr, with & 1 != 0);
     }
 
-    /// Shows the middle of a buffer.
+    /// Exposes the middle of a buffer.
     fn show(&mut self, with: u8) {
         let writable = with & 4 != 0;
         let (around, shown) = (self.scale * AROUND, self.scale * SHOWN);
@@ -372,7 +372,7 @@ impl<'p, 'd> Story<'p, 'd> {
         }
     }
 
-    /// The peer takes `most` bytes of our output.
+    /// Passes up to `most` bytes of our output to the peer.
     fn say(&mut self, most: usize) {
         let failed = self.endpoint.produce().err().and_then(|failure| failure.terminate);
         let bytes = self.endpoint.unsent(most);
@@ -405,7 +405,7 @@ impl<'p, 'd> Story<'p, 'd> {
         }
     }
 
-    /// Bytes of the peer.
+    /// Receives bytes of the peer.
     fn hear(&mut self, mut bytes: &[u8]) {
         if self.pieces {
             let first = usize::from(self.byte()).min(bytes.len());
@@ -425,7 +425,7 @@ impl<'p, 'd> Story<'p, 'd> {
         self.take(bytes);
     }
 
-    /// Takes bytes of the peer, behind those that had to wait.
+    /// Consumes bytes of the peer, after the waiting ones.
     fn take(&mut self, bytes: &[u8]) {
         if self.over {
             return;
