@@ -4,12 +4,12 @@ use super::call::{Arrived, Call, OwnedCall, Unready};
 use crate::fabric::QpId;
 use crate::proto::InboundId;
 
-/// Keeps the memory of served calls for reuse: none is allocated per call.
+/// Memory of served calls, kept for reuse: no allocation per call.
 #[derive(Debug, Default)]
 pub(crate) struct CallBoxes {
     #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
     spare: Vec<Box<OwnedCall>>,
-    /// The last one returned, while unused: most calls end before the next arrives.
+    /// The box returned last, while unused: most calls end before the next arrives.
     last: Option<Box<OwnedCall>>,
     /// Index of their shard.
     pub(crate) shard: u32,
@@ -21,7 +21,7 @@ impl CallBoxes {
         self.spare.len() + usize::from(self.last.is_some())
     }
 
-    /// A call that arrived on this connection, by this name.
+    /// Takes a box for a call that arrived on this connection, by this name.
     #[inline(always)]
     pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> Call<Arrived> {
         match self.last.take().or_else(|| self.spare.pop()) {

@@ -14,7 +14,7 @@ use crate::handoff::parker::Signal;
 use crate::handoff::returns::{Came, Home, WayHome};
 use crate::proto::Refusal;
 
-/// Connection that deferred calls came from, while it lasts.
+/// Connection of deferred calls, while it is open.
 pub(crate) struct Origin {
     way: WayHome<OwnedCall>,
     signal: Signal,
@@ -33,7 +33,7 @@ impl Origin {
     }
 }
 
-/// The shard's end of its deferred calls.
+/// The shard's end of the list of deferred calls.
 pub(crate) struct CallsHome {
     home: Home<OwnedCall>,
     /// Wakes the shard.
@@ -46,7 +46,7 @@ impl CallsHome {
         Self { home: Home::new(), signal }
     }
 
-    /// The origin of one more connection's calls.
+    /// Creates the origin of one more connection's calls.
     pub(crate) fn origin(&self) -> Arc<Origin> {
         Arc::new(Origin { way: self.home.way(), signal: self.signal.clone(), over: AtomicBool::new(false) })
     }
@@ -62,7 +62,7 @@ impl CallsHome {
 pub(crate) struct CameHome(Came<OwnedCall>);
 
 impl CameHome {
-    /// All were taken.
+    /// Whether all were taken.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()

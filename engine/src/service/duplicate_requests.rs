@@ -99,9 +99,9 @@ pub(crate) struct CallKey {
 }
 
 impl CallKey {
-    /// Key of a served call, with so many bytes of each argument.
+    /// Key of a served call, with `checksummed` bytes of each argument.
     ///
-    /// An XID that is soon reused for another call gets no old reply. Inline arguments, without the RPC header, are one
+    /// A call that reuses an XID soon does not get the old reply. Inline arguments, without the RPC header, are one
     /// argument; each Read chunk is another.
     pub(super) fn of(client: Client, call: &ServerCall, checksummed: usize) -> Self {
         let (program, version, procedure) = (call.program(), call.version(), call.procedure());
@@ -235,7 +235,7 @@ pub struct DuplicateRequestCache {
 impl DuplicateRequestCache {
     /// An empty cache, of at least one entry; allocates as it fills.
     pub fn new(config: DuplicateRequestCacheConfig) -> Self {
-        // Few parts: each holds its share of calls, whatever their keys.
+        // Few parts: each holds its share of calls, for any keys.
         let parts = (config.entries / 64).clamp(1, 16);
         Self {
             parts: (0..parts).map(|_| Mutex::default()).collect(),
@@ -322,14 +322,14 @@ impl DuplicateRequestCache {
 }
 
 impl Part {
-    /// Evicts the oldest finished call; false if there is none.
+    /// Evicts the oldest finished call; false without one.
     fn evict(&mut self) -> bool {
         let forgotten = self.forget_oldest();
         self.stats.evictions += u64::from(forgotten);
         forgotten
     }
 
-    /// Drops calls that finished so long ago.
+    /// Drops calls that finished longer ago than `keep`.
     fn expire(&mut self, keep: Duration) {
         while self.finished.front().is_some_and(|(finished, _)| finished.elapsed() >= keep) {
             self.stats.expired += u64::from(self.forget_oldest());
@@ -345,14 +345,14 @@ impl Part {
     }
 }
 
-/// Ignores poisoning: a panic leaves no state half-changed.
+/// Ignores poisoning: a panic leaves no inconsistent state.
 fn lock(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
     part.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A running call, to be finished or forgotten.
 ///
-/// Dropped, as when its handler panics, it finishes without a reply: part of it may have been done.
+/// Dropping it, as when its handler panics, finishes the call without a reply: its effects are unknown.
 #[derive(Debug)]
 #[must_use = "finish or forget it; dropped, its reply counts as lost"]
 pub(crate) struct Claim {

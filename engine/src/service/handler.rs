@@ -47,11 +47,11 @@ mod sealed {
     pub trait Handlers: Clone + std::fmt::Debug + Default + 'static {
         /// Writes the reply, or refuses.
         type Run: Clone + Deref<Target: Fn(&mut ServerCall) -> Result<(), Refusal>>;
-        /// Takes the call.
+        /// Accepts the call.
         type Defer: Clone + Deref<Target: Fn(DeferredCall)>;
-        /// Makes a future of the call.
+        /// Creates a future of the call.
         type Begin: Clone + Deref<Target: Fn(DeferredCall) -> Task>;
-        /// Chooses the memory that a Read chunk is read into.
+        /// Chooses the target memory of a Read chunk.
         type Place: Clone + Deref<Target: Fn(&ServerCall, usize, usize) -> Option<Buf>>;
         /// As `run`, without a reply.
         fn silent(run: Self::Run) -> Self::Run;
@@ -73,7 +73,7 @@ macro_rules! handlers {
             type Place = Arc<$place>;
 
             fn silent(run: Self::Run) -> Self::Run {
-                // A one-way call is not answered, whatever its handler returns.
+                // A one-way call has no answer, whatever its handler returns.
                 Arc::new(move |call: &mut ServerCall| {
                     let _ = run(call);
                     Err(Refusal::NoReply)
@@ -108,7 +108,7 @@ handlers!(Local: Run, Defer, Begin, Place);
 
 #[derive(Clone)]
 pub(super) enum Handler<S: Sharing> {
-    /// None: the reply has no results.
+    /// No handler: the reply has no results.
     Null,
     /// Answers when it returns.
     Run(S::Run),

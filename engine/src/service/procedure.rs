@@ -15,7 +15,7 @@ use crate::proto::Refusal;
 use crate::start_error::StartError;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, ProgramNumber};
 
-/// Where a procedure runs.
+/// Thread on which a procedure runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) enum RunOn {
     /// On the shard that received the call. For handlers of a few microseconds that never block: the shard does nothing
@@ -56,7 +56,7 @@ pub struct Procedure<S: Sharing = Threads> {
     pub(crate) run_on: RunOn,
     pub(crate) binding: Binding,
     pub(crate) result_memory: ResultMemory,
-    /// Chooses the memory that Read chunks are read into; without it, the shard's pool.
+    /// Chooses the target memory of Read chunks; without it, the shard's pool.
     read_target: Option<S::Place>,
     pub(crate) cached: Option<Cached>,
     /// One-way.
@@ -67,7 +67,7 @@ pub struct Procedure<S: Sharing = Threads> {
     pub(crate) reply_room: usize,
 }
 
-/// The duplicate request cache of a procedure, and whose its calls are.
+/// The duplicate request cache of a procedure, with the function that identifies callers.
 #[derive(Clone)]
 pub(crate) struct Cached {
     cache: Arc<DuplicateRequestCache>,
@@ -80,7 +80,7 @@ pub(crate) struct Cached {
 type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
 
 impl Cached {
-    /// Looks a call up. `None` if it is new, and now has its ticket; or if its caller is unknown.
+    /// Looks a call up. `None` if it is new, which stores its ticket in the call, or if its caller is unknown.
     ///
     /// # Errors
     /// Text of the panic of the application's function that identifies callers.
@@ -122,7 +122,7 @@ impl Procedure {
         self
     }
 
-    /// As a procedure of one shard.
+    /// Converts it to a procedure of one shard.
     fn to_local(&self) -> Procedure<Local> {
         Procedure {
             handler: self.handler.to_local(),
@@ -276,7 +276,7 @@ impl<S: Sharing> Procedure<S> {
         }
     }
 
-    /// Whether it chooses the memory of Read chunks.
+    /// Whether it chooses the target memory of Read chunks.
     #[inline]
     pub(crate) fn places_reads(&self) -> bool {
         self.read_target.is_some()
@@ -302,7 +302,7 @@ impl<S: Sharing> Procedure<S> {
         matches!(self.handler, Handler::Defer(_) | Handler::Begin(_))
     }
 
-    /// Gives a call to the handler; returns its future, if it makes one. If the handler panics, the call is dropped and
+    /// Passes a call to the handler; returns its future, if any. If the handler panics, the call is dropped and
     /// answered as such; `panicked` gets the text.
     #[inline]
     pub(crate) fn take(&self, call: DeferredCall, panicked: impl FnOnce(&str)) -> Option<Task> {
@@ -430,7 +430,7 @@ impl<S: Sharing> Services<S> {
         Self::default()
     }
 
-    /// Checks each declaration against the server.
+    /// Checks each declaration by `check`.
     fn check(&self, check: impl Fn(&Procedure<S>) -> Option<String>) -> Result<(), StartError> {
         let refused = self.procedures().find_map(|(program, version, procedure, entry)| {
             let (cause, program) = (check(&self.entries[entry])?, ProgramNumber(program));
@@ -515,7 +515,7 @@ impl<S: Sharing> Services<S> {
         &self.entries[index]
     }
 
-    /// The entry of a procedure, or why there is none (RFC 5531 §9).
+    /// The entry of a procedure, or its refusal (RFC 5531 §9).
     pub(crate) fn find(&self, program: u32, version: u32, procedure: u32) -> Result<usize, Refusal> {
         let mut known: Option<(u32, u32)> = None;
         for candidate in &self.versions {

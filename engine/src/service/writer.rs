@@ -19,7 +19,7 @@ use crate::proto::{Failing, Refusal};
 pub struct ResultWriter<'a> {
     room: &'a mut [u8],
     len: &'a mut usize,
-    /// Set once the address of `room` was exposed, if the memory could otherwise be exchanged.
+    /// Set when the address of `room` is exposed, if the memory could otherwise be exchanged.
     told: Option<&'a mut bool>,
     /// Index of the Write chunk, and most bytes that the procedure declares for it.
     chunk: Option<(u32, u32)>,
@@ -61,7 +61,7 @@ impl From<ResultTooLong> for Refusal {
     }
 }
 
-/// Refusal of a result that exceeds a Write chunk, by the bound that it breaks.
+/// Refusal of a result that exceeds a Write chunk, by the exceeded bound.
 pub(super) fn chunk_too_short(index: u32, needed: usize, declared: u32) -> Refusal {
     match u32::try_from(needed) {
         Ok(needed) if needed <= declared => Refusal::ShortChunk { index, needed },
@@ -77,7 +77,7 @@ impl<'a> ResultWriter<'a> {
         Self { room, len, told: None, chunk: None }
     }
 
-    /// Starts in a Write chunk. Sets `told` once its address was exposed.
+    /// Starts in a Write chunk. Sets `told` when its address is exposed.
     #[inline]
     pub(super) fn of_chunk(
         room: &'a mut [u8],
@@ -246,7 +246,7 @@ mod tests {
         let beyond = refused(64, 55);
         assert_eq!(beyond, Refusal::failed(Failing::Undeclared, 65, 64));
         assert_eq!(beyond.cause(), "result of 65 bytes exceeds 64 (Procedure::write_chunks)");
-        // The caller has room for what is declared.
+        // The caller has room for the declared length.
         let undeclared = Refusal::failed(Failing::NoChunk, 1, 0);
         assert_eq!(undeclared.cause(), "result in undeclared Write chunk 1 (Procedure::write_chunks)");
         assert_eq!(refused(16, 7), Refusal::failed(Failing::Undeclared, 17, 16));

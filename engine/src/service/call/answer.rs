@@ -10,14 +10,14 @@ use crate::proto::{Failing, Refusal};
 use crate::service::REFUSAL_LEN;
 use crate::wire::rpc::{self, ACCEPTED_REPLY_LEN, AcceptStat, OpaqueAuth, ReplyBody, ReplyHeader};
 
-/// RPC message of a reply, or the rest of it that is unsent.
+/// RPC message of a reply, or its unsent rest.
 #[derive(Debug)]
 pub(crate) struct ReplyMessage {
     pub(crate) buf: Buf,
-    /// Offset and length in the buffer. In front of it is room for its transport header.
+    /// Offset and length in the buffer. Its transport header fits in front of it.
     pub(crate) at: usize,
     pub(crate) len: usize,
-    /// Its call needs nothing else.
+    /// Whether its call needs nothing else.
     pub(crate) plain: bool,
 }
 
@@ -33,7 +33,7 @@ impl Call<Answered> {
                 let results = buf.as_mut().and_then(|buf| buf.full_mut().get(*at..*at + *len));
                 claim.finish(extra.verifier.get(), results.unwrap_or_default());
             }
-            // A caller's error, as a rule.
+            // Usually a caller's error.
             Err(Refusal::Failed { what: Failing::NoChunk, .. }) => claim.forget(),
             // Its effects are unknown.
             Err(Refusal::SystemError | Refusal::Failed { .. } | Refusal::NoReply) => drop(claim),
@@ -47,8 +47,8 @@ impl Call<Answered> {
         self.outcome
     }
 
-    /// Completes and takes the reply of an ordinary call: results, if any, are in its message, which begins at this
-    /// byte, after a header without verifier. Otherwise returns the call.
+    /// Completes and takes the reply of an ordinary call; otherwise returns the call. Results, if any, are in its
+    /// message, which begins at byte `at`, after a header without verifier.
     #[inline(always)]
     pub(crate) fn complete_plain(mut self, at: usize) -> Result<(Call<Replying>, ReplyMessage), Self> {
         let CallParts { xid, reply, outcome, extras, .. } = self.parts();
@@ -97,8 +97,8 @@ impl Call<Answered> {
         CallParts::header_len(self)
     }
 
-    /// Moves its results back to byte `at` of the reply's buffer, or of a longer one, if they are not so far back
-    /// already. False without memory.
+    /// Moves its results to byte `at` of the reply's buffer, or of a longer one, unless they are that far back. False
+    /// without memory.
     #[cold]
     pub(crate) fn move_results(&mut self, at: usize, alloc: impl FnOnce(usize) -> Option<Buf>) -> bool {
         let reply = &mut self.parts().reply;
@@ -144,8 +144,8 @@ fn emit_verified(out: &mut [u8], xid: u32, verifier: OpaqueAuth<'_>) {
 }
 
 impl Call<Refused> {
-    /// Writes its reply, without results, at byte `at` of the first buffer with room: that of its reply, that of its
-    /// message, or a new one of at least so many bytes.
+    /// Writes its reply, without results, at byte `at` of the first buffer with room. That is the one of its reply, of
+    /// its message, or a new one.
     ///
     /// # Errors
     /// Out of memory.
@@ -191,7 +191,7 @@ impl Call<Replying> {
         self.reply.len + self.chunks().result_bytes()
     }
 
-    /// The message of its reply, to be sent.
+    /// Takes the message of its reply, to be sent.
     #[inline(always)]
     pub(crate) fn take_reply(&mut self) -> Option<ReplyMessage> {
         let plain = !self.extras.has_any();
@@ -199,19 +199,19 @@ impl Call<Replying> {
         Some(ReplyMessage { buf: buf.take()?, at: *at, len: *len, plain })
     }
 
-    /// Its reply has to wait.
+    /// Stores its reply, which has to wait.
     #[inline(always)]
     pub(crate) fn put_reply(&mut self, ReplyMessage { buf, at, len, .. }: ReplyMessage) {
         self.parts().reply = Reply { buf: Some(buf), at, len };
     }
 
-    /// Buffer of its message, which is no longer needed.
+    /// Takes the buffer of its message, which is no longer needed.
     #[inline(always)]
     pub(crate) fn take_message(&mut self) -> Option<ReceivedBuf> {
         self.parts().message.buf.take()
     }
 
-    /// Ends the call: its message, and its memory for reuse.
+    /// Ends the call: returns its message, and its memory for reuse.
     #[inline(always)]
     pub(crate) fn end_with_message(mut self) -> (Option<ReceivedBuf>, Box<OwnedCall>) {
         (self.take_message(), self.end())

@@ -11,18 +11,18 @@ use crate::proto::{MAX_CHUNKS, MAX_READ_SEGMENTS, MAX_SEGMENTS, MAX_WRITE_SEGMEN
 use crate::wire::xdr::padded;
 use crate::wire::{ChunkCounts, ReadSegment, Segment, WriteList};
 
-/// An argument that comes by RDMA Read.
+/// An argument received by RDMA Read.
 #[derive(Debug)]
 pub(super) struct ReadArgument {
     /// Position in the unreduced arguments.
     pub(super) at: u32,
-    /// `None` until it is read, and once the handler has taken it.
+    /// `None` until read, and after the handler has taken it.
     pub(super) buf: Option<Buf>,
 }
 
 #[derive(Debug)]
 enum ResultBytes {
-    /// None given by the handler.
+    /// No memory from the handler.
     Empty,
     /// Memory of the pool, filled by the handler.
     Pool(Buf),
@@ -34,7 +34,7 @@ enum ResultBytes {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Miscounted {
     pub(crate) chunk: usize,
-    /// The word in front, where its length should be.
+    /// The word in the place of its length.
     pub(crate) word: Option<u32>,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct ResultChunk {
 }
 
 impl ResultChunk {
-    /// An empty result of a chunk of so many bytes, in so many segments.
+    /// An empty result for a chunk of this capacity, with this number of segments.
     fn of(capacity: u32, segments: u32) -> Self {
         Self {
             capacity,
@@ -73,7 +73,8 @@ impl ResultChunk {
         }
     }
 
-    /// Clears pool memory of other calls within the first `len` bytes, or all if there are fewer; returns their number.
+    /// Clears other calls' data in the first `len` bytes of pool memory, or in all if there are fewer; returns their
+    /// number.
     fn fill(&mut self, len: usize) -> usize {
         let ResultBytes::Pool(buf) = &mut self.bytes else { return 0 };
         let (filled, len) = (self.filled.max(self.len), len.min(buf.len()));
@@ -137,7 +138,7 @@ impl ResultChunk {
     }
 }
 
-/// Empty for a call without chunks.
+/// Chunks of a call; empty for a call without chunks.
 #[derive(Debug)]
 pub(crate) struct Chunks {
     /// Read list, by position; the segments of a chunk are adjacent, in order.
@@ -171,17 +172,17 @@ impl Chunks {
         }
     }
 
-    /// Takes over the Read list.
+    /// Stores the Read list.
     #[inline(always)]
     pub(crate) fn take_reads(&mut self, reads: impl IntoIterator<Item = ReadSegment>) {
         self.reads.extend(reads);
-        // Segments and chunks come in any order in the list: a stable sort keeps the order within a chunk.
+        // The list may have segments and chunks in any order: a stable sort keeps the order within a chunk.
         if self.reads.len() > 1 {
             self.reads.sort_by_key(|read| read.position);
         }
     }
 
-    /// Takes over one more Write chunk.
+    /// Stores one more Write chunk.
     #[inline(always)]
     pub(crate) fn take_write(&mut self, chunk: impl IntoIterator<Item = Segment>) {
         let (before, mut capacity) = (self.writes.len(), 0u32);
@@ -192,7 +193,7 @@ impl Chunks {
         self.results.push(ResultChunk::of(capacity, (self.writes.len() - before) as u32));
     }
 
-    /// Takes over the Reply chunk.
+    /// Stores the Reply chunk.
     #[inline(always)]
     pub(crate) fn take_reply(&mut self, chunk: impl IntoIterator<Item = Segment>) {
         self.reply = Some(chunk.into_iter().collect());
@@ -207,7 +208,7 @@ impl Chunks {
         self.reads.iter().map(|read| u64::from(read.target.length)).sum()
     }
 
-    /// Handle common to all segments; 0 if there is none.
+    /// Handle common to all segments; 0 without one.
     pub(crate) fn only_handle(&self) -> u32 {
         let mut first = None;
         let mut is_same = |segment: &Segment| *first.get_or_insert(segment.handle) == segment.handle;
@@ -234,7 +235,7 @@ impl Chunks {
         }
     }
 
-    /// Bytes of the Reply chunk; `None` if there is none.
+    /// Bytes of the Reply chunk, if any.
     pub(crate) fn reply_capacity(&self) -> Option<u64> {
         self.reply.as_ref().map(|chunk| chunk.iter().map(|segment| u64::from(segment.length)).sum())
     }
@@ -254,7 +255,7 @@ impl Chunks {
 
 /// RDMA Reads.
 impl Chunks {
-    /// The Position Zero Read chunk if there is one, which is no argument; else all of the Read list.
+    /// The Position Zero Read chunk, which is no argument, if any; else the whole Read list.
     #[inline(always)]
     fn next_reads(&self) -> &[ReadSegment] {
         match self.reads.first() {
@@ -263,7 +264,7 @@ impl Chunks {
         }
     }
 
-    /// Whether reads are needed.
+    /// Whether Reads are needed.
     #[inline(always)]
     pub(crate) fn fetches(&self) -> bool {
         !self.reads.is_empty()
@@ -304,13 +305,13 @@ impl Chunks {
         self.reads.drain(..segments);
     }
 
-    /// Adds an argument at this position, about to be read.
+    /// Adds an argument at this position before its Read.
     #[inline(always)]
     pub(super) fn push_argument(&mut self, at: u32) {
         self.arguments.push(ReadArgument { at, buf: None });
     }
 
-    /// Stores the buffers of all arguments; `last` gives them, last one first. False if one was lost.
+    /// Stores the buffers of all arguments; `last` returns them in reverse order. False if one was lost.
     #[inline(always)]
     pub(super) fn landed(&mut self, mut last: impl FnMut() -> Option<Buf>) -> bool {
         self.arguments.iter_mut().rev().all(|argument| {
@@ -340,7 +341,7 @@ impl Chunks {
     /// The word of the message in front of an argument.
     fn word_before(&self, index: usize, inline: &[u8]) -> Option<u32> {
         let at = self.arguments.get(index)?.at as usize;
-        // Positions count other chunks in front; these come in any order.
+        // Positions count preceding chunks, which may have any order here.
         let mut end = at;
         for other in self.arguments.iter().filter(|other| (other.at as usize) < at) {
             let len = padded(other.buf.as_ref()?.len());
@@ -376,7 +377,7 @@ impl Chunks {
         self.results.iter().map(|result| result.len).sum()
     }
 
-    /// Sets the procedure's bound of each result: no more of the caller's chunk is used.
+    /// Sets the procedure's bound of each result: at most this much of the caller's chunk is used.
     #[inline(always)]
     pub(super) fn limit_results(&mut self, most: u32) {
         self.results.iter_mut().for_each(|result| {
@@ -384,7 +385,7 @@ impl Chunks {
         });
     }
 
-    /// Gives each result pool memory for all its room. False without enough.
+    /// Allocates pool memory for the whole room of each result. False without enough.
     #[inline(always)]
     pub(super) fn fill_results(&mut self, mut alloc: impl FnMut(usize) -> Option<Buf>) -> bool {
         self.results.iter_mut().filter(|result| result.capacity > 0).all(|result| {
@@ -404,7 +405,7 @@ impl Chunks {
         self.results.get_mut(index).ok_or(NoResult(Unusable::NoChunk(index)))
     }
 
-    /// The arenas of results in memory of the handler's own.
+    /// The arenas of results in the handler's own memory.
     pub(super) fn arenas(&self) -> impl Iterator<Item = ArenaId> {
         self.results.iter().filter_map(|result| match &result.bytes {
             ResultBytes::Shared(bytes) => Some(bytes.arena()),
@@ -412,8 +413,8 @@ impl Chunks {
         })
     }
 
-    /// Takes the results and a long reply for RDMA Write. `write` gets the segments of each, and sets their lengths;
-    /// its bytes, and their number. `None` if memory cannot be lent.
+    /// Takes the results and a long reply for RDMA Write. `write` gets the segments of each, and sets their lengths; it
+    /// also gets the bytes, and their number. `None` if memory cannot be lent.
     #[inline(always)]
     pub(crate) fn write_out(
         &mut self,

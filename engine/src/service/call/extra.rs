@@ -67,7 +67,7 @@ pub(super) struct Extra {
 }
 
 impl Extra {
-    /// Whether there are only Read chunks, which its reply need not return.
+    /// Whether the call has only Read chunks, which its reply need not return.
     fn has_only_reads(&self) -> bool {
         let Self { chunks, verifier, peer, claim, panic, dropped, put_together, stamp } = self;
         let none = || peer.is_none() && claim.is_none() && panic.is_none() && stamp.is_none();

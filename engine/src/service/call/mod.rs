@@ -1,4 +1,4 @@
-//! A call as its handler sees it: arguments and chunks in place, results written where they are sent from.
+//! A call as its handler sees it: arguments, chunks, results in place.
 //!
 //! | file | holds |
 //! |---|---|
@@ -57,7 +57,7 @@ pub struct Caller {
 #[error(transparent)]
 pub struct NoResult(Unusable);
 
-/// Why a Write chunk does not take a result.
+/// Reason why a Write chunk rejects a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum Unusable {
     #[error("caller offers no Write chunk {0}")]
@@ -85,20 +85,20 @@ impl From<NoResult> for Refusal {
     }
 }
 
-/// What the handler and the reply need of the connection.
+/// Properties of the connection for the handler and the reply.
 #[derive(Clone, Copy, Debug)]
 struct CalledFrom {
     caller: Caller,
     /// Host of the peer, if the fabric has addresses.
     host: Option<IpAddr>,
-    /// Room for the RPC message of a reply in one piece, without chunks.
+    /// Bytes available for the RPC message of a reply in one piece, without chunks.
     inline_room: u32,
 }
 
 /// The RPC message of a call.
 #[derive(Debug, Default)]
 struct Message {
-    /// `None` before it arrives, and once it is not needed any more.
+    /// `None` before it arrives, and after its last use.
     buf: Option<ReceivedBuf>,
     /// Offset of its first byte in the buffer.
     at: u32,
@@ -112,11 +112,11 @@ const VERSION: usize = 4;
 const PROCEDURE: usize = 5;
 const FLAVOR: usize = 6;
 const CREDENTIAL_LEN: usize = 7;
-/// Where the credential's body begins.
+/// Offset of the credential's body.
 const CREDENTIAL_AT: usize = 32;
 
 impl Message {
-    /// A word of its RPC header; 0 if there is none.
+    /// A word of its RPC header; 0 without one.
     fn word(&self, index: usize) -> u32 {
         let word = self.buf.as_deref().and_then(|bytes| bytes.get(self.at as usize + 4 * index..)?.first_chunk());
         word.map_or(0, |word| u32::from_be_bytes(*word))
@@ -137,7 +137,7 @@ impl Message {
 /// The reply: its results while the handler runs, then all of its RPC message.
 #[derive(Debug, Default)]
 struct Reply {
-    /// `None` before it has memory, and once given away.
+    /// `None` before it has memory, and after its transfer.
     buf: Option<Buf>,
     /// Offset of its first byte, after room for headers.
     at: usize,
@@ -176,7 +176,7 @@ impl CallParts {
         self.from.caller.qp
     }
 
-    /// Program, version and procedure, as they stand in its RPC header; zeroes while that has not come.
+    /// Program, version and procedure, as in its RPC header; zeroes before its arrival.
     pub(crate) fn name(&self) -> (u32, u32, u32) {
         (self.message.word(PROGRAM), self.message.word(VERSION), self.message.word(PROCEDURE))
     }

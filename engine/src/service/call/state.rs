@@ -1,4 +1,4 @@
-//! States of a served call, and the transitions between them. Each transition consumes the state before:
+//! States of a served call, and their transitions. Each transition consumes the previous state:
 //!
 //! ```text
 //! Arrived ──────────► Admitted ──► Ready ──► (handler) ──► Answered ──► Replying ──► gone
@@ -25,7 +25,7 @@ use crate::service::duplicate_requests::Claim;
 /// Arrived; its headers are being decoded.
 #[derive(Debug)]
 pub(crate) enum Arrived {}
-/// Its RPC message is in a chunk, still to be read (RFC 8166 §3.5.3).
+/// A call with its RPC message in a chunk that is not read yet (RFC 8166 §3.5.3).
 #[derive(Debug)]
 pub(crate) enum Long {}
 /// Its message and procedure are known, and its chunks match the declaration.
@@ -172,14 +172,14 @@ impl Call<Arrived> {
         Self::in_memory(Box::new(ServerCall { parts, _no_size: [] }))
     }
 
-    /// Sets what it needs of its connection.
+    /// Sets the properties of its connection.
     #[inline(always)]
     pub(crate) fn comes_from(&mut self, host: Option<IpAddr>, inline_room: u32) {
         let from = &mut self.parts().from;
         (from.host, from.inline_room) = (host, inline_room);
     }
 
-    /// Times it; it arrived at this time, in nanoseconds.
+    /// Times it from its arrival, in nanoseconds.
     #[inline(never)]
     pub(crate) fn stamp(&mut self, arrived: u64) {
         self.parts().extras.begin().stamp = Some(Stamp { arrived, bytes_in: 0, bytes_out: 0 });
@@ -229,7 +229,7 @@ impl Call<Arrived> {
         self.unnamed().refuse()
     }
 
-    /// Its message is to be read from a chunk, or it is refused: its procedure is unknown.
+    /// Marks its procedure as unknown: its message has to be read from a chunk, or it is refused.
     #[cold]
     pub(crate) fn unnamed(mut self) -> Call<Long> {
         self.parts().entry = NO_ENTRY;
@@ -247,7 +247,7 @@ impl Message {
 }
 
 impl Call<Long> {
-    /// Stores the message that was read.
+    /// Records that its message was read.
     pub(crate) fn has_come(mut self) -> Call<Arrived> {
         if let Some(extra) = self.parts().extras.get_mut() {
             extra.chunks.drop_message();
@@ -262,7 +262,7 @@ impl Call<Admitted> {
         self.parts().extras.begin().peer = Some(Arc::clone(peer));
     }
 
-    /// Readies it with the memory of its reply only; results start at byte `results_at` of that.
+    /// Prepares it with memory for its reply only; results start at byte `results_at` of it.
     #[inline(always)]
     pub(crate) fn give_reply(mut self, reply: Buf, results_at: usize) -> Call<Ready> {
         let parts = self.parts();
@@ -275,8 +275,8 @@ impl Call<Admitted> {
         self.becomes()
     }
 
-    /// Readies it with memory for its reply, and for results of at most so many bytes each in pool memory. Returns it
-    /// without any if there is not enough.
+    /// Prepares it with memory for its reply, and for results of at most `longest_result` bytes each in pool memory.
+    /// Returns it unprepared without enough memory.
     #[inline(always)]
     pub(crate) fn prepare(
         mut self,
@@ -339,7 +339,7 @@ impl Call<Ready> {
         &mut *self.memory
     }
 
-    /// Adds an argument, about to be read, for this position. Returns its index.
+    /// Adds an argument at this position before its Read. Returns its index.
     #[inline(always)]
     pub(crate) fn push_argument(&mut self, position: u32) -> usize {
         let CallParts { message, extras, .. } = self.parts();
@@ -348,7 +348,7 @@ impl Call<Ready> {
         chunks.arguments.len() - 1
     }
 
-    /// Stores the buffers of its arguments; `last` gives them, last one first. False if one was lost.
+    /// Stores the buffers of its arguments; `last` returns them in reverse order. False if one was lost.
     #[inline(always)]
     pub(crate) fn landed(&mut self, last: impl FnMut() -> Option<Buf>) -> bool {
         self.parts().extras.get_mut().is_none_or(|extra| extra.chunks.landed(last))
@@ -368,7 +368,7 @@ impl Call<Ready> {
         self.parts().extras.begin().claim = Some(claim);
     }
 
-    /// Frees its memory: it waits.
+    /// Frees its memory, so that it can wait.
     pub(crate) fn give_back(mut self) -> Call<Admitted> {
         let parts = self.parts();
         parts.reply.buf = None;
@@ -383,7 +383,7 @@ impl Call<Ready> {
     pub(crate) fn answered(mut self, outcome: Result<(), Refusal>) -> Call<Answered> {
         self.parts().outcome = outcome;
         let mut answered: Call<Answered> = self.becomes();
-        // A call that has run must not run again, even if its connection is gone.
+        // A call that has run must not run again, even if its connection has closed.
         if answered.parts().extras.has_any() {
             answered.remember();
         }

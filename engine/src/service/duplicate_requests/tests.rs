@@ -218,7 +218,7 @@ fn many_threads_run_each_call_once() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Against a model that forgets nothing: the cache may forget finished calls, and nothing else; its bounds hold.
+    /// Compares with an unbounded model: the cache may forget only finished calls, and its bounds hold.
     #[test]
     fn it_forgets_only_finished_calls_and_keeps_its_bounds(
         steps in prop::collection::vec((0u32..12, 0u8..4, 0usize..60), 0..200),
