@@ -1,8 +1,8 @@
-//! The endpoints without sockets, for tests. Pairs are joined by byte queues within one thread.
+//! Endpoints without sockets, for tests. Byte queues join pairs within one thread.
 //!
-//! All random choices follow from a seed, and there is no clock: the same calls give the same events. A poll of a
-//! connection moves a random number of bytes, so its streams are cut anywhere. Time limits of TCP do not exist here.
-//! Half a message, a peer that takes nothing, and a missing answer are waited for.
+//! All random choices follow from a seed, and there is no clock: the same calls produce the same events. A poll of a
+//! connection moves a random number of bytes, so its streams are cut anywhere. TCP's time limits do not exist here: an
+//! incomplete message, a peer that receives nothing, and a missing answer cause an unlimited wait.
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +30,7 @@ use crate::{
     Flow, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
-/// Bytes that a queue holds: beyond that the sender has to wait.
+/// Bytes that a queue holds; a full queue blocks the sender.
 const HELD: usize = 64 << 10;
 /// Polls for which a departed peer's messages wait for a Receive: a time limit over TCP.
 const LINGER: u32 = 4096;
@@ -38,7 +38,7 @@ const LINGER: u32 = 4096;
 const SEGMENT: usize = 1460;
 
 thread_local! {
-    /// Addresses that are bound.
+    /// Bound addresses.
     static BOUND: RefCell<BTreeMap<String, Bound>> = const { RefCell::new(BTreeMap::new()) };
 }
 
@@ -49,7 +49,7 @@ struct Bound {
     seats: Arc<Seats<End>>,
 }
 
-/// A bound address, for fabrics of the thread that has bound it. The last clone to go frees the address.
+/// A bound address, for fabrics of the thread that has bound it. The last clone's drop frees the address.
 #[derive(Clone, Debug)]
 pub struct MemoryListener(Arc<Name>);
 
@@ -68,7 +68,7 @@ impl Drop for Name {
 struct Way {
     frame: Option<Setup>,
     bytes: VecDeque<u8>,
-    /// Nothing follows, and the other direction is not read.
+    /// Whether the sender has left: nothing follows, and it reads nothing.
     over: bool,
 }
 
@@ -82,7 +82,7 @@ struct End {
 }
 
 impl End {
-    /// Comes to an address, as a peer of this name.
+    /// Connects to an address, as a peer of this name.
     fn visit(address: &FabricAddress, peer: &str, request: Setup) -> Result<Self, FabricError> {
         let (there, back) = (Rc::<RefCell<Way>>::default(), Rc::<RefCell<Way>>::default());
         let far = Self { outgoing: Rc::clone(&back), incoming: Rc::clone(&there), peer: peer.to_owned() };
@@ -125,7 +125,7 @@ impl BareEnd {
         End::visit(address, peer, request).map(Self)
     }
 
-    /// The MPA Reply Frame, when it has come.
+    /// The MPA Reply Frame, once it has arrived.
     pub fn reply(&self) -> Option<Setup> {
         self.0.hear()
     }
@@ -144,7 +144,7 @@ impl BareEnd {
         way.bytes.drain(..count).collect()
     }
 
-    /// The far end has ended the connection.
+    /// Whether the far end has ended the connection.
     pub fn is_over(&self) -> bool {
         self.0.is_left()
     }
@@ -188,9 +188,9 @@ enum State {
     /// The peer has not answered yet.
     Connecting(Wishes),
     Up,
-    /// Closing locally: posted requests still go out.
+    /// Closing locally: posted requests are still sent.
     Closing,
-    /// Over. Everything was flushed.
+    /// Ended. Everything was flushed.
     Error,
 }
 
@@ -199,9 +199,9 @@ struct Qp {
     id: QpId,
     endpoint: Endpoint,
     state: State,
-    /// Until it is over.
+    /// Present until the connection ends.
     end: Option<End>,
-    /// Polls in which a departed peer's message met no Receive.
+    /// Polls in which a departed peer's message lacked a Receive.
     lingers: u32,
     /// Counts an accepted connection.
     taken: Option<seats::Taken>,
@@ -212,7 +212,7 @@ impl Qp {
         matches!(self.state, State::Up | State::Closing)
     }
 
-    /// One look at the connection.
+    /// Polls the connection once.
     fn poll(&mut self, common: &mut Common, out: &mut Vec<Completion>, most: usize) {
         if !self.is_live() {
             return;
@@ -227,7 +227,7 @@ impl Qp {
         let Some(end) = &self.end else { return Ok(()) };
         let mut way = end.incoming.borrow_mut();
         let mut count = common.some().min(way.bytes.len());
-        // As over TCP, bytes of one place may be read directly, or as all others.
+        // As over TCP, bytes of one place may be read directly, or like all others.
         if common.random.chance(500)
             && let Some(place) = self.endpoint.direct()
         {
@@ -254,8 +254,7 @@ impl Qp {
         self.endpoint.reap(&mut common.ready);
     }
 
-    /// Sends up to `most` bytes, as far as the queue has room. Bytes sent by the peer before it left are still
-    /// readable.
+    /// Sends up to `most` bytes, within the queue's room. Bytes sent by the peer before it left are still readable.
     fn write(&mut self, most: usize) {
         let Some(end) = self.end.as_ref().filter(|end| !end.is_left()) else { return };
         let mut way = end.outgoing.borrow_mut();
@@ -264,7 +263,7 @@ impl Qp {
         way.bytes.extend(bytes);
     }
 
-    /// The end: posted requests are flushed.
+    /// Ends the connection: posted requests are flushed.
     fn fail(&mut self, common: &mut Common, failure: Failure) {
         if matches!(self.state, State::Error) {
             return;
@@ -272,7 +271,7 @@ impl Qp {
         let told = self.is_live();
         let Failure { terminate, status, cause, reason } = failure;
         if let Some(message) = terminate {
-            // After started segments, if there is room: nothing else fits into the middle of an FPDU.
+            // After started segments, if there is room: nothing may interrupt an FPDU.
             self.write(usize::MAX);
             if !self.endpoint.has_bytes() {
                 self.endpoint.terminate(&message);
@@ -288,13 +287,13 @@ impl Qp {
         }
     }
 
-    /// The connect failed.
+    /// Ends a failed connect.
     fn give_up(&mut self, common: &mut Common, event: ControlEvent) {
         common.events.push_back(event);
         self.fail(common, Failure::own("never connected"));
     }
 
-    /// Its connection management.
+    /// Runs its connection management.
     fn tend(&mut self, common: &mut Common) {
         match self.state {
             State::Connecting(wishes) => self.dial(common, wishes),
@@ -338,12 +337,12 @@ impl Qp {
     }
 }
 
-/// One shard's device; see the page of this module.
+/// One shard's device in memory.
 #[derive(Debug)]
 pub struct MemoryFabric {
     common: Common,
     table: Table<Qp>,
-    /// Queue pairs that were not destroyed.
+    /// Existing queue pairs.
     qps: Vec<QpId>,
     listening: Vec<(MemoryListener, Seat<End>)>,
     requests: Vec<Request>,
@@ -356,7 +355,7 @@ impl MemoryFabric {
     /// Opens the fabric for one shard. The seed determines all random choices.
     pub fn new(config: IwarpConfig, seed: u64) -> Result<Self, FabricError> {
         config.check()?;
-        // It can always be read: the next turn is always due.
+        // Always readable: the next turn is always due.
         let bell = rustix::event::eventfd(1, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         Ok(Self {
             bell: Arc::new(bell.map_err(|e| failed("eventfd", e))?),
@@ -376,7 +375,7 @@ impl MemoryFabric {
         })
     }
 
-    /// Bytes of the smallest Receive that the shared queue has.
+    /// Bytes of the smallest Receive in the shared queue.
     pub fn smallest_receive(&self) -> Option<usize> {
         self.common.shared.receives.iter().map(Buf::capacity).min()
     }
@@ -602,7 +601,7 @@ impl Fabric for MemoryFabric {
 
     fn arm(&mut self) {}
 
-    /// Nothing happens while this thread sleeps.
+    /// Returns at once: while this thread sleeps, nothing happens.
     fn wait(&mut self, _timeout: Option<Duration>) -> bool {
         true
     }

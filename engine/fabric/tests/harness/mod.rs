@@ -1,4 +1,4 @@
-//! For tests: wrappers of any fabric, seeded numbers, and addresses.
+//! Test wrappers of any fabric, seeded numbers, and addresses.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,7 @@ pub mod trace;
 
 pub use self::loopback::loopback_address;
 
-/// For [`forward`](crate::forward::forward): the fabric that a wrapper holds as `inner`.
+/// For [`forward`](crate::forward::forward): the `inner` fabric of a wrapper.
 macro_rules! inner {
     ($self:ident, $fabric:ident => $what:expr) => {{
         let Self { inner: $fabric, .. } = $self;

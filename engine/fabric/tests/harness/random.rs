@@ -1,8 +1,8 @@
-//! Numbers that follow from a seed, for the fabrics of tests.
+//! Seeded random numbers, for the fabrics of tests.
 
 #![forbid(unsafe_code)]
 
-/// Marsaglia's xorshift64*: small, and good enough to choose troubles and places.
+/// Marsaglia's xorshift64*: small, and sufficient to choose faults and places.
 #[derive(Debug)]
 pub(crate) struct Xorshift(u64);
 
@@ -13,7 +13,7 @@ impl Xorshift {
         Self(seed ^ 0x9e37_79b9_7f4a_7c15 | 1)
     }
 
-    /// Any number.
+    /// The next number.
     pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -21,12 +21,12 @@ impl Xorshift {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// One of the first `n`.
+    /// One of the first `n` numbers.
     pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.next() % n.max(1)
     }
 
-    /// True so often.
+    /// True with this chance.
     pub(crate) fn chance(&mut self, per_mille: u16) -> bool {
         per_mille > 0 && self.below(1000) < u64::from(per_mille)
     }

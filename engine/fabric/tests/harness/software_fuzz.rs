@@ -1,5 +1,6 @@
-//! Inputs of a hostile peer, for the fuzz targets of `tests/fuzz`. They are handshake bytes, and a connection's shared
-//! memory without its socket.
+//! Inputs of a hostile peer, for the fuzz targets of `tests/fuzz`.
+//!
+//! They are handshake bytes, and a connection's shared memory without its socket.
 
 use std::os::fd::AsFd;
 
@@ -20,7 +21,7 @@ pub const RING: usize = 4096;
 pub const MAX_MESSAGE: usize = RING / 2;
 /// Windows of each side.
 pub const WINDOWS: u32 = 4;
-/// Bytes of memory that the peer shows, as region 0.
+/// Bytes of memory that the peer exposes, as region 0.
 pub const SHOWN: usize = 4096;
 
 /// Checks that a decoded datagram of a connection's socket encodes alike.
@@ -38,7 +39,7 @@ pub enum Part {
     Rings,
     /// The table of the peer's own windows.
     Table,
-    /// The table of our windows, which the peer has, too.
+    /// The table of our windows, mapped by the peer too.
     Ours,
     /// Memory that the peer has exposed.
     Shown,
@@ -54,7 +55,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// A maker of connection memory, reusable for one after the other.
+    /// Creates connection memory, reusable for successive connections.
     pub fn new() -> Self {
         let layout = Layout::new(RING as u32);
         let table = table_bytes(WINDOWS).expect("not too many");
@@ -87,7 +88,7 @@ impl Peer {
         let qp = fabric.table.get(id).expect("it was just made");
         qp.peer_windows = Some(PeerWindows::new(map(&self.memory[Part::Table as usize]), WINDOWS));
         qp.state = State::Up;
-        // As if its descriptor had gone out already.
+        // As if its descriptor had been sent already.
         qp.announced.push(region);
         let shown = self.memory[Part::Shown as usize].fd().try_clone_to_owned().expect("dup");
         let common = &mut fabric.common;
@@ -96,7 +97,7 @@ impl Peer {
         id
     }
 
-    /// Stores bytes as the peer may, anywhere. False if they do not lie in the part.
+    /// Stores bytes as the peer may, anywhere. False if they exceed the part.
     pub fn poke(&self, part: Part, at: usize, bytes: &[u8]) -> bool {
         self.memory[part as usize].write(at, bytes)
     }
@@ -108,7 +109,7 @@ impl Peer {
 
     /// Sends an honest peer's message; false without room. `head` is the peer's progress in our ring.
     pub fn send(&mut self, payload: &[u8], invalidate: Option<u32>, head: u64) -> bool {
-        // It reads our reports, and makes its ring larger, as the fabric does.
+        // It reads our reports, and enlarges its ring, as the fabric does.
         let mut report = [0; 8];
         assert!(self.peek(Part::Rings, size_of::<Line>() * self.layout.report(Side::Acceptor), &mut report));
         let honest = self.producer.acknowledge(u64::from_ne_bytes(report));

@@ -34,7 +34,7 @@ pub fn length(message: &[u8]) -> String {
     format!("{} bytes", message.len())
 }
 
-/// Logs the calls of a fabric. Completions and events that bring nothing write nothing.
+/// Logs the calls of a fabric. Empty polls log nothing.
 pub struct Trace<F> {
     inner: F,
     printer: Printer,
@@ -47,7 +47,7 @@ impl<F: Fabric> Trace<F> {
         Self { inner, printer, sink: Box::new(sink) }
     }
 
-    /// The fabric itself.
+    /// The inner fabric.
     pub fn inner(&mut self) -> &mut F {
         &mut self.inner
     }
