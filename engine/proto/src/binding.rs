@@ -235,7 +235,7 @@ pub struct Bindings {
 }
 
 impl Bindings {
-    /// None yet.
+    /// An empty table.
     pub const fn new() -> Self {
         Self { rows: Vec::new() }
     }

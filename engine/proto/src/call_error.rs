@@ -120,7 +120,7 @@ pub enum Sent {
     Answered,
 }
 
-/// Whose fault the failure of a call is.
+/// Party at fault for a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Fault {
@@ -165,7 +165,7 @@ impl CallError {
         }
     }
 
-    /// The same error of a call that the server has answered: memory is lacking for its reply.
+    /// The error for a call that the server has answered: memory for its reply is lacking.
     #[doc(hidden)]
     pub const fn of_reply(self) -> Self {
         match self {
@@ -176,7 +176,7 @@ impl CallError {
         }
     }
 
-    /// Whose fault it was.
+    /// Party at fault.
     pub const fn fault(&self) -> Fault {
         match self {
             Self::TimedOut { sent: false } | Self::ConnectionLost { .. } | Self::Closed => Fault::Connection,

@@ -60,7 +60,7 @@ pub(super) struct CallTable {
     mask: u32,
     /// Calls that wait for a credit, oldest first. May name calls that have ended.
     waiting: VecDeque<CallId>,
-    /// No more are taken.
+    /// Whether no more calls are accepted.
     closed: bool,
     /// A lower bound of deadlines, among scanned slots while a scan is under way.
     earliest: u64,
@@ -137,7 +137,7 @@ impl CallTable {
         CallError::TooManyCalls { limit: self.capacity() }
     }
 
-    /// A call waits for a credit. Ended calls leave the queue even where a peer grants nothing.
+    /// Queues a call for a credit. Ended calls leave the queue even if a peer grants nothing.
     #[inline]
     fn wait(&mut self, call: CallId) {
         if self.waiting.len() >= 2 * self.capacity() {
@@ -157,7 +157,7 @@ impl CallTable {
         live
     }
 
-    /// No call waits for a credit.
+    /// Whether no call waits for a credit.
     #[inline]
     pub(super) fn none_waits(&self) -> bool {
         self.waiting.is_empty()
@@ -185,7 +185,7 @@ impl CallTable {
         None
     }
 
-    /// No more are taken; existing ones continue.
+    /// Accepts no more calls; existing ones continue.
     pub(super) fn close(&mut self) {
         self.closed = true;
     }

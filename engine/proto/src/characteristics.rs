@@ -1,5 +1,7 @@
-//! Characteristics that change while connected: an [`Exchange`] on its connection. Values from the peer take effect
-//! here, in the terms. The owner applies this end's values, except those of one connection alone.
+//! Characteristics that change while connected: an [`Exchange`] on its connection.
+//!
+//! The peer's values take effect here, in the terms. The owner applies this end's values, except those of one
+//! connection.
 
 use std::collections::VecDeque;
 
@@ -11,7 +13,7 @@ use crate::wire::{Body, ErrorBody, Header, Version, View, ViewBody};
 /// Properties that this end never changes.
 const CONSTANT: [PropertyId; 3] = [PropertyId::SegmentSize, PropertyId::SegmentCount, PropertyId::ReverseSupport];
 
-/// Characteristics that may change, as far as either end has offered that.
+/// Characteristics that may change, if either end has offered that.
 #[derive(Debug)]
 pub(super) struct Changes {
     /// Both ends have offered it.
@@ -24,7 +26,7 @@ pub(super) struct Changes {
     promised: usize,
     /// Requests for changes so far.
     requests: u32,
-    /// Calls of ours offer a handle for invalidation.
+    /// Whether calls of this side offer a handle for invalidation.
     offers_invalidation: bool,
 }
 
@@ -55,7 +57,7 @@ impl Connection {
         self.queue_operations();
     }
 
-    /// Characteristics may change: both ends have offered it.
+    /// The exchange, if both ends have offered changes.
     pub fn exchange(&self) -> Option<&Exchange> {
         self.changes.exchange.as_deref()
     }
@@ -79,7 +81,7 @@ impl Connection {
         Ok(())
     }
 
-    /// An XID that no call of ours has now.
+    /// An XID that no current call of this side has.
     fn request_xid(&mut self) -> u32 {
         loop {
             self.changes.requests = self.changes.requests.wrapping_add(1);
@@ -119,7 +121,7 @@ impl Connection {
     }
 
     fn update(&mut self, now: Characteristic, settle: bool) -> Result<(), ChangeError> {
-        // Earlier announcements count until the peer has surely read this one.
+        // Earlier announcements count until the peer has provably read this one.
         self.promised_receive();
         let exchange = self.changes.exchange.as_mut().ok_or(ChangeError::Unsupported)?;
         match if settle { exchange.settle(now) } else { Err(ChangeError::NotPending(now.id())) } {
@@ -131,7 +133,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Calls of this side offer a handle for invalidation.
+    /// Whether calls of this side offer a handle for invalidation.
     #[inline]
     pub fn offers_invalidation(&self) -> bool {
         self.changes.offers_invalidation

@@ -17,7 +17,7 @@ impl Connection {
         Some((call, token, CallError::TimedOut { sent }))
     }
 
-    /// Reports the current time, in nanoseconds; call it now and then.
+    /// Reports the current time, in nanoseconds; call it at intervals.
     pub fn pass_time(&mut self, now: u64) {
         self.useless.pass_time(now);
     }
@@ -30,7 +30,7 @@ impl Connection {
 
     /// Useful messages received: neither rejected nor pure grants.
     pub fn useful_messages(&self) -> u64 {
-        // One message may spoil another, too.
+        // One message may also spoil another.
         self.counters.received.saturating_sub(self.counters.rejected() + self.useless.grants())
     }
 
@@ -125,7 +125,7 @@ impl Connection {
         now
     }
 
-    /// A reply may go out at once.
+    /// Whether a reply may be sent at once.
     #[inline(always)]
     pub(super) fn may_reply(&self, receives_ok: bool) -> bool {
         self.outbox.is_empty() && self.credits.may_send(false, receives_ok)
@@ -203,12 +203,12 @@ impl Connection {
         self.calls.is_owed(call)
     }
 
-    /// Refuses new calls of ours; calls under way continue.
+    /// Refuses new calls of this side; current calls continue.
     pub fn close(&mut self) {
         self.calls.close();
     }
 
-    /// Nothing is under way in either direction.
+    /// Whether no call is in progress in either direction.
     pub fn is_idle(&self) -> bool {
         self.calls.is_empty() && self.inbound.is_empty() && self.outbox.is_empty()
     }

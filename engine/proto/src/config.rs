@@ -11,13 +11,13 @@ use crate::wire::{Revision, Version};
 pub struct ConnConfig {
     /// The version and credit scheme that this end prefers. [`CreditMode::V1`]: version 1 only.
     pub scheme: CreditMode,
-    /// Whether to fall back to version 1 without version 2 there.
+    /// Whether to fall back to version 1 with a peer that lacks version 2.
     pub version_1: bool,
     /// Code points of version 2.
     pub revision: Revision,
-    /// This end has accepted the connection: the peer speaks first.
+    /// Whether this end has accepted the connection: the peer sends first.
     pub server: bool,
-    /// This end answers calls of the peer.
+    /// Whether this end answers calls of the peer.
     pub takes_calls: bool,
     /// The initial credit limit: Receives, without the one for a pure grant.
     pub credits: u32,
@@ -25,7 +25,7 @@ pub struct ConnConfig {
     pub reverse_credits: u32,
     /// Most outstanding or queued calls of this end; 0 for none.
     pub max_calls: usize,
-    /// Calls in the reverse direction that this client takes.
+    /// Calls in the reverse direction that this client accepts.
     pub reverse: ReverseSupport,
     /// Whether pure grants wait for half the credit limit and a carrier. If not, each message is reported at once.
     pub coalesce_grants: bool,
@@ -45,7 +45,7 @@ pub struct ConnConfig {
     pub segment_count: u32,
     /// Longest RPC message to continue instead of using a chunk, in bytes.
     pub continue_up_to: usize,
-    /// Longest RPC message that is put together from parts, in bytes.
+    /// Longest RPC message to reassemble from parts, in bytes.
     pub reassemble_up_to: usize,
     /// Replies may use Send With Invalidate, in both directions.
     pub remote_invalidation: bool,
@@ -97,8 +97,8 @@ impl ConnConfig {
         self.credits + 1 + if self.takes_calls && self.max_calls > 0 { self.reverse_credits } else { 0 }
     }
 
-    /// Changes of characteristics are offered. The older revision has no continuation. Without it a waiting message
-    /// could not get through when the peer's Receives shrink.
+    /// Whether changes of characteristics are offered. The older revision has no continuation: a waiting message could
+    /// not be sent after the peer reduced its Receives.
     pub(super) fn optional(&self) -> bool {
         self.optional_operations && self.scheme != CreditMode::V1 && self.revision == Revision::Ietf00
     }

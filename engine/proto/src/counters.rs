@@ -12,7 +12,7 @@ pub struct Counters {
     pub received: u64,
     /// Messages that granted credits beside their payload.
     pub grants_piggybacked: u64,
-    /// Messages that did nothing but grant credits.
+    /// Pure grants.
     pub grants_pure: u64,
     /// Messages sent.
     #[cfg_attr(feature = "serde", serde(rename = "messages_sent"))]
@@ -35,7 +35,7 @@ pub struct Counters {
     /// Calls and replies sent whose RPC message is in a chunk.
     #[cfg_attr(feature = "serde", serde(rename = "long_messages_sent"))]
     pub long_sent: u64,
-    /// Messages of less than a fixed header.
+    /// Messages shorter than a fixed header.
     #[cfg_attr(feature = "serde", serde(rename = "messages_rejected_short"))]
     pub rejected_short: u64,
     /// Messages answered with a transport error.

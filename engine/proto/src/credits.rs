@@ -22,7 +22,7 @@ use super::fault::PeerFault;
 pub enum CreditMode {
     /// Version 2 with the count of received messages in every header.
     V2Windowed,
-    /// Version 2 as its base text has it: increments.
+    /// Version 2 as in its base text: increments.
     V2Incremental,
     /// RFC 8166 §3.3: calls outstanding.
     V1,
@@ -33,8 +33,8 @@ pub const MIN_CREDITS: u32 = 4;
 /// The largest credit limit: an increment must fit 16 bits.
 pub const MAX_CREDITS: u32 = 0x7FFF;
 
-/// Pure grants for a single message that may follow each other. Without a bound, two idle peers would answer each
-/// other's grants without end.
+/// Most consecutive pure grants for a single message. Without a bound, two idle peers would answer each other's grants
+/// without end.
 const THANKS: u8 = 4;
 
 /// Credits for replies alone, while the peer has calls to answer. The peer grants them beyond its limit; this side
@@ -56,7 +56,7 @@ pub struct Credits {
     scheme: CreditMode,
     /// Messages that count against the peer's limit: version 1 counts calls only.
     sent: u32,
-    /// `sent` may go up to here.
+    /// Limit of `sent`.
     limit: u32,
     /// Incremental: all that the peer has granted. The limit is lower while the peer permits fewer outstanding.
     granted: u32,
@@ -190,7 +190,7 @@ impl Credits {
         self.credit_limit.min((self.credit_limit + for_replies).saturating_sub(taken).max(least))
     }
 
-    /// Version 2: credits that the peer has used and not got back.
+    /// Version 2: credits that the peer has used and not received back.
     pub fn used(&self) -> u32 {
         self.credit_limit.saturating_sub(self.left())
     }
@@ -295,8 +295,8 @@ impl Credits {
         }
     }
 
-    /// Processes a message's credit words; counts it in version 2. `payload` is false for pure grants. Of version 1
-    /// these are the messages that answer our calls: no others speak of them.
+    /// Processes a message's credit words; counts it in version 2. `payload` is false for pure grants. In version 1
+    /// these are the messages that answer calls of this side; only they carry its credits.
     ///
     /// # Errors
     /// The peer exceeded its limit or acknowledged an unsent message. The connection must end.
@@ -310,7 +310,7 @@ impl Credits {
         self.on_receive_other(words.credit, words.received, payload)
     }
 
-    /// The same for any message.
+    /// As above, for any message.
     pub(super) fn on_receive_other(
         &mut self,
         credit: u32,
@@ -393,7 +393,7 @@ impl Credits {
         increment.map_or(Ok(()), |credit| self.on_increment(credit))
     }
 
-    /// One more message of version 2.
+    /// Counts one more message of version 2.
     #[inline(always)]
     fn count(&mut self, payload: bool) -> Result<(), PeerFault> {
         self.received = self.received.wrapping_add(1);
@@ -413,7 +413,7 @@ impl Credits {
         self.unreported_payload() > 0
     }
 
-    /// But for pure grants.
+    /// As above, without pure grants.
     fn unreported_payload(&self) -> u32 {
         self.received.wrapping_sub(self.reported_payload)
     }

@@ -8,35 +8,35 @@ use crate::wire::ErrorBody;
 /// The meaning of a received message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A call of ours was answered; it is out of the table.
+    /// A call of this side was answered; it is out of the table.
     Reply {
         /// The call.
         call: CallId,
         /// The caller's own name for it.
         token: u64,
     },
-    /// Our call got a transport error and has left the table.
+    /// A call of this side got a transport error, and has left the table.
     Failed {
         /// The call.
         call: CallId,
         /// The caller's own name for it.
         token: u64,
-        /// Why.
+        /// The error.
         error: CallError,
     },
-    /// Our call got an error that more resources may cure. It stays in the table. Use [`Connection::resend`] or
-    /// [`Connection::give_up`]. If the error concerns the length of its results, the call was executed.
+    /// A call of this side got an error that more resources may cure. It stays in the table. Use [`Connection::resend`]
+    /// or [`Connection::give_up`]. If the error concerns the length of its results, the call was executed.
     Retryable {
         /// The call.
         call: CallId,
         /// The caller's own name for it.
         token: u64,
-        /// Why.
+        /// The error.
         error: ErrorBody,
     },
-    /// The peer calls: end it with [`Connection::reply`] or [`Connection::reply_error`].
+    /// A call of the peer: end it with [`Connection::reply`] or [`Connection::reply_error`].
     Call {
-        /// Our name for it.
+        /// This side's name for it.
         id: InboundId,
     },
     /// The late reply to a call that timed out or was cancelled. Its slot is free now.
@@ -47,12 +47,12 @@ pub enum Event {
     /// A part of a continued message, other than the last. The last part yields a [`Call`](Self::Call) or
     /// [`Reply`](Self::Reply). The owner keeps the payload.
     Continued {
-        /// It is the first part.
+        /// Whether it is the first part.
         first: bool,
-        /// The payload is of use.
+        /// Whether the payload is useful.
         kept: bool,
     },
-    /// The version is settled, and with it the [terms](Connection::terms).
+    /// The version and the [terms](Connection::terms) are negotiated.
     Settled,
     /// Flow control, or terms.
     Grant,
@@ -62,14 +62,14 @@ pub enum Event {
     Rejected(Rejected),
 }
 
-/// A message that may go out now.
+/// A message that may be sent now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outgoing {
-    /// A call of ours.
+    /// A call of this side.
     Call(CallId),
     /// The reply to a peer's call.
     Reply(InboundId),
-    /// The next part of the message that [`Connection::hold_queue`] was called for.
+    /// The next part of the message passed to [`Connection::hold_queue`].
     Continue,
     /// This side's properties; header only.
     Connprop,
@@ -79,7 +79,7 @@ pub enum Outgoing {
     Error {
         /// XID of the message that it answers.
         xid: u32,
-        /// Why.
+        /// The error.
         error: ErrorBody,
     },
     /// The answer to an unsupported version, in the layout of all versions.

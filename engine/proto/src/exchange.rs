@@ -79,7 +79,7 @@ pub enum Outcome {
     Rejected,
     /// The peer may change it later.
     Pending,
-    /// The peer went some of the way, to this.
+    /// The peer has changed it in part, to this value.
     Partial(Characteristic),
 }
 
@@ -88,7 +88,7 @@ pub enum Outcome {
 pub enum Verdict {
     /// Already in effect before the answer: the peer relies on it at once.
     Done,
-    /// No.
+    /// Rejected.
     Rejected,
     /// Perhaps later: [`Exchange::settle`] ends it.
     Pending,
@@ -103,7 +103,7 @@ struct Asked {
     open: ArrayVec<(usize, Characteristic), COUNT>,
 }
 
-/// A value requested, and the one before.
+/// A requested value, and the previous one.
 #[derive(Clone, Copy, Debug)]
 struct Awaited {
     wanted: Characteristic,
@@ -146,7 +146,7 @@ impl Exchange {
         }
     }
 
-    /// Adopts the values of the peer's CONNPROP, without events. No events: the owner has seen it.
+    /// Adopts the values of the peer's CONNPROP, without events: the owner has seen it.
     pub fn advertised(&mut self, properties: &PropertySet<'_>) {
         for property in properties.iter() {
             if let Ok(Some(value)) = Characteristic::read(&property, self.revision) {
@@ -180,7 +180,7 @@ impl Exchange {
 
     // ---- input
 
-    /// Takes an OPTIONAL message: its XID, flags, `rdma_opttype` and `rdma_optinfo`.
+    /// Processes an OPTIONAL message: its XID, flags, `rdma_opttype` and `rdma_optinfo`.
     ///
     /// # Errors
     /// Nothing of it took effect; send [`ExchangeError::answer`] with the same XID.
@@ -212,7 +212,7 @@ impl Exchange {
         }
     }
 
-    /// Takes an error that the peer reported with this XID. True if it was about an operation of this end.
+    /// Processes an error that the peer reported with this XID. True if it concerned an operation of this end.
     pub fn failed(&mut self, xid: u32, error: &ErrorBody) -> bool {
         let request = self.request.take_if(|(expected, _)| *expected == xid);
         let ours = request.is_some() || (xid == 0 && *error == ErrorBody::InvalHtype);
@@ -464,7 +464,7 @@ impl Exchange {
 
     // ---- output
 
-    /// Whether [`poll_transmit`](Self::poll_transmit) has something.
+    /// Whether [`poll_transmit`](Self::poll_transmit) has an operation.
     pub fn has_output(&self) -> bool {
         !self.queue.is_empty()
     }

@@ -18,24 +18,24 @@ pub enum PeerFault {
         /// The granted limit.
         limit: u32,
     },
-    /// It has more calls in progress than it was granted.
+    /// It has more calls in progress than granted.
     #[error("peer has more than {limit} calls in progress")]
     TooManyCalls {
-        /// Calls that this side takes at a time.
+        /// Concurrent calls that this side accepts.
         limit: u32,
     },
     /// The connection uses windowed credits, and a header lacks the count.
     #[error("peer omitted the count of received messages (windowed credits)")]
     CreditWordMissing,
-    /// It acknowledged messages that were never sent.
+    /// It acknowledged unsent messages.
     #[error("peer acknowledged {acknowledged} messages of {sent} sent")]
     AcknowledgedTooMuch {
         /// Its claim.
         acknowledged: u32,
-        /// The truth.
+        /// The actual count.
         sent: u32,
     },
-    /// Its increments add up to more than a credit limit can be.
+    /// Its increments exceed the largest credit limit.
     #[error("peer granted {newly} credits on top of {available}, beyond the range")]
     GrantedTooMuch {
         /// Unused before.
@@ -43,7 +43,7 @@ pub enum PeerFault {
         /// Added by this message.
         newly: u32,
     },
-    /// It speaks none of the versions that this end does.
+    /// It supports no version of this end.
     #[error("peer supports versions {low} to {high}, this side none of them (wire.credit_mode, wire.version_1)")]
     NoCommonVersion {
         /// Its lowest.
@@ -54,10 +54,10 @@ pub enum PeerFault {
     /// It changed the protocol version in the middle of the connection.
     #[error("peer changed to protocol version {0}")]
     VersionChanged(u32),
-    /// The peer failed to authenticate, or policy requires it to.
+    /// The peer failed to authenticate, as policy requires.
     #[error(transparent)]
     NotAuthenticated(#[from] AuthError),
-    /// It sends messages that are of no use.
+    /// It sends unsolicited messages.
     #[error("peer sent more than {per_second} unsolicited messages in a second (limits.max_unsolicited_per_second)")]
     Useless {
         /// The tolerated rate.
@@ -65,13 +65,13 @@ pub enum PeerFault {
     },
 }
 
-/// Why a message was dropped or rejected while the connection continues.
+/// Reason why a message was dropped or rejected while the connection continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rejected {
-    /// Not even a fixed header: dropped silently (RFC 8166 §4.5).
+    /// Shorter than a fixed header: dropped silently (RFC 8166 §4.5).
     TooShort,
-    /// Answered with the protocol's own error.
+    /// Answered with the protocol's error.
     Answered(ErrorBody),
     /// An unusable message without an answer: an error, or from a responder.
     Dropped(WireErrorKind),
@@ -79,7 +79,7 @@ pub enum Rejected {
     Late,
     /// A reply, or error, to an unknown call.
     UnknownXid,
-    /// A header type that has no meaning in this direction or state.
+    /// A header type without meaning in this direction or state.
     Unexpected,
 }
 
@@ -102,7 +102,7 @@ enum Bound {
 impl Knob {
     /// The smaller end's Receive size, or `max_receive_size`, its upper limit.
     pub const RECEIVE_SIZE: Self = Self(Bound::ReceiveSize);
-    /// The same of both ends.
+    /// As above, of both ends.
     pub const REASSEMBLE_UP_TO: Self = Self(Bound::ReassembleUpTo);
     /// Buffers for short messages.
     pub const SMALL_BUFFERS: Self = Self(Bound::SmallBuffers);
@@ -117,7 +117,7 @@ impl Knob {
 }
 
 impl Knob {
-    /// Its place in `Config`.
+    /// Its name in `Config`.
     pub const fn name(self) -> &'static str {
         match self.0 {
             Bound::ReceiveSize => "wire.receive_size",
@@ -137,7 +137,7 @@ impl fmt::Display for Knob {
     }
 }
 
-/// The forms of RFC 5531 §9 that are not success.
+/// Replies of RFC 5531 §9 other than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -161,7 +161,7 @@ pub enum Refusal {
     /// A failure inside the server.
     #[error("system error at the server (its log says which)")]
     SystemError,
-    /// The server speaks other RPC versions.
+    /// The server supports other RPC versions.
     #[error("RPC version mismatch, server has {low} to {high}")]
     RpcMismatch {
         /// Lowest version.
@@ -171,9 +171,9 @@ pub enum Refusal {
     },
     /// A Write chunk of the caller is too short for its result. The answer is a transport error.
     ///
-    /// The caller then retransmits the call with a longer chunk, or with the results in a Reply chunk: at most twice,
-    /// with the same XID. The handler runs again each time. For a call that may not run twice, the handler finds the
-    /// length first, or the procedure is `Procedure::cached`.
+    /// The caller then retransmits the call with a longer chunk, or with a Reply chunk for the results. It does so at
+    /// most twice, with the same XID. The handler runs again each time. For a call that must not run twice, the handler
+    /// computes the length first, or the procedure is `Procedure::cached`.
     #[error("Write chunk {index} is too short for {needed} bytes")]
     ShortChunk {
         /// Index of the chunk, from 0.
@@ -190,7 +190,7 @@ pub enum Refusal {
         what: Failing,
         /// Bytes of the result.
         needed: u32,
-        /// Bytes that there may be.
+        /// Limit in bytes.
         limit: u32,
     },
     /// No reply, for procedures of `Procedure::one_way`. Any other becomes a [`SystemError`](Self::SystemError), since
@@ -202,7 +202,7 @@ pub enum Refusal {
     Authentication(u32),
 }
 
-/// Why a handler has no results.
+/// Reason why a handler has no results.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failing {
@@ -214,7 +214,7 @@ pub enum Failing {
     Undeclared,
     /// No such Write chunk; `needed` is its index. Bad arguments, if the procedure declares it.
     NoChunk,
-    /// The Write chunk holds memory of the handler's own already.
+    /// The Write chunk holds the handler's own memory already.
     Shared,
     /// The pool has no memory for the Write chunk.
     NoMemory,

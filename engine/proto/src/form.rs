@@ -9,7 +9,7 @@ pub const LEAST_LAST_PART: usize = 8;
 /// Limits that decide the form of a message, for one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FormLimits {
-    /// Longest message, header included, that may be sent.
+    /// Longest message to send, header included.
     pub send_inline_threshold: usize,
     /// Longest message, header included, that the peer will send.
     pub receive_inline_threshold: usize,
@@ -19,7 +19,7 @@ pub struct FormLimits {
     pub continue_up_to: usize,
     /// Longest RPC message reassembled from parts, in bytes; assumed of peers too.
     pub reassemble_up_to: usize,
-    /// Calls of this direction may have chunks.
+    /// Whether calls of this direction may have chunks.
     pub chunks: bool,
 }
 
@@ -39,7 +39,7 @@ pub enum CallForm {
 pub struct CallPlan {
     /// The form.
     pub form: CallForm,
-    /// It offers a Reply chunk.
+    /// Whether it offers a Reply chunk.
     pub reply_chunk: bool,
 }
 
@@ -99,7 +99,7 @@ pub enum ReplyForm {
     ReplyChunk,
     /// In several messages.
     Continued,
-    /// In none: the requester must offer more.
+    /// None: the requester must offer more.
     TooLong,
 }
 
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(call(&V1, 100, 4056), Ok((CallForm::Inline, false)));
         assert_eq!(call(&V1, 100, 4057), Ok((CallForm::Inline, true)));
         assert_eq!(call(&V1, 5000, 5000), Ok((CallForm::Long, true)));
-        // Nor can it be continued if this side does not put that much together.
+        // Nor can it be continued if this side does not reassemble that much.
         let small = FormLimits { reassemble_up_to: 8192, ..V2 };
         assert_eq!(call(&small, 100, 8192), Ok((CallForm::Inline, false)));
         assert_eq!(call(&small, 100, 8193), Ok((CallForm::Inline, true)));

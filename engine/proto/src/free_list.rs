@@ -3,7 +3,7 @@
 /// Numbers of free slots, last freed first. Taking and returning follow at most one link.
 #[derive(Clone, Debug)]
 pub(super) struct FreeList {
-    /// By slot: the next free one, while it is free itself.
+    /// For each free slot, the next free one.
     links: Box<[u32]>,
     first: u32,
     len: usize,
@@ -46,7 +46,7 @@ impl FreeList {
         Some(slot)
     }
 
-    /// Takes back a slot that is not free.
+    /// Returns a used slot.
     #[inline(always)]
     pub(super) fn push(&mut self, slot: u32) {
         if let Some(link) = self.links.get_mut(slot as usize) {

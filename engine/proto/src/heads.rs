@@ -3,7 +3,7 @@
 use super::ConnConfig;
 use crate::wire::HeadLayout;
 
-/// See the page of this module.
+/// Layouts of the peer's headers.
 #[derive(Debug)]
 pub(super) struct Heads {
     /// As `layout`, unless this side [parses all messages as a whole](ConnConfig::decode_by_layout).
@@ -11,7 +11,7 @@ pub(super) struct Heads {
     /// The layout of most messages; `None` while none is expected.
     layout: Option<HeadLayout>,
     by_layout: bool,
-    /// The peer has sent a windowed header: all that follow are.
+    /// Whether the peer has sent a windowed header: all later ones are windowed.
     windowed: bool,
 }
 
@@ -37,7 +37,7 @@ impl Heads {
         self.decoder = layout.filter(|_| self.by_layout);
     }
 
-    /// The peer has sent a windowed header.
+    /// Whether the peer has sent a windowed header.
     pub(super) fn are_windowed(&self) -> bool {
         self.windowed
     }

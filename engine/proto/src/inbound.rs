@@ -1,4 +1,4 @@
-//! The peer's calls that are being served.
+//! Served calls of the peer.
 
 /// A call of the peer, until it is answered. Stale ones never name a newer call; the default names none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -14,7 +14,7 @@ impl InboundId {
     }
 }
 
-/// The data needed for the answer.
+/// Data for the answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Inbound {
     pub(super) xid: u32,
@@ -88,12 +88,12 @@ impl InboundTable {
         self.slots.iter().filter(|slot| slot.next == SERVED && slot.xid == call.xid).count() > 1
     }
 
-    /// Grows to `calls` concurrent calls. It never gets smaller.
+    /// Grows to `calls` concurrent calls. It never shrinks.
     pub(super) fn fit(&mut self, calls: usize) {
         let capacity = 2 * calls;
         let old = self.slots.len();
         if capacity > old {
-            // Those that are new go first, the lowest before the others.
+            // New slots are used first, the lowest before the others.
             let next = |slot| if slot == capacity { self.free } else { slot as u32 };
             self.slots.extend((old + 1..=capacity).map(|slot| Inbound { xid: 0, generation: 1, next: next(slot) }));
             self.free = old as u32;

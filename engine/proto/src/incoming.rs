@@ -17,7 +17,7 @@ pub struct Incoming<'a> {
 pub enum Lists<'a> {
     /// A MSG in one piece, without chunks, in the negotiated layout.
     None,
-    /// The same with at most one chunk each way, of one segment.
+    /// As above, with at most one chunk each way, of one segment.
     Single(SingleChunks),
     /// [Checked](Connection::check) as a whole: any message, or its error.
     Checked(&'a Result<View<'a>, WireError>),
@@ -26,14 +26,14 @@ pub enum Lists<'a> {
 /// The meaning of a message's lists to the connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HasLists {
-    /// The RPC message is in one of them (RDMA_NOMSG).
+    /// Whether the RPC message is in one of them (RDMA_NOMSG).
     pub(super) long: bool,
     /// Whether it has a Read list.
     pub(super) reads: bool,
 }
 
 impl HasLists {
-    /// Those of a message; `None` without any.
+    /// The lists of a message; `None` without any.
     #[inline]
     pub(super) fn of(view: &View<'_>) -> Option<Self> {
         let long = view.htype() == HeaderType::Nomsg;
@@ -76,7 +76,7 @@ impl Connection {
         }
     }
 
-    /// Whether a message is like most: windowed, and without chunks.
+    /// Whether a message has the usual form: windowed, and without chunks.
     #[inline(always)]
     pub fn plain(&self, message: &[u8]) -> Option<Plain> {
         if self.heads.decoder() == Some(HeadLayout::V2Windowed) { Plain::of(message) } else { None }

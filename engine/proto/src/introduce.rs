@@ -64,7 +64,7 @@ impl Introduction {
 }
 
 impl Connection {
-    /// The first thing in the life of a connection.
+    /// Starts the introduction of a new connection.
     pub(super) fn begin(&mut self) {
         match self.session.version() {
             Version::V2 if self.config.server => {}
@@ -85,7 +85,7 @@ impl Connection {
         self.session.set_serves(self.config.takes_calls && self.introduction.auth.may_go_on());
     }
 
-    /// Takes the peer's properties. A second set changes nothing (version 2 §6.4.4), but continues authentication.
+    /// Processes the peer's properties. A second set changes nothing (version 2 §6.4.4), but continues authentication.
     ///
     /// # Errors
     /// The peer fails authentication.
@@ -142,7 +142,7 @@ impl Connection {
         }
     }
 
-    /// Queues this side's properties, once, in front of everything else.
+    /// Queues this side's properties, once, before all other messages.
     pub(super) fn introduce(&mut self) {
         if !std::mem::replace(&mut self.introduction.introduced, true) {
             self.outbox.push_first(Outgoing::Connprop);
@@ -157,7 +157,7 @@ impl Connection {
         }
     }
 
-    /// Bytes that a CONNPROP, or the next part of one, may take.
+    /// Maximum bytes of a CONNPROP, or of its next part.
     pub fn connprop_room(&self) -> usize {
         let message = self.introduction.message.as_ref().map_or(0, Vec::len);
         (PROPERTIES_LEN + message + self.introduction.rest.len()).min(self.session.terms().send_inline_threshold)

@@ -266,7 +266,7 @@ impl Connection {
         self.session.is_open()
     }
 
-    /// This side may call, as far as version and authentication go.
+    /// Whether version and authentication let this side call.
     pub fn may_call(&self) -> bool {
         self.session.phase() == Phase::Settled && self.auth().may_go_on() && (self.is_open() || self.config.server)
     }
@@ -279,12 +279,12 @@ impl Connection {
         }
     }
 
-    /// The configuration that it was made with.
+    /// Its configuration.
     pub fn config(&self) -> &ConnConfig {
         &self.config
     }
 
-    /// Terms for this side's messages, as far as negotiated.
+    /// Terms of this side's messages, as negotiated so far.
     #[inline]
     pub fn terms(&self) -> &Terms {
         self.session.terms()
@@ -338,18 +338,18 @@ impl Connection {
         &self.credits
     }
 
-    /// Slots that calls of ours use; see [`call_slot`](Self::call_slot).
+    /// Slots for calls of this side; see [`call_slot`](Self::call_slot).
     pub fn call_slots(&self) -> usize {
         self.calls.capacity()
     }
 
-    /// The dense slot number of our call, for the owner's table. It is reused only after the reply.
+    /// The dense slot number of a call of this side, for the owner's table. It is reused only after the reply.
     #[inline]
     pub fn call_slot(&self, call: CallId) -> usize {
         self.calls.slot(call)
     }
 
-    /// Slots that calls of the peer use; see [`InboundId::index`].
+    /// Slots for calls of the peer; see [`InboundId::index`].
     pub fn inbound_slots(&self) -> usize {
         self.inbound.capacity()
     }

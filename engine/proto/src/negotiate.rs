@@ -17,9 +17,9 @@ pub const FIRST_MESSAGE_LEN: usize = 1024;
 /// The phase of a connection's negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Nothing was agreed yet. A client has sent its CONNPROP, or will; a server waits for a message.
+    /// Not negotiated. A client has sent its CONNPROP, or will; a server waits for a message.
     Hello,
-    /// The version is settled, for good.
+    /// The version is negotiated, permanently.
     Settled,
 }
 
@@ -28,7 +28,7 @@ pub enum Phase {
 pub(super) struct Session {
     version: Version,
     phase: Phase,
-    /// A client may call.
+    /// Whether a client may call.
     open: bool,
     /// Whether calls of the peer are served: configured, and the peer authenticated.
     serves: bool,
@@ -60,7 +60,7 @@ impl Session {
         self.phase = Phase::Settled;
     }
 
-    /// It is version 1, for good.
+    /// Settles on version 1, permanently.
     pub(super) fn go_version_1(&mut self, config: &ConnConfig) {
         (self.version, self.phase, self.open) = (Version::V1, Phase::Settled, !config.server);
         self.terms = Terms::version_1(config);
@@ -75,7 +75,7 @@ impl Session {
         self.terms = terms;
     }
 
-    /// A client may call.
+    /// Whether a client may call.
     pub(super) fn is_open(&self) -> bool {
         self.open
     }
@@ -84,7 +84,7 @@ impl Session {
         self.open = open;
     }
 
-    /// Calls of the peer are taken.
+    /// Whether calls of the peer are accepted.
     #[inline]
     pub(super) fn serves(&self) -> bool {
         self.serves
@@ -96,7 +96,7 @@ impl Session {
 }
 
 impl Connection {
-    /// A server's first message that it can read decides about the version.
+    /// Selects the version by a server's first readable message.
     pub(super) fn settle_server(&mut self, version: Version, introduce: bool) {
         if self.config.server && self.session.phase() == Phase::Hello {
             self.session.settle();
@@ -166,7 +166,7 @@ impl Connection {
         self.unusable(Useless { xid: Some(xid), whose, kind, answer, increment: None })
     }
 
-    /// The versions that this end speaks.
+    /// Versions of this end.
     pub(super) fn versions(&self) -> (Version, Version) {
         let low = if self.config.version_1 { Version::V1 } else { Version::V2 };
         match self.config.scheme {
@@ -196,11 +196,11 @@ pub struct Terms {
     pub segment_count: u32,
     /// The peer's support for reverse-direction calls, if this side is the server.
     pub reverse: ReverseSupport,
-    /// This side's replies may be sent with invalidation. In version 2 each call states it by itself.
+    /// Whether this side's replies may be sent with invalidation. In version 2 each call states it.
     pub remote_invalidation: bool,
-    /// The peer offered windowed credits.
+    /// Whether the peer offered windowed credits.
     pub windowed: bool,
-    /// The peer understands OPTIONAL headers.
+    /// Whether the peer supports OPTIONAL headers.
     pub optional: bool,
 }
 
@@ -214,7 +214,7 @@ impl Terms {
     pub(super) fn from_properties(config: &ConnConfig, peer: &Properties<'_>) -> Self {
         Self {
             version: Version::V2,
-            // A peer that cannot receive even a first message cannot be talked to; it is its own loss.
+            // A peer whose Receives are too small even for a first message is at fault itself.
             send_inline_threshold: config.longest_send.min((peer.receive_size as usize).max(FIRST_MESSAGE_LEN)),
             receive_inline_threshold: config.receive_size.min((peer.send_size as usize).max(FIRST_MESSAGE_LEN)),
             segment_size: peer.segment_size.max(1),
@@ -240,7 +240,7 @@ impl Terms {
 
     /// Version 1: terms from the peer's private data, or its absence.
     pub(super) fn version_1(config: &ConnConfig) -> Self {
-        // RFC 8166 §3.3.2: without word of more, both thresholds are 1024 bytes.
+        // RFC 8166 §3.3.2: without private data, both thresholds are 1024 bytes.
         let peer = config.private_data.unwrap_or_default();
         // Announced sizes of both directions are multiples of 1024.
         let said = (config.receive_size & !1023).min(private_data::MAX_INLINE_THRESHOLD as usize);

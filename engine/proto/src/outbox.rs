@@ -7,7 +7,7 @@ use super::Outgoing;
 /// Least capacity for errors that wait to be sent.
 const MIN_ERRORS: usize = 4;
 
-/// See the page of this module.
+/// Queue of outgoing messages.
 #[derive(Debug)]
 pub(super) struct Outbox {
     /// Oldest first. Version 1 sends them without a credit.
@@ -16,7 +16,7 @@ pub(super) struct Outbox {
     gone: u32,
     /// Queued errors; each occupies a served call's place until sent.
     errors: usize,
-    /// A message went out since the last pure-grant decision.
+    /// Whether a message was sent since the last pure-grant decision.
     just_sent: bool,
     /// A pure grant to send, though no credit needs it.
     ping: bool,
@@ -63,13 +63,13 @@ impl Outbox {
         self.queue.front()
     }
 
-    /// Behind all others. Not for errors.
+    /// Adds a message behind all others. Not for errors.
     #[inline]
     pub(super) fn push(&mut self, out: Outgoing) {
         self.queue.push_back(out);
     }
 
-    /// In front of all others. Not for errors.
+    /// Adds a message before all others. Not for errors.
     pub(super) fn push_first(&mut self, out: Outgoing) {
         self.queue.push_front(out);
     }
@@ -100,7 +100,7 @@ impl Outbox {
         self.queue.push_front(out);
     }
 
-    /// This does not go out. Not for errors.
+    /// Removes a message that is not sent. Not for errors.
     pub(super) fn forget(&mut self, out: Outgoing) {
         self.queue.retain(|queued| *queued != out);
     }
@@ -128,7 +128,7 @@ impl Outbox {
         self.ping = ping;
     }
 
-    /// Whether one is; once.
+    /// Takes the request for a pure grant.
     #[inline]
     pub(super) fn take_ping(&mut self) -> bool {
         std::mem::replace(&mut self.ping, false)

@@ -10,10 +10,10 @@ use crate::wire::properties::ReverseSupport;
 use crate::wire::{ErrorBody, Flags, Head, HeadLayout, HeaderType, Version, View, ViewBody, WireError, WireErrorKind};
 
 impl Connection {
-    /// Takes a received message, as it was [decoded](Self::decode).
+    /// Processes a received message in its [decoded](Self::decode) form.
     ///
     /// # Errors
-    /// The peer broke a rule that the connection cannot outlive: end it.
+    /// The peer violated a rule that ends the connection.
     #[inline(always)]
     pub fn receive(&mut self, message: &Incoming<'_>) -> Result<Event, PeerFault> {
         self.counters.received += 1;
@@ -139,7 +139,7 @@ impl Connection {
             && self.config.scheme == CreditMode::V2Windowed
     }
 
-    /// Layout of most messages from now on.
+    /// Sets the layout of most messages from here on.
     pub(super) fn expect_layout(&mut self) {
         self.heads.expect(match (self.sequences.open(), self.session.phase()) {
             (None, Phase::Settled) if self.heads.are_windowed() => Some(HeadLayout::V2Windowed),
@@ -149,7 +149,7 @@ impl Connection {
         });
     }
 
-    /// Ends the call that a useless reply was for.
+    /// Ends the call of a useless reply.
     #[cold]
     pub(super) fn end_call(&mut self, xid: u32, error: CallError) -> Event {
         match self.calls.answered(xid) {
@@ -244,7 +244,7 @@ impl Connection {
         self.answer(xid, error)
     }
 
-    /// Calls of the peer may have chunks.
+    /// Whether calls of the peer may have chunks.
     #[inline]
     pub(super) fn takes_chunks(&self) -> bool {
         self.config.server || self.config.reverse == ReverseSupport::General

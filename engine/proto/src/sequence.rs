@@ -6,7 +6,7 @@ use super::{CallError, Connection, Event, Knob, PeerFault, Rejected};
 use crate::wire::properties::PropertySet;
 use crate::wire::{ErrorBody, Flags, HeaderType, View};
 
-/// Longest CONNPROP that is put together from parts, in bytes.
+/// Longest CONNPROP to reassemble from parts, in bytes.
 const LONGEST_CONNPROP: usize = 64 << 10;
 
 /// Received parts of one message, without the last one.
@@ -19,7 +19,7 @@ pub(super) struct Sequence {
     bytes: usize,
     /// Whether the payload is kept: a reply or call for us, within the limit.
     pub(super) kept: bool,
-    /// Memory for it was missing.
+    /// Whether memory for it was lacking.
     pub(super) no_memory: bool,
 }
 
@@ -46,7 +46,7 @@ impl Sequence {
         self.bytes
     }
 
-    /// Takes a part's payload into account.
+    /// Adds a part's payload.
     pub(super) fn add(&mut self, bytes: usize, most: usize) {
         self.bytes = self.bytes.saturating_add(bytes);
         self.kept &= self.bytes <= most;
@@ -60,7 +60,7 @@ pub(super) struct Sequences {
     open: Option<Sequence>,
     /// Continued messages that have begun. The number wraps.
     begun: u32,
-    /// The XID of a continued reply that was broken off.
+    /// The XID of an interrupted continued reply.
     orphan: Option<u32>,
 }
 
@@ -88,7 +88,7 @@ impl Sequences {
         self.open = Some(sequence);
     }
 
-    /// No more are.
+    /// Ends it: no more parts follow.
     pub(super) fn end(&mut self) {
         self.open = None;
     }
@@ -105,7 +105,7 @@ impl Sequences {
         self.orphan = Some(xid);
     }
 
-    /// The XID of a reply that was broken off; once.
+    /// Takes the XID of an interrupted reply.
     pub(super) fn take_orphan(&mut self) -> Option<u32> {
         self.orphan.take()
     }

@@ -9,7 +9,7 @@ use crate::wire::{self, Body, ChunkCounts, Chunks, Flags, Header, Version};
 pub struct Form<'a> {
     /// Chunk lists.
     pub chunks: Chunks<'a>,
-    /// The payload is not in the message (`RDMA_NOMSG`).
+    /// Whether the payload is outside the message (`RDMA_NOMSG`).
     pub external: bool,
 }
 
@@ -27,8 +27,8 @@ impl Connection {
         self.outbox.take_silence() || self.has_output(receives_ok)
     }
 
-    /// The next message that may go out. `receives_ok` states that the receive queue holds the reserves of all its
-    /// connections. Each message must then be written by [`emit_before`](Self::emit_before).
+    /// The next message to send. `receives_ok` states that the receive queue holds the reserves of all its connections.
+    /// Each message must then be written by [`emit_before`](Self::emit_before).
     #[inline]
     pub fn poll_transmit(&mut self, receives_ok: bool) -> Option<Outgoing> {
         let may = self.credits.may_send(false, receives_ok) || self.owes_versions();
@@ -98,13 +98,13 @@ impl Connection {
         self.credits.room_beside(taken, slots, !self.calls.is_empty(), self.sequences.open().is_some())
     }
 
-    /// The same where Receives are in reserve; `None` where they are not.
+    /// As above if Receives are in reserve; otherwise `None`.
     #[inline(always)]
     fn room_if(&self, receives_ok: bool) -> Option<u32> {
         receives_ok.then(|| self.room())
     }
 
-    /// Whether a call may go out. Version 2 keeps credits for replies to the peer.
+    /// Whether a call may be sent. Version 2 reserves credits for replies to the peer.
     #[inline(always)]
     pub(super) fn may_send_call(&self, receives_ok: bool) -> bool {
         self.credits.may_send(true, receives_ok)
@@ -168,14 +168,14 @@ impl Connection {
         wire::emit_windowed(header, xid, credit, received, flags);
     }
 
-    /// Whether a windowed reply without chunks may go out at once. It is not queued, and its header must be
+    /// Whether a windowed reply without chunks may be sent at once. It is not queued, and its header must be
     /// [written](Self::emit_reply) now. `receives_ok` is true.
     #[inline(always)]
     pub fn replies_windowed(&self) -> bool {
         self.windowed() && self.may_reply(true)
     }
 
-    /// Writes such a header of such a reply. False if the served call has ended.
+    /// Writes the header of such a reply. False if the served call has ended.
     #[inline(always)]
     #[must_use = "false means that nothing was written"]
     pub fn emit_reply(&mut self, id: InboundId, header: &mut [u8; wire::WINDOWED_LEN]) -> bool {
@@ -222,7 +222,7 @@ impl Connection {
         Header { xid, credit, received, flags, body }.emit_before(buf, end, version, revision)
     }
 
-    /// The same of a message that is the connection's own.
+    /// As above, for the connection's own messages.
     #[cold]
     fn emit_own(&mut self, out: Outgoing, receives_ok: bool, buf: &mut [u8], end: usize) -> Option<usize> {
         let (xid, flags, body) = match out {
@@ -269,7 +269,7 @@ impl Connection {
         self.credits.on_send(true, self.room_if(receives_ok && grants))
     }
 
-    /// The same of a pure grant.
+    /// As above, for a pure grant.
     #[cold]
     fn account_grant(&mut self, receives_ok: bool) -> CreditWords {
         self.counters.sent += 1;

@@ -9,9 +9,9 @@ use crate::wire::{ErrorBody, Version, WireError, WireErrorKind};
 pub(super) enum Whose {
     /// The peer's XID: the message is a call, or was meant as one.
     Peers,
-    /// This side's: an answer.
+    /// This side's XID: the message is an answer.
     Ours,
-    /// Nobody's: it is dropped.
+    /// No owner: it is dropped.
     Nobodys,
 }
 
@@ -52,7 +52,7 @@ impl Connection {
         if let (Some(xid), true) = (xid, error.is_connprop()) {
             self.count_unusable(increment)?;
             if !self.config.server {
-                // The server presumably speaks version 2.
+                // The server presumably supports version 2.
                 self.session.settle();
             }
             let event = self.bad_properties(xid)?;

@@ -1,7 +1,8 @@
-//! Messages of no use. Flow control does not end them. In version 1 no rule does, and in version 2 they get their
-//! credits back. So each connection has a budget of them.
+//! Budget of useless messages for each connection.
+//!
+//! Flow control does not limit them: version 1 has no rule, and in version 2 they get their credits back.
 
-/// The received messages of that kind.
+/// Useless messages received.
 #[derive(Debug)]
 pub(super) struct Useless {
     budget: Budget,
@@ -33,7 +34,7 @@ impl Useless {
         self.grants
     }
 
-    /// It is so late now, in nanoseconds.
+    /// Sets the current time, in nanoseconds.
     pub(super) fn pass_time(&mut self, now: u64) {
         self.budget.pass_time(now);
     }
@@ -49,7 +50,7 @@ impl Useless {
 struct Budget {
     per_second: u32,
     left: u32,
-    /// As of when it was filled up.
+    /// Time of the last refill.
     filled: u64,
     overdrawn: bool,
 }
@@ -71,7 +72,7 @@ impl Budget {
         const SECOND: u128 = 1_000_000_000;
         let elapsed = u128::from(now.saturating_sub(self.filled));
         let more = (elapsed * u128::from(self.per_second) / SECOND).min(u128::from(self.per_second)) as u32;
-        // Less than one is kept for the next time.
+        // The fraction below one stays for the next time.
         if more > 0 {
             self.left = self.left.saturating_add(more).min(self.per_second);
             self.filled = now;
@@ -95,7 +96,7 @@ mod tests {
             budget.spend();
         }
         assert_eq!(budget.overdrawn(), None);
-        // A tenth of a second at a time, and then a long one.
+        // First steps of a tenth of a second, then a long one.
         for tenth in 1..50 {
             budget.pass_time(tenth * 100_000_000);
             budget.spend();

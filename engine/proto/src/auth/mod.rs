@@ -35,7 +35,7 @@ pub use psk::{KeyError, MAX_KEY_ID, MIN_KEY, PreSharedKey};
 pub const MAX_MESSAGE: usize = 16 * 1024;
 /// Longest opening message, in bytes. With the other properties it must fit the first CONNPROP, which has 1024.
 pub const MAX_OPENING: usize = 512;
-/// Most messages that are taken from a peer before it is done.
+/// Most messages accepted from a peer before the exchange is complete.
 pub const MAX_STEPS: u32 = 8;
 
 /// This end of the connection, for its lifetime.
@@ -43,7 +43,7 @@ pub const MAX_STEPS: u32 = 8;
 pub enum Role {
     /// Made the connection, and sends first.
     Client,
-    /// It accepted the connection.
+    /// Accepted the connection.
     Server,
 }
 
@@ -75,7 +75,7 @@ pub enum Step {
         /// A last message to send, if the peer waits for it.
         last: Option<Vec<u8>>,
     },
-    /// It has not.
+    /// The exchange is not complete.
     Failed(AuthError),
 }
 
@@ -98,10 +98,10 @@ pub enum AuthError {
     /// Policy requires authentication, which the peer did not complete.
     #[error("peer does not authenticate itself, which the policy requires (wire.host_auth)")]
     Missing,
-    /// A message that is none of this mechanism's, or out of turn.
+    /// An invalid message for this mechanism, or one out of turn.
     #[error("malformed message of host authentication")]
     Malformed,
-    /// It names a key that this end does not have.
+    /// The key is unknown to this end.
     #[error("peer uses a key that is not known here")]
     UnknownKey,
     /// Invalid proof: another key, or a message of another exchange.

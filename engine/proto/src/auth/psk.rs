@@ -38,7 +38,7 @@ pub struct KeyError(Unusable);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum Unusable {
-    /// Too easily guessed.
+    /// Too easy to guess.
     #[error("key of {0} bytes, at least {MIN_KEY} are needed (`openssl rand -out FILE 32` makes one)")]
     TooShort(usize),
     /// Empty, or too long for the message.

@@ -31,7 +31,7 @@ impl Default for Sizes {
     }
 }
 
-// Sizes of the types of RFC 1813 §2.5 and §2.6 on the wire, at most.
+// Maximum wire sizes of the types of RFC 1813 §2.5 and §2.6.
 const STATUS: usize = 4;
 const FH: usize = 4 + 64;
 const NAME: usize = 4 + NAME_MAX.next_multiple_of(4);

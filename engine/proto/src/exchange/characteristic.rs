@@ -17,9 +17,9 @@ pub enum Characteristic {
     SegmentSize(u32),
     /// Most segments in one header.
     SegmentCount(u32),
-    /// Requests that its end takes in the reverse direction.
+    /// Requests that its end accepts in the reverse direction.
     ReverseSupport(ReverseSupport),
-    /// Its end, as a requester, takes replies by Send With Invalidate.
+    /// Whether its end, as a requester, accepts replies by Send With Invalidate.
     RemoteInvalidation(bool),
 }
 
@@ -36,7 +36,7 @@ impl Characteristic {
         }
     }
 
-    /// The value as it is on the wire.
+    /// The value in wire form.
     pub const fn word(self) -> u32 {
         match self {
             Characteristic::SendSize(value)
@@ -110,14 +110,14 @@ impl IdSet {
         self.0 & Self::bit(id) != 0
     }
 
-    /// True if it was not there.
+    /// Adds it; true if it was missing.
     pub(super) fn insert(&mut self, id: PropertyId) -> bool {
         let new = !self.contains(id);
         self.0 |= Self::bit(id);
         new
     }
 
-    /// True if it was there.
+    /// Removes it; true if it was present.
     pub(super) fn remove(&mut self, id: PropertyId) -> bool {
         let there = self.contains(id);
         self.0 &= !Self::bit(id);

@@ -5,11 +5,11 @@ use crate::wire::optional::OperationCode;
 use crate::wire::properties::PropertyId;
 use crate::wire::{BadXdr, ErrorBody};
 
-/// Why a received operation was not carried out. Nothing of it has taken effect.
+/// Reason why a received operation was rejected. Nothing of it has taken effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeError {
-    /// Not one of the four.
+    /// Not one of the four operations.
     #[error("unknown optional operation {0}")]
     UnknownOperation(u32),
     /// The message, or a known property's value, is invalid XDR.
@@ -24,7 +24,7 @@ pub enum ExchangeError {
     /// More properties than [`MAX_REQUESTED`].
     #[error("request for {0} properties, at most {MAX_REQUESTED} are taken")]
     TooManyProperties(usize),
-    /// More requests than answers could be sent.
+    /// More requests than answers can be queued.
     #[error("more than {MAX_ANSWERS} requests without taking the answers")]
     TooManyRequests,
     /// An answer without a request.
@@ -49,7 +49,7 @@ impl ExchangeError {
     }
 }
 
-/// Why this end may not request or announce a change.
+/// Reason why this end may not request or announce a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChangeError {
@@ -59,7 +59,7 @@ pub enum ChangeError {
     /// The last request is not answered yet.
     #[error("a request is under way")]
     Busy,
-    /// A request for nothing.
+    /// An empty request.
     #[error("nothing was requested")]
     Empty,
     /// Twice in one request.
@@ -71,10 +71,10 @@ pub enum ChangeError {
     /// The property is constant or never stated: not requestable (version 2 §6.4.4).
     #[error("{0} does not change")]
     Constant(PropertyId),
-    /// The peer does not wait for it.
+    /// The peer has no pending request for it.
     #[error("{0} is not pending here")]
     NotPending(PropertyId),
-    /// This revision of the protocol does not have it.
+    /// This revision of the protocol lacks it.
     #[error("{0} is not in this revision")]
     NotInRevision(PropertyId),
 }

@@ -1,4 +1,4 @@
-//! Operations on their way out.
+//! Outgoing operations.
 
 use arrayvec::ArrayVec;
 

@@ -141,7 +141,7 @@ proptest! {
     ) {
         let mut end = Exchange::new(Revision::Ietf00, &Properties::default(), &[]);
         for (xid, flags, code, optinfo) in messages {
-            // Wants that are open now and then.
+            // Requests that are open at intervals.
             _ = end.request(xid, &[Characteristic::ReceiveSize(8192)]);
             let result = end.handle(xid, Flags(flags), code, &optinfo);
             if let Err(ExchangeError::UnknownOperation(_)) = result {
