@@ -88,7 +88,7 @@ pub(crate) struct ClassList {
     placed: Placed,
     /// Buffers of this class and of all larger ones.
     fitting: usize,
-    /// `stack[..free]`: free buffers. The last one freed is the first to go out, cache-warm.
+    /// `stack[..free]`: free buffers. The last one freed is allocated first, cache-warm.
     stack: Box<[Cell<Option<NonNull<Meta>>>]>,
     free: Cell<usize>,
     low_water: Cell<usize>,

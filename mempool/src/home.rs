@@ -13,7 +13,7 @@ use crate::sync::{AtomicU32, AtomicUsize, Ordering};
 
 /// Nothing waits.
 const EMPTY: u32 = u32::MAX;
-/// The mark of a dropped pool: the list takes no more.
+/// The mark of a dropped pool: the list accepts no more buffers.
 const CLOSED: u32 = u32::MAX - 1;
 
 /// The outcome of a return.

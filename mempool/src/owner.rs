@@ -12,7 +12,7 @@ pub(crate) const NOBODY: u64 = u64::MAX;
 
 #[cfg(not(loom))]
 thread_local! {
-    /// 0: this thread never made a pool.
+    /// 0: this thread has not created a pool.
     static NUMBER: Cell<u64> = const { Cell::new(0) };
 }
 // Loom runs all its threads on one of the system's.

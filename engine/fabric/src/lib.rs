@@ -631,16 +631,16 @@ pub trait Fabric: Sized {
         false
     }
     /// Whether memory of posted requests may still be in use. True for a device that cannot report this, even without a
-    /// failure. Call it now and then, not for each message.
+    /// failure. Call it at intervals, not for each message.
     fn holds_sends(&mut self, _qp: QpId) -> bool {
         true
     }
     /// Byte progress of a queue pair: distinguishes slow peers from stopped ones. `None` where the device does not
-    /// report it. Call it now and then, not for each message.
+    /// report it. Call it at intervals, not for each message.
     fn flow(&mut self, _qp: QpId) -> Option<Flow> {
         None
     }
-    /// Round-trip time to the peer. `None` where the device does not report it. Call it now and then.
+    /// Round-trip time to the peer. `None` where the device does not report it. Call it at intervals.
     fn round_trip(&mut self, _qp: QpId) -> Option<Duration> {
         None
     }

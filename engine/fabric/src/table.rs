@@ -24,7 +24,7 @@ impl<Qp> Default for Table<Qp> {
 }
 
 impl<Qp> Table<Qp> {
-    /// Inserts a queue pair, made for its new name, into a free slot.
+    /// Creates a queue pair in a free slot, by its new name.
     pub(super) fn insert(&mut self, make: impl FnOnce(QpId) -> Qp) -> QpId {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, qp: None });

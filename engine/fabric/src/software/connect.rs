@@ -350,7 +350,7 @@ impl SoftwareFabric {
         let error = FabricError::peer("disconnected before it answered");
         self.common.events.push_back(ControlEvent::ConnectFailed { qp, error });
         self.give_up(qp.slot);
-        // Now: an answer that is there already must not be read as a message out of turn.
+        // Now: an earlier answer must not be read as a message out of turn.
         self.tend_qp(qp.slot, Instant::now());
     }
 

@@ -74,7 +74,7 @@ pub(super) enum State {
     Connecting,
     /// Both directions may be used.
     Up,
-    /// Closing locally: posted requests still go out.
+    /// Closing locally: posted requests are still sent.
     Closing,
     /// The peer has closed: its sent messages are still taken.
     Draining,
