@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rpcrdma::Address;
 use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
 use rpcrdma::fabric::path::PathConfig;
-use serde::{Deserialize, Serialize};
+pub(crate) use rpcrdma_config::Idle;
 
 use crate::fabrics;
 use crate::failure::Failure;
@@ -208,7 +208,7 @@ impl RawBwArgs {
 /// Arguments of every client.
 #[derive(Debug, Args)]
 pub(crate) struct CommonArgs {
-    /// Server address, e.g. soft:NAME; without it, serve at soft:rpcperf
+    /// Server to call; without an address, serve at soft:rpcperf
     #[arg(value_name = "ADDRESS")]
     pub(crate) address: Option<String>,
     /// Start a server in another process on another core, at this address or at an address of the software fabric
@@ -389,28 +389,6 @@ pub(crate) struct ThroughputArgs {
 impl ThroughputArgs {
     pub(crate) fn limits(&self) -> Limits {
         Limits { rate: self.limit_rate, bw_mib: self.limit_bw, ..Limits::default() }
-    }
-}
-
-/// Idle policy of a side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-pub(crate) enum Idle {
-    /// Poll without end; yield if the other side shares the core
-    Poll,
-    /// Poll for a while, then sleep until an event arrives
-    Adaptive,
-    /// Sleep at once
-    Event,
-}
-
-impl Idle {
-    /// Name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Poll => "poll",
-            Self::Adaptive => "adaptive",
-            Self::Event => "event",
-        }
     }
 }
 

@@ -19,7 +19,7 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 /// Idle policy over consecutive empty polls.
 pub(crate) struct Idler {
     policy: Idle,
-    /// Both sides share a core.
+    /// Yields after each empty poll.
     yields: bool,
     empty: u32,
     armed: bool,
@@ -29,7 +29,7 @@ pub(crate) struct Idler {
 impl Idler {
     /// `yields`: both sides share a core.
     pub(crate) fn new(policy: Idle, yields: bool) -> Self {
-        Self { policy, yields, empty: 0, armed: false, longest: LONGEST_SLEEP }
+        Self { policy, yields: yields || policy == Idle::Yield, empty: 0, armed: false, longest: LONGEST_SLEEP }
     }
 
     /// Bounds all sleeps by the time until the next operation.
@@ -51,6 +51,7 @@ impl Idler {
         let spins = match self.policy {
             Idle::Poll => u32::MAX,
             Idle::Adaptive => SPINS,
+            Idle::Yield => Idle::YIELDS,
             Idle::Event => 0,
         };
         if self.empty > spins {

@@ -131,7 +131,7 @@ fn workers(args: &ServeArgs, load: &Load, cores: &ServerCores) -> Option<WorkerC
         count,
         cores: cores.workers.clone(),
         ring_capacity: load.calls().max(256),
-        idle: config::policy(args.idle),
+        idle: args.idle.policy(),
     })
 }
 

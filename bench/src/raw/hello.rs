@@ -104,7 +104,7 @@ pub(crate) struct ServerInfo {
 }
 
 /// The index is the code on the wire.
-const IDLE_CODES: [Idle; 3] = [Idle::Poll, Idle::Adaptive, Idle::Event];
+const IDLE_CODES: [Idle; 4] = [Idle::Poll, Idle::Adaptive, Idle::Event, Idle::Yield];
 
 impl Welcome {
     pub(crate) fn encode(&self) -> [u8; WELCOME_BYTES] {

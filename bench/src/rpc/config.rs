@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use rpcrdma::config::DeviceConfig;
-use rpcrdma::{Config, CreditMode, IdlePolicy};
+use rpcrdma::{Config, CreditMode};
 use rpcrdma_config::Role;
 
 use crate::cli::{DeviceArgs, EngineArgs, Form, Idle};
@@ -146,7 +146,7 @@ pub(crate) fn shared(
     config.iwarp = device.iwarp();
 
     let poll = &mut config.poll;
-    (poll.idle, poll.signal_every, poll.batch) = (policy(idle), args.signal_every, batch);
+    (poll.idle, poll.signal_every, poll.batch) = (idle.policy(), args.signal_every, batch);
     poll.coalesce_grants = !args.no_coalesce;
     Ok(config)
 }
@@ -200,15 +200,6 @@ pub(crate) fn of_server(args: &EngineArgs, mut config: Config) -> Config {
         config.memory.bulk_buffers = args.bulk_buffers.iter().map(|class| (class.size, class.count)).collect();
     }
     config
-}
-
-/// Idle policy of the engine.
-pub(crate) fn policy(idle: Idle) -> IdlePolicy {
-    match idle {
-        Idle::Poll => IdlePolicy::Poll,
-        Idle::Adaptive => IdlePolicy::default(),
-        Idle::Event => IdlePolicy::Event,
-    }
 }
 
 /// Mode that two ends with these preferences negotiate: the lesser one.

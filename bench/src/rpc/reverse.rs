@@ -14,7 +14,6 @@ use rpcrdma::service::Caller;
 use rpcrdma::{CallResult, Refusal, Server, ServerCall};
 use serde::{Deserialize, Serialize};
 
-use super::config;
 use super::payload::{Payload, Shape};
 use super::service::{self, PAGE};
 use super::target::{failed, wrong};
@@ -158,7 +157,7 @@ impl ReverseTarget {
             }
             lanes.push(Payload { chunk: sent, expected: 0 });
         }
-        let idle = Idle::new(config::policy(run.idle)).yield_every(u32::from(run.yields));
+        let idle = Idle::new(run.idle.policy()).yield_every(u32::from(run.yields));
         Ok(Self { client, shape, lanes, under_way: Vec::with_capacity(run.outstanding), stamp: 0, idle })
     }
 

@@ -77,7 +77,7 @@ const SCHEME_CODES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Inc
 /// The index is the code on the wire.
 const FORM_CODES: [Form; 4] = [Form::Inline, Form::Continued, Form::Chunk, Form::Long];
 /// The index is the code on the wire.
-const IDLE_CODES: [Idle; 3] = [Idle::Poll, Idle::Adaptive, Idle::Event];
+const IDLE_CODES: [Idle; 4] = [Idle::Poll, Idle::Adaptive, Idle::Event, Idle::Yield];
 
 impl Info {
     fn encode(&self) -> [u8; INFO_BYTES] {

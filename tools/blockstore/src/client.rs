@@ -74,11 +74,12 @@ impl BlockClient {
         let mut config = ClientConfig::new(codec::PROGRAM, codec::VERSION);
         config.shard.memory.bulk_buffers = vec![(block, depth)];
         config.shard.limits.max_calls = depth;
+        let hint = if matches!(host_auth, AuthPolicy::Off) { "; the server may require --host-key" } else { "" };
         config.shard.wire.host_auth = host_auth;
         let client = LocalClient::connect(address, config)?;
         let info = Info { size: 0, block_max: 0, writable: false };
         let mut this = Self { client, info, block, depth, buffers: Vec::new() };
-        this.info = this.simple(codec::INFO, PATIENCE).context("INFO")?;
+        this.info = this.simple(codec::INFO, PATIENCE).with_context(|| format!("call of procedure INFO{hint}"))?;
         let most = this.info.block_max;
         ensure!(block <= most as usize, "blocks of {block} bytes: the store takes no more than {most}");
         Ok(this)

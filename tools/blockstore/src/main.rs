@@ -10,14 +10,14 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `codec` | the protocol: procedures, arguments, results, and what of them travels as chunks |
-//! | `store` | the file: opened past the page cache and through it, or mapped |
-//! | `disk` | a shard's io_uring over it: what waits, what goes past the page cache, what is gone on with |
-//! | `sys` | the ring and the memory of the calls that the kernel has, and the mapping; the only unsafe code |
-//! | `server` | what each procedure does, and where it runs |
-//! | `client` | many calls under way, in buffers that are used again |
-//! | `demo` | all of it at once, with the server in a second process |
-//! | `compare` | how fast that is, beside `fio` on the same file |
+//! | `codec` | the protocol: procedures, arguments, results, chunks |
+//! | `store` | the file: with O_DIRECT and buffered, or mapped |
+//! | `disk` | a shard's io_uring: queue, O_DIRECT, short transfers |
+//! | `sys` | ring, memory of calls in the kernel, mapping; the only unsafe code |
+//! | `server` | procedures, and their threads |
+//! | `client` | concurrent calls in reused buffers |
+//! | `demo` | server in a second process, copy, verification |
+//! | `compare` | speed, beside `fio` on the same file |
 #![deny(unsafe_code)]
 
 mod client;
@@ -40,39 +40,40 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, ValueEnum};
 use rpcrdma::auth::{AuthPolicy, PreSharedKey};
+use rpcrdma::server::ServerConfig;
 use rpcrdma::service::ShardSetup;
-use rpcrdma::{Address, IdlePolicy, Server};
-use rpcrdma_config::ConfigArgs;
+use rpcrdma::{Address, Server};
+use rpcrdma_config::{ConfigArgs, Idle};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use client::{BlockClient, Figures};
 use store::Store;
 
-/// First word of the line that the server writes to standard output once clients may connect.
+/// First word on standard output once clients may connect.
 const READY: &str = "listening";
-/// Bytes of a page, on most machines.
+/// Usual page size, in bytes.
 const PAGE: usize = 4096;
-/// How long calls under way may take to end when the server is told to stop.
+/// Time limit of a drain.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// Serves one file as a block store over RDMA, and copies files to such a store.
+/// Serve one file as a block store over RDMA, and copy files to such a store.
 #[derive(Debug, Parser)]
-#[command(name = "blockstore")]
+#[command(name = "blockstore", version)]
 enum Cli {
-    /// Serves a file until SIGINT or SIGTERM.
+    /// Serve a file until SIGINT or SIGTERM.
     Serve(Serve),
-    /// Copies a file to the start of a store, and flushes it.
+    /// Copy a file to the start of a store, and flush it.
     Copy(Transfer),
-    /// Reads a store in random order, and compares it with a file.
+    /// Read a store in random order, and compare it with a file.
     Verify(Verify),
-    /// Serves a temporary file in a second process, copies to it, verifies it, and says how fast that was.
+    /// Serve a temporary file in a second process, copy to it, verify it, and print the speed.
     Demo(demo::Demo),
-    /// Measures a store, and `fio` on the same file, in turn.
+    /// Measure a store and `fio` on the same file, in turn.
     Compare(compare::Compare),
 }
 
-/// How the server moves blocks.
+/// I/O engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Io {
     /// io_uring if allowed, else threads.
@@ -83,33 +84,12 @@ enum Io {
     Threads,
 }
 
-/// Behavior of a shard without work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Idle {
-    /// Polls for a while, then sleeps.
-    Adaptive,
-    /// Sleeps at once.
-    Event,
-    /// Polls always.
-    Poll,
-}
-
-impl Idle {
-    fn policy(self) -> IdlePolicy {
-        match self {
-            Self::Adaptive => IdlePolicy::default(),
-            Self::Event => IdlePolicy::Event,
-            Self::Poll => IdlePolicy::Poll,
-        }
-    }
-}
-
 #[derive(Debug, Args)]
 struct Serve {
-    /// The file.
+    /// Served file.
     #[arg(long, value_name = "PATH")]
     file: PathBuf,
-    /// Creates the file, or grows it to this size: bytes, or with K, M, G, T (1024 each).
+    /// Create the file, or grow it to this size: bytes, or with K, M, G, T (1024 each).
     #[arg(long, value_name = "BYTES", value_parser = size)]
     size: Option<u64>,
     /// Addresses, separated by commas: verbs:HOST:PORT, iwarp:HOST:PORT, soft:NAME.
@@ -124,16 +104,16 @@ struct Serve {
     /// Without io_uring: threads for WRITE and FLUSH, which may block. 0: the shards do them, and block all clients.
     #[arg(long, value_name = "N", default_value_t = 1)]
     workers: usize,
-    /// With io_uring: uses the page cache.
+    /// With io_uring: use the page cache.
     #[arg(long)]
     buffered: bool,
     /// With io_uring: outstanding blocks of one shard; further ones wait.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=4096))]
     ring: u32,
-    /// Behavior of a shard without work.
+    /// Idle policy of the shards.
     #[arg(long, value_enum, default_value_t = Idle::Adaptive)]
     idle: Idle,
-    /// Refuses WRITE.
+    /// Refuse WRITE.
     #[arg(long)]
     read_only: bool,
     /// Unix socket for statistics, for `rpcrdma top` and `rpcrdma exporter`.
@@ -141,7 +121,7 @@ struct Serve {
     stats: Option<PathBuf>,
     #[command(flatten)]
     trust: Trust,
-    /// Stops when the process that started this one ends.
+    /// Stop when the process that started this one ends.
     #[arg(long, hide = true)]
     parent: Option<u32>,
     #[command(flatten)]
@@ -150,9 +130,9 @@ struct Serve {
 
 #[derive(Debug, Args)]
 struct Transfer {
-    /// The file.
+    /// Local file.
     source: PathBuf,
-    /// The store's address: soft:NAME, iwarp:HOST:PORT.
+    /// Address of the store: verbs:HOST:PORT, iwarp:HOST:PORT, soft:NAME.
     address: Address,
     #[command(flatten)]
     shape: Shape,
@@ -160,7 +140,7 @@ struct Transfer {
     trust: Trust,
 }
 
-/// Whom to talk to.
+/// Authentication of the peer.
 #[derive(Debug, Args)]
 struct Trust {
     /// Pre-shared key of both ends, in a file (`openssl rand -out FILE 32` creates one). Peers without it are refused. It
@@ -180,10 +160,10 @@ impl Trust {
 
 #[derive(Clone, Copy, Debug, Args)]
 struct Shape {
-    /// Bytes of each call.
+    /// Bytes per call.
     #[arg(long, value_name = "BYTES", default_value = "64K", value_parser = block)]
     block: usize,
-    /// Calls under way.
+    /// Outstanding calls.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
     depth: u16,
 }
@@ -197,7 +177,7 @@ struct Verify {
     seed: u64,
 }
 
-/// Bytes: a number, and K, M, G or T for powers of 1024.
+/// Parses bytes, with K, M, G or T for powers of 1024.
 fn size(text: &str) -> Result<u64, String> {
     let unit = text.chars().last().and_then(|unit| "KMGT".find(unit.to_ascii_uppercase()));
     let (digits, shift) = unit.map_or((text, 0), |unit| (&text[..text.len() - 1], 10 * (unit as u32 + 1)));
@@ -235,34 +215,33 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     rpcrdma_host::logger::start();
     let (cores, addresses) = (options.cores.len(), options.listen.len());
     ensure!(cores == 0 || cores >= addresses, "--cores: {cores} cores for the {addresses} addresses of --listen");
-    // Before there is anything to lose: what comes from now on is waited for below.
+    // Signals from now on are handled below.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
-    // A write beyond a limit of this process's files (`ulimit -f`) is an error then, and not the end.
+    // A write beyond `ulimit -f` then fails instead of ending the process.
     signal_hook::flag::register(SIGXFSZ, Arc::default()).context("SIGXFSZ")?;
     if let Some(parent) = options.parent {
         demo::stop_with(parent)?;
     }
+    let uring = uses_uring(options.io)?;
+    if options.config.print_config {
+        // Most devices need no coarser alignment for O_DIRECT.
+        let config = config(options, matches, if uring && !options.buffered { PAGE } else { 1 })?;
+        print!("{}", rpcrdma_config::to_toml(&config.shard, &config.accept));
+        return Ok(());
+    }
     let mut store = Store::open(&options.file, options.size, options.read_only)?;
     let shown = options.file.display();
-    let uring = uses_uring(options.io, &store)?;
     let mut align = 1;
     if !uring {
         store.map().with_context(|| format!("{shown}"))?;
     } else if !options.buffered {
         match store.open_direct() {
-            // A block that starts within a page lies in one page more, which is one segment more for the device.
+            // A block that starts within a page needs another segment of the device.
             Ok(()) => align = store.direct().map_or(1, |direct| direct.align.max(PAGE)),
             Err(error) => eprintln!("{shown}: no O_DIRECT here ({error:#}): buffered I/O"),
         }
     }
-    let mut config = server::config(&options.cores, align, options.idle.policy());
-    config.shard.wire.host_auth = options.trust.policy()?;
-    let given = rpcrdma_config::given(matches, &[("idle", "poll.idle")]);
-    (config.shard, config.accept) = options.config.load()?.apply(&config.shard, &config.accept, &given)?;
-    if options.config.print_config {
-        print!("{}", rpcrdma_config::to_toml(&config.shard, &config.accept));
-        return Ok(());
-    }
+    let mut config = config(options, matches, align)?;
     config.stats.clone_from(&options.stats);
     if options.cores.is_empty() {
         config.shards = options.listen.len();
@@ -302,13 +281,23 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What may keep programs from io_uring.
+/// Configuration of the server. `align`: see [`server::config`].
+fn config(options: &Serve, matches: &ArgMatches, align: usize) -> anyhow::Result<ServerConfig> {
+    let mut config = server::config(&options.cores, align, options.idle.policy());
+    config.shard.wire.host_auth = options.trust.policy()?;
+    let given = rpcrdma_config::given(matches, &[("idle", "poll.idle")]);
+    (config.shard, config.accept) = options.config.load()?.apply(&config.shard, &config.accept, &given)?;
+    Ok(config)
+}
+
+/// Hints for a host without io_uring.
 const MAY_FORBID: &str = "see `sysctl kernel.io_uring_disabled`, `ulimit -l`, and seccomp";
 
-/// Whether blocks are moved by io_uring; says why not, where it could be wished.
-fn uses_uring(io: Io, store: &Store) -> anyhow::Result<bool> {
-    // One like those of the shards, which calls the system for all that they do.
-    match (io, sys::Ring::new(1, &[store.file().as_fd()])) {
+/// True if io_uring moves the blocks. Reports why not.
+fn uses_uring(io: Io) -> anyhow::Result<bool> {
+    let file = File::open("/dev/null").context("/dev/null")?;
+    // A ring like those of the shards.
+    match (io, sys::Ring::new(1, &[file.as_fd()])) {
         (Io::Threads, _) => Ok(false),
         (_, Ok(_)) => Ok(true),
         (Io::Uring, Err(error)) => bail!("io_uring: {error} ({MAY_FORBID})"),
@@ -346,13 +335,13 @@ fn verify(options: &Verify) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A line on standard output; whoever read it may have gone, which is no reason to stop.
+/// Prints a line, even without a reader.
 fn say(line: &str) {
     let mut out = std::io::stdout();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// What was done, how fast, and over what: figures of one fabric say nothing of another.
+/// Prints bytes, time, speed and fabric.
 fn report(what: &str, figures: &Figures, address: &Address) {
     let Figures { bytes, time, retried } = figures;
     let retried = if *retried > 0 { format!(", {retried} calls made again") } else { String::new() };

@@ -1,9 +1,9 @@
-//! Configuration of programs on `rpcrdma`: one form for all of them.
+//! Configuration of programs on `rpcrdma`: file, environment, command line.
 //!
 //! Precedence, lowest first: the program's defaults, `--config FILE` (TOML), the environment
-//! (`RPCRDMA_MEMORY_RECEIVES=8192`), the program's own options, `--set memory.receives=8192`. `--print-config` prints
-//! what is in force: every knob, as a file that `--config` takes. Times are written as `"10s"`, sizes as `"64KiB"` or a
-//! number of bytes. `"unset"` is the value of a knob without one.
+//! (`RPCRDMA_MEMORY_RECEIVES=8192`), the program's own options, `--set memory.receives=8192`. Options that size buffers
+//! set defaults. `--print-config` prints every knob in force, as a file for `--config`. Times are written as `"10s"`,
+//! sizes as `"64KiB"` or a number of bytes. `"unset"` is no value.
 //!
 //! ```toml
 //! [memory]
@@ -24,29 +24,30 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use rpcrdma::IdlePolicy;
 use rpcrdma::config::{AcceptConfig, Config, ConfigError, ConnectConfig};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// What begins the names of variables.
+/// Prefix of the variables.
 const PREFIX: &str = "RPCRDMA_";
-/// The value of a knob that has none.
+/// Value of a knob without one.
 const UNSET: &str = "unset";
-/// How it is written.
+/// Its form in files, for errors.
 const UNSET_FORM: &str = "(in a file: \"unset\")";
-/// Characters of a name or value that errors show.
+/// Longest name or value in an error, in characters.
 const SHOWN: usize = 64;
-/// Every group: those of all programs, then those of one role.
+/// Groups of all programs, then those of one role.
 const GROUPS: [&str; 9] =
     ["memory", "limits", "timeouts", "wire", "device", "iwarp", "poll", ConnectConfig::GROUP, AcceptConfig::GROUP];
 
-/// The group of knobs that a program has as a server or as a client.
+/// Knobs of a server or of a client.
 pub trait Role: Serialize + DeserializeOwned {
-    /// Its name.
+    /// Name of the group.
     const GROUP: &str;
 
-    /// Checks what the types do not.
+    /// Checks ranges.
     ///
     /// # Errors
     /// Names the knob and its bounds.
@@ -69,24 +70,64 @@ impl Role for ConnectConfig {
     }
 }
 
-/// Whether a knob is of a group that programs of another role than this have.
+/// True for a knob of the other role.
 fn is_of_other_role<R: Role>(knob: &str) -> bool {
     let group = knob.split('.').next().unwrap_or_default();
     group != R::GROUP && [ConnectConfig::GROUP, AcceptConfig::GROUP].contains(&group)
 }
 
+/// Idle policy by name: `--idle` of the programs, and the knob `poll.idle`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+pub enum Idle {
+    /// Poll always; for dedicated cores, which are always busy
+    Poll,
+    /// Poll for a while, then sleep
+    Adaptive,
+    /// Yield the core for a while, then sleep; for cores shared with clients
+    Yield,
+    /// Sleep at once; each call pays for a wake-up
+    Event,
+}
+
+impl Idle {
+    /// Empty polls of [`Idle::Yield`] before it sleeps.
+    pub const YIELDS: u32 = 16;
+
+    /// The policy with its default number of polls.
+    pub fn policy(self) -> IdlePolicy {
+        match self {
+            Self::Poll => IdlePolicy::Poll,
+            Self::Adaptive => IdlePolicy::default(),
+            Self::Yield => IdlePolicy::Yield { times: Self::YIELDS },
+            Self::Event => IdlePolicy::Event,
+        }
+    }
+
+    /// Name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Poll => "poll",
+            Self::Adaptive => "adaptive",
+            Self::Yield => "yield",
+            Self::Event => "event",
+        }
+    }
+}
+
+/// Heading of these options in help texts.
+const HEADING: &str = "Configuration";
+
 /// Options of every program.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
-#[command(next_help_heading = "Configuration")]
 pub struct ConfigArgs {
     /// Read knobs from this file, in TOML; the environment (RPCRDMA_MEMORY_RECEIVES=8192) overrides it
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = HEADING)]
     pub config: Option<PathBuf>,
     /// Set a knob, such as memory.receives=8192; overrides file and environment
-    #[arg(long, value_name = "GROUP.KNOB=VALUE")]
+    #[arg(long, value_name = "GROUP.KNOB=VALUE", help_heading = HEADING)]
     pub set: Vec<String>,
     /// Print the configuration in force, in TOML, and exit
-    #[arg(long)]
+    #[arg(long, help_heading = HEADING)]
     pub print_config: bool,
 }
 
@@ -111,7 +152,7 @@ impl ConfigArgs {
         for (name, text) in variables {
             let Some(rest) = name.strip_prefix(PREFIX).map(str::to_lowercase) else { continue };
             let group = GROUPS.into_iter().find(|group| rest.starts_with(&format!("{group}_")));
-            // Others have variables that begin so, too.
+            // Other programs use the prefix, too.
             if let Some(group) = group {
                 let knob = format!("{group}.{}", &rest[group.len() + 1..]);
                 let text = text.into_string().map_err(|text| SettingError::Value {
@@ -131,7 +172,7 @@ impl ConfigArgs {
         Ok(Settings(all))
     }
 
-    /// The same options as arguments, for a program of role `R` that this one starts.
+    /// The same options as arguments, for a child process of role `R`.
     pub fn arguments<R: Role>(&self) -> Vec<String> {
         let config = self.config.iter().map(|path| format!("--config={}", path.display()));
         let set = self.set.iter().filter(|text| !is_of_other_role::<R>(text));
@@ -139,13 +180,13 @@ impl ConfigArgs {
     }
 }
 
-/// The knobs of those of these options that were given; each option with its knob.
+/// The knobs of the given options. `options`: each with its knob.
 pub fn given<'a>(matches: &clap::ArgMatches, options: &[(&str, &'a str)]) -> Vec<&'a str> {
     let is_given = |option| matches.value_source(option) == Some(clap::parser::ValueSource::CommandLine);
     options.iter().filter(|(option, _)| is_given(option)).map(|&(_, knob)| knob).collect()
 }
 
-/// Where a setting is from.
+/// Source of a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Source {
     File(PathBuf),
@@ -163,7 +204,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// One knob, and what its text may mean: the first of its values that the knob takes.
+/// A knob with the readings of its text; the first valid one counts.
 #[derive(Clone, Debug)]
 struct Setting {
     source: Source,
@@ -171,11 +212,11 @@ struct Setting {
     values: Vec<Value>,
 }
 
-/// Knobs that file, environment and command line set, lowest precedence first.
+/// Settings of file, environment and `--set`, lowest precedence first.
 #[derive(Clone, Debug, Default)]
 pub struct Settings(Vec<Setting>);
 
-/// Why a configuration is refused: source, knob, value.
+/// Error in a configuration: source, knob, value.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingError {
@@ -187,35 +228,35 @@ pub enum SettingError {
         /// What failed.
         why: String,
     },
-    /// The argument has no value.
+    /// The argument of `--set` has no value.
     #[error("--set {0}: wanted GROUP.KNOB=VALUE, such as memory.receives=8192")]
     NoValue(String),
-    /// There is no such knob.
+    /// Unknown knob.
     #[error("{source_}: no knob {knob}: {known}")]
     Unknown {
-        /// Where it is named.
+        /// Its source.
         source_: String,
         /// Its name.
         knob: String,
-        /// Those that there are.
+        /// Known knobs.
         known: String,
     },
-    /// The value is not of the knob's type.
+    /// Wrong type of value.
     #[error("{source_}: {knob} = {value}: {why}")]
     Value {
-        /// Where it is set.
+        /// Its source.
         source_: String,
         /// Its name.
         knob: String,
-        /// What it is set to.
+        /// Its value.
         value: String,
-        /// What is wanted.
+        /// Wanted value.
         why: String,
     },
     /// The value is out of range, or the configuration cannot work.
     #[error("{source_}: {error}")]
     Refused {
-        /// What set the knob last.
+        /// Last source of the knob.
         source_: String,
         /// Knob, value and range.
         error: ConfigError,
@@ -254,7 +295,7 @@ fn file(path: &Path) -> Result<Vec<Setting>, SettingError> {
     Ok(all)
 }
 
-/// The text, or its beginning and length.
+/// The text; if too long, its beginning and length.
 fn short(text: &str, chars: usize) -> String {
     match text.char_indices().nth(chars) {
         Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
@@ -262,13 +303,13 @@ fn short(text: &str, chars: usize) -> String {
     }
 }
 
-/// A value as files have it.
+/// A value in TOML.
 fn to_text(value: &Value) -> String {
     let value = if value.is_null() { &Value::from(UNSET) } else { value };
     toml::Value::try_from(value).map_or_else(|error| error.to_string(), |value| value.to_string())
 }
 
-/// Whether JSON, in which configurations are merged, has all of it.
+/// True if JSON, in which configurations are merged, can hold the value.
 fn is_finite(value: &toml::Value) -> bool {
     match value {
         toml::Value::Float(number) => number.is_finite(),
@@ -278,7 +319,7 @@ fn is_finite(value: &toml::Value) -> bool {
     }
 }
 
-/// What the text of a variable or argument may mean: TOML, or a string without its quotes.
+/// Readings of a variable or argument: TOML, then a string without quotes.
 fn values(text: &str) -> Vec<Value> {
     let table: Option<toml::Table> = format!("value = {text}").parse().ok();
     let value = table.and_then(|mut table| table.remove("value")).filter(is_finite);
@@ -286,7 +327,7 @@ fn values(text: &str) -> Vec<Value> {
     value.into_iter().chain([Value::String(text.to_owned())]).collect()
 }
 
-/// What there is instead of a knob outside of all groups.
+/// Hint for a knob without a group.
 fn no_group(groups: Option<&Map<String, Value>>) -> String {
     let names = groups.map(|groups| groups.keys().map(String::as_str).collect::<Vec<_>>().join(", "));
     format!("knobs are in groups, as memory.receives{}", names.map_or(String::new(), |names| format!(": {names}")))
@@ -309,12 +350,13 @@ fn read<R: Role>(mut groups: Map<String, Value>) -> Result<(Config, R), String> 
 }
 
 impl Settings {
-    /// Applies them to a program's defaults, and checks the result. `options` are the knobs that the program's own
-    /// options have set: file and environment leave them as they are. Servers and clients may share file and
-    /// environment: groups of the other role are passed over there.
+    /// Applies them to a program's defaults, and checks the result.
+    ///
+    /// `options` are the knobs that options of the program have set. They override file and environment, which may
+    /// hold groups of the other role, too.
     ///
     /// # Errors
-    /// Source, knob and value of what is refused.
+    /// Source, knob and value.
     pub fn apply<R: Role>(&self, config: &Config, role: &R, options: &[&str]) -> Result<(Config, R), SettingError> {
         let defaults = groups_of(config, role);
         let mut groups = defaults.clone();
@@ -343,7 +385,7 @@ impl Settings {
             value: String::new(),
             why,
         })?;
-        // What files do not have.
+        // Files cannot hold these.
         made.memory.arenas.clone_from(&config.memory.arenas);
         made.wire.host_auth.clone_from(&config.wire.host_auth);
         made.validate().map_err(refused)?;
@@ -372,12 +414,12 @@ impl Setting {
         }
         let mut why = String::new();
         for value in &self.values {
-            let value = if value == UNSET { Value::Null } else { value.clone() };
+            let value = if value == UNSET { Value::Null } else { with_fields(&self.knob, value) };
             let before = groups[group][name].take();
             groups[group][name] = value;
             match read::<R>(groups.clone()) {
                 Ok(_) => return Ok(()),
-                // That of the first is about the type, as written.
+                // The first error is about the written type.
                 Err(error) if why.is_empty() => why = error,
                 Err(_) => {}
             }
@@ -394,7 +436,14 @@ impl Setting {
     }
 }
 
-/// What a knob takes, from the reason why it does not take a value, and its default.
+/// The value; the plain name of an idle policy gets its default number of polls.
+fn with_fields(knob: &str, value: &Value) -> Value {
+    let name = value.as_str().filter(|_| knob == "poll.idle");
+    let idle = name.and_then(|name| <Idle as clap::ValueEnum>::from_str(name, false).ok());
+    idle.and_then(|idle| serde_json::to_value(idle.policy()).ok()).unwrap_or_else(|| value.clone())
+}
+
+/// Form and default of a knob, from the error about a value.
 fn wanted(why: &str, default: &Value, optional: bool) -> String {
     let expected = why.rsplit_once(", expected ").map_or("", |(_, expected)| expected);
     let form = match expected {

@@ -6,12 +6,15 @@ use std::time::Duration;
 use clap::Parser;
 use rpcrdma::config::{AcceptConfig, Config, ConnectConfig};
 use rpcrdma::{CreditMode, IdlePolicy, PagePolicy};
-use rpcrdma_config::{ConfigArgs, SettingError, to_toml};
+use rpcrdma_config::{ConfigArgs, Idle, SettingError, to_toml};
 
 #[derive(Parser)]
 struct Program {
     #[command(flatten)]
     config: ConfigArgs,
+    /// An option of the program.
+    #[arg(long)]
+    own: bool,
 }
 
 fn file(text: &str) -> tempfile::NamedTempFile {
@@ -54,6 +57,17 @@ fn options_of_the_program_override_all_but_set() {
 }
 
 #[test]
+fn the_heading_covers_these_options_only() {
+    let command = <Program as clap::CommandFactory>::command();
+    let heading =
+        |name| command.get_arguments().find(|option| option.get_id() == name).and_then(clap::Arg::get_help_heading);
+    for name in ["config", "set", "print_config"] {
+        assert_eq!(heading(name), Some("Configuration"), "{name}");
+    }
+    assert_eq!(heading("own"), None);
+}
+
+#[test]
 fn values_have_the_forms_of_people() {
     let set = [
         "poll.idle=event",
@@ -77,6 +91,13 @@ fn values_have_the_forms_of_people() {
     assert_eq!(config.memory.pages, PagePolicy::Require(rpcrdma::PageSize::Huge2M));
     assert_eq!(config.device.name.as_deref(), Some("mlx5_0"));
     assert_eq!(config.iwarp.busy_poll, Some(Duration::from_micros(50)));
+    for name in ["poll", "adaptive", "yield", "event"] {
+        let idle = <Idle as clap::ValueEnum>::from_str(name, false).expect("a name");
+        let from_set = resolve("", &[], &[&format!("poll.idle={name}")], &[]).expect("a configuration");
+        let from_file = resolve(&format!("[poll]\nidle = \"{name}\"\n"), &[], &[], &[]).expect("a configuration");
+        assert_eq!((from_set.poll.idle, from_file.poll.idle), (idle.policy(), idle.policy()), "{name}");
+        assert_eq!(idle.name(), name);
+    }
     let unset = resolve("[limits]\nmax_reads = 4\n", &[], &["limits.max_reads=unset"], &[]).expect("a configuration");
     assert_eq!(unset.limits.max_reads, None);
 }

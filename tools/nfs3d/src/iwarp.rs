@@ -1,4 +1,4 @@
-//! Options about the iWARP fabric, of `nfs3c` and `nfs3d`.
+//! iWARP options of `nfs3c` and `nfs3d`.
 #![forbid(unsafe_code)]
 
 use anyhow::ensure;
@@ -6,10 +6,10 @@ use clap::Args;
 use rpcrdma::Address;
 use rpcrdma::config::{Crc, FpduSize, IwarpConfig};
 
-/// Of meaning at `iwarp:` addresses only, and refused at others.
+/// Options for `iwarp:` addresses; errors without one.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct IwarpOptions {
-    /// iWARP: CRC-32C of each FPDU. never: peers that ask for it are refused. [default: if-asked]
+    /// iWARP: CRC-32C of each FPDU. never: refuse peers that require it. [default: if-asked]
     #[arg(long, value_name = "never|if-asked|always")]
     crc: Option<Crc>,
     /// iWARP: length of FPDUs. segment: within a TCP segment. longest: as long as the format allows. [default: auto, by
@@ -19,7 +19,7 @@ pub(crate) struct IwarpOptions {
 }
 
 impl IwarpOptions {
-    /// What they say of the fabric at those of the addresses that are of it.
+    /// Configuration of the fabric at `addresses`.
     pub(crate) fn config(self, addresses: &[Address]) -> anyhow::Result<IwarpConfig> {
         let told = self.crc.is_some() || self.fpdu.is_some();
         ensure!(

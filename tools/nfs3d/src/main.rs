@@ -1,27 +1,25 @@
-//! An NFS version 3 server: exports one directory, over RDMA to the Linux kernel's client, or over the
-//! software fabric.
+//! An NFS version 3 server: exports one directory over RDMA.
 //!
 //! ```text
 //! cargo run --release -p rpcrdma-nfs3d --features verbs --bin nfs3d -- /srv/data --listen verbs:10.0.0.1:20049
 //! mount -t nfs -o vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=20048,nolock 10.0.0.1:/srv/data /mnt
 //! ```
 //!
-//! Beside NFS there is MOUNT, on TCP. What else RFC 8267 §5.1 asks of a server is not here: no NLM (locks
-//! among hosts: mount with `nolock`, and locks hold among the processes of one host) and no NSM, which it
-//! would need; nor NFSACL (no ACLs; clients ask, are refused, and go on).
+//! MOUNT is on TCP. The other protocols of RFC 8267 §5.1 are not implemented: NLM and NSM (mount with `nolock`: locks
+//! then hold within one host), NFSACL (clients work without).
 //!
 //! | file | holds |
 //! |---|---|
-//! | `nfs` | the procedures, and what of them travels as chunks |
-//! | `pool`, `shares` | the threads that do the work, and how many of them one client may hold |
-//! | `attributes`, `dirs`, `create`, `remove`, `links`, `read_write` | what they do |
+//! | `nfs` | procedures and chunks |
+//! | `pool`, `shares` | worker threads, and the share of one client |
+//! | `attributes`, `dirs`, `create`, `remove`, `links`, `read_write` | implementations of procedures |
 //! | `mount`, `connections` | MOUNT version 3, on TCP |
-//! | `export` | from handles to files, and from names to both |
+//! | `export` | files by handle and by name |
 //! | `handles`, `names`, `sys` | file handles that survive a restart; `sys` has the only unsafe code |
 //! | `node`, `cache` | open files |
-//! | `identity` | as whom a call runs |
+//! | `identity` | user and groups of a call |
 //! | `bin` | `nfs3c`, a client without a mount |
-//! | `iwarp` | options about the iWARP fabric, those of `nfs3c` too |
+//! | `iwarp` | iWARP options, of `nfs3c` too |
 //! | `attr`, `status`, `codec`, `lines` | attributes, errors, arguments and results; lines of the log |
 #![deny(unsafe_code)]
 
@@ -61,8 +59,8 @@ use anyhow::{Context, ensure};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use rpcrdma::config::{AcceptConfig, LimitsConfig, MemoryConfig, PollConfig, TimeoutConfig};
 use rpcrdma::server::ServerConfig;
-use rpcrdma::{Address, Config, IdlePolicy, Server};
-use rpcrdma_config::ConfigArgs;
+use rpcrdma::{Address, Config, Server};
+use rpcrdma_config::{ConfigArgs, Idle};
 use rpcrdma_proto::binding::nfs3;
 use rpcrdma_rpcbind::{Mapping, Registration, Transport};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -74,16 +72,16 @@ use identity::{Policy, Squash};
 use iwarp::IwarpOptions;
 use pool::Pool;
 
-/// First word of the line that the server writes to standard output once clients may mount.
+/// First word on standard output once clients may mount.
 const READY: &str = "listening";
-/// How long calls under way may take to end when the server is told to stop.
+/// Time limit of a drain.
 const DRAIN: Duration = Duration::from_secs(10);
-/// A file that nobody has used for as long as this, or twice as long, is closed.
+/// Idle time until a file is closed; at most twice this.
 const TIDY: Duration = Duration::from_secs(5);
-/// Calls of one connection that may be under way.
+/// Outstanding calls of a connection.
 const CREDITS: u32 = 32;
 
-/// Exports a directory by NFS version 3, over RDMA, TCP (iWARP) or the software fabric.
+/// Export a directory by NFS version 3, over RDMA, TCP (iWARP) or the software fabric.
 ///
 /// As root, the server acts as the user of the caller's AUTH_SYS credential (see --squash). Every host that
 /// reaches the server can claim to be any user: use a trusted network. Not as root, it acts as its own user.
@@ -91,7 +89,7 @@ const CREDITS: u32 = 32;
 /// File systems mounted below the directory are not exported. There is no lock manager (NLM, NSM): clients
 /// mount with nolock, and other hosts do not see their locks. There are no ACLs (NFSACL).
 #[derive(Debug, Parser)]
-#[command(name = "nfs3d", args_override_self = true)]
+#[command(name = "nfs3d", version, args_override_self = true)]
 struct Cli {
     /// Exported directory.
     directory: PathBuf,
@@ -101,17 +99,17 @@ struct Cli {
     /// TCP port of MOUNT; 0: any free port.
     #[arg(long, value_name = "PORT", default_value_t = 20048)]
     mount_port: u16,
-    /// Registers NFS and MOUNT with the host's rpcbind, and withdraws them at the end. rpcbind holds one IPv4 and one IPv6
+    /// Register NFS and MOUNT with the host's rpcbind, and withdraw them at the end. rpcbind holds one IPv4 and one IPv6
     /// address per program.
     #[arg(long)]
     rpcbind: bool,
     /// User mapping.
     #[arg(long, value_enum, default_value = "root")]
     squash: Squash,
-    /// Refuses changes.
+    /// Refuse changes.
     #[arg(long)]
     read_only: bool,
-    /// Answers changes of names and attributes before they are stable. Written data is as stable as the client asks, with
+    /// Reply to changes of names and attributes before they are stable. Written data is as stable as the client asks, with
     /// and without this option.
     #[arg(long = "async")]
     not_sync: bool,
@@ -124,7 +122,7 @@ struct Cli {
     /// address.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cores: Vec<usize>,
-    /// Behavior of a shard without work.
+    /// Idle policy of the shards.
     #[arg(long, value_enum, default_value = "yield")]
     idle: Idle,
     /// Clients of one shard that may be busy at once. Each takes 32 MiB of memory.
@@ -134,12 +132,12 @@ struct Cli {
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     keep_alive: u32,
     /// Seconds without progress, such as of the data of a WRITE, before the server ends the connection. Time in which the
-    /// client moves data at the least rate does not count.
+    /// client moves data at --min-rate does not count.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     progress_timeout: u32,
-    /// Least rate, in bytes per second.
+    /// Minimum rate, in bytes per second.
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 10, value_parser = clap::value_parser!(u64).range(1..))]
-    least_rate: u64,
+    min_rate: u64,
     /// Source of file handles.
     #[arg(long, value_enum, default_value = "auto")]
     handles: By,
@@ -154,30 +152,6 @@ struct Cli {
     iwarp: IwarpOptions,
     #[command(flatten)]
     config: ConfigArgs,
-}
-
-/// Behavior of a shard without work.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Idle {
-    /// Sleeps at once. Each call pays for a wake-up.
-    Event,
-    /// Yields the core for a while, then sleeps. For cores shared with clients.
-    Yield,
-    /// Polls for a while, then sleeps.
-    Spin,
-    /// Polls always. For dedicated cores (see --cores), which are always busy.
-    Poll,
-}
-
-impl Idle {
-    fn policy(self) -> IdlePolicy {
-        match self {
-            Self::Event => IdlePolicy::Event,
-            Self::Yield => IdlePolicy::Yield { times: 16 },
-            Self::Spin => IdlePolicy::default(),
-            Self::Poll => IdlePolicy::Poll,
-        }
-    }
 }
 
 fn main() -> ExitCode {
@@ -201,13 +175,13 @@ fn run(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     }
     let (cores, addresses) = (options.cores.len(), options.listen.len());
     ensure!(cores == 0 || cores >= addresses, "--cores: {cores} cores for the {addresses} addresses of --listen");
-    // Before there is anything to lose: what comes from now on is waited for below.
+    // Signals from now on are handled below.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
-    // Clients say what modes are to be.
+    // Clients choose the modes.
     rustix::process::umask(rustix::fs::Mode::empty());
     let policy = Policy::new(options.squash);
     if policy.is_privileged() {
-        // The threads started from here on have none of root's groups, and get those of whom they act for.
+        // Threads started from here on have no groups of root. Each call sets its caller's.
         rustix::thread::set_thread_groups(&[]).context("setgroups")?;
     }
     let export = Arc::new(Export::open(
@@ -258,7 +232,7 @@ fn run(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tells rpcbind of both programs.
+/// Registers both programs with rpcbind.
 fn register(listen: &[Address], mount_port: u16) -> anyhow::Result<Registration> {
     let nfs = |address: &Address| {
         let at = address.socket_address()?.with_context(|| format!("{address}: rpcbind knows networks only"))?;
@@ -270,15 +244,14 @@ fn register(listen: &[Address], mount_port: u16) -> anyhow::Result<Registration>
     Ok(Registration::new(mappings)?)
 }
 
-/// Shards on cores, one each, or one for each address anywhere; and buffers for as many calls as clients may have under
-/// way.
+/// One shard per core, or per address; buffers for `--clients` times `CREDITS` calls.
 fn config(options: &Cli, matches: &ArgMatches) -> anyhow::Result<ServerConfig> {
     let calls = CREDITS as usize * usize::from(options.clients);
     let shard = Config {
         limits: LimitsConfig {
             credits: CREDITS,
             max_credits: CREDITS,
-            min_rate: options.least_rate,
+            min_rate: options.min_rate,
             ..LimitsConfig::default()
         },
         poll: PollConfig { idle: options.idle.policy(), ..PollConfig::default() },
@@ -298,7 +271,7 @@ fn config(options: &Cli, matches: &ArgMatches) -> anyhow::Result<ServerConfig> {
         ("idle", "poll.idle"),
         ("keep_alive", "timeouts.keep_alive"),
         ("progress_timeout", "timeouts.progress"),
-        ("least_rate", "limits.min_rate"),
+        ("min_rate", "limits.min_rate"),
         ("crc", "iwarp.crc"),
         ("fpdu", "iwarp.fpdu_size"),
     ];
@@ -314,7 +287,7 @@ fn config(options: &Cli, matches: &ArgMatches) -> anyhow::Result<ServerConfig> {
     })
 }
 
-/// How many files may be open: as many as the system lets it.
+/// Raises the limit of open files, and returns it.
 fn files() -> anyhow::Result<usize> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -323,7 +296,7 @@ fn files() -> anyhow::Result<usize> {
     Ok(most as usize)
 }
 
-/// Where the key is, if nobody says.
+/// Default path of the key.
 fn default_key() -> anyhow::Result<PathBuf> {
     let directory = if rustix::process::geteuid().is_root() {
         PathBuf::from("/var/lib")
@@ -335,7 +308,7 @@ fn default_key() -> anyhow::Result<PathBuf> {
     Ok(directory.join("nfs3d.key"))
 }
 
-/// The key of a file, which is made if it is not there. It is not in the directory that clients see.
+/// Reads or creates the key, outside of the exported directory.
 fn key(path: &Path, directory: &Path) -> anyhow::Result<Key> {
     let mut key = Key::default();
     let name = || path.display().to_string();
@@ -359,7 +332,7 @@ fn key(path: &Path, directory: &Path) -> anyhow::Result<Key> {
     Ok(key)
 }
 
-/// A line on standard output; whoever read it may have gone, which is no reason to stop.
+/// Prints a line, even without a reader.
 fn say(line: &str) {
     let mut out = std::io::stdout();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

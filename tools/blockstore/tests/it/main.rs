@@ -187,6 +187,18 @@ fn compare_has_a_row_for_each_of_both() {
 }
 
 #[test]
+fn printing_the_configuration_touches_no_file() {
+    let dir = directory();
+    let file = dir.path().join("store");
+    for size in [&["--size", "1M"][..], &[]] {
+        let printed = succeeds(&[&["serve", "--file", text(&file), "--print-config"], size].concat());
+        assert!(printed.contains("[memory]"), "{printed}");
+        assert!(!file.exists());
+    }
+    assert!(succeeds(&["--version"]).starts_with("blockstore "));
+}
+
+#[test]
 fn only_who_holds_the_key_is_served() {
     let dir = directory();
     let [source, file, key, other, short] =
@@ -199,8 +211,8 @@ fn only_who_holds_the_key_is_served() {
     for with in ["copy", "verify"] {
         succeeds(&[with, text(&source), &store.address, "--host-key", text(&key)]);
     }
-    fails(&["copy", text(&source), &store.address], &["error"]);
     fails(&["copy", text(&source), &store.address, "--host-key", text(&other)], &["error"]);
+    fails(&["copy", text(&source), &store.address], &["procedure INFO", "--host-key"]);
     fails(&["copy", text(&source), &store.address, "--host-key", text(&short)], &["--host-key", "15 bytes"]);
     // A server that does not prove who it is gets nothing.
     let open = Store::serve(&dir.path().join("open"), &["--size", "1M"]);

@@ -75,7 +75,7 @@ impl Nfsd {
         }
         let mut child = program
             .arg(directory.path().join("export"))
-            .args(["--progress-timeout", "20", "--least-rate", "8192"])
+            .args(["--progress-timeout", "20", "--min-rate", "8192"])
             .args(["--mount-port", "0", "--clients", "1", "--squash", "none", "--key"])
             .arg(directory.path().join("key"))
             .args(&options)

@@ -172,3 +172,11 @@ fn what_fails_is_explained() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("MOUNT of /elsewhere") && errors.contains("MNT3ERR_NOENT"), "{errors}");
 }
+
+#[test]
+fn programs_print_their_version() {
+    for (program, name) in [(env!("CARGO_BIN_EXE_nfs3c"), "nfs3c "), (env!("CARGO_BIN_EXE_nfs3d"), "nfs3d ")] {
+        let output = Command::new(program).arg("--version").output().expect("it runs");
+        assert!(output.stdout.starts_with(name.as_bytes()), "{output:?}");
+    }
+}

@@ -1,5 +1,4 @@
-//! An NFS version 3 client without a mount: lists, reads and writes the files of a server over RDMA, such as
-//! the Linux kernel's, many calls at a time.
+//! An NFS version 3 client without a mount: lists, reads and writes files over RDMA, with concurrent calls.
 //!
 //! ```text
 //! cargo run --release -p rpcrdma-nfs3d --features verbs --bin nfs3c -- verbs:10.0.0.1 /srv/nfs ls
@@ -10,11 +9,11 @@
 //! |---|---|
 //! | `mount` | the handle of an export, from MOUNT version 3 on TCP |
 //! | `calls` | a connection, one call after another |
-//! | `many` | many calls under way at once |
+//! | `many` | concurrent calls |
 //! | `transfer` | files to the server and back |
-//! | `tree` | directories, and what is below them |
+//! | `tree` | directory trees |
 //!
-//! The options about the iWARP fabric are those of `nfs3d`.
+//! The iWARP options are those of `nfs3d`.
 #![forbid(unsafe_code)]
 
 mod calls;
@@ -43,40 +42,38 @@ use rpcrdma_proto::binding::nfs3::{PROGRAM, Sizes, VERSION, bindings};
 use calls::{DIRECTORY, Nfs};
 use iwarp::IwarpOptions;
 
-/// Lists, reads and writes the files of an NFS version 3 server over RDMA, or over the software fabric.
+/// List, read and write the files of an NFS version 3 server over RDMA.
 #[derive(Debug, Parser)]
-#[command(name = "nfs3c")]
+#[command(name = "nfs3c", version)]
 struct Cli {
-    /// The server: `verbs:HOST[:PORT]`, `iwarp:HOST[:PORT]`, `soft:NAME`.
+    /// Address of the server: `verbs:HOST[:PORT]`, `iwarp:HOST[:PORT]`, `soft:NAME`.
     server: Address,
-    /// What it exports: a directory.
+    /// Exported directory.
     export: String,
-    /// Where MOUNT is, on TCP. [default: the server's host, or this one; port 20048]
+    /// TCP address of MOUNT. [default: the server's host, or this one; port 20048]
     #[arg(long, value_name = "HOST[:PORT]")]
     mount: Option<String>,
-    /// Asks rpcbind at the server's host for the ports of both NFS and MOUNT.
+    /// Get the ports of NFS and MOUNT from rpcbind at the server's host.
     #[arg(long, conflicts_with = "mount")]
     rpcbind: bool,
-    /// Calls under way at once.
+    /// Outstanding calls.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=256))]
     depth: u16,
-    /// Most bytes of each READ and WRITE; fewer, where the server takes fewer.
+    /// Bytes of each READ and WRITE, within the server's limits.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 18, value_parser = clap::value_parser!(u32).range(512..=1 << 20))]
     block: u32,
-    /// Data of up to so many bytes is part of the RPC message; more goes into a chunk of its own. A message
-    /// that is too long for one Send is itself put into a chunk. 0 to 1048576.
+    /// Longest inline data; longer data travels in a chunk. So does a message that exceeds one Send. 0 to 1048576.
     #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = clap::value_parser!(u32).range(..=1 << 20))]
     inline: u32,
-    /// RPC-over-RDMA version to begin with; with 2, a server that does not speak it is talked to in version
-    /// 1.
+    /// Initial RPC-over-RDMA version; from 2, falls back to 1 if the server does not support it.
     #[arg(long, value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     rdma_version: u8,
-    /// Does not let the server invalidate handles (Send With Invalidate).
+    /// Do not let the server invalidate handles (Send With Invalidate).
     #[arg(long)]
     no_invalidate: bool,
     #[command(flatten)]
     iwarp: IwarpOptions,
-    /// Prints what the connection did, as a line of JSON on standard error.
+    /// Print statistics of the connection on standard error, as a line of JSON.
     #[arg(long)]
     stats: bool,
     #[command(subcommand)]
@@ -85,44 +82,43 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Lists a directory, with attributes and what symbolic links say.
+    /// List a directory, with attributes and targets of symbolic links.
     Ls {
-        /// Below the export.
+        /// Path below the export.
         #[arg(default_value = "")]
         path: String,
     },
-    /// Prints the attributes of a file.
+    /// Print the attributes of a file.
     Stat {
-        /// Below the export.
+        /// Path below the export.
         path: String,
     },
-    /// Copies a file from the server.
+    /// Copy a file from the server.
     Get {
-        /// Below the export.
+        /// Path below the export.
         path: String,
-        /// The copy.
+        /// Local copy.
         local: PathBuf,
     },
-    /// Copies files to the server.
+    /// Copy files to the server.
     Put {
-        /// The originals.
+        /// Local files.
         #[arg(required = true)]
         local: Vec<PathBuf>,
-        /// Below the export: the copy, or, of several, the directory that they go to.
+        /// Path below the export: of the copy, or of the directory for several.
         path: String,
     },
-    /// Prints the SHA-256 of each file below a directory, as `sha256sum` does, and of each symbolic link what
-    /// it says.
+    /// Print the SHA-256 of each file below a directory, as `sha256sum` does, and the target of each symbolic link.
     Sum {
-        /// Below the export.
+        /// Path below the export.
         #[arg(default_value = "")]
         path: String,
     },
-    /// Reads the first block of a file again and again, one call after another, and prints how long that takes.
+    /// Read the first block of a file repeatedly, one call after another, and print the round-trip times.
     Time {
-        /// Below the export.
+        /// Path below the export.
         path: String,
-        /// Calls.
+        /// Number of calls.
         #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
         calls: u32,
     },
@@ -189,7 +185,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
                 times.push(started.elapsed().as_secs_f64() * 1e6);
             }
             times.sort_unstable_by(f64::total_cmp);
-            // The least time within which this share of the calls had ended.
+            // Quantile of the times.
             let within = |share: f64| times[(times.len() as f64 * share).ceil() as usize - 1];
             let [median, p99, most] = [0.5, 0.99, 1.0].map(within);
             writeln!(out, "{calls} READs: median {median:.0} µs, 99 % {p99:.0} µs, most {most:.0} µs")?;
@@ -201,10 +197,10 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a message has beside a block of data, at most: both its headers, and the arguments or results.
+/// Bytes of a message beside its block of data, at most.
 const HEADERS: usize = 1024;
 
-/// Memory for the calls that may be under way, and no more.
+/// Memory for the outstanding calls.
 fn config(options: &Cli) -> anyhow::Result<ClientConfig> {
     let depth = usize::from(options.depth);
     let mut config = ClientConfig::new(PROGRAM, VERSION);
