@@ -36,15 +36,15 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     pub device: Option<String>,
 
-    /// Propose cores for as many shards
+    /// Shards to place
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MOST), conflicts_with = "cores")]
     pub shards: Option<u16>,
 
-    /// And for as many workers
+    /// Workers to place
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=MOST), requires = "shards")]
     pub workers: Option<u16>,
 
-    /// Propose shards and workers for as many cores
+    /// Cores to divide among shards and workers
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MOST))]
     pub cores: Option<u16>,
 

@@ -88,7 +88,7 @@ impl Collector for Told {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Written {
         let encoder = &mut encoder;
         let up = u64::from(self.snapshot.is_some());
-        family(encoder, ("up", "1 if the server tells", None), MetricType::Gauge, [(Vec::new(), up)], gauge)?;
+        family(encoder, ("up", "1 if the server answers", None), MetricType::Gauge, [(Vec::new(), up)], gauge)?;
         if let Some(snapshot) = &self.snapshot {
             self.encode_server(encoder, snapshot)?;
         }

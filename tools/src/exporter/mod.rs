@@ -35,7 +35,7 @@ const DEVICES: &str = "/sys/class/infiniband";
 Example:
   rpcrdma exporter --stats /run/nfs3d.stats --listen 127.0.0.1:9420
 
-Exit status: 1 the address cannot be had, 2 wrong usage; without either it goes on until it is killed.")]
+Exit status: 1 bind failed, 2 wrong usage; otherwise it runs until killed.")]
 pub struct Args {
     /// The server's socket for statistics
     #[arg(long, value_name = "PATH")]
