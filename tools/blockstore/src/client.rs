@@ -1,4 +1,4 @@
-//! The calling side: many blocks under way at once, in buffers that are used again and again.
+//! The client: concurrent calls in reused buffers.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -15,13 +15,13 @@ use rpcrdma_proto::wire::ErrorBody;
 
 use crate::codec::{self, Info, ReadArgs, ReadData, WriteArgs, Written};
 
-/// A call that has not ended after this time has gone wrong. FLUSH may have much to write.
+/// Time limit of a call. FLUSH may have much to write.
 const PATIENCE: Duration = Duration::from_secs(30);
 const FLUSH_PATIENCE: Duration = Duration::from_secs(600);
-/// How often a block is tried that the server had no buffer for.
+/// Tries of a block that the server had no buffer for.
 const MAX_TRIES: u32 = 1000;
 
-/// Part of the file, and of the store: they have the same offsets.
+/// Part of the file and of the store, at equal offsets.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     offset: u64,
@@ -37,12 +37,12 @@ impl Block {
     }
 }
 
-/// What a transfer took.
+/// Result of a transfer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figures {
     pub(crate) bytes: u64,
     pub(crate) time: Duration,
-    /// Calls that were made again because the server had no buffer for them.
+    /// Repeated calls, for lack of a buffer at the server.
     pub(crate) retried: u64,
 }
 
@@ -59,12 +59,12 @@ pub(crate) struct BlockClient {
     info: Info,
     block: usize,
     depth: usize,
-    /// Exposed memory that no call is using.
+    /// Unused exposed memory.
     buffers: Vec<Buf>,
 }
 
 impl BlockClient {
-    /// Connects, and asks what the store is.
+    /// Connects, and gets the description of the store.
     pub(crate) fn connect(
         address: &Address,
         block: usize,
@@ -85,7 +85,7 @@ impl BlockClient {
         Ok(this)
     }
 
-    /// What the store is.
+    /// Description of the store.
     pub(crate) fn info(&self) -> Info {
         self.info
     }
@@ -97,7 +97,7 @@ impl BlockClient {
         Ok(codec::decode_result(reply.results())??)
     }
 
-    /// Makes stable what was written before.
+    /// Makes earlier writes stable.
     pub(crate) fn flush(&mut self) -> anyhow::Result<Duration> {
         let start = now();
         let Void = self.simple(codec::FLUSH, FLUSH_PATIENCE).context("FLUSH")?;
@@ -110,7 +110,7 @@ impl BlockClient {
         ensure!(size <= room, "the source has {size} bytes, and the store holds {room}");
         let order: Vec<u32> = (0..self.blocks(size)?).collect();
         let prepare = |client: &mut LocalClient, block: Block, mut data: Buf| {
-            // From the file to the memory that the server fetches it from: the only copy at this side.
+            // The only copy at this side: from the file to exposed memory.
             source.read_exact_at(&mut data, block.offset).context("the source")?;
             let args = WriteArgs { offset: block.offset, count: block.len as u32 };
             Ok(prepare(client, codec::WRITE, &args)?.read_chunk(WriteArgs::DATA_AT, data))
@@ -123,8 +123,8 @@ impl BlockClient {
         self.transfer("WRITE", &order, size, prepare, finish)
     }
 
-    /// Reads the store's blocks in an order that `seed` gives, and compares each one's checksum with the
-    /// file's. Also returns the checksum (CRC-32) of the whole.
+    /// Reads the blocks in an order given by `seed`, and compares their checksums with the file's. Also returns the
+    /// checksum (CRC-32) of all.
     pub(crate) fn verify(&mut self, source: &File, size: u64, seed: u64) -> anyhow::Result<(Figures, u32)> {
         let block = self.block;
         let mut order: Vec<u32> = (0..self.blocks(size)?).collect();
@@ -145,8 +145,8 @@ impl BlockClient {
         Ok((self.transfer("READ", &order, size, prepare, finish)?, whole))
     }
 
-    /// Reads or writes whole blocks of the store's first `size` bytes for so long, in order or at random; returns
-    /// how many, and in which time.
+    /// Reads or writes whole blocks of the first `size` bytes for a time, in order or at random. Returns their number,
+    /// and the time.
     pub(crate) fn measure(
         &mut self,
         write: bool,
@@ -191,7 +191,7 @@ impl BlockClient {
         u32::try_from(blocks).with_context(|| format!("{blocks} blocks are too many: choose larger ones"))
     }
 
-    /// Moves the blocks of a file in the order given, with `depth` calls under way.
+    /// Moves the blocks of a file in this order, with `depth` outstanding calls.
     fn transfer(
         &mut self,
         what: &str,
@@ -208,7 +208,7 @@ impl BlockClient {
         Ok(Figures { bytes: size, time: start.elapsed(), retried })
     }
 
-    /// The loop of every transfer: start calls while there are buffers, poll, finish what has ended.
+    /// The loop of every transfer: starts calls while there are buffers, polls, completes.
     fn pipeline(
         &mut self,
         mut blocks: impl Iterator<Item = Block>,
@@ -217,7 +217,7 @@ impl BlockClient {
         (ended, retried): (&mut u64, &mut u64),
     ) -> anyhow::Result<()> {
         let connection = self.client.first();
-        // By token: what each call under way is about.
+        // Outstanding calls by token.
         let mut under_way: Vec<Option<Block>> = vec![None; self.depth];
         let mut free: Vec<usize> = (0..self.depth).rev().collect();
         let mut again: Vec<Block> = Vec::new();
@@ -253,7 +253,7 @@ impl BlockClient {
                         self.buffers.push(finish(block, &mut reply).with_context(at)?);
                         *ended += 1;
                     }
-                    // No buffer for it at the server: both procedures may be tried again.
+                    // No buffer at the server. Both procedures are idempotent.
                     Err(FailedCall { error: CallError::Transport(ErrorBody::System), .. })
                         if block.tries < MAX_TRIES =>
                     {
@@ -278,7 +278,7 @@ fn prepare(client: &mut LocalClient, procedure: u32, args: &impl Pack) -> anyhow
     Ok(call.timeout(PATIENCE))
 }
 
-/// Says what a failure means here.
+/// Explains a failure.
 fn explain(error: CallError) -> anyhow::Error {
     match error {
         CallError::ConnectionLost { .. } => {

@@ -18,31 +18,30 @@
 //! } = 1; } = 0x2b10c570;
 //! ```
 //!
-//! Upper-layer binding (RFC 8166 §6): the contents of the two `data` always travel as chunks, their length
-//! words always inline. Data of no bytes needs no chunk. Nothing has to be aligned; no data is longer than
-//! `block_max`.
+//! Upper-layer binding (RFC 8166 §6): the contents of both `data` always travel as chunks, their length words inline.
+//! Empty data needs no chunk. Alignment is free. `block_max` limits the length.
 #![forbid(unsafe_code)]
 
 use nfs3_types::xdr_codec::{Error, Unpack, XdrCodec};
 
-/// Program number, from the range that is everybody's own.
+/// Program number, from the range for private use.
 pub(crate) const PROGRAM: u32 = 0x2b10_c570;
 /// Program version.
 pub(crate) const VERSION: u32 = 1;
 
-/// Says what the store is: nothing to [`Info`].
+/// Returns [`Info`]; no arguments.
 pub(crate) const INFO: u32 = 1;
 /// [`ReadArgs`] to [`ReadData`].
 pub(crate) const READ: u32 = 2;
 /// [`WriteArgs`] to [`Written`].
 pub(crate) const WRITE: u32 = 3;
-/// Makes all that was written before stable: nothing to nothing.
+/// Makes earlier writes stable; no arguments, no results.
 pub(crate) const FLUSH: u32 = 4;
 
 /// Longest results of any procedure, in bytes.
 pub(crate) const MAX_RESULT: usize = 20;
 
-/// Why the store did not do what was asked. It did nothing of it then.
+/// Cause of a failure. A failed procedure has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, XdrCodec, thiserror::Error)]
 pub(crate) enum Status {
     #[error("beyond the end of the store")]
@@ -57,61 +56,60 @@ pub(crate) enum Status {
     IoError = 5,
 }
 
-/// What the store is.
+/// Description of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, XdrCodec)]
 pub(crate) struct Info {
-    /// Bytes that it holds; fixed.
+    /// Size in bytes; fixed.
     pub(crate) size: u64,
-    /// Most bytes of one READ or WRITE.
+    /// Limit of one READ or WRITE, in bytes.
     pub(crate) block_max: u32,
     pub(crate) writable: bool,
 }
 
-/// Asks for bytes. The call's Write chunk says where they go.
+/// Arguments of READ. The data goes to the Write chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, XdrCodec)]
 pub(crate) struct ReadArgs {
     pub(crate) offset: u64,
     pub(crate) count: u32,
 }
 
-/// Bytes that were read: fewer than asked for at the end of the store, or where the Write chunk had no more
-/// room.
+/// Results of READ: fewer bytes at the end of the store or of the Write chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, XdrCodec)]
 pub(crate) struct ReadData {
-    /// The last byte of the store is among them, or before them.
+    /// The data reaches the end of the store.
     pub(crate) eof: bool,
-    /// Length of the data, which is in the Write chunk.
+    /// Length of the data in the Write chunk.
     pub(crate) count: u32,
 }
 
-/// Bytes to be written: all of them, or none.
+/// Arguments of WRITE: all bytes are written, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, XdrCodec)]
 pub(crate) struct WriteArgs {
     pub(crate) offset: u64,
-    /// Length of the data, which is in a Read chunk at [`DATA_AT`](Self::DATA_AT).
+    /// Length of the data in the Read chunk at [`DATA_AT`](Self::DATA_AT).
     pub(crate) count: u32,
 }
 
 impl WriteArgs {
-    /// Where the data belongs in the arguments: behind its length.
+    /// Position of the data in the arguments: behind its length.
     pub(crate) const DATA_AT: usize = 12;
 }
 
-/// What was written.
+/// Results of WRITE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, XdrCodec)]
 pub(crate) struct Written {
     pub(crate) count: u32,
-    /// It outlives a crash of the server's host already. Else FLUSH makes it so.
+    /// True if the data survives a crash of the host; otherwise it needs a FLUSH.
     pub(crate) stable: bool,
 }
 
-/// Reads arguments; `None` if they are not exactly that.
+/// Decodes exact arguments, or `None`.
 pub(crate) fn decode_args<T: Unpack>(mut bytes: &[u8]) -> Option<T> {
     let (args, _) = T::unpack(&mut bytes).ok()?;
     bytes.is_empty().then_some(args)
 }
 
-/// Reads a result; the outer error says that it is none.
+/// Decodes a result. The outer error means undecodable.
 pub(crate) fn decode_result<T: Unpack>(mut bytes: &[u8]) -> Result<Result<T, Status>, Error> {
     match bytes.split_first_chunk() {
         Some(([0, 0, 0, 0], mut value)) => Ok(Ok(T::unpack(&mut value)?.0)),

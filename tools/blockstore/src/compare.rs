@@ -1,4 +1,4 @@
-//! The block store beside `fio`: the same file, the same system calls below, and a network in between.
+//! The block store beside `fio`, on the same file with the same system calls.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -18,33 +18,33 @@ use crate::{say, size};
 
 #[derive(Debug, Args)]
 pub(crate) struct Compare {
-    /// Bytes of the file; less where the disk has not twice as much.
+    /// Size of the file in bytes; less if the disk has less than twice this free.
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size)]
     size: u64,
-    /// Where the file is made, and removed. Default: the system's directory for temporary files.
+    /// Directory of the temporary file. Default: that of the system.
     #[arg(long, value_name = "PATH")]
     dir: Option<PathBuf>,
-    /// Rounds: `fio`, then the block store, in each.
+    /// Rounds of `fio`, then the block store.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Of each measurement.
+    /// Seconds of each measurement.
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
-    /// The core of the server's shard, and of `fio`.
+    /// Core of the server's shard, and of `fio`.
     #[arg(long, value_name = "CORE", default_value_t = 0)]
     server_core: usize,
-    /// The core of the client.
+    /// Core of the client.
     #[arg(long, value_name = "CORE", default_value_t = 1)]
     client_core: usize,
-    /// Only rows whose names have this in them.
+    /// Print only rows whose names contain this.
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
-    /// Also writes the rows here, as JSON.
+    /// Write the rows to this file as JSON, too.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// What is measured.
+/// Measured operation.
 struct Row {
     name: &'static str,
     fio: &'static str,
@@ -69,10 +69,10 @@ const ROWS: [Row; 6] = [
         random: false,
     },
 ];
-/// The row that processor time is told of.
+/// Row of processor time.
 const TIMED: &Row = &ROWS[1];
 
-/// Blocks per second, and microseconds of processor time for each.
+/// Blocks per second, and processor time of each in microseconds.
 #[derive(Clone, Copy)]
 struct Figure {
     rate: f64,
@@ -128,7 +128,7 @@ pub(crate) fn run(options: &Compare) -> anyhow::Result<()> {
     }
     stop(server)?;
 
-    // A shard that looks again and again takes all of the core, whatever it does.
+    // A polling shard takes all of the core.
     let mut server = None;
     let (mut theirs, mut ours, mut rates) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..options.rounds {
@@ -176,7 +176,7 @@ impl std::fmt::Display for Rounds {
     }
 }
 
-/// A server of the file, in a process of its own.
+/// A server process.
 struct Served {
     process: ServerProcess,
     address: Address,
@@ -184,7 +184,7 @@ struct Served {
 }
 
 impl Served {
-    /// The server, started when it is first asked for.
+    /// The server; started at first use.
     fn get<'a>(server: &'a mut Option<Self>, path: &Path, options: &Compare, idle: &str) -> anyhow::Result<&'a Self> {
         if server.is_none() {
             let address: Address = format!("soft:blockstore-{}-{idle}", std::process::id()).parse()?;
@@ -197,7 +197,7 @@ impl Served {
 
     fn measure(&self, row: &Row, size: u64, time: Duration) -> anyhow::Result<Figure> {
         let run = || {
-            // Its client's thread alone: what it starts later belongs elsewhere.
+            // Only the thread of the client.
             let mut core = CpuSet::new();
             core.set(self.client_core);
             rustix::thread::sched_setaffinity(None, &core).context("the client's core")?;
@@ -216,7 +216,7 @@ fn stop(server: Option<Served>) -> anyhow::Result<()> {
     server.map_or(Ok(()), |server| server.process.stop())
 }
 
-/// What all threads of a process, those of its io_urings among them, have had of processors.
+/// Processor time of all threads of a process, including its io_urings.
 fn processor_time(process: u32) -> anyhow::Result<Duration> {
     let mut sum = 0;
     for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {

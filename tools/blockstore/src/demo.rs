@@ -1,4 +1,4 @@
-//! Everything at once: a server in a second process, a file copied to it, read back and compared.
+//! Server in a second process: copies a file, reads it back, compares.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -17,16 +17,15 @@ use crate::{Io, READY, Shape, report, say, size};
 
 #[derive(Debug, Args)]
 pub(crate) struct Demo {
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size)]
     size: u64,
-    /// Where the file and the store are made, and removed. Twice the size is needed. Default: the system's
-    /// directory for temporary files.
+    /// Directory of the temporary file and store; needs twice the size. Default: that of the system.
     #[arg(long, value_name = "PATH")]
     dir: Option<PathBuf>,
     #[command(flatten)]
     shape: Shape,
-    /// Gives the content of the file, and the order in which it is read back.
+    /// Seed of the contents, and of the order of reads.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// As for `serve`.
@@ -58,8 +57,7 @@ pub(crate) fn run(options: &Demo) -> anyhow::Result<()> {
         arguments.extend(["--cores".to_owned(), cores.clone()]);
     }
     let server = ServerProcess::start(&address, &dir.path().join("store"), &arguments)?;
-    // Both processes have the files open, and nobody else needs their names: nothing is left however this
-    // ends.
+    // Both processes have the files open. Without names, nothing is left behind.
     dir.close().context("the temporary directory")?;
 
     let mut client = BlockClient::connect(&address, block, depth.into(), AuthPolicy::Off)?;
@@ -73,7 +71,7 @@ pub(crate) fn run(options: &Demo) -> anyhow::Result<()> {
     server.stop()
 }
 
-/// A file of `size` bytes that `seed` gives.
+/// Creates a file of `size` random bytes from `seed`.
 pub(crate) fn pseudo_random(path: PathBuf, size: u64, seed: u64) -> anyhow::Result<File> {
     let write = || {
         let mut file = File::options().read(true).write(true).create_new(true).open(&path)?;
@@ -91,24 +89,24 @@ pub(crate) fn pseudo_random(path: PathBuf, size: u64, seed: u64) -> anyhow::Resu
     write().with_context(|| format!("{}: writing {size} bytes (see `df {0}`)", path.display()))
 }
 
-/// Tells this process to stop when the one that started it ends, however that ends.
+/// Stops this process when its parent ends.
 pub(crate) fn stop_with(parent: u32) -> anyhow::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM)).context("prctl(PR_SET_PDEATHSIG)")?;
-    // It may have ended before the call: then nobody will ever send the signal.
+    // If the parent ended before the call, no signal comes.
     let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     ensure!(now == Some(parent), "process {parent}, which started this one, is gone already");
     Ok(())
 }
 
-/// A server that this process started; killed when dropped.
+/// Child server; killed on drop.
 pub(crate) struct ServerProcess {
     child: Child,
-    /// What it says; held open, so that it never writes into a closed pipe.
+    /// Its output; held open, so that the pipe does not close.
     says: BufReader<ChildStdout>,
 }
 
 impl ServerProcess {
-    /// Serves a file with these arguments, and waits until it listens.
+    /// Starts a server, and waits until it listens.
     pub(crate) fn start(address: &Address, store: &Path, arguments: &[String]) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("our own executable")?;
         let mut command = Command::new(program);
@@ -123,7 +121,7 @@ impl ServerProcess {
         Ok(this)
     }
 
-    /// Its number.
+    /// Process ID.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -134,7 +132,7 @@ impl ServerProcess {
         Ok(line.trim_end().to_owned())
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Stops it, and waits for its end.
     pub(crate) fn stop(mut self) -> anyhow::Result<()> {
         rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).context("kill")?;
         say(&format!("server: {}", self.line()?));
@@ -146,7 +144,7 @@ impl ServerProcess {
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // Both fail only if it is gone already.
+        // Both fail only if it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

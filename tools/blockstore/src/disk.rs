@@ -1,5 +1,5 @@
-//! The store's file on one shard's io_uring: what is asked of it waits here until there is room in the ring, goes
-//! past the page cache where it can, and is gone on with where the kernel has stopped short.
+//! The file of the store on one shard's io_uring. Jobs wait for room in the ring, use O_DIRECT where possible, and are
+//! resubmitted after short transfers.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
@@ -17,20 +17,19 @@ use crate::codec::Status;
 use crate::store::{self, Store};
 use crate::sys::{Job, Ring, What};
 
-/// Places of the files in the ring.
+/// Indexes of the files in the ring.
 const FILE: u32 = 0;
 const DIRECT: u32 = 1;
 
-/// What has become of a job.
+/// Outcome of a job.
 type Finish = fn(&Store, Job, Result<(), Status>);
 
-/// The file, for the handlers of one shard.
+/// Handle for the handlers of one shard.
 #[derive(Clone)]
 pub(crate) struct Disk(Weak<RefCell<Inner>>);
 
 impl Disk {
-    /// A ring for `entries` jobs at once over a store, and the task that turns it; `finish` gets each job when it
-    /// is over.
+    /// A ring of `entries` jobs over a store, and its task. `finish` gets each completed job.
     pub(crate) fn open(store: &Arc<Store>, arena: &Arena, entries: u32, finish: Finish) -> io::Result<(Self, Turn)> {
         let mut files = vec![store.file().as_fd()];
         files.extend(store.direct().map(|direct| direct.file.as_fd()));
@@ -47,7 +46,7 @@ impl Disk {
         Ok((Self(Rc::downgrade(&inner)), Turn { inner, descriptor }))
     }
 
-    /// Has a job done. When the task is gone, its call is dropped, and so answered.
+    /// Queues a job. Without a task, its call is dropped, and so answered.
     pub(crate) fn start(&self, job: Job) {
         if let Some(inner) = self.0.upgrade() {
             inner.borrow_mut().waiting.push_back(job);
@@ -55,7 +54,7 @@ impl Disk {
     }
 }
 
-/// The shard's task.
+/// Task of the shard.
 pub(crate) struct Turn {
     inner: Rc<RefCell<Inner>>,
     /// The ring's.
@@ -75,19 +74,19 @@ impl ShardTask for Turn {
 struct Inner {
     store: Arc<Store>,
     ring: Ring,
-    /// What the ring has had no room for.
+    /// Jobs that wait for room in the ring.
     waiting: VecDeque<Job>,
-    /// Writes that the gate has not let in; they go in order.
+    /// Writes that wait for the gate, in order.
     held: VecDeque<Job>,
-    /// The first of them is one that goes first.
+    /// The first one has priority at the gate.
     waits: bool,
     finish: Finish,
-    /// The file has refused what it had said it would take.
+    /// O_DIRECT failed despite its announced alignment.
     no_direct: bool,
 }
 
 impl Inner {
-    /// Gives the ring what there is room for, with one call of the system, and ends what has completed.
+    /// Submits jobs with one system call, and ends completed ones.
     fn turn(&mut self) -> bool {
         let mut busy = self.start_held();
         while let Some(job) = self.waiting.pop_front() {
@@ -107,11 +106,11 @@ impl Inner {
             busy = true;
             self.ended(job, moved);
         }
-        // What is held waits for other shards, too, of which nothing wakes this one.
+        // Held writes wait for other shards, which do not wake this one.
         busy || !self.held.is_empty()
     }
 
-    /// Starts the writes that the gate lets in by now.
+    /// Starts the writes that the gate admits.
     fn start_held(&mut self) -> bool {
         let mut any = false;
         while let Some(mut job) = self.held.pop_front() {
@@ -125,7 +124,7 @@ impl Inner {
         any
     }
 
-    /// Gives the ring a job, or keeps it where it waits for the gate; it comes back if the ring is full.
+    /// Submits a job, or queues it for the gate. Returns it if the ring is full.
     fn admit(&mut self, mut job: Job) -> Result<(), Job> {
         let direct = self.goes_direct(&mut job);
         if job.what() != What::Write {
@@ -141,7 +140,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Starts a write, if the gate lets it in and the ring has room.
+    /// Starts a write if gate and ring admit it.
     fn start_write(&mut self, job: Job, direct: bool) -> Result<(), Job> {
         let gate = &self.store.gate;
         if direct {
@@ -161,7 +160,7 @@ impl Inner {
         started
     }
 
-    /// Whether what is left of a job goes past the page cache.
+    /// True if the rest of a job uses O_DIRECT.
     fn goes_direct(&self, job: &mut Job) -> bool {
         let Some(direct) = self.store.direct() else { return false };
         if self.no_direct || job.what() == What::Sync {
@@ -178,7 +177,7 @@ impl Inner {
         }
         let outcome = match moved {
             Ok(_) if job.left() == 0 => Ok(()),
-            // The file is shorter than it was.
+            // The file was truncated.
             Ok(0) if what != What::Sync => Err(store::status(name(what), &io::ErrorKind::UnexpectedEof.into())),
             Ok(_) | Err(Errno::INTR | Errno::AGAIN) => return self.waiting.push_back(job),
             Err(Errno::INVAL) if went_direct => return self.without_direct(job),
@@ -187,7 +186,7 @@ impl Inner {
         (self.finish)(&self.store, job, outcome);
     }
 
-    /// The file has refused what it should have taken.
+    /// Handles an O_DIRECT failure.
     fn without_direct(&mut self, job: Job) {
         if !self.no_direct {
             eprintln!("O_DIRECT is refused although all is aligned: buffered I/O from now on");
@@ -199,7 +198,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Other shards go on.
+        // Other shards continue.
         let gate = &self.store.gate;
         gate.no_longer_waits(&mut self.waits);
         self.ring.wait_for_all(|job| {

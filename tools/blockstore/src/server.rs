@@ -1,4 +1,4 @@
-//! The serving side: what each procedure does, where it runs, and what of it travels as chunks.
+//! The server: procedures, their threads, and chunks.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -16,12 +16,11 @@ use crate::disk::Disk;
 use crate::store::Store;
 use crate::sys::{Job, What};
 
-/// Most bytes of one READ or WRITE.
+/// Limit of one READ or WRITE, in bytes.
 pub(crate) const BLOCK_MAX: usize = 1 << 20;
 
-/// The block store on one shard, with an io_uring for so many blocks at once: handlers take their calls and give
-/// them to the ring; the shard's task answers them when their blocks have been moved, between the file and the
-/// memory that the device reads and writes. Nothing blocks, nothing is copied, and no other thread has a part in it.
+/// The block store on one shard, with an io_uring of `entries` blocks. Handlers queue their calls. The shard's task
+/// answers them once the kernel has moved the blocks between file and registered memory. Nothing blocks or copies.
 pub(crate) fn on_ring(
     store: &Arc<Store>,
     setup: &ShardSetup<'_>,
@@ -44,12 +43,10 @@ pub(crate) fn on_ring(
     Ok(Application { services, task: Some(Box::new(turn)) })
 }
 
-/// The block store's procedures over a store that is mapped, where there is no io_uring.
+/// The procedures over a mapped store, without io_uring.
 ///
-/// READ runs on the shard, to completion: what it reads is in memory, as a rule, and takes microseconds to
-/// copy. WRITE and FLUSH run on workers, for they may wait: the system makes writers wait when too much is
-/// unwritten, and FLUSH is nothing but waiting. Where the store is larger than the memory, READ belongs there
-/// too.
+/// READ runs on the shard: it copies from memory, mostly within microseconds. WRITE and FLUSH may block, and run on
+/// workers. A store larger than the memory would need READ there, too.
 pub(crate) fn services(store: &Arc<Store>, workers: bool) -> Services {
     let mut services = Services::new();
     let mut add = |number, procedure: Procedure| {
@@ -63,8 +60,7 @@ pub(crate) fn services(store: &Arc<Store>, workers: bool) -> Services {
     services
 }
 
-/// Shards on `cores`, one each, or one shard anywhere; and buffers for the blocks that are on their way, which start
-/// at multiples of `align`.
+/// One shard per core, or one unpinned; buffers for outstanding blocks, which start at multiples of `align`.
 pub(crate) fn config(cores: &[usize], align: usize, idle: IdlePolicy) -> ServerConfig {
     let bulk_buffers = vec![(4096 + align, 256), ((64 << 10) + align, 256), (BLOCK_MAX + align, 64)];
     let shard = Config {
@@ -76,12 +72,12 @@ pub(crate) fn config(cores: &[usize], align: usize, idle: IdlePolicy) -> ServerC
     ServerConfig { shard, shards: cores.as_ref().map_or(1, Vec::len), cores, ..ServerConfig::default() }
 }
 
-/// So many workers.
+/// Configuration of `count` workers.
 pub(crate) fn workers(count: usize) -> Option<WorkerConfig> {
     (count > 0).then(|| WorkerConfig { count, ..WorkerConfig::default() })
 }
 
-/// Binds a procedure's function to the store.
+/// Binds a function to the store.
 fn on(store: &Arc<Store>, run: fn(&Store, &mut ServerCall) -> Result<(), Refusal>) -> Procedure {
     let store = Arc::clone(store);
     Procedure::new(move |call| run(&store, call))
@@ -98,7 +94,7 @@ fn read(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
     if count as usize > BLOCK_MAX {
         return reply::<ReadData>(call, Err(Status::TooLong));
     }
-    // The result is read to where it is sent from; the chunk's room may be less than what is asked for.
+    // Reads into the send buffer; the chunk may have less room than requested.
     let outcome = match call.result_writer(0) {
         Ok(mut result) => store.read(offset, count as usize, &mut result),
         Err(_) if count == 0 => store.left(offset).map(|_| 0),
@@ -113,7 +109,7 @@ fn read(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
 
 fn write(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
     let WriteArgs { offset, count } = args(call)?;
-    // The data lies in the buffer that the device fetched it to.
+    // The data is in the target buffer of the RDMA Read.
     let data = match call.read_chunk(0) {
         Some(data) if call.read_chunk_at(0) == Some(WriteArgs::DATA_AT) && data.len() == count as usize => data,
         None if count == 0 => &[],
@@ -128,7 +124,7 @@ fn flush(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
     reply(call, store.flush().map(|()| Void))
 }
 
-/// Answers a call of which nothing is to be done, or all has been.
+/// Answers a call that needs no I/O, or whose I/O is done.
 fn answer<T: Pack>(mut call: DeferredCall, result: Result<T, Status>) {
     let outcome = reply(&mut call, result);
     call.answer(outcome);
@@ -142,7 +138,7 @@ fn begin_read(store: &Store, disk: &Disk, mut call: DeferredCall) {
     if count as usize > BLOCK_MAX {
         return answer::<ReadData>(call, Err(Status::TooLong));
     }
-    // The chunk's room may be less than what is asked for.
+    // The chunk may have less room than requested.
     let room = call.result_writer(0).map(|result| result.room()).ok();
     if room.is_none() && count > 0 {
         return call.answer(Err(Refusal::GarbageArguments));
@@ -181,7 +177,7 @@ fn begin_flush(store: &Store, disk: &Disk, call: DeferredCall) {
     }
 }
 
-/// Answers a call that has been to the disk.
+/// Answers a call after its I/O.
 fn finish(store: &Store, job: Job, outcome: Result<(), Status>) {
     let what = job.what();
     let (call, offset, len) = match outcome {

@@ -1,12 +1,9 @@
-//! The file behind the store. With an io_uring it goes by the file's descriptors; without one it is read through a
-//! mapping and written by `pwrite`.
+//! The file of the store: by descriptors with an io_uring; otherwise reads use a mapping, writes `pwrite`.
 //!
-//! Reads through a mapping cost no system call, which is what a shard wants. Writes go by the system, because a mapping
-//! is bad at them: it can only say by SIGBUS that the disk is full, and the first write to each page is a fault,
-//! which the file system may make dearer than the copy. Both see the same pages: those of the page cache.
+//! Reads from a mapping need no system call. Writes to one do not suit a server: a full disk raises SIGBUS, and the
+//! first write to each page is a fault, which may cost more than the copy. Both share the page cache.
 //!
-//! A tmpfs is not mapped: there a mapping takes a page of the disk also to read a hole, and says by SIGBUS that there
-//! is none. The system reads a hole without.
+//! A tmpfs is not mapped: there even reads of a hole allocate a page, and raise SIGBUS on a full disk.
 #![forbid(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -28,45 +25,45 @@ use rustix::io::Errno;
 use crate::codec::Status;
 use crate::sys;
 
-/// Bytes of a stripe, at least; a multiple of every page size.
+/// Minimum size of a stripe in bytes; a multiple of every page size.
 const STRIPE: u64 = 1 << 20;
-/// Most stripes: each is a mapping, and a process may have 65530 of them.
+/// Limit of stripes: each is a mapping, and a process may have 65530.
 const MAX_STRIPES: u64 = 4096;
-/// What `fstatfs` calls a tmpfs (linux/magic.h).
+/// Type of a tmpfs in `fstatfs` (linux/magic.h).
 const TMPFS_MAGIC: FsWord = 0x0102_1994;
 
-/// A file of fixed size. Nothing in it needs to be aligned.
+/// A file of fixed size. Alignment is free.
 ///
-/// [Mapped](Self::map), it is so in stripes with a lock each: bytes that a reference shows do not change, because
-/// whoever writes to a stripe holds its lock. Reads never wait for that lock: they ask the system instead.
+/// [Mapped](Self::map), it has stripes with a lock each. Bytes behind a reference do not change, as writers hold the
+/// lock. Reads never wait for it: they use a system call instead.
 ///
-/// The file is locked (`flock`) as long as the store lives. That keeps other stores away, and whoever else
-/// asks for the lock. It does not keep away who does not ask: whoever cuts the file short meanwhile ends this
-/// process, by SIGBUS, at the next read of what is gone. So does a disk error under a mapping.
+/// The file is locked (`flock`) while the store lives, which keeps out other stores. A process that ignores the lock
+/// and truncates the file ends this process by SIGBUS, at the next read of the missing part. So does a disk error under
+/// a mapping.
 #[derive(Debug)]
 pub(crate) struct Store {
     file: File,
     size: u64,
     writable: bool,
     stripe: u64,
-    /// Of a tmpfs without their mappings.
+    /// Empty for a tmpfs.
     stripes: Vec<RwLock<Option<Mmap>>>,
     direct: Option<Direct>,
     pub(crate) gate: Gate,
 }
 
-/// The file once more, past the page cache.
+/// The file, opened with O_DIRECT.
 #[derive(Debug)]
 pub(crate) struct Direct {
     pub(crate) file: File,
-    /// What offsets and lengths must be multiples of.
+    /// Alignment of offsets and lengths.
     pub(crate) block: usize,
-    /// What memory must start at a multiple of.
+    /// Alignment of memory.
     pub(crate) align: usize,
 }
 
 impl Direct {
-    /// Whether these bytes may go past the page cache.
+    /// True if O_DIRECT can move these bytes.
     pub(crate) fn takes(&self, memory: *const u8, offset: u64, len: usize) -> bool {
         offset.is_multiple_of(self.block as u64)
             && len.is_multiple_of(self.block)
@@ -74,18 +71,18 @@ impl Direct {
     }
 }
 
-/// Keeps writes past the page cache apart from those that go through it. Side by side on one page, the latter would
-/// write back what they have read before the former were there. One of the latter that waits goes first.
+/// Separates O_DIRECT writes from buffered ones. On one page, a buffered write would write back stale data of a
+/// concurrent O_DIRECT write. A waiting buffered write has priority.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Writes past the page cache that are under way; less than 0: those through it.
+    /// Outstanding O_DIRECT writes; below 0: buffered ones.
     inside: AtomicI64,
-    /// Shards whose next write is one through the page cache that waits.
+    /// Shards with a waiting buffered write.
     waiting: AtomicUsize,
 }
 
 impl Gate {
-    /// Lets a write in, if there are none of the other kind.
+    /// Admits a write unless writes of the other kind are outstanding.
     pub(crate) fn enter(&self, direct: bool) -> bool {
         if direct && self.waiting.load(Ordering::Relaxed) > 0 {
             return false;
@@ -94,23 +91,23 @@ impl Gate {
             true => (inside >= 0).then_some(inside + 1),
             false => (inside <= 0).then_some(inside - 1),
         };
-        // What the others' system calls have done is done for all.
+        // The other kind's writes happen before.
         self.inside.fetch_update(Ordering::AcqRel, Ordering::Relaxed, enter).is_ok()
     }
 
-    /// It has ended.
+    /// Ends an admitted write.
     pub(crate) fn leave(&self, direct: bool) {
         self.inside.fetch_add(if direct { -1 } else { 1 }, Ordering::AcqRel);
     }
 
-    /// A shard's next write is one through the page cache that waits. The flag is the shard's.
+    /// A buffered write of a shard waits. The flag is the shard's.
     pub(crate) fn waits(&self, flag: &mut bool) {
         if !std::mem::replace(flag, true) {
             self.waiting.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// It is not, any more.
+    /// It no longer waits.
     pub(crate) fn no_longer_waits(&self, flag: &mut bool) {
         if std::mem::take(flag) {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -119,8 +116,7 @@ impl Gate {
 }
 
 impl Store {
-    /// Opens a file; with `size`, makes it that long, or new, if it is not, and reserves its place on the
-    /// disk, where the file system can do so.
+    /// Opens a file. With `size`, creates or grows it, and reserves disk space if the file system can.
     pub(crate) fn open(path: &Path, size: Option<u64>, read_only: bool) -> anyhow::Result<Self> {
         let shown = path.display();
         let writable = !read_only;
@@ -155,7 +151,7 @@ impl Store {
         Ok(Self { file, size, writable, stripe, stripes: Vec::new(), direct: None, gate: Gate::default() })
     }
 
-    /// Maps it, for [`read`](Self::read), if it is not on a tmpfs.
+    /// Maps the file for [`read`](Self::read), unless on a tmpfs.
     pub(crate) fn map(&mut self) -> anyhow::Result<()> {
         let (size, stripe) = (self.size, self.stripe);
         let starts = (0..size).step_by(stripe as usize);
@@ -167,16 +163,16 @@ impl Store {
         Ok(())
     }
 
-    /// Opens it once more, past the page cache.
+    /// Opens the file with O_DIRECT.
     ///
     /// # Errors
-    /// The file system has no O_DIRECT, or does not say what it wants.
+    /// The file system has no O_DIRECT, or does not report its alignment.
     pub(crate) fn open_direct(&mut self) -> anyhow::Result<()> {
         let mut options = OpenOptions::new();
         options.read(true).write(self.writable).custom_flags(OFlags::DIRECT.bits() as i32);
-        // The same file, whatever its name is by now.
+        // The same file, even if renamed.
         let file = options.open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
-        // Linux 6.1 says what it wants.
+        // Reported since Linux 6.1.
         let told = rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
         ensure!(told.stx_mask & StatxFlags::DIOALIGN.bits() != 0, "statx does not tell the alignment");
         let (block, align) = (told.stx_dio_offset_align as usize, told.stx_dio_mem_align as usize);
@@ -185,12 +181,12 @@ impl Store {
         Ok(())
     }
 
-    /// The file past the page cache, if there is a way.
+    /// The file with O_DIRECT, if open.
     pub(crate) fn direct(&self) -> Option<&Direct> {
         self.direct.as_ref()
     }
 
-    /// The file through the page cache.
+    /// The buffered file.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
@@ -208,18 +204,16 @@ impl Store {
         self.size.checked_sub(offset).ok_or(Status::OutOfRange)
     }
 
-    /// Writes `most` bytes from `offset` on to `out`; returns how many there were: fewer than `out` has room
-    /// for only at the end.
+    /// Copies up to `most` bytes from `offset` to `out`. Returns their number, less than fits only at the end.
     ///
-    /// Bytes that are being written meanwhile may be old or new.
+    /// Concurrent writes may show old or new bytes.
     pub(crate) fn read(&self, offset: u64, most: usize, out: &mut ResultWriter<'_>) -> Result<usize, Status> {
         let len = self.left(offset)?.min(most.min(out.room()) as u64) as usize;
         for part in self.parts(offset, len) {
             let len = part.of_data.len();
             let done = match self.stripes[part.stripe].try_read().as_deref() {
                 Ok(Some(map)) => out.put(&map[part.at..part.at + len]).map_err(std::io::Error::other),
-                // It is not mapped; or it is being written, by a thread that may have to wait. The system copies
-                // without waiting for that one.
+                // Not mapped, or locked by a writer that may block. A system call does not wait for it.
                 Ok(None) | Err(_) => match out.read_from(&self.file, part.offset, len) {
                     Ok(read) if read < len => Err(ErrorKind::UnexpectedEof.into()),
                     read => read.map(drop),
@@ -230,7 +224,7 @@ impl Store {
         Ok(len)
     }
 
-    /// Whether so many bytes may be written from `offset` on.
+    /// True if this range may be written.
     pub(crate) fn may_write(&self, offset: u64, len: u64) -> Result<(), Status> {
         if !self.writable {
             return Err(Status::ReadOnly);
@@ -238,7 +232,7 @@ impl Store {
         if self.left(offset)? < len { Err(Status::OutOfRange) } else { Ok(()) }
     }
 
-    /// Writes all of `data`, or nothing; but part of it where the disk fails in the middle. May block.
+    /// Writes all of `data` or nothing, except after a disk failure in the middle. May block.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) -> Result<(), Status> {
         self.may_write(offset, data.len() as u64)?;
         for part in self.parts(offset, data.len()) {
@@ -248,7 +242,7 @@ impl Store {
         Ok(())
     }
 
-    /// Waits until all that was written is on the disk.
+    /// Waits until all writes are on the disk.
     pub(crate) fn flush(&self) -> Result<(), Status> {
         if !self.writable {
             return Ok(());
@@ -256,7 +250,7 @@ impl Store {
         self.file.sync_data().map_err(|error| status("fdatasync", &error))
     }
 
-    /// Cuts `len` bytes from `offset` on where stripes end. All are in the store.
+    /// Splits a range of the store at the ends of stripes.
     fn parts(&self, offset: u64, len: usize) -> impl Iterator<Item = Part> + use<> {
         let stripe = self.stripe;
         let mut done = 0;
@@ -271,19 +265,19 @@ impl Store {
     }
 }
 
-/// Bytes that are all in one stripe.
+/// A range within one stripe.
 struct Part {
     stripe: usize,
-    /// Where they start in the stripe.
+    /// Offset in the stripe.
     at: usize,
-    /// Where they start in the file.
+    /// Offset in the file.
     offset: u64,
-    /// Where they are in the caller's data.
+    /// Range of the caller's data.
     of_data: Range<usize>,
 }
 
-/// Locks a file. The io_uring of a server that has just ended keeps its lock until the last of its blocks has been
-/// moved, and a little longer: so it is tried for a second.
+/// Locks a file, with tries for a second: a previous server's io_uring holds its lock until its last block has been
+/// moved, and briefly after.
 fn locked(file: &File, lock: FlockOperation) -> rustix::io::Result<()> {
     for _ in 0..100 {
         match rustix::fs::flock(file, lock) {
@@ -294,16 +288,16 @@ fn locked(file: &File, lock: FlockOperation) -> rustix::io::Result<()> {
     rustix::fs::flock(file, lock)
 }
 
-/// Makes a file at least `size` bytes long, with room on the disk for all of them.
+/// Makes a file at least `size` bytes long, with reserved disk space.
 fn reserve(file: &File, size: u64) -> std::io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
-        // This file system reserves nothing: a WRITE may find the disk full.
+        // This file system reserves nothing: a WRITE may fill the disk.
         Err(Errno::OPNOTSUPP) => file.set_len(size),
         outcome => Ok(outcome?),
     }
 }
 
-/// What a call of the system that failed is to whoever asked for it.
+/// Status for a failed system call.
 pub(crate) fn status(call: &str, error: &std::io::Error) -> Status {
     eprintln!("{call}: {error}");
     match error.kind() {

@@ -1,6 +1,5 @@
 #![expect(unsafe_code, reason = "maps a file, and has the kernel read and write the memory of calls")]
-//! What the system does with memory: the mapping of a file, and the io_uring that moves blocks between a file and
-//! the memory of calls.
+//! Memory shared with the kernel: the mapping of a file, and the io_uring between a file and the memory of calls.
 
 use std::fs::File;
 use std::io;
@@ -27,28 +26,28 @@ pub(crate) fn map(file: &File, offset: u64, len: u64) -> io::Result<Mmap> {
     unsafe { options.map(file) }
 }
 
-/// What is done for a call.
+/// Operation of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// The file's bytes become the result in its first Write chunk.
+    /// Read the file into the first Write chunk.
     Read,
-    /// The bytes of its first Read chunk become the file's.
+    /// Write the first Read chunk to the file.
     Write,
-    /// What was written before becomes stable.
+    /// Make earlier writes stable.
     Sync,
 }
 
-/// A call, and what is to be done for it.
+/// A call and its operation.
 #[derive(Debug)]
 pub(crate) struct Job {
     call: DeferredCall,
     what: What,
-    /// Where in the file.
+    /// Offset in the file.
     offset: u64,
     len: usize,
-    /// Bytes of those that the kernel has moved: each was written to the call's memory, or read from it.
+    /// Bytes moved by the kernel, to or from the call's memory.
     done: usize,
-    /// The file that it was last given to the kernel with.
+    /// Index of the file of its last submission.
     file: u32,
 }
 
@@ -61,22 +60,22 @@ impl Job {
         self.what
     }
 
-    /// Where in the file that starts which is left to be done.
+    /// Offset of the rest in the file.
     pub(crate) fn at(&self) -> u64 {
         self.offset + self.done as u64
     }
 
-    /// Which of the ring's files it was last about.
+    /// Index of the file of its last submission.
     pub(crate) fn file(&self) -> u32 {
         self.file
     }
 
-    /// Bytes that are left to be done.
+    /// Bytes of the rest.
     pub(crate) fn left(&self) -> usize {
         self.len - self.done
     }
 
-    /// Where in memory that starts which is left to be done; `None` if the call has not so much.
+    /// Memory of the rest; `None` if the call has less.
     pub(crate) fn memory(&mut self) -> Option<*mut u8> {
         let (done, len) = (self.done, self.len);
         match self.what {
@@ -89,7 +88,7 @@ impl Job {
         }
     }
 
-    /// The call, with the result that was read; and where in the file it starts, and how long it is.
+    /// The call with the read result, its offset and length.
     pub(crate) fn into_done(mut self) -> (DeferredCall, u64, usize) {
         if self.what == What::Read
             && let Ok(mut result) = self.call.result_writer(0)
@@ -101,32 +100,31 @@ impl Job {
         (self.call, self.offset, self.len)
     }
 
-    /// The call, without a result.
+    /// The call without a result.
     pub(crate) fn into_call(self) -> DeferredCall {
         self.call
     }
 }
 
-/// Longest piece of memory that the kernel registers as one.
+/// Longest registered buffer.
 const PIECE: usize = 1 << 30;
 
-/// An io_uring of one shard, and the jobs that the kernel has: these it keeps, whatever happens, until the kernel
-/// is done with their memory.
+/// An io_uring of one shard. It owns submitted jobs until the kernel is done with their memory.
 pub(crate) struct Ring {
     ring: IoUring,
-    /// The memory that is registered, in pieces.
+    /// Registered memory, in pieces.
     registered: Option<Arena>,
-    /// By their number in the kernel.
+    /// By token.
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
 }
 
 impl Ring {
-    /// A ring for so many jobs, and these files, which go by their place in the list.
+    /// A ring of `entries` jobs over these files, by index.
     pub(crate) fn new(entries: u32, files: &[BorrowedFd<'_>]) -> io::Result<Self> {
         let mut builder = IoUring::builder();
-        // Completions are worked on in the shard's own system calls, and not by interrupting it. Of Linux 6.0. (With
-        // IORING_SETUP_DEFER_TASKRUN, which puts off more, they would not wake who sleeps on the descriptor.)
+        // Completions run in the shard's own system calls, without interrupts (Linux 6.0). IORING_SETUP_DEFER_TASKRUN
+        // would not wake sleepers on the descriptor.
         let lean = builder.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().build(entries);
         let ring = match lean {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => IoUring::new(entries),
@@ -136,13 +134,13 @@ impl Ring {
         if !files.is_empty() {
             ring.submitter().register_files(&files)?;
         }
-        // A filter may let a program make rings that it may not use: better told now than by the first block.
+        // A filter may allow the creation of a ring but not its use: fail now.
         ring.submit()?;
         let jobs = (0..entries).map(|_| None).collect();
         Ok(Self { ring, registered: None, jobs, free: (0..entries as usize).rev().collect() })
     }
 
-    /// Registers memory, so that its pages need not be looked up for each job.
+    /// Registers memory, which saves a page look-up per job.
     pub(crate) fn register(&mut self, arena: &Arena) -> io::Result<()> {
         let (base, len) = (arena.base_address(), arena.len());
         let pieces = (0..len).step_by(PIECE).map(|at| libc::iovec {
@@ -156,12 +154,12 @@ impl Ring {
         Ok(())
     }
 
-    /// Readable when something has completed.
+    /// Readable after a completion.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.ring.as_fd()
     }
 
-    /// The piece of registered memory that all of these bytes are in.
+    /// The registered buffer that holds all of these bytes.
     fn piece(&self, memory: *mut u8, len: usize) -> Option<u16> {
         let arena = self.registered.as_ref()?;
         let first = memory.addr().checked_sub(arena.base_address())?;
@@ -169,8 +167,7 @@ impl Ring {
         (last < arena.len() && first / PIECE == last / PIECE).then_some((first / PIECE) as u16)
     }
 
-    /// Gives the kernel a job, with the file that it is about, at the next [`submit`](Self::submit). Comes back
-    /// with it if there is no room for it now.
+    /// Queues a job for the next [`submit`](Self::submit). Returns it if the ring is full.
     pub(crate) fn start(&mut self, mut job: Job, file: u32) -> Result<(), Job> {
         let (Some(&slot), Some(memory)) = (self.free.last(), job.memory()) else { return Err(job) };
         let (len, at) = (job.left() as u32, job.at());
@@ -197,7 +194,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Tells the kernel what was started, and has it do what it has put off for us; true if there was anything.
+    /// Submits queued jobs, and runs deferred completions. True if there were any.
     pub(crate) fn submit(&mut self) -> io::Result<bool> {
         let queue = self.ring.submission();
         if queue.is_empty() && !queue.taskrun() && !queue.cq_overflow() {
@@ -211,7 +208,7 @@ impl Ring {
         }
     }
 
-    /// A job that the kernel is done with, and how many bytes it has moved of what was left.
+    /// A completed job, and its moved bytes.
     pub(crate) fn take_completed(&mut self) -> Option<(Job, Result<usize, Errno>)> {
         loop {
             let completed = self.ring.completion().next()?;
@@ -227,19 +224,19 @@ impl Ring {
         }
     }
 
-    /// Jobs that the kernel has.
+    /// Outstanding jobs.
     pub(crate) fn under_way(&self) -> usize {
         self.jobs.len() - self.free.len()
     }
 }
 
-/// It may go better the next time.
+/// True for transient errors.
 fn passes(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::INTR | Errno::AGAIN | Errno::BUSY))
 }
 
 impl Ring {
-    /// Waits until the kernel is done with the memory of all calls that it has; `ended` is told of each.
+    /// Waits until the kernel is done with the memory of all jobs. `ended` gets each.
     pub(crate) fn wait_for_all(&mut self, mut ended: impl FnMut(&Job)) {
         while self.under_way() > 0 {
             match self.ring.submit_and_wait(1) {
