@@ -21,13 +21,13 @@ pub(crate) enum FeedError {
     /// No server listens.
     #[error("{path}: {source}; is the server started, with its option for statistics (`ServerConfig::stats`)?")]
     Gone { path: PathBuf, source: std::io::Error },
-    /// There is something else.
+    /// The path is no socket.
     #[error("{path}: this is no socket; give the one of the server's option for statistics (`ServerConfig::stats`)")]
     NoSocket { path: PathBuf },
-    /// It cannot be read.
+    /// The read failed.
     #[error("{path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
-    /// What was read is no snapshot, or not all of one.
+    /// Malformed or incomplete snapshot.
     #[error("{path}: this is no snapshot of a server: {reason}")]
     Other { path: PathBuf, reason: String },
 }
@@ -35,7 +35,7 @@ pub(crate) enum FeedError {
 /// Checks that the path is free, or a socket.
 ///
 /// # Errors
-/// It is something else.
+/// The path is something else.
 pub(crate) fn check(path: &Path) -> Result<(), FeedError> {
     let is_other = path.metadata().is_ok_and(|found| !found.file_type().is_socket());
     if is_other { Err(FeedError::NoSocket { path: path.to_owned() }) } else { Ok(()) }
@@ -58,7 +58,7 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot, FeedError> {
     Ok(snapshot)
 }
 
-/// All that comes until the end, which must come in time.
+/// Reads to the end of the stream, within the time limit.
 fn read_all(stream: &UnixStream, longest: usize) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let read = Timed::new(stream, PATIENCE).take(longest as u64 + 1).read_to_end(&mut bytes);

@@ -1,4 +1,4 @@
-//! Attributes: from the system's to NFS's, and the other way (RFC 1813 §2.5, §2.6).
+//! Conversion of attributes between the system and NFS (RFC 1813 §2.5, §2.6).
 #![forbid(unsafe_code)]
 
 use nfs3_types::nfs3::{
@@ -30,7 +30,7 @@ fn kind(stat: &Stat) -> ftype3 {
     }
 }
 
-/// The time of the last change of attributes.
+/// Time of the last change of attributes (ctime).
 pub(crate) fn ctime(stat: &Stat) -> nfstime3 {
     time(stat.st_ctime, stat.st_ctime_nsec)
 }
@@ -54,22 +54,22 @@ pub(crate) fn fattr(stat: &Stat) -> fattr3 {
     }
 }
 
-/// What a client needs to find out whether somebody else changed the file.
+/// Attributes by which a client detects changes by others.
 pub(crate) fn before(stat: &Stat) -> wcc_attr {
     wcc_attr { size: stat.st_size as u64, mtime: time(stat.st_mtime, stat.st_mtime_nsec), ctime: ctime(stat) }
 }
 
-/// The attributes of a file as they are now, if they can be had.
+/// Current attributes of a file, if readable.
 pub(crate) fn now(node: &Node) -> post_op_attr {
     optional(node.stat().ok().as_ref().map(fattr))
 }
 
-/// The attributes before an operation, and as they are now.
+/// Attributes before an operation, and now.
 pub(crate) fn wcc(before_it: Option<wcc_attr>, node: &Node) -> wcc_data {
     wcc_data { before: optional(before_it), after: now(node) }
 }
 
-/// Nothing is known of the file.
+/// No attributes.
 pub(crate) fn no_wcc() -> wcc_data {
     wcc_data::default()
 }
@@ -82,9 +82,9 @@ fn special(nanoseconds: i64) -> Timespec {
     Timespec { tv_sec: 0, tv_nsec: nanoseconds }
 }
 
-/// The times that a client asks for, beside those that a new length sets; `None` if it asks for none.
+/// Requested times, beside those that a new length sets; `None` if there are none.
 fn times(new: &sattr3) -> Option<Timestamps> {
-    // Who may write may set the length, and with it this time. To set it alone takes the owner.
+    // A writer may set the length and thereby this time. To set it alone takes the owner.
     let by_length = matches!((&new.atime, &new.mtime), (set_atime::DONT_CHANGE, set_mtime::SET_TO_SERVER_TIME));
     if by_length && given(&new.size).is_some() {
         return None;
@@ -104,18 +104,18 @@ fn times(new: &sattr3) -> Option<Timestamps> {
         .then(|| Timestamps { last_access: atime.unwrap_or_else(keep), last_modification: mtime.unwrap_or_else(keep) })
 }
 
-/// Permission bits as a client gives them.
+/// Permission bits of the client.
 pub(crate) fn mode(new: &sattr3) -> Mode {
     Mode::from_raw_mode(given(&new.mode).unwrap_or(0) & 0o7777)
 }
 
-/// Whether only the owner may set these times: all but both to the present, which who may write may do.
+/// True if only the owner may set these times. A writer may set both to the present.
 fn are_of_the_owner(times: &Timestamps) -> bool {
     [times.last_access, times.last_modification].iter().any(|time| time.tv_nsec != UTIME_NOW)
 }
 
-/// Sets what is given, all of it or nothing as far as the system lets us know beforehand (RFC 1813 §3.3.2): what
-/// can be refused is looked at first. Owner, size, mode, times, in this order, for each may change those behind it.
+/// Sets attributes, all or none if failures are foreseeable (RFC 1813 §3.3.2): it checks first. The order is owner,
+/// size, mode, times, as each may change the later ones.
 pub(crate) fn apply(node: &Node, who: &Identity, new: &sattr3) -> Outcome<()> {
     let (size, uid, gid, times) = (given(&new.size), given(&new.uid), given(&new.gid), times(new));
     if size.is_some_and(|size| i64::try_from(size).is_err()) {

@@ -64,10 +64,10 @@ pub(crate) fn access(export: &Export, who: &Identity, mut args: Args<'_>) -> Res
     Ok(or_fail(granted, ACCESS3resfail::default()))
 }
 
-/// Those of the rights asked for that the user has.
+/// The requested rights that the user has.
 fn granted(export: &Export, node: &Node, who: &Identity, asked: u32) -> u32 {
     let execute = if node.is_dir() { ACCESS3_LOOKUP } else { ACCESS3_EXECUTE };
-    // In a directory who may write may delete; a file's own permissions do not say who may delete it.
+    // Write permission on a directory allows deletion in it. A file's permissions do not tell who may delete the file.
     let write = ACCESS3_MODIFY | ACCESS3_EXTEND | if node.is_dir() { ACCESS3_DELETE } else { 0 };
     let rights = [(ACCESS3_READ, Access::READ_OK), (write, Access::WRITE_OK), (execute, Access::EXEC_OK)];
     rights
@@ -119,7 +119,7 @@ pub(crate) fn pathconf(export: &Export, _: &Identity, args: Args<'_>) -> Result<
         let stat = fstatvfs(export.root.own_reader()?).map_err(status)?;
         Ok(PATHCONF3resok {
             obj_attributes: attr::now(&node),
-            // No call tells; some file systems have more.
+            // No system call reports it; some file systems have more.
             linkmax: 32_000,
             name_max: (stat.f_namemax as u32).min(NAME_MAX as u32),
             no_trunc: true,

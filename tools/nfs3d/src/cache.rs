@@ -1,4 +1,4 @@
-//! The nodes that were used lately.
+//! Recently used nodes.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::node::Node;
 
-/// By inode number. There are two generations: what is used moves to the young one; at each
-/// [turn](Cache::turn), and when there are too many, the old one goes and the young one becomes old. So a
-/// file that nobody uses is soon closed, and its space free if it was removed behind the server's back.
+/// By inode number, in two generations. A used node moves to the young one. Each [turn](Cache::turn), and each
+/// overflow, drops the old generation, and the young one becomes old. So unused files are closed soon, and removed ones
+/// free their space.
 #[derive(Debug)]
 pub(crate) struct Cache {
     generations: Mutex<Generations>,
-    /// Most nodes of one generation.
+    /// Limit of nodes per generation.
     limit: usize,
 }
 
@@ -41,8 +41,7 @@ impl Cache {
         Some(node)
     }
 
-    /// Enters a node, and gives back what is to be used: it, or the one of the same inode that was there
-    /// first.
+    /// Enters a node. Returns it, or the earlier one of the same inode.
     pub(crate) fn enter(&self, node: Node) -> Arc<Node> {
         if let Some(known) = self.get(node.ino())
             && known.handle() == node.handle()
@@ -58,16 +57,16 @@ impl Cache {
         node
     }
 
-    /// Closes a file that is gone.
+    /// Closes a removed file.
     pub(crate) fn remove(&self, ino: u64) {
         let mut all = self.generations();
         let gone = (all.young.remove(&ino), all.old.remove(&ino));
-        // To close the last descriptor of a large file takes its time.
+        // Closing the last descriptor of a large file takes time.
         drop(all);
         drop(gone);
     }
 
-    /// Forgets what was not used since the turn before the last.
+    /// Drops nodes unused since the turn before the last.
     pub(crate) fn turn(&self) {
         let old = {
             let mut all = self.generations();

@@ -1,7 +1,7 @@
-//! Arguments out of a call, results into its reply.
+//! Decoding of arguments, encoding of results.
 //!
-//! Arguments are read in place: names and handles are of whatever length a client claims, and nothing is
-//! allocated for them. What has no variable length is decoded by `nfs3_types`, which encodes the results too.
+//! Arguments are read in place: clients choose the length of names and handles, and nothing is allocated for them.
+//! `nfs3_types` decodes the rest, and encodes the results.
 #![forbid(unsafe_code)]
 
 use nfs3_types::nfs3::{Nfs3Option, Nfs3Result, nfs_fh3, nfsstat3};
@@ -11,7 +11,7 @@ use rpcrdma::{Refusal, ServerCall};
 
 use crate::handles::{FH_MAX, FileHandle};
 
-/// What most of the server's functions give: a value, or the status that the client gets.
+/// A value, or the status for the client.
 pub(crate) type Outcome<T> = Result<T, nfsstat3>;
 
 /// The arguments of a call.
@@ -33,24 +33,24 @@ impl<'a> Args<'a> {
         Ok(bytes.iter().copied().collect())
     }
 
-    /// `nfs_fh3`, and no more.
+    /// `nfs_fh3` alone.
     pub(crate) fn only_handle(mut self) -> Result<FileHandle, Refusal> {
         let handle = self.handle()?;
         self.end()?;
         Ok(handle)
     }
 
-    /// `diropargs3`: a directory, and a name in it.
+    /// `diropargs3`: a directory and a name.
     pub(crate) fn entry(&mut self) -> Result<(FileHandle, &'a [u8]), Refusal> {
         Ok((self.handle()?, self.opaque()?))
     }
 
-    /// A name, a path, or data.
+    /// A name, path or data.
     pub(crate) fn opaque(&mut self) -> Result<&'a [u8], Refusal> {
         self.0.opaque(usize::MAX, "opaque").map_err(garbage)
     }
 
-    /// The same, in the call's Read chunk if it has one: then its length stays in the message, and it belongs behind that.
+    /// The same, from the call's Read chunk, if any. Its length word stays in the message.
     pub(crate) fn bulk(&mut self, call: &'a ServerCall) -> Result<&'a [u8], Refusal> {
         let Some(data) = call.read_chunk(0) else { return self.opaque() };
         let len = self.u32()? as usize;
@@ -62,19 +62,19 @@ impl<'a> Args<'a> {
         self.0.u32("word").map_err(garbage)
     }
 
-    /// Something of a length that its own words bound.
+    /// A value whose own words give its length.
     pub(crate) fn get<T: Unpack>(&mut self) -> Result<T, Refusal> {
         let (value, len) = T::unpack(&mut self.0.rest()).map_err(|_| Refusal::GarbageArguments)?;
         self.0.bytes(len, "value").map_err(garbage)?;
         Ok(value)
     }
 
-    /// Where the next argument is.
+    /// Position of the next argument.
     fn at(&self) -> usize {
         self.0.at()
     }
 
-    /// There must be no more.
+    /// Checks that nothing is left.
     pub(crate) fn end(&self) -> Result<(), Refusal> {
         if self.0.rest().is_empty() { Ok(()) } else { Err(Refusal::GarbageArguments) }
     }
@@ -87,7 +87,7 @@ pub(crate) fn reply<T: Pack>(call: &mut ServerCall, results: &T) -> Result<(), R
     Ok(())
 }
 
-/// An outcome, with what goes with a failure.
+/// An outcome, with the data of a failure.
 pub(crate) fn or_fail<T, E>(outcome: Outcome<T>, failure: E) -> Nfs3Result<T, E> {
     match outcome {
         Ok(results) => Nfs3Result::Ok(results),

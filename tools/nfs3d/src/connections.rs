@@ -1,4 +1,4 @@
-//! Open connections of MOUNT, shared among hosts: no host can keep the others out.
+//! Open connections of MOUNT, with a limit per host.
 #![forbid(unsafe_code)]
 
 use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
@@ -8,9 +8,9 @@ use log::Level;
 
 use crate::lines;
 
-/// Connections at a time.
+/// Limit of connections.
 const MOST: usize = 64;
-/// Connections of one host.
+/// Limit of connections per host.
 const SHARE: usize = 16;
 
 /// Open connections with their hosts, the least recently used first.
@@ -22,8 +22,8 @@ impl Connections {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a connection. Closes the idlest one of its host if that has its share, or, if there are [`MOST`], of the
-    /// host with the most.
+    /// Adds a connection. At a limit, closes the least recently used one: of its host, or, at [`MOST`], of the host
+    /// with the most.
     pub(crate) fn admit(&self, stream: TcpStream, peer: IpAddr) -> Arc<TcpStream> {
         let (host, stream) = (host(peer), Arc::new(stream));
         let mut all = self.all();
@@ -37,7 +37,7 @@ impl Connections {
         };
         let idlest = full.and_then(|full| all.iter().position(|(host, _)| *host == full));
         if let Some((host, evicted)) = idlest.map(|at| all.remove(at)) {
-            // Its thread sees the end of the stream. One that is closed already is as good.
+            // Its thread sees the end of the stream. It may be closed already.
             let _ = evicted.shutdown(Shutdown::Both);
             lines::log(
                 Level::Warn,
@@ -49,7 +49,7 @@ impl Connections {
         stream
     }
 
-    /// Makes it the most recently used, if it is still there.
+    /// Marks it as most recently used, if present.
     pub(crate) fn touch(&self, stream: &Arc<TcpStream>) {
         let all = &mut *self.all();
         if let Some(at) = all.iter().position(|(_, other)| Arc::ptr_eq(other, stream)) {
@@ -62,7 +62,7 @@ impl Connections {
     }
 }
 
-/// The host of an address. A host has a whole /64 of IPv6.
+/// Host of an address: of IPv6, a /64.
 fn host(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) if !address.is_loopback() => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),

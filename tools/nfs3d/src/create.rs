@@ -22,11 +22,10 @@ use crate::identity::Identity;
 use crate::node::Node;
 use crate::status::status;
 
-/// A file that was made, or was there.
+/// A created or existing file.
 pub(crate) type Made = (Arc<Node>, Stat);
 
-/// Runs something that makes a name in a directory, with the directory's attributes around it. What it makes
-/// is stable then.
+/// Runs a creation in a directory, with the directory's attributes before and after, and makes it stable.
 pub(crate) fn in_dir<T>(
     export: &Export,
     handle: &FileHandle,
@@ -46,7 +45,7 @@ pub(crate) fn in_dir<T>(
     (outcome, attr::wcc(before, &dir))
 }
 
-/// Opens what was made, with `O_PATH`, sets the attributes that making it did not, and makes it stable.
+/// Opens the new file with `O_PATH`, sets its other attributes, and makes it stable.
 pub(crate) fn finish(export: &Export, dir: &Node, name: &[u8], who: &Identity, rest: &sattr3) -> Outcome<Made> {
     let (node, _) = export.look_up(dir, name, who)?;
     attr::apply(&node, who, rest)?;
@@ -57,12 +56,12 @@ pub(crate) fn finish(export: &Export, dir: &Node, name: &[u8], who: &Identity, r
     Ok((node, stat))
 }
 
-/// The attributes that are not given when something is made: its mode is.
+/// The requested attributes without the mode, which creation sets.
 fn but_mode(new: &sattr3) -> sattr3 {
     sattr3 { mode: optional(None), ..new.clone() }
 }
 
-/// What all of them give.
+/// Common results.
 macro_rules! results {
     ($ok:ident, $fail:ident, $outcome:expr, $dir_wcc:expr) => {{
         let (outcome, dir_wcc): ($crate::codec::Outcome<$crate::create::Made>, _) = ($outcome, $dir_wcc);
@@ -105,7 +104,7 @@ fn make_file(dir: &Node, name: &[u8], who: &Identity, mode: Mode) -> io::Result<
     who.act(|| openat(dir.fd(), name, flags, mode))
 }
 
-/// An unchecked CREATE of a file that is there: of the attributes only the size counts.
+/// Unchecked CREATE of an existing file: only the size applies.
 fn existing(export: &Export, dir: &Node, name: &[u8], who: &Identity, size: &set_size3) -> Outcome<Made> {
     let (node, _) = export.look_up(dir, name, who)?;
     if node.check_regular().is_err() {
@@ -120,11 +119,11 @@ fn existing(export: &Export, dir: &Node, name: &[u8], who: &Identity, size: &set
     Ok((node, stat))
 }
 
-/// An exclusive CREATE: the file is the client's own if it has the verifier, which is kept in the file's
-/// times until the client sets them.
+/// Exclusive CREATE: a file with the client's verifier is its own. The file's times hold the verifier until the client
+/// sets them.
 fn exclusive(export: &Export, dir: &Node, name: &[u8], who: &Identity, verifier: &createverf3) -> Outcome<Made> {
     let [a, b, c, d, e, f, g, h] = verifier.0;
-    // All file systems keep seconds of 31 bits.
+    // All file systems keep 31 bits of seconds.
     let seconds = |bytes| Timespec { tv_sec: i64::from(u32::from_be_bytes(bytes) & 0x7FFF_FFFF), tv_nsec: 0 };
     let times = Timestamps { last_access: seconds([a, b, c, d]), last_modification: seconds([e, f, g, h]) };
     match make_file(dir, name, who, Mode::empty()) {
@@ -152,7 +151,7 @@ pub(crate) fn mkdir(export: &Export, who: &Identity, mut args: Args<'_>) -> Resu
     let (outcome, dir_wcc) = in_dir(export, &dir, |dir| {
         let name = changeable(name, nfsstat3::NFS3ERR_EXIST)?;
         who.act(|| mkdirat(dir.fd(), name, attr::mode(&new))).map_err(status)?;
-        // Systems differ in what they make of special bits in mkdir's mode.
+        // Systems treat special bits in the mode of mkdir differently.
         let special = given(&new.mode).is_some_and(|mode| mode & 0o7000 != 0);
         let rest = sattr3 { size: optional(None), ..if special { new.clone() } else { but_mode(&new) } };
         finish(export, dir, name, who, &rest)
@@ -178,7 +177,7 @@ pub(crate) fn mknod(export: &Export, who: &Identity, mut args: Args<'_>) -> Resu
         };
         who.act(|| mknodat(dir.fd(), name, kind, attr::mode(new), dev)).map_err(status)?;
         let rest = sattr3 { size: optional(None), ..but_mode(new) };
-        // Nothing of it can be opened to be synced: it is stable with its directory.
+        // Special files cannot be opened for a sync: they are stable with the directory.
         let (node, _) = export.look_up(dir, name, who)?;
         attr::apply(&node, who, &rest)?;
         let stat = node.stat()?;

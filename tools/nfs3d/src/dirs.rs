@@ -40,7 +40,7 @@ pub(crate) fn lookup(export: &Export, who: &Identity, mut args: Args<'_>) -> Res
     })
 }
 
-/// Results that are encoded already.
+/// Encoded results.
 pub(crate) struct Encoded(Vec<u8>);
 
 impl Pack for Encoded {
@@ -54,28 +54,28 @@ impl Pack for Encoded {
     }
 }
 
-/// An encoder that writes to memory does not fail.
+/// Encoding to memory does not fail.
 fn push(out: &mut Vec<u8>, what: &impl Pack) -> Outcome<()> {
     what.pack(out).map(|_| ()).map_err(|_| nfsstat3::NFS3ERR_SERVERFAULT)
 }
 
-/// One name of a directory.
+/// A directory entry.
 struct Entry<'a> {
     ino: u64,
     name: &'a [u8],
-    /// Where the next one is.
+    /// Cookie of the next entry.
     cookie: u64,
 }
 
-/// How much a client takes.
+/// The client's limits.
 struct Room {
     /// Bytes of results.
     total: usize,
-    /// Bytes of names, numbers and cookies.
+    /// Bytes of names, inode numbers and cookies.
     names: usize,
 }
 
-/// End of a list, and whether it is all.
+/// End of a list, and its end-of-file flag.
 const TAIL: usize = 8;
 
 pub(crate) fn readdir(export: &Export, who: &Identity, mut args: Args<'_>) -> Result<Encoded, Refusal> {
@@ -100,7 +100,7 @@ pub(crate) fn readdirplus(export: &Export, who: &Identity, mut args: Args<'_>) -
         let found = look_at(export, dir, name, who);
         let (name_attributes, name_handle) = match found {
             Some((attributes, handle)) => (attributes, optional(Some(fh(&handle)))),
-            // Gone meanwhile, or not this client's to see: its name is there all the same.
+            // Removed meanwhile, or not visible to this client: the name is listed anyway.
             None => (optional(None), optional(None)),
         };
         let name = filename3::from(name);
@@ -108,7 +108,7 @@ pub(crate) fn readdirplus(export: &Export, who: &Identity, mut args: Args<'_>) -
     })
 }
 
-/// Attributes and handle of a name, without keeping the file open.
+/// Attributes and handle of a name; does not keep the file open.
 fn look_at(export: &Export, dir: &Node, name: &[u8], who: &Identity) -> Option<(post_op_attr, FileHandle)> {
     if name == b"." {
         return Some((attr::now(dir), dir.handle().clone()));
@@ -123,7 +123,7 @@ fn look_at(export: &Export, dir: &Node, name: &[u8], who: &Identity) -> Option<(
     Some((optional(Some(fattr(&stat))), handle))
 }
 
-/// Results with the entries of a directory from a cookie on, or without.
+/// Results with entries from a cookie on, if any.
 fn list(
     export: &Export,
     who: &Identity,
@@ -144,7 +144,7 @@ fn list(
     })
 }
 
-/// Encodes as many entries as there is room for.
+/// Encodes entries up to the limits.
 fn listed(
     export: &Export,
     who: &Identity,
@@ -156,7 +156,7 @@ fn listed(
     let mut out = Vec::with_capacity(room.total);
     push(&mut out, &nfsstat3::NFS3_OK)?;
     push(&mut out, &attr::now(dir))?;
-    // Cookies are the file system's own, and good for as long as it is: nothing is to be verified.
+    // Cookies are the file system's, and valid as long as it. No verifier is needed.
     push(&mut out, &cookieverf3::default())?;
     let (empty, mut names) = (out.len(), 0);
     let eof = entries(export, dir, who, cookie, |entry| {
@@ -164,7 +164,7 @@ fn listed(
         push(&mut out, &true)?;
         encode(dir, entry, &mut out)?;
         names += 20 + entry.name.len();
-        // One entry there must be, however few names are asked for.
+        // At least one entry, whatever the limit of names.
         let fits = out.len() + TAIL <= room.total && (names <= room.names || before == empty);
         if !fits {
             out.truncate(before);
@@ -179,7 +179,7 @@ fn listed(
     Ok(Encoded(out))
 }
 
-/// Gives a directory's entries from a cookie on to `take`, until that has enough; whether that was all.
+/// Passes entries from a cookie on to `take`, until that stops. True at the end of the directory.
 fn entries(
     export: &Export,
     dir: &Node,
@@ -189,7 +189,7 @@ fn entries(
 ) -> Outcome<bool> {
     let file = dir.open_dir(who)?;
     if cookie != 0 {
-        // Not every number is a place.
+        // Not every number is a valid cookie.
         let place = i64::try_from(cookie).map_err(|_| nfsstat3::NFS3ERR_BAD_COOKIE)?;
         seek(&file, SeekFrom::Start(place as u64)).map_err(|_| nfsstat3::NFS3ERR_BAD_COOKIE)?;
     }
@@ -201,7 +201,7 @@ fn entries(
             entry => entry.map_err(status)?,
         };
         let name = entry.file_name().to_bytes();
-        // What is above the root is nobody's concern.
+        // The parent of the root is hidden.
         let ino = if name == b".." && export.is_root(dir) { dir.ino() } else { entry.ino() };
         if !take(&Entry { ino, name, cookie: entry.next_entry_cookie() })? {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! The exported directory: from handles to files, and from names to both.
+//! The exported directory: files by handle and by name.
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,33 +20,32 @@ use crate::status::status;
 /// Longest name, bytes.
 pub(crate) const NAME_MAX: usize = 255;
 
-/// How a directory is exported.
+/// Options of an export.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) read_only: bool,
-    /// Changes of names and attributes are made stable before they are answered.
+    /// Makes changes of names and attributes stable before the reply.
     pub(crate) sync: bool,
     pub(crate) policy: Policy,
     pub(crate) handles: By,
     pub(crate) key: Key,
-    /// Most files that are kept open.
+    /// Limit of open files.
     pub(crate) files: usize,
 }
 
 /// `f_type` of overlayfs.
 const OVERLAYFS: rustix::fs::FsWord = 0x794c_7630;
 
-/// A directory that clients mount.
+/// An exported directory.
 pub(crate) struct Export {
-    /// What clients mount it by.
+    /// Path that clients mount.
     pub(crate) path: PathBuf,
     pub(crate) options: Options,
     pub(crate) root: Arc<Node>,
     pub(crate) handles: Handles,
     dev: u64,
     cache: Cache,
-    /// Changes when data that was written but not committed may be lost: with each start, and when a sync
-    /// fails.
+    /// Write verifier: changes if uncommitted data may be lost, at each start and failed sync.
     verifier: AtomicU64,
 }
 
@@ -95,34 +94,34 @@ impl Export {
         node.ino() == self.root.ino()
     }
 
-    /// Closes files that nobody uses.
+    /// Closes unused files.
     pub(crate) fn tidy(&self) {
         self.cache.turn();
     }
 
-    /// What changes when uncommitted data may be lost.
+    /// The write verifier.
     pub(crate) fn verifier(&self) -> writeverf3 {
         writeverf3(self.verifier.load(Ordering::Relaxed).to_be_bytes())
     }
 
-    /// Data that was written may not be there any more: clients must write it again.
+    /// Changes the write verifier: clients must write uncommitted data again.
     pub(crate) fn lost_data(&self) {
         self.verifier.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Nothing may be changed in a read-only export.
+    /// Fails in a read-only export.
     pub(crate) fn check_writable(&self) -> Outcome<()> {
         if self.options.read_only { Err(nfsstat3::NFS3ERR_ROFS) } else { Ok(()) }
     }
 
-    /// Makes a change stable, if changes are to be.
+    /// Makes a change stable, unless with `--async`.
     pub(crate) fn settle(&self, node: &Node) -> Outcome<()> {
         if self.options.sync { node.sync() } else { Ok(()) }
     }
 
-    /// The file of a handle.
+    /// File of a handle.
     pub(crate) fn find(&self, handle: &FileHandle) -> Outcome<Arc<Node>> {
-        // A node that is kept has a handle that was checked.
+        // A cached node has a verified handle.
         let kept = Handles::claimed_ino(handle).and_then(|ino| match ino == self.root.ino() {
             true => Some(Arc::clone(&self.root)),
             false => self.cache.get(ino),
@@ -141,17 +140,17 @@ impl Export {
         Ok(self.cache.enter(Node::new(file, handle.clone(), &stat)))
     }
 
-    /// The directory of a handle.
+    /// Directory of a handle.
     pub(crate) fn find_dir(&self, handle: &FileHandle) -> Outcome<Arc<Node>> {
         let node = self.find(handle)?;
         node.check_dir()?;
         Ok(node)
     }
 
-    /// Makes a node of a file that was opened with `O_PATH` by its name in a directory.
+    /// Makes a node of a file opened with `O_PATH` by its name in a directory.
     pub(crate) fn enter(&self, parent: u64, name: &[u8], file: OwnedFd) -> Outcome<(Arc<Node>, Stat)> {
         let stat = fstat(&file).map_err(status)?;
-        // Another file system is mounted there: it is not exported.
+        // Another file system is mounted there, which is not exported.
         if stat.st_dev != self.dev {
             return Err(nfsstat3::NFS3ERR_ACCES);
         }
@@ -164,7 +163,7 @@ impl Export {
         Ok((self.cache.enter(Node::new(file, handle, &stat)), stat))
     }
 
-    /// The handle of a file that was opened by its name in a directory.
+    /// Handle of a file opened by its name in a directory.
     pub(crate) fn handle_of(&self, dir: &Node, name: &[u8], file: &OwnedFd, stat: &Stat) -> Outcome<FileHandle> {
         if stat.st_dev != self.dev {
             return Err(nfsstat3::NFS3ERR_ACCES);
@@ -173,11 +172,11 @@ impl Export {
         self.handles.make(file.as_fd(), stat)
     }
 
-    /// Opens a name in a directory, and nothing that it may lead to.
+    /// Opens a name in a directory, without following links.
     pub(crate) fn look_up(&self, dir: &Node, name: &[u8], who: &Identity) -> Outcome<(Arc<Node>, Stat)> {
         let name = match name {
             b"." => return Ok((self.find(dir.handle())?, dir.stat()?)),
-            // Above the root there is the root.
+            // The parent of the root is the root.
             b".." if self.is_root(dir) => return Ok((Arc::clone(&self.root), self.root.stat()?)),
             b".." => name,
             name => checked(name)?,
@@ -193,7 +192,7 @@ impl Export {
         self.enter(dir.ino(), name, file)
     }
 
-    /// The way up from a directory must lead to the root: somebody may have moved it out of the export.
+    /// Checks that a directory is below the root: it may have been moved out of the export.
     fn check_inside(&self, dir: &OwnedFd) -> Outcome<()> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let above = |dir: &OwnedFd| openat(dir, "..", flags, Mode::empty()).map_err(status);
@@ -209,13 +208,13 @@ impl Export {
         Ok(())
     }
 
-    /// A file has lost a name; it was its last one.
+    /// Drops a file without names.
     pub(crate) fn gone(&self, ino: u64) {
         self.cache.remove(ino);
     }
 }
 
-/// A name that a file may have.
+/// Checks a name.
 pub(crate) fn checked(name: &[u8]) -> Outcome<&[u8]> {
     match name {
         b"" => Err(nfsstat3::NFS3ERR_ACCES),
@@ -225,7 +224,7 @@ pub(crate) fn checked(name: &[u8]) -> Outcome<&[u8]> {
     }
 }
 
-/// A name that may be made, or taken away.
+/// Checks a name to be created or removed.
 pub(crate) fn changeable(name: &[u8], dots: nfsstat3) -> Outcome<&[u8]> {
     if name == b"." || name == b".." { Err(dots) } else { checked(name) }
 }

@@ -1,4 +1,4 @@
-//! File handles: what a client keeps of a file, for as long as it likes.
+//! File handles, which clients may keep for any time.
 //!
 //! ```text
 //! 0   1 byte    format: 1
@@ -9,8 +9,8 @@
 //! .   16 bytes  HMAC-SHA-256 over the export's root and all of the above, cut
 //! ```
 //!
-//! A handle holds no state of the server, so it survives a restart. It is worth something only if this server
-//! made it: without the key, which is in a file, nobody makes one of a file beside the export.
+//! A handle holds no state of the server, so it survives a restart. The server accepts only its own: without the key,
+//! which is in a file, nobody can make a handle of a file outside the export.
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,7 +27,7 @@ use crate::names::Names;
 use crate::status::status;
 use crate::sys::{self, KernelHandle};
 
-/// A handle as clients have it, at most 64 bytes.
+/// A handle on the wire, at most 64 bytes.
 pub(crate) type FileHandle = ArrayVec<u8, FH_MAX>;
 /// Longest handle, bytes.
 pub(crate) const FH_MAX: usize = 64;
@@ -38,19 +38,18 @@ const BIRTH: u8 = 2;
 const HEAD: usize = 12;
 const MAC: usize = 16;
 
-/// What the server finds files by.
+/// Identification of files in handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum By {
-    /// The kernel's handles if it gives and takes them here, else names.
+    /// The kernel's handles if available, else names.
     Auto,
-    /// The kernel's handles: needs root, and a file system that has them.
+    /// The kernel's handles: need root and support of the file system.
     Kernel,
-    /// Inode number and time of birth, and the names by which they were found last; looked for in the whole
-    /// tree when that fails.
+    /// Inode number and time of birth. Files are found by their last known names, or by a search of the tree.
     Names,
 }
 
-/// Makes handles, and finds what they are of.
+/// Makes handles, and finds their files.
 pub(crate) struct Handles {
     keyed: Hmac<Sha256>,
     finder: Finder,
@@ -61,10 +60,10 @@ enum Finder {
     Names(Names),
 }
 
-/// The key for handles.
+/// Key that seals handles.
 pub(crate) type Key = [u8; 32];
 
-/// A handle that this server made.
+/// A verified handle.
 pub(crate) struct Known<'a> {
     pub(crate) ino: u64,
     kind: i32,
@@ -72,10 +71,10 @@ pub(crate) struct Known<'a> {
 }
 
 impl Handles {
-    /// For an export whose root is open.
+    /// For an export with an open root.
     ///
     /// # Errors
-    /// The kernel's handles were asked for, and cannot be had.
+    /// The kernel's handles were requested, and are unavailable.
     pub(crate) fn new(by: By, key: &Key, root: &OwnedFd, root_stat: &Stat) -> rustix::io::Result<Self> {
         let finder = match (by, kernel_finder(root)) {
             (By::Auto | By::Kernel, Ok(mount)) => Finder::Kernel(mount),
@@ -87,7 +86,7 @@ impl Handles {
         Ok(Self { keyed, finder })
     }
 
-    /// In words, for the log.
+    /// Text for the log.
     pub(crate) fn describe(&self) -> &'static str {
         match self.finder {
             Finder::Kernel(_) => "kernel handles",
@@ -102,7 +101,7 @@ impl Handles {
         seal
     }
 
-    /// The handle of an open file.
+    /// Handle of an open file.
     pub(crate) fn make(&self, file: BorrowedFd<'_>, stat: &Stat) -> Outcome<FileHandle> {
         let mut handle = FileHandle::new();
         let (what, kind, body) = match &self.finder {
@@ -127,16 +126,16 @@ impl Handles {
         Ok(handle)
     }
 
-    /// The inode number that a handle claims; not checked yet.
+    /// Claimed inode number of a handle; not verified.
     pub(crate) fn claimed_ino(handle: &FileHandle) -> Option<u64> {
         let ino = handle.get(4..HEAD)?.try_into().ok()?;
         (handle[0] == FORMAT && handle.len() >= HEAD + MAC).then(|| u64::from_be_bytes(ino))
     }
 
-    /// Reads a handle.
+    /// Verifies a handle.
     ///
     /// # Errors
-    /// `NFS3ERR_BADHANDLE` for what is none; `NFS3ERR_STALE` for one of another export or key.
+    /// `NFS3ERR_BADHANDLE` for a malformed one; `NFS3ERR_STALE` for one of another export or key.
     pub(crate) fn read<'a>(&self, handle: &'a FileHandle) -> Outcome<Known<'a>> {
         let ino = Self::claimed_ino(handle).ok_or(nfsstat3::NFS3ERR_BADHANDLE)?;
         let (bytes, seal) = handle.split_at(handle.len() - MAC);
@@ -166,7 +165,7 @@ impl Handles {
         }
     }
 
-    /// A name was seen to be that of an inode.
+    /// Records the name of an inode.
     pub(crate) fn learn(&self, parent: u64, name: &[u8], ino: u64) {
         if let Finder::Names(names) = &self.finder {
             names.learn(parent, name, ino);
@@ -174,7 +173,7 @@ impl Handles {
     }
 }
 
-/// A descriptor for opening by handle, if that works here: it is tried on the root.
+/// A descriptor for opening by handle, if that works for the root.
 fn kernel_finder(root: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
     let handle = sys::name_to_handle(root.as_fd()).map_err(errno)?;

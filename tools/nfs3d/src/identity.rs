@@ -1,4 +1,4 @@
-//! As whom a call runs: its AUTH_SYS credential, as far as the server honours it.
+//! User and groups of a call, from its AUTH_SYS credential.
 #![forbid(unsafe_code)]
 
 use arrayvec::ArrayVec;
@@ -9,38 +9,38 @@ use rustix::io;
 use rustix::process::{getegid, geteuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
-/// Whom clients' users become.
+/// User mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Squash {
-    /// Themselves.
+    /// No mapping.
     None,
-    /// Themselves, but root becomes nobody.
+    /// Map root to nobody.
     Root,
-    /// Nobody, all of them.
+    /// Map all users to nobody.
     All,
 }
 
-/// User and group of those who are nobody.
+/// User and group ID of nobody.
 pub(crate) const NOBODY: u32 = 65534;
 
 /// Turns credentials into identities.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policy {
     squash: Squash,
-    /// The server may become somebody else. Without, everybody is the server's own user.
+    /// The server can switch users. Otherwise all are the server's own user.
     privileged: bool,
-    /// The server's own user and group.
+    /// User and group of the server.
     uid: u32,
     gid: u32,
 }
 
-/// A user on whose behalf the server acts.
+/// User of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) uid: u32,
     gid: u32,
     groups: ArrayVec<u32, { AuthSys::MAX_GIDS }>,
-    /// It is the server's own, or all are: nothing has to be changed.
+    /// The server's own user: nothing to switch.
     own: bool,
 }
 
@@ -50,20 +50,20 @@ impl Policy {
         Self { squash, privileged: uid.is_root(), uid: uid.as_raw(), gid: gid.as_raw() }
     }
 
-    /// Whether credentials are honoured.
+    /// True if credentials are honoured.
     pub(crate) fn is_privileged(&self) -> bool {
         self.privileged
     }
 
-    /// The server's own identity.
+    /// Identity of the server.
     pub(crate) fn own(&self) -> Identity {
         Identity { uid: self.uid, gid: self.gid, groups: ArrayVec::new(), own: true }
     }
 
-    /// The identity that a call runs as.
+    /// Identity of a call.
     ///
     /// # Errors
-    /// Its credential is of another flavor than AUTH_NONE and AUTH_SYS, or malformed.
+    /// The credential is malformed, or neither AUTH_NONE nor AUTH_SYS.
     pub(crate) fn of(&self, call: &ServerCall) -> Result<Identity, Refusal> {
         let (flavor, body) = call.credential();
         let nobody = (NOBODY, NOBODY, ArrayVec::new());
@@ -71,12 +71,12 @@ impl Policy {
             nobody
         } else if flavor == AuthSys::FLAVOR {
             let sys = AuthSys::parse(body).map_err(|_| Refusal::Authentication(AuthStat::BadCred.code()))?;
-            // To the system the highest number means "as before", which is root.
+            // The highest number means "unchanged" to the system, which is root.
             let known = |id| if id == u32::MAX { NOBODY } else { id };
             match self.squash {
                 Squash::All => nobody,
                 Squash::Root if sys.uid == 0 => nobody,
-                // Whoever is in root's group need not be root.
+                // A member of root's group need not be root.
                 Squash::Root => {
                     let squashed = |gid| if gid == 0 { NOBODY } else { known(gid) };
                     (known(sys.uid), squashed(sys.gid), sys.gids().map(squashed).collect())
@@ -98,7 +98,7 @@ impl Identity {
     /// Runs system calls as this user, on this thread.
     ///
     /// # Errors
-    /// Theirs; or that the thread could not become this user, and nothing was done.
+    /// Those of the calls; or the switch failed, and nothing was done.
     pub(crate) fn act<T>(&self, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         if self.own {
             return run();
@@ -107,18 +107,18 @@ impl Identity {
         run()
     }
 
-    /// It may do to a file what only its owner, or root, may.
+    /// True for the owner and root.
     pub(crate) fn owns(&self, uid: u32) -> bool {
         self.own || self.uid == 0 || self.uid == uid
     }
 }
 
-/// Lets the thread be itself again when dropped.
+/// Restores the thread's own identity on drop.
 struct Become;
 
 impl Become {
     fn user(who: &Identity) -> io::Result<Self> {
-        // From here on whatever happens is undone.
+        // From here on, drop restores the identity.
         let back = Become;
         let groups: ArrayVec<Gid, { AuthSys::MAX_GIDS }> = who.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
         set_thread_groups(&groups)?;
@@ -134,7 +134,7 @@ impl Drop for Become {
             .and_then(|()| set_thread_res_gid(None, rustix::process::getgid(), None))
             .and_then(|()| set_thread_groups(&[]));
         if let Err(error) = back {
-            // The thread would go on as somebody else, for others.
+            // The thread would serve others as this user.
             eprintln!("this thread could not become root again: {error}");
             std::process::abort();
         }

@@ -1,4 +1,4 @@
-//! Lines of the log that clients can cause as often as they like, within bounds.
+//! Rate-limited log lines of clients.
 #![forbid(unsafe_code)]
 
 use std::fmt::Arguments;

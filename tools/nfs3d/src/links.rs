@@ -32,7 +32,7 @@ pub(crate) fn readlink(export: &Export, _: &Identity, call: &mut ServerCall) -> 
     }
 }
 
-/// Sends the path in the Write chunk, where there is one; its length stays in the message.
+/// Sends the path in the Write chunk, if any. Its length word stays in the message.
 fn place(call: &mut ServerCall, results: READLINK3resok<'_>) -> Result<(), Refusal> {
     let path = results.data.as_ref().to_vec();
     let whole: Nfs3Result<_, READLINK3resfail> = Nfs3Result::Ok(results);
@@ -50,13 +50,13 @@ fn place(call: &mut ServerCall, results: READLINK3resok<'_>) -> Result<(), Refus
     room.put(&bytes).map_err(|_| Refusal::SystemError)
 }
 
-/// Where a symbolic link leads to.
+/// Target of a symbolic link.
 fn target(node: &Node) -> Outcome<Vec<u8>> {
     if !node.is_symlink() {
         return Err(nfsstat3::NFS3ERR_INVAL);
     }
     let path = readlinkat(node.fd(), "", Vec::new()).map_err(status)?.into_bytes();
-    // What a local user has made longer than clients are told to expect.
+    // Longer than announced to clients; made by a local user.
     if path.len() > PATH_MAX { Err(nfsstat3::NFS3ERR_NAMETOOLONG) } else { Ok(path) }
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn link(export: &Export, who: &Identity, mut args: Args<'_>) -> Resul
         if node.is_dir() {
             return Err(nfsstat3::NFS3ERR_INVAL);
         }
-        // The path leads to the very inode, even if that is a symbolic link.
+        // The path leads to this inode, even if that is a symbolic link.
         who.act(|| linkat(CWD, node.path(), dir.fd(), name, AtFlags::SYMLINK_FOLLOW)).map_err(status)?;
         export.handles.learn(dir.ino(), name, node.ino());
         node.stat()

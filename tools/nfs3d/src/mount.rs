@@ -1,4 +1,4 @@
-//! MOUNT version 3 (RFC 1813 §5), on TCP: gives clients the handle of the export's root.
+//! MOUNT version 3 (RFC 1813 §5) on TCP: gives clients the root's handle.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -25,15 +25,15 @@ use crate::connections::Connections;
 use crate::export::Export;
 use crate::lines;
 
-/// Longest call, bytes.
+/// Longest call, in bytes.
 const CALL_MAX: usize = 16 << 10;
-/// Time for the rest of a call after its first byte, and for its reply.
+/// Time limit of a call after its first byte, with its reply.
 const CALL_TIME: Duration = Duration::from_secs(5);
-/// Idle time after which a connection is closed.
+/// Idle time until a connection is closed.
 const IDLE: Duration = Duration::from_secs(30);
-/// Threads of connections, those of evicted ones included.
+/// Limit of connection threads, including those of evicted connections.
 const THREADS: usize = 128;
-/// Mounts that are remembered, for whom it interests.
+/// Limit of remembered mounts, for DUMP.
 const MOUNTS: usize = 1024;
 
 type Mounts = Mutex<BTreeSet<(String, Vec<u8>)>>;
@@ -44,7 +44,7 @@ struct Mountd {
     connections: Connections,
 }
 
-/// Serves on threads of its own, for as long as the process lives. Returns the port.
+/// Serves on its own threads until the process ends. Returns the port.
 pub(crate) fn serve(export: &Arc<Export>, port: u16) -> anyhow::Result<u16> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
@@ -60,7 +60,7 @@ impl Mountd {
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         loop {
             let Ok((stream, peer)) = listener.accept() else {
-                // Too many open files, as a rule: some will be closed.
+                // Mostly too many open files: some will be closed.
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             };
@@ -102,7 +102,7 @@ impl Mountd {
         }
     }
 
-    /// The reply to an RPC message, if it deserves one.
+    /// Reply to an RPC message, if it is a call.
     fn answer(&self, call: &[u8], peer: SocketAddr) -> Option<Vec<u8>> {
         let xid = u32::from_be_bytes(call.get(..4)?.try_into().ok()?);
         let (body, results) = match CallHeader::parse(call) {
@@ -154,7 +154,7 @@ impl Mountd {
         self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// MNT: the export, or a directory in it.
+    /// MNT: the export or a directory below.
     fn mount(&self, path: &[u8], host: String) -> mountres3<'static> {
         match self.find(path) {
             Ok(handle) => {
@@ -196,7 +196,7 @@ impl Mountd {
         List(self.mounts().iter().map(body).collect())
     }
 
-    /// EXPORT: one directory, for everybody.
+    /// EXPORT: one directory, for all hosts.
     fn exports(&self) -> exports<'static, 'static> {
         let path = self.export.path.as_os_str().as_bytes().to_vec();
         List(vec![export_node { ex_dir: dirpath(Opaque::owned(path)), ex_groups: List::default() }])

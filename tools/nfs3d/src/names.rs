@@ -1,5 +1,4 @@
-//! Finding files by inode number where the kernel does not: by the names they had, and by a look through the
-//! whole tree.
+//! Files by inode number without kernel handles: by known names, then by a search of the tree.
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, HashSet};
@@ -16,12 +15,12 @@ use crate::status::status;
 
 /// Bytes of a time of birth: seconds and nanoseconds.
 const BIRTH: usize = 12;
-/// The tree is not looked through more often than this, however many stale handles come.
+/// Minimum time between searches of the tree, despite stale handles.
 const REST: Duration = Duration::from_secs(1);
-/// Directories above a file, at most.
+/// Limit of directories above a file.
 const DEPTH: usize = 4096;
 
-/// A name that an inode had: the directory's inode number, and the name in it.
+/// A name of an inode: the directory's inode number, and the name in it.
 type Link = (u64, Box<[u8]>);
 
 pub(crate) struct Names {
@@ -46,8 +45,7 @@ impl Names {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What tells an inode from a later one of the same number. File systems that keep no time of birth
-    /// cannot.
+    /// Time of birth, which differs for a later inode of the same number. Some file systems do not record it.
     pub(crate) fn birth(file: BorrowedFd<'_>) -> io::Result<[u8; BIRTH]> {
         let stat = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME)?;
         let mut birth = [0; BIRTH];
@@ -79,13 +77,13 @@ impl Names {
         self.follow(ino, birth).ok_or(nfsstat3::NFS3ERR_STALE)
     }
 
-    /// Goes down to an inode, and makes sure that it is the one that is meant.
+    /// Opens an inode by path, and verifies it.
     fn follow(&self, ino: u64, birth: &[u8]) -> Option<OwnedFd> {
         let file = self.descend(&self.known().links, ino)?;
         (Self::birth(file.as_fd()).ok()? == birth).then_some(file)
     }
 
-    /// Goes down from the root along the names that are known.
+    /// Opens an inode from the root by known names.
     fn descend(&self, links: &HashMap<u64, Link>, ino: u64) -> Option<OwnedFd> {
         let (mut names, mut at) = (Vec::new(), ino);
         while at != self.root_ino {
@@ -104,15 +102,14 @@ impl Names {
         ((stat.st_ino, stat.st_dev) == (ino, self.dev)).then_some(file)
     }
 
-    /// Enters every name of the tree.
+    /// Records every name of the tree.
     fn look(&self, links: &mut HashMap<u64, Link>) -> io::Result<()> {
-        // Numbers, not descriptors: there may be more directories than may be open.
+        // Numbers instead of descriptors, which are limited.
         let mut to_do = vec![self.root_ino];
         let mut seen = HashSet::from([self.root_ino]);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         while let Some(dir_ino) = to_do.pop() {
-            // What is no directory, is not of this file system, or may not be read by the server has no
-            // names.
+            // Skips other file systems, unreadable directories, and files.
             let Some(dir) = self.descend(links, dir_ino) else { continue };
             let Ok(entries) = openat(&dir, ".", flags, Mode::empty()).and_then(Dir::new) else { continue };
             for entry in entries {

@@ -1,4 +1,4 @@
-//! The program: its 22 procedures, where they run, and what of them travels as chunks.
+//! The 22 procedures, their threads, and chunks.
 #![forbid(unsafe_code)]
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -18,12 +18,12 @@ use crate::identity::Identity;
 use crate::pool::Pool;
 use crate::{attributes, create, dirs, links, read_write, remove};
 
-/// Most bytes of one READ or WRITE.
+/// Limit of one READ or WRITE, in bytes.
 pub(crate) const TRANSFER: u32 = 1 << 20;
-/// Most bytes of one READDIR or READDIRPLUS.
+/// Limit of one READDIR or READDIRPLUS, in bytes.
 pub(crate) const DIRECTORY: u32 = 64 << 10;
-/// Bytes that a READ gives inline, to a client that has offered no Write chunk: what fits one message of 4096
-/// in version 1. It gets less where messages are shorter, and asks for the rest.
+/// Inline bytes of a READ without a Write chunk: what fits a 4096-byte message of version 1. Shorter messages return
+/// less, and the client asks for the rest.
 pub(crate) const INLINE_READ: usize = 3940;
 
 const SETATTR: u32 = 2;
@@ -33,11 +33,10 @@ const WRITE: u32 = 7;
 const SYMLINK: u32 = 10;
 const LINK: u32 = 15;
 
-/// Takes the whole call: for procedures with chunks.
+/// Handler of a whole call, for procedures with chunks.
 pub(crate) type Whole = fn(&Export, &Identity, &mut ServerCall) -> Result<(), Refusal>;
 
-/// The services of an export. Everything may wait for a disk, so everything is the pool's to answer, if there is one;
-/// else shards do it, and stand still meanwhile.
+/// Services of an export. All procedures may wait for a disk: the pool runs them, or else the shards, which then block.
 pub(crate) fn services(export: &Arc<Export>, pool: Option<&Arc<Pool>>) -> Services {
     let sizes = Sizes { transfer: TRANSFER as usize, directory: DIRECTORY as usize };
     let replies = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
@@ -46,7 +45,7 @@ pub(crate) fn services(export: &Arc<Export>, pool: Option<&Arc<Pool>>) -> Servic
         let Some(mut binding) = nfs3::binding(number, &sizes) else { return };
         match number {
             READ => binding.max_reply += INLINE_READ,
-            // Paths travel either way.
+            // Paths travel inline or in chunks.
             READLINK => binding.max_reply += padded(PATH_MAX),
             _ => {}
         }
@@ -85,21 +84,20 @@ pub(crate) fn services(export: &Arc<Export>, pool: Option<&Arc<Pool>>) -> Servic
     services
 }
 
-/// What has changed something must not do so again when its client, reconnected, asks again. A WRITE would come to the
-/// same, but not behind another that its client has made since.
+/// A changing procedure must not run again for a retransmitted call. A repeated WRITE alone is harmless, but not after
+/// a later WRITE of the client.
 pub(crate) fn runs_once(procedure: u32) -> bool {
     matches!(procedure, SETATTR | WRITE..=LINK)
 }
 
-/// Answers a call, as the user that it names.
+/// Answers a call as its credential's user.
 pub(crate) fn run(export: &Export, whole: Whole, call: &mut ServerCall) -> Result<(), Refusal> {
     let who = export.options.policy.of(call)?;
     whole(export, &who, call)
 }
 
-/// Whose call it is: the host's that it comes from, and that its credential names. Both are the same when it
-/// has reconnected, be it from another port; two hosts that are given the same name are not taken for each
-/// other.
+/// Owner of a call: the host by address and credential. It stays the same across reconnects from other ports. Hosts
+/// with equal names differ by address.
 pub(crate) fn host(call: &ServerCall) -> Option<Client> {
     let (flavor, body) = call.credential();
     let sys = (flavor == AuthSys::FLAVOR).then(|| AuthSys::parse(body).ok()).flatten()?;
@@ -108,7 +106,7 @@ pub(crate) fn host(call: &ServerCall) -> Option<Client> {
     Some(Client::number(hasher.finish()))
 }
 
-/// Runs a procedure whose arguments and results travel in messages.
+/// Runs a procedure without chunks.
 fn inline<T: Pack>(
     export: &Export,
     who: &Identity,

@@ -1,4 +1,4 @@
-//! A file that clients have a handle of, open.
+//! An open file with a handle.
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,21 +13,21 @@ use crate::handles::FileHandle;
 use crate::identity::Identity;
 use crate::status::status;
 
-/// An inode of the export. It cannot be used anew for another file while this lives.
+/// An inode of the export; not reused while this lives.
 #[derive(Debug)]
 pub(crate) struct Node {
-    /// Opened with `O_PATH`: nobody's rights are used up yet.
+    /// Opened with `O_PATH`: without a user's access check.
     file: OwnedFd,
     handle: FileHandle,
     ino: u64,
     kind: FileType,
-    /// Held from "attributes before" to "attributes after", so that what is between is one operation's work.
+    /// Held from "attributes before" to "attributes after", so that both belong to one operation.
     changes: Mutex<()>,
     reader: OnceLock<OwnedFd>,
     writer: OnceLock<OwnedFd>,
 }
 
-/// A descriptor that is kept, or was opened for one call.
+/// A cached descriptor, or one of a single call.
 pub(crate) enum Opened<'a> {
     Kept(BorrowedFd<'a>),
     Own(OwnedFd),
@@ -55,7 +55,7 @@ impl Node {
         }
     }
 
-    /// For calls that take an `O_PATH` descriptor.
+    /// For system calls on an `O_PATH` descriptor.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -76,19 +76,19 @@ impl Node {
         self.kind == FileType::Symlink
     }
 
-    /// A path that leads to this very inode.
+    /// A path to this inode.
     pub(crate) fn path(&self) -> String {
         use std::os::fd::AsRawFd;
         format!("/proc/self/fd/{}", self.file.as_raw_fd())
     }
 
-    /// Its attributes; stale if its last name is gone.
+    /// Attributes; stale without a name.
     pub(crate) fn stat(&self) -> Outcome<Stat> {
         let stat = fstat(&self.file).map_err(status)?;
         if stat.st_nlink == 0 { Err(nfsstat3::NFS3ERR_STALE) } else { Ok(stat) }
     }
 
-    /// Keeps others who announce their changes in this way from the node.
+    /// Excludes other changes of the node.
     pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -116,17 +116,17 @@ impl Node {
             return Ok(fd.as_fd());
         }
         let fd = self.reopen(flags)?;
-        // Of two that came at once one is closed again.
+        // A concurrent second descriptor is closed.
         Ok(place.get_or_init(|| fd).as_fd())
     }
 
-    /// Opened by the server, for its own purposes: reading, or making it stable.
+    /// Opened by the server for its own reads and syncs.
     pub(crate) fn own_reader(&self) -> Outcome<BorrowedFd<'_>> {
         self.kept(&self.reader, OFlags::RDONLY).map_err(status)
     }
 
-    /// Opens it for a user's reading. A file's owner, whose client has let him open it before, always may; so
-    /// may whoever may execute it, for that is done by reading.
+    /// Opens it for reads of a user. The owner always may, as its client has checked the open. So may a user with
+    /// execute permission, as execution reads.
     pub(crate) fn reader(&self, who: &Identity, owner: u32) -> Outcome<Opened<'_>> {
         let may = || {
             who.owns(owner)
@@ -136,18 +136,18 @@ impl Node {
         if may() { Ok(Opened::Kept(self.own_reader()?)) } else { Err(nfsstat3::NFS3ERR_ACCES) }
     }
 
-    /// Opens a directory for a user's reading, from its start.
+    /// Opens a directory for reads of a user, from its start.
     pub(crate) fn open_dir(&self, who: &Identity) -> Outcome<OwnedFd> {
         self.check_dir()?;
         who.act(|| self.reopen(OFlags::RDONLY | OFlags::DIRECTORY)).map_err(status)
     }
 
-    /// Opens it for a user's writing.
+    /// Opens it for writes of a user.
     pub(crate) fn writer(&self, who: &Identity, owner: u32) -> Outcome<Opened<'_>> {
         if who.owns(owner) {
             match self.kept(&self.writer, OFlags::WRONLY) {
                 Ok(fd) => return Ok(Opened::Kept(fd)),
-                // The server's user may not: perhaps this one may.
+                // The server's user may not; the caller's user may.
                 Err(Errno::ACCESS | Errno::PERM) => {}
                 Err(error) => return Err(status(error)),
             }
@@ -155,21 +155,21 @@ impl Node {
         who.act(|| self.reopen(OFlags::WRONLY)).map(Opened::Own).map_err(status)
     }
 
-    /// Whether the user may.
+    /// Checks access of the user.
     pub(crate) fn permits(&self, who: &Identity, what: Access) -> bool {
         who.act(|| accessat(CWD, self.path(), what, AtFlags::EACCESS)).is_ok()
     }
 
-    /// Opens it for a user who is to cut it, or to make it longer.
+    /// Opens it for a change of size by a user.
     pub(crate) fn open_to_cut(&self, who: &Identity, owner: u32) -> Outcome<Opened<'_>> {
         self.check_regular()?;
         self.writer(who, owner)
     }
 
-    /// Makes a directory's names, or a file's data and attributes, stable.
+    /// Syncs names of a directory, or data and attributes of a file.
     pub(crate) fn sync(&self) -> Outcome<()> {
         match self.kept(&self.reader, OFlags::RDONLY).and_then(fsync) {
-            // What cannot be opened, or not be synced, has nothing to be made stable.
+            // Files that cannot be opened or synced have no unstable data.
             Ok(()) | Err(Errno::INVAL | Errno::NXIO | Errno::LOOP) => Ok(()),
             Err(error) => Err(status(error)),
         }

@@ -1,5 +1,4 @@
-//! The threads that do the work of calls, which may wait for a disk: the shard goes on meanwhile, and so do the
-//! [shares](crate::shares) of other clients.
+//! Worker threads, which may wait for a disk. Shards, and the [shares](crate::shares) of other clients, continue.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -15,30 +14,30 @@ use crate::export::Export;
 use crate::nfs::{self, Whole};
 use crate::shares::Shares;
 
-/// Who holds threads.
+/// Holder of threads.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Holder {
-    /// A host, whatever connections it has made.
+    /// A host, with all its connections.
     Host(Client),
-    /// A connection of somebody who does not say who it is.
+    /// A connection of an unidentified client.
     Connection(Caller),
 }
 
-/// A call, and what answers it.
+/// A call and its handler.
 type Work = (DeferredCall, Whole);
 
-/// Threads for the calls of an export, until the process ends.
+/// Threads for an export, until the process ends.
 pub(crate) struct Pool {
     shares: Mutex<Shares<Holder, Work>>,
-    /// There is work for one more thread.
+    /// Signals work for another thread.
     ready: Condvar,
 }
 
 impl Pool {
-    /// Starts so many threads, at least 1.
+    /// Starts threads, at least 1.
     ///
     /// # Errors
-    /// The system gives no more threads.
+    /// The system denies threads.
     pub(crate) fn start(export: &Arc<Export>, threads: usize) -> io::Result<Arc<Self>> {
         let pool = Arc::new(Self { shares: Mutex::new(Shares::new(threads)), ready: Condvar::new() });
         for number in 0..threads {
@@ -48,12 +47,11 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Has a thread answer a call, as soon as its client may hold one.
+    /// Queues a call until its client's share admits it.
     pub(crate) fn submit(&self, call: DeferredCall, run: Whole) {
         let holder = nfs::host(&call).map_or_else(|| Holder::Connection(call.caller()), Holder::Host);
-        // A host whose disk hangs connects anew and asks again, time after time; what has asked before it would keep
-        // its memory from others.
-        let needless = |(call, _): &Work| call.is_disconnected() && !nfs::runs_once(call.procedure());
+        // A host with a stalled disk may reconnect and retransmit repeatedly. Its abandoned calls would hold memory.
+        let needless = |(call, _): &Work| call.is_abandoned() && !nfs::runs_once(call.procedure());
         let mut shares = self.lock();
         shares.forget(holder, needless);
         shares.add(holder, (call, run));
@@ -71,13 +69,13 @@ impl Pool {
                 shares = self.ready.wait(shares).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            // What one ends may make room for two.
+            // One completed call may admit two.
             let more = shares.is_ready();
             drop(shares);
             if more {
                 self.ready.notify_one();
             }
-            // A bug costs its call, and not the thread.
+            // A panic ends its call, not the thread.
             let outcome = catch_unwind(AssertUnwindSafe(|| nfs::run(export, run, &mut call)));
             call.answer(outcome.unwrap_or(Err(Refusal::SystemError)));
             shares = self.lock();

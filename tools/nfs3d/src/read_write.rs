@@ -1,5 +1,4 @@
-//! READ, WRITE, COMMIT: the data goes between the file and the memory that the device reads and writes, with
-//! nothing between.
+//! READ, WRITE, COMMIT, without copies between the file and registered memory.
 #![forbid(unsafe_code)]
 
 use std::os::fd::AsFd;
@@ -24,7 +23,7 @@ use crate::nfs::{INLINE_READ, TRANSFER};
 use crate::node::Node;
 use crate::status::status;
 
-/// Bytes of `READ3res` in front of the data: status, attributes, count, eof, length.
+/// Bytes of `READ3res` before the data: status, attributes, count, eof, length.
 const READ_HEAD: usize = 4 + 88 + 4 + 4 + 4;
 
 pub(crate) fn read(export: &Export, who: &Identity, call: &mut ServerCall) -> Result<(), Refusal> {
@@ -33,7 +32,7 @@ pub(crate) fn read(export: &Export, who: &Identity, call: &mut ServerCall) -> Re
     args.end()?;
     let found = export.find(&handle);
     let node = found.as_ref().ok();
-    // An empty Write chunk asks for the data inline, as no chunk does.
+    // An empty Write chunk requests inline data, as does none.
     let direct = call.write_chunk_capacity(0).filter(|&room| room > 0);
     let outcome = found.as_ref().map_err(|&status| status).and_then(|node| match direct {
         Some(room) => {
@@ -41,7 +40,7 @@ pub(crate) fn read(export: &Export, who: &Identity, call: &mut ServerCall) -> Re
             read_into(node, who, offset, result, count.min(room))
         }
         None => {
-            // In whole words, so that there is room for the padding.
+            // A multiple of 4, for the padding.
             let most = (call.reply_room().saturating_sub(READ_HEAD) & !3).min(INLINE_READ);
             let mut results = call.reply_writer();
             results.put_zeroes(READ_HEAD).map_err(|_| nfsstat3::NFS3ERR_SERVERFAULT)?;
@@ -52,9 +51,9 @@ pub(crate) fn read(export: &Export, who: &Identity, call: &mut ServerCall) -> Re
         Ok((len, stat)) => {
             let eof = offset.saturating_add(len as u64) >= stat.st_size as u64;
             let inline = if direct.is_some() { 0 } else { padded(len) };
-            // The data are there, and what rounds them up is zero.
+            // The data is in place, and its padding is 0.
             let room = call.reply_mut(READ_HEAD + inline)?;
-            // Always with attributes: clients place the data by the length of what is in front of it.
+            // Always with attributes: clients locate the data by the length before it.
             let mut head = &mut room[..READ_HEAD];
             let words = (nfsstat3::NFS3_OK, optional(Some(fattr(&stat))), len as u32, eof, len as u32);
             let packed = words.0.pack(&mut head).and_then(|_| words.1.pack(&mut head));
@@ -71,7 +70,7 @@ pub(crate) fn read(export: &Export, who: &Identity, call: &mut ServerCall) -> Re
     }
 }
 
-/// Reads `most` bytes, or up to the end of the file.
+/// Reads `most` bytes, or to the end of the file.
 fn read_into(
     node: &Node,
     who: &Identity,
@@ -84,7 +83,7 @@ fn read_into(
     let file = node.reader(who, owner)?;
     let failed = |error: &std::io::Error| Errno::from_io_error(error).map_or(nfsstat3::NFS3ERR_IO, status);
     let len = room.read_from(file.as_fd(), offset, most).map_err(|error| failed(&error))?;
-    // The size as of now: what lies behind it was not there to be read.
+    // The current size: bytes beyond it did not exist at the read.
     Ok((len, fstat(&file).map_err(status)?))
 }
 
@@ -122,7 +121,7 @@ fn written(
     }
 }
 
-/// Writes, and makes stable what is to be. A disk that gets full in the middle gives a shorter count.
+/// Writes, with the requested stability. A full disk shortens the count.
 fn write_all(
     export: &Export,
     node: &Node,
@@ -154,7 +153,7 @@ fn write_all(
     Ok(len as u32)
 }
 
-/// What was written before may be lost with what was to be made stable now.
+/// Earlier writes may be lost with a failed sync.
 fn sync_failed(export: &Export, error: Errno) -> nfsstat3 {
     let line = format_args!("fsync: {error}: clients are asked to write again what was not committed");
     lines::log(log::Level::Error, "times that fsync failed", line);
@@ -170,7 +169,7 @@ pub(crate) fn commit(export: &Export, who: &Identity, mut args: Args<'_>) -> Res
         Ok(node) => node,
         Err(status) => return Ok(or_fail(Err(status), COMMIT3resfail { file_wcc: no_wcc() })),
     };
-    // The whole file, whatever part is asked for. As its client could write, it may make that stable.
+    // Syncs the whole file, whatever the range. A writer may do so.
     let outcome = export.check_writable().and_then(|()| {
         node.check_regular()?;
         let file = node.writer(who, node.stat()?.st_uid)?;

@@ -52,12 +52,12 @@ fn unlink(export: &Export, dir: &Node, name: &[u8], who: &Identity, flags: AtFla
     Ok(())
 }
 
-/// What a name stands for, before it is taken away.
+/// File of a name, before removal.
 fn victim(dir: &Node, name: &[u8]) -> Option<Stat> {
     statat(dir.fd(), name, AtFlags::SYMLINK_NOFOLLOW).ok()
 }
 
-/// A name of it is gone: if it was the last one, so is the file, as soon as nobody has it open.
+/// A name was removed. With the last one, the file is removed once closed.
 fn bury(export: &Export, victim: Option<&Stat>) {
     if let Some(stat) = victim
         && (stat.st_nlink <= 1 || FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
@@ -81,7 +81,7 @@ pub(crate) fn rename(export: &Export, who: &Identity, mut args: Args<'_>) -> Res
             return Ok(or_fail(Err(from.err().or(to.err()).unwrap_or_default()), failure));
         }
     };
-    // Two that lock the same two directories do so in the same order.
+    // Locks directories in a fixed order, against deadlock.
     let (first, second) = if from.ino() <= to.ino() { (&from, &to) } else { (&to, &from) };
     let _alone = first.lock();
     let _alone_too = (first.ino() != second.ino()).then(|| second.lock());
@@ -109,7 +109,7 @@ fn renamed(
     who.act(|| renameat(from.fd(), from_name, to.fd(), to_name)).map_err(status)?;
     if let Some(moved) = &moved {
         export.handles.learn(to.ino(), to_name, moved.st_ino);
-        // Two names of one file: nothing was replaced.
+        // Two names of one file: RENAME replaced nothing.
         if replaced.as_ref().is_some_and(|replaced| replaced.st_ino != moved.st_ino) {
             bury(export, replaced.as_ref());
         }

@@ -1,19 +1,19 @@
-//! Who may have a thread next: work waits in a queue of its client's own, and a client may hold as many threads as it
-//! leaves free. So one whose disk hangs has half of the threads at most, the next one half of the rest, and there is
-//! one left for who comes then; a client alone has the same half, whatever it asks for.
+//! Shares of threads. Each client has its own queue, and may hold as many threads as it leaves free. So a client with a
+//! stalled disk holds at most half, the next one half of the rest, and one stays free for new clients. A single client
+//! has the same half.
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
-/// Work of clients `K`, for a number of threads.
+/// Queued work of clients `K`, for a number of threads.
 #[derive(Debug)]
 pub(crate) struct Shares<K, W> {
-    /// Threads that nobody holds.
+    /// Free threads.
     free: usize,
-    /// Those that hold threads, or wait for one.
+    /// Clients that hold or await threads.
     clients: HashMap<K, Client<W>>,
-    /// Those that wait, each once; who has got a thread goes to the end.
+    /// Waiting clients, each once, in round-robin order.
     turns: VecDeque<K>,
 }
 
@@ -24,12 +24,12 @@ struct Client<W> {
 }
 
 impl<K: Copy + Eq + Hash, W> Shares<K, W> {
-    /// Of so many threads, at least 1.
+    /// For this many threads, at least 1.
     pub(crate) fn new(threads: usize) -> Self {
         Self { free: threads, clients: HashMap::new(), turns: VecDeque::new() }
     }
 
-    /// Work of a client: it waits, behind what that client has asked for before.
+    /// Queues work behind the client's earlier work.
     pub(crate) fn add(&mut self, key: K, work: W) {
         let client = self.clients.entry(key).or_insert_with(|| Client { held: 0, waiting: VecDeque::new() });
         if client.waiting.is_empty() {
@@ -38,7 +38,7 @@ impl<K: Copy + Eq + Hash, W> Shares<K, W> {
         client.waiting.push_back(work);
     }
 
-    /// Drops what a client waits for and nobody needs any more.
+    /// Drops unneeded queued work of a client.
     pub(crate) fn forget(&mut self, key: K, needless: impl Fn(&W) -> bool) {
         let Some(client) = self.clients.get_mut(&key) else { return };
         let before = client.waiting.len();
@@ -52,8 +52,7 @@ impl<K: Copy + Eq + Hash, W> Shares<K, W> {
         }
     }
 
-    /// Gives a thread to the client whose turn it is, until [`give_back`](Self::give_back); `None` if nobody waits who
-    /// may hold one more.
+    /// Assigns a thread to the next admitted client, until [`give_back`](Self::give_back); `None` if there is none.
     pub(crate) fn take(&mut self) -> Option<(K, W)> {
         let key = self.turns.remove(self.next()?)?;
         let client = self.clients.get_mut(&key)?;
@@ -66,12 +65,12 @@ impl<K: Copy + Eq + Hash, W> Shares<K, W> {
         Some((key, work))
     }
 
-    /// Whether there is work for one more thread.
+    /// True if another thread has work.
     pub(crate) fn is_ready(&self) -> bool {
         self.next().is_some()
     }
 
-    /// A client's thread is through with its work.
+    /// Returns a client's thread.
     pub(crate) fn give_back(&mut self, key: K) {
         let Some(client) = self.clients.get_mut(&key) else { return };
         client.held -= 1;
@@ -81,7 +80,7 @@ impl<K: Copy + Eq + Hash, W> Shares<K, W> {
         }
     }
 
-    /// The first in turn that may hold one more.
+    /// The next admitted client.
     fn next(&self) -> Option<usize> {
         self.turns.iter().position(|key| self.clients.get(key).is_some_and(|client| client.held < self.free))
     }

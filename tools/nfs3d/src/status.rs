@@ -1,4 +1,4 @@
-//! The system's errors as NFS has them (RFC 1813 §2.6).
+//! NFS status of system errors (RFC 1813 §2.6).
 #![forbid(unsafe_code)]
 
 use nfs3_types::nfs3::nfsstat3;
@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use crate::lines;
 
-/// The status for an error of a system call.
+/// Status for an error of a system call.
 pub(crate) fn status(error: Errno) -> nfsstat3 {
     match error {
         Errno::PERM => nfsstat3::NFS3ERR_PERM,
@@ -18,7 +18,7 @@ pub(crate) fn status(error: Errno) -> nfsstat3 {
         Errno::NODEV => nfsstat3::NFS3ERR_NODEV,
         Errno::NOTDIR => nfsstat3::NFS3ERR_NOTDIR,
         Errno::ISDIR => nfsstat3::NFS3ERR_ISDIR,
-        // ELOOP: what was opened without following links is one.
+        // ELOOP: a symbolic link, opened without following links.
         Errno::INVAL | Errno::LOOP => nfsstat3::NFS3ERR_INVAL,
         Errno::FBIG => nfsstat3::NFS3ERR_FBIG,
         Errno::NOSPC => nfsstat3::NFS3ERR_NOSPC,
@@ -29,7 +29,7 @@ pub(crate) fn status(error: Errno) -> nfsstat3 {
         Errno::DQUOT => nfsstat3::NFS3ERR_DQUOT,
         Errno::STALE => nfsstat3::NFS3ERR_STALE,
         Errno::OPNOTSUPP => nfsstat3::NFS3ERR_NOTSUPP,
-        // It is over when what causes it is: the client asks again.
+        // Transient: the client retries.
         Errno::AGAIN | Errno::TXTBSY | Errno::MFILE | Errno::NFILE | Errno::NOMEM => nfsstat3::NFS3ERR_JUKEBOX,
         Errno::IO => nfsstat3::NFS3ERR_IO,
         error => {

@@ -1,4 +1,4 @@
-//! File handles of the kernel: two system calls that no library wraps.
+//! File handles of the kernel: two system calls without a wrapper.
 #![expect(unsafe_code, reason = "name_to_handle_at and open_by_handle_at are called by number")]
 
 use std::ffi::c_int;
@@ -7,13 +7,13 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use arrayvec::ArrayVec;
 
-/// Most bytes of a handle: `MAX_HANDLE_SZ`.
+/// Longest handle in bytes: `MAX_HANDLE_SZ`.
 const MAX_LEN: usize = 128;
 
-/// A handle as the file system made it: it names an inode for as long as that exists, across restarts.
+/// A handle of the file system: names an inode for its lifetime, across restarts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KernelHandle {
-    /// Says how the file system is to read the bytes.
+    /// Format of the bytes, for the file system.
     pub(crate) kind: i32,
     pub(crate) bytes: ArrayVec<u8, MAX_LEN>,
 }
@@ -26,7 +26,7 @@ struct Raw {
     bytes: [u8; MAX_LEN],
 }
 
-/// The handle of an open file; `O_PATH` is enough. `EOPNOTSUPP` where the file system has none.
+/// Handle of an open file; `O_PATH` suffices. `EOPNOTSUPP` if the file system has none.
 pub(crate) fn name_to_handle(file: BorrowedFd<'_>) -> io::Result<KernelHandle> {
     let mut raw = Raw { len: MAX_LEN as u32, kind: 0, bytes: [0; MAX_LEN] };
     let mut mount: c_int = 0;
@@ -49,8 +49,7 @@ pub(crate) fn name_to_handle(file: BorrowedFd<'_>) -> io::Result<KernelHandle> {
     Ok(KernelHandle { kind: raw.kind, bytes: bytes.iter().copied().collect() })
 }
 
-/// Opens the file of a handle with `O_PATH`. `mount` is any open file of its file system. Needs
-/// `CAP_DAC_READ_SEARCH`.
+/// Opens the file of a handle with `O_PATH`. `mount` is any open file of its file system. Needs `CAP_DAC_READ_SEARCH`.
 pub(crate) fn open_by_handle(mount: BorrowedFd<'_>, handle: &KernelHandle) -> io::Result<OwnedFd> {
     let mut raw = Raw { len: handle.bytes.len() as u32, kind: handle.kind, bytes: [0; MAX_LEN] };
     raw.bytes[..handle.bytes.len()].copy_from_slice(&handle.bytes);

@@ -1,10 +1,8 @@
-//! rpcbind (RFC 1833, version 4): which port a program is at. A server registers itself ([`Registration`]), a
-//! client asks ([`locate`]).
+//! rpcbind (RFC 1833, version 4): ports of programs. Servers register ([`Registration`]), clients look up ([`locate`]).
 //!
-//! RPC over RDMA has the netids `rdma` and `rdma6` there, for IPv4 and IPv6, and universal addresses like
-//! those of TCP (RFC 5665 §5.2.3.3 and §5.2.3.4, RFC 8166 §9). A client takes them from the whole list, by
-//! RPCBPROC_DUMP: RPCBPROC_GETADDR ignores the netid that it is given, and answers for the transport on which
-//! it was asked (RFC 1833 §2.2.1), which is never RDMA; so it would give the port of the same program on TCP.
+//! RPC over RDMA has the netids `rdma` and `rdma6`, with universal addresses like those of TCP (RFC 5665 §5.2.3.3 and
+//! §5.2.3.4, RFC 8166 §9). Clients take them from the whole list (RPCBPROC_DUMP). RPCBPROC_GETADDR ignores the given
+//! netid and answers for its own transport (RFC 1833 §2.2.1), which is never RDMA.
 #![forbid(unsafe_code)]
 
 pub mod stream;
@@ -24,35 +22,35 @@ pub const PROGRAM: u32 = 100_000;
 pub const VERSION: u32 = 4;
 /// TCP port of rpcbind.
 pub const PORT: u16 = 111;
-/// Where rpcbind is reached on this host by those who register.
+/// Local socket of rpcbind, for registration.
 pub const LOCAL_SOCKET: &str = "/run/rpcbind.sock";
 
 const SET: u32 = 1;
 const UNSET: u32 = 2;
 const DUMP: u32 = 4;
-/// Longest string that is taken from rpcbind, in bytes.
+/// Longest string of rpcbind, in bytes.
 const LONGEST: usize = 1024;
 
-/// What rpcbind could not do.
+/// Failure of rpcbind.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 #[non_exhaustive]
 pub struct RpcbindError(Box<Cause>);
 
-/// What an [`RpcbindError`] is about.
+/// Kind of an [`RpcbindError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RpcbindErrorKind {
-    /// It cannot be reached, or its call failed.
+    /// rpcbind is unreachable, or its call failed.
     Failed,
-    /// It refuses to register.
+    /// rpcbind refuses the registration.
     NotRegistered,
-    /// Nobody has registered the program there.
+    /// The program is not registered.
     Unknown,
 }
 
 impl RpcbindError {
-    /// What it is about.
+    /// Its kind.
     pub fn kind(&self) -> RpcbindErrorKind {
         match *self.0 {
             Cause::Unreachable { .. } | Cause::Call(_) | Cause::Answer(_) => RpcbindErrorKind::Failed,
@@ -86,7 +84,7 @@ enum Cause {
     Unknown { host: IpAddr, program: u32, version: u32, netid: &'static str },
 }
 
-/// What a program is served over.
+/// Transport of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// RPC over RDMA.
@@ -96,7 +94,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// rpcbind's name for it, where addresses are like this one.
+    /// Netid for an address of this family.
     pub fn netid(self, address: IpAddr) -> &'static str {
         match (self, address) {
             (Self::Rdma, IpAddr::V4(_)) => "rdma",
@@ -107,13 +105,13 @@ impl Transport {
     }
 }
 
-/// An address as rpcbind has it: `10.0.0.1.78.81` (RFC 5665 §5.2.3.3).
+/// Universal address: `10.0.0.1.78.81` (RFC 5665 §5.2.3.3).
 pub fn universal(address: SocketAddr) -> String {
     let port = address.port();
     format!("{}.{}.{}", address.ip(), port >> 8, port & 0xFF)
 }
 
-/// Reads a universal address.
+/// Parses a universal address.
 pub fn parse_universal(text: &str) -> Option<SocketAddr> {
     let (rest, low) = text.rsplit_once('.')?;
     let (ip, high) = rest.rsplit_once('.')?;
@@ -121,18 +119,18 @@ pub fn parse_universal(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip.parse().ok()?, u16::from_be_bytes([high, low])))
 }
 
-/// One line of rpcbind's list: where a version of a program is, on one transport.
+/// An entry of rpcbind: address of a program version on one transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// Program number.
     pub program: u32,
     /// Program version.
     pub version: u32,
-    /// The transport: `tcp`, `rdma`.
+    /// Netid: `tcp`, `rdma`.
     pub netid: String,
     /// Universal address.
     pub address: String,
-    /// User who registered it; rpcbind fills it in.
+    /// Owner; set by rpcbind.
     pub owner: String,
 }
 
@@ -145,7 +143,7 @@ impl std::fmt::Display for Mapping {
 }
 
 impl Mapping {
-    /// A program that is served at an address, which may be a wildcard.
+    /// A program at an address, which may be a wildcard.
     pub fn new(program: u32, version: u32, transport: Transport, address: SocketAddr) -> Self {
         let netid = transport.netid(address.ip()).to_owned();
         Self { program, version, netid, address: universal(address), owner: String::new() }
@@ -173,10 +171,10 @@ impl Mapping {
 pub struct Rpcbind<S>(StreamClient<S>);
 
 impl Rpcbind<std::os::unix::net::UnixStream> {
-    /// That of this host, by its socket, which is how it knows who registers.
+    /// Connects to the local socket, which identifies the registering user.
     ///
     /// # Errors
-    /// It cannot be reached.
+    /// rpcbind is unreachable.
     pub fn local(timeout: Duration) -> Result<Self, RpcbindError> {
         Self::at_socket(Path::new(LOCAL_SOCKET), timeout)
     }
@@ -188,7 +186,7 @@ impl Rpcbind<std::os::unix::net::UnixStream> {
 }
 
 impl Rpcbind<std::net::TcpStream> {
-    /// That of a host, by TCP.
+    /// Connects to a host by TCP.
     ///
     /// # Errors
     /// It cannot be reached.
@@ -204,7 +202,7 @@ impl<S: Read + Write> Rpcbind<S> {
         Ok(Reader::new(&results).bool("answer")?)
     }
 
-    /// Registers. False if it refuses: the program has another address there already, or this user may not.
+    /// Registers. False if refused: the program has another address, or the user may not.
     ///
     /// # Errors
     /// The call failed.
@@ -212,8 +210,7 @@ impl<S: Read + Write> Rpcbind<S> {
         self.yes(SET, mapping)
     }
 
-    /// Withdraws what is registered for a program, version and netid. False if there is nothing, or it is
-    /// another user's.
+    /// Withdraws a program, version and netid. False if absent or owned by another user.
     ///
     /// # Errors
     /// The call failed.
@@ -221,7 +218,7 @@ impl<S: Read + Write> Rpcbind<S> {
         self.yes(UNSET, mapping)
     }
 
-    /// All that is registered.
+    /// All entries.
     ///
     /// # Errors
     /// The call failed.
@@ -235,10 +232,10 @@ impl<S: Read + Write> Rpcbind<S> {
     }
 }
 
-/// Asks the rpcbind of a host where a program is served. A wildcard address stands for the host's.
+/// Looks up a program at a host's rpcbind. A wildcard address stands for the host's.
 ///
 /// # Errors
-/// It cannot be asked, or does not know.
+/// rpcbind is unreachable, or has no such entry.
 pub fn locate(
     host: IpAddr,
     transport: Transport,
@@ -263,19 +260,18 @@ fn find(
     found.map(|at| if at.ip().is_unspecified() { SocketAddr::new(host, at.port()) } else { at }).ok_or(unknown)
 }
 
-/// What a server has registered with the rpcbind of its host: withdrawn when it is dropped.
+/// Entries of a server at the host's rpcbind; withdrawn on drop.
 #[derive(Debug)]
 pub struct Registration {
     mappings: Vec<Mapping>,
     socket: std::path::PathBuf,
 }
 
-/// How long rpcbind may take to register or withdraw.
+/// Time limit of a registration or withdrawal.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Registration {
-    /// Registers all of them. What a server of the same address left behind, that did not end as it should,
-    /// is taken over.
+    /// Registers all. Takes over entries of a crashed server at the same address.
     ///
     /// # Errors
     /// Nothing is registered.
@@ -305,10 +301,10 @@ impl Registration {
         Ok(done)
     }
 
-    /// Withdraws it; else dropping it does, and cannot say what fails.
+    /// Withdraws the entries. Drop does so without reporting errors.
     ///
     /// # Errors
-    /// Something may still be registered.
+    /// Entries may remain.
     pub fn withdraw(mut self) -> Result<(), RpcbindError> {
         self.unset()
     }
@@ -319,7 +315,7 @@ impl Registration {
         }
         let mut rpcbind = Rpcbind::at_socket(&self.socket, PATIENCE)?;
         for mapping in std::mem::take(&mut self.mappings) {
-            // One that was withdrawn by another process is no loss.
+            // Another process may have withdrawn it.
             rpcbind.unset(&mapping)?;
         }
         Ok(())
@@ -328,7 +324,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // There is nobody to tell.
+        // Drop cannot report errors.
         let _ = self.unset();
     }
 }

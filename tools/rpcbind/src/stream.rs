@@ -1,5 +1,5 @@
-//! ONC RPC over a byte stream (RFC 5531 §11), for programs beside RDMA such as MOUNT and rpcbind: a blocking client,
-//! one call at a time, and the records of a server.
+//! ONC RPC over a byte stream (RFC 5531 §11), for MOUNT and rpcbind: a blocking client with one call at a time, and
+//! records for servers.
 #![forbid(unsafe_code)]
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -13,22 +13,22 @@ use rpcrdma_proto::Refusal;
 use rpcrdma_proto::wire::rpc::{CallHeader, OpaqueAuth, ReplyHeader};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-/// Longest reply that is taken, in bytes.
+/// Longest reply, in bytes.
 const LONGEST: usize = 4 << 20;
-/// The bit of a record mark that ends the record; the others are the fragment's length.
+/// Last-fragment bit of a record mark; the other bits are the length.
 const LAST: u32 = 1 << 31;
 
-/// How a call over a stream can end without results.
+/// Failure of a call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// The stream ended, or nothing came in time.
+    /// The stream ended, or timed out.
     #[error("stream of RPC failed")]
     Io(#[from] io::Error),
-    /// What came is not the reply to the call.
+    /// Not the reply to the call.
     #[error("malformed reply: {0}")]
     Malformed(&'static str),
-    /// The server answered that it does not carry it out.
+    /// The server refused the call.
     #[error("refused by the server: {0}")]
     Refused(Refusal),
 }
@@ -41,10 +41,10 @@ pub struct StreamClient<S = TcpStream> {
 }
 
 impl StreamClient<TcpStream> {
-    /// Connects by TCP. Connecting, and each call, may take `timeout`.
+    /// Connects by TCP. `timeout` limits the connection set-up and each call.
     ///
     /// # Errors
-    /// As of the system.
+    /// Those of the system calls.
     pub fn connect(address: SocketAddr, timeout: Duration) -> io::Result<Self> {
         let stream = TcpStream::connect_timeout(&address, timeout)?;
         stream.set_read_timeout(Some(timeout))?;
@@ -55,7 +55,7 @@ impl StreamClient<TcpStream> {
 }
 
 impl StreamClient<UnixStream> {
-    /// Connects to a socket of this host. Each call may take `timeout`.
+    /// Connects to a local socket. `timeout` limits each call.
     ///
     /// # Errors
     /// As of the system.
@@ -68,15 +68,15 @@ impl StreamClient<UnixStream> {
 }
 
 impl<S: Read + Write> StreamClient<S> {
-    /// Over a stream that is connected.
+    /// Uses a connected stream.
     pub fn new(stream: S) -> Self {
         Self { stream, xid: std::process::id().wrapping_mul(0x9E37_79B9) }
     }
 
-    /// Calls, as nobody in particular, with XDR encoded arguments; the results, XDR encoded.
+    /// Makes a call without authentication. Arguments and results are XDR encoded.
     ///
     /// # Errors
-    /// After any but [`StreamError::Refused`] the connection is of no more use.
+    /// After any but [`StreamError::Refused`] the connection is unusable.
     pub fn call(&mut self, program: u32, version: u32, procedure: u32, args: &[u8]) -> Result<Vec<u8>, StreamError> {
         self.xid = self.xid.wrapping_add(1);
         let auth = OpaqueAuth::NONE;
@@ -97,10 +97,10 @@ impl<S: Read + Write> StreamClient<S> {
     }
 }
 
-/// The next record, of any number of fragments; `None` at the end of the stream.
+/// Reads a record of any number of fragments; `None` at the end of the stream.
 ///
 /// # Errors
-/// The stream failed, or ended within the record. Fragments with their marks exceed `limit` bytes.
+/// The stream failed, or ended within the record; or the fragments with their marks exceed `limit` bytes.
 pub fn read_record(stream: &mut impl Read, limit: usize) -> io::Result<Option<Vec<u8>>> {
     let (mut record, mut taken) = (Vec::new(), 0);
     loop {
@@ -126,12 +126,12 @@ pub fn read_record(stream: &mut impl Read, limit: usize) -> io::Result<Option<Ve
 /// Writes a message as one record.
 ///
 /// # Errors
-/// As of the stream.
+/// Those of the stream.
 pub fn write_record(stream: &mut impl Write, message: &[u8]) -> io::Result<()> {
     stream.write_all(&[&(LAST | message.len() as u32).to_be_bytes(), message].concat())
 }
 
-/// A socket on which all reads and writes together end by a time.
+/// A socket with one time limit for all reads and writes.
 #[derive(Debug)]
 pub struct Timed<'a, S> {
     stream: &'a S,
@@ -139,12 +139,12 @@ pub struct Timed<'a, S> {
 }
 
 impl<'a, S: AsFd> Timed<'a, S> {
-    /// From now on for so long.
+    /// Starts the time limit now.
     pub fn new(stream: &'a S, time: Duration) -> Self {
         Self { stream, end: Instant::now() + time }
     }
 
-    /// Runs a call of the system with the time that is left.
+    /// Runs a system call within the remaining time.
     fn run<T>(&self, timeout: Timeout, call: impl FnOnce(&'a S) -> io::Result<T>) -> io::Result<T> {
         let left = self.end.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -186,7 +186,7 @@ mod tests {
 
     use super::*;
 
-    /// Keeps what is written, and has been read before.
+    /// Records writes; reads from prepared data.
     struct Tape {
         said: Vec<u8>,
         answer: Cursor<Vec<u8>>,

@@ -11,27 +11,27 @@ use nfs3_types::nfs3::{
 use nfs3_types::xdr_codec::{Pack, Unpack};
 use rpcrdma::LocalClient;
 
-/// Most bytes of a READDIRPLUS: more than fit a message, so that the reply comes in a Reply chunk.
+/// Limit of a READDIRPLUS in bytes: exceeds a message, so that the reply uses a Reply chunk.
 pub(crate) const DIRECTORY: usize = 64 << 10;
-/// Most bytes of a path in a symbolic link, as Linux has it.
+/// Longest symbolic link on Linux, in bytes.
 const PATH_MAX: usize = 4096;
-/// Most bytes of other results.
+/// Longest other results, in bytes.
 const SHORT: usize = 512;
 
-/// A connection, and what is known of the server.
+/// A connection, and limits of the server.
 pub(crate) struct Nfs {
     pub(crate) client: LocalClient,
     root: nfs_fh3,
-    /// Calls under way at once.
+    /// Outstanding calls.
     pub(crate) depth: usize,
-    /// Data of up to so many bytes is part of the RPC message.
+    /// Longest inline data, in bytes.
     pub(crate) inline: u32,
-    /// Most bytes of a READ, and of a WRITE.
+    /// Limit of READ and WRITE, in bytes.
     pub(crate) read_size: u32,
     pub(crate) write_size: u32,
 }
 
-/// Decodes results, all of them.
+/// Decodes results without a rest.
 pub(crate) fn decode<T: Unpack>(mut results: &[u8]) -> anyhow::Result<T> {
     let (value, _) = T::unpack(&mut results).map_err(|error| anyhow::anyhow!("bad results: {error}"))?;
     ensure!(results.is_empty(), "{} bytes behind the results", results.len());
@@ -45,7 +45,7 @@ pub(crate) fn encode(arguments: &impl Pack) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A status by name, and in words where it is one of the system's errors (RFC 1813 §2.6).
+/// Name of a status, with the text of system errors (RFC 1813 §2.6).
 pub(crate) fn said(status: nfsstat3) -> String {
     match status as i32 {
         code if code < 10_000 => format!("{status:?}: {}", io::Error::from_raw_os_error(code)),
@@ -53,7 +53,7 @@ pub(crate) fn said(status: nfsstat3) -> String {
     }
 }
 
-/// The results, or the server's reason.
+/// The results, or the server's error.
 pub(crate) fn good<T, E>(result: Nfs3Result<T, E>) -> anyhow::Result<T> {
     match result {
         Nfs3Result::Ok(results) => Ok(results),
@@ -69,7 +69,7 @@ pub(crate) fn given<T: Pack + Unpack>(value: Nfs3Option<T>) -> Option<T> {
 }
 
 impl Nfs {
-    /// Asks the server what it takes. `block` is the most that a READ or WRITE is to have.
+    /// Gets the limits of the server (FSINFO). `block` limits READ and WRITE.
     pub(crate) fn new(client: LocalClient, root: nfs_fh3, depth: usize, block: u32) -> anyhow::Result<Self> {
         let mut nfs = Self { client, root, depth, inline: 0, read_size: block, write_size: block };
         let args = FSINFO3args { fsroot: nfs.root.clone() };
@@ -80,7 +80,7 @@ impl Nfs {
         Ok(nfs)
     }
 
-    /// Calls; the results may come to `longest` bytes.
+    /// Makes a call whose results have at most `longest` bytes.
     fn call<T: Unpack>(&mut self, procedure: NFS_PROGRAM, arguments: &impl Pack, longest: usize) -> anyhow::Result<T> {
         let arguments = encode(arguments)?;
         let mut call = self.client.prepare(procedure as u32, arguments.len())?;
@@ -89,7 +89,7 @@ impl Nfs {
         decode(reply.results())
     }
 
-    /// The file at a path below the export. Symbolic links are not followed.
+    /// File at a path below the export, without following symbolic links.
     pub(crate) fn find(&mut self, path: &str) -> anyhow::Result<nfs_fh3> {
         let mut at = self.root.clone();
         for name in path.split('/').filter(|name| !name.is_empty()) {
@@ -109,7 +109,7 @@ impl Nfs {
         Ok(results.with_context(|| format!("GETATTR of {path}"))?.obj_attributes)
     }
 
-    /// What a symbolic link says.
+    /// Target of a symbolic link.
     pub(crate) fn readlink(&mut self, link: &nfs_fh3) -> anyhow::Result<Vec<u8>> {
         let args = READLINK3args { symlink: link.clone() };
         let longest = SHORT + PATH_MAX;
@@ -117,7 +117,7 @@ impl Nfs {
         Ok(results.data.0.into_owned())
     }
 
-    /// A part of a directory, from behind the entry of a cookie; and what the next part is to be asked with.
+    /// Entries of a directory behind a cookie, and their cookie verifier.
     pub(crate) fn readdirplus(
         &mut self,
         dir: &nfs_fh3,
@@ -132,7 +132,7 @@ impl Nfs {
         Ok((results.reply, results.cookieverf))
     }
 
-    /// An empty file of this name, whatever was there before.
+    /// Creates an empty file, or truncates it.
     pub(crate) fn create(&mut self, dir: &nfs_fh3, name: &[u8], mode: u32) -> anyhow::Result<nfs_fh3> {
         let attributes = sattr3 { mode: Nfs3Option::Some(mode), size: Nfs3Option::Some(0), ..sattr3::default() };
         let where_ = diropargs3 { dir: dir.clone(), name: filename3::from(name) };
@@ -144,13 +144,13 @@ impl Nfs {
         }
     }
 
-    /// Makes what was written stable; tells which life of the server that was in.
+    /// Commits writes. Returns the write verifier, which changes with a restart.
     pub(crate) fn commit(&mut self, file: &nfs_fh3) -> anyhow::Result<writeverf3> {
         let args = COMMIT3args { file: file.clone(), offset: 0, count: 0 };
         Ok(good(self.call::<COMMIT3res>(NFS_PROGRAM::NFSPROC3_COMMIT, &args, SHORT)?)?.verf)
     }
 
-    /// What the connection did, as JSON.
+    /// Statistics of the connection, as JSON.
     pub(crate) fn stats(&mut self) -> String {
         let stats = self.client.stats();
         let of = |name| stats.get(name).unwrap_or(0);

@@ -1,16 +1,16 @@
-//! Many calls under way at once.
+//! Concurrent calls.
 
 use rpcrdma::client::{ClientCall, LocalClient};
 use rpcrdma::{IdlePolicy, Reply};
 
 use crate::calls::Nfs;
 
-/// Turns without news after which the core is given up for a moment.
+/// Empty polls before the core is yielded.
 const PATIENCE: u32 = 256;
 
 impl Nfs {
-    /// Makes a call of each job, up to the connection's depth at once, in whatever order they end. `ended`
-    /// may give a job back, changed, for what is left of it to be done.
+    /// Makes a call per job, up to the connection's depth at once, completed in any order. `ended` may return a changed
+    /// job for the rest.
     pub(crate) fn many<J>(
         &mut self,
         mut jobs: impl Iterator<Item = J>,

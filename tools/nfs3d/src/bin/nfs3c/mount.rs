@@ -15,16 +15,16 @@ use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 use crate::calls::{decode, encode};
 
-/// Where MOUNT is if nobody says.
+/// Default port of MOUNT.
 const PORT: u16 = 20048;
-/// How long the server may take.
+/// Time limit of the server.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The procedure that gives the handle.
+/// Procedure MNT.
 const MNT: u32 = 1;
-/// Ports that only root has, as servers ask for unless their export is `insecure`.
+/// Reserved ports, which servers require unless the export is `insecure`.
 const RESERVED: std::ops::Range<u16> = 665..1024;
 
-/// Where NFS is, and where MOUNT: `mount`, if given; by rpcbind, if that is to be asked.
+/// Addresses of NFS and of MOUNT: `mount` if given, or from rpcbind.
 pub(crate) fn places(server: &Address, mount: Option<&str>, ask: bool) -> anyhow::Result<(Address, SocketAddr)> {
     let host = server.socket_address()?.map(|address| address.ip());
     if ask {
@@ -35,7 +35,7 @@ pub(crate) fn places(server: &Address, mount: Option<&str>, ask: bool) -> anyhow
     }
     let mount = match mount {
         Some(text) => {
-            // A port need not be given.
+            // The port is optional.
             let found = text.to_socket_addrs().or_else(|_| (text, PORT).to_socket_addrs());
             let found = found.with_context(|| format!("--mount {text}"))?.next();
             found.with_context(|| format!("--mount {text}: it has no address"))?
@@ -45,7 +45,7 @@ pub(crate) fn places(server: &Address, mount: Option<&str>, ask: bool) -> anyhow
     Ok((server.clone(), mount))
 }
 
-/// The handle of the directory that a server exports, whose MOUNT is at an address.
+/// Handle of an exported directory, from MOUNT at an address.
 pub(crate) fn root(at: SocketAddr, export: &str) -> anyhow::Result<nfs_fh3> {
     let said = || format!("MOUNT of {export} at {at}");
     let mut client = match reserved(at) {
@@ -60,7 +60,7 @@ pub(crate) fn root(at: SocketAddr, export: &str) -> anyhow::Result<nfs_fh3> {
     }
 }
 
-/// A connection from a reserved port, if this user may have one.
+/// A connection from a reserved port, if the user may have one.
 fn reserved(to: SocketAddr) -> Option<TcpStream> {
     if !rustix::process::geteuid().is_root() {
         return None;
@@ -74,7 +74,7 @@ fn reserved(to: SocketAddr) -> Option<TcpStream> {
         if bind(&socket, &SocketAddr::new(any, port)).is_err() {
             continue;
         }
-        // One that was closed a moment ago cannot be used again at once.
+        // A recently closed port cannot be reused at once.
         if connect(&socket, &to).is_ok() {
             let stream = TcpStream::from(socket);
             stream.set_read_timeout(Some(PATIENCE)).ok()?;

@@ -13,7 +13,7 @@ use rpcrdma::client::{ClientCall, LocalClient};
 
 use crate::calls::{Nfs, decode, encode, good, said};
 
-/// Most bytes of a READ's results without data.
+/// Longest results of READ without data, in bytes.
 const READ_RESULTS: usize = 104;
 
 /// A part of a file.
@@ -29,13 +29,13 @@ fn parts(size: u64, block: u32) -> impl Iterator<Item = Part> {
 }
 
 impl Part {
-    /// What is left of it behind `done` bytes.
+    /// The rest behind `done` bytes.
     fn behind(self, done: u32) -> Option<Self> {
         (done < self.len).then(|| Self { offset: self.offset + u64::from(done), len: self.len - done })
     }
 }
 
-/// Reads a file of `size` bytes. `take` gets its parts with their offsets, in any order.
+/// Reads a file of `size` bytes. `take` gets its parts with offsets, in any order.
 pub(crate) fn get(
     nfs: &mut Nfs,
     file: &nfs_fh3,
@@ -56,7 +56,7 @@ pub(crate) fn get(
     nfs.many(parts(size, nfs.read_size), prepare, ended).with_context(|| format!("READ of {path}"))
 }
 
-/// Reads the first block of a file, or all of it if it is shorter.
+/// Reads the first block of a file, or all of a shorter one.
 pub(crate) fn first_block(nfs: &mut Nfs, file: &nfs_fh3) -> anyhow::Result<()> {
     let part = Part { offset: 0, len: nfs.read_size };
     let call = read(&mut nfs.client, file, part, nfs.inline)?;
@@ -77,7 +77,7 @@ fn read(client: &mut LocalClient, file: &nfs_fh3, part: Part, inline: u32) -> an
     })
 }
 
-/// The data of a READ, from wherever it is, and whether it goes to the file's end.
+/// The data of a READ, inline or from a chunk, and the end-of-file flag.
 fn read_results(reply: &Reply) -> anyhow::Result<(&[u8], bool)> {
     let mut results = reply.results();
     let bad = |error| anyhow::anyhow!("bad results: {error}");
@@ -99,7 +99,7 @@ fn read_results(reply: &Reply) -> anyhow::Result<(&[u8], bool)> {
     Ok((data, eof))
 }
 
-/// Copies a file to a path below the export, and makes it stable there.
+/// Copies a file to a path below the export, and commits it.
 pub(crate) fn put(nfs: &mut Nfs, original: &File, path: &str) -> anyhow::Result<()> {
     let path = path.trim_end_matches('/');
     let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));

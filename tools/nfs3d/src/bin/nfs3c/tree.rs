@@ -1,4 +1,4 @@
-//! Directories, and what is below them.
+//! Directory trees.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -15,11 +15,11 @@ pub(crate) struct Entry {
     pub(crate) name: Vec<u8>,
     pub(crate) handle: nfs_fh3,
     pub(crate) attributes: fattr3,
-    /// Of a symbolic link: what it says.
+    /// Target of a symbolic link.
     pub(crate) says: Option<Vec<u8>>,
 }
 
-/// The names of a directory, in order, but for itself and the one above.
+/// Sorted names of a directory, without `.` and `..`.
 pub(crate) fn list(nfs: &mut Nfs, directory: &nfs_fh3, path: &str) -> anyhow::Result<Vec<Entry>> {
     let mut entries = Vec::new();
     let (mut cookie, mut verifier) = (0, cookieverf3::default());
@@ -72,7 +72,7 @@ pub(crate) fn describe(attributes: &fattr3) -> String {
     format!("{kind}{mode:04o} {uid} {gid} {size:>10}")
 }
 
-/// Prints the SHA-256 of each file below a directory, and what each symbolic link says.
+/// Prints the SHA-256 of each file below a directory, and the target of each symbolic link.
 pub(crate) fn sums(nfs: &mut Nfs, directory: &nfs_fh3, out: &mut impl Write) -> anyhow::Result<()> {
     let mut below = vec![(b".".to_vec(), directory.clone())];
     while let Some((path, directory)) = below.pop() {
@@ -96,7 +96,7 @@ pub(crate) fn sums(nfs: &mut Nfs, directory: &nfs_fh3, out: &mut impl Write) -> 
 /// The SHA-256 of a file.
 fn sum(nfs: &mut Nfs, file: &nfs_fh3, path: &str, size: u64) -> anyhow::Result<String> {
     let mut hash = Sha256::new();
-    // What came before its turn: no more than there are calls under way, and what they wait for.
+    // Early data, limited by the number of outstanding calls.
     let mut early: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
     let mut at = 0;
     transfer::get(nfs, file, path, size, |offset, data| {
