@@ -132,6 +132,13 @@ fn usage_errors_exit_with_2() {
 }
 
 #[test]
+fn the_policies_of_the_other_programs_work_here() {
+    for test in ["lat", "raw-lat"] {
+        succeeds(&[test, "--loopback", "-n", "10", "--idle", "yield"]);
+    }
+}
+
+#[test]
 fn help_exits_with_0() {
     for asked in [
         &["--help"][..],

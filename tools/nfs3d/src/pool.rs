@@ -51,7 +51,7 @@ impl Pool {
     pub(crate) fn submit(&self, call: DeferredCall, run: Whole) {
         let holder = nfs::host(&call).map_or_else(|| Holder::Connection(call.caller()), Holder::Host);
         // A host with a stalled disk may reconnect and retransmit repeatedly. Its abandoned calls would hold memory.
-        let needless = |(call, _): &Work| call.is_abandoned() && !nfs::runs_once(call.procedure());
+        let needless = |(call, _): &Work| call.is_disconnected() && !nfs::runs_once(call.procedure());
         let mut shares = self.lock();
         shares.forget(holder, needless);
         shares.add(holder, (call, run));
