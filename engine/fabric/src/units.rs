@@ -15,8 +15,7 @@ fn time_text(time: Duration) -> String {
 fn time_of<E: Error>(text: &str) -> Result<Duration, E> {
     match text {
         NEVER => Ok(Duration::MAX),
-        _ => humantime::parse_duration(text)
-            .map_err(|_| E::custom("wanted a time such as \"10s\", \"5ms\" or \"never\"")),
+        _ => humantime::parse_duration(text).map_err(|_| E::custom("wanted a time such as \"10s\" or \"5ms\"")),
     }
 }
 

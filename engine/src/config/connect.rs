@@ -12,7 +12,7 @@ knobs! {
     /// | `timeout` too short | a slow server is never reached |
     /// | `negotiation` too short | version 1 is used with a slow server of version 2 |
     /// | `negotiation` too long | connecting to a silent server of version 1 takes so long |
-    /// | `reconnect_attempts` 0 | the first loss ends the connection and fails its calls |
+    /// | `reconnect_attempts` 0 | the first loss after the negotiation ends the connection and fails its calls |
     /// | `reconnect_backoff` too short | many clients storm a server that restarts |
     /// | `retransmit` without a duplicate request cache at the server | calls that are not idempotent may run twice |
     pub struct ConnectConfig, "connect";

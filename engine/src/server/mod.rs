@@ -33,7 +33,9 @@ use crate::fabric::FabricError;
 use crate::fabric::any::{AnyFabric, AnyListener};
 use crate::handoff::block_on::block_on;
 use crate::service::{Application, Caller, LocalServices, Services, ShardSetup};
-use crate::shard::{Command, ConnRef, ResizeCause, ResizeError, Shard, ShardHandle, Workers, check, spawn, worker_of};
+use crate::shard::{
+    Command, ConnRef, CutOff, ResizeCause, ResizeError, Shard, ShardHandle, Workers, check, spawn, worker_of,
+};
 use crate::start_error::{StartError, StartErrorKind};
 use crate::stats::ShardStats;
 
@@ -315,7 +317,7 @@ impl Server {
     ///
     /// It refuses new connections. Shortly before `timeout` it closes the rest. New calls do not run: version 2 answers
     /// them with ERR_SYSTEM. A connection stays open until none has arrived on it for one
-    /// [`poll.control_interval`](crate::config::PollConfig::control_interval), or for three round trips of up to a
+    /// [`poll.control_interval`](crate::config::PollConfig::control_interval), or for three round trips and 200 ms, of up to a
     /// second in all, where that is longer and the device knows it (iWARP). If calls keep arriving it stays ten times as
     /// long. Later calls are lost; their clients cannot know whether they ran.
     ///
@@ -334,7 +336,7 @@ impl Server {
         self.shards.iter().for_each(|shard| shard.send(Command::Stop));
         while !self.shards.iter().all(ShardHandle::has_stopped) && end.step() {}
         let (stopped, stuck): (Vec<_>, Vec<_>) = self.shards.drain(..).partition(ShardHandle::has_stopped);
-        let (stats, unanswered): (_, Vec<usize>) = stopped.into_iter().filter_map(|mut shard| shard.join()).unzip();
+        let (stats, cut_off): (_, Vec<CutOff>) = stopped.into_iter().filter_map(|mut shard| shard.join()).unzip();
         let stuck_shards = stuck.len();
         stuck.into_iter().for_each(ShardHandle::detach);
         let workers = self.workers.take().and_then(Arc::into_inner);
@@ -342,8 +344,9 @@ impl Server {
         match undrained + stuck_workers {
             0 => Ok(stats),
             _ => {
-                let unanswered = unanswered.into_iter().sum();
-                Err(Undrained { timeout, shards: undrained, unanswered, stuck_shards, stuck_workers })
+                let unanswered = cut_off.iter().map(|shard| shard.calls).sum();
+                let untaken = cut_off.iter().map(|shard| shard.untaken).sum();
+                Err(Undrained { timeout, shards: undrained, unanswered, untaken, stuck_shards, stuck_workers })
             }
         }
     }
@@ -388,7 +391,7 @@ fn bind(addresses: &[Address], config: &ServerConfig) -> Result<Vec<Place>, Star
 
 /// Remainder of a [drain](Server::drain) after its time-out.
 ///
-/// The text counts the shards and workers. The thread of a handler that does not return stays until it does, with all
+/// The text counts shards, calls, connections with unreceived replies, and workers. The thread of a handler that does not return stays until it does, with all
 /// its resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Undrained {
@@ -397,7 +400,9 @@ pub struct Undrained {
     shards: usize,
     /// Calls on them without an answer, without those of shards in a handler.
     unanswered: usize,
-    /// Of those, shards in a handler that does not return.
+    /// Connections on them whose peers had not received all replies.
+    untaken: usize,
+    /// Of these shards, those in a handler that does not return.
     stuck_shards: usize,
     /// Workers in such a handler, or with jobs left.
     stuck_workers: usize,
@@ -407,13 +412,14 @@ impl Error for Undrained {}
 
 impl fmt::Display for Undrained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { timeout, shards, unanswered, stuck_shards, stuck_workers } = self;
+        let Self { timeout, shards, unanswered, untaken, stuck_shards, stuck_workers } = self;
         let s = |count: &usize| if *count == 1 { "" } else { "s" };
         write!(f, "drain timed out after {timeout:?}")?;
         let mut before = ": ";
         for (what, count, of, then) in [
             ("connections open on ", shards, "shard", ""),
             ("", unanswered, "call", " not answered"),
+            ("replies not received on ", untaken, "connection", ""),
             ("handlers running on ", stuck_shards, "shard", ""),
             ("handlers running on ", stuck_workers, "worker", ""),
         ] {

@@ -15,11 +15,13 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use super::accepted::Accepted;
 use super::clock::nanoseconds;
 use super::close_reason::LocalClose;
 use super::conn::Conn;
+use super::drain::silence;
 use super::stage::Stage;
 use super::{ConnRef, Shard};
 use crate::config::RECEIVE_MARGIN;
@@ -27,7 +29,7 @@ use crate::fabric::{Fabric, FabricError, QpId, RequestId};
 use crate::proto::{ConnConfig, Connection, MIN_CREDITS};
 use crate::wire::private_data::PrivateData;
 
-/// Nanoseconds after which a connection without a first message may be evicted.
+/// Nanoseconds after which a connection without a first message may be evicted; a distant peer has [longer](silence).
 ///
 /// To hold all receives with younger connections, a host has to connect that often within this time. The shard refuses
 /// other hosts meanwhile; they connect once the first of those connections are old enough.
@@ -47,6 +49,8 @@ struct Keeper<'a> {
     idle: bool,
     /// Nanoseconds without a useful message.
     silent: u64,
+    /// Nanoseconds that its first message may take.
+    patience: u64,
     /// Its receives.
     reserve: usize,
 }
@@ -82,7 +86,7 @@ impl Shortage<'_> {
             one.host != self.host && theirs > share && (ours == 0 || ours + one.reserve < theirs)
         };
         let rank = |one: &Keeper<'_>| match () {
-            () if one.idle && one.new && one.silent >= FIRST_MESSAGE => 4,
+            () if one.idle && one.new && one.silent >= one.patience => 4,
             () if one.idle && self.peace >= FOR_OTHERS[0] && makes_room_for_others(one) => 3,
             () if one.idle && one.silent >= self.silent_after => 2,
             () => u8::from(self.peace >= FOR_OTHERS[1] && makes_room_for_others(one)),
@@ -143,20 +147,26 @@ impl<F: Fabric> Shard<F> {
             silent_after: nanoseconds(self.cx.accept.evict_after),
             peace: self.life.ended_for_others().map_or(u64::MAX, |then| now.saturating_sub(then)),
         };
-        let keepers: Vec<_> = self.keepers(now).collect();
+        let keepers = self.keepers(now);
         shortage.who_makes_room(&keepers).map(Some).ok_or(error)
     }
 
     /// The accepted connections.
-    fn keepers(&self, now: u64) -> impl Iterator<Item = Keeper<'_>> {
-        self.cx.conns.iter().filter_map(move |conn| {
+    fn keepers(&mut self, now: u64) -> Vec<Keeper<'_>> {
+        let fabric = &mut self.cx.fabric;
+        let keepers = self.cx.conns.iter().filter_map(|conn| {
             let accepted = conn.accepted()?;
             let idle = conn.proto.is_idle() && conn.is_idle();
             let useful = conn.proto.useful_messages();
             let silent = accepted.silent(useful, now);
             let reserve = conn.promise.receives() as usize;
-            Some(Keeper { qp: conn.qp(), host: accepted.whose(), new: accepted.is_new(), idle, silent, reserve })
-        })
+            let (qp, host, new) = (conn.qp(), accepted.whose(), accepted.is_new());
+            let late = new && silent >= FIRST_MESSAGE;
+            let round_trip = if late { fabric.round_trip(qp) } else { None };
+            let patience = nanoseconds(silence(Duration::from_nanos(FIRST_MESSAGE), round_trip));
+            Some(Keeper { qp, host, new, idle, silent, patience, reserve })
+        });
+        keepers.collect()
     }
 
     /// Evicts a connection for one of this host.
@@ -240,7 +250,7 @@ mod tests {
     use super::*;
 
     fn idle(slot: u32, host: &str, new: bool, silent: u64, reserve: usize) -> Keeper<'_> {
-        Keeper { qp: QpId { slot, generation: 0 }, host, new, idle: true, silent, reserve }
+        Keeper { qp: QpId { slot, generation: 0 }, host, new, idle: true, silent, patience: FIRST_MESSAGE, reserve }
     }
 
     fn busy(slot: u32, host: &str, silent: u64, reserve: usize) -> Keeper<'_> {

@@ -169,7 +169,7 @@ pub enum LocalClose {
     ///
     /// It was silent ([`accept.evict_after`](crate::config::AcceptConfig::evict_after)), or its host exceeded its
     /// share ([`memory.receives`](crate::config::MemoryConfig::receives)).
-    #[error("evicted: others need its receives (memory.receives, accept.evict_after)")]
+    #[error("evicted: others need its receives (memory.receives)")]
     Displaced,
     /// A message that was counted as sent could not be sent.
     #[error("{0} could not be sent")]

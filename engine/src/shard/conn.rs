@@ -80,6 +80,8 @@ struct Linger {
     end: u64,
     /// A message that the peer had begun by then; its rest has a [deadline](super::progress) of its own.
     half: Option<u32>,
+    /// The peer has not received all replies yet.
+    untaken: bool,
 }
 
 /// Idle intervals after which a draining connection closes, even if its peer keeps calling.
@@ -294,18 +296,23 @@ impl Conn {
     }
 
     /// Deadline of a draining connection without calls, in nanoseconds: extended while the peer sends, up to a limit.
+    /// With `untaken` the peer has not received all replies.
     #[cold]
-    pub(super) fn lingers_until(&mut self, now: u64, silence: u64) -> u64 {
+    pub(super) fn lingers_until(&mut self, now: u64, silence: u64, untaken: bool) -> u64 {
         let received = self.proto.counters().received;
         let end = now.saturating_add(silence.saturating_mul(LONGEST_LINGER));
         let half = self.proto.half_sent();
-        let linger = self.linger.get_or_insert(Linger { received, heard: now, end, half });
+        let linger = self.linger.get_or_insert(Linger { received, heard: now, end, half, untaken: true });
         if half.is_some() && half == linger.half {
             return u64::MAX;
         }
         // From here on, later messages of the peer have the full time.
         if linger.half.take().is_some() {
             linger.end = end;
+        }
+        linger.untaken &= untaken;
+        if linger.untaken {
+            (linger.heard, linger.end) = (now, end);
         }
         if linger.received != received {
             (linger.received, linger.heard) = (received, now);

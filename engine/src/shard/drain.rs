@@ -12,13 +12,18 @@ use crate::wire::Version;
 /// Round trips without a message after which a connection of a draining shard closes. After an error for one call a
 /// peer may send another: it arrives one round trip after the error was sent. The others cover lost packets.
 const ROUND_TRIPS: u32 = 3;
+/// Time that TCP takes for a lost packet besides: its least retransmission time-out.
+const RETRANSMISSION: Duration = Duration::from_millis(200);
+/// Round trip of a peer whose packets may be lost.
+const DISTANT: Duration = Duration::from_millis(2);
 /// Longest such silence.
 const LONGEST_SILENCE: Duration = Duration::from_secs(1);
 
-/// Time without a message after which a connection of a draining shard closes.
-fn silence(interval: Duration, round_trip: Option<Duration>) -> Duration {
-    let distant = round_trip.map_or(Duration::ZERO, |time| time.saturating_mul(ROUND_TRIPS));
-    interval.max(distant.min(LONGEST_SILENCE))
+/// Time without a message of a peer after which no message of it is in flight; at least `least`.
+pub(super) fn silence(least: Duration, round_trip: Option<Duration>) -> Duration {
+    let distant = round_trip.filter(|time| *time >= DISTANT);
+    let time = distant.map_or(Duration::ZERO, |time| time.saturating_mul(ROUND_TRIPS).saturating_add(RETRANSMISSION));
+    least.max(time.min(LONGEST_SILENCE))
 }
 
 impl<F: Fabric> Shard<F> {
@@ -32,8 +37,10 @@ impl<F: Fabric> Shard<F> {
 
     /// Whether a draining connection without calls stays open for messages in flight. These are the rest of a message,
     /// or calls when the shard drains, as the peer gets an error for each. Messages after the close are lost, and the
-    /// peer cannot know whether they ran.
+    /// peer cannot know whether they ran. The time starts once the peer has received the replies: its next call is
+    /// behind them.
     pub(super) fn lingers(&mut self, conn: &mut Conn) -> bool {
+        let awaits = self.awaits_last_sends(conn);
         // Version 1 has no such error: its clients retransmit.
         let tells = conn.accepted().is_some() && conn.proto.terms().version != Version::V1;
         let silence = match self.life.is_draining() && tells {
@@ -44,14 +51,15 @@ impl<F: Fabric> Shard<F> {
             false => 0,
         };
         let now = self.cx.clock.read();
-        let until = conn.lingers_until(now, silence);
+        let queued = silence > 0 && self.cx.fabric.flow(conn.qp()).is_some_and(|flow| flow.queued > 0);
+        let until = conn.lingers_until(now, silence, awaits || queued);
         self.cx.schedule.wake_by(until);
-        now < until
+        awaits || now < until
     }
 
     /// Whether a draining connection has replies in memory that the fabric still sends. A slow peer takes long for
     /// them, but a close waits only for a moment. `timeouts.progress` ends a connection whose peer receives nothing.
-    pub(super) fn awaits_last_sends(&mut self, conn: &mut Conn) -> bool {
+    fn awaits_last_sends(&mut self, conn: &mut Conn) -> bool {
         let awaits = conn.sends.under_way() > 0 && self.cx.fabric.holds_sends(conn.qp());
         if awaits {
             // The device completes unsignaled Sends with a later one.
@@ -80,7 +88,7 @@ mod tests {
     fn a_distant_peer_has_three_round_trips_and_at_most_a_second() {
         let silences = [None, Some(0), Some(3), Some(100), Some(5000)]
             .map(|round_trip| silence(Duration::from_millis(10), round_trip.map(Duration::from_millis)).as_millis());
-        assert_eq!(silences, [10, 10, 10, 300, 1000]);
+        assert_eq!(silences, [10, 10, 209, 500, 1000]);
         let rare = Duration::from_secs(2);
         assert_eq!(silence(rare, Some(rare)), rare, "it is not looked more often");
     }

@@ -326,7 +326,7 @@ impl<F: Fabric> Shard<F> {
             self.cx.ready.add(conn);
         }
         let drained = conn.stage() == Stage::Draining && conn.proto.is_idle() && conn.is_idle();
-        if drained && !self.lingers(conn) && !self.awaits_last_sends(conn) {
+        if drained && !self.lingers(conn) {
             conn.go(Stage::Closing);
         }
     }

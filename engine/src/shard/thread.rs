@@ -37,8 +37,8 @@ pub(crate) async fn spawn<F: Fabric>(
         match made.and_then(|()| make()) {
             Ok(mut shard) => {
                 start.complete(Ok(Unclaimed(Some(shard.open_inbox()))));
-                let unanswered = shard.turn_until_stopped();
-                return Some((shard.stats(), unanswered));
+                let cut_off = shard.turn_until_stopped();
+                return Some((shard.stats(), cut_off));
             }
             Err(error) => start.complete(Err(error)),
         }
@@ -69,8 +69,17 @@ impl Drop for Unclaimed {
     }
 }
 
-/// Results of a stopped shard: its statistics, and the number of its peers' unanswered calls.
-type Last = (ShardStats, usize);
+/// What a stopped shard cut off.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CutOff {
+    /// Calls of peers without an answer.
+    pub(crate) calls: usize,
+    /// Connections whose peers had not received all replies.
+    pub(crate) untaken: usize,
+}
+
+/// Results of a stopped shard.
+type Last = (ShardStats, CutOff);
 
 /// Handle of a shard's thread. Dropping it stops the shard.
 pub(crate) struct ShardHandle {
@@ -128,8 +137,8 @@ impl Drop for ShardHandle {
 }
 
 impl<F: Fabric> Shard<F> {
-    /// Polls until stopped. Returns the number of unanswered peers' calls.
-    fn turn_until_stopped(&mut self) -> usize {
+    /// Polls until stopped.
+    fn turn_until_stopped(&mut self) -> CutOff {
         let mut idle = Idle::new(self.cx.config.poll.idle).yield_every(YIELD_EVERY);
         while !self.outside.is_stopped() {
             let busy = self.poll_once();
@@ -141,9 +150,15 @@ impl<F: Fabric> Shard<F> {
                 idle.pass(|| self.sleep(LONGEST_SLEEP));
             }
         }
-        let unanswered = self.cx.conns.iter().map(|conn| conn.proto.calls_served()).sum();
+        let mut cut_off = CutOff::default();
+        for conn in self.cx.conns.iter() {
+            cut_off.calls += conn.proto.calls_served();
+            let (fabric, qp) = (&mut self.cx.fabric, conn.qp());
+            let untaken = fabric.holds_sends(qp) || fabric.flow(qp).is_some_and(|flow| flow.queued > 0);
+            cut_off.untaken += usize::from(untaken);
+        }
         self.abort();
-        unanswered
+        cut_off
     }
 
     /// Sleeps until there may be work. Checks for work once more after arming.

@@ -405,7 +405,10 @@ fn a_result_without_a_chunk_is_an_error() {
     let why = |result: Result<rpcrdma::service::ResultWriter<'_>, NoResult>| result.map(drop).expect_err("no result");
     let own = move |call: &mut ServerCall| {
         assert!(why(call.result_writer(0)).to_string().starts_with("no pool memory"));
-        assert_eq!(why(call.result_writer(1)).to_string(), "caller offers no Write chunk 1");
+        assert_eq!(
+            why(call.result_writer(1)).to_string(),
+            "no Write chunk 1: not offered, or not declared (Procedure::write_chunks)"
+        );
         let too_small = call.set_result(0, page.clone()).expect_err("a byte is missing");
         assert_eq!(too_small.to_string(), "Write chunk 0 is too short: 4096 bytes exceeds 4095");
         assert_eq!(Refusal::from(too_small), Refusal::ShortChunk { index: 0, needed: 4096 });

@@ -28,7 +28,7 @@ const WAIT: u32 = 52;
 /// Panics, on the shard and on a worker.
 const SHARD_PANIC: u32 = 53;
 const WORKER_PANIC: u32 = 54;
-/// Refuses 1 with GARBAGE_ARGS, all else with SYSTEM_ERR.
+/// Refuses 1 with GARBAGE_ARGS, uses an undeclared Write chunk for 3, and refuses all else with SYSTEM_ERR.
 const CHOOSY: u32 = 55;
 /// A call without a reply.
 const SILENT: u32 = 56;
@@ -89,7 +89,11 @@ fn scene_of(name: &'static str, entries: usize, shard: Config) -> Scene {
         let ran = Arc::clone(&ran);
         move |call: &mut rpcrdma::ServerCall| {
             ran.fetch_add(1, Ordering::Relaxed);
-            Err(if call.args() == [0, 0, 0, 1] { Refusal::GarbageArguments } else { Refusal::SystemError })
+            match call.args() {
+                [0, 0, 0, 1] => Err(Refusal::GarbageArguments),
+                [0, 0, 0, 3] => Ok(call.result_mut(0).map(|_| ())?),
+                _ => Err(Refusal::SystemError),
+            }
         }
     };
     let silent = {
@@ -293,9 +297,11 @@ fn a_refusal_is_remembered_only_if_something_may_have_been_done() {
         assert_eq!(call(&mut peer, 1, CHOOSY, &[0, 0, 0, 1]), refused(1, AcceptStat::GarbageArgs));
         assert_eq!(scene.ran(), round, "it has done nothing, and may try again");
     }
-    for _ in 0..3 {
-        assert_eq!(call(&mut peer, 2, CHOOSY, &[0, 0, 0, 2]), refused(2, AcceptStat::SystemErr));
-        assert_eq!(scene.ran(), 3);
+    for (args, runs) in [(2, 3), (3, 4)] {
+        for _ in 0..3 {
+            assert_eq!(call(&mut peer, args, CHOOSY, &args.to_be_bytes()), refused(args, AcceptStat::SystemErr));
+            assert_eq!(scene.ran(), runs, "{args}");
+        }
     }
 }
 

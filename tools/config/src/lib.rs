@@ -454,6 +454,7 @@ fn wanted(why: &str, default: &Value, optional: bool) -> String {
         "u32" | "u64" | "usize" => "a whole number",
         "a boolean" => "true or false",
         "a string" => "text in quotes",
+        _ if default.as_array().is_some_and(Vec::is_empty) => "a list such as [[\"64KiB\", 32]]",
         _ => "a value like the default",
     };
     let unset = if optional { format!(", or {UNSET} {UNSET_FORM}") } else { String::new() };

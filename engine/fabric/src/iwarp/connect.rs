@@ -511,7 +511,7 @@ impl IwarpFabric {
         let late = qp.deadline.is_some_and(|d| d <= now);
         match &qp.state {
             State::Connecting(_) if late => {
-                let error = FabricError::peer("it did not answer within handshake_timeout");
+                let error = FabricError::peer("it did not answer within iwarp.handshake_timeout");
                 self.common.events.push_back(ControlEvent::ConnectFailed { qp: qp.id, error });
                 self.give_up(slot);
                 false

@@ -541,12 +541,12 @@ impl Qp {
         let what = if self.counted {
             "the peer takes nothing of what was sent"
         } else if self.endpoint.waits_for_receive() {
-            let failure = self.endpoint.no_receive(format_args!("retry_timeout, {limit:?}"));
+            let failure = self.endpoint.no_receive(format_args!("iwarp.retry_timeout, {limit:?}"));
             return self.fail(common, failure);
         } else {
             "the peer does not send the rest of a message, or the answer to a Read"
         };
-        let reason = Reason::Other(format!("{what}: longer than retry_timeout, {limit:?}"));
+        let reason = Reason::Other(format!("{what}: longer than iwarp.retry_timeout, {limit:?}"));
         let (status, cause) = (Status::RetryExceeded, Disconnect::Failure);
         self.fail(common, Failure { terminate: None, status, cause, reason });
     }
@@ -561,7 +561,9 @@ fn lost(error: Errno) -> Failure {
     };
     let reason = match error {
         Errno::CONNRESET => "the peer reset the connection".to_owned(),
-        Errno::TIMEDOUT => "TCP had no answer from the peer for retry_timeout, or none to keep_alive".to_owned(),
+        Errno::TIMEDOUT => {
+            "TCP had no answer from the peer for iwarp.retry_timeout, or none to iwarp.keep_alive".to_owned()
+        }
         error => format!("the connection is lost: {error}"),
     };
     Failure { terminate: None, status, cause, reason: Reason::Other(reason) }

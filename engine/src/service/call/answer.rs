@@ -6,7 +6,7 @@ use super::chunks::Chunks;
 use super::state::{Answered, Call, Refused, Replying};
 use super::{CallParts, OwnedCall, Reply};
 use crate::fabric::ReceivedBuf;
-use crate::proto::{Failing, Refusal};
+use crate::proto::Refusal;
 use crate::service::REFUSAL_LEN;
 use crate::wire::rpc::{self, ACCEPTED_REPLY_LEN, AcceptStat, OpaqueAuth, ReplyBody, ReplyHeader};
 
@@ -33,8 +33,6 @@ impl Call<Answered> {
                 let results = buf.as_mut().and_then(|buf| buf.full_mut().get(*at..*at + *len));
                 claim.finish(extra.verifier.get(), results.unwrap_or_default());
             }
-            // Usually a caller's error.
-            Err(Refusal::Failed { what: Failing::NoChunk, .. }) => claim.forget(),
             // Its effects are unknown.
             Err(Refusal::SystemError | Refusal::Failed { .. } | Refusal::NoReply) => drop(claim),
             Err(_) => claim.forget(),

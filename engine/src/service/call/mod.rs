@@ -60,7 +60,7 @@ pub struct NoResult(Unusable);
 /// Reason why a Write chunk rejects a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum Unusable {
-    #[error("caller offers no Write chunk {0}")]
+    #[error("no Write chunk {0}: not offered, or not declared (Procedure::write_chunks)")]
     NoChunk(usize),
     #[error("Write chunk holds memory given by ServerCall::set_result")]
     Shared,
