@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_is_skipped_and_what_is_missing_is_0() {
+    fn unknown_fields_are_skipped_and_missing_ones_are_0() {
         let told =
             said(r#"{"format":2,"colour":"red","shards":[{"shard":3,"stats":{"calls":7,"new":[1]}},{"stats":null}]}"#);
         let told = told.expect("a snapshot");
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_snapshot_is_told_with_the_path() {
+    fn an_invalid_snapshot_is_an_error_with_the_path() {
         for (text, says) in [
             ("", "EOF"),
             (r#"{"format":2,"shards":[{"#, "EOF"),
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_ends_is_not_kept() {
+    fn an_endless_snapshot_is_not_kept() {
         let (ours, mut theirs) = UnixStream::pair().expect("a pair");
         std::thread::scope(|scope| {
             scope.spawn(move || while theirs.write_all(&[b' '; 4096]).is_ok() {});

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gives_up_leaves_the_queue_before_a_buffer_is_free() {
+    fn an_abandoned_wait_leaves_the_queue_before_a_buffer_is_free() {
         let (mut shard, conn, time) = shard();
         let _long = shard.alloc_exposed(conn, 65536).expect("the only one");
         let mut waits = ask(&mut shard, conn, 65536);

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_tells_faults_of_the_peer_from_failures() {
+    fn the_kind_separates_peer_faults_from_failures() {
         let kind = |cause: CloseCause| CloseReason::from(cause).kind();
         let device = |status| kind(CloseCause::Device { opcode: Opcode::Write, status });
         assert_eq!(device(Status::RetryExceeded), CloseReasonKind::Device);

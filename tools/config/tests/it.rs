@@ -103,7 +103,7 @@ fn values_have_the_forms_of_people() {
 }
 
 #[test]
-fn what_is_printed_is_read_back_and_has_every_knob() {
+fn the_printed_configuration_has_every_knob_and_reads_back() {
     let mut config = Config::default();
     config.limits.max_write_bytes = Some(3 << 20);
     config.timeouts.progress = Duration::MAX;
@@ -176,7 +176,7 @@ fn an_error_names_source_knob_and_value() {
 }
 
 #[test]
-fn a_value_out_of_range_names_what_set_it_last() {
+fn a_value_out_of_range_names_its_last_source() {
     let text = "[limits]\ncredits = 100\n[memory]\nreceives = 10\n";
     assert!(refused(text, &[], &[]).ends_with(": memory.receives is 10: 256 to 1048576"));
     let said = refused(text, &[("RPCRDMA_MEMORY_RECEIVES", "20")], &[]);

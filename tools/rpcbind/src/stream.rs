@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reply_to_the_call_is_told() {
+    fn messages_that_are_no_reply_are_errors() {
         let record = |body: Vec<u32>| words(&[&[(4 * body.len() as u32) | LAST], &body[..]].concat());
         let refused = |result| match result {
             Err(StreamError::Refused(refusal)) => refusal,

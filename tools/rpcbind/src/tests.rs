@@ -105,7 +105,7 @@ fn universal_addresses_read_back() {
 }
 
 #[test]
-fn what_is_registered_is_withdrawn() {
+fn registrations_are_withdrawn() {
     let fake = Fake::start();
     let mappings = vec![
         Mapping::new(100_003, 3, Rdma, at("10.0.0.1:20049")),

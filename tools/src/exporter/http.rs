@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_what_they_are_however_they_are_cut() {
+    fn requests_are_parsed_however_they_are_cut() {
         let head = b"GET /metrics?name=up HTTP/1.1\r\nHost: a\r\nAccept: text/plain\r\n\r\n";
         assert!((0..head.len()).all(|end| parse(&head[..end]).is_none()));
         assert_eq!(parse(head), Some(Asked::Page { path: "/metrics".to_owned(), whole: true }));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_is_let_go() {
+    fn silent_clients_are_disconnected() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let _silent = TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
         let error = answer(&listener.accept().expect("a client").0, &|_: &str| None).expect_err("it asks for nothing");

@@ -121,7 +121,7 @@ fn sends_are_put_together_of_segments_and_packets() {
 }
 
 #[test]
-fn a_terminate_says_why() {
+fn a_terminate_is_printed_with_its_cause() {
     let mut wire = Wire::new(|_| {});
     let place = Place::Untagged { queue: QUEUE_TERMINATE, msn: 1, offset: 0 };
     let terminate = Terminate::new(Fault::TaggedBounds, Some(&write().encode(9)), None);
@@ -136,7 +136,7 @@ fn a_terminate_says_why() {
 }
 
 #[test]
-fn what_cannot_be_read_ends_its_direction_alone() {
+fn unreadable_bytes_end_their_direction_alone() {
     let mut wire = Wire::new(|setup| setup.crc = true);
     let mut damaged = wire.fpdu(send(1, 0, true), b"abcd");
     damaged[21] ^= 1;
@@ -157,7 +157,7 @@ fn what_cannot_be_read_ends_its_direction_alone() {
 }
 
 #[test]
-fn what_the_capture_misses_is_counted() {
+fn bytes_missing_from_the_capture_are_counted() {
     let mut wire = Wire::new(|_| {});
     let fpdu = wire.fpdu(send(1, 0, true), b"abcd");
     wire.next[0] += 1;

@@ -153,7 +153,7 @@ fn open_sends_are_bounded() {
 }
 
 #[test]
-fn what_is_no_send_is_passed_over() {
+fn packets_that_are_no_send_are_skipped() {
     // Writes, Read requests and responses, acknowledgements, and a Send of another service.
     for opcode in [0x06, 0x0A, 0x0C, 0x0D, 0x10, 0x11, 0x64] {
         assert_eq!(messages(&[PLAIN.packet(opcode, 1, b"abcdefgh")]).0.len(), 0, "{opcode:#x}");

@@ -65,7 +65,7 @@ fn one_packet_over_any_network() {
 }
 
 #[test]
-fn what_comes_early_again_or_twice_is_told_once_and_in_order() {
+fn early_and_duplicate_segments_are_delivered_once_in_order() {
     let all = b"abcdefghij";
     for end in [10, u32::MAX, 3] {
         let at = |from: usize, to: usize| (end.wrapping_sub(5).wrapping_add(from as u32), &all[from..to]);
@@ -115,7 +115,7 @@ fn a_connection_begins_with_its_syn() {
 }
 
 #[test]
-fn what_is_no_segment_is_passed_over() {
+fn packets_that_are_no_segment_are_skipped() {
     let whole = packet(false, 1, ACK, b"a");
     let mut fragment = whole.clone();
     fragment[20] = 0x20;

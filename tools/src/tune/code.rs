@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_so_anyway_is_not_said() {
+    fn defaults_are_not_printed() {
         let settings = Settings::default();
         let code = Code { settings: &settings, credits: Some(64), cores: &[] };
         #[rustfmt::skip]

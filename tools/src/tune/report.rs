@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_told_from_the_start_is_not_recommended() {
+    fn settings_within_the_noise_are_not_recommended() {
         let found = found(&[0.1, -0.1, 0.2, -0.2, 0.05, -0.06]);
         let (test, start) = (test(), Settings::default());
         let report = Report { test: &test, start: &start, found: &found, version: "rpcperf 1" };

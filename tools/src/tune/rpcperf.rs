@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_load_is_no_place_for_what_tuning_gives() {
+    fn a_load_with_options_of_the_tuner_is_refused() {
         for (word, words) in [
             ("--credits", "--start credits=VALUE"),
             ("--inline=8192", "--knob receive_size=VALUE"),

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_rpcperf_does_anyway_is_no_setting() {
+    fn defaults_of_rpcperf_are_no_settings() {
         let start = Settings::default().with(Knob::Batch, "off").with(Knob::Credits, "128");
         assert_eq!(start.to_string(), "credits=128 batch=off");
         assert_eq!(start.arguments(), ["--credits", "128", "--no-batch"]);

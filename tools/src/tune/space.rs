@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn wrong_declarations_are_named() {
         for (start, declared, words) in [
             (&["credits"][..], &[][..], "NAME=VALUE"),
             (&["credits=64", "credits=16"], &[], "--start credits: it is given twice"),

@@ -102,7 +102,7 @@ fn decode(send: &Message) -> Row {
 }
 
 #[test]
-fn every_header_is_what_tshark_says() {
+fn every_header_agrees_with_tshark() {
     let (packets, rows) = rows();
     let (sends, reassembler) = sends();
     assert_eq!((packets, rows.len()), (458, 454));
@@ -151,7 +151,7 @@ impl std::io::Read for Asked<'_> {
 }
 
 #[test]
-fn a_record_that_only_says_that_it_is_long_takes_no_memory() {
+fn a_record_that_claims_a_great_length_takes_no_memory() {
     let mut file = std::fs::read(format!("{DATA}/nfs3-linux61.pcap")).expect("test data");
     // The header of the file, a record's header, and a few bytes of 200 MiB.
     file.truncate(24 + 16 + 60);
@@ -217,7 +217,7 @@ fn iwarp_sends() -> Vec<Message> {
 const RPC_OVER_RDMA: usize = 17;
 
 #[test]
-fn every_header_in_iwarp_is_what_tshark_says() {
+fn every_iwarp_header_agrees_with_tshark() {
     let lines = table("nfs3-siw");
     let rows: Vec<Row> =
         lines.iter().filter(|row| !row[RPC_OVER_RDMA].is_empty()).map(|row| parse(row, RPC_OVER_RDMA)).collect();
@@ -267,7 +267,7 @@ fn segment(row: &[String]) -> Seen {
 }
 
 #[test]
-fn every_segment_of_iwarp_is_what_tshark_says() {
+fn every_iwarp_segment_agrees_with_tshark() {
     let mut streams = Streams::default();
     let mut readers: HashMap<Direction, (Vec<u8>, Option<Reader>)> = HashMap::new();
     let mut open: HashMap<Direction, (usize, wire::Segment, Vec<u8>)> = HashMap::new();

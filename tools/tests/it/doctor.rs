@@ -31,7 +31,7 @@ fn at(root: &TempDir) -> &str {
 }
 
 #[test]
-fn every_check_says_all_of_it_on_this_machine() {
+fn every_check_is_complete_on_this_machine() {
     for arguments in
         [&[][..], &["soft:x"], &["iwarp:127.0.0.1:20049", "--cores", "0"], &["verbs:192.0.2.1", "--cores", "0"]]
     {

@@ -45,7 +45,7 @@ fn value(body: &str, series: &str) -> Option<f64> {
 }
 
 #[test]
-fn a_scrape_gets_what_the_server_tells_now() {
+fn a_scrape_gets_the_current_counters() {
     let mut served = Served::start();
     let (_exporter, address) = exporter(&served.stats());
     let calls = |body: &str| value(body, r#"rpcrdma_calls_total{shard="0"}"#);

@@ -61,7 +61,7 @@ fn ping_json(arguments: &[&str]) -> (i32, Value) {
 }
 
 #[test]
-fn what_a_server_speaks_is_told() {
+fn the_versions_of_a_server_are_reported() {
     let address = address();
     let server = serve(&address, CreditMode::V2Windowed);
     let (status, said) = ping_json(&["-c", "20", "-i", "0", &address, "0x20000001", "3"]);
@@ -187,7 +187,7 @@ fn people_get_lines() {
 }
 
 #[test]
-fn what_is_not_served_fails() {
+fn unserved_programs_fail() {
     let address = address();
     let _server = serve(&address, CreditMode::V2Windowed);
     let (status, said) = ping_json(&["-c", "2", "-i", "0", &address]);

@@ -40,7 +40,7 @@ fn machine() -> TempDir {
 }
 
 #[test]
-fn people_and_programs_are_told_the_same() {
+fn text_and_json_output_agree() {
     let machine = machine();
     let root = ["--root", machine.path().to_str().expect("a path of text")];
     let (status, out, _) = topo(&[&["--device", "nvme0", "--shards", "3", "--workers", "1"], &root[..]].concat());
@@ -75,7 +75,7 @@ fn this_machine_has_cores() {
 }
 
 #[test]
-fn what_cannot_be_placed_is_refused() {
+fn impossible_placements_are_refused() {
     let machine = machine();
     let root = ["--root", machine.path().to_str().expect("a path of text")];
     let (status, out, errors) = topo(&[&["--shards", "9"], &root[..]].concat());

@@ -111,7 +111,7 @@ fn standard_output_is_json_alone() {
 }
 
 #[test]
-fn what_is_interrupted_goes_on() {
+fn interrupted_system_calls_are_resumed() {
     // Without noise: the repeated run must equal the original.
     let planted = PLANTED.replace("runs % 7", "0");
     let whole = Fake::new(&planted);

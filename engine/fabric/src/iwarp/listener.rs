@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_tells_the_round_trip_time() {
+    fn the_kernel_reports_the_round_trip_time() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let socket = std::net::TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
         let of_handshake = crate::iwarp::sys::round_trip(socket.as_fd());

@@ -149,7 +149,7 @@ impl Lines {
         let closed = move |line: &&Line| {
             let before = |waiting: &Waiting| waiting.since < since;
             line.calls.front().is_some_and(before)
-                || (line.is_held_by_who_left(now) && line.hold.is_some_and(|hold| hold.who < since))
+                || (line.is_held_by_a_departed_peer(now) && line.hold.is_some_and(|hold| hold.who < since))
                 || (!line.lets_past(now) && line.aside.iter().any(before))
         };
         self.all.iter().filter(closed).map(|line| line.size)
@@ -168,7 +168,7 @@ impl Lines {
         let line = self.line(size)?;
         line.take_back(now);
         let hold = line.hold.filter(|hold| hold.left)?;
-        if line.is_held_by_who_left(now) {
+        if line.is_held_by_a_departed_peer(now) {
             let later = line.calls.front().is_some_and(|first| first.since > hold.who);
             return later.then_some(hold.begun.saturating_add(HOLD_UP));
         }
@@ -330,7 +330,7 @@ impl Line {
     }
 
     /// Whether a call that left for another line, and may need this one again, holds up later calls.
-    fn is_held_by_who_left(&self, now: u64) -> bool {
+    fn is_held_by_a_departed_peer(&self, now: u64) -> bool {
         self.hold.is_some_and(|hold| hold.left && now < hold.begun.saturating_add(HOLD_UP))
     }
 

@@ -199,7 +199,7 @@ fn printing_the_configuration_touches_no_file() {
 }
 
 #[test]
-fn only_who_holds_the_key_is_served() {
+fn only_holders_of_the_key_are_served() {
     let dir = directory();
     let [source, file, key, other, short] =
         ["source", "store", "key", "other", "short"].map(|name| dir.path().join(name));
@@ -471,7 +471,7 @@ fn blocks_that_share_a_page_are_all_there() {
 }
 
 #[test]
-fn a_file_that_is_cut_short_is_an_error_of_what_is_gone() {
+fn reads_beyond_a_truncated_file_are_errors() {
     let dir = directory();
     let file = dir.path().join("store");
     let bytes = random_file(&file, 1 << 20, 13);
@@ -526,7 +526,7 @@ fn a_read_only_store_stays_as_it_is() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said_before_anything_is_done() {
+fn impossible_options_are_refused_before_any_work() {
     let dir = directory();
     let (small, large, none) = (dir.path().join("small"), dir.path().join("large"), dir.path().join("none"));
     random_file(&large, 10_000, 8);
@@ -590,7 +590,7 @@ impl LongCopy {
 }
 
 #[test]
-fn a_copy_whose_server_is_killed_says_so() {
+fn a_copy_whose_server_is_killed_reports_it() {
     let long = LongCopy::new();
     let mut store = Store::serve(&long.file, &["--size", long.size]);
     let copy = long.start(&store);
@@ -607,7 +607,7 @@ fn a_copy_whose_server_is_killed_says_so() {
 }
 
 #[test]
-fn a_server_whose_client_is_killed_serves_on() {
+fn a_server_outlives_a_killed_client() {
     let long = LongCopy::new();
     let store = Store::serve(&long.file, &["--size", long.size]);
     let mut raw = Raw::connect(&store);
@@ -622,7 +622,7 @@ fn a_server_whose_client_is_killed_serves_on() {
 }
 
 #[test]
-fn a_server_that_is_told_to_stop_ends_a_copy_in_order() {
+fn a_stopped_server_ends_a_copy_in_order() {
     let long = LongCopy::new();
     let store = Store::serve(&long.file, &["--size", long.size]);
     let copy = long.start(&store);

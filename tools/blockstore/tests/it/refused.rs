@@ -29,7 +29,7 @@ fn unshared(script: &str) -> Option<Command> {
 }
 
 #[test]
-fn a_full_disk_is_an_error_and_what_is_there_stays() {
+fn a_full_disk_is_an_error_and_keeps_its_data() {
     let ways = [&["--io", "uring"][..], &["--io", "uring", "--buffered"], &["--io", "threads"]];
     for way in ways {
         let dir = directory();
@@ -113,7 +113,7 @@ fn serves_by(command: &mut Command, arguments: &[&str]) -> (String, String) {
 }
 
 #[test]
-fn an_io_uring_that_is_refused_is_said_and_done_without() {
+fn without_io_uring_the_store_reports_it_and_continues() {
     for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_register, libc::SYS_io_uring_enter] {
         let (said, errors) = serves_by(&mut without(call), &["--workers", "2"]);
         assert!(said.contains("drained") && said.contains(" 0 refused"), "{call}: {said}");
@@ -141,7 +141,7 @@ fn has_direct(dir: &Path) -> bool {
 }
 
 #[test]
-fn o_direct_is_said_and_so_is_what_there_is_without_it() {
+fn the_start_line_reports_o_direct_or_its_absence() {
     let uring = &["--io", "uring"];
     let (said, errors) = serves_by(&mut Command::new("env"), uring);
     let first = said.lines().next().expect("a line");
@@ -162,7 +162,7 @@ fn o_direct_is_said_and_so_is_what_there_is_without_it() {
 }
 
 #[test]
-fn memory_that_is_not_registered_is_said_and_served_from() {
+fn unregistered_memory_is_reported_and_served() {
     // With a little there is a ring, but no memory of buffers in it; with none there may be no ring either. What other
     // processes of this user have locked counts too: even a little may be none.
     for limit in ["1024", "0"] {

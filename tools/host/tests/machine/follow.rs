@@ -44,7 +44,7 @@ fn the_next_look_is_clean() {
 }
 
 #[test]
-fn who_is_not_root_is_told_to_be() {
+fn other_users_than_root_are_asked_to_be_root() {
     let machine = server();
     machine
         .file("/proc/sys/vm/overcommit_memory", "2\n")

@@ -216,7 +216,7 @@ fn half_of_a_tree_is_enough_to_look_at() {
 
 /// Each file that makes a check fire is made unreadable. The finding must not be good.
 #[test]
-fn what_decides_and_cannot_be_read_is_not_ok() {
+fn unreadable_deciding_facts_are_not_ok() {
     let (mut looked, mut taken_for_good) = (0, Vec::new());
     for fault in faults::all() {
         let (good, machine) = (server(), server());

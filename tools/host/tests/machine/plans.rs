@@ -134,7 +134,7 @@ fn cores_that_are_offline_are_not_proposed() {
 }
 
 #[test]
-fn the_commands_and_the_configuration_say_the_same() {
+fn commands_and_configuration_agree() {
     let plan = plan(&server(), Some("mlx5_0"), threads(2, 1)).expect("room");
     let commands = plan.commands("verbs:192.0.2.1");
     assert_eq!(

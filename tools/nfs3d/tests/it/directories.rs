@@ -85,7 +85,7 @@ fn names_come_with_the_attributes_and_handles_of_their_files() {
 }
 
 #[test]
-fn what_cannot_be_listed_is_refused() {
+fn unreadable_directories_are_refused() {
     let nfsd = Nfsd::start(&[]);
     put(&nfsd.path().join("file"), b"");
     let mut nfs = nfsd.client();

@@ -33,17 +33,17 @@ fn reads_and_writes(scheme: CreditMode) {
 }
 
 #[test]
-fn what_is_written_is_read_by_chunks_and_inline() {
+fn written_data_is_read_by_chunks_and_inline() {
     reads_and_writes(CreditMode::V2Windowed);
 }
 
 #[test]
-fn what_is_written_is_read_by_chunks_and_inline_in_version_1() {
+fn written_data_is_read_by_chunks_and_inline_in_version_1() {
     reads_and_writes(CreditMode::V1);
 }
 
 #[test]
-fn parts_of_files_the_end_and_what_is_behind_it() {
+fn reads_within_at_and_beyond_the_end_of_a_file() {
     let nfsd = Nfsd::start(&[]);
     let mut nfs = nfsd.client();
     let data = pattern(100_000);
@@ -92,7 +92,7 @@ fn parts_of_files_the_end_and_what_is_behind_it() {
 
 /// All of it where a message holds it, else as much as one holds: the client asks for the rest.
 #[test]
-fn a_read_without_a_chunk_gets_what_the_threshold_allows() {
+fn a_read_without_a_chunk_is_bounded_by_the_inline_threshold() {
     let nfsd = Nfsd::start(&[]);
     let data = pattern(10_000);
     put(&nfsd.path().join("file"), &data);
@@ -165,7 +165,7 @@ fn attributes_are_those_of_the_file_and_can_be_set() {
 }
 
 #[test]
-fn the_file_system_says_what_it_can() {
+fn fsinfo_and_pathconf_report_the_file_system() {
     let nfsd = Nfsd::start(&[]);
     let mut nfs = nfsd.client();
     let root = nfs.root.clone();
@@ -188,7 +188,7 @@ fn rights(nfs: &mut crate::client::Nfs, object: &nfs_fh3) -> u32 {
 }
 
 #[test]
-fn users_may_what_the_file_says() {
+fn permissions_of_files_apply_to_users() {
     if !is_root() {
         eprintln!("only root can act for others");
         return;

@@ -122,7 +122,7 @@ fn either_side_may_want_crcs() {
 }
 
 #[test]
-fn who_makes_no_crcs_is_no_peer_of_who_wants_them() {
+fn ends_without_crc_and_with_required_crc_do_not_connect() {
     let (status, errors, _) = relayed(&serve(&["--crc", "always"]), &["--crc", "never"], GET);
     assert!(status == 1 && errors.contains("it wants CRCs, and `crc` is Never here"), "{errors}");
     let (status, errors, [_, server]) = relayed(&serve(&["--crc", "never"]), &["--crc", "always"], GET);
@@ -131,7 +131,7 @@ fn who_makes_no_crcs_is_no_peer_of_who_wants_them() {
 }
 
 #[test]
-fn either_side_says_how_long_its_fpdus_are() {
+fn each_end_announces_its_fpdu_size() {
     let local = tempfile::tempdir().unwrap();
     let original = local.path().join("original");
     put(&original, &pattern(FILE));

@@ -96,7 +96,7 @@ fn directories_of_the_export_are_mounted_and_nothing_else() {
 }
 
 #[test]
-fn what_is_no_call_of_it_is_refused() {
+fn messages_that_are_no_call_are_refused() {
     let nfsd = Nfsd::start(&[]);
     let says = |record: &[u8]| {
         let reply = exchange(&mut connect(nfsd.mount_port), record).expect("a reply");
@@ -138,7 +138,7 @@ fn connections_left_open_lock_nobody_out() {
 
 /// What RFC 8267 §5.1 asks for beside MOUNT is not there: whoever starts the server is told.
 #[test]
-fn help_says_what_is_not_there() {
+fn help_names_unsupported_protocols() {
     let help = std::process::Command::new(env!("CARGO_BIN_EXE_nfs3d")).arg("--help").output().expect("it runs");
     let help = String::from_utf8(help.stdout).expect("text");
     for word in ["NLM", "NSM", "nolock", "NFSACL"] {

@@ -220,7 +220,7 @@ fn directories_are_made_and_removed_when_they_are_empty() {
 }
 
 #[test]
-fn renaming_keeps_handles_and_replaces_what_was_there() {
+fn renaming_keeps_handles_and_replaces_the_target() {
     let nfsd = Nfsd::start(&[]);
     let mut nfs = nfsd.client();
     let root = nfs.root.clone();

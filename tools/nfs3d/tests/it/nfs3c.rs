@@ -146,7 +146,7 @@ fn a_tree_is_listed_and_summed() {
 }
 
 #[test]
-fn what_fails_is_explained() {
+fn failures_are_explained() {
     let nfsd = Nfsd::start(&[]);
     put(&nfsd.path().join("file"), b"");
     put(&nfsd.path().join("full"), b"data");

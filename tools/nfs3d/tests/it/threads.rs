@@ -60,7 +60,7 @@ fn one_end_may_make_room_for_two() {
 }
 
 #[test]
-fn what_nobody_needs_is_not_waited_for() {
+fn forgotten_work_is_skipped() {
     let mut shares = Shares::new(2);
     shares.forget('a', |_| true);
     (0..4).for_each(|work| shares.add('a', work));

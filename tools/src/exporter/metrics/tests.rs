@@ -50,7 +50,7 @@ fn value(text: &str, series: &str) -> f64 {
 }
 
 #[test]
-fn numbers_are_what_the_snapshot_says_in_base_units() {
+fn metrics_are_the_snapshots_values_in_base_units() {
     let text = text(Some(snapshot(2)), devices());
     for (series, is) in [
         ("rpcrdma_up", 1.0),
@@ -118,7 +118,7 @@ fn metrics(query: &str) -> Vec<&str> {
 }
 
 #[test]
-fn the_dashboard_asks_for_what_there_is() {
+fn the_dashboard_queries_existing_metrics() {
     let text = text(Some(snapshot(1)), devices());
     let there: BTreeSet<&str> = samples(&text).iter().map(|(name, _)| name.split('{').next().unwrap_or(name)).collect();
     let dashboard: serde_json::Value = serde_json::from_str(include_str!("../../../grafana.json")).expect("JSON");

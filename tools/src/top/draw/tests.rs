@@ -68,7 +68,7 @@ fn has(lines: &[String], wanted: &[&str]) {
 }
 
 #[test]
-fn forty_columns_have_what_matters_most() {
+fn forty_columns_show_the_main_figures() {
     let lines = drawn(&screen(Tab::Shards), 40, 24);
     has(
         &lines,
@@ -111,7 +111,7 @@ fn a_shard_that_did_not_answer_is_marked() {
 }
 
 #[test]
-fn a_server_that_is_gone_is_said_to_be_and_its_last_figures_stay() {
+fn a_gone_server_is_marked_and_keeps_its_last_figures() {
     let mut screen = screen(Tab::Shards);
     screen.gone = Some("/run/stats: Connection refused".to_owned());
     let lines = drawn(&screen, 80, 24);
@@ -154,7 +154,7 @@ fn without_colours_nothing_has_any() {
 }
 
 #[test]
-fn a_shard_that_says_nothing_yet_has_no_figures() {
+fn a_shard_without_a_snapshot_has_no_figures() {
     let mut snapshot = rpcrdma::stats::Snapshot::default();
     snapshot.shards.push(Default::default());
     snapshot.shards[0].stats = Some(ShardStats::default());

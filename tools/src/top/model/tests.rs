@@ -98,7 +98,7 @@ fn a_server_that_was_started_anew_begins_from_nothing() {
 }
 
 #[test]
-fn what_goes_backwards_or_is_not_there_has_no_rate() {
+fn decreasing_or_missing_counters_have_no_rate() {
     let mut model = Model::default();
     model.take(snapshot(SECOND, [stats(|s| (s.calls, s.turns) = (50, 10)), None]));
     let view = model.take(snapshot(2 * SECOND, [stats(|s| (s.calls, s.turns) = (20, 5)), stats(|s| s.calls = 9)]));
@@ -128,7 +128,7 @@ fn procedures_are_those_of_all_shards_together() {
 }
 
 #[test]
-fn connections_are_told_apart_when_their_slots_are_used_again() {
+fn connections_in_reused_slots_are_distinct() {
     let mut model = Model::default();
     let at = |peers: Vec<ConnectionStats>, all: u64| [stats(|s| (s.peers, s.connections) = (peers, all))];
     model.take(snapshot(SECOND, at(vec![peer(0, 0, 10), peer(1, 0, 1_000_000)], 2)));

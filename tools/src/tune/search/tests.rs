@@ -109,7 +109,7 @@ fn winners_of_several_knobs_are_found_together() {
 }
 
 #[test]
-fn another_sweep_finds_what_helps_only_after_the_first() {
+fn a_second_sweep_finds_settings_that_need_the_first() {
     let space = space(&[], &["credits=16,64", "batch=off"]);
     let hidden: fn(&Settings) -> _ = |settings| {
         let few = settings.get(Knob::Credits) == Some("16");

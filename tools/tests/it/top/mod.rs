@@ -49,7 +49,7 @@ fn where_there_is_no_terminal_each_interval_is_printed() {
 }
 
 #[test]
-fn once_without_a_server_is_a_failure_that_says_why() {
+fn once_without_a_server_fails_with_the_cause() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("stats");
     let once = || rpcrdma().args(["top", "--once", "--stats"]).arg(&path).output().expect("it runs");
@@ -82,7 +82,7 @@ fn calls(screen: &str) -> Option<&str> {
 }
 
 #[test]
-fn a_terminal_shows_a_server_at_work_and_what_keys_ask_for() {
+fn a_terminal_shows_a_busy_server_and_reacts_to_keys() {
     if !has("tmux") {
         return;
     }

@@ -286,7 +286,7 @@ fn messages_that_leave_one_by_one_have_a_doorbell_each() {
 
 /// The row: key `p`: `refused/s` above 0
 #[test]
-fn refusals_are_told_of_the_procedure() {
+fn refusals_are_reported_per_procedure() {
     let refuses = Procedure::new(|_| Err(Refusal::GarbageArguments));
     let ill = Ill::new(refuses, server(shard()));
     ill.shows(&Load::of(1), |view| {
