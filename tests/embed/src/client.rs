@@ -52,16 +52,14 @@ impl Store {
         put_opaque(&mut args, key.as_bytes());
         if value.len() <= MAX_INLINE {
             put_opaque(&mut args, value);
-            self.call(ClientCall::new(PUT).args(args)).await?;
-            return Ok(());
+            return self.call(ClientCall::new(PUT).args(args)).await.map(drop);
         }
         // The value's length is in the arguments. The chunk's position is right behind it.
         args.extend((value.len() as u32).to_be_bytes());
         let mut chunk = self.0.alloc_async(value.len()).await?;
         chunk.copy_from_slice(value);
         let at = args.len();
-        self.call(ClientCall::new(PUT).args(args).read_chunk(at, chunk)).await?;
-        Ok(())
+        self.call(ClientCall::new(PUT).args(args).read_chunk(at, chunk)).await.map(drop)
     }
 
     /// Returns the value of a key.

@@ -37,7 +37,7 @@ pub fn start(address: &Address, directory: &Path, shards: usize) -> Result<Serve
     let mut shard = Config::default();
     (shard.memory.receives, shard.memory.bulk_buffers) = (1024, vec![(16 << 10, 64), (MAX_VALUE, 32)]);
     let config = ServerConfig { shard, shards, ..ServerConfig::default() };
-    let server = Server::start_with(
+    Ok(Server::start_with(
         address,
         move |setup| {
             let disk = Rc::new(RefCell::new(Disk::new(&store, setup.index)?));
@@ -46,8 +46,7 @@ pub fn start(address: &Address, directory: &Path, shards: usize) -> Result<Serve
             Ok(Application { services: services(&store, &disk), task: Some(Box::new(task)) })
         },
         &config,
-    )?;
-    Ok(server)
+    )?)
 }
 
 /// Procedures of one shard.
@@ -75,11 +74,10 @@ fn refuse(outcome: Result<(), (DeferredCall, Refusal)>) {
 
 fn list(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
     let mut args = Reader(call.args());
-    let (prefix, after) = (args.opaque(MAX_KEY), args.opaque(MAX_KEY));
-    let (names, more) = match (prefix, after) {
-        (Some(prefix), Some(after)) => store.list(prefix, after),
-        _ => return Err(Refusal::GarbageArguments),
+    let (Some(prefix), Some(after)) = (args.opaque(MAX_KEY), args.opaque(MAX_KEY)) else {
+        return Err(Refusal::GarbageArguments);
     };
+    let (names, more) = store.list(prefix, after);
     let mut page = (names.len() as u32).to_be_bytes().to_vec();
     names.iter().for_each(|name| put_opaque(&mut page, name));
     page.extend(u32::from(more).to_be_bytes());
