@@ -84,6 +84,28 @@ struct Linger {
     untaken: bool,
 }
 
+impl Linger {
+    /// Deadline, given the state as of now: extended while the peer sends, up to a limit.
+    fn until(&mut self, silence: u64, now: Self) -> u64 {
+        if now.half.is_some() && now.half == self.half {
+            return u64::MAX;
+        }
+        // From here on, later messages of the peer have the full time.
+        if self.half.take().is_some() {
+            self.end = now.end;
+        }
+        // Its next call is behind the replies.
+        self.untaken &= now.untaken;
+        if self.untaken {
+            (self.heard, self.end) = (now.heard, now.end);
+        }
+        if self.received != now.received {
+            (self.received, self.heard) = (now.received, now.heard);
+        }
+        self.heard.saturating_add(silence).min(self.end)
+    }
+}
+
 /// Idle intervals after which a draining connection closes, even if its peer keeps calling.
 const LONGEST_LINGER: u64 = 10;
 
@@ -295,29 +317,14 @@ impl Conn {
         self.refresh();
     }
 
-    /// Deadline of a draining connection without calls, in nanoseconds: extended while the peer sends, up to a limit.
-    /// With `untaken` the peer has not received all replies.
+    /// Deadline of a draining connection without calls, in nanoseconds. With `untaken` the peer has not received all
+    /// replies.
     #[cold]
     pub(super) fn lingers_until(&mut self, now: u64, silence: u64, untaken: bool) -> u64 {
-        let received = self.proto.counters().received;
+        let (received, half) = (self.proto.counters().received, self.proto.half_sent());
         let end = now.saturating_add(silence.saturating_mul(LONGEST_LINGER));
-        let half = self.proto.half_sent();
-        let linger = self.linger.get_or_insert(Linger { received, heard: now, end, half, untaken: true });
-        if half.is_some() && half == linger.half {
-            return u64::MAX;
-        }
-        // From here on, later messages of the peer have the full time.
-        if linger.half.take().is_some() {
-            linger.end = end;
-        }
-        linger.untaken &= untaken;
-        if linger.untaken {
-            (linger.heard, linger.end) = (now, end);
-        }
-        if linger.received != received {
-            (linger.received, linger.heard) = (received, now);
-        }
-        linger.heard.saturating_add(silence).min(linger.end)
+        let state = Linger { received, heard: now, end, half, untaken: true };
+        self.linger.get_or_insert(state).until(silence, Linger { untaken, ..state })
     }
 
     /// Whether it has to end, or to reconnect.
@@ -441,6 +448,18 @@ mod tests {
     use crate::proto::{Form, Outgoing};
     use crate::shard::close_reason::LocalClose;
     use crate::shard::testing::{new_conn, open_conn};
+
+    #[test]
+    fn silence_counts_from_the_receipt_of_the_replies() {
+        let at = |now: u64, received, untaken| Linger { received, heard: now, end: now + 1000, half: None, untaken };
+        let mut linger = at(0, 7, true);
+        assert_eq!(linger.until(100, at(50, 7, true)), 150);
+        assert_eq!(linger.until(100, at(5000, 7, true)), 5100, "a slow peer still receives");
+        assert_eq!(linger.until(100, at(5060, 7, false)), 5100);
+        // Its calls extend the time, up to the limit, even if the errors for them are under way.
+        assert_eq!(linger.until(100, at(5070, 8, true)), 5170);
+        assert_eq!(linger.until(100, at(5990, 9, true)), 6000);
+    }
 
     #[test]
     fn the_first_close_reason_counts_until_reconnect() {

@@ -6,7 +6,7 @@ use super::Shard;
 use super::clock::nanoseconds;
 use super::conn::Conn;
 use super::stage::Stage;
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, QpId};
 use crate::wire::Version;
 
 /// Round trips without a message after which a connection of a draining shard closes. After an error for one call a
@@ -26,6 +26,12 @@ pub(super) fn silence(least: Duration, round_trip: Option<Duration>) -> Duration
     least.max(time.min(LONGEST_SILENCE))
 }
 
+/// Whether bytes are on their way to the peer's host. Known where the device reports the round trip (iWARP); elsewhere
+/// sent messages wait for a peer that may not poll.
+pub(super) fn in_transit(fabric: &mut impl Fabric, qp: QpId) -> bool {
+    fabric.round_trip(qp).is_some() && fabric.flow(qp).is_some_and(|flow| flow.queued > 0)
+}
+
 impl<F: Fabric> Shard<F> {
     /// Drains the shard: closes each connection once its calls have ended, and its peer has been silent for a moment.
     pub fn drain(&mut self) {
@@ -41,6 +47,7 @@ impl<F: Fabric> Shard<F> {
     /// behind them.
     pub(super) fn lingers(&mut self, conn: &mut Conn) -> bool {
         let awaits = self.awaits_last_sends(conn);
+        let in_transit = in_transit(&mut self.cx.fabric, conn.qp());
         // Version 1 has no such error: its clients retransmit.
         let tells = conn.accepted().is_some() && conn.proto.terms().version != Version::V1;
         let silence = match self.life.is_draining() && tells {
@@ -51,8 +58,7 @@ impl<F: Fabric> Shard<F> {
             false => 0,
         };
         let now = self.cx.clock.read();
-        let queued = silence > 0 && self.cx.fabric.flow(conn.qp()).is_some_and(|flow| flow.queued > 0);
-        let until = conn.lingers_until(now, silence, awaits || queued);
+        let until = conn.lingers_until(now, silence, awaits || silence > 0 && in_transit);
         self.cx.schedule.wake_by(until);
         awaits || now < until
     }

@@ -7,6 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::Shard;
 use super::commands::{Command, tell};
+use super::drain::in_transit;
 use crate::fabric::Fabric;
 use crate::handoff::idle::Idle;
 use crate::handoff::mailbox::Connector;
@@ -154,8 +155,7 @@ impl<F: Fabric> Shard<F> {
         for conn in self.cx.conns.iter() {
             cut_off.calls += conn.proto.calls_served();
             let (fabric, qp) = (&mut self.cx.fabric, conn.qp());
-            let untaken = fabric.holds_sends(qp) || fabric.flow(qp).is_some_and(|flow| flow.queued > 0);
-            cut_off.untaken += usize::from(untaken);
+            cut_off.untaken += usize::from(fabric.holds_sends(qp) || in_transit(fabric, qp));
         }
         self.abort();
         cut_off

@@ -441,7 +441,7 @@ fn a_message_waits_for_a_receive_until_retry_timeout() {
             assert_eq!(peer.told(&mut server, false), Some(Fault::NoBuffer));
             let (cause, reason) = server.end_of(qp);
             assert_eq!(cause, Disconnect::Violation);
-            assert!(reason.contains("no Receive for longer than retry_timeout"), "{reason}");
+            assert!(reason.contains("no Receive for longer than iwarp.retry_timeout"), "{reason}");
         }
         let mut bufs: Vec<Buf> = server.done.drain(..).filter_map(|c| Some(c.buf?.into_buf())).collect();
         assert_eq!(server.fabric.post_recv(None, &mut bufs), 8);
@@ -572,7 +572,7 @@ fn a_missing_answer_fails_the_connect_after_a_while() {
         let (mut peer, qp) = server.asked();
         peer.say(said);
         let error = server.failure_of(qp);
-        assert!(error.contains("did not answer within handshake_timeout"), "{error}");
+        assert!(error.contains("did not answer within iwarp.handshake_timeout"), "{error}");
         server.fabric.destroy_qp(qp);
         server.until("the end", |_| peer.listen().then_some(()));
     }
