@@ -1,5 +1,6 @@
 //! Flow control by sent and received headers, independent of the engine's counts.
 
+use rpcrdma::wire::properties::Properties;
 use rpcrdma::wire::{ERR_VERS_LEN, ErrorBody, HeaderType, Revision, Version, View, ViewBody, WireError, WireErrorKind};
 
 /// Exceeds any honest credit value. Beyond it, counters would wrap.
@@ -16,8 +17,8 @@ pub(crate) struct Flow {
     version: Version,
     /// A readable message was sent or received.
     settled: bool,
-    /// The peer has sent its CONNPROP.
-    met: bool,
+    /// Whether the peer's first CONNPROP offers windowed credits; `None` before it.
+    offer: Option<bool>,
     /// Sent messages; in version 1, sent calls.
     ours: Direction,
     /// Received messages; in version 1, received calls.
@@ -63,7 +64,7 @@ impl Flow {
         // In version 2 only a client's first message is free.
         let free = |server: bool| Direction::start(u32::from(!server || version == Version::V1));
         let (ours, theirs) = (free(server), free(!server));
-        Self { server, hostile, serves, version, settled: false, met: false, ours, theirs, replied: 0, answered: 0 }
+        Self { server, hostile, serves, version, settled: false, offer: None, ours, theirs, replied: 0, answered: 0 }
     }
 
     /// Counts a sent message.
@@ -155,8 +156,8 @@ impl Flow {
             Ok(view) => (view.htype() != HeaderType::Error).then(|| view.credit()),
             Err(error) => error.credit(),
         };
-        // Before the peer's CONNPROP, counts of messages are not negotiated and cannot be read.
-        let view = view.ok().filter(|view| self.met || view.received().is_none());
+        // Without the peer's offer, counts of messages are not negotiated and cannot be read.
+        let view = view.ok().filter(|view| self.offer == Some(true) || view.received().is_none());
         let Some(view) = view else {
             // It consumes a Receive. A server may still wait for a readable message.
             self.settled = !(first && self.server && self.version == Version::V2);
@@ -178,7 +179,10 @@ impl Flow {
             return self.receive_1(&view);
         }
         self.theirs.add();
-        self.met |= view.htype() == HeaderType::Connprop;
+        if let ViewBody::Connprop(set) = view.body() {
+            let offers = || Properties::from_set(&set, revision).is_ok_and(|peer| peer.windowed_credits);
+            self.offer.get_or_insert_with(offers);
+        }
         let limit = match view.received() {
             _ if view.htype() == HeaderType::Error => return,
             // The count exceeds the sent messages.
