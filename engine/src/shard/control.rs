@@ -331,7 +331,8 @@ impl<F: Fabric> Shard<F> {
             conn.settle_until(u64::MAX);
             conn.refresh();
             if conn.was_refused_version_2() {
-                let line = format_args!("{}: falls back to version 1: version error (wire.credit_mode)", conn.who());
+                let who = conn.who();
+                let line = format_args!("{who}: falls back to version 1: version error (wire.credit_mode)");
                 self.cx.warn("fallbacks to version 1", line);
             } else if conn.proto.terms().version == Version::V2 {
                 conn.again.speaks_version_2();
