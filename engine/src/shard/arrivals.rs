@@ -264,6 +264,17 @@ mod tests {
     }
 
     #[test]
+    fn a_distant_connection_has_longer_for_its_first_message() {
+        let near = idle(0, "a", true, 2 * FIRST_MESSAGE, 6);
+        let distant = Keeper { patience: 50 * FIRST_MESSAGE, silent: 49 * FIRST_MESSAGE, ..idle(1, "b", true, 0, 6) };
+        let long_after = u64::MAX;
+        assert_eq!(makes_room(&[distant, near], "c", 1000, long_after), Some(0));
+        assert_eq!(makes_room(&[distant], "c", 1000, long_after), None);
+        let late = Keeper { silent: distant.patience, ..distant };
+        assert_eq!(makes_room(&[late, near], "c", 1000, long_after), Some(1));
+    }
+
+    #[test]
     fn connections_without_a_message_are_evicted_first() {
         let long = 9 * FIRST_MESSAGE;
         let all = [
