@@ -1,30 +1,31 @@
 //! Calls away from the shard: at workers or waiting for them, deferred, futures.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::futures::Futures;
-use super::workers::{Port, WorkKey};
+use super::workers::{Port, WorkKey, Workers};
 use crate::config::POLL_BATCH;
 use crate::handoff::parker::Signal;
 use crate::handoff::workers::JobResult;
-use crate::service::{Answered, Call, CallsHome, Ready};
+use crate::service::{Answered, Call, CallsHome, CameHome, Origin, Ready, Task};
 
 pub(super) struct Away {
     // Dropped before `home`, to which their calls return.
-    pub(super) futures: Futures,
+    futures: Futures,
     /// Return of deferred calls.
-    pub(super) home: CallsHome,
-    pub(super) workers: Option<Port>,
+    home: CallsHome,
+    workers: Option<Port>,
     /// Calls held back by full worker rings.
-    pub(super) backlog: VecDeque<(WorkKey, Call<Ready>)>,
+    backlog: VecDeque<(WorkKey, Call<Ready>)>,
     /// Number of them, from the first, counted as backpressure already.
-    pub(super) held: usize,
+    held: usize,
     /// Calls returned by workers, being answered.
-    pub(super) worked: Vec<Worked>,
+    worked: Vec<Worked>,
     /// Number of calls and futures away.
-    pub(super) count: usize,
+    count: usize,
     /// Wakes the shard.
-    pub(super) signal: Signal,
+    signal: Signal,
 }
 
 /// A call returned by a worker, or its error.
@@ -43,6 +44,44 @@ impl Away {
     #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
+    }
+
+    /// Number of calls and futures away.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Counts a deferred call.
+    #[inline(always)]
+    pub(super) fn give(&mut self) {
+        self.count += 1;
+    }
+
+    /// Counts a returned call.
+    #[inline(always)]
+    pub(super) fn came_back(&mut self) {
+        self.count -= 1;
+    }
+
+    pub(super) fn use_workers(&mut self, workers: &Workers) {
+        self.workers = Some(workers.attach_shard(&self.signal));
+    }
+
+    pub(super) fn has_workers(&self) -> bool {
+        self.workers.is_some()
+    }
+
+    /// Queues a call for a worker.
+    pub(super) fn send_to_workers(&mut self, key: WorkKey, call: Call<Ready>) {
+        self.count += 1;
+        self.backlog.push_back((key, call));
+    }
+
+    /// Number of calls that full worker rings hold back.
+    #[inline(always)]
+    pub(super) fn backlog(&self) -> usize {
+        self.backlog.len()
     }
 
     /// Calls at workers, or waiting for them.
@@ -64,13 +103,39 @@ impl Away {
         self.held - held
     }
 
-    /// Takes the calls finished by workers. Return the list, empty, for reuse.
+    /// Takes the calls finished by workers. [Return](Self::keep_worked) the list, empty, for reuse.
     pub(super) fn take_worked(&mut self) -> Vec<Worked> {
         let mut worked = std::mem::take(&mut self.worked);
         if let Some(port) = self.workers.as_mut() {
             port.collect(POLL_BATCH, |key, result| worked.push((key, result)));
         }
         worked
+    }
+
+    pub(super) fn keep_worked(&mut self, worked: Vec<Worked>) {
+        self.worked = worked;
+    }
+
+    /// Origin of one more connection's deferred calls.
+    pub(super) fn origin(&self) -> Arc<Origin> {
+        self.home.origin()
+    }
+
+    /// Takes the answered deferred calls.
+    #[inline(always)]
+    pub(super) fn take_answered(&mut self) -> CameHome {
+        self.home.take()
+    }
+
+    /// Starts the future of a deferred call.
+    pub(super) fn begin(&mut self, task: Task, origin: &Arc<Origin>) {
+        self.count += 1;
+        self.futures.begin(task, origin);
+    }
+
+    /// Ends the futures of closed connections.
+    pub(super) fn abandon_futures(&mut self) {
+        self.futures.abandon();
     }
 
     /// Polls woken futures; returns the number that ended. `panicked` gets the text of each panic.

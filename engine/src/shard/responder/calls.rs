@@ -236,10 +236,9 @@ impl Responder {
         if entry.takes_calls() {
             return self.hand_over(cx, conn, call);
         }
-        if entry.run_on == RunOn::Workers && self.away.workers.is_some() {
+        if entry.run_on == RunOn::Workers && self.away.has_workers() {
             conn.served.at_workers += 1;
-            self.away.count += 1;
-            return self.away.backlog.push_back((WorkKey::of(conn, &call), call));
+            return self.away.send_to_workers(WorkKey::of(conn, &call), call);
         }
         let call = entry.run(call);
         self.finish(cx, conn, call);

@@ -16,7 +16,7 @@ impl Responder {
         }
         self.give(cx, conn, call);
         // It may be answered already.
-        let mut came = self.away.home.take();
+        let mut came = self.away.take_answered();
         let Some(call) = came.next() else { return };
         if call.qp() == conn.qp() {
             self.came_home(cx, conn, call);
@@ -44,18 +44,17 @@ impl Responder {
     fn give<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
         let Some(services) = &self.services else { return };
         let entry = services.entry(call.entry());
-        let origin = conn.served.origin.get_or_insert_with(|| self.away.home.origin());
-        self.away.count += 1;
+        let origin = conn.served.origin.get_or_insert_with(|| self.away.origin());
+        self.away.give();
         conn.served.taken += 1;
         if let Some(task) = entry.take(DeferredCall::new(call, origin), |panic| tell_panic(cx, panic)) {
-            self.away.count += 1;
-            self.away.futures.begin(task, origin);
+            self.away.begin(task, origin);
         }
     }
 
     /// Answers returned calls; returns their number.
     pub(super) fn collect_taken<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
-        self.away.home.take().map(|call| self.came_home_to_another(cx, call)).count()
+        self.away.take_answered().map(|call| self.came_home_to_another(cx, call)).count()
     }
 
     /// Answers a returned call of a connection in the table.
@@ -63,7 +62,7 @@ impl Responder {
     fn came_home_to_another<F: Fabric>(&mut self, cx: &mut Context<F>, call: Call<Answered>) {
         let Some(conn) = cx.conns.take(call.qp()) else {
             // The connection has closed meanwhile, and the call with it.
-            self.away.count -= 1;
+            self.away.came_back();
             self.count_dropped(cx, &call);
             return self.boxes.put(call);
         };
@@ -75,7 +74,7 @@ impl Responder {
 
     #[inline(always)]
     fn came_home<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Answered>) {
-        self.away.count -= 1;
+        self.away.came_back();
         conn.served.taken -= 1;
         if call.was_dropped() {
             self.count_dropped(cx, &call);
@@ -103,7 +102,7 @@ impl Responder {
     pub(super) fn abandon_taken(&mut self, conn: &mut Conn) {
         if let Some(origin) = conn.served.origin.take() {
             origin.end();
-            self.away.futures.abandon();
+            self.away.abandon_futures();
         }
         for call in conn.served.untaken.drain(..) {
             self.boxes.put(call);

@@ -206,12 +206,12 @@ impl Responder {
     }
 
     pub(super) fn use_workers(&mut self, workers: &Workers) {
-        self.away.workers = Some(workers.attach_shard(&self.away.signal));
+        self.away.use_workers(workers);
     }
 
     /// Whether there are workers.
     pub(super) fn has_workers(&self) -> bool {
-        self.away.workers.is_some()
+        self.away.has_workers()
     }
 
     /// Whether calls are at workers, futures, or deferred.
@@ -268,7 +268,7 @@ impl Responder {
     #[inline]
     pub(super) fn holds_calls_back(&self) -> bool {
         // Checked in every turn: one branch.
-        (self.waiters.len() | self.away.backlog.len()) != 0
+        (self.waiters.len() | self.away.backlog()) != 0
     }
 
     /// Gives freed memory to waiting calls, and waiting jobs to workers. Returns the number of continued calls.

@@ -74,12 +74,12 @@ impl Responder {
         for (key, result) in worked.drain(..) {
             self.worked_off(cx, &key, result);
         }
-        self.away.worked = worked;
+        self.away.keep_worked(worked);
         count
     }
 
     fn worked_off<F: Fabric>(&mut self, cx: &mut Context<F>, key: &WorkKey, result: Result<Call<Answered>, JobError>) {
-        self.away.count -= 1;
+        self.away.came_back();
         let &WorkKey { qp, id, .. } = key;
         let Some(conn) = cx.conns.take(qp) else {
             // The connection has closed meanwhile, and the call with it.

@@ -200,7 +200,7 @@ fn calls_that_are_taken_come_home_once_and_make_room_for_others() {
     }
     let taken: Vec<_> = scene.held.try_iter().collect();
     assert_eq!(taken.iter().map(|call| call.xid()).collect::<Vec<_>>(), [1, 2], "as many as may be out");
-    assert_eq!((scene.responder.away.count, conn.served.taken, conn.served.untaken.len()), (2, 2, 2));
+    assert_eq!((scene.responder.away.len(), conn.served.taken, conn.served.untaken.len()), (2, 2, 2));
     assert!(!conn.served.none_away() && scene.sent(&mut conn).is_empty());
     scene.cx.conns.insert(conn);
     assert_eq!(scene.responder.collect(&mut scene.cx), 0);
@@ -264,7 +264,7 @@ fn a_deferred_call_of_a_closed_connection_is_dropped() {
     taken.pop().expect("the second").answer(Ok(()));
     drop(taken);
     assert_eq!(scene.responder.collect(&mut scene.cx), 2);
-    assert_eq!((scene.responder.away.count, scene.responder.boxes.len()), (0, 3), "the boxes are there for others");
+    assert_eq!((scene.responder.away.len(), scene.responder.boxes.len()), (0, 3), "the boxes are there for others");
 }
 
 #[test]
