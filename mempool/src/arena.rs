@@ -274,8 +274,8 @@ fn bind(map: &RawMap, node: u32) -> Result<(), MemError> {
 fn populate(map: &RawMap, fd: BorrowedFd<'_>) -> Result<(), (&'static str, io::Error)> {
     match map.populate() {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-            rustix::fs::fallocate(fd, rustix::fs::FallocateFlags::empty(), 0, map.len() as u64)
-                .map_err(|errno| ("fallocate", errno.into()))
+            let all = || rustix::fs::fallocate(fd, rustix::fs::FallocateFlags::empty(), 0, map.len() as u64);
+            rustix::io::retry_on_intr(all).map_err(|errno| ("fallocate", errno.into()))
         }
         other => other.map_err(|error| ("madvise(MADV_POPULATE_WRITE)", error)),
     }

@@ -290,7 +290,8 @@ fn locked(file: &File, lock: FlockOperation) -> rustix::io::Result<()> {
 
 /// Makes a file at least `size` bytes long, with reserved disk space.
 fn reserve(file: &File, size: u64) -> std::io::Result<()> {
-    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
+    // A tmpfs ends the call with EINTR at the end of an io_uring of this thread, as if a signal had come.
+    match rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size)) {
         // This file system reserves nothing: a WRITE may fill the disk.
         Err(Errno::OPNOTSUPP) => file.set_len(size),
         outcome => Ok(outcome?),
