@@ -164,11 +164,11 @@ step_documents() {
     rm -rf "$target/documents" # release builds of everything
 }
 
-# Without incremental data, which needs more space than all programs. The next step lints the tests with the verbs
-# fabric; only --all lints them twice.
+# Without incremental data, which needs more space than all programs. The next step lints the tests, with the verbs
+# fabric.
 step_lints() {
     local targets=(--all-targets)
-    if ! $all && chosen lints-verbs && [[ -n $features ]]; then targets=(--lib --bins --examples); fi
+    if chosen lints-verbs && [[ -n $features ]]; then targets=(--lib --bins --examples); fi
     CARGO_INCREMENTAL=0 check lints 900 "$crates" crates cargo clippy --workspace "${targets[@]}" -- -D warnings
 }
 
@@ -207,7 +207,8 @@ step_instructions() {
     fi
 }
 
-# Covers the language. The lint incompatible_msrv covers the standard library, and a test the dependencies.
+# Covers the language, in what users build. The lint incompatible_msrv covers the standard library, and a test the
+# dependencies.
 step_oldest() {
     local oldest
     oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
@@ -215,7 +216,7 @@ step_oldest() {
         attended timeout 300 rustup toolchain install "$oldest" --profile minimal --no-self-update \
             >"$logs/oldest-install.log" 2>&1; then
         CARGO_INCREMENTAL=0 CARGO_TARGET_DIR="$target/oldest" check oldest 1800 "$crates" crates \
-            rustup run "$oldest" cargo check --locked --workspace --all-targets
+            rustup run "$oldest" cargo check --locked --workspace
         rm -rf "$target/oldest" # half a gigabyte, rebuilt in a minute
     else
         skip "Rust $oldest is not here, and cannot be fetched: see $logs/oldest-install.log"
