@@ -154,7 +154,7 @@ step_tests() { nextest tests 1200 'not binary(/compile_fail|^documents$/)' SIM_S
 
 step_tcp() { nextest tcp 900 'package(rpcrdma-tests) & binary(it)' RPCRDMA_FABRIC=iwarp; }
 
-step_sim() { nextest sim 1800 'binary(sim) & (test(seeds) | test(conduct))' SIM_FIRST=500 SIM_SEEDS=1000; }
+step_sim() { nextest sim 1800 'binary(sim) & (test(seeds) | test(conduct))' SIM_FIRST=500 SIM_SEEDS=500; }
 
 step_compile_fail() { nextest compile-fail 900 'binary(/compile_fail/)' CARGO_INCREMENTAL=0; }
 
@@ -277,7 +277,7 @@ step_fuzz() {
     abandon ahead
     if command -v c++ >/dev/null; then
         # One target more than processors: each has a processor to itself most of the time.
-        tests fuzz 1500 tests/fuzz/run --seconds 30 --jobs $(($(nproc) + 1))
+        tests fuzz 1500 tests/fuzz/run --seconds 20 --jobs $(($(nproc) + 1))
     else
         skipped=$((skipped + $(ls tests/fuzz/targets | wc -l)))
         echo "not run: fuzz targets: no C++ compiler"
