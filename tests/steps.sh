@@ -347,7 +347,7 @@ step_vm() {
     for i in 0 1; do collect "vm-busy-$i"; done
     # The suites over verbs have time limits and fail on a loaded host, so nothing runs beside them. A process costs
     # many times as much in an emulated machine, so fewer of them are killed. Naming no script would run all.
-    tests vm 5400 tests/vm/run --limit 5300 device \
+    tests vm 2500 tests/vm/run --limit 2400 device \
         --program "env RPCRDMA_VERBS=1 $(word "$(executable rpcrdma-fabric it)") contract_verbs:: --test-threads=1" \
         --program "env RPCRDMA_FABRIC=verbs KILLS=20 $(word "$(executable rpcrdma-tests it)") --test-threads=1" \
         --program "$(word "$(executable rpcrdma-tests documents)") --test-threads=1"
