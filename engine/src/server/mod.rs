@@ -391,8 +391,8 @@ fn bind(addresses: &[Address], config: &ServerConfig) -> Result<Vec<Place>, Star
 
 /// Remainder of a [drain](Server::drain) after its time-out.
 ///
-/// The text counts shards, calls, connections with unreceived replies, and workers. The thread of a handler that does not return stays until it does, with all
-/// its resources.
+/// The text counts shards, calls, connections with unreceived replies, and workers. The thread of a handler that does
+/// not return stays until it does, with all its resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Undrained {
     timeout: Duration,

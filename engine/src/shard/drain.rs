@@ -32,6 +32,12 @@ pub(super) fn in_transit(fabric: &mut impl Fabric, qp: QpId) -> bool {
     fabric.round_trip(qp).is_some() && fabric.flow(qp).is_some_and(|flow| flow.queued > 0)
 }
 
+/// Whether a connection has sent messages whose memory the fabric may still use. Not every fabric knows, so that Sends
+/// without a completion count, too.
+pub(super) fn holds_sends(fabric: &mut impl Fabric, conn: &Conn) -> bool {
+    conn.sends.under_way() > 0 && fabric.holds_sends(conn.qp())
+}
+
 impl<F: Fabric> Shard<F> {
     /// Drains the shard: closes each connection once its calls have ended, and its peer has been silent for a moment.
     pub fn drain(&mut self) {
@@ -66,7 +72,7 @@ impl<F: Fabric> Shard<F> {
     /// Whether a draining connection has replies in memory that the fabric still sends. A slow peer takes long for
     /// them, but a close waits only for a moment. `timeouts.progress` ends a connection whose peer receives nothing.
     fn awaits_last_sends(&mut self, conn: &mut Conn) -> bool {
-        let awaits = conn.sends.under_way() > 0 && self.cx.fabric.holds_sends(conn.qp());
+        let awaits = holds_sends(&mut self.cx.fabric, conn);
         if awaits {
             // The device completes unsignaled Sends with a later one.
             self.cx.request_completion(conn);
@@ -75,11 +81,13 @@ impl<F: Fabric> Shard<F> {
         awaits
     }
 
-    /// Part of step 5 of a turn: closes draining connections that were silent for long enough.
+    /// Part of step 5 of a turn: closes draining connections that were silent for long enough. Of the others it learns
+    /// which replies were received, for `Undrained`.
     #[cold]
     pub(super) fn look_at_lingering(&mut self) {
         self.with_each(|shard, conn| {
             if conn.stage() == Stage::Draining {
+                shard.cx.request_completion(conn);
                 shard.cx.ready.add(conn);
             }
         });

@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::Shard;
 use super::commands::{Command, tell};
-use super::drain::in_transit;
+use super::drain::{holds_sends, in_transit};
 use crate::fabric::Fabric;
 use crate::handoff::idle::Idle;
 use crate::handoff::mailbox::Connector;
@@ -154,8 +154,8 @@ impl<F: Fabric> Shard<F> {
         let mut cut_off = CutOff::default();
         for conn in self.cx.conns.iter() {
             cut_off.calls += conn.proto.calls_served();
-            let (fabric, qp) = (&mut self.cx.fabric, conn.qp());
-            cut_off.untaken += usize::from(fabric.holds_sends(qp) || in_transit(fabric, qp));
+            let fabric = &mut self.cx.fabric;
+            cut_off.untaken += usize::from(holds_sends(fabric, conn) || in_transit(fabric, conn.qp()));
         }
         self.abort();
         cut_off
