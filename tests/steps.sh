@@ -335,19 +335,11 @@ step_vm() {
         collect vm
         return
     fi
-    local name i scripts=() halves=('' '')
+    local name
     for name in "${vm_waiting[@]}"; do collect "$name"; done
-    # A script waits for a third of its time, so two machines run them at once.
-    mapfile -t scripts < <(tests/vm/run --busy --list)
-    for i in "${!scripts[@]}"; do halves[i % 2]+=" ${scripts[i]}"; done
-    for i in 0 1; do
-        # shellcheck disable=SC2086 # several names
-        background "vm-busy-$i" 5400 tests/vm/run --limit 5300 ${halves[i]}
-    done
-    for i in 0 1; do collect "vm-busy-$i"; done
     # The suites over verbs have time limits and fail on a loaded host, so nothing runs beside them. A process costs
-    # many times as much in an emulated machine, so fewer of them are killed. Naming no script would run all.
-    tests vm 2500 tests/vm/run --limit 2400 device \
+    # many times as much in an emulated machine, so fewer of them are killed.
+    tests vm 3700 tests/vm/run --limit 3600 --busy \
         --program "env RPCRDMA_VERBS=1 $(word "$(executable rpcrdma-fabric it)") contract_verbs:: --test-threads=1" \
         --program "env RPCRDMA_FABRIC=verbs KILLS=20 $(word "$(executable rpcrdma-tests it)") --test-threads=1" \
         --program "$(word "$(executable rpcrdma-tests documents)") --test-threads=1"
