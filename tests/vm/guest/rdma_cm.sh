@@ -2,10 +2,24 @@
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../peers.sh"
 
+# The time limit ends what hangs in user space. For the rest, the log shows where the kernel waits.
+limit=120
 for address in $kernel $kernel6; do
-    rping -s -a "$address" -C 10 -V & # -V: checks received data
+    timeout -k 5 $limit rping -s -a "$address" -C 10 -V & # -V: checks received data
     server=$!
     await listening_rdma 7174
-    rping -c -a "$address" -C 10 -V
+    timeout -k 5 $limit rping -c -a "$address" -C 10 -V &
+    client=$!
+    for ((s = 0; s < limit - 20; s++)); do
+        jobs -r | grep -q rping || break
+        sleep 1
+    done
+    for task in $(pgrep rping); do
+        for thread in /proc/"$task"/task/*; do
+            echo "rping still runs: $thread $(tr '\0' ' ' <"/proc/$task/cmdline")"
+            cat "$thread/wchan" "$thread/stack" || true
+        done
+    done >&2
+    wait "$client"
     wait "$server"
 done
